@@ -66,9 +66,11 @@ tidy: ## folder arrows, banned calls, headers that compile alone
 	@$(PYTHON) tests/unit/banned_calls.py
 	@$(PYTHON) tests/unit/headers_alone.py build/release
 
-format: ## clang-format over every C file (needs the package clang-format)
+format: ## clang-format over C and CUDA, yapf over Python (packages clang-format and yapf3)
 	@command -v clang-format >/dev/null || { echo "clang-format is not installed: apt-get install clang-format" >&2; exit 1; }
-	@git ls-files '*.c' '*.h' | xargs clang-format -i
+	@command -v yapf3 >/dev/null || { echo "yapf3 is not installed: apt-get install yapf3" >&2; exit 1; }
+	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+	@git ls-files '*.py' | xargs yapf3 -i
 
 bench: ## build the benches in build/release/bin and list them
 	@$(MAKE) --no-print-directory build

@@ -1,15 +1,20 @@
-/* cuda_bench.c - tandem-cuda-bench: the device's entries beside the card's floors, both measured in the same run.
+/* cuda_bench.c - tandem-cuda-bench: the device's entries beside the card's floors, both measured in
+ * the same run.
  *
- * Floors: copying memory on the device (bytes read plus bytes written per second), and one large bf16 product by cuBLASLt. Then products at the
- * shapes of a model for each way (kernels/cuda/gemm.cu) and number of rows, the row entries, and copies to and from the host.
- * The floor of a line is the larger of its bytes over the copy rate and its operations over the product's rate; percent is floor time over measured
- * time. Bytes are those that must cross memory once: a weight, rows in and out.
+ * Floors: copying memory on the device (bytes read plus bytes written per second), and one large
+ * bf16 product by cuBLASLt. Then products at the shapes of a model for each way
+ * (kernels/cuda/gemm.cu) and number of rows, the row entries, and copies to and from the host. The
+ * floor of a line is the larger of its bytes over the copy rate and its operations over the
+ * product's rate; percent is floor time over measured time. Bytes are those that must cross memory
+ * once: a weight, rows in and out.
  *
- * An entry is recorded several times into one graph, each time with other memory where the data would fit the L2 cache, and the graph is timed by
- * the wall from its launch to the end of a wait: gaps between kernels count, launches by the host do not. Each figure is the median of --repeats
+ * An entry is recorded several times into one graph, each time with other memory where the data
+ * would fit the L2 cache, and the graph is timed by the wall from its launch to the end of a wait:
+ * gaps between kernels count, launches by the host do not. Each figure is the median of --repeats
  * such runs beside half the distance of the quartiles in percent of it.
  *
- * On the emulated device every line runs too (--model tiny), so that the program is right on the day there is a GPU; its times mean nothing there. */
+ * On the emulated device every line runs too (--model tiny), so that the program is right on the
+ * day there is a GPU; its times mean nothing there. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,27 +30,36 @@ struct config {
     uint64_t memory;
 };
 
+// clang-format off
 static const struct td_option options[] = {
     {"library", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, library),
      "The CUDA library; empty: TANDEM_CUDA_LIBRARY, or beside this program."},
-    {"device_index", TD_OPT_I64, "0", 0, 63, NULL, offsetof(struct config, device_index), "Of the visible devices."},
+    {"device_index", TD_OPT_I64, "0", 0, 63, NULL, offsetof(struct config, device_index),
+     "Of the visible devices."},
     {"model", TD_OPT_ENUM, "8b", 0, 0, "8b|70b-tp8|tiny", offsetof(struct config, model),
      "Shapes: of Llama 3.1, or small ones to see that all runs."},
-    {"rows", TD_OPT_STR, "1,4,8,16,64,512,8192", 0, 0, NULL, offsetof(struct config, rows), "Rows of a step, up to 16 numbers."},
+    {"rows", TD_OPT_STR, "1,4,8,16,64,512,8192", 0, 0, NULL, offsetof(struct config, rows),
+     "Rows of a step, up to 16 numbers."},
     {"ways", TD_OPT_STR, "own,cublas", 0, 0, NULL, offsetof(struct config, ways),
-     "Of products: own, cublas, cublas-one (one algorithm for any number of rows), plain (emulated)."},
-    {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, only), "Only lines whose name contains this text (floors always)."},
-    {"repeats", TD_OPT_I64, "15", 3, TD_BENCH_REPEATS_MAX, NULL, offsetof(struct config, repeats), "Timed runs per line."},
+     "Of products: own, cublas, cublas-one (one algorithm for any number of rows), plain "
+     "(emulated)."},
+    {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, only),
+     "Only lines whose name contains this text (floors always)."},
+    {"repeats", TD_OPT_I64, "15", 3, TD_BENCH_REPEATS_MAX, NULL, offsetof(struct config, repeats),
+     "Timed runs per line."},
     {"memory", TD_OPT_SIZE, "2GiB", 65536, 1e12, NULL, offsetof(struct config, memory),
      "Weights in turn, KV cache: much more than any cache of the card."},
-    {"csv", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, csv), "Append the lines to this file too; a head line when it is new."},
+    {"csv", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, csv),
+     "Append the lines to this file too; a head line when it is new."},
     {"commit", TD_OPT_STR, "unknown", 0, 0, NULL, offsetof(struct config, commit), "For the CSV."},
     {NULL, TD_OPT_BOOL, NULL, 0, 0, NULL, 0, NULL},
 };
+// clang-format on
 
 struct shape {
     const char *name;
-    int32_t hidden, n_heads, n_kv_heads, head_dim, intermediate, vocab, large; /* large: edge of the floor's product */
+    /* large: edge of the floor's product */
+    int32_t hidden, n_heads, n_kv_heads, head_dim, intermediate, vocab, large;
 };
 
 static const struct shape shapes[] = {
@@ -65,10 +79,7 @@ static FILE *csv;
 static uint64_t next_key = 1;
 static double copy_rate, product_rate; /* bytes/s, operations/s */
 
-static _Noreturn void die(void)
-{
-    exit(td_die("tandem-cuda-bench", &err));
-}
+static _Noreturn void die(void) { exit(td_die("tandem-cuda-bench", &err)); }
 
 static void *device_alloc(size_t bytes, const char *what)
 {
@@ -90,10 +101,7 @@ static struct {
     int32_t max_rows;
 } mem;
 
-static int32_t max_i32(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
+static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
 
 static int32_t widest(void)
 {
@@ -101,23 +109,31 @@ static int32_t widest(void)
     return max_i32(max_i32(2 * model->intermediate, qkv), model->hidden);
 }
 
-/* Random bf16 numbers (or f32 of the same bits twice) of both signs around 1: a card's power, and so its clock, depends on them. */
+/* Random bf16 numbers (or f32 of the same bits twice) of both signs around 1: a card's power,
+ * and so its clock, depends on them. */
 static void fill(void *device, size_t bytes)
 {
     enum { PIECE = 1 << 20 };
     static uint16_t piece[PIECE / 2];
     uint32_t s = 12345;
-    for (size_t i = 0; i < PIECE / 2; i++) s = s * 1664525u + 1013904223u, piece[i] = (uint16_t)(0x3f00u + (s >> 24 & 0xffu) + (s >> 31 << 15));
+    for (size_t i = 0; i < PIECE / 2; i++)
+        s = s * 1664525u + 1013904223u,
+        piece[i] = (uint16_t)(0x3f00u + (s >> 24 & 0xffu) + (s >> 31 << 15));
     for (size_t at = 0; at < bytes; at += PIECE)
-        if (dev->upload((uint8_t *)device + at, piece, bytes - at < PIECE ? bytes - at : PIECE, &err)) die();
+        if (dev->upload((uint8_t *)device + at, piece, bytes - at < PIECE ? bytes - at : PIECE,
+                        &err))
+            die();
 }
 
 static void open_device(const char *which)
 {
     way = which;
     bool one = strcmp(which, "cublas-one") == 0;
-    struct td_device_config config = {.index = (int32_t)cfg.device_index, .library = cfg.library, .deterministic = one};
-    if (setenv("TANDEM_CUDA_GEMM", one ? "cublas" : which, 1) || td_device_open(&config, &ops, &err)) die();
+    struct td_device_config config = {
+        .index = (int32_t)cfg.device_index, .library = cfg.library, .deterministic = one};
+    if (setenv("TANDEM_CUDA_GEMM", one ? "cublas" : which, 1) ||
+        td_device_open(&config, &ops, &err))
+        die();
     dev = ops->device;
 }
 
@@ -126,14 +142,19 @@ static void open_memory(int32_t max_rows)
     mem.max_rows = max_rows;
     mem.activation_bytes = (size_t)max_rows * (size_t)widest() * 4;
     mem.arena = device_alloc(cfg.memory, "--memory");
-    mem.x = device_alloc(mem.activation_bytes, "rows (--rows)"), mem.y = device_alloc(mem.activation_bytes, "rows (--rows)");
-    mem.scratch = device_alloc(ops->gemm_scratch_bytes(max_rows, widest()), "prepared rows (--rows)");
-    mem.positions = device_alloc((size_t)max_rows * 4, "positions"), mem.row_seq = device_alloc((size_t)max_rows * 4, "rows");
+    mem.x = device_alloc(mem.activation_bytes, "rows (--rows)"),
+    mem.y = device_alloc(mem.activation_bytes, "rows (--rows)");
+    mem.scratch =
+        device_alloc(ops->gemm_scratch_bytes(max_rows, widest()), "prepared rows (--rows)");
+    mem.positions = device_alloc((size_t)max_rows * 4, "positions"),
+    mem.row_seq = device_alloc((size_t)max_rows * 4, "rows");
     mem.ids = device_alloc((size_t)max_rows * 4, "ids");
     mem.cos_sin = device_alloc((size_t)BLOCK * (size_t)model->head_dim * 4, "cosines");
     mem.vector = device_alloc((size_t)max_i32(widest(), model->vocab) * 4, "a vector");
-    fill(mem.arena, cfg.memory), fill(mem.x, mem.activation_bytes), fill(mem.y, mem.activation_bytes);
-    fill(mem.cos_sin, (size_t)BLOCK * (size_t)model->head_dim * 4), fill(mem.vector, (size_t)max_i32(widest(), model->vocab) * 4);
+    fill(mem.arena, cfg.memory), fill(mem.x, mem.activation_bytes),
+        fill(mem.y, mem.activation_bytes);
+    fill(mem.cos_sin, (size_t)BLOCK * (size_t)model->head_dim * 4),
+        fill(mem.vector, (size_t)max_i32(widest(), model->vocab) * 4);
     int32_t *ids = calloc((size_t)max_rows, sizeof *ids);
     if (!ids) exit(1);
     for (int32_t i = 0; i < max_rows; i++) ids[i] = (int32_t)((int64_t)i * 7919 % model->vocab);
@@ -143,12 +164,13 @@ static void open_memory(int32_t max_rows)
 
 static void close_all(void)
 {
-    void *all[] = {mem.arena, mem.x, mem.y, mem.scratch, mem.positions, mem.row_seq, mem.ids, mem.cos_sin, mem.vector};
+    void *all[] = {mem.arena,   mem.x,   mem.y,       mem.scratch, mem.positions,
+                   mem.row_seq, mem.ids, mem.cos_sin, mem.vector};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) dev->release(all[i]);
     td_device_close(ops);
 }
 
-/* ---- timing and lines -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- timing and lines ------------------------------------------------------------------------ */
 
 typedef void issue_fn(void *ctx, int turn);
 
@@ -157,7 +179,8 @@ static struct td_bench_timing measure(issue_fn *issue, void *ctx)
 {
     static double s[TD_BENCH_REPEATS_MAX];
     int each = 1, n = (int)cfg.repeats;
-    for (int pass = 0; pass < 2; pass++) { /* first to see how long one takes, then for the record */
+    for (int pass = 0; pass < 2; pass++) { /* first to see how long one takes, then for the
+                                              record */
         uint64_t key = next_key++;
         for (int i = -2; i < (pass ? n : 3); i++) {
             uint64_t t0 = td_now_ns();
@@ -168,32 +191,43 @@ static struct td_bench_timing measure(issue_fn *issue, void *ctx)
         }
         if (pass == 0) {
             double guess = td_bench_timing_of(s, 3).median_s;
-            each = dev->info.is_emulated ? 2 : guess > 5e-3 ? 1 : guess > 5e-3 / 64 ? (int)(5e-3 / guess) : 64;
+            each = dev->info.is_emulated ? 2
+                   : guess > 5e-3        ? 1
+                   : guess > 5e-3 / 64   ? (int)(5e-3 / guess)
+                                         : 64;
         }
     }
     return td_bench_timing_of(s, n);
 }
 
-static void emit(const char *entry, const char *what, int64_t rows, struct td_bench_timing t, double bytes, double operations)
+static void emit(const char *entry, const char *what, int64_t rows, struct td_bench_timing t,
+                 double bytes, double operations)
 {
-    double by_bytes = copy_rate > 0 ? bytes / copy_rate : 0, by_operations = product_rate > 0 ? operations / product_rate : 0;
-    const char *floor = by_bytes + by_operations == 0 ? "" : by_bytes >= by_operations ? "copy" : "product";
+    double by_bytes = copy_rate > 0 ? bytes / copy_rate : 0,
+           by_operations = product_rate > 0 ? operations / product_rate : 0;
+    const char *floor = by_bytes + by_operations == 0 ? ""
+                        : by_bytes >= by_operations   ? "copy"
+                                                      : "product";
     double percent = fmax(by_bytes, by_operations) / t.median_s * 100;
-    printf("%-18s %-10s %-18s rows %6lld %12.2f us +-%4.1f %% %9.1f GB/s %9.2f TFLOP/s  %5.1f %% of %s\n", entry, way, what, (long long)rows,
-           t.median_s * 1e6, t.spread * 100, bytes / t.median_s * 1e-9, operations / t.median_s * 1e-12, percent, *floor ? floor : "(is a floor)");
+    printf("%-18s %-10s %-18s rows %6lld %12.2f us +-%4.1f %% %9.1f GB/s %9.2f TFLOP/s  %5.1f %% "
+           "of %s\n",
+           entry, way, what, (long long)rows, t.median_s * 1e6, t.spread * 100,
+           bytes / t.median_s * 1e-9, operations / t.median_s * 1e-12, percent,
+           *floor ? floor : "(is a floor)");
     fflush(stdout);
     if (!csv) return;
-    fprintf(csv, "%s,\"%s\",\"%s\",%d,%s,%s,%s,%s,%lld,%lld,%.3f,%.2f,%.0f,%.2f,%.0f,%.3f,%s,%.2f,\"%s\"\n", cfg.commit, dev->info.name, driver,
-            dev->info.is_emulated, model->name, entry, way, what, (long long)rows, (long long)cfg.repeats, t.median_s * 1e6, t.spread * 100, bytes,
-            bytes / t.median_s * 1e-9, operations, operations / t.median_s * 1e-12, floor, percent, command);
+    fprintf(
+        csv,
+        "%s,\"%s\",\"%s\",%d,%s,%s,%s,%s,%lld,%lld,%.3f,%.2f,%.0f,%.2f,%.0f,%.3f,%s,%.2f,\"%s\"\n",
+        cfg.commit, dev->info.name, driver, dev->info.is_emulated, model->name, entry, way, what,
+        (long long)rows, (long long)cfg.repeats, t.median_s * 1e6, t.spread * 100, bytes,
+        bytes / t.median_s * 1e-9, operations, operations / t.median_s * 1e-12, floor, percent,
+        command);
 }
 
-static bool wanted(const char *entry)
-{
-    return strstr(entry, cfg.only) != NULL;
-}
+static bool wanted(const char *entry) { return strstr(entry, cfg.only) != NULL; }
 
-/* ---- products ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 struct product {
     struct td_weight w;
@@ -209,16 +243,25 @@ static void issue_product(void *ctx, int turn)
     ops->gemm(&p->a, 0, 1);
 }
 
-static struct td_bench_timing product_time(int32_t n_out, int32_t n_in, int32_t rows, bool accumulate)
+static struct td_bench_timing product_time(int32_t n_out, int32_t n_in, int32_t rows,
+                                           bool accumulate)
 {
-    struct product p = {.w = {.n_out = n_out, .n_in = n_in, .dtype = TD_BF16}, .weight_bytes = ops->packed_bytes(n_out, n_in, TD_BF16)};
+    struct product p = {.w = {.n_out = n_out, .n_in = n_in, .dtype = TD_BF16},
+                        .weight_bytes = ops->packed_bytes(n_out, n_in, TD_BF16)};
     if (p.weight_bytes > cfg.memory) {
-        td_fail(&err, TD_ERR_LIMIT, "--memory %llu: a weight has %zu bytes", (unsigned long long)cfg.memory, p.weight_bytes);
+        td_fail(&err, TD_ERR_LIMIT, "--memory %llu: a weight has %zu bytes",
+                (unsigned long long)cfg.memory, p.weight_bytes);
         die();
     }
     p.n_copies = (int)(cfg.memory / p.weight_bytes);
-    p.a = (struct td_gemm_args){
-        .w = &p.w, .x = mem.x, .y = mem.y, .scratch = mem.scratch, .n_rows = rows, .x_stride = n_in, .y_stride = n_out, .accumulate = accumulate};
+    p.a = (struct td_gemm_args){.w = &p.w,
+                                .x = mem.x,
+                                .y = mem.y,
+                                .scratch = mem.scratch,
+                                .n_rows = rows,
+                                .x_stride = n_in,
+                                .y_stride = n_out,
+                                .accumulate = accumulate};
     ops->gemm_prepare(&p.a, 0, 1);
     return measure(issue_product, &p);
 }
@@ -239,14 +282,15 @@ static void products(const int32_t *rows, int n_rows)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (int r = 0; r < n_rows; r++) {
             int32_t m = rows[r], n = all[i].n_out, k = all[i].n_in;
-            if ((size_t)m * (size_t)n * 4 > mem.activation_bytes) continue; /* nobody wants the logits of every row */
+            /* nobody wants the logits of every row */
+            if ((size_t)m * (size_t)n * 4 > mem.activation_bytes) continue;
             struct td_bench_timing t = product_time(n, k, m, all[i].accumulate);
             double bytes = 2.0 * n * k + 2.0 * m * k + 4.0 * m * n * (all[i].accumulate ? 2 : 1);
             emit("gemm", all[i].what, m, t, bytes, 2.0 * m * n * k);
         }
 }
 
-/* ---- floors ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- floors ---------------------------------------------------------------------------------- */
 
 static void floors(void)
 {
@@ -262,7 +306,7 @@ static void floors(void)
     copy_rate = rate, product_rate = operations / t.median_s;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 struct row_case {
     struct td_weight w;
@@ -291,7 +335,8 @@ static void issue_silu(void *ctx, int turn)
 {
     struct row_case *c = ctx;
     (void)turn;
-    ops->silu_mul_prepare(mem.x, mem.x + model->intermediate, 2 * model->intermediate, 2 * model->intermediate, &c->next, 0, 1);
+    ops->silu_mul_prepare(mem.x, mem.x + model->intermediate, 2 * model->intermediate,
+                          2 * model->intermediate, &c->next, 0, 1);
 }
 
 static void issue_rope_store(void *ctx, int turn)
@@ -308,7 +353,7 @@ static void issue_embed(void *ctx, int turn)
     ops->embed(mem.y, mem.arena, TD_BF16, mem.ids, c->rows, model->hidden, 0, 1);
 }
 
-/* ---- sequences with their blocks all over the arena -------------------------------------------------------------------------------------------- */
+/* ---- sequences with their blocks all over the arena ------------------------------------------ */
 
 struct sequences {
     struct td_kv_view kv;
@@ -319,19 +364,28 @@ struct sequences {
 /* n sequences of one block, each with a row at its end; false: the arena is too small. */
 static bool sequences_make(int32_t n, struct sequences *ret)
 {
-    struct sequences s = {
-        .kv = {.base = mem.arena, .n_kv_heads = model->n_kv_heads, .block_size = BLOCK, .head_dim = model->head_dim, .dtype = TD_BF16}};
+    struct sequences s = {.kv = {.base = mem.arena,
+                                 .n_kv_heads = model->n_kv_heads,
+                                 .block_size = BLOCK,
+                                 .head_dim = model->head_dim,
+                                 .dtype = TD_BF16}};
     s.kv.block_bytes = 2 * (int64_t)model->n_kv_heads * BLOCK * model->head_dim * 2;
     int64_t n_all = (int64_t)(cfg.memory / (uint64_t)s.kv.block_bytes);
     if (n > n_all) return false;
-    int32_t *ids = calloc((size_t)n, sizeof *ids), *positions = calloc((size_t)n, sizeof *positions), *seq = calloc((size_t)n, sizeof *seq);
+    int32_t *ids = calloc((size_t)n, sizeof *ids),
+            *positions = calloc((size_t)n, sizeof *positions),
+            *seq = calloc((size_t)n, sizeof *seq);
     const int32_t **tables = calloc((size_t)n, sizeof *tables);
     if (!ids || !tables || !positions || !seq) exit(1);
     s.ids = device_alloc((size_t)n * sizeof *ids, "block ids");
     void *device_tables = device_alloc((size_t)n * sizeof *tables, "block tables");
-    for (int32_t i = 0; i < n; i++) ids[i] = (int32_t)(n_all * i / n), positions[i] = BLOCK - 1, seq[i] = i, tables[i] = s.ids + i;
-    if (dev->upload(s.ids, ids, (size_t)n * 4, &err) || dev->upload(device_tables, tables, (size_t)n * sizeof *tables, &err) ||
-        dev->upload(mem.positions, positions, (size_t)n * 4, &err) || dev->upload(mem.row_seq, seq, (size_t)n * 4, &err))
+    for (int32_t i = 0; i < n; i++)
+        ids[i] = (int32_t)(n_all * i / n), positions[i] = BLOCK - 1, seq[i] = i,
+        tables[i] = s.ids + i;
+    if (dev->upload(s.ids, ids, (size_t)n * 4, &err) ||
+        dev->upload(device_tables, tables, (size_t)n * sizeof *tables, &err) ||
+        dev->upload(mem.positions, positions, (size_t)n * 4, &err) ||
+        dev->upload(mem.row_seq, seq, (size_t)n * 4, &err))
         die();
     s.tables = device_tables;
     free(ids), free(tables), free(positions), free(seq);
@@ -348,33 +402,53 @@ static void row_entries(const int32_t *rows, int n_rows)
 {
     for (int i = 0; i < n_rows; i++) {
         int32_t m = rows[i], hidden = model->hidden, wide = model->intermediate;
-        double heads = (double)(model->n_heads + model->n_kv_heads) * model->head_dim, kv_width = (double)model->n_kv_heads * model->head_dim;
+        double heads = (double)(model->n_heads + model->n_kv_heads) * model->head_dim,
+               kv_width = (double)model->n_kv_heads * model->head_dim;
         struct row_case c = {.w = {.n_out = 8, .n_in = hidden, .dtype = TD_BF16}, .rows = m};
-        c.next = (struct td_gemm_args){.w = &c.w, .x = mem.x, .scratch = mem.scratch, .n_rows = m, .x_stride = hidden};
-        c.norm =
-            (struct td_rmsnorm_args){.x = mem.x, .w = mem.vector, .n_rows = m, .dim = hidden, .x_stride = hidden, .out_stride = hidden, .eps = 1e-5f};
-        if (wanted("rmsnorm_prepare")) emit("rmsnorm_prepare", "hidden", m, measure(issue_norm, &c), 6.0 * m * hidden, 0);
-        if (wanted("gemm_prepare")) emit("gemm_prepare", "hidden", m, measure(issue_prepare, &c), 6.0 * m * hidden, 0);
+        c.next = (struct td_gemm_args){
+            .w = &c.w, .x = mem.x, .scratch = mem.scratch, .n_rows = m, .x_stride = hidden};
+        c.norm = (struct td_rmsnorm_args){.x = mem.x,
+                                          .w = mem.vector,
+                                          .n_rows = m,
+                                          .dim = hidden,
+                                          .x_stride = hidden,
+                                          .out_stride = hidden,
+                                          .eps = 1e-5f};
+        if (wanted("rmsnorm_prepare"))
+            emit("rmsnorm_prepare", "hidden", m, measure(issue_norm, &c), 6.0 * m * hidden, 0);
+        if (wanted("gemm_prepare"))
+            emit("gemm_prepare", "hidden", m, measure(issue_prepare, &c), 6.0 * m * hidden, 0);
         if (wanted("embed") && (uint64_t)model->vocab * (uint64_t)hidden * 2 <= cfg.memory)
             emit("embed", "hidden", m, measure(issue_embed, &c), 6.0 * m * hidden, 0);
         c.w.n_in = wide;
-        if (wanted("silu_mul_prepare")) emit("silu_mul_prepare", "intermediate", m, measure(issue_silu, &c), 10.0 * m * wide, 0);
+        if (wanted("silu_mul_prepare"))
+            emit("silu_mul_prepare", "intermediate", m, measure(issue_silu, &c), 10.0 * m * wide,
+                 0);
         struct sequences s;
         if (!wanted("rope_store") || !sequences_make(m, &s)) continue;
         int64_t stride = (int64_t)(model->n_heads + 2 * model->n_kv_heads) * model->head_dim;
-        c.rope = (struct td_rope_args){
-            .x = mem.x, .cos_sin = mem.cos_sin, .positions = mem.positions, .n_rows = m, .n_heads = model->n_heads + model->n_kv_heads};
+        c.rope = (struct td_rope_args){.x = mem.x,
+                                       .cos_sin = mem.cos_sin,
+                                       .positions = mem.positions,
+                                       .n_rows = m,
+                                       .n_heads = model->n_heads + model->n_kv_heads};
         c.rope.head_dim = model->head_dim, c.rope.x_stride = stride;
-        c.store = (struct td_kv_store_args){
-            .kv = s.kv, .k_stride = stride, .v_stride = stride, .positions = mem.positions, .row_seq = mem.row_seq, .n_rows = m};
-        c.store.k = mem.x + model->n_heads * model->head_dim, c.store.v = c.store.k + model->n_kv_heads * model->head_dim,
+        c.store = (struct td_kv_store_args){.kv = s.kv,
+                                            .k_stride = stride,
+                                            .v_stride = stride,
+                                            .positions = mem.positions,
+                                            .row_seq = mem.row_seq,
+                                            .n_rows = m};
+        c.store.k = mem.x + model->n_heads * model->head_dim,
+        c.store.v = c.store.k + model->n_kv_heads * model->head_dim,
         c.store.block_tables = s.tables;
-        emit("rope_store", "q,k,v", m, measure(issue_rope_store, &c), (8.0 * heads + 4.0 * kv_width + 4.0 * kv_width) * m, 0);
+        emit("rope_store", "q,k,v", m, measure(issue_rope_store, &c),
+             (8.0 * heads + 4.0 * kv_width + 4.0 * kv_width) * m, 0);
         sequences_free(&s);
     }
 }
 
-/* ---- copies with the host ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- copies with the host -------------------------------------------------------------------- */
 
 static void host_copies(void)
 {
@@ -386,15 +460,19 @@ static void host_copies(void)
     for (int i = -1; i < (int)cfg.repeats; i++)
         for (int down = 0; down < 2; down++) {
             uint64_t t0 = td_now_ns();
-            if (down ? dev->download(host, mem.arena, bytes, &err) : dev->upload(mem.arena, host, bytes, &err)) die();
+            if (down ? dev->download(host, mem.arena, bytes, &err)
+                     : dev->upload(mem.arena, host, bytes, &err))
+                die();
             if (i >= 0) s[down][i] = (double)(td_now_ns() - t0) * 1e-9;
         }
-    if (wanted("upload")) emit("upload", "pageable", 0, td_bench_timing_of(s[0], cfg.repeats), (double)bytes, 0);
-    if (wanted("download")) emit("download", "pageable", 0, td_bench_timing_of(s[1], cfg.repeats), (double)bytes, 0);
+    if (wanted("upload"))
+        emit("upload", "pageable", 0, td_bench_timing_of(s[0], cfg.repeats), (double)bytes, 0);
+    if (wanted("download"))
+        emit("download", "pageable", 0, td_bench_timing_of(s[1], cfg.repeats), (double)bytes, 0);
     free(host);
 }
 
-/* ---- the whole --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static int parse_rows(int32_t *ret_rows, int max)
 {
@@ -403,7 +481,8 @@ static int parse_rows(int32_t *ret_rows, int max)
         char *end;
         long v = strtol(p, &end, 10);
         if (end == p || (*end && *end != ',') || v < 1 || v > 1 << 20) {
-            td_fail(&err, TD_ERR_INVALID, "--rows %s: numbers from 1 to 1048576 with commas between them", cfg.rows);
+            td_fail(&err, TD_ERR_INVALID,
+                    "--rows %s: numbers from 1 to 1048576 with commas between them", cfg.rows);
             die();
         }
         ret_rows[n] = (int32_t)v;
@@ -415,10 +494,13 @@ static int parse_rows(int32_t *ret_rows, int max)
 static void describe(int argc, char **argv)
 {
     const char *overlap = getenv("TANDEM_CUDA_OVERLAP"); /* changes what is measured */
-    size_t at = overlap && *overlap ? (size_t)snprintf(command, sizeof command, "TANDEM_CUDA_OVERLAP=%.8s ", overlap) : 0;
+    size_t at = overlap && *overlap ? (size_t)snprintf(command, sizeof command,
+                                                       "TANDEM_CUDA_OVERLAP=%.8s ", overlap)
+                                    : 0;
     for (int i = 0; i < argc && at + 2 < sizeof command; i++) {
         const char *name = i ? argv[i] : "tandem-cuda-bench";
-        if (i && strncmp(name, "--csv", 5) == 0) { /* where the lines go is no part of what was measured */
+        if (i && strncmp(name, "--csv", 5) == 0) { /* where the lines go is no part of what was
+                                                      measured */
             i += strchr(name, '=') ? 0 : 1;
             continue;
         }
@@ -438,7 +520,8 @@ static void describe(int argc, char **argv)
         die();
     }
     if (fseek(csv, 0, SEEK_END) == 0 && ftell(csv) == 0)
-        fprintf(csv, "commit,card,driver,is_emulated,model,entry,way,shape,rows,repeats,median_us,spread_percent,bytes,gb_s,operations,tflop_s,floor,"
+        fprintf(csv, "commit,card,driver,is_emulated,model,entry,way,shape,rows,repeats,median_us,"
+                     "spread_percent,bytes,gb_s,operations,tflop_s,floor,"
                      "percent_of_floor,"
                      "command\n");
 }
@@ -447,8 +530,9 @@ int main(int argc, char **argv)
 {
     size_t n_positional = 0;
     int32_t rows[16];
-    if (td_options_load(options, &cfg, "tandem-cuda-bench", "measures the device's entries beside the card's floors", argc, argv, NULL, 0,
-                        &n_positional, &err))
+    if (td_options_load(options, &cfg, "tandem-cuda-bench",
+                        "measures the device's entries beside the card's floors", argc, argv, NULL,
+                        0, &n_positional, &err))
         die();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         if (strcmp(shapes[i].name, cfg.model) == 0) model = &shapes[i];
@@ -459,9 +543,10 @@ int main(int argc, char **argv)
     bool is_emulated = strstr(cfg.ways, "plain") != NULL;
     open_device(is_emulated ? "plain" : "cublas");
     open_memory(max_rows);
-    printf("%s (%s), sm_%d%d, %d SMs, driver %s, library in ways %s; model %s; median of %lld\n", dev->info.name,
-           dev->info.is_emulated ? "EMULATED: times mean nothing" : dev->info.pci, dev->info.cc_major, dev->info.cc_minor, dev->info.n_sms, driver,
-           cfg.ways, model->name, (long long)cfg.repeats);
+    printf("%s (%s), sm_%d%d, %d SMs, driver %s, library in ways %s; model %s; median of %lld\n",
+           dev->info.name, dev->info.is_emulated ? "EMULATED: times mean nothing" : dev->info.pci,
+           dev->info.cc_major, dev->info.cc_minor, dev->info.n_sms, driver, cfg.ways, model->name,
+           (long long)cfg.repeats);
     floors();
     close_all();
 

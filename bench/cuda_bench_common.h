@@ -1,4 +1,5 @@
-/* cuda_bench_common.h - what the benches of a device's table share: random numbers, a median with its spread, the rate of a large copy.
+/* cuda_bench_common.h - what the benches of a device's table share: random numbers, a median with
+ * its spread, the rate of a large copy.
  *
  * Header only; each bench is one file and one thread. */
 #ifndef TD_BENCH_CUDA_BENCH_COMMON_H
@@ -38,15 +39,18 @@ static inline int td_bench_by_value(const void *a, const void *b)
 static inline struct td_bench_timing td_bench_timing_of(double *seconds, int64_t n)
 {
     qsort(seconds, (size_t)n, sizeof *seconds, td_bench_by_value);
-    return (struct td_bench_timing){seconds[n / 2], (seconds[3 * n / 4] - seconds[n / 4]) / 2 / seconds[n / 2]};
+    return (struct td_bench_timing){seconds[n / 2],
+                                    (seconds[3 * n / 4] - seconds[n / 4]) / 2 / seconds[n / 2]};
 }
 
 /* A copy on the device, both ends given, `repeats` times after two that do not count. */
-static inline td_status td_bench_copy_time(const struct td_device *d, void *to, const void *from, uint64_t bytes, int64_t repeats,
+static inline td_status td_bench_copy_time(const struct td_device *d, void *to, const void *from,
+                                           uint64_t bytes, int64_t repeats,
                                            struct td_bench_timing *ret_timing, struct td_err *err)
 {
     double seconds[TD_BENCH_REPEATS_MAX];
-    if (!d->memory) return td_fail(err, TD_ERR_UNSUPPORTED, "%s copies nothing beside steps", d->info.name);
+    if (!d->memory)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s copies nothing beside steps", d->info.name);
     for (int64_t i = -2; i < repeats; i++) {
         struct td_device_run run = {.to = to, .from = from, .bytes = bytes};
         uint64_t ticket, t0 = td_now_ns();
@@ -59,8 +63,10 @@ static inline td_status td_bench_copy_time(const struct td_device *d, void *to, 
     return TD_OK;
 }
 
-/* Bytes per second that a copy of `bytes` on the device reads and writes; given_gbs (1e9), if not 0, is taken instead. */
-static inline td_status td_bench_copy_rate(const struct td_device *d, uint64_t bytes, int64_t repeats, double given_gbs, double *ret_rate,
+/* Bytes per second that a copy of `bytes` on the device reads and writes; given_gbs (1e9), if
+ * not 0, is taken instead. */
+static inline td_status td_bench_copy_rate(const struct td_device *d, uint64_t bytes,
+                                           int64_t repeats, double given_gbs, double *ret_rate,
                                            struct td_err *err)
 {
     void *from = NULL, *to = NULL;
@@ -69,7 +75,9 @@ static inline td_status td_bench_copy_rate(const struct td_device *d, uint64_t b
         *ret_rate = given_gbs * 1e9;
         return TD_OK;
     }
-    if (!d->memory) return td_fail(err, TD_ERR_UNSUPPORTED, "%s copies nothing beside steps: give --copy-gbs", d->info.name);
+    if (!d->memory)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s copies nothing beside steps: give --copy-gbs",
+                       d->info.name);
     td_status s = d->alloc(bytes, "a copy's source", &from, err);
     if (!s) s = d->alloc(bytes, "a copy's target", &to, err);
     if (!s) s = td_bench_copy_time(d, to, from, bytes, repeats, &t, err);

@@ -1,14 +1,18 @@
 #!/usr/bin/python3
 """Hand-over through the whole cluster, beside the time that its bytes are on the wire.
 
-    TANDEM_BIN=build/release/bin bench/handover.py [--paths shm,tcp,rdma] [--prompts 200,1900] [--rounds 9] [--requests 25] [--csv FILE --machine NAME]
+    TANDEM_BIN=build/release/bin bench/handover.py [--paths shm,tcp,rdma] [--prompts 200,1900]
+    [--rounds 9] [--requests 25] [--csv FILE --machine NAME]
 
-hand-over = the first token is sampled on the prefill worker -> the decode worker's first step starts (ledger: transfer_exposed + decode_queue).
-wire = the bytes that are left when the first token is there (the last chunk's) over the rate of the same path alone, many such transfers in flight
-(tandem-bench-xfer, in the same round). alone = one such transfer by itself, from op_start to its event: what the engine needs for them with an idle caller.
+hand-over = the first token is sampled on the prefill worker -> the decode worker's first step
+starts (ledger: transfer_exposed + decode_queue). wire = the bytes that are left when the first
+token is there (the last chunk's) over the rate of the same path alone, many such transfers in
+flight (tandem-bench-xfer, in the same round). alone = one such transfer by itself, from op_start to
+its event: what the engine needs for them with an idle caller.
 
-Three real daemons on loopback, one compute thread each, one request at a time, distinct prompts. In each round every path has its turn. rdma goes over the
-provider in memory (TANDEM_VERBS_FAKE), whose copies say nothing about a network."""
+Three real daemons on loopback, one compute thread each, one request at a time, distinct prompts.
+In each round every path has its turn. rdma goes over the provider in memory (TANDEM_VERBS_FAKE),
+whose copies say nothing about a network."""
 import argparse
 import csv
 import os
@@ -19,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "cluster"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests",
+                                "cluster"))
 from harness import BIN, POCKET, ROOT, Cluster  # noqa: E402
 
 STEP_TOKENS, BLOCK_TOKENS, WARM_UP = 512, 16, 5
@@ -33,11 +38,17 @@ def percentile(values, p):
 def bench_xfer(path, n_bytes, block_bytes, depth, env, out):
     """Rate in GB/s and one transfer's time in us."""
     at = os.path.join(out, "xfer.csv")
-    args = [os.path.join(BIN, "tandem-bench-xfer"), "--path", path, "--sizes", str(n_bytes), "--block-bytes", str(block_bytes), "--depth", str(depth),
-            "--streams", "4" if path == "tcp" and depth > 1 else "1", "--repeats", "9", "--floors=false", "--footprint", "64MiB", "--csv", at]
+    args = [
+        os.path.join(BIN, "tandem-bench-xfer"), "--path", path, "--sizes",
+        str(n_bytes), "--block-bytes",
+        str(block_bytes), "--depth",
+        str(depth), "--streams", "4" if path == "tcp" and depth > 1 else "1", "--repeats", "9",
+        "--floors=false", "--footprint", "64MiB", "--csv", at
+    ]
     if path == "rdma":
         args += ["--device", "fake0", "--peer-device", "fake0"]
-    subprocess.run(args, env={**os.environ, **env}, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
+    subprocess.run(args, env={**os.environ, **env}, check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL, timeout=300)
     with open(at, newline="", encoding="utf-8") as f:
         row = list(csv.DictReader(f))[-1]
     os.unlink(at)
@@ -45,19 +56,31 @@ def bench_xfer(path, n_bytes, block_bytes, depth, env, out):
 
 
 def one_round(g, path, rng, out, rows):
-    """Adds to rows[path, prompt]: lists of us, one value a request, and of the round's wire times."""
+    """Adds to rows[path, prompt]: lists of us, one value a request, and of the round's wire
+    times."""
     fabric = f"/dev/shm/tandem-handover-{os.getpid()}"
     env = {"TANDEM_VERBS_FAKE": f"path={fabric}"} if path == "rdma" else {}
     try:
-        with Cluster(dtype="bf16", model=g.model, kv_memory="64MiB", worker_timeout_ms=10000, envs={"prefill-0": env, "decode-0": env},
-                     worker_args=["--transfer", path, "--max-step-tokens", STEP_TOKENS, "--block-size", BLOCK_TOKENS]) as c:
+        with Cluster(
+                dtype="bf16", model=g.model, kv_memory="64MiB", worker_timeout_ms=10000,
+                envs={"prefill-0": env, "decode-0": env}, worker_args=[
+                    "--transfer", path, "--max-step-tokens", STEP_TOKENS, "--block-size",
+                    BLOCK_TOKENS
+                ]) as c:
             for prompt in g.prompts:
-                r = rows.setdefault((path, prompt), {name: [] for name in ("handover", "exposed", "queue", "transfer", "of_round", "wire", "alone", "left")})
+                r = rows.setdefault(
+                    (path, prompt), {
+                        name: [] for name in ("handover", "exposed", "queue", "transfer",
+                                              "of_round", "wire", "alone", "left")
+                    })
                 handovers = []
                 for i in range(g.requests + WARM_UP):
-                    ids = [rng.randrange(3, 1000) for _ in range(prompt)]  # distinct: no prefix hits
+                    ids = [rng.randrange(3, 1000)
+                           for _ in range(prompt)]  # distinct: no prefix hits
                     a = c.generate(ids=ids, max_tokens=8, temperature=0, ignore_eos=True)
-                    assert a.code.value[0] == 0 and a.ledger.transfer_path == path and a.ledger.failovers == 0, (a.details, a.ledger)
+                    assert a.code.value[
+                        0] == 0 and a.ledger.transfer_path == path and a.ledger.failovers == 0, (
+                            a.details, a.ledger)
                     if i < WARM_UP:
                         continue
                     led = a.ledger
@@ -69,7 +92,8 @@ def one_round(g, path, rng, out, rows):
                 assert led.transfer_bytes % n_blocks == 0
                 block_bytes = led.transfer_bytes // n_blocks
                 left = n_blocks - (prompt - 1) // STEP_TOKENS * STEP_TOKENS // BLOCK_TOKENS
-                r["bytes"], r["left_bytes"], r["block_bytes"] = led.transfer_bytes, left * block_bytes, block_bytes
+                r["bytes"], r["left_bytes"], r[
+                    "block_bytes"] = led.transfer_bytes, left * block_bytes, block_bytes
                 r["handover"] += handovers
                 r["of_round"].append(statistics.median(handovers))
         for prompt in g.prompts:
@@ -86,7 +110,8 @@ def one_round(g, path, rng, out, rows):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--model", default=POCKET)
     a.add_argument("--paths", default="shm,tcp,rdma", type=lambda s: s.split(","))
     a.add_argument("--prompts", default="200,1900", type=lambda s: [int(n) for n in s.split(",")])
@@ -101,31 +126,50 @@ def main():
         for _ in range(g.rounds):
             for path in g.paths:
                 one_round(g, path, rng, out, rows)
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
-    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, {g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
-          f"commit {commit}; us")
-    print(f"{'path':5} {'prompt':>6} {'KiB':>6} {'left':>6} {'handover p50 (rounds)':>24} {'p99':>7} {'exposed':>8} {'queue':>6} {'transfer':>8} {'wire':>6} "
-          f"{'alone':>6} {'minus wire p50':>14} {'p99':>7}")
+    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"],
+                            capture_output=True, text=True, check=False).stdout.strip()
+    print(
+        f"{os.path.basename(os.path.abspath(g.model))} bf16, {g.rounds} rounds of {g.requests}, "
+        f"load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
+        f"commit {commit}; us")
+    print(
+        f"{'path':5} {'prompt':>6} {'KiB':>6} {'left':>6} {'handover p50 (rounds)':>24} "
+        f"{'p99':>7} {'exposed':>8} {'queue':>6} {'transfer':>8} {'wire':>6} "
+        f"{'alone':>6} {'minus wire p50':>14} {'p99':>7}")
     new = g.csv and not os.path.exists(g.csv)
     with open(g.csv or os.devnull, "a", newline="", encoding="utf-8") as f:
         w = csv.writer(f)
         if new:
-            w.writerow(["commit", "machine", "kernel", "load_before", "load_after", "model", "dtype", "path", "prompt_tokens", "rounds", "requests", "bytes",
-                        "bytes_left_at_first_token", "handover_us_p50", "handover_us_p99", "handover_us_p50_least_round", "handover_us_p50_greatest_round",
-                        "exposed_us_p50", "decode_queue_us_p50", "transfer_us_p50", "wire_us_median", "wire_us_least", "wire_us_greatest", "alone_us_median",
-                        "handover_minus_wire_us_p50", "handover_minus_wire_us_p99", "command"])
+            w.writerow([
+                "commit", "machine", "kernel", "load_before", "load_after", "model", "dtype",
+                "path", "prompt_tokens", "rounds", "requests", "bytes", "bytes_left_at_first_token",
+                "handover_us_p50", "handover_us_p99", "handover_us_p50_least_round",
+                "handover_us_p50_greatest_round", "exposed_us_p50", "decode_queue_us_p50",
+                "transfer_us_p50", "wire_us_median", "wire_us_least", "wire_us_greatest",
+                "alone_us_median", "handover_minus_wire_us_p50", "handover_minus_wire_us_p99",
+                "command"
+            ])
         for (path, prompt), r in rows.items():
             med = statistics.median
             span = f"{med(r['handover']):.0f} ({min(r['of_round']):.0f}..{max(r['of_round']):.0f})"
-            print(f"{path:5} {prompt:6} {r['bytes'] / 1024:6.0f} {r['left_bytes'] / 1024:6.0f} {span:>24} {percentile(r['handover'], 99):7.0f} "
-                  f"{med(r['exposed']):8.0f} {med(r['queue']):6.0f} {med(r['transfer']):8.0f} {med(r['wire']):6.0f} {med(r['alone']):6.0f} "
-                  f"{med(r['left']):14.0f} {percentile(r['left'], 99):7.0f}")
-            w.writerow([commit, g.machine, platform.release(), f"{load:.2f}", f"{os.getloadavg()[0]:.2f}", os.path.basename(os.path.abspath(g.model)), "bf16",
-                        path, prompt, g.rounds, len(r["handover"]), r["bytes"], r["left_bytes"],
-                        *(f"{x:.0f}" for x in (med(r["handover"]), percentile(r["handover"], 99), min(r["of_round"]), max(r["of_round"]), med(r["exposed"]),
-                                               med(r["queue"]), med(r["transfer"]), med(r["wire"]), min(r["wire"]), max(r["wire"]), med(r["alone"]),
-                                               med(r["left"]), percentile(r["left"], 99))),
-                        " ".join(["bench/handover.py", *sys.argv[1:]])])
+            print(
+                f"{path:5} {prompt:6} {r['bytes'] / 1024:6.0f} {r['left_bytes'] / 1024:6.0f} "
+                f"{span:>24} {percentile(r['handover'], 99):7.0f} "
+                f"{med(r['exposed']):8.0f} {med(r['queue']):6.0f} {med(r['transfer']):8.0f} "
+                f"{med(r['wire']):6.0f} {med(r['alone']):6.0f} "
+                f"{med(r['left']):14.0f} {percentile(r['left'], 99):7.0f}")
+            w.writerow([
+                commit, g.machine,
+                platform.release(), f"{load:.2f}", f"{os.getloadavg()[0]:.2f}",
+                os.path.basename(os.path.abspath(g.model)), "bf16", path, prompt, g.rounds,
+                len(r["handover"]), r["bytes"], r["left_bytes"],
+                *(f"{x:.0f}"
+                  for x in (med(r["handover"]), percentile(r["handover"], 99), min(r["of_round"]),
+                            max(r["of_round"]), med(r["exposed"]), med(r["queue"]),
+                            med(r["transfer"]), med(r["wire"]), min(r["wire"]), max(r["wire"]),
+                            med(r["alone"]), med(r["left"]), percentile(r["left"], 99))), " ".join(
+                                ["bench/handover.py", *sys.argv[1:]])
+            ])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-/* kernels_bench.c - tandem-kernels-bench: how much of this machine the kernels use, floors measured in the same run.
+/* kernels_bench.c - tandem-kernels-bench: how much of this machine the kernels use, floors measured
+ * in the same run.
  *
- * Floors (per number of threads): f32 multiply-add peak; bf16 -> f32 widening + multiply-add, a register tile from L1; reading
- * memory. Then GEMM at the shapes of two Llamas (1.1 B and 110 M parameters) and attention. The floor of a product is the larger of
- * its bytes over read bandwidth and its operations over the widening peak (f32 weights: the plain peak); `share` is floor time over
- * measured time. Weights are copied until they fill --memory and taken in turn, so that no cache holds what a model would read from
- * memory. Each figure is the median of --repeats calls of the whole entry on the real thread pool (prepare, barrier, product),
- * beside the spread (half the distance of the quartiles, in % of the median). Foreign load: CPU time that others took during the
- * run; above a few percent, run again. */
+ * Floors (per number of threads): f32 multiply-add peak; bf16 -> f32 widening + multiply-add, a
+ * register tile from L1; reading memory. Then GEMM at the shapes of two Llamas (1.1 B and 110 M
+ * parameters) and attention. The floor of a product is the larger of its bytes over read
+ * bandwidth and its operations over the widening peak (f32 weights: the plain peak); `share` is
+ * floor time over measured time. Weights are copied until they fill --memory and taken in turn,
+ * so that no cache holds what a model would read from memory. Each figure is the median of
+ * --repeats calls of the whole entry on the real thread pool (prepare, barrier, product), beside
+ * the spread (half the distance of the quartiles, in % of the median). Foreign load: CPU time
+ * that others took during the run; above a few percent, run again. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdalign.h>
@@ -30,23 +33,31 @@ struct bench_config {
     bool json, best, cpu_time;
 };
 
+// clang-format off
 static const struct td_option options[] = {
-    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512|avx2|ref", offsetof(struct bench_config, isa), "Table to measure."},
+    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512|avx2|ref", offsetof(struct bench_config, isa),
+     "Table to measure."},
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only),
      "Only lines whose name contains this text (floors always)."},
-    {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "bf16|f32", offsetof(struct bench_config, dtype), "Weights and KV cache."},
-    {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats), "Timed calls per line."},
+    {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "bf16|f32", offsetof(struct bench_config, dtype),
+     "Weights and KV cache."},
+    {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats),
+     "Timed calls per line."},
     {"max_threads", TD_OPT_I64, "2", 1, 256, NULL, offsetof(struct bench_config, max_threads),
      "Measure 1, 2, 4, ... threads up to this."},
-    {"memory", TD_OPT_SIZE, "1GiB", 64.0 * 1048576, 1e12, NULL, offsetof(struct bench_config, memory),
+    {"memory", TD_OPT_SIZE, "1GiB", 64.0 * 1048576, 1e12, NULL,
+     offsetof(struct bench_config, memory),
      "Weights in turn; more than any cache."},
     {"best", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct bench_config, best),
      "Fastest call instead of the median, floors too: for a machine that others use."},
     {"cpu_time", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct bench_config, cpu_time),
-     "The calling thread's CPU time instead of the wall's: one thread only, for a machine that others use."},
-    {"json", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct bench_config, json), "One JSON object per line instead of a table."},
+     "The calling thread's CPU time instead of the wall's: one thread only, for a machine that "
+     "others use."},
+    {"json", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct bench_config, json),
+     "One JSON object per line instead of a table."},
     {NULL, TD_OPT_BOOL, NULL, 0, 0, NULL, 0, NULL},
 };
+// clang-format on
 
 static struct bench_config cfg;
 static const struct td_ops *ops;
@@ -54,7 +65,7 @@ static struct td_thread_pool *pool;
 static int n_threads;
 static struct td_arena arena; /* weights in turn, KV cache */
 
-/* --- timing ------------------------------------------------------------------------------------------------------------------- */
+/* --- timing ----------------------------------------------------------------------------------- */
 
 struct timing {
     double median_s, spread;
@@ -100,7 +111,8 @@ static void cpu_seconds(double *busy, double *own)
     unsigned long long v[8] = {0};
     FILE *f = fopen("/proc/stat", "r");
     if (f) {
-        if (fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7]) != 8)
+        if (fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &v[0], &v[1], &v[2], &v[3],
+                   &v[4], &v[5], &v[6], &v[7]) != 8)
             v[0] = 0;
         fclose(f);
     }
@@ -110,7 +122,7 @@ static void cpu_seconds(double *busy, double *own)
     *own = (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* --- floors ------------------------------------------------------------------------------------------------------------------- */
+/* --- floors ----------------------------------------------------------------------------------- */
 
 static struct {
     double fma, widen_fma, read; /* FLOP/s, FLOP/s, B/s */
@@ -125,8 +137,9 @@ __attribute__((target("avx512f"))) static void fma_512(void *ctx, int part, int 
 {
     (void)ctx, (void)part, (void)n_parts;
     __m512 a = _mm512_set1_ps(1.0f), b = _mm512_set1_ps(0.5f);
-#define DECLARE(i)                                                                                                                 \
-    __m512 x##i = _mm512_set1_ps((float)i), y##i = _mm512_set1_ps((float)i + 0.5f); /* alike, the compiler would merge them */
+#define DECLARE(i)                                                                                 \
+    __m512 x##i = _mm512_set1_ps((float)i),                                                        \
+           y##i = _mm512_set1_ps((float)i + 0.5f); /* alike, the compiler would merge them */
     ALL_12(DECLARE)
     for (int64_t n = 0; n < floor_reps; n++) {
 #define STEP(i) x##i = _mm512_fmadd_ps(x##i, b, a), y##i = _mm512_fmadd_ps(y##i, b, a);
@@ -152,13 +165,14 @@ __attribute__((target("avx512f"))) static void widen_fma_512(void *ctx, int part
     for (int64_t n = 0; n < floor_reps; n++)
         for (int k = 0; k < 256; k++) {
             __m512i line = _mm512_load_si512(panel + 32 * k);
-            __m512 lo = _mm512_castsi512_ps(_mm512_slli_epi32(line, 16)), hi = _mm512_castsi512_ps(_mm512_and_si512(line, high));
+            __m512 lo = _mm512_castsi512_ps(_mm512_slli_epi32(line, 16)),
+                   hi = _mm512_castsi512_ps(_mm512_and_si512(line, high));
             const float *xk = x + 12 * k;
-#define STEP(i)                                                                                                                    \
-    {                                                                                                                              \
-        __m512 v = _mm512_set1_ps(xk[i]);                                                                                          \
-        x##i = _mm512_fmadd_ps(v, lo, x##i);                                                                                       \
-        y##i = _mm512_fmadd_ps(v, hi, y##i);                                                                                       \
+#define STEP(i)                                                                                    \
+    {                                                                                              \
+        __m512 v = _mm512_set1_ps(xk[i]);                                                          \
+        x##i = _mm512_fmadd_ps(v, lo, x##i);                                                       \
+        y##i = _mm512_fmadd_ps(v, hi, y##i);                                                       \
     }
             ALL_12(STEP)
         }
@@ -202,13 +216,14 @@ __attribute__((target("avx2,fma"))) static void widen_fma_256(void *ctx, int par
     for (int64_t n = 0; n < floor_reps; n++)
         for (int k = 0; k < 256; k++) {
             __m256i line = _mm256_load_si256((const __m256i *)(panel + 16 * k));
-            __m256 lo = _mm256_castsi256_ps(_mm256_slli_epi32(line, 16)), hi = _mm256_castsi256_ps(_mm256_and_si256(line, high));
+            __m256 lo = _mm256_castsi256_ps(_mm256_slli_epi32(line, 16)),
+                   hi = _mm256_castsi256_ps(_mm256_and_si256(line, high));
             const float *xk = x + 6 * k;
-#define STEP(i)                                                                                                                    \
-    {                                                                                                                              \
-        __m256 v = _mm256_set1_ps(xk[i]);                                                                                          \
-        x##i = _mm256_fmadd_ps(v, lo, x##i);                                                                                       \
-        y##i = _mm256_fmadd_ps(v, hi, y##i);                                                                                       \
+#define STEP(i)                                                                                    \
+    {                                                                                              \
+        __m256 v = _mm256_set1_ps(xk[i]);                                                          \
+        x##i = _mm256_fmadd_ps(v, lo, x##i);                                                       \
+        y##i = _mm256_fmadd_ps(v, hi, y##i);                                                       \
     }
             ALL_6(STEP)
         }
@@ -221,7 +236,8 @@ __attribute__((target("avx2,fma"))) static void widen_fma_256(void *ctx, int par
 #undef SUM
 }
 
-/* Each part reads its contiguous share of the arena, as four streams: one leaves a tenth of the bandwidth unused. */
+/* Each part reads its contiguous share of the arena, as four streams: one leaves a tenth of the
+ * bandwidth unused. */
 __attribute__((target("avx2"))) static void read_all(void *ctx, int part, int n_parts)
 {
     (void)ctx;
@@ -234,25 +250,28 @@ __attribute__((target("avx2"))) static void read_all(void *ctx, int part, int n_
             const char *line = p + (size_t)i * stream + at;
             _mm_prefetch(line + 4096, _MM_HINT_T0);
             s[2 * i] = _mm256_xor_si256(s[2 * i], _mm256_load_si256((const __m256i *)line));
-            s[2 * i + 1] = _mm256_xor_si256(s[2 * i + 1], _mm256_load_si256((const __m256i *)line + 1));
+            s[2 * i + 1] =
+                _mm256_xor_si256(s[2 * i + 1], _mm256_load_si256((const __m256i *)line + 1));
         }
     for (int i = 1; i < 8; i++) s[0] = _mm256_xor_si256(s[0], s[i]);
     sink = (float)_mm256_extract_epi32(s[0], 0);
 }
 
-static void emit(const char *name, const char *what, struct timing t, double value, const char *unit, double share)
+static void emit(const char *name, const char *what, struct timing t, double value,
+                 const char *unit, double share)
 {
     if (cfg.json)
-        printf("{\"threads\": %d, \"name\": \"%s\", \"what\": \"%s\", \"median_us\": %.2f, \"spread\": %.4f, \"value\": %.3f, "
+        printf("{\"threads\": %d, \"name\": \"%s\", \"what\": \"%s\", \"median_us\": %.2f, "
+               "\"spread\": %.4f, \"value\": %.3f, "
                "\"unit\": \"%s\", "
                "\"share\": %.4f}\n",
                n_threads, name, what, t.median_s * 1e6, t.spread, value, unit, share);
     else if (share > 0)
-        printf("%2d  %-26s %-18s %11.1f us  +-%4.1f %%  %8.1f %-8s %5.1f %% of floor\n", n_threads, name, what, t.median_s * 1e6,
-               t.spread * 100, value, unit, share * 100);
+        printf("%2d  %-26s %-18s %11.1f us  +-%4.1f %%  %8.1f %-8s %5.1f %% of floor\n", n_threads,
+               name, what, t.median_s * 1e6, t.spread * 100, value, unit, share * 100);
     else
-        printf("%2d  %-26s %-18s %11.1f us  +-%4.1f %%  %8.1f %-8s\n", n_threads, name, what, t.median_s * 1e6, t.spread * 100,
-               value, unit);
+        printf("%2d  %-26s %-18s %11.1f us  +-%4.1f %%  %8.1f %-8s\n", n_threads, name, what,
+               t.median_s * 1e6, t.spread * 100, value, unit);
     fflush(stdout);
 }
 
@@ -273,7 +292,7 @@ static void floors(void)
     emit("floor", "read memory", t, peak.read * 1e-9, "GB/s", 0);
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------------------- */
+/* --- products --------------------------------------------------------------------------------- */
 
 struct gemm_bench {
     struct td_gemm_args a;
@@ -308,14 +327,17 @@ static void *alloc(size_t bytes)
 static void fill(float *x, size_t n)
 {
     uint32_t s = 1;
-    for (size_t i = 0; i < n; i++) x[i] = (float)((s = s * 1664525u + 1013904223u) >> 9) * 0x1p-23f - 0.5f;
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)((s = s * 1664525u + 1013904223u) >> 9) * 0x1p-23f - 0.5f;
 }
 
 static void gemm_shape(const char *model, const char *layer, int32_t n_out, int32_t n_in)
 {
     static const int32_t ms[] = {1, 4, 16, 512};
     static void *x, *y, *scratch, *row;
-    if (!x) x = alloc(512u * 5632 * 4), y = alloc(512u * 32000 * 4), scratch = alloc(640u * 5632 * 4), row = alloc(64u * 5632 * 4);
+    if (!x)
+        x = alloc(512u * 5632 * 4), y = alloc(512u * 32000 * 4), scratch = alloc(640u * 5632 * 4),
+        row = alloc(64u * 5632 * 4);
     enum td_dtype dtype = strcmp(cfg.dtype, "bf16") == 0 ? TD_BF16 : TD_F32;
     char name[64];
     snprintf(name, sizeof name, "%s %s", model, layer);
@@ -327,43 +349,49 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
     for (int32_t r = 0; r < n_out; r += 64)
         ops->pack(arena.base, n_out, n_in, dtype, row, TD_F32, r, n_out - r < 64 ? n_out - r : 64);
     b.n_copies = (int)(arena.bytes / b.weight_bytes);
-    for (int i = 1; i < b.n_copies; i++) memcpy((char *)arena.base + (size_t)i * b.weight_bytes, arena.base, b.weight_bytes);
-    b.a = (struct td_gemm_args){.w = &b.w, .x = x, .y = y, .scratch = scratch, .x_stride = n_in, .y_stride = n_out};
+    for (int i = 1; i < b.n_copies; i++)
+        memcpy((char *)arena.base + (size_t)i * b.weight_bytes, arena.base, b.weight_bytes);
+    b.a = (struct td_gemm_args){
+        .w = &b.w, .x = x, .y = y, .scratch = scratch, .x_stride = n_in, .y_stride = n_out};
     for (size_t i = 0; i < sizeof ms / sizeof *ms; i++) {
         b.a.n_rows = ms[i];
         struct timing t = measure(gemm_run, gemm_next, &b);
-        double flop = 2.0 * ms[i] * n_out * n_in, compute = flop / (dtype == TD_BF16 ? peak.widen_fma : peak.fma);
+        double flop = 2.0 * ms[i] * n_out * n_in,
+               compute = flop / (dtype == TD_BF16 ? peak.widen_fma : peak.fma);
         double memory = (double)b.weight_bytes / peak.read;
         char what[32];
         snprintf(what, sizeof what, "m=%d", ms[i]);
         if (memory > compute)
-            emit(name, what, t, (double)b.weight_bytes / t.median_s * 1e-9, "GB/s", memory / t.median_s);
+            emit(name, what, t, (double)b.weight_bytes / t.median_s * 1e-9, "GB/s",
+                 memory / t.median_s);
         else
             emit(name, what, t, flop / t.median_s * 1e-9, "GFLOP/s", compute / t.median_s);
     }
 }
 
-/* --- attention ---------------------------------------------------------------------------------------------------------------- */
+/* --- attention -------------------------------------------------------------------------------- */
 
-static void attn_run(void *ctx, int part, int n_parts)
-{
-    ops->attn(ctx, part, n_parts);
-}
+static void attn_run(void *ctx, int part, int n_parts) { ops->attn(ctx, part, n_parts); }
 
-/* n_seqs sequences of n_keys; each with n_new rows at its end. The blocks lie shuffled all over the arena. */
-static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t n_seqs, int32_t n_keys,
-                       int32_t n_new)
+/* n_seqs sequences of n_keys; each with n_new rows at its end. The blocks lie shuffled all over
+ * the arena. */
+static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
+                       int32_t n_seqs, int32_t n_keys, int32_t n_new)
 {
     enum { BLOCK = 16 };
     static int32_t positions[4096], row_seq[4096];
     static const int32_t *tables[64];
     char name[64], what[48];
-    snprintf(name, sizeof name, "%s %s", model, n_new == 1 ? "attention decode" : "attention prefill");
+    snprintf(name, sizeof name, "%s %s", model,
+             n_new == 1 ? "attention decode" : "attention prefill");
     snprintf(what, sizeof what, "%dx%d of %d", n_seqs, n_new, n_keys);
     if (!strstr(name, cfg.only)) return;
     enum td_dtype dtype = strcmp(cfg.dtype, "bf16") == 0 ? TD_BF16 : TD_F32;
-    struct td_kv_view kv = {
-        .base = arena.base, .n_kv_heads = n_kv_heads, .block_size = BLOCK, .head_dim = head_dim, .dtype = dtype};
+    struct td_kv_view kv = {.base = arena.base,
+                            .n_kv_heads = n_kv_heads,
+                            .block_size = BLOCK,
+                            .head_dim = head_dim,
+                            .dtype = dtype};
     kv.block_bytes = 2 * (int64_t)n_kv_heads * BLOCK * head_dim * (int64_t)td_dtype_bytes(dtype);
     int32_t n_blocks = n_keys / BLOCK, n_all = (int32_t)(arena.bytes / (size_t)kv.block_bytes);
     int32_t *ids = calloc((size_t)(n_blocks * n_seqs), sizeof *ids);
@@ -371,7 +399,8 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     for (int32_t i = 0; i < n_blocks * n_seqs; i++) ids[i] = (int32_t)((int64_t)i * 7919 % n_all);
     for (int32_t s = 0; s < n_seqs; s++) {
         tables[s] = ids + s * n_blocks;
-        for (int32_t r = 0; r < n_new; r++) positions[s * n_new + r] = n_keys - n_new + r, row_seq[s * n_new + r] = s;
+        for (int32_t r = 0; r < n_new; r++)
+            positions[s * n_new + r] = n_keys - n_new + r, row_seq[s * n_new + r] = s;
     }
     int32_t n_rows = n_seqs * n_new;
     size_t row = (size_t)n_heads * (size_t)head_dim;
@@ -382,11 +411,17 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
         for (int32_t t = 0; t < BLOCK; t++) {
             int32_t pos = t, seq = 0;
             const int32_t *one = &ids[i];
-            struct td_kv_store_args st = {
-                .kv = kv, .k = k, .v = k + 64, .positions = &pos, .row_seq = &seq, .block_tables = &one, .n_rows = 1};
+            struct td_kv_store_args st = {.kv = kv,
+                                          .k = k,
+                                          .v = k + 64,
+                                          .positions = &pos,
+                                          .row_seq = &seq,
+                                          .block_tables = &one,
+                                          .n_rows = 1};
             ops->kv_store(&st, 0, 1);
         }
-    size_t per_part = (ops->attn_scratch_bytes(n_heads, n_kv_heads, head_dim, BLOCK) + 63) / 64 * 64;
+    size_t per_part =
+        (ops->attn_scratch_bytes(n_heads, n_kv_heads, head_dim, BLOCK) + 63) / 64 * 64;
     struct td_attn_args a = {.kv = kv,
                              .q = q,
                              .out = out,
@@ -401,8 +436,10 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
                              .scratch = alloc(per_part * (size_t)n_threads),
                              .scratch_bytes_per_part = per_part};
     struct timing t = measure(attn_run, NULL, &a);
-    double pairs = (double)n_seqs * ((double)n_new * (n_keys - n_new) + (double)n_new * (n_new + 1) / 2);
-    double flop = 4 * pairs * n_heads * head_dim, bytes = (double)n_seqs * (double)(n_blocks * kv.block_bytes);
+    double pairs =
+        (double)n_seqs * ((double)n_new * (n_keys - n_new) + (double)n_new * (n_new + 1) / 2);
+    double flop = 4 * pairs * n_heads * head_dim,
+           bytes = (double)n_seqs * (double)(n_blocks * kv.block_bytes);
     if (flop / peak.fma > bytes / peak.read)
         emit(name, what, t, flop / t.median_s * 1e-9, "GFLOP/s", flop / peak.fma / t.median_s);
     else
@@ -414,25 +451,29 @@ int main(int argc, char **argv)
 {
     struct td_err err = {0};
     size_t n_positional = 0;
-    if (td_options_load(options, &cfg, "tandem-kernels-bench", "measures the kernels beside the machine's floors", argc, argv, NULL,
-                        0, &n_positional, &err))
+    if (td_options_load(options, &cfg, "tandem-kernels-bench",
+                        "measures the kernels beside the machine's floors", argc, argv, NULL, 0,
+                        &n_positional, &err))
         return td_die("tandem-kernels-bench", &err);
     if (cfg.cpu_time) cfg.max_threads = 1;
     ops = strcmp(cfg.isa, "best") == 0 ? td_ops_best() : td_ops_by_name(cfg.isa);
     if (!ops || !td_ops_by_name("avx2")) {
-        td_fail(&err, TD_ERR_UNSUPPORTED, "--isa %s: this CPU lacks it (the floors need at least avx2)", cfg.isa);
+        td_fail(&err, TD_ERR_UNSUPPORTED,
+                "--isa %s: this CPU lacks it (the floors need at least avx2)", cfg.isa);
         return td_die("tandem-kernels-bench", &err);
     }
-    if (td_arena_create(cfg.memory, 0, "bench", &arena, &err)) return td_die("tandem-kernels-bench", &err);
+    if (td_arena_create(cfg.memory, 0, "bench", &arena, &err))
+        return td_die("tandem-kernels-bench", &err);
     memset(arena.base, 1, arena.bytes);
     double busy0, own0, busy1, own1;
     uint64_t t0 = td_now_ns();
     cpu_seconds(&busy0, &own0);
     if (!cfg.json)
-        printf("table %s, weights %s, %s of %lld calls\n", ops->name, cfg.dtype, cfg.best ? "best" : "median",
-               (long long)cfg.repeats);
+        printf("table %s, weights %s, %s of %lld calls\n", ops->name, cfg.dtype,
+               cfg.best ? "best" : "median", (long long)cfg.repeats);
     for (n_threads = 1; n_threads <= cfg.max_threads; n_threads *= 2) {
-        if (td_thread_pool_create(n_threads, NULL, 50, &pool, &err)) return td_die("tandem-kernels-bench", &err);
+        if (td_thread_pool_create(n_threads, NULL, 50, &pool, &err))
+            return td_die("tandem-kernels-bench", &err);
         floors();
         gemm_shape("1.1b", "qkv 2560x2048", 2560, 2048);
         gemm_shape("1.1b", "o 2048x2048", 2048, 2048);
@@ -456,7 +497,8 @@ int main(int argc, char **argv)
     cpu_seconds(&busy1, &own1);
     double wall = (double)(td_now_ns() - t0) * 1e-9, foreign = busy1 - busy0 - (own1 - own0);
     double share = foreign / (wall * (double)sysconf(_SC_NPROCESSORS_ONLN));
-    printf(cfg.json ? "{\"name\": \"foreign load\", \"share\": %.4f}\n" : "foreign load %.3f of the machine\n",
+    printf(cfg.json ? "{\"name\": \"foreign load\", \"share\": %.4f}\n"
+                    : "foreign load %.3f of the machine\n",
            share > 0 ? share : 0);
     td_arena_destroy(&arena);
     return 0;

@@ -1,13 +1,17 @@
-/* tandem-router-core-bench: what one call of the router's latency model and of its prefix index costs, and what a request costs the whole core.
+/* tandem-router-core-bench: what one call of the router's latency model and of its prefix index
+ * costs, and what a request costs the whole core.
  *
- * tandem-router-core-bench [REPEATS [model|index|core [POLICY]]]    one CSV row per call and shape; medians (least..greatest) of REPEATS batches,
+ * tandem-router-core-bench [REPEATS [model|index|core [POLICY]]]    one CSV row per call and shape;
+ *     medians (least..greatest) of REPEATS batches,
  * default 301
  *
- * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and one comes. "place": TD_EV_REQUEST alone, which
- * scans, predicts, decides and books; "life": that and all other events of one request to its completion, of 8 tokens. CPU time of the thread, so
+ * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and
+ * one comes. "place": TD_EV_REQUEST alone, which scans, predicts, decides and books; "life": that
+ * and all other events of one request to its completion, of 8 tokens. CPU time of the thread, so
  * that a busy machine matters less.
  *
- * "hot": the same prompt again and again. "cold": a prompt drawn from 20,000 of 100 blocks, so that hardly a line of it is in a cache. */
+ * "hot": the same prompt again and again. "cold": a prompt drawn from 20,000 of 100 blocks, so
+ * that hardly a line of it is in a cache. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +62,10 @@ static int by_value(const void *a, const void *b)
 }
 
 /* The prompts of a batch, made before it is timed: a caller has just made them too. */
-static struct { uint32_t prompt; uint64_t hashes[N_BLOCKS]; } drawn[BATCH];
+static struct {
+    uint32_t prompt;
+    uint64_t hashes[N_BLOCKS];
+} drawn[BATCH];
 
 static uint32_t n_prompts = N_PROMPTS;
 
@@ -82,39 +89,69 @@ static void row(const char *what, const char *shape, void (*call)(void *ctx, uin
         ns[r] = (double)(td_now_ns() - start) / BATCH;
     }
     qsort(ns, (size_t)repeats, sizeof ns[0], by_value);
-    printf("%s,%s,%.1f,%.1f,%.1f,%ld\n", what, shape, ns[repeats / 2], ns[0], ns[repeats - 1], repeats);
+    printf("%s,%s,%.1f,%.1f,%.1f,%ld\n", what, shape, ns[repeats / 2], ns[0], ns[repeats - 1],
+           repeats);
     fflush(stdout);
 }
 
-/* --- latency model ------------------------------------------------------------------------------------------------------------------------ */
+/* --- latency model ---------------------------------------------------------------------------- */
 
 static struct td_latency *model;
 
-static void prefill_short(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_prefill(model, i % N_WORKERS, 500 + i % 512, 128, 2048); }
-static void prefill_long(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_prefill(model, i % N_WORKERS, 32000 + i % 512, 128, 2048); }
-static void decode_step(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_step(model, i % N_WORKERS, 1 + i % 64, i % 64 * 1000, 0, 0); }
-static void mixed_step(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_step(model, i % N_WORKERS, 1 + i % 64, i % 64 * 1000, 512, 1e5); }
-static void one_node_step(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_step(model, 7, 1 + i % 64, i % 64 * 1000, 0, 0); }
-static void transfer(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_transfer(model, 0, i, 1e8); }
-static void margin(void *ctx, uint32_t i) { (void)ctx, sink += td_latency_margin(model, TD_LAT_TTFT, i % 4, i % 8); }
+static void prefill_short(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_prefill(model, i % N_WORKERS, 500 + i % 512, 128, 2048);
+}
+static void prefill_long(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_prefill(model, i % N_WORKERS, 32000 + i % 512, 128, 2048);
+}
+static void decode_step(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_step(model, i % N_WORKERS, 1 + i % 64, i % 64 * 1000, 0, 0);
+}
+static void mixed_step(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_step(model, i % N_WORKERS, 1 + i % 64, i % 64 * 1000, 512, 1e5);
+}
+static void one_node_step(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_step(model, 7, 1 + i % 64, i % 64 * 1000, 0, 0);
+}
+static void transfer(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_transfer(model, 0, i, 1e8);
+}
+static void margin(void *ctx, uint32_t i)
+{
+    (void)ctx, sink += td_latency_margin(model, TD_LAT_TTFT, i % 4, i % 8);
+}
 
 static void feed_prefill(void *ctx, uint32_t i)
 {
     uint32_t u = 16 + below(2032);
     (void)ctx;
-    td_latency_observe_step(model, i % N_WORKERS, &(struct td_lat_step){.prefill_tokens = u, .attention_work = (uint64_t)u * (u / 2),
-                                                                        .wall_us = 4000 + 40 * u + below(4000)});
+    td_latency_observe_step(model, i % N_WORKERS,
+                            &(struct td_lat_step){.prefill_tokens = u,
+                                                  .attention_work = (uint64_t)u * (u / 2),
+                                                  .wall_us = 4000 + 40 * u + below(4000)});
 }
 
 static void feed_decode(void *ctx, uint32_t i)
 {
     uint32_t b = 1 + below(64), k = b * (100 + below(2000));
     (void)ctx;
-    td_latency_observe_step(model, i % N_WORKERS, &(struct td_lat_step){.decode_seqs = b, .context_tokens = k,
-                                                                        .wall_us = 9000 + 30 * b + k / 40 + below(2000)});
+    td_latency_observe_step(model, i % N_WORKERS,
+                            &(struct td_lat_step){.decode_seqs = b,
+                                                  .context_tokens = k,
+                                                  .wall_us = 9000 + 30 * b + k / 40 + below(2000)});
 }
 
-static void ratio(void *ctx, uint32_t i) { (void)ctx, td_latency_observe_ratio(model, TD_LAT_TPOT, i % 4, i % 8, 1, 0.8 + 0.001 * below(400)); }
+static void ratio(void *ctx, uint32_t i)
+{
+    (void)ctx,
+        td_latency_observe_ratio(model, TD_LAT_TPOT, i % 4, i % 8, 1, 0.8 + 0.001 * below(400));
+}
 
 static void bench_model(void)
 {
@@ -133,7 +170,7 @@ static void bench_model(void)
     td_latency_destroy(model);
 }
 
-/* --- prefix index ------------------------------------------------------------------------------------------------------------------------- */
+/* --- prefix index ----------------------------------------------------------------------------- */
 
 static struct td_prefix_index *prefixes;
 static struct td_prefix_match matches[N_WORKERS];
@@ -163,7 +200,8 @@ static void match_shared(void *ctx, uint32_t i)
 static void depth_cold(void *ctx, uint32_t i)
 {
     (void)ctx;
-    sink += td_prefix_index_depth(prefixes, drawn[i % BATCH].prompt * 7 % N_WORKERS, drawn[i % BATCH].hashes, N_BLOCKS);
+    sink += td_prefix_index_depth(prefixes, drawn[i % BATCH].prompt * 7 % N_WORKERS,
+                                  drawn[i % BATCH].hashes, N_BLOCKS);
 }
 /* A block of an unknown chain comes to a worker and goes. */
 static void add_evict(void *ctx, uint32_t i)
@@ -184,23 +222,28 @@ static void bench_index(void)
     struct td_prefix_stats stats;
     char shape[80];
     static int32_t tokens[N_BLOCKS * 16];
-    need(td_prefix_index_create(N_WORKERS, 8u << 20, &prefixes, NULL) == TD_OK, "td_prefix_index_create");
+    need(td_prefix_index_create(N_WORKERS, 8u << 20, &prefixes, NULL) == TD_OK,
+         "td_prefix_index_create");
     for (uint32_t p = 0; p < N_PROMPTS; p++) {
         for (uint32_t w = 0; w < N_HOLDERS; w++) {
-            for (uint32_t i = 0; i < N_BLOCKS - 17 * w; i++) td_prefix_index_add(prefixes, (p * 7 + w * 31) % N_WORKERS, block_hash(p, i));
+            for (uint32_t i = 0; i < N_BLOCKS - 17 * w; i++)
+                td_prefix_index_add(prefixes, (p * 7 + w * 31) % N_WORKERS, block_hash(p, i));
         }
     }
     draw_batch();
-    need(td_prefix_index_match(prefixes, drawn[0].hashes, N_BLOCKS, matches, 16) == N_HOLDERS, "the first match");
+    need(td_prefix_index_match(prefixes, drawn[0].hashes, N_BLOCKS, matches, 16) == N_HOLDERS,
+         "the first match");
     need(matches[0].n_blocks == N_BLOCKS && matches[4].n_blocks == N_BLOCKS - 17 * 4, "its depths");
     td_prefix_index_stats(prefixes, &stats);
     need(stats.n_dropped == 0, "holding every block");
-    snprintf(shape, sizeof shape, "100 blocks 5 holders of 5 depths; %.1f M entries; hot", (double)stats.n_entries * 1e-6);
+    snprintf(shape, sizeof shape, "100 blocks 5 holders of 5 depths; %.1f M entries; hot",
+             (double)stats.n_entries * 1e-6);
     row("match", shape, match_hot, NULL);
     row("match", "the same; cold", match_cold, NULL);
     row("match", "nobody holds it; cold", match_none, NULL);
     row("depth", "one worker of the same; cold", depth_cold, NULL);
-    for (uint32_t i = 0; i < N_BLOCKS; i++) hashes[i] = block_hash(N_PROMPTS + 1, i); /* a system prompt of 20 blocks that everybody holds */
+    /* a system prompt of 20 blocks that everybody holds */
+    for (uint32_t i = 0; i < N_BLOCKS; i++) hashes[i] = block_hash(N_PROMPTS + 1, i);
     for (uint32_t w = 0; w < N_WORKERS; w++) {
         for (uint32_t i = 0; i < 20 + w % 3; i++) td_prefix_index_add(prefixes, w, hashes[i]);
     }
@@ -209,7 +252,8 @@ static void bench_index(void)
         row("match", shape, match_shared, &max);
     }
     row("add+evict", "a new block; cold", add_evict, NULL);
-    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) tokens[i] = (int32_t)below(128000);
+    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++)
+        tokens[i] = (int32_t)below(128000);
     row("prefix_hashes", "100 blocks of 16 tokens", hash_blocks, tokens);
 
     static double ns[N_WORKERS]; /* a reset empties its worker: one try each */
@@ -222,12 +266,12 @@ static void bench_index(void)
     td_prefix_index_stats(prefixes, &stats);
     need(stats.n_entries == 0, "resetting everybody");
     qsort(ns, N_WORKERS, sizeof ns[0], by_value);
-    printf("reset,one of 1000 workers: %.0f entries,%.1f,%.1f,%.1f,%d\n", (double)before / N_WORKERS, ns[N_WORKERS / 2], ns[0], ns[N_WORKERS - 1],
-           N_WORKERS);
+    printf("reset,one of 1000 workers: %.0f entries,%.1f,%.1f,%.1f,%d\n",
+           (double)before / N_WORKERS, ns[N_WORKERS / 2], ns[0], ns[N_WORKERS - 1], N_WORKERS);
     td_prefix_index_destroy(prefixes);
 }
 
-/* --- the whole core ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the whole core --------------------------------------------------------------------------- */
 
 #define CORE_ACTIVE 10000
 #define CORE_SLOTS 16384
@@ -237,7 +281,8 @@ static void bench_index(void)
 static struct td_core *core;
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 static uint64_t core_now, core_oldest, core_next;
-static bool core_two_classes; /* every second request is of the lesser one, and each walk looks at how full the fleet is */
+static bool core_two_classes; /* every second request is of the lesser one, and each walk looks
+                                 at how full the fleet is */
 
 static uint64_t cpu_ns(void)
 {
@@ -274,9 +319,12 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
 static void core_decode(uint64_t id)
 {
     uint32_t slot = (uint32_t)(id % CORE_SLOTS);
-    need(core_event((struct td_core_event){.kind = TD_EV_TICKET, .slot = slot, .id = id}) == 1, "starting its prefill");
-    core_event((struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .slot = slot, .id = id, .b = CORE_TOKENS + 1});
-    core_event((struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + 2});
+    need(core_event((struct td_core_event){.kind = TD_EV_TICKET, .slot = slot, .id = id}) == 1,
+         "starting its prefill");
+    core_event((struct td_core_event){
+        .kind = TD_EV_FIRST_TOKEN, .slot = slot, .id = id, .b = CORE_TOKENS + 1});
+    core_event(
+        (struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + 2});
     core_event((struct td_core_event){.kind = TD_EV_PREFILL_END, .slot = slot, .id = id});
 }
 
@@ -284,29 +332,34 @@ static void core_finish(uint64_t id)
 {
     uint32_t slot = (uint32_t)(id % CORE_SLOTS);
     for (uint64_t k = 3; k <= 8; k++)
-        core_event((struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + k, .b = k == 8});
-    need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END, .slot = slot, .id = id}) == 1, "completing a request");
+        core_event((struct td_core_event){
+            .kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + k, .b = k == 8});
+    need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END, .slot = slot, .id = id}) == 1,
+         "completing a request");
 }
 
 static void core_open(const char *policy, bool prefixes_too)
 {
-    struct td_core_config cfg = {
-        .mode = TD_MODE_PD,
-        .policy = policy,
-        .max_requests = CORE_SLOTS,
-        .max_queued = 1000,
-        .worker_timeout_ms = 1000000000,
-        .queue_timeout_ms = 10000,
-        .stall_ms = 1000000000,
-        .max_failovers = 3,
-        .max_prefix_entries = prefixes_too ? 2u << 20 : 0,
-        .attainment = 0.9,
-        .thetas =
-            {{.prefill = {4e-3, 4e-5, 1e-10}, .decode = {9e-3, 3e-5, 2.5e-8, 4e-5, 0}, .link_tau = 1e-4, .link_bytes_per_s = 2e10, .known = true}},
-        .n_thetas = 1,
-        .seed = 1};
+    struct td_core_config cfg = {.mode = TD_MODE_PD,
+                                 .policy = policy,
+                                 .max_requests = CORE_SLOTS,
+                                 .max_queued = 1000,
+                                 .worker_timeout_ms = 1000000000,
+                                 .queue_timeout_ms = 10000,
+                                 .stall_ms = 1000000000,
+                                 .max_failovers = 3,
+                                 .max_prefix_entries = prefixes_too ? 2u << 20 : 0,
+                                 .attainment = 0.9,
+                                 .thetas = {{.prefill = {4e-3, 4e-5, 1e-10},
+                                             .decode = {9e-3, 3e-5, 2.5e-8, 4e-5, 0},
+                                             .link_tau = 1e-4,
+                                             .link_bytes_per_s = 2e10,
+                                             .known = true}},
+                                 .n_thetas = 1,
+                                 .seed = 1};
     if (core_two_classes) {
-        cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = 2000, .tpot_ms = 100, .weight = 4};
+        cfg.classes[0] =
+            (struct td_core_class){.name = "gold", .ttft_ms = 2000, .tpot_ms = 100, .weight = 4};
         cfg.classes[1] = (struct td_core_class){.name = "bulk", .ttft_ms = 20000, .weight = 1};
         cfg.n_classes = 2;
     }
@@ -315,19 +368,22 @@ static void core_open(const char *policy, bool prefixes_too)
     need(core != NULL, "td_core_create");
     core_now = core_oldest = core_next = 0;
     for (uint32_t w = 0; w < N_WORKERS; w++)
-        core_event((struct td_core_event){.kind = TD_EV_WORKER_JOIN,
-                                          .worker = w,
-                                          .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE,
-                                          .a = 400000,
-                                          .b = 256,
-                                          .d = 2048,
-                                          .e = 100000});
+        core_event(
+            (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                   .worker = w,
+                                   .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE,
+                                   .a = 400000,
+                                   .b = 256,
+                                   .d = 2048,
+                                   .e = 100000});
     /* each prompt on one decode worker and on four prefill workers, to different depths */
     for (uint32_t p = 0; prefixes_too && p < CORE_PROMPTS; p++)
         for (uint32_t h = 0; h < N_HOLDERS; h++)
             for (uint32_t i = 0; i < N_BLOCKS - 17 * h; i++)
-                core_event((struct td_core_event){
-                    .kind = TD_EV_BLOCK_ADD, .worker = (p * 7 + h * 31) % (N_WORKERS / 2) + (h == 2 ? N_WORKERS / 2 : 0), .a = block_hash(p, i)});
+                core_event((struct td_core_event){.kind = TD_EV_BLOCK_ADD,
+                                                  .worker = (p * 7 + h * 31) % (N_WORKERS / 2) +
+                                                            (h == 2 ? N_WORKERS / 2 : 0),
+                                                  .a = block_hash(p, i)});
 }
 
 static void core_rows(const char *policy, bool prefixes_too)
@@ -335,18 +391,21 @@ static void core_rows(const char *policy, bool prefixes_too)
     static double place_ns[MAX_REPEATS], life_ns[MAX_REPEATS];
     long n = repeats < 9 ? 9 : repeats > 101 ? 101 : repeats;
     core_open(policy, prefixes_too);
-    bool objectives = !strcmp(policy, "goodput"); /* of the others only conductor looks at them, and it lets links pile up until it refuses */
+    bool objectives = !strcmp(policy, "goodput"); /* of the others only conductor looks at them,
+                                                     and it lets links pile up until it refuses */
     for (uint32_t i = 0; i < CORE_ACTIVE; i++) {
         if (i % BATCH == 0) draw_batch();
         core_arrive(prefixes_too ? drawn[i % BATCH].hashes : NULL, objectives);
         core_decode(core_next);
     }
-    for (long r = -CORE_SLOTS / BATCH; r < n; r++) { /* the first ones make every slot's memory a used one */
+    for (long r = -CORE_SLOTS / BATCH; r < n; r++) { /* the first ones make every slot's memory a
+                                                        used one */
         draw_batch();
         uint64_t start = cpu_ns();
         for (uint32_t i = 0; i < BATCH; i++) core_finish(++core_oldest);
         uint64_t placing = cpu_ns();
-        for (uint32_t i = 0; i < BATCH; i++) core_arrive(prefixes_too ? drawn[i].hashes : NULL, objectives);
+        for (uint32_t i = 0; i < BATCH; i++)
+            core_arrive(prefixes_too ? drawn[i].hashes : NULL, objectives);
         uint64_t placed = cpu_ns();
         for (uint32_t i = 0; i < BATCH; i++) core_decode(core_next - BATCH + 1 + i);
         if (r < 0) continue;
@@ -355,19 +414,24 @@ static void core_rows(const char *policy, bool prefixes_too)
     }
     td_core_destroy(core);
     core = NULL;
-    const char *shape = prefixes_too ? "prompts of 100 blocks that 5 hold" : core_two_classes ? "no prefixes; two classes" : "no prefixes";
+    const char *shape = prefixes_too       ? "prompts of 100 blocks that 5 hold"
+                        : core_two_classes ? "no prefixes; two classes"
+                                           : "no prefixes";
     qsort(place_ns, (size_t)n, sizeof place_ns[0], by_value);
     qsort(life_ns, (size_t)n, sizeof life_ns[0], by_value);
-    printf("place %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, place_ns[n / 2], place_ns[0], place_ns[n - 1], n);
-    printf("life %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, life_ns[n / 2], life_ns[0], life_ns[n - 1], n);
+    printf("place %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, place_ns[n / 2], place_ns[0],
+           place_ns[n - 1], n);
+    printf("life %s,%s,%.1f,%.1f,%.1f,%ld\n", policy, shape, life_ns[n / 2], life_ns[0],
+           life_ns[n - 1], n);
     fflush(stdout);
 }
 
 static void bench_core(const char *only)
 {
     n_prompts = CORE_PROMPTS;
-    static const char *const policies[] = {"goodput",     "round_robin", "least_request", "least_token", "power_of_two",
-                                           "cache_aware", "lmetric",     "kv_cost",       "conductor"};
+    static const char *const policies[] = {"goodput",     "round_robin",  "least_request",
+                                           "least_token", "power_of_two", "cache_aware",
+                                           "lmetric",     "kv_cost",      "conductor"};
     for (int prefixes_too = 0; prefixes_too < 2; prefixes_too++)
         for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
             if (!*only || !strcmp(only, policies[i])) core_rows(policies[i], prefixes_too);

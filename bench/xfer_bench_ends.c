@@ -1,19 +1,22 @@
 /* xfer_bench_ends.c - the two ends of the transfer bench, and the timed runs that need both.
  *
- * The receiver is a fork of this process that obeys commands on a socket. Nothing of the harness passes between the two while the
- * clock runs:
+ * The receiver is a fork of this process that obeys commands on a socket. Nothing of the harness
+ * passes between the two while the clock runs:
  *
  *   sender                                   receiver
- *   ARM(case, serial)  ------------------->  poisons the destination, makes all grants of the batch, reads its CPU clock
+ *   ARM(case, serial)  ------------------->  poisons the destination, makes all grants of the
+ *                                            batch, reads its CPU clock
  *                      <-------------------  grants
  *   clock on; op_start + submit, `depth` in flight, until every OP_DONE; clock off
- *                                            takes SLOT_READY of each; reads its CPU clock after the last
+ *                                            takes SLOT_READY of each; reads its CPU clock after
+ *                                            the last
  *   FINISH             ------------------->  verifies every byte, revokes, waits for SLOT_FREE
  *                      <-------------------  status, CPU seconds
  *
- * Content: the sender's pool holds a number in every word that depends on the word's place, so the receiver can tell which block it
- * has got. Before a batch the first and the last word of every destination block are overwritten, so what lay there before never
- * passes for what should come. */
+ * Content: the sender's pool holds a number in every word that depends on the word's place, so
+ * the receiver can tell which block it has got. Before a batch the first and the last word of
+ * every destination block are overwritten, so what lay there before never passes for what should
+ * come. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -57,13 +60,14 @@ struct grant {
     uint8_t blob[TD_XFER_BLOB_MAX];
 };
 
-/* --- shared by both sides ----------------------------------------------------------------------------------------------------------- */
+/* --- shared by both sides --------------------------------------------------------------------- */
 
 static double cpu_seconds(void)
 {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
 static double thread_cpu_seconds(void)
@@ -93,38 +97,36 @@ static uint64_t next_random(uint64_t *state)
     return v ^ v >> 31;
 }
 
-static uint64_t word_at(uint64_t i)
-{
-    return (i + 1) * 0x9e3779b97f4a7c15ull ^ i >> 7;
-}
+static uint64_t word_at(uint64_t i) { return (i + 1) * 0x9e3779b97f4a7c15ull ^ i >> 7; }
 
-/* Block ids of a whole batch, transfer after transfer; both sides compute the same. to: the receiver's ids. */
+/* Block ids of a whole batch, transfer after transfer; both sides compute the same. to: the
+ * receiver's ids. */
 static void batch_ids(const struct bench_case *c, uint64_t serial, bool to, int32_t *ids)
 {
     int32_t n = c->n_blocks;
     if (!c->shuffled) { /* neighbours; the two sides go round the footprint at different places */
         uint64_t n_places = (uint64_t)(c->n_pool_blocks / n);
         for (int32_t i = 0; i < c->batch; i++) {
-            uint64_t place = (serial * (uint64_t)c->batch + (uint64_t)i + (to ? serial * 3 : 0)) % n_places;
+            uint64_t place =
+                (serial * (uint64_t)c->batch + (uint64_t)i + (to ? serial * 3 : 0)) % n_places;
             for (int32_t k = 0; k < n; k++) ids[i * n + k] = (int32_t)(place * (uint64_t)n) + k;
         }
         return;
     }
     uint64_t state = serial * 2 + to;
     int32_t wanted = c->batch * n;
-    for (int32_t i = 0; i < c->n_pool_blocks; i++) ids[i] = i; /* ids has room for the whole footprint */
+    /* ids has room for the whole footprint */
+    for (int32_t i = 0; i < c->n_pool_blocks; i++) ids[i] = i;
     for (int32_t i = 0; i < wanted; i++) {
-        int32_t k = i + (int32_t)(next_random(&state) % (uint64_t)(c->n_pool_blocks - i)), id = ids[i];
+        int32_t k = i + (int32_t)(next_random(&state) % (uint64_t)(c->n_pool_blocks - i)),
+                id = ids[i];
         ids[i] = ids[k];
         ids[k] = id;
     }
 }
 
 /* Blocks that lie side by side in both pools: what the floors move with one call. */
-static int32_t run_blocks(const struct bench_case *c)
-{
-    return c->shuffled ? 1 : c->n_blocks;
-}
+static int32_t run_blocks(const struct bench_case *c) { return c->shuffled ? 1 : c->n_blocks; }
 
 /* The floors of tcp: how much of n bytes one call moves. */
 static size_t message_bytes(const struct bench_case *c, uint64_t n)
@@ -138,9 +140,10 @@ static int32_t *ids_new(const struct bench_case *c)
     return calloc((size_t)(batch > c->n_pool_blocks ? batch : c->n_pool_blocks), sizeof(int32_t));
 }
 
-/* --- pools wherever they are -------------------------------------------------------------------------------------------------------- */
+/* --- pools wherever they are ------------------------------------------------------------------ */
 
-static td_status pool_read(const struct bench_ends *e, uint64_t at, void *to, size_t n, struct td_err *err)
+static td_status pool_read(const struct bench_ends *e, uint64_t at, void *to, size_t n,
+                           struct td_err *err)
 {
     const uint8_t *from = (const uint8_t *)e->pool.base + at;
     if (e->on_gpu) return e->ops->device->download(to, from, n, err);
@@ -148,7 +151,8 @@ static td_status pool_read(const struct bench_ends *e, uint64_t at, void *to, si
     return TD_OK;
 }
 
-static td_status pool_write(const struct bench_ends *e, uint64_t at, const void *from, size_t n, struct td_err *err)
+static td_status pool_write(const struct bench_ends *e, uint64_t at, const void *from, size_t n,
+                            struct td_err *err)
 {
     uint8_t *to = (uint8_t *)e->pool.base + at;
     if (e->on_gpu) return e->ops->device->upload(to, from, n, err);
@@ -156,7 +160,8 @@ static td_status pool_write(const struct bench_ends *e, uint64_t at, const void 
     return TD_OK;
 }
 
-/* This process's device and its pool in it. After the fork: a process that has used CUDA must not. */
+/* This process's device and its pool in it. After the fork: a process that has used CUDA must
+ * not. */
 static td_status gpu_open(struct bench_ends *e, struct td_err *err)
 {
     struct td_device_config config = {0};
@@ -166,7 +171,8 @@ static td_status gpu_open(struct bench_ends *e, struct td_err *err)
     const struct td_device_memory *m = e->ops->device->memory;
     s = e->ops->device->alloc(e->pool_bytes + TD_XFER_PROBE_BYTES, "bench", &p, err);
     if (s) return s;
-    e->pool = (struct td_arena){.base = p, .bytes = e->pool_bytes + TD_XFER_PROBE_BYTES, .memfd = -1};
+    e->pool =
+        (struct td_arena){.base = p, .bytes = e->pool_bytes + TD_XFER_PROBE_BYTES, .memfd = -1};
     s = m->alloc_pinned(m->ctx, BENCH_PINNED_BYTES, &p, err);
     if (!s) e->pinned = p;
     return s;
@@ -183,13 +189,10 @@ static void gpu_close(struct bench_ends *e)
     td_device_close(e->ops);
 }
 
-static void ring(void *bell)
-{
-    td_doorbell_ring(bell);
-}
+static void ring(void *bell) { td_doorbell_ring(bell); }
 
-static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, const char *name, const char *device,
-                               struct td_err *err)
+static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c,
+                               const char *name, const char *device, struct td_err *err)
 {
     struct td_xfer_rdma_config rdma = {.devices = device, .gid_index = -1};
     struct td_xfer_config config = {
@@ -222,56 +225,67 @@ static void endpoint_close(struct bench_ends *e, enum bench_way way)
 }
 
 /* The path's next events; 0 only when the time is over. */
-static size_t next_events(struct bench_ends *e, enum bench_way way, uint64_t until_ns, struct td_xfer_event *events, size_t max)
+static size_t next_events(struct bench_ends *e, enum bench_way way, uint64_t until_ns,
+                          struct td_xfer_event *events, size_t max)
 {
     size_t n = td_xfer_poll(e->x[way], events, max);
     while (!n && td_doorbell_wait(&e->bell, until_ns)) n = td_xfer_poll(e->x[way], events, max);
     return n ? n : td_xfer_poll(e->x[way], events, max);
 }
 
-/* --- the receiver ------------------------------------------------------------------------------------------------------------------- */
+/* --- the receiver ----------------------------------------------------------------------------- */
 
 /* Takes events until each of the batch's slots has had `kind`. */
-static td_status take_slots(struct bench_ends *e, const struct command *m, enum td_xfer_event_kind kind, struct td_err *err)
+static td_status take_slots(struct bench_ends *e, const struct command *m,
+                            enum td_xfer_event_kind kind, struct td_err *err)
 {
     static struct td_xfer_event events[16];
     uint64_t until = td_deadline_after_ms(td_now_ns(), BENCH_WAIT_MS);
     for (int32_t n = 0; n < m->c.batch;) {
         size_t k = next_events(e, m->way, until, events, 16);
-        if (!k) return td_fail(err, TD_ERR_DEADLINE, "%d of %d slots after %d ms", n, m->c.batch, BENCH_WAIT_MS);
+        if (!k)
+            return td_fail(err, TD_ERR_DEADLINE, "%d of %d slots after %d ms", n, m->c.batch,
+                           BENCH_WAIT_MS);
         for (size_t i = 0; i < k; i++) {
-            if (events[i].kind == TD_XFER_SLOT_FAILED) return td_fail(err, events[i].status, "slot failed: %s", events[i].reason);
+            if (events[i].kind == TD_XFER_SLOT_FAILED)
+                return td_fail(err, events[i].status, "slot failed: %s", events[i].reason);
             if (events[i].kind != kind)
-                return td_fail(err, TD_ERR_INTERNAL, "event %d where %d is due", (int)events[i].kind, (int)kind);
+                return td_fail(err, TD_ERR_INTERNAL, "event %d where %d is due",
+                               (int)events[i].kind, (int)kind);
         }
         n += (int32_t)k;
     }
     return TD_OK;
 }
 
-static td_status verify(const struct bench_ends *e, const struct bench_case *c, const int32_t *src, const int32_t *dst,
-                        struct td_err *err)
+static td_status verify(const struct bench_ends *e, const struct bench_case *c, const int32_t *src,
+                        const int32_t *dst, struct td_err *err)
 {
     uint64_t n_words = c->block_bytes / 8, *there = e->on_gpu ? malloc(c->block_bytes) : NULL;
     td_status s = e->on_gpu && !there ? td_fail(err, TD_ERR_NOMEM, "out of memory") : TD_OK;
     for (int32_t i = 0; !s && i < c->batch * c->n_blocks; i++) {
-        const uint64_t *got = (const uint64_t *)((const uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes);
+        const uint64_t *got =
+            (const uint64_t *)((const uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes);
         uint64_t first = (uint64_t)src[i] * n_words;
-        if (there && !(s = pool_read(e, (uint64_t)dst[i] * c->block_bytes, there, c->block_bytes, err))) got = there;
+        if (there &&
+            !(s = pool_read(e, (uint64_t)dst[i] * c->block_bytes, there, c->block_bytes, err)))
+            got = there;
         for (uint64_t k = 0; !s && k < n_words; k++)
             if (got[k] != word_at(first + k))
                 s = td_fail(err, TD_ERR_CORRUPT,
-                               "transfer %d, block %d (source %d, destination %d) differs at byte %llu: %016llx, must be %016llx",
-                               i / c->n_blocks, i % c->n_blocks, src[i], dst[i], (unsigned long long)(k * 8),
-                               (unsigned long long)got[k], (unsigned long long)word_at(first + k));
+                            "transfer %d, block %d (source %d, destination %d) differs at byte "
+                            "%llu: %016llx, must be %016llx",
+                            i / c->n_blocks, i % c->n_blocks, src[i], dst[i],
+                            (unsigned long long)(k * 8), (unsigned long long)got[k],
+                            (unsigned long long)word_at(first + k));
     }
     free(there);
     return s;
 }
 
 /* The check is first seen to catch a planted mistake. */
-static td_status try_verify(const struct bench_ends *e, const struct bench_case *c, const int32_t *src, const int32_t *dst,
-                            struct td_err *err)
+static td_status try_verify(const struct bench_ends *e, const struct bench_case *c,
+                            const int32_t *src, const int32_t *dst, struct td_err *err)
 {
     struct td_err ignored;
     int32_t last = c->batch * c->n_blocks - 1;
@@ -284,7 +298,10 @@ static td_status try_verify(const struct bench_ends *e, const struct bench_case 
     s = verify(e, c, src, dst, &ignored);
     td_status back = pool_write(e, at, &right, 1, err);
     if (back) return back;
-    return s == TD_ERR_CORRUPT ? TD_OK : td_fail(err, TD_ERR_INTERNAL, "a spoilt byte was not noticed: the verification is broken");
+    return s == TD_ERR_CORRUPT
+               ? TD_OK
+               : td_fail(err, TD_ERR_INTERNAL,
+                         "a spoilt byte was not noticed: the verification is broken");
 }
 
 static void poison(const struct bench_ends *e, const struct bench_case *c, const int32_t *dst)
@@ -297,9 +314,11 @@ static void poison(const struct bench_ends *e, const struct bench_case *c, const
         memset(e->pinned, 0x66, 8);
         for (int32_t i = 0; i < 2 * c->batch * c->n_blocks; i++) {
             uint64_t at = (uint64_t)dst[i / 2] * c->block_bytes + (i & 1 ? c->block_bytes - 8 : 0);
-            runs[n++] = (struct td_device_run){.to = (uint8_t *)e->pool.base + at, .from = e->pinned, .bytes = 8};
+            runs[n++] = (struct td_device_run){
+                .to = (uint8_t *)e->pool.base + at, .from = e->pinned, .bytes = 8};
             if (n < 512 && i + 1 < 2 * c->batch * c->n_blocks) continue;
-            TD_ASSERT(m->copy(m->ctx, TD_COPY_TO_DEVICE, runs, n, &ticket, NULL) == TD_OK && m->wait(m->ctx, ticket, NULL) == TD_OK);
+            TD_ASSERT(m->copy(m->ctx, TD_COPY_TO_DEVICE, runs, n, &ticket, NULL) == TD_OK &&
+                      m->wait(m->ctx, ticket, NULL) == TD_OK);
             n = 0;
         }
         return;
@@ -311,8 +330,8 @@ static void poison(const struct bench_ends *e, const struct bench_case *c, const
 }
 
 /* ARM to FINISH. The answer to FINISH is the caller's to send. */
-static td_status receive_engine(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst,
-                                struct reply *r, struct td_err *err)
+static td_status receive_engine(struct bench_ends *e, const struct command *m, const int32_t *src,
+                                const int32_t *dst, struct reply *r, struct td_err *err)
 {
     static struct grant grants[BENCH_MAX_BATCH];
     struct command finish;
@@ -322,8 +341,8 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
     poison(e, &m->c, dst);
     for (int32_t i = 0; !s && i < m->c.batch; i++) {
         size_t n_bytes = 0;
-        s = td_xfer_grant(e->x[m->way], dst + i * m->c.n_blocks, m->c.n_blocks, TD_NEVER_NS, (uint64_t)i,
-                          &grants[i].slot, grants[i].blob, &n_bytes, err);
+        s = td_xfer_grant(e->x[m->way], dst + i * m->c.n_blocks, m->c.n_blocks, TD_NEVER_NS,
+                          (uint64_t)i, &grants[i].slot, grants[i].blob, &n_bytes, err);
         grants[i].n_bytes = (uint32_t)n_bytes;
     }
     double cpu = cpu_seconds();
@@ -342,17 +361,20 @@ static td_status receive_engine(struct bench_ends *e, const struct command *m, c
     if (!s && !tried) s = try_verify(e, &m->c, src, dst, err);
     tried = true;
     if (!s) r->n_verified = (uint64_t)m->c.batch * m->c.bytes;
-    for (int32_t i = 0; i < m->c.batch; i++) td_xfer_revoke(e->x[m->way], grants[i].slot, "the batch is over");
+    for (int32_t i = 0; i < m->c.batch; i++)
+        td_xfer_revoke(e->x[m->way], grants[i].slot, "the batch is over");
     if (!s) s = take_slots(e, m, TD_XFER_SLOT_FREE, err);
     td_xfer_stats(e->x[m->way], &after);
-    if (!s && bench_ways[m->way].digest_every == 1 && after.n_digests - before.n_digests != (uint64_t)(m->c.batch * m->c.n_blocks))
-        s = td_fail(err, TD_ERR_INTERNAL, "%llu of %d blocks had a digest", (unsigned long long)(after.n_digests - before.n_digests),
+    if (!s && bench_ways[m->way].digest_every == 1 &&
+        after.n_digests - before.n_digests != (uint64_t)(m->c.batch * m->c.n_blocks))
+        s = td_fail(err, TD_ERR_INTERNAL, "%llu of %d blocks had a digest",
+                    (unsigned long long)(after.n_digests - before.n_digests),
                     m->c.batch * m->c.n_blocks);
     return s;
 }
 
-static td_status receive_copy(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst,
-                              struct reply *r, struct td_err *err)
+static td_status receive_copy(struct bench_ends *e, const struct command *m, const int32_t *src,
+                              const int32_t *dst, struct reply *r, struct td_err *err)
 {
     const struct bench_case *c = &m->c;
     int32_t step = run_blocks(c);
@@ -360,17 +382,17 @@ static td_status receive_copy(struct bench_ends *e, const struct command *m, con
     double cpu = cpu_seconds();
     uint64_t t0 = td_now_ns();
     for (int32_t i = 0; i < c->batch * c->n_blocks; i += step)
-        memcpy((uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes, e->from + (uint64_t)src[i] * c->block_bytes,
-               c->block_bytes * (uint64_t)step);
+        memcpy((uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes,
+               e->from + (uint64_t)src[i] * c->block_bytes, c->block_bytes * (uint64_t)step);
     r->seconds = (double)(td_now_ns() - t0) / 1e9;
     r->cpu_s = cpu_seconds() - cpu;
     return verify(e, c, src, dst, err);
 }
 
-/* The floors of pools in a GPU's memory: whole runs of blocks in batches as cuda-ipc makes them, or through page-locked memory that is full
- * already. */
-static td_status receive_gpu(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst, struct reply *r,
-                             struct td_err *err)
+/* The floors of pools in a GPU's memory: whole runs of blocks in batches as cuda-ipc makes them,
+ * or through page-locked memory that is full already. */
+static td_status receive_gpu(struct bench_ends *e, const struct command *m, const int32_t *src,
+                             const int32_t *dst, struct reply *r, struct td_err *err)
 {
     const struct bench_case *c = &m->c;
     const struct td_device_memory *mem = e->ops->device->memory;
@@ -385,12 +407,16 @@ static td_status receive_gpu(struct bench_ends *e, const struct command *m, cons
     uint64_t t0 = td_now_ns();
     for (int32_t i = 0; !s && i < c->batch * c->n_blocks; i += step)
         for (uint64_t at = 0, k; !s && at < step_bytes; at += k) {
-            k = on_device || step_bytes - at < BENCH_PINNED_BYTES ? step_bytes - at : BENCH_PINNED_BYTES;
-            runs[n++] = (struct td_device_run){.to = (uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes + at,
-                                               .from = on_device ? e->from + (uint64_t)src[i] * c->block_bytes + at : e->pinned, .bytes = k};
+            k = on_device || step_bytes - at < BENCH_PINNED_BYTES ? step_bytes - at
+                                                                  : BENCH_PINNED_BYTES;
+            runs[n++] = (struct td_device_run){
+                .to = (uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes + at,
+                .from = on_device ? e->from + (uint64_t)src[i] * c->block_bytes + at : e->pinned,
+                .bytes = k};
             bool last = i + step >= c->batch * c->n_blocks && at + k == step_bytes;
             if (n < sizeof runs / sizeof *runs && !last) continue;
-            s = mem->copy(mem->ctx, on_device ? TD_COPY_ON_DEVICE : TD_COPY_TO_DEVICE, runs, n, &ticket, err);
+            s = mem->copy(mem->ctx, on_device ? TD_COPY_ON_DEVICE : TD_COPY_TO_DEVICE, runs, n,
+                          &ticket, err);
             n = 0;
         }
     if (!s) s = mem->wait(mem->ctx, ticket, err);
@@ -399,8 +425,8 @@ static td_status receive_gpu(struct bench_ends *e, const struct command *m, cons
     return s || !on_device ? s : verify(e, c, src, dst, err);
 }
 
-static td_status receive_bare(struct bench_ends *e, const struct command *m, const int32_t *src, const int32_t *dst,
-                              struct reply *r, struct td_err *err)
+static td_status receive_bare(struct bench_ends *e, const struct command *m, const int32_t *src,
+                              const int32_t *dst, struct reply *r, struct td_err *err)
 {
     struct command finish;
     poison(e, &m->c, dst);
@@ -411,8 +437,11 @@ static td_status receive_bare(struct bench_ends *e, const struct command *m, con
     for (int32_t i = 0; i < c->batch * c->n_blocks; i += step) {
         uint8_t *to = (uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes;
         for (uint64_t got = 0; got < c->block_bytes * (uint64_t)step;) {
-            ssize_t k = recv(e->bare_fd, to + got, message_bytes(c, c->block_bytes * (uint64_t)step - got), 0);
-            if (k <= 0) return td_fail(err, TD_ERR_IO, "bare loop: recv: %s", k ? strerror(errno) : "closed");
+            ssize_t k = recv(e->bare_fd, to + got,
+                             message_bytes(c, c->block_bytes * (uint64_t)step - got), 0);
+            if (k <= 0)
+                return td_fail(err, TD_ERR_IO, "bare loop: recv: %s",
+                               k ? strerror(errno) : "closed");
             got += (uint64_t)k;
         }
         if ((i + step) % c->n_blocks == 0 && send(e->bare_fd, "", 1, MSG_NOSIGNAL) != 1)
@@ -447,7 +476,8 @@ static void receiver_main(struct bench_ends *e)
             r.status = receive_engine(e, &m, src, dst, &r, &err);
             break;
         case BENCH_COPY:
-            r.status = e->on_gpu ? receive_gpu(e, &m, src, dst, &r, &err) : receive_copy(e, &m, src, dst, &r, &err);
+            r.status = e->on_gpu ? receive_gpu(e, &m, src, dst, &r, &err)
+                                 : receive_copy(e, &m, src, dst, &r, &err);
             break;
         case BENCH_RECEIVE:
             r.status = receive_bare(e, &m, src, dst, &r, &err);
@@ -463,11 +493,12 @@ static void receiver_main(struct bench_ends *e)
     for (enum bench_way w = 0; w < BENCH_N_PATHS; w++) endpoint_close(e, w);
 }
 
-/* --- the sender --------------------------------------------------------------------------------------------------------------------- */
+/* --- the sender ------------------------------------------------------------------------------- */
 
 static td_status get_reply(struct bench_ends *e, struct reply *ret_reply, struct td_err *err)
 {
-    if (!all(e->control, ret_reply, sizeof *ret_reply, false)) return td_fail(err, TD_ERR_PEER, "the receiver process has ended");
+    if (!all(e->control, ret_reply, sizeof *ret_reply, false))
+        return td_fail(err, TD_ERR_PEER, "the receiver process has ended");
     if (ret_reply->status)
         return td_fail(err, ret_reply->status, "receiver: %s",
                        ret_reply->msg[0] ? ret_reply->msg : td_status_name(ret_reply->status));
@@ -475,12 +506,14 @@ static td_status get_reply(struct bench_ends *e, struct reply *ret_reply, struct
     return TD_OK;
 }
 
-static td_status ask(struct bench_ends *e, enum bench_verb verb, enum bench_way way, const struct bench_case *c, uint64_t serial,
-                     struct reply *ret_reply, struct td_err *err)
+static td_status ask(struct bench_ends *e, enum bench_verb verb, enum bench_way way,
+                     const struct bench_case *c, uint64_t serial, struct reply *ret_reply,
+                     struct td_err *err)
 {
     struct command m = {.verb = verb, .way = way, .serial = serial};
     if (c) m.c = *c;
-    if (!all(e->control, &m, sizeof m, true)) return td_fail(err, TD_ERR_PEER, "the receiver process has ended");
+    if (!all(e->control, &m, sizeof m, true))
+        return td_fail(err, TD_ERR_PEER, "the receiver process has ended");
     return ret_reply ? get_reply(e, ret_reply, err) : TD_OK;
 }
 
@@ -496,13 +529,17 @@ static td_status bare_pair(int ret_fds[2], struct td_err *err)
         if (ret_fds[0] >= 0 && connect(ret_fds[0], (struct sockaddr *)&a, sizeof a) == 0)
             ret_fds[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     }
-    td_status s = ret_fds[1] >= 0 ? TD_OK : td_fail(err, TD_ERR_IO, "loopback connection: %s", strerror(errno));
+    td_status s = ret_fds[1] >= 0
+                      ? TD_OK
+                      : td_fail(err, TD_ERR_IO, "loopback connection: %s", strerror(errno));
     if (listener >= 0) close(listener);
-    for (int i = 0; !s && i < 2; i++) setsockopt(ret_fds[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    for (int i = 0; !s && i < 2; i++)
+        setsockopt(ret_fds[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return s;
 }
 
-/* Both sides of a fork, when pools are in a GPU's memory: the receiver learns how to open the sender's. */
+/* Both sides of a fork, when pools are in a GPU's memory: the receiver learns how to open the
+ * sender's. */
 struct gpu_place {
     uint8_t handle[TD_DEVICE_HANDLE_BYTES];
     uint64_t offset;
@@ -522,7 +559,8 @@ static td_status gpu_sender(struct bench_ends *e, struct td_err *err)
     }
     free(words);
     if (!s) s = m->ipc_export(m->ctx, e->pool.base, place.handle, &place.offset, err);
-    if (!s && !all(e->control, &place, sizeof place, true)) s = td_fail(err, TD_ERR_PEER, "the receiver process has ended");
+    if (!s && !all(e->control, &place, sizeof place, true))
+        s = td_fail(err, TD_ERR_PEER, "the receiver process has ended");
     e->from = e->pool.base;
     return s;
 }
@@ -532,21 +570,29 @@ static td_status gpu_receiver(struct bench_ends *e, struct td_err *err)
     struct gpu_place place;
     td_status s = gpu_open(e, err);
     if (!s && !all(e->control, &place, sizeof place, false)) s = TD_ERR_PEER; /* it says why */
-    if (!s) s = e->ops->device->memory->ipc_open(e->ops->device->memory->ctx, place.handle, &e->opened, err);
+    if (!s)
+        s = e->ops->device->memory->ipc_open(e->ops->device->memory->ctx, place.handle, &e->opened,
+                                             err);
     if (!s) e->from = (const uint8_t *)e->opened + place.offset;
     return s;
 }
 
-td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct bench_options *o, struct td_err *err)
+td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct bench_options *o,
+                          struct td_err *err)
 {
     int control[2], bare[2];
-    *e = (struct bench_ends){
-        .pool_bytes = pool_bytes, .control = -1, .bare_fd = -1, .bell.fd = -1, .device = o->device, .peer_device = o->peer_device,
-        .on_gpu = strcmp(o->device, BENCH_GPU) == 0};
+    *e = (struct bench_ends){.pool_bytes = pool_bytes,
+                             .control = -1,
+                             .bare_fd = -1,
+                             .bell.fd = -1,
+                             .device = o->device,
+                             .peer_device = o->peer_device,
+                             .on_gpu = strcmp(o->device, BENCH_GPU) == 0};
     td_status s = e->on_gpu ? TD_OK : td_arena_create(pool_bytes, 1, "bench-from", &e->pool, err);
     if (s) return s;
     e->from = e->pool.base;
-    for (uint64_t i = 0; !e->on_gpu && i < pool_bytes / 8; i++) ((uint64_t *)e->pool.base)[i] = word_at(i);
+    for (uint64_t i = 0; !e->on_gpu && i < pool_bytes / 8; i++)
+        ((uint64_t *)e->pool.base)[i] = word_at(i);
     s = bare_pair(bare, err);
     if (s) return s;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control))
@@ -565,7 +611,8 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
         prctl(PR_SET_NAME, "bench-receiver");
-        r.status = e->on_gpu ? gpu_receiver(e, &child_err) : td_arena_create(pool_bytes, 1, "bench-to", &e->pool, &child_err);
+        r.status = e->on_gpu ? gpu_receiver(e, &child_err)
+                             : td_arena_create(pool_bytes, 1, "bench-to", &e->pool, &child_err);
         if (!r.status) r.status = td_doorbell_open(&e->bell, &child_err);
         memcpy(r.msg, child_err.msg, sizeof r.msg);
         for (size_t at = 0; !e->on_gpu && at < pool_bytes; at += 4096)
@@ -587,14 +634,18 @@ void bench_ends_close(struct bench_ends *e)
     if (e->bare_fd >= 0) close(e->bare_fd);
     if (e->receiver > 0) waitpid(e->receiver, NULL, 0);
     td_doorbell_close(&e->bell);
-    if (e->on_gpu) gpu_close(e);
-    else td_arena_destroy(&e->pool);
+    if (e->on_gpu)
+        gpu_close(e);
+    else
+        td_arena_destroy(&e->pool);
 }
 
-/* An endpoint writes its probe behind the blocks of its case, which may be in the middle of another's: the pattern that all verify is put back. */
+/* An endpoint writes its probe behind the blocks of its case, which may be in the middle of
+ * another's: the pattern that all verify is put back. */
 static td_status mend_pattern(struct bench_ends *e, const struct bench_case *c, struct td_err *err)
 {
-    uint64_t words[TD_XFER_PROBE_BYTES / 8 + 1], at = (uint64_t)c->n_pool_blocks * c->block_bytes, was = e->probe_at / 8 * 8;
+    uint64_t words[TD_XFER_PROBE_BYTES / 8 + 1], at = (uint64_t)c->n_pool_blocks * c->block_bytes,
+                                                 was = e->probe_at / 8 * 8;
     if (at == e->probe_at) return TD_OK;
     e->probe_at = at;
     if (!was || was + sizeof words > e->pool_bytes) return TD_OK;
@@ -602,7 +653,8 @@ static td_status mend_pattern(struct bench_ends *e, const struct bench_case *c, 
     return pool_write(e, was, words, sizeof words, err);
 }
 
-td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c, struct td_err *err)
+td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c,
+                          struct td_err *err)
 {
     struct reply r;
     td_status s = e->on_gpu ? mend_pattern(e, c, err) : TD_OK;
@@ -618,8 +670,9 @@ td_status bench_link_close(struct bench_ends *e, enum bench_way way, struct td_e
 }
 
 /* All transfers of the batch with `depth` in flight. starts[i]: when transfer i was posted. */
-static td_status run_engine(struct bench_ends *e, enum bench_way way, const struct bench_case *c, const struct grant *grants,
-                            const int32_t *src, bool clock_posts, struct bench_sample *s, struct td_err *err)
+static td_status run_engine(struct bench_ends *e, enum bench_way way, const struct bench_case *c,
+                            const struct grant *grants, const int32_t *src, bool clock_posts,
+                            struct bench_sample *s, struct td_err *err)
 {
     static struct td_xfer_event events[16];
     uint64_t starts[BENCH_MAX_BATCH], until = td_deadline_after_ms(td_now_ns(), BENCH_WAIT_MS);
@@ -631,26 +684,36 @@ static td_status run_engine(struct bench_ends *e, enum bench_way way, const stru
             int32_t n_blocks;
             double cpu = clock_posts ? thread_cpu_seconds() : 0;
             starts[n_started] = td_now_ns();
-            td_status status = td_xfer_op_start(x, g->blob, g->n_bytes, TD_NEVER_NS, (uint64_t)n_started, &op, &n_blocks, err);
-            if (!status) status = td_xfer_submit(x, op, 0, src + n_started * c->n_blocks, c->n_blocks, true, NULL, 0);
-            if (status) return err->msg[0] ? status : td_fail(err, status, "submit: %s", td_status_name(status));
+            td_status status = td_xfer_op_start(x, g->blob, g->n_bytes, TD_NEVER_NS,
+                                                (uint64_t)n_started, &op, &n_blocks, err);
+            if (!status)
+                status = td_xfer_submit(x, op, 0, src + n_started * c->n_blocks, c->n_blocks, true,
+                                        NULL, 0);
+            if (status)
+                return err->msg[0] ? status
+                                   : td_fail(err, status, "submit: %s", td_status_name(status));
             s->post_s += (double)(td_now_ns() - starts[n_started]) / 1e9;
             if (clock_posts) s->post_cpu_s += thread_cpu_seconds() - cpu;
         }
         size_t k = next_events(e, way, until, events, 16);
-        if (!k) return td_fail(err, TD_ERR_DEADLINE, "%d of %d transfers after %d ms", n_done, c->batch, BENCH_WAIT_MS);
+        if (!k)
+            return td_fail(err, TD_ERR_DEADLINE, "%d of %d transfers after %d ms", n_done, c->batch,
+                           BENCH_WAIT_MS);
         uint64_t now = td_now_ns();
         for (size_t i = 0; i < k; i++) {
-            if (events[i].kind != TD_XFER_OP_DONE) return td_fail(err, events[i].status, "transfer failed: %s", events[i].reason);
-            if (s->latency_us) s->latency_us[s->n_latencies++] = (double)(now - starts[events[i].user]) / 1e3;
+            if (events[i].kind != TD_XFER_OP_DONE)
+                return td_fail(err, events[i].status, "transfer failed: %s", events[i].reason);
+            if (s->latency_us)
+                s->latency_us[s->n_latencies++] = (double)(now - starts[events[i].user]) / 1e3;
         }
         n_done += (int32_t)k;
     }
     return TD_OK;
 }
 
-td_status bench_engine_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c, uint64_t serial,
-                             bool clock_posts, struct bench_sample *s, struct td_err *err)
+td_status bench_engine_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c,
+                             uint64_t serial, bool clock_posts, struct bench_sample *s,
+                             struct td_err *err)
 {
     static struct grant grants[BENCH_MAX_BATCH];
     struct reply r;
@@ -659,7 +722,8 @@ td_status bench_engine_batch(struct bench_ends *e, enum bench_way way, const str
     batch_ids(c, serial, false, src);
     td_status status = ask(e, BENCH_ARM, way, c, serial, &r, err);
     for (int32_t i = 0; !status && i < c->batch; i++)
-        if (!all(e->control, &grants[i].n_bytes, sizeof grants[i].n_bytes, false) || grants[i].n_bytes > sizeof grants[i].blob ||
+        if (!all(e->control, &grants[i].n_bytes, sizeof grants[i].n_bytes, false) ||
+            grants[i].n_bytes > sizeof grants[i].blob ||
             !all(e->control, grants[i].blob, grants[i].n_bytes, false))
             status = td_fail(err, TD_ERR_PEER, "the receiver process has ended");
     if (!status) {
@@ -681,8 +745,8 @@ td_status bench_engine_batch(struct bench_ends *e, enum bench_way way, const str
     return status;
 }
 
-td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, uint64_t serial, struct bench_sample *s,
-                             struct td_err *err)
+td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, uint64_t serial,
+                             struct bench_sample *s, struct td_err *err)
 {
     struct reply r;
     td_status status = ask(e, BENCH_COPY, BENCH_MEMCPY, c, serial, &r, err);
@@ -694,8 +758,8 @@ td_status bench_memcpy_batch(struct bench_ends *e, const struct bench_case *c, u
     return TD_OK;
 }
 
-td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c, uint64_t serial, struct bench_sample *s,
-                          struct td_err *err)
+td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct bench_case *c,
+                          uint64_t serial, struct bench_sample *s, struct td_err *err)
 {
     struct reply r;
     td_status status = ask(e, BENCH_COPY, way, c, serial, &r, err);
@@ -707,13 +771,16 @@ td_status bench_gpu_batch(struct bench_ends *e, enum bench_way way, const struct
     return TD_OK;
 }
 
-static td_status bare_send(struct bench_ends *e, const struct bench_case *c, const int32_t *src, struct td_err *err)
+static td_status bare_send(struct bench_ends *e, const struct bench_case *c, const int32_t *src,
+                           struct td_err *err)
 {
     int32_t step = run_blocks(c);
     for (int32_t i = 0; i < c->n_blocks; i += step) {
         const uint8_t *from = e->from + (uint64_t)src[i] * c->block_bytes;
         for (uint64_t sent = 0; sent < c->block_bytes * (uint64_t)step;) {
-            ssize_t k = send(e->bare_fd, from + sent, message_bytes(c, c->block_bytes * (uint64_t)step - sent), MSG_NOSIGNAL);
+            ssize_t k =
+                send(e->bare_fd, from + sent,
+                     message_bytes(c, c->block_bytes * (uint64_t)step - sent), MSG_NOSIGNAL);
             if (k <= 0) return td_fail(err, TD_ERR_IO, "bare loop: send: %s", strerror(errno));
             sent += (uint64_t)k;
         }
@@ -721,8 +788,8 @@ static td_status bare_send(struct bench_ends *e, const struct bench_case *c, con
     return TD_OK;
 }
 
-td_status bench_bare_batch(struct bench_ends *e, const struct bench_case *c, uint64_t serial, struct bench_sample *s,
-                           struct td_err *err)
+td_status bench_bare_batch(struct bench_ends *e, const struct bench_case *c, uint64_t serial,
+                           struct bench_sample *s, struct td_err *err)
 {
     struct reply r;
     int32_t *src = ids_new(c);

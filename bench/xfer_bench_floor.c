@@ -1,4 +1,5 @@
-/* xfer_bench_floor.c - floors that are other programs, run once per run of the engine: iperf3 beside tcp, ib_write_bw beside rdma.
+/* xfer_bench_floor.c - floors that are other programs, run once per run of the engine: iperf3
+ * beside tcp, ib_write_bw beside rdma.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,7 +25,8 @@ bool bench_program_exists(const char *name)
     const char *list = getenv("PATH");
     for (const char *at = list ? list : "/usr/bin:/bin"; at;) {
         const char *colon = strchr(at, ':');
-        snprintf(path, sizeof path, "%.*s/%s", (int)(colon ? colon - at : (long)strlen(at)), at, name);
+        snprintf(path, sizeof path, "%.*s/%s", (int)(colon ? colon - at : (long)strlen(at)), at,
+                 name);
         if (access(path, X_OK) == 0) return true;
         at = colon ? colon + 1 : NULL;
     }
@@ -92,7 +94,9 @@ static uint16_t free_port(void)
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t n = sizeof a;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && (bind(fd, (struct sockaddr *)&a, sizeof a) || getsockname(fd, (struct sockaddr *)&a, &n))) a.sin_port = 0;
+    if (fd >= 0 &&
+        (bind(fd, (struct sockaddr *)&a, sizeof a) || getsockname(fd, (struct sockaddr *)&a, &n)))
+        a.sin_port = 0;
     if (fd >= 0) close(fd);
     return ntohs(a.sin_port);
 }
@@ -105,10 +109,15 @@ td_status bench_iperf_run(const struct bench_case *c, struct bench_sample *s, st
     if (n_bytes < 256e6) n_bytes = 256e6; /* or it would measure its own start */
     snprintf(port, sizeof port, "%u", free_port());
     snprintf(bytes, sizeof bytes, "%.0f", n_bytes);
-    snprintf(message, sizeof message, "%llu", (unsigned long long)(c->message ? c->message : c->bytes < 1 << 20 ? c->bytes : 1 << 20));
+    snprintf(message, sizeof message, "%llu",
+             (unsigned long long)(c->message           ? c->message
+                                  : c->bytes < 1 << 20 ? c->bytes
+                                                       : 1 << 20));
     snprintf(streams, sizeof streams, "%d", c->streams);
-    const char *server[] = {"iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port, "--forceflush", NULL};
-    const char *client[] = {"iperf3", "-c", "127.0.0.1", "-p", port, "-n", bytes, "-l", message, "-P", streams, "-J", NULL};
+    const char *server[] = {"iperf3", "-s", "-1",           "-B", "127.0.0.1",
+                            "-p",     port, "--forceflush", NULL};
+    const char *client[] = {"iperf3", "-c",    "127.0.0.1", "-p",    port, "-n", bytes,
+                            "-l",     message, "-P",        streams, "-J", NULL};
     int fd;
     pid_t pid = start(server, &fd);
     if (pid < 0) return td_fail(err, TD_ERR_IO, "iperf3: %s", strerror(errno));
@@ -127,29 +136,35 @@ td_status bench_iperf_run(const struct bench_case *c, struct bench_sample *s, st
     if (!r) r = td_json_f64(sum, "iperf3 sum_received", "seconds", 0, 1e6, &seconds, NULL, err);
     json_decref(root);
     if (r) return r;
-    if (!(bits > 0)) return td_fail(err, TD_ERR_CORRUPT, "iperf3 -J: no end.sum_received.bits_per_second");
+    if (!(bits > 0))
+        return td_fail(err, TD_ERR_CORRUPT, "iperf3 -J: no end.sum_received.bits_per_second");
     s->n_bytes += n_bytes;
     s->seconds += n_bytes * 8 / bits;
     return TD_OK;
 }
 
-/* One try; *ret_gb_s 0: perftest ran and told no figure (where it cannot calibrate its clock it says 0.00 or inf). */
-static td_status ib_write_once(const char *const server[], const char *const client[], double *ret_gb_s, struct td_err *err)
+/* One try; *ret_gb_s 0: perftest ran and told no figure (where it cannot calibrate its clock it
+ * says 0.00 or inf). */
+static td_status ib_write_once(const char *const server[], const char *const client[],
+                               double *ret_gb_s, struct td_err *err)
 {
     static char out[OUT_MAX], told[OUT_MAX];
     uint64_t until = td_deadline_after_ms(td_now_ns(), 10000);
     int fd, status = -1, ended = 0;
     pid_t pid = start(server, &fd);
     if (pid < 0) return td_fail(err, TD_ERR_IO, "ib_write_bw: %s", strerror(errno));
-    /* The server does not say when it listens (its output is buffered): the client is started until it gets through. */
+    /* The server does not say when it listens (its output is buffered): the client is started
+       until it gets through. */
     while (status && !ended && td_now_ns() < until) {
         status = bench_capture(client, out, sizeof out);
         ended = status ? waitpid(pid, NULL, WNOHANG) : 0;
     }
     if (status && !ended) kill(pid, SIGKILL);
     end(ended ? -1 : pid, fd, told, sizeof told);
-    if (status) return td_fail(err, TD_ERR_IO, "ib_write_bw: server: %.180s; client: %.180s", told, out);
-    double size, n, peak, average = 0; /* the row under "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec]" */
+    if (status)
+        return td_fail(err, TD_ERR_IO, "ib_write_bw: server: %.180s; client: %.180s", told, out);
+    double size, n, peak, average = 0; /* the row under "#bytes #iterations BW peak[Gb/sec] BW
+                                          average[Gb/sec]" */
     const char *row = strstr(out, "#bytes");
     row = row ? strchr(row, '\n') : NULL;
     if (!row || sscanf(row + 1, "%lf %lf %lf %lf", &size, &n, &peak, &average) != 4)
@@ -158,12 +173,15 @@ static td_status ib_write_once(const char *const server[], const char *const cli
     return TD_OK;
 }
 
-td_status bench_ib_write_run(const struct bench_case *c, const struct bench_options *o, struct bench_sample *s, struct td_err *err)
+td_status bench_ib_write_run(const struct bench_case *c, const struct bench_options *o,
+                             struct bench_sample *s, struct td_err *err)
 {
     char port[8], bytes[24], n_iters[24], depth[12], gid[12];
-    /* Messages as large as the engine's work requests, and as many in flight, up to perftest's own default. */
+    /* Messages as large as the engine's work requests, and as many in flight, up to perftest's
+       own default. */
     uint64_t run = c->shuffled ? c->block_bytes : c->bytes, message = run < 1 << 20 ? run : 1 << 20;
-    uint64_t iters = c->bytes * (uint64_t)(c->batch * c->n_batches) / message, in_flight = (uint64_t)c->depth * (c->bytes / message);
+    uint64_t iters = c->bytes * (uint64_t)(c->batch * c->n_batches) / message,
+             in_flight = (uint64_t)c->depth * (c->bytes / message);
     snprintf(port, sizeof port, "%u", free_port());
     snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)message);
     snprintf(n_iters, sizeof n_iters, "%llu", (unsigned long long)(iters < 64 ? 64 : iters));
@@ -171,8 +189,12 @@ td_status bench_ib_write_run(const struct bench_case *c, const struct bench_opti
     snprintf(gid, sizeof gid, "%d", (int)o->gid_index);
     const char *server[24], *client[24];
     int k = 0;
-    const char *const common[] = {"ib_write_bw", "-F", "--report_gbits", "-p", port, "-s", bytes, "-n", n_iters, "-t", depth, "-q", "2"};
-    for (size_t i = 0; i < sizeof common / sizeof *common; i++, k++) server[k] = client[k] = common[i]; /* two queue pairs, as the engine has */
+    const char *const common[] = {
+        "ib_write_bw", "-F", "--report_gbits", "-p", port, "-s", bytes, "-n", n_iters, "-t", depth,
+        "-q",          "2"};
+    /* two queue pairs, as the engine has */
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++, k++)
+        server[k] = client[k] = common[i];
     if (o->gid_index >= 0) {
         server[k] = client[k] = "-x";
         server[k + 1] = client[k + 1] = gid;
@@ -185,7 +207,8 @@ td_status bench_ib_write_run(const struct bench_case *c, const struct bench_opti
     server[k + 2] = client[k + 3] = NULL;
     double gb_s = 0;
     td_status status = TD_OK;
-    for (int i = 0; !status && i < 3 && !(gb_s > 0); i++) status = ib_write_once(server, client, &gb_s, err);
+    for (int i = 0; !status && i < 3 && !(gb_s > 0); i++)
+        status = ib_write_once(server, client, &gb_s, err);
     if (status || !(gb_s > 0)) return status; /* no figure: not measured in this repeat */
     s->n_bytes += (double)(message * iters);
     s->seconds += (double)(message * iters) / 1e9 / gb_s;

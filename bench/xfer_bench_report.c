@@ -1,5 +1,5 @@
-/* xfer_bench_report.c - what was measured, as a table on standard output, JSON and CSV. Ratios are medians of the ratios of single
- * repeats. */
+/* xfer_bench_report.c - what was measured, as a table on standard output, JSON and CSV. Ratios
+ * are medians of the ratios of single repeats. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -36,15 +36,20 @@ static struct spread spread_of(double *v, int32_t n)
 {
     if (!n) return (struct spread){0};
     qsort(v, (size_t)n, sizeof *v, by_value);
-    return (struct spread){.median = n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2, .min = v[0], .max = v[n - 1], .n = n};
+    return (struct spread){.median = n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2,
+                           .min = v[0],
+                           .max = v[n - 1],
+                           .n = n};
 }
 
 static void json_spread(json_t *to, const char *key, struct spread s)
 {
-    if (s.n) json_object_set_new(to, key, json_pack("{s:f,s:f,s:f}", "median", s.median, "min", s.min, "max", s.max));
+    if (s.n)
+        json_object_set_new(
+            to, key, json_pack("{s:f,s:f,s:f}", "median", s.median, "min", s.min, "max", s.max));
 }
 
-/* --- the head ----------------------------------------------------------------------------------------------------------------------- */
+/* --- the head --------------------------------------------------------------------------------- */
 
 static void cpu_name(char *to, size_t n)
 {
@@ -61,13 +66,14 @@ static void cpu_name(char *to, size_t n)
     if (f) fclose(f);
 }
 
-td_status bench_report_open(const struct bench_options *o, int argc, char **argv, struct bench_report **ret_report,
-                            struct td_err *err)
+td_status bench_report_open(const struct bench_options *o, int argc, char **argv,
+                            struct bench_report **ret_report, struct td_err *err)
 {
     struct bench_report *r = calloc(1, sizeof *r);
     struct utsname u;
     double load[1];
-    const char *const git[] = {"git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12", NULL};
+    const char *const git[] = {"git",         "describe",    "--always", "--dirty",
+                               "--exclude=*", "--abbrev=12", NULL};
     char when[32];
     time_t now = (time_t)(td_wall_ns() / TD_NS_PER_S);
     struct tm tm;
@@ -90,26 +96,33 @@ td_status bench_report_open(const struct bench_options *o, int argc, char **argv
     uname(&u);
     r->load = getloadavg(load, 1) == 1 ? load[0] : 0;
     snprintf(r->kernel, sizeof r->kernel, "%s %s", u.sysname, u.release);
-    if (bench_capture(git, r->commit, sizeof r->commit)) snprintf(r->commit, sizeof r->commit, "unknown");
+    if (bench_capture(git, r->commit, sizeof r->commit))
+        snprintf(r->commit, sizeof r->commit, "unknown");
     r->commit[strcspn(r->commit, "\n")] = 0;
     const char *base = strrchr(argv[0], '/');
-    size_t used = (size_t)snprintf(r->command, sizeof r->command, "%s",
-                                   strcmp(argv[0], "xfer") ? base ? base + 1 : argv[0] : "tandem bench xfer");
+    size_t used =
+        (size_t)snprintf(r->command, sizeof r->command, "%s",
+                         strcmp(argv[0], "xfer") ? base ? base + 1 : argv[0] : "tandem bench xfer");
     for (int i = 1; i < argc && used < sizeof r->command; i++)
         used += (size_t)snprintf(r->command + used, sizeof r->command - used, " %s", argv[i]);
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
     r->results = json_array();
     r->skipped = json_array();
-    r->root = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:o,s:o}", "bench", "xfer", "version", TD_VERSION, "commit",
-                        r->commit, "when", when, "command", r->command, "machine", o->machine, "cpu", r->cpu, "kernel", r->kernel,
+    r->root = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:o,s:o}", "bench", "xfer",
+                        "version", TD_VERSION, "commit", r->commit, "when", when, "command",
+                        r->command, "machine", o->machine, "cpu", r->cpu, "kernel", r->kernel,
                         "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
-                        (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "repeats", (json_int_t)o->repeats, "results",
-                        r->results, "skipped", r->skipped);
-    json_object_set_new(r->root, "load_average", json_real(r->load)); /* of the minute before: foreign work shows in every number */
+                        (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "repeats",
+                        (json_int_t)o->repeats, "results", r->results, "skipped", r->skipped);
+    /* of the minute before: foreign work shows in every number */
+    json_object_set_new(r->root, "load_average", json_real(r->load));
     if (r->csv)
-        fprintf(r->csv, "commit,machine,cpu,kernel,load_average,path,case,bytes,block_bytes,depth,streams,repeats,gb_s_median,gb_s_min,gb_s_max,"
-                        "us_median,latency_us_p50,latency_us_p99,post_us,post_ns_per_block,post_cpu_ns_per_block,sender_cpu_s_per_gb,"
-                        "receiver_cpu_s_per_gb,floor,ratio_median,ratio_min,ratio_max,floor_2,ratio_2_median,ratio_2_min,ratio_2_max,command\n");
+        fprintf(r->csv, "commit,machine,cpu,kernel,load_average,path,case,bytes,block_bytes,depth,"
+                        "streams,repeats,gb_s_median,gb_s_min,gb_s_max,"
+                        "us_median,latency_us_p50,latency_us_p99,post_us,post_ns_per_block,post_"
+                        "cpu_ns_per_block,sender_cpu_s_per_gb,"
+                        "receiver_cpu_s_per_gb,floor,ratio_median,ratio_min,ratio_max,floor_2,"
+                        "ratio_2_median,ratio_2_min,ratio_2_max,command\n");
     *ret_report = r;
     return TD_OK;
 
@@ -124,7 +137,7 @@ void bench_report_skip(struct bench_report *r, const char *what, const char *why
     fprintf(stderr, "tandem bench xfer: not measured: %s: %s\n", what, why);
 }
 
-/* --- a case ------------------------------------------------------------------------------------------------------------------------- */
+/* --- a case ----------------------------------------------------------------------------------- */
 
 static double per(const struct bench_sample *s, double v)
 {
@@ -148,7 +161,8 @@ static struct spread ratio_of(const struct bench_sample *a, const struct bench_s
 /* One number of each repeat that was measured. */
 enum number { GB_S, US, POST_US, POST_NS_BLOCK, POST_CPU_NS_BLOCK, SENDER_CPU, RECEIVER_CPU };
 
-static struct spread number_of(const struct bench_sample *s, int32_t n, const struct bench_case *c, enum number which)
+static struct spread number_of(const struct bench_sample *s, int32_t n, const struct bench_case *c,
+                               enum number which)
 {
     double v[BENCH_MAX_REPEATS];
     int32_t k = 0;
@@ -197,14 +211,15 @@ static void table_head(struct bench_report *r)
 {
     if (r->has_head) return;
     r->has_head = true;
-    printf("%s, %ld CPUs, load %.1f, %s, commit %s, median of %lld (least..greatest)\n", r->cpu, sysconf(_SC_NPROCESSORS_ONLN), r->load, r->kernel,
-           r->commit, (long long)r->o->repeats);
-    printf("%-16s %5s %7s %-13s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth", "streams", "path", "GB/s", "us each",
-           "p99 us", "post us", "ns/block", "cpu s/GB", "at recv", "of its floors");
+    printf("%s, %ld CPUs, load %.1f, %s, commit %s, median of %lld (least..greatest)\n", r->cpu,
+           sysconf(_SC_NPROCESSORS_ONLN), r->load, r->kernel, r->commit, (long long)r->o->repeats);
+    printf("%-16s %5s %7s %-13s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth", "streams",
+           "path", "GB/s", "us each", "p99 us", "post us", "ns/block", "cpu s/GB", "at recv",
+           "of its floors");
 }
 
-void bench_report_case(struct bench_report *r, const struct bench_case *c, struct bench_sample *const samples[BENCH_N_WAYS],
-                       int32_t n)
+void bench_report_case(struct bench_report *r, const struct bench_case *c,
+                       struct bench_sample *const samples[BENCH_N_WAYS], int32_t n)
 {
     table_head(r);
     for (enum bench_way w = 0; w < BENCH_N_WAYS; w++) {
@@ -217,16 +232,19 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
         bool has_latency = is_path && latencies(s, n, &p50, &p99);
         char rates[48], ratios[128] = "";
 
-        json_t *row = json_pack("{s:s,s:b,s:s,s:I,s:I,s:i,s:b,s:i,s:i,s:i,s:i}", "path", bench_ways[w].name, "is_floor", !is_path,
-                                "case", c->name, "bytes", (json_int_t)c->bytes, "block_bytes", (json_int_t)c->block_bytes,
-                                "n_blocks", c->n_blocks, "shuffled", c->shuffled, "tokens", c->tokens, "depth", c->depth, "streams",
-                                c->streams, "transfers_per_repeat", c->batch * c->n_batches);
+        json_t *row =
+            json_pack("{s:s,s:b,s:s,s:I,s:I,s:i,s:b,s:i,s:i,s:i,s:i}", "path", bench_ways[w].name,
+                      "is_floor", !is_path, "case", c->name, "bytes", (json_int_t)c->bytes,
+                      "block_bytes", (json_int_t)c->block_bytes, "n_blocks", c->n_blocks,
+                      "shuffled", c->shuffled, "tokens", c->tokens, "depth", c->depth, "streams",
+                      c->streams, "transfers_per_repeat", c->batch * c->n_batches);
         json_t *each = json_array();
         for (int32_t i = 0; i < n; i++) json_array_append_new(each, json_real(rate(&s[i])));
         json_object_set_new(row, "gb_per_s_each", each);
         json_spread(row, "gb_per_s", v[GB_S]);
         json_spread(row, "us_per_transfer", v[US]);
-        if (has_latency) json_object_set_new(row, "latency_us", json_pack("{s:f,s:f}", "p50", p50, "p99", p99));
+        if (has_latency)
+            json_object_set_new(row, "latency_us", json_pack("{s:f,s:f}", "p50", p50, "p99", p99));
         if (is_path) {
             json_spread(row, "post_us_per_transfer", v[POST_US]);
             json_spread(row, "post_ns_per_block", v[POST_NS_BLOCK]);
@@ -241,10 +259,13 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
             n_requests += (double)s[i].n_work_requests;
             n_moved += s[i].n_transfers;
         }
-        if (w == BENCH_RDMA) json_object_set_new(row, "work_requests_per_transfer", json_real(n_moved > 0 ? n_requests / n_moved : 0));
+        if (w == BENCH_RDMA)
+            json_object_set_new(row, "work_requests_per_transfer",
+                                json_real(n_moved > 0 ? n_requests / n_moved : 0));
         if (!is_path) json_object_set_new(row, "floor_is", json_string(bench_ways[w].floor_is));
 
-        snprintf(rates, sizeof rates, "%.3f (%.3f..%.3f)", v[GB_S].median, v[GB_S].min, v[GB_S].max);
+        snprintf(rates, sizeof rates, "%.3f (%.3f..%.3f)", v[GB_S].median, v[GB_S].min,
+                 v[GB_S].max);
         json_t *floors = json_object();
         struct spread of_floor[2] = {0};
         for (int k = 0; k < 2 && is_path; k++) {
@@ -253,14 +274,16 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
             if (!of_floor[k].n) continue;
             json_spread(floors, bench_ways[f].name, of_floor[k]);
             size_t used = strlen(ratios);
-            snprintf(ratios + used, sizeof ratios - used, "%s%s %.2f (%.2f..%.2f)", used ? ", " : "", bench_ways[f].name,
-                     of_floor[k].median, of_floor[k].min, of_floor[k].max);
+            snprintf(ratios + used, sizeof ratios - used, "%s%s %.2f (%.2f..%.2f)",
+                     used ? ", " : "", bench_ways[f].name, of_floor[k].median, of_floor[k].min,
+                     of_floor[k].max);
         }
         if (is_path) json_object_set(row, "ratio_to", floors);
         json_decref(floors);
         json_array_append_new(r->results, row);
 
-        printf("%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[w].name, rates);
+        printf("%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[w].name,
+               rates);
         if (v[US].n)
             printf("%10.1f ", v[US].median);
         else
@@ -274,13 +297,15 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
         else
             printf("%8s %8s\n", "", "");
         if (!r->csv) continue;
-        fprintf(r->csv, "%s,\"%s\",\"%s\",%s,%.2f,%s,%s,%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%.4f,%.4f,%.4f,", r->commit, r->o->machine,
-                r->cpu, r->kernel, r->load, bench_ways[w].name, c->name, c->bytes, c->block_bytes, c->depth, c->streams, v[GB_S].n,
-                v[GB_S].median, v[GB_S].min, v[GB_S].max);
+        fprintf(r->csv,
+                "%s,\"%s\",\"%s\",%s,%.2f,%s,%s,%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%.4f,%.4f,%.4f,",
+                r->commit, r->o->machine, r->cpu, r->kernel, r->load, bench_ways[w].name, c->name,
+                c->bytes, c->block_bytes, c->depth, c->streams, v[GB_S].n, v[GB_S].median,
+                v[GB_S].min, v[GB_S].max);
         if (v[US].n) fprintf(r->csv, "%.2f", v[US].median);
         if (has_latency)
-            fprintf(r->csv, ",%.2f,%.2f,%.3f,%.1f,%.1f,", p50, p99, v[POST_US].median, v[POST_NS_BLOCK].median,
-                    v[POST_CPU_NS_BLOCK].median);
+            fprintf(r->csv, ",%.2f,%.2f,%.3f,%.1f,%.1f,", p50, p99, v[POST_US].median,
+                    v[POST_NS_BLOCK].median, v[POST_CPU_NS_BLOCK].median);
         else
             fprintf(r->csv, ",,,,,,");
         if (has_cpu)
@@ -289,8 +314,8 @@ void bench_report_case(struct bench_report *r, const struct bench_case *c, struc
             fprintf(r->csv, ",");
         for (int k = 0; k < 2; k++) {
             if (of_floor[k].n)
-                fprintf(r->csv, ",%s,%.4f,%.4f,%.4f", bench_ways[bench_ways[w].floors[k]].name, of_floor[k].median, of_floor[k].min,
-                        of_floor[k].max);
+                fprintf(r->csv, ",%s,%.4f,%.4f,%.4f", bench_ways[bench_ways[w].floors[k]].name,
+                        of_floor[k].median, of_floor[k].min, of_floor[k].max);
             else
                 fprintf(r->csv, ",,,,");
         }
@@ -303,10 +328,13 @@ td_status bench_report_end(struct bench_report *r, uint64_t n_verified, struct t
 {
     td_status s = TD_OK;
     json_object_set_new(r->root, "n_bytes_verified", json_integer((json_int_t)n_verified));
-    printf("%.1f GB of what the engine moved were verified, byte by byte\n", (double)n_verified / 1e9);
-    if (r->o->json[0] && json_dump_file(r->root, r->o->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)))
+    printf("%.1f GB of what the engine moved were verified, byte by byte\n",
+           (double)n_verified / 1e9);
+    if (r->o->json[0] &&
+        json_dump_file(r->root, r->o->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)))
         s = td_fail(err, TD_ERR_IO, "--json %s: cannot write", r->o->json);
-    if (r->csv && fclose(r->csv)) s = td_fail(err, TD_ERR_IO, "--csv %s: %s", r->o->csv, strerror(errno));
+    if (r->csv && fclose(r->csv))
+        s = td_fail(err, TD_ERR_IO, "--csv %s: %s", r->o->csv, strerror(errno));
     json_decref(r->root);
     free(r);
     return s;

@@ -1,12 +1,16 @@
-/* tandem-xfer-core-bench: what the protocol costs a sender per RDMA work request, without a device: for a whole prompt, op_start, the receiver's
- * TARGETS, submit, every td_xfer_core_wr_next in turn over two queue pairs, and every completion. Both cores are in this process.
+/* tandem-xfer-core-bench: what the protocol costs a sender per RDMA work request, without a device:
+ * for a whole prompt, op_start, the receiver's TARGETS, submit, every td_xfer_core_wr_next in turn
+ * over two queue pairs, and every completion. Both cores are in this process.
  *
  *   plan   the core: all of that up to the last work request, in chains of 32
- *   post   each chain made into verbs requests, as rdma.c makes them, and given to the provider in memory by post_send: queue pairs deep enough for a
- *          whole prompt, which the engine would hand over in the course of the transfer. The provider checks every request and moves no payload
+ *   post   each chain made into verbs requests, as rdma.c makes them, and given to the provider in
+ *          memory by post_send: queue pairs deep enough for a whole prompt, which the engine would
+ *          hand over in the course of the transfer. The provider checks every request and moves no
+ *          payload
  *   done   the core, once per completion
  *
- * tandem-xfer-core-bench [REPEATS]    one CSV row per shape and order of blocks; medians (least, greatest) of REPEATS, default 31 */
+ * tandem-xfer-core-bench [REPEATS]    one CSV row per shape and order of blocks; medians (least,
+ *                                     greatest) of REPEATS, default 31 */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +54,8 @@ static uint64_t random_u64(void *ctx)
     return s->rng = s->rng * 6364136223846793005ull + 1442695040888963407ull;
 }
 
-static void keep_frame(void *ctx, uint64_t conn, const struct td_xfer_frame *frame, const void *payload)
+static void keep_frame(void *ctx, uint64_t conn, const struct td_xfer_frame *frame,
+                       const void *payload)
 {
     (void)conn, (void)payload;
     ((struct side *)ctx)->sent = *frame;
@@ -63,7 +68,8 @@ static void no_handle(void *ctx, uint32_t op, uint64_t handle)
 
 static void side_open(struct side *s, uint64_t block_bytes, int32_t n_pool)
 {
-    struct td_xfer_core_hooks hooks = {.ctx = s, .random_u64 = random_u64, .send = keep_frame, .op_handle = no_handle};
+    struct td_xfer_core_hooks hooks = {
+        .ctx = s, .random_u64 = random_u64, .send = keep_frame, .op_handle = no_handle};
     need(td_xfer_core_create(&s->core, 4, 4, TD_NS_PER_S, 0, &hooks, NULL) == TD_OK, "create");
     td_xfer_core_mem(&s->core, block_bytes, n_pool);
 }
@@ -78,14 +84,14 @@ static void fill_ids(int32_t *ids, int32_t n, bool shuffled, struct side *s)
     }
 }
 
-/* --- the provider ----------------------------------------------------------------------------------------------------------------- */
+/* --- the provider ----------------------------------------------------------------------------- */
 
-struct port {              /* one side's device */
+struct port { /* one side's device */
     struct td_vb_device *device;
     struct td_vb_cq *cq;
     struct td_vb_mr *mr;
     struct td_vb_qp *qp[N_QPS];
-    uint8_t *pool;         /* never touched */
+    uint8_t *pool; /* never touched */
 };
 
 struct nic {
@@ -96,14 +102,18 @@ struct nic {
 
 static void port_open(struct nic *v, struct port *o, const char *name, uint64_t bytes)
 {
-    o->pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    o->pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     need(o->pool != MAP_FAILED, "mapping the pool");
     need(!v->vb->open(v->vb, name, &o->device), "opening the device");
-    need(!v->vb->reg(o->device, o->pool, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &o->mr), "registering the pool");
+    need(!v->vb->reg(o->device, o->pool, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &o->mr),
+         "registering the pool");
     need(!v->vb->cq_create(o->device, 4 * MAX_QUEUED, &o->cq), "a completion queue");
     for (int q = 0; q < N_QPS; q++) {
         struct td_vb_qp_caps caps = {.send_wr = MAX_QUEUED, .recv_wr = 16, .send_sge = PIECES};
-        need(!v->vb->qp_create(o->device, o->cq, &caps, &o->qp[q]) && !v->vb->qp_init(o->qp[q], 1, 0, TD_VB_REMOTE_WRITE), "a queue pair");
+        need(!v->vb->qp_create(o->device, o->cq, &caps, &o->qp[q]) &&
+                 !v->vb->qp_init(o->qp[q], 1, 0, TD_VB_REMOTE_WRITE),
+             "a queue pair");
     }
 }
 
@@ -113,10 +123,23 @@ static void port_connect(struct nic *v, struct port *o, const struct port *peer)
     struct td_vb_gid gid;
     need(!v->vb->query_port(peer->device, 1, &port), "the port");
     uint32_t at = 0;
-    while (at < port.n_gids && (v->vb->query_gid(peer->device, 1, at, &gid) || gid.type != TD_VB_GID_ROCE_V2)) at++;
+    while (at < port.n_gids &&
+           (v->vb->query_gid(peer->device, 1, at, &gid) || gid.type != TD_VB_GID_ROCE_V2))
+        at++;
     need(at < port.n_gids, "an address");
-    struct td_vb_route route = {.port = 1, .hop_limit = 64, .gid_index = at, .ethernet = true, .mtu_bytes = port.mtu_bytes, .local_psn = 1,
-                                .remote_psn = 1, .timeout = 16, .retry = 7, .rnr_retry = 7, .min_rnr_timer = 12, .rd_atomic_in = 1, .rd_atomic_out = 1};
+    struct td_vb_route route = {.port = 1,
+                                .hop_limit = 64,
+                                .gid_index = at,
+                                .ethernet = true,
+                                .mtu_bytes = port.mtu_bytes,
+                                .local_psn = 1,
+                                .remote_psn = 1,
+                                .timeout = 16,
+                                .retry = 7,
+                                .rnr_retry = 7,
+                                .min_rnr_timer = 12,
+                                .rd_atomic_in = 1,
+                                .rd_atomic_out = 1};
     memcpy(route.remote_gid, gid.raw, sizeof route.remote_gid);
     for (int q = 0; q < N_QPS; q++) {
         route.remote_qp = peer->qp[q]->num;
@@ -130,7 +153,8 @@ static void nic_open(struct nic *v, uint64_t bytes)
     td_fake_options_default(&o);
     o.devices = 2;
     o.no_copy = true;
-    o.spin_us = SPIN_US; /* a NIC does not sleep: else most doorbells were a system call that wakes its thread */
+    o.spin_us = SPIN_US; /* a NIC does not sleep: else most doorbells were a system call that
+                            wakes its thread */
     need(td_fake_fabric_open(&o, &v->fabric, NULL) == TD_OK, "the provider");
     v->vb = td_fake_verbs(v->fabric);
     port_open(v, &v->p, "fake0", bytes);
@@ -156,7 +180,8 @@ static void nic_close(struct nic *v, uint64_t bytes)
 }
 
 /* As rdma.c does it, with one registration a side. */
-static void fill(const struct nic *v, const struct td_xfer_core *core, const struct td_xfer_wr *wr, struct td_vb_send *to)
+static void fill(const struct nic *v, const struct td_xfer_core *core, const struct td_xfer_wr *wr,
+                 struct td_vb_send *to)
 {
     const struct td_xfer_op *op = &core->ops[wr->op];
     uint64_t left = wr->n_bytes;
@@ -164,19 +189,26 @@ static void fill(const struct nic *v, const struct td_xfer_core *core, const str
     to->imm = wr->imm;
     to->n_sge = 0;
     to->fence = to->signaled = false;
-    to->remote_addr = v->d.mr->addr + (wr->is_imm ? 0 : (uint64_t)wr->dst_block * core->block_bytes + wr->offset);
+    to->remote_addr =
+        v->d.mr->addr + (wr->is_imm ? 0 : (uint64_t)wr->dst_block * core->block_bytes + wr->offset);
     to->rkey = v->d.mr->rkey;
     for (int32_t i = 0; i < wr->n_blocks; i++) {
-        uint64_t at = v->p.mr->addr + (uint64_t)op->src[op->order[wr->order_at + i]] * core->block_bytes + wr->offset;
+        uint64_t at = v->p.mr->addr +
+                      (uint64_t)op->src[op->order[wr->order_at + i]] * core->block_bytes +
+                      wr->offset;
         uint64_t n = core->block_bytes - wr->offset < left ? core->block_bytes - wr->offset : left;
         struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
-        if (last && last->addr + last->bytes == at) last->bytes += (uint32_t)n;
-        else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = at, .bytes = (uint32_t)n, .lkey = v->p.mr->lkey};
+        if (last && last->addr + last->bytes == at)
+            last->bytes += (uint32_t)n;
+        else
+            to->sge[to->n_sge++] =
+                (struct td_vb_sge){.addr = at, .bytes = (uint32_t)n, .lkey = v->p.mr->lkey};
         left -= n;
     }
 }
 
-static void post(struct nic *v, const struct td_xfer_core *core, uint32_t qp, const struct td_xfer_wr *chain, uint32_t n)
+static void post(struct nic *v, const struct td_xfer_core *core, uint32_t qp,
+                 const struct td_xfer_wr *chain, uint32_t n)
 {
     struct td_vb_send sends[CHAIN];
     uint32_t n_posted;
@@ -196,13 +228,14 @@ static void take(struct nic *v, struct port *o, uint32_t n)
     while (n && td_now_ns() < until) {
         int k = v->vb->poll(o->cq, wc, 64);
         need(k >= 0 && (uint32_t)k <= n, "polling");
-        for (int i = 0; i < k; i++) need(wc[i].status == TD_VB_WC_SUCCESS, td_vb_wc_status_name(wc[i].status));
+        for (int i = 0; i < k; i++)
+            need(wc[i].status == TD_VB_WC_SUCCESS, td_vb_wc_status_name(wc[i].status));
         n -= (uint32_t)k;
     }
     need(n == 0, "waiting for completions");
 }
 
-/* --- one prompt ------------------------------------------------------------------------------------------------------------------- */
+/* --- one prompt ------------------------------------------------------------------------------- */
 
 struct figures {
     double plan_us, post_us, done_us;
@@ -210,10 +243,12 @@ struct figures {
 };
 
 /* One prompt. `at`: how often before, so that connections and times do not repeat. */
-static struct figures one(struct nic *v, struct side *p, struct side *d, const int32_t *src, const int32_t *dst, int32_t n, uint64_t at)
+static struct figures one(struct nic *v, struct side *p, struct side *d, const int32_t *src,
+                          const int32_t *dst, int32_t n, uint64_t at)
 {
     struct td_xfer_grant_blob g = {.n_blocks = n, .block_bytes = p->core.block_bytes};
-    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = PIECES, .src_region = n, .dst_region = n};
+    struct td_xfer_wr_limits limits = {
+        .max_bytes = WR_BYTES, .max_pieces = PIECES, .src_region = n, .dst_region = n};
     struct td_xfer_tx tx;
     uint32_t slot, op, cursor = 0, n_wr = 0;
     struct td_xfer_turns turns = {0};
@@ -233,14 +268,19 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
         memcpy(runs, tx.payload, tx.frame.length);
         t = td_now_ns();
-        need(td_xfer_core_rx_targets(&p->core, conn, &tx.frame, runs, (int32_t)(tx.frame.length / sizeof runs[0]), n, false) == TD_OK, "targets");
+        need(td_xfer_core_rx_targets(&p->core, conn, &tx.frame, runs,
+                                     (int32_t)(tx.frame.length / sizeof runs[0]), n,
+                                     false) == TD_OK,
+             "targets");
         spent += td_now_ns() - t;
     }
     t = td_now_ns();
     need(td_xfer_core_submit(&p->core, now, op, 0, src, n, true, "", 0) == TD_OK, "submit");
     for (uint32_t idle = 0, qp = 0; idle < N_QPS; qp ^= 1) {
         uint32_t before = n_wr;
-        while (n_wr < MAX_WRS && n_wr - before < CHAIN && td_xfer_core_wr_next(&p->core, conn, qp, 0, &turns, &limits, &wrs[n_wr])) n_wr++;
+        while (n_wr < MAX_WRS && n_wr - before < CHAIN &&
+               td_xfer_core_wr_next(&p->core, conn, qp, 0, &turns, &limits, &wrs[n_wr]))
+            n_wr++;
         idle = n_wr > before ? 0 : idle + 1;
         if (idle) continue;
         for (uint32_t i = before; i < n_wr; i++)
@@ -250,14 +290,17 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
         posted += td_now_ns() - t_post;
         n_chains++;
     }
-    struct figures f = {.n_wr = n_wr, .plan_us = (double)(spent + td_now_ns() - t - posted) / 1e3, .post_us = (double)posted / 1e3};
+    struct figures f = {.n_wr = n_wr,
+                        .plan_us = (double)(spent + td_now_ns() - t - posted) / 1e3,
+                        .post_us = (double)posted / 1e3};
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < n_wr; i++) bytes += wrs[i].n_bytes;
     take(v, &v->p, n_chains);
     take(v, &v->d, n_words);
     need(bytes == (uint64_t)n * p->core.block_bytes, "planning every byte once");
     t = td_now_ns();
-    for (uint32_t i = 0; i < n_wr; i++) td_xfer_core_wr_done(&p->core, now, wrs[i].op, wrs[i].n_bytes, true);
+    for (uint32_t i = 0; i < n_wr; i++)
+        td_xfer_core_wr_done(&p->core, now, wrs[i].op, wrs[i].n_bytes, true);
     f.done_us = (double)(td_now_ns() - t) / 1e3;
 
     struct td_xfer_event e;
@@ -268,8 +311,10 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
     td_xfer_core_conn_lost(&p->core, now, conn, TD_ERR_PEER, "measured", TD_XFER_LOST);
     td_xfer_core_tick(&d->core, td_now_ns());
     td_xfer_core_tick(&p->core, td_now_ns());
-    while (td_xfer_core_poll(&p->core, &e, 1)) {}
-    while (td_xfer_core_poll(&d->core, &e, 1)) {}
+    while (td_xfer_core_poll(&p->core, &e, 1)) {
+    }
+    while (td_xfer_core_poll(&d->core, &e, 1)) {
+    }
     return f;
 }
 
@@ -281,16 +326,24 @@ static int by_value(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
-    static const struct { const char *name; uint64_t block_bytes; int32_t n; } shapes[] = {
-        {"llama-8b/32768", 2u << 20, 2048}, {"64k blocks", 64u << 10, 4096}, {"4k blocks", 4096, 4096},
+    static const struct {
+        const char *name;
+        uint64_t block_bytes;
+        int32_t n;
+    } shapes[] = {
+        {"llama-8b/32768", 2u << 20, 2048},
+        {"64k blocks", 64u << 10, 4096},
+        {"4k blocks", 4096, 4096},
     };
     long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 31;
     if (repeats < 1 || repeats > MAX_REPEATS) {
         fprintf(stderr, "tandem-xfer-core-bench: repeats must be 1..%d\n", MAX_REPEATS);
         return 2;
     }
-    printf("what,blocks,block_bytes,order,work_requests,plan_us,plan_us_least,plan_us_greatest,plan_ns_per_wr,post_us,post_us_least,post_us_greatest,"
-           "post_ns_per_wr,plan_post_us,plan_post_us_least,plan_post_us_greatest,done_ns_per_wr,repeats\n");
+    printf("what,blocks,block_bytes,order,work_requests,plan_us,plan_us_least,plan_us_greatest,"
+           "plan_ns_per_wr,post_us,post_us_least,post_us_greatest,"
+           "post_ns_per_wr,plan_post_us,plan_post_us_least,plan_post_us_greatest,done_ns_per_wr,"
+           "repeats\n");
     for (size_t k = 0; k < 2 * (sizeof shapes / sizeof shapes[0]); k++) {
         bool shuffled = k % 2;
         int32_t n = shapes[k / 2].n;
@@ -319,10 +372,12 @@ int main(int argc, char **argv)
         for (int i = 0; i < 4; i++) qsort(columns[i], (size_t)repeats, sizeof plan[0], by_value);
         double mid = plan[repeats / 2], mid_post = posts[repeats / 2];
         long last = repeats - 1;
-        printf("%s,%d,%" PRIu64 ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n", shapes[k / 2].name, n,
-               shapes[k / 2].block_bytes, shuffled ? "shuffled" : "neighbours", f.n_wr, mid, plan[0], plan[last], mid * 1e3 / f.n_wr, mid_post, posts[0],
-               posts[last], mid_post * 1e3 / f.n_wr, both[repeats / 2], both[0], both[last],
-               done[repeats / 2] * 1e3 / f.n_wr, repeats);
+        printf("%s,%d,%" PRIu64
+               ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n",
+               shapes[k / 2].name, n, shapes[k / 2].block_bytes,
+               shuffled ? "shuffled" : "neighbours", f.n_wr, mid, plan[0], plan[last],
+               mid * 1e3 / f.n_wr, mid_post, posts[0], posts[last], mid_post * 1e3 / f.n_wr,
+               both[repeats / 2], both[0], both[last], done[repeats / 2] * 1e3 / f.n_wr, repeats);
         nic_close(&v, pool_bytes);
         td_xfer_core_destroy(&p.core);
         td_xfer_core_destroy(&d.core);

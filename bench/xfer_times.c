@@ -1,13 +1,18 @@
-/* tandem-xfer-times: how long the engine needs to connect to a peer, and to notice that a port or a peer is gone.
+/* tandem-xfer-times: how long the engine needs to connect to a peer, and to notice that a port or a
+ * peer is gone.
  *
- *   connect   a new peer whose memory is registered, and whose process, devices and path are known: the first transfer of one block to it, less the next
- *             one. On rdma with every rail: two queue pairs each, probed in both directions
- *   port      a port of this side, or of the peer, goes down in the middle of a transfer (asynchronous event) -> the link is closed; with another rail also
- *             -> the transfer is complete over that
- *   death     in the middle of a transfer, or between two, the peer is stopped (SIGSTOP), or the network loses everything (the loopback interface of a
- *             network namespace of this program's own goes down) -> the op or slot has failed, or the connection is closed
+ *   connect   a new peer whose memory is registered, and whose process, devices and path are known:
+ *             the first transfer of one block to it, less the next one. On rdma with every rail:
+ *             two queue pairs each, probed in both directions
+ *   port      a port of this side, or of the peer, goes down in the middle of a transfer
+ *             (asynchronous event) -> the link is closed; with another rail also -> the transfer is
+ *             complete over that
+ *   death     in the middle of a transfer, or between two, the peer is stopped (SIGSTOP), or the
+ *             network loses everything (the loopback interface of a network namespace of this
+ *             program's own goes down) -> the op or slot has failed, or the connection is closed
  *
- * tandem-xfer-times [REPEATS [connect|port|death]]    CSV; medians (least, greatest) of REPEATS, default 9, with the defaults of the workers
+ * tandem-xfer-times [REPEATS [connect|port|death]]    CSV; medians (least, greatest) of REPEATS,
+ *     default 9, with the defaults of the workers
  *
  * The peer is a child process. rdma is the provider in memory. */
 #include <inttypes.h>
@@ -53,13 +58,21 @@ static struct node_reply ask(struct node *n, const struct node_command *c, const
     return r;
 }
 
-/* --- the two ends ------------------------------------------------------------------------------------------------------------------ */
+/* --- the two ends ----------------------------------------------------------------------------- */
 
 static void end_open(struct node *n, enum td_xfer_path path, uint32_t rails)
 {
-    struct node_command c = {.verb = NODE_OPEN, .path = path, .shareable = true, .max_slots = 16, .max_ops = 16, .timeout_ms = PEER_TIMEOUT_MS,
-                             .block_bytes = BLOCK_BYTES, .layout_hash = 1, .n_blocks = N_BLOCKS};
-    if (path == TD_XFER_PATH_RDMA) snprintf(c.fabric, sizeof c.fabric, "path=%s,devices=%u", fabric_path, rails);
+    struct node_command c = {.verb = NODE_OPEN,
+                             .path = path,
+                             .shareable = true,
+                             .max_slots = 16,
+                             .max_ops = 16,
+                             .timeout_ms = PEER_TIMEOUT_MS,
+                             .block_bytes = BLOCK_BYTES,
+                             .layout_hash = 1,
+                             .n_blocks = N_BLOCKS};
+    if (path == TD_XFER_PATH_RDMA)
+        snprintf(c.fabric, sizeof c.fabric, "path=%s,devices=%u", fabric_path, rails);
     ask(n, &c, "opening an endpoint");
 }
 
@@ -72,7 +85,8 @@ static void end_close(struct node *n)
 static void both_open(enum td_xfer_path path, uint32_t rails)
 {
     static int n_fabrics;
-    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-times-%d-%d", (int)getpid(), n_fabrics++);
+    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-times-%d-%d", (int)getpid(),
+             n_fabrics++);
     mine = node_local();
     peer = node_spawn(program);
     end_open(peer, path, rails);
@@ -156,7 +170,8 @@ static uint32_t half(struct node *from, struct node *to)
     uint64_t before = stats(from).bytes_sent, until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
     uint32_t op = start(from, to, N_BLOCKS, &slot);
     submit(from, op, 0, N_BLOCKS / 2, false);
-    while (stats(from).bytes_sent < before + N_BLOCKS / 2 * BLOCK_BYTES) need(td_now_ns() < until, "moving half a transfer", "time is over");
+    while (stats(from).bytes_sent < before + N_BLOCKS / 2 * BLOCK_BYTES)
+        need(td_now_ns() < until, "moving half a transfer", "time is over");
     return op;
 }
 
@@ -170,7 +185,7 @@ static double until_closed(uint64_t t0, enum td_xfer_path path)
     return (double)(td_now_ns() - t0) / 1e6;
 }
 
-/* --- rows -------------------------------------------------------------------------------------------------------------------------- */
+/* --- rows ------------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
 {
@@ -178,10 +193,12 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void row(const char *what, enum td_xfer_path path, uint32_t rails, double *ms, long n, const char *governs)
+static void row(const char *what, enum td_xfer_path path, uint32_t rails, double *ms, long n,
+                const char *governs)
 {
     qsort(ms, (size_t)n, sizeof *ms, by_value);
-    printf("%s,%s,%u,%.3f,%.3f,%.3f,%ld,%s\n", what, td_xfer_path_name(path), rails, ms[n / 2], ms[0], ms[n - 1], n, governs);
+    printf("%s,%s,%u,%.3f,%.3f,%.3f,%ld,%s\n", what, td_xfer_path_name(path), rails, ms[n / 2],
+           ms[0], ms[n - 1], n, governs);
     fflush(stdout);
 }
 
@@ -210,16 +227,20 @@ static void port_row(uint32_t rails, bool of_peer, long repeats)
         whole(N_BLOCKS);
         uint32_t op = half(mine, peer), at = td_fake_node(node_fabric(mine));
         uint64_t t0 = td_now_ns();
-        need(td_fake_port_set(node_fabric(mine), of_peer ? 1 - at : at, 0, 1, false), "taking the port down", "");
+        need(td_fake_port_set(node_fabric(mine), of_peer ? 1 - at : at, 0, 1, false),
+             "taking the port down", "");
         closed[i] = until_closed(t0, TD_XFER_PATH_RDMA);
         if (rails > 1) submit(mine, op, N_BLOCKS / 2, N_BLOCKS / 2, true);
         expect(mine, rails > 1 ? TD_XFER_OP_DONE : TD_XFER_OP_FAILED);
         over[i] = (double)(td_now_ns() - t0) / 1e6;
         both_close();
     }
-    row(of_peer ? "the peer's port down: link closed" : "port down: link closed", TD_XFER_PATH_RDMA, rails, closed, repeats, "asynchronous event");
-    row(rails > 1 ? "... transfer complete over the other rail" : "... op failed", TD_XFER_PATH_RDMA, rails, over, repeats,
-        rails > 1 ? "quarantine: four ACK time-outs (--rdma-timeout 16)" : "no other rail with --transfer rdma");
+    row(of_peer ? "the peer's port down: link closed" : "port down: link closed", TD_XFER_PATH_RDMA,
+        rails, closed, repeats, "asynchronous event");
+    row(rails > 1 ? "... transfer complete over the other rail" : "... op failed",
+        TD_XFER_PATH_RDMA, rails, over, repeats,
+        rails > 1 ? "quarantine: four ACK time-outs (--rdma-timeout 16)"
+                  : "no other rail with --transfer rdma");
 }
 
 /* The loopback interface of this program's network namespace. */
@@ -236,7 +257,8 @@ enum role { SENDER, RECEIVER, IDLE, CUT };
 
 static void death_row(enum td_xfer_path path, enum role role, long repeats)
 {
-    static const char *const names[] = {"peer stopped: op failed", "peer stopped: slot failed", "peer stopped: idle connection closed",
+    static const char *const names[] = {"peer stopped: op failed", "peer stopped: slot failed",
+                                        "peer stopped: idle connection closed",
                                         "network lost: op failed"};
     static double ms[MAX_REPEATS];
     for (long i = 0; i < repeats; i++) {
@@ -245,16 +267,22 @@ static void death_row(enum td_xfer_path path, enum role role, long repeats)
         if (role != IDLE) half(role == RECEIVER ? peer : mine, role == RECEIVER ? mine : peer);
         uint64_t t0 = td_now_ns();
         int status;
-        if (role == CUT) need(loopback(false), "taking the interface down", "");
-        else need(!kill(node_pid(peer), SIGSTOP) && waitpid(node_pid(peer), &status, WUNTRACED) == node_pid(peer), "stopping the peer", "");
+        if (role == CUT)
+            need(loopback(false), "taking the interface down", "");
+        else
+            need(!kill(node_pid(peer), SIGSTOP) &&
+                     waitpid(node_pid(peer), &status, WUNTRACED) == node_pid(peer),
+                 "stopping the peer", "");
         if (role == IDLE) {
             ms[i] = until_closed(t0, path);
         } else {
             expect(mine, role == RECEIVER ? TD_XFER_SLOT_FAILED : TD_XFER_OP_FAILED);
             ms[i] = (double)(td_now_ns() - t0) / 1e6;
         }
-        if (role == CUT) need(loopback(true), "taking the interface up", "");
-        else kill(node_pid(peer), SIGCONT);
+        if (role == CUT)
+            need(loopback(true), "taking the interface up", "");
+        else
+            kill(node_pid(peer), SIGCONT);
         both_close();
     }
     row(names[role], path, 1, ms, repeats, "--peer-timeout-ms 2000");
@@ -262,11 +290,16 @@ static void death_row(enum td_xfer_path path, enum role role, long repeats)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && !strcmp(argv[1], "--node")) return node_child_main((int)strtol(argv[2], NULL, 10));
+    if (argc == 3 && !strcmp(argv[1], "--node"))
+        return node_child_main((int)strtol(argv[2], NULL, 10));
     long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 9;
     const char *only = argc > 2 ? argv[2] : "";
-    if (repeats < 1 || repeats > MAX_REPEATS || (only[0] && strcmp(only, "connect") && strcmp(only, "port") && strcmp(only, "death"))) {
-        fprintf(stderr, "tandem-xfer-times: usage: tandem-xfer-times [REPEATS [connect|port|death]], repeats 1..%d\n", MAX_REPEATS);
+    if (repeats < 1 || repeats > MAX_REPEATS ||
+        (only[0] && strcmp(only, "connect") && strcmp(only, "port") && strcmp(only, "death"))) {
+        fprintf(stderr,
+                "tandem-xfer-times: usage: tandem-xfer-times [REPEATS [connect|port|death]], "
+                "repeats 1..%d\n",
+                MAX_REPEATS);
         return 2;
     }
     program = argv[0];
@@ -284,12 +317,15 @@ int main(int argc, char **argv)
         port_row(2, false, repeats);
     }
     if (!only[0] || !strcmp(only, "death")) {
-        static const enum td_xfer_path paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA};
+        static const enum td_xfer_path paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM,
+                                                  TD_XFER_PATH_RDMA};
         for (int i = 0; i < 3; i++)
             for (enum role role = SENDER; role <= IDLE; role++) death_row(paths[i], role, repeats);
         if (own_network) death_row(TD_XFER_PATH_TCP, CUT, repeats);
         if (own_network) death_row(TD_XFER_PATH_RDMA, CUT, repeats);
-        if (!own_network) fprintf(stderr, "tandem-xfer-times: no rows of a lost network: that takes a network namespace (root, or unshare -rn)\n");
+        if (!own_network)
+            fprintf(stderr, "tandem-xfer-times: no rows of a lost network: that takes a network "
+                            "namespace (root, or unshare -rn)\n");
     }
     return 0;
 }

@@ -18,10 +18,14 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } kinds[] = {
-    {"serve", td_bench_serve, "load on a cluster: latency, throughput, goodput and SLO attainment (vLLM's options)"},
-    {"replay", td_bench_replay, "the same with the arrivals, lengths and shared prefixes of a recorded trace"},
-    {"sweep", td_bench_sweep, "many rates: the highest that meets the objectives, on one cluster or on several it starts"},
-    {"compare", td_bench_compare, "two results beside each other, and whether their difference means anything"},
+    {"serve", td_bench_serve,
+     "load on a cluster: latency, throughput, goodput and SLO attainment (vLLM's options)"},
+    {"replay", td_bench_replay,
+     "the same with the arrivals, lengths and shared prefixes of a recorded trace"},
+    {"sweep", td_bench_sweep,
+     "many rates: the highest that meets the objectives, on one cluster or on several it starts"},
+    {"compare", td_bench_compare,
+     "two results beside each other, and whether their difference means anything"},
     {"plot", td_bench_plot, "plots and a report of a sweep"},
     {"calibrate", td_bench_calibrate, "this machine's step times, as the router's latency table"},
     {"xfer", td_bench_xfer, "KV transfer between two processes of this host, beside its floors"},
@@ -31,7 +35,8 @@ static const struct {
 static int usage(FILE *out)
 {
     fprintf(out, "usage: tandem bench KIND [options]\n\n");
-    for (size_t i = 0; i < N_KINDS; i++) fprintf(out, "  %-13s %s\n", kinds[i].name, kinds[i].summary);
+    for (size_t i = 0; i < N_KINDS; i++)
+        fprintf(out, "  %-13s %s\n", kinds[i].name, kinds[i].summary);
     fprintf(out, "\n`tandem bench KIND --help` lists the options.\n");
     return out == stdout ? 0 : 2;
 }

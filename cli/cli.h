@@ -1,4 +1,5 @@
-/* cli.h - the `tandem` command: one file per subcommand, and the small synchronous client they share. */
+/* cli.h - the `tandem` command: one file per subcommand, and the small synchronous client they
+ * share. */
 #ifndef TD_CLI_H
 #define TD_CLI_H
 
@@ -9,12 +10,14 @@
 
 #include "common/base/api_key.h"
 #include "common/base/options.h"
-#ifndef TANDEM_OFFLINE /* a build without daemons (TANDEM_DAEMONS=OFF): the commands that need no cluster */
+/* A build without daemons (TANDEM_DAEMONS=OFF) has the commands that need no cluster. */
+#ifndef TANDEM_OFFLINE
 #include "common/rpc/rpc.h"
 #include "tandem/v1/inference.pb-c.h"
 #endif
 
-/* Each gets argv with argv[0] = its own name and returns the exit status: 0, 1 (failed), 2 (usage). */
+/* Each gets argv with argv[0] = its own name and returns the exit status: 0, 1 (failed), 2
+ * (usage). */
 int cli_up(int argc, char **argv);
 int cli_generate(int argc, char **argv);
 int cli_chat(int argc, char **argv);
@@ -27,37 +30,45 @@ int cli_doctor(int argc, char **argv);
 int cli_sim(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 
-/* input.c: all that is left in f, and a zero after it; the caller frees *ret_text. TD_ERR_IO, TD_ERR_NOMEM. Blocks until f ends. */
+/* input.c: all that is left in f, and a zero after it; the caller frees *ret_text. TD_ERR_IO,
+ * TD_ERR_NOMEM. Blocks until f ends. */
 td_status cli_read_all(FILE *f, char **ret_text, size_t *ret_bytes, struct td_err *err);
 
-/* main took it out of the arguments: not rank 0 when this program was started by itself as a part of engine-bench (common/engine/ranks.h). */
+/* main took it out of the arguments: not rank 0 when this program was started by itself as a
+ * part of engine-bench (common/engine/ranks.h). */
 struct td_ranks_place;
 extern struct td_ranks_place cli_rank;
 
 #ifndef TANDEM_OFFLINE
-/* --- client.c ------------------------------------------------------------------------------------------------------------------------- */
+/* --- client.c --------------------------------------------------------------------------------- */
 
 struct cli_server { /* the options every client command has */
     const char *server, *tls_ca, *tls_cert, *tls_key, *tls_server_name;
     const char *cluster_secret_file; /* cli_status_call's: NULL or "" = none */
     const char *api_key_file;        /* NULL or "" = none */
 };
-#define CLI_SERVER_OPTIONS(S, M)                                                                                                             \
-    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server), "router's address"},                                         \
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA of the router's certificate; turns TLS on"},                           \
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "own certificate, for mutual TLS"},                                    \
-    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"},                                              \
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),                                                          \
-     "name that the router's certificate must hold; empty = the host dialled"},                                                              \
-    {"api_key_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.api_key_file),                                                                \
+// clang-format off
+#define CLI_SERVER_OPTIONS(S, M)                                                                \
+    {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server),                 \
+     "router's address"},                                                                       \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca),                               \
+     "CA of the router's certificate; turns TLS on"},                                           \
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert),                           \
+     "own certificate, for mutual TLS"},                                                        \
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "own key, for mutual TLS"}, \
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),             \
+     "name that the router's certificate must hold; empty = the host dialled"},                 \
+    {"api_key_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.api_key_file),                   \
      "file with the key of a tenant, for routers with --tenants"}
+// clang-format on
 
 struct cli_client {
     struct td_rpc_loop *loop;
     struct td_rpc_channel *channel;
-    char authorization[TD_AUTHORIZATION_MAX];      /* "Bearer KEY", or "" */
+    char authorization[TD_AUTHORIZATION_MAX]; /* "Bearer KEY", or "" */
 };
-/* The TLS side of a dialled address, borrowed from s; for td_rpc_channel_config.tls when s->tls_ca is not empty. */
+/* The TLS side of a dialled address, borrowed from s; for td_rpc_channel_config.tls when
+ * s->tls_ca is not empty. */
 struct td_rpc_tls cli_tls(const struct cli_server *s);
 td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err);
 void cli_client_close(struct cli_client *c);
@@ -66,17 +77,24 @@ struct cli_result {
     grpc_status_code code;
     char details[1024];
 };
-/* One call, blocking. on_message (loop thread) sees every response. wait_for_ready: keep trying to connect until deadline_ms. */
-void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
-              uint64_t deadline_ms, bool wait_for_ready, void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+/* One call, blocking. on_message (loop thread) sees every response. wait_for_ready: keep trying
+ * to connect until deadline_ms. */
+void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response,
+              const ProtobufCMessage *request, uint64_t deadline_ms, bool wait_for_ready,
+              void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
               struct cli_result *ret_result);
-/* Inference.Status. With a cluster secret the caller proves it, so that on_message hears all; it is called once, with the last answer. False: *err
- * says what is wrong with the secret's file. */
-bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms, bool wait_for_ready,
-                     void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx, struct cli_result *ret_result, struct td_err *err);
-#define CLI_SECRET_OPTION(S, M)                                                                                                              \
-    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cluster_secret_file),                                                  \
-     "the cluster's secret, which makes the caller an operator: the router tells names and addresses of workers"}
+/* Inference.Status. With a cluster secret the caller proves it, so that on_message hears all; it
+ * is called once, with the last answer. False: *err says what is wrong with the secret's file. */
+bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms,
+                     bool wait_for_ready,
+                     void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+                     struct cli_result *ret_result, struct td_err *err);
+// clang-format off
+#define CLI_SECRET_OPTION(S, M)                                                              \
+    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cluster_secret_file),  \
+     "the cluster's secret, which makes the caller an operator: the router tells names and " \
+     "addresses of workers"}
+// clang-format on
 
 /* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. */
 int cli_complain(const char *command, const char *server, const struct cli_result *r);

@@ -1,4 +1,5 @@
-/* client.c - a blocking call on top of the rpc loop: the command's thread waits, the loop thread works. */
+/* client.c - a blocking call on top of the rpc loop: the command's thread waits, the loop thread
+ * works. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,7 +13,9 @@
 
 struct td_rpc_tls cli_tls(const struct cli_server *s)
 {
-    return (struct td_rpc_tls){.ca_file = s->tls_ca, .cert_file = s->tls_cert[0] ? s->tls_cert : NULL, .key_file = s->tls_key[0] ? s->tls_key : NULL,
+    return (struct td_rpc_tls){.ca_file = s->tls_ca,
+                               .cert_file = s->tls_cert[0] ? s->tls_cert : NULL,
+                               .key_file = s->tls_key[0] ? s->tls_key : NULL,
                                .server_name = s->tls_server_name[0] ? s->tls_server_name : NULL};
 }
 
@@ -21,11 +24,13 @@ td_status cli_client_open(struct cli_client *c, const struct cli_server *s, stru
     memset(c, 0, sizeof *c);
     signal(SIGPIPE, SIG_DFL);
     td_status st = TD_OK;
-    if (s->api_key_file && s->api_key_file[0]) st = td_api_key_read(s->api_key_file, c->authorization, err);
+    if (s->api_key_file && s->api_key_file[0])
+        st = td_api_key_read(s->api_key_file, c->authorization, err);
     if (!st) st = td_rpc_loop_create("cli", &c->loop, err);
     if (st) return st;
     struct td_rpc_tls tls = cli_tls(s);
-    struct td_rpc_channel_config cfg = {.loop = c->loop, .target = s->server, .tls = s->tls_ca[0] ? &tls : NULL};
+    struct td_rpc_channel_config cfg = {
+        .loop = c->loop, .target = s->server, .tls = s->tls_ca[0] ? &tls : NULL};
     st = td_rpc_channel_create(&cfg, &c->channel, err);
     if (st) cli_client_close(c);
     return st;
@@ -66,29 +71,39 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     pthread_mutex_unlock(&w->lock);
 }
 
-static void call_with(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
-                      uint64_t deadline_ms, bool wait_for_ready, const struct td_rpc_metadata *metadata, size_t n_metadata,
-                      void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx, struct cli_result *ret_result)
+static void call_with(struct cli_client *c, const char *path,
+                      const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
+                      uint64_t deadline_ms, bool wait_for_ready,
+                      const struct td_rpc_metadata *metadata, size_t n_metadata,
+                      void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+                      struct cli_result *ret_result)
 {
     static const struct td_rpc_handler handler = {on_message, on_done};
     struct td_rpc_client_method method = {.path = path, .response = response};
-    struct waiting_call w = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .on_message = message_fn, .ctx = ctx,
+    struct waiting_call w = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                             .cond = PTHREAD_COND_INITIALIZER,
+                             .on_message = message_fn,
+                             .ctx = ctx,
                              .result = ret_result};
     struct td_rpc_metadata all[4]; /* the caller's have at most three */
     TD_ASSERT(n_metadata < 4);
     for (size_t i = 0; i < n_metadata; i++) all[i] = metadata[i];
-    if (c->authorization[0]) all[n_metadata++] = (struct td_rpc_metadata){"authorization", c->authorization};
-    td_rpc_call_start(c->channel, &method, request, deadline_ms, wait_for_ready, all, n_metadata, &handler, &w);
+    if (c->authorization[0])
+        all[n_metadata++] = (struct td_rpc_metadata){"authorization", c->authorization};
+    td_rpc_call_start(c->channel, &method, request, deadline_ms, wait_for_ready, all, n_metadata,
+                      &handler, &w);
     pthread_mutex_lock(&w.lock);
     while (!w.done) pthread_cond_wait(&w.cond, &w.lock);
     pthread_mutex_unlock(&w.lock);
 }
 
-void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
-              uint64_t deadline_ms, bool wait_for_ready, void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response,
+              const ProtobufCMessage *request, uint64_t deadline_ms, bool wait_for_ready,
+              void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
               struct cli_result *ret_result)
 {
-    call_with(c, path, response, request, deadline_ms, wait_for_ready, NULL, 0, message_fn, ctx, ret_result);
+    call_with(c, path, response, request, deadline_ms, wait_for_ready, NULL, 0, message_fn, ctx,
+              ret_result);
 }
 
 struct status_asked {
@@ -102,25 +117,31 @@ static void on_first_status(const ProtobufCMessage *msg, void *ctx)
 {
     struct status_asked *a = ctx;
     const Tandem__V1__StatusResponse *m = (const Tandem__V1__StatusResponse *)msg;
-    if (m->withheld && a->secret && !td_status_prove(a->secret, &m->challenge, a->proof)) return; /* it is asked again */
+    /* it is asked again */
+    if (m->withheld && a->secret && !td_status_prove(a->secret, &m->challenge, a->proof)) return;
     a->proof[0] = 0;
     a->on_message(msg, a->ctx);
 }
 
-bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms, bool wait_for_ready,
-                     void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx, struct cli_result *ret_result, struct td_err *err)
+bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms,
+                     bool wait_for_ready,
+                     void (*message_fn)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+                     struct cli_result *ret_result, struct td_err *err)
 {
     static const char path[] = "/tandem.v1.Inference/Status";
     struct status_asked asked = {.on_message = message_fn, .ctx = ctx};
     Tandem__V1__StatusRequest m = TANDEM__V1__STATUS_REQUEST__INIT;
-    if (s->cluster_secret_file && s->cluster_secret_file[0] && td_cluster_secret_load(s->cluster_secret_file, &asked.secret, err)) {
+    if (s->cluster_secret_file && s->cluster_secret_file[0] &&
+        td_cluster_secret_load(s->cluster_secret_file, &asked.secret, err)) {
         td_err_prefix(err, "cluster_secret_file");
         return false;
     }
-    call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, wait_for_ready, NULL, 0, on_first_status, &asked, ret_result);
+    call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms,
+              wait_for_ready, NULL, 0, on_first_status, &asked, ret_result);
     if (ret_result->code == GRPC_STATUS_OK && asked.proof[0]) {
         struct td_rpc_metadata proof = {TD_STATUS_PROOF_KEY, asked.proof};
-        call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, false, &proof, 1, message_fn, ctx, ret_result);
+        call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, false,
+                  &proof, 1, message_fn, ctx, ret_result);
     }
     td_cluster_secret_destroy(asked.secret);
     return true;
@@ -128,12 +149,29 @@ bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t 
 
 int cli_complain(const char *command, const char *server, const struct cli_result *r)
 {
-    static const char *const names[] = {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-                                        "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
-                                        "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
+    static const char *const names[] = {"OK",
+                                        "CANCELLED",
+                                        "UNKNOWN",
+                                        "INVALID_ARGUMENT",
+                                        "DEADLINE_EXCEEDED",
+                                        "NOT_FOUND",
+                                        "ALREADY_EXISTS",
+                                        "PERMISSION_DENIED",
+                                        "RESOURCE_EXHAUSTED",
+                                        "FAILED_PRECONDITION",
+                                        "ABORTED",
+                                        "OUT_OF_RANGE",
+                                        "UNIMPLEMENTED",
+                                        "INTERNAL",
+                                        "UNAVAILABLE",
+                                        "DATA_LOSS",
+                                        "UNAUTHENTICATED"};
     const char *name = (unsigned)r->code < sizeof names / sizeof *names ? names[r->code] : "?";
     fprintf(stderr, "tandem %s: %s: %s\n", command, name, r->details);
     if (r->code == GRPC_STATUS_UNAVAILABLE)
-        fprintf(stderr, "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` shows its workers\n", server);
+        fprintf(stderr,
+                "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` "
+                "shows its workers\n",
+                server);
     return 1;
 }

@@ -1,7 +1,9 @@
-/* doctor.h - `tandem doctor`: one line per check. doctor.c has the options, the report and the order; each doctor_*.c one group of checks.
+/* doctor.h - `tandem doctor`: one line per check. doctor.c has the options, the report and the
+ * order; each doctor_*.c one group of checks.
  *
- * A check is a level, what was found and, when it is not ok, what to do. Checks never end the program: what cannot be read is said. Every wait
- * has a deadline. One thread, except that gRPC and the transfer engine have theirs behind their own interfaces. */
+ * A check is a level, what was found and, when it is not ok, what to do. Checks never end the
+ * program: what cannot be read is said. Every wait has a deadline. One thread, except that gRPC
+ * and the transfer engine have theirs behind their own interfaces. */
 #ifndef TD_CLI_DOCTOR_H
 #define TD_CLI_DOCTOR_H
 
@@ -19,100 +21,111 @@
 struct td_cluster_secret;
 
 struct doctor_config {
-    struct cli_server at;                 /* at.server "": no cluster to look at */
+    struct cli_server at; /* at.server "": no cluster to look at */
     const char *json, *kv_memory, *transfer, *root, *listen, *peer;
     uint64_t register_bytes, bytes, timeout_ms, listen_timeout_ms, sessions;
     bool local;
-    struct td_cluster_secret *secret;     /* of at.cluster_secret_file; NULL: none */
-    struct td_kv_port_config kv_port;     /* as a worker's: what --peer and --listen open, and which devices count here */
+    struct td_cluster_secret *secret; /* of at.cluster_secret_file; NULL: none */
+    struct td_kv_port_config kv_port; /* as a worker's: what --peer and --listen open, and
+                                         which devices count here */
 };
 
-/* ---- report (doctor_report.c) ----------------------------------------------------------------------------------------------------------- */
+/* ---- report (doctor_report.c) ---------------------------------------------------------------- */
 
 enum doctor_level { DOCTOR_OK = 0, DOCTOR_WARN, DOCTOR_FAIL, DOCTOR_N_LEVELS };
 
 struct doctor_check {
-    const char *group;                    /* static */
+    const char *group; /* static */
     char name[64];
     enum doctor_level level;
-    char found[512], fix[512];            /* fix: empty when the level is ok */
-    json_t *values;                       /* numbers for machines; may be NULL */
+    char found[512], fix[512]; /* fix: empty when the level is ok */
+    json_t *values;            /* numbers for machines; may be NULL */
 };
 
 struct doctor_report {
     FILE *out;
     struct doctor_check *checks;
     size_t n, n_room, n_printed;
-    const char *group;                    /* last printed */
-    unsigned n_levels[DOCTOR_N_LEVELS];   /* of printed checks */
+    const char *group;                  /* last printed */
+    unsigned n_levels[DOCTOR_N_LEVELS]; /* of printed checks */
 };
 
 /* Adds a check; the pointer is valid until the next add. */
-struct doctor_check *doctor_add(struct doctor_report *r, const char *group, enum doctor_level level, const char *name, const char *fmt, ...)
+struct doctor_check *doctor_add(struct doctor_report *r, const char *group, enum doctor_level level,
+                                const char *name, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 void doctor_fix(struct doctor_check *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void doctor_number(struct doctor_check *c, const char *key, double value);
 void doctor_string(struct doctor_check *c, const char *key, const char *value);
-void doctor_flush(struct doctor_report *r);               /* prints what was added since */
-json_t *doctor_json(const struct doctor_report *r);       /* of printed checks */
-int doctor_status(const struct doctor_report *r);         /* 0, or 1 when a check failed */
+void doctor_flush(struct doctor_report *r);         /* prints what was added since */
+json_t *doctor_json(const struct doctor_report *r); /* of printed checks */
+int doctor_status(const struct doctor_report *r);   /* 0, or 1 when a check failed */
 void doctor_report_free(struct doctor_report *r);
 
-struct doctor_text { char s[40]; };
-struct doctor_text doctor_size(uint64_t bytes);           /* "256 MiB", "1.5 GiB" */
+struct doctor_text {
+    char s[40];
+};
+struct doctor_text doctor_size(uint64_t bytes); /* "256 MiB", "1.5 GiB" */
 
-/* ---- files below --root ----------------------------------------------------------------------------------------------------------------- */
+/* ---- files below --root ---------------------------------------------------------------------- */
 
-/* First max-1 bytes of ROOT/path, as text without the trailing newline. False: not there or not readable; text is "". */
+/* First max-1 bytes of ROOT/path, as text without the trailing newline. False: not there or not
+ * readable; text is "". */
 bool doctor_read(const char *root, const char *path, char *text, size_t max);
 bool doctor_read_i64(const char *root, const char *path, int64_t *ret_value);
 bool doctor_exists(const char *root, const char *path);
 
-/* ---- this host (doctor_host.c) ---------------------------------------------------------------------------------------------------------- */
+/* ---- this host (doctor_host.c) --------------------------------------------------------------- */
 
 /* kv_bytes: the pool that a worker would make. n_rdma: devices whose limits matter here. */
-void doctor_host(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes, unsigned n_rdma);
+void doctor_host(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes,
+                 unsigned n_rdma);
 
-/* ---- PCI (doctor_pci.c): pure functions of the files below root ------------------------------------------------------------------------- */
+/* ---- PCI (doctor_pci.c): pure functions of the files below root ------------------------------ */
 
 #define DOCTOR_PCI_MAX 64
 
 struct doctor_pci {
-    char address[24];                     /* "0000:3b:00.0" */
-    char chain[256];                      /* "pci0000:3a/0000:3a:00.0/0000:3b:00.0": from the host bridge down */
-    char label[96];                       /* for the reader: "mlx5_0", "gpu0 NVIDIA H100 ..." */
-    int numa_node;                        /* -1: not known, or only one */
-    unsigned vendor, class;               /* class: base class and subclass, 0x0302 */
+    char address[24];       /* "0000:3b:00.0" */
+    char chain[256];        /* "pci0000:3a/0000:3a:00.0/0000:3b:00.0": from the
+                               host bridge down */
+    char label[96];         /* for the reader: "mlx5_0", "gpu0 NVIDIA H100 ..." */
+    int numa_node;          /* -1: not known, or only one */
+    unsigned vendor, class; /* class: base class and subclass, 0x0302 */
 };
 
 /* How far two devices are from each other, in the words of `nvidia-smi topo`. */
 enum doctor_distance {
-    DOCTOR_SAME = 0, DOCTOR_PIX, /* at most one bridge or switch */
-    DOCTOR_PXB,                  /* several, but not the host bridge */
-    DOCTOR_PHB,                  /* through one host bridge */
-    DOCTOR_NODE,                 /* between host bridges of one NUMA node */
-    DOCTOR_SYS,                  /* between NUMA nodes */
-    DOCTOR_UNKNOWN               /* a device without a place on the PCI bus */
+    DOCTOR_SAME = 0,
+    DOCTOR_PIX,    /* at most one bridge or switch */
+    DOCTOR_PXB,    /* several, but not the host bridge */
+    DOCTOR_PHB,    /* through one host bridge */
+    DOCTOR_NODE,   /* between host bridges of one NUMA node */
+    DOCTOR_SYS,    /* between NUMA nodes */
+    DOCTOR_UNKNOWN /* a device without a place on the PCI bus */
 };
 const char *doctor_distance_name(enum doctor_distance d);
 enum doctor_distance doctor_pci_distance(const struct doctor_pci *a, const struct doctor_pci *b);
 
 bool doctor_pci_read(const char *root, const char *address, struct doctor_pci *ret_pci);
 /* Devices for which want() is true, in the order of their addresses; how many. */
-size_t doctor_pci_list(const char *root, bool (*want)(const struct doctor_pci *p), struct doctor_pci *pcis, size_t max);
-bool doctor_pci_is_gpu(const struct doctor_pci *p);       /* NVIDIA, display or 3D controller */
-bool doctor_pci_is_rdma_nic(const struct doctor_pci *p);  /* of makers whose NICs do RDMA; what verbs lists counts, this is for hints */
+size_t doctor_pci_list(const char *root, bool (*want)(const struct doctor_pci *p),
+                       struct doctor_pci *pcis, size_t max);
+bool doctor_pci_is_gpu(const struct doctor_pci *p); /* NVIDIA, display or 3D controller */
+/* of makers whose NICs do RDMA; what verbs lists counts, this is for hints */
+bool doctor_pci_is_rdma_nic(const struct doctor_pci *p);
 
-/* ACS in a PCI configuration space of n bytes: 1: requests between peers are redirected to the host bridge, 0: not, -1: cannot be told. */
+/* ACS in a PCI configuration space of n bytes: 1: requests between peers are redirected to the
+ * host bridge, 0: not, -1: cannot be told. */
 int doctor_acs_redirects(const uint8_t *config, size_t n);
 
 /* GPUs, their distance to each NIC, IOMMU and ACS in between. */
-void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, const struct doctor_pci *nics,
-                     size_t n_nics);
+void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus,
+                     size_t n_gpus, const struct doctor_pci *nics, size_t n_nics);
 /* GPUs below root with their labels and the driver's state. */
 size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci *gpus, size_t max);
 
-/* ---- GPUDirect (doctor_gpudirect.c) ----------------------------------------------------------------------------------------------------- */
+/* ---- GPUDirect (doctor_gpudirect.c) ---------------------------------------------------------- */
 
 /* Some memory of a GPU to try registrations with. base NULL: none, for the reason in why. */
 struct doctor_gpu_memory {
@@ -120,45 +133,56 @@ struct doctor_gpu_memory {
     void *base;
     size_t bytes;
     char why[256];
-    const struct td_ops *ops;             /* what it is from; NULL: the caller's own */
+    const struct td_ops *ops; /* what it is from; NULL: the caller's own */
 };
-void doctor_gpu_memory_open(struct doctor_gpu_memory *ret_memory); /* of the first GPU that CUDA shows; makes a CUDA context (a second) */
+/* of the first GPU that CUDA shows; makes a CUDA context (a second) */
+void doctor_gpu_memory_open(struct doctor_gpu_memory *ret_memory);
 void doctor_gpu_memory_close(struct doctor_gpu_memory *m);
 
 /* The NVIDIA driver that is loaded below root; false: none. */
 bool doctor_driver(const char *root, char version[64], bool *ret_is_open);
-/* The host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' windows on the bus. Without GPUs or NICs one line that says so. n_reach: of the
- * NICs, those that registered memory of a GPU; where there is one, nothing here is a warning for want of a door. */
-void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus, size_t n_gpus, size_t n_nics, size_t n_reach,
+/* The host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' windows on the bus.
+ * Without GPUs or NICs one line that says so. n_reach: of the NICs, those that registered memory
+ * of a GPU; where there is one, nothing here is a warning for want of a door. */
+void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus,
+                      size_t n_gpus, size_t n_nics, size_t n_reach,
                       const struct doctor_gpu_memory *m);
-/* Whether this open device registers GPU memory; `bad`: the level if not. False also where there was none to try with. */
-bool doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad, const struct td_verbs *vb, struct td_vb_device *d,
-                          const char *device, const struct doctor_gpu_memory *m);
+/* Whether this open device registers GPU memory; `bad`: the level if not. False also where there
+ * was none to try with. */
+bool doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad,
+                          const struct td_verbs *vb, struct td_vb_device *d, const char *device,
+                          const struct doctor_gpu_memory *m);
 
-/* ---- RDMA (doctor_rdma.c) --------------------------------------------------------------------------------------------------------------- */
+/* ---- RDMA (doctor_rdma.c) -------------------------------------------------------------------- */
 
-const char *doctor_reg_explain(int error);                /* an errno of a registration: cause and what to do */
+/* an errno of a registration: cause and what to do */
+const char *doctor_reg_explain(int error);
 
 struct doctor_rdma {
     struct doctor_pci nics[TD_VB_DEVICES_MAX]; /* label = the device's name */
     size_t n_nics;
-    unsigned n_usable;                    /* ports that can carry KV */
-    unsigned n_reach_gpu;                 /* devices that registered memory of a GPU */
+    unsigned n_usable;    /* ports that can carry KV */
+    unsigned n_reach_gpu; /* devices that registered memory of a GPU */
 };
 /* vb NULL: libibverbs is not there, why says so. gpu NULL: there is no GPU. */
-void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb, const char *why, uint64_t kv_bytes,
-                 const struct doctor_gpu_memory *gpu, struct doctor_rdma *ret_rdma);
+void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb,
+                 const char *why, uint64_t kv_bytes, const struct doctor_gpu_memory *gpu,
+                 struct doctor_rdma *ret_rdma);
 
-/* ---- cluster (doctor_cluster.c), peer (doctor_peer.c) ----------------------------------------------------------------------------------- */
+/* ---- cluster (doctor_cluster.c), peer (doctor_peer.c) ---------------------------------------- */
 
 void doctor_cluster(struct doctor_report *r, const struct doctor_config *c);
 
-/* n round trips: wall clocks at sending and receiving, and the other side's in between. Skew of the fastest one: theirs minus ours. */
-struct doctor_skew { double skew_ms, error_ms; };
+/* n round trips: wall clocks at sending and receiving, and the other side's in between. Skew of
+ * the fastest one: theirs minus ours. */
+struct doctor_skew {
+    double skew_ms, error_ms;
+};
 struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t theirs_ns);
 
 /* vb NULL: no RDMA device here. */
-void doctor_listen(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb);
+void doctor_listen(struct doctor_report *r, const struct doctor_config *c,
+                   const struct td_verbs *vb);
 void doctor_peer(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb);
 bool doctor_path_built(const char *name); /* "rdma": can this build take that path at all? */
 /* NULL: `used` is what was asked for; else what is wrong with it. asked AUTO takes any. */

@@ -1,8 +1,11 @@
-/* doctor_cluster.c - the router and each worker it lists: does it answer, how far away is it, are the clocks and builds alike.
+/* doctor_cluster.c - the router and each worker it lists: does it answer, how far away is it, are
+ * the clocks and builds alike.
  *
- * Health is asked of the router first, then of all workers at once, so that a number of dead ones costs one time-out together; those that
- * answer are asked N_TRIPS times more, one after the other. A health answer carries the daemon's clock (TD_RPC_WALL_KEY): the fastest of the round
- * trips says how far it is from ours, give or take half that trip. All of it ends within three time-outs and a second per live worker. */
+ * Health is asked of the router first, then of all workers at once, so that a number of dead
+ * ones costs one time-out together; those that answer are asked N_TRIPS times more, one after
+ * the other. A health answer carries the daemon's clock (TD_RPC_WALL_KEY): the fastest of the
+ * round trips says how far it is from ours, give or take half that trip. All of it ends within
+ * three time-outs and a second per live worker. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,8 +17,8 @@
 
 #define GROUP "cluster"
 #define N_TRIPS 20
-#define TRIPS_MS 1000   /* longest measurement of one daemon */
-#define SKEW_MS 50.0    /* more and the logs of two machines cannot be put in order */
+#define TRIPS_MS 1000 /* longest measurement of one daemon */
+#define SKEW_MS 50.0  /* more and the logs of two machines cannot be put in order */
 
 struct ask { /* one health call */
     pthread_mutex_t lock;
@@ -23,7 +26,8 @@ struct ask { /* one health call */
     bool done, serving;
     grpc_status_code code;
     char details[256];
-    uint64_t start_ns, end_ns, sent_wall_ns, got_wall_ns, their_wall_ns; /* their_wall_ns 0: not told */
+    /* their_wall_ns 0: not told */
+    uint64_t start_ns, end_ns, sent_wall_ns, got_wall_ns, their_wall_ns;
 };
 
 struct target {
@@ -48,14 +52,17 @@ struct cluster {
 
 static const char *code_name(grpc_status_code code)
 {
-    return code == GRPC_STATUS_UNAVAILABLE ? "unavailable" : code == GRPC_STATUS_DEADLINE_EXCEEDED ? "no answer in time" : "refused";
+    return code == GRPC_STATUS_UNAVAILABLE         ? "unavailable"
+           : code == GRPC_STATUS_DEADLINE_EXCEEDED ? "no answer in time"
+                                                   : "refused";
 }
 
 static void on_health(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
     (void)call;
     struct ask *a = user;
-    const Grpc__Health__V1__HealthCheckResponse *m = (const Grpc__Health__V1__HealthCheckResponse *)msg;
+    const Grpc__Health__V1__HealthCheckResponse *m =
+        (const Grpc__Health__V1__HealthCheckResponse *)msg;
     a->serving = m->status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
 }
 
@@ -69,7 +76,8 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     a->code = res->code;
     snprintf(a->details, sizeof a->details, "%s", res->details);
     for (size_t i = 0; i < res->n_trailing; i++)
-        if (!strcmp(res->trailing[i].key, TD_RPC_WALL_KEY)) a->their_wall_ns = strtoull(res->trailing[i].value, NULL, 10);
+        if (!strcmp(res->trailing[i].key, TD_RPC_WALL_KEY))
+            a->their_wall_ns = strtoull(res->trailing[i].value, NULL, 10);
     a->done = true;
     pthread_cond_signal(&a->cond);
     pthread_mutex_unlock(&a->lock);
@@ -77,10 +85,15 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
 
 static void ask_start(struct ask *a, struct td_rpc_channel *channel, uint64_t deadline_ms)
 {
-    static const struct td_rpc_client_method method = {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor, false};
+    static const struct td_rpc_client_method method = {
+        "/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor,
+        false};
     static const struct td_rpc_handler handler = {on_health, on_done};
     Grpc__Health__V1__HealthCheckRequest m = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
-    *a = (struct ask){.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .start_ns = td_now_ns(), .sent_wall_ns = td_wall_ns()};
+    *a = (struct ask){.lock = PTHREAD_MUTEX_INITIALIZER,
+                      .cond = PTHREAD_COND_INITIALIZER,
+                      .start_ns = td_now_ns(),
+                      .sent_wall_ns = td_wall_ns()};
     td_rpc_call_start(channel, &method, &m.base, deadline_ms, false, NULL, 0, &handler, a);
 }
 
@@ -96,7 +109,8 @@ static bool ask_wait(struct ask *a)
 struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t theirs_ns)
 {
     double half = ((double)got_ns - (double)sent_ns) / 2;
-    int64_t since = (int64_t)(theirs_ns - sent_ns); /* wall clocks may differ either way; their difference is small beside 2^63 */
+    int64_t since = (int64_t)(theirs_ns - sent_ns); /* wall clocks may differ either way; their
+                                                       difference is small beside 2^63 */
     return (struct doctor_skew){.skew_ms = ((double)since - half) / 1e6, .error_ms = half / 1e6};
 }
 
@@ -128,15 +142,18 @@ static void measure(struct cluster *k, struct target *t, const char *name)
         n++;
     }
     if (n == 0) {
-        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_WARN, name, "answered once, then no more: %s", a.details);
+        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_WARN, name,
+                                            "answered once, then no more: %s", a.details);
         doctor_fix(c, "look at its log; an overloaded or frozen process");
         return;
     }
     qsort(trips, n, sizeof *trips, by_value);
-    struct doctor_check *c =
-        doctor_add(k->r, GROUP, t->ask.serving ? DOCTOR_OK : DOCTOR_FAIL, name, "%s at %s; round trip %.2f ms median of %zu, %.2f..%.2f",
-                   t->ask.serving ? "serving" : "NOT serving", t->address, trips[n / 2], n, trips[0], trips[n - 1]);
-    doctor_fix(c, "it is draining, or its engine makes no progress: look at its log (engine_stuck), `tandem status`");
+    struct doctor_check *c = doctor_add(k->r, GROUP, t->ask.serving ? DOCTOR_OK : DOCTOR_FAIL, name,
+                                        "%s at %s; round trip %.2f ms median of %zu, %.2f..%.2f",
+                                        t->ask.serving ? "serving" : "NOT serving", t->address,
+                                        trips[n / 2], n, trips[0], trips[n - 1]);
+    doctor_fix(c, "it is draining, or its engine makes no progress: look at its log "
+                  "(engine_stuck), `tandem status`");
     doctor_number(c, "rtt_ms", trips[n / 2]);
     char clock[160];
     snprintf(clock, sizeof clock, "%s clock", name);
@@ -145,15 +162,18 @@ static void measure(struct cluster *k, struct target *t, const char *name)
         return;
     }
     double sure = (skew.skew_ms < 0 ? -skew.skew_ms : skew.skew_ms) - skew.error_ms;
-    c = doctor_add(k->r, GROUP, sure > SKEW_MS ? DOCTOR_WARN : DOCTOR_OK, clock, "%+.2f ms from here, to within %.2f", skew.skew_ms, skew.error_ms);
-    doctor_fix(c, "run chrony, ntpd or systemd-timesyncd on both hosts: logs cannot be put in order; beyond minutes TLS certificates look expired");
+    c = doctor_add(k->r, GROUP, sure > SKEW_MS ? DOCTOR_WARN : DOCTOR_OK, clock,
+                   "%+.2f ms from here, to within %.2f", skew.skew_ms, skew.error_ms);
+    doctor_fix(c, "run chrony, ntpd or systemd-timesyncd on both hosts: logs cannot be put in "
+                  "order; beyond minutes TLS certificates look expired");
     doctor_number(c, "skew_ms", skew.skew_ms);
     doctor_number(c, "skew_error_ms", skew.error_ms);
 }
 
 static bool dial(struct cluster *k, struct target *t, struct td_err *err)
 {
-    struct td_rpc_channel_config c = {.loop = k->loop, .target = t->address, .tls = k->o->at.tls_ca[0] ? &k->tls : NULL};
+    struct td_rpc_channel_config c = {
+        .loop = k->loop, .target = t->address, .tls = k->o->at.tls_ca[0] ? &k->tls : NULL};
     return td_rpc_channel_create(&c, &t->channel, err) == TD_OK;
 }
 
@@ -187,34 +207,40 @@ static bool check_router(struct cluster *k)
     struct target *t = &k->router;
     snprintf(t->address, sizeof t->address, "%s", k->o->at.server);
     if (!dial(k, t, &err)) {
-        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router", "%s: %s", t->address, err.msg);
+        struct doctor_check *c =
+            doctor_add(k->r, GROUP, DOCTOR_FAIL, "router", "%s: %s", t->address, err.msg);
         doctor_fix(c, "--router HOST:PORT, --tls-ca, --tls-cert, --tls-key");
         return false;
     }
     ask_start(&t->ask, t->channel, k->o->timeout_ms);
     if (!ask_wait(&t->ask)) {
-        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router", "%s: %s: %s", t->address, code_name(t->ask.code), t->ask.details);
-        doctor_fix(c,
-                   "is it running (tandem-router's log: ev=ready), is the address right, does a firewall drop it; TLS on both sides or neither "
-                   "(--tls-ca, and --tls-cert, --tls-key where it wants to know its clients)");
+        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router", "%s: %s: %s",
+                                            t->address, code_name(t->ask.code), t->ask.details);
+        doctor_fix(c, "is it running (tandem-router's log: ev=ready), is the address right, does a "
+                      "firewall drop it; TLS on both sides or neither "
+                      "(--tls-ca, and --tls-cert, --tls-key where it wants to know its clients)");
         return false;
     }
     measure(k, t, "router");
     struct cli_client client = {.loop = k->loop, .channel = t->channel};
     struct cli_result res = {0};
     if (!cli_status_call(&client, &k->o->at, k->o->timeout_ms, false, take_status, k, &res, &err)) {
-        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s", err.msg);
+        struct doctor_check *c =
+            doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s", err.msg);
         doctor_fix(c, "the file of the cluster's secret, as the daemons have it");
         return false;
     }
     if (res.code == GRPC_STATUS_OK && k->withheld) {
-        struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s does not tell this caller where its workers are",
-                                            t->address);
-        doctor_fix(c, "--cluster-secret-file with the cluster's secret, or a certificate with a name of the router's --tls-operator-names");
+        struct doctor_check *c =
+            doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status",
+                       "%s does not tell this caller where its workers are", t->address);
+        doctor_fix(c, "--cluster-secret-file with the cluster's secret, or a certificate with a "
+                      "name of the router's --tls-operator-names");
         return false;
     }
     if (res.code == GRPC_STATUS_OK) return true;
-    struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s: %s", code_name(res.code), res.details);
+    struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s: %s",
+                                        code_name(res.code), res.details);
     doctor_fix(c, "is %s a tandem router, and of this version?", t->address);
     return false;
 }
@@ -223,7 +249,8 @@ static void check_workers(struct cluster *k)
 {
     struct td_err err = {0};
     for (size_t i = 0; i < k->n_workers; i++)
-        if (dial(k, &k->workers[i], &err)) ask_start(&k->workers[i].ask, k->workers[i].channel, k->o->timeout_ms);
+        if (dial(k, &k->workers[i], &err))
+            ask_start(&k->workers[i].ask, k->workers[i].channel, k->o->timeout_ms);
     for (size_t i = 0; i < k->n_workers; i++) {
         struct target *t = &k->workers[i];
         char name[160];
@@ -231,22 +258,29 @@ static void check_workers(struct cluster *k)
         t->answers = t->channel && ask_wait(&t->ask);
         if (!t->answers) {
             struct doctor_check *c =
-                doctor_add(k->r, GROUP, DOCTOR_FAIL, name, "%s worker at %s (%s to the router): %s: %s", t->role, t->address, t->state,
-                           t->channel ? code_name(t->ask.code) : "cannot be dialled", t->channel ? t->ask.details : err.msg);
-            doctor_fix(c, "workers dial the router, but the router and this command dial them: --advertise must name an address that others reach; "
+                doctor_add(k->r, GROUP, DOCTOR_FAIL, name,
+                           "%s worker at %s (%s to the router): %s: %s", t->role, t->address,
+                           t->state, t->channel ? code_name(t->ask.code) : "cannot be dialled",
+                           t->channel ? t->ask.details : err.msg);
+            doctor_fix(c, "workers dial the router, but the router and this command dial them: "
+                          "--advertise must name an address that others reach; "
                           "firewall; with TLS the same CA");
             continue;
         }
         measure(k, t, name);
         if (strcmp(t->state, "ready")) {
-            struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_WARN, name, "the router holds it for %s", t->state);
-            doctor_fix(c, !strcmp(t->state, "suspect") ? "it answers here, but sends the router no snapshots: look at its log"
-                                                       : "it takes no new requests");
+            struct doctor_check *c =
+                doctor_add(k->r, GROUP, DOCTOR_WARN, name, "the router holds it for %s", t->state);
+            doctor_fix(c,
+                       !strcmp(t->state, "suspect")
+                           ? "it answers here, but sends the router no snapshots: look at its log"
+                           : "it takes no new requests");
         }
     }
 }
 
-/* Workers join only with the layout of those that are there, so a difference means a router of another version or a bug. */
+/* Workers join only with the layout of those that are there, so a difference means a router of
+ * another version or a bug. */
 static void check_agreement(struct cluster *k)
 {
     const struct target *a = k->workers;
@@ -255,18 +289,29 @@ static void check_agreement(struct cluster *k)
         const struct target *t = &k->workers[i];
         size_t n = strlen(odd_version), m = strlen(odd_layout);
         if (strcmp(t->version, TD_VERSION))
-            snprintf(odd_version + n, sizeof odd_version - n, "%s%s %s", n ? ", " : "", t->name, t->version[0] ? t->version : "?");
+            snprintf(odd_version + n, sizeof odd_version - n, "%s%s %s", n ? ", " : "", t->name,
+                     t->version[0] ? t->version : "?");
         if (t->layout_hash != a->layout_hash || t->block_size != a->block_size)
             snprintf(odd_layout + m, sizeof odd_layout - m, "%s%s", m ? ", " : "", t->name);
     }
     struct doctor_check *c;
-    if (odd_version[0]) c = doctor_add(k->r, GROUP, DOCTOR_WARN, "versions", "this command is %s, but %s", TD_VERSION, odd_version);
-    else c = doctor_add(k->r, GROUP, DOCTOR_OK, "versions", "all %zu workers are %s, as this command", k->n_workers, TD_VERSION);
+    if (odd_version[0])
+        c = doctor_add(k->r, GROUP, DOCTOR_WARN, "versions", "this command is %s, but %s",
+                       TD_VERSION, odd_version);
+    else
+        c = doctor_add(k->r, GROUP, DOCTOR_OK, "versions",
+                       "all %zu workers are %s, as this command", k->n_workers, TD_VERSION);
     doctor_fix(c, "finish the roll-out: one version in a cluster");
     if (odd_layout[0])
-        c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "KV layout", "differs from %s's %016" PRIx64 ": %s", a->name, a->layout_hash, odd_layout);
-    else c = doctor_add(k->r, GROUP, DOCTOR_OK, "KV layout", "%016" PRIx64 ", %u tokens a block, the same on all", a->layout_hash, a->block_size);
-    doctor_fix(c, "model files, --dtype, --block-size and instruction set (--ops) must agree in one cluster");
+        c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "KV layout",
+                       "differs from %s's %016" PRIx64 ": %s", a->name, a->layout_hash, odd_layout);
+    else
+        c = doctor_add(k->r, GROUP, DOCTOR_OK, "KV layout",
+                       "%016" PRIx64 ", %u tokens a block, the same on all", a->layout_hash,
+                       a->block_size);
+    doctor_fix(
+        c,
+        "model files, --dtype, --block-size and instruction set (--ops) must agree in one cluster");
 }
 
 static size_t host_bytes(const char *address)
@@ -280,27 +325,37 @@ static void check_pairs(struct cluster *k)
     size_t n_prefill = 0, n_decode = 0, n_shm = 0, n_net = 0;
     char example[300] = "";
     for (size_t i = 0; i < k->n_workers; i++) {
-        if (!strcmp(k->workers[i].role, "decode")) n_decode++;
-        else n_prefill++;
+        if (!strcmp(k->workers[i].role, "decode"))
+            n_decode++;
+        else
+            n_prefill++;
     }
     bool needs_prefill = !strcmp(k->mode, "pd");
-    struct doctor_check *c = doctor_add(k->r, GROUP, n_decode == 0 || (needs_prefill && n_prefill == 0) ? DOCTOR_FAIL : DOCTOR_OK, "roles",
-                                        "%zu prefill, %zu decode, mode %s, model %s", n_prefill, n_decode, k->mode, k->model);
-    doctor_fix(c, "start %s workers with --router %s", n_decode == 0 ? "decode" : "prefill", k->o->at.server);
+    struct doctor_check *c = doctor_add(
+        k->r, GROUP, n_decode == 0 || (needs_prefill && n_prefill == 0) ? DOCTOR_FAIL : DOCTOR_OK,
+        "roles", "%zu prefill, %zu decode, mode %s, model %s", n_prefill, n_decode, k->mode,
+        k->model);
+    doctor_fix(c, "start %s workers with --router %s", n_decode == 0 ? "decode" : "prefill",
+               k->o->at.server);
     for (size_t p = 0; p < k->n_workers; p++)
         for (size_t d = 0; d < k->n_workers; d++) {
             const struct target *a = &k->workers[p], *b = &k->workers[d];
             if (!strcmp(a->role, "decode") || strcmp(b->role, "decode")) continue;
             size_t n = host_bytes(a->address);
             bool same = n == host_bytes(b->address) && !memcmp(a->address, b->address, n);
-            if (same) n_shm++;
-            else n_net++;
-            if (!same && !example[0]) snprintf(example, sizeof example, " (%.120s to %.120s, ...)", a->name, b->name);
+            if (same)
+                n_shm++;
+            else
+                n_net++;
+            if (!same && !example[0])
+                snprintf(example, sizeof example, " (%.120s to %.120s, ...)", a->name, b->name);
         }
     if (n_shm + n_net == 0) return;
     c = doctor_add(k->r, GROUP, DOCTOR_OK, "kv paths",
-                   "by address: %zu pair%s on one host (shm unless --transfer says otherwise), %zu between hosts (%s)%s", n_shm,
-                   n_shm == 1 ? "" : "s", n_net, "rdma where both have it, else tcp", example);
+                   "by address: %zu pair%s on one host (shm unless --transfer says otherwise), %zu "
+                   "between hosts (%s)%s",
+                   n_shm, n_shm == 1 ? "" : "s", n_net, "rdma where both have it, else tcp",
+                   example);
     doctor_number(c, "same_host_pairs", (double)n_shm);
     doctor_number(c, "cross_host_pairs", (double)n_net);
 }

@@ -1,4 +1,5 @@
-/* doctor_report.c - the list of checks, as lines and as JSON; small helpers that read files below --root. */
+/* doctor_report.c - the list of checks, as lines and as JSON; small helpers that read files
+ * below --root. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,7 +12,8 @@
 
 static const char *const level_names[DOCTOR_N_LEVELS] = {"ok", "warn", "FAIL"};
 
-struct doctor_check *doctor_add(struct doctor_report *r, const char *group, enum doctor_level level, const char *name, const char *fmt, ...)
+struct doctor_check *doctor_add(struct doctor_report *r, const char *group, enum doctor_level level,
+                                const char *name, const char *fmt, ...)
 {
     if (r->n == r->n_room) {
         size_t room = r->n_room ? 2 * r->n_room : 32;
@@ -47,7 +49,8 @@ static json_t *text_json(const char *text)
     if (j) return j;
     char plain[1024];
     size_t n = 0;
-    for (; text[n] && n < sizeof plain - 1; n++) plain[n] = (unsigned char)text[n] < 0x80 ? text[n] : '?';
+    for (; text[n] && n < sizeof plain - 1; n++)
+        plain[n] = (unsigned char)text[n] < 0x80 ? text[n] : '?';
     plain[n] = 0;
     return json_string(plain);
 }
@@ -64,7 +67,8 @@ void doctor_string(struct doctor_check *c, const char *key, const char *value)
     json_object_set_new(c->values, key, text_json(value));
 }
 
-/* Names and reasons come from other machines and from files: no control byte reaches the terminal. */
+/* Names and reasons come from other machines and from files: no control byte reaches the
+ * terminal. */
 static void print_plain(FILE *out, const char *text)
 {
     for (; *text; text++) fputc((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text, out);
@@ -74,7 +78,8 @@ void doctor_flush(struct doctor_report *r)
 {
     for (; r->n_printed < r->n; r->n_printed++) {
         const struct doctor_check *c = &r->checks[r->n_printed];
-        if (!r->group || strcmp(r->group, c->group)) fprintf(r->out, "%s%s\n", r->group ? "\n" : "", c->group);
+        if (!r->group || strcmp(r->group, c->group))
+            fprintf(r->out, "%s%s\n", r->group ? "\n" : "", c->group);
         r->group = c->group;
         fprintf(r->out, "  %-4s  ", level_names[c->level]);
         print_plain(r->out, c->name);
@@ -98,14 +103,17 @@ json_t *doctor_json(const struct doctor_report *r)
         json_t *one = json_object();
         json_object_set_new(one, "group", json_string(c->group));
         json_object_set_new(one, "name", text_json(c->name));
-        json_object_set_new(one, "level", json_string(c->level == DOCTOR_FAIL ? "fail" : level_names[c->level]));
+        json_object_set_new(one, "level",
+                            json_string(c->level == DOCTOR_FAIL ? "fail" : level_names[c->level]));
         json_object_set_new(one, "found", text_json(c->found));
         if (c->level != DOCTOR_OK) json_object_set_new(one, "fix", text_json(c->fix));
         if (c->values) json_object_set(one, "values", c->values);
         json_array_append_new(checks, one);
     }
-    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:o}", "version", TD_VERSION, "status", doctor_status(r), "ok", (int)r->n_levels[DOCTOR_OK], "warn",
-                     (int)r->n_levels[DOCTOR_WARN], "fail", (int)r->n_levels[DOCTOR_FAIL], "checks", checks);
+    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:o}", "version", TD_VERSION, "status",
+                     doctor_status(r), "ok", (int)r->n_levels[DOCTOR_OK], "warn",
+                     (int)r->n_levels[DOCTOR_WARN], "fail", (int)r->n_levels[DOCTOR_FAIL], "checks",
+                     checks);
 }
 
 int doctor_status(const struct doctor_report *r)
@@ -133,7 +141,7 @@ struct doctor_text doctor_size(uint64_t bytes)
     return t;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 bool doctor_read(const char *root, const char *path, char *text, size_t max)
 {
@@ -170,5 +178,6 @@ bool doctor_read_i64(const char *root, const char *path, int64_t *ret_value)
 bool doctor_exists(const char *root, const char *path)
 {
     char full[PATH_MAX];
-    return (size_t)snprintf(full, sizeof full, "%s%s", root, path) < sizeof full && access(full, F_OK) == 0;
+    return (size_t)snprintf(full, sizeof full, "%s%s", root, path) < sizeof full &&
+           access(full, F_OK) == 0;
 }

@@ -1,4 +1,5 @@
-/* tandem engine-bench: prefill and decode tokens/s of one process: the same engine the workers run, without a cluster. */
+/* tandem engine-bench: prefill and decode tokens/s of one process: the same engine the workers
+ * run, without a cluster. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,37 +20,54 @@ struct bench_config {
 };
 
 #define OFF(f) offsetof(struct bench_config, f)
+// clang-format off
 static const struct td_option options[] = {
     {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory"},
-    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights), "config.json: measure this shape with random weights"},
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
+     "config.json: measure this shape with random weights"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
-    {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512; default the fastest"},
-    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
-    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
+     "kernel table: ref, avx2, avx512; default the fastest"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
+     "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index),
+     "which of the GPUs that CUDA shows"},
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic),
+     "GPU: the same tokens whatever the batch; false may be faster"},
     {"attn", TD_OPT_STR, "", 0, 0, NULL, OFF(attn),
-     "cases, GPU: mma, wgmma or mma,wgmma: attention's kernels (TANDEM_CUDA_ATTN); a list is run one by one"},
-    {"overlap", TD_OPT_STR, "", 0, 0, NULL, OFF(overlap), "cases, GPU: 0, 1 or 0,1: kernels begin while the one before ends (TANDEM_CUDA_OVERLAP)"},
+     "cases, GPU: mma, wgmma or mma,wgmma: attention's kernels (TANDEM_CUDA_ATTN); a list is "
+     "run one by one"},
+    {"overlap", TD_OPT_STR, "", 0, 0, NULL, OFF(overlap),
+     "cases, GPU: 0, 1 or 0,1: kernels begin while the one before ends (TANDEM_CUDA_OVERLAP)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
-    {"tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(tp), "processes that share the model; threads and cpus are of all together"},
+    {"tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(tp),
+     "processes that share the model; threads and cpus are of all together"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
     {"batch", TD_OPT_I64, "1", 1, 4096, NULL, OFF(batch), "sequences decoded together"},
-    {"prompt_len", TD_OPT_I64, "512", 1, 1 << 24, NULL, OFF(prompt_len), "prompt tokens of each sequence"},
-    {"output_len", TD_OPT_I64, "32", 1, 1 << 24, NULL, OFF(output_len), "tokens decoded for each sequence"},
-    {"repeat", TD_OPT_I64, "5", 1, 1000, NULL, OFF(repeat), "runs; the median, least and greatest are reported"},
+    {"prompt_len", TD_OPT_I64, "512", 1, 1 << 24, NULL, OFF(prompt_len),
+     "prompt tokens of each sequence"},
+    {"output_len", TD_OPT_I64, "32", 1, 1 << 24, NULL, OFF(output_len),
+     "tokens decoded for each sequence"},
+    {"repeat", TD_OPT_I64, "5", 1, 1000, NULL, OFF(repeat),
+     "runs; the median, least and greatest are reported"},
     {"chunk", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(chunk), "tokens per prefill step"},
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
     {"kv_memory", TD_OPT_STR, "60%", 0, 0, NULL, OFF(kv_memory), "KV pool"},
     {"cases", TD_OPT_STR, "", 0, 0, NULL, OFF(cases),
-     "BATCHxPROMPT_LEN,...: these one after another, decode steps timed one by one; instead of batch, prompt_len, repeat"},
+     "BATCHxPROMPT_LEN,...: these one after another, decode steps timed one by one; instead of "
+     "batch, prompt_len, repeat"},
     {"floor_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_gb_s),
-     "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-cuda-bench measures it)"},
-    {"floor_tflops", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_tflops), "cases: measured rate of a large product; 0 = unknown"},
-    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "cases: append rows to this file, with a head when it is new"},
+     "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-cuda-bench "
+     "measures it)"},
+    {"floor_tflops", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_tflops),
+     "cases: measured rate of a large product; 0 = unknown"},
+    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv),
+     "cases: append rows to this file, with a head when it is new"},
     {"commit", TD_OPT_STR, "unknown", 0, 0, NULL, OFF(commit), "cases: for the CSV"},
     {"json", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(json), "one JSON object on stdout"},
     {0},
 };
+// clang-format on
 
 static int by_value(const void *a, const void *b)
 {
@@ -57,22 +75,28 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* One run: all prompts prefilled, then all decoded. Distinct prompts, so the prefix cache cannot help. */
-static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed, double *ret_prefill, double *ret_decode,
-                         struct td_err *err)
+/* One run: all prompts prefilled, then all decoded. Distinct prompts, so the prefix cache cannot
+ * help. */
+static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed,
+                         double *ret_prefill, double *ret_decode, struct td_err *err)
 {
     int32_t n = (int32_t)c->batch, vocab = td_model_config(td_engine_model(e))->vocab;
-    struct td_seq **seqs = calloc((size_t)n, sizeof(struct td_seq *)), **preempted = calloc((size_t)n, sizeof(struct td_seq *));
+    struct td_seq **seqs = calloc((size_t)n, sizeof(struct td_seq *)),
+                  **preempted = calloc((size_t)n, sizeof(struct td_seq *));
     struct td_step_item *items = calloc((size_t)n, sizeof *items);
     int32_t *tokens = calloc((size_t)c->prompt_len, sizeof *tokens), n_preempted = 0;
-    td_status s = seqs && preempted && items && tokens ? TD_OK : td_fail(err, TD_ERR_NOMEM, "out of memory");
+    td_status s =
+        seqs && preempted && items && tokens ? TD_OK : td_fail(err, TD_ERR_NOMEM, "out of memory");
     struct td_sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     for (int32_t i = 0; !s && i < n; i++) {
-        for (int64_t j = 0; j < c->prompt_len; j++) tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
+        for (int64_t j = 0; j < c->prompt_len; j++)
+            tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
         seqs[i] = td_engine_seq_get(e);
         seqs[i]->priority = (uint64_t)i;
-        s = td_engine_seq_set(e, seqs[i], tokens, (int32_t)c->prompt_len, (int32_t)c->prompt_len, &greedy, NULL, 0, c->output_len + 1, err);
-        if (!s && td_engine_admit(e, seqs[i], false, 0)) s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences; raise it", n);
+        s = td_engine_seq_set(e, seqs[i], tokens, (int32_t)c->prompt_len, (int32_t)c->prompt_len,
+                              &greedy, NULL, 0, c->output_len + 1, err);
+        if (!s && td_engine_admit(e, seqs[i], false, 0))
+            s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences; raise it", n);
     }
     uint64_t start = td_now_ns();
     for (bool prefilling = true; !s && prefilling;) {
@@ -89,9 +113,12 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
     uint64_t mid = td_now_ns();
     for (int64_t step = 0; !s && step < c->output_len; step++) {
         int32_t k = td_engine_plan(e, seqs, n, items, preempted, &n_preempted);
-        if (n_preempted) s = td_fail(err, TD_ERR_NOMEM, "kv_memory does not hold %d sequences of %lld tokens; raise it", n,
-                                     (long long)(c->prompt_len + c->output_len));
-        else s = td_engine_step(e, items, k, err);
+        if (n_preempted)
+            s = td_fail(err, TD_ERR_NOMEM,
+                        "kv_memory does not hold %d sequences of %lld tokens; raise it", n,
+                        (long long)(c->prompt_len + c->output_len));
+        else
+            s = td_engine_step(e, items, k, err);
     }
     uint64_t end = td_now_ns();
     for (int32_t i = 0; seqs && i < n && seqs[i]; i++) {
@@ -121,18 +148,25 @@ static void command_text(int argc, char **argv, char *text, size_t text_bytes)
     }
 }
 
-static td_status run_cases(const struct bench_config *c, struct td_engine *e, const struct engine_bench_case *cases, int32_t n_cases, int argc,
+static td_status run_cases(const struct bench_config *c, struct td_engine *e,
+                           const struct engine_bench_case *cases, int32_t n_cases, int argc,
                            char **argv, struct td_err *err)
 {
     char command[1024];
     const char *path = c->model[0] ? c->model : c->random_weights, *slash = strrchr(path, '/');
     command_text(argc, argv, command, sizeof command);
-    struct engine_bench_report r = {.model = slash && slash[1] ? slash + 1 : path, .csv = c->csv, .commit = c->commit, .command = command,
-                                    .floor_gb_s = c->floor_gb_s, .floor_tflops = c->floor_tflops, .n_steps = (int32_t)c->output_len};
+    struct engine_bench_report r = {.model = slash && slash[1] ? slash + 1 : path,
+                                    .csv = c->csv,
+                                    .commit = c->commit,
+                                    .command = command,
+                                    .floor_gb_s = c->floor_gb_s,
+                                    .floor_tflops = c->floor_tflops,
+                                    .n_steps = (int32_t)c->output_len};
     return engine_bench_run_cases(e, cases, n_cases, &r, err);
 }
 
-/* An axis: an environment variable that the device library reads, and the values that it takes here. */
+/* An axis: an environment variable that the device library reads, and the values that it takes
+ * here. */
 struct axis {
     const char *option, *variable, *list, *words[2];
     const char *values[2]; /* those of the list */
@@ -150,7 +184,9 @@ static td_status parse_axis(struct axis *a, struct td_err *err)
         for (int i = 0; i < 2; i++)
             if (strlen(a->words[i]) == n && strncmp(p, a->words[i], n) == 0) word = a->words[i];
         if (!word || a->n == 2)
-            return td_fail(err, TD_ERR_INVALID, "%s is \"%.32s\", must be %s, %s or both with a comma", a->option, a->list, a->words[0], a->words[1]);
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s is \"%.32s\", must be %s, %s or both with a comma", a->option,
+                           a->list, a->words[0], a->words[1]);
         a->values[a->n++] = word;
         p += n + (p[n] == ',');
     }
@@ -158,22 +194,34 @@ static td_status parse_axis(struct axis *a, struct td_err *err)
     return TD_OK;
 }
 
-/* The cases once for each pair of values, the engine opened anew each time: what the library reads, it reads when the device opens. */
-static td_status run_axes(const struct bench_config *c, const struct td_engine_config *ec, const struct engine_bench_case *cases, int32_t n_cases,
-                          int argc, char **argv, struct td_err *err)
+/* The cases once for each pair of values, the engine opened anew each time: what the library
+ * reads, it reads when the device opens. */
+static td_status run_axes(const struct bench_config *c, const struct td_engine_config *ec,
+                          const struct engine_bench_case *cases, int32_t n_cases, int argc,
+                          char **argv, struct td_err *err)
 {
-    struct axis axes[2] = {{.option = "attn", .variable = "TANDEM_CUDA_ATTN", .list = c->attn, .words = {"mma", "wgmma"}},
-                           {.option = "overlap", .variable = "TANDEM_CUDA_OVERLAP", .list = c->overlap, .words = {"0", "1"}}};
+    struct axis axes[2] = {{.option = "attn",
+                            .variable = "TANDEM_CUDA_ATTN",
+                            .list = c->attn,
+                            .words = {"mma", "wgmma"}},
+                           {.option = "overlap",
+                            .variable = "TANDEM_CUDA_OVERLAP",
+                            .list = c->overlap,
+                            .words = {"0", "1"}}};
     td_status s = TD_OK;
     for (int i = 0; i < 2 && !s; i++) s = parse_axis(&axes[i], err);
     if (!s && (c->attn[0] || c->overlap[0]) && strcmp(c->device, "cuda") != 0)
-        s = td_fail(err, TD_ERR_INVALID, "attn and overlap are of GPUs: device is \"%s\", must be cuda", c->device);
+        s = td_fail(err, TD_ERR_INVALID,
+                    "attn and overlap are of GPUs: device is \"%s\", must be cuda", c->device);
     int n = s ? 0 : axes[0].n * axes[1].n;
-    if (!s && n > 1 && c->tp > 1) s = td_fail(err, TD_ERR_INVALID, "attn and overlap: one value of each where tp is more than 1");
+    if (!s && n > 1 && c->tp > 1)
+        s = td_fail(err, TD_ERR_INVALID,
+                    "attn and overlap: one value of each where tp is more than 1");
     for (int i = 0; i < n && !s; i++) {
         const char *values[2] = {axes[0].values[i / axes[1].n], axes[1].values[i % axes[1].n]};
         for (int k = 0; k < 2; k++)
-            if (values[k] && setenv(axes[k].variable, values[k], 1)) s = td_fail(err, TD_ERR_NOMEM, "environment: no memory");
+            if (values[k] && setenv(axes[k].variable, values[k], 1))
+                s = td_fail(err, TD_ERR_NOMEM, "environment: no memory");
         struct td_engine *e = NULL;
         if (!s) s = td_engine_open(ec, &e, err);
         if (!s) s = run_cases(c, e, cases, n_cases, argc, argv, err);
@@ -187,22 +235,39 @@ int cli_engine_bench(int argc, char **argv)
     struct bench_config c = {0};
     struct td_err err = {0};
     struct td_engine *e = NULL;
-    td_status s = td_options_load(options, &c, "tandem engine-bench", "Prefill and decode tokens/s of one process.", argc, argv, NULL, 0, NULL, &err);
-    if (!s && !c.model[0] && !c.random_weights[0]) s = td_fail(&err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    td_status s = td_options_load(options, &c, "tandem engine-bench",
+                                  "Prefill and decode tokens/s of one process.", argc, argv, NULL,
+                                  0, NULL, &err);
+    if (!s && !c.model[0] && !c.random_weights[0])
+        s = td_fail(&err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
     struct engine_bench_case cases[ENGINE_BENCH_CASES_MAX];
     int32_t n_cases = 0;
     if (!s && c.cases[0]) s = engine_bench_parse_cases(c.cases, cases, &n_cases, &err);
     for (int32_t i = 0; i < n_cases; i++)
         if (i == 0 || cases[i].batch > c.batch) c.batch = cases[i].batch;
     static struct td_ranks ranks;
-    if (!s && cli_rank.rank > 0) s = td_ranks_join(&cli_rank, &ranks, &err);
-    else if (!s && c.tp > 1) s = td_ranks_start((int32_t)c.tp, (int32_t)c.threads, &ranks, &err);
+    if (!s && cli_rank.rank > 0)
+        s = td_ranks_join(&cli_rank, &ranks, &err);
+    else if (!s && c.tp > 1)
+        s = td_ranks_start((int32_t)c.tp, (int32_t)c.threads, &ranks, &err);
     if (!s) {
-        struct td_engine_config ec = {.model_dir = c.model[0] ? c.model : NULL, .random_config = c.random_weights[0] ? c.random_weights : NULL,
-                                      .dtype = c.dtype, .ops = c.ops, .cpus = c.cpus, .n_threads = (int32_t)c.threads, .kv_memory = c.kv_memory,
-                                      .block_size = (int32_t)c.block_size, .max_seqs = (int32_t)c.batch, .max_batch = (int32_t)c.batch,
-                                      .max_step_tokens = (int32_t)c.chunk, .prefix_cache = false, .quiet = c.json, .device = c.device,
-                                      .device_index = (int32_t)c.device_index + cli_rank.rank, .deterministic = c.deterministic};
+        struct td_engine_config ec = {.model_dir = c.model[0] ? c.model : NULL,
+                                      .random_config =
+                                          c.random_weights[0] ? c.random_weights : NULL,
+                                      .dtype = c.dtype,
+                                      .ops = c.ops,
+                                      .cpus = c.cpus,
+                                      .n_threads = (int32_t)c.threads,
+                                      .kv_memory = c.kv_memory,
+                                      .block_size = (int32_t)c.block_size,
+                                      .max_seqs = (int32_t)c.batch,
+                                      .max_batch = (int32_t)c.batch,
+                                      .max_step_tokens = (int32_t)c.chunk,
+                                      .prefix_cache = false,
+                                      .quiet = c.json,
+                                      .device = c.device,
+                                      .device_index = (int32_t)c.device_index + cli_rank.rank,
+                                      .deterministic = c.deterministic};
         ec.comm = ranks.comm;
         if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */
         if (n_cases) {
@@ -210,35 +275,45 @@ int cli_engine_bench(int argc, char **argv)
             td_ranks_stop(&ranks);
             return s ? td_die("tandem engine-bench", &err) : 0;
         }
-        s = c.attn[0] || c.overlap[0] ? td_fail(&err, TD_ERR_INVALID, "attn and overlap go with cases") : td_engine_open(&ec, &e, &err);
+        s = c.attn[0] || c.overlap[0]
+                ? td_fail(&err, TD_ERR_INVALID, "attn and overlap go with cases")
+                : td_engine_open(&ec, &e, &err);
     }
     double prefill[1000], decode[1000], ignored;
     if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &err); /* warm-up: pages, clocks */
-    for (int64_t i = 0; !s && i < c.repeat; i++) s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
+    for (int64_t i = 0; !s && i < c.repeat; i++)
+        s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
     if (!s) {
         const struct td_model_config *m = td_model_config(td_engine_model(e));
-        double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c.tp, params = (double)td_model_config_n_params(m);
-        /* A prefill token multiplies every weight but the embedding table once; the output layer only runs for the last token. */
+        double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c.tp,
+               params = (double)td_model_config_n_params(m);
+        /* A prefill token multiplies every weight but the embedding table once; the output layer
+           only runs for the last token. */
         double flops = 2.0 * (params - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
         qsort(prefill, (size_t)c.repeat, sizeof *prefill, by_value);
         qsort(decode, (size_t)c.repeat, sizeof *decode, by_value);
         double p = prefill[c.repeat / 2], d = decode[c.repeat / 2], steps = d / (double)c.batch;
         const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
         if (c.json)
-            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%lld,\"output_len\":%lld,\"repeat\":%lld,"
+            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%"
+                   "lld,\"output_len\":%lld,\"repeat\":%lld,"
                    "\"parameters\":%.0f,"
-                   "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
+                   "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":"
+                   "{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
                    "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
-                   dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len,
-                   (long long)c.repeat, params, p, prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1], p * flops / 1e9,
-                   steps * weights / 1e9);
+                   dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch,
+                   (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, params, p,
+                   prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1],
+                   p * flops / 1e9, steps * weights / 1e9);
         else
-            printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output %lld, median of %lld (least .. greatest)\n"
+            printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output "
+                   "%lld, median of %lld (least .. greatest)\n"
                    "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
                    "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
-                   params / 1e6, dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch, (long long)c.prompt_len, (long long)c.output_len,
-                   (long long)c.repeat, p, prefill[0], prefill[c.repeat - 1], p * flops / 1e9, d, decode[0], decode[c.repeat - 1],
-                   steps * weights / 1e9);
+                   params / 1e6, dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch,
+                   (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, p,
+                   prefill[0], prefill[c.repeat - 1], p * flops / 1e9, d, decode[0],
+                   decode[c.repeat - 1], steps * weights / 1e9);
     }
     td_engine_close(e);
     td_ranks_stop(&ranks);

@@ -18,39 +18,58 @@ struct generate_config {
 
 #define OFF(f) offsetof(struct generate_config, f)
 /* -1 = the model's default */
-#define SAMPLING_OPTIONS                                                                                                                         \
-    CLI_SERVER_OPTIONS(struct generate_config, at),                                                                                              \
-    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "model name; default the served one"},                                                     \
-    {"max_tokens", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(max_tokens), "output tokens; -1 = up to the context's end"},                         \
-    {"temperature", TD_OPT_F64, "-1", -1, 100, NULL, OFF(temperature), "0 = greedy; -1 = the model's default"},                                  \
-    {"top_k", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(top_k), "0 = off; -1 = default"},                                                         \
-    {"top_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(top_p), "1 = off; -1 = default"},                                                               \
-    {"min_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(min_p), "0 = off; -1 = default"},                                                               \
-    {"repetition_penalty", TD_OPT_F64, "-1", -1, 100, NULL, OFF(repetition_penalty), "1 = off; -1 = default"},                                   \
-    {"presence_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(presence_penalty), "0 = off"},                                                        \
-    {"frequency_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(frequency_penalty), "0 = off"},                                                      \
-    {"seed", TD_OPT_I64, "-1", -1, 9e18, NULL, OFF(seed), "same seed, same answer; -1 = a fresh one"},                                           \
-    {"stop", TD_OPT_STR, "", 0, 0, NULL, OFF(stop), "stop string"},                                                                              \
-    {"timeout_ms", TD_OPT_U64, "0", 0, 86400000, NULL, OFF(timeout_ms), "deadline of the request; 0 = none"},                                    \
-    {"stats", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(stats), "print TTFT, TPOT and the stage ledger afterwards"}
+// clang-format off
+#define SAMPLING_OPTIONS                                                                     \
+    CLI_SERVER_OPTIONS(struct generate_config, at),                                          \
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "model name; default the served one"}, \
+    {"max_tokens", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(max_tokens),                     \
+     "output tokens; -1 = up to the context's end"},                                         \
+    {"temperature", TD_OPT_F64, "-1", -1, 100, NULL, OFF(temperature),                       \
+     "0 = greedy; -1 = the model's default"},                                                \
+    {"top_k", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(top_k), "0 = off; -1 = default"},     \
+    {"top_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(top_p), "1 = off; -1 = default"},           \
+    {"min_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(min_p), "0 = off; -1 = default"},           \
+    {"repetition_penalty", TD_OPT_F64, "-1", -1, 100, NULL, OFF(repetition_penalty),         \
+     "1 = off; -1 = default"},                                                               \
+    {"presence_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(presence_penalty), "0 = off"},    \
+    {"frequency_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(frequency_penalty), "0 = off"},  \
+    {"seed", TD_OPT_I64, "-1", -1, 9e18, NULL, OFF(seed),                                    \
+     "same seed, same answer; -1 = a fresh one"},                                            \
+    {"stop", TD_OPT_STR, "", 0, 0, NULL, OFF(stop), "stop string"},                          \
+    {"timeout_ms", TD_OPT_U64, "0", 0, 86400000, NULL, OFF(timeout_ms),                      \
+     "deadline of the request; 0 = none"},                                                   \
+    {"stats", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(stats),                                        \
+     "print TTFT, TPOT and the stage ledger afterwards"}
+// clang-format on
 
+// clang-format off
 static const struct td_option generate_options[] = {
     SAMPLING_OPTIONS,
-    {"prompt", TD_OPT_STR, "", 0, 0, NULL, OFF(prompt), "text to continue; default: the argument, or stdin"},
-    {"ids", TD_OPT_STR, "", 0, 0, NULL, OFF(ids), "prompt as token ids, separated by commas, instead of text"},
-    {"chat", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(chat), "send the prompt as a user's chat message"},
+    {"prompt", TD_OPT_STR, "", 0, 0, NULL, OFF(prompt),
+     "text to continue; default: the argument, or stdin"},
+    {"ids", TD_OPT_STR, "", 0, 0, NULL, OFF(ids),
+     "prompt as token ids, separated by commas, instead of text"},
+    {"chat", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(chat),
+     "send the prompt as a user's chat message"},
     {"system", TD_OPT_STR, "", 0, 0, NULL, OFF(system), "with --chat: system message"},
-    {"ignore_eos", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(ignore_eos), "go on after the end-of-sequence token"},
-    {"logprobs", TD_OPT_I64, "-1", -1, 20, NULL, OFF(logprobs), "with --token-ids: log-probabilities of the n best"},
-    {"token_ids", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(token_ids), "print token ids instead of text"},
-    {"no_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(no_special), "do not add BOS to the prompt"},
+    {"ignore_eos", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(ignore_eos),
+     "go on after the end-of-sequence token"},
+    {"logprobs", TD_OPT_I64, "-1", -1, 20, NULL, OFF(logprobs),
+     "with --token-ids: log-probabilities of the n best"},
+    {"token_ids", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(token_ids),
+     "print token ids instead of text"},
+    {"no_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(no_special),
+     "do not add BOS to the prompt"},
     {0},
 };
+// clang-format on
+// clang-format off
 static const struct td_option chat_options[] = {
     SAMPLING_OPTIONS,
     {"system", TD_OPT_STR, "", 0, 0, NULL, OFF(system), "system message"},
     {0},
 };
+// clang-format on
 
 struct stream {
     bool token_ids, any;
@@ -114,15 +133,19 @@ static void print_stats(const struct stream *s)
             "\n--- %u prompt tokens (%u cached), %u output tokens, finish %s, seed %llu\n"
             "TTFT  %9.3f ms at the router (client saw %.3f ms)\nTPOT  %9.3f ms\nE2E   %9.3f ms\n"
             "stage ledger of TTFT (adds up):\n"
-            "  router queue   %9.3f ms\n  reserve        %9.3f ms\n  prefill queue  %9.3f ms\n  prefill        %9.3f ms\n  rpc            %9.3f ms\n"
-            "then:\n  KV transfer    %9.3f ms   %llu bytes over %s, %.3f ms not hidden\n  decode queue   %9.3f ms\n  first step     %9.3f ms\n"
+            "  router queue   %9.3f ms\n  reserve        %9.3f ms\n  prefill queue  %9.3f ms\n  "
+            "prefill        %9.3f ms\n  rpc            %9.3f ms\n"
+            "then:\n  KV transfer    %9.3f ms   %llu bytes over %s, %.3f ms not hidden\n  decode "
+            "queue   %9.3f ms\n  first step     %9.3f ms\n"
             "prefill on %s, decode on %s (%s), %u preemptions, %u failovers\n",
-            m->usage->prompt_tokens, m->usage->cached_tokens, n, m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
-            (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6, tpot, ms(l->e2e_us), ms(l->router_queue_us),
-            ms(l->reserve_us), ms(l->prefill_queue_us), ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us), (unsigned long long)l->transfer_bytes,
-            l->transfer_path, ms(l->transfer_exposed_us), ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker,
-            l->decode_worker[0] ? l->decode_worker : "none", l->mode,
-            l->preemptions, l->failovers);
+            m->usage->prompt_tokens, m->usage->cached_tokens, n,
+            m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
+            (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6,
+            tpot, ms(l->e2e_us), ms(l->router_queue_us), ms(l->reserve_us), ms(l->prefill_queue_us),
+            ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us),
+            (unsigned long long)l->transfer_bytes, l->transfer_path, ms(l->transfer_exposed_us),
+            ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker,
+            l->decode_worker[0] ? l->decode_worker : "none", l->mode, l->preemptions, l->failovers);
 }
 
 /* Storage of the sub-messages that point at options. */
@@ -144,19 +167,29 @@ static void request_init(struct request *r, const struct generate_config *c)
     r->m.return_token_ids = c->token_ids;
     r->m.no_special_tokens = c->no_special;
     Tandem__V1__Sampling *s = &r->sampling;
-    if (c->temperature >= 0) s->has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE, s->temperature = (float)c->temperature;
-    if (c->top_k >= 0) s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s->top_k = (int32_t)c->top_k;
-    if (c->top_p >= 0) s->has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s->top_p = (float)c->top_p;
-    if (c->min_p >= 0) s->has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s->min_p = (float)c->min_p;
+    if (c->temperature >= 0)
+        s->has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE,
+        s->temperature = (float)c->temperature;
+    if (c->top_k >= 0)
+        s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s->top_k = (int32_t)c->top_k;
+    if (c->top_p >= 0)
+        s->has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s->top_p = (float)c->top_p;
+    if (c->min_p >= 0)
+        s->has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s->min_p = (float)c->min_p;
     if (c->repetition_penalty >= 0)
-        s->has_repetition_penalty_case = TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
+        s->has_repetition_penalty_case =
+            TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
         s->repetition_penalty = (float)c->repetition_penalty;
-    if (c->seed >= 0) s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED, s->seed = (uint64_t)c->seed;
-    if (c->logprobs >= 0) s->has_logprobs_case = TANDEM__V1__SAMPLING__HAS_LOGPROBS_LOGPROBS, s->logprobs = (int32_t)c->logprobs;
+    if (c->seed >= 0)
+        s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED, s->seed = (uint64_t)c->seed;
+    if (c->logprobs >= 0)
+        s->has_logprobs_case = TANDEM__V1__SAMPLING__HAS_LOGPROBS_LOGPROBS,
+        s->logprobs = (int32_t)c->logprobs;
     s->presence_penalty = (float)c->presence_penalty;
     s->frequency_penalty = (float)c->frequency_penalty;
     if (c->max_tokens >= 0)
-        r->stop.has_max_tokens_case = TANDEM__V1__STOP_CONDITIONS__HAS_MAX_TOKENS_MAX_TOKENS, r->stop.max_tokens = c->max_tokens;
+        r->stop.has_max_tokens_case = TANDEM__V1__STOP_CONDITIONS__HAS_MAX_TOKENS_MAX_TOKENS,
+        r->stop.max_tokens = c->max_tokens;
     r->stop.ignore_eos = c->ignore_eos;
     if (c->stop[0]) {
         r->stop_string = (ProtobufCBinaryData){strlen(c->stop), (uint8_t *)(uintptr_t)c->stop};
@@ -165,13 +198,14 @@ static void request_init(struct request *r, const struct generate_config *c)
     }
 }
 
-static int run_stream(struct cli_client *client, const char *command, const struct generate_config *c, struct request *r, struct stream *s)
+static int run_stream(struct cli_client *client, const char *command,
+                      const struct generate_config *c, struct request *r, struct stream *s)
 {
     struct cli_result res = {0};
     s->start_ns = td_now_ns();
     s->token_ids = c->token_ids;
-    cli_call(client, "/tandem.v1.Inference/Generate", &tandem__v1__generate_response__descriptor, &r->m.base, c->timeout_ms, false, on_response, s,
-             &res);
+    cli_call(client, "/tandem.v1.Inference/Generate", &tandem__v1__generate_response__descriptor,
+             &r->m.base, c->timeout_ms, false, on_response, s, &res);
     putchar('\n');
     fflush(stdout);
     if (res.code != GRPC_STATUS_OK) return cli_complain(command, c->at.server, &res);
@@ -207,18 +241,25 @@ int cli_generate(int argc, char **argv)
     struct td_err err = {0};
     const char *positional[1] = {NULL};
     size_t n_positional = 0;
-    if (td_options_load(generate_options, &c, "tandem generate", "Streams the completion of a prompt: tandem generate [options] [PROMPT]", argc, argv,
-                        positional, 1, &n_positional, &err))
+    if (td_options_load(generate_options, &c, "tandem generate",
+                        "Streams the completion of a prompt: tandem generate [options] [PROMPT]",
+                        argc, argv, positional, 1, &n_positional, &err))
         return td_die("tandem generate", &err);
     char *owned = NULL;
     size_t owned_bytes = 0;
     bool from_stdin = !c.prompt[0] && !n_positional && !c.ids[0];
-    if (from_stdin && cli_read_all(stdin, &owned, &owned_bytes, &err)) return td_die("tandem generate", &err);
-    const char *prompt = c.prompt[0] ? c.prompt : n_positional ? positional[0] : from_stdin ? owned : "";
+    if (from_stdin && cli_read_all(stdin, &owned, &owned_bytes, &err))
+        return td_die("tandem generate", &err);
+    const char *prompt = c.prompt[0]    ? c.prompt
+                         : n_positional ? positional[0]
+                         : from_stdin   ? owned
+                                        : "";
     struct request r;
     request_init(&r, &c);
-    ProtobufCBinaryData text = {from_stdin ? owned_bytes : strlen(prompt), (uint8_t *)(uintptr_t)prompt};
-    Tandem__V1__ChatMessage system = TANDEM__V1__CHAT_MESSAGE__INIT, user = TANDEM__V1__CHAT_MESSAGE__INIT, *messages[2];
+    ProtobufCBinaryData text = {from_stdin ? owned_bytes : strlen(prompt),
+                                (uint8_t *)(uintptr_t)prompt};
+    Tandem__V1__ChatMessage system = TANDEM__V1__CHAT_MESSAGE__INIT,
+                            user = TANDEM__V1__CHAT_MESSAGE__INIT, *messages[2];
     Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
     Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
     if (c.ids[0]) {
@@ -231,7 +272,8 @@ int cli_generate(int argc, char **argv)
     } else if (c.chat) {
         if (c.system[0]) {
             system.role = (char *)"system";
-            system.content = (ProtobufCBinaryData){strlen(c.system), (uint8_t *)(uintptr_t)c.system};
+            system.content =
+                (ProtobufCBinaryData){strlen(c.system), (uint8_t *)(uintptr_t)c.system};
             messages[chat.n_messages++] = &system;
         }
         user.role = (char *)"user";
@@ -259,7 +301,7 @@ int cli_generate(int argc, char **argv)
     return rc;
 }
 
-/* ---- chat ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- chat ------------------------------------------------------------------------------------ */
 
 struct history {
     Tandem__V1__ChatMessage *store, **ptrs;
@@ -302,7 +344,9 @@ int cli_chat(int argc, char **argv)
     struct td_err err = {0};
     struct cli_client client;
     c.logprobs = -1;
-    if (td_options_load(chat_options, &c, "tandem chat", "Talk with the model; /quit or end of input ends it.", argc, argv, NULL, 0, NULL, &err) ||
+    if (td_options_load(chat_options, &c, "tandem chat",
+                        "Talk with the model; /quit or end of input ends it.", argc, argv, NULL, 0,
+                        NULL, &err) ||
         cli_client_open(&client, &c.at, &err))
         return td_die("tandem chat", &err);
     struct history h = {0};
@@ -329,8 +373,10 @@ int cli_chat(int argc, char **argv)
         struct stream s = {0};
         if (tty) printf("model> "), fflush(stdout);
         rc = run_stream(&client, "chat", &c, &r, &s);
-        if (rc == 0) history_add(&h, "assistant", s.text ? s.text : "", s.n_text);
-        else free(h.store[--h.n].content.data); /* the turn did not happen */
+        if (rc == 0)
+            history_add(&h, "assistant", s.text ? s.text : "", s.n_text);
+        else
+            free(h.store[--h.n].content.data); /* the turn did not happen */
         stream_free(&s);
     }
     free(line);

@@ -16,7 +16,8 @@ td_status cli_read_all(FILE *f, char **ret_text, size_t *ret_bytes, struct td_er
         if (!grown) free(text);
         text = grown;
     }
-    if (!text) return td_fail(err, TD_ERR_NOMEM, "no memory for an input of more than %zu bytes", n);
+    if (!text)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for an input of more than %zu bytes", n);
     if (ferror(f)) {
         free(text);
         return td_fail(err, TD_ERR_IO, "reading the input: %s", strerror(errno));

@@ -1,4 +1,5 @@
-/* tandem logits: the logits of every position, f32 little-endian [n_tokens, vocab]: how anyone can compare us with another implementation. */
+/* tandem logits: the logits of every position, f32 little-endian [n_tokens, vocab]: how anyone
+ * can compare us with another implementation. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,21 +19,30 @@ struct logits_config {
 };
 
 #define OFF(f) offsetof(struct logits_config, f)
+// clang-format off
 static const struct td_option options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
     {"tokens", TD_OPT_STR, NULL, 0, 0, NULL, OFF(tokens), "token ids, separated by commas"},
-    {"out", TD_OPT_STR, NULL, 0, 0, NULL, OFF(out), "file to write: little-endian f32 [n_tokens, vocab]"},
+    {"out", TD_OPT_STR, NULL, 0, 0, NULL, OFF(out),
+     "file to write: little-endian f32 [n_tokens, vocab]"},
     {"dtype", TD_OPT_ENUM, "f32", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
-    {"chunk", TD_OPT_I64, "0", 0, 1 << 20, NULL, OFF(chunk), "tokens per forward pass; 0 = all at once (the bits are the same)"},
+    {"chunk", TD_OPT_I64, "0", 0, 1 << 20, NULL, OFF(chunk),
+     "tokens per forward pass; 0 = all at once (the bits are the same)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
-    {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512; default the fastest"},
-    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
-    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
+     "kernel table: ref, avx2, avx512; default the fastest"},
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
+     "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index),
+     "which of the GPUs that CUDA shows"},
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic),
+     "GPU: the same tokens whatever the batch; false may be faster"},
     {0},
 };
+// clang-format on
 
-static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tokens, int32_t *ret_n, struct td_err *err)
+static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tokens, int32_t *ret_n,
+                              struct td_err *err)
 {
     int32_t *tokens = malloc((strlen(text) + 1) * sizeof *tokens), n = 0;
     if (!tokens) return td_fail(err, TD_ERR_NOMEM, "out of memory");
@@ -42,7 +52,8 @@ static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tok
         long id = strtol(p, &after, 10);
         if (after == p || errno || id < 0 || id >= vocab || (*after && *after != ',')) {
             free(tokens);
-            return td_fail(err, TD_ERR_INVALID, "tokens[%d] near \"%.20s\" is not an id in 0..%d", n, p, vocab - 1);
+            return td_fail(err, TD_ERR_INVALID, "tokens[%d] near \"%.20s\" is not an id in 0..%d",
+                           n, p, vocab - 1);
         }
         tokens[n++] = (int32_t)id;
         p = *after ? after + 1 : after;
@@ -56,22 +67,26 @@ static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tok
     return TD_OK;
 }
 
-/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give logits that say nothing: an error, not a file. */
-static td_status check_finite(const float *logits, const int32_t *tokens, int32_t at, int32_t n, int32_t vocab, struct td_err *err)
+/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give logits that say
+ * nothing: an error, not a file. */
+static td_status check_finite(const float *logits, const int32_t *tokens, int32_t at, int32_t n,
+                              int32_t vocab, struct td_err *err)
 {
     for (int32_t i = 0; i < n; i++)
         for (int32_t v = 0; v < vocab; v++) {
             float x = logits[(size_t)i * (size_t)vocab + (size_t)v];
             if (!isfinite(x))
                 return td_fail(err, TD_ERR_CORRUPT,
-                               "position %d (token %d): the logit of id %d is %g: the weights hold NaN or infinity, or config.json does not "
+                               "position %d (token %d): the logit of id %d is %g: the weights hold "
+                               "NaN or infinity, or config.json does not "
                                "fit them; out has the %d positions before it",
                                at + i, tokens[i], v, (double)x, at);
         }
     return TD_OK;
 }
 
-static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32_t chunk, FILE *out, struct td_err *err)
+static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32_t chunk, FILE *out,
+                     struct td_err *err)
 {
     enum { BLOCK = 16 };
     struct td_kv_layout kv;
@@ -81,15 +96,18 @@ static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32
     struct td_workspace *ws = NULL;
     int32_t n_blocks = (n + BLOCK - 1) / BLOCK, vocab = td_model_config(m)->vocab;
     if (chunk == 0 || chunk > n) chunk = n;
-    int32_t *table = calloc((size_t)n_blocks, sizeof *table), *rows = calloc((size_t)chunk, sizeof *rows),
-            *zeros = calloc((size_t)chunk, sizeof *zeros), *positions = calloc((size_t)chunk, sizeof *positions);
+    int32_t *table = calloc((size_t)n_blocks, sizeof *table),
+            *rows = calloc((size_t)chunk, sizeof *rows),
+            *zeros = calloc((size_t)chunk, sizeof *zeros),
+            *positions = calloc((size_t)chunk, sizeof *positions);
     td_status s = td_model_kv_layout(m, BLOCK, &kv, err);
     if (!s)
         s = dev ? dev->alloc((size_t)n_blocks * kv.block_bytes, "kv", &cache, err)
                 : td_arena_create((size_t)n_blocks * kv.block_bytes, 0, "kv", &arena, err);
     if (!dev) cache = arena.base;
     if (!s) s = td_workspace_create(m, chunk, chunk, &ws, err);
-    if (!s && (!table || !rows || !zeros || !positions)) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
+    if (!s && (!table || !rows || !zeros || !positions))
+        s = td_fail(err, TD_ERR_NOMEM, "out of memory");
     for (int32_t i = 0; !s && i < n_blocks; i++) table[i] = i;
     for (int32_t at = 0; !s && at < n; at += chunk) {
         int32_t k = n - at < chunk ? n - at : chunk;
@@ -98,14 +116,26 @@ static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32
             positions[i] = at + i;
         }
         const int32_t *tables[1] = {table};
-        struct td_forward_args a = {.tokens = tokens + at, .positions = positions, .row_seq = zeros, .block_tables = tables, .n_rows = k,
-                                    .kv_base = cache, .kv = &kv, .logit_rows = rows, .n_logit_rows = k, .err = err};
+        struct td_forward_args a = {.tokens = tokens + at,
+                                    .positions = positions,
+                                    .row_seq = zeros,
+                                    .block_tables = tables,
+                                    .n_rows = k,
+                                    .kv_base = cache,
+                                    .kv = &kv,
+                                    .logit_rows = rows,
+                                    .n_logit_rows = k,
+                                    .err = err};
         float *logits;
         s = td_model_forward(m, ws, &a, &logits);
-        if (s == TD_ERR_DEVICE) td_err_prefix(err, "forward");
-        else if (s) td_fail(err, s, "forward failed: %s", td_status_name(s));
-        else if ((s = check_finite(logits, tokens + at, at, k, vocab, err))) break;
-        else if (fwrite(logits, sizeof(float), (size_t)k * (size_t)vocab, out) != (size_t)k * (size_t)vocab)
+        if (s == TD_ERR_DEVICE)
+            td_err_prefix(err, "forward");
+        else if (s)
+            td_fail(err, s, "forward failed: %s", td_status_name(s));
+        else if ((s = check_finite(logits, tokens + at, at, k, vocab, err)))
+            break;
+        else if (fwrite(logits, sizeof(float), (size_t)k * (size_t)vocab, out) !=
+                 (size_t)k * (size_t)vocab)
             s = td_fail(err, TD_ERR_IO, "write: %s", strerror(errno));
     }
     td_workspace_destroy(ws);
@@ -127,25 +157,38 @@ int cli_logits(int argc, char **argv)
     const struct td_ops *ops = NULL, *device = NULL;
     int32_t *tokens = NULL, n = 0;
     FILE *out = NULL;
-    td_status s =
-        td_options_load(options, &c, "tandem logits", "Writes the logits of every position of a token sequence.", argc, argv, NULL, 0, NULL, &err);
-    if (!s && c.ops[0] && !(ops = td_ops_by_name(c.ops))) s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it", c.ops);
+    td_status s = td_options_load(options, &c, "tandem logits",
+                                  "Writes the logits of every position of a token sequence.", argc,
+                                  argv, NULL, 0, NULL, &err);
+    if (!s && c.ops[0] && !(ops = td_ops_by_name(c.ops)))
+        s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it", c.ops);
     if (!s && !strcmp(c.device, "cuda")) {
-        struct td_device_config d = {.index = (int32_t)c.device_index, .deterministic = c.deterministic};
-        if (ops) s = td_fail(&err, TD_ERR_INVALID, "ops is \"%s\": it names kernels of the CPU, device is cuda", c.ops);
-        else if ((s = td_device_open(&d, &device, &err))) td_err_prefix(&err, "device cuda");
-        else ops = device;
+        struct td_device_config d = {.index = (int32_t)c.device_index,
+                                     .deterministic = c.deterministic};
+        if (ops)
+            s = td_fail(&err, TD_ERR_INVALID,
+                        "ops is \"%s\": it names kernels of the CPU, device is cuda", c.ops);
+        else if ((s = td_device_open(&d, &device, &err)))
+            td_err_prefix(&err, "device cuda");
+        else
+            ops = device;
     }
-    if (!s) s = td_thread_pool_create(c.threads ? (int)c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN), NULL, 50, &pool, &err);
+    if (!s)
+        s = td_thread_pool_create(c.threads ? (int)c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
+                                  NULL, 50, &pool, &err);
     if (!s) {
         struct td_model_params p = {.dir = c.model, .dtype = c.dtype, .ops = ops, .threads = pool};
         s = td_model_open(&p, &m, &err);
     }
     if (!s) s = parse_tokens(c.tokens, td_model_config(m)->vocab, &tokens, &n, &err);
-    if (!s && n > td_model_max_len(m)) s = td_fail(&err, TD_ERR_INVALID, "tokens has %d ids, the model's context is %d", n, td_model_max_len(m));
-    if (!s && !(out = fopen(c.out, "wb"))) s = td_fail(&err, TD_ERR_IO, "out \"%s\": %s", c.out, strerror(errno));
+    if (!s && n > td_model_max_len(m))
+        s = td_fail(&err, TD_ERR_INVALID, "tokens has %d ids, the model's context is %d", n,
+                    td_model_max_len(m));
+    if (!s && !(out = fopen(c.out, "wb")))
+        s = td_fail(&err, TD_ERR_IO, "out \"%s\": %s", c.out, strerror(errno));
     if (!s) s = run(m, tokens, n, (int32_t)c.chunk, out, &err);
-    if (out && fclose(out) && !s) s = td_fail(&err, TD_ERR_IO, "out \"%s\": %s", c.out, strerror(errno));
+    if (out && fclose(out) && !s)
+        s = td_fail(&err, TD_ERR_IO, "out \"%s\": %s", c.out, strerror(errno));
     free(tokens);
     td_model_close(m);
     td_device_close(device);

@@ -10,35 +10,46 @@ struct status_config {
     bool json;
 };
 
+// clang-format off
 static const struct td_option options[] = {
     CLI_SERVER_OPTIONS(struct status_config, at),
     CLI_SECRET_OPTION(struct status_config, at),
-    {"json", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct status_config, json), "one JSON object"},
+    {"json", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct status_config, json),
+     "one JSON object"},
     {0},
 };
+// clang-format on
 
 static json_t *worker_json(const Tandem__V1__WorkerStatus *w)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", w->name, "role",
-                     w->role, "address", w->address, "state", w->state, "kv_blocks", (json_int_t)w->kv_blocks, "kv_blocks_held",
-                     (json_int_t)w->kv_blocks_held, "kv_blocks_cached", (json_int_t)w->kv_blocks_cached, "block_size", (json_int_t)w->block_size,
-                     "running", (json_int_t)w->running, "waiting", (json_int_t)w->waiting, "prefill_tokens_per_s", w->prefill_tokens_per_s,
-                     "decode_tokens_per_s", w->decode_tokens_per_s, "snapshot_age_ms", (json_int_t)w->snapshot_age_ms, "assigned",
-                     (json_int_t)w->assigned, "kv_bytes_sent", (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received,
-                     "pid", (json_int_t)w->pid, "transfers", (json_int_t)w->transfers, "tp", (json_int_t)w->tp);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, s:I}",
+        "name", w->name, "role", w->role, "address", w->address, "state", w->state, "kv_blocks",
+        (json_int_t)w->kv_blocks, "kv_blocks_held", (json_int_t)w->kv_blocks_held,
+        "kv_blocks_cached", (json_int_t)w->kv_blocks_cached, "block_size",
+        (json_int_t)w->block_size, "running", (json_int_t)w->running, "waiting",
+        (json_int_t)w->waiting, "prefill_tokens_per_s", w->prefill_tokens_per_s,
+        "decode_tokens_per_s", w->decode_tokens_per_s, "snapshot_age_ms",
+        (json_int_t)w->snapshot_age_ms, "assigned", (json_int_t)w->assigned, "kv_bytes_sent",
+        (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid",
+        (json_int_t)w->pid, "transfers", (json_int_t)w->transfers, "tp", (json_int_t)w->tp);
 }
 
 static void print_json(const Tandem__V1__StatusResponse *s)
 {
     json_t *workers = json_array();
-    for (size_t i = 0; i < s->n_workers; i++) json_array_append_new(workers, worker_json(s->workers[i]));
-    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:b, s:o}", "model", s->model, "mode",
-                             s->mode, "policy", s->policy, "uptime_ms", (json_int_t)s->uptime_ms, "queued", (json_int_t)s->queued, "live",
-                             (json_int_t)s->live,
-                             "finished", (json_int_t)s->finished, "failed", (json_int_t)s->failed, "failovers", (json_int_t)s->failovers, "bound",
-                             s->bound, "want_prefill", (json_int_t)s->want_prefill, "want_decode", (json_int_t)s->want_decode, "arrival_rate",
-                             s->arrival_rate, "refused", (json_int_t)s->refused, "attainment", s->attainment, "withheld", s->withheld, "workers",
-                             workers);
+    for (size_t i = 0; i < s->n_workers; i++)
+        json_array_append_new(workers, worker_json(s->workers[i]));
+    json_t *root = json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:b, s:o}",
+        "model", s->model, "mode", s->mode, "policy", s->policy, "uptime_ms",
+        (json_int_t)s->uptime_ms, "queued", (json_int_t)s->queued, "live", (json_int_t)s->live,
+        "finished", (json_int_t)s->finished, "failed", (json_int_t)s->failed, "failovers",
+        (json_int_t)s->failovers, "bound", s->bound, "want_prefill", (json_int_t)s->want_prefill,
+        "want_decode", (json_int_t)s->want_decode, "arrival_rate", s->arrival_rate, "refused",
+        (json_int_t)s->refused, "attainment", s->attainment, "withheld", s->withheld, "workers",
+        workers);
     json_dumpf(root, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(root);
@@ -46,32 +57,44 @@ static void print_json(const Tandem__V1__StatusResponse *s)
 
 static void print_table(const Tandem__V1__StatusResponse *s)
 {
-    printf("model %s   mode %s   policy %s   up %llu s   queued %u   live %u   finished %llu   failed %llu   failovers %llu\n", s->model, s->mode,
-           s->policy, (unsigned long long)(s->uptime_ms / 1000), s->queued, s->live, (unsigned long long)s->finished,
-           (unsigned long long)s->failed, (unsigned long long)s->failovers);
-    printf("%.1f requests/s   bound by %s   refused %llu", s->arrival_rate, s->bound[0] ? s->bound : "(unknown)", (unsigned long long)s->refused);
+    printf("model %s   mode %s   policy %s   up %llu s   queued %u   live %u   finished %llu   "
+           "failed %llu   failovers %llu\n",
+           s->model, s->mode, s->policy, (unsigned long long)(s->uptime_ms / 1000), s->queued,
+           s->live, (unsigned long long)s->finished, (unsigned long long)s->failed,
+           (unsigned long long)s->failovers);
+    printf("%.1f requests/s   bound by %s   refused %llu", s->arrival_rate,
+           s->bound[0] ? s->bound : "(unknown)", (unsigned long long)s->refused);
     if (s->attainment >= 0) printf("   objectives met %.1f %%", 100 * s->attainment);
-    if (s->want_decode) printf("   the load asks for %u prefill and %u decode workers", s->want_prefill, s->want_decode);
+    if (s->want_decode)
+        printf("   the load asks for %u prefill and %u decode workers", s->want_prefill,
+               s->want_decode);
     printf("\n");
-    printf("%-20s %-8s %2s %-9s %-22s %17s %8s %8s %8s %10s %10s\n", "WORKER", "ROLE", "TP", "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "RUNNING",
-           "WAITING", "PREFILL/s", "DECODE/s");
+    printf("%-20s %-8s %2s %-9s %-22s %17s %8s %8s %8s %10s %10s\n", "WORKER", "ROLE", "TP",
+           "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "RUNNING", "WAITING", "PREFILL/s",
+           "DECODE/s");
     for (size_t i = 0; i < s->n_workers; i++) {
         const Tandem__V1__WorkerStatus *w = s->workers[i];
-        printf("%-20s %-8s %2u %-9s %-22s %8u+%-8u %8u %8u %8u %10.1f %10.1f\n", w->name, w->role, w->tp, w->state, w->address, w->kv_blocks_held,
-               w->kv_blocks_cached, w->kv_blocks, w->running, w->waiting, w->prefill_tokens_per_s, w->decode_tokens_per_s);
+        printf("%-20s %-8s %2u %-9s %-22s %8u+%-8u %8u %8u %8u %10.1f %10.1f\n", w->name, w->role,
+               w->tp, w->state, w->address, w->kv_blocks_held, w->kv_blocks_cached, w->kv_blocks,
+               w->running, w->waiting, w->prefill_tokens_per_s, w->decode_tokens_per_s);
     }
     if (s->n_workers == 0) printf("no workers have joined\n");
     if (s->withheld)
-        printf("names, addresses and loads are told to operators: --cluster-secret-file (TANDEM_CLUSTER_SECRET_FILE) with the cluster's secret%s\n",
-               s->challenge.len ? "" : ", or a certificate with a name of the router's --tls-operator-names");
+        printf("names, addresses and loads are told to operators: --cluster-secret-file "
+               "(TANDEM_CLUSTER_SECRET_FILE) with the cluster's secret%s\n",
+               s->challenge.len
+                   ? ""
+                   : ", or a certificate with a name of the router's --tls-operator-names");
 }
 
 static void on_status(const ProtobufCMessage *msg, void *ctx)
 {
     const struct status_config *c = ctx;
     const Tandem__V1__StatusResponse *s = (const Tandem__V1__StatusResponse *)msg;
-    if (c->json) print_json(s);
-    else print_table(s);
+    if (c->json)
+        print_json(s);
+    else
+        print_table(s);
 }
 
 int cli_status(int argc, char **argv)
@@ -79,7 +102,9 @@ int cli_status(int argc, char **argv)
     struct status_config c = {0};
     struct td_err err = {0};
     struct cli_client client;
-    if (td_options_load(options, &c, "tandem status", "Workers, KV use, queues and rates of a cluster.", argc, argv, NULL, 0, NULL, &err) ||
+    if (td_options_load(options, &c, "tandem status",
+                        "Workers, KV use, queues and rates of a cluster.", argc, argv, NULL, 0,
+                        NULL, &err) ||
         cli_client_open(&client, &c.at, &err))
         return td_die("tandem status", &err);
     struct cli_result res = {0};

@@ -1,4 +1,5 @@
-/* tandem tokenize: stdin to ids (or ids to text), one line per input line, or all of stdin as one text. */
+/* tandem tokenize: stdin to ids (or ids to text), one line per input line, or all of stdin as
+ * one text. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -14,16 +15,22 @@ struct tokenize_config {
 };
 
 #define OFF(f) offsetof(struct tokenize_config, f)
+// clang-format off
 static const struct td_option options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
-    {"decode", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(decode), "stdin holds ids (separated by spaces or commas); print text"},
+    {"decode", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(decode),
+     "stdin holds ids (separated by spaces or commas); print text"},
     {"whole", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(whole), "all of stdin is one text"},
-    {"add_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(add_special), "add the special tokens of the post-processor (BOS ...)"},
-    {"keep_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(keep_special), "with --decode: print special tokens too"},
+    {"add_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(add_special),
+     "add the special tokens of the post-processor (BOS ...)"},
+    {"keep_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(keep_special),
+     "with --decode: print special tokens too"},
     {0},
 };
+// clang-format on
 
-static td_status encode_one(const struct td_tokenizer *t, const struct tokenize_config *c, const char *text, size_t n, struct td_err *err)
+static td_status encode_one(const struct td_tokenizer *t, const struct tokenize_config *c,
+                            const char *text, size_t n, struct td_err *err)
 {
     struct td_token_list list = {0};
     td_status s = td_tokenizer_encode(t, text, n, c->add_special, SIZE_MAX / 8, &list, err);
@@ -33,7 +40,8 @@ static td_status encode_one(const struct td_tokenizer *t, const struct tokenize_
     return s;
 }
 
-static td_status decode_one(const struct td_tokenizer *t, const struct tokenize_config *c, const char *text, size_t n, struct td_err *err)
+static td_status decode_one(const struct td_tokenizer *t, const struct tokenize_config *c,
+                            const char *text, size_t n, struct td_err *err)
 {
     struct td_token_list list = {0};
     const char *p = text, *end = text + n;
@@ -75,13 +83,15 @@ int cli_tokenize(int argc, char **argv)
     struct tokenize_config c = {0};
     struct td_err err = {0};
     struct td_tokenizer *t = NULL;
-    if (td_options_load(options, &c, "tandem tokenize", "Text on stdin to token ids on stdout (or back, --decode), one line per line.", argc, argv,
-                        NULL, 0, NULL, &err) ||
+    if (td_options_load(
+            options, &c, "tandem tokenize",
+            "Text on stdin to token ids on stdout (or back, --decode), one line per line.", argc,
+            argv, NULL, 0, NULL, &err) ||
         td_tokenizer_load(c.model, &t, &err))
         return td_die("tandem tokenize", &err);
     td_status s = TD_OK;
-    td_status (*one)(const struct td_tokenizer *, const struct tokenize_config *, const char *, size_t, struct td_err *) =
-        c.decode ? decode_one : encode_one;
+    td_status (*one)(const struct td_tokenizer *, const struct tokenize_config *, const char *,
+                     size_t, struct td_err *) = c.decode ? decode_one : encode_one;
     if (c.whole) {
         char *text = NULL;
         size_t n = 0;

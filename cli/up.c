@@ -1,7 +1,8 @@
-/* tandem up: a local cluster of real processes. Ctrl-C (or SIGTERM) drains workers, then the router, and exits 0.
+/* tandem up: a local cluster of real processes. Ctrl-C (or SIGTERM) drains workers, then the
+ * router, and exits 0.
  *
- * Each child has its own process group (one Ctrl-C is ours to pass on) and dies with us (PR_SET_PDEATHSIG), so a killed `up` leaves nothing
- * behind. */
+ * Each child has its own process group (one Ctrl-C is ours to pass on) and dies with us
+ * (PR_SET_PDEATHSIG), so a killed `up` leaves nothing behind. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -27,51 +28,73 @@
 #define MAX_ARGS 64
 
 struct up_config {
-    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus,
-        *device, *cluster_secret_file;
-    int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch, max_seqs, max_model_len;
+    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer,
+        *log_level, *log_dir, *decision_log, *ops, *cpus, *device, *cluster_secret_file;
+    int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch,
+        max_seqs, max_model_len;
     int64_t prefill_tp, decode_tp;
     uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
     bool prefix_cache, deterministic;
 };
 
 #define OFF(f) offsetof(struct up_config, f)
+// clang-format off
 static const struct td_option options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
-    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights), "config.json: workers run with random weights (benchmarks)"},
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
+     "config.json: workers run with random weights (benchmarks)"},
     {"prefill", TD_OPT_I64, "1", 0, 64, NULL, OFF(prefill), "prefill workers"},
     {"decode", TD_OPT_I64, "1", 1, 64, NULL, OFF(decode), "decode workers"},
-    {"prefill_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(prefill_tp), "processes of each prefill worker that share the model"},
-    {"decode_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(decode_tp), "processes of each decode worker that share the model"},
+    {"prefill_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(prefill_tp),
+     "processes of each prefill worker that share the model"},
+    {"decode_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(decode_tp),
+     "processes of each decode worker that share the model"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "router's policy"},
-    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens), "hybrid: shorter prompts stay on the decode worker"},
+    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
+     "hybrid: shorter prompts stay on the decode worker"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
-     "where the workers' models and KV live: all of them on the one GPU, or the first so many (tp)"},
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index), "which of the GPUs that CUDA shows"},
-    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic), "GPU: the same tokens whatever the batch; false may be faster"},
-    {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads), "compute threads of each worker; 0 = all CPUs"},
-    {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin compute threads: these CPUs, such as 0-3, are dealt out to the workers, --threads each"},
+     "where the workers' models and KV live: all of them on the one GPU, or the first so many "
+     "(tp)"},
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index),
+     "which of the GPUs that CUDA shows"},
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic),
+     "GPU: the same tokens whatever the batch; false may be faster"},
+    {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads),
+     "compute threads of each worker; 0 = all CPUs"},
+    {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus),
+     "pin compute threads: these CPUs, such as 0-3, are dealt out to the workers, --threads each"},
     {"kv_memory", TD_OPT_STR, "256MiB", 0, 0, NULL, OFF(kv_memory), "KV pool of each worker"},
     {"block_size", TD_OPT_I64, "16", 8, 256, NULL, OFF(block_size), "tokens per KV block"},
-    {"max_step_tokens", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(max_step_tokens), "rows per step: the prefill chunk"},
+    {"max_step_tokens", TD_OPT_I64, "512", 1, 1 << 20, NULL, OFF(max_step_tokens),
+     "rows per step: the prefill chunk"},
     {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, OFF(max_batch), "sequences in one step"},
-    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_seqs), "requests each worker holds at once"},
-    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len), "longest sequence; 0 = the model's"},
-    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache), "keep finished blocks for equal prefixes"},
+    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, OFF(max_seqs),
+     "requests each worker holds at once"},
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len),
+     "longest sequence; 0 = the model's"},
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache),
+     "keep finished blocks for equal prefixes"},
     {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", OFF(transfer), "KV path"},
-    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the router's events and actions"},
-    {"log_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(log_dir), "write NAME.log files there instead of stderr"},
-    {"log_level", TD_OPT_ENUM, "warn", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log),
+     "file for the router's events and actions"},
+    {"log_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(log_dir),
+     "write NAME.log files there instead of stderr"},
+    {"log_level", TD_OPT_ENUM, "warn", 0, 0, "debug|info|warn|error", OFF(log_level),
+     "least level logged"},
     {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, OFF(cluster_secret_file),
-     "secret that the daemons prove to one another; empty = a new one for as long as this cluster runs"},
-    {"start_timeout_ms", TD_OPT_U64, "120000", 1000, 3600000, NULL, OFF(start_timeout_ms), "longest wait for all workers to join"},
-    {"drain_timeout_ms", TD_OPT_U64, "10000", 0, 3600000, NULL, OFF(drain_timeout_ms), "at the end: finish for so long"},
+     "secret that the daemons prove to one another; empty = a new one for as long as this "
+     "cluster runs"},
+    {"start_timeout_ms", TD_OPT_U64, "120000", 1000, 3600000, NULL, OFF(start_timeout_ms),
+     "longest wait for all workers to join"},
+    {"drain_timeout_ms", TD_OPT_U64, "10000", 0, 3600000, NULL, OFF(drain_timeout_ms),
+     "at the end: finish for so long"},
     {0},
 };
+// clang-format on
 
 struct child {
     pid_t pid; /* 0 = gone */
@@ -108,7 +131,8 @@ static void arg_int(struct args *a, const char *flag, long long value)
     arg_str(a, flag, s);
 }
 
-static td_status spawn(struct cluster *c, const char *program, const char *name, struct args *a, struct td_err *err)
+static td_status spawn(struct cluster *c, const char *program, const char *name, struct args *a,
+                       struct td_err *err)
 {
     char path[PATH_MAX + 64], log_path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", c->bin_dir, program);
@@ -155,7 +179,8 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
 }
 
 /* The CPUs of worker i of all: `threads` of the list, after those of the workers before it. */
-static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, size_t text_bytes, struct td_err *err)
+static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, size_t text_bytes,
+                             struct td_err *err)
 {
     int cpus[1024], n = 0;
     text[0] = 0;
@@ -163,12 +188,18 @@ static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, s
     td_status s = td_parse_cpu_list(g->cpus, cpus, 1024, &n, err);
     if (s) return td_err_prefix(err, "cpus");
     if (g->threads == 0 || n < (g->prefill + g->decode) * g->threads)
-        return td_fail(err, TD_ERR_INVALID, "cpus lists %d CPUs, must be at least %lld workers times %lld threads (and threads > 0)", n,
-                       (long long)(g->prefill + g->decode), (long long)g->threads);
+        return td_fail(err, TD_ERR_INVALID,
+                       "cpus lists %d CPUs, must be at least %lld workers times %lld threads (and "
+                       "threads > 0)",
+                       n, (long long)(g->prefill + g->decode), (long long)g->threads);
     size_t used = 0;
     for (int64_t k = 0; k < g->threads && used < text_bytes; k++)
-        used += (size_t)snprintf(text + used, text_bytes - used, "%s%d", k ? "," : "", cpus[i * g->threads + k]);
-    return used < text_bytes ? TD_OK : td_fail(err, TD_ERR_LIMIT, "cpus: %lld CPUs of one worker are too many to name", (long long)g->threads);
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%d", k ? "," : "",
+                                 cpus[i * g->threads + k]);
+    return used < text_bytes
+               ? TD_OK
+               : td_fail(err, TD_ERR_LIMIT, "cpus: %lld CPUs of one worker are too many to name",
+                         (long long)g->threads);
 }
 
 static td_status spawn_worker(struct cluster *c, const char *role, int i, struct td_err *err)
@@ -182,8 +213,10 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     struct args a = {.n = 1};
     arg_str(&a, "--name", name);
     arg_int(&a, "--tp", !strcmp(role, "prefill") ? g->prefill_tp : g->decode_tp);
-    if (g->random_weights[0]) arg_str(&a, "--random-weights", g->random_weights);
-    else arg_str(&a, "--model", g->model);
+    if (g->random_weights[0])
+        arg_str(&a, "--random-weights", g->random_weights);
+    else
+        arg_str(&a, "--model", g->model);
     arg_str(&a, "--router", g->listen);
     arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_str(&a, "--dtype", g->dtype);
@@ -191,13 +224,15 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     if (strcmp(g->device, "cpu") != 0) {
         arg_str(&a, "--device", g->device);
         arg_int(&a, "--device-index", g->device_index);
-        a.argv[a.n++] = (char *)(uintptr_t)(g->deterministic ? "--deterministic=true" : "--deterministic=false");
+        a.argv[a.n++] = (char *)(uintptr_t)(g->deterministic ? "--deterministic=true"
+                                                             : "--deterministic=false");
     }
     arg_str(&a, "--cpus", cpus);
     arg_str(&a, "--kv-memory", g->kv_memory);
     arg_str(&a, "--transfer", g->transfer);
     arg_str(&a, "--log-level", g->log_level);
-    a.argv[a.n++] = (char *)(uintptr_t)(g->prefix_cache ? "--prefix-cache=true" : "--prefix-cache=false");
+    a.argv[a.n++] =
+        (char *)(uintptr_t)(g->prefix_cache ? "--prefix-cache=true" : "--prefix-cache=false");
     arg_int(&a, "--threads", g->threads);
     arg_int(&a, "--block-size", g->block_size);
     arg_int(&a, "--max-step-tokens", g->max_step_tokens);
@@ -208,33 +243,41 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     return spawn(c, program, name, &a, err);
 }
 
-/* A port that somebody else listens on would make our router fail and hand our workers to a stranger's; port 0 would be known to nobody. The bind
- * here is only a look: it is undone at once, and the router still says precisely what it cannot have. */
+/* A port that somebody else listens on would make our router fail and hand our workers to a
+ * stranger's; port 0 would be known to nobody. The bind here is only a look: it is undone at
+ * once, and the router still says precisely what it cannot have. */
 static td_status check_listen(const char *listen, struct td_err *err)
 {
     if (!strncmp(listen, "unix:", 5)) return TD_OK;
     char host[256];
     const char *colon = strrchr(listen, ':');
     if (!colon || (size_t)(colon - listen) >= sizeof host || strtoul(colon + 1, NULL, 10) == 0)
-        return td_fail(err, TD_ERR_INVALID, "listen is \"%s\", must be host:port with a port above 0: workers and clients must know it", listen);
+        return td_fail(err, TD_ERR_INVALID,
+                       "listen is \"%s\", must be host:port with a port above 0: workers and "
+                       "clients must know it",
+                       listen);
     bool bracketed = listen[0] == '[' && colon[-1] == ']';
-    snprintf(host, sizeof host, "%.*s", (int)(colon - listen) - (bracketed ? 2 : 0), listen + (bracketed ? 1 : 0));
+    snprintf(host, sizeof host, "%.*s", (int)(colon - listen) - (bracketed ? 2 : 0),
+             listen + (bracketed ? 1 : 0));
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
     int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
     if (e) return td_fail(err, TD_ERR_INVALID, "listen \"%s\": %s", listen, gai_strerror(e));
     int one = 1, fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     td_status s = TD_OK;
     if (fd >= 0) {
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one); /* as the router's listener: old connections in TIME_WAIT do not matter */
+        /* as the router's listener: old connections in TIME_WAIT do not matter */
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         if (bind(fd, ai->ai_addr, ai->ai_addrlen))
-            s = td_fail(err, TD_ERR_IO, "listen \"%s\": %s; choose another with --listen", listen, strerror(errno));
+            s = td_fail(err, TD_ERR_IO, "listen \"%s\": %s; choose another with --listen", listen,
+                        strerror(errno));
         close(fd);
     }
     freeaddrinfo(ai);
     return s;
 }
 
-/* A secret that only this user's processes can read, in a folder of its own: whoever else is on this host is no worker and no router. */
+/* A secret that only this user's processes can read, in a folder of its own: whoever else is on
+ * this host is no worker and no router. */
 static td_status make_secret(struct cluster *c, struct td_err *err)
 {
     const char *tmp = getenv("TMPDIR");
@@ -244,9 +287,11 @@ static td_status make_secret(struct cluster *c, struct td_err *err)
         snprintf(c->secret_file, sizeof c->secret_file, "%s", c->cfg->cluster_secret_file);
         return TD_OK;
     }
-    int n = snprintf(c->secret_dir, sizeof c->secret_dir, "%s/tandem-up-XXXXXX", tmp && tmp[0] ? tmp : "/tmp");
+    int n = snprintf(c->secret_dir, sizeof c->secret_dir, "%s/tandem-up-XXXXXX",
+                     tmp && tmp[0] ? tmp : "/tmp");
     if ((size_t)n >= sizeof c->secret_dir || !mkdtemp(c->secret_dir)) {
-        td_status s = td_fail(err, TD_ERR_IO, "no folder for the cluster's secret: %s: %s (TMPDIR)", c->secret_dir, strerror(errno));
+        td_status s = td_fail(err, TD_ERR_IO, "no folder for the cluster's secret: %s: %s (TMPDIR)",
+                              c->secret_dir, strerror(errno));
         c->secret_dir[0] = 0;
         return s;
     }
@@ -259,8 +304,9 @@ static td_status make_secret(struct cluster *c, struct td_err *err)
     return written ? TD_OK : td_fail(err, TD_ERR_IO, "%s: %s", c->secret_file, strerror(errno));
 }
 
-/* A process that does nothing but wait for our end, and removes the secret then: we may be killed. Its signals are blocked as ours are; it is
- * nobody's child, and in no group that a terminal's Ctrl-C reaches. */
+/* A process that does nothing but wait for our end, and removes the secret then: we may be
+ * killed. Its signals are blocked as ours are; it is nobody's child, and in no group that a
+ * terminal's Ctrl-C reaches. */
 static td_status start_cleaner(struct cluster *c, struct td_err *err)
 {
     int ends[2];
@@ -273,7 +319,8 @@ static td_status start_cleaner(struct cluster *c, struct td_err *err)
         setsid();
         close(ends[1]);
         if (fork() != 0) _exit(0);
-        while (read(ends[0], &byte, 1) < 0 && errno == EINTR) {}
+        while (read(ends[0], &byte, 1) < 0 && errno == EINTR) {
+        }
         unlink(c->secret_file);
         rmdir(c->secret_dir);
         _exit(0);
@@ -305,8 +352,10 @@ static struct child *reap(struct cluster *c)
 
 static void describe_end(const struct child *ch)
 {
-    if (WIFSIGNALED(ch->status)) fprintf(stderr, "tandem up: %s was killed by signal %d\n", ch->name, WTERMSIG(ch->status));
-    else fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
+    if (WIFSIGNALED(ch->status))
+        fprintf(stderr, "tandem up: %s was killed by signal %d\n", ch->name, WTERMSIG(ch->status));
+    else
+        fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
 }
 
 struct joined {
@@ -322,10 +371,13 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     j->have = 0;
     for (size_t i = 0; i < m->n_workers; i++)
         for (int k = 0; k < j->cluster->n; k++)
-            if (j->cluster->children[k].pid > 0 && m->workers[i]->pid == (uint32_t)j->cluster->children[k].pid) j->have++;
+            if (j->cluster->children[k].pid > 0 &&
+                m->workers[i]->pid == (uint32_t)j->cluster->children[k].pid)
+                j->have++;
 }
 
-/* True when all workers have joined; false on a signal, a dead child or the deadline (told to the user). */
+/* True when all workers have joined; false on a signal, a dead child or the deadline (told to
+ * the user). */
 static bool wait_joined(struct cluster *c)
 {
     const struct up_config *g = c->cfg;
@@ -356,8 +408,9 @@ static bool wait_joined(struct cluster *c)
             break;
         }
         if (td_now_ns() > deadline) {
-            fprintf(stderr, "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n", joined.have, want,
-                    (unsigned long long)g->start_timeout_ms);
+            fprintf(stderr,
+                    "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n",
+                    joined.have, want, (unsigned long long)g->start_timeout_ms);
             break;
         }
         if (td_stop_signal_wait(20)) break;
@@ -383,7 +436,8 @@ static bool stop_children(struct cluster *c, int first, int last)
                 continue;
             }
             ch->pid = 0;
-            bool starting = WIFSIGNALED(ch->status) && WTERMSIG(ch->status) == SIGTERM; /* our signal met it before it had anything to drain */
+            /* our signal met it before it had anything to drain */
+            bool starting = WIFSIGNALED(ch->status) && WTERMSIG(ch->status) == SIGTERM;
             if (!starting && (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0)) {
                 describe_end(ch);
                 clean = false;
@@ -393,7 +447,8 @@ static bool stop_children(struct cluster *c, int first, int last)
         if (td_stop_signal_wait(10) || td_now_ns() > deadline)
             for (int i = first; i < last; i++)
                 if (c->children[i].pid) {
-                    fprintf(stderr, "tandem up: %s did not stop in time, killing it\n", c->children[i].name);
+                    fprintf(stderr, "tandem up: %s did not stop in time, killing it\n",
+                            c->children[i].name);
                     kill(c->children[i].pid, SIGKILL);
                 }
     }
@@ -404,10 +459,13 @@ int cli_up(int argc, char **argv)
     struct up_config g = {0};
     struct td_err err = {0};
     static struct cluster c;
-    if (td_options_load(options, &g, "tandem up", "Starts a local cluster; Ctrl-C stops it cleanly.", argc, argv, NULL, 0, NULL, &err))
+    if (td_options_load(options, &g, "tandem up",
+                        "Starts a local cluster; Ctrl-C stops it cleanly.", argc, argv, NULL, 0,
+                        NULL, &err))
         return td_die("tandem up", &err);
     if (g.prefill == 0 && !strcmp(g.mode, "pd")) {
-        td_fail(&err, TD_ERR_INVALID, "prefill is 0 and mode is pd: nobody would prefill; use --mode colocated");
+        td_fail(&err, TD_ERR_INVALID,
+                "prefill is 0 and mode is pd: nobody would prefill; use --mode colocated");
         return td_die("tandem up", &err);
     }
     if (check_listen(g.listen, &err)) return td_die("tandem up", &err);
@@ -416,7 +474,8 @@ int cli_up(int argc, char **argv)
     ssize_t n = readlink("/proc/self/exe", c.bin_dir, sizeof c.bin_dir - 1);
     char *slash = n > 0 ? (c.bin_dir[n] = 0, strrchr(c.bin_dir, '/')) : NULL;
     if (!slash) {
-        td_fail(&err, TD_ERR_IO, "cannot find the daemons beside this program: %s", strerror(errno));
+        td_fail(&err, TD_ERR_IO, "cannot find the daemons beside this program: %s",
+                strerror(errno));
         return td_die("tandem up", &err);
     }
     *slash = 0;
@@ -432,22 +491,25 @@ int cli_up(int argc, char **argv)
     bool ok = !s && wait_joined(&c);
     if (s) td_die("tandem up", &err);
     if (ok) {
-        printf(
-            "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem generate --server %s --stats \"Once upon a time\"\n"
-            "  tandem status --server %s --cluster-secret-file %s\n",
-            g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen, g.listen, c.secret_file);
+        printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem "
+               "generate --server %s --stats \"Once upon a time\"\n"
+               "  tandem status --server %s --cluster-secret-file %s\n",
+               g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen, g.listen,
+               c.secret_file);
         fflush(stdout);
         while (!td_stop_signal_wait(200)) {
             struct child *dead = reap(&c);
             if (!dead) continue;
             describe_end(dead);
-            if (dead == &c.children[0]) { /* without the router there is no cluster; a lost worker only makes it smaller */
+            if (dead == &c.children[0]) { /* without the router there is no cluster; a lost
+                                             worker only makes it smaller */
                 ok = false;
                 break;
             }
         }
     }
-    bool clean = stop_children(&c, 1, c.n); /* workers first: what runs may finish through the router */
+    bool clean = stop_children(&c, 1, c.n); /* workers first: what runs may finish through the
+                                               router */
     clean = stop_children(&c, 0, c.n ? 1 : 0) && clean;
     remove_secret(&c);
     return ok && clean ? 0 : 1;

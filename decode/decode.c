@@ -1,13 +1,18 @@
 /* decode.c - see decode.h. The life of a request on a decode worker (all on the engine thread):
  *
- *   remote prefill:  WAITING --blocks, slot armed, Ticket sent--> IMPORT --SLOT_READY--> RUNNING (decode steps) --> last token, times, OK
- *   local prefill:   WAITING --blocks--> RUNNING (prefill chunks, then decode steps) --> last token, times, OK
- *   preempted:       RUNNING --> WAITING, then as local prefill of prompt + output so far (same tokens again: I1)
- *   SLOT_FAILED, cancel, deadline: td_worker_end; the slot is revoked and its blocks follow at SLOT_FREE (retirement, I2).
- *   SLOT_FAILED because the prefill worker has finished the request: the same, after SenderFinished.
+ *   remote prefill:  WAITING --blocks, slot armed, Ticket sent--> IMPORT --SLOT_READY--> RUNNING
+ *                    (decode steps) --> last token, times, OK
+ *   local prefill:   WAITING --blocks--> RUNNING (prefill chunks, then decode steps) --> last
+ *                    token, times, OK
+ *   preempted:       RUNNING --> WAITING, then as local prefill of prompt + output so far (same
+ *                    tokens again: I1)
+ *   SLOT_FAILED, cancel, deadline: td_worker_end; the slot is revoked and its blocks follow at
+ *   SLOT_FREE (retirement, I2). SLOT_FAILED because the prefill worker has finished the request:
+ *   the same, after SenderFinished.
  *
- * The first token arrives twice: from the prefill worker through the router, and here in the transfer's note; this stream repeats it, the
- * router drops what it has. So a prefill worker that dies right after its last byte costs nothing. */
+ * The first token arrives twice: from the prefill worker through the router, and here in the
+ * transfer's note; this stream repeats it, the router drops what it has. So a prefill worker
+ * that dies right after its last byte costs nothing. */
 #include "decode/decode.h"
 
 #include <stdio.h>
@@ -19,17 +24,21 @@
 
 #define OFF(f) offsetof(struct decode_config, f)
 
+// clang-format off
 const struct td_option decode_options[] = {
     TD_WORKER_OPTIONS(struct decode_config, worker),
     {"import_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(import_timeout_ms),
      "a reserved slot whose KV has not arrived by then is taken back"},
     {0},
 };
+// clang-format on
 
 static void send_event(struct td_req *r, Tandem__V1__DecodeEvent *ev)
 {
     td_status s = td_rpc_call_send(r->call, &ev->base);
-    if (s && s != TD_ERR_CANCELLED) td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
+    if (s && s != TD_ERR_CANCELLED)
+        td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request,
+                        td_status_name(s));
 }
 
 static void send_token(struct td_req *r, Tandem__V1__TokenOut *out)
@@ -55,7 +64,8 @@ static void send_prefill_times(struct td_req *r, uint64_t end_ns)
     send_event(r, &ev);
 }
 
-/* What the ledger needs: after the first step, because a stop string at the router ends the call before there is a last token, and after that. */
+/* What the ledger needs: after the first step, because a stop string at the router ends the call
+ * before there is a last token, and after that. */
 static void send_times(struct td_req *r, bool last)
 {
     Tandem__V1__DecodeTimes t = TANDEM__V1__DECODE_TIMES__INIT;
@@ -64,7 +74,8 @@ static void send_times(struct td_req *r, bool last)
     t.transfer_exposed_us = r->exposed_us;
     t.transfer_bytes = r->xfer_bytes;
     t.transfer_path = (char *)(r->xfer_path ? r->xfer_path : "local");
-    if (r->ready_ns && r->first_step_ns) t.decode_queue_us = (r->first_step_ns - r->ready_ns) / TD_NS_PER_US;
+    if (r->ready_ns && r->first_step_ns)
+        t.decode_queue_us = (r->first_step_ns - r->ready_ns) / TD_NS_PER_US;
     t.first_step_us = r->step_us;
     if (last) t.preemptions = r->seq->n_preemptions; /* the router adds them up */
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TIMES;
@@ -78,14 +89,15 @@ static void finish(struct td_worker *w, struct td_req *r)
     td_worker_finish_ok(w, r);
 }
 
-/* ---- admission ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- admission ------------------------------------------------------------------------------- */
 
 static td_status admit_local(struct td_worker *w, struct td_req *r)
 {
     td_status s = td_engine_admit(w->engine, r->seq, false, w->n_running);
     if (s == TD_ERR_AGAIN) return s;
     if (s) {
-        td_worker_end(w, r, TD_ERR_INVALID, "the sequence needs more KV blocks than this worker has");
+        td_worker_end(w, r, TD_ERR_INVALID,
+                      "the sequence needs more KV blocks than this worker has");
         return s;
     }
     td_worker_set_running(w, r);
@@ -99,7 +111,8 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     td_status s = td_engine_admit(w->engine, seq, true, w->n_running);
     if (s == TD_ERR_AGAIN) return s;
     if (s) {
-        td_worker_end(w, r, TD_ERR_INVALID, "the sequence needs more KV blocks than this worker has");
+        td_worker_end(w, r, TD_ERR_INVALID,
+                      "the sequence needs more KV blocks than this worker has");
         return s;
     }
     static uint8_t blob[TD_XFER_BLOB_MAX]; /* one engine thread per process */
@@ -107,7 +120,8 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     struct td_err err = {0};
     int32_t hit = seq->n_cached / (int32_t)w->cfg.block_size;
     uint64_t now = td_now_ns();
-    s = td_xfer_grant(w->xfer, seq->blocks + hit, seq->n_blocks - hit, td_deadline_after_ms(now, d->cfg.import_timeout_ms), seq->index, &r->xfer_id,
+    s = td_xfer_grant(w->xfer, seq->blocks + hit, seq->n_blocks - hit,
+                      td_deadline_after_ms(now, d->cfg.import_timeout_ms), seq->index, &r->xfer_id,
                       blob, &blob_bytes, &err);
     if (s) {
         td_engine_release(w->engine, seq);
@@ -117,7 +131,8 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     }
     r->xfer_live = true;
     td_xfer_slot_priority(w->xfer, r->xfer_id, seq->priority);
-    td_debug("kv_granted", "req=%llx key=%llu", (unsigned long long)seq->request, (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
+    td_debug("kv_granted", "req=%llx key=%llu", (unsigned long long)seq->request,
+             (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
     r->granted_ns = now;
     td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;
@@ -135,31 +150,37 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     return TD_OK;
 }
 
-/* A preempted request has its tokens here already: it is prefilled again locally, whatever brought its KV the first time. */
+/* A preempted request has its tokens here already: it is prefilled again locally, whatever
+ * brought its KV the first time. */
 static td_status decode_admit(struct td_worker *w, struct td_req *r)
 {
     return r->local_prefill || r->seq->n_preemptions > 0 ? admit_local(w, r) : admit_import(w, r);
 }
 
-/* ---- transfer -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- transfer -------------------------------------------------------------------------------- */
 
 static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
 {
-    td_xfer_revoke(w->xfer, r->xfer_id, "taken over"); /* the slot goes back; the blocks are ours now */
+    td_xfer_revoke(w->xfer, r->xfer_id, "taken over"); /* the slot goes back; the blocks are ours
+                                                          now */
     if (r->state != TD_REQ_IMPORT) return;             /* cancelled meanwhile */
     Tandem__V1__TokenOut *first = tandem__v1__token_out__unpack(NULL, ev->note_bytes, ev->note);
     const struct td_model_config *mc = td_model_config(td_engine_model(w->engine));
-    if (!first || first->index != (uint32_t)r->seq->n_tokens || first->token < 0 || first->token >= mc->vocab) {
+    if (!first || first->index != (uint32_t)r->seq->n_tokens || first->token < 0 ||
+        first->token >= mc->vocab) {
         if (first) tandem__v1__token_out__free_unpacked(first, NULL);
-        td_worker_end(w, r, TD_ERR_PEER, "the prefill worker's note does not hold the first token of this sequence");
+        td_worker_end(w, r, TD_ERR_PEER,
+                      "the prefill worker's note does not hold the first token of this sequence");
         return;
     }
     td_fault_point("slot_ready");
     struct td_err err = {0};
-    int32_t hit = r->seq->n_cached / (int32_t)w->cfg.block_size, parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1
-                                                                         : first->kv_parts ? (int32_t)first->kv_parts
-                                                                         : 1;
-    if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->n_blocks - hit, parts, &err)) {
+    int32_t hit = r->seq->n_cached / (int32_t)w->cfg.block_size,
+            parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1
+                    : first->kv_parts                   ? (int32_t)first->kv_parts
+                                                        : 1;
+    if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->n_blocks - hit, parts,
+                             &err)) {
         tandem__v1__token_out__free_unpacked(first, NULL);
         td_worker_end(w, r, TD_ERR_PEER, err.msg);
         return;
@@ -180,7 +201,8 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     if (r->seq->finish) finish(w, r);
 }
 
-/* The first token was also the last: it goes from the prefill worker to the router, which ends this call too, unless this word overtakes it. */
+/* The first token was also the last: it goes from the prefill worker to the router, which ends
+ * this call too, unless this word overtakes it. */
 static void sender_finished(struct td_worker *w, struct td_req *r)
 {
     Tandem__V1__SenderFinished none = TANDEM__V1__SENDER_FINISHED__INIT;
@@ -188,39 +210,51 @@ static void sender_finished(struct td_worker *w, struct td_req *r)
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_SENDER_FINISHED;
     ev.sender_finished = &none;
     send_event(r, &ev);
-    td_worker_end(w, r, TD_ERR_FINISHED, "the prefill worker has finished the request"); /* revokes through xfer_stop */
+    /* revokes through xfer_stop */
+    td_worker_end(w, r, TD_ERR_FINISHED, "the prefill worker has finished the request");
 }
 
 static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
 {
     switch (ev->kind) {
-    case TD_XFER_SLOT_READY: slot_ready(w, r, ev); break;
+    case TD_XFER_SLOT_READY:
+        slot_ready(w, r, ev);
+        break;
     case TD_XFER_SLOT_FAILED:
         if (r->state == TD_REQ_IMPORT && ev->status == TD_ERR_FINISHED) {
             sender_finished(w, r);
         } else if (r->state == TD_REQ_IMPORT) {
             char msg[256], q[200];
             snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-            td_info_limited("kv_import_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
-                    td_log_quote(q, sizeof q, ev->reason));
+            td_info_limited("kv_import_failed", "req=%llx reason=%s action=fail_attempt",
+                            (unsigned long long)r->seq->request,
+                            td_log_quote(q, sizeof q, ev->reason));
             td_worker_end(w, r, TD_ERR_PEER, msg); /* revokes through xfer_stop */
         } else {
             td_xfer_revoke(w->xfer, r->xfer_id, "failed");
         }
         break;
-    case TD_XFER_SLOT_FREE: td_worker_xfer_over(w, r); break;
+    case TD_XFER_SLOT_FREE:
+        td_worker_xfer_over(w, r);
+        break;
     case TD_XFER_OP_DONE:
-    case TD_XFER_OP_FAILED: break; /* a decode worker starts no ops */
+    case TD_XFER_OP_FAILED:
+        break; /* a decode worker starts no ops */
     case TD_XFER_PATH_CHOSEN:
-    case TD_XFER_PEER_REFUSED: break; /* not from this queue */
+    case TD_XFER_PEER_REFUSED:
+        break; /* not from this queue */
     }
 }
 
-static void decode_xfer_stop(struct td_worker *w, struct td_req *r, const char *why) { td_xfer_revoke(w->xfer, r->xfer_id, why); }
+static void decode_xfer_stop(struct td_worker *w, struct td_req *r, const char *why)
+{
+    td_xfer_revoke(w->xfer, r->xfer_id, why);
+}
 
-/* ---- steps ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-static void decode_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns)
+static void decode_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item,
+                           uint64_t step_start_ns, uint64_t step_end_ns)
 {
     if (!item->sampled) return;
     struct td_seq *seq = r->seq;
@@ -236,11 +270,13 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
     if (seq->finish) td_fault_point("decode_last");
     send_token(r, &out.msg);
     td_fault_point("decode_token");
-    if (seq->finish) finish(w, r);
-    else if (first_step) send_times(r, false);
+    if (seq->finish)
+        finish(w, r);
+    else if (first_step)
+        send_times(r, false);
 }
 
-/* ---- RPC ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- RPC ------------------------------------------------------------------------------------- */
 
 static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
@@ -253,20 +289,37 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
 {
     (void)msg;
     (void)ctx;
-    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION, "this is a decode worker: send Prefill to a prefill worker", NULL, 0);
+    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION,
+                       "this is a decode worker: send Prefill to a prefill worker", NULL, 0);
 }
 
 static const struct td_rpc_method decode_methods[] = {
-    {.path = "/tandem.v1.Worker/Decode", .request = &tandem__v1__decode_request__descriptor, .on_message = on_decode, .on_end = td_worker_on_end,
+    {.path = "/tandem.v1.Worker/Decode",
+     .request = &tandem__v1__decode_request__descriptor,
+     .on_message = on_decode,
+     .on_end = td_worker_on_end,
      .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Prefill", .request = &tandem__v1__prefill_request__descriptor, .on_message = on_prefill, .on_end = td_worker_on_end,
+    {.path = "/tandem.v1.Worker/Prefill",
+     .request = &tandem__v1__prefill_request__descriptor,
+     .on_message = on_prefill,
+     .on_end = td_worker_on_end,
      .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Abort", .request = &tandem__v1__abort_request__descriptor, .on_message = td_worker_on_abort,
-     .on_end = td_worker_on_abort_end, .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Prove", .request = &tandem__v1__prove_request__descriptor, .on_message = td_worker_on_prove,
-     .on_end = td_worker_on_abort_end, .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Abort",
+     .request = &tandem__v1__abort_request__descriptor,
+     .on_message = td_worker_on_abort,
+     .on_end = td_worker_on_abort_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Prove",
+     .request = &tandem__v1__prove_request__descriptor,
+     .on_message = td_worker_on_prove,
+     .on_end = td_worker_on_abort_end,
+     .on_open = td_worker_on_open},
     {0},
 };
 
-const struct td_worker_role decode_role = {.name = "decode", .methods = decode_methods, .admit = decode_admit, .stepped = decode_stepped,
-                                           .xfer_event = decode_xfer_event, .xfer_stop = decode_xfer_stop};
+const struct td_worker_role decode_role = {.name = "decode",
+                                           .methods = decode_methods,
+                                           .admit = decode_admit,
+                                           .stepped = decode_stepped,
+                                           .xfer_event = decode_xfer_event,
+                                           .xfer_stop = decode_xfer_stop};

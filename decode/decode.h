@@ -1,4 +1,5 @@
-/* decode.h - the decode worker: reserves blocks, takes KV in, streams tokens; prefills for itself when asked (colocated). */
+/* decode.h - the decode worker: reserves blocks, takes KV in, streams tokens; prefills for
+ * itself when asked (colocated). */
 #ifndef TD_DECODE_H
 #define TD_DECODE_H
 

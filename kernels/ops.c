@@ -1,4 +1,5 @@
-/* ops.c - the tables, and the choice among them: made once, at boot, by what the CPU has and what TANDEM_OPS asks for. */
+/* ops.c - the tables, and the choice among them: made once, at boot, by what the CPU has and
+ * what TANDEM_OPS asks for. */
 #include "kernels/ops.h"
 
 #include <stdlib.h>
@@ -10,13 +11,14 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
-#define TD_OPS_TABLE(isa)                                                                                                          \
-    {                                                                                                                              \
-        .name = #isa, .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,                                            \
-        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes, .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,     \
-        .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,                                   \
-        .attn_scratch_bytes = td_##isa##_attn_scratch_bytes, .attn = td_##isa##_attn, .silu_mul = td_##isa##_silu_mul,             \
-        .embed = td_##isa##_embed,                                                                                                 \
+#define TD_OPS_TABLE(isa)                                                                          \
+    {                                                                                              \
+        .name = #isa, .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,            \
+        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,                                       \
+        .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,                          \
+        .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,   \
+        .attn_scratch_bytes = td_##isa##_attn_scratch_bytes, .attn = td_##isa##_attn,              \
+        .silu_mul = td_##isa##_silu_mul, .embed = td_##isa##_embed,                                \
     }
 
 static const struct td_ops ops_ref = TD_OPS_TABLE(ref);
@@ -37,10 +39,12 @@ const struct td_ops *td_ops_by_name(const char *name)
     if (strcmp(name, "ref") == 0) return &ops_ref;
 #ifdef __x86_64__
     /* These ask the CPU and whether the system saves the registers. */
-    bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
+    bool has_avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
     if (strcmp(name, "avx2") == 0 && has_avx2) return &ops_avx2;
-    if (strcmp(name, "avx512") == 0 && has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if (strcmp(name, "avx512") == 0 && has_avx2 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
         return &ops_avx512;
 #endif
     return NULL;

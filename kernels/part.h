@@ -1,4 +1,5 @@
-/* part.h - how an entry cuts its outputs into parts, and the element types as the plain versions read them. Inside kernels/ only.
+/* part.h - how an entry cuts its outputs into parts, and the element types as the plain versions
+ * read them. Inside kernels/ only.
  */
 #ifndef TD_KERNELS_PART_H
 #define TD_KERNELS_PART_H
@@ -8,8 +9,10 @@
 
 #include "common/base/dtype.h"
 
-/* The share [*lo, *hi) of n items that `part` of `n_parts` takes: contiguous, sizes differ by at most one unit of `grain` items. */
-static inline void td_part_range(int64_t n, int64_t grain, int part, int n_parts, int64_t *lo, int64_t *hi)
+/* The share [*lo, *hi) of n items that `part` of `n_parts` takes: contiguous, sizes differ by at
+ * most one unit of `grain` items. */
+static inline void td_part_range(int64_t n, int64_t grain, int part, int n_parts, int64_t *lo,
+                                 int64_t *hi)
 {
     int64_t n_units = (n + grain - 1) / grain;
     int64_t a = n_units * part / n_parts * grain, b = n_units * (part + 1) / n_parts * grain;

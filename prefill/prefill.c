@@ -1,11 +1,16 @@
 /* prefill.c - see prefill.h. The life of a request on a prefill worker (all on the engine thread):
  *
- *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each step, so the transfer overlaps the next chunk,
+ *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each
+ *   step, so the transfer overlaps the next chunk,
  *           and their first layers within it, so that it overlaps the chunk's own later ones)
- *           --first token: sent to the router, last block + note submitted--> SENDING --OP_DONE--> PrefillDone, OK
- *   a first token that is also the last: nothing is handed over; the receiver is told that the op is not needed, the router ends the decode leg.
- *   no grant (one token is left, no decode leg): WAITING --blocks--> RUNNING --first token, OK--> over.
- *   OP_FAILED, cancel, deadline: td_worker_end; source blocks stay held until the op's terminal event (I2). */
+ *           --first token: sent to the router, last block + note submitted--> SENDING --OP_DONE-->
+ *               PrefillDone, OK
+ *   a first token that is also the last: nothing is handed over; the receiver is told that the op
+ *   is not needed, the router ends the decode leg.
+ *   no grant (one token is left, no decode leg): WAITING --blocks--> RUNNING --first token, OK-->
+ *       over.
+ *   OP_FAILED, cancel, deadline: td_worker_end; source blocks stay held until the op's terminal
+ *   event (I2). */
 #include "prefill/prefill.h"
 
 #include <stdio.h>
@@ -17,23 +22,30 @@
 #include "common/base/log.h"
 
 #define OFF(f) offsetof(struct prefill_config, f)
-#define PART_BYTES ((size_t)256 << 10) /* of a block: less makes a transfer wait for frames and requests */
+/* of a block: less makes a transfer wait for frames and requests */
+#define PART_BYTES ((size_t)256 << 10)
 
+// clang-format off
 const struct td_option prefill_options[] = {
     TD_WORKER_OPTIONS(struct prefill_config, worker),
-    {"send_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(send_timeout_ms), "a hand-over that takes longer fails over"},
+    {"send_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(send_timeout_ms),
+     "a hand-over that takes longer fails over"},
     {"transfer_parts", TD_OPT_I64, "0", 0, TD_FORWARD_MARKS_MAX, NULL, OFF(transfer_parts),
-     "groups of layers sent while later ones are computed; 0 = as many as have 256 KiB of a block, 1 = whole blocks after each chunk"},
+     "groups of layers sent while later ones are computed; 0 = as many as have 256 KiB of a "
+     "block, 1 = whole blocks after each chunk"},
     {0},
 };
+// clang-format on
 
 static void send_event(struct td_req *r, Tandem__V1__PrefillEvent *ev)
 {
     td_status s = td_rpc_call_send(r->call, &ev->base);
-    if (s && s != TD_ERR_CANCELLED) td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request, td_status_name(s));
+    if (s && s != TD_ERR_CANCELLED)
+        td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request,
+                        td_status_name(s));
 }
 
-/* ---- admission ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- admission ------------------------------------------------------------------------------- */
 
 static td_status prefill_admit(struct td_worker *w, struct td_req *r)
 {
@@ -52,15 +64,18 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     }
     struct td_err err = {0};
     int32_t n_granted = 0;
-    s = td_xfer_op_start(w->xfer, r->grant.data, r->grant.len, td_deadline_after_ms(td_now_ns(), p->cfg.send_timeout_ms), seq->index, &r->xfer_id,
-                         &n_granted, &err);
+    s = td_xfer_op_start(w->xfer, r->grant.data, r->grant.len,
+                         td_deadline_after_ms(td_now_ns(), p->cfg.send_timeout_ms), seq->index,
+                         &r->xfer_id, &n_granted, &err);
     if (!s) {
         r->xfer_live = true;
         td_xfer_op_priority(w->xfer, r->xfer_id, seq->priority);
-        td_debug("kv_push_started", "req=%llx key=%llu", (unsigned long long)seq->request, (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
+        td_debug("kv_push_started", "req=%llx key=%llu", (unsigned long long)seq->request,
+                 (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
         if (n_granted != seq->n_blocks - (int32_t)r->n_skip)
-            s = td_fail(&err, TD_ERR_INVALID, "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u", n_granted, seq->n_blocks,
-                        r->n_skip);
+            s = td_fail(&err, TD_ERR_INVALID,
+                        "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u",
+                        n_granted, seq->n_blocks, r->n_skip);
     }
     if (s == TD_ERR_AGAIN) {
         td_engine_release(w->engine, seq);
@@ -73,24 +88,31 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     free(r->grant.data);
     r->grant.data = NULL;
     td_fault_point("prefill_started");
-    /* Prefix hits are there already: they go (or are fetched, --rdma-pull) while the rest is computed. */
+    /* Prefix hits are there already: they go (or are fetched, --rdma-pull) while the rest is
+       computed. */
     int32_t n_hit = seq->n_computed / (int32_t)w->cfg.block_size, skip = (int32_t)r->n_skip;
-    if (n_hit > skip && td_xfer_submit_pull(w->xfer, r->xfer_id, 0, seq->blocks + skip, n_hit - skip) == TD_OK) r->n_sent = (uint32_t)n_hit;
+    if (n_hit > skip &&
+        td_xfer_submit_pull(w->xfer, r->xfer_id, 0, seq->blocks + skip, n_hit - skip) == TD_OK)
+        r->n_sent = (uint32_t)n_hit;
     td_worker_set_running(w, r);
     return TD_OK;
 }
 
-/* ---- steps ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Blocks that this step completes: those that it fills, and with the prompt's last token the last one, whose rest nobody reads. */
+/* Blocks that this step completes: those that it fills, and with the prompt's last token the
+ * last one, whose rest nobody reads. */
 static int32_t completed_by(const struct td_worker *w, const struct td_step_item *item)
 {
     int32_t n_computed = item->seq->n_computed + item->n_new;
-    return n_computed == item->seq->n_tokens ? item->seq->n_blocks : n_computed / (int32_t)w->cfg.block_size;
+    return n_computed == item->seq->n_tokens ? item->seq->n_blocks
+                                             : n_computed / (int32_t)w->cfg.block_size;
 }
 
-/* In the middle of a step: the first n_layers of what it computes are there. What cannot be submitted now shows at the end of the step. */
-static void prefill_layers_done(void *ctx, const struct td_step_item *items, int32_t n_items, int32_t n_layers)
+/* In the middle of a step: the first n_layers of what it computes are there. What cannot be
+ * submitted now shows at the end of the step. */
+static void prefill_layers_done(void *ctx, const struct td_step_item *items, int32_t n_items,
+                                int32_t n_layers)
 {
     struct td_worker *w = ctx;
     uint64_t n_bytes = (uint64_t)n_layers * td_kv_pool_layout(td_engine_kv(w->engine))->layer_bytes;
@@ -99,8 +121,8 @@ static void prefill_layers_done(void *ctx, const struct td_step_item *items, int
         struct td_req *r = seq->owner;
         int32_t from = (int32_t)r->n_sent, upto = completed_by(w, &items[i]);
         if (seq->phase != TD_SEQ_PREFILL || !r->xfer_live || upto <= from) continue;
-        if (td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, seq->blocks + from, upto - from, r->begun_bytes,
-                                n_bytes - r->begun_bytes))
+        if (td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, seq->blocks + from,
+                                upto - from, r->begun_bytes, n_bytes - r->begun_bytes))
             continue;
         r->n_begun = (uint32_t)upto;
         r->begun_bytes = n_bytes;
@@ -113,49 +135,62 @@ static void prefill_engine_opened(struct td_worker *w)
 {
     const struct prefill *p = (const struct prefill *)w;
     const struct td_kv_layout *l = td_kv_pool_layout(td_engine_kv(w->engine));
-    int64_t n = p->cfg.transfer_parts ? p->cfg.transfer_parts : (int64_t)(l->block_bytes / PART_BYTES);
+    int64_t n =
+        p->cfg.transfer_parts ? p->cfg.transfer_parts : (int64_t)(l->block_bytes / PART_BYTES);
     if (n > TD_FORWARD_MARKS_MAX) n = TD_FORWARD_MARKS_MAX;
     if (n > l->n_layers) n = l->n_layers;
     if (n < 2 || td_engine_kv_parts(w->engine) > 1) return;
-    td_engine_on_layers(
-        w->engine,
-        &(struct td_engine_layers){.done = prefill_layers_done, .ctx = w, .every = (l->n_layers + (int32_t)n - 1) / (int32_t)n});
+    td_engine_on_layers(w->engine, &(struct td_engine_layers){
+                                       .done = prefill_layers_done,
+                                       .ctx = w,
+                                       .every = (l->n_layers + (int32_t)n - 1) / (int32_t)n});
 }
 
 /* The rest of the blocks of which a step has submitted layers. */
 static td_status submit_begun(struct td_worker *w, struct td_req *r)
 {
     int32_t from = (int32_t)r->n_sent, n = (int32_t)r->n_begun - from;
-    uint64_t at = r->begun_bytes, left = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes - at;
+    uint64_t at = r->begun_bytes,
+             left = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes - at;
     if (!at) return TD_OK;
     r->begun_bytes = 0;
-    td_status s = left ? td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, at, left) : TD_OK;
+    td_status s = left ? td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip,
+                                             r->seq->blocks + from, n, at, left)
+                       : TD_OK;
     if (!s) r->n_sent = r->n_begun;
     return s;
 }
 
 /* Hands finished blocks [n_sent, upto) to the transfer; the last call carries the note. */
-static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool final, const void *note, size_t note_bytes)
+static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool final,
+                   const void *note, size_t note_bytes)
 {
     td_status s = submit_begun(w, r);
     int32_t from = (int32_t)r->n_sent, n = upto > from ? upto - from : 0;
     if (!s && !n && !final) return true;
-    if (!s) s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n, final, note, note_bytes);
-    if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND) { /* a bug of ours: this call can never succeed */
+    if (!s)
+        s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n,
+                           final, note, note_bytes);
+    if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND) { /* a bug of ours: this call can never
+                                                           succeed */
         td_worker_end(w, r, TD_ERR_INTERNAL, "KV transfer refused a submit");
         return false;
     }
-    if (s) return false; /* it failed during the step: OP_FAILED is on its way with the reason, and ends the request */
+    if (s)
+        return false; /* it failed during the step: OP_FAILED is on its way with the reason,
+                         and ends the request */
     r->n_sent += (uint32_t)n;
     return true;
 }
 
-static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns)
+static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item,
+                            uint64_t step_start_ns, uint64_t step_end_ns)
 {
     (void)step_start_ns;
     struct td_seq *seq = r->seq;
     if (!item->sampled) {
-        if (r->xfer_live) submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
+        if (r->xfer_live)
+            submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
         td_fault_point("chunk_submitted");
         return;
     }
@@ -192,9 +227,10 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     td_fault_point("final_submitted");
 }
 
-/* ---- transfer -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- transfer -------------------------------------------------------------------------------- */
 
-static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev)
+static void prefill_xfer_event(struct td_worker *w, struct td_req *r,
+                               const struct td_xfer_event *ev)
 {
     if (ev->kind == TD_XFER_OP_DONE && r->state == TD_REQ_SENDING) {
         td_fault_point("push_done");
@@ -213,8 +249,8 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const stru
     if (ev->kind == TD_XFER_OP_FAILED && r->state != TD_REQ_RETIRING) {
         char msg[256], q[200];
         snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-        td_info_limited("kv_push_failed", "req=%llx reason=%s action=fail_attempt", (unsigned long long)r->seq->request,
-                td_log_quote(q, sizeof q, ev->reason));
+        td_info_limited("kv_push_failed", "req=%llx reason=%s action=fail_attempt",
+                        (unsigned long long)r->seq->request, td_log_quote(q, sizeof q, ev->reason));
         r->xfer_live = false;
         td_worker_end(w, r, TD_ERR_PEER, msg);
         return;
@@ -224,16 +260,19 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r, const stru
 
 static void prefill_xfer_stop(struct td_worker *w, struct td_req *r, const char *why)
 {
-    if (r->seq->finish) td_xfer_finished(w->xfer, r->xfer_id);
-    else td_xfer_cancel(w->xfer, r->xfer_id, why);
+    if (r->seq->finish)
+        td_xfer_finished(w->xfer, r->xfer_id);
+    else
+        td_xfer_cancel(w->xfer, r->xfer_id, why);
 }
 
-/* ---- RPC ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- RPC ------------------------------------------------------------------------------------- */
 
 /* The first token that will be sampled is the last that may be. */
 static bool one_token_left(const Tandem__V1__Sequence *seq)
 {
-    return seq && seq->sampling && seq->n_tokens >= seq->n_prompt && seq->sampling->max_tokens == seq->n_tokens - seq->n_prompt + 1;
+    return seq && seq->sampling && seq->n_tokens >= seq->n_prompt &&
+           seq->sampling->max_tokens == seq->n_tokens - seq->n_prompt + 1;
 }
 
 static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -243,12 +282,15 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     uint32_t block_size = (uint32_t)w->cfg.block_size;
     char why[200];
     if (in->grant.len > TD_XFER_BLOB_MAX || (in->grant.len == 0 && !one_token_left(in->seq))) {
-        snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d, or 0 when one token is left", in->grant.len, TD_XFER_BLOB_MAX);
+        snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d, or 0 when one token is left",
+                 in->grant.len, TD_XFER_BLOB_MAX);
     } else if (in->grant.len == 0 && in->skip_tokens) {
         snprintf(why, sizeof why, "skip_tokens is %u, must be 0 without a grant", in->skip_tokens);
-    } else if (in->skip_tokens % block_size || (in->skip_tokens && in->seq && in->skip_tokens >= in->seq->n_tokens)) {
-        snprintf(why, sizeof why, "skip_tokens is %u, must be a multiple of the block size %u below the %zu tokens", in->skip_tokens, block_size,
-                 in->seq ? in->seq->n_tokens : 0);
+    } else if (in->skip_tokens % block_size ||
+               (in->skip_tokens && in->seq && in->skip_tokens >= in->seq->n_tokens)) {
+        snprintf(why, sizeof why,
+                 "skip_tokens is %u, must be a multiple of the block size %u below the %zu tokens",
+                 in->skip_tokens, block_size, in->seq ? in->seq->n_tokens : 0);
     } else {
         td_fault_point("prefill_accepted");
         td_worker_accept(w, call, in->seq, false, &in->grant, in->skip_tokens / block_size);
@@ -261,21 +303,39 @@ static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 {
     (void)msg;
     (void)ctx;
-    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION, "this is a prefill worker: send Decode to a decode worker", NULL, 0);
+    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION,
+                       "this is a prefill worker: send Decode to a decode worker", NULL, 0);
 }
 
 static const struct td_rpc_method prefill_methods[] = {
-    {.path = "/tandem.v1.Worker/Prefill", .request = &tandem__v1__prefill_request__descriptor, .on_message = on_prefill, .on_end = td_worker_on_end,
+    {.path = "/tandem.v1.Worker/Prefill",
+     .request = &tandem__v1__prefill_request__descriptor,
+     .on_message = on_prefill,
+     .on_end = td_worker_on_end,
      .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Decode", .request = &tandem__v1__decode_request__descriptor, .on_message = on_decode, .on_end = td_worker_on_end,
+    {.path = "/tandem.v1.Worker/Decode",
+     .request = &tandem__v1__decode_request__descriptor,
+     .on_message = on_decode,
+     .on_end = td_worker_on_end,
      .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Abort", .request = &tandem__v1__abort_request__descriptor, .on_message = td_worker_on_abort,
-     .on_end = td_worker_on_abort_end, .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Prove", .request = &tandem__v1__prove_request__descriptor, .on_message = td_worker_on_prove,
-     .on_end = td_worker_on_abort_end, .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Abort",
+     .request = &tandem__v1__abort_request__descriptor,
+     .on_message = td_worker_on_abort,
+     .on_end = td_worker_on_abort_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Prove",
+     .request = &tandem__v1__prove_request__descriptor,
+     .on_message = td_worker_on_prove,
+     .on_end = td_worker_on_abort_end,
+     .on_open = td_worker_on_open},
     {0},
 };
 
-const struct td_worker_role prefill_role = {.name = "prefill", .methods = prefill_methods, .one_token = true,
-                                            .admit = prefill_admit, .stepped = prefill_stepped,
-                                            .xfer_event = prefill_xfer_event, .engine_opened = prefill_engine_opened, .xfer_stop = prefill_xfer_stop};
+const struct td_worker_role prefill_role = {.name = "prefill",
+                                            .methods = prefill_methods,
+                                            .one_token = true,
+                                            .admit = prefill_admit,
+                                            .stepped = prefill_stepped,
+                                            .xfer_event = prefill_xfer_event,
+                                            .engine_opened = prefill_engine_opened,
+                                            .xfer_stop = prefill_xfer_stop};

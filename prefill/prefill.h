@@ -1,4 +1,5 @@
-/* prefill.h - the prefill worker: computes prompts in chunks and pushes their KV into the decode worker's granted blocks as it goes. */
+/* prefill.h - the prefill worker: computes prompts in chunks and pushes their KV into the decode
+ * worker's granted blocks as it goes. */
 #ifndef TD_PREFILL_H
 #define TD_PREFILL_H
 
@@ -8,7 +9,8 @@
 struct prefill_config {
     struct td_worker_config worker;
     uint64_t send_timeout_ms; /* op start -> delivered; else the request fails over */
-    int64_t transfer_parts;   /* groups of layers that are handed over while the next are computed; 0: by their size */
+    int64_t transfer_parts;   /* groups of layers that are handed over while the next are
+                                 computed; 0: by their size */
 };
 
 struct prefill {

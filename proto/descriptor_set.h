@@ -1,4 +1,5 @@
-/* descriptor_set.h - every .proto of this folder as one serialised FileDescriptorSet, made by the build; reflection serves it. */
+/* descriptor_set.h - every .proto of this folder as one serialised FileDescriptorSet, made by
+ * the build; reflection serves it. */
 #ifndef TD_PROTO_DESCRIPTOR_SET_H
 #define TD_PROTO_DESCRIPTOR_SET_H
 

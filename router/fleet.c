@@ -1,8 +1,11 @@
-/* fleet.c - the workers: what they said last, and the channels to them. Who they are is join.c's to find out.
+/* fleet.c - the workers: what they said last, and the channels to them. Who they are is join.c's to
+ * find out.
  *
- * A worker is identified by its stream; one that comes back with the same name or address replaces what was left of its former self - but a second
- * process with the name of one that lives is turned away, else the two would throw each other out for ever. Workers of another model, protocol or KV
- * layout, or whose KV ports speak otherwise (kv_tls, transfer), are turned away with a reason: the router never pairs what cannot exchange blocks. */
+ * A worker is identified by its stream; one that comes back with the same name or address
+ * replaces what was left of its former self - but a second process with the name of one that
+ * lives is turned away, else the two would throw each other out for ever. Workers of another
+ * model, protocol or KV layout, or whose KV ports speak otherwise (kv_tls, transfer), are turned
+ * away with a reason: the router never pairs what cannot exchange blocks. */
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -10,8 +13,8 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "router/router.h"
 
-#define MAX_STEPS 64     /* reports in one snapshot */
-#define MAX_BLOCKS 4096  /* added or evicted by one snapshot: ours tell 256 */
+#define MAX_STEPS 64    /* reports in one snapshot */
+#define MAX_BLOCKS 4096 /* added or evicted by one snapshot: ours tell 256 */
 
 static void conn_free_if_idle(struct worker_conn *w)
 {
@@ -30,7 +33,8 @@ void fleet_gone(struct worker_conn *w, const char *why)
 {
     struct router *r = w->router;
     char q[600];
-    td_log_at_most(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone", "worker=%s role=%s why=%s legs=%u", w->logged_name, w->role_name,
+    td_log_at_most(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone",
+                   "worker=%s role=%s why=%s legs=%u", w->logged_name, w->role_name,
                    td_log_quote(q, sizeof q, w->draining ? "it drained" : why), w->n_legs);
     join_lose_worker(w->join, why);
     w->join = NULL;
@@ -41,88 +45,120 @@ void fleet_gone(struct worker_conn *w, const char *why)
     worker_conn_release(w);
 }
 
-/* The connection is made when a worker joins, not when the first request waits for it; and an address that nobody can dial is told at once. */
+/* The connection is made when a worker joins, not when the first request waits for it; and an
+ * address that nobody can dial is told at once. */
 static void on_warm(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
 {
     (void)call;
     struct worker_conn *w = user;
     char q[600];
     if (res->code != GRPC_STATUS_OK && !w->gone)
-        td_warn_limited("worker_unreachable", "worker=%s address=%s msg=%s", w->logged_name, w->logged_address,
-                        td_log_quote(q, sizeof q, res->details));
+        td_warn_limited("worker_unreachable", "worker=%s address=%s msg=%s", w->logged_name,
+                        w->logged_address, td_log_quote(q, sizeof q, res->details));
     worker_conn_release(w);
 }
 
 static void warm_up(struct worker_conn *w)
 {
-    static const struct td_rpc_client_method method = {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor, false};
+    static const struct td_rpc_client_method method = {
+        "/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor,
+        false};
     static const struct td_rpc_handler handler = {NULL, on_warm};
     Grpc__Health__V1__HealthCheckRequest m = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
     w->n_legs++;
     td_rpc_call_start(w->channel, &method, &m.base, 5000, true, NULL, 0, &handler, w);
 }
 
-/* Two workers whose KV ports can never meet. What is not said (an older worker, shm's TLS) is taken to fit: the transfer itself refuses by name. */
-static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__Hello *h, struct td_err *err)
+/* Two workers whose KV ports can never meet. What is not said (an older worker, shm's TLS) is
+ * taken to fit: the transfer itself refuses by name. */
+static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__Hello *h,
+                                struct td_err *err)
 {
     if (h->kv_tls[0] && w->kv_tls[0] && strcmp(h->kv_tls, w->kv_tls))
         return td_fail(err, TD_ERR_INVALID,
-                       "kv_tls is %s here and %s on %s: KV would never be sent between them; give all workers the same kv_tls, tls_cert, "
+                       "kv_tls is %s here and %s on %s: KV would never be sent between them; give "
+                       "all workers the same kv_tls, tls_cert, "
                        "tls_key and tls_ca",
                        h->kv_tls, w->kv_tls, w->name);
-    bool any = !h->transfer[0] || !w->transfer[0] || !strcmp(h->transfer, "auto") || !strcmp(w->transfer, "auto");
+    bool any = !h->transfer[0] || !w->transfer[0] || !strcmp(h->transfer, "auto") ||
+               !strcmp(w->transfer, "auto");
     if (!any && strcmp(h->transfer, w->transfer))
         return td_fail(err, TD_ERR_INVALID,
-                       "transfer is %s here and %s on %s: KV would never be sent between them; give all workers the same, or auto", h->transfer,
-                       w->transfer, w->name);
+                       "transfer is %s here and %s on %s: KV would never be sent between them; "
+                       "give all workers the same, or auto",
+                       h->transfer, w->transfer, w->name);
     return TD_OK;
 }
 
-td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled, struct td_err *err)
+td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
+                            struct td_err *err)
 {
     if (h->protocol != TD_PROTOCOL_VERSION)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "protocol is %u, this router speaks %d (worker version %s)", h->protocol, TD_PROTOCOL_VERSION,
-                       h->version);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "protocol is %u, this router speaks %d (worker version %s)", h->protocol,
+                       TD_PROTOCOL_VERSION, h->version);
     if (strcmp(h->role, "prefill") && strcmp(h->role, "decode"))
         return td_fail(err, TD_ERR_INVALID, "role is \"%s\", must be prefill or decode", h->role);
-    if (!h->name[0] || strlen(h->name) > 127) return td_fail(err, TD_ERR_INVALID, "name must have 1..127 bytes");
-    if (!h->address[0] || strlen(h->address) > 255) return td_fail(err, TD_ERR_INVALID, "address must have 1..255 bytes");
+    if (!h->name[0] || strlen(h->name) > 127)
+        return td_fail(err, TD_ERR_INVALID, "name must have 1..127 bytes");
+    if (!h->address[0] || strlen(h->address) > 255)
+        return td_fail(err, TD_ERR_INVALID, "address must have 1..255 bytes");
     if (strlen(h->node_class) >= ROUTER_NODE_CLASS_NAME)
-        return td_fail(err, TD_ERR_INVALID, "node_class has %zu bytes, limit %d", strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
-    if (strlen(h->version) > 63) return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
+        return td_fail(err, TD_ERR_INVALID, "node_class has %zu bytes, limit %d",
+                       strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
+    if (strlen(h->version) > 63)
+        return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
     if ((int64_t)h->vocab != r->model.vocab)
-        return td_fail(err, TD_ERR_INVALID, "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of %d: not the same model",
-                       h->model,
-                       h->vocab, r->model_name, r->model.vocab);
+        return td_fail(err, TD_ERR_INVALID,
+                       "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of "
+                       "%d: not the same model",
+                       h->model, h->vocab, r->model_name, r->model.vocab);
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
-        return td_fail(err, TD_ERR_INVALID, "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
-    if ((uint64_t)h->kv_blocks * h->block_size > TD_CORE_MAX_TOKENS || h->max_seqs > TD_CORE_MAX_SEQS)
-        return td_fail(err, TD_ERR_LIMIT, "kv_blocks %u of block_size %u, limit %llu tokens; max_seqs %u, limit %u", h->kv_blocks, h->block_size,
-                       (unsigned long long)TD_CORE_MAX_TOKENS, h->max_seqs, TD_CORE_MAX_SEQS);
+        return td_fail(err, TD_ERR_INVALID,
+                       "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
+    if ((uint64_t)h->kv_blocks * h->block_size > TD_CORE_MAX_TOKENS ||
+        h->max_seqs > TD_CORE_MAX_SEQS)
+        return td_fail(err, TD_ERR_LIMIT,
+                       "kv_blocks %u of block_size %u, limit %llu tokens; max_seqs %u, limit %u",
+                       h->kv_blocks, h->block_size, (unsigned long long)TD_CORE_MAX_TOKENS,
+                       h->max_seqs, TD_CORE_MAX_SEQS);
     if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7)
-        return td_fail(err, TD_ERR_INVALID, "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
+        return td_fail(err, TD_ERR_INVALID,
+                       "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
     uint64_t now = td_now_ns();
     bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
-        if (w->used && !w->gone && !strcmp(w->name, h->name) && w->incarnation != h->incarnation && strcmp(w->address, h->address) &&
+        if (w->used && !w->gone && !strcmp(w->name, h->name) && w->incarnation != h->incarnation &&
+            strcmp(w->address, h->address) &&
             now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
-            return td_fail(err, TD_ERR_INVALID, "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique", h->name, w->address,
-                           w->pid);
-        /* An address is whose process answers there. One that was not asked takes no address from a worker that lives. */
-        if (!dialled && w->used && !w->gone && !strcmp(w->address, h->address) && w->incarnation != h->incarnation &&
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique",
+                h->name, w->address, w->pid);
+        /* An address is whose process answers there. One that was not asked takes no address
+           from a worker that lives. */
+        if (!dialled && w->used && !w->gone && !strcmp(w->address, h->address) &&
+            w->incarnation != h->incarnation &&
             now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
-            return td_fail(err, TD_ERR_INVALID, "address %s belongs to a worker that lives, %s (pid %u)", h->address, w->name, w->pid);
+            return td_fail(err, TD_ERR_INVALID,
+                           "address %s belongs to a worker that lives, %s (pid %u)", h->address,
+                           w->name, w->pid);
         if (w->used && !w->gone && w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
             return td_fail(err, TD_ERR_INVALID,
-                           "KV layout %016llx differs from %s's %016llx: model, dtype, block size and instruction set must agree in one cluster",
-                           (unsigned long long)h->layout_hash, w->name, (unsigned long long)w->layout_hash);
-        if (sends_kv && w->used && !w->gone && strcmp(w->name, h->name) && kv_ports_check(w, h, err)) return err->code;
+                           "KV layout %016llx differs from %s's %016llx: model, dtype, block size "
+                           "and instruction set must agree in one cluster",
+                           (unsigned long long)h->layout_hash, w->name,
+                           (unsigned long long)w->layout_hash);
+        if (sends_kv && w->used && !w->gone && strcmp(w->name, h->name) &&
+            kv_ports_check(w, h, err))
+            return err->code;
     }
     return TD_OK;
 }
 
-/* Sequence numbers start again with a new incarnation; an index is reused only when nothing refers to it. */
+/* Sequence numbers start again with a new incarnation; an index is reused only when nothing
+ * refers to it. */
 static struct worker_conn *conn_new(struct router *r)
 {
     for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
@@ -140,8 +176,8 @@ uint32_t fleet_block_size(const struct router *r)
     return 0;
 }
 
-/* The number of a node class's name: those of the latency table first, then in order of appearance; "" stands for the role. Too many share the
- * last. */
+/* The number of a node class's name: those of the latency table first, then in order of
+ * appearance; "" stands for the role. Too many share the last. */
 static uint32_t node_class_of(struct router *r, const char *name, const char *role)
 {
     if (!name[0]) name = role;
@@ -152,24 +188,29 @@ static uint32_t node_class_of(struct router *r, const char *name, const char *ro
     return r->n_node_classes++;
 }
 
-/* Sums over another number of ranks round differently: such workers exchange KV, but a request that moves between them may go on with other
- * tokens. */
+/* Sums over another number of ranks round differently: such workers exchange KV, but a request
+ * that moves between them may go on with other tokens. */
 static void tell_degrees(const struct router *r, const struct worker_conn *joined)
 {
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
         if (!w->used || w->gone || w == joined || w->tp == joined->tp) continue;
-        td_warn_limited("tp_differs", "worker=%s tp=%u other=%s other_tp=%u action=pair_them", joined->logged_name, joined->tp, w->logged_name,
-                        w->tp);
+        td_warn_limited("tp_differs", "worker=%s tp=%u other=%s other_tp=%u action=pair_them",
+                        joined->logged_name, joined->tp, w->logged_name, w->tp);
         return;
     }
 }
 
-td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel, struct td_err *err)
+td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel,
+                        struct td_err *err)
 {
-    struct td_rpc_channel_config c = {.loop = r->loop, .target = address, .tls = r->use_tls ? &r->tls : NULL,
-                                      .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1, /* given up after twice this */
-                                      .max_message_bytes = 32 << 20}; /* workers' answers: tokens, a grant */
+    struct td_rpc_channel_config c = {.loop = r->loop,
+                                      .target = address,
+                                      .tls = r->use_tls ? &r->tls : NULL,
+                                      /* given up after twice this */
+                                      .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1,
+                                      /* workers' answers: tokens, a grant */
+                                      .max_message_bytes = 32 << 20};
     return td_rpc_channel_create(&c, ret_channel, err);
 }
 
@@ -181,22 +222,26 @@ static void welcome(struct router *r, struct worker_conn *w)
     wel.router_incarnation = r->incarnation;
     wel.protocol = TD_PROTOCOL_VERSION;
     wel.prefix_seed = r->prefix_seed;
-    if (r->id.secret && !td_join_prove_router(r->id.secret, &w->nonces, &wel, mac)) wel.proof = (ProtobufCBinaryData){sizeof mac, mac};
+    if (r->id.secret && !td_join_prove_router(r->id.secret, &w->nonces, &wel, mac))
+        wel.proof = (ProtobufCBinaryData){sizeof mac, mac};
     m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
     m.welcome = &wel;
     td_rpc_call_send(join_call(w->join), &m.base);
 }
 
-struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h, const struct td_join_nonces *nonces,
-                               struct td_rpc_channel *channel, struct td_err *err)
+struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h,
+                               const struct td_join_nonces *nonces, struct td_rpc_channel *channel,
+                               struct td_err *err)
 {
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         struct worker_conn *old = &r->workers[i];
-        if (old->used && !old->gone && (!strcmp(old->name, h->name) || !strcmp(old->address, h->address)))
+        if (old->used && !old->gone &&
+            (!strcmp(old->name, h->name) || !strcmp(old->address, h->address)))
             fleet_gone(old, "replaced by a new registration");
     }
     struct worker_conn *w = conn_new(r);
-    td_status s = w ? TD_OK : td_fail(err, TD_ERR_LIMIT, "the router holds as many workers as it can");
+    td_status s =
+        w ? TD_OK : td_fail(err, TD_ERR_LIMIT, "the router holds as many workers as it can");
     bool dialled = channel != NULL;
     if (!s && !channel) s = fleet_channel(r, h->address, &channel, err);
     if (s) {
@@ -228,14 +273,20 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
     w->n_proofs = 1; /* the dial-back's */
     router_update_max_len(r);
     welcome(r, w);
-    td_info_limited("worker_joined", "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u",
-                    w->logged_name, w->role_name, w->logged_address, w->tp,
-            w->kv_blocks, w->block_size, w->max_model_len);
+    td_info_limited("worker_joined",
+                    "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u",
+                    w->logged_name, w->role_name, w->logged_address, w->tp, w->kv_blocks,
+                    w->block_size, w->max_model_len);
     tell_degrees(r, w);
-    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .worker = w->index, .role = w->role,
-                                           .a = (uint64_t)w->kv_blocks * w->block_size, .b = h->max_seqs, .f = h->one_token,
+    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                           .worker = w->index,
+                                           .role = w->role,
+                                           .a = (uint64_t)w->kv_blocks * w->block_size,
+                                           .b = h->max_seqs,
+                                           .f = h->one_token,
                                            .c = node_class_of(r, h->node_class, h->role),
-                                           .d = h->max_step_tokens, .e = h->kv_bytes_per_token});
+                                           .d = h->max_step_tokens,
+                                           .e = h->kv_bytes_per_token});
     if (!dialled) warm_up(w);
     return w;
 }
@@ -245,8 +296,10 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     uint64_t now = td_now_ns();
     if (now - w->rate_ns > TD_NS_PER_S) { /* rates over the last second or so, smoothed */
         double dt = (double)(now - w->rate_ns) / 1e9;
-        w->prefill_rate = 0.5 * w->prefill_rate + 0.5 * (double)(s->prefill_tokens_total - w->rate_prefill_total) / dt;
-        w->decode_rate = 0.5 * w->decode_rate + 0.5 * (double)(s->decode_tokens_total - w->rate_decode_total) / dt;
+        w->prefill_rate = 0.5 * w->prefill_rate +
+                          0.5 * (double)(s->prefill_tokens_total - w->rate_prefill_total) / dt;
+        w->decode_rate = 0.5 * w->decode_rate +
+                         0.5 * (double)(s->decode_tokens_total - w->rate_decode_total) / dt;
         w->rate_prefill_total = s->prefill_tokens_total;
         w->rate_decode_total = s->decode_tokens_total;
         w->rate_ns = now;
@@ -254,40 +307,56 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     w->snap = *s;
     w->snap.base.n_unknown_fields = 0;
     w->snap.base.unknown_fields = NULL;
-    w->snap.n_steps = w->snap.n_blocks_added = w->snap.n_blocks_evicted = 0; /* the message's own, gone with it */
+    /* the message's own, gone with it */
+    w->snap.n_steps = w->snap.n_blocks_added = w->snap.n_blocks_evicted = 0;
     w->snap.steps = NULL;
     w->snap.blocks_added = w->snap.blocks_evicted = NULL;
     w->snap_ns = now;
     struct router *r = w->router;
-    bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS; /* its blocks are not believed, and this thread is not held up by
-                                                                                      * them */
+    /* its blocks are not believed, and this thread is not held up by them */
+    bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS;
     if (flood)
-        td_warn_limited("blocks_flood", "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks",
-                        w->logged_name, s->n_blocks_added, s->n_blocks_evicted,
-                MAX_BLOCKS);
-    if (s->blocks_reset || flood) router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
+        td_warn_limited("blocks_flood",
+                        "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks",
+                        w->logged_name, s->n_blocks_added, s->n_blocks_evicted, MAX_BLOCKS);
+    if (s->blocks_reset || flood)
+        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
     for (size_t i = 0; i < s->n_blocks_evicted && !flood; i++)
-        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT, .worker = w->index, .a = s->blocks_evicted[i]});
+        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT,
+                                               .worker = w->index,
+                                               .a = s->blocks_evicted[i]});
     for (size_t i = 0; i < s->n_blocks_added && !flood; i++)
-        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .worker = w->index, .a = s->blocks_added[i]});
+        router_event(r, (struct td_core_event){
+                            .kind = TD_EV_BLOCK_ADD, .worker = w->index, .a = s->blocks_added[i]});
     for (size_t i = 0; i < s->n_steps && i < MAX_STEPS; i++)
-        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = w->index, .a = s->steps[i]->prefill_tokens,
+        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                               .worker = w->index,
+                                               .a = s->steps[i]->prefill_tokens,
                                                .b = s->steps[i]->attention_work,
-                                               .c = s->steps[i]->decode_seqs, .d = s->steps[i]->context_tokens, .e = s->steps[i]->wall_us});
-    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w->index, .a = s->seq, .b = (uint64_t)s->kv_held * w->block_size,
-                                           .c = s->tokens_queued, .d = (uint64_t)s->running + s->waiting, .e = s->calls_taken});
+                                               .c = s->steps[i]->decode_seqs,
+                                               .d = s->steps[i]->context_tokens,
+                                               .e = s->steps[i]->wall_us});
+    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                           .worker = w->index,
+                                           .a = s->seq,
+                                           .b = (uint64_t)s->kv_held * w->block_size,
+                                           .c = s->tokens_queued,
+                                           .d = (uint64_t)s->running + s->waiting,
+                                           .e = s->calls_taken});
 }
 
 void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
 {
-    td_info_limited("worker_draining", "worker=%s timeout_ms=%llu", w->logged_name, (unsigned long long)timeout_ms);
+    td_info_limited("worker_draining", "worker=%s timeout_ms=%llu", w->logged_name,
+                    (unsigned long long)timeout_ms);
     w->draining = true;
     router_event(w->router, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
 }
 
-/* ---- status ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- status ---------------------------------------------------------------------------------- */
 
-void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs)
+void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
+                  Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs)
 {
     static const char *const states[] = {"absent", "ready", "suspect", "draining"};
     uint64_t now = td_now_ns();

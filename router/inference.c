@@ -1,4 +1,5 @@
-/* inference.c - the service clients use: checks every field, makes a request of it, and ends its call exactly once. */
+/* inference.c - the service clients use: checks every field, makes a request of it, and ends its
+ * call exactly once. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,12 +14,14 @@
 #include "common/rpc/rpc_status.h"
 #include "router/router.h"
 
-/* ---- input to tokens ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- input to tokens ------------------------------------------------------------------------- */
 
 static td_status check_model(const struct router *r, const char *model, struct td_err *err)
 {
     if (!model[0] || !strcmp(model, r->model_name)) return TD_OK;
-    return td_fail(err, TD_ERR_NOT_FOUND, "model \"%.100s\" is not served here; this cluster serves \"%s\"", model, r->model_name);
+    return td_fail(err, TD_ERR_NOT_FOUND,
+                   "model \"%.100s\" is not served here; this cluster serves \"%s\"", model,
+                   r->model_name);
 }
 
 /* Text that could not fit whatever its tokens are is refused before the tokenizer sees it. */
@@ -26,17 +29,22 @@ static td_status check_text_bytes(const struct router *r, size_t n_bytes, struct
 {
     size_t limit = r->longest_token_bytes * (size_t)router_max_len(r);
     if (n_bytes <= limit) return TD_OK;
-    return td_fail(err, TD_ERR_INVALID, "prompt has %zu bytes; %u tokens of context hold at most %zu", n_bytes, router_max_len(r), limit);
+    return td_fail(err, TD_ERR_INVALID,
+                   "prompt has %zu bytes; %u tokens of context hold at most %zu", n_bytes,
+                   router_max_len(r), limit);
 }
 
-static td_status encode(const struct router *r, const char *text, size_t n_bytes, bool add_special, struct td_token_list *list, struct td_err *err)
+static td_status encode(const struct router *r, const char *text, size_t n_bytes, bool add_special,
+                        struct td_token_list *list, struct td_err *err)
 {
     td_status s = check_text_bytes(r, n_bytes, err);
     if (s) return s;
     uint32_t limit = router_max_len(r);
     s = td_tokenizer_encode(r->tokenizer, text, n_bytes, add_special, limit, list, err);
     if (s == TD_ERR_LIMIT)
-        return td_fail(err, TD_ERR_INVALID, "prompt has more than %u tokens, the longest sequence this cluster can hold", limit);
+        return td_fail(err, TD_ERR_INVALID,
+                       "prompt has more than %u tokens, the longest sequence this cluster can hold",
+                       limit);
     if (s) td_err_prefix(err, "prompt");
     return s;
 }
@@ -44,7 +52,9 @@ static td_status encode(const struct router *r, const char *text, size_t n_bytes
 static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struct td_err *err)
 {
     if (strcmp(m->role, "system") && strcmp(m->role, "user") && strcmp(m->role, "assistant"))
-        return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].role is \"%.40s\", must be system, user or assistant", i, m->role);
+        return td_fail(err, TD_ERR_INVALID,
+                       "chat.messages[%zu].role is \"%.40s\", must be system, user or assistant", i,
+                       m->role);
     if (m->content.len && !td_rpc_utf8_valid(m->content.data, m->content.len))
         return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].content is not valid UTF-8", i);
     return TD_OK;
@@ -54,13 +64,15 @@ enum { MAX_CHAT_MESSAGES = 4096 };
 
 /* Told before a message is unpacked: a million chat messages of four bytes would become 200 MB. */
 static struct td_rpc_field_limit input_limits[] = {
-    {&tandem__v1__generate_request__descriptor, 0, UINT32_MAX, ""}, /* on the way to the others: no field is 0 */
+    /* on the way to the others: no field is 0 */
+    {&tandem__v1__generate_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__tokenize_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__chat__descriptor, 1, MAX_CHAT_MESSAGES, "chat.messages"},
     {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
     {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
     {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
-    {&tandem__v1__token_ids__descriptor, 1, UINT32_MAX, "token_ids"}, /* the last: by the context's length */
+    /* the last: by the context's length */
+    {&tandem__v1__token_ids__descriptor, 1, UINT32_MAX, "token_ids"},
     {0},
 };
 
@@ -69,11 +81,13 @@ void inference_update_limits(const struct router *r)
     input_limits[sizeof input_limits / sizeof *input_limits - 2].max = router_max_len(r);
 }
 
-static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat, struct td_token_list *list, struct td_err *err)
+static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat,
+                             struct td_token_list *list, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
     if (chat->n_messages > MAX_CHAT_MESSAGES)
-        return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit %d", chat->n_messages, MAX_CHAT_MESSAGES);
+        return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit %d",
+                       chat->n_messages, MAX_CHAT_MESSAGES);
     struct td_chat_message *m = calloc(chat->n_messages, sizeof *m);
     if (!m) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu messages", chat->n_messages);
     size_t total = 0;
@@ -86,8 +100,11 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
     char *text = NULL;
     size_t n_bytes = 0;
     td_status s = check_text_bytes(r, total, err);
-    for (size_t i = 0; !s && i < chat->n_messages; i++) s = check_message(i, chat->messages[i], err);
-    if (!s) s = td_chat_template_render(r->chat, m, chat->n_messages, !chat->no_generation_prompt, &text, &n_bytes, err);
+    for (size_t i = 0; !s && i < chat->n_messages; i++)
+        s = check_message(i, chat->messages[i], err);
+    if (!s)
+        s = td_chat_template_render(r->chat, m, chat->n_messages, !chat->no_generation_prompt,
+                                    &text, &n_bytes, err);
     free(m);
     if (s) return s;
     s = encode(r, text, n_bytes, false, list, err);
@@ -95,21 +112,25 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
     return s;
 }
 
-static td_status prompt_tokens(const struct router *r, const ProtobufCBinaryData *prompt, bool add_special, struct td_token_list *list,
-                               struct td_err *err)
+static td_status prompt_tokens(const struct router *r, const ProtobufCBinaryData *prompt,
+                               bool add_special, struct td_token_list *list, struct td_err *err)
 {
     if (prompt->len == 0) return td_fail(err, TD_ERR_INVALID, "prompt is empty");
     return encode(r, (const char *)prompt->data, prompt->len, add_special, list, err);
 }
 
-static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *in, struct td_token_list *list, struct td_err *err)
+static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *in,
+                            struct td_token_list *list, struct td_err *err)
 {
     if (in->n_ids == 0) return td_fail(err, TD_ERR_INVALID, "token_ids is empty");
     if (in->n_ids >= router_max_len(r))
-        return td_fail(err, TD_ERR_INVALID, "token_ids has %zu ids, must be below the longest sequence, %u", in->n_ids, router_max_len(r));
+        return td_fail(err, TD_ERR_INVALID,
+                       "token_ids has %zu ids, must be below the longest sequence, %u", in->n_ids,
+                       router_max_len(r));
     for (size_t i = 0; i < in->n_ids; i++)
         if (in->ids[i] < 0 || in->ids[i] >= r->model.vocab)
-            return td_fail(err, TD_ERR_INVALID, "token_ids[%zu] is %d, must be 0..%d", i, in->ids[i], r->model.vocab - 1);
+            return td_fail(err, TD_ERR_INVALID, "token_ids[%zu] is %d, must be 0..%d", i,
+                           in->ids[i], r->model.vocab - 1);
     list->ids = malloc(in->n_ids * sizeof *list->ids);
     if (!list->ids) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens", in->n_ids);
     memcpy(list->ids, in->ids, in->n_ids * sizeof *list->ids);
@@ -117,26 +138,37 @@ static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *
     return TD_OK;
 }
 
-static td_status input_tokens(const struct router *r, const Tandem__V1__GenerateRequest *in, struct td_token_list *list, struct td_err *err)
+static td_status input_tokens(const struct router *r, const Tandem__V1__GenerateRequest *in,
+                              struct td_token_list *list, struct td_err *err)
 {
     td_status s;
     switch (in->input_case) {
-    case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT: s = prompt_tokens(r, &in->prompt, !in->no_special_tokens, list, err); break;
-    case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT: s = chat_tokens(r, in->chat, list, err); break;
-    case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS: s = ids_tokens(r, in->token_ids, list, err); break;
-    default: return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt, chat or token_ids");
+    case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT:
+        s = prompt_tokens(r, &in->prompt, !in->no_special_tokens, list, err);
+        break;
+    case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
+        s = chat_tokens(r, in->chat, list, err);
+        break;
+    case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
+        s = ids_tokens(r, in->token_ids, list, err);
+        break;
+    default:
+        return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt, chat or token_ids");
     }
     if (s) return s;
     if (list->n == 0) return td_fail(err, TD_ERR_INVALID, "the prompt has no tokens");
     if (list->n >= router_max_len(r))
-        return td_fail(err, TD_ERR_INVALID, "the prompt has %zu tokens, must be below the longest sequence this cluster can hold, %u", list->n,
-                       router_max_len(r));
+        return td_fail(err, TD_ERR_INVALID,
+                       "the prompt has %zu tokens, must be below the longest sequence this cluster "
+                       "can hold, %u",
+                       list->n, router_max_len(r));
     return TD_OK;
 }
 
-/* ---- sampling and stop conditions ------------------------------------------------------------------------------------------------------------ */
+/* ---- sampling and stop conditions ------------------------------------------------------------ */
 
-static td_status fill_sampling(const struct router *r, struct request_state *q, const Tandem__V1__Sampling *in, struct td_err *err)
+static td_status fill_sampling(const struct router *r, struct request_state *q,
+                               const Tandem__V1__Sampling *in, struct td_err *err)
 {
     static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
     if (!in) in = &none;
@@ -146,21 +178,26 @@ static td_status fill_sampling(const struct router *r, struct request_state *q, 
     s->top_k = in->has_top_k_case ? in->top_k : r->model.top_k;
     s->top_p = in->has_top_p_case ? in->top_p : r->model.top_p;
     s->min_p = in->has_min_p_case ? in->min_p : r->model.min_p;
-    s->repetition_penalty = in->has_repetition_penalty_case ? in->repetition_penalty : r->model.repetition_penalty;
+    s->repetition_penalty =
+        in->has_repetition_penalty_case ? in->repetition_penalty : r->model.repetition_penalty;
     s->presence_penalty = in->presence_penalty;
     s->frequency_penalty = in->frequency_penalty;
     s->seed = in->has_seed_case ? in->seed : td_random_u64();
     s->n_logprobs = in->has_logprobs_case ? in->logprobs : -1;
     if (in->has_logprobs_case && in->logprobs < 0)
-        return td_fail(err, TD_ERR_INVALID, "sampling.logprobs is %d, must be 0..%d", in->logprobs, TD_MAX_TOP_LOGPROBS);
-    if (in->n > 1) return td_fail(err, TD_ERR_INVALID, "sampling.n is %u, only 1 is supported", in->n);
+        return td_fail(err, TD_ERR_INVALID, "sampling.logprobs is %d, must be 0..%d", in->logprobs,
+                       TD_MAX_TOP_LOGPROBS);
+    if (in->n > 1)
+        return td_fail(err, TD_ERR_INVALID, "sampling.n is %u, only 1 is supported", in->n);
     q->want_logprobs = s->n_logprobs >= 0;
     if (in->n_logit_bias > TD_MAX_LOGIT_BIAS)
-        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d", in->n_logit_bias, TD_MAX_LOGIT_BIAS);
+        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
+                       in->n_logit_bias, TD_MAX_LOGIT_BIAS);
     if (in->n_logit_bias) {
         s->logit_bias = calloc(in->n_logit_bias, sizeof *s->logit_bias);
         q->bias_store = calloc(in->n_logit_bias, sizeof *q->bias_store);
-        if (!s->logit_bias || !q->bias_store) return td_fail(err, TD_ERR_AGAIN, "no memory for logit_bias");
+        if (!s->logit_bias || !q->bias_store)
+            return td_fail(err, TD_ERR_AGAIN, "no memory for logit_bias");
         for (size_t i = 0; i < in->n_logit_bias; i++) {
             tandem__v1__logit_bias__init(&q->bias_store[i]);
             q->bias_store[i].token = in->logit_bias[i]->token;
@@ -170,48 +207,63 @@ static td_status fill_sampling(const struct router *r, struct request_state *q, 
         s->n_logit_bias = in->n_logit_bias;
     }
     struct td_logit_bias bias[TD_MAX_LOGIT_BIAS];
-    for (size_t i = 0; i < s->n_logit_bias; i++) bias[i] = (struct td_logit_bias){s->logit_bias[i]->token, s->logit_bias[i]->bias};
-    struct td_sampling check = {.temperature = s->temperature, .top_k = s->top_k, .top_p = s->top_p, .min_p = s->min_p,
-                                .repetition_penalty = s->repetition_penalty, .presence_penalty = s->presence_penalty,
-                                .frequency_penalty = s->frequency_penalty, .seed = s->seed, .n_logprobs = s->n_logprobs, .logit_bias = bias,
+    for (size_t i = 0; i < s->n_logit_bias; i++)
+        bias[i] = (struct td_logit_bias){s->logit_bias[i]->token, s->logit_bias[i]->bias};
+    struct td_sampling check = {.temperature = s->temperature,
+                                .top_k = s->top_k,
+                                .top_p = s->top_p,
+                                .min_p = s->min_p,
+                                .repetition_penalty = s->repetition_penalty,
+                                .presence_penalty = s->presence_penalty,
+                                .frequency_penalty = s->frequency_penalty,
+                                .seed = s->seed,
+                                .n_logprobs = s->n_logprobs,
+                                .logit_bias = bias,
                                 .n_logit_bias = (int32_t)s->n_logit_bias};
     td_status st = td_sampling_check(&check, r->model.vocab, err);
     return st ? td_err_prefix(err, "sampling") : TD_OK;
 }
 
-static td_status fill_stop(const struct router *r, struct request_state *q, const Tandem__V1__StopConditions *in, size_t n_prompt, struct td_err *err)
+static td_status fill_stop(const struct router *r, struct request_state *q,
+                           const Tandem__V1__StopConditions *in, size_t n_prompt,
+                           struct td_err *err)
 {
     static const Tandem__V1__StopConditions none = TANDEM__V1__STOP_CONDITIONS__INIT;
     if (!in) in = &none;
     int64_t room = (int64_t)router_max_len(r) - (int64_t)n_prompt;
     int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : room;
     if (max_tokens < 1 || max_tokens > room)
-        return td_fail(err, TD_ERR_INVALID, "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)",
-                       (long long)max_tokens,
-                       (long long)room, router_max_len(r), n_prompt);
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)",
+            (long long)max_tokens, (long long)room, router_max_len(r), n_prompt);
     q->max_tokens = (uint64_t)max_tokens;
     q->spec.max_tokens = (uint32_t)max_tokens;
     size_t n_eos = in->ignore_eos ? 0 : (size_t)r->model.n_eos;
     if (in->n_stop_token_ids + n_eos > TD_MAX_STOP_TOKENS)
-        return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids has %zu ids, limit %zu", in->n_stop_token_ids, TD_MAX_STOP_TOKENS - n_eos);
+        return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids has %zu ids, limit %zu",
+                       in->n_stop_token_ids, TD_MAX_STOP_TOKENS - n_eos);
     q->spec.stop_token_ids = calloc(in->n_stop_token_ids + n_eos + 1, sizeof(int32_t));
     if (!q->spec.stop_token_ids) return td_fail(err, TD_ERR_AGAIN, "no memory for stop_token_ids");
     for (size_t i = 0; i < in->n_stop_token_ids; i++) {
         int32_t id = in->stop_token_ids[i];
         if (id < 0 || id >= r->model.vocab)
-            return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids[%zu] is %d, must be 0..%d", i, id, r->model.vocab - 1);
+            return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids[%zu] is %d, must be 0..%d", i,
+                           id, r->model.vocab - 1);
         q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = id;
     }
-    for (size_t i = 0; i < n_eos; i++) q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = r->model.eos_ids[i];
+    for (size_t i = 0; i < n_eos; i++)
+        q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = r->model.eos_ids[i];
     for (size_t i = 0; i < in->n_stop; i++) {
-        if (!td_rpc_utf8_valid(in->stop[i].data, in->stop[i].len)) return td_fail(err, TD_ERR_INVALID, "stop.stop[%zu] is not valid UTF-8", i);
+        if (!td_rpc_utf8_valid(in->stop[i].data, in->stop[i].len))
+            return td_fail(err, TD_ERR_INVALID, "stop.stop[%zu] is not valid UTF-8", i);
         td_status s = stop_matcher_add(&q->stop, in->stop[i].data, in->stop[i].len, err);
         if (s) return td_err_prefix(err, "stop");
     }
     return TD_OK;
 }
 
-/* ---- life of a request_state ------------------------------------------------------------------------------------------------------------------- */
+/* ---- life of a request_state ----------------------------------------------------------------- */
 
 static void request_free(struct router *r, struct request_state *q)
 {
@@ -236,54 +288,71 @@ static void request_free(struct router *r, struct request_state *q)
     }
 }
 
-static td_status request_fill(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in, struct td_err *err)
+static td_status request_fill(struct router *r, struct request_state *q,
+                              const Tandem__V1__GenerateRequest *in, struct td_err *err)
 {
     struct td_token_list list = {0};
     td_status s = check_model(r, in->model, err);
     if (!s && strlen(in->request_id) >= sizeof q->name)
-        s = td_fail(err, TD_ERR_INVALID, "request_id has %zu bytes, limit %zu", strlen(in->request_id), sizeof q->name - 1);
+        s = td_fail(err, TD_ERR_INVALID, "request_id has %zu bytes, limit %zu",
+                    strlen(in->request_id), sizeof q->name - 1);
     if (!s) s = input_tokens(r, in, &list, err);
     if (!s) s = fill_sampling(r, q, in->sampling, err);
     if (!s) s = fill_stop(r, q, in->stop, list.n, err);
     if (!s) {
         q->tokens = malloc((list.n + q->max_tokens) * sizeof *q->tokens);
-        if (!q->tokens) s = td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens", list.n + (size_t)q->max_tokens);
+        if (!q->tokens)
+            s = td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens",
+                        list.n + (size_t)q->max_tokens);
     }
     if (!s) {
         memcpy(q->tokens, list.ids, list.n * sizeof *list.ids);
         q->n_tokens = q->n_prompt = (uint32_t)list.n;
-        size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about leading spaces */
-        s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix, !in->skip_special_tokens_off, &q->detok);
-        if (s == TD_ERR_LIMIT) td_fail(err, s, "the prompt's last tokens: tokenizer.json's decoder makes too much text of them");
-        else if (s) td_fail(err, s, "no memory for the detokenizer");
+        size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
+                                                        leading spaces */
+        s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
+                                  !in->skip_special_tokens_off, &q->detok);
+        if (s == TD_ERR_LIMIT)
+            td_fail(
+                err, s,
+                "the prompt's last tokens: tokenizer.json's decoder makes too much text of them");
+        else if (s)
+            td_fail(err, s, "no memory for the detokenizer");
     }
     td_token_list_free(&list);
     return s;
 }
 
-/* ---- objectives and prefixes ------------------------------------------------------------------------------------------------------------- */
+/* ---- objectives and prefixes ----------------------------------------------------------------- */
 
-static td_status objective_us(const char *name, bool given, double ms, uint64_t *ret_us, struct td_err *err)
+static td_status objective_us(const char *name, bool given, double ms, uint64_t *ret_us,
+                              struct td_err *err)
 {
     *ret_us = 0;
     if (!given) return TD_OK;
-    if (!(ms > 0 && ms <= 1e9)) return td_fail(err, TD_ERR_INVALID, "objectives.%s is %g, must be above 0 and up to 1e9 ms", name, ms);
+    if (!(ms > 0 && ms <= 1e9))
+        return td_fail(err, TD_ERR_INVALID, "objectives.%s is %g, must be above 0 and up to 1e9 ms",
+                       name, ms);
     *ret_us = ms * 1000 < 1 ? 1 : (uint64_t)(ms * 1000);
     return TD_OK;
 }
 
-/* Class, tenant, objectives and priority into the event, and into the ledger as they were understood. who: the caller by the table of tenants, or
- * NULL. */
-static td_status fill_objectives(struct router *r, struct request_state *q, const Tandem__V1__GenerateRequest *in,
-                                 const struct router_tenant *who, struct td_core_event *e, struct td_err *err)
+/* Class, tenant, objectives and priority into the event, and into the ledger as they were
+ * understood. who: the caller by the table of tenants, or NULL. */
+static td_status fill_objectives(struct router *r, struct request_state *q,
+                                 const Tandem__V1__GenerateRequest *in,
+                                 const struct router_tenant *who, struct td_core_event *e,
+                                 struct td_err *err)
 {
     uint32_t slo_class = 0;
     const char *tenant = who ? who->name : in->tenant;
     td_status s = router_class_find(&r->core_cfg, in->slo_class, &slo_class, err);
     if (who && !in->slo_class[0]) slo_class = who->first_class;
     if (!s && strlen(in->cache_salt) > ROUTER_MAX_CACHE_SALT_BYTES)
-        s = td_fail(err, TD_ERR_INVALID, "cache_salt has %zu bytes, limit %d", strlen(in->cache_salt), ROUTER_MAX_CACHE_SALT_BYTES);
-    if (!s && (in->priority < -100 || in->priority > 100)) s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
+        s = td_fail(err, TD_ERR_INVALID, "cache_salt has %zu bytes, limit %d",
+                    strlen(in->cache_salt), ROUTER_MAX_CACHE_SALT_BYTES);
+    if (!s && (in->priority < -100 || in->priority > 100))
+        s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
     const Tandem__V1__Objectives *o = in->objectives;
     if (!s && o) s = objective_us("ttft_ms", o->has_ttft_ms_case, o->ttft_ms, &e->e, err);
     if (!s && o) s = objective_us("tpot_ms", o->has_tpot_ms_case, o->tpot_ms, &e->f, err);
@@ -307,52 +376,67 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
     if (!block || q->n_prompt < block) return;
     size_t n = q->n_prompt / block;
     if (n > r->max_all_hashes) {
-        uint64_t *more = realloc(r->all_hashes, n * sizeof *more); /* grows to the longest prompt seen, which the context bounds */
+        /* grows to the longest prompt seen, which the context bounds */
+        uint64_t *more = realloc(r->all_hashes, n * sizeof *more);
         if (!more) return;
         r->all_hashes = more;
         r->max_all_hashes = n;
     }
-    n = td_prefix_hashes(q->tokens, q->n_prompt, block, td_prefix_seed(r->prefix_seed, q->salt), r->all_hashes, n);
+    n = td_prefix_hashes(q->tokens, q->n_prompt, block, td_prefix_seed(r->prefix_seed, q->salt),
+                         r->all_hashes, n);
     size_t stride = (n + TD_CORE_MAX_HASHES - 1) / TD_CORE_MAX_HASHES;
     for (size_t i = stride; i <= n; i += stride) r->hashes[e->n_hashes++] = r->all_hashes[i - 1];
     e->hashes = r->hashes;
     e->hash_tokens = block * (uint32_t)stride;
 }
 
-/* ---- whose it is --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- whose it is ----------------------------------------------------------------------------- */
 
-static bool certificate_is(void *call, const struct td_peer_names *names) { return td_identity_peer_is(call, names); }
+static bool certificate_is(void *call, const struct td_peer_names *names)
+{
+    return td_identity_peer_is(call, names);
+}
 
-/* Without a table of tenants everybody is who he says. With one: *ret_tenant, or the call is finished and the answer is false. The field is a
- * GenerateRequest's; other calls claim nothing. */
-static bool know_caller(struct router *r, struct td_rpc_call *call, const char *claimed, const char *slo_class,
-                        const struct router_tenant **ret_tenant)
+/* Without a table of tenants everybody is who he says. With one: *ret_tenant, or the call is
+ * finished and the answer is false. The field is a GenerateRequest's; other calls claim nothing. */
+static bool know_caller(struct router *r, struct td_rpc_call *call, const char *claimed,
+                        const char *slo_class, const struct router_tenant **ret_tenant)
 {
     struct td_err err = {0};
     enum router_tenant_verdict v = ROUTER_TENANT_OK;
     *ret_tenant = NULL;
     if (strlen(claimed) > ROUTER_MAX_TENANT_BYTES) {
-        td_fail(&err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(claimed), ROUTER_MAX_TENANT_BYTES);
+        td_fail(&err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(claimed),
+                ROUTER_MAX_TENANT_BYTES);
         td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, err.msg, NULL, 0);
         return false;
     }
     if (!r->tenants) return true;
-    struct router_caller caller = {.authorization = td_rpc_call_metadata(call, "authorization"), .claimed = claimed, .arg = call,
-                                   .certificate_is = td_rpc_call_peer_verified(call) ? certificate_is : NULL};
+    struct router_caller caller = {.authorization = td_rpc_call_metadata(call, "authorization"),
+                                   .claimed = claimed,
+                                   .arg = call,
+                                   .certificate_is =
+                                       td_rpc_call_peer_verified(call) ? certificate_is : NULL};
     v = router_tenant_of(r->tenants, &caller, ret_tenant, &err);
     uint32_t slo_index = 0;
-    if (v == ROUTER_TENANT_OK && slo_class[0] && !router_class_find(&r->core_cfg, slo_class, &slo_index, NULL) &&
+    if (v == ROUTER_TENANT_OK && slo_class[0] &&
+        !router_class_find(&r->core_cfg, slo_class, &slo_index, NULL) &&
         !((*ret_tenant)->classes >> slo_index & 1)) {
-        td_fail(&err, TD_ERR_INVALID, "slo_class is \"%.40s\", which tenant \"%s\" may not use", slo_class, (*ret_tenant)->name);
+        td_fail(&err, TD_ERR_INVALID, "slo_class is \"%.40s\", which tenant \"%s\" may not use",
+                slo_class, (*ret_tenant)->name);
         v = ROUTER_TENANT_DENIED;
     }
     if (v == ROUTER_TENANT_OK) return true;
-    td_rpc_call_finish(call, v == ROUTER_TENANT_UNKNOWN ? GRPC_STATUS_UNAUTHENTICATED : GRPC_STATUS_PERMISSION_DENIED, err.msg, NULL, 0);
+    td_rpc_call_finish(call,
+                       v == ROUTER_TENANT_UNKNOWN ? GRPC_STATUS_UNAUTHENTICATED
+                                                  : GRPC_STATUS_PERMISSION_DENIED,
+                       err.msg, NULL, 0);
     td_metric_add(v == ROUTER_TENANT_UNKNOWN ? r->m->tenants_unknown : r->m->tenants_denied, 1);
     uint32_t n_dropped;
     if (td_log_pace_due(&r->tenant_pace, &n_dropped)) {
         char q[1100];
-        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", td_rpc_call_peer(call), n_dropped, td_log_quote(q, sizeof q, err.msg));
+        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", td_rpc_call_peer(call), n_dropped,
+                td_log_quote(q, sizeof q, err.msg));
     }
     return false;
 }
@@ -373,7 +457,8 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     }
     if (r->n_free_slots == 0) {
         struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "max_requests requests are live on this router", &retry, 1);
+        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                           "max_requests requests are live on this router", &retry, 1);
         return;
     }
     struct request_state *q = &r->requests[r->free_slots[--r->n_free_slots]];
@@ -396,8 +481,10 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     q->id = ++r->next_id;
     q->number = td_random_u64();
     q->return_token_ids = in->return_token_ids;
-    if (in->request_id[0]) snprintf(q->name, sizeof q->name, "%s", in->request_id);
-    else snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
+    if (in->request_id[0])
+        snprintf(q->name, sizeof q->name, "%s", in->request_id);
+    else
+        snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(r->m->prompt_tokens, q->n_prompt);
     q->call = call;
@@ -419,17 +506,22 @@ static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     if (!q || !q->live || q->call != call) return;
     uint32_t slot = q->slot;
     uint64_t id = q->id;
-    td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt);
+    td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
+                    q->n_tokens - q->n_prompt);
     td_metric_add(r->m->cancelled, 1);
     router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL, .slot = slot, .id = id});
     request_free(r, q);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
-static uint64_t us_between(uint64_t from_ns, uint64_t to_ns) { return from_ns && to_ns > from_ns ? (to_ns - from_ns) / TD_NS_PER_US : 0; }
+static uint64_t us_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return from_ns && to_ns > from_ns ? (to_ns - from_ns) / TD_NS_PER_US : 0;
+}
 
-/* Makes the first five stages add up to ttft_us exactly: what neither worker measured is rpc_us (I6). */
+/* Makes the first five stages add up to ttft_us exactly: what neither worker measured is rpc_us
+ * (I6). */
 static void close_ledger(struct router *r, struct request_state *q)
 {
     Tandem__V1__Ledger *l = &q->ledger;
@@ -440,10 +532,12 @@ static void close_ledger(struct router *r, struct request_state *q)
     uint64_t known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
     if (known > l->ttft_us) { /* microsecond rounding of four spans: take it off the longest */
         uint64_t over = known - l->ttft_us;
-        uint64_t *longest = l->prefill_us >= l->prefill_queue_us ? &l->prefill_us : &l->prefill_queue_us;
+        uint64_t *longest =
+            l->prefill_us >= l->prefill_queue_us ? &l->prefill_us : &l->prefill_queue_us;
         *longest -= over < *longest ? over : *longest;
         known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
-        if (known > l->ttft_us) { /* stages of different attempts: nothing finer than the total can be said */
+        if (known > l->ttft_us) { /* stages of different attempts: nothing finer than the total
+                                     can be said */
             l->router_queue_us = l->ttft_us;
             l->reserve_us = l->prefill_queue_us = l->prefill_us = 0;
             known = l->ttft_us;
@@ -464,7 +558,8 @@ static void observe(struct router *r, const struct request_state *q)
     uint32_t n_out = q->n_tokens - q->n_prompt;
     td_metric_observe(m->ttft, (double)l->ttft_us / 1e6);
     td_metric_observe(m->e2e, (double)l->e2e_us / 1e6);
-    if (n_out > 1) td_metric_observe(m->tpot, (double)us_between(q->first_ns, q->last_ns) / 1e6 / (n_out - 1));
+    if (n_out > 1)
+        td_metric_observe(m->tpot, (double)us_between(q->first_ns, q->last_ns) / 1e6 / (n_out - 1));
     td_metric_observe(m->queue, (double)l->router_queue_us / 1e6);
     td_metric_observe(m->reserve, (double)l->reserve_us / 1e6);
     td_metric_observe(m->prefill_queue, (double)l->prefill_queue_us / 1e6);
@@ -483,7 +578,8 @@ void request_complete(struct router *r, struct request_state *q)
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     Tandem__V1__Usage usage = TANDEM__V1__USAGE__INIT;
     char reason[32];
-    if (q->stop.matched < 0) { /* what was held back is output after all, unless it completes a stop string */
+    if (q->stop.matched < 0) { /* what was held back is output after all, unless it completes a
+                                  stop string */
         td_detokenizer_finish(q->detok, &text, &n_text);
         if (stop_matcher_push(&q->stop, text, n_text, &tail, &n_tail)) {
             q->finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
@@ -512,39 +608,47 @@ void request_complete(struct router *r, struct request_state *q)
     const Tandem__V1__Ledger *l = &q->ledger;
     char ledger[1024];
     snprintf(ledger, sizeof ledger,
-             "router_queue_us=%llu;reserve_us=%llu;prefill_queue_us=%llu;prefill_us=%llu;rpc_us=%llu;ttft_us=%llu;transfer_us=%llu;"
-             "transfer_exposed_us=%llu;decode_queue_us=%llu;first_step_us=%llu;e2e_us=%llu;transfer_bytes=%llu;preemptions=%u;failovers=%u;"
-             "predicted_ttft_us=%llu;predicted_tpot_us=%llu;slo_ttft_us=%llu;slo_tpot_us=%llu;slo_class=%s;transfer_path=%s;mode=%s",
-             (unsigned long long)l->router_queue_us, (unsigned long long)l->reserve_us, (unsigned long long)l->prefill_queue_us,
-             (unsigned long long)l->prefill_us, (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us, (unsigned long long)l->transfer_us,
-             (unsigned long long)l->transfer_exposed_us, (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
-             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions, l->failovers,
-             (unsigned long long)l->predicted_ttft_us, (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
-             (unsigned long long)l->slo_tpot_us,
-             l->slo_class, l->transfer_path, l->mode);
+             "router_queue_us=%llu;reserve_us=%llu;prefill_queue_us=%llu;prefill_us=%llu;rpc_us=%"
+             "llu;ttft_us=%llu;transfer_us=%llu;"
+             "transfer_exposed_us=%llu;decode_queue_us=%llu;first_step_us=%llu;e2e_us=%llu;"
+             "transfer_bytes=%llu;preemptions=%u;failovers=%u;"
+             "predicted_ttft_us=%llu;predicted_tpot_us=%llu;slo_ttft_us=%llu;slo_tpot_us=%llu;slo_"
+             "class=%s;transfer_path=%s;mode=%s",
+             (unsigned long long)l->router_queue_us, (unsigned long long)l->reserve_us,
+             (unsigned long long)l->prefill_queue_us, (unsigned long long)l->prefill_us,
+             (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us,
+             (unsigned long long)l->transfer_us, (unsigned long long)l->transfer_exposed_us,
+             (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
+             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions,
+             l->failovers, (unsigned long long)l->predicted_ttft_us,
+             (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
+             (unsigned long long)l->slo_tpot_us, l->slo_class, l->transfer_path, l->mode);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     td_rpc_call_finish(q->call, GRPC_STATUS_OK, NULL, &md, 1);
-    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u", q->logged_name, q->n_prompt,
-             q->n_tokens - q->n_prompt,
-             (unsigned long long)l->ttft_us, (unsigned long long)l->e2e_us, l->failovers);
+    td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
+             q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt, (unsigned long long)l->ttft_us,
+             (unsigned long long)l->e2e_us, l->failovers);
     request_free(r, q);
 }
 
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
     char details[1200], retry[32], quoted[600];
-    if (q->last_error[0]) snprintf(details, sizeof details, "%s (%s)", a->reason, q->last_error);
-    else snprintf(details, sizeof details, "%s", a->reason);
+    if (q->last_error[0])
+        snprintf(details, sizeof details, "%s (%s)", a->reason, q->last_error);
+    else
+        snprintf(details, sizeof details, "%s", a->reason);
     snprintf(retry, sizeof retry, "%u", a->retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
     td_rpc_call_finish(q->call, (grpc_status_code)a->code, details, &md, a->retry_ms ? 1 : 0);
-    td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name, a->code,
-                    td_log_quote(quoted, sizeof quoted, details), q->n_prompt, q->n_tokens - q->n_prompt);
+    td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
+                    a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
+                    q->n_tokens - q->n_prompt);
     td_metric_add(r->m->failed, 1);
     request_free(r, q);
 }
 
-/* ---- the small methods ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the small methods ----------------------------------------------------------------------- */
 
 static void on_nothing_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 {
@@ -564,7 +668,8 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_status s = check_model(r, in->model, &err);
     if (!s) {
         if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
-            s = encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len, !in->no_special_tokens, &list, &err);
+            s = encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
+                       !in->no_special_tokens, &list, &err);
         else if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
             s = chat_tokens(r, in->chat, &list, &err);
         else
@@ -603,8 +708,8 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 
 #define CHALLENGE_MS 10000 /* a caller answers it with its next call */
 
-/* Who is told all: members and operators, by certificate or by a proof of the cluster secret; where nobody has an identity, whoever is on this
- * host. */
+/* Who is told all: members and operators, by certificate or by a proof of the cluster secret;
+ * where nobody has an identity, whoever is on this host. */
 static bool may_see_all(const struct router *r, struct td_rpc_call *call)
 {
     const struct td_peer_names *const names[] = {r->operators, r->id.workers, r->id.routers};
@@ -616,11 +721,13 @@ static bool may_see_all(const struct router *r, struct td_rpc_call *call)
     uint8_t challenge[TD_CLUSTER_NONCE_BYTES];
     const char *proof = td_rpc_call_metadata(call, TD_STATUS_PROOF_KEY);
     if (!r->id.secret) return !any_names && td_rpc_call_peer_is_local(call);
-    return proof && td_status_proof_check(r->id.secret, proof, challenge) && td_challenge_check(r->status_key, td_now_ns(), challenge);
+    return proof && td_status_proof_check(r->id.secret, proof, challenge) &&
+           td_challenge_check(r->status_key, td_now_ns(), challenge);
 }
 
 /* A client needs to know whether it is served, not by whom. */
-static void withhold(struct router *r, Tandem__V1__StatusResponse *out, uint8_t challenge[TD_CLUSTER_NONCE_BYTES])
+static void withhold(struct router *r, Tandem__V1__StatusResponse *out,
+                     uint8_t challenge[TD_CLUSTER_NONCE_BYTES])
 {
     for (size_t i = 0; i < out->n_workers; i++) {
         char *role = out->workers[i]->role, *state = out->workers[i]->state;
@@ -655,11 +762,23 @@ static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 }
 
 const struct td_rpc_method inference_methods[] = {
-    {.path = "/tandem.v1.Inference/Generate", .request = &tandem__v1__generate_request__descriptor, .on_message = on_generate,
-     .on_end = on_generate_end, .field_limits = input_limits},
-    {.path = "/tandem.v1.Inference/Tokenize", .request = &tandem__v1__tokenize_request__descriptor, .on_message = on_tokenize,
-     .on_end = on_nothing_end, .field_limits = input_limits},
-    {.path = "/tandem.v1.Inference/Models", .request = &tandem__v1__models_request__descriptor, .on_message = on_models, .on_end = on_nothing_end},
-    {.path = "/tandem.v1.Inference/Status", .request = &tandem__v1__status_request__descriptor, .on_message = on_status, .on_end = on_nothing_end},
+    {.path = "/tandem.v1.Inference/Generate",
+     .request = &tandem__v1__generate_request__descriptor,
+     .on_message = on_generate,
+     .on_end = on_generate_end,
+     .field_limits = input_limits},
+    {.path = "/tandem.v1.Inference/Tokenize",
+     .request = &tandem__v1__tokenize_request__descriptor,
+     .on_message = on_tokenize,
+     .on_end = on_nothing_end,
+     .field_limits = input_limits},
+    {.path = "/tandem.v1.Inference/Models",
+     .request = &tandem__v1__models_request__descriptor,
+     .on_message = on_models,
+     .on_end = on_nothing_end},
+    {.path = "/tandem.v1.Inference/Status",
+     .request = &tandem__v1__status_request__descriptor,
+     .on_message = on_status,
+     .on_end = on_nothing_end},
     {0},
 };

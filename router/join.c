@@ -1,13 +1,16 @@
 /* join.c - who joins: the handshake of a Registry stream, until there is a worker behind it.
  *
- *   stream opened --hello--> [secret: CHALLENGED --proof-->] DIALLED --the address answers with this process's proof--> JOINED
- *        \------- no certificate of a worker, wrong proof, another process at the address, MAX_HANDSHAKE_MS over -------> rejected
+ *   stream opened --hello--> [secret: CHALLENGED --proof-->] DIALLED --the address answers with
+ *       this process's proof--> JOINED
+ *        \------- no certificate of a worker, wrong proof, another process at the address,
+ *        MAX_HANDSHAKE_MS over -------> rejected
  *
- * Nothing is believed before JOINED: no worker is replaced, nothing is placed. What is proved, and how: common/rpc/identity.h. An older worker,
- * whose hello has neither nonce nor key, is taken without dialling back when this router has no secret; it replaces nobody who lives.
+ * Nothing is believed before JOINED: no worker is replaced, nothing is placed. What is proved, and
+ * how: common/rpc/identity.h. An older worker, whose hello has neither nonce nor key, is taken
+ * without dialling back when this router has no secret; it replaces nobody who lives.
  *
- * Streams that are not a worker's yet are at most MAX_JOINS, and a new one ends the oldest of them: a handshake takes milliseconds, so a flood of
- * silent streams does not keep workers out. */
+ * Streams that are not a worker's yet are at most MAX_JOINS, and a new one ends the oldest of
+ * them: a handshake takes milliseconds, so a flood of silent streams does not keep workers out. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,8 +45,10 @@ static void unlist(struct join *j)
     struct router *r = j->router;
     if (!j->prev) return;
     *j->prev = j->next;
-    if (j->next) j->next->prev = j->prev;
-    else r->joins_tail = j->prev;
+    if (j->next)
+        j->next->prev = j->prev;
+    else
+        r->joins_tail = j->prev;
     j->prev = NULL;
     j->next = NULL;
     r->n_joins--;
@@ -71,7 +76,8 @@ static void tell_rejected(struct router *r, struct td_rpc_call *call, const char
     char q[600];
     uint32_t n_dropped;
     if (td_log_pace_due(&r->reject_pace, &n_dropped))
-        td_warn("worker_rejected", "peer=%s dropped=%u reason=%s", td_rpc_call_peer(call), n_dropped, td_log_quote(q, sizeof q, reason));
+        td_warn("worker_rejected", "peer=%s dropped=%u reason=%s", td_rpc_call_peer(call),
+                n_dropped, td_log_quote(q, sizeof q, reason));
 }
 
 static void reject_with(struct join *j, grpc_status_code code, const char *reason)
@@ -87,19 +93,24 @@ static void reject_with(struct join *j, grpc_status_code code, const char *reaso
     over(j);
 }
 
-static void join_reject(struct join *j, const char *reason) { reject_with(j, GRPC_STATUS_FAILED_PRECONDITION, reason); }
+static void join_reject(struct join *j, const char *reason)
+{
+    reject_with(j, GRPC_STATUS_FAILED_PRECONDITION, reason);
+}
 
 void join_lose_worker(struct join *j, const char *why)
 {
     j->worker = NULL;
-    td_rpc_call_finish(j->call, GRPC_STATUS_ABORTED, why, NULL, 0); /* no effect when the stream has ended; else it must not go on unheard */
+    /* no effect when the stream has ended; else it must not go on unheard */
+    td_rpc_call_finish(j->call, GRPC_STATUS_ABORTED, why, NULL, 0);
     over(j);
 }
 
-/* ---- proofs of calls ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- proofs of calls ------------------------------------------------------------------------- */
 
-static size_t call_proof(struct router *r, const struct td_join_nonces *nonces, const char *path, uint64_t request, uint32_t attempt,
-                         uint64_t counter, char text[TD_CALL_PROOF_MAX], struct td_rpc_metadata *ret_metadata)
+static size_t call_proof(struct router *r, const struct td_join_nonces *nonces, const char *path,
+                         uint64_t request, uint32_t attempt, uint64_t counter,
+                         char text[TD_CALL_PROOF_MAX], struct td_rpc_metadata *ret_metadata)
 {
     if (!r->id.secret) return 0;
     td_status s = td_call_prove(r->id.secret, nonces, path, request, attempt, counter, text);
@@ -108,21 +119,25 @@ static size_t call_proof(struct router *r, const struct td_join_nonces *nonces, 
     return 1;
 }
 
-size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, uint32_t attempt, char text[TD_CALL_PROOF_MAX],
-                    struct td_rpc_metadata *ret_metadata)
+size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, uint32_t attempt,
+                    char text[TD_CALL_PROOF_MAX], struct td_rpc_metadata *ret_metadata)
 {
-    return call_proof(w->router, &w->nonces, path, request, attempt, ++w->n_proofs, text, ret_metadata);
+    return call_proof(w->router, &w->nonces, path, request, attempt, ++w->n_proofs, text,
+                      ret_metadata);
 }
 
-/* ---- the handshake -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the handshake --------------------------------------------------------------------------- */
 
 static void take_in(struct join *j, struct td_rpc_channel *channel)
 {
     struct router *r = j->router;
     struct td_err err = {0};
-    td_status s = fleet_hello_check(r, j->hello, channel != NULL, &err); /* again: the fleet may have changed */
-    if (s) td_rpc_channel_destroy(channel);
-    else j->worker = fleet_join(r, j, j->hello, &j->nonces, channel, &err);
+    /* again: the fleet may have changed */
+    td_status s = fleet_hello_check(r, j->hello, channel != NULL, &err);
+    if (s)
+        td_rpc_channel_destroy(channel);
+    else
+        j->worker = fleet_join(r, j, j->hello, &j->nonces, channel, &err);
     if (!j->worker) {
         join_reject(j, err.msg);
         return;
@@ -137,7 +152,8 @@ static void on_proved(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     (void)call;
     struct join *j = user;
     const ProtobufCBinaryData nonce = {sizeof j->dial_nonce, j->dial_nonce};
-    j->proved = td_instance_verify(j->router->id.secret, &j->nonces, &j->hello->instance_key, &nonce, &((const Tandem__V1__ProveResponse *)msg)->mac);
+    j->proved = td_instance_verify(j->router->id.secret, &j->nonces, &j->hello->instance_key,
+                                   &nonce, &((const Tandem__V1__ProveResponse *)msg)->mac);
 }
 
 static void on_dialled(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
@@ -157,16 +173,20 @@ static void on_dialled(struct td_rpc_call *call, const struct td_rpc_result *res
         return;
     }
     if (res->code == GRPC_STATUS_OK) {
-        snprintf(why, sizeof why, "address %s is another process's: who answers there did not say this hello", j->hello->address);
+        snprintf(why, sizeof why,
+                 "address %s is another process's: who answers there did not say this hello",
+                 j->hello->address);
     } else {
         uint32_t n_dropped;
         if (td_log_pace_due(&j->router->unreachable_pace, &n_dropped)) {
             char name[300];
-            td_warn("worker_unreachable", "worker=%s address=%s dropped=%u msg=%s", td_log_quote(name, sizeof name, j->hello->name),
-                    j->hello->address, n_dropped, td_log_quote(q, sizeof q, res->details));
+            td_warn("worker_unreachable", "worker=%s address=%s dropped=%u msg=%s",
+                    td_log_quote(name, sizeof name, j->hello->name), j->hello->address, n_dropped,
+                    td_log_quote(q, sizeof q, res->details));
         }
-        snprintf(why, sizeof why, "the router dialled back %s, the address of the hello, and got code %d: %.500s", j->hello->address, (int)res->code,
-                 res->details);
+        snprintf(why, sizeof why,
+                 "the router dialled back %s, the address of the hello, and got code %d: %.500s",
+                 j->hello->address, (int)res->code, res->details);
     }
     join_reject(j, why);
 }
@@ -174,7 +194,8 @@ static void on_dialled(struct td_rpc_call *call, const struct td_rpc_result *res
 /* The address is asked who is there. Fails at once when nobody listens: the worker comes back. */
 static void dial_back(struct join *j)
 {
-    static const struct td_rpc_client_method method = {"/tandem.v1.Worker/Prove", &tandem__v1__prove_response__descriptor, false};
+    static const struct td_rpc_client_method method = {
+        "/tandem.v1.Worker/Prove", &tandem__v1__prove_response__descriptor, false};
     static const struct td_rpc_handler handler = {on_proved, on_dialled};
     struct router *r = j->router;
     struct td_err err = {0};
@@ -189,7 +210,8 @@ static void dial_back(struct join *j)
     td_cluster_nonce(j->dial_nonce);
     m.nonce = (ProtobufCBinaryData){sizeof j->dial_nonce, j->dial_nonce};
     j->state = JOIN_DIALLED;
-    j->dial = td_rpc_call_start_ref(j->channel, &method, &m.base, DIAL_MS, false, &metadata, n, &handler, j);
+    j->dial = td_rpc_call_start_ref(j->channel, &method, &m.base, DIAL_MS, false, &metadata, n,
+                                    &handler, j);
 }
 
 static bool copy_hello(struct join *j, const Tandem__V1__Hello *h)
@@ -212,7 +234,8 @@ static void take_hello(struct join *j, const Tandem__V1__Hello *h)
         join_reject(j, err.msg);
     } else if (r->id.secret && h->nonce.len != TD_CLUSTER_NONCE_BYTES) {
         reject_with(j, GRPC_STATUS_UNAUTHENTICATED,
-                    "this router takes workers that prove the cluster secret: start the worker with --cluster-secret-file, the same as the router's");
+                    "this router takes workers that prove the cluster secret: start the worker "
+                    "with --cluster-secret-file, the same as the router's");
     } else if (!copy_hello(j, h)) {
         join_reject(j, "the hello is too large");
     } else if (r->id.secret) {
@@ -234,22 +257,29 @@ static void take_hello(struct join *j, const Tandem__V1__Hello *h)
 
 static void take_proof(struct join *j, const ProtobufCBinaryData *mac)
 {
-    if (td_join_verify_worker(j->router->id.secret, &j->nonces, j->hello, mac)) dial_back(j);
+    if (td_join_verify_worker(j->router->id.secret, &j->nonces, j->hello, mac))
+        dial_back(j);
     else
         reject_with(j, GRPC_STATUS_PERMISSION_DENIED,
-                    "the worker does not know this router's cluster secret: the cluster_secret_file of both must hold the same");
+                    "the worker does not know this router's cluster secret: the "
+                    "cluster_secret_file of both must hold the same");
 }
 
-/* ---- the stream ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the stream ------------------------------------------------------------------------------ */
 
 static void on_open(struct td_rpc_call *call, void *ctx)
 {
     struct router *r = ctx;
     if (r->id.workers && !td_identity_peer_is(call, r->id.workers)) {
         bool verified = td_rpc_call_peer_verified(call);
-        const char *why = verified ? "this router takes workers whose certificate holds a name of its tls_worker_names, and the caller's holds none"
-                                   : "this router takes workers that show a certificate, and the caller shows none";
-        td_rpc_call_finish(call, verified ? GRPC_STATUS_PERMISSION_DENIED : GRPC_STATUS_UNAUTHENTICATED, why, NULL, 0);
+        const char *why =
+            verified
+                ? "this router takes workers whose certificate holds a name of its "
+                  "tls_worker_names, and the caller's holds none"
+                : "this router takes workers that show a certificate, and the caller shows none";
+        td_rpc_call_finish(call,
+                           verified ? GRPC_STATUS_PERMISSION_DENIED : GRPC_STATUS_UNAUTHENTICATED,
+                           why, NULL, 0);
         tell_rejected(r, call, why);
         return;
     }
@@ -258,12 +288,16 @@ static void on_open(struct td_rpc_call *call, void *ctx)
         td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
         return;
     }
-    *j = (struct join){.router = r, .call = call, .deadline_ns = td_deadline_after_ms(td_now_ns(), MAX_HANDSHAKE_MS), .prev = r->joins_tail};
+    *j = (struct join){.router = r,
+                       .call = call,
+                       .deadline_ns = td_deadline_after_ms(td_now_ns(), MAX_HANDSHAKE_MS),
+                       .prev = r->joins_tail};
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, j);
     *r->joins_tail = j;
     r->joins_tail = &j->next;
-    if (++r->n_joins > MAX_JOINS) join_reject(r->joins, "too many streams that have not joined: this was the oldest");
+    if (++r->n_joins > MAX_JOINS)
+        join_reject(r->joins, "too many streams that have not joined: this was the oldest");
 }
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -278,8 +312,10 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     const Tandem__V1__WorkerMessage *m = (const Tandem__V1__WorkerMessage *)msg;
     switch (m->message_case) {
     case TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO:
-        if (j->state == JOIN_OPEN) take_hello(j, m->hello);
-        else join_reject(j, "hello was said already"); /* a worker goes with the stream's end */
+        if (j->state == JOIN_OPEN)
+            take_hello(j, m->hello);
+        else
+            join_reject(j, "hello was said already"); /* a worker goes with the stream's end */
         break;
     case TANDEM__V1__WORKER_MESSAGE__MESSAGE_PROOF:
         if (j->state == JOIN_CHALLENGED) take_proof(j, &m->proof->mac);
@@ -292,7 +328,8 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         j->drain_ms = m->drain->timeout_ms;
         if (j->worker) fleet_drain(j->worker, j->drain_ms);
         break;
-    default: break; /* a newer worker's message: tolerated */
+    default:
+        break; /* a newer worker's message: tolerated */
     }
 }
 
@@ -318,7 +355,11 @@ void join_tick(struct router *r, uint64_t now_ns)
 }
 
 const struct td_rpc_method registry_methods[] = {
-    {.path = "/tandem.v1.Registry/Join", .request = &tandem__v1__worker_message__descriptor, .client_streaming = true, .on_message = on_message,
-     .on_end = on_end, .on_open = on_open},
+    {.path = "/tandem.v1.Registry/Join",
+     .request = &tandem__v1__worker_message__descriptor,
+     .client_streaming = true,
+     .on_message = on_message,
+     .on_end = on_end,
+     .on_open = on_open},
     {0},
 };

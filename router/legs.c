@@ -1,7 +1,8 @@
 /* legs.c - one call to a worker for each leg of a request.
  *
- * A leg reports to the core (ticket, first token, tokens, end) with the attempt it was started for, so what an old attempt says changes
- * nothing. A cancelled leg is detached: its remaining events are ignored and it frees itself at on_done. */
+ * A leg reports to the core (ticket, first token, tokens, end) with the attempt it was started
+ * for, so what an old attempt says changes nothing. A cancelled leg is detached: its remaining
+ * events are ignored and it frees itself at on_done. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,14 +13,22 @@
 
 static struct td_core_event leg_event(const struct leg *l, enum td_core_event_kind kind)
 {
-    return (struct td_core_event){.kind = kind, .slot = l->slot, .id = l->id, .attempt = l->attempt};
+    return (struct td_core_event){
+        .kind = kind, .slot = l->slot, .id = l->id, .attempt = l->attempt};
 }
 
-static struct leg *leg_new(struct router *r, struct request_state *q, const struct td_core_action *a, enum leg_kind kind)
+static struct leg *leg_new(struct router *r, struct request_state *q,
+                           const struct td_core_action *a, enum leg_kind kind)
 {
     struct leg *l = calloc(1, sizeof *l);
     TD_ASSERT(l); /* small and bounded by 2 x max_requests */
-    *l = (struct leg){.router = r, .request = q, .worker = &r->workers[a->worker], .kind = kind, .slot = a->slot, .attempt = a->attempt, .id = a->id,
+    *l = (struct leg){.router = r,
+                      .request = q,
+                      .worker = &r->workers[a->worker],
+                      .kind = kind,
+                      .slot = a->slot,
+                      .attempt = a->attempt,
+                      .id = a->id,
                       .local = a->local};
     l->worker->n_legs++;
     return l;
@@ -49,11 +58,13 @@ static void leg_done(struct leg *l)
 static void leg_broken(struct leg *l, const char *why)
 {
     struct router *r = l->router;
-    struct td_core_event e = leg_event(l, l->kind == LEG_DECODE ? TD_EV_DECODE_END : TD_EV_PREFILL_END);
+    struct td_core_event e =
+        leg_event(l, l->kind == LEG_DECODE ? TD_EV_DECODE_END : TD_EV_PREFILL_END);
     e.a = 13; /* INTERNAL */
     snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, why);
     char q[600];
-    td_warn_limited("leg_broken", "req=%s worker=%s why=%s action=fail_over", l->request->logged_name, l->worker->logged_name,
+    td_warn_limited("leg_broken", "req=%s worker=%s why=%s action=fail_over",
+                    l->request->logged_name, l->worker->logged_name,
                     td_log_quote(q, sizeof q, why));
     leg_cancel(l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill);
     router_event(r, e);
@@ -71,7 +82,8 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
     s.sampling = &q->spec;
     s.priority = q->key;
     if (q->salt.lo || q->salt.hi) {
-        s.cache_salt.data = (uint8_t *)&q->salt; /* little-endian words, as prefix_hash.h has them */
+        s.cache_salt.data = (uint8_t *)&q->salt; /* little-endian words, as prefix_hash.h has
+                                                    them */
         s.cache_salt.len = sizeof q->salt;
     }
     return s;
@@ -80,10 +92,11 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
 static void copy_end(struct leg *l, const struct td_rpc_result *res)
 {
     if (res->code != GRPC_STATUS_OK)
-        snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, res->details);
+        snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name,
+                 res->details);
 }
 
-/* ---- decode leg ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- decode leg ------------------------------------------------------------------------------ */
 
 static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
 {
@@ -122,7 +135,9 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
     e.b = q->output_done;
     bool stopped_here = q->output_done && !done_before && !l->finished_seen;
     router_event(l->router, e);
-    if (stopped_here) router_event(l->router, (struct td_core_event){.kind = TD_EV_STOP, .slot = l->slot, .id = l->id});
+    if (stopped_here)
+        router_event(l->router,
+                     (struct td_core_event){.kind = TD_EV_STOP, .slot = l->slot, .id = l->id});
 }
 
 static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
@@ -133,14 +148,17 @@ static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeT
     q->ledger.first_step_us = t->first_step_us;
     q->ledger.transfer_bytes = t->transfer_bytes;
     q->ledger.preemptions += t->preemptions;
-    bool known = !strcmp(t->transfer_path, "shm") || !strcmp(t->transfer_path, "tcp") || !strcmp(t->transfer_path, "rdma") ||
-        !strcmp(t->transfer_path, "cuda-ipc") || !strcmp(t->transfer_path, "shm-staged") || !strcmp(t->transfer_path, "local");
-    snprintf(q->path, sizeof q->path, "%s", known ? t->transfer_path : "other"); /* it goes into metadata: no bytes of strangers */
+    bool known = !strcmp(t->transfer_path, "shm") || !strcmp(t->transfer_path, "tcp") ||
+                 !strcmp(t->transfer_path, "rdma") || !strcmp(t->transfer_path, "cuda-ipc") ||
+                 !strcmp(t->transfer_path, "shm-staged") || !strcmp(t->transfer_path, "local");
+    /* it goes into metadata: no bytes of strangers */
+    snprintf(q->path, sizeof q->path, "%s", known ? t->transfer_path : "other");
 }
 
 static void take_prefill_times(struct request_state *q, const Tandem__V1__PrefillTimes *t)
 {
-    if (q->first_sent && q->attempt != q->first_attempt) return; /* the ledger is of the attempt that made the first token */
+    /* the ledger is of the attempt that made the first token */
+    if (q->first_sent && q->attempt != q->first_attempt) return;
     q->ledger.prefill_queue_us = t->queue_us;
     q->ledger.prefill_us = t->prefill_us;
     q->n_cached = t->cached_tokens;
@@ -153,12 +171,23 @@ static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg
     const Tandem__V1__DecodeEvent *ev = (const Tandem__V1__DecodeEvent *)msg;
     if (!l->request) return;
     switch (ev->event_case) {
-    case TANDEM__V1__DECODE_EVENT__EVENT_TICKET: take_ticket(l, ev->ticket); break;
-    case TANDEM__V1__DECODE_EVENT__EVENT_TOKENS: decode_tokens(l, ev->tokens); break;
-    case TANDEM__V1__DECODE_EVENT__EVENT_TIMES: take_decode_times(l->request, ev->times); break;
-    case TANDEM__V1__DECODE_EVENT__EVENT_PREFILL_TIMES: take_prefill_times(l->request, ev->prefill_times); break;
-    case TANDEM__V1__DECODE_EVENT__EVENT_SENDER_FINISHED: l->sender_finished = true; break;
-    default: break; /* a newer worker's event: tolerated */
+    case TANDEM__V1__DECODE_EVENT__EVENT_TICKET:
+        take_ticket(l, ev->ticket);
+        break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_TOKENS:
+        decode_tokens(l, ev->tokens);
+        break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_TIMES:
+        take_decode_times(l->request, ev->times);
+        break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_PREFILL_TIMES:
+        take_prefill_times(l->request, ev->prefill_times);
+        break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_SENDER_FINISHED:
+        l->sender_finished = true;
+        break;
+    default:
+        break; /* a newer worker's event: tolerated */
     }
 }
 
@@ -176,16 +205,19 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
         copy_end(l, res);
         if (res->code == GRPC_STATUS_OK && !done) {
             e.a = 13;
-            snprintf(q->last_error, sizeof q->last_error, "%s: the decode stream ended without a last token", l->worker->name);
+            snprintf(q->last_error, sizeof q->last_error,
+                     "%s: the decode stream ended without a last token", l->worker->name);
         }
     }
     leg_done(l);
     if (!tell) return;
-    if (done && res->code != GRPC_STATUS_OK) e.kind = TD_EV_STOP; /* the client has everything, however the call ended */
+    /* the client has everything, however the call ended */
+    if (done && res->code != GRPC_STATUS_OK) e.kind = TD_EV_STOP;
     router_event(r, e);
 }
 
-static const struct td_rpc_client_method decode_method = {"/tandem.v1.Worker/Decode", &tandem__v1__decode_event__descriptor, false};
+static const struct td_rpc_client_method decode_method = {
+    "/tandem.v1.Worker/Decode", &tandem__v1__decode_event__descriptor, false};
 static const struct td_rpc_handler decode_handler = {decode_message, decode_done};
 
 /* Of the leg that an attempt begins with. */
@@ -215,11 +247,12 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
     size_t n = worker_proof(l->worker, decode_method.path, s.request, s.attempt, proof, &metadata);
-    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
+    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base,
+                                left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
                                 &decode_handler, l);
 }
 
-/* ---- prefill leg ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- prefill leg ----------------------------------------------------------------------------- */
 
 static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
 {
@@ -245,7 +278,8 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     uint64_t id = l->id;
     struct router *r = l->router;
     router_event(r, e); /* may end the request and detach this leg */
-    if (stopped_here) router_event(r, (struct td_core_event){.kind = TD_EV_STOP, .slot = slot, .id = id});
+    if (stopped_here)
+        router_event(r, (struct td_core_event){.kind = TD_EV_STOP, .slot = slot, .id = id});
 }
 
 static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
@@ -277,7 +311,8 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
         copy_end(l, res);
         if (res->code == GRPC_STATUS_OK && !l->finished_seen) {
             e.a = 13; /* INTERNAL */
-            snprintf(l->request->last_error, sizeof l->request->last_error, "%s: the prefill stream ended without a first token and done",
+            snprintf(l->request->last_error, sizeof l->request->last_error,
+                     "%s: the prefill stream ended without a first token and done",
                      l->worker->name);
         }
     }
@@ -285,7 +320,8 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
     if (tell) router_event(r, e);
 }
 
-static const struct td_rpc_client_method prefill_method = {"/tandem.v1.Worker/Prefill", &tandem__v1__prefill_event__descriptor, false};
+static const struct td_rpc_client_method prefill_method = {
+    "/tandem.v1.Worker/Prefill", &tandem__v1__prefill_event__descriptor, false};
 static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_done};
 
 /* No decode leg: what that one would have noted. Nothing was reserved, in no time. */
@@ -317,6 +353,7 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
     size_t n = worker_proof(l->worker, prefill_method.path, s.request, s.attempt, proof, &metadata);
-    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base, left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
+    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base,
+                                left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
                                 &prefill_handler, l);
 }

@@ -9,8 +9,9 @@ int main(int argc, char **argv)
     static struct router r; /* zero = nothing open */
     struct router_config cfg = {0};
     struct td_err e = {0};
-    if (td_options_load(router_options, &cfg, "tandem-router", "Router: takes requests and places each on a prefill and a decode worker.", argc, argv,
-                        NULL, 0, NULL, &e))
+    if (td_options_load(router_options, &cfg, "tandem-router",
+                        "Router: takes requests and places each on a prefill and a decode worker.",
+                        argc, argv, NULL, 0, NULL, &e))
         return td_die("tandem-router", &e);
     enum td_log_level level = TD_LOG_INFO;
     td_log_level_parse(cfg.log_level, &level);
@@ -21,7 +22,7 @@ int main(int argc, char **argv)
         return td_die("tandem-router", &e);
     }
     if (router_run(&r)) return 1; /* until SIGTERM; or deaf, when nothing can be drained any more */
-    router_drain(&r); /* unready, refuse new requests, finish the live ones */
+    router_drain(&r);             /* unready, refuse new requests, finish the live ones */
     router_close(&r);
     return 0;
 }

@@ -11,28 +11,33 @@
 #define MAX_OBJECTIVE_MS 1e9
 #define MAX_WEIGHT 1e6
 #define NAME_BYTES "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
-#define MAX_COEFFICIENT 1e15    /* bytes per second are the greatest */
+#define MAX_COEFFICIENT 1e15 /* bytes per second are the greatest */
 
-/* Takes the next word up to one of `stops`. TD_INPROGRESS: there is one; TD_OK: the text has ended. */
-static td_status next_word(const char *where, const char **at, const char *stops, char *word, size_t word_bytes, struct td_err *err)
+/* Takes the next word up to one of `stops`. TD_INPROGRESS: there is one; TD_OK: the text has
+ * ended. */
+static td_status next_word(const char *where, const char **at, const char *stops, char *word,
+                           size_t word_bytes, struct td_err *err)
 {
     *at += strspn(*at, stops);
     if (!**at) return TD_OK;
     size_t n = strcspn(*at, stops);
-    if (n >= word_bytes) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" has %zu bytes, limit %zu", where, *at, n, word_bytes - 1);
+    if (n >= word_bytes)
+        return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" has %zu bytes, limit %zu", where, *at, n,
+                       word_bytes - 1);
     memcpy(word, *at, n);
     word[n] = 0;
     *at += n;
     return TD_INPROGRESS;
 }
 
-static td_status number(const char *where, const char *name, const char *text, double most, double *ret, struct td_err *err)
+static td_status number(const char *where, const char *name, const char *text, double most,
+                        double *ret, struct td_err *err)
 {
     char *end;
     double v = strtod(text, &end);
     if (end == text || *end || !(v >= 0 && v <= most))
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number from 0 to %s", where, name, text,
-                       most > MAX_OBJECTIVE_MS ? "1e15" : "1e9");
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number from 0 to %s",
+                       where, name, text, most > MAX_OBJECTIVE_MS ? "1e15" : "1e9");
     *ret = v;
     return TD_OK;
 }
@@ -42,7 +47,8 @@ static td_status weight(const char *where, const char *text, double *ret, struct
     char *end;
     double v = strtod(text, &end);
     if (end == text || *end || !(v > 0 && v <= MAX_WEIGHT))
-        return td_fail(err, TD_ERR_INVALID, "%s: weight is \"%.40s\", must be above 0 and up to 1e6", where, text);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: weight is \"%.40s\", must be above 0 and up to 1e6", where, text);
     *ret = v;
     return TD_OK;
 }
@@ -56,13 +62,20 @@ static td_status class_field(struct td_core_class *k, char *field, struct td_err
         return TD_OK;
     }
     char *value = strchr(field, '=');
-    if (!value) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE or best_effort", where, field);
+    if (!value)
+        return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE or best_effort", where,
+                       field);
     *value++ = 0;
-    if (!strcmp(field, "ttft")) return number(where, field, value, MAX_OBJECTIVE_MS, &k->ttft_ms, err);
-    if (!strcmp(field, "tpot")) return number(where, field, value, MAX_OBJECTIVE_MS, &k->tpot_ms, err);
+    if (!strcmp(field, "ttft"))
+        return number(where, field, value, MAX_OBJECTIVE_MS, &k->ttft_ms, err);
+    if (!strcmp(field, "tpot"))
+        return number(where, field, value, MAX_OBJECTIVE_MS, &k->tpot_ms, err);
     if (!strcmp(field, "weight")) return weight(where, value, &k->weight, err);
     if (strcmp(field, "preset") != 0)
-        return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is unknown; there are ttft, tpot, weight, preset, best_effort", where, field);
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "%s: \"%.40s\" is unknown; there are ttft, tpot, weight, preset, best_effort", where,
+            field);
     const struct td_slo_preset *p;
     td_status s = td_slo_preset_find(value, &p, err);
     if (s) return s;
@@ -71,21 +84,28 @@ static td_status class_field(struct td_core_class *k, char *field, struct td_err
     return TD_OK;
 }
 
-/* The name of `word`, up to its colon: it goes into lists, labels and the decision log as it is, so it has no byte that means something there. */
-static td_status class_name(const struct td_core_config *c, const char *word, struct td_core_class *k, struct td_err *err)
+/* The name of `word`, up to its colon: it goes into lists, labels and the decision log as it is,
+ * so it has no byte that means something there. */
+static td_status class_name(const struct td_core_config *c, const char *word,
+                            struct td_core_class *k, struct td_err *err)
 {
     size_t n = strcspn(word, ":");
     if (n == 0 || n >= sizeof k->name)
-        return td_fail(err, TD_ERR_INVALID, "slo_class: name \"%.40s\" must have 1..%zu bytes before the colon", word, sizeof k->name - 1);
+        return td_fail(err, TD_ERR_INVALID,
+                       "slo_class: name \"%.40s\" must have 1..%zu bytes before the colon", word,
+                       sizeof k->name - 1);
     memcpy(k->name, word, n);
     k->name[n] = 0;
     if (strspn(k->name, NAME_BYTES) != n) {
         for (char *p = k->name; *p; p++)
             if (!strchr(NAME_BYTES, *p)) *p = '?';
-        return td_fail(err, TD_ERR_INVALID, "slo_class: name \"%s\" must have only letters, digits, '-', '_' and '.'", k->name);
+        return td_fail(err, TD_ERR_INVALID,
+                       "slo_class: name \"%s\" must have only letters, digits, '-', '_' and '.'",
+                       k->name);
     }
     for (uint32_t i = 0; i < c->n_classes; i++)
-        if (!strcmp(c->classes[i].name, k->name)) return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
+        if (!strcmp(c->classes[i].name, k->name))
+            return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
     return TD_OK;
 }
 
@@ -94,9 +114,12 @@ td_status router_classes_parse(const char *text, struct td_core_config *c, struc
     char word[512], field[128], where[64];
     td_status s;
     c->n_classes = 0;
-    for (const char *at = text; (s = next_word("slo_class", &at, " \t\n", word, sizeof word, err));) {
+    for (const char *at = text;
+         (s = next_word("slo_class", &at, " \t\n", word, sizeof word, err));) {
         if (s < 0) return s;
-        if (c->n_classes == TD_CORE_MAX_CLASSES) return td_fail(err, TD_ERR_INVALID, "slo_class: more than %d classes", TD_CORE_MAX_CLASSES);
+        if (c->n_classes == TD_CORE_MAX_CLASSES)
+            return td_fail(err, TD_ERR_INVALID, "slo_class: more than %d classes",
+                           TD_CORE_MAX_CLASSES);
         struct td_core_class *k = &c->classes[c->n_classes];
         *k = (struct td_core_class){.weight = 1};
         if ((s = class_name(c, word, k, err))) return s;
@@ -120,7 +143,8 @@ td_status router_classes_parse(const char *text, struct td_core_config *c, struc
     return TD_OK;
 }
 
-td_status router_class_find(const struct td_core_config *c, const char *name, uint32_t *ret_class, struct td_err *err)
+td_status router_class_find(const struct td_core_config *c, const char *name, uint32_t *ret_class,
+                            struct td_err *err)
 {
     char known[600];
     size_t used = 0;
@@ -133,26 +157,30 @@ td_status router_class_find(const struct td_core_config *c, const char *name, ui
             *ret_class = i;
             return TD_OK;
         }
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", c->classes[i].name);
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "",
+                                 c->classes[i].name);
     }
     return td_fail(err, TD_ERR_INVALID, "slo_class is \"%.60s\"; this router has: %s", name, known);
 }
 
-/* ---- latency table ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- latency table --------------------------------------------------------------------------- */
 
 static double *theta_field(struct td_lat_theta *t, struct router_node *node, const char *name)
 {
     if (!strcmp(name, "kv_tokens")) return &node->kv_tokens;
     if (!strcmp(name, "kv_bytes")) return &node->kv_bytes;
     if (!strcmp(name, "gpus")) return &node->gpus;
-    if (name[0] == 'a' && name[1] >= '0' && name[1] < '0' + TD_LAT_N_PREFILL && !name[2]) return &t->prefill[name[1] - '0'];
-    if (name[0] == 'b' && name[1] >= '0' && name[1] < '0' + TD_LAT_N_DECODE && !name[2]) return &t->decode[name[1] - '0'];
+    if (name[0] == 'a' && name[1] >= '0' && name[1] < '0' + TD_LAT_N_PREFILL && !name[2])
+        return &t->prefill[name[1] - '0'];
+    if (name[0] == 'b' && name[1] >= '0' && name[1] < '0' + TD_LAT_N_DECODE && !name[2])
+        return &t->decode[name[1] - '0'];
     if (!strcmp(name, "link_tau")) return &t->link_tau;
     if (!strcmp(name, "link_bytes_per_s")) return &t->link_bytes_per_s;
     return NULL;
 }
 
-static td_status theta_line(const char *line, const char *where, struct td_lat_theta *t, struct router_node *node, char *name, struct td_err *err)
+static td_status theta_line(const char *line, const char *where, struct td_lat_theta *t,
+                            struct router_node *node, char *name, struct td_err *err)
 {
     char word[160];
     td_status s;
@@ -162,18 +190,21 @@ static td_status theta_line(const char *line, const char *where, struct td_lat_t
     for (const char *at = line; (s = next_word(where, &at, " \t\r\n", word, sizeof word, err));) {
         if (s < 0) return s;
         char *value = strchr(word, '=');
-        if (!value) return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE", where, word);
+        if (!value)
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE", where, word);
         *value++ = 0;
         if (!strcmp(word, "node_class")) {
             if (strlen(value) >= ROUTER_NODE_CLASS_NAME)
-                return td_fail(err, TD_ERR_INVALID, "%s: node_class has %zu bytes, limit %d", where, strlen(value), ROUTER_NODE_CLASS_NAME - 1);
+                return td_fail(err, TD_ERR_INVALID, "%s: node_class has %zu bytes, limit %d", where,
+                               strlen(value), ROUTER_NODE_CLASS_NAME - 1);
             snprintf(name, ROUTER_NODE_CLASS_NAME, "%s", value);
             continue;
         }
         double *field = theta_field(t, node, word);
         if (!field)
             return td_fail(err, TD_ERR_INVALID,
-                           "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus",
+                           "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, "
+                           "link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus",
                            where, word);
         if ((s = number(where, word, value, MAX_COEFFICIENT, field, err))) return s;
     }
@@ -181,12 +212,15 @@ static td_status theta_line(const char *line, const char *where, struct td_lat_t
 }
 
 /* Reads one line; TD_OK with line[0] == 0 for one without content. */
-static td_status table_line(FILE *in, const char *where, char *line, size_t line_bytes, bool *ret_more, struct td_err *err)
+static td_status table_line(FILE *in, const char *where, char *line, size_t line_bytes,
+                            bool *ret_more, struct td_err *err)
 {
     size_t n = 0;
     int c = 0;
     for (; (c = getc(in)) != EOF && c != '\n'; n++) {
-        if (n + 2 > line_bytes - 1) return td_fail(err, TD_ERR_INVALID, "%s has more than %zu bytes", where, line_bytes - 2);
+        if (n + 2 > line_bytes - 1)
+            return td_fail(err, TD_ERR_INVALID, "%s has more than %zu bytes", where,
+                           line_bytes - 2);
         if (c == 0) return td_fail(err, TD_ERR_INVALID, "%s has a byte 0: this is no text", where);
         line[n] = (char)c;
     }
@@ -198,8 +232,9 @@ static td_status table_line(FILE *in, const char *where, char *line, size_t line
     return TD_OK;
 }
 
-td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME],
-                                    struct router_node *nodes, struct td_err *err)
+td_status router_latency_table_read(FILE *in, const char *path, struct td_core_config *c,
+                                    char names[][ROUTER_NODE_CLASS_NAME], struct router_node *nodes,
+                                    struct td_err *err)
 {
     struct router_node node;
     char line[1024], where[300];
@@ -210,17 +245,21 @@ td_status router_latency_table_read(FILE *in, const char *path, struct td_core_c
         snprintf(where, sizeof where, "latency_table %.200s line %d", path, n);
         if ((s = table_line(in, where, line, sizeof line, &more, err)) || !line[0]) continue;
         if (c->n_thetas == TD_CORE_MAX_NODE_CLASSES)
-            return td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where, TD_CORE_MAX_NODE_CLASSES);
+            return td_fail(err, TD_ERR_LIMIT, "%s: more than %d node classes", where,
+                           TD_CORE_MAX_NODE_CLASSES);
         s = theta_line(line, where, &c->thetas[c->n_thetas], &node, names[c->n_thetas], err);
         for (uint32_t i = 0; !s && i < c->n_thetas; i++)
-            if (!strcmp(names[i], names[c->n_thetas])) s = td_fail(err, TD_ERR_INVALID, "%s: node_class %s is given twice", where, names[i]);
+            if (!strcmp(names[i], names[c->n_thetas]))
+                s = td_fail(err, TD_ERR_INVALID, "%s: node_class %s is given twice", where,
+                            names[i]);
         if (!s && nodes) nodes[c->n_thetas] = node;
         if (!s) c->n_thetas++;
     }
     return s;
 }
 
-td_status router_latency_table_load(const char *path, struct td_core_config *c, char names[][ROUTER_NODE_CLASS_NAME], struct router_node *nodes,
+td_status router_latency_table_load(const char *path, struct td_core_config *c,
+                                    char names[][ROUTER_NODE_CLASS_NAME], struct router_node *nodes,
                                     struct td_err *err)
 {
     FILE *in = fopen(path, "r");

@@ -7,14 +7,18 @@
 #include "common/base/metrics.h"
 #include "router/router.h"
 
-/* ---- stop strings ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- stop strings ---------------------------------------------------------------------------- */
 
-td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes, struct td_err *err)
+td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes,
+                           struct td_err *err)
 {
     if (n_bytes == 0) return td_fail(err, TD_ERR_INVALID, "stop[%zu] is empty", m->n);
     if (n_bytes > ROUTER_MAX_STOP_BYTES)
-        return td_fail(err, TD_ERR_INVALID, "stop[%zu] has %zu bytes, limit %d", m->n, n_bytes, ROUTER_MAX_STOP_BYTES);
-    if (m->n == ROUTER_MAX_STOP_STRINGS) return td_fail(err, TD_ERR_INVALID, "stop has more than %d strings", ROUTER_MAX_STOP_STRINGS);
+        return td_fail(err, TD_ERR_INVALID, "stop[%zu] has %zu bytes, limit %d", m->n, n_bytes,
+                       ROUTER_MAX_STOP_BYTES);
+    if (m->n == ROUTER_MAX_STOP_STRINGS)
+        return td_fail(err, TD_ERR_INVALID, "stop has more than %d strings",
+                       ROUTER_MAX_STOP_STRINGS);
     char *copy = malloc(n_bytes + 1);
     if (!copy) return td_fail(err, TD_ERR_AGAIN, "no memory");
     memcpy(copy, text, n_bytes);
@@ -37,7 +41,8 @@ static size_t tail_to_hold(const struct stop_matcher *m)
     return hold;
 }
 
-bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes, const char **ret_text, size_t *ret_bytes)
+bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes,
+                       const char **ret_text, size_t *ret_bytes)
 {
     *ret_text = text;
     *ret_bytes = n_bytes;
@@ -92,9 +97,10 @@ void stop_matcher_free(struct stop_matcher *m)
     memset(m, 0, sizeof *m);
 }
 
-/* ---- output -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
-static void send_text(struct request_state *q, const char *text, size_t n_bytes, Tandem__V1__TokenOut *token)
+static void send_text(struct request_state *q, const char *text, size_t n_bytes,
+                      Tandem__V1__TokenOut *token)
 {
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     m.text.data = (uint8_t *)(uintptr_t)text;
@@ -126,11 +132,15 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
     td_metric_add(r->m->output_tokens, 1);
     const char *text = "", *out = "";
     size_t n_text = 0, n_out = 0;
-    bool stop_token = t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
-    td_status s = stop_token ? TD_OK : td_detokenizer_push(q->detok, t->token, &text, &n_text); /* a stop token is not part of the text */
+    bool stop_token =
+        t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
+    /* a stop token is not part of the text */
+    td_status s = stop_token ? TD_OK : td_detokenizer_push(q->detok, t->token, &text, &n_text);
     if (s && !q->text_lost) {
         q->text_lost = true;
-        td_error("text_lost", "req=%s token=%d reason=%s action=send_ids_only hint=\"tokenizer.json's decoder makes too much text of a token\"",
+        td_error("text_lost",
+                 "req=%s token=%d reason=%s action=send_ids_only hint=\"tokenizer.json's decoder "
+                 "makes too much text of a token\"",
                  q->logged_name, t->token, td_status_name(s));
     }
     bool stopped = stop_matcher_push(&q->stop, text, n_text, &out, &n_out);
@@ -141,7 +151,8 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
         q->first_sent = true;
         q->first_attempt = q->attempt;
         q->first_ns = now;
-        q->first_decode_sent_ns = q->decode_sent_ns; /* a later attempt has its own times: the ledger is of this one */
+        q->first_decode_sent_ns = q->decode_sent_ns; /* a later attempt has its own times: the
+                                                        ledger is of this one */
         q->first_ticket_ns = q->ticket_ns;
     }
     q->last_ns = now;
@@ -155,11 +166,14 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
     }
 }
 
-td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n)
+td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out,
+                      size_t n)
 {
     for (size_t i = 0; i < n && !q->output_done; i++) {
         Tandem__V1__TokenOut *t = out[i];
-        if (t->index < q->n_prompt || t->index > q->n_tokens || t->token < 0 || t->token >= r->model.vocab) return TD_ERR_CORRUPT;
+        if (t->index < q->n_prompt || t->index > q->n_tokens || t->token < 0 ||
+            t->token >= r->model.vocab)
+            return TD_ERR_CORRUPT;
         if (t->index == q->n_tokens) {
             if (q->n_tokens >= q->n_prompt + q->max_tokens) return TD_ERR_CORRUPT;
             take_one(r, q, t);
@@ -167,7 +181,8 @@ td_status output_take(struct router *r, struct request_state *q, Tandem__V1__Tok
         }
         if (q->tokens[t->index] == t->token) continue; /* the other leg was first */
         td_metric_add(r->m->mismatches, 1);
-        td_error("token_mismatch", "req=%s index=%u sent=%d got=%d invariant=I1", q->logged_name, t->index, q->tokens[t->index], t->token);
+        td_error("token_mismatch", "req=%s index=%u sent=%d got=%d invariant=I1", q->logged_name,
+                 t->index, q->tokens[t->index], t->token);
         return TD_ERR_CORRUPT;
     }
     return TD_OK;

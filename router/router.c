@@ -20,67 +20,98 @@
 #define TICK_MS 50
 #define LATE_MS 200 /* a tick that comes later than this is worth a word to the core */
 
+// clang-format off
 const struct td_option router_options[] = {
-    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory (tokenizer, config and chat template; no weights are read)"},
-    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name), "name clients use; default the directory's name"},
-    {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "address for clients, and workers without worker_listen; port 0 = any"},
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
+     "Hugging Face model directory (tokenizer, config and chat template; no weights are read)"},
+    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name),
+     "name clients use; default the directory's name"},
+    {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen),
+     "address for clients, and workers without worker_listen; port 0 = any"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
-     "address for workers, on which clients are not served: a firewall can then part the two; empty = workers join at listen"},
-    {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills: prefill workers, decode workers, or by prompt length"},
-    {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "which workers get the next request, and when none should"},
+     "address for workers, on which clients are not served: a firewall can then part the two; "
+     "empty = workers join at listen"},
+    {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode),
+     "who prefills: prefill workers, decode workers, or by prompt length"},
+    {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy),
+     "which workers get the next request, and when none should"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
-     "classes of requests: \"gold:ttft=450,tpot=40,weight=4 bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what "
+     "classes of requests: \"gold:ttft=450,tpot=40,weight=4 "
+     "bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what "
      "unnamed ones get"},
     {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
-     "JSON file of tenants: their keys (as hashes) or certificate names, weights and classes (docs/tenants.md); read again when it changes; "
-     "then who is none of them is refused. Empty = a tenant is what the client says"},
+     "JSON file of tenants: their keys (as hashes) or certificate names, weights and classes "
+     "(docs/tenants.md); read again when it changes; then who is none of them is refused. Empty "
+     "= a tenant is what the client says"},
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
-     "share of placed requests that must meet their objectives: what the learned margins aim at, 0.5..0.999"},
+     "share of placed requests that must meet their objectives: what the learned margins aim "
+     "at, 0.5..0.999"},
     {"latency_table", TD_OPT_STR, "", 0, 0, NULL, OFF(latency_table),
-     "prior of the latency model by node class, as `tandem bench calibrate` writes it; empty = learn from nothing"},
+     "prior of the latency model by node class, as `tandem bench calibrate` writes it; empty = "
+     "learn from nothing"},
     {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries),
      "(block, worker) pairs the prefix index can hold; 0 = place without looking at prefixes"},
     {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
      "hybrid, other policies than goodput: shorter prompts are prefilled on the decode worker"},
-    {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests), "live requests; more are refused with a retry delay"},
-    {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued), "requests waiting for a worker; more are refused"},
-    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len), "longest sequence in tokens; 0 = what model and workers allow"},
-    {"worker_timeout_ms", TD_OPT_U64, "2000", 100, 600000, NULL, OFF(worker_timeout_ms), "a worker silent for so long loses its requests to others"},
-    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms), "longest wait for a worker"},
-    {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(stall_ms), "a request in which nothing moves for so long fails over"},
-    {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(max_failovers), "per request; then the client sees UNAVAILABLE"},
+    {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
+     "live requests; more are refused with a retry delay"},
+    {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),
+     "requests waiting for a worker; more are refused"},
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len),
+     "longest sequence in tokens; 0 = what model and workers allow"},
+    {"worker_timeout_ms", TD_OPT_U64, "2000", 100, 600000, NULL, OFF(worker_timeout_ms),
+     "a worker silent for so long loses its requests to others"},
+    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms),
+     "longest wait for a worker"},
+    {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(stall_ms),
+     "a request in which nothing moves for so long fails over"},
+    {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(max_failovers),
+     "per request; then the client sees UNAVAILABLE"},
     {"max_message_bytes", TD_OPT_SIZE, "0", 0, 1 << 30, NULL, OFF(max_message_bytes),
-     "largest message taken from anybody; 0 = what max_model_len tokens of this tokenizer can need, 4MiB..32MiB"},
+     "largest message taken from anybody; 0 = what max_model_len tokens of this tokenizer can "
+     "need, 4MiB..32MiB"},
     {"max_calls_bytes", TD_OPT_SIZE, "256MiB", 1 << 20, 1ll << 40, NULL, OFF(max_calls_bytes),
-     "of all messages that are coming in at once; calls beyond are refused; at least two of max_message_bytes"},
+     "of all messages that are coming in at once; calls beyond are refused; at least two of "
+     "max_message_bytes"},
     TD_PORT_OPTIONS(struct router_config, port, "0"),
     {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, OFF(port_check_ms),
-     "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends with status 1"},
-    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log), "file for the core's events and actions; replays to the same decisions"},
-    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, OFF(drain_timeout_ms), "SIGTERM: finish for so long, then cancel"},
-    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level), "least level logged"},
-    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen), "HTTP host:port of /metrics and /healthz; empty = off"},
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},
+     "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends "
+     "with status 1"},
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log),
+     "file for the core's events and actions; replays to the same decisions"},
+    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, OFF(drain_timeout_ms),
+     "SIGTERM: finish for so long, then cancel"},
+    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level),
+     "least level logged"},
+    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen),
+     "HTTP host:port of /metrics and /healthz; empty = off"},
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert),
+     "certificate chain (PEM); with tls_key turns TLS on"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca), "CA that workers, and clients, must be signed by (mutual TLS)"},
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca),
+     "CA that workers, and clients, must be signed by (mutual TLS)"},
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name),
      "name that workers' certificates must hold; empty = the host each advertises"},
     {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth),
      "with tls_ca: refuse callers that show no certificate of it; worker_listen always does"},
     TD_IDENTITY_OPTIONS(struct router_config, identity),
     {"tls_operator_names", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_operator_names),
-     "names of certificates that Status tells all of each worker, besides workers' and routers'; others hear its role and state"},
+     "names of certificates that Status tells all of each worker, besides workers' and "
+     "routers'; others hear its role and state"},
     {0},
 };
+// clang-format on
 
-/* ---- the core ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the core -------------------------------------------------------------------------------- */
 
-static void log_event(struct router *r, const struct td_core_event *e, const struct td_core_action *a, size_t n)
+static void log_event(struct router *r, const struct td_core_event *e,
+                      const struct td_core_action *a, size_t n)
 {
     char line[TD_CORE_LINE_MAX];
     td_core_event_format(e, line, sizeof line);
     fputs(line, r->log);
-    for (uint32_t i = 0; td_core_hashes_format(e, i, line, sizeof line) > 0; i++) fputs(line, r->log);
+    for (uint32_t i = 0; td_core_hashes_format(e, i, line, sizeof line) > 0; i++)
+        fputs(line, r->log);
     for (size_t i = 0; i < n; i++) {
         td_core_action_format(&a[i], line, sizeof line);
         fputs(line, r->log);
@@ -92,16 +123,29 @@ static void carry_out(struct router *r, const struct td_core_action *a)
     struct request_state *q = &r->requests[a->slot];
     if (!q->live || q->id != a->id) return; /* the client's own cancel frees it first */
     switch (a->kind) {
-    case TD_ACT_START_DECODE: leg_start_decode(r, q, a); break;
-    case TD_ACT_START_PREFILL: leg_start_prefill(r, q, a); break;
-    case TD_ACT_CANCEL_DECODE: leg_cancel(&q->decode); break;
-    case TD_ACT_CANCEL_PREFILL: leg_cancel(&q->prefill); break;
-    case TD_ACT_COMPLETE: request_complete(r, q); break;
-    case TD_ACT_FAIL: request_fail(r, q, a); break;
+    case TD_ACT_START_DECODE:
+        leg_start_decode(r, q, a);
+        break;
+    case TD_ACT_START_PREFILL:
+        leg_start_prefill(r, q, a);
+        break;
+    case TD_ACT_CANCEL_DECODE:
+        leg_cancel(&q->decode);
+        break;
+    case TD_ACT_CANCEL_PREFILL:
+        leg_cancel(&q->prefill);
+        break;
+    case TD_ACT_COMPLETE:
+        request_complete(r, q);
+        break;
+    case TD_ACT_FAIL:
+        request_fail(r, q, a);
+        break;
     }
 }
 
-/* Carrying out an action never applies another event (results of calls arrive later), so one actions array serves. */
+/* Carrying out an action never applies another event (results of calls arrive later), so one
+ * actions array serves. */
 void router_event(struct router *r, struct td_core_event e)
 {
     e.now_ns = td_now_ns();
@@ -115,9 +159,11 @@ uint32_t router_max_len(const struct router *r) { return r->max_len; }
 void router_update_max_len(struct router *r)
 {
     uint32_t len = (uint32_t)r->model.max_positions;
-    if (r->cfg.max_model_len && (uint32_t)r->cfg.max_model_len < len) len = (uint32_t)r->cfg.max_model_len;
+    if (r->cfg.max_model_len && (uint32_t)r->cfg.max_model_len < len)
+        len = (uint32_t)r->cfg.max_model_len;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
-        if (r->workers[i].used && !r->workers[i].gone && r->workers[i].max_model_len < len) len = r->workers[i].max_model_len;
+        if (r->workers[i].used && !r->workers[i].gone && r->workers[i].max_model_len < len)
+            len = r->workers[i].max_model_len;
     r->max_len = len;
     inference_update_limits(r);
 }
@@ -152,15 +198,19 @@ static void follow_core(struct router *r, const struct td_core_stats *now)
     }
     for (int i = 0; i < TD_BOUND_N; i++) td_metric_set(m->bound[i], (int)a.bound == i);
     uint64_t now_ns = td_now_ns();
-    if (a.bound != r->told_bound && now->arrival_rate > 0.1 && now_ns - r->told_bound_ns > 10 * TD_NS_PER_S) {
+    if (a.bound != r->told_bound && now->arrival_rate > 0.1 &&
+        now_ns - r->told_bound_ns > 10 * TD_NS_PER_S) {
         r->told_bound_ns = now_ns;
-        td_info("goodput_bound", "by=%s was=%s prefill_util=%.2f decode_util=%.2f want_prefill=%u want_decode=%u", td_bound_name(a.bound),
-                td_bound_name(r->told_bound), a.utilisation[0], a.utilisation[1], a.want[0], a.want[1]);
+        td_info("goodput_bound",
+                "by=%s was=%s prefill_util=%.2f decode_util=%.2f want_prefill=%u want_decode=%u",
+                td_bound_name(a.bound), td_bound_name(r->told_bound), a.utilisation[0],
+                a.utilisation[1], a.want[0], a.want[1]);
         r->told_bound = a.bound;
     }
 }
 
-/* Reads the tenants again when their file looks different: once a second at most. A file that is wrong leaves those in force. */
+/* Reads the tenants again when their file looks different: once a second at most. A file that is
+ * wrong leaves those in force. */
 static void follow_tenants(struct router *r, uint64_t now_ns)
 {
     if (!r->cfg.tenants[0] || now_ns - r->tenants_seen_ns < TD_NS_PER_S) return;
@@ -173,7 +223,8 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
     struct td_err err = {0};
     char quoted[1100];
     if (router_tenants_load(r->cfg.tenants, &r->core_cfg, &fresh, &err)) {
-        td_warn("tenants_refused", "action=keep_old err=%s", td_log_quote(quoted, sizeof quoted, err.msg));
+        td_warn("tenants_refused", "action=keep_old err=%s",
+                td_log_quote(quoted, sizeof quoted, err.msg));
         return;
     }
     router_tenants_free(r->tenants); /* requests hold nothing of it */
@@ -181,7 +232,8 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
     td_info("tenants_loaded", "n=%zu", router_tenants_n(fresh));
 }
 
-/* How busy this thread was since the last tick, and by how much that one was late: less than LATE_MS is nothing. */
+/* How busy this thread was since the last tick, and by how much that one was late: less than
+ * LATE_MS is nothing. */
 static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
 {
     uint64_t now = td_now_ns(), cpu = td_thread_cpu_ns(), busy = 0, gap_ms = 0;
@@ -200,13 +252,16 @@ static void on_tick(void *arg)
     struct router *r = arg;
     uint64_t late_ms, busy = busy_permille(r, &late_ms);
     if (late_ms >= r->cfg.worker_timeout_ms / 2)
-        td_warn("router_was_away", "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"", (unsigned long long)late_ms);
+        td_warn("router_was_away",
+                "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"",
+                (unsigned long long)late_ms);
     router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy, .b = late_ms});
     join_tick(r, td_now_ns());
     follow_tenants(r, td_now_ns());
     td_identity_look_at_file(&r->id, td_now_ns());
     if (r->log && (fflush(r->log) || ferror(r->log))) {
-        td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log, strerror(errno));
+        td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log,
+                 strerror(errno));
         fclose(r->log);
         r->log = NULL; /* what is there replays up to where it ends */
     }
@@ -221,25 +276,33 @@ static void on_tick(void *arg)
     if (td_port_follow(&r->port_seen, r->server, td_now_ns())) td_log_tell_suppressed();
 }
 
-/* ---- open ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static struct router_metrics *metrics_new(void)
 {
     static struct router_metrics m;
     const double *b = td_seconds_bounds;
     int n = td_n_seconds_bounds;
-    m.ttft = td_histogram("td_time_to_first_token_seconds", "", "Request received to first token sent", b, n);
-    m.tpot = td_histogram("td_time_per_output_token_seconds", "", "(Last - first token) / (tokens - 1), per request", b, n);
-    m.e2e = td_histogram("td_e2e_request_latency_seconds", "", "Request received to stream ended", b, n);
-    m.queue = td_histogram("td_stage_seconds", "stage=\"router_queue\"", "Stages of TTFT; they add up", b, n);
-    m.reserve = td_histogram("td_stage_seconds", "stage=\"reserve\"", "Stages of TTFT; they add up", b, n);
-    m.prefill_queue = td_histogram("td_stage_seconds", "stage=\"prefill_queue\"", "Stages of TTFT; they add up", b, n);
-    m.prefill = td_histogram("td_stage_seconds", "stage=\"prefill\"", "Stages of TTFT; they add up", b, n);
+    m.ttft = td_histogram("td_time_to_first_token_seconds", "",
+                          "Request received to first token sent", b, n);
+    m.tpot = td_histogram("td_time_per_output_token_seconds", "",
+                          "(Last - first token) / (tokens - 1), per request", b, n);
+    m.e2e = td_histogram("td_e2e_request_latency_seconds", "", "Request received to stream ended",
+                         b, n);
+    m.queue = td_histogram("td_stage_seconds", "stage=\"router_queue\"",
+                           "Stages of TTFT; they add up", b, n);
+    m.reserve =
+        td_histogram("td_stage_seconds", "stage=\"reserve\"", "Stages of TTFT; they add up", b, n);
+    m.prefill_queue = td_histogram("td_stage_seconds", "stage=\"prefill_queue\"",
+                                   "Stages of TTFT; they add up", b, n);
+    m.prefill =
+        td_histogram("td_stage_seconds", "stage=\"prefill\"", "Stages of TTFT; they add up", b, n);
     m.rpc = td_histogram("td_stage_seconds", "stage=\"rpc\"", "Stages of TTFT; they add up", b, n);
     m.transfer = td_histogram("td_kv_transfer_seconds", "", "KV hand-over of one request", b, n);
     m.running = td_gauge("td_num_requests_running", "", "Requests placed on workers");
     m.waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for a worker");
-    static const char *const refusal_help = "Requests of callers that are no tenant of the file (unknown), or not the one they name (denied)";
+    static const char *const refusal_help = "Requests of callers that are no tenant of the file "
+                                            "(unknown), or not the one they name (denied)";
     m.tenants_unknown = td_counter("td_tenant_refusals_total", "reason=\"unknown\"", refusal_help);
     m.tenants_denied = td_counter("td_tenant_refusals_total", "reason=\"denied\"", refusal_help);
     m.finished = td_counter("td_request_success_total", "", "Requests finished");
@@ -249,38 +312,56 @@ static struct router_metrics *metrics_new(void)
     m.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens accepted");
     m.output_tokens = td_counter("td_generation_tokens_total", "", "Output tokens sent");
     m.refused = td_counter("td_request_refused_total", "",
-                           "Requests refused because objectives or queues had no room (in td_request_failure_total too)");
-    m.deflected = td_counter("td_request_deflected_total", "", "Requests prefilled on a decode worker by choice");
-    m.wasted = td_counter("td_wasted_prefill_tokens_total", "", "Prompt tokens computed for attempts that were lost");
-    m.good = td_counter("td_slo_requests_total", "outcome=\"good\"",
-                        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.missed_ttft = td_counter("td_slo_requests_total", "outcome=\"missed_ttft\"",
-                               "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.missed_tpot = td_counter("td_slo_requests_total", "outcome=\"missed_tpot\"",
-                               "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.hit_predicted = td_counter("td_prefix_hit_tokens_total", "source=\"predicted\"",
-                                 "Prompt tokens that the index expected, or the worker found, in its prefix cache");
-    m.hit_real = td_counter("td_prefix_hit_tokens_total", "source=\"found\"",
-                            "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+                           "Requests refused because objectives or queues had no room (in "
+                           "td_request_failure_total too)");
+    m.deflected = td_counter("td_request_deflected_total", "",
+                             "Requests prefilled on a decode worker by choice");
+    m.wasted = td_counter("td_wasted_prefill_tokens_total", "",
+                          "Prompt tokens computed for attempts that were lost");
+    m.good = td_counter(
+        "td_slo_requests_total", "outcome=\"good\"",
+        "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.missed_ttft = td_counter(
+        "td_slo_requests_total", "outcome=\"missed_ttft\"",
+        "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.missed_tpot = td_counter(
+        "td_slo_requests_total", "outcome=\"missed_tpot\"",
+        "Finished requests with objectives, by outcome; one that misses both counts in both");
+    m.hit_predicted = td_counter(
+        "td_prefix_hit_tokens_total", "source=\"predicted\"",
+        "Prompt tokens that the index expected, or the worker found, in its prefix cache");
+    m.hit_real = td_counter(
+        "td_prefix_hit_tokens_total", "source=\"found\"",
+        "Prompt tokens that the index expected, or the worker found, in its prefix cache");
     static const char *const role_label[2] = {"role=\"prefill\"", "role=\"decode\""};
-    static const char *const bound_label[TD_BOUND_N] = {"by=\"none\"", "by=\"prefill\"", "by=\"transfer\"", "by=\"decode\"", "by=\"router\""};
+    static const char *const bound_label[TD_BOUND_N] = {
+        "by=\"none\"", "by=\"prefill\"", "by=\"transfer\"", "by=\"decode\"", "by=\"router\""};
     for (int i = 0; i < 2; i++) {
-        m.wanted[i] = td_gauge("td_recommended_workers", role_label[i],
-                               "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
-        m.needed[i] = td_gauge("td_needed_workers", role_label[i], "The same before rounding and hysteresis");
-        m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i], "Share of time the role's workers spend in steps, EWMA");
+        m.wanted[i] = td_gauge(
+            "td_recommended_workers", role_label[i],
+            "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
+        m.needed[i] =
+            td_gauge("td_needed_workers", role_label[i], "The same before rounding and hysteresis");
+        m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i],
+                                    "Share of time the role's workers spend in steps, EWMA");
     }
-    for (int i = 0; i < TD_BOUND_N; i++) m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
+    for (int i = 0; i < TD_BOUND_N; i++)
+        m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
     m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
-    m.coverage[0] = td_gauge("td_prediction_coverage", "objective=\"ttft\"",
-                             "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m.coverage[1] = td_gauge("td_prediction_coverage", "objective=\"tpot\"",
-                             "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m.mape[0] = td_gauge("td_prediction_mape", "objective=\"ttft\"",
-                         "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m.mape[1] = td_gauge("td_prediction_mape", "objective=\"tpot\"",
-                         "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m.mismatches = td_counter("td_token_mismatch_total", "", "A worker contradicted a token already sent (must stay 0)");
+    m.coverage[0] = td_gauge(
+        "td_prediction_coverage", "objective=\"ttft\"",
+        "Share of the last 512 placed requests within prediction times margin; aims at attainment");
+    m.coverage[1] = td_gauge(
+        "td_prediction_coverage", "objective=\"tpot\"",
+        "Share of the last 512 placed requests within prediction times margin; aims at attainment");
+    m.mape[0] = td_gauge(
+        "td_prediction_mape", "objective=\"ttft\"",
+        "Mean absolute error of predictions over the last 512, relative to what was observed");
+    m.mape[1] = td_gauge(
+        "td_prediction_mape", "objective=\"tpot\"",
+        "Mean absolute error of predictions over the last 512, relative to what was observed");
+    m.mismatches = td_counter("td_token_mismatch_total", "",
+                              "A worker contradicted a token already sent (must stay 0)");
     return &m;
 }
 
@@ -293,9 +374,11 @@ static td_status open_model(struct router *r, struct td_err *err)
     r->longest_token_bytes = 16;
     for (int32_t i = 0; i < td_tokenizer_vocab(r->tokenizer); i++) {
         size_t n = 0;
-        if (td_tokenizer_token_text(r->tokenizer, i, &n) && n > r->longest_token_bytes) r->longest_token_bytes = n;
+        if (td_tokenizer_token_text(r->tokenizer, i, &n) && n > r->longest_token_bytes)
+            r->longest_token_bytes = n;
     }
-    td_chat_template_set_max_bytes(r->chat, r->longest_token_bytes * (size_t)r->model.max_positions);
+    td_chat_template_set_max_bytes(r->chat,
+                                   r->longest_token_bytes * (size_t)r->model.max_positions);
     if (r->cfg.served_model_name[0]) {
         snprintf(r->model_name, sizeof r->model_name, "%s", r->cfg.served_model_name);
         return TD_OK;
@@ -307,9 +390,10 @@ static td_status open_model(struct router *r, struct td_err *err)
     return TD_OK;
 }
 
-/* The longest text that max_len tokens can be, or as many ids of at most five bytes; what else is in a request is bounded
- * by counts (stop strings, biases, messages' heads) and is below 1 MiB. The bounds: a message of gRPC's own default always
- * fits, and 32 MiB are more text than the tokenizer takes in a second. */
+/* The longest text that max_len tokens can be, or as many ids of at most five bytes; what else
+ * is in a request is bounded by counts (stop strings, biases, messages' heads) and is below 1
+ * MiB. The bounds: a message of gRPC's own default always fits, and 32 MiB are more text than
+ * the tokenizer takes in a second. */
 static uint64_t derived_message_bytes(const struct router *r)
 {
     uint64_t per_token = r->longest_token_bytes > 5 ? r->longest_token_bytes : 5;
@@ -320,40 +404,58 @@ static uint64_t derived_message_bytes(const struct router *r)
 static td_status open_core(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
-    struct td_core_config c = {.mode = !strcmp(g->mode, "pd") ? TD_MODE_PD : !strcmp(g->mode, "colocated") ? TD_MODE_COLOCATED : TD_MODE_HYBRID,
-                               .policy = g->policy, .max_requests = (uint32_t)g->max_requests, .max_queued = (uint32_t)g->max_queued,
-                               .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens, .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
-                               .queue_timeout_ms = (uint32_t)g->queue_timeout_ms, .stall_ms = (uint32_t)g->stall_ms,
-                               .max_failovers = (uint32_t)g->max_failovers, .attainment = g->attainment, .max_prefix_entries = g->prefix_entries,
+    struct td_core_config c = {.mode = !strcmp(g->mode, "pd")          ? TD_MODE_PD
+                                       : !strcmp(g->mode, "colocated") ? TD_MODE_COLOCATED
+                                                                       : TD_MODE_HYBRID,
+                               .policy = g->policy,
+                               .max_requests = (uint32_t)g->max_requests,
+                               .max_queued = (uint32_t)g->max_queued,
+                               .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens,
+                               .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
+                               .queue_timeout_ms = (uint32_t)g->queue_timeout_ms,
+                               .stall_ms = (uint32_t)g->stall_ms,
+                               .max_failovers = (uint32_t)g->max_failovers,
+                               .attainment = g->attainment,
+                               .max_prefix_entries = g->prefix_entries,
                                .seed = r->incarnation};
     td_status s = router_classes_parse(g->slo_class, &c, err);
-    if (!s && g->latency_table[0]) s = router_latency_table_load(g->latency_table, &c, r->node_classes, NULL, err);
+    if (!s && g->latency_table[0])
+        s = router_latency_table_load(g->latency_table, &c, r->node_classes, NULL, err);
     if (!s) s = td_core_create(&c, &r->core, err);
     if (s) return s;
     r->core_cfg = c;
     r->n_node_classes = c.n_thetas;
     r->prefix_seed = td_random_u64();
     if (g->tenants[0]) {
-        td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp); /* before it is read: a change meanwhile is seen at the next look */
-        if ((s = router_tenants_load(g->tenants, &c, &r->tenants, err))) return td_err_prefix(err, "tenants");
+        /* before it is read: a change meanwhile is seen at the next look */
+        td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp);
+        if ((s = router_tenants_load(g->tenants, &c, &r->tenants, err)))
+            return td_err_prefix(err, "tenants");
         td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenants));
         if (router_tenants_have_keys(r->tenants) && !g->tls_cert[0])
-            td_warn("keys_in_clear", "listen=%s hint=\"tenants' keys travel in clear text: give tls_cert and tls_key\"", g->listen);
+            td_warn(
+                "keys_in_clear",
+                "listen=%s hint=\"tenants' keys travel in clear text: give tls_cert and tls_key\"",
+                g->listen);
     }
     size_t n = (size_t)g->max_requests;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->requests = calloc(n, sizeof *r->requests);
     r->free_slots = calloc(n, sizeof *r->free_slots);
-    if (!r->actions || !r->requests || !r->free_slots) return td_fail(err, TD_ERR_NOMEM, "no memory for max_requests %zu", n);
+    if (!r->actions || !r->requests || !r->free_slots)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for max_requests %zu", n);
     for (size_t i = 0; i < n; i++) {
         r->requests[i].slot = (uint32_t)i;
         r->free_slots[r->n_free_slots++] = (uint32_t)(n - 1 - i);
     }
     if (g->decision_log[0]) {
         r->log = fopen(g->decision_log, "w");
-        if (!r->log) return td_fail(err, TD_ERR_IO, "decision_log \"%s\": %s", g->decision_log, strerror(errno));
+        if (!r->log)
+            return td_fail(err, TD_ERR_IO, "decision_log \"%s\": %s", g->decision_log,
+                           strerror(errno));
         char line[TD_CORE_LINE_MAX];
-        for (uint32_t i = 0; td_core_config_format(&c, i, line, sizeof line) > 0; i++) fputs(line, r->log);
+        for (uint32_t i = 0; td_core_config_format(&c, i, line, sizeof line) > 0; i++)
+            fputs(line, r->log);
     }
     return TD_OK;
 }
@@ -368,25 +470,37 @@ static td_status open_identity(struct router *r, struct td_err *err)
     td_random_fill(r->status_key, sizeof r->status_key);
     if (g->tls_operator_names[0] && (!r->use_tls || !g->tls_ca[0]))
         return td_fail(err, TD_ERR_INVALID,
-                       "tls_operator_names is given, and tls_cert, tls_key and tls_ca are not all: only a certificate of a CA proves a name");
-    if (g->tls_operator_names[0] && (s = td_peer_names_parse("tls_operator_names", g->tls_operator_names, &r->operators, err))) return s;
+                       "tls_operator_names is given, and tls_cert, tls_key and tls_ca are not all: "
+                       "only a certificate of a CA proves a name");
+    if (g->tls_operator_names[0] &&
+        (s = td_peer_names_parse("tls_operator_names", g->tls_operator_names, &r->operators, err)))
+        return s;
     if (r->id.workers && !own_port && !g->tls_client_auth)
         return td_fail(err, TD_ERR_INVALID,
-                       "tls_worker_names is given, tls_client_auth is false, and workers join at listen: callers without a certificate have no "
+                       "tls_worker_names is given, tls_client_auth is false, and workers join at "
+                       "listen: callers without a certificate have no "
                        "names; give workers a port of their own with --worker-listen");
-    return own_port ? td_identity_check_port(&r->id, "worker_listen", g->worker_listen, "Registry, at which workers join", "tls-worker-names",
+    return own_port ? td_identity_check_port(&r->id, "worker_listen", g->worker_listen,
+                                             "Registry, at which workers join", "tls-worker-names",
                                              r->id.workers != NULL, err)
                     : td_identity_check_port(&r->id, "listen", g->listen,
-                                             "Registry, at which workers join (--worker-listen gives them a port of their own)", "tls-worker-names",
-                                             r->id.workers != NULL, err);
+                                             "Registry, at which workers join (--worker-listen "
+                                             "gives them a port of their own)",
+                                             "tls-worker-names", r->id.workers != NULL, err);
 }
 
 static td_status open_worker_server(struct router *r, struct td_err *err)
 {
     const struct td_rpc_method *services[] = {registry_methods, NULL};
-    struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.worker_listen, .tls = r->use_tls ? &r->tls : NULL, .services = services,
-                                     .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes},
-                                     .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
+    struct td_rpc_server_config c = {
+        .loop = r->loop,
+        .address = r->cfg.worker_listen,
+        .tls = r->use_tls ? &r->tls : NULL,
+        .services = services,
+        .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes},
+        .port_check_ms = (uint32_t)r->cfg.port_check_ms,
+        .reflection = true,
+        .ctx = r};
     struct td_port_config port = r->cfg.port;
     port.max_connections_per_peer = port.max_calls_per_peer = 0; /* told of clients */
     td_port_limits(&port, 2 * TD_CORE_MAX_WORKERS, &c.limits);
@@ -396,23 +510,35 @@ static td_status open_worker_server(struct router *r, struct td_err *err)
 static td_status open_server(struct router *r, struct td_err *err)
 {
     r->use_tls = r->cfg.tls_cert[0] != 0;
-    if (r->use_tls != (r->cfg.tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
-    r->tls = (struct td_rpc_tls){.cert_file = r->cfg.tls_cert, .key_file = r->cfg.tls_key, .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL,
-                                .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL,
-                                .peer_names = r->cfg.identity.tls_worker_names[0] ? r->cfg.identity.tls_worker_names : NULL};
+    if (r->use_tls != (r->cfg.tls_key[0] != 0))
+        return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
+    r->tls = (struct td_rpc_tls){
+        .cert_file = r->cfg.tls_cert,
+        .key_file = r->cfg.tls_key,
+        .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL,
+        .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL,
+        .peer_names =
+            r->cfg.identity.tls_worker_names[0] ? r->cfg.identity.tls_worker_names : NULL};
     r->joins_tail = &r->joins;
     td_status s = open_identity(r, err);
     if (!s) s = td_rpc_loop_create("router", &r->loop, err);
     if (s) return s;
     bool own_port = r->cfg.worker_listen[0] != 0;
-    const struct td_rpc_method *services[] = {inference_methods, own_port ? NULL : registry_methods, NULL};
+    const struct td_rpc_method *services[] = {inference_methods, own_port ? NULL : registry_methods,
+                                              NULL};
     struct td_rpc_tls server_tls = r->tls; /* copied by the start */
     if (!r->cfg.tls_client_auth) server_tls.ca_file = NULL;
     uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
-    struct td_rpc_server_config c = {.loop = r->loop, .address = r->cfg.listen, .tls = r->use_tls ? &server_tls : NULL, .services = services,
-                                     .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
-                                                .max_calls_bytes = r->cfg.max_calls_bytes},
-                                     .port_check_ms = (uint32_t)r->cfg.port_check_ms, .reflection = true, .ctx = r};
+    struct td_rpc_server_config c = {
+        .loop = r->loop,
+        .address = r->cfg.listen,
+        .tls = r->use_tls ? &server_tls : NULL,
+        .services = services,
+        .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
+                   .max_calls_bytes = r->cfg.max_calls_bytes},
+        .port_check_ms = (uint32_t)r->cfg.port_check_ms,
+        .reflection = true,
+        .ctx = r};
     td_port_limits(&r->cfg.port, max_calls, &c.limits);
     s = td_rpc_server_start(&c, &r->server, err);
     return !s && own_port ? open_worker_server(r, err) : s;
@@ -427,7 +553,8 @@ static void set_serving(struct router *r, bool serving)
 static bool port_answers(void *ctx)
 {
     const struct router *r = ctx;
-    return td_rpc_server_answers(r->server) && (!r->worker_server || td_rpc_server_answers(r->worker_server));
+    return td_rpc_server_answers(r->server) &&
+           (!r->worker_server || td_rpc_server_answers(r->worker_server));
 }
 
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err)
@@ -451,26 +578,29 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s && !r->cfg.max_message_bytes) r->cfg.max_message_bytes = derived_message_bytes(r);
     if (!s) s = open_core(r, err);
     if (!s) s = open_server(r, err);
-    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
+    if (!s && config->metrics_listen[0])
+        s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back(); /* what it has now is what it needs */
     set_serving(r, true);
     td_info("ready", "model=%s worker_port=%d port=%d mode=%s policy=%s pid=%d", r->model_name,
-            td_rpc_server_port(r->worker_server ? r->worker_server : r->server), td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy,
-            (int)getpid());
+            td_rpc_server_port(r->worker_server ? r->worker_server : r->server),
+            td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy, (int)getpid());
     return TD_OK;
 }
 
-/* ---- run, drain, close ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- run, drain, close ----------------------------------------------------------------------- */
 
 int router_run(struct router *r)
 {
     int sig;
     while (!(sig = td_stop_signal_wait((int)r->cfg.port_check_ms))) {
         td_give_back();
-        if (td_rpc_server_is_deaf(r->server) || (r->worker_server && td_rpc_server_is_deaf(r->worker_server))) {
-            td_error("port_deaf", "port=%d action=exit hint=\"no new client can come in\"", td_rpc_server_port(r->server));
+        if (td_rpc_server_is_deaf(r->server) ||
+            (r->worker_server && td_rpc_server_is_deaf(r->worker_server))) {
+            td_error("port_deaf", "port=%d action=exit hint=\"no new client can come in\"",
+                     td_rpc_server_port(r->server));
             return 1;
         }
     }
@@ -503,7 +633,9 @@ void router_close(struct router *r)
     if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
     td_metrics_http_stop(r->metrics); /* it asks the server how it is */
     if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);
-    if (r->server) td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams end, their conns and channels with them */
+    if (r->server)
+        td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams
+                                             end, their conns and channels with them */
     if (r->loop) td_rpc_loop_destroy(r->loop);
     td_identity_close(&r->id);
     td_peer_names_destroy(r->operators);

@@ -1,7 +1,9 @@
-/* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this file's structs.
+/* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this
+ * file's structs.
  *
- * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c turns tokens into text and stop decisions,
- * join.c finds out who joins, fleet.c keeps the workers, objectives.c reads classes and latency tables, tenants.c says whose a request is,
+ * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c
+ * turns tokens into text and stop decisions, join.c finds out who joins, fleet.c keeps the
+ * workers, objectives.c reads classes and latency tables, tenants.c says whose a request is,
  * router.c opens, drains and closes it all and carries out the core's actions. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
@@ -32,12 +34,13 @@
 #define ROUTER_MAX_STOP_BYTES 1024
 
 struct router_config {
-    const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table, *decision_log, *log_level, *tls_cert, *tls_key,
-        *tls_ca, *tls_server_name, *metrics_listen, *worker_listen, *tls_operator_names,
-        *tenants;
+    const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table,
+        *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen,
+        *worker_listen, *tls_operator_names, *tenants;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
-    uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, drain_timeout_ms, max_message_bytes, max_calls_bytes;
+    uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
+        drain_timeout_ms, max_message_bytes, max_calls_bytes;
     uint64_t prefix_entries, port_check_ms;
     struct td_port_config port;
     double attainment;
@@ -50,9 +53,9 @@ struct stop_matcher {
     char *strings[ROUTER_MAX_STOP_STRINGS];
     size_t bytes[ROUTER_MAX_STOP_STRINGS];
     size_t n;
-    char *held;               /* text not yet given out */
+    char *held; /* text not yet given out */
     size_t n_held, capacity;
-    int matched;              /* index of the string that ended the output, or -1 */
+    int matched; /* index of the string that ended the output, or -1 */
 };
 
 struct router;
@@ -60,7 +63,8 @@ struct worker_conn;
 struct join;
 
 enum leg_kind { LEG_PREFILL, LEG_DECODE };
-/* One call to a worker. Lives until its on_done; detached (request == NULL) when the request no longer wants it. */
+/* One call to a worker. Lives until its on_done; detached (request == NULL) when the request no
+ * longer wants it. */
 struct leg {
     struct router *router;
     struct request_state *request;
@@ -69,44 +73,47 @@ struct leg {
     enum leg_kind kind;
     uint32_t slot, attempt;
     uint64_t id;
-    bool local, finished_seen;             /* finished: decode's last token, prefill's first token and then its done */
+    bool local, finished_seen; /* finished: decode's last token, prefill's first
+                                  token and then its done */
     bool first_seen;
-    bool sender_finished;                  /* decode: it said so */
-    uint64_t sent_bytes, sent_us;          /* prefill: what its done said */
+    bool sender_finished;         /* decode: it said so */
+    uint64_t sent_bytes, sent_us; /* prefill: what its done said */
 };
 
 struct request_state {
     bool live;
     uint32_t slot, attempt;
-    uint64_t id;                           /* the core's and the log's: it counts up, and nobody outside is told */
-    uint64_t number;                       /* random: what workers know the request by */
-    char name[128];                        /* the client's request id, or ours */
-    char logged_name[520];                 /* the same, quoted for the log: it is the client's text */
+    uint64_t id;           /* the core's and the log's: it counts up, and nobody
+                              outside is told */
+    uint64_t number;       /* random: what workers know the request by */
+    char name[128];        /* the client's request id, or ours */
+    char logged_name[520]; /* the same, quoted for the log: it is the client's
+                              text */
     struct td_rpc_call *call;
     bool call_ended;
 
-    int32_t *tokens;                       /* prompt + output; capacity n_prompt + max_tokens */
+    int32_t *tokens; /* prompt + output; capacity n_prompt + max_tokens */
     uint32_t n_tokens, n_prompt, n_cached;
-    struct td_prefix_salt salt;            /* of its prefix chain; zero = none */
+    struct td_prefix_salt salt; /* of its prefix chain; zero = none */
     uint64_t max_tokens;
-    Tandem__V1__SamplingSpec spec;         /* arrays owned by this struct */
+    Tandem__V1__SamplingSpec spec; /* arrays owned by this struct */
     Tandem__V1__LogitBias *bias_store;
     bool return_token_ids, want_logprobs;
     struct td_detokenizer *detok;
     struct stop_matcher stop;
     bool output_done, first_sent, text_lost;
-    uint32_t first_attempt;                /* that made the first token */
+    uint32_t first_attempt; /* that made the first token */
     Tandem__V1__FinishReason finish;
-    int32_t stop_token;                    /* the stop token that ended it, or -1 */
+    int32_t stop_token; /* the stop token that ended it, or -1 */
 
     struct leg *prefill, *decode;
-    uint8_t *grant;                        /* of the current attempt */
+    uint8_t *grant; /* of the current attempt */
     size_t grant_bytes;
     uint32_t ticket_cached;
-    char last_error[512];                  /* of a leg: the reason is never discarded */
+    char last_error[512]; /* of a leg: the reason is never discarded */
 
     uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, last_ns;
-    uint64_t key;                          /* the core's, for the workers' queues */
+    uint64_t key;                                   /* the core's, for the workers' queues */
     uint64_t first_decode_sent_ns, first_ticket_ns; /* of the attempt that made the first token */
     Tandem__V1__Ledger ledger;
     char prefill_name[128], decode_name[128], path[16];
@@ -116,13 +123,14 @@ struct worker_conn {
     struct router *router;
     bool used, gone, draining;
     uint32_t index, n_legs;
-    struct join *join;                     /* its registry stream; NULL = gone */
-    struct td_join_nonces nonces;          /* of its Join: what proofs of calls to it are made of */
-    uint64_t n_proofs;                     /* counter of the last */
+    struct join *join;            /* its registry stream; NULL = gone */
+    struct td_join_nonces nonces; /* of its Join: what proofs of calls to it are made of */
+    uint64_t n_proofs;            /* counter of the last */
     struct td_rpc_channel *channel;
     char name[128], role_name[16], address[256], version[64];
-    char logged_name[520], logged_address[1030]; /* the same, quoted for the log: they are what the worker says */
-    char transfer[16], kv_tls[8];          /* of its hello: what of its KV port must agree */
+    char logged_name[520], logged_address[1030]; /* the same, quoted for the log: they are what
+                                                    the worker says */
+    char transfer[16], kv_tls[8];                /* of its hello: what of its KV port must agree */
     enum td_core_role role;
     uint64_t incarnation, layout_hash;
     uint32_t block_size, kv_blocks, max_model_len, pid, tp;
@@ -139,57 +147,62 @@ struct router {
     struct td_chat_template *chat;
     size_t longest_token_bytes;
     struct td_rpc_loop *loop;
-    struct td_rpc_server *server;          /* clients; workers too unless worker_server is there */
+    struct td_rpc_server *server; /* clients; workers too unless worker_server is there */
     struct td_rpc_server *worker_server;
     struct td_rpc_tls tls;
     bool use_tls;
     struct td_identity id;
-    struct td_peer_names *operators;       /* NULL = not told */
-    uint8_t status_key[32];                /* of the challenges that Status gives out */
-    struct join *joins, **joins_tail;      /* streams that are not a worker's yet, the oldest first */
+    struct td_peer_names *operators;  /* NULL = not told */
+    uint8_t status_key[32];           /* of the challenges that Status gives out */
+    struct join *joins, **joins_tail; /* streams that are not a worker's yet, the oldest
+                                         first */
     uint32_t n_joins;
     struct td_log_pace reject_pace, unreachable_pace, tenant_pace;
-    struct router_tenants *tenants;        /* NULL: a tenant is what the client says */
-    struct td_file_stamp tenants_stamp;    /* of what was last read, or tried */
+    struct router_tenants *tenants;     /* NULL: a tenant is what the client says */
+    struct td_file_stamp tenants_stamp; /* of what was last read, or tried */
     uint64_t tenants_seen_ns;
     struct td_rpc_timer *tick;
-    struct td_core_config core_cfg;        /* classes and thetas as the core has them */
+    struct td_core_config core_cfg; /* classes and thetas as the core has them */
     char node_classes[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
     uint32_t n_node_classes;
     uint64_t prefix_seed;
-    uint64_t hashes[TD_CORE_MAX_HASHES];   /* of the request being taken */
-    uint64_t *all_hashes;                  /* [max_len / block size]: scratch */
+    uint64_t hashes[TD_CORE_MAX_HASHES]; /* of the request being taken */
+    uint64_t *all_hashes;                /* [max_len / block size]: scratch */
     size_t max_all_hashes;
-    uint64_t tick_ns, tick_cpu_ns;         /* the last tick, and this thread's CPU time then */
+    uint64_t tick_ns, tick_cpu_ns; /* the last tick, and this thread's CPU time then */
     struct td_port_seen port_seen;
     enum td_bound told_bound;
     uint64_t told_bound_ns;
     struct td_core *core;
-    struct td_core_action *actions;        /* TD_CORE_MAX_ACTIONS_PER_EVENT */
-    FILE *log;                             /* decision log, or NULL */
+    struct td_core_action *actions; /* TD_CORE_MAX_ACTIONS_PER_EVENT */
+    FILE *log;                      /* decision log, or NULL */
     uint64_t next_id, started_ns, incarnation;
-    struct request_state *requests;        /* [max_requests] */
+    struct request_state *requests; /* [max_requests] */
     uint32_t *free_slots, n_free_slots;
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
-    uint32_t max_len;                      /* what router_max_len answers; fleet.c keeps it */
+    uint32_t max_len; /* what router_max_len answers; fleet.c keeps it */
     atomic_uint n_live;
     atomic_bool draining;
     struct td_metrics_http *metrics;
     struct router_metrics *m;
 };
 
-/* router.c: the daemon's life, and the one door to the core: logs the event, applies it, logs and carries out the actions. */
+/* router.c: the daemon's life, and the one door to the core: logs the event, applies it, logs
+ * and carries out the actions. */
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err);
-int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, nothing can be drained */
+int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, nothing can be
+                                     drained */
 void router_drain(struct router *r);
 void router_close(struct router *r);
 void router_event(struct router *r, struct td_core_event event);
-uint32_t router_max_len(const struct router *r); /* longest sequence every connected worker can hold */
+uint32_t router_max_len(const struct router *r); /* longest sequence every connected worker can
+                                                    hold */
 void router_update_max_len(struct router *r);    /* a worker came or went */
 
 /* inference.c */
 extern const struct td_rpc_method inference_methods[];
-void inference_update_limits(const struct router *r); /* of ids in a message, by the longest sequence */
+void inference_update_limits(const struct router *r); /* of ids in a message, by the longest
+                                                         sequence */
 void request_complete(struct router *r, struct request_state *q);
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
 
@@ -199,46 +212,62 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
 void leg_cancel(struct leg **leg);
 
 /* output.c */
-td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes, struct td_err *err);
-/* Appends new text; *ret_text[0..*ret_bytes) may be given out now (borrowed until the next call); true when a stop string matched. */
-bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes, const char **ret_text, size_t *ret_bytes);
+td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes,
+                           struct td_err *err);
+/* Appends new text; *ret_text[0..*ret_bytes) may be given out now (borrowed until the next
+ * call); true when a stop string matched. */
+bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes,
+                       const char **ret_text, size_t *ret_bytes);
 void stop_matcher_flush(struct stop_matcher *m, const char **ret_text, size_t *ret_bytes);
 void stop_matcher_free(struct stop_matcher *m);
-/* Takes tokens of a leg into the request's output: drops what it has, appends the next, sends text. TD_ERR_CORRUPT when a worker's token contradicts
- * what was already sent (I1 broken) or leaves a gap. */
-td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n);
+/* Takes tokens of a leg into the request's output: drops what it has, appends the next, sends
+ * text. TD_ERR_CORRUPT when a worker's token contradicts what was already sent (I1 broken) or
+ * leaves a gap. */
+td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out,
+                      size_t n);
 
 /* join.c */
 extern const struct td_rpc_method registry_methods[];
-void join_tick(struct router *r, uint64_t now_ns); /* streams that say nothing are ended */
-void join_lose_worker(struct join *j, const char *why); /* its worker is gone: nothing more is taken from the stream, which ends */
+void join_tick(struct router *r, uint64_t now_ns);      /* streams that say nothing are ended */
+void join_lose_worker(struct join *j, const char *why); /* its worker is gone: nothing more is
+                                                           taken from the stream, which ends */
 struct td_rpc_call *join_call(const struct join *j);
 /* Metadata of a call to w: 1 when a cluster secret is in use, else 0. text holds the value. */
-size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, uint32_t attempt, char text[TD_CALL_PROOF_MAX],
-                    struct td_rpc_metadata *ret_metadata);
+size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, uint32_t attempt,
+                    char text[TD_CALL_PROOF_MAX], struct td_rpc_metadata *ret_metadata);
 
 /* fleet.c */
 void worker_conn_release(struct worker_conn *w); /* a leg ended */
-/* Whether such a worker can join now. dialled: its address was dialled back, and this very process answered. */
-td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled, struct td_err *err);
-td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel, struct td_err *err);
-/* Takes the worker in and welcomes it; a former self of it is gone then. channel: to its address, taken over; NULL = made here.
- * NULL and *err: it cannot be. */
-struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h, const struct td_join_nonces *nonces,
-                               struct td_rpc_channel *channel, struct td_err *err);
+/* Whether such a worker can join now. dialled: its address was dialled back, and this very
+ * process answered. */
+td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
+                            struct td_err *err);
+td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel,
+                        struct td_err *err);
+/* Takes the worker in and welcomes it; a former self of it is gone then. channel: to its
+ * address, taken over; NULL = made here. NULL and *err: it cannot be. */
+struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h,
+                               const struct td_join_nonces *nonces, struct td_rpc_channel *channel,
+                               struct td_err *err);
 void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s);
 void fleet_drain(struct worker_conn *w, uint64_t timeout_ms);
 void fleet_gone(struct worker_conn *w, const char *why);
-uint32_t fleet_block_size(const struct router *r); /* of the workers that are there: one layout, one size; 0 = nobody */
-void fleet_status(struct router *r, Tandem__V1__StatusResponse *out, Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
+uint32_t fleet_block_size(const struct router *r); /* of the workers that are there: one layout,
+                                                      one size; 0 = nobody */
+void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
+                  Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
 
 /* metrics */
 struct router_metrics {
-    struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc, *transfer, *running, *waiting;
+    struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc,
+        *transfer, *running, *waiting;
     struct td_metric *tenants_unknown, *tenants_denied;
-    struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens, *mismatches;
-    struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot, *hit_predicted, *hit_real, *arrival_rate;
-    struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2], *bound[TD_BOUND_N];
+    struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens,
+        *mismatches;
+    struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot,
+        *hit_predicted, *hit_real, *arrival_rate;
+    struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2],
+        *bound[TD_BOUND_N];
 };
 
 #endif

@@ -1,4 +1,5 @@
-/* slo_presets.c - see slo_presets.h. Sources: mlcommons/inference loadgen/mlperf.conf; DistServe (Zhong et al. 2024), table 1. */
+/* slo_presets.c - see slo_presets.h. Sources: mlcommons/inference loadgen/mlperf.conf; DistServe
+ * (Zhong et al. 2024), table 1. */
 #include "router/slo_presets.h"
 
 #include <stdio.h>
@@ -20,7 +21,8 @@ static const struct td_slo_preset presets[] = {
 };
 #define N_PRESETS (sizeof presets / sizeof *presets)
 
-td_status td_slo_preset_find(const char *name, const struct td_slo_preset **ret_preset, struct td_err *err)
+td_status td_slo_preset_find(const char *name, const struct td_slo_preset **ret_preset,
+                             struct td_err *err)
 {
     char known[400];
     size_t used = 0;
@@ -32,5 +34,6 @@ td_status td_slo_preset_find(const char *name, const struct td_slo_preset **ret_
         int n = snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", presets[i].name);
         used += n > 0 && used + (size_t)n < sizeof known ? (size_t)n : 0;
     }
-    return td_fail(err, TD_ERR_INVALID, "objective preset \"%.60s\" is unknown; there are: %s", name, known);
+    return td_fail(err, TD_ERR_INVALID, "objective preset \"%.60s\" is unknown; there are: %s",
+                   name, known);
 }

@@ -1,5 +1,5 @@
-/* tenants.c - see tenants.h. Keys are found by their SHA-256, sorted: the file holds no key, and how long a search takes
- * says something of a digest, nothing of the key behind it. */
+/* tenants.c - see tenants.h. Keys are found by their SHA-256, sorted: the file holds no key, and
+ * how long a search takes says something of a digest, nothing of the key behind it. */
 #include "router/tenants.h"
 
 #include <openssl/evp.h>
@@ -14,12 +14,15 @@
 
 struct td_prefix_salt router_cache_salt(const char *tenant, const char *cache_salt)
 {
-    static const char use[] = "tandem prefix salt 1"; /* parts this use of the hash from every other; its NUL is hashed, too */
-    uint8_t text[sizeof use + 2 + ROUTER_MAX_TENANT_BYTES + ROUTER_MAX_CACHE_SALT_BYTES], digest[32];
+    static const char use[] = "tandem prefix salt 1"; /* parts this use of the hash from every
+                                                         other; its NUL is hashed, too */
+    uint8_t text[sizeof use + 2 + ROUTER_MAX_TENANT_BYTES + ROUTER_MAX_CACHE_SALT_BYTES],
+        digest[32];
     size_t n_tenant = strlen(tenant), n_salt = strlen(cache_salt);
     if (!n_tenant && !n_salt) return (struct td_prefix_salt){0};
     TD_ASSERT(n_tenant <= ROUTER_MAX_TENANT_BYTES && n_salt <= ROUTER_MAX_CACHE_SALT_BYTES);
-    _Static_assert(ROUTER_MAX_TENANT_BYTES < 256 && ROUTER_MAX_CACHE_SALT_BYTES < 256, "a length is one byte");
+    _Static_assert(ROUTER_MAX_TENANT_BYTES < 256 && ROUTER_MAX_CACHE_SALT_BYTES < 256,
+                   "a length is one byte");
     size_t n = sizeof use;
     memcpy(text, use, n);
     text[n++] = (uint8_t)n_tenant;
@@ -35,13 +38,16 @@ struct td_prefix_salt router_cache_salt(const char *tenant, const char *cache_sa
     return salt;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
-struct key { uint8_t digest[DIGEST_BYTES]; uint32_t tenant; };
+struct key {
+    uint8_t digest[DIGEST_BYTES];
+    uint32_t tenant;
+};
 struct router_tenants {
     struct router_tenant *v;
-    struct td_peer_names **certificates;   /* [n]; NULL = none */
-    struct key *keys;                      /* sorted by digest */
+    struct td_peer_names **certificates; /* [n]; NULL = none */
+    struct key *keys;                    /* sorted by digest */
     size_t n, n_keys;
 };
 
@@ -63,7 +69,8 @@ void router_tenants_free(struct router_tenants *t)
     free(t);
 }
 
-static td_status only_keys(const json_t *o, const char *what, const char *const *known, struct td_err *err)
+static td_status only_keys(const json_t *o, const char *what, const char *const *known,
+                           struct td_err *err)
 {
     const char *key;
     json_t *value;
@@ -71,7 +78,8 @@ static td_status only_keys(const json_t *o, const char *what, const char *const 
     {
         size_t i = 0;
         while (known[i] && strcmp(known[i], key)) i++;
-        if (!known[i]) return td_fail(err, TD_ERR_INVALID, "%s: \"%.60s\" is no field of a tenant", what, key);
+        if (!known[i])
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.60s\" is no field of a tenant", what, key);
     }
     return TD_OK;
 }
@@ -84,17 +92,20 @@ static const char *text_at(const json_t *array, size_t i)
     return text && strlen(text) == json_string_length(v) ? text : NULL;
 }
 
-static td_status list_of(const json_t *o, const char *what, const char *field, size_t max, const json_t **ret,
-                         struct td_err *err)
+static td_status list_of(const json_t *o, const char *what, const char *field, size_t max,
+                         const json_t **ret, struct td_err *err)
 {
     *ret = json_object_get(o, field);
     if (!*ret) return TD_OK;
-    if (!json_is_array(*ret)) return td_fail(err, TD_ERR_INVALID, "%s: %s is not a list", what, field);
+    if (!json_is_array(*ret))
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is not a list", what, field);
     size_t n = json_array_size(*ret);
     if (n < 1 || n > max)
-        return td_fail(err, TD_ERR_INVALID, "%s: %s has %zu entries, must have 1..%zu", what, field, n, max);
+        return td_fail(err, TD_ERR_INVALID, "%s: %s has %zu entries, must have 1..%zu", what, field,
+                       n, max);
     for (size_t i = 0; i < n; i++)
-        if (!text_at(*ret, i)) return td_fail(err, TD_ERR_INVALID, "%s: %s[%zu] is not a text", what, field, i);
+        if (!text_at(*ret, i))
+            return td_fail(err, TD_ERR_INVALID, "%s: %s[%zu] is not a text", what, field, i);
     return TD_OK;
 }
 
@@ -104,15 +115,18 @@ static bool parse_digest(const char *text, uint8_t ret[DIGEST_BYTES])
     if (strncmp(text, "sha256:", 7) || strlen(text) != 7 + 2 * DIGEST_BYTES) return false;
     for (size_t i = 0; i < 2 * DIGEST_BYTES; i++) {
         char c = text[7 + i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                  : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (digit < 0) return false;
         ret[i / 2] = (uint8_t)(i % 2 ? ret[i / 2] | digit : digit << 4);
     }
     return true;
 }
 
-static td_status parse_keys(struct router_tenants *t, uint32_t at, const json_t *o, const char *what, struct td_err *err)
+static td_status parse_keys(struct router_tenants *t, uint32_t at, const json_t *o,
+                            const char *what, struct td_err *err)
 {
     const json_t *list;
     td_status s = list_of(o, what, "keys", ROUTER_MAX_KEYS, &list, err);
@@ -121,14 +135,16 @@ static td_status parse_keys(struct router_tenants *t, uint32_t at, const json_t 
         k->tenant = at;
         if (!parse_digest(text_at(list, i), k->digest))
             s = td_fail(err, TD_ERR_INVALID, /* never the text: it may be the key itself */
-                        "%s: keys[%zu] is not \"sha256:\" and 64 hexadecimal digits (printf %%s KEY | sha256sum)", what, i);
+                        "%s: keys[%zu] is not \"sha256:\" and 64 hexadecimal digits (printf %%s "
+                        "KEY | sha256sum)",
+                        what, i);
         t->n_keys++;
     }
     return s;
 }
 
-static td_status parse_certificates(struct router_tenants *t, uint32_t at, const json_t *o, const char *what,
-                                    struct td_err *err)
+static td_status parse_certificates(struct router_tenants *t, uint32_t at, const json_t *o,
+                                    const char *what, struct td_err *err)
 {
     const json_t *list;
     td_status s = list_of(o, what, "certificates", 64, &list, err);
@@ -138,8 +154,10 @@ static td_status parse_certificates(struct router_tenants *t, uint32_t at, const
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *pattern = text_at(list, i);
         if (!pattern[0] || strchr(pattern, ',') || strlen(pattern) > 512)
-            return td_fail(err, TD_ERR_INVALID, "%s: certificates[%zu] must be one pattern of 1..512 bytes, without a comma",
-                           what, i);
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "%s: certificates[%zu] must be one pattern of 1..512 bytes, without a comma", what,
+                i);
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i ? "," : "", pattern);
     }
     snprintf(option, sizeof option, "%s: certificates", what);
@@ -161,7 +179,9 @@ static td_status parse_classes(struct router_tenant *v, const json_t *o, const c
         uint32_t c = 0;
         while (c < n_classes && (strcmp(config->classes[c].name, name) || !name[0])) c++;
         if (c == n_classes)
-            return td_fail(err, TD_ERR_INVALID, "%s: classes[%zu] is \"%.40s\", which is no class of slo_class", what, i, name);
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: classes[%zu] is \"%.40s\", which is no class of slo_class", what, i,
+                           name);
         if (!i) v->first_class = c;
         v->classes |= 1u << c;
     }
@@ -169,8 +189,9 @@ static td_status parse_classes(struct router_tenant *v, const json_t *o, const c
     return TD_OK;
 }
 
-static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_t *o, const char *path,
-                              const struct td_core_config *config, struct td_err *err)
+static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_t *o,
+                              const char *path, const struct td_core_config *config,
+                              struct td_err *err)
 {
     static const char *const known[] = {"name", "keys", "certificates", "weight", "classes", NULL};
     char what[200];
@@ -182,22 +203,26 @@ static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_
     if (s) return s;
     size_t n = name ? strlen(name) : 0;
     if (n < 1 || n > ROUTER_MAX_TENANT_BYTES)
-        return td_fail(err, TD_ERR_INVALID, "%s: name must have 1..%d bytes", what, ROUTER_MAX_TENANT_BYTES);
+        return td_fail(err, TD_ERR_INVALID, "%s: name must have 1..%d bytes", what,
+                       ROUTER_MAX_TENANT_BYTES);
     for (size_t i = 0; i < n; i++)
         if ((uint8_t)name[i] < 0x20 || name[i] == 0x7f)
             return td_fail(err, TD_ERR_INVALID, "%s: name holds a control character", what);
     snprintf(v->name, sizeof v->name, "%s", name);
     snprintf(what, sizeof what, "%.80s: tenant \"%s\"", path, v->name);
     for (uint32_t i = 0; i < at; i++)
-        if (!strcmp(t->v[i].name, v->name)) return td_fail(err, TD_ERR_INVALID, "%s is there twice", what);
+        if (!strcmp(t->v[i].name, v->name))
+            return td_fail(err, TD_ERR_INVALID, "%s is there twice", what);
     v->weight = 1;
     if (!s) s = only_keys(o, what, known, err);
-    if (!s) s = td_json_f64(o, what, "weight", 0.001, ROUTER_MAX_TENANT_WEIGHT, &v->weight, NULL, err);
+    if (!s)
+        s = td_json_f64(o, what, "weight", 0.001, ROUTER_MAX_TENANT_WEIGHT, &v->weight, NULL, err);
     if (!s) s = parse_keys(t, at, o, what, err);
     if (!s) s = parse_certificates(t, at, o, what, err);
     if (!s) s = parse_classes(v, o, what, config, err);
     if (!s && !json_object_get(o, "keys") && !json_object_get(o, "certificates"))
-        s = td_fail(err, TD_ERR_INVALID, "%s has neither keys nor certificates: nobody could be it", what);
+        s = td_fail(err, TD_ERR_INVALID, "%s has neither keys nor certificates: nobody could be it",
+                    what);
     return s;
 }
 
@@ -206,22 +231,27 @@ static td_status parse_file(struct router_tenants *t, const json_t *root, const 
 {
     const json_t *list = json_object_get(root, "tenants");
     if (!json_is_array(list) || json_object_size(root) != 1)
-        return td_fail(err, TD_ERR_INVALID, "%.80s must be {\"tenants\": [...]} and nothing else", path);
+        return td_fail(err, TD_ERR_INVALID, "%.80s must be {\"tenants\": [...]} and nothing else",
+                       path);
     size_t n = json_array_size(list);
     if (n > ROUTER_MAX_TENANTS)
-        return td_fail(err, TD_ERR_LIMIT, "%.80s: %zu tenants, limit %d", path, n, ROUTER_MAX_TENANTS);
+        return td_fail(err, TD_ERR_LIMIT, "%.80s: %zu tenants, limit %d", path, n,
+                       ROUTER_MAX_TENANTS);
     t->v = calloc(n + 1, sizeof *t->v);
     t->certificates = calloc(n + 1, sizeof(struct td_peer_names *));
     t->keys = calloc(n * ROUTER_MAX_KEYS + 1, sizeof *t->keys);
-    if (!t->v || !t->certificates || !t->keys) return td_fail(err, TD_ERR_NOMEM, "no memory for %zu tenants", n);
+    if (!t->v || !t->certificates || !t->keys)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for %zu tenants", n);
     t->n = n;
     td_status s = TD_OK;
-    for (uint32_t i = 0; i < n && !s; i++) s = parse_tenant(t, i, json_array_get(list, i), path, config, err);
+    for (uint32_t i = 0; i < n && !s; i++)
+        s = parse_tenant(t, i, json_array_get(list, i), path, config, err);
     if (s) return s;
     qsort(t->keys, t->n_keys, sizeof *t->keys, compare_keys);
     for (size_t i = 1; i < t->n_keys; i++)
         if (!compare_keys(&t->keys[i - 1], &t->keys[i]))
-            return td_fail(err, TD_ERR_INVALID, "%.80s: tenants \"%s\" and \"%s\" have the same key", path,
+            return td_fail(err, TD_ERR_INVALID,
+                           "%.80s: tenants \"%s\" and \"%s\" have the same key", path,
                            t->v[t->keys[i - 1].tenant].name, t->v[t->keys[i].tenant].name);
     return TD_OK;
 }
@@ -232,10 +262,13 @@ static td_status make(json_t *root, const char *path, const struct td_core_confi
 {
     td_status s;
     struct router_tenants *t = calloc(1, sizeof *t);
-    s = t ? parse_file(t, root, path, classes, err) : td_fail(err, TD_ERR_NOMEM, "no memory for the tenants of %.80s", path);
+    s = t ? parse_file(t, root, path, classes, err)
+          : td_fail(err, TD_ERR_NOMEM, "no memory for the tenants of %.80s", path);
     json_decref(root);
-    if (s) router_tenants_free(t);
-    else *ret_tenants = t;
+    if (s)
+        router_tenants_free(t);
+    else
+        *ret_tenants = t;
     return s;
 }
 
@@ -247,7 +280,8 @@ td_status router_tenants_load(const char *path, const struct td_core_config *cla
     return s ? s : make(root, path, classes, ret_tenants, err);
 }
 
-td_status router_tenants_parse(const char *text, size_t n_bytes, const char *what, const struct td_core_config *classes,
+td_status router_tenants_parse(const char *text, size_t n_bytes, const char *what,
+                               const struct td_core_config *classes,
                                struct router_tenants **ret_tenants, struct td_err *err)
 {
     json_t *root = NULL;
@@ -255,25 +289,29 @@ td_status router_tenants_parse(const char *text, size_t n_bytes, const char *wha
     return s ? s : make(root, what, classes, ret_tenants, err);
 }
 
-/* ---- who asks --------------------------------------------------------------------------------------------------- */
+/* ---- who asks -------------------------------------------------------------------------------- */
 
 /* The index of the key's tenant, or -1. */
 static int64_t tenant_of_key(const struct router_tenants *t, const char *key, size_t n)
 {
     struct key wanted;
     TD_ASSERT(EVP_Digest(key, n, wanted.digest, NULL, EVP_sha256(), NULL) == 1);
-    const struct key *k = t->n_keys ? bsearch(&wanted, t->keys, t->n_keys, sizeof *t->keys, compare_keys) : NULL;
+    const struct key *k =
+        t->n_keys ? bsearch(&wanted, t->keys, t->n_keys, sizeof *t->keys, compare_keys) : NULL;
     return k ? (int64_t)k->tenant : -1;
 }
 
-static enum router_tenant_verdict denied(struct td_err *err, enum router_tenant_verdict v, const char *why)
+static enum router_tenant_verdict denied(struct td_err *err, enum router_tenant_verdict v,
+                                         const char *why)
 {
     td_fail(err, TD_ERR_INVALID, "%s", why);
     return v;
 }
 
-enum router_tenant_verdict router_tenant_of(const struct router_tenants *t, const struct router_caller *c,
-                                            const struct router_tenant **ret_tenant, struct td_err *err)
+enum router_tenant_verdict router_tenant_of(const struct router_tenants *t,
+                                            const struct router_caller *c,
+                                            const struct router_tenant **ret_tenant,
+                                            struct td_err *err)
 {
     int64_t by_key = -1, by_name = -1;
     if (c->authorization) {
@@ -284,29 +322,36 @@ enum router_tenant_verdict router_tenant_of(const struct router_tenants *t, cons
         size_t n = strlen(key);
         while (n && key[n - 1] == ' ') n--;
         if (n < ROUTER_MIN_KEY_BYTES || n > ROUTER_MAX_KEY_BYTES) {
-            td_fail(err, TD_ERR_INVALID, "the key in authorization has %zu bytes; keys have %d..%d", n, ROUTER_MIN_KEY_BYTES,
-                    ROUTER_MAX_KEY_BYTES);
+            td_fail(err, TD_ERR_INVALID, "the key in authorization has %zu bytes; keys have %d..%d",
+                    n, ROUTER_MIN_KEY_BYTES, ROUTER_MAX_KEY_BYTES);
             return ROUTER_TENANT_UNKNOWN;
         }
         by_key = tenant_of_key(t, key, n);
-        if (by_key < 0) return denied(err, ROUTER_TENANT_UNKNOWN, "the key in authorization is no tenant's");
+        if (by_key < 0)
+            return denied(err, ROUTER_TENANT_UNKNOWN, "the key in authorization is no tenant's");
     }
     for (size_t i = 0; c->certificate_is && i < t->n && by_name < 0; i++)
-        if (t->certificates[i] && c->certificate_is(c->arg, t->certificates[i])) by_name = (int64_t)i;
+        if (t->certificates[i] && c->certificate_is(c->arg, t->certificates[i]))
+            by_name = (int64_t)i;
     if (by_key < 0 && by_name < 0)
-        return denied(err, ROUTER_TENANT_UNKNOWN,
-                      c->certificate_is ? "no key in authorization, and no name of the caller's certificate is a tenant's"
-                                        : "this router answers tenants that it knows: send a key as authorization \"Bearer KEY\""
-                                          ", or show a certificate");
-    if (by_key >= 0 && by_name >= 0 && by_key != by_name && !(t->certificates[by_key] &&
-        c->certificate_is(c->arg, t->certificates[by_key]))) {
-        td_fail(err, TD_ERR_INVALID, "the key is tenant \"%s\"'s and the certificate tenant \"%s\"'s", t->v[by_key].name,
+        return denied(
+            err, ROUTER_TENANT_UNKNOWN,
+            c->certificate_is
+                ? "no key in authorization, and no name of the caller's certificate is a tenant's"
+                : "this router answers tenants that it knows: send a key as authorization \"Bearer "
+                  "KEY\""
+                  ", or show a certificate");
+    if (by_key >= 0 && by_name >= 0 && by_key != by_name &&
+        !(t->certificates[by_key] && c->certificate_is(c->arg, t->certificates[by_key]))) {
+        td_fail(err, TD_ERR_INVALID,
+                "the key is tenant \"%s\"'s and the certificate tenant \"%s\"'s", t->v[by_key].name,
                 t->v[by_name].name);
         return ROUTER_TENANT_DENIED;
     }
     const struct router_tenant *v = &t->v[by_key >= 0 ? by_key : by_name];
     if (c->claimed[0] && strcmp(c->claimed, v->name)) {
-        td_fail(err, TD_ERR_INVALID, "tenant is \"%.64s\"; the caller is tenant \"%s\"", c->claimed, v->name);
+        td_fail(err, TD_ERR_INVALID, "tenant is \"%.64s\"; the caller is tenant \"%s\"", c->claimed,
+                v->name);
         return ROUTER_TENANT_DENIED;
     }
     *ret_tenant = v;

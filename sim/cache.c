@@ -42,7 +42,8 @@ uint32_t td_sim_cache_insert(struct td_sim_cache *c, uint64_t hash)
     if (!c->free_head_1) grow(c);
     uint32_t e = c->free_head_1 - 1, b = bucket_of(c, hash);
     c->free_head_1 = c->entries[e].next;
-    c->entries[e] = (struct td_sim_cache_entry){.hash = hash, .next = c->buckets[b], .older = e, .fresher = e};
+    c->entries[e] =
+        (struct td_sim_cache_entry){.hash = hash, .next = c->buckets[b], .older = e, .fresher = e};
     c->buckets[b] = e;
     c->n_used++;
     return e;
@@ -53,8 +54,10 @@ void td_sim_cache_link_fresh(struct td_sim_cache *c, uint32_t e)
     struct td_sim_cache_entry *x = &c->entries[e];
     x->fresher = TD_SIM_NONE;
     x->older = c->n_linked ? c->freshest : TD_SIM_NONE;
-    if (c->n_linked) c->entries[c->freshest].fresher = e;
-    else c->oldest = e;
+    if (c->n_linked)
+        c->entries[c->freshest].fresher = e;
+    else
+        c->oldest = e;
     c->freshest = e;
     c->n_linked++;
 }
@@ -63,10 +66,14 @@ void td_sim_cache_unlink(struct td_sim_cache *c, uint32_t e)
 {
     struct td_sim_cache_entry *x = &c->entries[e];
     if (x->older == e) return;
-    if (x->older == TD_SIM_NONE) c->oldest = x->fresher;
-    else c->entries[x->older].fresher = x->fresher;
-    if (x->fresher == TD_SIM_NONE) c->freshest = x->older;
-    else c->entries[x->fresher].older = x->older;
+    if (x->older == TD_SIM_NONE)
+        c->oldest = x->fresher;
+    else
+        c->entries[x->older].fresher = x->fresher;
+    if (x->fresher == TD_SIM_NONE)
+        c->freshest = x->older;
+    else
+        c->entries[x->fresher].older = x->older;
     x->older = x->fresher = e;
     c->n_linked--;
 }

@@ -1,11 +1,13 @@
 /* cluster.c - see cluster.h.
  *
- * Invariants (checked at the end of a run with `check`): (1) a request ends once; (2) blocks held on a worker are those of its legs, none after the
- * last; (3) no action names a worker of which the router was told that it is gone; (4) tokens reach the client in order, without gap; (5) the core's
- * ledger is empty when nothing is live.
+ * Invariants (checked at the end of a run with `check`): (1) a request ends once; (2) blocks held
+ * on a worker are those of its legs, none after the last; (3) no action names a worker of which the
+ * router was told that it is gone; (4) tokens reach the client in order, without gap; (5) the
+ * core's ledger is empty when nothing is live.
  *
  * A leg is one call of the router to a worker:
- *   decode    WAITING -> IMPORT (ticket sent) -> RUNNING -> over;  local or preempted: WAITING -> RUNNING
+ *   decode    WAITING -> IMPORT (ticket sent) -> RUNNING -> over;  local or preempted: WAITING ->
+ *             RUNNING
  *   prefill   WAITING -> RUNNING (chunks) -> SENDING -> over
  * Messages to a busy worker wait in its mail until its step ends. */
 #include "sim/cluster.h"
@@ -23,7 +25,13 @@
 #define NONE TD_SIM_NONE
 #define MAX_STEP_REPORTS 64
 
-enum { CODE_OK = 0, CODE_CANCELLED = 1, CODE_INVALID = 3, CODE_EXHAUSTED = 8, CODE_UNAVAILABLE = 14 };
+enum {
+    CODE_OK = 0,
+    CODE_CANCELLED = 1,
+    CODE_INVALID = 3,
+    CODE_EXHAUSTED = 8,
+    CODE_UNAVAILABLE = 14
+};
 
 enum event_kind {
     EV_ARRIVAL,
@@ -39,8 +47,24 @@ enum event_kind {
     EV_CLIENT_LEAVES
 };
 
-enum msg_kind { M_START_DECODE, M_START_PREFILL, M_CANCEL, M_SLOT_READY, M_OP_DONE, M_SENDER_FINISHED, /* to a worker */
-                M_TICKET, M_FIRST_TOKEN, M_TOKEN, M_PREFILL_END, M_DECODE_END, M_GONE, M_JOIN, M_DRAIN }; /* to the router */
+/* to a worker */
+enum msg_kind {
+    M_START_DECODE,
+    M_START_PREFILL,
+    M_CANCEL,
+    M_SLOT_READY,
+    M_OP_DONE,
+    M_SENDER_FINISHED,
+    /* to the router */
+    M_TICKET,
+    M_FIRST_TOKEN,
+    M_TOKEN,
+    M_PREFILL_END,
+    M_DECODE_END,
+    M_GONE,
+    M_JOIN,
+    M_DRAIN
+};
 
 struct msg {
     enum msg_kind kind;
@@ -53,20 +77,23 @@ enum leg_state { LEG_FREE = 0, LEG_WAITING, LEG_IMPORT, LEG_RUNNING, LEG_SENDING
 
 struct leg {
     enum leg_state state;
-    bool decode, local, decoding;       /* local: of a prefill leg, no hand-over; decoding: its next row is a decode step */
-    bool dead;                          /* over while its step runs */
+    bool decode, local, decoding; /* local: of a prefill leg, no hand-over; decoding: its
+                                     next row is a decode step */
+    bool dead;                    /* over while its step runs */
     uint32_t gen;
     uint64_t id, key;
     uint32_t slot, attempt, worker, req;
-    uint32_t prev, next;                /* the worker's waiting list */
-    uint32_t slot_next;                 /* legs of one slot */
+    uint32_t prev, next; /* the worker's waiting list */
+    uint32_t slot_next;  /* legs of one slot */
     int32_t n_prompt, n_total, n_tokens, n_computed, n_cached, n_blocks, n_shared, n_preemptions;
-    int32_t n_sent, n_skip;             /* prefill: tokens whose KV was handed to the link; that the decode worker has already */
+    int32_t n_sent, n_skip; /* prefill: tokens whose KV was handed to the link; that
+                               the decode worker has already */
     uint32_t dest, dest_leg, dest_gen;
-    uint64_t told_ns;                   /* when the last message of its stream reaches the router */
+    uint64_t told_ns; /* when the last message of its stream reaches the router */
     bool flow_on, flow_final;
     double flow_left, flow_rate, flow_bytes;
-    uint64_t flow_settled_ns, flow_start_ns, flow_event_ns; /* flow_event_ns: of its event in the heap that counts, UINT64_MAX = none */
+    /* flow_event_ns: of its event in the heap that counts, UINT64_MAX = none */
+    uint64_t flow_settled_ns, flow_start_ns, flow_event_ns;
     uint32_t flow_version;
 };
 
@@ -81,15 +108,18 @@ struct worker {
     bool decode, up, told_gone, draining, silent, busy;
     uint32_t index, epoch;
     double slow, late_s;
-    int32_t n_blocks, n_anon, n_ref;    /* of the pool; held without a hash; held with one */
+    int32_t n_blocks, n_anon, n_ref; /* of the pool; held without a hash; held with one */
     struct td_sim_cache cache;
     uint32_t waiting_head, waiting_tail;
     int32_t n_waiting, n_running, n_live;
-    uint32_t *running;                  /* [max_seqs], by key */
-    uint32_t refused;                   /* leg that found no room, and how much room there was */
+    uint32_t *running; /* [max_seqs], by key */
+    uint32_t refused;  /* leg that found no room, and how much room there was */
     int32_t refused_room;
     uint32_t *mail, n_mail, mail_capacity;
-    struct { uint32_t leg; int32_t n_new; } *items;
+    struct {
+        uint32_t leg;
+        int32_t n_new;
+    } * items;
     int32_t n_items;
     struct nic nic;
     uint64_t snap_seq, snap_sent_ns, calls_taken, busy_ns, step_start_ns;
@@ -104,8 +134,9 @@ struct slot {
     bool live;
     uint64_t id;
     uint32_t req, legs;
-    int32_t n_tokens;                   /* known to the client's stream */
-    uint32_t attempt_cached;            /* tokens that the decode worker of this attempt has already */
+    int32_t n_tokens;                         /* known to the client's stream */
+    uint32_t attempt_cached;                  /* tokens that the decode worker of this attempt has
+                                                 already */
     uint32_t call_worker[2], call_attempt[2]; /* [decode]: where the last call of that kind went */
     bool call_open[2];                        /* what a cancelled call still says reaches nobody */
 };
@@ -132,18 +163,19 @@ struct cluster {
     int32_t *remaining, *n_new;
     bool *is_decode;
     double kv_bytes_per_token;
-    uint64_t hashes[512];               /* of the request that arrives */
+    uint64_t hashes[512]; /* of the request that arrives */
 };
 
 static void violate(struct cluster *c, const char *what, uint64_t id)
 {
     if (c->out->n_violations++ == 0)
-        snprintf(c->out->violation, sizeof c->out->violation, "at %.6f s, request %llu: %s", (double)c->now / 1e9, (unsigned long long)id, what);
+        snprintf(c->out->violation, sizeof c->out->violation, "at %.6f s, request %llu: %s",
+                 (double)c->now / 1e9, (unsigned long long)id, what);
 }
 
 static uint64_t ns_of(double s) { return (uint64_t)llround(s * 1e9); }
 
-/* ---- pools --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pools ----------------------------------------------------------------------------------- */
 
 static uint32_t msg_new(struct cluster *c)
 {
@@ -153,7 +185,9 @@ static uint32_t msg_new(struct cluster *c)
         c->free_msg_1 = c->msgs[m].next;
     } else {
         if (c->n_msgs == c->msgs_capacity)
-            c->msgs = td_sim_grow(c->msgs, c->msgs_capacity = c->msgs_capacity ? c->msgs_capacity * 2 : 256, sizeof *c->msgs);
+            c->msgs = td_sim_grow(c->msgs,
+                                  c->msgs_capacity = c->msgs_capacity ? c->msgs_capacity * 2 : 256,
+                                  sizeof *c->msgs);
         m = c->n_msgs++;
     }
     c->msgs[m] = (struct msg){.next = NONE, .leg = NONE};
@@ -174,11 +208,18 @@ static uint32_t leg_new(struct cluster *c)
         c->free_leg_1 = c->legs[l].next;
     } else {
         if (c->n_legs == c->legs_capacity)
-            c->legs = td_sim_grow(c->legs, c->legs_capacity = c->legs_capacity ? c->legs_capacity * 2 : 256, sizeof *c->legs);
+            c->legs = td_sim_grow(c->legs,
+                                  c->legs_capacity = c->legs_capacity ? c->legs_capacity * 2 : 256,
+                                  sizeof *c->legs);
         l = c->n_legs++;
         c->legs[l].gen = 0;
     }
-    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1, .prev = NONE, .next = NONE, .slot_next = NONE, .dest = NONE, .dest_leg = NONE,
+    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1,
+                              .prev = NONE,
+                              .next = NONE,
+                              .slot_next = NONE,
+                              .dest = NONE,
+                              .dest_leg = NONE,
                               .flow_event_ns = UINT64_MAX};
     return l;
 }
@@ -195,18 +236,25 @@ static void leg_forget(struct cluster *c, uint32_t l)
     c->free_leg_1 = l + 1;
 }
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
-static bool unlucky(struct cluster *c, double share) { return share > 0 && td_sim_rng_uniform(&c->faults) < share; }
+static bool unlucky(struct cluster *c, double share)
+{
+    return share > 0 && td_sim_rng_uniform(&c->faults) < share;
+}
 
-static void to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns) { td_sim_heap_push(&c->heap, c->now + delay_ns, EV_TO_ROUTER, 0, m); }
+static void to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns)
+{
+    td_sim_heap_push(&c->heap, c->now + delay_ns, EV_TO_ROUTER, 0, m);
+}
 static void to_router(struct cluster *c, uint32_t m) { to_router_at(c, m, c->cfg->rpc_ns); }
 
 /* A stream keeps its order; nothing keeps it between two streams. */
 static uint64_t stream_delay_ns(struct cluster *c, struct leg *g)
 {
     if (!c->cfg->rpc_jitter_ns) return c->cfg->rpc_ns;
-    uint64_t at = c->now + c->cfg->rpc_ns + (uint64_t)((double)c->cfg->rpc_jitter_ns * td_sim_rng_exponential(&c->jitter));
+    uint64_t at = c->now + c->cfg->rpc_ns +
+                  (uint64_t)((double)c->cfg->rpc_jitter_ns * td_sim_rng_exponential(&c->jitter));
     if (at > g->told_ns) g->told_ns = at;
     return g->told_ns - c->now;
 }
@@ -264,13 +312,14 @@ static bool send_of_leg(struct cluster *c, uint32_t l, uint32_t m)
     return true;
 }
 
-/* ---- KV blocks ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- KV blocks ------------------------------------------------------------------------------- */
 
 static int32_t available(const struct worker *w) { return w->n_blocks - w->n_anon - w->n_ref; }
 
 static void note(uint64_t **list, uint32_t *n, uint32_t *capacity, uint64_t hash)
 {
-    if (*n == *capacity) *list = td_sim_grow(*list, *capacity = *capacity ? *capacity * 2 : 64, sizeof **list);
+    if (*n == *capacity)
+        *list = td_sim_grow(*list, *capacity = *capacity ? *capacity * 2 : 64, sizeof **list);
     (*list)[(*n)++] = hash;
 }
 
@@ -279,7 +328,8 @@ static bool alloc_blocks(struct cluster *c, struct worker *w, int32_t n)
     if (available(w) < n) return false;
     while (w->n_blocks - w->n_anon - w->n_ref - (int32_t)w->cache.n_linked < n) {
         uint32_t e = w->cache.oldest;
-        if (c->wants_blocks) note(&w->evicted, &w->n_evicted, &w->evicted_capacity, w->cache.entries[e].hash);
+        if (c->wants_blocks)
+            note(&w->evicted, &w->n_evicted, &w->evicted_capacity, w->cache.entries[e].hash);
         td_sim_cache_remove(&w->cache, e);
     }
     w->n_anon += n;
@@ -291,7 +341,8 @@ static int32_t n_hashed(const struct cluster *c, uint32_t req)
 {
     const struct td_sim_request *r = &c->trace->requests[req];
     if (!c->cfg->prefix_cache || r->n_hashes == 0) return 0;
-    int64_t by_hash = (int64_t)r->n_hashes * c->trace->hash_tokens / c->cfg->block_size, full = r->n_prompt / c->cfg->block_size;
+    int64_t by_hash = (int64_t)r->n_hashes * c->trace->hash_tokens / c->cfg->block_size,
+            full = r->n_prompt / c->cfg->block_size;
     return (int32_t)(by_hash < full ? by_hash : full);
 }
 
@@ -300,7 +351,8 @@ static uint64_t block_hash(const struct cluster *c, uint32_t req, int32_t block)
 {
     const struct td_sim_request *r = &c->trace->requests[req];
     uint32_t at = (uint32_t)block * (uint32_t)c->cfg->block_size;
-    uint64_t hash = c->trace->hashes[r->hash_at + at / c->trace->hash_tokens] * 4096 + at % c->trace->hash_tokens / (uint32_t)c->cfg->block_size + 1;
+    uint64_t hash = c->trace->hashes[r->hash_at + at / c->trace->hash_tokens] * 4096 +
+                    at % c->trace->hash_tokens / (uint32_t)c->cfg->block_size + 1;
     return r->tenant ? td_prefix_seed(hash, (struct td_prefix_salt){.lo = r->tenant}) : hash;
 }
 
@@ -341,13 +393,13 @@ static void publish(struct cluster *c, struct worker *w, struct leg *g)
 static void release_blocks(struct cluster *c, struct worker *w, struct leg *g)
 {
     w->n_anon -= g->n_blocks - g->n_shared;
-    for (int32_t i = g->n_shared; i-- > 0;)
-        let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, i))); /* the leaf first: it is evicted first */
+    for (int32_t i = g->n_shared; i-- > 0;) /* the leaf first: it is evicted first */
+        let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, i)));
     g->n_blocks = g->n_shared = g->n_computed = 0;
     w->changed = true;
 }
 
-/* ---- links --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static void flow_settle(struct cluster *c, struct leg *g)
 {
@@ -356,14 +408,19 @@ static void flow_settle(struct cluster *c, struct leg *g)
     g->flow_settled_ns = c->now;
 }
 
-static double share_of(const struct nic *n) { return n->rate > 0 ? n->rate / (n->n ? n->n : 1) : INFINITY; }
+static double share_of(const struct nic *n)
+{
+    return n->rate > 0 ? n->rate / (n->n ? n->n : 1) : INFINITY;
+}
 
-/* A flow that has become slower keeps its event: when that comes too early, it is set again. So a crowded link does not fill the heap. */
+/* A flow that has become slower keeps its event: when that comes too early, it is set again. So
+ * a crowded link does not fill the heap. */
 static void flow_pace(struct cluster *c, uint32_t l)
 {
     struct leg *g = &c->legs[l];
     flow_settle(c, g);
-    g->flow_rate = fmin(fmin(share_of(&c->workers[g->worker].nic), share_of(&c->workers[g->dest].nic)), 1e18);
+    g->flow_rate =
+        fmin(fmin(share_of(&c->workers[g->worker].nic), share_of(&c->workers[g->dest].nic)), 1e18);
     uint64_t end_ns = c->now + (uint64_t)ceil(g->flow_left / g->flow_rate * 1e9);
     if (end_ns >= g->flow_event_ns) return;
     g->flow_event_ns = end_ns;
@@ -377,7 +434,9 @@ static void nic_pace(struct cluster *c, const struct nic *n)
 
 static void nic_add(struct nic *n, uint32_t l)
 {
-    if (n->n == n->capacity) n->flows = td_sim_grow(n->flows, n->capacity = n->capacity ? n->capacity * 2 : 8, sizeof *n->flows);
+    if (n->n == n->capacity)
+        n->flows = td_sim_grow(n->flows, n->capacity = n->capacity ? n->capacity * 2 : 8,
+                               sizeof *n->flows);
     n->flows[n->n++] = l;
 }
 
@@ -419,10 +478,15 @@ static void flow_done(struct cluster *c, uint32_t l)
 {
     struct leg *g = &c->legs[l];
     uint32_t m = msg_new(c);
-    c->msgs[m] = (struct msg){.kind = M_SLOT_READY, .worker = g->dest, .leg = g->dest_leg, .a = g->dest_gen, .next = NONE};
+    c->msgs[m] = (struct msg){.kind = M_SLOT_READY,
+                              .worker = g->dest,
+                              .leg = g->dest_leg,
+                              .a = g->dest_gen,
+                              .next = NONE};
     to_worker_at(c, m, c->cfg->link_tau_ns);
     m = msg_new(c);
-    c->msgs[m] = (struct msg){.kind = M_OP_DONE, .worker = g->worker, .leg = l, .a = g->gen, .next = NONE};
+    c->msgs[m] =
+        (struct msg){.kind = M_OP_DONE, .worker = g->worker, .leg = l, .a = g->gen, .next = NONE};
     to_worker_at(c, m, c->cfg->link_tau_ns);
 }
 
@@ -444,8 +508,10 @@ static void flow_submit(struct cluster *c, uint32_t l, int32_t upto, bool final)
     }
     g->flow_final = final;
     if (g->flow_left > 0) {
-        if (g->flow_on) flow_pace(c, l);
-        else flow_switch(c, l, true);
+        if (g->flow_on)
+            flow_pace(c, l);
+        else
+            flow_switch(c, l, true);
     } else if (final) {
         flow_done(c, l);
     }
@@ -454,10 +520,13 @@ static void flow_submit(struct cluster *c, uint32_t l, int32_t upto, bool final)
 static void on_flow(struct cluster *c, uint32_t l, uint64_t version)
 {
     struct leg *g = &c->legs[l];
-    if (g->state == LEG_FREE || (((uint64_t)g->gen << 32) | g->flow_version) != version || !g->flow_on || g->flow_event_ns != c->now) return;
+    if (g->state == LEG_FREE || (((uint64_t)g->gen << 32) | g->flow_version) != version ||
+        !g->flow_on || g->flow_event_ns != c->now)
+        return;
     flow_settle(c, g);
     g->flow_event_ns = UINT64_MAX;
-    if (g->flow_left > g->flow_rate * 1e-9) { /* it became slower on the way; a nanosecond's worth is rounding */
+    if (g->flow_left > g->flow_rate * 1e-9) { /* it became slower on the way; a nanosecond's
+                                                 worth is rounding */
         flow_pace(c, l);
         return;
     }
@@ -466,9 +535,12 @@ static void on_flow(struct cluster *c, uint32_t l, uint64_t version)
     if (g->flow_final) flow_done(c, l);
 }
 
-/* ---- legs on a worker ---------------------------------------------------------------------------------------------------------------- */
+/* ---- legs on a worker ------------------------------------------------------------------------ */
 
-static bool leg_before(const struct leg *a, const struct leg *b) { return td_schedule_before(a->key, a->id, b->key, b->id); }
+static bool leg_before(const struct leg *a, const struct leg *b)
+{
+    return td_schedule_before(a->key, a->id, b->key, b->id);
+}
 
 static void waiting_insert(struct cluster *c, struct worker *w, uint32_t l)
 {
@@ -477,10 +549,14 @@ static void waiting_insert(struct cluster *c, struct worker *w, uint32_t l)
     while (after != NONE && leg_before(g, &c->legs[after])) after = c->legs[after].prev;
     g->prev = after;
     g->next = after == NONE ? w->waiting_head : c->legs[after].next;
-    if (after == NONE) w->waiting_head = l;
-    else c->legs[after].next = l;
-    if (g->next == NONE) w->waiting_tail = l;
-    else c->legs[g->next].prev = l;
+    if (after == NONE)
+        w->waiting_head = l;
+    else
+        c->legs[after].next = l;
+    if (g->next == NONE)
+        w->waiting_tail = l;
+    else
+        c->legs[g->next].prev = l;
     g->state = LEG_WAITING;
     w->n_waiting++;
 }
@@ -488,10 +564,14 @@ static void waiting_insert(struct cluster *c, struct worker *w, uint32_t l)
 static void waiting_remove(struct cluster *c, struct worker *w, uint32_t l)
 {
     struct leg *g = &c->legs[l];
-    if (g->prev == NONE) w->waiting_head = g->next;
-    else c->legs[g->prev].next = g->next;
-    if (g->next == NONE) w->waiting_tail = g->prev;
-    else c->legs[g->next].prev = g->prev;
+    if (g->prev == NONE)
+        w->waiting_head = g->next;
+    else
+        c->legs[g->prev].next = g->next;
+    if (g->next == NONE)
+        w->waiting_tail = g->prev;
+    else
+        c->legs[g->next].prev = g->prev;
     g->prev = g->next = NONE;
     w->n_waiting--;
 }
@@ -499,7 +579,8 @@ static void waiting_remove(struct cluster *c, struct worker *w, uint32_t l)
 static void set_running(struct cluster *c, struct worker *w, uint32_t l)
 {
     int32_t i = w->n_running++;
-    for (; i > 0 && leg_before(&c->legs[l], &c->legs[w->running[i - 1]]); i--) w->running[i] = w->running[i - 1];
+    for (; i > 0 && leg_before(&c->legs[l], &c->legs[w->running[i - 1]]); i--)
+        w->running[i] = w->running[i - 1];
     w->running[i] = l;
     c->legs[l].state = LEG_RUNNING;
 }
@@ -508,7 +589,8 @@ static void unset_running(struct worker *w, uint32_t l)
 {
     int32_t i = 0;
     while (w->running[i] != l) i++;
-    memmove(w->running + i, w->running + i + 1, (size_t)(w->n_running - i - 1) * sizeof *w->running);
+    memmove(w->running + i, w->running + i + 1,
+            (size_t)(w->n_running - i - 1) * sizeof *w->running);
     w->n_running--;
 }
 
@@ -533,10 +615,12 @@ static void leg_over(struct cluster *c, uint32_t l)
     leg_forget(c, l);
 }
 
-static uint32_t find_leg(const struct cluster *c, uint32_t slot, uint64_t id, uint32_t attempt, bool decode)
+static uint32_t find_leg(const struct cluster *c, uint32_t slot, uint64_t id, uint32_t attempt,
+                         bool decode)
 {
     for (uint32_t l = c->slots[slot].legs; l != NONE; l = c->legs[l].slot_next)
-        if (c->legs[l].id == id && c->legs[l].attempt == attempt && c->legs[l].decode == decode) return l;
+        if (c->legs[l].id == id && c->legs[l].attempt == attempt && c->legs[l].decode == decode)
+            return l;
     return NONE;
 }
 
@@ -544,7 +628,8 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 {
     bool decode = m->kind == M_START_DECODE;
     w->calls_taken++;
-    struct leg refusal = {.decode = decode, .slot = m->slot, .attempt = m->attempt, .id = m->id, .worker = w->index};
+    struct leg refusal = {
+        .decode = decode, .slot = m->slot, .attempt = m->attempt, .id = m->id, .worker = w->index};
     if (w->draining) {
         send_end(c, &refusal, CODE_UNAVAILABLE);
         return;
@@ -564,7 +649,8 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     uint32_t l = leg_new(c);
     struct leg *g = &c->legs[l];
     const struct slot *s = &c->slots[m->slot];
-    const struct td_sim_request *r = &c->trace->requests[m->leg]; /* of a START: the request's index */
+    /* of a START: the request's index */
+    const struct td_sim_request *r = &c->trace->requests[m->leg];
     g->decode = decode;
     g->local = m->flag;
     g->id = m->id;
@@ -593,13 +679,17 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 static td_status admit(struct cluster *c, struct worker *w, uint32_t l)
 {
     struct leg *g = &c->legs[l];
-    int32_t bs = c->cfg->block_size, need = td_schedule_blocks(g->n_tokens, bs), limit = td_schedule_max_hit(g->n_tokens, bs),
-            hashed = n_hashed(c, g->req), hit = 0;
+    int32_t bs = c->cfg->block_size, need = td_schedule_blocks(g->n_tokens, bs),
+            limit = td_schedule_max_hit(g->n_tokens, bs), hashed = n_hashed(c, g->req), hit = 0;
     struct td_schedule_room room = {.n_blocks = w->n_blocks, .n_held = w->n_anon + w->n_ref};
-    for (uint32_t e; hit < limit && hit < hashed && (e = td_sim_cache_find(&w->cache, block_hash(c, g->req, hit))) != NONE; hit++) hold(w, e);
+    for (uint32_t e; hit < limit && hit < hashed &&
+                     (e = td_sim_cache_find(&w->cache, block_hash(c, g->req, hit))) != NONE;
+         hit++)
+        hold(w, e);
     room.n_available = available(w);
     td_status s = td_schedule_admit(&room, need, hit, w->decode ? w->n_running : 0);
-    if (!s) alloc_blocks(c, w, need - hit);
+    if (!s)
+        alloc_blocks(c, w, need - hit);
     else {
         while (hit > 0) let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, --hit)));
         return s;
@@ -617,7 +707,8 @@ static td_status admit(struct cluster *c, struct worker *w, uint32_t l)
         return TD_OK;
     }
     set_running(c, w, l);
-    if (!w->decode && !g->local && g->n_computed > g->n_sent) flow_submit(c, l, g->n_computed, false);
+    if (!w->decode && !g->local && g->n_computed > g->n_sent)
+        flow_submit(c, l, g->n_computed, false);
     return TD_OK;
 }
 
@@ -625,7 +716,8 @@ static void admit_waiting(struct cluster *c, struct worker *w)
 {
     uint32_t l;
     while ((l = w->waiting_head) != NONE && w->n_running < w->group->max_seqs) {
-        if (l == w->refused && available(w) - w->n_running <= w->refused_room) return; /* asked before, and there is no more room since */
+        /* asked before, and there is no more room since */
+        if (l == w->refused && available(w) - w->n_running <= w->refused_room) return;
         waiting_remove(c, w, l);
         c->legs[l].state = LEG_IMPORT; /* on no list while it is decided */
         td_status s = admit(c, w, l);
@@ -639,9 +731,12 @@ static void admit_waiting(struct cluster *c, struct worker *w)
     }
 }
 
-/* ---- steps --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-struct grow_ctx { struct cluster *c; struct worker *w; };
+struct grow_ctx {
+    struct cluster *c;
+    struct worker *w;
+};
 
 static bool grow_lacks(void *ctx, int32_t i)
 {
@@ -680,7 +775,8 @@ static void start_step(struct cluster *c, struct worker *w)
         c->is_decode[i] = g->decoding;
         c->remaining[i] = g->n_tokens - g->n_computed;
     }
-    td_batch_choose(c->remaining, c->is_decode, left, w->group->max_batch, w->group->max_step_tokens, c->n_new);
+    td_batch_choose(c->remaining, c->is_decode, left, w->group->max_batch,
+                    w->group->max_step_tokens, c->n_new);
     struct td_perf_batch b = {0};
     w->n_items = 0;
     for (int32_t i = 0; i < left; i++) {
@@ -693,12 +789,15 @@ static void start_step(struct cluster *c, struct worker *w)
             b.context_tokens += g->n_tokens;
         } else {
             b.prefill_rows += c->n_new[i];
-            b.attention_work += (double)c->n_new[i] * ((double)g->n_computed + (double)c->n_new[i] / 2);
+            b.attention_work +=
+                (double)c->n_new[i] * ((double)g->n_computed + (double)c->n_new[i] / 2);
         }
     }
     if (w->n_items == 0) return;
     double s = td_perf_step_s(&w->perf, &b) * w->slow;
-    if (c->cfg->step_noise > 0) s *= exp(c->cfg->step_noise * td_sim_rng_normal(&c->noise) - c->cfg->step_noise * c->cfg->step_noise / 2);
+    if (c->cfg->step_noise > 0)
+        s *= exp(c->cfg->step_noise * td_sim_rng_normal(&c->noise) -
+                 c->cfg->step_noise * c->cfg->step_noise / 2);
     uint64_t ns = ns_of(s);
     w->busy = true;
     w->step_start_ns = c->now;
@@ -716,17 +815,24 @@ static void start_step(struct cluster *c, struct worker *w)
 
 static void chain(struct cluster *c, uint32_t *head, uint32_t *tail, uint32_t m)
 {
-    if (*head == NONE) *head = m;
-    else c->msgs[*tail].next = m;
+    if (*head == NONE)
+        *head = m;
+    else
+        c->msgs[*tail].next = m;
     *tail = m;
 }
 
-/* The prefill leg has ended with its first token: the decode leg that waits for its KV is told over the link. */
+/* The prefill leg has ended with its first token: the decode leg that waits for its KV is told
+ * over the link. */
 static void tell_finished(struct cluster *c, const struct leg *g)
 {
     if (g->dest_leg == NONE) return;
     uint32_t m = msg_new(c);
-    c->msgs[m] = (struct msg){.kind = M_SENDER_FINISHED, .worker = g->dest, .leg = g->dest_leg, .a = g->dest_gen, .next = NONE};
+    c->msgs[m] = (struct msg){.kind = M_SENDER_FINISHED,
+                              .worker = g->dest,
+                              .leg = g->dest_leg,
+                              .a = g->dest_gen,
+                              .next = NONE};
     to_worker_at(c, m, c->cfg->link_tau_ns);
 }
 
@@ -742,11 +848,15 @@ static void sender_finished(struct cluster *c, uint32_t l, uint32_t gen)
     leg_over(c, l);
 }
 
-/* Streams of one step are told together, one event for many messages, unless each takes its own time. */
-static void tell_of_step(struct cluster *c, struct leg *g, uint32_t *head, uint32_t *tail, uint32_t m)
+/* Streams of one step are told together, one event for many messages, unless each takes its own
+ * time. */
+static void tell_of_step(struct cluster *c, struct leg *g, uint32_t *head, uint32_t *tail,
+                         uint32_t m)
 {
-    if (c->cfg->rpc_jitter_ns) to_router_at(c, m, stream_delay_ns(c, g));
-    else chain(c, head, tail, m);
+    if (c->cfg->rpc_jitter_ns)
+        to_router_at(c, m, stream_delay_ns(c, g));
+    else
+        chain(c, head, tail, m);
 }
 
 /* One sampled token of a leg. */
@@ -787,8 +897,8 @@ static void on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
     if (!w->up || w->epoch != epoch) return;
     w->busy = false;
     w->changed = true;
-    w->busy_ns +=
-        (c->now < c->last_arrival_ns ? c->now : c->last_arrival_ns) - (w->step_start_ns < c->last_arrival_ns ? w->step_start_ns : c->last_arrival_ns);
+    w->busy_ns += (c->now < c->last_arrival_ns ? c->now : c->last_arrival_ns) -
+                  (w->step_start_ns < c->last_arrival_ns ? w->step_start_ns : c->last_arrival_ns);
     if (w->n_reports < MAX_STEP_REPORTS) w->reports[w->n_reports++] = w->now_report;
     uint32_t head = NONE, tail = NONE;
     for (int32_t i = 0; i < w->n_items; i++) {
@@ -796,8 +906,10 @@ static void on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
         struct leg *g = &c->legs[l];
         g->n_computed += w->items[i].n_new;
         publish(c, w, g);
-        if (g->n_computed == g->n_tokens) sampled(c, w, l, &head, &tail);
-        else if (!w->decode && !g->local) flow_submit(c, l, g->n_computed, false);
+        if (g->n_computed == g->n_tokens)
+            sampled(c, w, l, &head, &tail);
+        else if (!w->decode && !g->local)
+            flow_submit(c, l, g->n_computed, false);
     }
     w->n_items = 0;
     if (head != NONE) to_router(c, head);
@@ -824,24 +936,33 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
     uint32_t l;
     switch (x.kind) {
     case M_START_DECODE:
-    case M_START_PREFILL: accept(c, w, &x); break;
+    case M_START_PREFILL:
+        accept(c, w, &x);
+        break;
     case M_CANCEL:
         l = find_leg(c, x.slot, x.id, x.attempt, x.flag);
         if (l != NONE && c->legs[l].worker == w->index) leg_over(c, l);
         break;
-    case M_SLOT_READY: slot_ready(c, w, x.leg, (uint32_t)x.a); break;
-    case M_SENDER_FINISHED: sender_finished(c, x.leg, (uint32_t)x.a); break;
-    case M_OP_DONE:
-        if (c->legs[x.leg].gen == x.a && c->legs[x.leg].state == LEG_SENDING) leg_end(c, x.leg, CODE_OK);
+    case M_SLOT_READY:
+        slot_ready(c, w, x.leg, (uint32_t)x.a);
         break;
-    default: TD_ASSERT(!"a router's message");
+    case M_SENDER_FINISHED:
+        sender_finished(c, x.leg, (uint32_t)x.a);
+        break;
+    case M_OP_DONE:
+        if (c->legs[x.leg].gen == x.a && c->legs[x.leg].state == LEG_SENDING)
+            leg_end(c, x.leg, CODE_OK);
+        break;
+    default:
+        TD_ASSERT(!"a router's message");
     }
 }
 
 /* What worker.c does between two steps. */
 static void worker_loop(struct cluster *c, struct worker *w)
 {
-    for (uint32_t i = 0; i < w->n_mail; i++) worker_take(c, w, w->mail[i]); /* taking mail never posts mail to the same worker at once */
+    /* taking mail never posts mail to the same worker at once */
+    for (uint32_t i = 0; i < w->n_mail; i++) worker_take(c, w, w->mail[i]);
     w->n_mail = 0;
     admit_waiting(c, w);
     if (w->n_running > 0) start_step(c, w);
@@ -853,7 +974,11 @@ static void on_to_worker(struct cluster *c, uint32_t m)
     struct worker *w = &c->workers[x->worker];
     if (!w->up || x->epoch != w->epoch) { /* nobody there: a call to it fails, all else is lost */
         if (!w->silent && (x->kind == M_START_DECODE || x->kind == M_START_PREFILL)) {
-            struct leg refusal = {.decode = x->kind == M_START_DECODE, .slot = x->slot, .attempt = x->attempt, .id = x->id, .worker = x->worker};
+            struct leg refusal = {.decode = x->kind == M_START_DECODE,
+                                  .slot = x->slot,
+                                  .attempt = x->attempt,
+                                  .id = x->id,
+                                  .worker = x->worker};
             send_end(c, &refusal, CODE_UNAVAILABLE);
         }
         msg_free(c, m);
@@ -861,18 +986,23 @@ static void on_to_worker(struct cluster *c, uint32_t m)
     }
     if (w->busy && !(c->cfg->admit_at_once && x->kind == M_START_DECODE)) {
         if (w->n_mail == w->mail_capacity)
-            w->mail = td_sim_grow(w->mail, w->mail_capacity = w->mail_capacity ? w->mail_capacity * 2 : 16, sizeof *w->mail);
+            w->mail = td_sim_grow(w->mail,
+                                  w->mail_capacity = w->mail_capacity ? w->mail_capacity * 2 : 16,
+                                  sizeof *w->mail);
         w->mail[w->n_mail++] = m;
         return;
     }
     worker_take(c, w, m);
-    if (w->busy) admit_waiting(c, w);
-    else worker_loop(c, w);
+    if (w->busy)
+        admit_waiting(c, w);
+    else
+        worker_loop(c, w);
 }
 
-/* ---- the router's side --------------------------------------------------------------------------------------------------------------- */
+/* ---- the router's side ----------------------------------------------------------------------- */
 
-static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, uint32_t code, const char *reason)
+static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, uint32_t code,
+                   const char *reason)
 {
     struct slot *s = &c->slots[slot];
     if (!s->live) {
@@ -880,7 +1010,8 @@ static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, 
         return;
     }
     struct td_sim_outcome *o = &c->out->outcomes[s->req];
-    if (status == TD_SIM_OK && s->n_tokens != o->n_prompt + o->n_output) violate(c, "called complete without its last token", s->id);
+    if (status == TD_SIM_OK && s->n_tokens != o->n_prompt + o->n_output)
+        violate(c, "called complete without its last token", s->id);
     o->status = status;
     o->code = code;
     o->reason = reason;
@@ -894,8 +1025,13 @@ static void send_to_worker(struct cluster *c, uint32_t m)
 {
     if (unlucky(c, c->cfg->lose)) {
         const struct msg *x = &c->msgs[m];
-        if (x->kind != M_CANCEL) { /* the call could not be made, and the router sees it; a lost cancel is found by the broken stream */
-            struct leg refusal = {.decode = x->kind == M_START_DECODE, .slot = x->slot, .attempt = x->attempt, .id = x->id, .worker = x->worker};
+        if (x->kind != M_CANCEL) { /* the call could not be made, and the router sees it; a lost
+                                      cancel is found by the broken stream */
+            struct leg refusal = {.decode = x->kind == M_START_DECODE,
+                                  .slot = x->slot,
+                                  .attempt = x->attempt,
+                                  .id = x->id,
+                                  .worker = x->worker};
             send_end(c, &refusal, CODE_UNAVAILABLE);
             msg_free(c, m);
         } else {
@@ -910,8 +1046,10 @@ static void on_action(void *ctx, const struct td_core_action *a)
 {
     struct cluster *c = ctx;
     struct slot *s = &c->slots[a->slot];
-    if (!s->live || s->id != a->id) { /* after the client's own cancel this is so; at any other time it is a mistake of the core */
-        if (a->kind == TD_ACT_COMPLETE || a->kind == TD_ACT_FAIL) violate(c, "ended though it is not live", a->id);
+    if (!s->live || s->id != a->id) { /* after the client's own cancel this is so; at any other
+                                         time it is a mistake of the core */
+        if (a->kind == TD_ACT_COMPLETE || a->kind == TD_ACT_FAIL)
+            violate(c, "ended though it is not live", a->id);
         return;
     }
     struct td_sim_outcome *o = &c->out->outcomes[s->req];
@@ -966,7 +1104,10 @@ static void on_action(void *ctx, const struct td_core_action *a)
         finish(c, a->slot, TD_SIM_OK, 0, NULL);
         if (mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->slot, TD_SIM_OK, 0, NULL);
         break;
-    case TD_ACT_FAIL: finish(c, a->slot, a->code == CODE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED, a->code, a->reason); break;
+    case TD_ACT_FAIL:
+        finish(c, a->slot, a->code == CODE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED, a->code,
+               a->reason);
+        break;
     }
 }
 
@@ -976,7 +1117,9 @@ static void deliver(struct cluster *c, struct slot *s, int32_t n_tokens)
     struct td_sim_outcome *o = &c->out->outcomes[s->req];
     if (n_tokens <= s->n_tokens) return; /* it has it already */
     /* both sides send the first */
-    if (n_tokens > o->n_prompt + 1 && n_tokens < o->n_prompt + o->n_output && mistake_now(c, TD_SIM_SKIPPED_TOKEN)) return;
+    if (n_tokens > o->n_prompt + 1 && n_tokens < o->n_prompt + o->n_output &&
+        mistake_now(c, TD_SIM_SKIPPED_TOKEN))
+        return;
     if (n_tokens != s->n_tokens + 1) violate(c, "a token was skipped", s->id);
     s->n_tokens = n_tokens;
     if (!o->first_ns) o->first_ns = c->now;
@@ -992,7 +1135,8 @@ static void router_take(struct cluster *c, uint32_t m)
     struct worker *w = &c->workers[x.worker];
     /* As router/legs.c: a leg that was cancelled is detached. */
     bool of_decode = x.kind == M_TICKET || x.kind == M_TOKEN || x.kind == M_DECODE_END;
-    bool mine = s->live && s->id == x.id && s->call_open[of_decode] && s->call_attempt[of_decode] == x.attempt;
+    bool mine = s->live && s->id == x.id && s->call_open[of_decode] &&
+                s->call_attempt[of_decode] == x.attempt;
     switch (x.kind) {
     case M_TICKET:
         if (mine) s->attempt_cached = (uint32_t)x.a;
@@ -1007,17 +1151,23 @@ static void router_take(struct cluster *c, uint32_t m)
         break;
     case M_TOKEN:
         if (mine) {
-            if (x.a == (uint64_t)c->out->outcomes[s->req].n_prompt + 1 && !c->out->outcomes[s->req].first_ns)
+            if (x.a == (uint64_t)c->out->outcomes[s->req].n_prompt + 1 &&
+                !c->out->outcomes[s->req].first_ns)
                 c->out->outcomes[s->req].cached_tokens = (int32_t)x.c;
             deliver(c, s, (int32_t)x.a);
         }
         td_port_token(c->port, c->now, &leg, x.a, x.b);
         break;
-    case M_PREFILL_END: td_port_prefill_end(c->port, c->now, &leg, (uint32_t)x.a, x.b, x.c); break;
-    case M_DECODE_END: { /* as router/legs.c: a stream that ends well without the last token did not end well */
-        bool whole = mine && s->n_tokens == c->out->outcomes[s->req].n_prompt + c->out->outcomes[s->req].n_output;
+    case M_PREFILL_END:
+        td_port_prefill_end(c->port, c->now, &leg, (uint32_t)x.a, x.b, x.c);
+        break;
+    case M_DECODE_END: { /* as router/legs.c: a stream that ends well without the last token did
+                            not end well */
+        bool whole = mine && s->n_tokens == c->out->outcomes[s->req].n_prompt +
+                                                c->out->outcomes[s->req].n_output;
         if (x.flag && mine && s->n_tokens == c->out->outcomes[s->req].n_prompt) c->out->overtaken++;
-        td_port_decode_end(c->port, c->now, &leg, x.a == 0 && mine && !whole ? 13 : (uint32_t)x.a, x.flag);
+        td_port_decode_end(c->port, c->now, &leg, x.a == 0 && mine && !whole ? 13 : (uint32_t)x.a,
+                           x.flag);
         break;
     }
     case M_GONE:
@@ -1025,15 +1175,23 @@ static void router_take(struct cluster *c, uint32_t m)
         if (c->cfg->mistake != TD_SIM_DEAF_ROUTER) td_port_gone(c->port, c->now, x.worker);
         break;
     case M_JOIN: {
-        struct td_port_worker j = {.index = w->index, .decode = w->decode, .kv_tokens = (uint64_t)w->n_blocks * (uint64_t)c->cfg->block_size,
-                                   .max_seqs = (uint32_t)w->group->max_seqs, .node_class = (uint32_t)(w->group - c->cfg->groups),
-                                   .max_step_tokens = (uint32_t)w->group->max_step_tokens, .kv_bytes_per_token = c->kv_bytes_per_token};
+        struct td_port_worker j = {.index = w->index,
+                                   .decode = w->decode,
+                                   .kv_tokens =
+                                       (uint64_t)w->n_blocks * (uint64_t)c->cfg->block_size,
+                                   .max_seqs = (uint32_t)w->group->max_seqs,
+                                   .node_class = (uint32_t)(w->group - c->cfg->groups),
+                                   .max_step_tokens = (uint32_t)w->group->max_step_tokens,
+                                   .kv_bytes_per_token = c->kv_bytes_per_token};
         w->told_gone = false;
         td_port_join(c->port, c->now, &j);
         break;
     }
-    case M_DRAIN: td_port_drain(c->port, c->now, x.worker); break;
-    default: TD_ASSERT(!"a worker's message");
+    case M_DRAIN:
+        td_port_drain(c->port, c->now, x.worker);
+        break;
+    default:
+        TD_ASSERT(!"a worker's message");
     }
 }
 
@@ -1041,7 +1199,9 @@ static void on_arrival(struct cluster *c, uint32_t req)
 {
     const struct td_sim_request *r = &c->trace->requests[req];
     struct td_sim_outcome *o = &c->out->outcomes[req];
-    if (++c->next_arrival < c->trace->n) td_sim_heap_push(&c->heap, c->trace->requests[c->next_arrival].at_ns, EV_ARRIVAL, c->next_arrival, 0);
+    if (++c->next_arrival < c->trace->n)
+        td_sim_heap_push(&c->heap, c->trace->requests[c->next_arrival].at_ns, EV_ARRIVAL,
+                         c->next_arrival, 0);
     if (c->n_free_slots == 0) {
         *o = (struct td_sim_outcome){.status = TD_SIM_REJECTED,
                                      .at_ns = o->at_ns,
@@ -1054,8 +1214,10 @@ static void on_arrival(struct cluster *c, uint32_t req)
         return;
     }
     uint32_t slot = c->free_slots[--c->n_free_slots];
-    uint32_t legs = c->slots[slot].legs; /* of earlier requests: their last words are still on the way */
-    c->slots[slot] = (struct slot){.live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
+    uint32_t legs = c->slots[slot].legs; /* of earlier requests: their last words are still on
+                                            the way */
+    c->slots[slot] = (struct slot){
+        .live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
     struct td_port_request q = {.slot = slot,
                                 .slo_class = r->slo_class,
                                 .tenant = r->tenant,
@@ -1065,11 +1227,13 @@ static void on_arrival(struct cluster *c, uint32_t req)
                                                              ? r->n_output
                                                              : c->cfg->told_max_tokens)};
     int32_t n = c->wants_blocks ? n_hashed(c, req) : 0, every = (n + 511) / 512;
-    for (int32_t i = every; i > 0 && i <= n; i += every) c->hashes[q.n_hashes++] = block_hash(c, req, i - 1);
+    for (int32_t i = every; i > 0 && i <= n; i += every)
+        c->hashes[q.n_hashes++] = block_hash(c, req, i - 1);
     q.hashes = c->hashes;
     q.hash_tokens = (uint32_t)(every * c->cfg->block_size);
     if (unlucky(c, c->cfg->cancel))
-        td_sim_heap_push(&c->heap, c->now + ns_of(td_sim_rng_uniform(&c->faults) * 5), EV_CLIENT_LEAVES, slot, c->next_id);
+        td_sim_heap_push(&c->heap, c->now + ns_of(td_sim_rng_uniform(&c->faults) * 5),
+                         EV_CLIENT_LEAVES, slot, c->next_id);
     td_port_arrive(c->port, c->now, &q);
 }
 
@@ -1081,9 +1245,11 @@ static void on_client_leaves(struct cluster *c, uint32_t slot, uint64_t id)
     finish(c, slot, TD_SIM_CANCELLED, CODE_CANCELLED, "the client left");
 }
 
-/* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their numbers. */
+/* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their
+ * numbers. */
 struct late {
-    uint32_t epoch; /* a snapshot comes by its registration's stream: after the next registration there is none from before */
+    uint32_t epoch; /* a snapshot comes by its registration's stream: after the next registration
+                       there is none from before */
     struct td_port_snapshot s;
     struct td_port_step steps[MAX_STEP_REPORTS];
     uint64_t hashes[]; /* added, then evicted */
@@ -1091,7 +1257,8 @@ struct late {
 
 static void send_late(struct cluster *c, const struct worker *w, const struct td_port_snapshot *s)
 {
-    struct late *l = td_sim_grow(NULL, 1, sizeof *l + (s->n_added + s->n_evicted) * sizeof *l->hashes);
+    struct late *l =
+        td_sim_grow(NULL, 1, sizeof *l + (s->n_added + s->n_evicted) * sizeof *l->hashes);
     l->s = *s;
     l->epoch = w->epoch;
     if (s->n_steps) memcpy(l->steps, s->steps, s->n_steps * sizeof *l->steps);
@@ -1100,30 +1267,36 @@ static void send_late(struct cluster *c, const struct worker *w, const struct td
     l->s.steps = l->steps;
     l->s.added = l->hashes;
     l->s.evicted = l->hashes + s->n_added;
-    td_sim_heap_push(&c->heap, c->now + ns_of(w->late_s * td_sim_rng_exponential(&c->faults)), EV_LATE, w->index, (uint64_t)(uintptr_t)l);
+    td_sim_heap_push(&c->heap, c->now + ns_of(w->late_s * td_sim_rng_exponential(&c->faults)),
+                     EV_LATE, w->index, (uint64_t)(uintptr_t)l);
 }
 
 static void on_late(struct cluster *c, const struct td_sim_event *e)
 {
     struct late *l = (struct late *)(uintptr_t)e->b;
-    if (!c->workers[e->a].told_gone && c->workers[e->a].epoch == l->epoch) td_port_snapshot(c->port, c->now, &l->s);
+    if (!c->workers[e->a].told_gone && c->workers[e->a].epoch == l->epoch)
+        td_port_snapshot(c->port, c->now, &l->s);
     free(l);
 }
 
 static void on_snapshot(struct cluster *c, struct worker *w)
 {
-    if (c->cfg->snapshot_ns) td_sim_heap_push(&c->heap, c->now + c->cfg->snapshot_ns, EV_SNAPSHOT, w->index, 0);
+    if (c->cfg->snapshot_ns)
+        td_sim_heap_push(&c->heap, c->now + c->cfg->snapshot_ns, EV_SNAPSHOT, w->index, 0);
     if (!w->up || w->silent || w->told_gone) return;
-    if (!w->changed && c->now - w->snap_sent_ns < 200000000ull) return; /* something new, or a sign of life */
+    /* something new, or a sign of life */
+    if (!w->changed && c->now - w->snap_sent_ns < 200000000ull) return;
     uint64_t queued = 0;
-    for (uint32_t l = w->waiting_head; l != NONE; l = c->legs[l].next) queued += (uint64_t)c->legs[l].n_tokens;
+    for (uint32_t l = w->waiting_head; l != NONE; l = c->legs[l].next)
+        queued += (uint64_t)c->legs[l].n_tokens;
     for (int32_t i = 0; i < w->n_running; i++) {
         const struct leg *g = &c->legs[w->running[i]];
         if (!g->decoding) queued += (uint64_t)(g->n_tokens - g->n_computed);
     }
     struct td_port_snapshot s = {.worker = w->index,
                                  .seq = ++w->snap_seq,
-                                 .held_tokens = (uint64_t)(w->n_anon + w->n_ref) * (uint64_t)c->cfg->block_size,
+                                 .held_tokens = (uint64_t)(w->n_anon + w->n_ref) *
+                                                (uint64_t)c->cfg->block_size,
                                  .queued_tokens = queued,
                                  .busy = (uint64_t)(w->n_running + w->n_waiting),
                                  .calls_taken = w->calls_taken,
@@ -1134,16 +1307,19 @@ static void on_snapshot(struct cluster *c, struct worker *w)
                                  .evicted = w->evicted,
                                  .n_evicted = w->n_evicted};
     if (unlucky(c, c->cfg->lose)) return; /* what it told waits for the next */
-    if (w->late_s > 0) send_late(c, w, &s);
-    else td_port_snapshot(c->port, c->now, &s);
+    if (w->late_s > 0)
+        send_late(c, w, &s);
+    else
+        td_port_snapshot(c->port, c->now, &s);
     w->snap_sent_ns = c->now;
     w->n_reports = w->n_added = w->n_evicted = 0;
     w->changed = false;
 }
 
-/* ---- faults -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
-static void tell_router(struct cluster *c, enum msg_kind kind, const struct worker *w, uint64_t delay_ns)
+static void tell_router(struct cluster *c, enum msg_kind kind, const struct worker *w,
+                        uint64_t delay_ns)
 {
     uint32_t m = msg_new(c);
     c->msgs[m] = (struct msg){.kind = kind, .worker = w->index, .next = NONE};
@@ -1162,12 +1338,15 @@ static void worker_dies(struct cluster *c, struct worker *w)
         if (g->state == LEG_FREE) continue;
         if (g->worker == w->index) {
             uint32_t d = g->decode ? NONE : g->dest_leg;
-            if (d != NONE && c->legs[d].gen == g->dest_gen && c->legs[d].state == LEG_IMPORT && c->legs[d].worker != w->index && !w->silent)
+            if (d != NONE && c->legs[d].gen == g->dest_gen && c->legs[d].state == LEG_IMPORT &&
+                c->legs[d].worker != w->index && !w->silent)
                 leg_end(c, d, CODE_UNAVAILABLE); /* its import fails */
             leg_over(c, l);
-        } else if (!g->decode && g->dest == w->index && !w->silent && (g->state == LEG_RUNNING || g->state == LEG_SENDING) &&
+        } else if (!g->decode && g->dest == w->index && !w->silent &&
+                   (g->state == LEG_RUNNING || g->state == LEG_SENDING) &&
                    !(c->workers[g->worker].busy && g->state == LEG_RUNNING)) {
-            leg_end(c, l, CODE_UNAVAILABLE); /* its push fails; one in a running step finds out when it submits: the router cancels it before */
+            leg_end(c, l, CODE_UNAVAILABLE); /* its push fails; one in a running step finds out
+                                                when it submits: the router cancels it before */
         }
     }
     td_sim_cache_free(&w->cache);
@@ -1191,7 +1370,8 @@ static void on_fault(struct cluster *c, uint32_t i, bool over)
     const struct td_sim_fault *f = &c->cfg->faults[i];
     if (f->worker >= c->n_workers) return;
     struct worker *w = &c->workers[f->worker];
-    if (!over && f->until_s > f->at_s) td_sim_heap_push(&c->heap, ns_of(f->until_s), EV_FAULT_END, i, 0);
+    if (!over && f->until_s > f->at_s)
+        td_sim_heap_push(&c->heap, ns_of(f->until_s), EV_FAULT_END, i, 0);
     switch (f->kind) {
     case TD_FAULT_CRASH:
     case TD_FAULT_SILENT:
@@ -1200,11 +1380,14 @@ static void on_fault(struct cluster *c, uint32_t i, bool over)
             worker_dies(c, w);
             if (!w->silent) tell_router(c, M_GONE, w, c->cfg->rpc_ns);
         } else if (over && !w->up) {
-            if (w->silent) tell_router(c, M_GONE, w, 0); /* its old stream ends when it comes back */
+            /* its old stream ends when it comes back */
+            if (w->silent) tell_router(c, M_GONE, w, 0);
             worker_starts(c, w);
         }
         break;
-    case TD_FAULT_SLOW: w->slow = over ? (w->group->slow > 0 ? w->group->slow : 1) : w->slow * f->factor; break;
+    case TD_FAULT_SLOW:
+        w->slow = over ? (w->group->slow > 0 ? w->group->slow : 1) : w->slow * f->factor;
+        break;
     case TD_FAULT_DRAIN:
         if (!over && w->up) {
             w->draining = true;
@@ -1215,7 +1398,9 @@ static void on_fault(struct cluster *c, uint32_t i, bool over)
             worker_starts(c, w);
         }
         break;
-    case TD_FAULT_LATE: w->late_s = over ? 0 : f->factor; break;
+    case TD_FAULT_LATE:
+        w->late_s = over ? 0 : f->factor;
+        break;
     case TD_FAULT_LINK:
         w->nic.rate = over ? w->group->nic_bytes_per_s : w->nic.rate * f->factor;
         nic_pace(c, &w->nic);
@@ -1223,30 +1408,48 @@ static void on_fault(struct cluster *c, uint32_t i, bool over)
     }
 }
 
-/* ---- the run ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static void handle(struct cluster *c, const struct td_sim_event *e)
 {
     switch ((enum event_kind)e->kind) {
-    case EV_ARRIVAL: on_arrival(c, e->a); break;
-    case EV_TO_WORKER: on_to_worker(c, (uint32_t)e->b); break;
+    case EV_ARRIVAL:
+        on_arrival(c, e->a);
+        break;
+    case EV_TO_WORKER:
+        on_to_worker(c, (uint32_t)e->b);
+        break;
     case EV_TO_ROUTER:
         for (uint32_t m = (uint32_t)e->b, next; m != NONE; m = next) {
             next = c->msgs[m].next;
             router_take(c, m);
         }
         break;
-    case EV_STEP_END: on_step_end(c, &c->workers[e->a], e->b); break;
-    case EV_FLOW: on_flow(c, e->a, e->b); break;
-    case EV_SNAPSHOT: on_snapshot(c, &c->workers[e->a]); break;
-    case EV_LATE: on_late(c, e); break;
+    case EV_STEP_END:
+        on_step_end(c, &c->workers[e->a], e->b);
+        break;
+    case EV_FLOW:
+        on_flow(c, e->a, e->b);
+        break;
+    case EV_SNAPSHOT:
+        on_snapshot(c, &c->workers[e->a]);
+        break;
+    case EV_LATE:
+        on_late(c, e);
+        break;
     case EV_TICK:
         td_port_tick(c->port, c->now);
         td_sim_heap_push(&c->heap, c->now + c->cfg->tick_ns, EV_TICK, 0, 0);
         break;
-    case EV_FAULT: on_fault(c, e->a, false); break;
-    case EV_FAULT_END: on_fault(c, e->a, true); break;
-    case EV_CLIENT_LEAVES: on_client_leaves(c, e->a, e->b); break;
+    case EV_FAULT:
+        on_fault(c, e->a, false);
+        break;
+    case EV_FAULT_END:
+        on_fault(c, e->a, true);
+        break;
+    case EV_CLIENT_LEAVES:
+        on_client_leaves(c, e->a, e->b);
+        break;
     }
 }
 
@@ -1257,13 +1460,14 @@ static void check_quiet(struct cluster *c)
         const struct leg *g = &c->legs[l];
         if (g->state == LEG_FREE) continue;
         char what[128];
-        snprintf(what, sizeof what, "a leg is left on worker %u: %s of attempt %u, %s", g->worker, g->decode ? "decode" : "prefill", g->attempt,
-                 states[g->state]);
+        snprintf(what, sizeof what, "a leg is left on worker %u: %s of attempt %u, %s", g->worker,
+                 g->decode ? "decode" : "prefill", g->attempt, states[g->state]);
         violate(c, what, g->id);
     }
     for (uint32_t i = 0; i < c->n_workers; i++) {
         const struct worker *w = &c->workers[i];
-        if (w->n_live || w->n_running || w->n_waiting) violate(c, "a worker counts legs that are not there", i);
+        if (w->n_live || w->n_running || w->n_waiting)
+            violate(c, "a worker counts legs that are not there", i);
         if (w->n_anon || w->n_ref) violate(c, "KV blocks are held for nobody", i);
         if (w->nic.n) violate(c, "a transfer runs for nobody", i);
     }
@@ -1276,32 +1480,46 @@ static void check_quiet(struct cluster *c)
 static td_status cluster_open(struct cluster *c, struct td_err *err)
 {
     const struct td_sim_config *f = c->cfg;
-    if (f->block_size < 1) return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be at least 1", f->block_size);
+    if (f->block_size < 1)
+        return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be at least 1", f->block_size);
     if (f->prefix_cache && c->trace->n_hashes && c->trace->hash_tokens % (uint32_t)f->block_size)
-        return td_fail(err, TD_ERR_INVALID, "block_size is %d, must divide the trace's blocks of %u tokens", f->block_size, c->trace->hash_tokens);
+        return td_fail(err, TD_ERR_INVALID,
+                       "block_size is %d, must divide the trace's blocks of %u tokens",
+                       f->block_size, c->trace->hash_tokens);
     int32_t most_seqs = 1;
     for (uint32_t i = 0; i < f->n_groups; i++) {
         const struct td_sim_group *g = &f->groups[i];
         if (g->max_batch < 1 || g->max_step_tokens < 1 || g->max_seqs < 1)
-            return td_fail(err, TD_ERR_INVALID, "max_batch, max_step_tokens and max_seqs of a worker must be at least 1");
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "max_batch, max_step_tokens and max_seqs of a worker must be at least 1");
         if (!g->kv_tokens && !g->perf.kv_tokens)
-            return td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds: give kv_tokens", g->perf.name);
-        if ((g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens) / (uint64_t)f->block_size > INT32_MAX / 2)
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "latency %s does not say how many KV tokens a worker holds: give kv_tokens",
+                g->perf.name);
+        if ((g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens) / (uint64_t)f->block_size >
+            INT32_MAX / 2)
             return td_fail(err, TD_ERR_LIMIT, "kv_tokens is %llu, limit %llu with blocks of %d",
                            (unsigned long long)(g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens),
-                           (unsigned long long)INT32_MAX / 2 * (uint64_t)f->block_size, f->block_size);
+                           (unsigned long long)INT32_MAX / 2 * (uint64_t)f->block_size,
+                           f->block_size);
         c->n_workers += g->count;
         c->out->gpus += g->count * (g->perf.gpus ? g->perf.gpus : 1);
         if (g->max_seqs > most_seqs) most_seqs = g->max_seqs;
-        if (f->kv_bytes_per_token <= 0 && c->kv_bytes_per_token <= 0) c->kv_bytes_per_token = g->perf.kv_bytes_per_token;
+        if (f->kv_bytes_per_token <= 0 && c->kv_bytes_per_token <= 0)
+            c->kv_bytes_per_token = g->perf.kv_bytes_per_token;
     }
     if (f->kv_bytes_per_token > 0) c->kv_bytes_per_token = f->kv_bytes_per_token;
     if (c->n_workers == 0 || c->n_workers > TD_CORE_MAX_WORKERS)
-        return td_fail(err, TD_ERR_INVALID, "there are %u workers, must be 1..%d", c->n_workers, TD_CORE_MAX_WORKERS);
+        return td_fail(err, TD_ERR_INVALID, "there are %u workers, must be 1..%d", c->n_workers,
+                       TD_CORE_MAX_WORKERS);
     if (f->router.max_requests < 1 || f->router.max_requests > TD_CORE_MAX_REQUESTS)
-        return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%d", f->router.max_requests, TD_CORE_MAX_REQUESTS);
+        return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%d",
+                       f->router.max_requests, TD_CORE_MAX_REQUESTS);
     struct td_port_config router = f->router;
-    router.prefix_index = router.prefix_index && f->prefix_cache && c->trace->n_hashes > 0; /* without hashes it would stay empty, and large */
+    /* without hashes it would stay empty, and large */
+    router.prefix_index = router.prefix_index && f->prefix_cache && c->trace->n_hashes > 0;
     td_status s = td_port_create(&router, on_action, c, &c->port, err);
     if (s) return s;
     c->wants_blocks = f->prefix_cache && c->trace->n_hashes && td_port_wants_blocks(c->port);
@@ -1324,8 +1542,16 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
             struct worker *w = &c->workers[at];
             const struct td_sim_group *g = &f->groups[i];
             uint64_t tokens = g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens;
-            *w = (struct worker){.group = g, .perf = g->perf, .decode = g->decode, .index = at, .slow = g->slow > 0 ? g->slow : 1, .told_gone = true,
-                                 .waiting_head = NONE, .waiting_tail = NONE, .refused = NONE, .nic = {.rate = g->nic_bytes_per_s},
+            *w = (struct worker){.group = g,
+                                 .perf = g->perf,
+                                 .decode = g->decode,
+                                 .index = at,
+                                 .slow = g->slow > 0 ? g->slow : 1,
+                                 .told_gone = true,
+                                 .waiting_head = NONE,
+                                 .waiting_tail = NONE,
+                                 .refused = NONE,
+                                 .nic = {.rate = g->nic_bytes_per_s},
                                  .n_blocks = (int32_t)(tokens / (uint64_t)f->block_size)};
             w->running = td_sim_grow(NULL, (uint64_t)g->max_seqs, sizeof *w->running);
             w->items = td_sim_grow(NULL, (uint64_t)g->max_batch, sizeof *w->items);
@@ -1334,7 +1560,9 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
             uint32_t m = msg_new(c);
             c->msgs[m] = (struct msg){.kind = M_JOIN, .worker = at, .next = NONE};
             router_take(c, m); /* the fleet stands when the first request comes */
-            if (f->snapshot_ns) td_sim_heap_push(&c->heap, f->snapshot_ns * (at + 1) / c->n_workers, EV_SNAPSHOT, at, 0);
+            if (f->snapshot_ns)
+                td_sim_heap_push(&c->heap, f->snapshot_ns * (at + 1) / c->n_workers, EV_SNAPSHOT,
+                                 at, 0);
         }
     return TD_OK;
 }
@@ -1386,40 +1614,53 @@ static void summarise(struct cluster *c)
     out->end_s = (double)c->now / 1e9;
 }
 
-td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_trace *trace, void (*progress)(void *ctx, double share), void *ctx,
+td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_trace *trace,
+                     void (*progress)(void *ctx, double share), void *ctx,
                      struct td_sim_result *ret_result, struct td_err *err)
 {
     *ret_result = (struct td_sim_result){0};
-    struct cluster c = {
-        .cfg = config, .trace = trace, .out = ret_result, .noise = td_sim_rng_stream(config->seed, 2), .faults = td_sim_rng_stream(config->seed, 3),
-        .jitter = td_sim_rng_stream(config->seed, 5)};
+    struct cluster c = {.cfg = config,
+                        .trace = trace,
+                        .out = ret_result,
+                        .noise = td_sim_rng_stream(config->seed, 2),
+                        .faults = td_sim_rng_stream(config->seed, 3),
+                        .jitter = td_sim_rng_stream(config->seed, 5)};
     ret_result->outcomes = calloc(trace->n, sizeof *ret_result->outcomes);
     if (!ret_result->outcomes) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     ret_result->n = trace->n;
     for (uint32_t i = 0; i < trace->n; i++)
-        ret_result->outcomes[i] = (struct td_sim_outcome){.at_ns = trace->requests[i].at_ns, .n_prompt = trace->requests[i].n_prompt,
-                                                          .n_output = trace->requests[i].n_output, .slo_class = trace->requests[i].slo_class,
-                                                          .tenant = trace->requests[i].tenant, .prefill = NONE, .decode = NONE};
+        ret_result->outcomes[i] = (struct td_sim_outcome){.at_ns = trace->requests[i].at_ns,
+                                                          .n_prompt = trace->requests[i].n_prompt,
+                                                          .n_output = trace->requests[i].n_output,
+                                                          .slo_class = trace->requests[i].slo_class,
+                                                          .tenant = trace->requests[i].tenant,
+                                                          .prefill = NONE,
+                                                          .decode = NONE};
     c.last_arrival_ns = trace->requests[trace->n - 1].at_ns;
     td_status s = cluster_open(&c, err);
     if (!s) {
         td_sim_heap_push(&c.heap, trace->requests[0].at_ns, EV_ARRIVAL, 0, 0);
         if (config->tick_ns) td_sim_heap_push(&c.heap, config->tick_ns, EV_TICK, 0, 0);
-        for (uint32_t i = 0; i < config->n_faults; i++) td_sim_heap_push(&c.heap, ns_of(config->faults[i].at_s), EV_FAULT, i, 0);
+        for (uint32_t i = 0; i < config->n_faults; i++)
+            td_sim_heap_push(&c.heap, ns_of(config->faults[i].at_s), EV_FAULT, i, 0);
         uint64_t deadline = c.last_arrival_ns + ns_of(config->grace_s), quiet_until = 0, n = 0;
         struct td_sim_event e;
         while (td_sim_heap_pop(&c.heap, &e)) {
             if (e.at_ns > deadline && !quiet_until) break;
             c.now = e.at_ns;
             handle(&c, &e);
-            if ((++n & 0xffff) == 0 && progress) progress(ctx, c.last_arrival_ns ? fmin(1, (double)c.now / (double)c.last_arrival_ns) : 1);
+            if ((++n & 0xffff) == 0 && progress)
+                progress(ctx, c.last_arrival_ns ? fmin(1, (double)c.now / (double)c.last_arrival_ns)
+                                                : 1);
             if (c.n_done < trace->n) continue;
             if (!config->check) break;
-            if (!quiet_until) quiet_until = c.now + 5000000000ull + 4 * config->rpc_ns; /* what is on the way arrives */
+            /* what is on the way arrives */
+            if (!quiet_until) quiet_until = c.now + 5000000000ull + 4 * config->rpc_ns;
             if (c.now > quiet_until) break;
         }
         if (config->check && c.n_done == trace->n) check_quiet(&c);
-        if (config->check && c.n_done < trace->n) violate(&c, "requests without an end", trace->n - c.n_done);
+        if (config->check && c.n_done < trace->n)
+            violate(&c, "requests without an end", trace->n - c.n_done);
         summarise(&c);
         if (progress) progress(ctx, 1);
     }

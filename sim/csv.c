@@ -25,7 +25,8 @@ td_status td_csv_open(const char *path, struct td_csv *ret, struct td_err *err)
     snprintf(ret->path, sizeof ret->path, "%s", path);
     ret->file = fopen(path, "r");
     if (!ret->file) return td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
-    if (getline(&ret->line, &ret->line_bytes, ret->file) <= 0) return td_fail(err, TD_ERR_INVALID, "%s is empty, need a header line", path);
+    if (getline(&ret->line, &ret->line_bytes, ret->file) <= 0)
+        return td_fail(err, TD_ERR_INVALID, "%s is empty, need a header line", path);
     ret->line_no = 1;
     ret->header = strdup(ret->line);
     if (!ret->header) return td_fail(err, TD_ERR_NOMEM, "%s: out of memory", path);
@@ -33,7 +34,8 @@ td_status td_csv_open(const char *path, struct td_csv *ret, struct td_err *err)
     return TD_OK;
 }
 
-td_status td_csv_column(const struct td_csv *c, const char *name, int *ret_index, struct td_err *err)
+td_status td_csv_column(const struct td_csv *c, const char *name, int *ret_index,
+                        struct td_err *err)
 {
     for (int i = 0; i < c->n_columns; i++)
         if (!strcmp(c->column[i], name)) {
@@ -51,17 +53,20 @@ bool td_csv_next(struct td_csv *c, td_status *ret_status, struct td_err *err)
         if (c->line[strspn(c->line, " \t\r\n")] == 0) continue;
         c->n_fields = split(c->line, c->field);
         if (c->n_fields >= c->n_columns) return true;
-        *ret_status = td_fail(err, TD_ERR_INVALID, "%s: line %d has %d fields, the header has %d", c->path, c->line_no, c->n_fields, c->n_columns);
+        *ret_status = td_fail(err, TD_ERR_INVALID, "%s: line %d has %d fields, the header has %d",
+                              c->path, c->line_no, c->n_fields, c->n_columns);
     }
 }
 
-td_status td_csv_f64(const struct td_csv *c, int column, double min, double max, double *ret, struct td_err *err)
+td_status td_csv_f64(const struct td_csv *c, int column, double min, double max, double *ret,
+                     struct td_err *err)
 {
     char *end;
     double v = strtod(c->field[column], &end);
     if (end == c->field[column] || *end || !(v >= min && v <= max))
-        return td_fail(err, TD_ERR_INVALID, "%s: line %d: %s is \"%s\", must be a number from %g to %g", c->path, c->line_no, c->column[column],
-                       c->field[column], min, max);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: line %d: %s is \"%s\", must be a number from %g to %g", c->path,
+                       c->line_no, c->column[column], c->field[column], min, max);
     *ret = v;
     return TD_OK;
 }

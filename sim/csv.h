@@ -1,4 +1,5 @@
-/* csv.h - a reader of plain CSV files (no quotes: the traces have none), line by line; errors name file, line and field. Cold paths. */
+/* csv.h - a reader of plain CSV files (no quotes: the traces have none), line by line; errors
+ * name file, line and field. Cold paths. */
 #ifndef TD_SIM_CSV_H
 #define TD_SIM_CSV_H
 
@@ -18,11 +19,15 @@ struct td_csv {
     char *field[TD_CSV_MAX_FIELDS], *column[TD_CSV_MAX_FIELDS];
 };
 
-td_status td_csv_open(const char *path, struct td_csv *ret_csv, struct td_err *err); /* reads the header line */
-td_status td_csv_column(const struct td_csv *csv, const char *name, int *ret_index, struct td_err *err);
-/* The next row into csv->field[]; false at the end, or with *ret_status set when a row has too few fields. Empty lines are skipped. */
+/* reads the header line */
+td_status td_csv_open(const char *path, struct td_csv *ret_csv, struct td_err *err);
+td_status td_csv_column(const struct td_csv *csv, const char *name, int *ret_index,
+                        struct td_err *err);
+/* The next row into csv->field[]; false at the end, or with *ret_status set when a row has too
+ * few fields. Empty lines are skipped. */
 bool td_csv_next(struct td_csv *csv, td_status *ret_status, struct td_err *err);
-td_status td_csv_f64(const struct td_csv *csv, int column, double min, double max, double *ret, struct td_err *err);
+td_status td_csv_f64(const struct td_csv *csv, int column, double min, double max, double *ret,
+                     struct td_err *err);
 void td_csv_close(struct td_csv *csv);
 
 #endif

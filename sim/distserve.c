@@ -1,4 +1,5 @@
-/* distserve.c - see distserve.h. Times are doubles in ms beside the heap's ns, so that no sum is rounded: an event carries its exact time in times[].
+/* distserve.c - see distserve.h. Times are doubles in ms beside the heap's ns, so that no sum is
+ * rounded: an event carries its exact time in times[].
  */
 #include "sim/distserve.h"
 
@@ -11,7 +12,9 @@
 enum { WAKE, PREFILL_END, DECODE_END, ARRIVE };
 enum { MAX_STAGES = 16 };
 
-struct queue { uint32_t *items, head, n, capacity; };
+struct queue {
+    uint32_t *items, head, n, capacity;
+};
 
 static void put(struct queue *q, uint32_t item)
 {
@@ -35,7 +38,7 @@ static uint32_t take(struct queue *q)
 }
 
 struct stage {
-    struct queue prefill, decode, batch;    /* batch: in its running step */
+    struct queue prefill, decode, batch; /* batch: in its running step */
     bool busy, waking;
 };
 
@@ -44,16 +47,18 @@ struct run {
     const struct td_sim_trace *t;
     struct td_sim_heap heap;
     double now, *first, *ttft, *tpot;
-    int32_t *done, *batch_of;               /* decode steps done; number of the prefill batch a request is in */
+    int32_t *done, *batch_of; /* decode steps done; number of the prefill batch a
+                                 request is in */
     int32_t n_batches;
     struct stage stages[2 * MAX_STAGES];
-    int n_prefill, n_decode, decode_at;     /* stages; index of the first decode stage */
+    int n_prefill, n_decode, decode_at; /* stages; index of the first decode stage */
 };
 
 static void push(struct run *r, double at, uint32_t kind, uint32_t a)
 {
     uint64_t bits;
-    memcpy(&bits, &at, sizeof bits); /* of non-negative doubles: ordered as integers, so the heap's order is exact */
+    memcpy(&bits, &at, sizeof bits); /* of non-negative doubles: ordered as integers, so the
+                                        heap's order is exact */
     td_sim_heap_push(&r->heap, bits, kind, a, 0);
 }
 
@@ -65,9 +70,13 @@ static void wake(struct run *r, int i)
     push(r, r->now, WAKE, (uint32_t)i);
 }
 
-static double step_ms(const struct td_perf *p, double rows, double work, double seqs, double context, int pp)
+static double step_ms(const struct td_perf *p, double rows, double work, double seqs,
+                      double context, int pp)
 {
-    struct td_perf_batch b = {.prefill_rows = (int64_t)rows, .attention_work = work, .decode_rows = (int64_t)seqs, .context_tokens = context};
+    struct td_perf_batch b = {.prefill_rows = (int64_t)rows,
+                              .attention_work = work,
+                              .decode_rows = (int64_t)seqs,
+                              .context_tokens = context};
     return td_perf_step_s(p, &b) * 1e3 / pp;
 }
 
@@ -95,7 +104,8 @@ static void start(struct run *r, int i)
         context = rows;
         ms = step_ms(d->prefill, rows, work, 0, 0, d->pp_prefill) + d->pp_ms * d->pp_prefill;
         s->busy = true;
-        push(r, r->now + ms + (is_first ? d->base_ms + d->per_token_ms * context : 0), PREFILL_END, (uint32_t)i);
+        push(r, r->now + ms + (is_first ? d->base_ms + d->per_token_ms * context : 0), PREFILL_END,
+             (uint32_t)i);
         return;
     }
     if (s->decode.n == 0) return;
@@ -110,9 +120,11 @@ static void start(struct run *r, int i)
         tokens += (double)(len + 1);
         context += (double)len;
     }
-    ms = step_ms(d->colocated ? d->prefill : d->decode, 0, 0, s->batch.n, tokens, d->colocated ? d->pp_prefill : d->pp_decode);
+    ms = step_ms(d->colocated ? d->prefill : d->decode, 0, 0, s->batch.n, tokens,
+                 d->colocated ? d->pp_prefill : d->pp_decode);
     s->busy = true;
-    push(r, r->now + ms + (is_first ? d->base_ms + d->per_token_ms * context : 0), DECODE_END, (uint32_t)i);
+    push(r, r->now + ms + (is_first ? d->base_ms + d->per_token_ms * context : 0), DECODE_END,
+         (uint32_t)i);
 }
 
 static void prefill_end(struct run *r, int i)
@@ -143,20 +155,31 @@ static void decode_end(struct run *r, int i)
     int next = is_last ? r->decode_at : i + 1;
     while (s->batch.n > 0) {
         uint32_t q = take(&s->batch);
-        if (is_last && ++r->done[q] >= r->t->requests[q].n_output) r->tpot[q] = (r->now - r->first[q]) / r->t->requests[q].n_output;
-        else put(&r->stages[next].decode, q);
+        if (is_last && ++r->done[q] >= r->t->requests[q].n_output)
+            r->tpot[q] = (r->now - r->first[q]) / r->t->requests[q].n_output;
+        else
+            put(&r->stages[next].decode, q);
     }
     if (next != i) wake(r, next);
     start(r, i);
 }
 
-void td_distserve_init(struct td_distserve *d, const struct td_perf *prefill, const struct td_perf *decode)
+void td_distserve_init(struct td_distserve *d, const struct td_perf *prefill,
+                       const struct td_perf *decode)
 {
-    *d = (struct td_distserve){.prefill = prefill, .decode = decode, .pp_prefill = 1, .pp_decode = 1, .base_ms = 2, .per_token_ms = 1e-4, .pp_ms = 1,
-                               .max_tokens = (int64_t)prefill->kv_tokens, .decode_cap = 50000};
+    *d = (struct td_distserve){.prefill = prefill,
+                               .decode = decode,
+                               .pp_prefill = 1,
+                               .pp_decode = 1,
+                               .base_ms = 2,
+                               .per_token_ms = 1e-4,
+                               .pp_ms = 1,
+                               .max_tokens = (int64_t)prefill->kv_tokens,
+                               .decode_cap = 50000};
 }
 
-void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *t, double *ret_ttft_ms, double *ret_tpot_ms)
+void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *t,
+                      double *ret_ttft_ms, double *ret_tpot_ms)
 {
     struct run r = {.d = d,
                     .t = t,
@@ -165,7 +188,8 @@ void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *t
                     .n_prefill = d->pp_prefill,
                     .n_decode = d->colocated ? d->pp_prefill : d->pp_decode,
                     .decode_at = d->colocated ? 0 : d->pp_prefill};
-    TD_ASSERT(d->pp_prefill >= 1 && d->pp_prefill <= MAX_STAGES && d->pp_decode >= 1 && d->pp_decode <= MAX_STAGES);
+    TD_ASSERT(d->pp_prefill >= 1 && d->pp_prefill <= MAX_STAGES && d->pp_decode >= 1 &&
+              d->pp_decode <= MAX_STAGES);
     r.first = td_sim_grow(NULL, t->n, sizeof *r.first);
     r.done = calloc(t->n, sizeof *r.done);
     r.batch_of = calloc(t->n, sizeof *r.batch_of);
@@ -183,8 +207,12 @@ void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *t
             r.stages[i].waking = false;
             if (!r.stages[i].busy) start(&r, i);
             break;
-        case PREFILL_END: prefill_end(&r, i); break;
-        case DECODE_END: decode_end(&r, i); break;
+        case PREFILL_END:
+            prefill_end(&r, i);
+            break;
+        case DECODE_END:
+            decode_end(&r, i);
+            break;
         }
     }
     for (int i = 0; i < 2 * MAX_STAGES; i++) {

@@ -1,10 +1,14 @@
-/* distserve.h - the scheduler that DistServe's own simulator assumes (simdistserve), on our event heap: a reference whose published and re-derived
- * numbers must come out to the digit. It is not how tandem schedules; it is how we know that heap, generator and latency tables are right.
+/* distserve.h - the scheduler that DistServe's own simulator assumes (simdistserve), on our event
+ * heap: a reference whose published and re-derived numbers must come out to the digit. It is not
+ * how tandem schedules; it is how we know that heap, generator and latency tables are right.
  *
- * Its rules: a prefill worker takes its whole queue as one batch up to max_tokens; each request then joins the decode worker's queue at once (a
- * transfer costs nothing); a decode worker takes its whole queue up to decode_cap context tokens, one token each. A step of either kind costs base_ms
+ * Its rules: a prefill worker takes its whole queue as one batch up to max_tokens; each request
+ * then joins the decode worker's queue at once (a transfer costs nothing); a decode worker takes
+ * its whole queue up to decode_cap context tokens, one token each. A step of either kind costs
+ * base_ms
  * + per_token_ms
- * * context tokens more, and a prefill pp_ms for each pipeline stage; with pp stages a step's time is divided by pp and batches go from stage to
+ * * context tokens more, and a prefill pp_ms for each pipeline stage; with pp stages a step's time
+ *   is divided by pp and batches go from stage to
  * stage. Colocated: one worker, prefill first. TPOT there is (end - first token) / output steps. */
 #ifndef TD_SIM_DISTSERVE_H
 #define TD_SIM_DISTSERVE_H
@@ -14,14 +18,17 @@
 
 struct td_distserve {
     const struct td_perf *prefill, *decode;
-    int pp_prefill, pp_decode;      /* 1.. */
-    bool colocated;                 /* prefill's table and stages for both */
+    int pp_prefill, pp_decode; /* 1.. */
+    bool colocated;            /* prefill's table and stages for both */
     double base_ms, per_token_ms, pp_ms;
     int64_t max_tokens, decode_cap;
 };
-void td_distserve_init(struct td_distserve *d, const struct td_perf *prefill, const struct td_perf *decode); /* its constants: 2, 0.0001, 1; 50,000 */
+/* its constants: 2, 0.0001, 1; 50,000 */
+void td_distserve_init(struct td_distserve *d, const struct td_perf *prefill,
+                       const struct td_perf *decode);
 
 /* ret_ttft_ms, ret_tpot_ms: [trace->n]. n_output of the trace = decode steps. */
-void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *trace, double *ret_ttft_ms, double *ret_tpot_ms);
+void td_distserve_run(const struct td_distserve *d, const struct td_sim_trace *trace,
+                      double *ret_ttft_ms, double *ret_tpot_ms);
 
 #endif

@@ -70,10 +70,7 @@ td_status td_gpu_shape(const struct td_model_config *m, uint32_t tp, struct td_g
     return TD_OK;
 }
 
-static uint32_t log2_of(uint32_t tp)
-{
-    return tp == 2 ? 1 : tp == 4 ? 2 : tp == 8 ? 3 : 0;
-}
+static uint32_t log2_of(uint32_t tp) { return tp == 2 ? 1 : tp == 4 ? 2 : tp == 8 ? 3 : 0; }
 
 td_status td_gpu_perf(const struct td_gpu *g, const struct td_model_config *m, uint32_t tp,
                       struct td_perf *ret_perf, struct td_err *err)

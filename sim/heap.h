@@ -1,5 +1,7 @@
-/* heap.h - the simulator's clock: a binary heap of events in virtual nanoseconds. Events of one instant come out in the order in which they went in,
- * so a run is a function of its input alone. Grows by doubling; an out-of-memory aborts (a simulation has nobody to degrade for). One thread. */
+/* heap.h - the simulator's clock: a binary heap of events in virtual nanoseconds. Events of one
+ * instant come out in the order in which they went in, so a run is a function of its input
+ * alone. Grows by doubling; an out-of-memory aborts (a simulation has nobody to degrade for).
+ * One thread. */
 #ifndef TD_SIM_HEAP_H
 #define TD_SIM_HEAP_H
 
@@ -8,8 +10,8 @@
 
 struct td_sim_event {
     uint64_t at_ns;
-    uint64_t order;      /* set by push: FIFO among equals */
-    uint32_t kind, a;    /* the owner's meaning */
+    uint64_t order;   /* set by push: FIFO among equals */
+    uint32_t kind, a; /* the owner's meaning */
     uint64_t b;
 };
 
@@ -19,8 +21,10 @@ struct td_sim_heap {
     uint64_t n_pushed;
 };
 
-void td_sim_heap_push(struct td_sim_heap *heap, uint64_t at_ns, uint32_t kind, uint32_t a, uint64_t b);
-bool td_sim_heap_pop(struct td_sim_heap *heap, struct td_sim_event *ret_event); /* false when empty */
+void td_sim_heap_push(struct td_sim_heap *heap, uint64_t at_ns, uint32_t kind, uint32_t a,
+                      uint64_t b);
+/* false when empty */
+bool td_sim_heap_pop(struct td_sim_heap *heap, struct td_sim_event *ret_event);
 void td_sim_heap_free(struct td_sim_heap *heap);
 
 /* realloc that aborts: the simulator's arrays grow by it. */

@@ -10,7 +10,8 @@
 #define NAME_BYTES "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 
 /* The next "NAME[:CLASS]=SHARE". TD_INPROGRESS: there is one; TD_OK: the text has ended. */
-static td_status next_share(const char *option, const char **at, char name[32], char class_name[32], double *ret_share, struct td_err *err)
+static td_status next_share(const char *option, const char **at, char name[32], char class_name[32],
+                            double *ret_share, struct td_err *err)
 {
     char word[100], *value, *end, *colon;
     *at += strspn(*at, " ,\t\n");
@@ -19,33 +20,43 @@ static td_status next_share(const char *option, const char **at, char name[32], 
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), *at);
     *at += n;
     value = strchr(word, '=');
-    if (!value || n >= sizeof word) return td_fail(err, TD_ERR_INVALID, "%s: \"%.60s\" is not NAME=SHARE", option, word);
+    if (!value || n >= sizeof word)
+        return td_fail(err, TD_ERR_INVALID, "%s: \"%.60s\" is not NAME=SHARE", option, word);
     *value++ = 0;
     *ret_share = strtod(value, &end);
     if (end == value || *end || !(*ret_share > 0 && *ret_share <= 1e9))
-        return td_fail(err, TD_ERR_INVALID, "%s: the share of %.40s is \"%.20s\", must be above 0 and up to 1e9", option, word, value);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: the share of %.40s is \"%.20s\", must be above 0 and up to 1e9", option,
+                       word, value);
     colon = strchr(word, ':');
     if (colon) *colon++ = 0;
     if (!word[0] || strlen(word) > 31 || strspn(word, NAME_BYTES) != strlen(word))
-        return td_fail(err, TD_ERR_INVALID, "%s: name \"%.40s\" must have 1..31 letters, digits, '-', '_' and '.'", option, word);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: name \"%.40s\" must have 1..31 letters, digits, '-', '_' and '.'",
+                       option, word);
     snprintf(name, 32, "%s", word);
     snprintf(class_name, 32, "%.31s", colon ? colon : "");
     return TD_INPROGRESS;
 }
 
-static td_status parse_class_mix(const char *text, const struct td_core_config *c, struct td_sim_load *load, struct td_err *err)
+static td_status parse_class_mix(const char *text, const struct td_core_config *c,
+                                 struct td_sim_load *load, struct td_err *err)
 {
     char name[32], none[32];
     double share;
     td_status s;
-    for (uint32_t i = 0; i < c->n_classes; i++) load->class_share[i] = text[strspn(text, " ,\t\n")] ? 0 : 1;
+    for (uint32_t i = 0; i < c->n_classes; i++)
+        load->class_share[i] = text[strspn(text, " ,\t\n")] ? 0 : 1;
     load->n_classes = c->n_classes;
     while ((s = next_share("class_mix", &text, name, none, &share, err))) {
         uint32_t k;
         if (s < 0) return s;
-        if (none[0]) return td_fail(err, TD_ERR_INVALID, "class_mix: \"%s:%s\" is not NAME=SHARE", name, none);
+        if (none[0])
+            return td_fail(err, TD_ERR_INVALID, "class_mix: \"%s:%s\" is not NAME=SHARE", name,
+                           none);
         if ((s = router_class_find(c, name, &k, err))) return td_err_prefix(err, "class_mix"), s;
-        if (load->class_share[k] > 0) return td_fail(err, TD_ERR_INVALID, "class_mix: %s is given twice", name);
+        if (load->class_share[k] > 0)
+            return td_fail(err, TD_ERR_INVALID, "class_mix: %s is given twice", name);
         load->class_share[k] = share;
     }
     return TD_OK;
@@ -97,7 +108,8 @@ static td_status parse_by_length(const char *text, const struct td_core_config *
     return TD_OK;
 }
 
-static td_status parse_tenants(const char *text, const struct td_core_config *c, struct td_sim_mix *m, struct td_sim_load *load, struct td_err *err)
+static td_status parse_tenants(const char *text, const struct td_core_config *c,
+                               struct td_sim_mix *m, struct td_sim_load *load, struct td_err *err)
 {
     char name[32], class_name[32];
     double share;
@@ -105,10 +117,13 @@ static td_status parse_tenants(const char *text, const struct td_core_config *c,
     while ((s = next_share("tenants", &text, name, class_name, &share, err))) {
         uint32_t k = 0;
         if (s < 0) return s;
-        if (m->n_tenants == TD_SIM_MAX_TENANTS) return td_fail(err, TD_ERR_LIMIT, "tenants: more than %d", TD_SIM_MAX_TENANTS);
-        if ((s = router_class_find(c, class_name, &k, err))) return td_err_prefix(err, "tenants"), s;
+        if (m->n_tenants == TD_SIM_MAX_TENANTS)
+            return td_fail(err, TD_ERR_LIMIT, "tenants: more than %d", TD_SIM_MAX_TENANTS);
+        if ((s = router_class_find(c, class_name, &k, err)))
+            return td_err_prefix(err, "tenants"), s;
         for (uint32_t i = 0; i < m->n_tenants; i++)
-            if (!strcmp(m->tenants[i], name)) return td_fail(err, TD_ERR_INVALID, "tenants: %s is given twice", name);
+            if (!strcmp(m->tenants[i], name))
+                return td_fail(err, TD_ERR_INVALID, "tenants: %s is given twice", name);
         load->tenants[m->n_tenants].share = share;
         load->tenants[m->n_tenants].slo_class = class_name[0] ? (int32_t)k : -1;
         snprintf(m->tenants[m->n_tenants++], sizeof m->tenants[0], "%s", name);

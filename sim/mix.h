@@ -1,4 +1,5 @@
-/* mix.h - who the requests of a run belong to: SLO classes with objectives, tenants, and each one's share of the arrivals. */
+/* mix.h - who the requests of a run belong to: SLO classes with objectives, tenants, and each
+ * one's share of the arrivals. */
 #ifndef TD_SIM_MIX_H
 #define TD_SIM_MIX_H
 
@@ -6,8 +7,9 @@
 #include "router/core/core.h"
 
 struct td_sim_mix {
-    struct td_core_class classes[TD_CORE_MAX_CLASSES];      /* n_classes >= 1; 0 is what requests without a class get */
-    char tenants[TD_SIM_MAX_TENANTS][32];                   /* names of load.tenants */
+    /* n_classes >= 1; 0 is what requests without a class get */
+    struct td_core_class classes[TD_CORE_MAX_CLASSES];
+    char tenants[TD_SIM_MAX_TENANTS][32]; /* names of load.tenants */
     uint32_t n_classes, n_tenants;
 };
 

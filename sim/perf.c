@@ -11,13 +11,17 @@
 #include "sim/heap.h"
 #include "router/objectives.h"
 
-/* OPT on A100-80G: DistServe's fits (LLMServe/DistServe, simdistserve/estimators/profile_data, Apache-2.0), in ms: prefill a + b*sum(n) + c*sum(n^2);
- * decode a + b*context + c*batch, one set below and one from 95 rows on. KV capacities: its max_num_tokens.csv. KV bytes: 2 * layers * hidden * 2.
+/* OPT on A100-80G: DistServe's fits (LLMServe/DistServe, simdistserve/estimators/profile_data,
+ * Apache-2.0), in ms: prefill a + b*sum(n) + c*sum(n^2); decode a + b*context + c*batch, one set
+ * below and one from 95 rows on. KV capacities: its max_num_tokens.csv. KV bytes: 2 * layers *
+ * hidden * 2.
  *
- * llama-8b on H200: a roofline from measured kernels (ai-dynamo/aiconfigurator, vLLM 0.24, bf16). 7.50e9 weights that are multiplied, read at
- * 3.1 TB/s (GEMM at m = 1): 4.84 ms a step; 831 TFLOP/s (GEMM at m = 4,096): 18.05 us a prefill row; a decode row adds 298 GEMMs' worth of
- * (22.1 - 16.0) us / 240 rows = 7.6 us; KV read at 32 * 270.9 us / (64 * 4,096) tokens = 33.1 ns a token; attention of a prefill row over a
- * token: 4 * 4,096 * 32 flops at 500 TFLOP/s = 1.05 ns. KV: 131,072 B a token, 141 GB * 0.9 less weights. */
+ * llama-8b on H200: a roofline from measured kernels (ai-dynamo/aiconfigurator, vLLM 0.24,
+ * bf16). 7.50e9 weights that are multiplied, read at 3.1 TB/s (GEMM at m = 1): 4.84 ms a step;
+ * 831 TFLOP/s (GEMM at m = 4,096): 18.05 us a prefill row; a decode row adds 298 GEMMs' worth of
+ * (22.1 - 16.0) us / 240 rows = 7.6 us; KV read at 32 * 270.9 us / (64 * 4,096) tokens = 33.1 ns
+ * a token; attention of a prefill row over a token: 4 * 4,096 * 32 flops at 500 TFLOP/s = 1.05
+ * ns. KV: 131,072 B a token, 141 GB * 0.9 less weights. */
 static const struct {
     const char *name;
     double prefill[3], small[3], large[3]; /* ms; prefill[2] multiplies n^2 */
@@ -82,7 +86,14 @@ static const struct {
      212304,
      2359296,
      8},
-    {"llama-8b-h200", {4.84, 0.01805, 0.525e-6}, {4.84, 3.31e-5, 0.0076}, {0, 0, 0}, 0, 846000, 131072, 1},
+    {"llama-8b-h200",
+     {4.84, 0.01805, 0.525e-6},
+     {4.84, 3.31e-5, 0.0076},
+     {0, 0, 0},
+     0,
+     846000,
+     131072,
+     1},
 };
 #define N_TABLES (sizeof tables / sizeof *tables)
 
@@ -99,18 +110,22 @@ double td_perf_step_s(const struct td_perf *p, const struct td_perf_batch *b)
 {
     if (b->prefill_rows + b->decode_rows == 0) return 0;
     if (p->n_prefill_points) {
-        if (b->prefill_rows == 0) return interpolate(p->decode_x, p->decode_s, p->n_decode_points, (double)b->decode_rows);
-        double t = interpolate(p->prefill_x, p->prefill_s, p->n_prefill_points, (double)(b->prefill_rows + b->decode_rows));
+        if (b->prefill_rows == 0)
+            return interpolate(p->decode_x, p->decode_s, p->n_decode_points,
+                               (double)b->decode_rows);
+        double t = interpolate(p->prefill_x, p->prefill_s, p->n_prefill_points,
+                               (double)(b->prefill_rows + b->decode_rows));
         return b->decode_rows ? t * p->mixed : t;
     }
     const double *d = p->split && b->decode_rows >= p->split ? p->b_large : p->b;
     double t = 0;
     if (b->prefill_rows && b->decode_rows && p->mixed_a[0] + p->mixed_a[1] > 0)
-        return (d[0] + d[1] * (double)b->decode_rows + d[2] * b->context_tokens + p->mixed_a[0] * (double)b->prefill_rows +
-                p->mixed_a[1] * b->attention_work) *
+        return (d[0] + d[1] * (double)b->decode_rows + d[2] * b->context_tokens +
+                p->mixed_a[0] * (double)b->prefill_rows + p->mixed_a[1] * b->attention_work) *
                p->pp_scale;
     if (b->prefill_rows) t = p->a[0];
-    if (b->decode_rows) t = fmax(t, d[0]) + d[1] * (double)b->decode_rows + d[2] * b->context_tokens;
+    if (b->decode_rows)
+        t = fmax(t, d[0]) + d[1] * (double)b->decode_rows + d[2] * b->context_tokens;
     t += p->a[1] * (double)b->prefill_rows + p->a[2] * b->attention_work;
     return t * p->pp_scale;
 }
@@ -120,13 +135,14 @@ double td_perf_prefill_s(const struct td_perf *p, int64_t u, int64_t h, int64_t 
     double t = 0;
     for (int64_t n; u > 0; u -= n, h += n) {
         n = u < chunk ? u : chunk;
-        struct td_perf_batch b = {.prefill_rows = n, .attention_work = (double)n * ((double)h + (double)n / 2)};
+        struct td_perf_batch b = {.prefill_rows = n,
+                                  .attention_work = (double)n * ((double)h + (double)n / 2)};
         t += td_perf_step_s(p, &b);
     }
     return t;
 }
 
-/* ---- latency tables ------------------------------------------------------------------------------------------------------------------ */
+/* ---- latency tables -------------------------------------------------------------------------- */
 
 /* FILE or FILE:NODE_CLASS. */
 static td_status load_table(const char *spec, struct td_perf *p, struct td_err *err)
@@ -150,11 +166,16 @@ static td_status load_table(const char *spec, struct td_perf *p, struct td_err *
     fclose(in);
     if (s) return s;
     while (want && i < c.n_thetas && strcmp(names[i], want)) i++;
-    if (i >= c.n_thetas) return td_fail(err, TD_ERR_NOT_FOUND, "latency_table %s has no node_class%s%s", path, want ? "=" : "", want ? want : "");
+    if (i >= c.n_thetas)
+        return td_fail(err, TD_ERR_NOT_FOUND, "latency_table %s has no node_class%s%s", path,
+                       want ? "=" : "", want ? want : "");
     const struct td_lat_theta *t = &c.thetas[i];
     if (nodes[i].gpus > 1e6 || (nodes[i].gpus > 0 && nodes[i].gpus < 1))
-        return td_fail(err, TD_ERR_INVALID, "latency_table %s: gpus is %g, must be 1..1e6", path, nodes[i].gpus);
-    if (nodes[i].kv_tokens > 1e12) return td_fail(err, TD_ERR_INVALID, "latency_table %s: kv_tokens is %g, limit 1e12", path, nodes[i].kv_tokens);
+        return td_fail(err, TD_ERR_INVALID, "latency_table %s: gpus is %g, must be 1..1e6", path,
+                       nodes[i].gpus);
+    if (nodes[i].kv_tokens > 1e12)
+        return td_fail(err, TD_ERR_INVALID, "latency_table %s: kv_tokens is %g, limit 1e12", path,
+                       nodes[i].kv_tokens);
     memcpy(p->a, t->prefill, sizeof p->a);
     memcpy(p->b, t->decode, sizeof p->b);
     memcpy(p->mixed_a, t->decode + 3, sizeof p->mixed_a);
@@ -165,9 +186,11 @@ static td_status load_table(const char *spec, struct td_perf *p, struct td_err *
     return TD_OK;
 }
 
-/* ---- splitwise-sim's measurements ---------------------------------------------------------------------------------------------------- */
+/* ---- splitwise-sim's measurements ------------------------------------------------------------ */
 
-struct sample { double x, prefill, decode; };
+struct sample {
+    double x, prefill, decode;
+};
 
 static int by_x(const void *a, const void *b)
 {
@@ -193,17 +216,24 @@ static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_e
     char text[512], *part[5], *save = NULL;
     int n = 0;
     snprintf(text, sizeof text, "%s", spec);
-    for (char *t = strtok_r(text, ":", &save); t && n < 5; t = strtok_r(NULL, ":", &save)) part[n++] = t;
-    if (n != 5) return td_fail(err, TD_ERR_INVALID, "latency is \"%s\", must be splitwise:FILE:MODEL:HARDWARE:TP", spec);
+    for (char *t = strtok_r(text, ":", &save); t && n < 5; t = strtok_r(NULL, ":", &save))
+        part[n++] = t;
+    if (n != 5)
+        return td_fail(err, TD_ERR_INVALID,
+                       "latency is \"%s\", must be splitwise:FILE:MODEL:HARDWARE:TP", spec);
     struct td_csv csv;
     td_status s = td_csv_open(part[1], &csv, err);
     int col[7];
-    static const char *const want[7] = {"model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "prompt_time", "token_time"};
+    static const char *const want[7] = {"model",       "hardware",   "tensor_parallel",
+                                        "prompt_size", "batch_size", "prompt_time",
+                                        "token_time"};
     for (int i = 0; i < 7 && !s; i++) s = td_csv_column(&csv, want[i], &col[i], err);
     struct sample *samples = NULL;
     uint32_t n_samples = 0;
     while (!s && td_csv_next(&csv, &s, err)) {
-        if (strcmp(csv.field[col[0]], part[2]) || strcmp(csv.field[col[1]], part[3]) || strcmp(csv.field[col[2]], part[4])) continue;
+        if (strcmp(csv.field[col[0]], part[2]) || strcmp(csv.field[col[1]], part[3]) ||
+            strcmp(csv.field[col[2]], part[4]))
+            continue;
         double v[4];
         for (int i = 0; i < 4 && !s; i++) s = td_csv_f64(&csv, col[3 + i], 0, 1e12, &v[i], err);
         samples = td_sim_grow(samples, n_samples + 1, sizeof *samples);
@@ -211,7 +241,8 @@ static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_e
     }
     td_csv_close(&csv);
     if (!s && n_samples == 0)
-        s = td_fail(err, TD_ERR_NOT_FOUND, "%s has no row of %s on %s with tensor parallel %s", part[1], part[2], part[3], part[4]);
+        s = td_fail(err, TD_ERR_NOT_FOUND, "%s has no row of %s on %s with tensor parallel %s",
+                    part[1], part[2], part[3], part[4]);
     if (!s) qsort(samples, n_samples, sizeof *samples, by_x);
     for (uint32_t i = 0, k; i < n_samples && !s; i = k) {
         double pre[256], dec[256];
@@ -220,7 +251,8 @@ static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_e
             dec[k - i] = samples[k].decode;
         }
         if (p->n_prefill_points == TD_PERF_MAX_POINTS) {
-            s = td_fail(err, TD_ERR_LIMIT, "%s has more than %d batch sizes of %s", part[1], TD_PERF_MAX_POINTS, part[2]);
+            s = td_fail(err, TD_ERR_LIMIT, "%s has more than %d batch sizes of %s", part[1],
+                        TD_PERF_MAX_POINTS, part[2]);
             break;
         }
         p->prefill_x[p->n_prefill_points] = p->decode_x[p->n_prefill_points] = samples[i].x;
@@ -228,14 +260,18 @@ static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_e
         p->decode_s[p->n_prefill_points++] = median(dec, k - i);
     }
     free(samples);
-    if (!s && p->n_prefill_points < 2) s = td_fail(err, TD_ERR_INVALID, "%s has %u batch sizes of %s, need 2", part[1], p->n_prefill_points, part[2]);
+    if (!s && p->n_prefill_points < 2)
+        s = td_fail(err, TD_ERR_INVALID, "%s has %u batch sizes of %s, need 2", part[1],
+                    p->n_prefill_points, part[2]);
     p->n_decode_points = p->n_prefill_points;
     p->mixed = 1.1;
     p->pp_scale = 1;
     p->gpus = (uint32_t)strtoul(part[4], NULL, 10);
     if (p->gpus < 1) p->gpus = 1;
-    /* fp16 KV of the two models, without grouped-query sharing for bloom: 2 * hidden * layers * 2; llama2-70b has 8 KV heads of 128 */
-    p->kv_bytes_per_token = strcmp(part[2], "bloom-176b") ? 2.0 * 8 * 128 * 80 * 2 : 2.0 * 14336 * 70 * 2;
+    /* fp16 KV of the two models, without grouped-query sharing for bloom: 2 * hidden * layers *
+       2; llama2-70b has 8 KV heads of 128 */
+    p->kv_bytes_per_token =
+        strcmp(part[2], "bloom-176b") ? 2.0 * 8 * 128 * 80 * 2 : 2.0 * 14336 * 70 * 2;
     snprintf(p->name, sizeof p->name, "%s %s tp%s", part[2], part[3], part[4]);
     return s;
 }
@@ -266,11 +302,13 @@ td_status td_perf_load(const char *spec, struct td_perf *ret_perf, struct td_err
         s = td_gpu_load(spec + 4, &p, err);
     else if (!strncmp(spec, "splitwise:", 10))
         s = load_splitwise(spec, &p, err);
-    else if (strchr(spec, '/') || strchr(spec, '.')) s = load_table(spec, &p, err);
+    else if (strchr(spec, '/') || strchr(spec, '.'))
+        s = load_table(spec, &p, err);
     else {
         char names[256] = "";
         for (size_t i = 0, n = 0; i < N_TABLES && n < sizeof names; i++)
-            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", tables[i].name);
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "",
+                                  tables[i].name);
         s = td_fail(err, TD_ERR_INVALID,
                     "latency \"%s\" is no table (%s), no gpu:GPU:tpN:MODEL, no "
                     "splitwise:FILE:MODEL:HARDWARE:TP and no file",

@@ -12,7 +12,10 @@
 
 #define BLOCK 16
 
-static double mean_length(const struct td_sim_length *l) { return l->kind == TD_LENGTH_UNIFORM ? (l->a + l->b) / 2 : l->a; }
+static double mean_length(const struct td_sim_length *l)
+{
+    return l->kind == TD_LENGTH_UNIFORM ? (l->a + l->b) / 2 : l->a;
+}
 
 const char *td_plan_mode_name(enum td_plan_mode mode)
 {
@@ -59,12 +62,16 @@ td_status td_plan_tables(char *text, struct td_plan_query *q, struct td_err *err
     q->n_tables = 0;
     size_t n = strlen(text);
     for (uint32_t i = 0; td_perf_name(i) && !strchr(text, ','); i++)
-        if (!strncmp(td_perf_name(i), text, n) && (td_perf_name(i)[n] == 0 || td_perf_name(i)[n] == ':') && q->n_tables < TD_PLAN_MAX_TABLES)
+        if (!strncmp(td_perf_name(i), text, n) &&
+            (td_perf_name(i)[n] == 0 || td_perf_name(i)[n] == ':') &&
+            q->n_tables < TD_PLAN_MAX_TABLES)
             q->tables[q->n_tables++] = td_perf_name(i);
     if (q->n_tables) return TD_OK;
     char *save = NULL;
     for (char *t = strtok_r(text, ", ", &save); t; t = strtok_r(NULL, ", ", &save)) {
-        if (q->n_tables == TD_PLAN_MAX_TABLES) return td_fail(err, TD_ERR_LIMIT, "model lists more than %d latency tables", TD_PLAN_MAX_TABLES);
+        if (q->n_tables == TD_PLAN_MAX_TABLES)
+            return td_fail(err, TD_ERR_LIMIT, "model lists more than %d latency tables",
+                           TD_PLAN_MAX_TABLES);
         q->tables[q->n_tables++] = t;
     }
     return q->n_tables ? TD_OK : td_fail(err, TD_ERR_INVALID, "model is empty");
@@ -127,12 +134,12 @@ td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *path
     return s;
 }
 
-/* ---- closed form --------------------------------------------------------------------------------------------------------------------- */
+/* ---- closed form ----------------------------------------------------------------------------- */
 
 struct search {
     const struct td_plan_query *q;
     struct td_perf perfs[TD_PLAN_MAX_TABLES];
-    double isl, osl, fresh; /* means; fresh: prompt tokens to compute */
+    double isl, osl, fresh;  /* means; fresh: prompt tokens to compute */
     double ttft_ms, tpot_ms; /* the tightest of any class: what closed forms keep; 0 = none */
     struct td_plan_row *rows;
     uint32_t n_rows;
@@ -149,8 +156,10 @@ static double prefill_rate(const struct search *s, const struct td_perf *p)
     double low = 0, high = 1 / service;
     for (int i = 0; i < 60; i++) {
         double mid = (low + high) / 2;
-        if (td_md1_quantile_s(mid, service, s->q->attainment) <= target) low = mid;
-        else high = mid;
+        if (td_md1_quantile_s(mid, service, s->q->attainment) <= target)
+            low = mid;
+        else
+            high = mid;
     }
     return low;
 }
@@ -163,15 +172,22 @@ static double tpot_target(const struct search *s)
 /* One worker that does both: prefill rows lengthen the decode steps that they share. */
 static double colocated_rate(const struct search *s, const struct td_perf *p)
 {
-    double pre = td_perf_prefill_s(p, (int64_t)s->fresh, (int64_t)(s->isl - s->fresh), s->q->max_step_tokens), most = prefill_rate(s, p);
+    double pre = td_perf_prefill_s(p, (int64_t)s->fresh, (int64_t)(s->isl - s->fresh),
+                                   s->q->max_step_tokens),
+           most = prefill_rate(s, p);
     double low = 0, high = most;
     for (int i = 0; i < 60 && high > 0; i++) {
         double mid = (low + high) / 2, left = 1 - mid * pre; /* share of time for decode */
-        int64_t b = left > 0 ? td_decode_batch(p, s->isl, s->osl, tpot_target(s) * left, s->q->max_batch) : 0;
-        struct td_perf_batch at = {.decode_rows = b, .context_tokens = (double)b * (s->isl + s->osl / 2)};
+        int64_t b = left > 0
+                        ? td_decode_batch(p, s->isl, s->osl, tpot_target(s) * left, s->q->max_batch)
+                        : 0;
+        struct td_perf_batch at = {.decode_rows = b,
+                                   .context_tokens = (double)b * (s->isl + s->osl / 2)};
         double rate = b ? (double)b * left / (fmax(1, s->osl - 1) * td_perf_step_s(p, &at)) : 0;
-        if (rate >= mid) low = mid;
-        else high = mid;
+        if (rate >= mid)
+            low = mid;
+        else
+            high = mid;
     }
     return low;
 }
@@ -232,9 +248,11 @@ static void list_layouts(struct search *s)
                 if (dec <= 0) continue;
                 for (uint32_t n = 1; n * p->gpus + d->gpus <= gpus; n++) {
                     uint32_t m = (gpus - n * p->gpus) / d->gpus;
-                    double pe = fmin(pre, link_rate(s, p)) * n, de = fmin(dec * 0.92, link_rate(s, d)) * m;
+                    double pe = fmin(pre, link_rate(s, p)) * n,
+                           de = fmin(dec * 0.92, link_rate(s, d)) * m;
                     uint32_t used = n * p->gpus + m * d->gpus;
-                    if (q->target_rate > 0 && used != gpus) continue; /* it stands under its own size */
+                    /* it stands under its own size */
+                    if (q->target_rate > 0 && used != gpus) continue;
                     struct td_plan_row row = {.prefill = q->tables[i],
                                               .decode = q->tables[k],
                                               .n_prefill = n,
@@ -276,9 +294,10 @@ static int by_goodput(const void *a, const void *b)
     return u > v ? -1 : u < v;
 }
 
-/* ---- simulation ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- simulation ------------------------------------------------------------------------------ */
 
-static void config_of(const struct search *s, const struct td_plan_row *row, struct td_sim_config *c)
+static void config_of(const struct search *s, const struct td_plan_row *row,
+                      struct td_sim_config *c)
 {
     const struct td_plan_query *q = s->q;
     td_sim_config_init(c);
@@ -298,7 +317,8 @@ static void config_of(const struct search *s, const struct td_plan_row *row, str
     c->router.mode = td_plan_mode_name(row->mode);
     c->router.policy = q->policy;
     c->router.attainment = q->attainment;
-    c->router.classes[0] = (struct td_core_class){.name = "default", .ttft_ms = q->ttft_ms, .tpot_ms = q->tpot_ms, .weight = 1};
+    c->router.classes[0] = (struct td_core_class){
+        .name = "default", .ttft_ms = q->ttft_ms, .tpot_ms = q->tpot_ms, .weight = 1};
     c->router.n_classes = 1;
     if (q->mix.n_classes) {
         memcpy(c->router.classes, q->mix.classes, sizeof q->mix.classes);
@@ -394,7 +414,10 @@ static td_status find_rate(const struct search *s, struct td_plan_row *row, stru
     row->simulated = true;
     row->at = good;
     row->at.rate = low;
-    const char *bound = bad.n == 0 ? "" : bad.n_ttft_ok < bad.n_tpot_ok ? "prefill" : bad.preemptions > bad.n / 10 ? "memory" : "decode";
+    const char *bound = bad.n == 0                      ? ""
+                        : bad.n_ttft_ok < bad.n_tpot_ok ? "prefill"
+                        : bad.preemptions > bad.n / 10  ? "memory"
+                                                        : "decode";
     snprintf(row->bound, sizeof row->bound, "%s", bound);
     return st;
 }
@@ -408,14 +431,18 @@ static void mark_pareto(struct td_plan_row *rows, uint32_t n)
             const struct td_plan_row *a = &rows[k], *b = &rows[i];
             if (k == i || !a->simulated || a->at.rate <= 0) continue;
             double u = a->at.rate / a->cost, v = b->at.rate / b->cost;
-            if (u >= v && a->at.ttft_ms.p90 <= b->at.ttft_ms.p90 && a->at.tpot_ms.p90 <= b->at.tpot_ms.p90 &&
-                (u > v || a->at.ttft_ms.p90 < b->at.ttft_ms.p90 || a->at.tpot_ms.p90 < b->at.tpot_ms.p90))
+            if (u >= v && a->at.ttft_ms.p90 <= b->at.ttft_ms.p90 &&
+                a->at.tpot_ms.p90 <= b->at.tpot_ms.p90 &&
+                (u > v || a->at.ttft_ms.p90 < b->at.ttft_ms.p90 ||
+                 a->at.tpot_ms.p90 < b->at.tpot_ms.p90))
                 rows[i].pareto = false;
         }
     }
 }
 
-static td_status find_size(struct search *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, struct td_err *err)
+static td_status find_size(struct search *s,
+                           void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+                           struct td_err *err)
 {
     qsort(s->rows, s->n_rows, sizeof *s->rows, by_cost);
     uint32_t kept = 0;
@@ -425,7 +452,8 @@ static td_status find_size(struct search *s, void (*progress)(void *ctx, uint64_
         struct td_plan_row *row = &s->rows[i];
         if (row->cost != cost) tried = 0;
         cost = row->cost;
-        if (row->estimate < s->q->target_rate * 0.6 || tried++ >= s->q->top) continue; /* the closed form is not that far off */
+        /* the closed form is not that far off */
+        if (row->estimate < s->q->target_rate * 0.6 || tried++ >= s->q->top) continue;
         double least;
         td_status st = simulate(s, row, s->q->target_rate, &row->at, &least, err);
         if (st) return st;
@@ -441,9 +469,11 @@ static td_status find_size(struct search *s, void (*progress)(void *ctx, uint64_
         s->rows[0] = last;
     }
     s->n_rows = kept;
-    return kept && found ? TD_OK
-                         : td_fail(err, TD_ERR_NOT_FOUND, "no layout of up to %u GPUs reaches %g requests/s within the objectives", s->q->gpus,
-                                   s->q->target_rate);
+    return kept && found
+               ? TD_OK
+               : td_fail(err, TD_ERR_NOT_FOUND,
+                         "no layout of up to %u GPUs reaches %g requests/s within the objectives",
+                         s->q->gpus, s->q->target_rate);
 }
 
 static double tighter(double a_ms, double b_ms)
@@ -470,7 +500,8 @@ static bool file_means(const struct td_plan_query *q, double *ret_isl, double *r
     return true;
 }
 
-td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+td_status td_plan_search(const struct td_plan_query *q,
+                         void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                          struct td_plan_row **ret_rows, uint32_t *ret_n, struct td_err *err)
 {
     struct search s = {.q = q,
@@ -490,8 +521,11 @@ td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *c
     if (q->file && q->prefix > 0)
         return td_fail(err, TD_ERR_INVALID,
                        "prefix is %g: with a trace the prefixes are the file's", q->prefix);
-    if (q->seeds < 1 || q->seeds > 16) return td_fail(err, TD_ERR_INVALID, "seeds is %u, must be 1..16", q->seeds);
-    if (q->prefix >= s.isl) return td_fail(err, TD_ERR_INVALID, "prefix is %g, must be below the prompt's %g tokens", q->prefix, s.isl);
+    if (q->seeds < 1 || q->seeds > 16)
+        return td_fail(err, TD_ERR_INVALID, "seeds is %u, must be 1..16", q->seeds);
+    if (q->prefix >= s.isl)
+        return td_fail(err, TD_ERR_INVALID, "prefix is %g, must be below the prompt's %g tokens",
+                       q->prefix, s.isl);
     s.fresh = s.isl - floor(q->prefix / BLOCK) * BLOCK;
     td_status st = TD_OK;
     for (uint32_t i = 0; i < q->n_tables && !st; i++) {
@@ -500,7 +534,9 @@ td_status td_plan_search(const struct td_plan_query *q, void (*progress)(void *c
         else
             st = td_perf_load(q->tables[i], &s.perfs[i], err);
         if (!st && !s.perfs[i].kv_tokens)
-            st = td_fail(err, TD_ERR_INVALID, "latency %s does not say how many KV tokens a worker holds", s.perfs[i].name);
+            st = td_fail(err, TD_ERR_INVALID,
+                         "latency %s does not say how many KV tokens a worker holds",
+                         s.perfs[i].name);
     }
     for (uint32_t i = 0; i < q->n_tables && !st; i++)
         if (s.perfs[i].max_context && s.isl + s.osl > s.perfs[i].max_context)

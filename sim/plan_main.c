@@ -19,14 +19,14 @@ struct plan_options {
 };
 
 #define OFF(f) offsetof(struct plan_options, f)
+// clang-format off
 static const struct td_option plan_table[] = {
     {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model),
      "with gpu: a Hugging Face config.json, or the folder that has it; without: a model with "
-     "built-in "
-     "latency tables, or a list of tables as in latency; empty = opt-13b"},
+     "built-in latency tables, or a list of tables as in latency; empty = opt-13b"},
     {"gpu", TD_OPT_STR, "", 0, 0, NULL, OFF(gpu),
-     "derive how long the steps of model take on a100, h100, h200, b200 or l40s, or on each of a "
-     "list"},
+     "derive how long the steps of model take on a100, h100, h200, b200 or l40s, or on each of "
+     "a list"},
     {"tp", TD_OPT_STR, "", 0, 0, NULL, OFF(tp),
      "with gpu: cards of one worker, of 1, 2, 4, 8, or a list; empty = each that model fits"},
     {"latency", TD_OPT_STR, "", 0, 0, NULL, OFF(latency),
@@ -64,8 +64,12 @@ static const struct td_option plan_table[] = {
     {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(quiet), "no progress"},
     {0},
 };
+// clang-format on
 
-struct plan_meter { struct td_progress p; bool on; };
+struct plan_meter {
+    struct td_progress p;
+    bool on;
+};
 
 static void plan_progress(void *ctx, uint64_t done, uint64_t total)
 {
@@ -106,7 +110,8 @@ static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct 
             printf("  %-44s %4u %9s %8.3f %7s %-15s %8s %8s %8.2f\n", name, r->gpus, "",
                    r->estimate / r->cost, "", "", "", "", r->estimate);
         else if (r->at.rate <= 0)
-            printf("  %-44s %4u %9s %8s %7s %-15s %8s %8s %8.2f  %s\n", name, r->gpus, "none", "", "", "", "", "", r->estimate, r->bound);
+            printf("  %-44s %4u %9s %8s %7s %-15s %8s %8s %8.2f  %s\n", name, r->gpus, "none", "",
+                   "", "", "", "", r->estimate, r->bound);
         else
             printf("%c %-44s %4u %9.2f %8.3f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.2f %8.2f  %s\n",
                    r->pareto ? '*' : ' ', name, r->gpus, r->at.rate, r->at.rate / r->cost,
@@ -117,9 +122,11 @@ static void print_rows(const struct td_plan_row *rows, uint32_t n, const struct 
     print_estimates(q, "");
 }
 
-static td_status write_rows(const struct plan_options *o, const struct td_plan_row *rows, uint32_t n, struct td_err *err)
+static td_status write_rows(const struct plan_options *o, const struct td_plan_row *rows,
+                            uint32_t n, struct td_err *err)
 {
-    FILE *csv = o->csv[0] ? fopen(o->csv, "w") : NULL, *json = o->json[0] ? fopen(o->json, "w") : NULL;
+    FILE *csv = o->csv[0] ? fopen(o->csv, "w") : NULL,
+         *json = o->json[0] ? fopen(o->json, "w") : NULL;
     td_status s = TD_OK;
     if (o->csv[0] && !csv) s = td_fail(err, TD_ERR_IO, "%s: %s", o->csv, strerror(errno));
     if (o->json[0] && !json) s = td_fail(err, TD_ERR_IO, "%s: %s", o->json, strerror(errno));
@@ -223,8 +230,9 @@ int td_plan_main(int argc, char **argv)
     struct plan_options o = {0};
     struct td_err err = {0};
     td_status s = td_options_load(plan_table, &o, "tandem plan",
-                                  "Split GPUs between prefill and decode: closed forms rank the layouts, the simulator judges the best.", argc, argv,
-                                  NULL, 0, NULL, &err);
+                                  "Split GPUs between prefill and decode: closed forms rank the "
+                                  "layouts, the simulator judges the best.",
+                                  argc, argv, NULL, 0, NULL, &err);
     if (s) return td_die("tandem plan", &err);
     struct td_plan_query q = {.prefix = o.prefix,
                               .ttft_ms = o.req.ttft,

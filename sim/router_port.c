@@ -19,13 +19,17 @@ struct td_port {
     bool prefix_index;
 };
 
-/* Steps of the simulated workers are exact in their coefficients, so these are the best a latency table could say; NULL = unknown, to be learned. */
-static struct td_lat_theta theta_of(const struct td_perf *p, double link_tau_s, double link_bytes_per_s)
+/* Steps of the simulated workers are exact in their coefficients, so these are the best a
+ * latency table could say; NULL = unknown, to be learned. */
+static struct td_lat_theta theta_of(const struct td_perf *p, double link_tau_s,
+                                    double link_bytes_per_s)
 {
     if (!p || p->n_prefill_points) return (struct td_lat_theta){.known = false};
     bool measured = p->mixed_a[0] + p->mixed_a[1] > 0;
     return (struct td_lat_theta){.prefill = {p->a[0], p->a[1], p->a[2]},
-                                 .decode = {p->b[0], p->b[1], p->b[2], measured ? p->mixed_a[0] : p->a[1], measured ? p->mixed_a[1] : p->a[2]},
+                                 .decode = {p->b[0], p->b[1], p->b[2],
+                                            measured ? p->mixed_a[0] : p->a[1],
+                                            measured ? p->mixed_a[1] : p->a[2]},
                                  .link_tau = link_tau_s,
                                  .link_bytes_per_s = link_bytes_per_s,
                                  .known = true};
@@ -42,16 +46,26 @@ static td_status mode_of(const char *name, enum td_core_mode *ret_mode, struct t
     return td_fail(err, TD_ERR_INVALID, "mode is \"%s\", must be pd, colocated or hybrid", name);
 }
 
-td_status td_port_create(const struct td_port_config *c, void (*on_action)(void *ctx, const struct td_core_action *action), void *ctx,
-                         struct td_port **ret_port, struct td_err *err)
+td_status td_port_create(const struct td_port_config *c,
+                         void (*on_action)(void *ctx, const struct td_core_action *action),
+                         void *ctx, struct td_port **ret_port, struct td_err *err)
 {
-    struct td_core_config k = {.policy = c->policy, .max_requests = c->max_requests, .max_queued = c->max_queued,
-                               .hybrid_local_tokens = c->hybrid_local_tokens, .worker_timeout_ms = c->worker_timeout_ms,
-                               .queue_timeout_ms = c->queue_timeout_ms, .stall_ms = c->stall_ms, .max_failovers = c->max_failovers,
-                               .attainment = c->attainment, .seed = c->seed, .max_prefix_entries = c->prefix_index ? PREFIX_ENTRIES : 0,
-                               .n_classes = c->n_classes, .n_thetas = c->n_priors};
+    struct td_core_config k = {.policy = c->policy,
+                               .max_requests = c->max_requests,
+                               .max_queued = c->max_queued,
+                               .hybrid_local_tokens = c->hybrid_local_tokens,
+                               .worker_timeout_ms = c->worker_timeout_ms,
+                               .queue_timeout_ms = c->queue_timeout_ms,
+                               .stall_ms = c->stall_ms,
+                               .max_failovers = c->max_failovers,
+                               .attainment = c->attainment,
+                               .seed = c->seed,
+                               .max_prefix_entries = c->prefix_index ? PREFIX_ENTRIES : 0,
+                               .n_classes = c->n_classes,
+                               .n_thetas = c->n_priors};
     memcpy(k.classes, c->classes, sizeof k.classes);
-    for (uint32_t i = 0; i < c->n_priors; i++) k.thetas[i] = theta_of(c->priors[i], c->link_tau_s, c->link_bytes_per_s);
+    for (uint32_t i = 0; i < c->n_priors; i++)
+        k.thetas[i] = theta_of(c->priors[i], c->link_tau_s, c->link_bytes_per_s);
     td_status s = mode_of(c->mode, &k.mode, err);
     if (s) return s;
     struct td_port *p = calloc(1, sizeof *p);
@@ -61,14 +75,16 @@ td_status td_port_create(const struct td_port_config *c, void (*on_action)(void 
     p->log = c->decision_log;
     p->prefix_index = c->prefix_index;
     p->actions = malloc(TD_CORE_MAX_ACTIONS_PER_EVENT * sizeof *p->actions);
-    s = p->actions ? td_core_create(&k, &p->core, err) : td_fail(err, TD_ERR_NOMEM, "out of memory");
+    s = p->actions ? td_core_create(&k, &p->core, err)
+                   : td_fail(err, TD_ERR_NOMEM, "out of memory");
     if (s) {
         td_port_destroy(p);
         return s;
     }
     if (p->log) {
         char line[TD_CORE_LINE_MAX];
-        for (uint32_t i = 0; td_core_config_format(&k, i, line, sizeof line) > 0; i++) fputs(line, p->log);
+        for (uint32_t i = 0; td_core_config_format(&k, i, line, sizeof line) > 0; i++)
+            fputs(line, p->log);
     }
     *ret_port = p;
     return TD_OK;
@@ -93,7 +109,8 @@ static void step(struct td_port *p, struct td_core_event e)
         char line[TD_CORE_LINE_MAX];
         td_core_event_format(&e, line, sizeof line);
         fputs(line, p->log);
-        for (uint32_t i = 0; td_core_hashes_format(&e, i, line, sizeof line) > 0; i++) fputs(line, p->log);
+        for (uint32_t i = 0; td_core_hashes_format(&e, i, line, sizeof line) > 0; i++)
+            fputs(line, p->log);
         for (size_t i = 0; i < n; i++) {
             td_core_action_format(&p->actions[i], line, sizeof line);
             fputs(line, p->log);
@@ -102,7 +119,10 @@ static void step(struct td_port *p, struct td_core_event e)
     for (size_t i = 0; i < n; i++) p->on_action(p->ctx, &p->actions[i]);
 }
 
-void td_port_tick(struct td_port *p, uint64_t now) { step(p, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now}); }
+void td_port_tick(struct td_port *p, uint64_t now)
+{
+    step(p, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
+}
 
 void td_port_join(struct td_port *p, uint64_t now, const struct td_port_worker *w)
 {
@@ -131,9 +151,13 @@ void td_port_gone(struct td_port *p, uint64_t now, uint32_t worker)
 void td_port_snapshot(struct td_port *p, uint64_t now, const struct td_port_snapshot *s)
 {
     for (uint32_t i = 0; p->prefix_index && i < s->n_evicted; i++)
-        step(p, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT, .now_ns = now, .worker = s->worker, .a = s->evicted[i]});
+        step(p, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT,
+                                       .now_ns = now,
+                                       .worker = s->worker,
+                                       .a = s->evicted[i]});
     for (uint32_t i = 0; p->prefix_index && i < s->n_added; i++)
-        step(p, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .now_ns = now, .worker = s->worker, .a = s->added[i]});
+        step(p, (struct td_core_event){
+                    .kind = TD_EV_BLOCK_ADD, .now_ns = now, .worker = s->worker, .a = s->added[i]});
     for (uint32_t i = 0; i < s->n_steps; i++)
         step(p, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = now,
@@ -168,19 +192,23 @@ void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_reques
                                    .hash_tokens = r->hash_tokens});
 }
 
-static struct td_core_event of_leg(enum td_core_event_kind kind, uint64_t now, const struct td_port_leg *l)
+static struct td_core_event of_leg(enum td_core_event_kind kind, uint64_t now,
+                                   const struct td_port_leg *l)
 {
-    return (struct td_core_event){.kind = kind, .now_ns = now, .slot = l->slot, .id = l->id, .attempt = l->attempt};
+    return (struct td_core_event){
+        .kind = kind, .now_ns = now, .slot = l->slot, .id = l->id, .attempt = l->attempt};
 }
 
-void td_port_ticket(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint64_t cached_tokens)
+void td_port_ticket(struct td_port *p, uint64_t now, const struct td_port_leg *l,
+                    uint64_t cached_tokens)
 {
     struct td_core_event e = of_leg(TD_EV_TICKET, now, l);
     e.a = cached_tokens;
     step(p, e);
 }
 
-void td_port_first_token(struct td_port *p, uint64_t now, const struct td_port_leg *l, bool last, uint64_t n_tokens, uint64_t cached_tokens)
+void td_port_first_token(struct td_port *p, uint64_t now, const struct td_port_leg *l, bool last,
+                         uint64_t n_tokens, uint64_t cached_tokens)
 {
     struct td_core_event e = of_leg(TD_EV_FIRST_TOKEN, now, l);
     e.a = last;
@@ -189,7 +217,8 @@ void td_port_first_token(struct td_port *p, uint64_t now, const struct td_port_l
     step(p, e);
 }
 
-void td_port_token(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint64_t n_tokens, bool last)
+void td_port_token(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint64_t n_tokens,
+                   bool last)
 {
     struct td_core_event e = of_leg(TD_EV_TOKEN, now, l);
     e.a = n_tokens;
@@ -197,7 +226,8 @@ void td_port_token(struct td_port *p, uint64_t now, const struct td_port_leg *l,
     step(p, e);
 }
 
-void td_port_prefill_end(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint32_t code, uint64_t bytes, uint64_t us)
+void td_port_prefill_end(struct td_port *p, uint64_t now, const struct td_port_leg *l,
+                         uint32_t code, uint64_t bytes, uint64_t us)
 {
     struct td_core_event e = of_leg(TD_EV_PREFILL_END, now, l);
     e.a = code;
@@ -206,7 +236,8 @@ void td_port_prefill_end(struct td_port *p, uint64_t now, const struct td_port_l
     step(p, e);
 }
 
-void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint32_t code, bool sender_finished)
+void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint32_t code,
+                        bool sender_finished)
 {
     struct td_core_event e = of_leg(TD_EV_DECODE_END, now, l);
     e.a = code;
@@ -223,7 +254,11 @@ void td_port_residue(const struct td_port *p, uint32_t n_workers, struct td_port
 {
     struct td_core_stats st;
     td_core_stats(p->core, &st);
-    *ret = (struct td_port_residue){.live = st.live, .queued = st.queued, .failovers = st.failovers, .deflected = st.deflected, .steps = p->n_steps};
+    *ret = (struct td_port_residue){.live = st.live,
+                                    .queued = st.queued,
+                                    .failovers = st.failovers,
+                                    .deflected = st.deflected,
+                                    .steps = p->n_steps};
     for (uint32_t i = 0; i < n_workers; i++) {
         struct td_core_worker_view v;
         td_core_worker_view(p->core, i, &v);
@@ -232,13 +267,13 @@ void td_port_residue(const struct td_port *p, uint32_t n_workers, struct td_port
     }
 }
 
-/* ---- replay -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- replay ---------------------------------------------------------------------------------- */
 
 struct replay {
     struct td_core *core;
     struct td_core_reader reader;
     struct td_core_action *actions;
-    size_t n_actions, at;       /* of the last event; the next one that the log must name */
+    size_t n_actions, at; /* of the last event; the next one that the log must name */
     uint64_t line_no;
     void (*on_difference)(void *ctx, uint64_t line, const char *logged, const char *ours);
     void *ctx;
@@ -247,7 +282,8 @@ struct replay {
 static td_status differ(struct replay *r, const char *logged, const char *ours, struct td_err *err)
 {
     if (r->on_difference) r->on_difference(r->ctx, r->line_no, logged, ours);
-    return td_fail(err, TD_ERR_CORRUPT, "line %llu: the log's decision is not the core's", (unsigned long long)r->line_no);
+    return td_fail(err, TD_ERR_CORRUPT, "line %llu: the log's decision is not the core's",
+                   (unsigned long long)r->line_no);
 }
 
 /* All actions of the last event were named? */
@@ -259,14 +295,17 @@ static td_status event_over(struct replay *r, const char *line, struct td_err *e
     return differ(r, line, ours, err);
 }
 
-static td_status replay_line(struct replay *r, const char *line, uint64_t *n_events, uint64_t *n_actions, struct td_err *err)
+static td_status replay_line(struct replay *r, const char *line, uint64_t *n_events,
+                             uint64_t *n_actions, struct td_err *err)
 {
     char ours[TD_CORE_LINE_MAX];
     enum td_core_read what;
     td_status s = line[0] == 'e' ? event_over(r, line, err) : TD_OK;
     if (!s) s = td_core_read_line(&r->reader, line, &what, err);
     if (s) return s;
-    if (what == TD_READ_CONFIG && r->core) return td_fail(err, TD_ERR_CORRUPT, "line %llu: a second configuration", (unsigned long long)r->line_no);
+    if (what == TD_READ_CONFIG && r->core)
+        return td_fail(err, TD_ERR_CORRUPT, "line %llu: a second configuration",
+                       (unsigned long long)r->line_no);
     if (what == TD_READ_CONFIG) return td_core_create(&r->reader.config, &r->core, err);
     if (what == TD_READ_EVENT) {
         r->n_actions = td_core_step(r->core, &r->reader.event, r->actions);
@@ -280,8 +319,11 @@ static td_status replay_line(struct replay *r, const char *line, uint64_t *n_eve
     return strcmp(ours, line) ? differ(r, line, ours, err) : TD_OK;
 }
 
-td_status td_port_replay(const char *path, void (*on_difference)(void *ctx, uint64_t line, const char *logged, const char *ours), void *ctx,
-                         uint64_t *ret_n_events, uint64_t *ret_n_actions, struct td_err *err)
+td_status td_port_replay(const char *path,
+                         void (*on_difference)(void *ctx, uint64_t line, const char *logged,
+                                               const char *ours),
+                         void *ctx, uint64_t *ret_n_events, uint64_t *ret_n_actions,
+                         struct td_err *err)
 {
     char line[TD_CORE_LINE_MAX];
     uint64_t hashes[TD_CORE_MAX_HASHES];
@@ -290,11 +332,15 @@ td_status td_port_replay(const char *path, void (*on_difference)(void *ctx, uint
     FILE *in = fopen(path, "r");
     if (!in) return td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
     td_status s = TD_OK;
-    if (!(r.actions = malloc(TD_CORE_MAX_ACTIONS_PER_EVENT * sizeof *r.actions))) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
+    if (!(r.actions = malloc(TD_CORE_MAX_ACTIONS_PER_EVENT * sizeof *r.actions)))
+        s = td_fail(err, TD_ERR_NOMEM, "out of memory");
     while (!s && fgets(line, sizeof line, in)) {
         r.line_no++;
-        if (!strchr(line, '\n')) break; /* the writer was killed within this line: it was not carried out */
-        if ((s = replay_line(&r, line, ret_n_events, ret_n_actions, err))) td_err_prefix(err, "%s", path);
+        if (!strchr(line, '\n'))
+            break; /* the writer was killed within this line: it was not
+                      carried out */
+        if ((s = replay_line(&r, line, ret_n_events, ret_n_actions, err)))
+            td_err_prefix(err, "%s", path);
     }
     if (!s && !r.core) s = td_fail(err, TD_ERR_CORRUPT, "%s holds no whole configuration", path);
     free(r.actions);

@@ -16,21 +16,25 @@
 #define MAX_LIST 64
 #define MAX_INTERVALS 1000 /* rows of one run */
 
-/* ---- small languages ----------------------------------------------------------------------------------------------------------------- */
+/* ---- small languages ------------------------------------------------------------------------- */
 
-td_status td_sim_list_parse(const char *text, const char *what, double *ret, uint32_t max, uint32_t *ret_n, struct td_err *err)
+td_status td_sim_list_parse(const char *text, const char *what, double *ret, uint32_t max,
+                            uint32_t *ret_n, struct td_err *err)
 {
     double from, to, by;
     int used = 0;
     uint32_t n = 0;
-    if (sscanf(text, "%lf:%lf:%lf%n", &from, &to, &by, &used) == 3 && !text[used] && by > 0 && to >= from) {
+    if (sscanf(text, "%lf:%lf:%lf%n", &from, &to, &by, &used) == 3 && !text[used] && by > 0 &&
+        to >= from) {
         for (; from <= to * (1 + 1e-9) && n < max; from += by) ret[n++] = from;
     } else {
         for (const char *at = text; n < max; at++) {
             char *end;
             ret[n++] = strtod(at, &end);
             if (end == at || (*end && *end != ','))
-                return td_fail(err, TD_ERR_INVALID, "%s is \"%s\", must be numbers \"1,2,4\" or \"FROM:TO:STEP\"", what, text);
+                return td_fail(err, TD_ERR_INVALID,
+                               "%s is \"%s\", must be numbers \"1,2,4\" or \"FROM:TO:STEP\"", what,
+                               text);
             at = end;
             if (!*at) break;
         }
@@ -52,36 +56,54 @@ static const char *item(const char **at, char *buf, size_t bytes)
     return buf;
 }
 
-static td_status fleet_key(struct td_sim_group *g, const char *part, const char *whole, struct td_err *err)
+static td_status fleet_key(struct td_sim_group *g, const char *part, const char *whole,
+                           struct td_err *err)
 {
     char key[32];
     double v;
     int used = 0;
     if (sscanf(part, "%31[a-z_]=%lf%n", key, &v, &used) != 2 || part[used] || !(v > 0) || v > 1e12)
-        return td_fail(err, TD_ERR_INVALID, "fleet: \"%s\" in \"%s\" is no key=number with a number > 0 and <= 1e12", part, whole);
-    if (!strcmp(key, "slow")) g->slow = v;
-    else if (!strcmp(key, "kv_tokens")) g->kv_tokens = (uint64_t)v;
-    else if (!strcmp(key, "nic_gbs")) g->nic_bytes_per_s = v * 1e9;
-    else if (!strcmp(key, "max_batch")) g->max_batch = (int32_t)fmin(v, 1 << 20);
-    else if (!strcmp(key, "max_step_tokens")) g->max_step_tokens = (int32_t)fmin(v, 1 << 20);
-    else if (!strcmp(key, "max_seqs")) g->max_seqs = (int32_t)fmin(v, 1 << 20);
-    else return td_fail(err, TD_ERR_INVALID, "fleet: \"%s\" is no key: slow, kv_tokens, nic_gbs, max_batch, max_step_tokens, max_seqs", key);
+        return td_fail(err, TD_ERR_INVALID,
+                       "fleet: \"%s\" in \"%s\" is no key=number with a number > 0 and <= 1e12",
+                       part, whole);
+    if (!strcmp(key, "slow"))
+        g->slow = v;
+    else if (!strcmp(key, "kv_tokens"))
+        g->kv_tokens = (uint64_t)v;
+    else if (!strcmp(key, "nic_gbs"))
+        g->nic_bytes_per_s = v * 1e9;
+    else if (!strcmp(key, "max_batch"))
+        g->max_batch = (int32_t)fmin(v, 1 << 20);
+    else if (!strcmp(key, "max_step_tokens"))
+        g->max_step_tokens = (int32_t)fmin(v, 1 << 20);
+    else if (!strcmp(key, "max_seqs"))
+        g->max_seqs = (int32_t)fmin(v, 1 << 20);
+    else
+        return td_fail(err, TD_ERR_INVALID,
+                       "fleet: \"%s\" is no key: slow, kv_tokens, nic_gbs, max_batch, "
+                       "max_step_tokens, max_seqs",
+                       key);
     return TD_OK;
 }
 
-td_status td_sim_fleet_parse(const char *text, const struct td_sim_group *defaults, struct td_sim_config *c, struct td_err *err)
+td_status td_sim_fleet_parse(const char *text, const struct td_sim_group *defaults,
+                             struct td_sim_config *c, struct td_err *err)
 {
     char buf[256];
     c->n_groups = 0;
     for (const char *at = text; item(&at, buf, sizeof buf);) {
-        if (c->n_groups == TD_SIM_MAX_GROUPS) return td_fail(err, TD_ERR_LIMIT, "fleet has more than %d groups", TD_SIM_MAX_GROUPS);
+        if (c->n_groups == TD_SIM_MAX_GROUPS)
+            return td_fail(err, TD_ERR_LIMIT, "fleet has more than %d groups", TD_SIM_MAX_GROUPS);
         struct td_sim_group g = *defaults;
         char role[16], spec[200];
         unsigned count;
         int used = 0;
-        if (sscanf(buf, "%15[a-z]:%u:%199[^ ]%n", role, &count, spec, &used) != 3 || buf[used] || count < 1 || count > TD_CORE_MAX_WORKERS ||
+        if (sscanf(buf, "%15[a-z]:%u:%199[^ ]%n", role, &count, spec, &used) != 3 || buf[used] ||
+            count < 1 || count > TD_CORE_MAX_WORKERS ||
             (strcmp(role, "prefill") && strcmp(role, "decode")))
-            return td_fail(err, TD_ERR_INVALID, "fleet: \"%s\" must be prefill:COUNT:LATENCY[:key=number...] or decode:...", buf);
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "fleet: \"%s\" must be prefill:COUNT:LATENCY[:key=number...] or decode:...", buf);
         g.decode = role[0] == 'd';
         g.count = count;
         for (char *last; (last = strrchr(spec, ':')) && strchr(last, '='); *last = 0) {
@@ -96,7 +118,8 @@ td_status td_sim_fleet_parse(const char *text, const struct td_sim_group *defaul
     return TD_OK;
 }
 
-td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults, uint32_t *ret_n, struct td_err *err)
+td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults, uint32_t *ret_n,
+                              struct td_err *err)
 {
     static const char *const kinds[] = {"crash", "silent", "slow", "drain", "late", "link"};
     char buf[128], kind[16];
@@ -106,7 +129,8 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
         struct td_sim_fault f = {.factor = 1};
         int used = 0, k = 0;
         const char *rest = buf;
-        bool ok = sscanf(buf, "%15[a-z]:%u@%lf%n", kind, &f.worker, &f.at_s, &used) == 3 && f.at_s >= 0;
+        bool ok =
+            sscanf(buf, "%15[a-z]:%u@%lf%n", kind, &f.worker, &f.at_s, &used) == 3 && f.at_s >= 0;
         rest += used;
         if (ok && *rest == '-') {
             ok = sscanf(rest, "-%lf%n", &f.until_s, &used) == 1 && f.until_s > f.at_s;
@@ -121,7 +145,9 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
             free(*ret_faults);
             *ret_faults = NULL;
             return td_fail(err, TD_ERR_INVALID,
-                           "faults: \"%s\" must be KIND:WORKER@FROM[-UNTIL][*FACTOR], KIND crash, silent, slow, drain, late or link", buf);
+                           "faults: \"%s\" must be KIND:WORKER@FROM[-UNTIL][*FACTOR], KIND crash, "
+                           "silent, slow, drain, late or link",
+                           buf);
         }
         f.kind = (enum td_sim_fault_kind)k;
         *ret_faults = td_sim_grow(*ret_faults, *ret_n + 1, sizeof **ret_faults);
@@ -130,7 +156,7 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
     return TD_OK;
 }
 
-/* ---- options ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 struct sim_options {
     struct td_sim_request_options req;
@@ -142,10 +168,12 @@ struct sim_options {
     uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
     double cv, ramp_to, duration, warmup, cooldown, grace, attainment, kv_bytes, rpc_us, tau_us,
         snapshot_ms, noise, lose, duplicate, time_scale, cancel, interval, period, on_share, swing;
-    bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors, send_slo;
+    bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors,
+        send_slo;
 };
 
 #define OFF(f) offsetof(struct sim_options, f)
+// clang-format off
 static const struct td_option sim_table[] = {
     {"mode", TD_OPT_STR, "pd", 0, 0, NULL, OFF(mode), "pd, colocated, hybrid, or a list of them"},
     {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy),
@@ -186,7 +214,8 @@ static const struct td_option sim_table[] = {
     {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(time_scale),
      "of the trace's arrivals; 0.5 = twice the load"},
     {"arrival", TD_OPT_ENUM, "poisson", 0, 0, "poisson|gamma|constant|trace|onoff|sine",
-     OFF(arrival), "arrivals; trace = as in the file"},
+     OFF(arrival),
+     "arrivals; trace = as in the file"},
     {"rate", TD_OPT_STR, "4", 0, 0, NULL, OFF(rate),
      "requests/s: \"4\", \"2,4,8\" or \"FROM:TO:STEP\""},
     {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv),
@@ -263,9 +292,10 @@ static const struct td_option sim_table[] = {
     {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(quiet), "no progress"},
     {0},
 };
+// clang-format on
 
-/* What says how long steps take is said once. Without gpu, model and tp may come from the environment
- * of the daemons: they count for nothing, and that is said. */
+/* What says how long steps take is said once. Without gpu, model and tp may come from the
+ * environment of the daemons: they count for nothing, and that is said. */
 static td_status check_latency(const struct sim_options *o, struct td_err *err)
 {
     const char *other = o->latency[0] ? "latency" : o->fleet[0] ? "fleet" : NULL;
@@ -276,10 +306,10 @@ static td_status check_latency(const struct sim_options *o, struct td_err *err)
     if (other)
         return td_fail(err, TD_ERR_INVALID,
                        "give gpu or %s, not both: each says how long steps take", other);
-    return o->model[0] ? TD_OK
-                       : td_fail(err, TD_ERR_INVALID,
-                                 "gpu is %.40s without model: give a config.json or its folder",
-                                 o->gpu);
+    return o->model[0]
+               ? TD_OK
+               : td_fail(err, TD_ERR_INVALID,
+                         "gpu is %.40s without model: give a config.json or its folder", o->gpu);
 }
 
 static td_status worker_perf(const struct sim_options *o, struct td_perf *ret_perf,
@@ -328,7 +358,9 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     r->attainment = o->attainment;
     r->link_bytes_per_s = o->worker.nic_gbs * 1e9;
     r->link_tau_s = o->tau_us / 1e6;
-    for (uint32_t i = 0; o->tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS; i++, r->n_priors++) r->priors[i] = &c->groups[i].perf;
+    for (uint32_t i = 0; o->tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS;
+         i++, r->n_priors++)
+        r->priors[i] = &c->groups[i].perf;
     c->block_size = (int32_t)o->block_size;
     c->prefix_cache = o->prefix_cache;
     c->overlap = o->overlap;
@@ -349,7 +381,11 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     return td_sim_faults_parse(o->faults, &c->faults, &c->n_faults, err);
 }
 
-struct meter { struct td_progress p; uint64_t done, span_s; bool on; };
+struct meter {
+    struct td_progress p;
+    uint64_t done, span_s;
+    bool on;
+};
 
 static void meter_share(void *ctx, double share)
 {
@@ -396,7 +432,8 @@ static uint32_t n_parts(const struct sweep *w)
     return 1 + (w->mix.n_classes > 1 ? w->mix.n_classes : 0) + w->mix.n_tenants + w->n_intervals;
 }
 
-static void summarise_part(const struct sweep *w, const struct td_sim_result *r, uint32_t part, struct td_sim_summary *ret)
+static void summarise_part(const struct sweep *w, const struct td_sim_result *r, uint32_t part,
+                           struct td_sim_summary *ret)
 {
     uint32_t n_classes = w->mix.n_classes > 1 ? w->mix.n_classes : 0, tenant = part - n_classes;
     if (part == 0) {
@@ -433,7 +470,8 @@ static void print_part(struct sweep *w, const struct td_sim_summary *runs, uint3
 static td_status run_point(struct sweep *w, double rate, struct td_err *err)
 {
     uint32_t n_seeds = (uint32_t)w->o->seeds, parts = n_parts(w);
-    struct td_sim_summary *runs = td_sim_grow(NULL, (size_t)n_seeds * parts, sizeof *runs); /* [part][seed] */
+    /* [part][seed] */
+    struct td_sim_summary *runs = td_sim_grow(NULL, (size_t)n_seeds * parts, sizeof *runs);
     td_status s = TD_OK;
     for (uint32_t k = 0; k < n_seeds && !s; k++) {
         struct td_sim_trace trace;
@@ -457,8 +495,8 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
             }
             if (result.n_violations) {
                 w->violated = true;
-                fprintf(stderr, "tandem sim: seed %llu: %u violations, the first %s\n", (unsigned long long)w->load.seed, result.n_violations,
-                        result.violation);
+                fprintf(stderr, "tandem sim: seed %llu: %u violations, the first %s\n",
+                        (unsigned long long)w->load.seed, result.n_violations, result.violation);
             }
             td_sim_result_free(&result);
         }
@@ -467,7 +505,8 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
     }
     if (!s) {
         if (w->meter.on && w->meter.p.is_tty) fputs("\r\033[K", stderr);
-        for (uint32_t part = 0; part < parts; part++) print_part(w, runs + (size_t)part * n_seeds, n_seeds);
+        for (uint32_t part = 0; part < parts; part++)
+            print_part(w, runs + (size_t)part * n_seeds, n_seeds);
     }
     free(runs);
     return s;
@@ -477,7 +516,8 @@ static td_status split_names(const char *text, char (*names)[32], uint32_t max, 
 {
     uint32_t n = 0;
     char buf[32];
-    for (const char *at = text; n < max && item(&at, buf, sizeof buf);) memcpy(names[n++], buf, sizeof buf);
+    for (const char *at = text; n < max && item(&at, buf, sizeof buf);)
+        memcpy(names[n++], buf, sizeof buf);
     *ret_n = n;
     return TD_OK;
 }
@@ -525,7 +565,9 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
     w->config.router.n_classes = w->mix.n_classes;
     if (!s && !o->send_slo && (w->mix.n_classes > 1 || o->req.slo_class[0]))
-        s = td_fail(err, TD_ERR_INVALID, "send_slo is false, and classes are what the router is told: give ttft and tpot instead of slo_class");
+        s = td_fail(err, TD_ERR_INVALID,
+                    "send_slo is false, and classes are what the router is told: give ttft and "
+                    "tpot instead of slo_class");
     if (!o->send_slo) w->config.router.n_classes = 0;
     w->config.ttft_s = o->req.ttft / 1e3;
     w->config.tpot_s = o->req.tpot / 1e3;
@@ -595,7 +637,7 @@ static td_status sweep_run(struct sweep *w, struct td_err *err)
     return s;
 }
 
-/* ---- replay -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- replay ---------------------------------------------------------------------------------- */
 
 static void say_difference(void *ctx, uint64_t line, const char *logged, const char *ours)
 {
@@ -607,15 +649,18 @@ static int replay(int argc, char **argv)
 {
     struct td_err err = {0};
     if (argc != 2 || !strcmp(argv[1], "--help")) {
-        fprintf(argc == 2 ? stdout : stderr,
-                "usage: tandem sim replay FILE\n\nRuns the events of a router's decision log (--decision-log) through the core and compares every\n"
-                "action. Exit status 0: all the same; 1: they differ, or FILE is no decision log.\n");
+        fprintf(
+            argc == 2 ? stdout : stderr,
+            "usage: tandem sim replay FILE\n\nRuns the events of a router's decision log "
+            "(--decision-log) through the core and compares every\n"
+            "action. Exit status 0: all the same; 1: they differ, or FILE is no decision log.\n");
         return argc == 2 ? 0 : 2;
     }
     uint64_t n_events, n_actions;
     td_status s = td_port_replay(argv[1], say_difference, NULL, &n_events, &n_actions, &err);
     if (s) return td_die("tandem sim replay", &err), 1;
-    printf("%llu events, %llu actions: the same\n", (unsigned long long)n_events, (unsigned long long)n_actions);
+    printf("%llu events, %llu actions: the same\n", (unsigned long long)n_events,
+           (unsigned long long)n_actions);
     return 0;
 }
 
@@ -624,10 +669,10 @@ int td_sim_main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "replay")) return replay(argc - 1, argv + 1);
     struct sim_options o = {0};
     struct td_err err = {0};
-    td_status s =
-        td_options_load(sim_table, &o, "tandem sim",
-                        "Simulate a fleet with the router's own core: policies, loads, faults. `tandem sim replay FILE` checks a decision log.", argc,
-                        argv, NULL, 0, NULL, &err);
+    td_status s = td_options_load(sim_table, &o, "tandem sim",
+                                  "Simulate a fleet with the router's own core: policies, loads, "
+                                  "faults. `tandem sim replay FILE` checks a decision log.",
+                                  argc, argv, NULL, 0, NULL, &err);
     struct sweep w = {.o = &o};
     if (!s) s = sweep_open(&w, &err);
     if (!s) s = sweep_run(&w, &err);

@@ -14,15 +14,25 @@
 
 #define MAX_TOKENS 100000000
 
-td_status td_sim_length_parse(const char *text, const char *what, struct td_sim_length *ret, struct td_err *err)
+td_status td_sim_length_parse(const char *text, const char *what, struct td_sim_length *ret,
+                              struct td_err *err)
 {
     struct td_sim_length l = {0};
     int used = 0;
-    if (sscanf(text, "lognormal:%lf,%lf%n", &l.a, &l.b, &used) == 2 && !text[used] && l.a >= 1 && l.b >= 0) l.kind = TD_LENGTH_LOGNORMAL;
-    else if (sscanf(text, "uniform:%lf,%lf%n", &l.a, &l.b, &used) == 2 && !text[used] && l.a >= 1 && l.b >= l.a) l.kind = TD_LENGTH_UNIFORM;
-    else if (sscanf(text, "%lf%n", &l.a, &used) == 1 && !text[used] && l.a >= 1) l.kind = TD_LENGTH_FIXED;
-    else return td_fail(err, TD_ERR_INVALID, "%s is \"%s\", must be a number >= 1, lognormal:MEAN,CV or uniform:LOW,HIGH", what, text);
-    if (l.a > MAX_TOKENS || l.b > MAX_TOKENS) return td_fail(err, TD_ERR_LIMIT, "%s is \"%s\", limit %d tokens", what, text, MAX_TOKENS);
+    if (sscanf(text, "lognormal:%lf,%lf%n", &l.a, &l.b, &used) == 2 && !text[used] && l.a >= 1 &&
+        l.b >= 0)
+        l.kind = TD_LENGTH_LOGNORMAL;
+    else if (sscanf(text, "uniform:%lf,%lf%n", &l.a, &l.b, &used) == 2 && !text[used] && l.a >= 1 &&
+             l.b >= l.a)
+        l.kind = TD_LENGTH_UNIFORM;
+    else if (sscanf(text, "%lf%n", &l.a, &used) == 1 && !text[used] && l.a >= 1)
+        l.kind = TD_LENGTH_FIXED;
+    else
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s is \"%s\", must be a number >= 1, lognormal:MEAN,CV or uniform:LOW,HIGH",
+                       what, text);
+    if (l.a > MAX_TOKENS || l.b > MAX_TOKENS)
+        return td_fail(err, TD_ERR_LIMIT, "%s is \"%s\", limit %d tokens", what, text, MAX_TOKENS);
     *ret = l;
     return TD_OK;
 }
@@ -48,19 +58,25 @@ static struct td_sim_request *append(struct td_sim_trace *t, uint32_t *capacity)
     return &t->requests[t->n++];
 }
 
-/* ---- files --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 /* "2023-11-16 18:17:03.9799600" in ns since the epoch's day 0, proleptic. */
 static bool parse_time(const char *text, uint64_t *ret_ns)
 {
     int y, mo, d, h, mi, used = 0;
     double s;
-    if (sscanf(text, "%d-%d-%d %d:%d:%lf%n", &y, &mo, &d, &h, &mi, &s, &used) != 6 || text[used]) return false;
-    if (y < 1970 || y > 2200 || mo < 1 || mo > 12 || d < 1 || d > 31 || h < 0 || h > 23 || mi < 0 || mi > 59 || !(s >= 0 && s < 61)) return false;
+    if (sscanf(text, "%d-%d-%d %d:%d:%lf%n", &y, &mo, &d, &h, &mi, &s, &used) != 6 || text[used])
+        return false;
+    if (y < 1970 || y > 2200 || mo < 1 || mo > 12 || d < 1 || d > 31 || h < 0 || h > 23 || mi < 0 ||
+        mi > 59 || !(s >= 0 && s < 61))
+        return false;
     y -= mo <= 2; /* days from civil date (Hinnant) */
-    int64_t era = y / 400, yoe = y - era * 400, doy = (153 * (mo + (mo > 2 ? -3 : 9)) + 2) / 5 + d - 1, doe = yoe * 365 + yoe / 4 - yoe / 100 + doy;
+    int64_t era = y / 400, yoe = y - era * 400,
+            doy = (153 * (mo + (mo > 2 ? -3 : 9)) + 2) / 5 + d - 1,
+            doe = yoe * 365 + yoe / 4 - yoe / 100 + doy;
     int64_t days = era * 146097 + doe - 719468;
-    *ret_ns = (uint64_t)((days * 86400 + h * 3600 + mi * 60) * 1000000000ll + (int64_t)llround(s * 1e9));
+    *ret_ns =
+        (uint64_t)((days * 86400 + h * 3600 + mi * 60) * 1000000000ll + (int64_t)llround(s * 1e9));
     return true;
 }
 
@@ -81,10 +97,14 @@ static td_status read_csv(const char *path, struct td_sim_trace *t, struct td_er
     uint64_t first = 0, last = 0;
     while (!s && td_csv_next(&c, &s, err)) {
         double in, out;
-        if ((s = td_csv_f64(&c, in_col, 0, MAX_TOKENS, &in, err)) || (s = td_csv_f64(&c, out_col, 0, MAX_TOKENS, &out, err))) break;
+        if ((s = td_csv_f64(&c, in_col, 0, MAX_TOKENS, &in, err)) ||
+            (s = td_csv_f64(&c, out_col, 0, MAX_TOKENS, &out, err)))
+            break;
         uint64_t at = 0;
         if (time_col >= 0 && !parse_time(c.field[time_col], &at)) {
-            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: TIMESTAMP is \"%s\", must be YYYY-MM-DD hh:mm:ss.fff", path, c.line_no, c.field[time_col]);
+            s = td_fail(err, TD_ERR_INVALID,
+                        "%s: line %d: TIMESTAMP is \"%s\", must be YYYY-MM-DD hh:mm:ss.fff", path,
+                        c.line_no, c.field[time_col]);
             break;
         }
         double seconds = 0;
@@ -92,7 +112,8 @@ static td_status read_csv(const char *path, struct td_sim_trace *t, struct td_er
         if (seconds_col >= 0) at = (uint64_t)llround(seconds * 1e9);
         if (t->n == 0 && seconds_col < 0) first = at;
         if (at < last) {
-            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: %s goes backwards", path, c.line_no, seconds_col < 0 ? "TIMESTAMP" : "arrived_s");
+            s = td_fail(err, TD_ERR_INVALID, "%s: line %d: %s goes backwards", path, c.line_no,
+                        seconds_col < 0 ? "TIMESTAMP" : "arrived_s");
             break;
         }
         last = at;
@@ -105,8 +126,8 @@ static td_status read_csv(const char *path, struct td_sim_trace *t, struct td_er
     return s;
 }
 
-static td_status mooncake_line(const char *path, int line_no, char *line, struct td_sim_trace *t, uint32_t *capacity, uint32_t *hash_capacity,
-                               struct td_err *err)
+static td_status mooncake_line(const char *path, int line_no, char *line, struct td_sim_trace *t,
+                               uint32_t *capacity, uint32_t *hash_capacity, struct td_err *err)
 {
     char what[300];
     json_t *o = NULL;
@@ -130,8 +151,11 @@ static td_status mooncake_line(const char *path, int line_no, char *line, struct
     size_t n_ids = s ? 0 : json_array_size(ids);
     if (!s) {
         struct td_sim_request *r = append(t, capacity);
-        *r = (struct td_sim_request){.at_ns = (uint64_t)at * 1000000, .n_prompt = in < 1 ? 1 : (int32_t)in, .n_output = out < 1 ? 1 : (int32_t)out,
-                                     .hash_at = t->n_hashes, .n_hashes = (uint32_t)n_ids};
+        *r = (struct td_sim_request){.at_ns = (uint64_t)at * 1000000,
+                                     .n_prompt = in < 1 ? 1 : (int32_t)in,
+                                     .n_output = out < 1 ? 1 : (int32_t)out,
+                                     .hash_at = t->n_hashes,
+                                     .n_hashes = (uint32_t)n_ids};
     }
     for (size_t i = 0; i < n_ids && !s; i++) {
         const json_t *id = json_array_get(ids, i);
@@ -158,7 +182,8 @@ static td_status read_mooncake(const char *path, struct td_sim_trace *t, struct 
     uint32_t capacity = 0, hash_capacity = 0;
     td_status s = TD_OK;
     for (int n = 1; !s && getline(&line, &bytes, f) > 0; n++)
-        if (line[strspn(line, " \t\r\n")]) s = mooncake_line(path, n, line, t, &capacity, &hash_capacity, err);
+        if (line[strspn(line, " \t\r\n")])
+            s = mooncake_line(path, n, line, t, &capacity, &hash_capacity, err);
     free(line);
     fclose(f);
     t->hash_tokens = 512;
@@ -173,11 +198,13 @@ static void spread_groups(struct td_sim_trace *t)
         uint64_t at = t->requests[i].at_ns;
         for (k = i; k < t->n && t->requests[k].at_ns == at;) k++;
         if (k < t->n) gap = t->requests[k].at_ns - at;
-        for (uint32_t j = i; j < k; j++) t->requests[j].at_ns = at + (uint64_t)((double)gap * ((double)(j - i) / (k - i)));
+        for (uint32_t j = i; j < k; j++)
+            t->requests[j].at_ns = at + (uint64_t)((double)gap * ((double)(j - i) / (k - i)));
     }
 }
 
-td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *ret, struct td_err *err)
+td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *ret,
+                            struct td_err *err)
 {
     FILE *f = fopen(path, "r");
     int first = f ? fgetc(f) : EOF;
@@ -195,13 +222,14 @@ td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *
     return TD_OK;
 }
 
-/* ---- a run's requests ---------------------------------------------------------------------------------------------------------------- */
+/* ---- a run's requests ------------------------------------------------------------------------ */
 
 /* Index i with probability share(i) / sum. */
 static uint32_t draw_share(struct td_sim_rng *r, const double *share, size_t stride, uint32_t n)
 {
     double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += *(const double *)(const void *)((const char *)share + i * stride);
+    for (uint32_t i = 0; i < n; i++)
+        sum += *(const double *)(const void *)((const char *)share + i * stride);
     double at = td_sim_rng_uniform(r) * sum;
     uint32_t last = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -226,10 +254,12 @@ static void draw_owner(struct td_sim_rng *r, const struct td_sim_load *l, struct
         q->tenant = 1 + draw_share(r, &l->tenants[0].share, sizeof l->tenants[0], l->n_tenants);
         fixed = l->tenants[q->tenant - 1].slo_class;
     }
-    if (fixed >= 0) q->slo_class = (uint32_t)fixed;
+    if (fixed >= 0)
+        q->slo_class = (uint32_t)fixed;
     else if (l->n_length_classes)
         q->slo_class = class_by_length(l, q->n_prompt);
-    else if (l->n_classes > 1) q->slo_class = draw_share(r, l->class_share, sizeof l->class_share[0], l->n_classes);
+    else if (l->n_classes > 1)
+        q->slo_class = draw_share(r, l->class_share, sizeof l->class_share[0], l->n_classes);
 }
 
 /* When the process of rate 1 that runs at load l's changing pace reaches `u`: the inverse of the
@@ -263,8 +293,10 @@ static td_status check_load(const struct td_sim_load *l, const struct td_sim_tra
 {
     if (l->arrival == TD_ARRIVAL_TRACE && !file)
         return td_fail(err, TD_ERR_INVALID, "arrival is trace, and there is no trace file");
-    if (l->arrival != TD_ARRIVAL_TRACE && !(l->rate > 0)) return td_fail(err, TD_ERR_INVALID, "rate is %g, must be > 0", l->rate);
-    if (l->arrival == TD_ARRIVAL_GAMMA && !(l->cv > 0)) return td_fail(err, TD_ERR_INVALID, "cv is %g, must be > 0", l->cv);
+    if (l->arrival != TD_ARRIVAL_TRACE && !(l->rate > 0))
+        return td_fail(err, TD_ERR_INVALID, "rate is %g, must be > 0", l->rate);
+    if (l->arrival == TD_ARRIVAL_GAMMA && !(l->cv > 0))
+        return td_fail(err, TD_ERR_INVALID, "cv is %g, must be > 0", l->cv);
     if (is_paced(l->arrival) && !(l->period_s > 0))
         return td_fail(err, TD_ERR_INVALID, "period is %g s, must be > 0", l->period_s);
     if (l->arrival == TD_ARRIVAL_ONOFF && !(l->on_share > 0 && l->on_share <= 1))
@@ -285,8 +317,9 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
 {
     td_status s = check_load(l, file, err);
     if (s) return s;
-    /* Arrivals are the portable generator from the seed itself (s = seed), so that published check values can be repeated; lengths are a stream
-     * beside it, and so are owners: the same seed has the same arrivals and lengths whatever the mix. */
+    /* Arrivals are the portable generator from the seed itself (s = seed), so that published
+     * check values can be repeated; lengths are a stream beside it, and so are owners: the same
+     * seed has the same arrivals and lengths whatever the mix. */
     struct td_sim_rng arrivals = {l->seed}, lengths = td_sim_rng_stream(l->seed, 1),
                       owners = td_sim_rng_stream(l->seed, 4);
     struct td_sim_trace t = {.hash_tokens = file ? file->hash_tokens : 0};
@@ -314,7 +347,9 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
                     r = file->requests[at_row++ % file->n];
                 else
                     r = file->requests[td_sim_rng_below(&lengths, file->n)];
-                if ((!l->max_prompt || r.n_prompt <= l->max_prompt) && (!l->max_output || r.n_output <= l->max_output)) break;
+                if ((!l->max_prompt || r.n_prompt <= l->max_prompt) &&
+                    (!l->max_output || r.n_output <= l->max_output))
+                    break;
                 r.n_prompt = 0;
             }
             if (r.n_prompt == 0) break;
@@ -329,12 +364,14 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
         } else if (t.n > 0) { /* the first at 0 */
             double rate = l->rate;
             if (l->ramp_to > 0) {
-                double share = l->duration_s > 0 ? now_s / l->duration_s : (double)t.n / (double)l->n_requests;
+                double share =
+                    l->duration_s > 0 ? now_s / l->duration_s : (double)t.n / (double)l->n_requests;
                 rate += (l->ramp_to - l->rate) * (share < 1 ? share : 1);
             }
             double gap = l->arrival == TD_ARRIVAL_CONSTANT ? 1
-                         : l->arrival == TD_ARRIVAL_GAMMA  ? td_sim_rng_gamma(&arrivals, 1 / (l->cv * l->cv))
-                                                           : td_sim_rng_exponential(&arrivals);
+                         : l->arrival == TD_ARRIVAL_GAMMA
+                             ? td_sim_rng_gamma(&arrivals, 1 / (l->cv * l->cv))
+                             : td_sim_rng_exponential(&arrivals);
             now_s += gap / rate;
         }
         if (l->duration_s > 0 && now_s >= l->duration_s) break;
@@ -344,7 +381,9 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
     }
     if (t.n == 0) {
         td_sim_trace_free(&t);
-        return td_fail(err, TD_ERR_INVALID, "no request is left: the trace has none within the duration and the length limits");
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "no request is left: the trace has none within the duration and the length limits");
     }
     *ret = t;
     return TD_OK;
@@ -357,7 +396,8 @@ void td_sim_trace_free(struct td_sim_trace *t)
     *t = (struct td_sim_trace){0};
 }
 
-uint64_t td_sim_prefix_hits(const struct td_sim_trace *t, uint64_t capacity, uint64_t *ret_hit_tokens)
+uint64_t td_sim_prefix_hits(const struct td_sim_trace *t, uint64_t capacity,
+                            uint64_t *ret_hit_tokens)
 {
     struct td_sim_cache cache = {0};
     uint64_t n_hits = 0, n_tokens = 0;

@@ -1,9 +1,12 @@
-/* trace.h - what arrives when: requests with their arrival times, lengths and prefix blocks, read from public trace files or drawn from a seed.
+/* trace.h - what arrives when: requests with their arrival times, lengths and prefix blocks, read
+ * from public trace files or drawn from a seed.
  *
- * Files: Azure 2023 (TIMESTAMP,ContextTokens,GeneratedTokens), Mooncake JSONL (timestamp ms, input_length, output_length, hash_ids of 512-token
- * blocks), and CSV with num_prefill_tokens,num_decode_tokens (lengths; with arrived_s, in seconds, arrivals too: tandem bench sweep
- * --save-requests writes it). Arrivals of a file may be kept, scaled in time, or replaced
- * by a process. Mooncake's time stamps stand in groups about 3 s apart; `spread` distributes each group evenly until the next. */
+ * Files: Azure 2023 (TIMESTAMP,ContextTokens,GeneratedTokens), Mooncake JSONL (timestamp ms,
+ * input_length, output_length, hash_ids of 512-token blocks), and CSV with
+ * num_prefill_tokens,num_decode_tokens (lengths; with arrived_s, in seconds, arrivals too:
+ * tandem bench sweep --save-requests writes it). Arrivals of a file may be kept, scaled in time,
+ * or replaced by a process. Mooncake's time stamps stand in groups about 3 s apart; `spread`
+ * distributes each group evenly until the next. */
 #ifndef TD_SIM_TRACE_H
 #define TD_SIM_TRACE_H
 
@@ -15,8 +18,9 @@
 struct td_sim_request {
     uint64_t at_ns;
     int32_t n_prompt, n_output;
-    uint32_t hash_at, n_hashes;     /* into the trace's hashes: chain ids of the prompt's leading blocks of hash_tokens tokens */
-    uint32_t slo_class, tenant;     /* tenant: 1..; 0 = none */
+    uint32_t hash_at, n_hashes; /* into the trace's hashes: chain ids of the prompt's leading
+                                   blocks of hash_tokens tokens */
+    uint32_t slo_class, tenant; /* tenant: 1..; 0 = none */
 };
 
 #define TD_SIM_MAX_CLASSES 16
@@ -46,25 +50,34 @@ enum td_sim_arrival {
 enum td_sim_rows { TD_ROWS_AUTO, TD_ROWS_ORDER, TD_ROWS_DRAWN };
 
 /* Lengths: "512" = always; "lognormal:MEAN,CV"; "uniform:LOW,HIGH". */
-struct td_sim_length { enum { TD_LENGTH_FIXED, TD_LENGTH_LOGNORMAL, TD_LENGTH_UNIFORM } kind; double a, b; };
-td_status td_sim_length_parse(const char *text, const char *what, struct td_sim_length *ret_length, struct td_err *err);
+struct td_sim_length {
+    enum { TD_LENGTH_FIXED, TD_LENGTH_LOGNORMAL, TD_LENGTH_UNIFORM } kind;
+    double a, b;
+};
+td_status td_sim_length_parse(const char *text, const char *what, struct td_sim_length *ret_length,
+                              struct td_err *err);
 
 struct td_sim_load {
     enum td_sim_arrival arrival;
-    double rate;                    /* requests/s */
-    double cv;                      /* gamma */
+    double rate;                      /* requests/s */
+    double cv;                        /* gamma */
     double period_s, on_share, swing; /* onoff, sine */
     enum td_sim_rows rows;
-    double ramp_to;                 /* > 0: the rate goes linearly from `rate` to this over the run */
-    double duration_s;              /* arrivals stop here; 0 = n_requests decides */
-    uint32_t n_requests;            /* 0 = duration decides */
+    double ramp_to;      /* > 0: the rate goes linearly from `rate` to this over the
+                            run */
+    double duration_s;   /* arrivals stop here; 0 = n_requests decides */
+    uint32_t n_requests; /* 0 = duration decides */
     struct td_sim_length isl, osl;
     double time_scale;              /* of a file's arrivals: 0.5 = twice as fast; 0 = 1 */
     int32_t max_prompt, max_output; /* longer requests of a file are left out; 0 = none */
     uint64_t seed;
-    /* Whose the requests are, by shares: of the drawn ones and of a file's alike. 0 classes = all of class 0, 0 tenants = none. */
+    /* Whose the requests are, by shares: of the drawn ones and of a file's alike. 0 classes =
+       all of class 0, 0 tenants = none. */
     double class_share[TD_SIM_MAX_CLASSES];
-    struct { double share; int32_t slo_class; /* -1 = by class_share */ } tenants[TD_SIM_MAX_TENANTS];
+    struct {
+        double share;
+        int32_t slo_class; /* -1 = by class_share */
+    } tenants[TD_SIM_MAX_TENANTS];
     uint32_t n_classes, n_tenants;
     /* Classes by length, in rising order of max_prompt; n_length_classes > 0: instead of
      * class_share. */
@@ -76,15 +89,19 @@ struct td_sim_load {
 };
 
 /* Reads lengths (and arrivals, hashes) of a file; the format is told by its contents. */
-td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *ret_trace, struct td_err *err);
+td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *ret_trace,
+                            struct td_err *err);
 /* The requests of one run. `file` may be NULL: then lengths are drawn from isl and osl. With a file
  * they are those of its rows: for arrival TRACE in its order, else as load->rows says. */
-td_status td_sim_trace_make(const struct td_sim_load *load, const struct td_sim_trace *file, struct td_sim_trace *ret_trace, struct td_err *err);
+td_status td_sim_trace_make(const struct td_sim_load *load, const struct td_sim_trace *file,
+                            struct td_sim_trace *ret_trace, struct td_err *err);
 void td_sim_trace_free(struct td_sim_trace *trace);
 
-/* Leading blocks of each request that one global cache has already seen, of `capacity` blocks (0 = unlimited), requests in order. Each block is
- * looked up, then inserted or moved to the fresh end, then the oldest is dropped when over capacity; a block is a hit when all before it in the
+/* Leading blocks of each request that one global cache has already seen, of `capacity` blocks (0
+ * = unlimited), requests in order. Each block is looked up, then inserted or moved to the fresh
+ * end, then the oldest is dropped when over capacity; a block is a hit when all before it in the
  * request were. */
-uint64_t td_sim_prefix_hits(const struct td_sim_trace *trace, uint64_t capacity, uint64_t *ret_hit_tokens);
+uint64_t td_sim_prefix_hits(const struct td_sim_trace *trace, uint64_t capacity,
+                            uint64_t *ret_hit_tokens);
 
 #endif

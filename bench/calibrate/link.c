@@ -1,5 +1,6 @@
-/* link.c - see link.h. One transfer at a time: grant, op, submit of everything, OP_DONE, revoke, SLOT_FREE. The first of each size is not counted: it
- * connects, or touches memory for the first time. */
+/* link.c - see link.h. One transfer at a time: grant, op, submit of everything, OP_DONE, revoke,
+ * SLOT_FREE. The first of each size is not counted: it connects, or touches memory for the first
+ * time. */
 #include "bench/calibrate/link.h"
 
 #include <string.h>
@@ -19,7 +20,8 @@ struct link_end {
 
 static void ring(void *ctx) { td_doorbell_ring(ctx); }
 
-static td_status end_open(struct link_end *e, const char *name, uint64_t incarnation, enum td_xfer_path path, size_t block_bytes, int32_t n_blocks,
+static td_status end_open(struct link_end *e, const char *name, uint64_t incarnation,
+                          enum td_xfer_path path, size_t block_bytes, int32_t n_blocks,
                           struct td_err *err)
 {
     e->bell.fd = -1;
@@ -55,12 +57,14 @@ static td_status await(struct link_end *e, enum td_xfer_event_kind kind, struct 
             if (ev.kind == kind) return TD_OK;
             if (ev.status) return td_fail(err, ev.status, "link: a transfer failed: %s", ev.reason);
         } else if (!td_doorbell_wait(&e->bell, until)) {
-            return td_fail(err, TD_ERR_DEADLINE, "link: a transfer is not over after %d ms", WAIT_MS);
+            return td_fail(err, TD_ERR_DEADLINE, "link: a transfer is not over after %d ms",
+                           WAIT_MS);
         }
     }
 }
 
-static td_status once(struct link_end *p, struct link_end *d, const int32_t *ids, int32_t n, double *ret_s, struct td_err *err)
+static td_status once(struct link_end *p, struct link_end *d, const int32_t *ids, int32_t n,
+                      double *ret_s, struct td_err *err)
 {
     static uint8_t blob[TD_XFER_BLOB_MAX]; /* one caller */
     size_t blob_bytes = sizeof blob;
@@ -80,8 +84,8 @@ static td_status once(struct link_end *p, struct link_end *d, const int32_t *ids
     return await(d, TD_XFER_SLOT_FREE, err);
 }
 
-td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_bytes, int64_t repeat, struct link_point ret[LINK_MAX_POINTS],
-                       size_t *ret_n, struct td_err *err)
+td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_bytes, int64_t repeat,
+                       struct link_point ret[LINK_MAX_POINTS], size_t *ret_n, struct td_err *err)
 {
     static const int32_t sizes[LINK_MAX_POINTS] = {1, 2, 8, 32, 128, 512, 2048, 8192};
     static int32_t ids[TD_XFER_MAX_BLOCKS];
@@ -92,7 +96,8 @@ td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_by
     while (n < LINK_MAX_POINTS && (n == 0 || (size_t)sizes[n] * block_bytes <= max_bytes)) n++;
     for (int32_t i = 0; i < TD_XFER_MAX_BLOCKS; i++) ids[i] = i;
     td_status s = repeat < 1 || repeat > MAX_REPEATS
-                      ? td_fail(err, TD_ERR_INVALID, "link: %lld repeats, must be 1..%d", (long long)repeat, MAX_REPEATS)
+                      ? td_fail(err, TD_ERR_INVALID, "link: %lld repeats, must be 1..%d",
+                                (long long)repeat, MAX_REPEATS)
                       : TD_OK;
     if (!s) s = end_open(&d, "calibrate-decode", 2, path, block_bytes, sizes[n - 1], err);
     if (!s) s = end_open(&p, "calibrate-prefill", 1, path, block_bytes, sizes[n - 1], err);

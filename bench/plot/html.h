@@ -1,4 +1,5 @@
-/* html.h - the report of a sweep as one page that needs nothing beside it: no script, no font, no picture from elsewhere. */
+/* html.h - the report of a sweep as one page that needs nothing beside it: no script, no font,
+ * no picture from elsewhere. */
 #ifndef BENCH_PLOT_HTML_H
 #define BENCH_PLOT_HTML_H
 

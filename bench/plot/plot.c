@@ -12,7 +12,8 @@ int td_bench_plot(int argc, char **argv);
 
 #define PNG_SCALE 2.0
 
-static td_status open_file(const char *dir, const char *name, const char *suffix, char *path, size_t path_bytes, FILE **ret, struct td_err *err)
+static td_status open_file(const char *dir, const char *name, const char *suffix, char *path,
+                           size_t path_bytes, FILE **ret, struct td_err *err)
 {
     snprintf(path, path_bytes, "%s/%s%s", dir, name, suffix);
     *ret = fopen(path, "we");
@@ -34,7 +35,9 @@ static td_status figure_write(const struct figure *g, const char *dir, struct td
     td_status s = open_file(dir, g->id, ".svg", path, sizeof path, &f, err);
     if (s) return s;
     canvas_write_svg(g->canvas, g->title, true, f);
-    if ((s = close_file(f, path, err)) || (s = open_file(dir, g->id, ".csv", path, sizeof path, &f, err))) return s;
+    if ((s = close_file(f, path, err)) ||
+        (s = open_file(dir, g->id, ".csv", path, sizeof path, &f, err)))
+        return s;
     fputs(g->csv, f);
     if ((s = close_file(f, path, err)) || !canvas_has_png()) return s;
     snprintf(path, sizeof path, "%s/%s.png", dir, g->id);
@@ -46,7 +49,8 @@ td_status plot_all(const struct sweep *s, const char *dir, FILE *out, struct td_
     static struct figure figures[FIGURES_MAX];
     char path[1024];
     FILE *f;
-    if (mkdir(dir, 0755) && errno != EEXIST) return td_fail(err, TD_ERR_IO, "%s: %s", dir, strerror(errno));
+    if (mkdir(dir, 0755) && errno != EEXIST)
+        return td_fail(err, TD_ERR_IO, "%s: %s", dir, strerror(errno));
     size_t n = figures_make(s, figures);
     td_status st = TD_OK;
     for (size_t i = 0; i < n && !st; i++) st = figure_write(&figures[i], dir, err);
@@ -62,11 +66,15 @@ td_status plot_all(const struct sweep *s, const char *dir, FILE *out, struct td_
     return st;
 }
 
-struct options { const char *out; };
+struct options {
+    const char *out;
+};
+// clang-format off
 static const struct td_option table[] = {
     {"out", TD_OPT_STR, "plots", 0, 0, NULL, offsetof(struct options, out), "folder for the files"},
     {0},
 };
+// clang-format on
 
 int td_bench_plot(int argc, char **argv)
 {
@@ -76,8 +84,9 @@ int td_bench_plot(int argc, char **argv)
     const char *files[1];
     size_t n = 0;
     td_status st = td_options_load(table, &o, "tandem bench plot",
-                                   "Plots and a report of a sweep: tandem bench plot sweep.json --out DIR (a sweep.csv gives what it has)", argc,
-                                   argv, files, 1, &n, &err);
+                                   "Plots and a report of a sweep: tandem bench plot sweep.json "
+                                   "--out DIR (a sweep.csv gives what it has)",
+                                   argc, argv, files, 1, &n, &err);
     if (!st && n != 1) st = td_fail(&err, TD_ERR_INVALID, "give one sweep.json or sweep.csv");
     if (!st) st = sweep_read(files[0], &s, &err);
     if (!st) st = plot_all(&s, o.out, stdout, &err);

@@ -14,12 +14,16 @@ enum { AT_NAME, AT_SPACE, AT_VALUE };
 
 static td_status keep(struct bench_sse *s, const char *bytes, size_t n, struct td_err *err)
 {
-    if (n > BENCH_SSE_MAX_EVENT - s->n) return td_fail(err, TD_ERR_INVALID, "server-sent event: data is more than %zu bytes", BENCH_SSE_MAX_EVENT);
+    if (n > BENCH_SSE_MAX_EVENT - s->n)
+        return td_fail(err, TD_ERR_INVALID, "server-sent event: data is more than %zu bytes",
+                       BENCH_SSE_MAX_EVENT);
     if (n > s->capacity - s->n) {
         size_t capacity = s->capacity ? s->capacity : 512;
         while (n > capacity - s->n) capacity *= 2;
         char *grown = realloc(s->data, capacity);
-        if (!grown) return td_fail(err, TD_ERR_NOMEM, "server-sent event: no memory for %zu bytes", capacity);
+        if (!grown)
+            return td_fail(err, TD_ERR_NOMEM, "server-sent event: no memory for %zu bytes",
+                           capacity);
         s->data = grown;
         s->capacity = capacity;
     }
@@ -28,7 +32,8 @@ static td_status keep(struct bench_sse *s, const char *bytes, size_t n, struct t
     return TD_OK;
 }
 
-/* The field's name is complete: is it data? A second data line of one event goes on after a line feed. */
+/* The field's name is complete: is it data? A second data line of one event goes on after a line
+ * feed. */
 static td_status name_ended(struct bench_sse *s, struct td_err *err)
 {
     s->is_data = s->n_name == 4 && !memcmp(s->name, "data", 4);
@@ -56,7 +61,8 @@ static td_status line_ended(struct bench_sse *s, bench_sse_fn fn, void *ctx, str
     return st;
 }
 
-td_status bench_sse_feed(struct bench_sse *s, const char *bytes, size_t n_bytes, bench_sse_fn fn, void *ctx, struct td_err *err)
+td_status bench_sse_feed(struct bench_sse *s, const char *bytes, size_t n_bytes, bench_sse_fn fn,
+                         void *ctx, struct td_err *err)
 {
     td_status st = TD_OK;
     for (size_t i = 0; i < n_bytes && !st;) {
@@ -76,7 +82,8 @@ td_status bench_sse_feed(struct bench_sse *s, const char *bytes, size_t n_bytes,
         if (s->at == AT_NAME) {
             i++;
             if (c != ':') {
-                if (s->n_name < sizeof s->name) s->name[s->n_name++] = c; /* as long as there is room: one that fills it is too long for "data" */
+                /* as long as there is room: one that fills it is too long for "data" */
+                if (s->n_name < sizeof s->name) s->name[s->n_name++] = c;
                 continue;
             }
             st = name_ended(s, err);
@@ -104,14 +111,15 @@ void bench_sse_free(struct bench_sse *s)
     *s = (struct bench_sse){0};
 }
 
-/* --- what is in an event --------------------------------------------------------------------------------------------------------------- */
+/* --- what is in an event ---------------------------------------------------------------------- */
 
 static const char *text_of(const json_t *o, const char *key)
 {
     return json_string_value(json_object_get(o, key)); /* NULL: not there, or no text */
 }
 
-/* OpenAI's {"error": {"message"}}, vLLM's older {"message"}, FastAPI's {"detail"}; NULL: none of them. */
+/* OpenAI's {"error": {"message"}}, vLLM's older {"message"}, FastAPI's {"detail"}; NULL: none of
+ * them. */
 static const char *message_of(const json_t *root)
 {
     const json_t *e = json_object_get(root, "error");
@@ -124,8 +132,10 @@ static const char *message_of(const json_t *root)
 static void printable(const char *text, size_t n, char ret[201])
 {
     size_t k = 0;
-    for (size_t i = 0; i < n && k < 200; i++) ret[k++] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? ' ' : text[i];
-    while (k && n > 200 && ((unsigned char)text[k] & 0xc0) == 0x80) k--; /* not in the middle of a character */
+    for (size_t i = 0; i < n && k < 200; i++)
+        ret[k++] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? ' ' : text[i];
+    /* not in the middle of a character */
+    while (k && n > 200 && ((unsigned char)text[k] & 0xc0) == 0x80) k--;
     ret[k] = 0;
 }
 
@@ -133,7 +143,8 @@ void bench_openai_error(const char *body, size_t n_bytes, char ret_message[201])
 {
     json_t *root = NULL;
     const char *message = NULL;
-    if (n_bytes && !td_json_load_text(body, n_bytes, "body", &root, NULL)) message = message_of(root);
+    if (n_bytes && !td_json_load_text(body, n_bytes, "body", &root, NULL))
+        message = message_of(root);
     if (message) {
         printable(message, strlen(message), ret_message);
     } else {
@@ -151,8 +162,10 @@ void bench_openai_error(const char *body, size_t n_bytes, char ret_message[201])
         unsigned char u = (unsigned char)*c;
         size_t n = u < 0x80 ? 1 : u >= 0xf0 ? 4 : u >= 0xe0 ? 3 : 2;
         json_t *one = strnlen(c, n) == n ? json_stringn(c, n) : NULL;
-        if (!one) *c++ = '?';
-        else c += n;
+        if (!one)
+            *c++ = '?';
+        else
+            c += n;
         json_decref(one);
     }
 }
@@ -166,7 +179,8 @@ static td_status usage(const json_t *u, struct bench_chunk *c, struct td_err *er
     td_status s = td_json_i64(u, what, "prompt_tokens", 0, INT32_MAX, &prompt, NULL, err);
     if (!s) s = td_json_i64(u, what, "completion_tokens", 0, INT32_MAX, &completion, NULL, err);
     const json_t *details = json_object_get(u, "prompt_tokens_details");
-    if (!s && json_is_object(details)) s = td_json_i64(details, what, "cached_tokens", 0, INT32_MAX, &cached, &c->has_cached, err);
+    if (!s && json_is_object(details))
+        s = td_json_i64(details, what, "cached_tokens", 0, INT32_MAX, &cached, &c->has_cached, err);
     c->has_usage = true;
     c->prompt_tokens = (int32_t)prompt;
     c->completion_tokens = (int32_t)completion;
@@ -176,12 +190,17 @@ static td_status usage(const json_t *u, struct bench_chunk *c, struct td_err *er
 
 static td_status choice(const json_t *o, struct bench_chunk *c, struct td_err *err)
 {
-    if (!json_is_object(o)) return td_fail(err, TD_ERR_INVALID, "chunk: choices[0] must be an object");
-    const json_t *text = json_object_get(o, "text"), *ids = json_object_get(o, "token_ids"), *finish = json_object_get(o, "finish_reason");
-    if (text && !json_is_null(text) && !json_is_string(text)) return td_fail(err, TD_ERR_INVALID, "chunk: choices[0].text must be a string");
-    if (ids && !json_is_null(ids) && !json_is_array(ids)) return td_fail(err, TD_ERR_INVALID, "chunk: choices[0].token_ids must be an array");
+    if (!json_is_object(o))
+        return td_fail(err, TD_ERR_INVALID, "chunk: choices[0] must be an object");
+    const json_t *text = json_object_get(o, "text"), *ids = json_object_get(o, "token_ids"),
+                 *finish = json_object_get(o, "finish_reason");
+    if (text && !json_is_null(text) && !json_is_string(text))
+        return td_fail(err, TD_ERR_INVALID, "chunk: choices[0].text must be a string");
+    if (ids && !json_is_null(ids) && !json_is_array(ids))
+        return td_fail(err, TD_ERR_INVALID, "chunk: choices[0].token_ids must be an array");
     if (finish && !json_is_null(finish) && !json_is_string(finish))
-        return td_fail(err, TD_ERR_INVALID, "chunk: choices[0].finish_reason must be a string or null");
+        return td_fail(err, TD_ERR_INVALID,
+                       "chunk: choices[0].finish_reason must be a string or null");
     c->has_choice = true;
     c->n_ids = (int32_t)json_array_size(ids); /* bounded by the event */
     c->has_tokens = c->n_ids > 0 || json_string_length(text) > 0;
@@ -189,17 +208,20 @@ static td_status choice(const json_t *o, struct bench_chunk *c, struct td_err *e
     return TD_OK;
 }
 
-td_status bench_chunk_parse(const char *data, size_t n_bytes, struct bench_chunk *ret, struct td_err *err)
+td_status bench_chunk_parse(const char *data, size_t n_bytes, struct bench_chunk *ret,
+                            struct td_err *err)
 {
     struct bench_chunk c = {.prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1};
     json_t *root = NULL;
     if (n_bytes == 6 && !memcmp(data, "[DONE]", 6)) {
-        *ret = (struct bench_chunk){.is_done = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1};
+        *ret = (struct bench_chunk){
+            .is_done = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1};
         return TD_OK;
     }
     td_status s = td_json_load_text(data, n_bytes, "chunk", &root, err);
     if (s) return s;
-    const json_t *choices = json_object_get(root, "choices"), *error = json_object_get(root, "error");
+    const json_t *choices = json_object_get(root, "choices"),
+                 *error = json_object_get(root, "error");
     const char *object = text_of(root, "object");
     if (!json_is_object(root)) {
         s = td_fail(err, TD_ERR_INVALID, "chunk: must be an object");

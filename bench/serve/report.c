@@ -34,7 +34,7 @@ static const char *pct_word(double pct, char buf[24])
     return buf;
 }
 
-/* --- console -------------------------------------------------------------------------------------------------------------------------- */
+/* --- console ---------------------------------------------------------------------------------- */
 
 #define WIDTH 50
 
@@ -47,13 +47,20 @@ static void rule(FILE *out, char fill, const char *title)
     fputc('\n', out);
 }
 
-static void line_u(FILE *out, const char *label, uint64_t v) { fprintf(out, "%-40s %-10" PRIu64 "\n", label, v); }
-static void line_f(FILE *out, const char *label, double v) { fprintf(out, "%-40s %-10.2f\n", label, v); }
+static void line_u(FILE *out, const char *label, uint64_t v)
+{
+    fprintf(out, "%-40s %-10" PRIu64 "\n", label, v);
+}
+static void line_f(FILE *out, const char *label, double v)
+{
+    fprintf(out, "%-40s %-10.2f\n", label, v);
+}
 
 static void print_metric(const struct bench_result *r, enum bench_metric_id id, FILE *out)
 {
-    static const char *const titles[] = {"Time to First Token", "Time per Output Token (excl. 1st token)", "Inter-token Latency",
-                                         "End-to-end Latency"};
+    static const char *const titles[] = {"Time to First Token",
+                                         "Time per Output Token (excl. 1st token)",
+                                         "Inter-token Latency", "End-to-end Latency"};
     static const char *const shorts[] = {"TTFT", "TPOT", "ITL", "E2EL"};
     const struct bench_metric *m = &r->metric[id];
     char label[64], word[24];
@@ -68,7 +75,8 @@ static void print_metric(const struct bench_result *r, enum bench_metric_id id, 
     }
 }
 
-static void print_objective(FILE *out, const char *name, double limit_ms, const struct bench_share *s)
+static void print_objective(FILE *out, const char *name, double limit_ms,
+                            const struct bench_share *s)
 {
     if (limit_ms <= 0) return;
     char label[64];
@@ -80,13 +88,18 @@ static void print_slo(const struct bench_result *r, FILE *out)
 {
     rule(out, '-', "Objectives (clock: scheduled send time)");
     char label[64];
-    fprintf(out, "%-40s %.2f [%.2f, %.2f]\n", "SLO attainment (%) [95% CI]:", 100 * r->joint.value, 100 * r->ci95.lo, 100 * r->ci95.hi);
+    fprintf(out, "%-40s %.2f [%.2f, %.2f]\n", "SLO attainment (%) [95% CI]:", 100 * r->joint.value,
+            100 * r->ci95.lo, 100 * r->ci95.hi);
     snprintf(label, sizeof label, "Window (s), requests:");
-    fprintf(out, "%-40s %.2f to %.2f, %" PRIu64 "\n", label, r->steady_t0_s, r->steady_t1_s, r->joint.n);
+    fprintf(out, "%-40s %.2f to %.2f, %" PRIu64 "\n", label, r->steady_t0_s, r->steady_t1_s,
+            r->joint.n);
     line_f(out, "Steady offered rate (req/s):", r->offered_rate);
     line_f(out, "Steady goodput (req/s):", r->steady_goodput);
-    if (r->saturated) fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the window");
-    if (r->gpus) fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput, r->gpus, r->gpus_given ? "GPUs" : "workers");
+    if (r->saturated)
+        fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the window");
+    if (r->gpus)
+        fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput,
+                r->gpus, r->gpus_given ? "GPUs" : "workers");
     if (r->n_classes == 1) {
         const struct bench_slo *s = &r->classes[0].of.slo;
         print_objective(out, "TTFT", s->ttft_ms, &r->ttft);
@@ -97,12 +110,15 @@ static void print_slo(const struct bench_result *r, FILE *out)
         for (size_t i = 0; i < r->n_classes; i++) {
             const struct bench_class_result *c = &r->classes[i];
             snprintf(label, sizeof label, "Class %.32s (%%) [95%% CI]:", c->of.name);
-            fprintf(out, "%-40s %.2f [%.2f, %.2f] of %" PRIu64 "\n", label, 100 * c->joint.value, 100 * c->ci95.lo, 100 * c->ci95.hi, c->joint.n);
+            fprintf(out, "%-40s %.2f [%.2f, %.2f] of %" PRIu64 "\n", label, 100 * c->joint.value,
+                    100 * c->ci95.lo, 100 * c->ci95.hi, c->joint.n);
         }
     }
-    if (!isnan(r->token_deadline_share)) line_f(out, "Tokens by their deadline (%):", 100 * r->token_deadline_share);
+    if (!isnan(r->token_deadline_share))
+        line_f(out, "Tokens by their deadline (%):", 100 * r->token_deadline_share);
     if (r->n_one_token) line_u(out, "One-token outputs (TPOT met vacuously):", r->n_one_token);
-    if (!isnan(r->jain_index)) fprintf(out, "%-40s %-10.3f\n", "Jain index over tenants:", r->jain_index);
+    if (!isnan(r->jain_index))
+        fprintf(out, "%-40s %-10.3f\n", "Jain index over tenants:", r->jain_index);
 }
 
 void bench_result_print(const struct bench_result *r, const char *metrics, FILE *out)
@@ -112,7 +128,9 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     line_u(out, "Successful requests:", r->n_outcome[BENCH_COMPLETED]);
     line_u(out, "Failed requests:", r->n_offered - r->n_outcome[BENCH_COMPLETED]);
     if (r->n_offered != r->n_outcome[BENCH_COMPLETED]) {
-        line_u(out, r->plain_server ? "  rejected (HTTP 429, 503):" : "  rejected (RESOURCE_EXHAUSTED):", r->n_outcome[BENCH_REJECTED]);
+        line_u(out,
+               r->plain_server ? "  rejected (HTTP 429, 503):" : "  rejected (RESOURCE_EXHAUSTED):",
+               r->n_outcome[BENCH_REJECTED]);
         line_u(out, "  deadline exceeded:", r->n_outcome[BENCH_TIMED_OUT]);
         line_u(out, "  other errors:", r->n_outcome[BENCH_FAILED]);
         line_u(out, "  unfinished at the end of the grace:", r->n_outcome[BENCH_UNFINISHED]);
@@ -127,7 +145,8 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     line_f(out, "Output token throughput (tok/s):", r->output_throughput);
     line_f(out, "Peak output token throughput (tok/s):", r->max_output_tokens_per_s);
     line_u(out, "Peak concurrent requests:", r->max_concurrent_requests);
-    if (!r->input_unknown) line_f(out, "Total token throughput (tok/s):", r->total_token_throughput);
+    if (!r->input_unknown)
+        line_f(out, "Total token throughput (tok/s):", r->total_token_throughput);
     for (int m = 0; m < BENCH_N_METRICS; m++)
         if (wanted(metrics, bench_metric_names[m])) print_metric(r, (enum bench_metric_id)m, out);
     if (slo) print_slo(r, out);
@@ -135,27 +154,42 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
         rule(out, '-', "Stages, as the router tells them (ms)");
         fprintf(out, "%-20s %9s %9s %9s\n", "", "mean", "median", "max");
         for (int k = 0; k < BENCH_N_STAGES; k++)
-            fprintf(out, "%-20s %9.2f %9.2f %9.2f\n", bench_stage_names[k], r->stages[k].mean, r->stages[k].median, r->stages[k].max);
+            fprintf(out, "%-20s %9.2f %9.2f %9.2f\n", bench_stage_names[k], r->stages[k].mean,
+                    r->stages[k].median, r->stages[k].max);
     }
     rule(out, '-', "The load generator");
-    fprintf(out, "%-40s %.3f / %.3f / %.3f\n", "Schedule lag p50/p99/max (ms):", r->sched_lag_p50_ms, r->sched_lag_p99_ms, r->sched_lag_max_ms);
+    fprintf(out, "%-40s %.3f / %.3f / %.3f\n",
+            "Schedule lag p50/p99/max (ms):", r->sched_lag_p50_ms, r->sched_lag_p99_ms,
+            r->sched_lag_max_ms);
     fprintf(out, "%-40s %.2f (%.1f %% of one)\n", "CPU time (s):", r->generator_cpu_s,
             r->duration_s > 0 ? 100 * r->generator_cpu_s / r->duration_s : 0);
     if (!r->valid) fprintf(out, "NOT VALID: %s\n", r->invalid_reason);
     rule(out, '=', "");
 }
 
-/* --- JSON ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ------------------------------------------------------------------------------------- */
 
 static json_t *real(double v) { return isfinite(v) ? json_real(v) : json_null(); }
 /* A rate: vLLM writes "inf" as text. */
 static json_t *rate_json(double v) { return isinf(v) ? json_string("inf") : real(v); }
-static void put(json_t *o, const char *key, json_t *v) { json_object_set_new(o, key, v ? v : json_null()); }
-static void put_u(json_t *o, const char *key, uint64_t v) { put(o, key, json_integer((json_int_t)v)); }
+static void put(json_t *o, const char *key, json_t *v)
+{
+    json_object_set_new(o, key, v ? v : json_null());
+}
+static void put_u(json_t *o, const char *key, uint64_t v)
+{
+    put(o, key, json_integer((json_int_t)v));
+}
 static void put_f(json_t *o, const char *key, double v) { put(o, key, real(v)); }
 /* known: else null, which is not 0. */
-static void put_known(json_t *o, const char *key, bool known, uint64_t v) { put(o, key, known ? json_integer((json_int_t)v) : NULL); }
-static void put_s(json_t *o, const char *key, const char *v) { put(o, key, v[0] ? json_string(v) : json_null()); }
+static void put_known(json_t *o, const char *key, bool known, uint64_t v)
+{
+    put(o, key, known ? json_integer((json_int_t)v) : NULL);
+}
+static void put_s(json_t *o, const char *key, const char *v)
+{
+    put(o, key, v[0] ? json_string(v) : json_null());
+}
 
 static json_t *interval_json(struct td_stats_interval i)
 {
@@ -175,10 +209,14 @@ static json_t *slo_json(const struct bench_slo *s)
     return o;
 }
 
-static void put_metric(json_t *o, const struct bench_result *r, const char *name, const struct bench_metric *m)
+static void put_metric(json_t *o, const struct bench_result *r, const char *name,
+                       const struct bench_metric *m)
 {
     char key[64], word[24];
-    struct { const char *prefix; double v; } values[] = {{"mean", m->mean}, {"median", m->median}, {"std", m->std}};
+    struct {
+        const char *prefix;
+        double v;
+    } values[] = {{"mean", m->mean}, {"median", m->median}, {"std", m->std}};
     for (size_t i = 0; i < 3; i++) {
         snprintf(key, sizeof key, "%s_%s_ms", values[i].prefix, name);
         put_f(o, key, values[i].v);
@@ -192,28 +230,50 @@ static void put_metric(json_t *o, const struct bench_result *r, const char *name
 static json_t *definitions(const struct bench_result *r)
 {
     json_t *o = json_object();
-    put_s(o, "ttft", "first message with tokens - request sent, ms, at the client; completed requests (vLLM's)");
-    put_s(o, "tpot", "(last token - first token) / (output tokens - 1), ms; requests with one token are left out of its statistics (vLLM's)");
-    put_s(o, "itl", "gaps between messages with tokens, ms, of all completed requests together (vLLM's)");
+    put_s(
+        o, "ttft",
+        "first message with tokens - request sent, ms, at the client; completed requests (vLLM's)");
+    put_s(o, "tpot",
+          "(last token - first token) / (output tokens - 1), ms; requests with one token are left "
+          "out of its statistics (vLLM's)");
+    put_s(o, "itl",
+          "gaps between messages with tokens, ms, of all completed requests together (vLLM's)");
     put_s(o, "e2el", "last message with tokens - request sent, ms");
     put_s(o, "percentile", "linear between neighbours; std over n");
-    put_s(o, "percentile_ci95_ms", "order statistics (binomial), as if requests were independent; null: too few to bound that side");
+    put_s(o, "percentile_ci95_ms",
+          "order statistics (binomial), as if requests were independent; null: too few to bound "
+          "that side");
     put_s(o, "good", "completed, and TTFT, TPOT, E2EL and TBT within every objective of its class");
-    put_s(o, "slo_clock", r->closed_loop ? "TTFT and E2EL of objectives count from the moment a place was free (closed loop)"
-                                         : "TTFT and E2EL of objectives count from the scheduled send time");
+    put_s(o, "slo_clock",
+          r->closed_loop
+              ? "TTFT and E2EL of objectives count from the moment a place was free (closed loop)"
+              : "TTFT and E2EL of objectives count from the scheduled send time");
     put_s(o, "tbt", "mean of the longest tenth of a request's gaps, ms (Mooncake's)");
-    put_s(o, "one_token", "TPOT is met vacuously by one token (vLLM's rule; AIPerf calls such a request bad)");
-    put_s(o, "attainment", "good / offered, of the requests that arrived in [t0, t1]; rejected, failed and unfinished ones are misses");
+    put_s(o, "one_token",
+          "TPOT is met vacuously by one token (vLLM's rule; AIPerf calls such a request bad)");
+    put_s(o, "attainment",
+          "good / offered, of the requests that arrived in [t0, t1]; rejected, failed and "
+          "unfinished ones are misses");
     put_s(o, "ci95", "the wider of Wilson's interval and that of 20 batch means");
     put_s(o, "request_goodput", "good / duration, drain included (vLLM's)");
     put_s(o, "steady_request_goodput", "good arrivals in [t0, t1] / (t1 - t0)");
-    put_s(o, "saturated", "in the window requests in flight and TTFT both rose (t-test over 20 batches, 95 %) to twice their start or more");
-    put_s(o, "token_deadlines", "share of tokens that came by scheduled + TTFT + i * TPOT; what a failed request did not send is late");
-    put_s(o, "sched_lag", "sent - max(scheduled, a place within --max-concurrency was free), ms: the generator's own delay");
-    put_s(o, "wasted_prefill_tokens", "input tokens of requests that got a first token and did not complete");
-    put_s(o, "deflected", "requests prefilled on their decode worker though the cluster is not colocated");
+    put_s(o, "saturated",
+          "in the window requests in flight and TTFT both rose (t-test over 20 batches, 95 %) to "
+          "twice their start or more");
+    put_s(o, "token_deadlines",
+          "share of tokens that came by scheduled + TTFT + i * TPOT; what a failed request did not "
+          "send is late");
+    put_s(o, "sched_lag",
+          "sent - max(scheduled, a place within --max-concurrency was free), ms: the generator's "
+          "own delay");
+    put_s(o, "wasted_prefill_tokens",
+          "input tokens of requests that got a first token and did not complete");
+    put_s(o, "deflected",
+          "requests prefilled on their decode worker though the cluster is not colocated");
     put_s(o, "jain_index", "(sum x)^2 / (n sum x^2) over the tenants' attainment");
-    if (r->plain_server) put_s(o, "rejected", "429: HTTP status 429 or 503; error: other statuses, broken streams, no connection");
+    if (r->plain_server)
+        put_s(o, "rejected",
+              "429: HTTP status 429 or 503; error: other statuses, broken streams, no connection");
     put_s(o, "failed", "all offered requests that did not complete, the rejected included");
     return o;
 }
@@ -282,7 +342,8 @@ static json_t *arrival_json(const struct bench_result *r)
     put_f(o, "ramp_up_end_rps", r->ramp_end > 0 ? r->ramp_end : NAN);
     put_f(o, "time_scale", r->time_scale);
     put_f(o, "length_scale", r->length_scale);
-    put(o, "trace_block_tokens", r->block_tokens ? json_integer((json_int_t)r->block_tokens) : NULL);
+    put(o, "trace_block_tokens",
+        r->block_tokens ? json_integer((json_int_t)r->block_tokens) : NULL);
     put_u(o, "cut", r->n_cut);
     return o;
 }
@@ -350,7 +411,9 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "mape", r->predicted_ttft_mape);
     put_f(o, "coverage", r->predicted_ttft_coverage);
     put(pd, "per_class", o = json_object());
-    for (size_t i = 0; i < r->n_classes; i++) put(o, r->classes[i].of.name[0] ? r->classes[i].of.name : "default", class_json(&r->classes[i]));
+    for (size_t i = 0; i < r->n_classes; i++)
+        put(o, r->classes[i].of.name[0] ? r->classes[i].of.name : "default",
+            class_json(&r->classes[i]));
     put_f(pd, "jain_index", r->jain_index);
     put_u(pd, "tenants", r->n_tenants);
     put(pd, "seed", r->seed <= INT64_MAX ? json_integer((json_int_t)r->seed) : NULL);
@@ -370,11 +433,13 @@ static json_t *pd_json(const struct bench_result *r)
     return pd;
 }
 
-/* Per request, in the order of the schedule; all offered ones, so that the arrays of a file line up. */
+/* Per request, in the order of the schedule; all offered ones, so that the arrays of a file line
+ * up. */
 static void put_detailed(json_t *o, const struct bench_result *r)
 {
-    json_t *input = json_array(), *output = json_array(), *ttfts = json_array(), *itls = json_array(), *latencies = json_array(),
-           *starts = json_array(), *queues = json_array(), *errors = json_array();
+    json_t *input = json_array(), *output = json_array(), *ttfts = json_array(),
+           *itls = json_array(), *latencies = json_array(), *starts = json_array(),
+           *queues = json_array(), *errors = json_array();
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
         if (q->outcome == BENCH_UNSENT) continue;
@@ -386,7 +451,8 @@ static void put_detailed(json_t *o, const struct bench_result *r)
         json_array_append_new(queues, real(q->sent_s - q->scheduled_s));
         json_array_append_new(errors, json_string(q->error ? q->error : ""));
         json_t *gaps = json_array();
-        for (uint32_t k = 0; k + 1 < q->n_messages; k++) json_array_append_new(gaps, json_real(q->gaps_s[k]));
+        for (uint32_t k = 0; k + 1 < q->n_messages; k++)
+            json_array_append_new(gaps, json_real(q->gaps_s[k]));
         json_array_append_new(itls, gaps);
     }
     put(o, "input_lens", input);
@@ -411,7 +477,8 @@ json_t *bench_result_to_json(const struct bench_result *r, const char *metrics, 
     put_u(o, "num_prompts", r->n_requests);
     put(o, "request_rate", rate_json(r->request_rate));
     put(o, "burstiness", rate_json(r->burstiness));
-    put(o, "max_concurrency", r->max_concurrency ? json_integer((json_int_t)r->max_concurrency) : NULL);
+    put(o, "max_concurrency",
+        r->max_concurrency ? json_integer((json_int_t)r->max_concurrency) : NULL);
     put_f(o, "duration", r->duration_s);
     put_u(o, "completed", r->n_outcome[BENCH_COMPLETED]);
     put_u(o, "failed", r->n_offered - r->n_outcome[BENCH_COMPLETED]);
@@ -424,10 +491,12 @@ json_t *bench_result_to_json(const struct bench_result *r, const char *metrics, 
     put_f(o, "max_output_tokens_per_s", r->max_output_tokens_per_s);
     put_u(o, "max_concurrent_requests", r->max_concurrent_requests);
     for (int m = 0; m < BENCH_N_METRICS; m++)
-        if (wanted(metrics, bench_metric_names[m])) put_metric(o, r, bench_metric_names[m], &r->metric[m]);
+        if (wanted(metrics, bench_metric_names[m]))
+            put_metric(o, r, bench_metric_names[m], &r->metric[m]);
     if (detailed && r->requests) put_detailed(o, r);
     char *copy = r->metadata ? strdup(r->metadata) : NULL, *rest = copy;
-    for (char *pair; rest && (pair = strsep(&rest, " "));) { /* vLLM puts --metadata among the other keys; ours are not replaced */
+    for (char *pair; rest && (pair = strsep(&rest, " "));) {
+        /* vLLM puts --metadata among the other keys; ours are not replaced */
         char *equals = strchr(pair, '=');
         if (!equals) continue;
         *equals = 0;
@@ -438,17 +507,21 @@ json_t *bench_result_to_json(const struct bench_result *r, const char *metrics, 
     return o;
 }
 
-td_status bench_result_write(const struct bench_result *r, const char *metrics, bool detailed, const char *path, struct td_err *err)
+td_status bench_result_write(const struct bench_result *r, const char *metrics, bool detailed,
+                             const char *path, struct td_err *err)
 {
     json_t *o = bench_result_to_json(r, metrics, detailed);
     if (!o) return td_fail(err, TD_ERR_NOMEM, "%s: out of memory", path);
     errno = 0;
-    int rc = json_dump_file(o, path, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(12));
+    int rc =
+        json_dump_file(o, path, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(12));
     json_decref(o);
-    return rc ? td_fail(err, TD_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "could not be written") : TD_OK;
+    return rc ? td_fail(err, TD_ERR_IO, "%s: %s", path,
+                        errno ? strerror(errno) : "could not be written")
+              : TD_OK;
 }
 
-/* --- profile_export.jsonl ------------------------------------------------------------------------------------------------------------- */
+/* --- profile_export.jsonl --------------------------------------------------------------------- */
 
 static json_t *unit(json_t *value, const char *name)
 {
@@ -460,7 +533,9 @@ static json_t *unit(json_t *value, const char *name)
 
 static json_t *ns(const struct bench_result *r, double at_s)
 {
-    return isfinite(at_s) ? json_integer((json_int_t)r->start_wall_ns + (json_int_t)llround(at_s * 1e9)) : json_null();
+    return isfinite(at_s)
+               ? json_integer((json_int_t)r->start_wall_ns + (json_int_t)llround(at_s * 1e9))
+               : json_null();
 }
 
 static json_t *request_json(const struct bench_result *r, size_t index)
@@ -474,7 +549,8 @@ static json_t *request_json(const struct bench_result *r, size_t index)
     put(meta, "first_token_ns", ns(r, q->first_s));
     put(meta, "request_end_ns", ns(r, q->end_s));
     put_s(meta, "benchmark_phase", "profiling");
-    put(meta, "in_window", json_boolean(q->scheduled_s >= r->steady_t0_s && q->scheduled_s <= r->steady_t1_s));
+    put(meta, "in_window",
+        json_boolean(q->scheduled_s >= r->steady_t0_s && q->scheduled_s <= r->steady_t1_s));
     put_s(meta, "prefill_node", q->prefill_node);
     put_s(meta, "decode_node", q->decode_node);
     put_s(meta, "mode", !q->has_ledger ? "" : !strcmp(q->mode, "colocated") ? "local" : q->mode);
@@ -498,18 +574,23 @@ static json_t *request_json(const struct bench_result *r, size_t index)
     put_known(meta, "cached_tokens", !r->plain_server || q->has_cached, (uint64_t)q->cached_tokens);
     put_known(meta, "failovers", !r->plain_server, q->failovers);
     put(meta, "stages_ns", k = json_object());
-    for (int s = 0; q->has_ledger && s < BENCH_N_STAGES; s++) put_u(k, bench_stage_names[s], q->stages_us[s] * 1000);
+    for (int s = 0; q->has_ledger && s < BENCH_N_STAGES; s++)
+        put_u(k, bench_stage_names[s], q->stages_us[s] * 1000);
     put(o, "metadata", meta);
 
     if (q->n_messages) {
         put(metrics, "time_to_first_token", unit(real((q->first_s - q->sent_s) * 1e3), "ms"));
         put(metrics, "request_latency", unit(real((q->last_s - q->sent_s) * 1e3), "ms"));
-        if (q->output_len > 1) put(metrics, "inter_token_latency", unit(real((q->last_s - q->first_s) / (q->output_len - 1) * 1e3), "ms"));
+        if (q->output_len > 1)
+            put(metrics, "inter_token_latency",
+                unit(real((q->last_s - q->first_s) / (q->output_len - 1) * 1e3), "ms"));
         json_t *gaps = json_array();
-        for (uint32_t g = 0; g + 1 < q->n_messages; g++) json_array_append_new(gaps, json_real(q->gaps_s[g] * 1e3));
+        for (uint32_t g = 0; g + 1 < q->n_messages; g++)
+            json_array_append_new(gaps, json_real(q->gaps_s[g] * 1e3));
         put(metrics, "inter_chunk_latency", unit(gaps, "ms"));
     }
-    put(metrics, "input_sequence_length", unit(q->input_unknown ? json_null() : json_integer(q->input_len), "tokens"));
+    put(metrics, "input_sequence_length",
+        unit(q->input_unknown ? json_null() : json_integer(q->input_len), "tokens"));
     put(metrics, "output_sequence_length", unit(json_integer(q->output_len), "tokens"));
     put(metrics, "client_queue_time", unit(real((q->sent_s - q->scheduled_s) * 1e3), "ms"));
     put(o, "metrics", metrics);
@@ -533,7 +614,8 @@ td_status bench_result_export(const struct bench_result *r, const char *path, st
     for (size_t i = 0; i < r->n_requests && !failed; i++) {
         if (r->requests[i].outcome == BENCH_UNSENT) continue;
         json_t *o = request_json(r, i);
-        failed = json_dumpf(o, f, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9)) || fputc('\n', f) == EOF;
+        failed = json_dumpf(o, f, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9)) ||
+                 fputc('\n', f) == EOF;
         json_decref(o);
     }
     int saved = errno;
@@ -541,7 +623,7 @@ td_status bench_result_export(const struct bench_result *r, const char *path, st
     return failed ? td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(saved)) : TD_OK;
 }
 
-/* --- reading a result back ------------------------------------------------------------------------------------------------------------ */
+/* --- reading a result back -------------------------------------------------------------------- */
 
 struct reader {
     const char *path;
@@ -553,8 +635,10 @@ static void get_f(struct reader *d, const json_t *o, const char *key, double *re
 {
     *ret = NAN;
     const json_t *v = json_object_get(o, key);
-    if (v && json_is_string(v) && !strcmp(json_string_value(v), "inf")) *ret = INFINITY;
-    else if (!d->s) d->s = td_json_f64(o, d->path, key, -1e300, 1e300, ret, NULL, d->err);
+    if (v && json_is_string(v) && !strcmp(json_string_value(v), "inf"))
+        *ret = INFINITY;
+    else if (!d->s)
+        d->s = td_json_f64(o, d->path, key, -1e300, 1e300, ret, NULL, d->err);
 }
 
 static void get_u(struct reader *d, const json_t *o, const char *key, uint64_t *ret)
@@ -587,11 +671,13 @@ static struct td_stats_interval get_interval(const json_t *o, const char *key)
 {
     const json_t *a = json_object_get(o, key);
     const json_t *lo = json_array_get(a, 0), *hi = json_array_get(a, 1);
-    return (struct td_stats_interval){json_is_number(lo) ? json_number_value(lo) : NAN, json_is_number(hi) ? json_number_value(hi) : NAN};
+    return (struct td_stats_interval){json_is_number(lo) ? json_number_value(lo) : NAN,
+                                      json_is_number(hi) ? json_number_value(hi) : NAN};
 }
 
 /* A share is written as its value; k and n of all of them are those of the joint one. */
-static void get_share(struct reader *d, const json_t *o, const char *key, uint64_t n, struct bench_share *ret)
+static void get_share(struct reader *d, const json_t *o, const char *key, uint64_t n,
+                      struct bench_share *ret)
 {
     get_f(d, o, key, &ret->value);
     ret->n = n;
@@ -612,20 +698,27 @@ static void get_pcts(const json_t *root, struct bench_result *r)
     for (int m = 0; m < BENCH_N_METRICS && r->n_pcts == 0; m++) {
         const char *key;
         json_t *value;
-        json_object_foreach((json_t *)(uintptr_t)root, key, value) {
+        json_object_foreach((json_t *)(uintptr_t)root, key, value)
+        {
             char suffix[24], *end;
             snprintf(suffix, sizeof suffix, "_%s_ms", bench_metric_names[m]);
             double pct = key[0] == 'p' ? strtod(key + 1, &end) : -1;
-            if (pct >= 0 && pct <= 100 && end != key + 1 && !strcmp(end, suffix) && r->n_pcts < BENCH_MAX_PCTS) r->pcts[r->n_pcts++] = pct;
+            if (pct >= 0 && pct <= 100 && end != key + 1 && !strcmp(end, suffix) &&
+                r->n_pcts < BENCH_MAX_PCTS)
+                r->pcts[r->n_pcts++] = pct;
         }
         td_stats_sort(r->pcts, r->n_pcts);
     }
 }
 
-static void get_metric(struct reader *d, const json_t *o, const struct bench_result *r, const char *name, struct bench_metric *ret)
+static void get_metric(struct reader *d, const json_t *o, const struct bench_result *r,
+                       const char *name, struct bench_metric *ret)
 {
     char key[64], word[24];
-    struct { const char *prefix; double *v; } values[] = {{"mean", &ret->mean}, {"median", &ret->median}, {"std", &ret->std}};
+    struct {
+        const char *prefix;
+        double *v;
+    } values[] = {{"mean", &ret->mean}, {"median", &ret->median}, {"std", &ret->std}};
     for (size_t i = 0; i < 3; i++) {
         snprintf(key, sizeof key, "%s_%s_ms", values[i].prefix, name);
         get_f(d, o, key, values[i].v);
@@ -680,13 +773,16 @@ static void get_bounds(const json_t *pd, struct bench_result *r)
             char key[32], word[24];
             snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
             r->metric[g_bounded[m]].pct_ci95[i] =
-                get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"), bench_metric_names[g_bounded[m]]), key);
+                get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"),
+                                             bench_metric_names[g_bounded[m]]),
+                             key);
         }
 }
 
 static void get_counts(struct reader *d, const json_t *pd, struct bench_result *r)
 {
-    const json_t *rejected = json_object_get(pd, "rejected"), *lag = json_object_get(pd, "sched_lag_ms");
+    const json_t *rejected = json_object_get(pd, "rejected"),
+                 *lag = json_object_get(pd, "sched_lag_ms");
     get_u(d, pd, "offered", &r->n_offered);
     get_u(d, rejected, "429", &r->n_outcome[BENCH_REJECTED]);
     get_u(d, rejected, "deadline", &r->n_outcome[BENCH_TIMED_OUT]);
@@ -727,7 +823,8 @@ static void get_classes(struct reader *d, const json_t *of_classes, struct bench
 {
     const char *name;
     json_t *c;
-    json_object_foreach((json_t *)(uintptr_t)of_classes, name, c) {
+    json_object_foreach((json_t *)(uintptr_t)of_classes, name, c)
+    {
         if (r->n_classes == BENCH_MAX_CLASSES) break;
         struct bench_class_result *k = &r->classes[r->n_classes++];
         uint64_t n_class = 0;
@@ -762,8 +859,9 @@ static void get_arrival(struct reader *d, const json_t *arrival, struct bench_re
 
 static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
 {
-    const json_t *slo = json_object_get(pd, "slo"), *predicted = json_object_get(pd, "predicted_ttft"), *topology = json_object_get(pd, "topology"),
-                 *build = json_object_get(pd, "build");
+    const json_t *slo = json_object_get(pd, "slo"),
+                 *predicted = json_object_get(pd, "predicted_ttft"),
+                 *topology = json_object_get(pd, "topology"), *build = json_object_get(pd, "build");
     get_b(d, pd, "valid", &r->valid);
     get_s(d, pd, "invalid_reason", r->invalid_reason, sizeof r->invalid_reason);
     get_slo(d, slo, &r->slo);
@@ -802,8 +900,10 @@ td_status bench_result_read(const char *path, struct bench_result *ret, struct t
     const json_t *pd = json_object_get(root, "pd");
     if (!json_is_object(root)) d.s = td_fail(err, TD_ERR_INVALID, "%s: is no JSON object", path);
     if (!d.s && !json_object_get(root, "completed"))
-        d.s = td_fail(err, TD_ERR_INVALID, "%s: completed is missing: not the result of a serving benchmark", path);
-    if (!d.s && pd && !json_is_object(pd)) d.s = td_fail(err, TD_ERR_INVALID, "%s: pd must be an object", path);
+        d.s = td_fail(err, TD_ERR_INVALID,
+                      "%s: completed is missing: not the result of a serving benchmark", path);
+    if (!d.s && pd && !json_is_object(pd))
+        d.s = td_fail(err, TD_ERR_INVALID, "%s: pd must be an object", path);
     if (d.s) goto end;
     uint64_t n_requests = 0, failed = 0;
     get_s(&d, root, "date", r.date, sizeof r.date);
@@ -826,12 +926,15 @@ td_status bench_result_read(const char *path, struct bench_result *ret, struct t
     get_f(&d, root, "max_output_tokens_per_s", &r.max_output_tokens_per_s);
     get_u(&d, root, "max_concurrent_requests", &r.max_concurrent_requests);
     get_pcts(root, &r);
-    for (int m = 0; m < BENCH_N_METRICS; m++) get_metric(&d, root, &r, bench_metric_names[m], &r.metric[m]);
+    for (int m = 0; m < BENCH_N_METRICS; m++)
+        get_metric(&d, root, &r, bench_metric_names[m], &r.metric[m]);
     r.n_requests = (size_t)n_requests;
     r.n_offered = r.n_outcome[BENCH_COMPLETED] + failed;
     get_pd(&d, pd, &r);
-    r.plain_server = pd && !strcmp(r.backend, "openai"); /* vLLM's own files say that, too, and have no pd */
-    r.input_unknown = r.plain_server && !json_is_integer(json_object_get(root, "total_input_tokens"));
+    /* vLLM's own files say that, too, and have no pd */
+    r.plain_server = pd && !strcmp(r.backend, "openai");
+    r.input_unknown =
+        r.plain_server && !json_is_integer(json_object_get(root, "total_input_tokens"));
     r.has_cached = r.plain_server && json_is_integer(json_object_get(pd, "cached_tokens"));
     if (!pd) r.valid = true, r.n_offered = r.n_outcome[BENCH_COMPLETED] + failed;
 end:

@@ -1,14 +1,18 @@
 /* run.c - see run.h; run_flight.h says what stands where.
  *
  *   pacer (caller's thread)                          loop thread
- *   makes request i+1's message                      run_flight_start: stamps sent_s, starts the call
- *   sleeps to its time (absolute)      --post-->     on_message: stamps tokens, copies ledger and usage
+ *   makes request i+1's message                      run_flight_start: stamps sent_s, starts the
+ *       call
+ *   sleeps to its time (absolute)      --post-->     on_message: stamps tokens, copies ledger and
+ *                                      usage
  *   takes a place (max_concurrency)    <--cond--     on_done: outcome, gives the place back
  *
- * Ownership: a bench_request belongs to the pacer until run_flight_start is posted, then to the loop thread until on_done has given the place
- * back under the mutex. struct flight: the same, and it is freed by on_done. `live` is the loop thread's.
- * Invariants: (1) n_active counts flights posted and not done; (2) a request is sent once, when posted; (3) sent_s - ready_s is the
- * generator's own lag: the pacer's wake-up, the hand-over and the loop's backlog are all in it. */
+ * Ownership: a bench_request belongs to the pacer until run_flight_start is posted, then to the
+ * loop thread until on_done has given the place back under the mutex. struct flight: the same,
+ * and it is freed by on_done. `live` is the loop thread's. Invariants: (1) n_active counts
+ * flights posted and not done; (2) a request is sent once, when posted; (3) sent_s - ready_s is
+ * the generator's own lag: the pacer's wake-up, the hand-over and the loop's backlog are all in
+ * it. */
 #include "bench/serve/run.h"
 
 #include <math.h>
@@ -24,7 +28,7 @@
 #define SLICE_NS (100 * TD_NS_PER_MS) /* how late progress and an interrupt may be noticed */
 #define CANCEL_S 30.0                 /* a cancelled call ends at once; longer is our bug */
 #define WARMUP_AT_ONCE 16
-#define WARMUP_TEXT_TOKENS 64         /* for datasets of texts */
+#define WARMUP_TEXT_TOKENS 64 /* for datasets of texts */
 
 void bench_run_config_init(struct bench_run_config *c)
 {
@@ -55,7 +59,8 @@ void bench_run_config_init(struct bench_run_config *c)
                                                .time_scale = 1,
                                                .length_scale = 1,
                                                .spread = true};
-    c->arrivals = (struct bench_arrivals_config){.kind = BENCH_POISSON, .rate = INFINITY, .burstiness = 1, .rescale = true};
+    c->arrivals = (struct bench_arrivals_config){
+        .kind = BENCH_POISSON, .rate = INFINITY, .burstiness = 1, .rescale = true};
 }
 
 void bench_run_config_free(struct bench_run_config *c)
@@ -64,15 +69,21 @@ void bench_run_config_free(struct bench_run_config *c)
     c->extra_body = NULL;
 }
 
-/* --- pacing --------------------------------------------------------------------------------------------------------------------------- */
+/* --- pacing ----------------------------------------------------------------------------------- */
 
-static struct timespec at_ns(uint64_t ns) { return (struct timespec){(time_t)(ns / TD_NS_PER_S), (long)(ns % TD_NS_PER_S)}; }
+static struct timespec at_ns(uint64_t ns)
+{
+    return (struct timespec){(time_t)(ns / TD_NS_PER_S), (long)(ns % TD_NS_PER_S)};
+}
 
 static void draw(const struct run *r, struct td_progress *p, uint64_t n_done)
 {
     if (!p) return;
     double now_s = run_since_s(r, td_now_ns());
-    if (r->timed_s > 0) p->total = n_done + (now_s > 0 && now_s < r->timed_s ? (uint64_t)((double)n_done * (r->timed_s - now_s) / now_s) : 0);
+    if (r->timed_s > 0)
+        p->total = n_done + (now_s > 0 && now_s < r->timed_s
+                                 ? (uint64_t)((double)n_done * (r->timed_s - now_s) / now_s)
+                                 : 0);
     td_progress_update(p, n_done);
 }
 
@@ -93,13 +104,15 @@ static bool sleep_until(struct run *r, double at_s, struct td_progress *p)
         uint64_t now_ns = td_now_ns();
         if (now_ns >= until_ns) return true;
         bool last = until_ns - now_ns <= SLICE_NS;
-        if (until_ns - now_ns > TD_NS_PER_MS) show(r, p); /* drawing takes time: not when it is tight */
+        /* drawing takes time: not when it is tight */
+        if (until_ns - now_ns > TD_NS_PER_MS) show(r, p);
         struct timespec t = at_ns(last ? until_ns : now_ns + SLICE_NS);
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
     }
 }
 
-/* Takes a place: *ret_free_s = since when it was free. False: interrupted, or none came free until deadline_s. */
+/* Takes a place: *ret_free_s = since when it was free. False: interrupted, or none came free
+ * until deadline_s. */
 static bool take_place(struct run *r, double deadline_s, double *ret_free_s, struct td_progress *p)
 {
     pthread_mutex_lock(&r->mu);
@@ -165,7 +178,10 @@ static td_status places_open(struct run *r, uint64_t max_active, struct td_err *
     return r->free_at_s ? TD_OK : run_no_memory(err);
 }
 
-static bool prepare(struct flight *f) { return !f->run->backend->prepare || f->run->backend->prepare(f); }
+static bool prepare(struct flight *f)
+{
+    return !f->run->backend->prepare || f->run->backend->prepare(f);
+}
 
 static td_status warm_up(struct run *r, struct td_err *err)
 {
@@ -180,7 +196,8 @@ static td_status warm_up(struct run *r, struct td_err *err)
     struct td_progress *p = c->progress ? &progress : NULL;
     r->t0_ns = td_now_ns();
     for (uint64_t i = 0; i < c->n_warmups; i++) {
-        const struct bench_item *it = bench_dataset_item(r->dataset, i % bench_dataset_size(r->dataset));
+        const struct bench_item *it =
+            bench_dataset_item(r->dataset, i % bench_dataset_size(r->dataset));
         warm[i].want_len = it->output_len;
         int32_t n = it->text ? WARMUP_TEXT_TOKENS : it->input_len;
         struct flight *f = run_flight_make(r, &warm[i], i, NULL, n);
@@ -188,7 +205,8 @@ static td_status warm_up(struct run *r, struct td_err *err)
             s = run_no_memory(err);
             break;
         }
-        struct bench_rng rng = bench_rng_at(c->seed, WHAT_WARMUP, i); /* prompts of their own: the measured ones must not be in the cache */
+        /* prompts of their own: the measured ones must not be in the cache */
+        struct bench_rng rng = bench_rng_at(c->seed, WHAT_WARMUP, i);
         for (int32_t k = 0; k < n; k++) f->ids[k] = (int32_t)bench_rng_below(&rng, r->vocab);
         double free_s;
         f->warming = true;
@@ -206,8 +224,9 @@ static td_status warm_up(struct run *r, struct td_err *err)
     for (uint64_t i = 0; i < c->n_warmups; i++) {
         n_ok += warm[i].outcome == BENCH_COMPLETED;
         if (!s && n_ok == 0 && i + 1 == c->n_warmups && !run_stopped(r))
-            s = td_fail(err, TD_ERR_PEER, "%s: no warm-up request completed; the last: %s: %s", c->target,
-                        r->backend->code_name(warm[i].code, name), warm[i].error ? warm[i].error : "");
+            s = td_fail(err, TD_ERR_PEER, "%s: no warm-up request completed; the last: %s: %s",
+                        c->target, r->backend->code_name(warm[i].code, name),
+                        warm[i].error ? warm[i].error : "");
     }
     for (uint64_t i = 0; i < c->n_warmups; i++) {
         free(warm[i].error);
@@ -217,7 +236,7 @@ static td_status warm_up(struct run *r, struct td_err *err)
     return s;
 }
 
-/* --- the run -------------------------------------------------------------------------------------------------------------------------- */
+/* --- the run ---------------------------------------------------------------------------------- */
 
 /* Sends the flight when its time and its place have come. False: no more are to be sent. */
 static bool send_one(struct run *r, struct flight *f, double deadline_s, struct td_progress *p)
@@ -227,8 +246,10 @@ static bool send_one(struct run *r, struct flight *f, double deadline_s, struct 
     bool closed = r->result.closed_loop;
     double free_s;
     if (!closed && !sleep_until(r, q->scheduled_s, p)) return false;
-    /* A closed loop has no last arrival: it ends when all places are taken for longer than a last request may take. */
-    if (closed) deadline_s = c->duration_s > 0 ? c->duration_s : run_since_s(r, td_now_ns()) + c->grace_s;
+    /* A closed loop has no last arrival: it ends when all places are taken for longer than a
+       last request may take. */
+    if (closed)
+        deadline_s = c->duration_s > 0 ? c->duration_s : run_since_s(r, td_now_ns()) + c->grace_s;
     if (!take_place(r, deadline_s, &free_s, p)) return false;
     if (closed) q->scheduled_s = free_s;
     q->ready_s = free_s > q->scheduled_s ? free_s : q->scheduled_s;
@@ -260,10 +281,12 @@ static td_status offer_load(struct run *r, struct td_err *err)
     r->timed_s = res->closed_loop ? c->duration_s : 0;
     td_progress_start(&progress, "bench", "requests", res->n_requests);
     prctl(PR_SET_TIMERSLACK, 1000UL);
-    uint64_t head_ns = res->closed_loop ? 0 : 10 * TD_NS_PER_MS; /* an open loop's first request may be due at 0 */
+    /* an open loop's first request may be due at 0 */
+    uint64_t head_ns = res->closed_loop ? 0 : 10 * TD_NS_PER_MS;
     r->t0_ns = td_now_ns() + head_ns;
     res->start_wall_ns = td_wall_ns() + head_ns;
-    double last_s = res->closed_loop ? INFINITY : res->requests[res->n_requests - 1].scheduled_s, deadline_s = last_s + c->grace_s;
+    double last_s = res->closed_loop ? INFINITY : res->requests[res->n_requests - 1].scheduled_s,
+           deadline_s = last_s + c->grace_s;
     double cpu_before_s = cpu_s();
     size_t n_sent = 0;
     for (; n_sent < res->n_requests; n_sent++) {
@@ -291,20 +314,23 @@ static td_status offer_load(struct run *r, struct td_err *err)
     /* Open loop: what found no place until the end was offered all the same. */
     for (size_t i = n_sent; i < res->n_requests; i++) {
         res->requests[i].outcome = BENCH_UNFINISHED;
-        res->requests[i].error = strdup("no place within --max-concurrency until the end of the grace period");
+        res->requests[i].error =
+            strdup("no place within --max-concurrency until the end of the grace period");
     }
     return TD_OK;
 }
 
-/* On a machine that the cluster shares, the pacer and the loop wait for workers to let them run: at a load of 13 on 2 CPUs p99 lag was 35 to 99 ms
- * without this and 0.2 to 1.2 ms with it. They use about 1 % of a CPU. */
+/* On a machine that the cluster shares, the pacer and the loop wait for workers to let them run:
+ * at a load of 13 on 2 CPUs p99 lag was 35 to 99 ms without this and 0.2 to 1.2 ms with it. They
+ * use about 1 % of a CPU. */
 static bool go_realtime(void)
 {
     struct sched_param first = {.sched_priority = sched_get_priority_min(SCHED_RR)};
     return pthread_setschedparam(pthread_self(), SCHED_RR, &first) == 0;
 }
 
-td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_result, struct td_err *err)
+td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_result,
+                    struct td_err *err)
 {
     struct run r = {.config = c, .backend = c->openai ? &run_http : &run_grpc};
     pthread_condattr_t attr;
@@ -322,7 +348,8 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
     pthread_getschedparam(pthread_self(), &policy_before, &param_before);
     if (!s && c->realtime) r.result.realtime = go_realtime();
     if (!s) s = r.backend->connect(&r, err);
-    if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before); /* reading files and arithmetic can wait */
+    /* reading files and arithmetic can wait */
+    if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before);
     if (!s) s = r.backend->discover(&r, err);
     if (!s) s = run_open_dataset(&r, err);
     if (!s) run_describe_classes(&r);

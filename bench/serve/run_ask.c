@@ -1,4 +1,5 @@
-/* run_ask.c - see run_flight.h: the router's address becomes a channel; what is there is asked once, before the load. */
+/* run_ask.c - see run_flight.h: the router's address becomes a channel; what is there is asked
+ * once, before the load. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,30 +9,36 @@
 #include "tandem/v1/inference.pb-c.h"
 
 #define CONNECT_MS 10000
-#define KEEPALIVE_MS 10000            /* an overloaded server is measured, not given up */
+#define KEEPALIVE_MS 10000 /* an overloaded server is measured, not given up */
 
 td_status run_grpc_connect(struct run *r, struct td_err *err)
 {
     const struct bench_run_config *c = r->config;
-    r->generate = (struct td_rpc_client_method){.path = c->method, .response = &tandem__v1__generate_response__descriptor};
+    r->generate = (struct td_rpc_client_method){
+        .path = c->method, .response = &tandem__v1__generate_response__descriptor};
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* the loop's threads: signals are the caller's */
     td_status s = td_rpc_loop_create("bench", &r->loop, err);
-    struct td_rpc_tls tls = {.ca_file = c->tls_ca, .cert_file = c->tls_cert[0] ? c->tls_cert : NULL, .key_file = c->tls_key[0] ? c->tls_key : NULL};
-    struct td_rpc_channel_config channel = {.loop = r->loop, .target = c->target, .tls = c->tls_ca[0] ? &tls : NULL, .keepalive_ms = KEEPALIVE_MS};
+    struct td_rpc_tls tls = {.ca_file = c->tls_ca,
+                             .cert_file = c->tls_cert[0] ? c->tls_cert : NULL,
+                             .key_file = c->tls_key[0] ? c->tls_key : NULL};
+    struct td_rpc_channel_config channel = {.loop = r->loop,
+                                            .target = c->target,
+                                            .tls = c->tls_ca[0] ? &tls : NULL,
+                                            .keepalive_ms = KEEPALIVE_MS};
     if (!s) s = td_rpc_channel_create(&channel, &r->channel, err);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s;
 }
 
-/* --- calls that are waited for -------------------------------------------------------------------------------------------------------- */
+/* --- calls that are waited for ---------------------------------------------------------------- */
 
 struct answer {
     pthread_mutex_t mu;
     pthread_cond_t cond;
     size_t n_left;
-    grpc_status_code code;       /* of the first that failed */
+    grpc_status_code code; /* of the first that failed */
     char details[256];
     void (*on_message)(const ProtobufCMessage *msg, void *ctx);
 };
@@ -64,35 +71,56 @@ static void asked_done(struct td_rpc_call *call, const struct td_rpc_result *res
 const char *run_grpc_code_name(int code, char buf[24])
 {
     (void)buf;
-    static const char *const names[] = {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-                                        "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
-                                        "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
+    static const char *const names[] = {"OK",
+                                        "CANCELLED",
+                                        "UNKNOWN",
+                                        "INVALID_ARGUMENT",
+                                        "DEADLINE_EXCEEDED",
+                                        "NOT_FOUND",
+                                        "ALREADY_EXISTS",
+                                        "PERMISSION_DENIED",
+                                        "RESOURCE_EXHAUSTED",
+                                        "FAILED_PRECONDITION",
+                                        "ABORTED",
+                                        "OUT_OF_RANGE",
+                                        "UNIMPLEMENTED",
+                                        "INTERNAL",
+                                        "UNAVAILABLE",
+                                        "DATA_LOSS",
+                                        "UNAUTHENTICATED"};
     return (unsigned)code < sizeof names / sizeof *names ? names[code] : "?";
 }
 
-/* n unary calls at once; on_message(msg, ctxs[i]) on the loop thread. All carry a deadline, so the wait ends. */
-static td_status ask(struct run *r, const char *path, const ProtobufCMessageDescriptor *response, const ProtobufCMessage *const *requests,
-                     void *const *ctxs, size_t n, void (*on_message)(const ProtobufCMessage *msg, void *ctx), struct td_err *err)
+/* n unary calls at once; on_message(msg, ctxs[i]) on the loop thread. All carry a deadline, so
+ * the wait ends. */
+static td_status ask(struct run *r, const char *path, const ProtobufCMessageDescriptor *response,
+                     const ProtobufCMessage *const *requests, void *const *ctxs, size_t n,
+                     void (*on_message)(const ProtobufCMessage *msg, void *ctx), struct td_err *err)
 {
     static const struct td_rpc_handler handler = {asked_message, asked_done};
     struct td_rpc_client_method method = {.path = path, .response = response};
-    struct answer a = {.mu = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .n_left = n, .on_message = on_message};
+    struct answer a = {.mu = PTHREAD_MUTEX_INITIALIZER,
+                       .cond = PTHREAD_COND_INITIALIZER,
+                       .n_left = n,
+                       .on_message = on_message};
     struct asked *asked = calloc(n, sizeof *asked);
     if (!asked) return run_no_memory(err);
     const struct td_rpc_metadata key = {"authorization", r->authorization};
     for (size_t i = 0; i < n; i++) {
         asked[i] = (struct asked){&a, ctxs[i]};
-        td_rpc_call_start(r->channel, &method, requests[i], CONNECT_MS, false, &key, r->authorization[0] ? 1 : 0, &handler, &asked[i]);
+        td_rpc_call_start(r->channel, &method, requests[i], CONNECT_MS, false, &key,
+                          r->authorization[0] ? 1 : 0, &handler, &asked[i]);
     }
     pthread_mutex_lock(&a.mu);
     while (a.n_left) pthread_cond_wait(&a.cond, &a.mu);
     pthread_mutex_unlock(&a.mu);
     free(asked);
     if (a.code == GRPC_STATUS_OK) return TD_OK;
-    return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target, run_grpc_code_name(a.code, NULL), a.details);
+    return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target,
+                   run_grpc_code_name(a.code, NULL), a.details);
 }
 
-/* --- what is there to be measured ----------------------------------------------------------------------------------------------------- */
+/* --- what is there to be measured ------------------------------------------------------------- */
 
 static void on_models(const ProtobufCMessage *msg, void *ctx)
 {
@@ -114,8 +142,10 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     snprintf(res->topology_mode, sizeof res->topology_mode, "%s", m->mode);
     snprintf(res->policy, sizeof res->policy, "%s", m->policy);
     for (size_t i = 0; i < m->n_workers; i++) {
-        if (!strcmp(m->workers[i]->role, "prefill")) res->n_prefill++;
-        else res->n_decode++;
+        if (!strcmp(m->workers[i]->role, "prefill"))
+            res->n_prefill++;
+        else
+            res->n_decode++;
         snprintf(res->server_build, sizeof res->server_build, "%s", m->workers[i]->version);
     }
 }
@@ -126,10 +156,14 @@ td_status run_grpc_discover(struct run *r, struct td_err *err)
     Tandem__V1__StatusRequest status = TANDEM__V1__STATUS_REQUEST__INIT;
     const ProtobufCMessage *m = &models.base, *q = &status.base;
     void *ctx = r;
-    td_status s = ask(r, "/tandem.v1.Inference/Models", &tandem__v1__models_response__descriptor, &m, &ctx, 1, on_models, err);
+    td_status s = ask(r, "/tandem.v1.Inference/Models", &tandem__v1__models_response__descriptor,
+                      &m, &ctx, 1, on_models, err);
     if (!s && !r->model[0])
-        s = td_fail(err, TD_ERR_INVALID, "model is '%s': the router at %s does not serve it", r->config->model, r->config->target);
-    if (!s) s = ask(r, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &q, &ctx, 1, on_status, err);
+        s = td_fail(err, TD_ERR_INVALID, "model is '%s': the router at %s does not serve it",
+                    r->config->model, r->config->target);
+    if (!s)
+        s = ask(r, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &q,
+                &ctx, 1, on_status, err);
     return s;
 }
 
@@ -138,7 +172,8 @@ static void on_tokenize(const ProtobufCMessage *msg, void *ctx)
     *(int32_t *)ctx = (int32_t)((const Tandem__V1__TokenizeResponse *)msg)->n_ids;
 }
 
-td_status run_grpc_count_tokens(void *ctx, const char *const *texts, size_t n, int32_t *counts, struct td_err *err)
+td_status run_grpc_count_tokens(void *ctx, const char *const *texts, size_t n, int32_t *counts,
+                                struct td_err *err)
 {
     Tandem__V1__TokenizeRequest *requests = calloc(n, sizeof *requests);
     const ProtobufCMessage **messages = calloc(n, sizeof *messages);
@@ -147,12 +182,15 @@ td_status run_grpc_count_tokens(void *ctx, const char *const *texts, size_t n, i
     for (size_t i = 0; !s && i < n; i++) {
         tandem__v1__tokenize_request__init(&requests[i]);
         requests[i].input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT;
-        requests[i].prompt = (ProtobufCBinaryData){strlen(texts[i]), (uint8_t *)(uintptr_t)texts[i]};
+        requests[i].prompt =
+            (ProtobufCBinaryData){strlen(texts[i]), (uint8_t *)(uintptr_t)texts[i]};
         messages[i] = &requests[i].base;
         ctxs[i] = &counts[i];
         counts[i] = 0;
     }
-    if (!s) s = ask(ctx, "/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor, messages, ctxs, n, on_tokenize, err);
+    if (!s)
+        s = ask(ctx, "/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor,
+                messages, ctxs, n, on_tokenize, err);
     free(requests);
     free(messages);
     free(ctxs);

@@ -1,6 +1,7 @@
 /* run_flight.c - see run_flight.h: what a request on its way is, whoever carries it.
  *
- *   made (pacer) --post--> started: sent_s --tokens--> first_s, gaps, last_s --end--> end_s, outcome, place given back, freed
+ *   made (pacer) --post--> started: sent_s --tokens--> first_s, gaps, last_s --end--> end_s,
+ *       outcome, place given back, freed
  *                             '--run_cancel_live--> cancelled --end--> UNFINISHED */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,8 @@ void run_flight_free(struct flight *f)
 }
 
 /* Request q with a text, or a prompt of n_ids tokens, which the caller fills. */
-struct flight *run_flight_make(struct run *r, struct bench_request *q, size_t index, const char *text, int32_t n_ids)
+struct flight *run_flight_make(struct run *r, struct bench_request *q, size_t index,
+                               const char *text, int32_t n_ids)
 {
     struct flight *f = calloc(1, sizeof *f);
     if (!f) return NULL;
@@ -48,14 +50,17 @@ static void add_gap(struct flight *f, double gap_s)
 void run_flight_tokens(struct flight *f, double now_s, int32_t n)
 {
     struct bench_request *q = f->q;
-    if (q->n_messages == 0) q->first_s = now_s;
-    else add_gap(f, now_s - q->last_s);
+    if (q->n_messages == 0)
+        q->first_s = now_s;
+    else
+        add_gap(f, now_s - q->last_s);
     q->last_s = now_s;
     q->n_messages++;
     q->output_len += n;
 }
 
-void run_flight_end(struct flight *f, enum bench_outcome outcome, int code, const char *error, int64_t retry_ms)
+void run_flight_end(struct flight *f, enum bench_outcome outcome, int code, const char *error,
+                    int64_t retry_ms)
 {
     struct run *r = f->run;
     struct bench_request *q = f->q;

@@ -13,25 +13,34 @@ static td_status check(struct run *r, struct td_err *err)
 {
     const json_t *body = r->config->extra_body;
     struct extra *x = &r->extra;
-    static const char *const known[] = {"top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "priority"};
+    static const char *const known[] = {
+        "top_k", "min_p",   "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "seed",  "priority"};
     const char *what = "--extra-body", *key;
     json_t *value;
     if (!body) return TD_OK;
-    if (!json_is_object(body)) return td_fail(err, TD_ERR_INVALID, "--extra-body must be a JSON object");
-    json_object_foreach((json_t *)(uintptr_t)body, key, value) {
+    if (!json_is_object(body))
+        return td_fail(err, TD_ERR_INVALID, "--extra-body must be a JSON object");
+    json_object_foreach((json_t *)(uintptr_t)body, key, value)
+    {
         bool is_known = false;
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= !strcmp(known[i], key);
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            is_known |= !strcmp(known[i], key);
         if (!is_known)
             return td_fail(
                 err, TD_ERR_INVALID,
-                "--extra-body: '%.60s' is unknown; known are top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, priority",
+                "--extra-body: '%.60s' is unknown; known are top_k, min_p, repetition_penalty, "
+                "presence_penalty, frequency_penalty, seed, priority",
                 key);
     }
     td_status s = td_json_i64(body, what, "top_k", 0, INT32_MAX, &x->top_k, &x->has_top_k, err);
     if (!s) s = td_json_f64(body, what, "min_p", 0, 1, &x->min_p, &x->has_min_p, err);
-    if (!s) s = td_json_f64(body, what, "repetition_penalty", 0.01, 100, &x->repetition_penalty, &x->has_repetition_penalty, err);
+    if (!s)
+        s = td_json_f64(body, what, "repetition_penalty", 0.01, 100, &x->repetition_penalty,
+                        &x->has_repetition_penalty, err);
     if (!s) s = td_json_f64(body, what, "presence_penalty", -2, 2, &x->presence_penalty, NULL, err);
-    if (!s) s = td_json_f64(body, what, "frequency_penalty", -2, 2, &x->frequency_penalty, NULL, err);
+    if (!s)
+        s = td_json_f64(body, what, "frequency_penalty", -2, 2, &x->frequency_penalty, NULL, err);
     if (!s) s = td_json_i64(body, what, "seed", 0, INT64_MAX, &x->seed, &x->has_seed, err);
     if (!s) s = td_json_i64(body, what, "priority", -100, 100, &x->priority, &x->has_priority, err);
     return s;
@@ -66,7 +75,8 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     struct flight *f = user;
     struct bench_request *q = f->q;
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)msg;
-    if (m->n_token_ids) run_flight_tokens(f, run_since_s(f->run, td_now_ns()), (int32_t)m->n_token_ids);
+    if (m->n_token_ids)
+        run_flight_tokens(f, run_since_s(f->run, td_now_ns()), (int32_t)m->n_token_ids);
     if (m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_NONE) return;
     f->finished = true;
     if (m->usage) {
@@ -94,11 +104,16 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     struct flight *f = user;
     enum bench_outcome outcome = BENCH_FAILED;
     const char *error = res->details;
-    if (res->code == GRPC_STATUS_OK && f->finished) outcome = BENCH_COMPLETED, error = NULL;
-    else if (res->code == GRPC_STATUS_OK) error = "the stream ended OK without a finish reason";
-    else if (f->cancelled) outcome = BENCH_UNFINISHED, error = "still running at the end of the grace period";
-    else if (res->code == GRPC_STATUS_RESOURCE_EXHAUSTED) outcome = BENCH_REJECTED;
-    else if (res->code == GRPC_STATUS_DEADLINE_EXCEEDED) outcome = BENCH_TIMED_OUT;
+    if (res->code == GRPC_STATUS_OK && f->finished)
+        outcome = BENCH_COMPLETED, error = NULL;
+    else if (res->code == GRPC_STATUS_OK)
+        error = "the stream ended OK without a finish reason";
+    else if (f->cancelled)
+        outcome = BENCH_UNFINISHED, error = "still running at the end of the grace period";
+    else if (res->code == GRPC_STATUS_RESOURCE_EXHAUSTED)
+        outcome = BENCH_REJECTED;
+    else if (res->code == GRPC_STATUS_DEADLINE_EXCEEDED)
+        outcome = BENCH_TIMED_OUT;
     run_flight_end(f, outcome, (int)res->code, error, retry_delay_ms(res));
 }
 
@@ -135,12 +150,18 @@ static void send_call(struct flight *f)
 
     s.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
     s.seed = x->has_seed ? (uint64_t)x->seed : f->seed;
-    if (c->temperature >= 0) s.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE, s.temperature = (float)c->temperature;
-    if (c->top_p >= 0) s.has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s.top_p = (float)c->top_p;
-    if (x->has_top_k) s.has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s.top_k = (int32_t)x->top_k;
-    if (x->has_min_p) s.has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s.min_p = (float)x->min_p;
+    if (c->temperature >= 0)
+        s.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE,
+        s.temperature = (float)c->temperature;
+    if (c->top_p >= 0)
+        s.has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s.top_p = (float)c->top_p;
+    if (x->has_top_k)
+        s.has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s.top_k = (int32_t)x->top_k;
+    if (x->has_min_p)
+        s.has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s.min_p = (float)x->min_p;
     if (x->has_repetition_penalty)
-        s.has_repetition_penalty_case = TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
+        s.has_repetition_penalty_case =
+            TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
         s.repetition_penalty = (float)x->repetition_penalty;
     s.presence_penalty = (float)x->presence_penalty;
     s.frequency_penalty = (float)x->frequency_penalty;
@@ -153,20 +174,27 @@ static void send_call(struct flight *f)
     const struct bench_class *k = &r->result.classes[f->q->class_index].of;
     if (c->send_slo) {
         m.slo_class = (char *)(uintptr_t)k->name;
-        if (k->slo.ttft_ms > 0) objectives.has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS, objectives.ttft_ms = k->slo.ttft_ms;
-        if (k->slo.tpot_ms > 0) objectives.has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS, objectives.tpot_ms = k->slo.tpot_ms;
+        if (k->slo.ttft_ms > 0)
+            objectives.has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS,
+            objectives.ttft_ms = k->slo.ttft_ms;
+        if (k->slo.tpot_ms > 0)
+            objectives.has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS,
+            objectives.tpot_ms = k->slo.tpot_ms;
         if ((k->slo.ttft_ms > 0 || k->slo.tpot_ms > 0) && !f->warming) m.objectives = &objectives;
     }
     const struct td_rpc_metadata key = {"authorization", r->authorization};
-    f->call = td_rpc_call_start(r->channel, &r->generate, &m.base, 0, false, &key, r->authorization[0] ? 1 : 0, &handler,
-                                f); /* packs m */
+    f->call = td_rpc_call_start(r->channel, &r->generate, &m.base, 0, false, &key,
+                                r->authorization[0] ? 1 : 0, &handler, f); /* packs m */
     free(f->ids);
     f->ids = NULL;
 }
 
 static void cancel_call(struct flight *f) { td_rpc_call_cancel(f->call); }
 
-static void post(struct run *r, void (*fn)(void *arg), void *arg) { td_rpc_loop_post(r->loop, fn, arg); }
+static void post(struct run *r, void (*fn)(void *arg), void *arg)
+{
+    td_rpc_loop_post(r->loop, fn, arg);
+}
 
 static void close_channel(struct run *r)
 {

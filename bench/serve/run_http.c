@@ -1,14 +1,19 @@
-/* run_http.c - see run_flight.h: a request as POST to a server with the OpenAI completions API, its tokens as server-sent events (openai.h).
+/* run_http.c - see run_flight.h: a request as POST to a server with the OpenAI completions API, its
+ * tokens as server-sent events (openai.h).
  *
- * libcurl does HTTP. It is loaded at run time and never linked: no other program starts slower for it, or needs it. One loop thread drives its
- * multi interface from an epoll set, so that thousands of streams cost what is ready and not what is open; connections are kept and used again.
+ * libcurl does HTTP. It is loaded at run time and never linked: no other program starts slower for
+ * it, or needs it. One loop thread drives its multi interface from an epoll set, so that thousands
+ * of streams cost what is ready and not what is open; connections are kept and used again.
  *
- *   prepare (pacer): body --post--> send: transfer added --bytes--> events --> tokens, finish, usage --transfer's end--> finish_call
+ *   prepare (pacer): body --post--> send: transfer added --bytes--> events --> tokens, finish,
+ *       usage --transfer's end--> finish_call
  *                                                 '--cancel: transfer removed--> UNFINISHED
  *
- * What counts: 200 with [DONE] at its end is complete; 429 and 503 are refusals, with Retry-After; everything else failed. The first chunk with
- * text or token ids is the first token, each later chunk a message with tokens, but for one that only says why it ended. Output tokens are the
- * server's usage where it tells it, else token ids, else chunks. struct http is the loop thread's but for what stands under mu. */
+ * What counts: 200 with [DONE] at its end is complete; 429 and 503 are refusals, with
+ * Retry-After; everything else failed. The first chunk with text or token ids is the first
+ * token, each later chunk a message with tokens, but for one that only says why it ended. Output
+ * tokens are the server's usage where it tells it, else token ids, else chunks. struct http is
+ * the loop thread's but for what stands under mu. */
 #include "bench/serve/run_flight.h"
 
 #include <stdio.h>
@@ -35,23 +40,23 @@
 #define MAX_IDLE_CONNECTIONS 65536L
 #define EVENTS 256
 
-#define SYMBOLS(X)              \
-    X(curl_global_init)         \
-    X(curl_easy_init)           \
-    X(curl_easy_cleanup)        \
-    X(curl_easy_setopt)         \
-    X(curl_easy_getinfo)        \
-    X(curl_easy_perform)        \
-    X(curl_easy_strerror)       \
-    X(curl_slist_append)        \
-    X(curl_slist_free_all)      \
-    X(curl_multi_init)          \
-    X(curl_multi_cleanup)       \
-    X(curl_multi_setopt)        \
-    X(curl_multi_assign)        \
-    X(curl_multi_add_handle)    \
-    X(curl_multi_remove_handle) \
-    X(curl_multi_socket_action) \
+#define SYMBOLS(X)                                                                                 \
+    X(curl_global_init)                                                                            \
+    X(curl_easy_init)                                                                              \
+    X(curl_easy_cleanup)                                                                           \
+    X(curl_easy_setopt)                                                                            \
+    X(curl_easy_getinfo)                                                                           \
+    X(curl_easy_perform)                                                                           \
+    X(curl_easy_strerror)                                                                          \
+    X(curl_slist_append)                                                                           \
+    X(curl_slist_free_all)                                                                         \
+    X(curl_multi_init)                                                                             \
+    X(curl_multi_cleanup)                                                                          \
+    X(curl_multi_setopt)                                                                           \
+    X(curl_multi_assign)                                                                           \
+    X(curl_multi_add_handle)                                                                       \
+    X(curl_multi_remove_handle)                                                                    \
+    X(curl_multi_socket_action)                                                                    \
     X(curl_multi_info_read)
 
 /* Called as lib.p_NAME(...): a name of its own keeps the header's type-checking macros away. */
@@ -66,19 +71,25 @@ static struct {
 static void load(void)
 {
     const char *missing = NULL;
-    void *handle = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL); /* for good: TLS libraries do not like to be unloaded */
+    /* for good: TLS libraries do not like to be unloaded */
+    void *handle = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "--backend openai: libcurl.so.4 cannot be loaded (package libcurl4): %s", dlerror());
+        lib.status = td_fail(
+            &lib.err, TD_ERR_UNSUPPORTED,
+            "--backend openai: libcurl.so.4 cannot be loaded (package libcurl4): %s", dlerror());
         return;
     }
-#define X(name)                                         \
-    *(void **)&lib.p_##name = dlsym(handle, #name);     \
+#define X(name)                                                                                    \
+    *(void **)&lib.p_##name = dlsym(handle, #name);                                                \
     if (!lib.p_##name && !missing) missing = #name;
     SYMBOLS(X)
 #undef X
-    if (missing) lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "--backend openai: libcurl.so.4 has no %s", missing);
+    if (missing)
+        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED,
+                             "--backend openai: libcurl.so.4 has no %s", missing);
     else if (lib.p_curl_global_init(CURL_GLOBAL_DEFAULT))
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "--backend openai: libcurl.so.4 cannot be started");
+        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED,
+                             "--backend openai: libcurl.so.4 cannot be started");
 }
 
 struct posted {
@@ -89,62 +100,72 @@ struct posted {
 struct http {
     pthread_t thread;
     bool has_thread;
-    int epoll_fd, wake_fd;       /* -1 = not open */
+    int epoll_fd, wake_fd; /* -1 = not open */
     CURLM *multi;
-    uint64_t timer_ns;           /* when libcurl wants to be called; 0 = not */
-    char *url, *models_url;      /* models_url NULL: the endpoint does not say where */
-    struct curl_slist *headers, *key_header;     /* of completions; of other requests: the key alone, or none */
-    json_t *fields;              /* of every request. The pacer's */
+    uint64_t timer_ns;                       /* when libcurl wants to be called; 0 = not */
+    char *url, *models_url;                  /* models_url NULL: the endpoint does not say where */
+    struct curl_slist *headers, *key_header; /* of completions; of other requests: the key
+                                                alone, or none */
+    json_t *fields;                          /* of every request. The pacer's */
 
     pthread_mutex_t mu;
-    struct posted *posts;        /* mu */
-    size_t n_posts, capacity;    /* mu */
-    bool stop;                   /* mu */
+    struct posted *posts;     /* mu */
+    size_t n_posts, capacity; /* mu */
+    bool stop;                /* mu */
 };
 
 struct http_call {
     struct flight *f;
-    CURL *easy;                  /* NULL until it is sent */
+    CURL *easy; /* NULL until it is sent */
     char *body;
     size_t body_bytes;
-    long status;                 /* 0 = no answer yet */
+    long status; /* 0 = no answer yet */
     struct bench_sse sse;
-    struct td_err failed;        /* code TD_OK = not */
-    bool done;                   /* [DONE] */
+    struct td_err failed;                        /* code TD_OK = not */
+    bool done;                                   /* [DONE] */
     double now_s, first_choice_s, last_choice_s; /* now: of the bytes that are being read */
     uint32_t n_choices;
-    struct bench_chunk usage;    /* the last one that was told */
-    char *answer;                /* of a status other than 200 */
+    struct bench_chunk usage; /* the last one that was told */
+    char *answer;             /* of a status other than 200 */
     size_t answer_bytes;
     char curl_error[CURL_ERROR_SIZE];
 };
 
-/* --- before the load ------------------------------------------------------------------------------------------------------------------ */
+/* --- before the load -------------------------------------------------------------------------- */
 
 static bool needs_ids(const struct bench_run_config *c)
 {
-    return (c->dataset.kind != BENCH_CUSTOM && c->dataset.kind != BENCH_SHAREGPT) || c->n_warmups > 0;
+    return (c->dataset.kind != BENCH_CUSTOM && c->dataset.kind != BENCH_SHAREGPT) ||
+           c->n_warmups > 0;
 }
 
-static td_status count_tokens(void *run, const char *const *texts, size_t n, int32_t *counts, struct td_err *err)
+static td_status count_tokens(void *run, const char *const *texts, size_t n, int32_t *counts,
+                              struct td_err *err)
 {
     (void)run, (void)texts, (void)n, (void)counts;
     return td_fail(err, TD_ERR_INVALID,
-                   "--dataset-name sharegpt needs token counts, which the OpenAI API does not tell: use custom, with output_tokens");
+                   "--dataset-name sharegpt needs token counts, which the OpenAI API does not "
+                   "tell: use custom, with output_tokens");
 }
 
-/* Fields of every request: ours, then --extra-body's, which win; a null there leaves a field out, for servers that refuse it. */
+/* Fields of every request: ours, then --extra-body's, which win; a null there leaves a field
+ * out, for servers that refuse it. */
 static td_status check(struct run *r, struct td_err *err)
 {
-    static const char *const ours[] = {"model", "prompt", "messages", "max_tokens", "stream", "n", "best_of", "echo"};
+    static const char *const ours[] = {"model",  "prompt", "messages", "max_tokens",
+                                       "stream", "n",      "best_of",  "echo"};
     const struct bench_run_config *c = r->config;
     const char *key;
     json_t *value;
     if (c->dataset.kind == BENCH_SHAREGPT) return count_tokens(NULL, NULL, 0, NULL, err);
-    json_object_foreach(c->extra_body, key, value)
-        for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-            if (!strcmp(key, ours[i]))
-                return td_fail(err, TD_ERR_INVALID, "--extra-body: '%s' is not to be set with --backend openai: it is the benchmark's own", key);
+    json_object_foreach(
+        c->extra_body, key,
+        value) for (size_t i = 0; i < sizeof ours / sizeof *ours;
+                    i++) if (!strcmp(key, ours[i])) return td_fail(err, TD_ERR_INVALID,
+                                                                   "--extra-body: '%s' is not to "
+                                                                   "be set with --backend openai: "
+                                                                   "it is the benchmark's own",
+                                                                   key);
     struct http *h = calloc(1, sizeof *h);
     json_t *fields = json_pack("{s:b, s:{s:b}}", "stream", 1, "stream_options", "include_usage", 1);
     if (!h || !fields) {
@@ -159,9 +180,12 @@ static td_status check(struct run *r, struct td_err *err)
     if (c->ignore_eos) json_object_set_new(fields, "ignore_eos", json_true());
     if (c->temperature >= 0) json_object_set_new(fields, "temperature", json_real(c->temperature));
     if (c->top_p >= 0) json_object_set_new(fields, "top_p", json_real(c->top_p));
-    json_object_foreach(c->extra_body, key, value) {
-        if (json_is_null(value)) json_object_del(fields, key);
-        else json_object_set(fields, key, value);
+    json_object_foreach(c->extra_body, key, value)
+    {
+        if (json_is_null(value))
+            json_object_del(fields, key);
+        else
+            json_object_set(fields, key, value);
     }
     return TD_OK;
 }
@@ -172,12 +196,14 @@ static td_status set_urls(struct run *r, struct td_err *err)
     const struct bench_run_config *c = r->config;
     struct http *h = r->http;
     const char *scheme = strstr(c->target, "://") ? "" : "http://";
-    size_t n = strlen(c->target), n_method = strlen(c->method), bytes = n + n_method + sizeof "http://";
+    size_t n = strlen(c->target), n_method = strlen(c->method),
+           bytes = n + n_method + sizeof "http://";
     while (n && c->target[n - 1] == '/') n--;
     h->url = malloc(bytes);
     if (!h->url) return run_no_memory(err);
     snprintf(h->url, bytes, "%s%.*s%s", scheme, (int)n, c->target, c->method);
-    if (n_method < sizeof tail - 1 || strcmp(c->method + n_method - (sizeof tail - 1), tail) != 0) return TD_OK;
+    if (n_method < sizeof tail - 1 || strcmp(c->method + n_method - (sizeof tail - 1), tail) != 0)
+        return TD_OK;
     h->models_url = strdup(h->url);
     if (!h->models_url) return run_no_memory(err);
     memcpy(h->models_url + strlen(h->url) - (sizeof tail - 1), models, sizeof models);
@@ -192,9 +218,11 @@ static void set_common(const struct run *r, CURL *easy, const char *url, char *e
     lib.p_curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     lib.p_curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     lib.p_curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-    lib.p_curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* a proxy of the environment is not what is to be measured */
+    lib.p_curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* a proxy of the environment is not what
+                                                           is to be measured */
     lib.p_curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
-    lib.p_curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 4096L); /* one a stream, and events are small */
+    /* one a stream, and events are small */
+    lib.p_curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 4096L);
     lib.p_curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
     lib.p_curl_easy_setopt(easy, CURLOPT_USERAGENT, "tandem-bench");
     lib.p_curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, error);
@@ -220,7 +248,8 @@ static size_t on_models_bytes(char *bytes, size_t size, size_t n_bytes, void *us
     return n_bytes;
 }
 
-/* The model's line of GET /v1/models: vLLM and SGLang tell max_model_len, llama.cpp meta.n_vocab. False: it is not in the list. */
+/* The model's line of GET /v1/models: vLLM and SGLang tell max_model_len, llama.cpp
+ * meta.n_vocab. False: it is not in the list. */
 static td_status read_models(struct run *r, const struct body *b, struct td_err *err)
 {
     const char *want = r->config->model;
@@ -234,7 +263,8 @@ static td_status read_models(struct run *r, const struct body *b, struct td_err 
         if (!id || (want[0] && strcmp(id, want) != 0)) continue;
         int64_t max_len = r->max_model_len, vocab = 0;
         s = td_json_i64(m, what, "max_model_len", 1, UINT32_MAX, &max_len, NULL, err);
-        if (!s && json_is_object(meta)) s = td_json_i64(meta, what, "n_vocab", 1, INT32_MAX, &vocab, NULL, err);
+        if (!s && json_is_object(meta))
+            s = td_json_i64(meta, what, "n_vocab", 1, INT32_MAX, &vocab, NULL, err);
         if (s) break;
         snprintf(r->model, sizeof r->model, "%s", id);
         r->max_model_len = (uint32_t)max_len;
@@ -264,7 +294,8 @@ static td_status ask_models(struct run *r, struct td_err *err)
     lib.p_curl_easy_cleanup(easy);
     td_status s = TD_OK;
     if (rc) {
-        s = td_fail(err, TD_ERR_PEER, "server at %s: %s", r->config->target, error[0] ? error : lib.p_curl_easy_strerror(rc));
+        s = td_fail(err, TD_ERR_PEER, "server at %s: %s", r->config->target,
+                    error[0] ? error : lib.p_curl_easy_strerror(rc));
     } else if (status != 200) {
         bench_openai_error(b.bytes, b.n, message);
         td_fail(&why, TD_ERR_PEER, "HTTP %ld: %s", status, message);
@@ -274,7 +305,8 @@ static td_status ask_models(struct run *r, struct td_err *err)
     free(b.bytes);
     /* A server need not have this list, nor the model in it under the name it takes. */
     if (!s && !r->model[0] && !r->config->model[0])
-        s = td_fail(err, TD_ERR_INVALID, "--model is not given, and %s names none%s%.150s", h->models_url, why.msg[0] ? ": " : "", why.msg);
+        s = td_fail(err, TD_ERR_INVALID, "--model is not given, and %s names none%s%.150s",
+                    h->models_url, why.msg[0] ? ": " : "", why.msg);
     return s;
 }
 
@@ -284,19 +316,25 @@ static td_status discover(struct run *r, struct td_err *err)
     struct http *h = r->http;
     r->max_model_len = UINT32_MAX;
     td_status s = TD_OK;
-    if (h->models_url) s = ask_models(r, err);
+    if (h->models_url)
+        s = ask_models(r, err);
     else if (!c->model[0])
-        s = td_fail(err, TD_ERR_INVALID, "--model is not given: with --endpoint %.80s the server cannot be asked for it", c->method);
+        s = td_fail(err, TD_ERR_INVALID,
+                    "--model is not given: with --endpoint %.80s the server cannot be asked for it",
+                    c->method);
     if (s) return s;
     if (c->model[0]) snprintf(r->model, sizeof r->model, "%s", c->model);
     if (c->vocab) r->vocab = c->vocab;
     if (r->vocab == 0 && needs_ids(c))
-        return td_fail(err, TD_ERR_INVALID, "--vocab-size is not given: prompts are token ids below it, and the server at %s does not tell it",
+        return td_fail(err, TD_ERR_INVALID,
+                       "--vocab-size is not given: prompts are token ids below it, and the server "
+                       "at %s does not tell it",
                        c->target);
-    return json_object_set_new(h->fields, "model", json_string(r->model)) ? run_no_memory(err) : TD_OK;
+    return json_object_set_new(h->fields, "model", json_string(r->model)) ? run_no_memory(err)
+                                                                          : TD_OK;
 }
 
-/* --- the loop ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the loop --------------------------------------------------------------------------------- */
 
 static int on_socket(CURL *easy, curl_socket_t fd, int what, void *user, void *is_known)
 {
@@ -306,8 +344,11 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *user, void *i
         epoll_ctl(h->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
         return 0;
     }
-    struct epoll_event e = {.events = (what & CURL_POLL_IN ? EPOLLIN : 0u) | (what & CURL_POLL_OUT ? EPOLLOUT : 0u), .data.fd = fd};
-    /* The kernel forgets a socket that is closed; so both ways are tried before the loop is given up. */
+    struct epoll_event e = {.events = (what & CURL_POLL_IN ? EPOLLIN : 0u) |
+                                      (what & CURL_POLL_OUT ? EPOLLOUT : 0u),
+                            .data.fd = fd};
+    /* The kernel forgets a socket that is closed; so both ways are tried before the loop is
+       given up. */
     if (epoll_ctl(h->epoll_fd, is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &e) &&
         epoll_ctl(h->epoll_fd, is_known ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &e))
         return -1;
@@ -349,7 +390,9 @@ static void *loop(void *arg)
     pthread_setname_np(pthread_self(), "bench-http");
     while (going) {
         uint64_t now_ns = td_now_ns();
-        int wait_ms = !h->timer_ns ? -1 : h->timer_ns <= now_ns ? 0 : (int)((h->timer_ns - now_ns) / TD_NS_PER_MS + 1);
+        int wait_ms = !h->timer_ns            ? -1
+                      : h->timer_ns <= now_ns ? 0
+                                              : (int)((h->timer_ns - now_ns) / TD_NS_PER_MS + 1);
         int n = epoll_wait(h->epoll_fd, events, EVENTS, wait_ms);
         TD_ASSERT(n >= 0 || errno == EINTR);
         for (int i = 0; i < n; i++) {
@@ -362,11 +405,13 @@ static void *loop(void *arg)
                 going = run_posts(h);
                 continue;
             }
-            int mask = (got & EPOLLIN ? CURL_CSELECT_IN : 0) | (got & EPOLLOUT ? CURL_CSELECT_OUT : 0) |
+            int mask = (got & EPOLLIN ? CURL_CSELECT_IN : 0) |
+                       (got & EPOLLOUT ? CURL_CSELECT_OUT : 0) |
                        (got & (EPOLLERR | EPOLLHUP) ? CURL_CSELECT_ERR : 0);
             lib.p_curl_multi_socket_action(h->multi, fd, mask, &n_running);
         }
-        if (h->timer_ns && h->timer_ns <= td_now_ns()) { /* also what was just added: it starts here */
+        if (h->timer_ns && h->timer_ns <= td_now_ns()) {
+            /* also what was just added: it starts here */
             h->timer_ns = 0;
             lib.p_curl_multi_socket_action(h->multi, CURL_SOCKET_TIMEOUT, 0, &n_running);
         }
@@ -418,22 +463,27 @@ static td_status connect_http(struct run *r, struct td_err *err)
     td_status s = set_urls(r, err);
     if (s) return s;
     struct rlimit files;
-    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < files.rlim_max) { /* a stream is a socket */
+    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < files.rlim_max) {
+        /* a stream is a socket */
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
     char key[sizeof "Authorization: " + TD_AUTHORIZATION_MAX];
     snprintf(key, sizeof key, "Authorization: %s", r->authorization);
-    bool ok = add_header(&h->headers, "Content-Type: application/json") && add_header(&h->headers, "Accept: text/event-stream") &&
+    bool ok = add_header(&h->headers, "Content-Type: application/json") &&
+              add_header(&h->headers, "Accept: text/event-stream") &&
               add_header(&h->headers, "Expect:");
-    if (ok && r->authorization[0]) ok = add_header(&h->headers, key) && add_header(&h->key_header, key);
+    if (ok && r->authorization[0])
+        ok = add_header(&h->headers, key) && add_header(&h->key_header, key);
     if (!ok) return run_no_memory(err);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     h->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     h->multi = lib.p_curl_multi_init();
     struct epoll_event e = {.events = EPOLLIN, .data.fd = h->wake_fd};
-    if (!h->multi || h->epoll_fd < 0 || h->wake_fd < 0 || epoll_ctl(h->epoll_fd, EPOLL_CTL_ADD, h->wake_fd, &e))
-        return td_fail(err, TD_ERR_IO, "bench: the HTTP loop: %s", errno ? strerror(errno) : "libcurl gives no handle");
+    if (!h->multi || h->epoll_fd < 0 || h->wake_fd < 0 ||
+        epoll_ctl(h->epoll_fd, EPOLL_CTL_ADD, h->wake_fd, &e))
+        return td_fail(err, TD_ERR_IO, "bench: the HTTP loop: %s",
+                       errno ? strerror(errno) : "libcurl gives no handle");
     lib.p_curl_multi_setopt(h->multi, CURLMOPT_SOCKETFUNCTION, on_socket);
     lib.p_curl_multi_setopt(h->multi, CURLMOPT_SOCKETDATA, h);
     lib.p_curl_multi_setopt(h->multi, CURLMOPT_TIMERFUNCTION, on_timer);
@@ -474,7 +524,7 @@ static void close_http(struct run *r)
     r->http = NULL;
 }
 
-/* --- one request ---------------------------------------------------------------------------------------------------------------------- */
+/* --- one request ------------------------------------------------------------------------------ */
 
 static bool prepare(struct flight *f)
 {
@@ -489,7 +539,8 @@ static bool prepare(struct flight *f)
     }
     call->f = f;
     bool ok = true;
-    for (int32_t i = 0; ids && i < f->n_ids; i++) ok = !json_array_append_new(ids, json_integer(f->ids[i])) && ok;
+    for (int32_t i = 0; ids && i < f->n_ids; i++)
+        ok = !json_array_append_new(ids, json_integer(f->ids[i])) && ok;
     ok = !json_object_set_new(o, "prompt", f->text ? json_string(f->text) : ids) && ok;
     ok = !json_object_set_new(o, "max_tokens", json_integer(f->q->want_len)) && ok;
     if (!json_object_get(o, "seed")) /* 31 bits: every server takes them */
@@ -510,7 +561,8 @@ static void forget(struct flight *f)
     struct http_call *call = f->http;
     if (!call) return;
     if (call->easy) {
-        lib.p_curl_multi_remove_handle(f->run->http->multi, call->easy); /* a transfer that goes on is cut off */
+        /* a transfer that goes on is cut off */
+        lib.p_curl_multi_remove_handle(f->run->http->multi, call->easy);
         lib.p_curl_easy_cleanup(call->easy);
     }
     bench_sse_free(&call->sse);
@@ -533,7 +585,8 @@ static td_status on_event(const char *data, size_t n_bytes, void *user, struct t
         if (call->n_choices++ == 0) call->first_choice_s = call->now_s;
         call->last_choice_s = call->now_s;
     }
-    if (c.has_tokens || (c.has_choice && !c.has_finish && f->q->n_messages)) run_flight_tokens(f, call->now_s, c.n_ids ? c.n_ids : 1);
+    if (c.has_tokens || (c.has_choice && !c.has_finish && f->q->n_messages))
+        run_flight_tokens(f, call->now_s, c.n_ids ? c.n_ids : 1);
     f->finished |= c.has_finish;
     if (c.has_usage) call->usage = c;
     return TD_OK;
@@ -548,12 +601,15 @@ static size_t on_bytes(char *bytes, size_t size, size_t n_bytes, void *user)
         lib.p_curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
         lib.p_curl_easy_getinfo(call->easy, CURLINFO_CONTENT_TYPE, &type);
         if (call->status == 200 && (!type || strncasecmp(type, "text/event-stream", 17) != 0)) {
-            td_fail(&call->failed, TD_ERR_PEER, "content type is '%.80s', must be text/event-stream", type ? type : "");
+            td_fail(&call->failed, TD_ERR_PEER,
+                    "content type is '%.80s', must be text/event-stream", type ? type : "");
             return 0; /* ends the transfer */
         }
     }
     if (call->status != 200) {
-        size_t n = n_bytes < MAX_ERROR_BODY - call->answer_bytes ? n_bytes : MAX_ERROR_BODY - call->answer_bytes;
+        size_t n = n_bytes < MAX_ERROR_BODY - call->answer_bytes
+                       ? n_bytes
+                       : MAX_ERROR_BODY - call->answer_bytes;
         char *grown = n ? realloc(call->answer, call->answer_bytes + n) : NULL;
         if (grown) {
             call->answer = grown;
@@ -587,7 +643,8 @@ static void send_call(struct flight *f)
 
 static void cancel_call(struct flight *f)
 {
-    run_flight_end(f, BENCH_UNFINISHED, (int)f->http->status, "still running at the end of the grace period", -1);
+    run_flight_end(f, BENCH_UNFINISHED, (int)f->http->status,
+                   "still running at the end of the grace period", -1);
 }
 
 /* What the server counted; where it did not, what came was counted. */
@@ -595,12 +652,15 @@ static void take_usage(struct http_call *call)
 {
     struct bench_request *q = call->f->q;
     const struct bench_chunk *u = &call->usage;
-    if (q->n_messages == 0 && u->has_usage && u->completion_tokens > 0 && call->n_choices) { /* tokens without text: they came with the chunks */
+    if (q->n_messages == 0 && u->has_usage && u->completion_tokens > 0 && call->n_choices) {
+        /* tokens without text: they came with the chunks */
         run_flight_tokens(call->f, call->first_choice_s, 1);
         if (u->completion_tokens > 1) run_flight_tokens(call->f, call->last_choice_s, 1);
     }
-    if (u->has_usage && u->prompt_tokens >= 0) q->input_len = u->prompt_tokens;
-    else q->input_unknown = call->f->text != NULL;
+    if (u->has_usage && u->prompt_tokens >= 0)
+        q->input_len = u->prompt_tokens;
+    else
+        q->input_unknown = call->f->text != NULL;
     if (u->has_usage && u->completion_tokens >= 0) q->output_len = u->completion_tokens;
     if (u->has_cached) q->has_cached = true, q->cached_tokens = u->cached_tokens;
 }
@@ -619,7 +679,8 @@ static void finish_call(struct http_call *call, CURLcode rc)
         error = message;
         if (call->status == 429 || call->status == 503) outcome = BENCH_REJECTED;
         lib.p_curl_easy_getinfo(call->easy, CURLINFO_RETRY_AFTER, &retry_s);
-        if (outcome == BENCH_REJECTED && retry_s > 0 && retry_s < INT32_MAX / 1000) retry_ms = retry_s * 1000;
+        if (outcome == BENCH_REJECTED && retry_s > 0 && retry_s < INT32_MAX / 1000)
+            retry_ms = retry_s * 1000;
     } else if (call->failed.code) {
         error = call->failed.msg;
     } else if (call->done && (f->finished || f->q->n_messages)) {
@@ -663,7 +724,9 @@ const struct run_backend run_http = {
 static td_status check(struct run *r, struct td_err *err)
 {
     (void)r;
-    return td_fail(err, TD_ERR_UNSUPPORTED, "--backend openai: this build was made without <curl/curl.h> (package libcurl4-openssl-dev)");
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "--backend openai: this build was made without <curl/curl.h> (package "
+                   "libcurl4-openssl-dev)");
 }
 
 static void close_nothing(struct run *r) { (void)r; }

@@ -55,13 +55,16 @@ td_status bench_args_open(int argc, char **argv, struct bench_args *ret_args, st
         }
         int n = 0;
         if (value) s = join(&args, k, value, err), n++;
-        for (; !value && !s && i + 1 < argc && argv[i + 1][0] != '-'; n++) s = join(&args, k, argv[++i], err);
+        for (; !value && !s && i + 1 < argc && argv[i + 1][0] != '-'; n++)
+            s = join(&args, k, argv[++i], err);
         if (!s && n == 0) s = td_fail(err, TD_ERR_INVALID, "%s needs a value", argv[i]);
     }
     for (int k = 0; k < 3; k++)
         if (args.joined[k]) args.argv[args.argc++] = args.joined[k];
-    if (s) bench_args_close(&args);
-    else *ret_args = args;
+    if (s)
+        bench_args_close(&args);
+    else
+        *ret_args = args;
     return s;
 }
 
@@ -78,7 +81,8 @@ static td_status parse_rate(const char *option, const char *text, double *ret, s
     char *end;
     double v = strtod(text, &end);
     if (end == text || *end || isspace((unsigned char)text[0]) || !(v > 0))
-        return td_fail(err, TD_ERR_INVALID, "--%s is '%.40s', must be a number > 0 or inf", option, text);
+        return td_fail(err, TD_ERR_INVALID, "--%s is '%.40s', must be a number > 0 or inf", option,
+                       text);
     *ret = v;
     return TD_OK;
 }
@@ -90,8 +94,13 @@ static td_status parse_percentiles(const char *text, struct bench_run_config *c,
         char *end;
         double v = strtod(at, &end);
         if (end == at || (*end && *end != ',') || !(v >= 0 && v <= 100))
-            return td_fail(err, TD_ERR_INVALID, "--metric-percentiles is '%.60s', must be numbers in 0..100 with commas between", text);
-        if (c->n_pcts == BENCH_MAX_PCTS) return td_fail(err, TD_ERR_INVALID, "--metric-percentiles: more than %d", BENCH_MAX_PCTS);
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "--metric-percentiles is '%.60s', must be numbers in 0..100 with commas between",
+                text);
+        if (c->n_pcts == BENCH_MAX_PCTS)
+            return td_fail(err, TD_ERR_INVALID, "--metric-percentiles: more than %d",
+                           BENCH_MAX_PCTS);
         c->pcts[c->n_pcts++] = v;
         at = *end ? end + 1 : end;
     }
@@ -103,8 +112,13 @@ static td_status check_metrics(const char *text, struct td_err *err)
     for (const char *at = text; *at;) {
         size_t n = strcspn(at, ",");
         bool known = false;
-        for (int m = 0; m < BENCH_N_METRICS; m++) known |= strlen(bench_metric_names[m]) == n && !memcmp(at, bench_metric_names[m], n);
-        if (!known) return td_fail(err, TD_ERR_INVALID, "--percentile-metrics: '%.*s' is unknown; known are ttft, tpot, itl, e2el", (int)n, at);
+        for (int m = 0; m < BENCH_N_METRICS; m++)
+            known |= strlen(bench_metric_names[m]) == n && !memcmp(at, bench_metric_names[m], n);
+        if (!known)
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "--percentile-metrics: '%.*s' is unknown; known are ttft, tpot, itl, e2el", (int)n,
+                at);
         at += n + (at[n] == ',');
     }
     return TD_OK;
@@ -121,16 +135,23 @@ static td_status detect(const char *path, enum bench_dataset_kind *ret, struct t
     fclose(f);
     start[n] = 0;
     start[strcspn(start, "\n")] = 0;
-    if (!strncmp(start, "TIMESTAMP,", 10)) *ret = BENCH_AZURE;
+    if (!strncmp(start, "TIMESTAMP,", 10))
+        *ret = BENCH_AZURE;
     else if (start[0] != '{')
-        return td_fail(err, TD_ERR_INVALID, "--trace %s line 1: neither a JSON object nor TIMESTAMP,ContextTokens,GeneratedTokens", path);
-    else *ret = strstr(start, "\"hash_ids\"") ? BENCH_MOONCAKE : BENCH_TIMED;
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "--trace %s line 1: neither a JSON object nor TIMESTAMP,ContextTokens,GeneratedTokens",
+            path);
+    else
+        *ret = strstr(start, "\"hash_ids\"") ? BENCH_MOONCAKE : BENCH_TIMED;
     return TD_OK;
 }
 
-static td_status dataset(const struct bench_serve_options *o, struct bench_dataset_config *d, struct td_err *err)
+static td_status dataset(const struct bench_serve_options *o, struct bench_dataset_config *d,
+                         struct td_err *err)
 {
-    static const char *const names[] = {"random", "prefix_repetition", "sharegpt", "custom", "timed_trace", "mooncake", "azure"};
+    static const char *const names[] = {"random",      "prefix_repetition", "sharegpt", "custom",
+                                        "timed_trace", "mooncake",          "azure"};
     d->path = o->dataset_path;
     if (!strcmp(o->dataset_name, "auto")) {
         td_status s = detect(d->path, &d->kind, err);
@@ -140,7 +161,9 @@ static td_status dataset(const struct bench_serve_options *o, struct bench_datas
         if (!strcmp(o->dataset_name, names[k])) d->kind = (enum bench_dataset_kind)k;
     bool made = d->kind == BENCH_RANDOM || d->kind == BENCH_PREFIX;
     if (made && o->dataset_path[0])
-        return td_fail(err, TD_ERR_INVALID, "--dataset-path is set, but dataset %s is made from the seed", o->dataset_name);
+        return td_fail(err, TD_ERR_INVALID,
+                       "--dataset-path is set, but dataset %s is made from the seed",
+                       o->dataset_name);
     d->n_requests = o->num_prompts;
     d->input_len = d->kind == BENCH_PREFIX ? o->suffix_len : o->input_len;
     d->prefix_len = d->kind == BENCH_PREFIX ? o->prefix_len : o->random_prefix_len;
@@ -148,9 +171,12 @@ static td_status dataset(const struct bench_serve_options *o, struct bench_datas
     d->range_ratio = d->kind == BENCH_RANDOM ? o->random_range_ratio : 0;
     d->n_prefixes = o->num_prefixes;
     d->shuffle = o->shuffle;
-    if (o->time_scale <= 0) return td_fail(err, TD_ERR_INVALID, "--time-scale is %g, must be > 0", o->time_scale);
-    if (o->rate_scale <= 0) return td_fail(err, TD_ERR_INVALID, "--rate-scale is %g, must be > 0", o->rate_scale);
-    if (o->time_scale != 1 && o->rate_scale != 1) return td_fail(err, TD_ERR_INVALID, "--time-scale and --rate-scale say the same: give one");
+    if (o->time_scale <= 0)
+        return td_fail(err, TD_ERR_INVALID, "--time-scale is %g, must be > 0", o->time_scale);
+    if (o->rate_scale <= 0)
+        return td_fail(err, TD_ERR_INVALID, "--rate-scale is %g, must be > 0", o->rate_scale);
+    if (o->time_scale != 1 && o->rate_scale != 1)
+        return td_fail(err, TD_ERR_INVALID, "--time-scale and --rate-scale say the same: give one");
     d->time_scale = o->time_scale / o->rate_scale;
     d->length_scale = o->length_scale;
     d->block_tokens = o->trace_block_tokens;
@@ -160,55 +186,82 @@ static td_status dataset(const struct bench_serve_options *o, struct bench_datas
     return TD_OK;
 }
 
-static td_status arrivals(const struct bench_serve_options *o, bool trace, struct bench_arrivals_config *a, struct td_err *err)
+static td_status arrivals(const struct bench_serve_options *o, bool trace,
+                          struct bench_arrivals_config *a, struct td_err *err)
 {
     bool is_auto = !strcmp(o->request_rate, "auto");
     td_status s = parse_rate("request-rate", is_auto ? "inf" : o->request_rate, &a->rate, err);
     if (!s) s = parse_rate("burstiness", o->burstiness, &a->burstiness, err);
     if (s) return s;
     if (o->arrival_cv > 0) {
-        if (a->burstiness != 1) return td_fail(err, TD_ERR_INVALID, "--burstiness and --arrival-cv say the same: give one");
+        if (a->burstiness != 1)
+            return td_fail(err, TD_ERR_INVALID,
+                           "--burstiness and --arrival-cv say the same: give one");
         a->burstiness = 1 / (o->arrival_cv * o->arrival_cv);
     }
     a->rescale = o->rescale_arrivals;
-    a->ramp = !strcmp(o->ramp_up_strategy, "linear") ? BENCH_RAMP_LINEAR
+    a->ramp = !strcmp(o->ramp_up_strategy, "linear")        ? BENCH_RAMP_LINEAR
               : !strcmp(o->ramp_up_strategy, "exponential") ? BENCH_RAMP_EXPONENTIAL
-              : BENCH_RAMP_NONE;
+                                                            : BENCH_RAMP_NONE;
     a->ramp_start = o->ramp_up_start_rps;
     a->ramp_end = o->ramp_up_end_rps;
-    if (a->ramp && isfinite(a->rate)) return td_fail(err, TD_ERR_INVALID, "--ramp-up-strategy and --request-rate exclude each other");
+    if (a->ramp && isfinite(a->rate))
+        return td_fail(err, TD_ERR_INVALID,
+                       "--ramp-up-strategy and --request-rate exclude each other");
     if (!a->ramp && (o->ramp_up_start_rps > 0 || o->ramp_up_end_rps > 0))
-        return td_fail(err, TD_ERR_INVALID, "--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy");
+        return td_fail(err, TD_ERR_INVALID,
+                       "--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy");
 
     bool automatic = !strcmp(o->arrival, "auto"), timed = trace && isinf(a->rate) && !a->ramp;
-    if (!strcmp(o->arrival, "trace") || (automatic && timed)) a->kind = BENCH_TRACE;
-    else if (!strcmp(o->arrival, "constant") || isinf(a->burstiness)) a->kind = BENCH_CONSTANT;
-    else if (!strcmp(o->arrival, "gamma") || a->burstiness != 1) a->kind = BENCH_GAMMA;
-    else a->kind = BENCH_POISSON;
+    if (!strcmp(o->arrival, "trace") || (automatic && timed))
+        a->kind = BENCH_TRACE;
+    else if (!strcmp(o->arrival, "constant") || isinf(a->burstiness))
+        a->kind = BENCH_CONSTANT;
+    else if (!strcmp(o->arrival, "gamma") || a->burstiness != 1)
+        a->kind = BENCH_GAMMA;
+    else
+        a->kind = BENCH_POISSON;
     if (!automatic && strcmp(o->arrival, bench_arrival_name(a->kind)) != 0)
-        return td_fail(err, TD_ERR_INVALID, "--arrival is %s, but --burstiness %g means %s", o->arrival, a->burstiness, bench_arrival_name(a->kind));
+        return td_fail(err, TD_ERR_INVALID, "--arrival is %s, but --burstiness %g means %s",
+                       o->arrival, a->burstiness, bench_arrival_name(a->kind));
     if (a->kind == BENCH_TRACE && (isfinite(a->rate) || a->ramp))
-        return td_fail(err, TD_ERR_INVALID, "--arrival trace takes the trace's own times: use --rate-scale instead of a rate");
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "--arrival trace takes the trace's own times: use --rate-scale instead of a rate");
     return TD_OK;
 }
 
-static bool starts(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
+static bool starts(const char *text, const char *with)
+{
+    return !strncmp(text, with, strlen(with));
+}
 
-static td_status openai_server(const struct bench_serve_options *o, struct bench_run_config *c, struct td_err *err)
+static td_status openai_server(const struct bench_serve_options *o, struct bench_run_config *c,
+                               struct td_err *err)
 {
     static const char chat[] = "/chat/completions";
     size_t n = strlen(o->endpoint);
     bool http = starts(o->server, "http://"), https = starts(o->server, "https://");
     if (strstr(o->server, "://") && !http && !https)
-        return td_fail(err, TD_ERR_INVALID, "--base-url is %.80s: with --backend openai it must be http:// or https://", o->server);
+        return td_fail(err, TD_ERR_INVALID,
+                       "--base-url is %.80s: with --backend openai it must be http:// or https://",
+                       o->server);
     if (!o->server[0] || !o->server[http ? 7 : https ? 8 : 0])
-        return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be http://HOST:PORT", o->server);
+        return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be http://HOST:PORT",
+                       o->server);
     if (!https && (o->tls_ca[0] || o->tls_cert[0] || o->tls_key[0]))
-        return td_fail(err, TD_ERR_INVALID, "--%s is set, but --base-url is %.80s: TLS needs https://",
-                       o->tls_ca[0] ? "tls-ca" : o->tls_cert[0] ? "tls-cert" : "tls-key", o->server);
-    if (o->endpoint[0] && o->endpoint[0] != '/') return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be a path", o->endpoint);
+        return td_fail(err, TD_ERR_INVALID,
+                       "--%s is set, but --base-url is %.80s: TLS needs https://",
+                       o->tls_ca[0]     ? "tls-ca"
+                       : o->tls_cert[0] ? "tls-cert"
+                                        : "tls-key",
+                       o->server);
+    if (o->endpoint[0] && o->endpoint[0] != '/')
+        return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be a path", o->endpoint);
     if (n >= sizeof chat - 1 && !strcmp(o->endpoint + n - (sizeof chat - 1), chat))
-        return td_fail(err, TD_ERR_INVALID, "--endpoint is %.80s: chats are not measured, only completions", o->endpoint);
+        return td_fail(err, TD_ERR_INVALID,
+                       "--endpoint is %.80s: chats are not measured, only completions",
+                       o->endpoint);
     c->openai = true;
     c->target = o->server;
     c->method = o->endpoint[0] ? o->endpoint : "/v1/completions";
@@ -216,27 +269,35 @@ static td_status openai_server(const struct bench_serve_options *o, struct bench
     return TD_OK;
 }
 
-static td_status grpc_server(const struct bench_serve_options *o, struct bench_run_config *c, struct td_err *err)
+static td_status grpc_server(const struct bench_serve_options *o, struct bench_run_config *c,
+                             struct td_err *err)
 {
     static const char *const schemes[] = {"http://", "https://", "grpc://"};
     c->target = o->server;
-    if (starts(o->server, "https://") && !o->tls_ca[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca", o->server);
+    if (starts(o->server, "https://") && !o->tls_ca[0])
+        return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca", o->server);
     for (size_t i = 0; i < 3; i++)
         if (starts(c->target, schemes[i])) c->target += strlen(schemes[i]);
-    if (!c->target[0]) return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be HOST:PORT", o->server);
+    if (!c->target[0])
+        return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be HOST:PORT", o->server);
     if (o->endpoint[0] && o->endpoint[0] != '/')
-        return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be the path of a gRPC method", o->endpoint);
+        return td_fail(err, TD_ERR_INVALID,
+                       "--endpoint is '%.80s', must be the path of a gRPC method", o->endpoint);
     if (o->endpoint[0]) c->method = o->endpoint;
-    if (o->vocab_size) return td_fail(err, TD_ERR_INVALID, "--vocab-size is for --backend openai: the router tells its model's");
+    if (o->vocab_size)
+        return td_fail(err, TD_ERR_INVALID,
+                       "--vocab-size is for --backend openai: the router tells its model's");
     return TD_OK;
 }
 
-static td_status server(const struct bench_serve_options *o, struct bench_run_config *c, struct td_err *err)
+static td_status server(const struct bench_serve_options *o, struct bench_run_config *c,
+                        struct td_err *err)
 {
     return !strcmp(o->backend, "openai") ? openai_server(o, c, err) : grpc_server(o, c, err);
 }
 
-td_status bench_serve_config(const struct bench_serve_options *o, struct bench_run_config *ret_config, struct td_err *err)
+td_status bench_serve_config(const struct bench_serve_options *o,
+                             struct bench_run_config *ret_config, struct td_err *err)
 {
     struct bench_run_config c;
     bench_run_config_init(&c);
@@ -273,31 +334,42 @@ td_status bench_serve_config(const struct bench_serve_options *o, struct bench_r
     if (!s) s = check_metrics(o->percentile_metrics, err);
     if (!s) s = dataset(o, &c.dataset, err);
     if (!s) s = arrivals(o, bench_dataset_is_trace(c.dataset.kind), &c.arrivals, err);
-    if (!s && o->extra_body[0]) s = td_json_load_text(o->extra_body, strlen(o->extra_body), "--extra-body", &c.extra_body, err);
-    if (!s && c.extra_body && !json_is_object(c.extra_body)) s = td_fail(err, TD_ERR_INVALID, "--extra-body must be a JSON object");
-    if (s) bench_run_config_free(&c);
-    else *ret_config = c;
+    if (!s && o->extra_body[0])
+        s = td_json_load_text(o->extra_body, strlen(o->extra_body), "--extra-body", &c.extra_body,
+                              err);
+    if (!s && c.extra_body && !json_is_object(c.extra_body))
+        s = td_fail(err, TD_ERR_INVALID, "--extra-body must be a JSON object");
+    if (s)
+        bench_run_config_free(&c);
+    else
+        *ret_config = c;
     return s;
 }
 
-static void result_path(const struct bench_serve_options *o, const struct bench_result *r, const char *name, char *path, size_t path_bytes)
+static void result_path(const struct bench_serve_options *o, const struct bench_result *r,
+                        const char *name, char *path, size_t path_bytes)
 {
     char made[512], rate[32] = "inf", model[128];
     if (!name[0]) {
-        if (isfinite(r->request_rate)) snprintf(rate, sizeof rate, "%g", r->request_rate);
-        else if (isnan(r->request_rate)) snprintf(rate, sizeof rate, "%s", r->ramp[0] ? "ramp" : "trace");
+        if (isfinite(r->request_rate))
+            snprintf(rate, sizeof rate, "%g", r->request_rate);
+        else if (isnan(r->request_rate))
+            snprintf(rate, sizeof rate, "%s", r->ramp[0] ? "ramp" : "trace");
         snprintf(model, sizeof model, "%s", r->model_id);
         for (char *p = model; *p; p++)
             if (*p == '/') *p = '-';
-        snprintf(made, sizeof made, "%s-%sqps-%s%.0llu%s%s-%s.json", r->label[0] ? r->label : r->backend, rate,
-                 r->max_concurrency ? "concurrency" : "", (unsigned long long)r->max_concurrency, r->max_concurrency ? "-" : "", model, r->date);
+        snprintf(made, sizeof made, "%s-%sqps-%s%.0llu%s%s-%s.json",
+                 r->label[0] ? r->label : r->backend, rate, r->max_concurrency ? "concurrency" : "",
+                 (unsigned long long)r->max_concurrency, r->max_concurrency ? "-" : "", model,
+                 r->date);
         name = made;
     }
     bool in_dir = o->result_dir[0] && name[0] != '/';
     snprintf(path, path_bytes, "%s%s%s", in_dir ? o->result_dir : "", in_dir ? "/" : "", name);
 }
 
-td_status bench_serve_save(const struct bench_serve_options *o, const struct bench_result *r, FILE *out, struct td_err *err)
+td_status bench_serve_save(const struct bench_serve_options *o, const struct bench_result *r,
+                           FILE *out, struct td_err *err)
 {
     char path[4096];
     td_status s = TD_OK;
@@ -307,7 +379,9 @@ td_status bench_serve_save(const struct bench_serve_options *o, const struct ben
         if (!s) fprintf(out, "result: %s\n", path);
     }
     if (!s && (o->save_detailed || o->profile_export_file[0])) {
-        result_path(o, r, o->profile_export_file[0] ? o->profile_export_file : "profile_export.jsonl", path, sizeof path);
+        result_path(o, r,
+                    o->profile_export_file[0] ? o->profile_export_file : "profile_export.jsonl",
+                    path, sizeof path);
         s = bench_result_export(r, path, err);
         if (!s) fprintf(out, "requests: %s\n", path);
     }

@@ -9,7 +9,8 @@
 
 #include "router/slo_presets.h"
 
-td_status bench_slo_preset(const char *name, struct bench_slo *ret_slo, double *ret_attainment, struct td_err *err)
+td_status bench_slo_preset(const char *name, struct bench_slo *ret_slo, double *ret_attainment,
+                           struct td_err *err)
 {
     const struct td_slo_preset *p;
     td_status s = td_slo_preset_find(name, &p, err);
@@ -20,12 +21,14 @@ td_status bench_slo_preset(const char *name, struct bench_slo *ret_slo, double *
 }
 
 /* A number of milliseconds (or a weight) that fills the text to its end. */
-static td_status parse_positive(const char *option, const char *name, const char *text, double *ret, struct td_err *err)
+static td_status parse_positive(const char *option, const char *name, const char *text, double *ret,
+                                struct td_err *err)
 {
     char *end;
     double v = strtod(text, &end);
     if (end == text || *end || isspace((unsigned char)text[0]) || !isfinite(v) || !(v > 0))
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is '%.40s', must be a number > 0", option, name, text);
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is '%.40s', must be a number > 0", option, name,
+                       text);
     *ret = v;
     return TD_OK;
 }
@@ -40,7 +43,8 @@ static double *field_of(struct bench_slo *slo, const char *name)
 }
 
 /* Copies the next word (up to one of `stops`) and moves *at behind it; false at the end. */
-static bool next_word(const char **at, const char *skip, const char *stops, char *word, size_t word_bytes)
+static bool next_word(const char **at, const char *skip, const char *stops, char *word,
+                      size_t word_bytes)
 {
     *at += strspn(*at, skip);
     if (!**at) return false;
@@ -55,17 +59,21 @@ td_status bench_slo_parse(const char *text, struct bench_slo *slo, struct td_err
     char word[128];
     for (const char *at = text; next_word(&at, " \t,", " \t,", word, sizeof word);) {
         char *colon = strchr(word, ':');
-        if (!colon) return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no METRIC:MILLISECONDS", word);
+        if (!colon)
+            return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no METRIC:MILLISECONDS", word);
         *colon = 0;
         double *field = field_of(slo, word);
-        if (!field) return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no metric; known are ttft, tpot, e2el, tbt", word);
+        if (!field)
+            return td_fail(err, TD_ERR_INVALID,
+                           "--goodput: '%s' is no metric; known are ttft, tpot, e2el, tbt", word);
         td_status s = parse_positive("--goodput", word, colon + 1, field, err);
         if (s) return s;
     }
     return TD_OK;
 }
 
-static td_status parse_class(const char *name, const char *fields, struct bench_class *c, struct td_err *err)
+static td_status parse_class(const char *name, const char *fields, struct bench_class *c,
+                             struct td_err *err)
 {
     char word[128], option[96];
     snprintf(option, sizeof option, "--slo-class %s", name);
@@ -74,14 +82,18 @@ static td_status parse_class(const char *name, const char *fields, struct bench_
         if (!equals) return td_fail(err, TD_ERR_INVALID, "%s: '%s' is no NAME=VALUE", option, word);
         *equals = 0;
         double *field = !strcmp(word, "weight") ? &c->weight : field_of(&c->slo, word);
-        if (!field) return td_fail(err, TD_ERR_INVALID, "%s: '%s' is unknown; known are ttft, tpot, e2el, tbt, weight", option, word);
+        if (!field)
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: '%s' is unknown; known are ttft, tpot, e2el, tbt, weight", option,
+                           word);
         td_status s = parse_positive(option, word, equals + 1, field, err);
         if (s) return s;
     }
     return TD_OK;
 }
 
-td_status bench_slo_classes(const char *text, const struct bench_slo *base, struct bench_class classes[BENCH_MAX_CLASSES], size_t *ret_n,
+td_status bench_slo_classes(const char *text, const struct bench_slo *base,
+                            struct bench_class classes[BENCH_MAX_CLASSES], size_t *ret_n,
                             struct td_err *err)
 {
     size_t n = 0;
@@ -90,10 +102,14 @@ td_status bench_slo_classes(const char *text, const struct bench_slo *base, stru
         char *colon = strchr(word, ':');
         if (colon) *colon = 0;
         if (!word[0] || strlen(word) >= BENCH_MAX_NAME)
-            return td_fail(err, TD_ERR_INVALID, "--slo-class: name '%.80s' must have 1..%d bytes", word, BENCH_MAX_NAME - 1);
-        if (n == BENCH_MAX_CLASSES) return td_fail(err, TD_ERR_INVALID, "--slo-class: more than %d classes", BENCH_MAX_CLASSES);
+            return td_fail(err, TD_ERR_INVALID, "--slo-class: name '%.80s' must have 1..%d bytes",
+                           word, BENCH_MAX_NAME - 1);
+        if (n == BENCH_MAX_CLASSES)
+            return td_fail(err, TD_ERR_INVALID, "--slo-class: more than %d classes",
+                           BENCH_MAX_CLASSES);
         for (size_t i = 0; i < n; i++)
-            if (!strcmp(classes[i].name, word)) return td_fail(err, TD_ERR_INVALID, "--slo-class: class '%s' is there twice", word);
+            if (!strcmp(classes[i].name, word))
+                return td_fail(err, TD_ERR_INVALID, "--slo-class: class '%s' is there twice", word);
         struct bench_class c = {.slo = *base, .weight = 1};
         snprintf(c.name, sizeof c.name, "%s", word);
         td_status s = parse_class(word, colon ? colon + 1 : "", &c, err);

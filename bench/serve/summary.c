@@ -1,7 +1,8 @@
 /* summary.c - from single requests to the numbers of a report. Pure; see result.h.
  *
- * Two time bases, side by side. vLLM's metrics (metric[], request_throughput, request_goodput's duration) count from the moment a request was
- * sent and over the whole run. Everything about objectives counts from the scheduled time, and attainment and steady goodput over the window:
+ * Two time bases, side by side. vLLM's metrics (metric[], request_throughput, request_goodput's
+ * duration) count from the moment a request was sent and over the whole run. Everything about
+ * objectives counts from the scheduled time, and attainment and steady goodput over the window:
  * the requests that arrived in it, however they ended and whenever. */
 #include <math.h>
 #include <stdlib.h>
@@ -10,9 +11,11 @@
 #include "bench/serve/result.h"
 
 const char *const bench_metric_names[BENCH_N_METRICS] = {"ttft", "tpot", "itl", "e2el"};
-const char *const bench_stage_names[BENCH_N_STAGES] = {"router_queue", "reserve", "prefill_queue", "prefill", "rpc",
-                                                       "transfer", "transfer_exposed", "decode_queue", "first_step", "decode"};
-const char *const bench_outcome_names[BENCH_N_OUTCOMES] = {"unsent", "completed", "rejected", "timed_out", "failed", "unfinished"};
+const char *const bench_stage_names[BENCH_N_STAGES] = {
+    "router_queue", "reserve",          "prefill_queue", "prefill",    "rpc",
+    "transfer",     "transfer_exposed", "decode_queue",  "first_step", "decode"};
+const char *const bench_outcome_names[BENCH_N_OUTCOMES] = {"unsent",    "completed", "rejected",
+                                                           "timed_out", "failed",    "unfinished"};
 
 /* Values on their way into a bench_metric; room for all that can come is taken first. */
 struct values {
@@ -30,30 +33,52 @@ static struct values values_open(size_t capacity)
 static void values_add(struct values *v, double x) { v->x[v->n++] = x; }
 
 /* Sorts and frees. */
-static void values_close(struct values *v, const double *pcts, size_t n_pcts, struct bench_metric *ret)
+static void values_close(struct values *v, const double *pcts, size_t n_pcts,
+                         struct bench_metric *ret)
 {
     td_stats_sort(v->x, v->n);
-    *ret = (struct bench_metric){.n = v->n, .mean = td_stats_mean(v->x, v->n), .median = td_stats_percentile(v->x, v->n, 50),
+    *ret = (struct bench_metric){.n = v->n,
+                                 .mean = td_stats_mean(v->x, v->n),
+                                 .median = td_stats_percentile(v->x, v->n, 50),
                                  .std = td_stats_std(v->x, v->n),
-                                 .min = v->n ? v->x[0] : NAN, .max = v->n ? v->x[v->n - 1] : NAN};
+                                 .min = v->n ? v->x[0] : NAN,
+                                 .max = v->n ? v->x[v->n - 1] : NAN};
     for (size_t i = 0; i < n_pcts; i++) {
         size_t lo = 0, hi = v->n + 1;
-        if (pcts[i] > 0 && pcts[i] < 100 && v->n) td_stats_percentile_ranks(v->n, pcts[i], &lo, &hi);
+        if (pcts[i] > 0 && pcts[i] < 100 && v->n)
+            td_stats_percentile_ranks(v->n, pcts[i], &lo, &hi);
         ret->pct[i] = td_stats_percentile(v->x, v->n, pcts[i]);
-        ret->pct_ci95[i] = (struct td_stats_interval){lo >= 1 ? v->x[lo - 1] : NAN, hi <= v->n ? v->x[hi - 1] : NAN};
+        ret->pct_ci95[i] = (struct td_stats_interval){lo >= 1 ? v->x[lo - 1] : NAN,
+                                                      hi <= v->n ? v->x[hi - 1] : NAN};
     }
     free(v->x);
 }
 
-static const struct bench_slo *slo_of(const struct bench_result *r, const struct bench_request *q) { return &r->classes[q->class_index].of.slo; }
+static const struct bench_slo *slo_of(const struct bench_result *r, const struct bench_request *q)
+{
+    return &r->classes[q->class_index].of.slo;
+}
 static bool offered(const struct bench_request *q) { return q->outcome != BENCH_UNSENT; }
 static bool done(const struct bench_request *q) { return q->outcome == BENCH_COMPLETED; }
-/* The objectives' clock starts here: at the schedule; in a closed loop at the moment a place was free. */
-static double arrival_s(const struct bench_result *r, const struct bench_request *q) { return r->closed_loop ? q->ready_s : q->scheduled_s; }
+/* The objectives' clock starts here: at the schedule; in a closed loop at the moment a place was
+ * free. */
+static double arrival_s(const struct bench_result *r, const struct bench_request *q)
+{
+    return r->closed_loop ? q->ready_s : q->scheduled_s;
+}
 /* A request that completed without a token answered when it ended. */
-static double first_s(const struct bench_request *q) { return isnan(q->first_s) ? q->end_s : q->first_s; }
-static double last_s(const struct bench_request *q) { return isnan(q->last_s) ? q->end_s : q->last_s; }
-static double tpot_ms(const struct bench_request *q) { return q->output_len > 1 ? (q->last_s - q->first_s) / (q->output_len - 1) * 1e3 : NAN; }
+static double first_s(const struct bench_request *q)
+{
+    return isnan(q->first_s) ? q->end_s : q->first_s;
+}
+static double last_s(const struct bench_request *q)
+{
+    return isnan(q->last_s) ? q->end_s : q->last_s;
+}
+static double tpot_ms(const struct bench_request *q)
+{
+    return q->output_len > 1 ? (q->last_s - q->first_s) / (q->output_len - 1) * 1e3 : NAN;
+}
 
 static double worst_tenth_ms(const struct bench_request *q)
 {
@@ -82,10 +107,13 @@ static void judge(const struct bench_result *r, struct bench_request *q)
     q->ok.joint = q->ok.ttft && q->ok.tpot && q->ok.e2el && q->ok.tbt;
 }
 
-static void share_close(struct bench_share *s) { s->value = s->n ? (double)s->k / (double)s->n : NAN; }
+static void share_close(struct bench_share *s)
+{
+    s->value = s->n ? (double)s->k / (double)s->n : NAN;
+}
 static void share_add(struct bench_share *s, bool is_in) { s->n++, s->k += is_in; }
 
-/* --- parts ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- parts ------------------------------------------------------------------------------------ */
 
 static void count(struct bench_result *r)
 {
@@ -110,7 +138,8 @@ static void count(struct bench_result *r)
         r->has_cached |= q->has_cached;
         r->n_one_token += q->output_len == 1;
         r->n_no_token += q->output_len == 0;
-        r->n_deflected += q->has_ledger && !strcmp(q->mode, "colocated") && strcmp(r->topology_mode, "colocated") != 0;
+        r->n_deflected += q->has_ledger && !strcmp(q->mode, "colocated") &&
+                          strcmp(r->topology_mode, "colocated") != 0;
     }
     r->duration_s = end_s;
 }
@@ -130,18 +159,22 @@ static void metrics(struct bench_result *r)
 {
     size_t n_gaps = 0;
     for (size_t i = 0; i < r->n_requests; i++)
-        if (done(&r->requests[i]) && r->requests[i].n_messages) n_gaps += r->requests[i].n_messages - 1;
+        if (done(&r->requests[i]) && r->requests[i].n_messages)
+            n_gaps += r->requests[i].n_messages - 1;
     struct values v[BENCH_N_METRICS];
-    for (int m = 0; m < BENCH_N_METRICS; m++) v[m] = values_open(m == BENCH_ITL ? n_gaps : r->n_requests);
+    for (int m = 0; m < BENCH_N_METRICS; m++)
+        v[m] = values_open(m == BENCH_ITL ? n_gaps : r->n_requests);
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
         if (!done(q)) continue;
         values_add(&v[BENCH_TTFT], (first_s(q) - q->sent_s) * 1e3);
         values_add(&v[BENCH_E2EL], (last_s(q) - q->sent_s) * 1e3);
         if (q->output_len > 1) values_add(&v[BENCH_TPOT], tpot_ms(q));
-        for (uint32_t k = 0; k + 1 < q->n_messages; k++) values_add(&v[BENCH_ITL], q->gaps_s[k] * 1e3);
+        for (uint32_t k = 0; k + 1 < q->n_messages; k++)
+            values_add(&v[BENCH_ITL], q->gaps_s[k] * 1e3);
     }
-    for (int m = 0; m < BENCH_N_METRICS; m++) values_close(&v[m], r->pcts, r->n_pcts, &r->metric[m]);
+    for (int m = 0; m < BENCH_N_METRICS; m++)
+        values_close(&v[m], r->pcts, r->n_pcts, &r->metric[m]);
 }
 
 /* Busiest whole second of output tokens, and the most requests at once. */
@@ -188,7 +221,8 @@ static void window(struct bench_result *r)
 {
     double last = NAN;
     for (size_t i = 0; i < r->n_requests; i++)
-        if (offered(&r->requests[i]) && !(arrival_s(r, &r->requests[i]) <= last)) last = arrival_s(r, &r->requests[i]);
+        if (offered(&r->requests[i]) && !(arrival_s(r, &r->requests[i]) <= last))
+            last = arrival_s(r, &r->requests[i]);
     if (isnan(last)) last = 0;
     r->steady_t0_s = r->warmup < 1 ? r->warmup * last : r->warmup;
     r->steady_t1_s = last - (r->cooldown < 1 ? r->cooldown * last : r->cooldown);
@@ -223,7 +257,8 @@ static void window(struct bench_result *r)
     for (size_t i = 0; i < n; i++) values_add(&in_order, good[i][1]);
     r->ci95 = r->ci95_wilson = td_stats_wilson(r->joint.k, r->joint.n);
     r->has_batch = td_stats_batch_means(in_order.x, n, &r->ci95_batch);
-    /* Queueing makes neighbours alike: then the batches know less than Wilson's formula believes. */
+    /* Queueing makes neighbours alike: then the batches know less than Wilson's formula
+       believes. */
     if (r->has_batch && r->ci95_batch.hi - r->ci95_batch.lo > r->ci95_wilson.hi - r->ci95_wilson.lo)
         r->ci95 = (struct td_stats_interval){fmax(0, r->ci95_batch.lo), fmin(1, r->ci95_batch.hi)};
     free(in_order.x);
@@ -241,14 +276,14 @@ static bool in_window(const struct bench_result *r, const struct bench_request *
     return offered(q) && arrival_s(r, q) >= r->steady_t0_s && arrival_s(r, q) <= r->steady_t1_s;
 }
 
-/* Over-saturation, as guidellm sees it: work piles up and answers take longer and longer. A long queue that does not grow is none, and a server
- * that turns requests away keeps its queue. */
+/* Over-saturation, as guidellm sees it: work piles up and answers take longer and longer. A long
+ * queue that does not grow is none, and a server that turns requests away keeps its queue. */
 static void trend(struct bench_result *r)
 {
     size_t n = 0;
     double(*order)[2] = malloc((r->n_requests + 1) * sizeof *order); /* arrival, TTFT ms */
-    struct values ends = values_open(r->n_requests), starts = values_open(r->n_requests), flying = values_open(r->n_requests),
-                  ttft = values_open(r->n_requests);
+    struct values ends = values_open(r->n_requests), starts = values_open(r->n_requests),
+                  flying = values_open(r->n_requests), ttft = values_open(r->n_requests);
     TD_ASSERT(order);
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
@@ -277,8 +312,8 @@ static void trend(struct bench_result *r)
     free(ttft.x);
 }
 
-/* Tokens that came by the time a reader who follows the objectives would want them. What a request that did not complete was asked for and
- * did not send is late. */
+/* Tokens that came by the time a reader who follows the objectives would want them. What a
+ * request that did not complete was asked for and did not send is late. */
 static void token_deadlines(struct bench_result *r)
 {
     struct bench_share s = {0};
@@ -291,7 +326,8 @@ static void token_deadlines(struct bench_result *r)
             if (k) at_s += q->gaps_s[k - 1];
             share_add(&s, at_s <= due_s);
         }
-        if (!done(q) && q->want_len > (int32_t)q->n_messages) s.n += (uint64_t)q->want_len - q->n_messages;
+        if (!done(q) && q->want_len > (int32_t)q->n_messages)
+            s.n += (uint64_t)q->want_len - q->n_messages;
     }
     share_close(&s);
     r->token_deadline_share = s.value;
@@ -331,7 +367,8 @@ static void tenants(struct bench_result *r)
     struct values v = values_open(r->n_tenants);
     TD_ASSERT(s);
     for (size_t i = 0; i < r->n_requests; i++)
-        if (in_window(r, &r->requests[i])) share_add(&s[r->requests[i].tenant], r->requests[i].ok.joint);
+        if (in_window(r, &r->requests[i]))
+            share_add(&s[r->requests[i].tenant], r->requests[i].ok.joint);
     for (uint32_t t = 0; t < r->n_tenants; t++) {
         share_close(&s[t]);
         if (s[t].n) values_add(&v, s[t].value);
@@ -368,24 +405,28 @@ static void lag(struct bench_result *r)
     struct values v = values_open(r->n_requests);
     double least_ttft_ms = INFINITY, limit_ms = r->max_sched_lag_ms;
     for (size_t i = 0; i < r->n_requests; i++)
-        if (offered(&r->requests[i]) && !isnan(r->requests[i].sent_s)) values_add(&v, (r->requests[i].sent_s - r->requests[i].ready_s) * 1e3);
+        if (offered(&r->requests[i]) && !isnan(r->requests[i].sent_s))
+            values_add(&v, (r->requests[i].sent_s - r->requests[i].ready_s) * 1e3);
     td_stats_sort(v.x, v.n);
     r->sched_lag_p50_ms = td_stats_percentile(v.x, v.n, 50);
     r->sched_lag_p99_ms = td_stats_percentile(v.x, v.n, 99);
     r->sched_lag_max_ms = v.n ? v.x[v.n - 1] : NAN;
     free(v.x);
     for (size_t c = 0; c < r->n_classes; c++)
-        if (r->classes[c].of.slo.ttft_ms > 0) least_ttft_ms = fmin(least_ttft_ms, r->classes[c].of.slo.ttft_ms);
+        if (r->classes[c].of.slo.ttft_ms > 0)
+            least_ttft_ms = fmin(least_ttft_ms, r->classes[c].of.slo.ttft_ms);
     if (limit_ms <= 0) limit_ms = fmin(5, least_ttft_ms / 100);
     r->valid = true;
     if (r->interrupted) {
         r->valid = false;
-        snprintf(r->invalid_reason, sizeof r->invalid_reason, "interrupted after %llu of %zu requests", (unsigned long long)r->n_offered,
+        snprintf(r->invalid_reason, sizeof r->invalid_reason,
+                 "interrupted after %llu of %zu requests", (unsigned long long)r->n_offered,
                  r->n_requests);
     } else if (r->sched_lag_p99_ms > limit_ms) {
         r->valid = false;
         snprintf(r->invalid_reason, sizeof r->invalid_reason,
-                 "the load generator itself was late: sched_lag_ms p99 is %.3f, limit %.3f (5 ms, or 1 %% of the TTFT objective; --max-sched-lag-ms)",
+                 "the load generator itself was late: sched_lag_ms p99 is %.3f, limit %.3f (5 ms, "
+                 "or 1 %% of the TTFT objective; --max-sched-lag-ms)",
                  r->sched_lag_p99_ms, limit_ms);
     }
 }

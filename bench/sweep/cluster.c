@@ -21,13 +21,15 @@
 #define STOP_MS 30000 /* tandem up's own drain and kill come before it */
 #define MAX_ARGS 96
 
-/* A port that is free now. Somebody may take it before the router does: the router says so, and the sweep fails with its message. */
+/* A port that is free now. Somebody may take it before the router does: the router says so, and
+ * the sweep fails with its message. */
 static td_status free_port(char *address, size_t address_bytes, struct td_err *err)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool good = fd >= 0 && !bind(fd, (struct sockaddr *)&at, sizeof at) && !getsockname(fd, (struct sockaddr *)&at, &bytes);
+    bool good = fd >= 0 && !bind(fd, (struct sockaddr *)&at, sizeof at) &&
+                !getsockname(fd, (struct sockaddr *)&at, &bytes);
     int saved = errno;
     if (fd >= 0) close(fd);
     if (!good) return td_fail(err, TD_ERR_IO, "no port on 127.0.0.1: %s", strerror(saved));
@@ -45,13 +47,17 @@ static td_status wait_up(int fd, const struct sweep_cluster_config *c, struct td
         struct pollfd p = {.fd = fd, .events = POLLIN};
         if (c->stop && *c->stop) return td_fail(err, TD_ERR_CANCELLED, "interrupted");
         if (td_now_ns() > deadline)
-            return td_fail(err, TD_ERR_DEADLINE, "the cluster is not up after %llu ms", (unsigned long long)c->start_timeout_ms);
+            return td_fail(err, TD_ERR_DEADLINE, "the cluster is not up after %llu ms",
+                           (unsigned long long)c->start_timeout_ms);
         if (poll(&p, 1, 100) <= 0) continue;
         ssize_t k = read(fd, text + n, sizeof text - 1 - n);
         if (k < 0 && errno == EINTR) continue;
         if (k <= 0)
-            return td_fail(err, TD_ERR_PEER, "tandem up ended before its workers joined (%s, %u prefill, %u decode)%s%s", c->mode, c->prefill,
-                           c->decode, c->log_dir && c->log_dir[0] ? ": see " : "", c->log_dir ? c->log_dir : "");
+            return td_fail(
+                err, TD_ERR_PEER,
+                "tandem up ended before its workers joined (%s, %u prefill, %u decode)%s%s",
+                c->mode, c->prefill, c->decode, c->log_dir && c->log_dir[0] ? ": see " : "",
+                c->log_dir ? c->log_dir : "");
         n += (size_t)k;
         text[n] = 0;
         if (strstr(text, "tandem is up")) return TD_OK;
@@ -59,10 +65,12 @@ static td_status wait_up(int fd, const struct sweep_cluster_config *c, struct td
     }
 }
 
-td_status sweep_cluster_start(const struct sweep_cluster_config *config, struct sweep_cluster *ret_cluster, struct td_err *err)
+td_status sweep_cluster_start(const struct sweep_cluster_config *config,
+                              struct sweep_cluster *ret_cluster, struct td_err *err)
 {
     struct sweep_cluster cluster = {0};
-    char self[PATH_MAX], prefill[16], decode[16], threads[16], *argv[MAX_ARGS], *more = strdup(config->more_args ? config->more_args : "");
+    char self[PATH_MAX], prefill[16], decode[16], threads[16], *argv[MAX_ARGS],
+        *more = strdup(config->more_args ? config->more_args : "");
     int n = 0, ends[2] = {-1, -1};
     if (!more) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     td_status s = free_port(cluster.address, sizeof cluster.address, err);
@@ -74,11 +82,15 @@ td_status sweep_cluster_start(const struct sweep_cluster_config *config, struct 
     snprintf(prefill, sizeof prefill, "%u", config->prefill);
     snprintf(decode, sizeof decode, "%u", config->decode);
     snprintf(threads, sizeof threads, "%u", config->threads);
-    const char *const fixed[] = {self,    "up",       "--model", config->model, "--mode", config->mode, "--prefill",
-                                 prefill, "--decode", decode,    "--threads",   threads,  "--listen",   cluster.address};
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) argv[n++] = (char *)(uintptr_t)fixed[i];
-    if (config->cpus && config->cpus[0]) argv[n++] = (char *)(uintptr_t)"--cpus", argv[n++] = (char *)(uintptr_t)config->cpus;
-    if (config->log_dir && config->log_dir[0]) argv[n++] = (char *)(uintptr_t)"--log-dir", argv[n++] = (char *)(uintptr_t)config->log_dir;
+    const char *const fixed[] = {self,         "up",        "--model",  config->model,  "--mode",
+                                 config->mode, "--prefill", prefill,    "--decode",     decode,
+                                 "--threads",  threads,     "--listen", cluster.address};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        argv[n++] = (char *)(uintptr_t)fixed[i];
+    if (config->cpus && config->cpus[0])
+        argv[n++] = (char *)(uintptr_t) "--cpus", argv[n++] = (char *)(uintptr_t)config->cpus;
+    if (config->log_dir && config->log_dir[0])
+        argv[n++] = (char *)(uintptr_t) "--log-dir", argv[n++] = (char *)(uintptr_t)config->log_dir;
     for (char *rest = more, *word; (word = strsep(&rest, " \t\n"));)
         if (word[0] && n < MAX_ARGS - 1) argv[n++] = word;
     argv[n] = NULL;
@@ -99,8 +111,10 @@ td_status sweep_cluster_start(const struct sweep_cluster_config *config, struct 
     close(ends[1]);
     ends[1] = -1;
     s = wait_up(ends[0], config, err);
-    if (s) sweep_cluster_stop(&cluster);
-    else *ret_cluster = cluster;
+    if (s)
+        sweep_cluster_stop(&cluster);
+    else
+        *ret_cluster = cluster;
 end:
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) close(ends[i]);

@@ -1,4 +1,5 @@
-/* cluster.h - a local cluster for as long as a sweep needs it: `tandem up` of this very program as a child, which owns the daemons.
+/* cluster.h - a local cluster for as long as a sweep needs it: `tandem up` of this very program as
+ * a child, which owns the daemons.
  *
  * It has a process group of its own and ends with us, so that nothing stays behind. One thread. */
 #ifndef BENCH_SWEEP_CLUSTER_H
@@ -11,22 +12,26 @@
 #include "common/base/status.h"
 
 struct sweep_cluster_config {
-    const char *model, *mode;            /* a model directory; pd, colocated, hybrid */
-    uint32_t prefill, decode, threads;   /* threads: of each worker */
-    const char *cpus;                    /* "0-3": dealt out to the workers, `threads` each; "" = not pinned */
-    const char *log_dir;                 /* exists; the daemons write NAME.log there. "" = on stderr */
-    const char *more_args;               /* for `tandem up`, divided by blanks; "" = none */
+    const char *model, *mode;          /* a model directory; pd, colocated, hybrid */
+    uint32_t prefill, decode, threads; /* threads: of each worker */
+    const char *cpus;                  /* "0-3": dealt out to the workers, `threads` each; "" =
+                                          not pinned */
+    const char *log_dir;               /* exists; the daemons write NAME.log there. "" = on
+                                          stderr */
+    const char *more_args;             /* for `tandem up`, divided by blanks; "" = none */
     uint64_t start_timeout_ms;
-    const volatile sig_atomic_t *stop;   /* not 0: give up waiting. May be NULL */
+    const volatile sig_atomic_t *stop; /* not 0: give up waiting. May be NULL */
 };
 
 struct sweep_cluster {
-    pid_t pid;                           /* 0 = none */
+    pid_t pid; /* 0 = none */
     char address[64];
 };
 
-/* Returns when all workers have joined. TD_ERR_PEER: it ended instead (its own message stands on stderr); TD_ERR_DEADLINE, TD_ERR_CANCELLED. */
-td_status sweep_cluster_start(const struct sweep_cluster_config *config, struct sweep_cluster *ret_cluster, struct td_err *err);
+/* Returns when all workers have joined. TD_ERR_PEER: it ended instead (its own message stands on
+ * stderr); TD_ERR_DEADLINE, TD_ERR_CANCELLED. */
+td_status sweep_cluster_start(const struct sweep_cluster_config *config,
+                              struct sweep_cluster *ret_cluster, struct td_err *err);
 /* Drains and ends it; kills it when it overstays. Accepts zeroed. */
 void sweep_cluster_stop(struct sweep_cluster *cluster);
 

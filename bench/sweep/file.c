@@ -1,4 +1,5 @@
-/* file.c - sweep.csv and sweep.json, written and read back. One table names every number of a row for both. */
+/* file.c - sweep.csv and sweep.json, written and read back. One table names every number of a
+ * row for both. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +9,10 @@
 #include "common/base/json.h"
 
 #define MAX_FILE_BYTES ((size_t)512 << 20)
-#define F(name) {#name, offsetof(struct sweep_row, name)}
+#define F(name)                                                                                    \
+    {                                                                                              \
+#name, offsetof(struct sweep_row, name)                                                    \
+    }
 
 static const struct {
     const char *name;
@@ -56,27 +60,40 @@ static const struct {
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
-static double *field(struct sweep_row *row, size_t i) { return (double *)(void *)((char *)row + fields[i].offset); }
-static double field_value(const struct sweep_row *row, size_t i) { return *(const double *)(const void *)((const char *)row + fields[i].offset); }
+static double *field(struct sweep_row *row, size_t i)
+{
+    return (double *)(void *)((char *)row + fields[i].offset);
+}
+static double field_value(const struct sweep_row *row, size_t i)
+{
+    return *(const double *)(const void *)((const char *)row + fields[i].offset);
+}
 
 /* What a row may say: arithmetic and axes stand on it. Unknown numbers are NAN. */
 static td_status check_row(const struct sweep_row *r, const char *where, struct td_err *err)
 {
-    static const size_t shares[] = {offsetof(struct sweep_row, attainment),      offsetof(struct sweep_row, ci95_lo),
-                                    offsetof(struct sweep_row, ci95_hi),         offsetof(struct sweep_row, attainment_ttft),
-                                    offsetof(struct sweep_row, attainment_tpot), offsetof(struct sweep_row, attainment_e2el)};
-    if (!(r->rate >= 1e-6 && r->rate <= 1e9)) return td_fail(err, TD_ERR_INVALID, "%s: rate is %g, must be in 1e-6..1e9", where, r->rate);
+    static const size_t shares[] = {
+        offsetof(struct sweep_row, attainment),      offsetof(struct sweep_row, ci95_lo),
+        offsetof(struct sweep_row, ci95_hi),         offsetof(struct sweep_row, attainment_ttft),
+        offsetof(struct sweep_row, attainment_tpot), offsetof(struct sweep_row, attainment_e2el)};
+    if (!(r->rate >= 1e-6 && r->rate <= 1e9))
+        return td_fail(err, TD_ERR_INVALID, "%s: rate is %g, must be in 1e-6..1e9", where, r->rate);
     for (size_t i = 0; i < N_FIELDS; i++) {
         double v = field_value(r, i);
         bool is_share = false;
-        for (size_t k = 0; k < sizeof shares / sizeof *shares; k++) is_share |= fields[i].offset == shares[k];
+        for (size_t k = 0; k < sizeof shares / sizeof *shares; k++)
+            is_share |= fields[i].offset == shares[k];
         if (v < 0 || v > (is_share ? 1 : 1e15))
-            return td_fail(err, TD_ERR_INVALID, "%s: %s is %g, must be in 0..%g", where, fields[i].name, v, is_share ? 1 : 1e15);
+            return td_fail(err, TD_ERR_INVALID, "%s: %s is %g, must be in 0..%g", where,
+                           fields[i].name, v, is_share ? 1 : 1e15);
     }
     for (int k = 0; k < BENCH_N_STAGES; k++)
         if (r->stages_ms[k] < 0 || r->stages_ms[k] > 1e15)
-            return td_fail(err, TD_ERR_INVALID, "%s: stage %s is %g, must be in 0..1e15 ms", where, bench_stage_names[k], r->stages_ms[k]);
-    if (r->n_good > r->n) return td_fail(err, TD_ERR_INVALID, "%s: n_good is %g, must be at most n, which is %g", where, r->n_good, r->n);
+            return td_fail(err, TD_ERR_INVALID, "%s: stage %s is %g, must be in 0..1e15 ms", where,
+                           bench_stage_names[k], r->stages_ms[k]);
+    if (r->n_good > r->n)
+        return td_fail(err, TD_ERR_INVALID, "%s: n_good is %g, must be at most n, which is %g",
+                       where, r->n_good, r->n);
     return TD_OK;
 }
 
@@ -85,24 +102,32 @@ static td_status check_sweep(const struct sweep *s, const char *path, struct td_
     const double limits[] = {s->slo.ttft_ms, s->slo.tpot_ms, s->slo.e2el_ms, s->slo.tbt_ms};
     for (size_t i = 0; i < 4; i++)
         if (!(limits[i] >= 0 && limits[i] <= 1e12))
-            return td_fail(err, TD_ERR_INVALID, "%s: an objective is %g, must be in 0..1e12 ms", path, limits[i]);
+            return td_fail(err, TD_ERR_INVALID, "%s: an objective is %g, must be in 0..1e12 ms",
+                           path, limits[i]);
     if (!(s->attainment >= 0 && s->attainment <= 1))
-        return td_fail(err, TD_ERR_INVALID, "%s: attainment is %g, must be in 0..1", path, s->attainment);
+        return td_fail(err, TD_ERR_INVALID, "%s: attainment is %g, must be in 0..1", path,
+                       s->attainment);
     for (uint32_t i = 0; i < s->n_scales; i++)
         if (!(s->scales[i] > (i ? s->scales[i - 1] : 0) && s->scales[i] <= 1e6))
-            return td_fail(err, TD_ERR_INVALID, "%s: slo_scales must rise, above 0 and up to 1e6", path);
+            return td_fail(err, TD_ERR_INVALID, "%s: slo_scales must rise, above 0 and up to 1e6",
+                           path);
     for (uint32_t i = 0; i < s->n_configs; i++)
-        if (s->configs[i].goodput < 0 || s->configs[i].goodput > 1e9 || !(s->configs[i].failed_rate >= 0 && s->configs[i].failed_rate <= 1e9))
-            return td_fail(err, TD_ERR_INVALID, "%s: config %s: goodput and failed_rate must be in 0..1e9", path, s->configs[i].name);
+        if (s->configs[i].goodput < 0 || s->configs[i].goodput > 1e9 ||
+            !(s->configs[i].failed_rate >= 0 && s->configs[i].failed_rate <= 1e9))
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: config %s: goodput and failed_rate must be in 0..1e9", path,
+                           s->configs[i].name);
     return TD_OK;
 }
 
-/* --- CSV ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- CSV -------------------------------------------------------------------------------------- */
 
 static void cell(FILE *f, double v)
 {
-    if (isnan(v)) fputc(',', f);
-    else fprintf(f, ",%.9g", v);
+    if (isnan(v))
+        fputc(',', f);
+    else
+        fprintf(f, ",%.9g", v);
 }
 
 td_status sweep_csv_write(const struct sweep *s, const char *path, struct td_err *err)
@@ -141,7 +166,8 @@ static struct sweep_config *config_of(struct sweep *s, const char *name)
     return c;
 }
 
-static td_status csv_cell(struct sweep *s, struct sweep_row *row, const char *key, const char *text, const char *where, struct td_err *err)
+static td_status csv_cell(struct sweep *s, struct sweep_row *row, const char *key, const char *text,
+                          const char *where, struct td_err *err)
 {
     double *to = NULL, ignored;
     for (size_t i = 0; i < N_FIELDS && !to; i++)
@@ -159,12 +185,15 @@ static td_status csv_cell(struct sweep *s, struct sweep_row *row, const char *ke
     char *end;
     double v = strtod(text, &end);
     if (to == &ignored) return TD_OK;
-    if (*end || end == text) return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number", where, key, text);
+    if (*end || end == text)
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is \"%.40s\", must be a number", where, key,
+                       text);
     *to = v;
     return TD_OK;
 }
 
-static uint32_t small_number(const char *text) /* of a column that names a configuration; anything else is 0 */
+static uint32_t small_number(const char *text) /* of a column that names a configuration;
+                                                  anything else is 0 */
 {
     long v = strtol(text, NULL, 10);
     return v > 0 && v < 1000000 ? (uint32_t)v : 0;
@@ -185,32 +214,44 @@ static td_status csv_read(const char *path, FILE *f, struct sweep *s, struct td_
     if (!fgets(head, sizeof head, f)) return td_fail(err, TD_ERR_INVALID, "%s: is empty", path);
     size_t n_keys = split(head, keys, MAX_COLUMNS);
     if (n_keys == 0 || strcmp(keys[0], "config") != 0)
-        return td_fail(err, TD_ERR_INVALID, "%s: its first column is \"%.40s\", must be config: not a sweep.csv", path, keys[0]);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: its first column is \"%.40s\", must be config: not a sweep.csv", path,
+                       keys[0]);
     td_status st = TD_OK;
     for (int n = 2; !st && fgets(line, sizeof line, f); n++) {
         snprintf(where, sizeof where, "%s line %d", path, n);
         size_t n_cells = split(line, cells, MAX_COLUMNS);
         if (n_cells == 1 && !cells[0][0]) continue;
-        if (n_cells != n_keys) return td_fail(err, TD_ERR_INVALID, "%s: has %zu cells, the first line %zu", where, n_cells, n_keys);
+        if (n_cells != n_keys)
+            return td_fail(err, TD_ERR_INVALID, "%s: has %zu cells, the first line %zu", where,
+                           n_cells, n_keys);
         struct sweep_config *c = config_of(s, cells[0]);
-        if (!c) return td_fail(err, TD_ERR_LIMIT, "%s: more than %d configurations", where, SWEEP_MAX_CONFIGS);
+        if (!c)
+            return td_fail(err, TD_ERR_LIMIT, "%s: more than %d configurations", where,
+                           SWEEP_MAX_CONFIGS);
         struct sweep_row *row = sweep_row_add(s);
         if (!row) return td_fail(err, TD_ERR_NOMEM, "out of memory");
         row->config = (uint32_t)(c - s->configs);
         for (size_t i = 1; !st && i < n_keys; i++) {
-            if (!strcmp(keys[i], "mode")) snprintf(c->mode, sizeof c->mode, "%s", cells[i]);
-            else if (!strcmp(keys[i], "phase")) snprintf(row->phase, sizeof row->phase, "%s", cells[i]);
-            else if (!strcmp(keys[i], "prefill")) c->prefill = small_number(cells[i]);
-            else if (!strcmp(keys[i], "decode")) c->decode = small_number(cells[i]);
-            else if (!strcmp(keys[i], "gpus")) c->gpus = small_number(cells[i]);
-            else st = csv_cell(s, row, keys[i], cells[i], where, err);
+            if (!strcmp(keys[i], "mode"))
+                snprintf(c->mode, sizeof c->mode, "%s", cells[i]);
+            else if (!strcmp(keys[i], "phase"))
+                snprintf(row->phase, sizeof row->phase, "%s", cells[i]);
+            else if (!strcmp(keys[i], "prefill"))
+                c->prefill = small_number(cells[i]);
+            else if (!strcmp(keys[i], "decode"))
+                c->decode = small_number(cells[i]);
+            else if (!strcmp(keys[i], "gpus"))
+                c->gpus = small_number(cells[i]);
+            else
+                st = csv_cell(s, row, keys[i], cells[i], where, err);
         }
         if (!st) st = check_row(row, where, err);
     }
     return st;
 }
 
-/* --- JSON ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON ------------------------------------------------------------------------------------- */
 
 static json_t *number(double v) { return isfinite(v) ? json_real(v) : json_null(); }
 
@@ -223,38 +264,51 @@ static json_t *numbers(const double *x, size_t n)
 
 static json_t *config_json(const struct sweep_config *c)
 {
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:b, s:b, s:s}", "name", c->name, "mode", c->mode, "prefill", (int)c->prefill, "decode",
-                     (int)c->decode, "gpus", (int)c->gpus, "goodput", number(c->goodput), "failed_rate", number(c->failed_rate), "searched",
-                     c->searched, "verified", c->verified, "note", c->note);
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:b, s:b, s:s}", "name", c->name, "mode",
+                     c->mode, "prefill", (int)c->prefill, "decode", (int)c->decode, "gpus",
+                     (int)c->gpus, "goodput", number(c->goodput), "failed_rate",
+                     number(c->failed_rate), "searched", c->searched, "verified", c->verified,
+                     "note", c->note);
 }
 
 static json_t *row_json(const struct sweep *s, const struct sweep_row *r)
 {
-    json_t *o = json_pack("{s:s, s:s}", "config", s->configs[r->config].name, "phase", r->phase), *k = json_object(), *points = json_array();
-    for (size_t i = 0; i < N_FIELDS; i++) json_object_set_new(o, fields[i].name, number(field_value(r, i)));
-    for (int i = 0; i < BENCH_N_STAGES; i++) json_object_set_new(k, bench_stage_names[i], number(r->stages_ms[i]));
+    json_t *o = json_pack("{s:s, s:s}", "config", s->configs[r->config].name, "phase", r->phase),
+           *k = json_object(), *points = json_array();
+    for (size_t i = 0; i < N_FIELDS; i++)
+        json_object_set_new(o, fields[i].name, number(field_value(r, i)));
+    for (int i = 0; i < BENCH_N_STAGES; i++)
+        json_object_set_new(k, bench_stage_names[i], number(r->stages_ms[i]));
     json_object_set_new(o, "stages_ms", k);
     json_object_set_new(o, "ttft_quantiles_ms", numbers(r->ttft_q, SWEEP_N_QUANTILES));
     json_object_set_new(o, "tpot_quantiles_ms", numbers(r->tpot_q, SWEEP_N_QUANTILES));
     json_object_set_new(o, "slo_scale_attainment", numbers(r->scale_joint, s->n_scales));
     for (uint32_t i = 0; i < r->n_points; i++)
-        json_array_append_new(points, json_pack("[f, f]", (double)r->points[i].predicted_ms, (double)r->points[i].observed_ms));
+        json_array_append_new(points, json_pack("[f, f]", (double)r->points[i].predicted_ms,
+                                                (double)r->points[i].observed_ms));
     json_object_set_new(o, "predicted_observed_ttft_ms", points);
     return o;
 }
 
 static json_t *definitions(void)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}",
-        "attainment", "good / offered, of the requests that arrived in the window; rejected, failed and unfinished ones are misses",
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "attainment",
+        "good / offered, of the requests that arrived in the window; rejected, failed and "
+        "unfinished ones are misses",
         "good", "completed within every objective; TTFT counts from the scheduled send time",
-        "goodput", "of a row: good arrivals in the window / its length; of a configuration: the highest rate whose attainment is met",
-        "per_gpu", "goodput / workers, unless --gpus says otherwise",
-        "ci95", "of attainment: the wider of Wilson's interval and that of 20 batch means",
-        "pass", "the lower bound of the interval is at least the attainment",
-        "saturated", "TTFT and requests in flight both rose through the window: more came than was served",
-        "ttft", "first token - scheduled send time, ms, at the client; its quantiles count requests without one as never",
-        "slo_scale", "the same requests judged by every objective times the scale; the router was told scale 1",
+        "goodput",
+        "of a row: good arrivals in the window / its length; of a configuration: the highest rate "
+        "whose attainment is met",
+        "per_gpu", "goodput / workers, unless --gpus says otherwise", "ci95",
+        "of attainment: the wider of Wilson's interval and that of 20 batch means", "pass",
+        "the lower bound of the interval is at least the attainment", "saturated",
+        "TTFT and requests in flight both rose through the window: more came than was served",
+        "ttft",
+        "first token - scheduled send time, ms, at the client; its quantiles count requests "
+        "without one as never",
+        "slo_scale",
+        "the same requests judged by every objective times the scale; the router was told scale 1",
         "stages_ms", "means over completed requests; the first five add up to the router's TTFT");
 }
 
@@ -267,21 +321,27 @@ td_status sweep_json_write(const struct sweep *s, const char *path, struct td_er
     sweep_verdict(s, text);
     fclose(text);
     json_t *root = json_object(), *configs = json_array(), *rows = json_array();
-    json_object_set_new(root, "sweep",
-                        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "title",
-                                  s->title, "date", s->date, "command", s->command ? s->command : "", "model", s->model, "load", s->load, "arrival",
-                                  s->arrival, "machine", s->machine, "build", s->build, "policy", s->policy, "grid", s->grid, "slo_ttft_ms",
-                                  number(s->slo.ttft_ms), "slo_tpot_ms", number(s->slo.tpot_ms), "slo_e2el_ms", number(s->slo.e2el_ms), "slo_tbt_ms",
-                                  number(s->slo.tbt_ms), "slo_sent", s->slo_sent, "attainment", number(s->attainment), "tolerance",
-                                  number(s->tolerance), "load1_start", number(s->load1_start), "load1_end", number(s->load1_end), "slo_scales",
-                                  numbers(s->scales, s->n_scales)));
-    for (uint32_t i = 0; i < s->n_configs; i++) json_array_append_new(configs, config_json(&s->configs[i]));
+    json_object_set_new(
+        root, "sweep",
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:b, "
+                  "s:o, s:o, s:o, s:o, s:o}",
+                  "title", s->title, "date", s->date, "command", s->command ? s->command : "",
+                  "model", s->model, "load", s->load, "arrival", s->arrival, "machine", s->machine,
+                  "build", s->build, "policy", s->policy, "grid", s->grid, "slo_ttft_ms",
+                  number(s->slo.ttft_ms), "slo_tpot_ms", number(s->slo.tpot_ms), "slo_e2el_ms",
+                  number(s->slo.e2el_ms), "slo_tbt_ms", number(s->slo.tbt_ms), "slo_sent",
+                  s->slo_sent, "attainment", number(s->attainment), "tolerance",
+                  number(s->tolerance), "load1_start", number(s->load1_start), "load1_end",
+                  number(s->load1_end), "slo_scales", numbers(s->scales, s->n_scales)));
+    for (uint32_t i = 0; i < s->n_configs; i++)
+        json_array_append_new(configs, config_json(&s->configs[i]));
     for (size_t i = 0; i < s->n_rows; i++) json_array_append_new(rows, row_json(s, &s->rows[i]));
     json_object_set_new(root, "definitions", definitions());
     json_object_set_new(root, "configs", configs);
     json_object_set_new(root, "rows", rows);
     json_object_set_new(root, "verdict", json_string(verdict ? verdict : ""));
-    int rc = json_dump_file(root, path, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
+    int rc =
+        json_dump_file(root, path, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
     int saved = errno;
     json_decref(root);
     free(verdict);
@@ -349,12 +409,14 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     uint32_t n_known = s->n_configs;
     struct sweep_config *c = config_of(s, name);
     if (!d->s && (!c || s->n_configs != n_known))
-        d->s = td_fail(d->err, TD_ERR_INVALID, "%s: rows: config \"%s\" is not among configs", d->path, name);
+        d->s = td_fail(d->err, TD_ERR_INVALID, "%s: rows: config \"%s\" is not among configs",
+                       d->path, name);
     if (d->s) return;
     row->config = (uint32_t)(c - s->configs);
     get_s(d, o, "phase", row->phase, sizeof row->phase);
     for (size_t i = 0; i < N_FIELDS; i++) get_f(d, o, fields[i].name, field(row, i));
-    for (int k = 0; k < BENCH_N_STAGES; k++) get_f(d, json_object_get(o, "stages_ms"), bench_stage_names[k], &row->stages_ms[k]);
+    for (int k = 0; k < BENCH_N_STAGES; k++)
+        get_f(d, json_object_get(o, "stages_ms"), bench_stage_names[k], &row->stages_ms[k]);
     char where[300];
     snprintf(where, sizeof where, "%s: row %zu", d->path, s->n_rows);
     if (!d->s) d->s = check_row(row, where, d->err);
@@ -364,7 +426,8 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     const json_t *points = json_object_get(o, "predicted_observed_ttft_ms");
     size_t n = json_array_size(points);
     if (n > SWEEP_MAX_POINTS) n = SWEEP_MAX_POINTS;
-    if (!d->s && n && !(row->points = calloc(n, sizeof *row->points))) d->s = td_fail(d->err, TD_ERR_NOMEM, "out of memory");
+    if (!d->s && n && !(row->points = calloc(n, sizeof *row->points)))
+        d->s = td_fail(d->err, TD_ERR_NOMEM, "out of memory");
     for (size_t i = 0; !d->s && i < n; i++) {
         const json_t *p = json_array_get(points, i);
         if (at(p, 0) > 1e-6 && at(p, 0) < 1e12 && at(p, 1) > 1e-6 && at(p, 1) < 1e12)
@@ -376,9 +439,11 @@ static td_status json_read(const char *path, struct sweep *s, struct td_err *err
 {
     json_t *root = NULL;
     struct reader d = {path, err, td_json_load_file(path, MAX_FILE_BYTES, &root, err)};
-    const json_t *o = json_object_get(root, "sweep"), *configs = json_object_get(root, "configs"), *rows = json_object_get(root, "rows");
+    const json_t *o = json_object_get(root, "sweep"), *configs = json_object_get(root, "configs"),
+                 *rows = json_object_get(root, "rows");
     if (!d.s && (!json_is_object(o) || !json_is_array(configs) || !json_is_array(rows)))
-        d.s = td_fail(err, TD_ERR_INVALID, "%s: must have sweep, configs and rows: not a sweep.json", path);
+        d.s = td_fail(err, TD_ERR_INVALID,
+                      "%s: must have sweep, configs and rows: not a sweep.json", path);
     if (d.s) goto end;
     get_s(&d, o, "title", s->title, sizeof s->title);
     get_s(&d, o, "date", s->date, sizeof s->date);
@@ -401,13 +466,16 @@ static td_status json_read(const char *path, struct sweep *s, struct td_err *err
     get_f(&d, o, "load1_start", &s->load1_start);
     get_f(&d, o, "load1_end", &s->load1_end);
     const json_t *scales = json_object_get(o, "slo_scales");
-    for (size_t i = 0; i < json_array_size(scales) && s->n_scales < SWEEP_MAX_SCALES; i++) s->scales[s->n_scales++] = at(scales, i);
+    for (size_t i = 0; i < json_array_size(scales) && s->n_scales < SWEEP_MAX_SCALES; i++)
+        s->scales[s->n_scales++] = at(scales, i);
     for (size_t i = 0; i < json_array_size(configs) && !d.s; i++) {
         const json_t *k = json_array_get(configs, i);
         char name[48];
         get_s(&d, k, "name", name, sizeof name);
         struct sweep_config *c = config_of(s, name);
-        if (!c) d.s = td_fail(err, TD_ERR_LIMIT, "%s: more than %d configurations", path, SWEEP_MAX_CONFIGS);
+        if (!c)
+            d.s = td_fail(err, TD_ERR_LIMIT, "%s: more than %d configurations", path,
+                          SWEEP_MAX_CONFIGS);
         if (d.s) break;
         get_s(&d, k, "mode", c->mode, sizeof c->mode);
         get_s(&d, k, "note", c->note, sizeof c->note);
@@ -419,7 +487,8 @@ static td_status json_read(const char *path, struct sweep *s, struct td_err *err
         c->searched = get_b(&d, k, "searched");
         c->verified = get_b(&d, k, "verified");
     }
-    for (size_t i = 0; i < json_array_size(rows) && !d.s; i++) get_row(&d, json_array_get(rows, i), s);
+    for (size_t i = 0; i < json_array_size(rows) && !d.s; i++)
+        get_row(&d, json_array_get(rows, i), s);
 end:
     json_decref(root);
     return d.s;
@@ -437,7 +506,9 @@ td_status sweep_read(const char *path, struct sweep *ret, struct td_err *err)
     if (!st) st = check_sweep(&s, path, err);
     if (!st && s.n_rows == 0) st = td_fail(err, TD_ERR_INVALID, "%s: has no row", path);
     if (!st && !s.title[0]) snprintf(s.title, sizeof s.title, "Goodput sweep");
-    if (st) sweep_free(&s);
-    else sweep_settle(&s), *ret = s;
+    if (st)
+        sweep_free(&s);
+    else
+        sweep_settle(&s), *ret = s;
     return st;
 }

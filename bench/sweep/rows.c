@@ -25,10 +25,13 @@ struct sweep_row *sweep_row_add(struct sweep *s)
     s->rows = rows;
     struct sweep_row *r = &rows[s->n_rows++];
     *r = (struct sweep_row){0};
-    for (double *v = &r->rate; v <= &r->stages_ms[BENCH_N_STAGES - 1]; v++) *v = NAN; /* all numbers stand in one run of doubles */
+    /* all numbers stand in one run of doubles */
+    for (double *v = &r->rate; v <= &r->stages_ms[BENCH_N_STAGES - 1]; v++) *v = NAN;
     return r;
 }
-_Static_assert((offsetof(struct sweep_row, stages_ms) - offsetof(struct sweep_row, rate)) % sizeof(double) == 0,
+_Static_assert((offsetof(struct sweep_row, stages_ms) - offsetof(struct sweep_row, rate)) %
+                       sizeof(double) ==
+                   0,
                "the row's numbers are doubles, one after another");
 
 static double pct(const struct bench_result *r, const struct bench_metric *m, double p)
@@ -38,11 +41,15 @@ static double pct(const struct bench_result *r, const struct bench_metric *m, do
     return NAN;
 }
 
-static double arrival_of(const struct bench_result *r, const struct bench_request *q) { return r->closed_loop ? q->ready_s : q->scheduled_s; }
+static double arrival_of(const struct bench_result *r, const struct bench_request *q)
+{
+    return r->closed_loop ? q->ready_s : q->scheduled_s;
+}
 
 static bool in_window(const struct bench_result *r, const struct bench_request *q)
 {
-    return q->outcome != BENCH_UNSENT && arrival_of(r, q) >= r->steady_t0_s && arrival_of(r, q) <= r->steady_t1_s;
+    return q->outcome != BENCH_UNSENT && arrival_of(r, q) >= r->steady_t0_s &&
+           arrival_of(r, q) <= r->steady_t1_s;
 }
 
 static int by_value(const void *a, const void *b)
@@ -51,9 +58,10 @@ static int by_value(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-/* --- a row ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- a row ------------------------------------------------------------------------------------ */
 
-/* Quantiles of n values of which only the first n_known are known; the others are later than any. */
+/* Quantiles of n values of which only the first n_known are known; the others are later than
+ * any. */
 static double *quantiles(double *x, size_t n_known, size_t n)
 {
     double *q = malloc(SWEEP_N_QUANTILES * sizeof *q);
@@ -61,16 +69,19 @@ static double *quantiles(double *x, size_t n_known, size_t n)
     for (size_t i = n_known; i < n; i++) x[i] = INFINITY;
     qsort(x, n, sizeof *x, by_value);
     for (int i = 0; i < SWEEP_N_QUANTILES; i++) {
-        size_t rank = n ? (size_t)ceil((double)i / (SWEEP_N_QUANTILES - 1) * (double)n) : 0; /* nearest rank: a share of i % lies at or below it */
+        /* nearest rank: a share of i % lies at or below it */
+        size_t rank = n ? (size_t)ceil((double)i / (SWEEP_N_QUANTILES - 1) * (double)n) : 0;
         double v = n ? x[rank ? rank - 1 : 0] : NAN;
         q[i] = isfinite(v) ? v : NAN;
     }
     return q;
 }
 
-static td_status distributions(struct sweep_row *row, const struct bench_result *r, struct td_err *err)
+static td_status distributions(struct sweep_row *row, const struct bench_result *r,
+                               struct td_err *err)
 {
-    double *ttft = malloc((r->n_requests + 1) * sizeof *ttft), *tpot = malloc((r->n_requests + 1) * sizeof *tpot);
+    double *ttft = malloc((r->n_requests + 1) * sizeof *ttft),
+           *tpot = malloc((r->n_requests + 1) * sizeof *tpot);
     size_t n_ttft = 0, n_tpot = 0, n = 0, n_one = 0, n_predicted = 0;
     td_status s = ttft && tpot ? TD_OK : td_fail(err, TD_ERR_NOMEM, "out of memory");
     for (size_t i = 0; !s && i < r->n_requests; i++) {
@@ -80,23 +91,29 @@ static td_status distributions(struct sweep_row *row, const struct bench_result 
         n_predicted += q->has_ledger && q->predicted_ttft_us > 0;
         if (q->outcome != BENCH_COMPLETED || isnan(q->first_s)) continue;
         ttft[n_ttft++] = (q->first_s - arrival_of(r, q)) * 1e3;
-        if (q->output_len > 1) tpot[n_tpot++] = (q->last_s - q->first_s) / (q->output_len - 1) * 1e3;
-        else n_one++; /* nothing to be late with */
+        if (q->output_len > 1)
+            tpot[n_tpot++] = (q->last_s - q->first_s) / (q->output_len - 1) * 1e3;
+        else
+            n_one++; /* nothing to be late with */
     }
     if (!s && n) {
         row->ttft_q = quantiles(ttft, n_ttft, n);
         row->tpot_q = quantiles(tpot, n_tpot, n - n_one);
         row->points = calloc(SWEEP_MAX_POINTS, sizeof *row->points);
-        if (!row->ttft_q || !row->tpot_q || !row->points) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
+        if (!row->ttft_q || !row->tpot_q || !row->points)
+            s = td_fail(err, TD_ERR_NOMEM, "out of memory");
     }
     size_t seen = 0, step = n_predicted / SWEEP_MAX_POINTS + 1;
     for (size_t i = 0; !s && i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
-        if (!in_window(r, q) || !q->has_ledger || q->predicted_ttft_us == 0 || q->outcome != BENCH_COMPLETED) continue;
+        if (!in_window(r, q) || !q->has_ledger || q->predicted_ttft_us == 0 ||
+            q->outcome != BENCH_COMPLETED)
+            continue;
         double observed = 0;
         for (int k = 0; k <= BENCH_RPC; k++) observed += (double)q->stages_us[k] / 1e3;
         if (seen++ % step == 0 && row->n_points < SWEEP_MAX_POINTS)
-            row->points[row->n_points++] = (struct sweep_point){(float)((double)q->predicted_ttft_us / 1e3), (float)observed};
+            row->points[row->n_points++] =
+                (struct sweep_point){(float)((double)q->predicted_ttft_us / 1e3), (float)observed};
     }
     free(ttft);
     free(tpot);
@@ -105,14 +122,17 @@ static td_status distributions(struct sweep_row *row, const struct bench_result 
 
 static void scale_slo(struct bench_slo *to, const struct bench_slo *from, double by)
 {
-    *to = (struct bench_slo){from->ttft_ms * by, from->tpot_ms * by, from->e2el_ms * by, from->tbt_ms * by};
+    *to = (struct bench_slo){from->ttft_ms * by, from->tpot_ms * by, from->e2el_ms * by,
+                             from->tbt_ms * by};
 }
 
-/* r's requests judged by its objectives times `by`: r keeps its numbers, its requests' verdicts are those of the last call. */
+/* r's requests judged by its objectives times `by`: r keeps its numbers, its requests' verdicts
+ * are those of the last call. */
 static double attainment_at(const struct bench_result *r, double by)
 {
     struct bench_result t = *r;
-    memset(&t.valid, 0, sizeof t - offsetof(struct bench_result, valid)); /* what bench_result_summarise fills */
+    /* what bench_result_summarise fills */
+    memset(&t.valid, 0, sizeof t - offsetof(struct bench_result, valid));
     scale_slo(&t.slo, &r->slo, by);
     for (size_t k = 0; k < r->n_classes; k++) {
         t.classes[k] = (struct bench_class_result){.of = r->classes[k].of};
@@ -122,7 +142,8 @@ static double attainment_at(const struct bench_result *r, double by)
     return t.joint.value;
 }
 
-static td_status scales(const struct sweep *s, struct sweep_row *row, const struct bench_result *r, struct td_err *err)
+static td_status scales(const struct sweep *s, struct sweep_row *row, const struct bench_result *r,
+                        struct td_err *err)
 {
     if (s->n_scales == 0) return TD_OK;
     row->scale_joint = calloc(s->n_scales, sizeof *row->scale_joint);
@@ -132,14 +153,16 @@ static td_status scales(const struct sweep *s, struct sweep_row *row, const stru
     return TD_OK;
 }
 
-td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const struct bench_result *r, struct td_err *err)
+td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const struct bench_result *r,
+                         struct td_err *err)
 {
     row->seed = (double)r->seed;
     row->offered = (double)r->n_offered;
     row->completed = (double)r->n_outcome[BENCH_COMPLETED];
     row->rejected = (double)r->n_outcome[BENCH_REJECTED];
     row->rejected_ttft = row->rejected_tpot = 0;
-    for (size_t i = 0; i < r->n_requests; i++) { /* the router's refusal says which objective it is for */
+    for (size_t i = 0; i < r->n_requests; i++) { /* the router's refusal says which objective it
+                                                    is for */
         const struct bench_request *q = &r->requests[i];
         if (q->outcome != BENCH_REJECTED || !q->error) continue;
         row->rejected_ttft += strstr(q->error, "TTFT") != NULL;
@@ -176,7 +199,8 @@ td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const str
     row->sched_lag_p99_ms = r->sched_lag_p99_ms;
     row->predicted_mape = r->predicted_ttft_mape;
     row->predicted_coverage = r->predicted_ttft_coverage;
-    for (int k = 0; k < BENCH_N_STAGES; k++) row->stages_ms[k] = r->stages[k].n ? r->stages[k].mean : NAN;
+    for (int k = 0; k < BENCH_N_STAGES; k++)
+        row->stages_ms[k] = r->stages[k].n ? r->stages[k].mean : NAN;
     td_status st = distributions(row, r, err);
     return st ? st : scales(s, row, r, err);
 }

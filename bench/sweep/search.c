@@ -18,14 +18,18 @@ static uint32_t bisections(double lo, double hi, double tolerance)
     return hi > lo * (1 + tolerance) ? (uint32_t)ceil(log2(log(hi / lo) / log1p(tolerance))) : 0;
 }
 
-static td_status run(struct search *s, const char *phase, double rate, uint64_t seed, uint32_t left, struct sweep_probe *ret_probe)
+static td_status run(struct search *s, const char *phase, double rate, uint64_t seed, uint32_t left,
+                     struct sweep_probe *ret_probe)
 {
     s->found->n_runs++;
     return s->probe(s->ctx, phase, rate, seed, left, ret_probe, s->err);
 }
 
 /* The bound decides, not the share: a few lucky requests are no evidence. */
-static bool passes(const struct search *s, const struct sweep_probe *p) { return p->n > 0 && p->lower >= s->config->attainment; }
+static bool passes(const struct search *s, const struct sweep_probe *p)
+{
+    return p->n > 0 && p->lower >= s->config->attainment;
+}
 
 static bool spent(const struct search *s) { return s->found->n_runs >= s->config->max_runs; }
 
@@ -36,10 +40,13 @@ static td_status bracket(struct search *s, double *ret_lo, double *ret_hi)
     *ret_lo = *ret_hi = 0;
     while (!spent(s)) {
         struct sweep_probe p = {0};
-        td_status st = run(s, "bracket", rate, c->seed, bisections(1, 2, c->tolerance) + 2 + c->n_verify, &p);
+        td_status st =
+            run(s, "bracket", rate, c->seed, bisections(1, 2, c->tolerance) + 2 + c->n_verify, &p);
         if (st) return st;
-        if (passes(s, &p)) *ret_lo = rate;
-        else *ret_hi = rate;
+        if (passes(s, &p))
+            *ret_lo = rate;
+        else
+            *ret_hi = rate;
         if (*ret_lo > 0 && (*ret_hi > 0 || rate >= c->max_rate)) return TD_OK;
         if (*ret_lo == 0 && rate <= c->min_rate) return TD_OK;
         rate = *ret_lo > 0 ? fmin(rate * 2, c->max_rate) : fmax(rate / 2, c->min_rate);
@@ -66,7 +73,8 @@ static td_status verify(struct search *s, double rate, bool *ret_good)
     return TD_OK;
 }
 
-td_status sweep_search(const struct sweep_search_config *config, sweep_probe_fn probe, void *ctx, struct sweep_found *ret_found, struct td_err *err)
+td_status sweep_search(const struct sweep_search_config *config, sweep_probe_fn probe, void *ctx,
+                       struct sweep_found *ret_found, struct td_err *err)
 {
     struct search s = {config, probe, ctx, ret_found, err};
     double lo, hi, step = config->tolerance;
@@ -75,10 +83,13 @@ td_status sweep_search(const struct sweep_search_config *config, sweep_probe_fn 
     while (!st && lo > 0 && bisections(lo, hi, config->tolerance) > 0 && !spent(&s)) {
         double mid = sqrt(lo * hi);
         struct sweep_probe p = {0};
-        st = run(&s, "bisect", mid, config->seed, bisections(lo, hi, config->tolerance) - 1 + config->n_verify, &p);
+        st = run(&s, "bisect", mid, config->seed,
+                 bisections(lo, hi, config->tolerance) - 1 + config->n_verify, &p);
         if (st) break;
-        if (passes(&s, &p)) lo = mid;
-        else hi = mid;
+        if (passes(&s, &p))
+            lo = mid;
+        else
+            hi = mid;
     }
     ret_found->rate = lo;
     ret_found->failed_rate = hi;

@@ -1,8 +1,9 @@
-/* sweep.h - what a sweep found: configurations, a row for every run, and what is said of them. Files: sweep.csv (a row a run), sweep.json (that and
- * what the plots need of single requests).
+/* sweep.h - what a sweep found: configurations, a row for every run, and what is said of them.
+ * Files: sweep.csv (a row a run), sweep.json (that and what the plots need of single requests).
  *
- * A configuration is one shape of cluster under test ("pd 1:1"); a row one run of one rate and seed against it. Latencies are of the requests that
- * arrived in the window, from their scheduled time. NAN = not known. Zeroed = empty. One thread. */
+ * A configuration is one shape of cluster under test ("pd 1:1"); a row one run of one rate and
+ * seed against it. Latencies are of the requests that arrived in the window, from their
+ * scheduled time. NAN = not known. Zeroed = empty. One thread. */
 #ifndef BENCH_SWEEP_SWEEP_H
 #define BENCH_SWEEP_SWEEP_H
 
@@ -18,44 +19,54 @@
 struct sweep_config {
     char name[48], mode[24];
     uint32_t prefill, decode, gpus;
-    double goodput;              /* highest rate that meets the attainment, requests/s; 0 = none did; NAN = not looked for */
-    double failed_rate;          /* the lowest rate above it that did not; 0 = none */
-    bool searched, verified;     /* by bisection, not only a point of the grid; repeated with other seeds */
-    char note[160];              /* why it ended early; "" = it did not */
+    double goodput;          /* highest rate that meets the attainment, requests/s; 0 = none
+                                did; NAN = not looked for */
+    double failed_rate;      /* the lowest rate above it that did not; 0 = none */
+    bool searched, verified; /* by bisection, not only a point of the grid; repeated with
+                                other seeds */
+    char note[160];          /* why it ended early; "" = it did not */
 };
 
-struct sweep_point { float predicted_ms, observed_ms; };
+struct sweep_point {
+    float predicted_ms, observed_ms;
+};
 
 struct sweep_row {
-    uint32_t config;             /* index */
-    char phase[12];              /* grid sync throughput bracket bisect verify */
-    double rate, seed, offered, completed, rejected, timed_out, failed, unfinished, deflected; /* counts are whole numbers */
+    uint32_t config; /* index */
+    char phase[12];  /* grid sync throughput bracket bisect verify */
+    /* counts are whole numbers */
+    double rate, seed, offered, completed, rejected, timed_out, failed, unfinished, deflected;
     double rejected_ttft, rejected_tpot; /* of rejected: the router named this objective */
     double offered_rate, goodput, per_gpu_goodput;
-    double attainment, ci95_lo, ci95_hi, n_good, n, attainment_ttft, attainment_tpot, attainment_e2el;
-    double ttft_p50_ms, ttft_p90_ms, ttft_p99_ms, tpot_p50_ms, tpot_p90_ms, tpot_p99_ms, itl_p50_ms, itl_p90_ms, itl_p99_ms;
-    double saturated, valid;     /* 0 or 1 */
+    double attainment, ci95_lo, ci95_hi, n_good, n, attainment_ttft, attainment_tpot,
+        attainment_e2el;
+    double ttft_p50_ms, ttft_p90_ms, ttft_p99_ms, tpot_p50_ms, tpot_p90_ms, tpot_p99_ms, itl_p50_ms,
+        itl_p90_ms, itl_p99_ms;
+    double saturated, valid; /* 0 or 1 */
     double window_s, duration_s, sched_lag_p99_ms, load1;
     double predicted_mape, predicted_coverage;
     double stages_ms[BENCH_N_STAGES]; /* means */
     /* not in the CSV */
-    double *ttft_q, *tpot_q; /* [SWEEP_N_QUANTILES] of all offered in the window, a request without one counts as never (NAN); owned, NULL = none */
-    double *scale_joint;         /* [n_scales] attainment with the objectives times each scale; owned */
-    struct sweep_point *points;  /* router's TTFT as predicted and as it was; owned */
+    double *ttft_q, *tpot_q;    /* [SWEEP_N_QUANTILES] of all offered in the window, a request
+                                   without one counts as never (NAN); owned, NULL = none */
+    double *scale_joint;        /* [n_scales] attainment with the objectives times each scale;
+                                   owned */
+    struct sweep_point *points; /* router's TTFT as predicted and as it was; owned */
     uint32_t n_points;
 };
 
 struct sweep {
-    char title[128], date[32], model[128], load[160], arrival[64], machine[256], build[96], policy[32];
-    char *command;               /* owned; may be NULL */
-    bool grid;                   /* rates were given, not searched */
+    char title[128], date[32], model[128], load[160], arrival[64], machine[256], build[96],
+        policy[32];
+    char *command; /* owned; may be NULL */
+    bool grid;     /* rates were given, not searched */
     struct bench_slo slo;
     bool slo_sent;
     double attainment, tolerance, load1_start, load1_end;
     double scales[SWEEP_MAX_SCALES];
     uint32_t n_scales, n_configs;
     struct sweep_config configs[SWEEP_MAX_CONFIGS];
-    struct sweep_row *rows;      /* owned */
+    struct sweep_row *rows; /* owned */
     size_t n_rows;
 };
 
@@ -63,34 +74,39 @@ void sweep_free(struct sweep *s);
 /* Appends an empty row (every number NAN). NULL = no memory. It moves when another is added. */
 struct sweep_row *sweep_row_add(struct sweep *s);
 /* A run's numbers and its requests' distributions. */
-td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const struct bench_result *r, struct td_err *err);
+td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const struct bench_result *r,
+                         struct td_err *err);
 td_status sweep_csv_write(const struct sweep *s, const char *path, struct td_err *err);
 td_status sweep_json_write(const struct sweep *s, const char *path, struct td_err *err);
 /* Either file, told by its first byte. TD_ERR_INVALID names file and field or line. */
 td_status sweep_read(const char *path, struct sweep *ret, struct td_err *err);
 
-/* --- what is said of it (verdict.c). Pure. -------------------------------------------------------------------------------------------- */
+/* --- what is said of it (verdict.c). Pure. ---------------------------------------------------- */
 
-/* Fills goodput and failed_rate of configurations that were not searched: the highest rate of the grid whose runs together have their lower bound at
- * the attainment, and the next one. */
+/* Fills goodput and failed_rate of configurations that were not searched: the highest rate of
+ * the grid whose runs together have their lower bound at the attainment, and the next one. */
 void sweep_settle(struct sweep *s);
 /* The configuration with the highest goodput per worker; -1: none is known. */
 int sweep_winner(const struct sweep *s);
-/* The rate at which configurations are held beside each other: the winner's goodput in requests/s per worker, else the least rate run; NAN without
- * rows. */
+/* The rate at which configurations are held beside each other: the winner's goodput in
+ * requests/s per worker, else the least rate run; NAN without rows. */
 double sweep_reference_rate(const struct sweep *s);
-/* The row of a configuration whose rate per worker is nearest to that; verified ones first. NULL: it has none. */
+/* The row of a configuration whose rate per worker is nearest to that; verified ones first.
+ * NULL: it has none. */
 const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t config);
 /* All runs of one configuration, rate and kind of phase put together. */
 struct sweep_pool {
-    double rate, offered_rate, goodput, joint, ttft, tpot, lo, hi, least, greatest; /* least, greatest: of the runs' joint attainment */
+    /* least, greatest: of the runs' joint attainment */
+    double rate, offered_rate, goodput, joint, ttft, tpot, lo, hi, least, greatest;
     uint32_t n_runs;
     bool saturated;
 };
 /* Ascending by rate; returns how many, at most max. Runs that are not valid are left out. */
 size_t sweep_pool(const struct sweep *s, uint32_t config, struct sweep_pool *ret_pools, size_t max);
-/* One paragraph a line: who won, by how much, and which objective the others missed at which rate, and where their time went. */
+/* One paragraph a line: who won, by how much, and which objective the others missed at which
+ * rate, and where their time went. */
 void sweep_verdict(const struct sweep *s, FILE *out);
-void sweep_print(const struct sweep *s, FILE *out); /* console: goodput table, stage table, verdict */
+void sweep_print(const struct sweep *s, FILE *out); /* console: goodput table, stage table,
+                                                       verdict */
 
 #endif

@@ -1,4 +1,5 @@
-/* verdict.c - what the rows say: goodput of each configuration, who won, and what stopped the others. */
+/* verdict.c - what the rows say: goodput of each configuration, who won, and what stopped the
+ * others. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,13 +8,16 @@
 
 #define MAX_POOLS 256
 
-static bool is_open_loop(const struct sweep_row *r) { return strcmp(r->phase, "sync") != 0 && strcmp(r->phase, "throughput") != 0; }
+static bool is_open_loop(const struct sweep_row *r)
+{
+    return strcmp(r->phase, "sync") != 0 && strcmp(r->phase, "throughput") != 0;
+}
 
 static uint32_t workers(const struct sweep_config *c) { return c->gpus ? c->gpus : 1; }
 
 static double ms(double v) { return isnan(v) ? 0 : v; }
 
-/* --- runs of one rate put together ------------------------------------------------------------------------------------------------------ */
+/* --- runs of one rate put together ------------------------------------------------------------ */
 
 static double student95(uint32_t df)
 {
@@ -27,7 +31,8 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     *p = (struct sweep_pool){.rate = rate, .least = INFINITY, .greatest = -INFINITY};
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) || !(r->n > 0) || isnan(r->n_good) || isnan(r->attainment))
+        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) ||
+            !(r->n > 0) || isnan(r->n_good) || isnan(r->attainment))
             continue;
         p->n_runs++;
         k += r->n_good;
@@ -52,8 +57,11 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     p->tpot = k_tpot / n;
     if (p->n_runs == 1) return; /* its own interval */
     struct td_stats_interval w = td_stats_wilson((uint64_t)k, (uint64_t)n);
-    double mean = sum / p->n_runs, half = student95(p->n_runs - 1) * sqrt(fmax(0, squares / p->n_runs - mean * mean) / (p->n_runs - 1));
-    bool seeds = p->n_runs >= 3 && 2 * half > w.hi - w.lo; /* the wider one: runs may differ by more than chance among requests */
+    double mean = sum / p->n_runs,
+           half = student95(p->n_runs - 1) *
+                  sqrt(fmax(0, squares / p->n_runs - mean * mean) / (p->n_runs - 1));
+    /* the wider one: runs may differ by more than chance among requests */
+    bool seeds = p->n_runs >= 3 && 2 * half > w.hi - w.lo;
     p->lo = seeds ? fmax(0, mean - half) : w.lo;
     p->hi = seeds ? fmin(1, mean + half) : w.hi;
 }
@@ -88,11 +96,13 @@ void sweep_settle(struct sweep *s)
         s->configs[c].goodput = n && s->attainment > 0 ? 0 : NAN;
         s->configs[c].failed_rate = n ? pools[0].rate : 0;
         for (size_t i = 0; i < n && s->attainment > 0; i++)
-            if (pools[i].lo >= s->attainment) s->configs[c].goodput = pools[i].rate, s->configs[c].failed_rate = i + 1 < n ? pools[i + 1].rate : 0;
+            if (pools[i].lo >= s->attainment)
+                s->configs[c].goodput = pools[i].rate,
+                s->configs[c].failed_rate = i + 1 < n ? pools[i + 1].rate : 0;
     }
 }
 
-/* --- the winner ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the winner ------------------------------------------------------------------------------- */
 
 /* Of the rates that were run, the least often. */
 static uint32_t fewest_runs(const struct sweep *s)
@@ -112,7 +122,9 @@ static int best(const struct sweep *s, int except)
 {
     int found = -1;
     for (int i = 0; i < (int)s->n_configs; i++)
-        if (i != except && s->configs[i].goodput > 0 && (found < 0 || per_worker(&s->configs[i]) > per_worker(&s->configs[found]))) found = i;
+        if (i != except && s->configs[i].goodput > 0 &&
+            (found < 0 || per_worker(&s->configs[i]) > per_worker(&s->configs[found])))
+            found = i;
     return found;
 }
 
@@ -124,7 +136,8 @@ double sweep_reference_rate(const struct sweep *s)
     if (w >= 0) return per_worker(&s->configs[w]);
     double least = NAN;
     for (size_t i = 0; i < s->n_rows; i++)
-        if (!(s->rows[i].rate / workers(&s->configs[s->rows[i].config]) >= least)) least = s->rows[i].rate / workers(&s->configs[s->rows[i].config]);
+        if (!(s->rows[i].rate / workers(&s->configs[s->rows[i].config]) >= least))
+            least = s->rows[i].rate / workers(&s->configs[s->rows[i].config]);
     return least;
 }
 
@@ -136,19 +149,25 @@ const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t conf
         const struct sweep_row *r = &s->rows[i];
         if (r->config != config || !is_open_loop(r) || !(r->completed > 0)) continue;
         double far = fabs(log(r->rate / want)) + (r->valid > 0 ? 0 : 1);
-        if (far < least || (far == least && !strcmp(r->phase, "verify") && strcmp(found->phase, "verify") != 0)) least = far, found = r;
+        if (far < least ||
+            (far == least && !strcmp(r->phase, "verify") && strcmp(found->phase, "verify") != 0))
+            least = far, found = r;
     }
     return found;
 }
 
-/* --- words ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- words ------------------------------------------------------------------------------------ */
 
-static double lost_share(const struct sweep_row *r) { return r->offered > 0 ? (r->offered - r->completed) / r->offered : 0; }
+static double lost_share(const struct sweep_row *r)
+{
+    return r->offered > 0 ? (r->offered - r->completed) / r->offered : 0;
+}
 
 /* What most requests that missed had missed, and the evidence in its stages. */
 static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
 {
-    double lost = lost_share(r), late_ttft = fmax(0, 1 - r->attainment_ttft - lost), late_tpot = fmax(0, 1 - r->attainment_tpot - lost), ttft = 0;
+    double lost = lost_share(r), late_ttft = fmax(0, 1 - r->attainment_ttft - lost),
+           late_tpot = fmax(0, 1 - r->attainment_tpot - lost), ttft = 0;
     int longest = 0;
     for (int k = 0; k <= BENCH_RPC; k++) {
         ttft += ms(r->stages_ms[k]);
@@ -161,42 +180,58 @@ static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
     fputs(". ", out);
     if (lost >= late_ttft && lost >= late_tpot && lost > 0) {
         if (r->rejected > 0.5 * (r->offered - r->completed))
-            fprintf(out, "Most misses are admission: the router turned away what it expected to be late%s. ",
-                    r->rejected_ttft > 2 * r->rejected_tpot ? ", for TTFT" : r->rejected_tpot > 2 * r->rejected_ttft ? ", for TPOT" : "");
-        else fprintf(out, "Most misses never finished. ");
+            fprintf(
+                out,
+                "Most misses are admission: the router turned away what it expected to be late%s. ",
+                r->rejected_ttft > 2 * r->rejected_tpot   ? ", for TTFT"
+                : r->rejected_tpot > 2 * r->rejected_ttft ? ", for TPOT"
+                                                          : "");
+        else
+            fprintf(out, "Most misses never finished. ");
     } else if (late_tpot > late_ttft) {
-        fprintf(out, "TPOT is what fails: p99 is %.3g ms against %.3g ms at the median", r->tpot_p99_ms, r->tpot_p50_ms);
+        fprintf(out, "TPOT is what fails: p99 is %.3g ms against %.3g ms at the median",
+                r->tpot_p99_ms, r->tpot_p50_ms);
         if (r->itl_p99_ms > 3 * r->itl_p50_ms)
-            fprintf(out, ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the decode steps", r->itl_p99_ms, r->itl_p50_ms);
+            fprintf(out,
+                    ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the "
+                    "decode steps",
+                    r->itl_p99_ms, r->itl_p50_ms);
         fprintf(out, ". ");
     } else if (late_ttft > 0) {
         fprintf(out, "TTFT is what fails: p90 is %.4g ms. ", r->ttft_p90_ms);
     }
-    if (ttft > 0) fprintf(out, "Of a mean TTFT of %.4g ms, %.0f %% is %s.", ttft, 100 * ms(r->stages_ms[longest]) / ttft, bench_stage_names[longest]);
+    if (ttft > 0)
+        fprintf(out, "Of a mean TTFT of %.4g ms, %.0f %% is %s.", ttft,
+                100 * ms(r->stages_ms[longest]) / ttft, bench_stage_names[longest]);
 }
 
-/* The row to explain a configuration's limit by: the lowest rate above its goodput that missed the attainment. */
+/* The row to explain a configuration's limit by: the lowest rate above its goodput that missed
+ * the attainment. */
 static const struct sweep_row *failing_row(const struct sweep *s, uint32_t config)
 {
     const struct sweep_row *found = NULL;
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || !is_open_loop(r) || !(r->valid > 0) || !(r->attainment < s->attainment) || r->rate < s->configs[config].goodput)
+        if (r->config != config || !is_open_loop(r) || !(r->valid > 0) ||
+            !(r->attainment < s->attainment) || r->rate < s->configs[config].goodput)
             continue;
-        if (!found || r->rate < found->rate || (r->rate == found->rate && r->attainment < found->attainment)) found = r;
+        if (!found || r->rate < found->rate ||
+            (r->rate == found->rate && r->attainment < found->attainment))
+            found = r;
     }
     return found;
 }
 
-/* The highest rate at which the attainment was reached by so few requests that they do not prove it. A search passes over such rates on its way:
- * of it only when no rate failed. */
+/* The highest rate at which the attainment was reached by so few requests that they do not prove
+ * it. A search passes over such rates on its way: of it only when no rate failed. */
 static bool unproven(const struct sweep *s, uint32_t config, struct sweep_pool *ret)
 {
     struct sweep_pool pools[MAX_POOLS];
     size_t n = sweep_pool(s, config, pools, MAX_POOLS);
     bool found = false;
     for (size_t i = 0; i < n; i++)
-        if ((!s->configs[config].searched || !failing_row(s, config)) && pools[i].joint >= s->attainment && pools[i].lo < s->attainment &&
+        if ((!s->configs[config].searched || !failing_row(s, config)) &&
+            pools[i].joint >= s->attainment && pools[i].lo < s->attainment &&
             pools[i].rate > s->configs[config].goodput)
             *ret = pools[i], found = true;
     return found;
@@ -207,7 +242,10 @@ static void objectives(const struct sweep *s, FILE *out)
     const struct {
         const char *name;
         double v;
-    } all[] = {{"TTFT", s->slo.ttft_ms}, {"TPOT", s->slo.tpot_ms}, {"E2EL", s->slo.e2el_ms}, {"TBT", s->slo.tbt_ms}};
+    } all[] = {{"TTFT", s->slo.ttft_ms},
+               {"TPOT", s->slo.tpot_ms},
+               {"E2EL", s->slo.e2el_ms},
+               {"TBT", s->slo.tbt_ms}};
     const char *comma = "";
     for (size_t i = 0; i < 4; i++)
         if (all[i].v > 0) fprintf(out, "%s%s %.4g ms", comma, all[i].name, all[i].v), comma = ", ";
@@ -216,7 +254,8 @@ static void objectives(const struct sweep *s, FILE *out)
 void sweep_verdict(const struct sweep *s, FILE *out)
 {
     if (!bench_slo_any(&s->slo)) {
-        fprintf(out, "No objectives were given (--goodput ttft:... tpot:...), so there is no goodput to compare.\n");
+        fprintf(out, "No objectives were given (--goodput ttft:... tpot:...), so there is no "
+                     "goodput to compare.\n");
         return;
     }
     int w = sweep_winner(s), second = w >= 0 ? best(s, w) : -1;
@@ -226,88 +265,116 @@ void sweep_verdict(const struct sweep *s, FILE *out)
         for (uint32_t i = 0; i < s->n_configs && !few; i++) few = unproven(s, i, &p);
         fprintf(out, few ? "No configuration is proven to meet " : "No configuration met ");
         objectives(s, out);
-        fprintf(out, " for %.3g %% of its requests at any rate that was run.%s\n", 100 * s->attainment,
-                few ? " Some did in what was measured, of too few requests: run more (--num-prompts, --seeds)." : "");
+        fprintf(out, " for %.3g %% of its requests at any rate that was run.%s\n",
+                100 * s->attainment,
+                few ? " Some did in what was measured, of too few requests: run more "
+                      "(--num-prompts, --seeds)."
+                    : "");
     } else {
         const struct sweep_config *c = &s->configs[w];
-        fprintf(out, "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the requests within ", c->name, c->goodput,
-                per_worker(c), 100 * s->attainment);
+        fprintf(out,
+                "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the "
+                "requests within ",
+                c->name, c->goodput, per_worker(c), 100 * s->attainment);
         objectives(s, out);
-        if (!c->searched) fprintf(out, "; of the rates that were run, which are a grid");
-        else if (!c->verified) fprintf(out, "; not verified with other seeds");
+        if (!c->searched)
+            fprintf(out, "; of the rates that were run, which are a grid");
+        else if (!c->verified)
+            fprintf(out, "; not verified with other seeds");
         fprintf(out, ".\n");
         uint32_t seeds = fewest_runs(s);
         if (seeds < 3)
-            fprintf(out, "Some rates were run %s: intervals hold what differs between requests, not between runs; --seeds 3 does.\n",
+            fprintf(out,
+                    "Some rates were run %s: intervals hold what differs between requests, not "
+                    "between runs; --seeds 3 does.\n",
                     seeds == 1 ? "once" : "twice");
         if (second >= 0) {
             const struct sweep_config *o = &s->configs[second];
             double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);
             if (failed <= 0 || failed > per_worker(c) * (1 + 1e-9) || ratio < 1.05)
                 fprintf(out,
-                        "No clear winner: %s has %.3g per worker, and nothing that was run tells the two apart; repeats of one run differ by more. "
+                        "No clear winner: %s has %.3g per worker, and nothing that was run tells "
+                        "the two apart; repeats of one run differ by more. "
                         "Use more --seeds, or a finer --tolerance.\n",
                         o->name, per_worker(o));
             else
-                fprintf(out, "%s won: %.2f times the goodput per worker of the next, %s (%.3g requests/s).%s\n", c->name, ratio, o->name, o->goodput,
-                        ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to 20 %; repeat it before relying on it." : "");
+                fprintf(out,
+                        "%s won: %.2f times the goodput per worker of the next, %s (%.3g "
+                        "requests/s).%s\n",
+                        c->name, ratio, o->name, o->goodput,
+                        ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to "
+                                      "20 %; repeat it before relying on it."
+                                    : "");
         }
     }
-    if (w >= 0 && second < 0 && s->n_configs > 1) fprintf(out, "No other configuration met them at any rate that was run.\n");
+    if (w >= 0 && second < 0 && s->n_configs > 1)
+        fprintf(out, "No other configuration met them at any rate that was run.\n");
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_config *c = &s->configs[i];
         const struct sweep_row *r = failing_row(s, i);
         struct sweep_pool few;
         bool maybe = unproven(s, i, &few);
         if (maybe)
-            fprintf(
-                out,
-                "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too few requests: the 95 %% interval begins at %.3g %%.\n",
-                c->name, few.rate, 100 * few.joint, 100 * few.lo);
+            fprintf(out,
+                    "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too "
+                    "few requests: the 95 %% interval begins at %.3g %%.\n",
+                    c->name, few.rate, 100 * few.joint, 100 * few.lo);
         if (r) {
             fprintf(out, "%s%s ", c->name,
-                    (int)i == w ? " itself has its limit here:"
+                    (int)i == w      ? " itself has its limit here:"
                     : c->goodput > 0 ? " stops earlier:"
-                    : maybe ? " missed here:"
-                    : " meets no rate that was run:");
+                    : maybe          ? " missed here:"
+                                     : " meets no rate that was run:");
             why(s, r, out);
             fputc('\n', out);
         } else if (c->goodput > 0 && !maybe) {
-            fprintf(out, "%s met the objectives at every rate that was run, up to %.3g requests/s.\n", c->name, c->goodput);
+            fprintf(out,
+                    "%s met the objectives at every rate that was run, up to %.3g requests/s.\n",
+                    c->name, c->goodput);
         }
         if (c->note[0]) fprintf(out, "%s: %s\n", c->name, c->note);
     }
     size_t n_invalid = 0;
     for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].valid > 0);
     if (n_invalid)
-        fprintf(out, "%zu of %zu runs are not valid (interrupted, or the load generator itself was late) and count for nothing.\n", n_invalid,
-                s->n_rows);
+        fprintf(out,
+                "%zu of %zu runs are not valid (interrupted, or the load generator itself was "
+                "late) and count for nothing.\n",
+                n_invalid, s->n_rows);
 }
 
 void sweep_print(const struct sweep *s, FILE *out)
 {
-    fprintf(out, "\n%-20s %10s %12s %10s  %s\n", "configuration", "goodput/s", "per worker", "fails at", "");
+    fprintf(out, "\n%-20s %10s %12s %10s  %s\n", "configuration", "goodput/s", "per worker",
+            "fails at", "");
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_config *c = &s->configs[i];
         char failed[24] = "-";
         if (c->failed_rate > 0) snprintf(failed, sizeof failed, "%.4g", c->failed_rate);
-        if (isnan(c->goodput)) fprintf(out, "%-20s %10s %12s %10s\n", c->name, "-", "-", failed);
+        if (isnan(c->goodput))
+            fprintf(out, "%-20s %10s %12s %10s\n", c->name, "-", "-", failed);
         else
-            fprintf(out, "%-20s %10.4g %12.4g %10s  %s\n", c->name, c->goodput, per_worker(c), failed,
-                    c->verified ? "verified"
+            fprintf(out, "%-20s %10.4g %12.4g %10s  %s\n", c->name, c->goodput, per_worker(c),
+                    failed,
+                    c->verified   ? "verified"
                     : c->searched ? "not verified"
-                    : "of the grid");
+                                  : "of the grid");
     }
-    fprintf(out, "\nstages at %.3g requests/s per worker, mean ms\n%-20s %8s", sweep_reference_rate(s), "", "rate/s");
+    fprintf(out, "\nstages at %.3g requests/s per worker, mean ms\n%-20s %8s",
+            sweep_reference_rate(s), "", "rate/s");
     for (int k = 0; k < BENCH_N_STAGES; k++)
-        fprintf(out, " %*s", (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8, bench_stage_names[k]);
+        fprintf(out, " %*s",
+                (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8,
+                bench_stage_names[k]);
     fputc('\n', out);
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_row *r = sweep_reference_row(s, i);
         if (!r) continue;
         fprintf(out, "%-20s %8.4g", s->configs[i].name, r->rate);
         for (int k = 0; k < BENCH_N_STAGES; k++)
-            fprintf(out, " %*.3f", (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8, ms(r->stages_ms[k]));
+            fprintf(out, " %*.3f",
+                    (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8,
+                    ms(r->stages_ms[k]));
         fputc('\n', out);
     }
     fputc('\n', out);

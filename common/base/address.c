@@ -16,29 +16,40 @@ td_status td_address_host(const char *text, char *ret_host, size_t host_bytes, s
     size_t n = strlen(text);
     bool bracket = n >= 2 && text[0] == '[' && text[n - 1] == ']';
     if (n == 0) return td_fail(err, TD_ERR_INVALID, "host is empty");
-    if (n >= sizeof host + 2) return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %zu bytes, limit %d", text, n, HOST_MAX - 1);
+    if (n >= sizeof host + 2)
+        return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %zu bytes, limit %d", text, n,
+                       HOST_MAX - 1);
     int wrote = snprintf(host, sizeof host, "%.*s", (int)(n - (bracket ? 2 : 0)), text + bracket);
     if ((size_t)wrote >= sizeof host || (size_t)wrote >= host_bytes)
-        return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %d bytes, limit %zu", text, wrote,
-                       (host_bytes < sizeof host ? host_bytes : sizeof host) - 1);
+        return td_fail(err, TD_ERR_INVALID, "host \"%.40s...\" has %d bytes, limit %zu", text,
+                       wrote, (host_bytes < sizeof host ? host_bytes : sizeof host) - 1);
     bool six = inet_pton(AF_INET6, host, raw) == 1;
-    if (bracket && !six) return td_fail(err, TD_ERR_INVALID, "host \"%s\": no IPv6 address stands between the brackets", text);
+    if (bracket && !six)
+        return td_fail(err, TD_ERR_INVALID,
+                       "host \"%s\": no IPv6 address stands between the brackets", text);
     if (!six && strchr(host, ':'))
-        return td_fail(err, TD_ERR_INVALID, "host \"%s\" is neither a name nor an address: no port, and no zone, may stand here", text);
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "host \"%s\" is neither a name nor an address: no port, and no zone, may stand here",
+            text);
     for (const char *p = host; *p; p++)
         if ((unsigned char)*p <= ' ' || (unsigned char)*p >= 0x7f || strchr("[]/%@\"", *p))
-            return td_fail(err, TD_ERR_INVALID, "host has the byte 0x%02x, which no host has", (unsigned char)*p);
+            return td_fail(err, TD_ERR_INVALID, "host has the byte 0x%02x, which no host has",
+                           (unsigned char)*p);
     memcpy(ret_host, host, (size_t)wrote + 1);
     return TD_OK;
 }
 
-td_status td_address_join(const char *host, uint16_t port, char *ret_address, size_t address_bytes, struct td_err *err)
+td_status td_address_join(const char *host, uint16_t port, char *ret_address, size_t address_bytes,
+                          struct td_err *err)
 {
     char bare[HOST_MAX], text[HOST_MAX + 16];
     td_status s = td_address_host(host, bare, sizeof bare, err);
     if (s) return s;
     int n = snprintf(text, sizeof text, strchr(bare, ':') ? "[%s]:%u" : "%s:%u", bare, port);
-    if ((size_t)n >= address_bytes) return td_fail(err, TD_ERR_INVALID, "address \"%.40s...\" has %d bytes, limit %zu", text, n, address_bytes - 1);
+    if ((size_t)n >= address_bytes)
+        return td_fail(err, TD_ERR_INVALID, "address \"%.40s...\" has %d bytes, limit %zu", text, n,
+                       address_bytes - 1);
     memcpy(ret_address, text, (size_t)n + 1);
     return TD_OK;
 }
@@ -65,6 +76,7 @@ bool td_address_is_loopback(const char *address)
     memcpy(host, address, n);
     host[n] = 0;
     if (inet_pton(AF_INET, host, raw) == 1) return raw[0] == 127;
-    if (inet_pton(AF_INET6, host, raw) == 1) return !memcmp(raw, six, sizeof six) || !memcmp(raw, mapped, sizeof mapped);
+    if (inet_pton(AF_INET6, host, raw) == 1)
+        return !memcmp(raw, six, sizeof six) || !memcmp(raw, mapped, sizeof mapped);
     return !strcasecmp(host, "localhost");
 }

@@ -1,11 +1,13 @@
 /* cluster_secret.c - see the header. What is authenticated:
  *
- *     u32 bytes of label | label | u32 number of fields | for each field: u32 bytes | bytes          (little-endian)
+ *     u32 bytes of label | label | u32 number of fields | for each field: u32 bytes | bytes
+ *         (little-endian)
  *
- * HMAC is libcrypto's. Looking up an algorithm there takes locks of the whole process and more time than the proof, so
- * it is done once, and each secret is kept as a context that has its key already: a proof copies that context. The
- * file's bytes are wiped as soon as they are parsed; libcrypto wipes a context's key when it is freed.
- * Invariant: 1 <= n_keys <= 8 once load has answered TD_OK; a reload replaces the whole list under mu or leaves it. */
+ * HMAC is libcrypto's. Looking up an algorithm there takes locks of the whole process and more
+ * time than the proof, so it is done once, and each secret is kept as a context that has its key
+ * already: a proof copies that context. The file's bytes are wiped as soon as they are parsed;
+ * libcrypto wipes a context's key when it is freed. Invariant: 1 <= n_keys <= 8 once load has
+ * answered TD_OK; a reload replaces the whole list under mu or leaves it. */
 #include "common/base/cluster_secret.h"
 
 #include <errno.h>
@@ -55,7 +57,8 @@ static void put_u32(uint8_t *p, size_t value)
 #ifdef TD_HAVE_OPENSSL
 
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
-static mac_context *g_unkeyed; /* HMAC-SHA256 without a key; kept until the process ends. NULL = no memory for it */
+static mac_context *g_unkeyed; /* HMAC-SHA256 without a key; kept until the process ends. NULL =
+                                  no memory for it */
 
 static void look_up_hmac(void)
 {
@@ -83,10 +86,7 @@ static td_status keyed_create(const void *key, size_t key_bytes, mac_context **r
     return TD_ERR_NOMEM;
 }
 
-static void keyed_destroy(mac_context *keyed)
-{
-    EVP_MAC_CTX_free(keyed);
-}
+static void keyed_destroy(mac_context *keyed) { EVP_MAC_CTX_free(keyed); }
 
 /* The MAC of parts[0..n), one after the other. keyed is as it was before. TD_ERR_NOMEM. */
 static td_status keyed_mac(const mac_context *keyed, const struct td_secret_field *parts, size_t n,
@@ -116,10 +116,7 @@ static td_status keyed_create(const void *key, size_t key_bytes, mac_context **r
     return TD_ERR_UNSUPPORTED;
 }
 
-static void keyed_destroy(mac_context *keyed)
-{
-    (void)keyed;
-}
+static void keyed_destroy(mac_context *keyed) { (void)keyed; }
 
 static td_status keyed_mac(const mac_context *keyed, const struct td_secret_field *parts, size_t n,
                            uint8_t *ret_mac)
@@ -159,7 +156,8 @@ void td_cluster_nonce(uint8_t ret_nonce[TD_CLUSTER_NONCE_BYTES])
 
 enum { MAX_FIELDS = 16 };
 
-/* parts: 3 + 2 * MAX_FIELDS; lengths: 4 bytes for each of 2 + MAX_FIELDS. Returns the number of parts. */
+/* parts: 3 + 2 * MAX_FIELDS; lengths: 4 bytes for each of 2 + MAX_FIELDS. Returns the number of
+ * parts. */
 static size_t lay_out(const char *label, const struct td_secret_field *fields, size_t n_fields,
                       struct td_secret_field *parts, uint8_t *lengths)
 {

@@ -1,21 +1,23 @@
 /* cluster_secret.h - one secret that all daemons of a cluster know, proved without ever being sent.
  *
- * Why here: without TLS a router, a worker and a KV port must still tell a member of the cluster from a stranger who
- * can reach their port. Both sides send a fresh nonce and answer with HMAC-SHA256 (RFC 2104, RFC 4231) over labelled
- * fields that hold both nonces and who claims to be what. An onlooker learns no secret, a recording proves nothing to a
- * later nonce, and a proof made for one purpose or role serves no other. What a proof does not give: the bytes after it
- * are neither hidden nor authenticated; against somebody who changes packets on the way use TLS.
+ * Why here: without TLS a router, a worker and a KV port must still tell a member of the cluster
+ * from a stranger who can reach their port. Both sides send a fresh nonce and answer with
+ * HMAC-SHA256 (RFC 2104, RFC 4231) over labelled fields that hold both nonces and who claims to be
+ * what. An onlooker learns no secret, a recording proves nothing to a later nonce, and a proof made
+ * for one purpose or role serves no other. What a proof does not give: the bytes after it are
+ * neither hidden nor authenticated; against somebody who changes packets on the way use TLS.
  *
- * The file: one secret a line, each of 32 to 1024 printable ASCII characters without spaces (`openssl rand -hex 32`),
- * at most 8 lines and 4096 bytes; empty lines and a carriage return at a line's end do not count. The first line
- * proves, every line is accepted: to rotate, append the new secret on all machines, then put it first everywhere, then
- * take the old one out; each step is taken in by a reload.
- * Who may read it: a file that others (mode & 007) can reach, or its group can write, is refused. One that its group
- * can read is accepted, because that is how a Kubernetes Secret reaches a process that is not root (fsGroup with
- * defaultMode 0440); a Secret's own default of 0644 is refused, with the way out in the message.
+ * The file: one secret a line, each of 32 to 1024 printable ASCII characters without spaces
+ * (`openssl rand -hex 32`), at most 8 lines and 4096 bytes; empty lines and a carriage return at a
+ * line's end do not count. The first line proves, every line is accepted: to rotate, append the new
+ * secret on all machines, then put it first everywhere, then take the old one out; each step is
+ * taken in by a reload. Who may read it: a file that others (mode & 007) can reach, or its group
+ * can write, is refused. One that its group can read is accepted, because that is how a Kubernetes
+ * Secret reaches a process that is not root (fsGroup with defaultMode 0440); a Secret's own default
+ * of 0644 is refused, with the way out in the message.
  *
- * Threads: any; a lock guards the secrets. Built without OpenSSL (libcrypto), load, prove and verify answer
- * TD_ERR_UNSUPPORTED. */
+ * Threads: any; a lock guards the secrets. Built without OpenSSL (libcrypto), load, prove and
+ * verify answer TD_ERR_UNSUPPORTED. */
 #ifndef TD_BASE_CLUSTER_SECRET_H
 #define TD_BASE_CLUSTER_SECRET_H
 
@@ -41,26 +43,27 @@ struct td_secret_field {
     size_t n_bytes;
 };
 
-/* Reads the file. TD_ERR_INVALID (mode, length, characters), TD_ERR_LIMIT (too big), TD_ERR_NOT_FOUND, TD_ERR_IO,
- * TD_ERR_UNSUPPORTED: the message names path, cause and limit, and never a byte of a secret. Blocks on the disk only. */
+/* Reads the file. TD_ERR_INVALID (mode, length, characters), TD_ERR_LIMIT (too big),
+ * TD_ERR_NOT_FOUND, TD_ERR_IO, TD_ERR_UNSUPPORTED: the message names path, cause and limit, and
+ * never a byte of a secret. Blocks on the disk only. */
 td_status td_cluster_secret_load(const char *path, struct td_cluster_secret **ret_secret,
                                  struct td_err *err);
 /* Wipes and frees it. NULL is allowed. */
 void td_cluster_secret_destroy(struct td_cluster_secret *secret);
-/* Reads the file again; when that fails, the old secrets stay in use. only_changed: does nothing unless the file
- * differs from what the last attempt saw, so it may be asked every second. ret_loaded (may be NULL) tells whether new
- * ones are in use. */
+/* Reads the file again; when that fails, the old secrets stay in use. only_changed: does nothing
+ * unless the file differs from what the last attempt saw, so it may be asked every second.
+ * ret_loaded (may be NULL) tells whether new ones are in use. */
 td_status td_cluster_secret_reload(struct td_cluster_secret *secret, bool only_changed,
                                    bool *ret_loaded, struct td_err *err);
 
-/* HMAC-SHA256 with the first secret over label and fields, each preceded by its length, and their number: no two lists
- * give the same bytes. label names purpose, role and version ("tandem kv v1 dialler"). TD_ERR_NOMEM,
- * TD_ERR_UNSUPPORTED. */
+/* HMAC-SHA256 with the first secret over label and fields, each preceded by its length, and
+ * their number: no two lists give the same bytes. label names purpose, role and version ("tandem
+ * kv v1 dialler"). TD_ERR_NOMEM, TD_ERR_UNSUPPORTED. */
 td_status td_cluster_secret_prove(struct td_cluster_secret *secret, const char *label,
                                   const struct td_secret_field *fields, size_t n_fields,
                                   uint8_t ret_mac[TD_CLUSTER_MAC_BYTES]);
-/* True when mac is the proof of any of the secrets; all are tried, and compared in constant time. False on every error,
- * too. */
+/* True when mac is the proof of any of the secrets; all are tried, and compared in constant
+ * time. False on every error, too. */
 bool td_cluster_secret_verify(struct td_cluster_secret *secret, const char *label,
                               const struct td_secret_field *fields, size_t n_fields,
                               const uint8_t mac[TD_CLUSTER_MAC_BYTES]);

@@ -4,8 +4,9 @@
 
 #include <stdint.h>
 
-/* Raises the soft limit to the hard one, which needs no privilege: the usual soft limit of 1,024 is there for programs
- * that call select, and we do not. Logs both. Once, at a daemon's start. Returns what holds now. */
+/* Raises the soft limit to the hard one, which needs no privilege: the usual soft limit of 1,024
+ * is there for programs that call select, and we do not. Logs both. Once, at a daemon's start.
+ * Returns what holds now. */
 uint64_t td_descriptors_raise(void);
 
 #endif

@@ -1,9 +1,11 @@
 /* doorbell.c - see doorbell.h.
  *
- * Why clear reads the eventfd first and lowers the flag second: a ring that falls between the two finds the flag up and writes
- * nothing, but the owner has not drained its queues yet, so it still sees the item (the exchange orders the two). In the other order
- * the read could swallow the count of a ring that has just raised the flag again: flag up, descriptor silent, and every later ring
- * would be lost. A ringer that is slow between its exchange and its write makes one spurious wake-up, which is harmless. */
+ * Why clear reads the eventfd first and lowers the flag second: a ring that falls between the
+ * two finds the flag up and writes nothing, but the owner has not drained its queues yet, so it
+ * still sees the item (the exchange orders the two). In the other order the read could swallow
+ * the count of a ring that has just raised the flag again: flag up, descriptor silent, and every
+ * later ring would be lost. A ringer that is slow between its exchange and its write makes one
+ * spurious wake-up, which is harmless. */
 #include "common/base/doorbell.h"
 
 #include <errno.h>
@@ -61,7 +63,8 @@ bool td_doorbell_wait(struct td_doorbell *bell, uint64_t deadline_ns)
         if (deadline_ns == TD_NEVER_NS) {
             timeout = NULL;
         } else if (deadline_ns > 0) {
-            uint64_t now_ns = td_now_ns(), left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+            uint64_t now_ns = td_now_ns(),
+                     left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
             left.tv_sec = (time_t)(left_ns / TD_NS_PER_S);
             left.tv_nsec = (long)(left_ns % TD_NS_PER_S);
         }

@@ -1,5 +1,6 @@
-/* doorbell.h - an eventfd with an atomic flag: many threads ring, one owner waits. Ringing twice before the owner wakes costs
- * one syscall, not two. The owner clears BEFORE it drains its queues, so no ring is lost. */
+/* doorbell.h - an eventfd with an atomic flag: many threads ring, one owner waits. Ringing twice
+ * before the owner wakes costs one syscall, not two. The owner clears BEFORE it drains its
+ * queues, so no ring is lost. */
 #ifndef TD_BASE_DOORBELL_H
 #define TD_BASE_DOORBELL_H
 
@@ -10,15 +11,16 @@
 #include "common/base/status.h"
 
 struct td_doorbell {
-    int fd;               /* eventfd, non-blocking, close-on-exec; may be polled by an epoll loop */
+    int fd; /* eventfd, non-blocking, close-on-exec; may be polled by an epoll loop */
     atomic_bool rung;
 };
 
 td_status td_doorbell_open(struct td_doorbell *bell, struct td_err *err);
 void td_doorbell_close(struct td_doorbell *bell);
-void td_doorbell_ring(struct td_doorbell *bell);                                /* any thread */
-void td_doorbell_clear(struct td_doorbell *bell);                               /* owner */
-/* Owner: waits until rung or until deadline_ns (TD_NEVER_NS = no deadline, 0 = just look); clears; true if it was rung. */
+void td_doorbell_ring(struct td_doorbell *bell);  /* any thread */
+void td_doorbell_clear(struct td_doorbell *bell); /* owner */
+/* Owner: waits until rung or until deadline_ns (TD_NEVER_NS = no deadline, 0 = just look);
+ * clears; true if it was rung. */
 bool td_doorbell_wait(struct td_doorbell *bell, uint64_t deadline_ns);
 
 #endif

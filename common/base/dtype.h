@@ -1,4 +1,5 @@
-/* dtype.h - element types of weights, activations and KV. Beside status.h the one header of base that kernels/ may include. */
+/* dtype.h - element types of weights, activations and KV. Beside status.h the one header of base
+ * that kernels/ may include. */
 #ifndef TD_BASE_DTYPE_H
 #define TD_BASE_DTYPE_H
 
@@ -9,7 +10,10 @@
 enum td_dtype { TD_F32 = 1, TD_F16 = 2, TD_BF16 = 3 };
 
 static inline size_t td_dtype_bytes(enum td_dtype t) { return t == TD_F32 ? 4 : 2; }
-static inline const char *td_dtype_name(enum td_dtype t) { return t == TD_F32 ? "f32" : t == TD_F16 ? "f16" : "bf16"; }
+static inline const char *td_dtype_name(enum td_dtype t)
+{
+    return t == TD_F32 ? "f32" : t == TD_F16 ? "f16" : "bf16";
+}
 
 static inline float td_bf16_to_f32(uint16_t h)
 {

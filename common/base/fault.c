@@ -19,15 +19,21 @@ td_status td_fault_init(struct td_err *err)
     if (!spec || !spec[0]) return TD_OK;
     const char *colon = strchr(spec, ':');
     if (!colon || colon == spec || (size_t)(colon - spec) >= sizeof point_name)
-        return td_fail(err, TD_ERR_INVALID, "TANDEM_FAULT is \"%s\", must be POINT:kill|stop[:N]", spec);
+        return td_fail(err, TD_ERR_INVALID, "TANDEM_FAULT is \"%s\", must be POINT:kill|stop[:N]",
+                       spec);
     memcpy(point_name, spec, (size_t)(colon - spec));
     const char *what = colon + 1, *n = strchr(what, ':');
     size_t what_bytes = n ? (size_t)(n - what) : strlen(what);
-    if (what_bytes == 4 && !memcmp(what, "kill", 4)) signal_number = SIGKILL;
-    else if (what_bytes == 4 && !memcmp(what, "stop", 4)) signal_number = SIGSTOP;
-    else return td_fail(err, TD_ERR_INVALID, "TANDEM_FAULT is \"%s\", must be POINT:kill|stop[:N]", spec);
+    if (what_bytes == 4 && !memcmp(what, "kill", 4))
+        signal_number = SIGKILL;
+    else if (what_bytes == 4 && !memcmp(what, "stop", 4))
+        signal_number = SIGSTOP;
+    else
+        return td_fail(err, TD_ERR_INVALID, "TANDEM_FAULT is \"%s\", must be POINT:kill|stop[:N]",
+                       spec);
     long count = n ? strtol(n + 1, NULL, 10) : 1;
-    if (count < 1 || count > 1000000) return td_fail(err, TD_ERR_INVALID, "TANDEM_FAULT: N is %ld, must be 1..1000000", count);
+    if (count < 1 || count > 1000000)
+        return td_fail(err, TD_ERR_INVALID, "TANDEM_FAULT: N is %ld, must be 1..1000000", count);
     atomic_store(&left, (int)count);
     td_fault_armed = point_name;
     td_warn("fault_armed", "spec=%s", spec);
@@ -38,5 +44,6 @@ void td_fault_hit(const char *point)
 {
     if (strcmp(point, point_name) != 0 || atomic_fetch_sub(&left, 1) != 1) return;
     td_warn("fault_fires", "point=%s signal=%d", point, signal_number);
-    raise(signal_number); /* ends or stops the whole process, and this thread, to which it is sent, at once: it does not run on beyond the point */
+    raise(signal_number); /* ends or stops the whole process, and this thread, to which it is
+                             sent, at once: it does not run on beyond the point */
 }

@@ -1,4 +1,5 @@
-/* file_stamp.c - see file_stamp.h. Stamps are compared field by field: a struct's padding is nobody's. */
+/* file_stamp.c - see file_stamp.h. Stamps are compared field by field: a struct's padding is
+ * nobody's. */
 #include "common/base/file_stamp.h"
 
 #include <string.h>
@@ -10,8 +11,11 @@ void td_file_stamps_take(const char *const *paths, size_t n, struct td_file_stam
     for (size_t i = 0; i < n; i++) {
         struct stat st;
         if (!paths[i] || stat(paths[i], &st)) continue;
-        ret_stamps[i] =
-            (struct td_file_stamp){.modified = st.st_mtim, .changed = st.st_ctim, .bytes = st.st_size, .inode = st.st_ino, .device = st.st_dev};
+        ret_stamps[i] = (struct td_file_stamp){.modified = st.st_mtim,
+                                               .changed = st.st_ctim,
+                                               .bytes = st.st_size,
+                                               .inode = st.st_ino,
+                                               .device = st.st_dev};
     }
 }
 
@@ -23,7 +27,8 @@ static bool same_time(const struct timespec *a, const struct timespec *b)
 bool td_file_stamps_equal(const struct td_file_stamp *a, const struct td_file_stamp *b, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (!same_time(&a[i].modified, &b[i].modified) || !same_time(&a[i].changed, &b[i].changed) || a[i].bytes != b[i].bytes ||
+        if (!same_time(&a[i].modified, &b[i].modified) ||
+            !same_time(&a[i].changed, &b[i].changed) || a[i].bytes != b[i].bytes ||
             a[i].inode != b[i].inode || a[i].device != b[i].device)
             return false;
     return true;

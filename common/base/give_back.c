@@ -37,8 +37,9 @@ static size_t resident_bytes(void)
 
 void td_give_back(void)
 {
-    static size_t least;                     /* resident after the best call so far */
-    static unsigned wait, waited;            /* calls to let pass: what is in use now may be free later, but looking costs */
+    static size_t least;          /* resident after the best call so far */
+    static unsigned wait, waited; /* calls to let pass: what is in use now may be free
+                                     later, but looking costs */
     size_t now = resident_bytes();
     if (!least || now < least) least = now;
     if (now < least + GROWTH_BYTES) {

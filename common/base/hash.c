@@ -1,7 +1,7 @@
 /* hash.c - XXH3 from libxxhash, CRC32C from the CPU's instruction or a table, chosen once.
  *
- * CRC32C by SSE4.2: the instruction takes 8 bytes with a latency of 3 cycles, so one chain runs at about 2.7 bytes per cycle. The
- * table version (slicing by 8) runs at about half of that. */
+ * CRC32C by SSE4.2: the instruction takes 8 bytes with a latency of 3 cycles, so one chain runs
+ * at about 2.7 bytes per cycle. The table version (slicing by 8) runs at about half of that. */
 #include "common/base/hash.h"
 
 #include <errno.h>
@@ -18,7 +18,10 @@ struct td_hash128 td_hash128(const void *data, size_t n_bytes, uint64_t seed)
     return (struct td_hash128){.lo = h.low64, .hi = h.high64};
 }
 
-uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed) { return XXH3_64bits_withSeed(data, n_bytes, seed); }
+uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(data, n_bytes, seed);
+}
 
 #define CRC32C_POLY 0x82f63b78u /* Castagnoli, bits reversed */
 
@@ -29,16 +32,19 @@ static pthread_once_t g_once = PTHREAD_ONCE_INIT;
 static uint32_t crc32c_table(uint32_t crc, const uint8_t *p, size_t n)
 {
     for (; n >= 8; p += 8, n -= 8) {
-        uint32_t lo = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
-        crc = g_table[7][lo & 255] ^ g_table[6][lo >> 8 & 255] ^ g_table[5][lo >> 16 & 255] ^ g_table[4][lo >> 24] ^ g_table[3][p[4]] ^
-              g_table[2][p[5]] ^ g_table[1][p[6]] ^ g_table[0][p[7]];
+        uint32_t lo = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
+                             (uint32_t)p[3] << 24);
+        crc = g_table[7][lo & 255] ^ g_table[6][lo >> 8 & 255] ^ g_table[5][lo >> 16 & 255] ^
+              g_table[4][lo >> 24] ^ g_table[3][p[4]] ^ g_table[2][p[5]] ^ g_table[1][p[6]] ^
+              g_table[0][p[7]];
     }
     for (; n > 0; p++, n--) crc = crc >> 8 ^ g_table[0][(crc ^ *p) & 255];
     return crc;
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *p, size_t n)
+__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *p,
+                                                               size_t n)
 {
     uint64_t c = crc;
     for (; n >= 8; p += 8, n -= 8) {
@@ -60,7 +66,8 @@ static void choose_crc32c(void)
         g_table[0][b] = c;
     }
     for (int k = 1; k < 8; k++) {
-        for (int b = 0; b < 256; b++) g_table[k][b] = g_table[k - 1][b] >> 8 ^ g_table[0][g_table[k - 1][b] & 255];
+        for (int b = 0; b < 256; b++)
+            g_table[k][b] = g_table[k - 1][b] >> 8 ^ g_table[0][g_table[k - 1][b] & 255];
     }
     g_crc32c = crc32c_table;
 #if defined(__x86_64__)

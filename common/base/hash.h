@@ -1,16 +1,21 @@
-/* hash.h - XXH3-128 keyed by a per-process random secret seed, for prefix chains; CRC32C for frames. Pure. */
+/* hash.h - XXH3-128 keyed by a per-process random secret seed, for prefix chains; CRC32C for
+ * frames. Pure. */
 #ifndef TD_BASE_HASH_H
 #define TD_BASE_HASH_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-struct td_hash128 { uint64_t lo, hi; };
+struct td_hash128 {
+    uint64_t lo, hi;
+};
 
 struct td_hash128 td_hash128(const void *data, size_t n_bytes, uint64_t seed);
 uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed);
-uint32_t td_crc32c(uint32_t crc, const void *data, size_t n_bytes);   /* Castagnoli; start with 0; SSE4.2 when the CPU has it */
-uint64_t td_random_u64(void);                                        /* getrandom(2); aborts if the kernel cannot */
-void td_random_fill(void *data, size_t n_bytes);                     /* as much of the same */
+/* Castagnoli; start with 0; SSE4.2 when the CPU has it */
+uint32_t td_crc32c(uint32_t crc, const void *data, size_t n_bytes);
+/* getrandom(2); aborts if the kernel cannot */
+uint64_t td_random_u64(void);
+void td_random_fill(void *data, size_t n_bytes); /* as much of the same */
 
 #endif

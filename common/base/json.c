@@ -1,8 +1,10 @@
-/* json.c - jansson, plus the two things it does not do for us: messages that name everything, and whole numbers over 63 bits.
+/* json.c - jansson, plus the two things it does not do for us: messages that name everything, and
+ * whole numbers over 63 bits.
  *
- * Why the second: Hugging Face files carry "model_max_length": 1000000000000000019884624838656 for "no limit", which jansson refuses.
- * When (and only when) it says "number too big", the text is parsed again with ".0" put after integers of 19 digits and more that
- * stand outside strings: these become reals, all others stay what they are. */
+ * Why the second: Hugging Face files carry "model_max_length": 1000000000000000019884624838656
+ * for "no limit", which jansson refuses. When (and only when) it says "number too big", the text
+ * is parsed again with ".0" put after integers of 19 digits and more that stand outside strings:
+ * these become reals, all others stay what they are. */
 #include "common/base/json.h"
 
 #include <inttypes.h>
@@ -16,7 +18,8 @@
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* A copy of text with ".0" after each long integer; NULL when memory is out. At most 2 bytes more per 19. */
+/* A copy of text with ".0" after each long integer; NULL when memory is out. At most 2 bytes
+ * more per 19. */
 static char *widen_integers(const char *text, size_t n_bytes, size_t *ret_bytes)
 {
     char *out = malloc(n_bytes + n_bytes / BIG_DIGITS * 2 + 2);
@@ -25,8 +28,10 @@ static char *widen_integers(const char *text, size_t n_bytes, size_t *ret_bytes)
     bool in_string = false;
     for (size_t i = 0; i < n_bytes;) {
         if (in_string) {
-            if (text[i] == '\\' && i + 1 < n_bytes) out[n++] = text[i++];
-            else if (text[i] == '"') in_string = false;
+            if (text[i] == '\\' && i + 1 < n_bytes)
+                out[n++] = text[i++];
+            else if (text[i] == '"')
+                in_string = false;
             out[n++] = text[i++];
         } else if (is_digit(text[i])) {
             bool is_fraction = i > 0 && strchr(".eE+", text[i - 1]) && text[i - 1] != '\0';
@@ -43,26 +48,31 @@ static char *widen_integers(const char *text, size_t n_bytes, size_t *ret_bytes)
     return out;
 }
 
-td_status td_json_load_text(const char *text, size_t n_bytes, const char *what, json_t **ret_root, struct td_err *err)
+td_status td_json_load_text(const char *text, size_t n_bytes, const char *what, json_t **ret_root,
+                            struct td_err *err)
 {
     json_error_t je;
     json_t *root = json_loadb(text, n_bytes, JSON_ALLOW_NUL, &je);
     if (!root && json_error_code(&je) == json_error_numeric_overflow) {
         size_t wide_bytes;
         char *wide = widen_integers(text, n_bytes, &wide_bytes);
-        if (!wide) return td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu bytes of JSON", what, n_bytes);
+        if (!wide)
+            return td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu bytes of JSON", what, n_bytes);
         root = json_loadb(wide, wide_bytes, JSON_ALLOW_NUL, &je);
         free(wide);
     }
     if (!root && json_error_code(&je) == json_error_out_of_memory) {
         return td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu bytes of JSON", what, n_bytes);
     }
-    if (!root) return td_fail(err, TD_ERR_INVALID, "%s: line %d, column %d: %s", what, je.line, je.column, je.text);
+    if (!root)
+        return td_fail(err, TD_ERR_INVALID, "%s: line %d, column %d: %s", what, je.line, je.column,
+                       je.text);
     *ret_root = root;
     return TD_OK;
 }
 
-td_status td_json_load_file(const char *path, size_t max_bytes, json_t **ret_root, struct td_err *err)
+td_status td_json_load_file(const char *path, size_t max_bytes, json_t **ret_root,
+                            struct td_err *err)
 {
     char *text;
     size_t n_bytes;
@@ -92,8 +102,8 @@ static const char *show(const json_t *v, char *buf, size_t buf_bytes)
     return buf;
 }
 
-td_status td_json_i64(const json_t *obj, const char *what, const char *key, int64_t min, int64_t max, int64_t *ret, bool *ret_present,
-                      struct td_err *err)
+td_status td_json_i64(const json_t *obj, const char *what, const char *key, int64_t min,
+                      int64_t max, int64_t *ret, bool *ret_present, struct td_err *err)
 {
     const json_t *v = find(obj, key, ret_present);
     if (!v) return TD_OK;
@@ -106,46 +116,52 @@ td_status td_json_i64(const json_t *obj, const char *what, const char *key, int6
     }
     if (!ok || value < min || value > max) {
         char text[80];
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be an integer in %" PRId64 "..%" PRId64, what, key, show(v, text, sizeof text),
-                       min, max);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: %s is %s, must be an integer in %" PRId64 "..%" PRId64, what, key,
+                       show(v, text, sizeof text), min, max);
     }
     *ret = value;
     return TD_OK;
 }
 
-td_status td_json_f64(const json_t *obj, const char *what, const char *key, double min, double max, double *ret, bool *ret_present,
-                      struct td_err *err)
+td_status td_json_f64(const json_t *obj, const char *what, const char *key, double min, double max,
+                      double *ret, bool *ret_present, struct td_err *err)
 {
     const json_t *v = find(obj, key, ret_present);
     if (!v) return TD_OK;
     double value = json_number_value(v);
     if (!json_is_number(v) || !(value >= min && value <= max)) {
         char text[80];
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be a number in %g..%g", what, key, show(v, text, sizeof text), min, max);
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be a number in %g..%g", what, key,
+                       show(v, text, sizeof text), min, max);
     }
     *ret = value;
     return TD_OK;
 }
 
-td_status td_json_bool(const json_t *obj, const char *what, const char *key, bool *ret, bool *ret_present, struct td_err *err)
+td_status td_json_bool(const json_t *obj, const char *what, const char *key, bool *ret,
+                       bool *ret_present, struct td_err *err)
 {
     const json_t *v = find(obj, key, ret_present);
     if (!v) return TD_OK;
     if (!json_is_boolean(v)) {
         char text[80];
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be true or false", what, key, show(v, text, sizeof text));
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be true or false", what, key,
+                       show(v, text, sizeof text));
     }
     *ret = json_is_true(v);
     return TD_OK;
 }
 
-td_status td_json_str(const json_t *obj, const char *what, const char *key, const char **ret_text, bool *ret_present, struct td_err *err)
+td_status td_json_str(const json_t *obj, const char *what, const char *key, const char **ret_text,
+                      bool *ret_present, struct td_err *err)
 {
     const json_t *v = find(obj, key, ret_present);
     if (!v) return TD_OK;
     if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v)) {
         char text[80];
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be a string without NUL", what, key, show(v, text, sizeof text));
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be a string without NUL", what, key,
+                       show(v, text, sizeof text));
     }
     *ret_text = json_string_value(v);
     return TD_OK;

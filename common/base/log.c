@@ -1,8 +1,9 @@
 /* log.c - one logfmt line per event.
  *
- * A line is built in a buffer on the stack and leaves in one write(2), so threads need no lock: lines up to PIPE_BUF never mix in a
- * pipe, and appends to a file are whole. A line that does not fit is cut and says so. A line break that a caller lets through is
- * turned into a space: one event stays one line. */
+ * A line is built in a buffer on the stack and leaves in one write(2), so threads need no lock:
+ * lines up to PIPE_BUF never mix in a pipe, and appends to a file are whole. A line that does
+ * not fit is cut and says so. A line break that a caller lets through is turned into a space:
+ * one event stays one line. */
 #include "common/base/log.h"
 
 #include <errno.h>
@@ -51,20 +52,23 @@ static void write_all(const char *p, size_t n)
     }
 }
 
-static void log_line(enum td_log_level level, const char *ev, unsigned suppressed, const char *fmt, va_list args)
+static void log_line(enum td_log_level level, const char *ev, unsigned suppressed, const char *fmt,
+                     va_list args)
 {
     int saved_errno = errno; /* callers log errno and may still want it */
 
     static const char cut[] = " log_cut=1";
     char line[LINE_MAX_BYTES];
-    const size_t room = sizeof line - sizeof cut - 1; /* for the text; then the mark and the line's end */
+    const size_t room = sizeof line - sizeof cut - 1; /* for the text; then the mark and the
+                                                         line's end */
     uint64_t ns = td_wall_ns();
     time_t seconds = (time_t)(ns / TD_NS_PER_S);
     struct tm tm;
     gmtime_r(&seconds, &tm);
     size_t n = strftime(line, room, "ts=%Y-%m-%dT%H:%M:%S", &tm);
-    int k = snprintf(line + n, room - n, ".%03uZ lvl=%s d=%s ev=%s", (unsigned)(ns % TD_NS_PER_S / TD_NS_PER_MS),
-                     g_level_names[level], g_daemon, ev);
+    int k =
+        snprintf(line + n, room - n, ".%03uZ lvl=%s d=%s ev=%s",
+                 (unsigned)(ns % TD_NS_PER_S / TD_NS_PER_MS), g_level_names[level], g_daemon, ev);
     n += k < 0 ? 0 : (size_t)k;
     if (n < room && fmt[0] != '\0') {
         line[n++] = ' ';
@@ -98,17 +102,21 @@ void td_log(enum td_log_level level, const char *ev, const char *fmt, ...)
     va_end(args);
 }
 
-/* ---- lines that strangers can cause -------------------------------------------------------------------------------- */
+/* ---- lines that strangers can cause ---------------------------------------------------------- */
 
 static pthread_mutex_t g_limits_mu = PTHREAD_MUTEX_INITIALIZER;
-static struct td_log_limit *g_limits;            /* g_limits_mu, and the fields of all of them */
+static struct td_log_limit *g_limits; /* g_limits_mu, and the fields of all of them */
 
-int td_log_limit_take(struct td_log_limit *l, const char *ev, unsigned long long now_ns, unsigned *ret_suppressed)
+int td_log_limit_take(struct td_log_limit *l, const char *ev, unsigned long long now_ns,
+                      unsigned *ret_suppressed)
 {
-    const unsigned long long token_ns = TD_NS_PER_S / TD_LOG_PER_S, full_ns = TD_LOG_BURST * token_ns;
+    const unsigned long long token_ns = TD_NS_PER_S / TD_LOG_PER_S,
+                             full_ns = TD_LOG_BURST * token_ns;
     pthread_mutex_lock(&g_limits_mu);
-    if (!l->ev) l->tokens_ns = full_ns;
-    else if (now_ns > l->last_ns) l->tokens_ns += now_ns - l->last_ns;
+    if (!l->ev)
+        l->tokens_ns = full_ns;
+    else if (now_ns > l->last_ns)
+        l->tokens_ns += now_ns - l->last_ns;
     if (l->tokens_ns > full_ns) l->tokens_ns = full_ns;
     l->ev = ev;
     l->last_ns = now_ns;
@@ -129,7 +137,8 @@ int td_log_limit_take(struct td_log_limit *l, const char *ev, unsigned long long
     return passes;
 }
 
-void td_log_limited(struct td_log_limit *limit, enum td_log_level level, const char *ev, const char *fmt, ...)
+void td_log_limited(struct td_log_limit *limit, enum td_log_level level, const char *ev,
+                    const char *fmt, ...)
 {
     unsigned suppressed = 0;
     if (level < g_level || !td_log_limit_take(limit, ev, td_now_ns(), &suppressed)) return;
@@ -160,7 +169,8 @@ static bool needs_quotes(const char *value)
     return false;
 }
 
-/* Bytes of the UTF-8 sequence that starts at p: a cut must not fall inside it. Bytes that are not UTF-8 count one by one. */
+/* Bytes of the UTF-8 sequence that starts at p: a cut must not fall inside it. Bytes that are
+ * not UTF-8 count one by one. */
 static size_t sequence_bytes(const unsigned char *p)
 {
     size_t n = *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : *p >= 0xc0 ? 2 : 1;

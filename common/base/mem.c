@@ -1,9 +1,10 @@
 /* mem.c - boot-time memory.
  *
- * An arena is aligned to 2 MiB by reserving more address space than needed and mapping the real thing at the first aligned address
- * of it. Pages are backed at once: fallocate for a memfd (a later touch of a page it cannot back would be SIGBUS), populate for
- * anonymous memory. Before that the size is held against what the machine and the cgroup can still give, because asking the kernel
- * for more than a cgroup allows is answered by the OOM killer and not by an error. */
+ * An arena is aligned to 2 MiB by reserving more address space than needed and mapping the real
+ * thing at the first aligned address of it. Pages are backed at once: fallocate for a memfd (a
+ * later touch of a page it cannot back would be SIGBUS), populate for anonymous memory. Before
+ * that the size is held against what the machine and the cgroup can still give, because asking
+ * the kernel for more than a cgroup allows is answered by the OOM killer and not by an error. */
 #include "common/base/mem.h"
 
 #include <errno.h>
@@ -62,7 +63,8 @@ static int fill_pages(uint8_t *base, size_t at, size_t n, int memfd)
     return 0;
 }
 
-td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena, struct td_err *err)
+td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena,
+                          struct td_err *err)
 {
     if (bytes == 0) return td_fail(err, TD_ERR_INVALID, "arena %s: size is 0, must be > 0", name);
     bool shareable = flags & TD_ARENA_SHAREABLE;
@@ -70,18 +72,23 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
     int fd = shareable && bytes >= RESERVED_FROM ? reserved_memfd(name, bytes) : -1;
     bool reserved = fd >= 0; /* such pages are not counted as available */
     if (!reserved && bytes > available) {
-        return td_fail(err, TD_ERR_NOMEM, "arena %s: needs %zu bytes, but only %" PRIu64 " bytes of memory are available", name, bytes,
-                       available);
+        return td_fail(err, TD_ERR_NOMEM,
+                       "arena %s: needs %zu bytes, but only %" PRIu64
+                       " bytes of memory are available",
+                       name, bytes, available);
     }
-    size_t map_bytes = mapped_bytes(bytes, reserved ? HUGE_PAGE : SMALL_PAGE), reserve_bytes = map_bytes + HUGE_PAGE;
+    size_t map_bytes = mapped_bytes(bytes, reserved ? HUGE_PAGE : SMALL_PAGE),
+           reserve_bytes = map_bytes + HUGE_PAGE;
     int e;
-    uint8_t *reserve = mmap(NULL, reserve_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *reserve =
+        mmap(NULL, reserve_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserve == MAP_FAILED) {
         e = errno;
         goto err_close;
     }
     if (shareable && !reserved) {
-        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* whoever shares it can promise that it does not shrink */
+        /* whoever shares it can promise that it does not shrink */
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
         if (fd < 0 || ftruncate(fd, (off_t)map_bytes) < 0) {
             e = errno;
             goto err_unmap;
@@ -99,7 +106,8 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
     reserve = base;
     reserve_bytes = map_bytes;
 
-    madvise(base, map_bytes, MADV_HUGEPAGE); /* a wish: a kernel without huge pages serves small ones */
+    madvise(base, map_bytes, MADV_HUGEPAGE); /* a wish: a kernel without huge pages serves small
+                                                ones */
     char label[64];
     struct td_progress progress;
     snprintf(label, sizeof label, "touching memory of %s", name);
@@ -117,7 +125,8 @@ err_unmap:
     munmap(reserve, reserve_bytes);
 err_close:
     if (fd >= 0) close(fd);
-    return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot back and map %zu bytes: %s", name, bytes, strerror(e));
+    return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot back and map %zu bytes: %s", name, bytes,
+                   strerror(e));
 }
 
 void td_arena_destroy(struct td_arena *arena)
@@ -131,7 +140,8 @@ void td_arena_destroy(struct td_arena *arena)
 /* Opens a regular file for reading. */
 static td_status open_regular(const char *path, int *ret_fd, size_t *ret_bytes, struct td_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: a FIFO must not hang us; no effect on files */
+    /* O_NONBLOCK: a FIFO must not hang us; no effect on files */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         td_status s = errno == ENOENT || errno == ENOTDIR ? TD_ERR_NOT_FOUND : TD_ERR_IO;
         return td_fail(err, s, "%s: cannot open: %s", path, strerror(errno));
@@ -163,7 +173,8 @@ td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct
         if (base == MAP_FAILED) {
             int e = errno;
             close(fd);
-            return td_fail(err, TD_ERR_NOMEM, "%s: cannot map %zu bytes: %s", path, bytes, strerror(e));
+            return td_fail(err, TD_ERR_NOMEM, "%s: cannot map %zu bytes: %s", path, bytes,
+                           strerror(e));
         }
     }
     close(fd); /* the mapping holds the file */
@@ -178,7 +189,8 @@ void td_file_map_close(struct td_file_map *map)
     *map = (struct td_file_map){0};
 }
 
-td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, struct td_err *err)
+td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes,
+                       struct td_err *err)
 {
     int fd;
     size_t bytes;
@@ -186,7 +198,8 @@ td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size
     if (s) return s;
     char *text = NULL;
     if (bytes > max_bytes) {
-        s = td_fail(err, TD_ERR_LIMIT, "%s: is %zu bytes, must be at most %zu", path, bytes, max_bytes);
+        s = td_fail(err, TD_ERR_LIMIT, "%s: is %zu bytes, must be at most %zu", path, bytes,
+                    max_bytes);
         goto out;
     }
     text = malloc(bytes + 1);
@@ -218,7 +231,8 @@ out:
     return s;
 }
 
-/* Reads a small file of /proc or /sys (their size is not known before) into buf; false when it cannot. */
+/* Reads a small file of /proc or /sys (their size is not known before) into buf; false when it
+ * cannot. */
 static bool read_small(const char *path, char *buf, size_t buf_bytes)
 {
     FILE *f = fopen(path, "re");
@@ -252,8 +266,10 @@ static bool read_number(const char *dir, const char *file, const char *key, uint
     return read_small(path, text, sizeof text) && find_number(text, key, ret_value);
 }
 
-/* What one cgroup still allows: limit - use + file cache that can be dropped; UINT64_MAX when it sets no limit. */
-static uint64_t cgroup_room(const char *dir, const char *limit_file, const char *use_file, const char *cache_key)
+/* What one cgroup still allows: limit - use + file cache that can be dropped; UINT64_MAX when it
+ * sets no limit. */
+static uint64_t cgroup_room(const char *dir, const char *limit_file, const char *use_file,
+                            const char *cache_key)
 {
     uint64_t limit, use, cache;
     if (!read_number(dir, limit_file, "", &limit)) return UINT64_MAX; /* "max", or no such file */
@@ -263,9 +279,11 @@ static uint64_t cgroup_room(const char *dir, const char *limit_file, const char 
     return use < limit ? limit - use : 0;
 }
 
-/* The least room of the cgroup at `path` under `root` and of all its ancestors. Inside a container the path often names a place
- * that is not mounted; its files are then simply missing, and the root holds the container's own limit. */
-static uint64_t cgroup_chain_room(const char *root, const char *path, const char *limit_file, const char *use_file, const char *cache_key)
+/* The least room of the cgroup at `path` under `root` and of all its ancestors. Inside a
+ * container the path often names a place that is not mounted; its files are then simply missing,
+ * and the root holds the container's own limit. */
+static uint64_t cgroup_chain_room(const char *root, const char *path, const char *limit_file,
+                                  const char *use_file, const char *cache_key)
 {
     char dir[512];
     uint64_t least = UINT64_MAX;
@@ -284,19 +302,23 @@ uint64_t td_mem_available(void)
 {
     uint64_t available = UINT64_MAX, kib;
     char text[8192];
-    if (read_small("/proc/meminfo", text, sizeof text) && find_number(text, "MemAvailable:", &kib)) available = kib * 1024;
+    if (read_small("/proc/meminfo", text, sizeof text) && find_number(text, "MemAvailable:", &kib))
+        available = kib * 1024;
     if (!read_small("/proc/self/cgroup", text, sizeof text)) return available;
     char *rest = text;
     for (char *line; (line = strsep(&rest, "\n"));) {
         uint64_t room = UINT64_MAX;
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        char *controllers = strchr(line, ':'),
+             *path = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!path) continue;
         *path++ = '\0';
         controllers++;
         if (controllers[0] == '\0') {
-            room = cgroup_chain_room("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file ");
+            room = cgroup_chain_room("/sys/fs/cgroup", path, "memory.max", "memory.current",
+                                     "inactive_file ");
         } else if (strcmp(controllers, "memory") == 0) {
-            room = cgroup_chain_room("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ");
+            room = cgroup_chain_room("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+                                     "memory.usage_in_bytes", "total_inactive_file ");
         }
         if (room < available) available = room;
     }

@@ -1,8 +1,9 @@
 /* metrics.c - a fixed table of series and its rendering as Prometheus text.
  *
- * Series are appended at boot by one thread; n_series is raised with release after the series is whole, so a renderer on another
- * thread sees only whole ones. Updates are relaxed atomics: a scrape may see a histogram's bucket before its sum, never a torn value.
- * A double is kept as its bits in a uint64_t, because adding to an atomic double is a compare-and-swap loop anyway. */
+ * Series are appended at boot by one thread; n_series is raised with release after the series is
+ * whole, so a renderer on another thread sees only whole ones. Updates are relaxed atomics: a
+ * scrape may see a histogram's bucket before its sum, never a torn value. A double is kept as
+ * its bits in a uint64_t, because adding to an atomic double is a compare-and-swap loop anyway. */
 #include "common/base/metrics.h"
 
 #include <inttypes.h>
@@ -22,7 +23,8 @@ enum metric_type { COUNTER, GAUGE, HISTOGRAM };
 struct td_metric {
     char *name, *labels, *help;
     enum metric_type type;
-    _Atomic uint64_t bits; /* counter: the count; gauge: bits of the value; histogram: bits of the sum */
+    _Atomic uint64_t bits; /* counter: the count; gauge: bits of the value; histogram: bits of
+                              the sum */
     const double *bounds;
     int n_bounds;
     _Atomic uint64_t buckets[MAX_BOUNDS + 1]; /* not cumulative; the last is +Inf */
@@ -31,8 +33,9 @@ struct td_metric {
 static struct td_metric g_series[MAX_SERIES];
 static _Atomic int g_n_series;
 
-const double td_seconds_bounds[] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
-                                    0.1,    0.25,    0.5,    1.0,   2.5,    5.0,   10.0, 30.0,  60.0};
+const double td_seconds_bounds[] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005,
+                                    0.01,   0.025,   0.05,   0.1,   0.25,   0.5,
+                                    1.0,    2.5,     5.0,    10.0,  30.0,   60.0};
 const int td_n_seconds_bounds = (int)(sizeof td_seconds_bounds / sizeof *td_seconds_bounds);
 
 static uint64_t to_bits(double value)
@@ -59,11 +62,12 @@ static char *copy_text(const char *text)
 static bool is_metric_name(const char *name)
 {
     if (!name[0] || (name[0] >= '0' && name[0] <= '9')) return false;
-    return strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:") == strlen(name);
+    return strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:") ==
+           strlen(name);
 }
 
-static struct td_metric *register_series(const char *name, const char *labels, const char *help, enum metric_type type,
-                                         const double *bounds, int n_bounds)
+static struct td_metric *register_series(const char *name, const char *labels, const char *help,
+                                         enum metric_type type, const double *bounds, int n_bounds)
 {
     TD_ASSERT(is_metric_name(name));
     int n = atomic_load_explicit(&g_n_series, memory_order_relaxed);
@@ -94,7 +98,8 @@ struct td_metric *td_gauge(const char *name, const char *labels, const char *hel
     return register_series(name, labels, help, GAUGE, NULL, 0);
 }
 
-struct td_metric *td_histogram(const char *name, const char *labels, const char *help, const double *bounds, int n)
+struct td_metric *td_histogram(const char *name, const char *labels, const char *help,
+                               const double *bounds, int n)
 {
     TD_ASSERT(n >= 1 && n <= MAX_BOUNDS);
     for (int i = 1; i < n; i++) TD_ASSERT(bounds[i - 1] < bounds[i]);
@@ -120,8 +125,8 @@ void td_metric_observe(struct td_metric *m, double value)
     while (i < m->n_bounds && !(value <= m->bounds[i])) i++; /* NaN falls into +Inf */
     atomic_fetch_add_explicit(&m->buckets[i], 1, memory_order_relaxed);
     uint64_t old = atomic_load_explicit(&m->bits, memory_order_relaxed);
-    while (!atomic_compare_exchange_weak_explicit(&m->bits, &old, to_bits(from_bits(old) + value), memory_order_relaxed,
-                                                  memory_order_relaxed)) {
+    while (!atomic_compare_exchange_weak_explicit(&m->bits, &old, to_bits(from_bits(old) + value),
+                                                  memory_order_relaxed, memory_order_relaxed)) {
     }
 }
 
@@ -146,9 +151,12 @@ static void put_help(FILE *out, const struct td_metric *m)
     static const char *const type_names[] = {"counter", "gauge", "histogram"};
     fprintf(out, "# HELP %s ", m->name);
     for (const char *p = m->help; *p; p++) {
-        if (*p == '\\') fputs("\\\\", out);
-        else if (*p == '\n') fputs("\\n", out);
-        else fputc(*p, out);
+        if (*p == '\\')
+            fputs("\\\\", out);
+        else if (*p == '\n')
+            fputs("\\n", out);
+        else
+            fputc(*p, out);
     }
     fprintf(out, "\n# TYPE %s %s\n", m->name, type_names[m->type]);
 }
@@ -156,23 +164,27 @@ static void put_help(FILE *out, const struct td_metric *m)
 static void put_series(FILE *out, const struct td_metric *m)
 {
     char text[40];
-    const char *open = m->labels[0] ? "{" : "", *close = m->labels[0] ? "}" : "", *comma = m->labels[0] ? "," : "";
+    const char *open = m->labels[0] ? "{" : "", *close = m->labels[0] ? "}" : "",
+               *comma = m->labels[0] ? "," : "";
     uint64_t bits = atomic_load_explicit(&m->bits, memory_order_relaxed);
     if (m->type == COUNTER) {
         fprintf(out, "%s%s%s%s %" PRIu64 "\n", m->name, open, m->labels, close, bits);
         return;
     }
     if (m->type == GAUGE) {
-        fprintf(out, "%s%s%s%s %s\n", m->name, open, m->labels, close, show_value(from_bits(bits), text, sizeof text));
+        fprintf(out, "%s%s%s%s %s\n", m->name, open, m->labels, close,
+                show_value(from_bits(bits), text, sizeof text));
         return;
     }
     uint64_t total = 0;
     for (int i = 0; i <= m->n_bounds; i++) {
         total += atomic_load_explicit(&m->buckets[i], memory_order_relaxed);
         const char *le = i < m->n_bounds ? show_value(m->bounds[i], text, sizeof text) : "+Inf";
-        fprintf(out, "%s_bucket{%s%sle=\"%s\"} %" PRIu64 "\n", m->name, m->labels, comma, le, total);
+        fprintf(out, "%s_bucket{%s%sle=\"%s\"} %" PRIu64 "\n", m->name, m->labels, comma, le,
+                total);
     }
-    fprintf(out, "%s_sum%s%s%s %s\n", m->name, open, m->labels, close, show_value(from_bits(bits), text, sizeof text));
+    fprintf(out, "%s_sum%s%s%s %s\n", m->name, open, m->labels, close,
+            show_value(from_bits(bits), text, sizeof text));
     fprintf(out, "%s_count%s%s%s %" PRIu64 "\n", m->name, open, m->labels, close, total);
 }
 
@@ -184,9 +196,11 @@ char *td_metrics_render(size_t *ret_bytes)
     TD_ASSERT(out);
     int n = atomic_load_explicit(&g_n_series, memory_order_acquire);
     for (int i = 0; i < n; i++) {
-        /* All series of a name stand together, below one HELP and TYPE, where the first of them was registered. */
+        /* All series of a name stand together, below one HELP and TYPE, where the first of them
+           was registered. */
         bool is_first = true;
-        for (int j = 0; j < i && is_first; j++) is_first = strcmp(g_series[j].name, g_series[i].name) != 0;
+        for (int j = 0; j < i && is_first; j++)
+            is_first = strcmp(g_series[j].name, g_series[i].name) != 0;
         if (!is_first) continue;
         put_help(out, &g_series[i]);
         for (int j = i; j < n; j++) {

@@ -1,5 +1,6 @@
-/* metrics.h - counters, gauges and histograms in a fixed registry, rendered as Prometheus text (and served over HTTP by
- * common/base/metrics_http.h). Register at boot from one thread; update from any thread (relaxed atomics); render any time. */
+/* metrics.h - counters, gauges and histograms in a fixed registry, rendered as Prometheus text
+ * (and served over HTTP by common/base/metrics_http.h). Register at boot from one thread; update
+ * from any thread (relaxed atomics); render any time. */
 #ifndef TD_BASE_METRICS_H
 #define TD_BASE_METRICS_H
 
@@ -9,18 +10,21 @@
 
 struct td_metric;
 
-/* name "td_num_requests_waiting"; labels "" or "stage=\"prefill\"" (static strings). Same name + labels = same metric. */
+/* name "td_num_requests_waiting"; labels "" or "stage=\"prefill\"" (static strings). Same name +
+ * labels = same metric. */
 struct td_metric *td_counter(const char *name, const char *labels, const char *help);
 struct td_metric *td_gauge(const char *name, const char *labels, const char *help);
 /* bounds: n ascending upper bounds, static storage; n <= 32. */
-struct td_metric *td_histogram(const char *name, const char *labels, const char *help, const double *bounds, int n);
+struct td_metric *td_histogram(const char *name, const char *labels, const char *help,
+                               const double *bounds, int n);
 
-void td_metric_add(struct td_metric *m, uint64_t n);          /* counter */
-void td_metric_set(struct td_metric *m, double value);        /* gauge   */
-void td_metric_observe(struct td_metric *m, double value);    /* histogram */
-double td_metric_value(const struct td_metric *m);            /* counter, gauge: value; histogram: sum */
+void td_metric_add(struct td_metric *m, uint64_t n);       /* counter */
+void td_metric_set(struct td_metric *m, double value);     /* gauge   */
+void td_metric_observe(struct td_metric *m, double value); /* histogram */
+/* counter, gauge: value; histogram: sum */
+double td_metric_value(const struct td_metric *m);
 
-extern const double td_seconds_bounds[];                      /* 0.1 ms .. 60 s, for latencies */
+extern const double td_seconds_bounds[]; /* 0.1 ms .. 60 s, for latencies */
 extern const int td_n_seconds_bounds;
 
 /* Prometheus text exposition 0.0.4 into malloc'd memory; caller frees. */

@@ -1,8 +1,10 @@
-/* metrics_http.c - see metrics_http.h. libmicrohttpd's own polling thread; answers are rendered per request.
+/* metrics_http.c - see metrics_http.h. libmicrohttpd's own polling thread; answers are rendered per
+ * request.
  *
- * libmicrohttpd bounds connections by refusing the newest, which is what a flood wants. It tells when a connection
- * begins and ends, so here is a list of them, oldest first: above SHED_AT the oldest one's socket is shut down, and the
- * library closes it as one whose peer has gone. Everything but start and stop runs on the library's thread. */
+ * libmicrohttpd bounds connections by refusing the newest, which is what a flood wants. It tells
+ * when a connection begins and ends, so here is a list of them, oldest first: above SHED_AT the
+ * oldest one's socket is shut down, and the library closes it as one whose peer has gone.
+ * Everything but start and stop runs on the library's thread. */
 #include "common/base/metrics_http.h"
 
 #include <arpa/inet.h>
@@ -18,12 +20,13 @@
 
 enum {
     SHED_AT = 192,
-    MAX_CONNECTIONS = 256,                   /* the library takes a few more before it hears that the oldest are gone */
+    MAX_CONNECTIONS = 256, /* the library takes a few more before it hears that
+                              the oldest are gone */
     TIMEOUT_S = 10,
 };
 
 struct client {
-    struct client *next, *prev;              /* in order of age, head first */
+    struct client *next, *prev; /* in order of age, head first */
     int fd;
     bool shed;
 };
@@ -32,14 +35,15 @@ struct td_metrics_http {
     struct MHD_Daemon *daemon;
     bool (*healthy)(void *ctx);
     void *ctx;
-    struct client clients;                   /* the ring's head */
-    unsigned n_clients;                      /* not shed */
+    struct client clients; /* the ring's head */
+    unsigned n_clients;    /* not shed */
 };
 
 /* The oldest goes when there are too many. */
 static void shed(struct td_metrics_http *h)
 {
-    for (struct client *k = h->clients.next; k != &h->clients && h->n_clients > SHED_AT; k = k->next) {
+    for (struct client *k = h->clients.next; k != &h->clients && h->n_clients > SHED_AT;
+         k = k->next) {
         if (k->shed) continue;
         k->shed = true;
         h->n_clients--;
@@ -47,14 +51,16 @@ static void shed(struct td_metrics_http *h)
     }
 }
 
-static void on_connection(void *ctx, struct MHD_Connection *c, void **socket_ctx, enum MHD_ConnectionNotificationCode code)
+static void on_connection(void *ctx, struct MHD_Connection *c, void **socket_ctx,
+                          enum MHD_ConnectionNotificationCode code)
 {
     struct td_metrics_http *h = ctx;
     struct client *k = *socket_ctx;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
         k = info ? calloc(1, sizeof *k) : NULL;
-        if (!k) return;                      /* bounded by MAX_CONNECTIONS all the same */
+        if (!k) return; /* bounded by MAX_CONNECTIONS all the same */
         k->fd = info->connect_fd;
         k->next = &h->clients;
         k->prev = h->clients.prev;
@@ -71,7 +77,8 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **socket_ctx
     }
 }
 
-static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *url, const char *method, const char *version, const char *upload,
+static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *url,
+                              const char *method, const char *version, const char *upload,
                               size_t *upload_bytes, void **state)
 {
     struct td_metrics_http *h = ctx;
@@ -79,7 +86,8 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
     (void)upload;
     (void)upload_bytes;
     (void)state;
-    static char ok[] = "ok\n", missing[] = "not found: use /metrics or /healthz\n", bad[] = "only GET\n";
+    static char ok[] = "ok\n", missing[] = "not found: use /metrics or /healthz\n",
+                bad[] = "only GET\n";
     static char ill[] = "the gRPC port does not answer\n";
     struct MHD_Response *r;
     unsigned status = MHD_HTTP_OK;
@@ -90,8 +98,10 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
         size_t n = 0;
         char *text = td_metrics_render(&n);
         r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
-        if (r) MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
-        else free(text);
+        if (r)
+            MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
+        else
+            free(text);
     } else if (!strcmp(url, "/healthz") && h->healthy && !h->healthy(h->ctx)) {
         r = MHD_create_response_from_buffer(strlen(ill), ill, MHD_RESPMEM_PERSISTENT);
         status = MHD_HTTP_SERVICE_UNAVAILABLE;
@@ -116,22 +126,27 @@ td_status td_metrics_http_start(const char *address, bool (*healthy)(void *ctx),
         return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\", must be host:port", address);
     snprintf(host, sizeof host, "%.*s", (int)(colon - address), address);
     char *end;
-    unsigned long port = strtoul(colon + 1, &end, 10); /* getaddrinfo would take 65536 + 80 for 80 */
+    unsigned long port = strtoul(colon + 1, &end, 10); /* getaddrinfo would take 65536 + 80 for
+                                                          80 */
     if (colon[1] < '0' || colon[1] > '9' || *end || port > 65535)
-        return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\": the port must be 0..65535", address);
+        return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\": the port must be 0..65535",
+                       address);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
     int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
-    if (e) return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));
+    if (e)
+        return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));
     struct td_metrics_http *h = calloc(1, sizeof *h);
     /* Not select, which cannot see descriptors above 1,023. */
-    unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | (ai->ai_family == AF_INET6 ? (unsigned)MHD_USE_IPv6 : 0u);
+    unsigned flags =
+        MHD_USE_AUTO_INTERNAL_THREAD | (ai->ai_family == AF_INET6 ? (unsigned)MHD_USE_IPv6 : 0u);
     if (h) {
         h->clients.next = h->clients.prev = &h->clients;
         h->healthy = healthy;
         h->ctx = ctx;
-        h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, answer, h, MHD_OPTION_SOCK_ADDR, ai->ai_addr,
-                                     MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
-                                     (unsigned)TIMEOUT_S, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
+        h->daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, answer, h, MHD_OPTION_SOCK_ADDR, ai->ai_addr,
+            MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
+            (unsigned)TIMEOUT_S, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
     }
     freeaddrinfo(ai);
     if (!h || !h->daemon) {

@@ -8,7 +8,9 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#define ADVICE "give the Hugging Face directory that it was made from (config.json, tokenizer.json, *.safetensors)"
+#define ADVICE                                                                                     \
+    "give the Hugging Face directory that it was made from (config.json, tokenizer.json, "         \
+    "*.safetensors)"
 
 static bool ends_in(const char *name, const char *end)
 {
@@ -21,7 +23,8 @@ static bool is_gguf(const char *path)
     char magic[4] = {0};
     FILE *f = fopen(path, "rb");
     if (!f) return ends_in(path, ".gguf");
-    bool same = fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", sizeof magic);
+    bool same =
+        fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", sizeof magic);
     fclose(f);
     return same || ends_in(path, ".gguf");
 }
@@ -31,7 +34,8 @@ td_status td_model_dir_check(const char *path, const char *wants, struct td_err 
     struct stat st;
     if (stat(path, &st)) return TD_OK; /* whoever opens a file in it says what is wrong */
     if (S_ISREG(st.st_mode) && is_gguf(path))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s is a GGUF file, which this version does not read: " ADVICE, path);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s is a GGUF file, which this version does not read: " ADVICE, path);
     DIR *dir = opendir(path);
     if (!dir) return TD_OK;
     char gguf[256] = "";
@@ -44,11 +48,13 @@ td_status td_model_dir_check(const char *path, const char *wants, struct td_err 
     closedir(dir);
     if (adapter)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s holds adapter_config.json: LoRA adapters are not supported by this version, and are not left out "
+                       "%s holds adapter_config.json: LoRA adapters are not supported by this "
+                       "version, and are not left out "
                        "in silence; merge the adapter into the weights, or move its files away",
                        path);
     if (gguf[0] && !wanted)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s holds %s and no %s: this version does not read GGUF; " ADVICE, path, gguf,
-                       wants);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s holds %s and no %s: this version does not read GGUF; " ADVICE, path,
+                       gguf, wants);
     return TD_OK;
 }

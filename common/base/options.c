@@ -1,7 +1,8 @@
 /* options.c - the table is the only description of an option; parsing, help and printing walk it.
  *
- * Values are set in three passes: table defaults, environment, argv; each through set_value, so bounds hold whatever the source,
- * and the message names the source that a person has to change. Names compare with '-' and '_' as one character. */
+ * Values are set in three passes: table defaults, environment, argv; each through set_value, so
+ * bounds hold whatever the source, and the message names the source that a person has to change.
+ * Names compare with '-' and '_' as one character. */
 #include "common/base/options.h"
 
 #include <ctype.h>
@@ -31,7 +32,8 @@ static bool names_equal(const char *text, size_t n_bytes, const char *name)
     return true;
 }
 
-static const struct td_option *find_option(const struct td_option *table, const char *text, size_t n_bytes)
+static const struct td_option *find_option(const struct td_option *table, const char *text,
+                                           size_t n_bytes)
 {
     for (const struct td_option *o = table; o->name; o++) {
         if (!names_equal(text, n_bytes, o->name)) continue;
@@ -61,17 +63,21 @@ static void env_name(const char *role, const char *name, char *buf, size_t buf_b
 /* "decode" of "tandem-decode"; NULL for a program that is no daemon. */
 static const char *role_of(const char *program)
 {
-    return strncmp(program, ROLE_PREFIX, strlen(ROLE_PREFIX)) ? NULL : program + strlen(ROLE_PREFIX);
+    return strncmp(program, ROLE_PREFIX, strlen(ROLE_PREFIX)) ? NULL
+                                                              : program + strlen(ROLE_PREFIX);
 }
 
 /* The variable to tell people about. */
-static void told_env_name(const struct td_option *o, const char *program, char *buf, size_t buf_bytes)
+static void told_env_name(const struct td_option *o, const char *program, char *buf,
+                          size_t buf_bytes)
 {
     env_name(o->type == TD_OPT_OWN_STR ? role_of(program) : NULL, o->name, buf, buf_bytes);
 }
 
-/* The value of a row in the environment and the variable it is from, or NULL. Empty counts as not set: manifests often pass empty variables. */
-static const char *env_value(const struct td_option *o, const char *program, char *ret_name, size_t name_bytes)
+/* The value of a row in the environment and the variable it is from, or NULL. Empty counts as
+ * not set: manifests often pass empty variables. */
+static const char *env_value(const struct td_option *o, const char *program, char *ret_name,
+                             size_t name_bytes)
 {
     const char *role = role_of(program), *text;
     if (role) {
@@ -83,7 +89,10 @@ static const char *env_value(const struct td_option *o, const char *program, cha
     return (text = getenv(ret_name)) && text[0] ? text : NULL;
 }
 
-static size_t min3(size_t a, size_t b, size_t c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+static size_t min3(size_t a, size_t b, size_t c)
+{
+    return a < b ? (a < c ? a : c) : (b < c ? b : c);
+}
 
 /* Levenshtein distance, '-' and '_' equal; both at most MAX_NAME long. */
 static size_t edit_distance(const char *a, size_t a_bytes, const char *b)
@@ -119,13 +128,16 @@ static td_status fail_unknown(const struct td_option *table, const char *arg, st
     }
     char flag[MAX_NAME + 3];
     flag_name(nearest, flag, sizeof flag);
-    return td_fail(err, TD_ERR_INVALID, "unknown option %.*s, did you mean %s? (--help lists all)", (int)(name - arg + (ptrdiff_t)n_bytes), arg,
-                   flag);
+    return td_fail(err, TD_ERR_INVALID, "unknown option %.*s, did you mean %s? (--help lists all)",
+                   (int)(name - arg + (ptrdiff_t)n_bytes), arg, flag);
 }
 
 td_status td_parse_size(const char *text, uint64_t *ret_bytes, struct td_err *err)
 {
-    static const struct { const char *name; uint64_t bytes; } units[] = {
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+    } units[] = {
         {"", 1},
         {"B", 1},
         {"K", 1ull << 10},
@@ -148,15 +160,18 @@ td_status td_parse_size(const char *text, uint64_t *ret_bytes, struct td_err *er
         bool too_big = errno == ERANGE;
         for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
             if (strcmp(end, units[i].name) != 0) continue;
-            if (too_big || n > UINT64_MAX / units[i].bytes) return td_fail(err, TD_ERR_INVALID, "is %s, must be below 2^64 bytes", text);
+            if (too_big || n > UINT64_MAX / units[i].bytes)
+                return td_fail(err, TD_ERR_INVALID, "is %s, must be below 2^64 bytes", text);
             *ret_bytes = n * units[i].bytes;
             return TD_OK;
         }
     }
-    return td_fail(err, TD_ERR_INVALID, "is '%s', must be a size such as 512, 64KiB, 2GiB or 1GB", text);
+    return td_fail(err, TD_ERR_INVALID, "is '%s', must be a size such as 512, 64KiB, 2GiB or 1GB",
+                   text);
 }
 
-static td_status check_bounds(const struct td_option *o, double value, const char *text, struct td_err *err)
+static td_status check_bounds(const struct td_option *o, double value, const char *text,
+                              struct td_err *err)
 {
     if (o->min == 0 && o->max == 0) return TD_OK;
     if (value >= o->min && value <= o->max) return TD_OK;
@@ -174,8 +189,10 @@ static bool has_choice(const char *choices, const char *text)
     }
 }
 
-/* Parses text into the field of one row. The message starts at "is ...": the caller puts the source before it. */
-static td_status set_value(const struct td_option *o, const char *text, void *config, struct td_err *err)
+/* Parses text into the field of one row. The message starts at "is ...": the caller puts the
+ * source before it. */
+static td_status set_value(const struct td_option *o, const char *text, void *config,
+                           struct td_err *err)
 {
     void *field = (char *)config + o->offset;
     char *end;
@@ -183,9 +200,12 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
     errno = 0;
     switch (o->type) {
     case TD_OPT_BOOL: {
-        bool is_true = !strcmp(text, "true") || !strcmp(text, "1") || !strcmp(text, "yes") || !strcmp(text, "on");
-        bool is_false = !strcmp(text, "false") || !strcmp(text, "0") || !strcmp(text, "no") || !strcmp(text, "off");
-        if (!is_true && !is_false) return td_fail(err, TD_ERR_INVALID, "is '%s', must be true or false", text);
+        bool is_true = !strcmp(text, "true") || !strcmp(text, "1") || !strcmp(text, "yes") ||
+                       !strcmp(text, "on");
+        bool is_false = !strcmp(text, "false") || !strcmp(text, "0") || !strcmp(text, "no") ||
+                        !strcmp(text, "off");
+        if (!is_true && !is_false)
+            return td_fail(err, TD_ERR_INVALID, "is '%s', must be true or false", text);
         *(bool *)field = is_true;
         return TD_OK;
     }
@@ -200,7 +220,8 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
     }
     case TD_OPT_U64: {
         unsigned long long v = strtoull(text, &end, 10);
-        if (end == text || *end || errno || !isdigit((unsigned char)text[0])) { /* strtoull would take "-1" */
+        if (end == text || *end || errno || !isdigit((unsigned char)text[0])) {
+            /* strtoull would take "-1" */
             return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer >= 0", text);
         }
         s = check_bounds(o, (double)v, text, err);
@@ -224,12 +245,16 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         return s;
     }
     case TD_OPT_STR:
-    case TD_OPT_OWN_STR: *(const char **)field = text; return TD_OK;
-    case TD_OPT_ENUM:
-        if (!has_choice(o->choices, text)) return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
+    case TD_OPT_OWN_STR:
         *(const char **)field = text;
         return TD_OK;
-    case TD_OPT_ALIAS: break; /* find_option has followed it */
+    case TD_OPT_ENUM:
+        if (!has_choice(o->choices, text))
+            return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
+        *(const char **)field = text;
+        return TD_OK;
+    case TD_OPT_ALIAS:
+        break; /* find_option has followed it */
     }
     return td_fail(err, TD_ERR_INTERNAL, "has no known type");
 }
@@ -237,22 +262,31 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
 static const char *type_hint(const struct td_option *o)
 {
     switch (o->type) {
-    case TD_OPT_BOOL: return "";
+    case TD_OPT_BOOL:
+        return "";
     case TD_OPT_I64:
-    case TD_OPT_U64: return " N";
-    case TD_OPT_F64: return " X";
-    case TD_OPT_SIZE: return " SIZE";
+    case TD_OPT_U64:
+        return " N";
+    case TD_OPT_F64:
+        return " X";
+    case TD_OPT_SIZE:
+        return " SIZE";
     case TD_OPT_STR:
-    case TD_OPT_OWN_STR: return " TEXT";
-    case TD_OPT_ENUM: return " ";
-    case TD_OPT_ALIAS: break;
+    case TD_OPT_OWN_STR:
+        return " TEXT";
+    case TD_OPT_ENUM:
+        return " ";
+    case TD_OPT_ALIAS:
+        break;
     }
     return "";
 }
 
-void td_options_help(const struct td_option *table, const char *program, const char *summary, FILE *out)
+void td_options_help(const struct td_option *table, const char *program, const char *summary,
+                     FILE *out)
 {
-    fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n", program, summary, program);
+    fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n",
+            program, summary, program);
     for (const struct td_option *o = table; o->name; o++) {
         if (o->type == TD_OPT_ALIAS) continue;
         char flag[MAX_NAME + 3], env[ENV_BYTES];
@@ -261,7 +295,8 @@ void td_options_help(const struct td_option *table, const char *program, const c
         fprintf(out, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
         bool has_alias = false;
         for (const struct td_option *a = table; a->name; a++) {
-            if (a->type != TD_OPT_ALIAS || !names_equal(a->choices, strlen(a->choices), o->name)) continue;
+            if (a->type != TD_OPT_ALIAS || !names_equal(a->choices, strlen(a->choices), o->name))
+                continue;
             flag_name(a->name, flag, sizeof flag);
             fprintf(out, has_alias ? ", %s" : "      also %s", flag);
             has_alias = true;
@@ -273,8 +308,10 @@ void td_options_help(const struct td_option *table, const char *program, const c
             p += n + (p[n] == '\n');
         }
         fprintf(out, "      [%s", env);
-        if (!o->def) fprintf(out, "; required");
-        else if (o->def[0]) fprintf(out, "; default %s", o->def);
+        if (!o->def)
+            fprintf(out, "; required");
+        else if (o->def[0])
+            fprintf(out, "; default %s", o->def);
         if (o->min != 0 || o->max != 0) fprintf(out, "; %.15g..%.15g", o->min, o->max);
         fprintf(out, "]\n");
     }
@@ -290,15 +327,26 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
         const void *field = (const char *)config + o->offset;
         fprintf(out, "%s=", o->name);
         switch (o->type) {
-        case TD_OPT_BOOL: fprintf(out, "%s", *(const bool *)field ? "true" : "false"); break;
-        case TD_OPT_I64: fprintf(out, "%" PRId64, *(const int64_t *)field); break;
+        case TD_OPT_BOOL:
+            fprintf(out, "%s", *(const bool *)field ? "true" : "false");
+            break;
+        case TD_OPT_I64:
+            fprintf(out, "%" PRId64, *(const int64_t *)field);
+            break;
         case TD_OPT_U64:
-        case TD_OPT_SIZE: fprintf(out, "%" PRIu64, *(const uint64_t *)field); break;
-        case TD_OPT_F64: fprintf(out, "%.15g", *(const double *)field); break;
+        case TD_OPT_SIZE:
+            fprintf(out, "%" PRIu64, *(const uint64_t *)field);
+            break;
+        case TD_OPT_F64:
+            fprintf(out, "%.15g", *(const double *)field);
+            break;
         case TD_OPT_STR:
         case TD_OPT_OWN_STR:
-        case TD_OPT_ENUM: fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : ""); break;
-        case TD_OPT_ALIAS: break;
+        case TD_OPT_ENUM:
+            fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : "");
+            break;
+        case TD_OPT_ALIAS:
+            break;
         }
         fputc('\n', out);
     }
@@ -319,8 +367,9 @@ static void check_names(const struct td_option *table)
     }
 }
 
-td_status td_options_load(const struct td_option *table, void *config, const char *program, const char *summary, int argc, char **argv,
-                          const char **positional, size_t max_positional, size_t *ret_n_positional, struct td_err *err)
+td_status td_options_load(const struct td_option *table, void *config, const char *program,
+                          const char *summary, int argc, char **argv, const char **positional,
+                          size_t max_positional, size_t *ret_n_positional, struct td_err *err)
 {
     bool is_set[MAX_OPTIONS] = {false};
     size_t n_options = 0, n_positional = 0;
@@ -338,12 +387,14 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
         }
         char env[ENV_BYTES];
         if (o->def) {
-            if (set_value(o, o->def, config, err)) return td_err_prefix(err, "default of %s", o->name);
+            if (set_value(o, o->def, config, err))
+                return td_err_prefix(err, "default of %s", o->name);
             is_set[i] = true;
         }
         const char *text = env_value(o, program, env, sizeof env);
         if (text) {
-            if (set_value(o, text, config, err)) return err ? td_err_prefix(err, "%s", env) : TD_ERR_INVALID;
+            if (set_value(o, text, config, err))
+                return err ? td_err_prefix(err, "%s", env) : TD_ERR_INVALID;
             is_set[i] = true;
         }
     }
@@ -353,7 +404,9 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
         const char *arg = argv[i];
         if (options_ended || arg[0] != '-' || arg[1] == '\0') {
             if (n_positional == max_positional) {
-                return td_fail(err, TD_ERR_INVALID, "unexpected argument '%s': at most %zu allowed (--help)", arg, max_positional);
+                return td_fail(err, TD_ERR_INVALID,
+                               "unexpected argument '%s': at most %zu allowed (--help)", arg,
+                               max_positional);
             }
             positional[n_positional++] = arg;
             continue;
@@ -391,11 +444,13 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
         if (!text && o->type == TD_OPT_BOOL) text = "true";
         if (!text) {
             if (i + 1 == argc || !strncmp(argv[i + 1], "--", 2)) {
-                return td_fail(err, TD_ERR_INVALID, "%s needs a value (%s=VALUE when it starts with --)", flag, flag);
+                return td_fail(err, TD_ERR_INVALID,
+                               "%s needs a value (%s=VALUE when it starts with --)", flag, flag);
             }
             text = argv[++i];
         }
-        if (set_value(o, text, config, err)) return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
+        if (set_value(o, text, config, err))
+            return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
         is_set[o - table] = true;
     }
 

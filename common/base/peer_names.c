@@ -1,4 +1,5 @@
-/* peer_names.c - see the header. A pattern is kept as its kind, its text and whether a star stands for something. */
+/* peer_names.c - see the header. A pattern is kept as its kind, its text and whether a star
+ * stands for something. */
 #include "common/base/peer_names.h"
 
 #include <arpa/inet.h>
@@ -25,10 +26,7 @@ struct td_peer_names {
     struct pattern patterns[];
 };
 
-static bool is_label_char(char c)
-{
-    return isalnum((unsigned char)c) || c == '-' || c == '_';
-}
+static bool is_label_char(char c) { return isalnum((unsigned char)c) || c == '-' || c == '_'; }
 
 /* A DNS name: labels of letters, digits, - and _, none empty. */
 static bool is_dns_name(const char *s, size_t n)
@@ -131,10 +129,7 @@ td_status td_peer_names_parse(const char *option, const char *text,
     return TD_OK;
 }
 
-void td_peer_names_destroy(struct td_peer_names *names)
-{
-    free(names);
-}
+void td_peer_names_destroy(struct td_peer_names *names) { free(names); }
 
 static bool dns_matches(const struct pattern *p, const char *value, size_t n)
 {

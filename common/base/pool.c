@@ -1,7 +1,8 @@
 /* pool.c - one slab, a stack of free indices and a byte per object that says whether it is out.
  *
- * Invariants: (1) n_free + objects out = n_total; (2) an index is on the free stack exactly when is_used[index] is 0. Objects start
- * on cache lines of their own, so neighbours that different threads read do not share one. */
+ * Invariants: (1) n_free + objects out = n_total; (2) an index is on the free stack exactly when
+ * is_used[index] is 0. Objects start on cache lines of their own, so neighbours that different
+ * threads read do not share one. */
 #include "common/base/pool.h"
 
 #include <stdlib.h>
@@ -17,13 +18,17 @@ struct td_pool {
     uint32_t n_total, n_free;
 };
 
-td_status td_pool_create(size_t object_bytes, uint32_t n_objects, struct td_pool **ret_pool, struct td_err *err)
+td_status td_pool_create(size_t object_bytes, uint32_t n_objects, struct td_pool **ret_pool,
+                         struct td_err *err)
 {
     if (object_bytes == 0 || n_objects == 0) {
-        return td_fail(err, TD_ERR_INVALID, "pool of %u objects of %zu bytes: both must be > 0", n_objects, object_bytes);
+        return td_fail(err, TD_ERR_INVALID, "pool of %u objects of %zu bytes: both must be > 0",
+                       n_objects, object_bytes);
     }
     if (object_bytes > SIZE_MAX / 2 / n_objects - CACHE_LINE) {
-        return td_fail(err, TD_ERR_LIMIT, "pool of %u objects of %zu bytes does not fit the address space", n_objects, object_bytes);
+        return td_fail(err, TD_ERR_LIMIT,
+                       "pool of %u objects of %zu bytes does not fit the address space", n_objects,
+                       object_bytes);
     }
     size_t stride = (object_bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
     struct td_pool *pool = calloc(1, sizeof *pool);
@@ -32,11 +37,13 @@ td_status td_pool_create(size_t object_bytes, uint32_t n_objects, struct td_pool
     pool->free_stack = malloc(n_objects * sizeof *pool->free_stack);
     pool->is_used = calloc(n_objects, 1);
     if (!pool->objects || !pool->free_stack || !pool->is_used) goto err_nomem;
-    memset(pool->objects, 0, stride * n_objects); /* also backs the pages now, so that exhaustion shows at boot */
+    memset(pool->objects, 0, stride * n_objects); /* also backs the pages now, so that exhaustion
+                                                     shows at boot */
     pool->object_bytes = object_bytes;
     pool->stride = stride;
     pool->n_total = pool->n_free = n_objects;
-    for (uint32_t i = 0; i < n_objects; i++) pool->free_stack[i] = n_objects - 1 - i; /* index 0 goes out first */
+    /* index 0 goes out first */
+    for (uint32_t i = 0; i < n_objects; i++) pool->free_stack[i] = n_objects - 1 - i;
     *ret_pool = pool;
     return TD_OK;
 
@@ -47,7 +54,8 @@ err_nomem:
         free(pool->objects);
         free(pool);
     }
-    return td_fail(err, TD_ERR_NOMEM, "pool of %u objects of %zu bytes: out of memory", n_objects, object_bytes);
+    return td_fail(err, TD_ERR_NOMEM, "pool of %u objects of %zu bytes: out of memory", n_objects,
+                   object_bytes);
 }
 
 void td_pool_destroy(struct td_pool *pool)

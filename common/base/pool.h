@@ -1,4 +1,5 @@
-/* pool.h - objects of one size, all made at boot; get and put never call malloc. Not thread-safe: one owning thread. */
+/* pool.h - objects of one size, all made at boot; get and put never call malloc. Not
+ * thread-safe: one owning thread. */
 #ifndef TD_BASE_POOL_H
 #define TD_BASE_POOL_H
 
@@ -9,10 +10,14 @@
 
 struct td_pool;
 
-td_status td_pool_create(size_t object_bytes, uint32_t n_objects, struct td_pool **ret_pool, struct td_err *err);
-void td_pool_destroy(struct td_pool *pool);              /* asserts that every object is back; NULL is fine */
-void *td_pool_get(struct td_pool *pool);                 /* zeroed; NULL when empty: answer TD_ERR_AGAIN     */
-void td_pool_put(struct td_pool *pool, void *object);    /* asserts on a double put and on foreign pointers  */
+td_status td_pool_create(size_t object_bytes, uint32_t n_objects, struct td_pool **ret_pool,
+                         struct td_err *err);
+/* asserts that every object is back; NULL is fine */
+void td_pool_destroy(struct td_pool *pool);
+/* zeroed; NULL when empty: answer TD_ERR_AGAIN */
+void *td_pool_get(struct td_pool *pool);
+/* asserts on a double put and on foreign pointers */
+void td_pool_put(struct td_pool *pool, void *object);
 uint32_t td_pool_index(const struct td_pool *pool, const void *object); /* 0..n-1, stable */
 uint32_t td_pool_n_used(const struct td_pool *pool);
 

@@ -1,18 +1,20 @@
-/* progress.h - long work shows itself: on a terminal one line that redraws (share, rate, time left), else a plain line every 5 s
- * and one at the end. Nothing is printed for work that ends within 0.5 s. One thread. */
+/* progress.h - long work shows itself: on a terminal one line that redraws (share, rate, time
+ * left), else a plain line every 5 s and one at the end. Nothing is printed for work that ends
+ * within 0.5 s. One thread. */
 #ifndef TD_BASE_PROGRESS_H
 #define TD_BASE_PROGRESS_H
 
 #include <stdint.h>
 
 struct td_progress {
-    const char *label;    /* "loading weights" */
-    const char *unit;     /* "B" prints KiB/MiB/GiB; anything else is printed as it is */
+    const char *label; /* "loading weights" */
+    const char *unit;  /* "B" prints KiB/MiB/GiB; anything else is printed as it is */
     uint64_t total, done, start_ns, drawn_ns;
     int is_tty;
 };
 
-void td_progress_start(struct td_progress *p, const char *label, const char *unit, uint64_t total); /* writes to stderr */
+/* writes to stderr */
+void td_progress_start(struct td_progress *p, const char *label, const char *unit, uint64_t total);
 void td_progress_update(struct td_progress *p, uint64_t done);
 void td_progress_end(struct td_progress *p);
 

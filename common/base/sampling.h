@@ -1,8 +1,8 @@
 /* sampling.h - what a request asks of the sampler, and the limits of it.
  *
- * Why here: the router refuses a bad request before any worker sees it, and a worker checks what the
- * router sends. Both use this one check, and the router links no model. What the fields do to the
- * logits is the sampler's: common/model/sampler.h.
+ * Why here: the router refuses a bad request before any worker sees it, and a worker checks what
+ * the router sends. Both use this one check, and the router links no model. What the fields do to
+ * the logits is the sampler's: common/model/sampler.h.
  *
  * Pure; any thread. */
 #ifndef TD_BASE_SAMPLING_H
@@ -16,19 +16,22 @@
 #define TD_MAX_TOP_LOGPROBS 20
 #define TD_MAX_STOP_TOKENS 128
 
-struct td_logit_bias { int32_t token; float bias; };
+struct td_logit_bias {
+    int32_t token;
+    float bias;
+};
 
 struct td_sampling {
-    float temperature;            /* 0 = greedy; <= 100 */
-    int32_t top_k;                /* 0 = off */
-    float top_p;                  /* (0, 1], 1 = off */
-    float min_p;                  /* [0, 1], 0 = off */
-    float repetition_penalty;     /* > 0, 1 = off; prompt and output tokens */
-    float presence_penalty;       /* [-2, 2]; output tokens only */
-    float frequency_penalty;      /* [-2, 2]; output tokens only */
+    float temperature;        /* 0 = greedy; <= 100 */
+    int32_t top_k;            /* 0 = off */
+    float top_p;              /* (0, 1], 1 = off */
+    float min_p;              /* [0, 1], 0 = off */
+    float repetition_penalty; /* > 0, 1 = off; prompt and output tokens */
+    float presence_penalty;   /* [-2, 2]; output tokens only */
+    float frequency_penalty;  /* [-2, 2]; output tokens only */
     uint64_t seed;
-    int32_t n_logprobs;           /* -1 = none, 0 = the chosen token's, n = plus the n best */
-    const struct td_logit_bias *logit_bias;    /* borrowed */
+    int32_t n_logprobs; /* -1 = none, 0 = the chosen token's, n = plus the n best */
+    const struct td_logit_bias *logit_bias; /* borrowed */
     int32_t n_logit_bias;
 };
 

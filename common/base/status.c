@@ -1,4 +1,5 @@
-/* status.c - names of the codes and the text of errors. No state, so every function is thread-safe. */
+/* status.c - names of the codes and the text of errors. No state, so every function is
+ * thread-safe. */
 #include "common/base/status.h"
 
 #include <stdarg.h>
@@ -9,7 +10,8 @@
 td_status td_fail(struct td_err *err, td_status code, const char *fmt, ...)
 {
     if (!err) return code;
-    /* The arguments may point into err->msg (a cause being rewritten), so format beside it first. */
+    /* The arguments may point into err->msg (a cause being rewritten), so format beside it
+       first. */
     char msg[TD_ERR_MSG_MAX];
     va_list args;
     va_start(args, fmt);
@@ -22,7 +24,9 @@ td_status td_fail(struct td_err *err, td_status code, const char *fmt, ...)
 
 td_status td_err_prefix(struct td_err *err, const char *fmt, ...)
 {
-    if (!err) return TD_ERR_INTERNAL; /* the cause was not recorded: the caller keeps the status it has */
+    if (!err)
+        return TD_ERR_INTERNAL; /* the cause was not recorded: the caller keeps the status
+                                   it has */
     char msg[TD_ERR_MSG_MAX];
     va_list args;
     va_start(args, fmt);
@@ -37,23 +41,40 @@ td_status td_err_prefix(struct td_err *err, const char *fmt, ...)
 const char *td_status_name(td_status code)
 {
     switch (code) {
-    case TD_OK: return "ok";
-    case TD_INPROGRESS: return "in_progress";
-    case TD_ERR_AGAIN: return "again";
-    case TD_ERR_INVALID: return "invalid";
-    case TD_ERR_NOT_FOUND: return "not_found";
-    case TD_ERR_LIMIT: return "limit";
-    case TD_ERR_UNSUPPORTED: return "unsupported";
-    case TD_ERR_CANCELLED: return "cancelled";
-    case TD_ERR_DEADLINE: return "deadline";
-    case TD_ERR_CORRUPT: return "corrupt";
-    case TD_ERR_STALE: return "stale";
-    case TD_ERR_FINISHED: return "finished";
-    case TD_ERR_PEER: return "peer";
-    case TD_ERR_IO: return "io";
-    case TD_ERR_NOMEM: return "nomem";
-    case TD_ERR_DEVICE: return "device";
-    case TD_ERR_INTERNAL: return "internal";
+    case TD_OK:
+        return "ok";
+    case TD_INPROGRESS:
+        return "in_progress";
+    case TD_ERR_AGAIN:
+        return "again";
+    case TD_ERR_INVALID:
+        return "invalid";
+    case TD_ERR_NOT_FOUND:
+        return "not_found";
+    case TD_ERR_LIMIT:
+        return "limit";
+    case TD_ERR_UNSUPPORTED:
+        return "unsupported";
+    case TD_ERR_CANCELLED:
+        return "cancelled";
+    case TD_ERR_DEADLINE:
+        return "deadline";
+    case TD_ERR_CORRUPT:
+        return "corrupt";
+    case TD_ERR_STALE:
+        return "stale";
+    case TD_ERR_FINISHED:
+        return "finished";
+    case TD_ERR_PEER:
+        return "peer";
+    case TD_ERR_IO:
+        return "io";
+    case TD_ERR_NOMEM:
+        return "nomem";
+    case TD_ERR_DEVICE:
+        return "device";
+    case TD_ERR_INTERNAL:
+        return "internal";
     }
     return "unknown";
 }

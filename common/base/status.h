@@ -1,8 +1,9 @@
 /* status.h - what a call answers, and the message that explains it.
  *
- * One td_status for the whole project, grouped by what is lost: nothing (0, 1), this try (AGAIN), this request
- * (-1..-19), this peer (-20..-39), this process (-40..). Cold paths (open, parse, connect) also fill a td_err, written
- * where the cause is known; hot paths return the status alone. No includes beyond libc: kernels/ may include this file. */
+ * One td_status for the whole project, grouped by what is lost: nothing (0, 1), this try
+ * (AGAIN), this request (-1..-19), this peer (-20..-39), this process (-40..). Cold paths (open,
+ * parse, connect) also fill a td_err, written where the cause is known; hot paths return the
+ * status alone. No includes beyond libc: kernels/ may include this file. */
 #ifndef TD_BASE_STATUS_H
 #define TD_BASE_STATUS_H
 
@@ -12,18 +13,19 @@ typedef enum td_status {
     TD_OK = 0,
     TD_INPROGRESS = 1,
 
-    TD_ERR_AGAIN = -1,         /* back-pressure: queue it, retry on the event the callee names */
-    TD_ERR_INVALID = -2,       /* the caller's input is wrong; retrying cannot help            */
+    TD_ERR_AGAIN = -1,   /* back-pressure: queue it, retry on the event the callee names */
+    TD_ERR_INVALID = -2, /* the caller's input is wrong; retrying cannot help            */
     TD_ERR_NOT_FOUND = -3,
-    TD_ERR_LIMIT = -4,         /* a bound was exceeded (size, count, context)                  */
-    TD_ERR_UNSUPPORTED = -5,   /* understood, and refused by name                              */
+    TD_ERR_LIMIT = -4,       /* a bound was exceeded (size, count, context)                  */
+    TD_ERR_UNSUPPORTED = -5, /* understood, and refused by name                              */
     TD_ERR_CANCELLED = -6,
     TD_ERR_DEADLINE = -7,
-    TD_ERR_CORRUPT = -8,       /* outside bytes contradict themselves (file, frame)            */
-    TD_ERR_STALE = -9,         /* generation, attempt or incarnation is an old one             */
-    TD_ERR_FINISHED = -10,     /* the request has ended well elsewhere: this part of it is not needed */
+    TD_ERR_CORRUPT = -8,   /* outside bytes contradict themselves (file, frame)            */
+    TD_ERR_STALE = -9,     /* generation, attempt or incarnation is an old one             */
+    TD_ERR_FINISHED = -10, /* the request has ended well elsewhere: this part of it is not
+                              needed */
 
-    TD_ERR_PEER = -20,         /* this peer is gone or broke the protocol                      */
+    TD_ERR_PEER = -20, /* this peer is gone or broke the protocol                      */
 
     TD_ERR_IO = -40,
     TD_ERR_NOMEM = -41,
@@ -41,14 +43,17 @@ struct td_err {
 
 /* Fills *err (when err is not NULL; truncates) and returns `code`, so that a cause is one line:
  *     return td_fail(err, TD_ERR_INVALID, "config.json: hidden_size is %d, must be > 0", h); */
-td_status td_fail(struct td_err *err, td_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+td_status td_fail(struct td_err *err, td_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Puts "prefix: " before the message that is already there; returns err->code. */
-td_status td_err_prefix(struct td_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+td_status td_err_prefix(struct td_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
 const char *td_status_name(td_status code); /* "again", "invalid", ...; static storage */
 
-/* Our own bugs only; on in release builds too. Prints file, line, function and expression, then aborts. */
+/* Our own bugs only; on in release builds too. Prints file, line, function and expression, then
+ * aborts. */
 #define TD_ASSERT(expr) ((expr) ? (void)0 : td_assert_failed(#expr, __FILE__, __LINE__, __func__))
 _Noreturn void td_assert_failed(const char *expr, const char *file, int line, const char *func);
 

@@ -3,21 +3,26 @@
  *      caller                              member
  *   fn, ctx, n_running = n-1
  *   job_seq++  ------------------------>  sees a new job_seq, runs fn(ctx, part, n)
- *   runs part 0                           n_running--; the one that makes it 0 wakes a sleeping caller
+ *   runs part 0                           n_running--; the one that makes it 0 wakes a sleeping
+ *                                         caller
  *   waits for n_running == 0  <---------
  *
- * Barrier: the last member to arrive resets n_arrived and bumps barrier_phase (the "sense"); the others wait for the phase to move.
- * A member reads the phase before it arrives, and the phase cannot move before it has arrived, so no one can be lapped.
+ * Barrier: the last member to arrive resets n_arrived and bumps barrier_phase (the "sense"); the
+ * others wait for the phase to move. A member reads the phase before it arrives, and the phase
+ * cannot move before it has arrived, so no one can be lapped.
  *
- * Waiting (wait_change): spin with pause for spin_ns, then sleep on a futex on the very word that will change. n_sleepers is raised
- * before the word is looked at for the last time, and the changer looks at n_sleepers after it has changed the word; both with
- * sequential consistency, so at least one of them sees the other and no wake-up is lost. When nobody sleeps, no system call is made.
+ * Waiting (wait_change): spin with pause for spin_ns, then sleep on a futex on the very word that
+ * will change. n_sleepers is raised before the word is looked at for the last time, and the changer
+ * looks at n_sleepers after it has changed the word; both with sequential consistency, so at least
+ * one of them sees the other and no wake-up is lost. When nobody sleeps, no system call is made.
  *
- * Between looks at the clock a spinner yields: when the scheduler has put it on the CPU of the very member it waits for, a pure spin
- * burns all of spin_ns each time. Seen with 2 members on 2 CPUs that other work kept busy, spin 50 and 100 us, 4 runs each: with pauses
- * only, 1.2 to 208 us for an empty run and 0.6 to 52 us for a barrier; with yields, 1.6 to 5.6 us and 0.6 to 2.9 us.
+ * Between looks at the clock a spinner yields: when the scheduler has put it on the CPU of the very
+ * member it waits for, a pure spin burns all of spin_ns each time. Seen with 2 members on 2 CPUs
+ * that other work kept busy, spin 50 and 100 us, 4 runs each: with pauses only, 1.2 to 208 us for
+ * an empty run and 0.6 to 52 us for a barrier; with yields, 1.6 to 5.6 us and 0.6 to 2.9 us.
  *
- * When there are more members than CPUs, whoever spins keeps the one it waits for from running: such a team sleeps at once. */
+ * When there are more members than CPUs, whoever spins keeps the one it waits for from running:
+ * such a team sleeps at once. */
 #include "common/base/thread_pool.h"
 
 #include <errno.h>
@@ -54,16 +59,16 @@ struct member {
 };
 
 struct td_thread_pool {
-    struct wait_word job_seq;       /* caller bumps it; members wait                                      */
-    struct wait_word n_running;     /* members count it down; caller waits for 0                          */
-    struct wait_word barrier_phase; /* last to arrive bumps it; the others wait                           */
+    struct wait_word job_seq;       /* caller bumps it; members wait */
+    struct wait_word n_running;     /* members count it down; caller waits for 0 */
+    struct wait_word barrier_phase; /* last to arrive bumps it; the others wait */
     alignas(64) _Atomic uint32_t n_arrived;
-    alignas(64) td_part_fn fn;      /* written by the caller before job_seq moves                         */
+    alignas(64) td_part_fn fn; /* written by the caller before job_seq moves */
     void *ctx;
     bool is_closing;
     int n_threads, n_started;
     uint64_t spin_ns;
-    struct member *members;         /* [n_threads]; member 0 is the caller and has no thread              */
+    struct member *members; /* [n_threads]; member 0 is the caller and has no thread */
 };
 
 static inline void cpu_pause(void)
@@ -75,8 +80,14 @@ static inline void cpu_pause(void)
 #endif
 }
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
-static void futex_wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+static void futex_wake_all(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
 
 /* Waits until the word is not `seen`; returns what it is then (acquire). */
 static uint32_t wait_change(struct wait_word *w, uint32_t seen, uint64_t spin_ns)
@@ -122,13 +133,16 @@ static void *member_main(void *arg)
 static td_status pin_thread(pthread_t thread, int cpu, int part, struct td_err *err)
 {
     if (cpu < 0 || cpu >= CPU_SETSIZE) {
-        return td_fail(err, TD_ERR_INVALID, "thread %d: CPU %d is out of range, must be 0..%d", part, cpu, CPU_SETSIZE - 1);
+        return td_fail(err, TD_ERR_INVALID, "thread %d: CPU %d is out of range, must be 0..%d",
+                       part, cpu, CPU_SETSIZE - 1);
     }
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
     int e = pthread_setaffinity_np(thread, sizeof set, &set);
-    if (e) return td_fail(err, TD_ERR_INVALID, "thread %d cannot run on CPU %d: %s", part, cpu, strerror(e));
+    if (e)
+        return td_fail(err, TD_ERR_INVALID, "thread %d cannot run on CPU %d: %s", part, cpu,
+                       strerror(e));
     return TD_OK;
 }
 
@@ -140,10 +154,12 @@ static int n_usable_cpus(void)
     return n > 0 ? (int)n : 1;
 }
 
-td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us, struct td_thread_pool **ret_pool, struct td_err *err)
+td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us,
+                                struct td_thread_pool **ret_pool, struct td_err *err)
 {
     if (n_threads < 1 || n_threads > MAX_THREADS) {
-        return td_fail(err, TD_ERR_INVALID, "thread pool: n_threads is %d, must be 1..%d", n_threads, MAX_THREADS);
+        return td_fail(err, TD_ERR_INVALID, "thread pool: n_threads is %d, must be 1..%d",
+                       n_threads, MAX_THREADS);
     }
     struct td_thread_pool *pool = aligned_alloc(alignof(struct td_thread_pool), sizeof *pool);
     if (!pool) return td_fail(err, TD_ERR_NOMEM, "thread pool: out of memory");
@@ -158,7 +174,8 @@ td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us
         s = td_fail(err, TD_ERR_NOMEM, "thread pool: out of memory");
         goto err_destroy;
     }
-    /* Signals are the main thread's business (SIGTERM starts a drain): members are born with all of them blocked. */
+    /* Signals are the main thread's business (SIGTERM starts a drain): members are born with all
+       of them blocked. */
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -176,7 +193,8 @@ td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (e) {
-        s = td_fail(err, TD_ERR_NOMEM, "thread pool: cannot start thread %d of %d: %s", pool->n_started, n_threads, strerror(e));
+        s = td_fail(err, TD_ERR_NOMEM, "thread pool: cannot start thread %d of %d: %s",
+                    pool->n_started, n_threads, strerror(e));
         goto err_destroy;
     }
     /* The caller last: when a pin fails, its own affinity is as it was. */
@@ -213,7 +231,8 @@ void td_thread_pool_run(struct td_thread_pool *pool, td_part_fn fn, void *ctx)
     }
     pool->fn = fn;
     pool->ctx = ctx;
-    atomic_store_explicit(&pool->n_running.value, (uint32_t)pool->n_threads - 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->n_running.value, (uint32_t)pool->n_threads - 1,
+                          memory_order_relaxed);
     atomic_fetch_add(&pool->job_seq.value, 1);
     wake_sleepers(&pool->job_seq);
     fn(ctx, 0, pool->n_threads);
@@ -225,8 +244,10 @@ void td_thread_pool_barrier(struct td_thread_pool *pool)
 {
     if (pool->n_threads == 1) return;
     uint32_t phase = atomic_load_explicit(&pool->barrier_phase.value, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&pool->n_arrived, 1, memory_order_acq_rel) + 1 == (uint32_t)pool->n_threads) {
-        atomic_store_explicit(&pool->n_arrived, 0, memory_order_relaxed); /* published by the phase below */
+    if (atomic_fetch_add_explicit(&pool->n_arrived, 1, memory_order_acq_rel) + 1 ==
+        (uint32_t)pool->n_threads) {
+        /* published by the phase below */
+        atomic_store_explicit(&pool->n_arrived, 0, memory_order_relaxed);
         atomic_fetch_add(&pool->barrier_phase.value, 1);
         wake_sleepers(&pool->barrier_phase);
         return;
@@ -238,7 +259,8 @@ void td_thread_pool_barrier(struct td_thread_pool *pool)
 static bool parse_cpu(const char **p, int *ret_cpu)
 {
     int value = 0, n_digits = 0;
-    for (; **p >= '0' && **p <= '9' && n_digits < 6; (*p)++, n_digits++) value = value * 10 + (**p - '0');
+    for (; **p >= '0' && **p <= '9' && n_digits < 6; (*p)++, n_digits++)
+        value = value * 10 + (**p - '0');
     *ret_cpu = value;
     return n_digits > 0;
 }
@@ -256,7 +278,9 @@ td_status td_parse_cpu_list(const char *text, int *cpus, int max, int *ret_n, st
         }
         if (last < first || last >= CPU_SETSIZE) goto err_syntax;
         for (int cpu = first; cpu <= last; cpu++) {
-            if (n == max) return td_fail(err, TD_ERR_LIMIT, "CPU list '%s' names more than %d CPUs", text, max);
+            if (n == max)
+                return td_fail(err, TD_ERR_LIMIT, "CPU list '%s' names more than %d CPUs", text,
+                               max);
             cpus[n++] = cpu;
         }
         if (*p == '\0') break;
@@ -266,5 +290,7 @@ td_status td_parse_cpu_list(const char *text, int *cpus, int max, int *ret_n, st
     return TD_OK;
 
 err_syntax:
-    return td_fail(err, TD_ERR_INVALID, "CPU list is '%s', must look like 0-3,8 with CPUs of 0..%d in rising ranges", text, CPU_SETSIZE - 1);
+    return td_fail(err, TD_ERR_INVALID,
+                   "CPU list is '%s', must look like 0-3,8 with CPUs of 0..%d in rising ranges",
+                   text, CPU_SETSIZE - 1);
 }

@@ -1,9 +1,12 @@
 /* engine.c - see engine.h.
  *
  * Invariants:
- *  (1) n_computed <= n_tokens; blocks cover at least n_computed tokens; in PREFILL they cover n_tokens; in DECODE, n_tokens after plan.
- *  (2) a block reached through the prefix cache is full and never written again: sequences write only at positions >= their n_cached.
- *  (3) at least one token is left to compute at admission (or one block to import), so that logits exist: hits end before the last token. */
+ *  (1) n_computed <= n_tokens; blocks cover at least n_computed tokens; in PREFILL they cover
+ *      n_tokens; in DECODE, n_tokens after plan.
+ *  (2) a block reached through the prefix cache is full and never written again: sequences write
+ *      only at positions >= their n_cached.
+ *  (3) at least one token is left to compute at admission (or one block to import), so that
+ *      logits exist: hits end before the last token. */
 #include "common/engine/engine.h"
 
 #include <pthread.h>
@@ -27,13 +30,13 @@ struct td_engine {
     struct td_workspace *ws;
     struct td_kv_pool *kv;
     struct td_engine_device *device; /* NULL: none */
-    struct td_kv_layout layout; /* of whole blocks */
+    struct td_kv_layout layout;      /* of whole blocks */
     uint64_t layout_hash;
-    struct td_comm *comm;       /* NULL: one rank */
+    struct td_comm *comm; /* NULL: one rank */
     struct td_rank_kv ranks;
-    struct td_arena ranks_arena; /* several ranks: the KV of all */
+    struct td_arena ranks_arena;     /* several ranks: the KV of all */
     int32_t *step_room, *seq_blocks; /* several ranks: what the others are told */
-    struct td_sampler **samplers; /* one per thread */
+    struct td_sampler **samplers;    /* one per thread */
     int32_t n_threads, max_len, max_batch, max_step_tokens, max_seqs, max_blocks_per_seq, vocab;
     struct td_engine_layers layers; /* done NULL: nobody is told */
 
@@ -49,9 +52,12 @@ struct td_engine {
     bool *is_decode;
 };
 
-/* ---- boot ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- boot ------------------------------------------------------------------------------------ */
 
-static bool is_share(const char *kv_memory) { return kv_memory[0] && kv_memory[strlen(kv_memory) - 1] == '%'; }
+static bool is_share(const char *kv_memory)
+{
+    return kv_memory[0] && kv_memory[strlen(kv_memory) - 1] == '%';
+}
 
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err)
 {
@@ -60,7 +66,10 @@ td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_er
         char *end;
         double share = strtod(text, &end);
         if (end != text + n - 1 || !(share > 0) || share > 95)
-            return td_fail(err, TD_ERR_INVALID, "kv_memory: \"%s\" is not a share; use 1%%..95%% of what is available, or a size", text);
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "kv_memory: \"%s\" is not a share; use 1%%..95%% of what is available, or a size",
+                text);
         *ret_bytes = (uint64_t)((double)td_mem_available() * share / 100.0);
         return TD_OK;
     }
@@ -69,33 +78,45 @@ td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_er
     return TD_OK;
 }
 
-static td_status engine_open_threads(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+static td_status engine_open_threads(struct td_engine *e, const struct td_engine_config *c,
+                                     struct td_err *err)
 {
     int cpus[1024], n_cpus = 0;
     cpu_set_t mine; /* "all CPUs" are those that this process may use: taskset and cpusets count */
-    int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine)
+                                                               : (int)sysconf(_SC_NPROCESSORS_ONLN);
     e->n_threads = c->n_threads > 0 ? c->n_threads : n_mine;
-    int32_t n_ranks = td_comm_n_ranks(c->comm), rank = td_comm_rank(c->comm); /* they share what the engine was given */
+    /* they share what the engine was given */
+    int32_t n_ranks = td_comm_n_ranks(c->comm), rank = td_comm_rank(c->comm);
     e->n_threads = e->n_threads < n_ranks ? 1 : e->n_threads / n_ranks;
-    if (e->n_threads > 1024) return td_fail(err, TD_ERR_LIMIT, "threads is %d, limit 1024", e->n_threads);
+    if (e->n_threads > 1024)
+        return td_fail(err, TD_ERR_LIMIT, "threads is %d, limit 1024", e->n_threads);
     bool pinned = c->cpus && c->cpus[0];
     if (pinned) {
         td_status s = td_parse_cpu_list(c->cpus, cpus, 1024, &n_cpus, err);
         if (s) return td_err_prefix(err, "cpus");
         if (n_cpus < e->n_threads * n_ranks)
-            return td_fail(err, TD_ERR_INVALID, "cpus lists %d CPUs, threads is %d: give at least as many CPUs", n_cpus, e->n_threads * n_ranks);
+            return td_fail(err, TD_ERR_INVALID,
+                           "cpus lists %d CPUs, threads is %d: give at least as many CPUs", n_cpus,
+                           e->n_threads * n_ranks);
     }
-    return td_thread_pool_create(e->n_threads, pinned ? cpus + rank * e->n_threads : NULL, 50, &e->threads, err);
+    return td_thread_pool_create(e->n_threads, pinned ? cpus + rank * e->n_threads : NULL, 50,
+                                 &e->threads, err);
 }
 
 /* Of any rank: its own memory. Others than rank 0 have no pool: it decides for all. */
-static td_status engine_open_device_kv(struct td_engine *e, struct td_kv_pool_config *kc, struct td_err *err)
+static td_status engine_open_device_kv(struct td_engine *e, struct td_kv_pool_config *kc,
+                                       struct td_err *err)
 {
     struct td_engine_device_kv m;
     bool leads = td_comm_rank(e->comm) == 0;
     size_t bytes = (size_t)kc->n_blocks * e->ranks.part.block_bytes;
-    td_status s = td_engine_device_kv_alloc(e->device, bytes, leads ? TD_RANK_SCRATCH_BLOCKS * e->layout.block_bytes : 0, &m, err);
-    if (!s) s = td_rank_kv_on_devices(&e->ranks, e->comm, td_engine_device_ops(e->device)->device->memory, m.blocks, kc->n_blocks, m.bytes - bytes, m.scratch, err);
+    td_status s = td_engine_device_kv_alloc(
+        e->device, bytes, leads ? TD_RANK_SCRATCH_BLOCKS * e->layout.block_bytes : 0, &m, err);
+    if (!s)
+        s = td_rank_kv_on_devices(&e->ranks, e->comm,
+                                  td_engine_device_ops(e->device)->device->memory, m.blocks,
+                                  kc->n_blocks, m.bytes - bytes, m.scratch, err);
     if (s) return s;
     kc->borrowed = e->ranks.base;
     kc->borrowed_bytes = (size_t)kc->n_blocks * e->layout.block_bytes + (m.bytes - bytes);
@@ -103,36 +124,52 @@ static td_status engine_open_device_kv(struct td_engine *e, struct td_kv_pool_co
 }
 
 /* Room for a last partial block, and one more to grow into. */
-static int32_t blocks_per_seq(int32_t max_len, int32_t block_size) { return (max_len + block_size) / block_size + 1; }
+static int32_t blocks_per_seq(int32_t max_len, int32_t block_size)
+{
+    return (max_len + block_size) / block_size + 1;
+}
 
-static td_status engine_open_kv(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+static td_status engine_open_kv(struct td_engine *e, const struct td_engine_config *c,
+                                struct td_err *err)
 {
     td_status s = td_rank_kv_init(&e->ranks, e->model, c->block_size, e->n_threads, err);
     if (s) return s;
     e->layout = e->ranks.whole;
     uint64_t bytes, per_block = td_rank_kv_bytes(&e->ranks, 1);
-    s = e->device ? td_engine_device_kv_bytes(e->device, c->kv_memory, &bytes, err) : td_engine_kv_bytes(c->kv_memory, &bytes, err);
+    s = e->device ? td_engine_device_kv_bytes(e->device, c->kv_memory, &bytes, err)
+                  : td_engine_kv_bytes(c->kv_memory, &bytes, err);
     if (s) return s;
     uint64_t available = e->device ? bytes : td_mem_available();
     if (bytes > available)
-        return td_fail(err, TD_ERR_NOMEM, "kv_memory asks for %llu MiB, only %llu MiB are available", (unsigned long long)(bytes >> 20),
-                       (unsigned long long)(available >> 20));
+        return td_fail(err, TD_ERR_NOMEM,
+                       "kv_memory asks for %llu MiB, only %llu MiB are available",
+                       (unsigned long long)(bytes >> 20), (unsigned long long)(available >> 20));
     if (e->device) per_block = e->ranks.part.block_bytes; /* each rank on its own device */
     uint64_t n = bytes / per_block;
     if (n < 2)
-        return td_fail(err, TD_ERR_INVALID, "kv_memory %llu bytes holds %llu KV blocks of %llu bytes, need at least 2", (unsigned long long)bytes,
-                       (unsigned long long)n, (unsigned long long)per_block);
+        return td_fail(err, TD_ERR_INVALID,
+                       "kv_memory %llu bytes holds %llu KV blocks of %llu bytes, need at least 2",
+                       (unsigned long long)bytes, (unsigned long long)n,
+                       (unsigned long long)per_block);
     if (n > 1 << 24) n = 1 << 24;
-    uint64_t usable = (uint64_t)c->max_seqs * (uint64_t)blocks_per_seq(td_model_max_len(e->model), c->block_size);
-    if (is_share(c->kv_memory) && n > usable) n = usable; /* every page is touched at boot: seconds for each 5 GiB */
-    struct td_kv_pool_config kc = {
-        .layout = e->layout, .n_blocks = (int32_t)n, .shareable = c->shareable_kv, .show = !c->quiet, .prefix_cache = c->prefix_cache};
+    uint64_t usable =
+        (uint64_t)c->max_seqs * (uint64_t)blocks_per_seq(td_model_max_len(e->model), c->block_size);
+    /* every page is touched at boot: seconds for each 5 GiB */
+    if (is_share(c->kv_memory) && n > usable) n = usable;
+    struct td_kv_pool_config kc = {.layout = e->layout,
+                                   .n_blocks = (int32_t)n,
+                                   .shareable = c->shareable_kv,
+                                   .show = !c->quiet,
+                                   .prefix_cache = c->prefix_cache};
     if (e->device) {
         if (e->comm && (s = td_rank_agree(e->comm, kc.n_blocks, &kc.n_blocks, err))) return s;
         n = (uint64_t)kc.n_blocks;
         if ((s = engine_open_device_kv(e, &kc, err)) || td_comm_rank(e->comm) > 0) return s;
     } else if (e->comm) { /* all of it, for all ranks, whose other processes map it */
-        if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks), TD_ARENA_SHAREABLE | TD_ARENA_SHOW, "tandem-kv", &e->ranks_arena, err))) return s;
+        if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks),
+                                 TD_ARENA_SHAREABLE | TD_ARENA_SHOW, "tandem-kv", &e->ranks_arena,
+                                 err)))
+            return s;
         kc.borrowed = e->ranks_arena.base;
     }
     if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
@@ -147,7 +184,8 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
 
 static void *engine_array(size_t n, size_t elem_bytes) { return calloc(n ? n : 1, elem_bytes); }
 
-static td_status engine_open_pools(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+static td_status engine_open_pools(struct td_engine *e, const struct td_engine_config *c,
+                                   struct td_err *err)
 {
     size_t seqs = (size_t)c->max_seqs, tokens = (size_t)e->max_len + 1;
     td_status s = td_pool_create(sizeof(struct td_seq), (uint32_t)c->max_seqs, &e->seqs, err);
@@ -166,42 +204,61 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
     e->n_new = engine_array(seqs, sizeof(int32_t));
     e->is_decode = engine_array(seqs, sizeof(bool));
     e->samplers = engine_array((size_t)e->n_threads, sizeof(struct td_sampler *));
-    if (!e->token_store || !e->block_store || !e->bias_store || !e->row_tokens || !e->row_positions || !e->row_seq || !e->logit_rows ||
-        !e->block_tables || !e->remaining || !e->n_new || !e->is_decode || !e->samplers)
-        return td_fail(err, TD_ERR_NOMEM, "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them", c->max_seqs, e->max_len);
+    if (!e->token_store || !e->block_store || !e->bias_store || !e->row_tokens ||
+        !e->row_positions || !e->row_seq || !e->logit_rows || !e->block_tables || !e->remaining ||
+        !e->n_new || !e->is_decode || !e->samplers)
+        return td_fail(
+            err, TD_ERR_NOMEM,
+            "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them",
+            c->max_seqs, e->max_len);
     for (int32_t i = 0; i < e->n_threads; i++)
         if ((s = td_sampler_create(e->vocab, &e->samplers[i], err))) return s;
     if (!e->comm) return TD_OK;
-    e->step_room = malloc(td_rank_step_bytes(e->max_step_tokens, e->max_batch, e->max_blocks_per_seq));
+    e->step_room =
+        malloc(td_rank_step_bytes(e->max_step_tokens, e->max_batch, e->max_blocks_per_seq));
     e->seq_blocks = engine_array((size_t)e->max_batch, sizeof(int32_t));
-    if (!e->step_room || !e->seq_blocks) return td_fail(err, TD_ERR_NOMEM, "engine: no memory for the largest step");
-    struct td_rank_boot boot = {.n_blocks = e->ranks.n_blocks, .max_rows = e->max_step_tokens, .max_seqs = e->max_batch,
-                                .max_blocks_per_seq = e->max_blocks_per_seq, .arena_bytes = e->ranks_arena.bytes};
+    if (!e->step_room || !e->seq_blocks)
+        return td_fail(err, TD_ERR_NOMEM, "engine: no memory for the largest step");
+    struct td_rank_boot boot = {.n_blocks = e->ranks.n_blocks,
+                                .max_rows = e->max_step_tokens,
+                                .max_seqs = e->max_batch,
+                                .max_blocks_per_seq = e->max_blocks_per_seq,
+                                .arena_bytes = e->ranks_arena.bytes};
     return td_rank_boot_tell(e->comm, &boot, &e->ranks_arena, NULL, err);
 }
 
-static td_status engine_open_model(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+static td_status engine_open_model(struct td_engine *e, const struct td_engine_config *c,
+                                   struct td_err *err)
 {
     const struct td_ops *ops = NULL;
     if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avx512)", c->ops);
     td_status s = td_engine_device_open(c, &e->device, err);
     if (!s) s = engine_open_threads(e, c, err);
     if (s) return s;
-    struct td_model_params p = {.dir = c->model_dir, .random_config = c->random_config, .dtype = c->dtype, .threads = e->threads,
-                                .ops = e->device ? td_engine_device_ops(e->device) : ops, .comm = c->comm, .max_model_len = c->max_model_len,
-                                .quiet = c->quiet || td_comm_rank(c->comm) > 0, .no_graphs = c->no_graphs};
+    struct td_model_params p = {.dir = c->model_dir,
+                                .random_config = c->random_config,
+                                .dtype = c->dtype,
+                                .threads = e->threads,
+                                .ops = e->device ? td_engine_device_ops(e->device) : ops,
+                                .comm = c->comm,
+                                .max_model_len = c->max_model_len,
+                                .quiet = c->quiet || td_comm_rank(c->comm) > 0,
+                                .no_graphs = c->no_graphs};
     return td_model_open(&p, &e->model, err);
 }
 
 /* Before the KV pool, which may be a share of what is left. */
-static td_status engine_open_workspace(struct td_engine *e, const struct td_engine_config *c, struct td_err *err)
+static td_status engine_open_workspace(struct td_engine *e, const struct td_engine_config *c,
+                                       struct td_err *err)
 {
     e->max_batch = c->max_batch;
     e->max_step_tokens = c->max_step_tokens < c->max_batch ? c->max_batch : c->max_step_tokens;
     e->vocab = td_model_config(e->model)->vocab;
     td_status s = td_workspace_create(e->model, e->max_step_tokens, e->max_batch, &e->ws, err);
-    if (!s && e->device && !c->host_sampling && td_comm_rank(e->comm) == 0) s = td_engine_device_sampler_open(e->device, e->max_batch, e->vocab, err);
+    if (!s && e->device && !c->host_sampling && td_comm_rank(e->comm) == 0)
+        s = td_engine_device_sampler_open(e->device, e->max_batch, e->vocab, err);
     return s;
 }
 
@@ -209,22 +266,28 @@ static td_status engine_open_workspace(struct td_engine *e, const struct td_engi
 static void tell_failure(struct td_comm *comm, const struct td_err *err)
 {
     char why[TD_COMM_REASON_MAX];
-    if (err) snprintf(why, sizeof why, "rank %d: %s", td_comm_rank(comm), err->msg);
-    else snprintf(why, sizeof why, "rank %d failed", td_comm_rank(comm));
+    if (err)
+        snprintf(why, sizeof why, "rank %d: %s", td_comm_rank(comm), err->msg);
+    else
+        snprintf(why, sizeof why, "rank %d failed", td_comm_rank(comm));
     td_comm_abort(comm, why);
 }
 
 td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
 {
     TD_ASSERT(td_comm_rank(c->comm) > 0);
-    struct td_engine e = {.comm = c->comm}; /* threads, model and KV of an engine that decides nothing */
+    struct td_engine e = {.comm = c->comm}; /* threads, model and KV of an engine that decides
+                                               nothing */
     struct td_rank_boot boot = {0};
     struct td_arena arena = {.memfd = -1};
     td_status s = engine_open_model(&e, c, err);
     if (!s) s = engine_open_workspace(&e, c, err);
-    if (!s) s = e.device ? engine_open_kv(&e, c, err) : td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
+    if (!s)
+        s = e.device ? engine_open_kv(&e, c, err)
+                     : td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
     if (!s) s = td_rank_boot_tell(c->comm, &boot, NULL, &arena, err);
-    if (!s && !e.device) td_rank_kv_on_host(&e.ranks, td_comm_rank(c->comm), arena.base, boot.n_blocks);
+    if (!s && !e.device)
+        td_rank_kv_on_host(&e.ranks, td_comm_rank(c->comm), arena.base, boot.n_blocks);
     if (!s) s = td_rank_follow(c->comm, e.model, e.ws, &e.ranks, &boot, err);
     if (s) tell_failure(c->comm, err);
     td_workspace_destroy(e.ws);
@@ -236,12 +299,16 @@ td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
     return s;
 }
 
-td_status td_engine_open(const struct td_engine_config *c, struct td_engine **ret_engine, struct td_err *err)
+td_status td_engine_open(const struct td_engine_config *c, struct td_engine **ret_engine,
+                         struct td_err *err)
 {
-    if (c->max_seqs < 1 || c->max_seqs > 65536) return td_fail(err, TD_ERR_INVALID, "max_seqs is %d, must be 1..65536", c->max_seqs);
-    if (c->max_batch < 1 || c->max_batch > 4096) return td_fail(err, TD_ERR_INVALID, "max_batch is %d, must be 1..4096", c->max_batch);
+    if (c->max_seqs < 1 || c->max_seqs > 65536)
+        return td_fail(err, TD_ERR_INVALID, "max_seqs is %d, must be 1..65536", c->max_seqs);
+    if (c->max_batch < 1 || c->max_batch > 4096)
+        return td_fail(err, TD_ERR_INVALID, "max_batch is %d, must be 1..4096", c->max_batch);
     if (c->max_step_tokens < 1 || c->max_step_tokens > 1 << 20)
-        return td_fail(err, TD_ERR_INVALID, "max_step_tokens is %d, must be 1..%d", c->max_step_tokens, 1 << 20);
+        return td_fail(err, TD_ERR_INVALID, "max_step_tokens is %d, must be 1..%d",
+                       c->max_step_tokens, 1 << 20);
     struct td_engine *e = calloc(1, sizeof *e);
     if (!e) return td_fail(err, TD_ERR_NOMEM, "engine: out of memory");
     pthread_mutex_init(&e->seqs_lock, NULL);
@@ -292,17 +359,26 @@ void td_engine_close(struct td_engine *e)
 
 struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
 struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
-const struct td_device_info *td_engine_device_info(const struct td_engine *e) { return e->device ? &td_engine_device_ops(e->device)->device->info : NULL; }
-const struct td_arena *td_engine_kv_arena(const struct td_engine *e) { return e->ranks_arena.base ? &e->ranks_arena : td_kv_pool_arena(e->kv); }
+const struct td_device_info *td_engine_device_info(const struct td_engine *e)
+{
+    return e->device ? &td_engine_device_ops(e->device)->device->info : NULL;
+}
+const struct td_arena *td_engine_kv_arena(const struct td_engine *e)
+{
+    return e->ranks_arena.base ? &e->ranks_arena : td_kv_pool_arena(e->kv);
+}
 int32_t td_engine_n_ranks(const struct td_engine *e) { return e->ranks.n_ranks; }
 int32_t td_engine_kv_parts(const struct td_engine *e) { return e->ranks.n_parts; }
-const struct td_device_memory *td_engine_device_memory(const struct td_engine *e) { return e->ranks.memory; }
+const struct td_device_memory *td_engine_device_memory(const struct td_engine *e)
+{
+    return e->ranks.memory;
+}
 uint64_t td_engine_layout_hash(const struct td_engine *e) { return e->layout_hash; }
 int32_t td_engine_max_len(const struct td_engine *e) { return e->max_len; }
 int32_t td_engine_max_batch(const struct td_engine *e) { return e->max_batch; }
 int32_t td_engine_max_step_tokens(const struct td_engine *e) { return e->max_step_tokens; }
 
-/* ---- sequences ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 int32_t td_engine_seqs_live(struct td_engine *e)
 {
@@ -334,25 +410,34 @@ void td_engine_seq_put(struct td_engine *e, struct td_seq *seq)
     pthread_mutex_unlock(&e->seqs_lock);
 }
 
-td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
-                            const struct td_sampling *sampling, const int32_t *stop_tokens, int32_t n_stop_tokens, int64_t max_tokens,
+td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32_t *tokens,
+                            int32_t n_tokens, int32_t n_prompt, const struct td_sampling *sampling,
+                            const int32_t *stop_tokens, int32_t n_stop_tokens, int64_t max_tokens,
                             struct td_err *err)
 {
     if (n_tokens < 1) return td_fail(err, TD_ERR_INVALID, "tokens is empty, need at least 1");
     if (n_tokens >= e->max_len)
-        return td_fail(err, TD_ERR_INVALID, "tokens has %d ids, must be below the longest sequence this worker can hold, %d", n_tokens, e->max_len);
-    if (n_prompt < 1 || n_prompt > n_tokens) return td_fail(err, TD_ERR_INVALID, "n_prompt is %d, must be 1..%d", n_prompt, n_tokens);
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "tokens has %d ids, must be below the longest sequence this worker can hold, %d",
+            n_tokens, e->max_len);
+    if (n_prompt < 1 || n_prompt > n_tokens)
+        return td_fail(err, TD_ERR_INVALID, "n_prompt is %d, must be 1..%d", n_prompt, n_tokens);
     if (max_tokens < 1 || max_tokens > e->max_len - n_prompt)
-        return td_fail(err, TD_ERR_INVALID, "max_tokens is %lld, must be 1..%d (longest sequence %d - prompt %d)", (long long)max_tokens,
-                       e->max_len - n_prompt, e->max_len, n_prompt);
+        return td_fail(err, TD_ERR_INVALID,
+                       "max_tokens is %lld, must be 1..%d (longest sequence %d - prompt %d)",
+                       (long long)max_tokens, e->max_len - n_prompt, e->max_len, n_prompt);
     if (n_tokens - n_prompt >= max_tokens)
-        return td_fail(err, TD_ERR_INVALID, "tokens holds %d output tokens, max_tokens is %lld: nothing is left to do", n_tokens - n_prompt,
-                       (long long)max_tokens);
+        return td_fail(err, TD_ERR_INVALID,
+                       "tokens holds %d output tokens, max_tokens is %lld: nothing is left to do",
+                       n_tokens - n_prompt, (long long)max_tokens);
     for (int32_t i = 0; i < n_tokens; i++)
         if (tokens[i] < 0 || tokens[i] >= e->vocab)
-            return td_fail(err, TD_ERR_INVALID, "tokens[%d] is %d, must be 0..%d", i, tokens[i], e->vocab - 1);
+            return td_fail(err, TD_ERR_INVALID, "tokens[%d] is %d, must be 0..%d", i, tokens[i],
+                           e->vocab - 1);
     if (n_stop_tokens > TD_MAX_STOP_TOKENS)
-        return td_fail(err, TD_ERR_INVALID, "stop_token_ids has %d ids, limit %d", n_stop_tokens, TD_MAX_STOP_TOKENS);
+        return td_fail(err, TD_ERR_INVALID, "stop_token_ids has %d ids, limit %d", n_stop_tokens,
+                       TD_MAX_STOP_TOKENS);
     td_status s = td_sampling_check(sampling, e->vocab, err);
     if (s) return s;
     TD_ASSERT(sampling->n_logit_bias <= TD_MAX_LOGIT_BIAS);
@@ -360,9 +445,12 @@ td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32
     seq->n_tokens = seq->n_input = n_tokens;
     seq->n_prompt = n_prompt;
     seq->sampling = *sampling;
-    if (sampling->n_logit_bias) memcpy(seq->logit_bias, sampling->logit_bias, (size_t)sampling->n_logit_bias * sizeof *seq->logit_bias);
+    if (sampling->n_logit_bias)
+        memcpy(seq->logit_bias, sampling->logit_bias,
+               (size_t)sampling->n_logit_bias * sizeof *seq->logit_bias);
     seq->sampling.logit_bias = seq->logit_bias;
-    if (n_stop_tokens) memcpy(seq->stop_tokens, stop_tokens, (size_t)n_stop_tokens * sizeof *stop_tokens);
+    if (n_stop_tokens)
+        memcpy(seq->stop_tokens, stop_tokens, (size_t)n_stop_tokens * sizeof *stop_tokens);
     seq->n_stop_tokens = n_stop_tokens;
     seq->max_tokens = (int32_t)max_tokens;
     seq->phase = TD_SEQ_IDLE;
@@ -381,7 +469,10 @@ static void seq_append(struct td_seq *seq, int32_t token)
     if (seq->n_tokens - seq->n_prompt >= seq->max_tokens) seq->finish = TD_FINISH_LENGTH;
 }
 
-static int32_t blocks_for(const struct td_engine *e, int32_t n_tokens) { return td_schedule_blocks(n_tokens, e->layout.block_size); }
+static int32_t blocks_for(const struct td_engine *e, int32_t n_tokens)
+{
+    return td_schedule_blocks(n_tokens, e->layout.block_size);
+}
 
 /* Offers the blocks that became full and final to the prefix cache. */
 static void seq_publish(struct td_engine *e, struct td_seq *seq)
@@ -400,7 +491,8 @@ td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, 
     td_kv_pool_stats(e->kv, &st);
     struct td_schedule_room room = {.n_blocks = st.n_blocks, .n_held = st.n_held};
     int32_t max_hit = td_schedule_max_hit(seq->n_tokens, e->layout.block_size); /* (3) */
-    int32_t hit = td_kv_prefix_lookup(e->kv, seq->salt, seq->tokens, seq->n_tokens, max_hit, seq->blocks);
+    int32_t hit =
+        td_kv_prefix_lookup(e->kv, seq->salt, seq->tokens, seq->n_tokens, max_hit, seq->blocks);
     td_kv_pool_stats(e->kv, &st);
     room.n_available = st.n_free + st.n_cached;
     td_status s = td_schedule_admit(&room, need, hit, headroom);
@@ -416,7 +508,8 @@ td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, 
     return TD_OK;
 }
 
-td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_err *err)
+td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, int32_t n,
+                               int32_t from_parts, struct td_err *err)
 {
     return td_rank_kv_import(&e->ranks, block_ids, n, from_parts, e->threads, err);
 }
@@ -437,7 +530,7 @@ void td_engine_release(struct td_engine *e, struct td_seq *seq)
     seq->phase = TD_SEQ_IDLE;
 }
 
-/* ---- batches ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 struct grow_ctx {
     struct td_engine *e;
@@ -474,7 +567,8 @@ static void grow_preempt(void *arg, int32_t i)
 
 static const struct td_schedule_ops grow_ops = {grow_lacks, grow_one, grow_preempt};
 
-int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n, struct td_step_item *ret_items, struct td_seq **preempted,
+int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n,
+                       struct td_step_item *ret_items, struct td_seq **preempted,
                        int32_t *ret_n_preempted)
 {
     struct grow_ctx g = {.e = e, .running = running, .preempted = preempted};
@@ -487,7 +581,8 @@ int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n, 
     int32_t n_items = 0;
     td_batch_choose(e->remaining, e->is_decode, last, e->max_batch, e->max_step_tokens, e->n_new);
     for (int32_t i = 0; i < last; i++)
-        if (e->n_new[i] > 0) ret_items[n_items++] = (struct td_step_item){.seq = running[i], .n_new = e->n_new[i]};
+        if (e->n_new[i] > 0)
+            ret_items[n_items++] = (struct td_step_item){.seq = running[i], .n_new = e->n_new[i]};
     return n_items;
 }
 
@@ -507,8 +602,9 @@ static void sample_part(void *arg, int part, int n_parts)
         struct td_step_item *it = &c->items[i];
         if (it->seq->n_computed < it->seq->n_tokens) continue;
         if (row % n_parts == part)
-            it->status = td_sample(c->e->samplers[part], &it->seq->sampling, c->logits + (size_t)row * (size_t)c->e->vocab, it->seq->tokens,
-                                     it->seq->n_tokens, it->seq->n_prompt, &it->out);
+            it->status = td_sample(c->e->samplers[part], &it->seq->sampling,
+                                   c->logits + (size_t)row * (size_t)c->e->vocab, it->seq->tokens,
+                                   it->seq->n_tokens, it->seq->n_prompt, &it->out);
         row++;
     }
 }
@@ -537,7 +633,8 @@ static void layers_done(void *arg, int32_t n_layers)
     c->e->layers.done(c->e->layers.ctx, c->items, c->n_items, n_layers);
 }
 
-td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items, struct td_err *err)
+td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items,
+                         struct td_err *err)
 {
     TD_ASSERT(n_items <= e->max_batch);
     int32_t n_rows = 0, n_logits = 0;
@@ -546,7 +643,8 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         struct td_seq *seq = items[i].seq;
         prefills = prefills || seq->phase == TD_SEQ_PREFILL;
         TD_ASSERT(items[i].n_new >= 1 && n_rows + items[i].n_new <= e->max_step_tokens);
-        TD_ASSERT(seq->n_computed + items[i].n_new <= seq->n_tokens && blocks_for(e, seq->n_computed + items[i].n_new) <= seq->n_blocks);
+        TD_ASSERT(seq->n_computed + items[i].n_new <= seq->n_tokens &&
+                  blocks_for(e, seq->n_computed + items[i].n_new) <= seq->n_blocks);
         e->block_tables[i] = seq->blocks;
         if (e->seq_blocks) e->seq_blocks[i] = blocks_for(e, seq->n_computed + items[i].n_new);
         for (int32_t j = 0; j < items[i].n_new; j++, n_rows++) {
@@ -554,21 +652,33 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
             e->row_positions[n_rows] = seq->n_computed + j;
             e->row_seq[n_rows] = i;
         }
-        if (seq->n_computed + items[i].n_new == seq->n_tokens) e->logit_rows[n_logits++] = n_rows - 1;
+        if (seq->n_computed + items[i].n_new == seq->n_tokens)
+            e->logit_rows[n_logits++] = n_rows - 1;
     }
-    struct td_forward_args a = {.tokens = e->row_tokens, .positions = e->row_positions, .row_seq = e->row_seq, .block_tables = e->block_tables,
-                                .n_rows = n_rows, .kv_base = e->ranks.mine, .kv = &e->ranks.part, .kv_stride = e->ranks.stride, .logit_rows = e->logit_rows,
-                                .n_logit_rows = n_logits, .err = err};
+    struct td_forward_args a = {.tokens = e->row_tokens,
+                                .positions = e->row_positions,
+                                .row_seq = e->row_seq,
+                                .block_tables = e->block_tables,
+                                .n_rows = n_rows,
+                                .kv_base = e->ranks.mine,
+                                .kv = &e->ranks.part,
+                                .kv_stride = e->ranks.stride,
+                                .logit_rows = e->logit_rows,
+                                .n_logit_rows = n_logits,
+                                .err = err};
     float *logits = NULL;
     struct td_forward_tail tail;
     struct layers_ctx told = {.e = e, .items = items, .n_items = n_items};
-    const struct td_forward_layers layers = {.done = layers_done, .ctx = &told, .every = e->layers.every};
+    const struct td_forward_layers layers = {
+        .done = layers_done, .ctx = &told, .every = e->layers.every};
     if (e->layers.done && prefills) a.layers = &layers;
     if (e->device && n_logits > 0) { /* decode steps are padded, and so are their rows of logits */
         int32_t n = n_logits == n_rows ? td_workspace_padded_rows(e->ws, n_logits) : n_logits;
-        if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK) a.tail = &tail;
+        if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)
+            a.tail = &tail;
     }
-    td_status s = e->comm ? td_rank_step_tell(e->comm, &a, e->seq_blocks, n_items, e->step_room) : TD_OK;
+    td_status s =
+        e->comm ? td_rank_step_tell(e->comm, &a, e->seq_blocks, n_items, e->step_room) : TD_OK;
     if (!s) s = td_model_forward(e->model, e->ws, &a, &logits);
     if (s && td_comm_check(e->comm)) { /* a device only knows that a call failed */
         char why[TD_COMM_REASON_MAX];
@@ -588,7 +698,8 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     if (a.tail) {
         int32_t row = 0;
         for (int32_t i = 0; i < n_items; i++)
-            if (items[i].seq->n_computed == items[i].seq->n_tokens) items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
+            if (items[i].seq->n_computed == items[i].seq->n_tokens)
+                items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
     } else if (n_logits > 0) {
         struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
         if (n_logits == 1)

@@ -1,6 +1,7 @@
 /* engine_ranks.c - see engine_ranks.h.
  *
- * A step on the wire, all int32: kind, n_rows, n_logit_rows, n_seqs | tokens | positions | row_seq | logit_rows | n_blocks of each sequence | their
+ * A step on the wire, all int32: kind, n_rows, n_logit_rows, n_seqs | tokens | positions | row_seq
+ *     | logit_rows | n_blocks of each sequence | their
  * blocks. */
 #include "common/engine/engine_ranks.h"
 
@@ -21,7 +22,7 @@ static td_status lost(struct td_comm *comm, td_status s, struct td_err *err)
     return td_fail(err, s, "ranks: %s", td_comm_reason(comm, why));
 }
 
-/* ---- KV -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- KV -------------------------------------------------------------------------------------- */
 
 static int log2_of(int32_t parts)
 {
@@ -31,33 +32,51 @@ static int log2_of(int32_t parts)
 }
 
 /* The copies that turn one block of `from` parts into one of `to` parts. */
-static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int32_t to, struct td_rank_copy **ret_copies, int32_t *ret_n, struct td_err *err)
+static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int32_t to,
+                             struct td_rank_copy **ret_copies, int32_t *ret_n, struct td_err *err)
 {
     static const int32_t first_block = 0;
     struct td_reshard_rank ranks[TD_RESHARD_MAX_DEGREE];
-    for (int32_t r = 0; r < TD_RESHARD_MAX_DEGREE; r++) ranks[r] = (struct td_reshard_rank){.block_ids = &first_block, .n_ids = 1, .pool_blocks = 1};
-    struct td_reshard_side side = {.tp = from, .pp = 1, .order = TD_RESHARD_LAYER_OUTER, .block_size = whole->block_size, .ranks = ranks};
-    struct td_reshard_ask ask = {.model = {.n_layers = whole->n_layers, .n_kv_heads = whole->n_kv_heads, .head_dim = whole->head_dim,
+    for (int32_t r = 0; r < TD_RESHARD_MAX_DEGREE; r++)
+        ranks[r] =
+            (struct td_reshard_rank){.block_ids = &first_block, .n_ids = 1, .pool_blocks = 1};
+    struct td_reshard_side side = {.tp = from,
+                                   .pp = 1,
+                                   .order = TD_RESHARD_LAYER_OUTER,
+                                   .block_size = whole->block_size,
+                                   .ranks = ranks};
+    struct td_reshard_ask ask = {.model = {.n_layers = whole->n_layers,
+                                           .n_kv_heads = whole->n_kv_heads,
+                                           .head_dim = whole->head_dim,
                                            .element_bytes = (int32_t)td_dtype_bytes(whole->dtype)},
-                                 .src = side, .dst = side, .end_token = whole->block_size, .only_src = TD_RESHARD_ALL, .only_dst = TD_RESHARD_ALL};
+                                 .src = side,
+                                 .dst = side,
+                                 .end_token = whole->block_size,
+                                 .only_src = TD_RESHARD_ALL,
+                                 .only_dst = TD_RESHARD_ALL};
     ask.dst.tp = to;
     struct td_reshard plan;
     td_status s = td_reshard_plan(&ask, &plan, err);
     if (s) return s;
-    size_t max = (size_t)whole->n_layers * 2 * (size_t)whole->n_kv_heads; /* no run is shorter than a head */
+    /* no run is shorter than a head */
+    size_t max = (size_t)whole->n_layers * 2 * (size_t)whole->n_kv_heads;
     struct td_rank_copy *copies = calloc(max, sizeof *copies);
     if (!copies) return td_fail(err, TD_ERR_NOMEM, "engine: no memory for %zu copies", max);
     struct td_reshard_cursor cursor = {0};
     struct td_reshard_pair pair;
     int32_t n = 0;
-    size_t from_bytes = whole->block_bytes / (size_t)from, to_bytes = whole->block_bytes / (size_t)to;
+    size_t from_bytes = whole->block_bytes / (size_t)from,
+           to_bytes = whole->block_bytes / (size_t)to;
     while (td_reshard_next_pair(&plan, &cursor, &pair)) {
         struct td_reshard_iter it;
         struct td_reshard_run run;
         td_reshard_iter_init(&it, &plan, &pair, TD_RESHARD_PUSH, 0);
         while (td_reshard_next(&it, &run)) {
             TD_ASSERT((size_t)n < max);
-            copies[n++] = (struct td_rank_copy){.from = (size_t)pair.src * from_bytes + run.src_offset, .to = (size_t)pair.dst * to_bytes + run.dst_offset, .bytes = run.bytes};
+            copies[n++] =
+                (struct td_rank_copy){.from = (size_t)pair.src * from_bytes + run.src_offset,
+                                      .to = (size_t)pair.dst * to_bytes + run.dst_offset,
+                                      .bytes = run.bytes};
         }
     }
     *ret_copies = copies;
@@ -72,19 +91,24 @@ struct place {
 };
 
 /* The others' memory, as rank 0's device reaches it. */
-static td_status open_places(struct td_rank_kv *kv, const struct place *all, void **ret_base, struct td_err *err)
+static td_status open_places(struct td_rank_kv *kv, const struct place *all, void **ret_base,
+                             struct td_err *err)
 {
     const struct td_device_memory *m = kv->device;
     for (int32_t r = 1; r < kv->n_ranks; r++) {
         td_status s = m->ipc_open(m->ctx, all[r].at.handle, &kv->opened[r], err);
-        if (s) return td_err_prefix(err, "rank 0's device %s does not reach the KV of rank %d on %s", m->uuid, r, all[r].uuid);
+        if (s)
+            return td_err_prefix(err, "rank 0's device %s does not reach the KV of rank %d on %s",
+                                 m->uuid, r, all[r].uuid);
         ret_base[r] = (uint8_t *)kv->opened[r] + all[r].at.offset;
     }
     return TD_OK;
 }
 
-td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device, void *const *rank_base, const struct td_split_handle *handles, int32_t n_blocks,
-                                  size_t tail_bytes, void *scratch, struct td_err *err)
+td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_memory *device,
+                                  void *const *rank_base, const struct td_split_handle *handles,
+                                  int32_t n_blocks, size_t tail_bytes, void *scratch,
+                                  struct td_err *err)
 {
     size_t per_block = 1;
     kv->n_blocks = n_blocks;
@@ -92,8 +116,14 @@ td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_
     kv->stride = kv->part.block_bytes;
     kv->device = device;
     if (device) {
-        struct td_split_config c = {.device = device, .rank_base = rank_base, .handles = handles, .n_parts = kv->n_parts, .n_copies = kv->n_copies, .n_blocks = n_blocks,
-                                    .part_bytes = kv->part.block_bytes, .tail_bytes = tail_bytes};
+        struct td_split_config c = {.device = device,
+                                    .rank_base = rank_base,
+                                    .handles = handles,
+                                    .n_parts = kv->n_parts,
+                                    .n_copies = kv->n_copies,
+                                    .n_blocks = n_blocks,
+                                    .part_bytes = kv->part.block_bytes,
+                                    .tail_bytes = tail_bytes};
         td_status s = td_split_memory_create(&c, &kv->split, err);
         if (s) return s;
         kv->base = td_split_memory_base(kv->split);
@@ -104,15 +134,17 @@ td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_
         if (per_block < (size_t)kv->n_of_copies[k]) per_block = (size_t)kv->n_of_copies[k];
     kv->max_runs = TD_RANK_SCRATCH_BLOCKS * (size_t)kv->n_copies * per_block;
     kv->runs = calloc(kv->max_runs, sizeof *kv->runs);
-    if (!kv->runs) return td_fail(err, TD_ERR_NOMEM, "engine: no memory for %zu copies", kv->max_runs);
+    if (!kv->runs)
+        return td_fail(err, TD_ERR_NOMEM, "engine: no memory for %zu copies", kv->max_runs);
     free(kv->scratch); /* from here on it is the device's */
     kv->scratch = scratch;
     kv->n_scratch = TD_RANK_SCRATCH_BLOCKS;
     return TD_OK;
 }
 
-td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, const struct td_device_memory *device, void *mine, int32_t n_blocks, size_t tail_bytes,
-                                void *scratch, struct td_err *err)
+td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm,
+                                const struct td_device_memory *device, void *mine, int32_t n_blocks,
+                                size_t tail_bytes, void *scratch, struct td_err *err)
 {
     struct place place = {.uuid = ""}, all[TD_COMM_MAX_RANKS];
     struct td_split_handle handles[TD_COMM_MAX_RANKS];
@@ -121,22 +153,29 @@ td_status td_rank_kv_on_devices(struct td_rank_kv *kv, struct td_comm *comm, con
     td_status s = TD_OK;
     kv->device = device;
     if (kv->n_ranks > 1) {
-        if (!device || !device->ipc_export || !device->ipc_open) s = td_fail(err, TD_ERR_UNSUPPORTED, "tp: this device hands no memory to other processes");
-        else s = device->ipc_export(device->ctx, mine, place.at.handle, &place.at.offset, err);
+        if (!device || !device->ipc_export || !device->ipc_open)
+            s = td_fail(err, TD_ERR_UNSUPPORTED,
+                        "tp: this device hands no memory to other processes");
+        else
+            s = device->ipc_export(device->ctx, mine, place.at.handle, &place.at.offset, err);
         if (s) return s;
         memcpy(place.uuid, device->uuid, sizeof place.uuid);
         if ((s = td_comm_all_gather(comm, &place, sizeof place, all))) return lost(comm, s, err);
         if (rank == 0 && (s = open_places(kv, all, base, err))) return s;
         for (int32_t r = 0; r < kv->n_ranks; r++) handles[r] = all[r].at;
     }
-    if (rank == 0) return td_rank_kv_over_devices(kv, device, base, kv->n_ranks > 1 ? handles : NULL, n_blocks, tail_bytes, scratch, err);
+    if (rank == 0)
+        return td_rank_kv_over_devices(kv, device, base, kv->n_ranks > 1 ? handles : NULL, n_blocks,
+                                       tail_bytes, scratch, err);
     kv->n_blocks = n_blocks;
     kv->mine = mine;
     kv->stride = kv->part.block_bytes;
     return TD_OK;
 }
 
-td_status td_rank_kv_plan(struct td_rank_kv *kv, const struct td_kv_layout *part, int32_t n_kv_heads, int32_t n_ranks, int32_t n_threads, struct td_err *err)
+td_status td_rank_kv_plan(struct td_rank_kv *kv, const struct td_kv_layout *part,
+                          int32_t n_kv_heads, int32_t n_ranks, int32_t n_threads,
+                          struct td_err *err)
 {
     kv->part = kv->whole = *part;
     kv->whole.n_kv_heads = n_kv_heads;
@@ -147,18 +186,23 @@ td_status td_rank_kv_plan(struct td_rank_kv *kv, const struct td_kv_layout *part
     kv->n_copies = n_ranks / kv->n_parts;
     for (int32_t k = 0; k < 5 && !s; k++)
         if (n_kv_heads % (1 << k) == 0 && 1 << k != kv->n_parts)
-            s = plan_copies(&kv->whole, 1 << k, kv->n_parts, &kv->copies[k], &kv->n_of_copies[k], err);
+            s = plan_copies(&kv->whole, 1 << k, kv->n_parts, &kv->copies[k], &kv->n_of_copies[k],
+                            err);
     kv->n_scratch = n_threads < IMPORT_THREADS_MAX ? n_threads : IMPORT_THREADS_MAX;
-    if (!s && !(kv->scratch = malloc((size_t)kv->n_scratch * kv->whole.block_bytes))) /* pages come when another degree's first block does */
+    /* pages come when another degree's first block does */
+    if (!s && !(kv->scratch = malloc((size_t)kv->n_scratch * kv->whole.block_bytes)))
         s = td_fail(err, TD_ERR_NOMEM, "engine: no memory for %d KV blocks", kv->n_scratch);
     return s;
 }
 
-td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size, int32_t n_threads, struct td_err *err)
+td_status td_rank_kv_init(struct td_rank_kv *kv, const struct td_model *model, int32_t block_size,
+                          int32_t n_threads, struct td_err *err)
 {
     struct td_kv_layout part;
     td_status s = td_model_kv_layout(model, block_size, &part, err);
-    return s ? s : td_rank_kv_plan(kv, &part, td_model_config(model)->n_kv_heads, td_model_n_ranks(model), n_threads, err);
+    return s ? s
+             : td_rank_kv_plan(kv, &part, td_model_config(model)->n_kv_heads,
+                               td_model_n_ranks(model), n_threads, err);
 }
 
 void td_rank_kv_free(struct td_rank_kv *kv)
@@ -172,7 +216,10 @@ void td_rank_kv_free(struct td_rank_kv *kv)
     memset(kv, 0, sizeof *kv);
 }
 
-size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks) { return (size_t)n_blocks * (size_t)kv->n_copies * kv->whole.block_bytes; }
+size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks)
+{
+    return (size_t)n_blocks * (size_t)kv->n_copies * kv->whole.block_bytes;
+}
 
 void td_rank_kv_on_host(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks)
 {
@@ -202,8 +249,10 @@ static void import_part(void *ctx, int part, int n_parts)
         uint8_t *block = kv->base + (size_t)m->block_ids[i] * bytes;
         const struct td_rank_copy *c = kv->copies[m->how];
         if (c) memcpy(scratch, block, bytes);
-        for (int32_t k = 0; c && k < kv->n_of_copies[m->how]; k++) memcpy(block + c[k].to, scratch + c[k].from, c[k].bytes);
-        for (int32_t k = 1; k < kv->n_copies; k++) memcpy(block + (size_t)k * kv->copy_bytes, block, bytes);
+        for (int32_t k = 0; c && k < kv->n_of_copies[m->how]; k++)
+            memcpy(block + c[k].to, scratch + c[k].from, c[k].bytes);
+        for (int32_t k = 1; k < kv->n_copies; k++)
+            memcpy(block + (size_t)k * kv->copy_bytes, block, bytes);
     }
 }
 
@@ -215,8 +264,10 @@ static td_status copy_runs(const struct td_rank_kv *kv, size_t n, struct td_err 
     return s ? s : kv->memory->wait(kv->memory->ctx, ticket, err);
 }
 
-/* As import_part, some blocks at a time. From the scratch every copy is written; without a change of order there is no scratch, and copy 0 is there. */
-static td_status import_on_device(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n, int how, struct td_err *err)
+/* As import_part, some blocks at a time. From the scratch every copy is written; without a
+ * change of order there is no scratch, and copy 0 is there. */
+static td_status import_on_device(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n,
+                                  int how, struct td_err *err)
 {
     const struct td_rank_copy *c = kv->copies[how];
     size_t bytes = kv->whole.block_bytes;
@@ -224,16 +275,24 @@ static td_status import_on_device(const struct td_rank_kv *kv, const int32_t *bl
         int32_t some = n - at < kv->n_scratch ? n - at : kv->n_scratch;
         size_t n_runs = 0;
         for (int32_t i = 0; c && i < some; i++)
-            kv->runs[n_runs++] = (struct td_device_run){.to = kv->scratch + (size_t)i * bytes, .from = kv->base + (size_t)block_ids[at + i] * bytes, .bytes = bytes};
+            kv->runs[n_runs++] =
+                (struct td_device_run){.to = kv->scratch + (size_t)i * bytes,
+                                       .from = kv->base + (size_t)block_ids[at + i] * bytes,
+                                       .bytes = bytes};
         td_status s = n_runs ? copy_runs(kv, n_runs, err) : TD_OK;
         if (s) return s;
         n_runs = 0;
         for (int32_t i = 0; i < some; i++) {
-            uint8_t *block = kv->base + (size_t)block_ids[at + i] * bytes, *from = c ? kv->scratch + (size_t)i * bytes : block;
+            uint8_t *block = kv->base + (size_t)block_ids[at + i] * bytes,
+                    *from = c ? kv->scratch + (size_t)i * bytes : block;
             for (int32_t copy = c ? 0 : 1; copy < kv->n_copies; copy++) {
                 uint8_t *to = block + (size_t)copy * kv->copy_bytes;
-                for (int32_t k = 0; c && k < kv->n_of_copies[how]; k++) kv->runs[n_runs++] = (struct td_device_run){.to = to + c[k].to, .from = from + c[k].from, .bytes = c[k].bytes};
-                if (!c) kv->runs[n_runs++] = (struct td_device_run){.to = to, .from = from, .bytes = bytes};
+                for (int32_t k = 0; c && k < kv->n_of_copies[how]; k++)
+                    kv->runs[n_runs++] = (struct td_device_run){
+                        .to = to + c[k].to, .from = from + c[k].from, .bytes = c[k].bytes};
+                if (!c)
+                    kv->runs[n_runs++] =
+                        (struct td_device_run){.to = to, .from = from, .bytes = bytes};
             }
         }
         if ((s = copy_runs(kv, n_runs, err))) return s;
@@ -241,24 +300,32 @@ static td_status import_on_device(const struct td_rank_kv *kv, const int32_t *bl
     return TD_OK;
 }
 
-td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n, int32_t from_parts, struct td_thread_pool *threads, struct td_err *err)
+td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n,
+                            int32_t from_parts, struct td_thread_pool *threads, struct td_err *err)
 {
     int k = log2_of(from_parts);
     if (k == 5 || kv->whole.n_kv_heads % from_parts)
-        return td_fail(err, TD_ERR_INVALID, "KV in %d parts: a model of %d KV heads is in 1, 2, 4, 8 or 16 that divide them", from_parts, kv->whole.n_kv_heads);
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "KV in %d parts: a model of %d KV heads is in 1, 2, 4, 8 or 16 that divide them",
+            from_parts, kv->whole.n_kv_heads);
     if (from_parts == kv->n_parts && kv->n_copies == 1) return TD_OK;
-    if (kv->runs && !kv->memory) return td_fail(err, TD_ERR_UNSUPPORTED, "KV in %d parts cannot be brought into %d on this device: it has no copies", from_parts, kv->n_parts);
+    if (kv->runs && !kv->memory)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "KV in %d parts cannot be brought into %d on this device: it has no copies",
+                       from_parts, kv->n_parts);
     if (kv->memory) return import_on_device(kv, block_ids, n, k, err);
     struct import m = {.kv = kv, .block_ids = block_ids, .n = n, .how = k};
     td_thread_pool_run(threads, import_part, &m);
     return TD_OK;
 }
 
-/* ---- steps ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 size_t td_rank_step_bytes(int32_t max_rows, int32_t max_seqs, int32_t max_blocks_per_seq)
 {
-    return sizeof(int32_t) * (HEAD_INTS + 3 * (size_t)max_rows + (size_t)max_seqs * (2 + (size_t)max_blocks_per_seq));
+    return sizeof(int32_t) *
+           (HEAD_INTS + 3 * (size_t)max_rows + (size_t)max_seqs * (2 + (size_t)max_blocks_per_seq));
 }
 
 static int32_t *put(int32_t *at, const int32_t *from, int32_t n)
@@ -267,9 +334,11 @@ static int32_t *put(int32_t *at, const int32_t *from, int32_t n)
     return at + n;
 }
 
-td_status td_rank_step_tell(struct td_comm *comm, const struct td_forward_args *a, const int32_t *n_blocks, int32_t n_seqs, int32_t *room)
+td_status td_rank_step_tell(struct td_comm *comm, const struct td_forward_args *a,
+                            const int32_t *n_blocks, int32_t n_seqs, int32_t *room)
 {
-    int32_t head[HEAD_INTS] = {STEP, a->n_rows, a->n_logit_rows, n_seqs}, *at = put(room, head, HEAD_INTS);
+    int32_t head[HEAD_INTS] = {STEP, a->n_rows, a->n_logit_rows, n_seqs},
+            *at = put(room, head, HEAD_INTS);
     at = put(at, a->tokens, a->n_rows);
     at = put(at, a->positions, a->n_rows);
     at = put(at, a->row_seq, a->n_rows);
@@ -288,7 +357,9 @@ void td_rank_end_tell(struct td_comm *comm, int32_t *room)
     td_comm_broadcast(comm, room, &bytes, false); /* a group that is lost needs no telling */
 }
 
-td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot, const struct td_arena *arena, struct td_arena *ret_arena, struct td_err *err)
+td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot,
+                            const struct td_arena *arena, struct td_arena *ret_arena,
+                            struct td_err *err)
 {
     size_t bytes = sizeof *boot;
     int fd = -1;
@@ -301,30 +372,42 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot, con
     int e = errno;
     close(fd);
     if (base == MAP_FAILED)
-        return td_fail(err, TD_ERR_NOMEM, "rank %d cannot map %llu bytes of KV: %s", td_comm_rank(comm), (unsigned long long)boot->arena_bytes, strerror(e));
+        return td_fail(err, TD_ERR_NOMEM, "rank %d cannot map %llu bytes of KV: %s",
+                       td_comm_rank(comm), (unsigned long long)boot->arena_bytes, strerror(e));
     *ret_arena = (struct td_arena){.base = base, .bytes = (size_t)boot->arena_bytes, .memfd = -1};
     return TD_OK;
 }
 
 /* One step as rank 0 told it. */
-static td_status do_step(struct td_model *model, struct td_workspace *ws, const struct td_rank_kv *kv, const int32_t *in, const int32_t **tables,
+static td_status do_step(struct td_model *model, struct td_workspace *ws,
+                         const struct td_rank_kv *kv, const int32_t *in, const int32_t **tables,
                          struct td_err *err)
 {
     int32_t n_rows = in[1], n_logits = in[2], n_seqs = in[3];
-    const int32_t *tokens = in + HEAD_INTS, *positions = tokens + n_rows, *row_seq = positions + n_rows, *logit_rows = row_seq + n_rows,
+    const int32_t *tokens = in + HEAD_INTS, *positions = tokens + n_rows,
+                  *row_seq = positions + n_rows, *logit_rows = row_seq + n_rows,
                   *n_blocks = logit_rows + n_logits, *ids = n_blocks + n_seqs;
     for (int32_t s = 0; s < n_seqs; s++) {
         tables[s] = ids;
         ids += n_blocks[s];
     }
-    struct td_forward_args a = {.tokens = tokens, .positions = positions, .row_seq = row_seq, .block_tables = tables, .n_rows = n_rows,
-                                .kv_base = kv->mine, .kv = &kv->part, .kv_stride = kv->stride,
-                                .logit_rows = logit_rows, .n_logit_rows = n_logits, .err = err};
+    struct td_forward_args a = {.tokens = tokens,
+                                .positions = positions,
+                                .row_seq = row_seq,
+                                .block_tables = tables,
+                                .n_rows = n_rows,
+                                .kv_base = kv->mine,
+                                .kv = &kv->part,
+                                .kv_stride = kv->stride,
+                                .logit_rows = logit_rows,
+                                .n_logit_rows = n_logits,
+                                .err = err};
     float *logits;
     return td_model_forward(model, ws, &a, &logits);
 }
 
-td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_blocks, struct td_err *err)
+td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_blocks,
+                        struct td_err *err)
 {
     int32_t all[TD_COMM_MAX_RANKS];
     td_status s = td_comm_all_gather(comm, &n_blocks, sizeof n_blocks, all);
@@ -335,13 +418,17 @@ td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_b
     return TD_OK;
 }
 
-td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_workspace *ws, const struct td_rank_kv *kv, const struct td_rank_boot *boot,
+td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_workspace *ws,
+                         const struct td_rank_kv *kv, const struct td_rank_boot *boot,
                          struct td_err *err)
 {
     size_t room = td_rank_step_bytes(boot->max_rows, boot->max_seqs, boot->max_blocks_per_seq);
     int32_t *in = malloc(room);
     const int32_t **tables = calloc((size_t)boot->max_seqs, sizeof *tables);
-    td_status s = in && tables ? TD_OK : td_fail(err, TD_ERR_NOMEM, "rank %d: no memory for steps of %zu bytes", td_comm_rank(comm), room);
+    td_status s = in && tables
+                      ? TD_OK
+                      : td_fail(err, TD_ERR_NOMEM, "rank %d: no memory for steps of %zu bytes",
+                                td_comm_rank(comm), room);
     while (!s) {
         size_t bytes = room;
         if ((s = td_comm_broadcast(comm, in, &bytes, true))) {
@@ -350,7 +437,8 @@ td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td
         }
         if (in[0] == END) break;
         s = do_step(model, ws, kv, in, tables, err);
-        if (s && td_comm_check(comm)) s = lost(comm, TD_ERR_PEER, err); /* a device only knows that a call failed */
+        /* a device only knows that a call failed */
+        if (s && td_comm_check(comm)) s = lost(comm, TD_ERR_PEER, err);
     }
     free(in);
     free(tables);

@@ -19,24 +19,29 @@
 #define WORD "--tp-rank="
 #define ARGS_BYTES_MAX ((size_t)1 << 20)
 #define ARGS_MAX 4096
-#define TIMEOUT_MS 600000 /* ranks load at their own pace: a dead one is seen at once, a late one has this long */
+/* ranks load at their own pace: a dead one is seen at once, a late one has this long */
+#define TIMEOUT_MS 600000
 #define SPIN_US 50
 #define STOP_MS 5000
 
 extern char **environ;
 
-td_status td_ranks_take(int *argc, char **argv, struct td_ranks_place *ret_place, struct td_err *err)
+td_status td_ranks_take(int *argc, char **argv, struct td_ranks_place *ret_place,
+                        struct td_err *err)
 {
     *ret_place = (struct td_ranks_place){.memfd = -1, .socket = -1};
     if (*argc < 2 || strncmp(argv[1], WORD, strlen(WORD))) return TD_OK;
     int rank, memfd, socket, parent, end = 0;
     unsigned spin_us;
     const char *text = argv[1] + strlen(WORD);
-    if (sscanf(text, "%d,%d,%d,%u,%d%n", &rank, &memfd, &socket, &spin_us, &parent, &end) != 5 || text[end] || rank < 1 || rank >= TD_COMM_MAX_RANKS)
+    if (sscanf(text, "%d,%d,%d,%u,%d%n", &rank, &memfd, &socket, &spin_us, &parent, &end) != 5 ||
+        text[end] || rank < 1 || rank >= TD_COMM_MAX_RANKS)
         return td_fail(err, TD_ERR_INVALID, "%s is for tandem's own use: give --tp N", argv[1]);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) return td_fail(err, TD_ERR_PEER, "rank %d: rank 0 (pid %d) is gone", rank, parent);
-    *ret_place = (struct td_ranks_place){.rank = rank, .memfd = memfd, .socket = socket, .spin_us = spin_us};
+    if (getppid() != parent)
+        return td_fail(err, TD_ERR_PEER, "rank %d: rank 0 (pid %d) is gone", rank, parent);
+    *ret_place =
+        (struct td_ranks_place){.rank = rank, .memfd = memfd, .socket = socket, .spin_us = spin_us};
     memmove(argv + 1, argv + 2, (size_t)(*argc - 1) * sizeof *argv); /* the NULL, too */
     --*argc;
     return TD_OK;
@@ -51,13 +56,18 @@ static td_status own_args(char *text, char **args, struct td_err *err)
     if (fd < 0) return td_fail(err, TD_ERR_IO, "tp: /proc/self/cmdline: %s", strerror(errno));
     while (got > 0 && bytes < ARGS_BYTES_MAX) {
         got = read(fd, text + bytes, ARGS_BYTES_MAX - bytes);
-        if (got < 0 && errno == EINTR) got = 1;
-        else if (got > 0) bytes += (size_t)got;
+        if (got < 0 && errno == EINTR)
+            got = 1;
+        else if (got > 0)
+            bytes += (size_t)got;
     }
     close(fd);
-    if (got != 0 || bytes == 0) return td_fail(err, TD_ERR_IO, "tp: /proc/self/cmdline: %s", got < 0 ? strerror(errno) : "empty, or too long");
+    if (got != 0 || bytes == 0)
+        return td_fail(err, TD_ERR_IO, "tp: /proc/self/cmdline: %s",
+                       got < 0 ? strerror(errno) : "empty, or too long");
     for (size_t at = 0; at < bytes; at += strlen(text + at) + 1) {
-        if (n == ARGS_MAX) return td_fail(err, TD_ERR_LIMIT, "tp: more than %d arguments", ARGS_MAX);
+        if (n == ARGS_MAX)
+            return td_fail(err, TD_ERR_LIMIT, "tp: more than %d arguments", ARGS_MAX);
         args[n == 0 ? 0 : n + 1] = text + at;
         n++;
     }
@@ -65,7 +75,8 @@ static td_status own_args(char *text, char **args, struct td_err *err)
     return TD_OK;
 }
 
-static td_status start_one(struct td_ranks *ranks, int32_t rank, uint32_t spin_us, char **args, struct td_err *err)
+static td_status start_one(struct td_ranks *ranks, int32_t rank, uint32_t spin_us, char **args,
+                           struct td_err *err)
 {
     char word[96];
     int memfd = ranks->segment.memfd, socket = ranks->segment.sockets[rank][1];
@@ -73,7 +84,8 @@ static td_status start_one(struct td_ranks *ranks, int32_t rank, uint32_t spin_u
     args[1] = word;
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, memfd, memfd); /* the same number: no longer close-on-exec */
+    /* the same number: no longer close-on-exec */
+    posix_spawn_file_actions_adddup2(&actions, memfd, memfd);
     posix_spawn_file_actions_adddup2(&actions, socket, socket);
     pid_t pid;
     int e = posix_spawn(&pid, "/proc/self/exe", &actions, NULL, args, environ);
@@ -86,7 +98,8 @@ static td_status start_one(struct td_ranks *ranks, int32_t rank, uint32_t spin_u
 
 td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *r, struct td_err *err)
 {
-    *r = (struct td_ranks){.n_ranks = n_ranks}; /* in place: the communicator keeps the segment's address */
+    *r = (struct td_ranks){.n_ranks = n_ranks}; /* in place: the communicator keeps the segment's
+                                                   address */
     char *text = calloc(1, ARGS_BYTES_MAX + 1), **args = calloc(ARGS_MAX + 2, sizeof *args);
     if (!text || !args) {
         free(text);
@@ -131,7 +144,8 @@ void td_ranks_stop(struct td_ranks *r)
     for (int32_t i = 1; i < r->n_ranks; i++) {
         if (r->pids[i] == 0) continue;
         while (waitpid(r->pids[i], NULL, WNOHANG) == 0) {
-            if (td_now_ns() > deadline) kill(r->pids[i], SIGKILL); /* our child, not reaped yet: the number is its own */
+            /* our child, not reaped yet: the number is its own */
+            if (td_now_ns() > deadline) kill(r->pids[i], SIGKILL);
             struct timespec tick = {.tv_nsec = 1000000};
             clock_nanosleep(CLOCK_MONOTONIC, 0, &tick, NULL);
         }

@@ -1,17 +1,25 @@
-/* schedule.h - what a worker decides about its queue, its batch and its KV blocks: pure functions of counts.
+/* schedule.h - what a worker decides about its queue, its batch and its KV blocks: pure functions
+ * of counts.
  *
- * Why here, apart from the engine: the engine (engine.c) and the simulator (sim) call the same object code, so a policy that is measured
- * in the simulator is the policy that runs. No model, no pool, no clock, no allocation, no state.
+ * Why here, apart from the engine: the engine (engine.c) and the simulator (sim) call the same
+ * object code, so a policy that is measured in the simulator is the policy that runs. No model, no
+ * pool, no clock, no allocation, no state.
  *
  * The rules:
- *   order       smaller priority key first, then the older request (smaller router number); the waiting list and the running list are in it.
- *   admission   the head of the waiting list or nobody: a later one never overtakes. All blocks of the tokens known at admission are needed at
- *               once, less those found in the prefix cache; `headroom` blocks stay free beside it (decode: one for each running sequence).
- *   batch       every decode row first, then prefill chunks in order within the token budget: decodes never wait for a prefill (stall-free
- *               batching), and what is left over is filled with prefill.
- *   preemption  when a decode token has no block, the last of the order gives all of its blocks back and waits; it may be the one that asks.
+ *   order       smaller priority key first, then the older request (smaller router number); the
+ *       waiting list and the running list are in it.
+ *   admission   the head of the waiting list or nobody: a later one never overtakes. All blocks of
+ *               the tokens known at admission are needed at once, less those found in the prefix
+ *               cache; `headroom` blocks stay free beside it (decode: one for each running
+ *               sequence).
+ *   batch       every decode row first, then prefill chunks in order within the token budget:
+ *               decodes never wait for a prefill (stall-free batching), and what is left over is
+ *               filled with prefill.
+ *   preemption  when a decode token has no block, the last of the order gives all of its blocks
+ *               back and waits; it may be the one that asks.
  *
- * Sources: Kwon et al. 2023 (preemption by recompute), Yu et al. 2022 (continuous batching), Agrawal et al. 2024 (stall-free batching). */
+ * Sources: Kwon et al. 2023 (preemption by recompute), Yu et al. 2022 (continuous batching),
+ * Agrawal et al. 2024 (stall-free batching). */
 #ifndef TD_ENGINE_SCHEDULE_H
 #define TD_ENGINE_SCHEDULE_H
 
@@ -21,35 +29,50 @@
 #include "common/base/status.h"
 
 /* True when request a comes before request b. Total for distinct requests. */
-static inline bool td_schedule_before(uint64_t a_priority, uint64_t a_request, uint64_t b_priority, uint64_t b_request)
+static inline bool td_schedule_before(uint64_t a_priority, uint64_t a_request, uint64_t b_priority,
+                                      uint64_t b_request)
 {
     return a_priority != b_priority ? a_priority < b_priority : a_request < b_request;
 }
 
-static inline int32_t td_schedule_blocks(int32_t n_tokens, int32_t block_size) { return (n_tokens + block_size - 1) / block_size; }
-/* Most leading blocks that may come from the prefix cache: one token at least is left to compute, or there would be no logits. */
-static inline int32_t td_schedule_max_hit(int32_t n_tokens, int32_t block_size) { return (n_tokens - 1) / block_size; }
+static inline int32_t td_schedule_blocks(int32_t n_tokens, int32_t block_size)
+{
+    return (n_tokens + block_size - 1) / block_size;
+}
+/* Most leading blocks that may come from the prefix cache: one token at least is left to
+ * compute, or there would be no logits. */
+static inline int32_t td_schedule_max_hit(int32_t n_tokens, int32_t block_size)
+{
+    return (n_tokens - 1) / block_size;
+}
 
 struct td_schedule_room {
-    int32_t n_blocks;       /* of the pool */
-    int32_t n_held;         /* by live sequences, before the hits of this one were held */
-    int32_t n_available;    /* free, or cached and evictable, while the hits of this one are held */
+    int32_t n_blocks;    /* of the pool */
+    int32_t n_held;      /* by live sequences, before the hits of this one were held */
+    int32_t n_available; /* free, or cached and evictable, while the hits of this one are held */
 };
-/* May a sequence that needs `need` blocks, `hit` of them found in the prefix cache, have the rest now?
- * TD_OK; TD_ERR_AGAIN: not now, ask again after a release; TD_ERR_LIMIT: never, the pool is too small. */
-td_status td_schedule_admit(const struct td_schedule_room *room, int32_t need, int32_t hit, int32_t headroom);
+/* May a sequence that needs `need` blocks, `hit` of them found in the prefix cache, have the
+ * rest now? TD_OK; TD_ERR_AGAIN: not now, ask again after a release; TD_ERR_LIMIT: never, the
+ * pool is too small. */
+td_status td_schedule_admit(const struct td_schedule_room *room, int32_t need, int32_t hit,
+                            int32_t headroom);
 
-/* Row counts of the next batch for candidates in priority order. remaining[i]: tokens not yet computed (1 for a decode step); is_decode[i].
- * At most max_items rows of sequences and max_tokens tokens. ret_n_new[i] = 0 when i is not in this batch. Returns how many are. */
-int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t n, int32_t max_items, int32_t max_tokens, int32_t *ret_n_new);
+/* Row counts of the next batch for candidates in priority order. remaining[i]: tokens not yet
+ * computed (1 for a decode step); is_decode[i]. At most max_items rows of sequences and
+ * max_tokens tokens. ret_n_new[i] = 0 when i is not in this batch. Returns how many are. */
+int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t n,
+                        int32_t max_items, int32_t max_tokens, int32_t *ret_n_new);
 
-/* What td_schedule_grow asks of the owner of the sequences; i is an index into the running list, in priority order. */
+/* What td_schedule_grow asks of the owner of the sequences; i is an index into the running list,
+ * in priority order. */
 struct td_schedule_ops {
-    bool (*lacks)(void *ctx, int32_t i);    /* has i a decode token to compute for which it holds no block? */
-    bool (*grow)(void *ctx, int32_t i);     /* gives i one block; false when the pool is empty */
-    void (*preempt)(void *ctx, int32_t i);  /* takes all blocks of i back */
+    bool (*lacks)(void *ctx, int32_t i);   /* has i a decode token to compute for which it holds
+                                              no block? */
+    bool (*grow)(void *ctx, int32_t i);    /* gives i one block; false when the pool is empty */
+    void (*preempt)(void *ctx, int32_t i); /* takes all blocks of i back */
 };
-/* Sees to it that each decode step has its block, preempting from the back. Returns how many of the n stay: [ret, n) were preempted, the last first.
+/* Sees to it that each decode step has its block, preempting from the back. Returns how many of the
+ * n stay: [ret, n) were preempted, the last first.
  */
 int32_t td_schedule_grow(const struct td_schedule_ops *ops, void *ctx, int32_t n);
 

@@ -1,8 +1,11 @@
-/* kv_layout.h - the canonical, versioned layout of one KV block, and the hash by which workers agree on it.
+/* kv_layout.h - the canonical, versioned layout of one KV block, and the hash by which workers
+ * agree on it.
  *
- *   [block][layer][K,V][kv head][token][head_dim]      one block of one request is one contiguous run of block_bytes
+ *   [block][layer][K,V][kv head][token][head_dim]      one block of one request is one contiguous
+ *       run of block_bytes
  *
- * Why: a block is one RDMA write; a head slice for unequal tensor parallelism is a fixed stride (DESIGN section 4). */
+ * Why: a block is one RDMA write; a head slice for unequal tensor parallelism is a fixed stride
+ * (DESIGN section 4). */
 #ifndef TD_KV_LAYOUT_H
 #define TD_KV_LAYOUT_H
 
@@ -16,19 +19,19 @@
 
 struct td_kv_layout {
     int32_t n_layers, n_kv_heads, head_dim;
-    int32_t block_size;             /* tokens per block */
-    enum td_dtype dtype;            /* F32 or BF16 */
+    int32_t block_size;  /* tokens per block */
+    enum td_dtype dtype; /* F32 or BF16 */
     /* derived by td_kv_layout_init */
-    size_t row_bytes;               /* one head, one token: head_dim elements   */
-    size_t layer_bytes;             /* K and V of one layer of one block        */
-    size_t block_bytes;             /* all layers of one block                  */
+    size_t row_bytes;   /* one head, one token: head_dim elements   */
+    size_t layer_bytes; /* K and V of one layer of one block        */
+    size_t block_bytes; /* all layers of one block                  */
 };
 
 /* Checks bounds (each count 1..65536, block_bytes < 1 GiB) and fills the derived fields. */
 td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err);
 
-/* Equal iff two workers may exchange blocks: version, all counts, dtype and the model's identity (a hash of config and weights' header
- * chosen by the model loader). */
+/* Equal iff two workers may exchange blocks: version, all counts, dtype and the model's identity
+ * (a hash of config and weights' header chosen by the model loader). */
 uint64_t td_kv_layout_hash(const struct td_kv_layout *layout, uint64_t model_hash);
 
 #endif

@@ -8,24 +8,31 @@
  *       +----------------------------------------------------------+
  *                        alloc evicts, prefix_clear
  *
- * Free blocks form maximal runs of adjacent ids with boundary tags (length at the first and at the last block), on one list per power of two
- * of length, so that taking and returning a block are O(1) and neighbours melt together again. alloc takes one run that is long enough when
- * there is one, else the longest pieces first: few runs per request means long transfers.
+ * Free blocks form maximal runs of adjacent ids with boundary tags (length at the first and at the
+ * last block), on one list per power of two of length, so that taking and returning a block are
+ * O(1) and neighbours melt together again. alloc takes one run that is long enough when there is
+ * one, else the longest pieces first: few runs per request means long transfers.
  *
- * The prefix index is a chained hash table of published blocks. A published block stores its tokens and a link to its parent: the parent's
- * block id and publication number. Publication numbers are never used twice, so a link names one content for ever, and comparing tokens and link
- * on a hit compares, by induction, every token of the prefix (1), and the salt, which the first block of a chain stores in place of a parent. The
- * hash only finds candidates.
+ * The prefix index is a chained hash table of published blocks. A published block stores its tokens
+ * and a link to its parent: the parent's block id and publication number. Publication numbers are
+ * never used twice, so a link names one content for ever, and comparing tokens and link on a hit
+ * compares, by induction, every token of the prefix (1), and the salt, which the first block of a
+ * chain stores in place of a parent. The hash only finds candidates.
  *
- * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end, except that a block whose parent is already
- * CACHED joins just before its parent (2): a child is never younger than its parent, so a chain is evicted leaf first, in whatever order its
- * owner drops it. A HELD block can outlive its parent, when its owner's own copy of the parent was not the published one: then neither it nor what
- * hangs on it can be found any more, it is no longer `reachable`, and becomes FREE instead of CACHED.
+ * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end,
+ * except that a block whose parent is already CACHED joins just before its parent (2): a child is
+ * never younger than its parent, so a chain is evicted leaf first, in whatever order its owner
+ * drops it. A HELD block can outlive its parent, when its owner's own copy of the parent was not
+ * the published one: then neither it nor what hangs on it can be found any more, it is no longer
+ * `reachable`, and becomes FREE instead of CACHED.
  *
- * Reports: what the router was told and is no longer true goes into the ring `gone` at once; additions wait in the ring `changed` and are told when
- * `gone` is empty, so that a content that has moved from one block to another is never taken back after it was told. gone + told blocks <= n_blocks.
+ * Reports: what the router was told and is no longer true goes into the ring `gone` at once;
+ * additions wait in the ring `changed` and are told when `gone` is empty, so that a content that
+ * has moved from one block to another is never taken back after it was told. gone + told blocks <=
+ * n_blocks.
  *
- * Invariants (asserted): (3) ref > 0 iff HELD; (4) n_free + n_cached + n_held = n_blocks. Everything is allocated at create. */
+ * Invariants (asserted): (3) ref > 0 iff HELD; (4) n_free + n_cached + n_held = n_blocks.
+ * Everything is allocated at create. */
 #include "common/kv/kv_pool.h"
 
 #include <stdlib.h>
@@ -41,20 +48,21 @@ enum block_state { FREE = 0, HELD, CACHED };
 struct block {
     int32_t ref;
     enum block_state state;
-    int32_t run;                 /* FREE: length of the run, valid at its first and last block */
-    int32_t prev, next;          /* FREE and first of a run: its class list; CACHED: LRU list  */
+    int32_t run;        /* FREE: length of the run, valid at its first and last block */
+    int32_t prev, next; /* FREE and first of a run: its class list; CACHED: LRU list  */
     /* published (HELD or CACHED) iff publication != 0 */
     uint64_t publication;
     uint64_t parent_publication; /* 0: this block begins a prompt */
     struct td_prefix_salt salt;  /* of a block that begins a prompt; else zero */
     int32_t parent;
-    int32_t chain;               /* next in the hash bucket */
-    int32_t depth;               /* position in the chain: block i of the prompt */
+    int32_t chain; /* next in the hash bucket */
+    int32_t depth; /* position in the chain: block i of the prompt */
     struct td_hash128 hash;
-    int32_t n_children;          /* published ones that name this publication as their parent */
-    bool reachable;              /* published, and so is everything before it */
-    uint64_t told_hash, report_hash; /* what the router has of this block (0 = nothing); its name under the router's seed while it is published */
-    bool changed;                /* queued for a report */
+    int32_t n_children;              /* published ones that name this publication as their parent */
+    bool reachable;                  /* published, and so is everything before it */
+    uint64_t told_hash, report_hash; /* what the router has of this block (0 = nothing); its name
+                                        under the router's seed while it is published */
+    bool changed;                    /* queued for a report */
 };
 
 struct td_kv_pool {
@@ -63,31 +71,29 @@ struct td_kv_pool {
     int32_t n_blocks;
     bool prefix_cache, is_borrowed;
     struct block *blocks;
-    int32_t *tokens;             /* [n_blocks][block_size], of published blocks; NULL without prefix cache */
-    int32_t *buckets;            /* [n_buckets], first block or NONE */
+    int32_t *tokens;  /* [n_blocks][block_size], of published blocks; NULL without
+                         prefix cache */
+    int32_t *buckets; /* [n_buckets], first block or NONE */
     uint32_t bucket_mask;
     struct td_hash128 (*hash)(const void *data, size_t n_bytes, uint64_t seed);
     uint64_t seed, n_publications;
     int32_t class_head[N_CLASSES];
-    uint32_t class_bits;         /* bit c: class_head[c] != NONE */
+    uint32_t class_bits; /* bit c: class_head[c] != NONE */
     int32_t lru_head, lru_tail;
     bool reporting;
     uint64_t report_seed;
-    int32_t *changed;            /* [n_blocks], ring of block ids */
+    int32_t *changed; /* [n_blocks], ring of block ids */
     int32_t first_changed, n_changed;
-    uint64_t *gone;              /* [n_blocks], ring of names */
+    uint64_t *gone; /* [n_blocks], ring of names */
     int32_t first_gone, n_gone;
-    int32_t *scratch;            /* [n_blocks + 1] */
+    int32_t *scratch; /* [n_blocks + 1] */
     struct td_kv_pool_stats stats;
 };
 
-/* --- free runs ------------------------------------------------------------------------------------------------------------------ */
+/* --- free runs -------------------------------------------------------------------------------- */
 
 /* Runs of length [2^c, 2^(c+1)) are of class c. */
-static int class_of(int32_t length)
-{
-    return 31 - __builtin_clz((unsigned)length);
-}
+static int class_of(int32_t length) { return 31 - __builtin_clz((unsigned)length); }
 
 static void run_insert(struct td_kv_pool *p, int32_t first, int32_t length)
 {
@@ -106,8 +112,10 @@ static void run_remove(struct td_kv_pool *p, int32_t first)
 {
     struct block *b = &p->blocks[first];
     int c = class_of(b->run);
-    if (b->prev != NONE) p->blocks[b->prev].next = b->next;
-    else p->class_head[c] = b->next;
+    if (b->prev != NONE)
+        p->blocks[b->prev].next = b->next;
+    else
+        p->class_head[c] = b->next;
     if (b->next != NONE) p->blocks[b->next].prev = b->prev;
     if (p->class_head[c] == NONE) p->class_bits &= ~(1u << c);
 }
@@ -131,8 +139,8 @@ static void free_block(struct td_kv_pool *p, int32_t id)
     p->stats.n_free++;
 }
 
-/* The first block of the best run for n: the head of the smallest class whose runs all hold n; else the head of the largest class, whose own
- * members may still be long enough. */
+/* The first block of the best run for n: the head of the smallest class whose runs all hold n;
+ * else the head of the largest class, whose own members may still be long enough. */
 static int32_t run_pick(const struct td_kv_pool *p, int32_t n)
 {
     int need = n > 1 ? class_of(n - 1) + 1 : 0;
@@ -141,33 +149,42 @@ static int32_t run_pick(const struct td_kv_pool *p, int32_t n)
     return p->class_head[c];
 }
 
-/* --- LRU ------------------------------------------------------------------------------------------------------------------------ */
+/* --- LRU -------------------------------------------------------------------------------------- */
 
 static void lru_insert_before(struct td_kv_pool *p, int32_t id, int32_t before)
 {
     struct block *b = &p->blocks[id];
     b->next = before;
     b->prev = before == NONE ? p->lru_tail : p->blocks[before].prev;
-    if (b->prev == NONE) p->lru_head = id;
-    else p->blocks[b->prev].next = id;
-    if (before == NONE) p->lru_tail = id;
-    else p->blocks[before].prev = id;
+    if (b->prev == NONE)
+        p->lru_head = id;
+    else
+        p->blocks[b->prev].next = id;
+    if (before == NONE)
+        p->lru_tail = id;
+    else
+        p->blocks[before].prev = id;
 }
 
 static void lru_remove(struct td_kv_pool *p, int32_t id)
 {
     struct block *b = &p->blocks[id];
-    if (b->prev == NONE) p->lru_head = b->next;
-    else p->blocks[b->prev].next = b->next;
-    if (b->next == NONE) p->lru_tail = b->prev;
-    else p->blocks[b->next].prev = b->prev;
+    if (b->prev == NONE)
+        p->lru_head = b->next;
+    else
+        p->blocks[b->prev].next = b->next;
+    if (b->next == NONE)
+        p->lru_tail = b->prev;
+    else
+        p->blocks[b->next].prev = b->prev;
 }
 
-/* --- prefix index --------------------------------------------------------------------------------------------------------------- */
+/* --- prefix index ----------------------------------------------------------------------------- */
 
-/* The chain hash of a block: its parent's hash (for the first block: the salt) and its tokens. The seed is this process's secret, so nobody outside
- * can aim for one bucket. */
-static struct td_hash128 chain_hash(const struct td_kv_pool *p, struct td_hash128 parent, const int32_t *tokens)
+/* The chain hash of a block: its parent's hash (for the first block: the salt) and its tokens.
+ * The seed is this process's secret, so nobody outside can aim for one bucket. */
+static struct td_hash128 chain_hash(const struct td_kv_pool *p, struct td_hash128 parent,
+                                    const int32_t *tokens)
 {
     struct td_hash128 own = p->hash(tokens, (size_t)p->layout.block_size * sizeof *tokens, p->seed);
     uint64_t both[4] = {parent.lo, parent.hi, own.lo, own.hi};
@@ -179,14 +196,17 @@ static int32_t *tokens_of(const struct td_kv_pool *p, int32_t id)
     return p->tokens + (size_t)id * (size_t)p->layout.block_size;
 }
 
-/* The block published for exactly these tokens after exactly this parent (invariant 1), or NONE. salt: of a block without a parent, else zero. */
-static int32_t index_find(const struct td_kv_pool *p, struct td_hash128 hash, struct td_prefix_salt salt, const int32_t *tokens,
+/* The block published for exactly these tokens after exactly this parent (invariant 1), or NONE.
+ * salt: of a block without a parent, else zero. */
+static int32_t index_find(const struct td_kv_pool *p, struct td_hash128 hash,
+                          struct td_prefix_salt salt, const int32_t *tokens,
                           uint64_t parent_publication)
 {
     for (int32_t id = p->buckets[hash.lo & p->bucket_mask]; id != NONE; id = p->blocks[id].chain) {
         const struct block *b = &p->blocks[id];
-        if (b->hash.lo == hash.lo && b->hash.hi == hash.hi && b->parent_publication == parent_publication &&
-            b->salt.lo == salt.lo && b->salt.hi == salt.hi &&
+        if (b->hash.lo == hash.lo && b->hash.hi == hash.hi &&
+            b->parent_publication == parent_publication && b->salt.lo == salt.lo &&
+            b->salt.hi == salt.hi &&
             memcmp(tokens_of(p, id), tokens, (size_t)p->layout.block_size * sizeof *tokens) == 0)
             return id;
     }
@@ -204,8 +224,10 @@ static void mark_changed(struct td_kv_pool *p, int32_t id)
 static void name_block(struct td_kv_pool *p, int32_t id)
 {
     struct block *b = &p->blocks[id];
-    uint64_t key = b->parent_publication ? p->blocks[b->parent].report_hash : td_prefix_seed(p->report_seed, b->salt);
-    td_prefix_hashes(tokens_of(p, id), (size_t)p->layout.block_size, (uint32_t)p->layout.block_size, key, &b->report_hash, 1);
+    uint64_t key = b->parent_publication ? p->blocks[b->parent].report_hash
+                                         : td_prefix_seed(p->report_seed, b->salt);
+    td_prefix_hashes(tokens_of(p, id), (size_t)p->layout.block_size, (uint32_t)p->layout.block_size,
+                     key, &b->report_hash, 1);
 }
 
 /* The router was told of this block: that is over. */
@@ -225,8 +247,8 @@ static bool follows_a_reachable(const struct td_kv_pool *p, const struct block *
     return parent->publication == b->parent_publication && parent->reachable;
 }
 
-/* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains are evicted leaf first; O(n_blocks) for each
- * step down the chains. */
+/* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains
+ * are evicted leaf first; O(n_blocks) for each step down the chains. */
 static void cut_off_children(struct td_kv_pool *p)
 {
     for (bool again = true; again;) {
@@ -250,7 +272,8 @@ static void unpublish(struct td_kv_pool *p, int32_t id)
         at = &p->blocks[*at].chain;
     }
     *at = b->chain;
-    if (b->parent_publication && p->blocks[b->parent].publication == b->parent_publication) p->blocks[b->parent].n_children--;
+    if (b->parent_publication && p->blocks[b->parent].publication == b->parent_publication)
+        p->blocks[b->parent].n_children--;
     b->publication = 0;
     b->reachable = false;
     retract(p, id);
@@ -266,7 +289,8 @@ static void evict(struct td_kv_pool *p, int32_t id)
     free_block(p, id);
 }
 
-int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, struct td_prefix_salt salt, const int32_t *tokens, int32_t n_tokens, int32_t max_blocks,
+int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, struct td_prefix_salt salt,
+                            const int32_t *tokens, int32_t n_tokens, int32_t max_blocks,
                             int32_t *ret_block_ids)
 {
     if (!pool->prefix_cache || n_tokens <= 0) return 0;
@@ -277,7 +301,8 @@ int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, struct td_prefix_salt salt,
     for (; n < n_full; n++) {
         const int32_t *own = tokens + (size_t)n * (size_t)pool->layout.block_size;
         hash = chain_hash(pool, hash, own);
-        int32_t id = index_find(pool, hash, parent ? (struct td_prefix_salt){0} : salt, own, parent);
+        int32_t id =
+            index_find(pool, hash, parent ? (struct td_prefix_salt){0} : salt, own, parent);
         if (id == NONE) break;
         td_kv_pool_ref(pool, id);
         parent = pool->blocks[id].publication;
@@ -288,7 +313,8 @@ int32_t td_kv_prefix_lookup(struct td_kv_pool *pool, struct td_prefix_salt salt,
     return n;
 }
 
-void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt, const int32_t *tokens, const int32_t *block_ids, int32_t first,
+void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt,
+                          const int32_t *tokens, const int32_t *block_ids, int32_t first,
                           int32_t n_full)
 {
     if (!pool->prefix_cache) return;
@@ -296,11 +322,13 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt, c
     struct td_hash128 hash = {salt.lo, salt.hi};
     uint64_t parent_publication = 0;
     int32_t parent = NONE, i = 0;
-    /* When the caller's own block before `first` is published at that place, the chain goes on from there; else walk it from the prompt's start. */
+    /* When the caller's own block before `first` is published at that place, the chain goes on
+       from there; else walk it from the prompt's start. */
     if (first > 0) {
         const struct block *last = &pool->blocks[block_ids[first - 1]];
         if (last->publication && last->depth == first - 1 && last->reachable &&
-            memcmp(tokens_of(pool, block_ids[first - 1]), tokens + (size_t)(first - 1) * block_size, block_size * sizeof *tokens) == 0) {
+            memcmp(tokens_of(pool, block_ids[first - 1]), tokens + (size_t)(first - 1) * block_size,
+                   block_size * sizeof *tokens) == 0) {
             parent = block_ids[first - 1];
             parent_publication = last->publication;
             hash = last->hash;
@@ -314,8 +342,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt, c
         int32_t id = index_find(pool, hash, own_salt, own, parent_publication);
         if (id == NONE) {
             struct block *b = &pool->blocks[block_ids[i]];
-            /* An evicted predecessor that the caller does not declare breaks the chain: nothing after it could be found. A block that is
-             * published already keeps its first name. */
+            /* An evicted predecessor that the caller does not declare breaks the chain: nothing
+             * after it could be found. A block that is published already keeps its first name. */
             if (i < first || b->publication) return;
             TD_ASSERT(b->state == HELD);
             id = block_ids[i];
@@ -323,7 +351,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt, c
             b->parent_publication = parent_publication;
             b->salt = own_salt;
             b->parent = parent;
-            b->reachable = true; /* the walk came here from the prompt's start, or from a reachable block */
+            b->reachable = true; /* the walk came here from the prompt's start, or from a
+                                    reachable block */
             if (parent_publication) pool->blocks[parent].n_children++;
             b->depth = i;
             b->hash = hash;
@@ -343,7 +372,7 @@ void td_kv_prefix_clear(struct td_kv_pool *pool)
     while (pool->lru_head != NONE) evict(pool, pool->lru_head);
 }
 
-/* --- reports ---------------------------------------------------------------------------------------------------------------------- */
+/* --- reports ---------------------------------------------------------------------------------- */
 
 void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
 {
@@ -369,7 +398,8 @@ void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
     p->n_changed = n;
 }
 
-void td_kv_report_take(struct td_kv_pool *p, size_t max, uint64_t *ret_added, size_t *ret_n_added, uint64_t *ret_evicted, size_t *ret_n_evicted)
+void td_kv_report_take(struct td_kv_pool *p, size_t max, uint64_t *ret_added, size_t *ret_n_added,
+                       uint64_t *ret_evicted, size_t *ret_n_evicted)
 {
     size_t n_added = 0, n_evicted = 0;
     for (; p->n_gone > 0 && n_evicted < max; p->n_gone--) {
@@ -386,7 +416,7 @@ void td_kv_report_take(struct td_kv_pool *p, size_t max, uint64_t *ret_added, si
     *ret_n_evicted = n_evicted;
 }
 
-/* --- blocks --------------------------------------------------------------------------------------------------------------------- */
+/* --- blocks ----------------------------------------------------------------------------------- */
 
 td_status td_kv_pool_alloc(struct td_kv_pool *pool, int32_t n, int32_t *ret_block_ids)
 {
@@ -445,14 +475,17 @@ void td_kv_pool_unref(struct td_kv_pool *pool, int32_t block_id)
     free_block(pool, block_id);
 }
 
-td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv_pool **ret_pool, struct td_err *err)
+td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv_pool **ret_pool,
+                            struct td_err *err)
 {
     if (config->n_blocks < 1 || config->n_blocks > 1 << 28)
-        return td_fail(err, TD_ERR_INVALID, "kv pool: n_blocks is %d, must be 1..%d", config->n_blocks, 1 << 28);
+        return td_fail(err, TD_ERR_INVALID, "kv pool: n_blocks is %d, must be 1..%d",
+                       config->n_blocks, 1 << 28);
     if (config->layout.block_bytes == 0 || config->layout.block_size < 1)
         return td_fail(err, TD_ERR_INVALID, "kv pool: the layout was not initialised");
     if ((size_t)config->n_blocks > SIZE_MAX / config->layout.block_bytes)
-        return td_fail(err, TD_ERR_LIMIT, "kv pool: %d blocks of %zu bytes do not fit an address", config->n_blocks, config->layout.block_bytes);
+        return td_fail(err, TD_ERR_LIMIT, "kv pool: %d blocks of %zu bytes do not fit an address",
+                       config->n_blocks, config->layout.block_bytes);
 
     struct td_kv_pool *p = calloc(1, sizeof *p);
     if (!p) return td_fail(err, TD_ERR_NOMEM, "kv pool: out of memory");
@@ -479,16 +512,22 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
         p->seed = td_random_u64();
     }
     td_status status = TD_OK;
-    int arena_flags = (config->shareable ? TD_ARENA_SHAREABLE : 0) | (config->show ? TD_ARENA_SHOW : 0);
+    int arena_flags =
+        (config->shareable ? TD_ARENA_SHAREABLE : 0) | (config->show ? TD_ARENA_SHOW : 0);
     p->is_borrowed = config->borrowed != NULL;
     if (p->is_borrowed)
-        p->arena = (struct td_arena){
-            .base = config->borrowed, .bytes = config->borrowed_bytes ? config->borrowed_bytes : n * p->layout.block_bytes, .memfd = -1};
-    else status = td_arena_create(n * p->layout.block_bytes, arena_flags, "tandem-kv", &p->arena, err);
+        p->arena = (struct td_arena){.base = config->borrowed,
+                                     .bytes = config->borrowed_bytes ? config->borrowed_bytes
+                                                                     : n * p->layout.block_bytes,
+                                     .memfd = -1};
+    else
+        status =
+            td_arena_create(n * p->layout.block_bytes, arena_flags, "tandem-kv", &p->arena, err);
     if (status) {
         p->arena = (struct td_arena){.memfd = -1};
         td_kv_pool_destroy(p);
-        td_err_prefix(err, "kv pool of %d blocks of %zu bytes", config->n_blocks, config->layout.block_bytes);
+        td_err_prefix(err, "kv pool of %d blocks of %zu bytes", config->n_blocks,
+                      config->layout.block_bytes);
         return status;
     }
     run_insert(p, 0, p->n_blocks);
@@ -498,7 +537,8 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
 
 err_nomem:
     td_kv_pool_destroy(p);
-    return td_fail(err, TD_ERR_NOMEM, "kv pool: out of memory for the table of %d blocks", config->n_blocks);
+    return td_fail(err, TD_ERR_NOMEM, "kv pool: out of memory for the table of %d blocks",
+                   config->n_blocks);
 }
 
 void td_kv_pool_destroy(struct td_kv_pool *pool)
@@ -519,10 +559,7 @@ const struct td_kv_layout *td_kv_pool_layout(const struct td_kv_pool *pool)
     return &pool->layout;
 }
 
-const struct td_arena *td_kv_pool_arena(const struct td_kv_pool *pool)
-{
-    return &pool->arena;
-}
+const struct td_arena *td_kv_pool_arena(const struct td_kv_pool *pool) { return &pool->arena; }
 
 uint8_t *td_kv_pool_block(const struct td_kv_pool *pool, int32_t block_id)
 {

@@ -1,20 +1,27 @@
 /* comm.c - design.
  *
- * The segment: a head, then two data slots for each rank. A call runs in rounds of at most a slot; round k uses the slots of parity k % 2:
+ * The segment: a head, then two data slots for each rank. A call runs in rounds of at most a slot;
+ * round k uses the slots of parity k % 2:
  *
  *     write own slot | barrier | read (and sum) others' slots | [barrier | read sums]
  *
- * Invariant: a rank writes a slot of parity p only after it has passed a barrier of the round before, and every rank arrives there only after it has
- * done with the round before that, the last one of parity p. So one barrier between writing and reading is enough, and none is needed after reading.
+ * Invariant: a rank writes a slot of parity p only after it has passed a barrier of the round
+ * before, and every rank arrives there only after it has done with the round before that, the last
+ * one of parity p. So one barrier between writing and reading is enough, and none is needed after
+ * reading.
  *
- * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all slots in order of ranks into its own slot (nobody else reads
- * that slice of it), and after a second barrier everybody copies the slices together.
+ * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all slots in order
+ * of ranks into its own slot (nobody else reads that slice of it), and after a second barrier
+ * everybody copies the slices together.
  *
- * Barrier: the last to arrive resets n_arrived and bumps `phase`; the others wait for it: look for spin_us, then sleep on a futex. Who bumps looks
- * at the number of sleepers afterwards, who sleeps counts itself before it looks for the last time, both sequentially consistent: no wake is lost.
+ * Barrier: the last to arrive resets n_arrived and bumps `phase`; the others wait for it: look for
+ * spin_us, then sleep on a futex. Who bumps looks at the number of sleepers afterwards, who sleeps
+ * counts itself before it looks for the last time, both sequentially consistent: no wake is lost.
  *
- * Death: a sleeper wakes every LOOK_MS and polls the pidfds of the other ranks. A pidfd is of the process, not of its number, and readable from its
- * end on, reaped or not. Whoever sees a death writes the reason (state 0 -> 1 -> 2, the first wins) and everybody sees it at the next look. A phase
+ * Death: a sleeper wakes every LOOK_MS and polls the pidfds of the other ranks. A pidfd is of the
+ * process, not of its number, and readable from its
+ * end on, reaped or not. Whoever sees a death writes the reason (state 0 -> 1 -> 2, the first wins)
+ *     and everybody sees it at the next look. A phase
  * that has moved wins over a death: a rank that came to the last barrier and left is no loss. */
 #include "common/model/comm.h"
 
@@ -77,10 +84,11 @@ struct td_comm {
     size_t slot_bytes;
     uint64_t timeout_ns, spin_ns, n_rounds, n_arrivals;
     int pidfds[TD_COMM_MAX_RANKS];
-    td_status team_status; /* of a team's call: part 0 writes it before a meeting, all read it after */
+    td_status team_status; /* of a team's call: part 0 writes it before a meeting, all read it
+                              after */
 };
 
-/* ---- the segment --------------------------------------------------------------------------------------------------------------------- */
+/* ---- the segment ----------------------------------------------------------------------------- */
 
 void td_comm_segment_close(struct td_comm_segment *s)
 {
@@ -98,22 +106,28 @@ static void no_sockets(struct td_comm_segment *s)
     for (int32_t r = 0; r < TD_COMM_MAX_RANKS; r++) s->sockets[r][0] = s->sockets[r][1] = -1;
 }
 
-td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes, struct td_comm_segment *ret_segment, struct td_err *err)
+td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes,
+                                 struct td_comm_segment *ret_segment, struct td_err *err)
 {
-    if (n_ranks < 1 || n_ranks > TD_COMM_MAX_RANKS) return td_fail(err, TD_ERR_INVALID, "ranks: %d, must be 1..%d", n_ranks, TD_COMM_MAX_RANKS);
+    if (n_ranks < 1 || n_ranks > TD_COMM_MAX_RANKS)
+        return td_fail(err, TD_ERR_INVALID, "ranks: %d, must be 1..%d", n_ranks, TD_COMM_MAX_RANKS);
     if (slot_bytes == 0) slot_bytes = SLOT_BYTES;
     if (slot_bytes % 64 || slot_bytes > SLOT_BYTES_MAX)
-        return td_fail(err, TD_ERR_INVALID, "slot_bytes is %zu, must be a multiple of 64 up to %zu", slot_bytes, SLOT_BYTES_MAX);
-    struct td_comm_segment s = {.n_ranks = n_ranks, .bytes = HEAD_BYTES + 2 * (size_t)n_ranks * slot_bytes};
+        return td_fail(err, TD_ERR_INVALID, "slot_bytes is %zu, must be a multiple of 64 up to %zu",
+                       slot_bytes, SLOT_BYTES_MAX);
+    struct td_comm_segment s = {.n_ranks = n_ranks,
+                                .bytes = HEAD_BYTES + 2 * (size_t)n_ranks * slot_bytes};
     no_sockets(&s);
     s.memfd = memfd_create("tandem-ranks", MFD_CLOEXEC);
     if (s.memfd < 0) return td_fail(err, TD_ERR_IO, "ranks: memfd_create: %s", strerror(errno));
-    int e = posix_fallocate(s.memfd, 0, (off_t)s.bytes); /* now, not as a SIGBUS in the middle of a step */
+    /* now, not as a SIGBUS in the middle of a step */
+    int e = posix_fallocate(s.memfd, 0, (off_t)s.bytes);
     s.base = e ? MAP_FAILED : mmap(NULL, s.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s.memfd, 0);
     if (s.base == MAP_FAILED) {
         if (!e) e = errno;
         close(s.memfd);
-        return td_fail(err, TD_ERR_NOMEM, "ranks: cannot share %zu bytes: %s", s.bytes, strerror(e));
+        return td_fail(err, TD_ERR_NOMEM, "ranks: cannot share %zu bytes: %s", s.bytes,
+                       strerror(e));
     }
     for (int32_t r = 1; r < n_ranks; r++)
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, s.sockets[r])) {
@@ -131,21 +145,28 @@ td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes, struct td_c
     return TD_OK;
 }
 
-td_status td_comm_segment_join(int memfd, int socket, int32_t rank, struct td_comm_segment *ret_segment, struct td_err *err)
+td_status td_comm_segment_join(int memfd, int socket, int32_t rank,
+                               struct td_comm_segment *ret_segment, struct td_err *err)
 {
     struct stat st;
-    if (fstat(memfd, &st)) return td_fail(err, TD_ERR_IO, "ranks: descriptor %d: %s", memfd, strerror(errno));
+    if (fstat(memfd, &st))
+        return td_fail(err, TD_ERR_IO, "ranks: descriptor %d: %s", memfd, strerror(errno));
     if ((size_t)st.st_size < HEAD_BYTES)
-        return td_fail(err, TD_ERR_CORRUPT, "ranks: the segment has %lld bytes, need %zu", (long long)st.st_size, HEAD_BYTES);
+        return td_fail(err, TD_ERR_CORRUPT, "ranks: the segment has %lld bytes, need %zu",
+                       (long long)st.st_size, HEAD_BYTES);
     struct td_comm_segment s = {.memfd = memfd, .bytes = (size_t)st.st_size};
     no_sockets(&s);
     s.base = mmap(NULL, s.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
-    if (s.base == MAP_FAILED) return td_fail(err, TD_ERR_NOMEM, "ranks: cannot map %zu bytes: %s", s.bytes, strerror(errno));
+    if (s.base == MAP_FAILED)
+        return td_fail(err, TD_ERR_NOMEM, "ranks: cannot map %zu bytes: %s", s.bytes,
+                       strerror(errno));
     const struct shared *h = s.base;
-    if (h->magic != MAGIC || h->version != VERSION || h->n_ranks < 1 || h->n_ranks > TD_COMM_MAX_RANKS || rank < 1 || rank >= h->n_ranks ||
+    if (h->magic != MAGIC || h->version != VERSION || h->n_ranks < 1 ||
+        h->n_ranks > TD_COMM_MAX_RANKS || rank < 1 || rank >= h->n_ranks ||
         HEAD_BYTES + 2 * (uint64_t)h->n_ranks * h->slot_bytes != s.bytes) {
         munmap(s.base, s.bytes);
-        return td_fail(err, TD_ERR_CORRUPT, "ranks: descriptor %d is no segment with a rank %d", memfd, rank);
+        return td_fail(err, TD_ERR_CORRUPT, "ranks: descriptor %d is no segment with a rank %d",
+                       memfd, rank);
     }
     s.n_ranks = h->n_ranks;
     s.sockets[rank][1] = socket;
@@ -159,10 +180,13 @@ void td_comm_segment_expect(struct td_comm_segment *segment, int32_t rank, int p
     atomic_store(&h->members[rank].pid, pid);
 }
 
-td_status td_comm_open(struct td_comm_segment *segment, int32_t rank, const struct td_comm_config *config, struct td_comm **ret_comm,
+td_status td_comm_open(struct td_comm_segment *segment, int32_t rank,
+                       const struct td_comm_config *config, struct td_comm **ret_comm,
                        struct td_err *err)
 {
-    if (rank < 0 || rank >= segment->n_ranks) return td_fail(err, TD_ERR_INVALID, "rank is %d, must be 0..%d", rank, segment->n_ranks - 1);
+    if (rank < 0 || rank >= segment->n_ranks)
+        return td_fail(err, TD_ERR_INVALID, "rank is %d, must be 0..%d", rank,
+                       segment->n_ranks - 1);
     struct td_comm *c = calloc(1, sizeof *c);
     if (!c) return td_fail(err, TD_ERR_NOMEM, "ranks: no memory");
     c->segment = segment;
@@ -196,9 +220,12 @@ int32_t td_comm_rank(const struct td_comm *c) { return c ? c->rank : 0; }
 
 int32_t td_comm_n_ranks(const struct td_comm *c) { return c ? c->n_ranks : 1; }
 
-/* ---- failure --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- failure --------------------------------------------------------------------------------- */
 
-static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
+static void futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
 
 void td_comm_abort(struct td_comm *c, const char *reason)
 {
@@ -213,7 +240,8 @@ void td_comm_abort(struct td_comm *c, const char *reason)
 const char *td_comm_reason(struct td_comm *c, char *buf)
 {
     buf[0] = 0;
-    uint64_t until = td_now_ns() + (uint64_t)LOOK_MS * TD_NS_PER_MS; /* who writes it has only to be let run, unless it was killed there */
+    /* who writes it has only to be let run, unless it was killed there */
+    uint64_t until = td_now_ns() + (uint64_t)LOOK_MS * TD_NS_PER_MS;
     while (c && atomic_load(&c->shared->state) == 1 && td_now_ns() < until) sched_yield();
     if (c && atomic_load(&c->shared->state) == 2) {
         memcpy(buf, c->shared->reason, TD_COMM_REASON_MAX);
@@ -252,7 +280,8 @@ static void look_at_ranks(struct td_comm *c)
     for (nfds_t i = 0; i < n; i++)
         if (fds[i].revents & POLLIN) {
             char why[TD_COMM_REASON_MAX];
-            snprintf(why, sizeof why, "rank %d (pid %d) is dead", who[i], atomic_load(&c->shared->members[who[i]].pid));
+            snprintf(why, sizeof why, "rank %d (pid %d) is dead", who[i],
+                     atomic_load(&c->shared->members[who[i]].pid));
             td_comm_abort(c, why);
             return;
         }
@@ -268,15 +297,16 @@ td_status td_comm_check(struct td_comm *c)
 static void give_up_late(struct td_comm *c)
 {
     char why[TD_COMM_REASON_MAX];
-    size_t n =
-        (size_t)snprintf(why, sizeof why, "after %llu ms rank %d still waits for", (unsigned long long)(c->timeout_ns / TD_NS_PER_MS), c->rank);
+    size_t n = (size_t)snprintf(why, sizeof why, "after %llu ms rank %d still waits for",
+                                (unsigned long long)(c->timeout_ns / TD_NS_PER_MS), c->rank);
     for (int32_t r = 0; r < c->n_ranks && n < sizeof why; r++)
         if (atomic_load(&c->shared->members[r].n_arrivals) < c->n_arrivals)
-            n += (size_t)snprintf(why + n, sizeof why - n, " rank %d (pid %d)", r, atomic_load(&c->shared->members[r].pid));
+            n += (size_t)snprintf(why + n, sizeof why - n, " rank %d (pid %d)", r,
+                                  atomic_load(&c->shared->members[r].pid));
     td_comm_abort(c, why);
 }
 
-/* ---- the barrier ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- the barrier ----------------------------------------------------------------------------- */
 
 static inline void cpu_pause(void)
 {
@@ -308,7 +338,8 @@ static td_status wait_phase(struct td_comm *c, uint32_t old, bool idle)
         atomic_fetch_sub(&h->n_sleepers, 1);
         if (atomic_load(&h->phase) != old) return TD_OK;
         if (atomic_load(&h->state)) return TD_ERR_PEER;
-        if ((now = td_now_ns()) - start < (uint64_t)LOOK_MS * TD_NS_PER_MS) continue; /* an early wake */
+        /* an early wake */
+        if ((now = td_now_ns()) - start < (uint64_t)LOOK_MS * TD_NS_PER_MS) continue;
         look_at_ranks(c);
         if (!idle && now - start > c->timeout_ns) give_up_late(c);
     }
@@ -320,16 +351,18 @@ static td_status meet(struct td_comm *c, bool idle)
     if (atomic_load_explicit(&h->state, memory_order_relaxed)) return TD_ERR_PEER;
     uint32_t phase = atomic_load(&h->phase);
     atomic_store_explicit(&h->members[c->rank].n_arrivals, ++c->n_arrivals, memory_order_relaxed);
-    if (atomic_fetch_add(&h->n_arrived, 1) + 1 < (uint32_t)c->n_ranks) return wait_phase(c, phase, idle);
+    if (atomic_fetch_add(&h->n_arrived, 1) + 1 < (uint32_t)c->n_ranks)
+        return wait_phase(c, phase, idle);
     atomic_store(&h->n_arrived, 0);
     atomic_store(&h->phase, phase + 1);
     if (atomic_load(&h->n_sleepers)) futex_wake(&h->phase);
     return TD_OK;
 }
 
-/* ---- rounds ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* Before a slot is written: a rank that was slow to see the end may still be reading what was there. */
+/* Before a slot is written: a rank that was slow to see the end may still be reading what was
+ * there. */
 static bool is_over(const struct td_comm *c) { return atomic_load(&c->shared->state) != 0; }
 
 static uint8_t *slot(const struct td_comm *c, int32_t rank)
@@ -338,7 +371,8 @@ static uint8_t *slot(const struct td_comm *c, int32_t rank)
     return (uint8_t *)c->segment->base + HEAD_BYTES + ((size_t)rank * 2 + parity) * c->slot_bytes;
 }
 
-/* The barrier after the own slot is written. All ranks must be in the same call; bytes: what is left of it. */
+/* The barrier after the own slot is written. All ranks must be in the same call; bytes: what is
+ * left of it. */
 static td_status meet_as(struct td_comm *c, enum kind kind, uint64_t bytes, bool idle)
 {
     struct member *m = c->shared->members;
@@ -349,10 +383,14 @@ static td_status meet_as(struct td_comm *c, enum kind kind, uint64_t bytes, bool
     td_status s = meet(c, idle);
     if (s) return s;
     for (int32_t r = 0; r < c->n_ranks; r++) {
-        if (m[r].says[parity].kind == kind && (m[r].says[parity].bytes == bytes || kind == BROADCAST)) continue;
+        if (m[r].says[parity].kind == kind &&
+            (m[r].says[parity].bytes == bytes || kind == BROADCAST))
+            continue;
         char why[TD_COMM_REASON_MAX];
-        snprintf(why, sizeof why, "rank %d is in call %u with %llu bytes, rank %d in call %d with %llu", r, m[r].says[parity].kind,
-                 (unsigned long long)m[r].says[parity].bytes, c->rank, (int)kind, (unsigned long long)bytes);
+        snprintf(why, sizeof why,
+                 "rank %d is in call %u with %llu bytes, rank %d in call %d with %llu", r,
+                 m[r].says[parity].kind, (unsigned long long)m[r].says[parity].bytes, c->rank,
+                 (int)kind, (unsigned long long)bytes);
         td_comm_abort(c, why);
         return TD_ERR_INTERNAL;
     }
@@ -385,7 +423,8 @@ static void sum_slice(struct td_comm *c, size_t from, size_t to)
 }
 
 /* This part's share of [from, to). */
-static void share_of(const struct td_comm_team *t, size_t from, size_t to, size_t *ret_from, size_t *ret_to)
+static void share_of(const struct td_comm_team *t, size_t from, size_t to, size_t *ret_from,
+                     size_t *ret_to)
 {
     slice_of(to - from, t->part, t->n_parts, ret_from, ret_to);
     *ret_from += from;
@@ -409,7 +448,9 @@ static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, f
         share_of(t, 0, m, &lo, &hi);
         memcpy((float *)(void *)slot(c, c->rank) + lo, x + at + lo, (hi - lo) * sizeof(float));
         t->meet(t->ctx);
-        if ((s = team_outcome(c, t, t->part == 0 ? meet_as(c, REDUCE, (n - at) * sizeof(float), false) : TD_OK))) return s;
+        if ((s = team_outcome(
+                 c, t, t->part == 0 ? meet_as(c, REDUCE, (n - at) * sizeof(float), false) : TD_OK)))
+            return s;
         slice_of(m, c->rank, c->n_ranks, &from, &to);
         share_of(t, from, to, &lo, &hi);
         sum_slice(c, lo, hi);
@@ -418,7 +459,8 @@ static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, f
         for (int32_t r = 0; r < c->n_ranks; r++) {
             slice_of(m, r, c->n_ranks, &from, &to);
             share_of(t, from, to, &lo, &hi);
-            memcpy(x + at + lo, (const float *)(const void *)slot(c, r) + lo, (hi - lo) * sizeof(float));
+            memcpy(x + at + lo, (const float *)(const void *)slot(c, r) + lo,
+                   (hi - lo) * sizeof(float));
         }
         t->meet(t->ctx); /* the slots of this round are done with */
         if (t->part == 0) c->n_rounds++;
@@ -440,14 +482,16 @@ static td_status sum_alone(struct td_comm *c, float *x, size_t n)
         if ((s = meet(c, false))) return s;
         for (int32_t r = 0; r < c->n_ranks; r++) {
             slice_of(m, r, c->n_ranks, &from, &to);
-            memcpy(x + at + from, (const float *)(const void *)slot(c, r) + from, (to - from) * sizeof(float));
+            memcpy(x + at + from, (const float *)(const void *)slot(c, r) + from,
+                   (to - from) * sizeof(float));
         }
         at += m;
     }
     return TD_OK;
 }
 
-td_status td_comm_all_reduce_sum(struct td_comm *c, const struct td_comm_team *team, float *x, size_t n)
+td_status td_comm_all_reduce_sum(struct td_comm *c, const struct td_comm_team *team, float *x,
+                                 size_t n)
 {
     if (td_comm_n_ranks(c) == 1) return TD_OK;
     if (!team || team->n_parts == 1) return sum_alone(c, x, n);
@@ -467,14 +511,17 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
         memcpy(slot(c, c->rank), (const uint8_t *)mine + at, m);
         td_status s = meet_as(c, GATHER, bytes - at, false);
         if (s) return s;
-        for (int32_t r = 0; r < c->n_ranks; r++) memcpy((uint8_t *)all + (size_t)r * bytes + at, slot(c, r), m);
+        for (int32_t r = 0; r < c->n_ranks; r++)
+            memcpy((uint8_t *)all + (size_t)r * bytes + at, slot(c, r), m);
         at += m;
     }
     return TD_OK;
 }
 
-/* Elements [at, at + n) of a tight [.., width] matrix to columns from `column` on of one with rows of `stride`. */
-static void place_columns(const float *from, size_t at, size_t n, size_t width, float *out, size_t column, size_t stride)
+/* Elements [at, at + n) of a tight [.., width] matrix to columns from `column` on of one with
+ * rows of `stride`. */
+static void place_columns(const float *from, size_t at, size_t n, size_t width, float *out,
+                          size_t column, size_t stride)
 {
     while (n > 0) {
         size_t in_row = at % width, m = min_size(n, width - in_row);
@@ -485,16 +532,19 @@ static void place_columns(const float *from, size_t at, size_t n, size_t width, 
     }
 }
 
-td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n_rows, const int32_t *first, float *out)
+td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n_rows,
+                                 const int32_t *first, float *out)
 {
     int32_t n_ranks = td_comm_n_ranks(c), rank = td_comm_rank(c);
     size_t stride = (size_t)first[n_ranks], rows = (size_t)n_rows, most = 0;
-    if (rank == 0 && mine) place_columns(mine, 0, rows * (size_t)first[1], (size_t)first[1], out, 0, stride);
+    if (rank == 0 && mine)
+        place_columns(mine, 0, rows * (size_t)first[1], (size_t)first[1], out, 0, stride);
     for (int32_t r = 1; r < n_ranks; r++) {
         size_t width = (size_t)(first[r + 1] - first[r]);
         if (width * rows > most) most = width * rows;
     }
-    size_t own = rank > 0 ? (size_t)(first[rank + 1] - first[rank]) * rows : 0, room = n_ranks > 1 ? c->slot_bytes / sizeof(float) : 0;
+    size_t own = rank > 0 ? (size_t)(first[rank + 1] - first[rank]) * rows : 0,
+           room = n_ranks > 1 ? c->slot_bytes / sizeof(float) : 0;
     for (size_t at = 0; at < most; at += room, c->n_rounds++) {
         if (is_over(c)) return TD_ERR_PEER;
         if (at < own) memcpy(slot(c, rank), mine + at, min_size(own - at, room) * sizeof(float));
@@ -502,7 +552,9 @@ td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n
         if (s) return s;
         for (int32_t r = 1; rank == 0 && r < n_ranks; r++) {
             size_t width = (size_t)(first[r + 1] - first[r]), n = width * rows;
-            if (at < n) place_columns((const float *)(const void *)slot(c, r), at, min_size(n - at, room), width, out, (size_t)first[r], stride);
+            if (at < n)
+                place_columns((const float *)(const void *)slot(c, r), at, min_size(n - at, room),
+                              width, out, (size_t)first[r], stride);
         }
     }
     return TD_OK;
@@ -514,14 +566,16 @@ td_status td_comm_broadcast(struct td_comm *c, void *data, size_t *bytes, bool i
     size_t total = *bytes, at = 0;
     do {
         if (is_over(c)) return TD_ERR_PEER;
-        if (c->rank == 0) memcpy(slot(c, 0), (const uint8_t *)data + at, min_size(total - at, c->slot_bytes));
+        if (c->rank == 0)
+            memcpy(slot(c, 0), (const uint8_t *)data + at, min_size(total - at, c->slot_bytes));
         td_status s = meet_as(c, BROADCAST, total, idle && at == 0 && c->rank > 0);
         if (s) return s;
         if (at == 0 && c->rank > 0) {
             total = (size_t)c->shared->members[0].says[c->n_rounds & 1].bytes;
             if (total > *bytes) {
                 char why[TD_COMM_REASON_MAX];
-                snprintf(why, sizeof why, "rank %d has room for %zu bytes, rank 0 tells %zu", c->rank, *bytes, total);
+                snprintf(why, sizeof why, "rank %d has room for %zu bytes, rank 0 tells %zu",
+                         c->rank, *bytes, total);
                 td_comm_abort(c, why);
                 return TD_ERR_INTERNAL;
             }
@@ -543,7 +597,7 @@ td_status td_comm_barrier(struct td_comm *c)
     return s;
 }
 
-/* ---- descriptors ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static td_status send_fd(struct td_comm *c, int32_t rank, int fd)
 {
@@ -553,7 +607,10 @@ static td_status send_fd(struct td_comm *c, int32_t rank, int fd)
         struct cmsghdr align;
     } room = {{0}};
     struct iovec iov = {&byte, 1};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = room.bytes, .msg_controllen = sizeof room.bytes};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = room.bytes,
+                       .msg_controllen = sizeof room.bytes};
     struct cmsghdr *h = CMSG_FIRSTHDR(&m);
     h->cmsg_level = SOL_SOCKET;
     h->cmsg_type = SCM_RIGHTS;
@@ -564,7 +621,8 @@ static td_status send_fd(struct td_comm *c, int32_t rank, int fd)
     while (n < 0 && errno == EINTR);
     if (n == 1) return TD_OK;
     char why[TD_COMM_REASON_MAX];
-    snprintf(why, sizeof why, "rank 0 cannot pass a descriptor to rank %d: %s", rank, strerror(errno));
+    snprintf(why, sizeof why, "rank 0 cannot pass a descriptor to rank %d: %s", rank,
+             strerror(errno));
     td_comm_abort(c, why);
     return TD_ERR_PEER;
 }
@@ -577,9 +635,13 @@ static td_status receive_fd(struct td_comm *c, int *ret_fd)
         struct cmsghdr align;
     } room;
     struct iovec iov = {&byte, 1};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = room.bytes, .msg_controllen = sizeof room.bytes};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = room.bytes,
+                       .msg_controllen = sizeof room.bytes};
     ssize_t n;
-    do n = recvmsg(c->segment->sockets[c->rank][1], &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT); /* it was sent before the barrier */
+    /* it was sent before the barrier */
+    do n = recvmsg(c->segment->sockets[c->rank][1], &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
     struct cmsghdr *h = n == 1 ? CMSG_FIRSTHDR(&m) : NULL;
     if (h && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof(int))) {
@@ -587,7 +649,8 @@ static td_status receive_fd(struct td_comm *c, int *ret_fd)
         return TD_OK;
     }
     char why[TD_COMM_REASON_MAX];
-    snprintf(why, sizeof why, "rank %d got no descriptor: %s", c->rank, n < 0 ? strerror(errno) : "the message has none");
+    snprintf(why, sizeof why, "rank %d got no descriptor: %s", c->rank,
+             n < 0 ? strerror(errno) : "the message has none");
     td_comm_abort(c, why);
     return TD_ERR_PEER;
 }

@@ -1,12 +1,13 @@
 /* config.c - from config.json to td_model_config, with no field left over.
  *
- * Every key of the object is looked up in one table. A key is READ here (honoured), HARMLESS (cannot change a logit or a token:
- * names, versions, training only), or NEUTRAL (we do not implement it: null, false, empty or its neutral number is accepted,
- * anything else is refused by name). A key of one architecture in a config of another counts as NEUTRAL. A key in no table is
+ * Every key of the object is looked up in one table. A key is READ here (honoured), HARMLESS
+ * (cannot change a logit or a token: names, versions, training only), or NEUTRAL (we do not
+ * implement it: null, false, empty or its neutral number is accepted, anything else is refused by
+ * name). A key of one architecture in a config of another counts as NEUTRAL. A key in no table is
  * refused.
  *
- * Defaults of absent fields are those of the published configuration classes of each architecture; the sizes that have no sensible
- * default must be there. */
+ * Defaults of absent fields are those of the published configuration classes of each
+ * architecture; the sizes that have no sensible default must be there. */
 #include "common/model/config.h"
 
 #include <math.h>
@@ -34,7 +35,12 @@
 #define PARAMS_MAX ((int64_t)1 << 42)
 
 enum field_kind { READ, HARMLESS, NEUTRAL };
-enum { LLAMA = 1 << TD_ARCH_LLAMA, MISTRAL = 1 << TD_ARCH_MISTRAL, QWEN2 = 1 << TD_ARCH_QWEN2, QWEN3 = 1 << TD_ARCH_QWEN3 };
+enum {
+    LLAMA = 1 << TD_ARCH_LLAMA,
+    MISTRAL = 1 << TD_ARCH_MISTRAL,
+    QWEN2 = 1 << TD_ARCH_QWEN2,
+    QWEN3 = 1 << TD_ARCH_QWEN3
+};
 enum { ALL = LLAMA | MISTRAL | QWEN2 | QWEN3 };
 
 struct field {
@@ -208,11 +214,12 @@ static const char *show(const json_t *v, char *buf, size_t buf_bytes)
     return buf;
 }
 
-static td_status unsupported(const char *what, const char *key, const json_t *v, const char *must, struct td_err *err)
+static td_status unsupported(const char *what, const char *key, const json_t *v, const char *must,
+                             struct td_err *err)
 {
     char text[80];
-    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key, show(v, text, sizeof text),
-                   must);
+    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key,
+                   show(v, text, sizeof text), must);
 }
 
 static bool is_neutral(const json_t *v, double neutral)
@@ -220,7 +227,8 @@ static bool is_neutral(const json_t *v, double neutral)
     if (json_is_null(v) || json_is_false(v)) return true;
     if (json_is_number(v)) return json_number_value(v) == 0 || json_number_value(v) == neutral;
     if (json_is_string(v)) return json_string_length(v) == 0;
-    return (json_is_object(v) && json_object_size(v) == 0) || (json_is_array(v) && json_array_size(v) == 0);
+    return (json_is_object(v) && json_object_size(v) == 0) ||
+           (json_is_array(v) && json_array_size(v) == 0);
 }
 
 static const struct field *find_field(const struct field *fields, size_t n_fields, const char *key)
@@ -230,18 +238,22 @@ static const struct field *find_field(const struct field *fields, size_t n_field
     return NULL;
 }
 
-static td_status check_fields(const json_t *obj, const char *what, enum td_arch arch, bool is_generation, struct td_err *err)
+static td_status check_fields(const json_t *obj, const char *what, enum td_arch arch,
+                              bool is_generation, struct td_err *err)
 {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)obj, key, v)
     {
-        const struct field *f = is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
+        const struct field *f =
+            is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
         if (!f) f = find_field(generation_fields, N_ELEMENTS(generation_fields), key);
         if (!f) {
             char text[80];
-            return td_fail(err, TD_ERR_UNSUPPORTED, "%s: unknown field %.64s (%s): refused, because it may change the result", what,
-                           key, show(v, text, sizeof text));
+            return td_fail(
+                err, TD_ERR_UNSUPPORTED,
+                "%s: unknown field %.64s (%s): refused, because it may change the result", what,
+                key, show(v, text, sizeof text));
         }
         if (f->kind == HARMLESS || (f->kind == READ && (f->archs & 1 << arch))) continue;
         if (f->kind == READ) {
@@ -250,26 +262,29 @@ static td_status check_fields(const json_t *obj, const char *what, enum td_arch 
             snprintf(must, sizeof must, "absent in a %s model", arch_names[arch].model_type);
             return unsupported(what, key, v, must, err);
         }
-        if (!is_neutral(v, f->neutral)) return unsupported(what, key, v, "absent or switched off", err);
+        if (!is_neutral(v, f->neutral))
+            return unsupported(what, key, v, "absent or switched off", err);
     }
     return TD_OK;
 }
 
 /* An integer that must be there. */
-static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min, int32_t max, int32_t *ret,
-                          struct td_err *err)
+static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min,
+                          int32_t max, int32_t *ret, struct td_err *err)
 {
     int64_t v = 0;
     bool present;
     td_status s = td_json_i64(obj, what, key, min, max, &v, &present, err);
     if (s) return s;
-    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: %s is missing, must be an integer in %d..%d", what, key, min, max);
+    if (!present)
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is missing, must be an integer in %d..%d", what,
+                       key, min, max);
     *ret = (int32_t)v;
     return TD_OK;
 }
 
-static td_status may_i32(const json_t *obj, const char *what, const char *key, int32_t min, int32_t max, int32_t *ret,
-                         struct td_err *err)
+static td_status may_i32(const json_t *obj, const char *what, const char *key, int32_t min,
+                         int32_t max, int32_t *ret, struct td_err *err)
 {
     int64_t v = *ret;
     td_status s = td_json_i64(obj, what, key, min, max, &v, NULL, err);
@@ -277,8 +292,8 @@ static td_status may_i32(const json_t *obj, const char *what, const char *key, i
     return s;
 }
 
-static td_status may_float(const json_t *obj, const char *what, const char *key, double min, double max, float *ret,
-                           struct td_err *err)
+static td_status may_float(const json_t *obj, const char *what, const char *key, double min,
+                           double max, float *ret, struct td_err *err)
 {
     double v = (double)*ret;
     td_status s = td_json_f64(obj, what, key, min, max, &v, NULL, err);
@@ -286,22 +301,28 @@ static td_status may_float(const json_t *obj, const char *what, const char *key,
     return s;
 }
 
-static td_status read_arch(const json_t *obj, const char *what, enum td_arch *ret, struct td_err *err)
+static td_status read_arch(const json_t *obj, const char *what, enum td_arch *ret,
+                           struct td_err *err)
 {
     const char *type = NULL;
     td_status s = td_json_str(obj, what, "model_type", &type, NULL, err);
     if (s) return s;
-    if (!type) return td_fail(err, TD_ERR_INVALID, "%s: model_type is missing, must be llama, mistral, qwen2 or qwen3", what);
+    if (!type)
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: model_type is missing, must be llama, mistral, qwen2 or qwen3", what);
     size_t i = 0;
     while (i < N_ELEMENTS(arch_names) && strcmp(arch_names[i].model_type, type) != 0) i++;
     if (i == N_ELEMENTS(arch_names))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: model_type is %.64s, must be llama, mistral, qwen2 or qwen3", what, type);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: model_type is %.64s, must be llama, mistral, qwen2 or qwen3", what,
+                       type);
     const json_t *list = json_object_get(obj, "architectures");
     if (list && !json_is_null(list)) {
         const char *name = json_string_value(json_array_get(list, 0));
         if (!name || json_array_size(list) != 1 || strcmp(name, arch_names[i].class_name) != 0) {
             char must[80];
-            snprintf(must, sizeof must, "[\"%s\"] for model_type %s", arch_names[i].class_name, type);
+            snprintf(must, sizeof must, "[\"%s\"] for model_type %s", arch_names[i].class_name,
+                     type);
             return unsupported(what, "architectures", list, must, err);
         }
     }
@@ -309,10 +330,10 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
     return TD_OK;
 }
 
-/* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer "rope_parameters" (which holds rope_theta
- * too). */
-static td_status read_rope_object(const json_t *obj, const char *what, const char *name, struct td_model_config *c,
-                                  struct td_err *err)
+/* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer
+ * "rope_parameters" (which holds rope_theta too). */
+static td_status read_rope_object(const json_t *obj, const char *what, const char *name,
+                                  struct td_model_config *c, struct td_err *err)
 {
     const json_t *r = json_object_get(obj, name);
     if (!r || json_is_null(r)) return TD_OK;
@@ -322,10 +343,13 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
 
     const char *type = NULL, *old_type = NULL, *key;
     td_status s;
-    if ((s = td_json_str(r, where, "rope_type", &type, NULL, err)) || (s = td_json_str(r, where, "type", &old_type, NULL, err)))
+    if ((s = td_json_str(r, where, "rope_type", &type, NULL, err)) ||
+        (s = td_json_str(r, where, "type", &old_type, NULL, err)))
         return s;
     if (type && old_type && strcmp(type, old_type) != 0)
-        return td_fail(err, TD_ERR_INVALID, "%s: rope_type is %.32s and type is %.32s, must be the same", where, type, old_type);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: rope_type is %.32s and type is %.32s, must be the same", where, type,
+                       old_type);
     if (!type) type = old_type ? old_type : "default";
     if (strcmp(type, "default") == 0)
         c->rope_scaling = TD_ROPE_PLAIN;
@@ -334,19 +358,24 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
     else if (strcmp(type, "llama3") == 0)
         c->rope_scaling = TD_ROPE_LLAMA3;
     else
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rope_type is %.32s, not supported: must be default, linear or llama3", where,
-                       type);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: rope_type is %.32s, not supported: must be default, linear or llama3",
+                       where, type);
 
     json_t *v;
     json_object_foreach((json_t *)r, key, v)
     {
-        static const char *const llama3_only[] = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
-        if (strcmp(key, "type") == 0 || strcmp(key, "rope_type") == 0 || strcmp(key, "rope_theta") == 0) continue;
+        static const char *const llama3_only[] = {"low_freq_factor", "high_freq_factor",
+                                                  "original_max_position_embeddings"};
+        if (strcmp(key, "type") == 0 || strcmp(key, "rope_type") == 0 ||
+            strcmp(key, "rope_theta") == 0)
+            continue;
         if (strcmp(key, "factor") == 0 && c->rope_scaling != TD_ROPE_PLAIN) continue;
         bool ok = false;
         for (size_t i = 0; i < N_ELEMENTS(llama3_only); i++)
             ok |= c->rope_scaling == TD_ROPE_LLAMA3 && strcmp(key, llama3_only[i]) == 0;
-        if (!ok && !is_neutral(v, strcmp(key, "partial_rotary_factor") == 0 || strcmp(key, "factor") == 0))
+        if (!ok &&
+            !is_neutral(v, strcmp(key, "partial_rotary_factor") == 0 || strcmp(key, "factor") == 0))
             return unsupported(where, key, v, "absent", err);
     }
     if ((s = td_json_f64(r, where, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
@@ -354,68 +383,91 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
 
     bool present;
     if ((s = td_json_f64(r, where, "factor", 1, 1e6, &c->rope_factor, &present, err))) return s;
-    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: factor is missing, must be a number in 1..1e6", where);
+    if (!present)
+        return td_fail(err, TD_ERR_INVALID, "%s: factor is missing, must be a number in 1..1e6",
+                       where);
     if (c->rope_scaling == TD_ROPE_LINEAR) return TD_OK;
 
-    if ((s = td_json_f64(r, where, "low_freq_factor", 1e-6, 1e6, &c->rope_low_freq_factor, &present, err))) return s;
+    if ((s = td_json_f64(r, where, "low_freq_factor", 1e-6, 1e6, &c->rope_low_freq_factor, &present,
+                         err)))
+        return s;
     if (!present) return td_fail(err, TD_ERR_INVALID, "%s: low_freq_factor is missing", where);
-    if ((s = td_json_f64(r, where, "high_freq_factor", 1e-6, 1e6, &c->rope_high_freq_factor, &present, err))) return s;
+    if ((s = td_json_f64(r, where, "high_freq_factor", 1e-6, 1e6, &c->rope_high_freq_factor,
+                         &present, err)))
+        return s;
     if (!present) return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is missing", where);
     if (!(c->rope_high_freq_factor > c->rope_low_freq_factor))
-        return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
                        c->rope_high_freq_factor, c->rope_low_freq_factor);
-    return need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX, &c->rope_original_max_positions, err);
+    return need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
+                    &c->rope_original_max_positions, err);
 }
 
-static td_status read_rope(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+static td_status read_rope(const json_t *obj, const char *what, struct td_model_config *c,
+                           struct td_err *err)
 {
     td_status s;
     c->rope_theta = 10000;
     c->rope_factor = 1;
     if ((s = td_json_f64(obj, what, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
-    const json_t *old = json_object_get(obj, "rope_scaling"), *new = json_object_get(obj, "rope_parameters");
+    const json_t *old = json_object_get(obj, "rope_scaling"),
+                 *new = json_object_get(obj, "rope_parameters");
     if (old && !json_is_null(old) && new && !json_is_null(new) && !json_equal(old, new))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rope_scaling and rope_parameters are both set and differ: must be one of them",
-                       what);
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "%s: rope_scaling and rope_parameters are both set and differ: must be one of them",
+            what);
     if ((s = read_rope_object(obj, what, "rope_scaling", c, err))) return s;
-    return new && !json_is_null(new) ? read_rope_object(obj, what, "rope_parameters", c, err) : TD_OK;
+    return new && !json_is_null(new) ? read_rope_object(obj, what, "rope_parameters", c, err)
+                                     : TD_OK;
 }
 
-/* Explicit list of layers. The window must start at one layer and stay to the last: what window_first_layer can say. */
-static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+/* Explicit list of layers. The window must start at one layer and stay to the last: what
+ * window_first_layer can say. */
+static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
+                                  struct td_err *err)
 {
     const json_t *list = json_object_get(obj, "layer_types");
     if (!list || json_is_null(list)) return TD_OK;
     if (!json_is_array(list) || json_array_size(list) != (size_t)c->n_layers)
-        return td_fail(err, TD_ERR_INVALID, "%s: layer_types has %zu entries, must be num_hidden_layers (%d)", what,
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: layer_types has %zu entries, must be num_hidden_layers (%d)", what,
                        json_is_array(list) ? json_array_size(list) : 0, c->n_layers);
     int32_t first = c->n_layers;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const char *type = json_string_value(json_array_get(list, (size_t)i));
-        bool full = type && strcmp(type, "full_attention") == 0, sliding = type && strcmp(type, "sliding_attention") == 0;
+        bool full = type && strcmp(type, "full_attention") == 0,
+             sliding = type && strcmp(type, "sliding_attention") == 0;
         char name[32];
         snprintf(name, sizeof name, "layer_types[%d]", i);
         if (!full && !sliding)
-            return unsupported(what, name, json_array_get(list, (size_t)i), "full_attention or sliding_attention", err);
+            return unsupported(what, name, json_array_get(list, (size_t)i),
+                               "full_attention or sliding_attention", err);
         if (sliding && c->window == 0)
             return td_fail(err, TD_ERR_INVALID,
-                           "%s: %s is sliding_attention, but use_sliding_window and sliding_window set no window", what, name);
+                           "%s: %s is sliding_attention, but use_sliding_window and sliding_window "
+                           "set no window",
+                           what, name);
         if (sliding && first == c->n_layers) first = i;
         if (full && first < i)
-            return unsupported(what, name, json_array_get(list, (size_t)i), "sliding_attention, as an earlier layer is", err);
+            return unsupported(what, name, json_array_get(list, (size_t)i),
+                               "sliding_attention, as an earlier layer is", err);
     }
     c->window_first_layer = first;
     if (first == c->n_layers) c->window = c->window_first_layer = 0;
     return TD_OK;
 }
 
-static td_status read_window(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+static td_status read_window(const json_t *obj, const char *what, struct td_model_config *c,
+                             struct td_err *err)
 {
     td_status s;
     c->window = c->window_first_layer = 0;
     if (c->arch == TD_ARCH_LLAMA) return TD_OK;
     const json_t *v = json_object_get(obj, "sliding_window");
-    int32_t window = v && json_is_null(v) ? 0 : 4096; /* absent is 4096 by the configuration classes, null is none */
+    int32_t window = v && json_is_null(v) ? 0 : 4096; /* absent is 4096 by the configuration
+                                                         classes, null is none */
     if ((s = may_i32(obj, what, "sliding_window", 1, INT32_MAX, &window, err))) return s;
     if (c->arch == TD_ARCH_MISTRAL) {
         c->window = window;
@@ -434,14 +486,17 @@ static td_status read_window(const json_t *obj, const char *what, struct td_mode
     return TD_OK;
 }
 
-static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *ret, struct td_err *err)
+static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *ret,
+                            struct td_err *err)
 {
     const char *a = NULL, *b = NULL;
     td_status s;
-    if ((s = td_json_str(obj, what, "dtype", &a, NULL, err)) || (s = td_json_str(obj, what, "torch_dtype", &b, NULL, err)))
+    if ((s = td_json_str(obj, what, "dtype", &a, NULL, err)) ||
+        (s = td_json_str(obj, what, "torch_dtype", &b, NULL, err)))
         return s;
     if (a && b && strcmp(a, b) != 0)
-        return td_fail(err, TD_ERR_INVALID, "%s: dtype is %.32s and torch_dtype is %.32s, must be the same", what, a, b);
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: dtype is %.32s and torch_dtype is %.32s, must be the same", what, a, b);
     const char *name = a ? a : b;
     *ret = TD_F32; /* absent: f32 holds every type we read exactly */
     if (!name || strcmp(name, "float32") == 0) return TD_OK;
@@ -450,25 +505,30 @@ static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *
     else if (strcmp(name, "bfloat16") == 0)
         *ret = TD_BF16;
     else
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s is %.32s, must be float32, float16 or bfloat16", what,
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: %s is %.32s, must be float32, float16 or bfloat16", what,
                        a ? "dtype" : "torch_dtype", name);
     return TD_OK;
 }
 
-static td_status add_eos(const json_t *v, const char *what, const char *name, struct td_model_config *c, struct td_err *err)
+static td_status add_eos(const json_t *v, const char *what, const char *name,
+                         struct td_model_config *c, struct td_err *err)
 {
     char text[80];
     json_int_t id = json_is_integer(v) ? json_integer_value(v) : INT32_MIN;
     if (id == -1) return TD_OK; /* how some files write "none" */
     if (id < 0 || id >= c->vocab)
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be an integer in 0..%d (vocab_size - 1)", what, name,
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: %s is %s, must be an integer in 0..%d (vocab_size - 1)", what, name,
                        show(v, text, sizeof text), c->vocab - 1);
-    if (c->n_eos == TD_MAX_EOS) return td_fail(err, TD_ERR_LIMIT, "%s: %s has more than %d ids", what, name, TD_MAX_EOS);
+    if (c->n_eos == TD_MAX_EOS)
+        return td_fail(err, TD_ERR_LIMIT, "%s: %s has more than %d ids", what, name, TD_MAX_EOS);
     c->eos_ids[c->n_eos++] = (int32_t)id;
     return TD_OK;
 }
 
-static td_status read_special_ids(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+static td_status read_special_ids(const json_t *obj, const char *what, struct td_model_config *c,
+                                  struct td_err *err)
 {
     td_status s;
     const json_t *v = json_object_get(obj, "bos_token_id");
@@ -488,7 +548,8 @@ static td_status read_special_ids(const json_t *obj, const char *what, struct td
     return TD_OK;
 }
 
-static td_status read_generation(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+static td_status read_generation(const json_t *obj, const char *what, struct td_model_config *c,
+                                 struct td_err *err)
 {
     td_status s;
     if ((s = read_special_ids(obj, what, c, err))) return s;
@@ -496,30 +557,38 @@ static td_status read_generation(const json_t *obj, const char *what, struct td_
     if ((s = may_float(obj, what, "temperature", 0, 100, &c->temperature, err))) return s;
     if ((s = may_float(obj, what, "top_p", 1e-6, 1, &c->top_p, err))) return s;
     if ((s = may_float(obj, what, "min_p", 0, 1, &c->min_p, err))) return s;
-    if ((s = may_float(obj, what, "repetition_penalty", 1e-3, 1e3, &c->repetition_penalty, err))) return s;
+    if ((s = may_float(obj, what, "repetition_penalty", 1e-3, 1e3, &c->repetition_penalty, err)))
+        return s;
     return may_i32(obj, what, "top_k", 0, INT32_MAX, &c->top_k, err);
 }
 
-static td_status read_sizes(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+static td_status read_sizes(const json_t *obj, const char *what, struct td_model_config *c,
+                            struct td_err *err)
 {
     td_status s;
     if ((s = need_i32(obj, what, "num_hidden_layers", 1, LAYERS_MAX, &c->n_layers, err))) return s;
     if ((s = need_i32(obj, what, "hidden_size", 1, HIDDEN_MAX, &c->hidden, err))) return s;
-    if ((s = need_i32(obj, what, "intermediate_size", 1, INTERMEDIATE_MAX, &c->intermediate, err))) return s;
+    if ((s = need_i32(obj, what, "intermediate_size", 1, INTERMEDIATE_MAX, &c->intermediate, err)))
+        return s;
     if ((s = need_i32(obj, what, "num_attention_heads", 1, HEADS_MAX, &c->n_heads, err))) return s;
     if ((s = need_i32(obj, what, "vocab_size", 1, VOCAB_MAX, &c->vocab, err))) return s;
     const char *positions = "max_position_embeddings";
-    if (c->arch == TD_ARCH_LLAMA && !json_object_get(obj, positions) && json_object_get(obj, "max_sequence_length"))
+    if (c->arch == TD_ARCH_LLAMA && !json_object_get(obj, positions) &&
+        json_object_get(obj, "max_sequence_length"))
         positions = "max_sequence_length";
     if ((s = need_i32(obj, what, positions, 1, POSITIONS_MAX, &c->max_positions, err))) return s;
 
     const json_t *kv = json_object_get(obj, "num_key_value_heads");
     c->n_kv_heads = c->n_heads;
     if (!kv && c->arch != TD_ARCH_LLAMA)
-        return td_fail(err, TD_ERR_INVALID, "%s: num_key_value_heads is missing, must be an integer in 1..%d", what, c->n_heads);
-    if ((s = may_i32(obj, what, "num_key_value_heads", 1, c->n_heads, &c->n_kv_heads, err))) return s;
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: num_key_value_heads is missing, must be an integer in 1..%d", what,
+                       c->n_heads);
+    if ((s = may_i32(obj, what, "num_key_value_heads", 1, c->n_heads, &c->n_kv_heads, err)))
+        return s;
     if (c->n_heads % c->n_kv_heads)
-        return td_fail(err, TD_ERR_INVALID, "%s: num_key_value_heads is %d, must divide num_attention_heads (%d)", what,
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: num_key_value_heads is %d, must divide num_attention_heads (%d)", what,
                        c->n_kv_heads, c->n_heads);
 
     const json_t *dim = json_object_get(obj, "head_dim");
@@ -529,26 +598,32 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
         c->head_dim = 128; /* this class has a fixed default */
     } else if (c->hidden % c->n_heads) {
         return td_fail(err, TD_ERR_INVALID,
-                       "%s: hidden_size is %d, must be a multiple of num_attention_heads (%d) when head_dim is absent", what,
-                       c->hidden, c->n_heads);
+                       "%s: hidden_size is %d, must be a multiple of num_attention_heads (%d) when "
+                       "head_dim is absent",
+                       what, c->hidden, c->n_heads);
     } else {
         c->head_dim = c->hidden / c->n_heads;
     }
     if (c->head_dim % 2 || c->head_dim < 2 || c->head_dim > HEAD_DIM_MAX)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: head_dim is %d, must be even and in 2..%d", what, c->head_dim, HEAD_DIM_MAX);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: head_dim is %d, must be even and in 2..%d",
+                       what, c->head_dim, HEAD_DIM_MAX);
     if (td_model_config_n_params(c) > PARAMS_MAX)
-        return td_fail(err, TD_ERR_LIMIT, "%s: the sizes make %lld parameters, must be at most %lld", what,
+        return td_fail(err, TD_ERR_LIMIT,
+                       "%s: the sizes make %lld parameters, must be at most %lld", what,
                        (long long)td_model_config_n_params(c), (long long)PARAMS_MAX);
     return TD_OK;
 }
 
-static td_status read_config(const json_t *obj, const char *what, struct td_model_config *c, struct td_err *err)
+static td_status read_config(const json_t *obj, const char *what, struct td_model_config *c,
+                             struct td_err *err)
 {
     td_status s;
-    if (!json_is_object(obj)) return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
+    if (!json_is_object(obj))
+        return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
     if ((s = read_arch(obj, what, &c->arch, err))) return s;
     if ((s = check_fields(obj, what, c->arch, false, err))) return s;
-    if ((s = td_json_bool(obj, what, "tie_word_embeddings", &c->tied_embeddings, NULL, err))) return s;
+    if ((s = td_json_bool(obj, what, "tie_word_embeddings", &c->tied_embeddings, NULL, err)))
+        return s;
     if ((s = read_sizes(obj, what, c, err))) return s;
 
     c->rms_eps = 1e-6f;
@@ -578,13 +653,15 @@ static td_status read_config(const json_t *obj, const char *what, struct td_mode
     return read_generation(obj, what, c, err);
 }
 
-td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text, size_t generation_bytes,
-                                struct td_model_config *ret_config, struct td_err *err)
+td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text,
+                                size_t generation_bytes, struct td_model_config *ret_config,
+                                struct td_err *err)
 {
     struct td_model_config c = {0};
     json_t *root;
     if (n_bytes > CONFIG_BYTES_MAX)
-        return td_fail(err, TD_ERR_LIMIT, "config.json: %zu bytes, must be at most %zu", n_bytes, CONFIG_BYTES_MAX);
+        return td_fail(err, TD_ERR_LIMIT, "config.json: %zu bytes, must be at most %zu", n_bytes,
+                       CONFIG_BYTES_MAX);
     td_status s = td_json_load_text(text, n_bytes, "config.json", &root, err);
     if (s) return s;
     s = read_config(root, "config.json", &c, err);
@@ -593,7 +670,8 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
     if (generation_text) {
         static const char what[] = "generation_config.json";
         if (generation_bytes > CONFIG_BYTES_MAX)
-            return td_fail(err, TD_ERR_LIMIT, "%s: %zu bytes, must be at most %zu", what, generation_bytes, CONFIG_BYTES_MAX);
+            return td_fail(err, TD_ERR_LIMIT, "%s: %zu bytes, must be at most %zu", what,
+                           generation_bytes, CONFIG_BYTES_MAX);
         if ((s = td_json_load_text(generation_text, generation_bytes, what, &root, err))) return s;
         if (!json_is_object(root))
             s = td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
@@ -606,15 +684,16 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
     return TD_OK;
 }
 
-static td_status load(const char *dir, const char *path, const char *generation_path, struct td_model_config *ret,
-                      struct td_err *err)
+static td_status load(const char *dir, const char *path, const char *generation_path,
+                      struct td_model_config *ret, struct td_err *err)
 {
     char *text, *generation_text = NULL;
     size_t n_bytes, generation_bytes = 0;
     td_status s = td_file_read(path, CONFIG_BYTES_MAX, &text, &n_bytes, err);
     if (s) return s;
     if (generation_path && access(generation_path, F_OK) == 0 &&
-        (s = td_file_read(generation_path, CONFIG_BYTES_MAX, &generation_text, &generation_bytes, err))) {
+        (s = td_file_read(generation_path, CONFIG_BYTES_MAX, &generation_text, &generation_bytes,
+                          err))) {
         free(text);
         return s;
     }
@@ -624,26 +703,30 @@ static td_status load(const char *dir, const char *path, const char *generation_
     return s ? (err ? td_err_prefix(err, "%s", dir) : s) : TD_OK;
 }
 
-td_status td_model_config_load(const char *dir, struct td_model_config *ret_config, struct td_err *err)
+td_status td_model_config_load(const char *dir, struct td_model_config *ret_config,
+                               struct td_err *err)
 {
     char path[4096], generation_path[4096];
     int n = snprintf(path, sizeof path, "%s/config.json", dir);
     int m = snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir);
     if (n < 0 || (size_t)n >= sizeof path || m < 0 || (size_t)m >= sizeof generation_path)
-        return td_fail(err, TD_ERR_LIMIT, "model directory: path of %zu bytes is too long, must be below %zu", strlen(dir),
-                       sizeof path);
+        return td_fail(err, TD_ERR_LIMIT,
+                       "model directory: path of %zu bytes is too long, must be below %zu",
+                       strlen(dir), sizeof path);
     td_status s = td_model_dir_check(dir, ".safetensors", err);
     return s ? s : load(dir, path, generation_path, ret_config, err);
 }
 
-td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config, struct td_err *err)
+td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config,
+                                    struct td_err *err)
 {
     return load(path, path, NULL, ret_config, err);
 }
 
 int64_t td_model_config_n_params(const struct td_model_config *c)
 {
-    int64_t h = c->hidden, q = (int64_t)c->n_heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim;
+    int64_t h = c->hidden, q = (int64_t)c->n_heads * c->head_dim,
+            kv = (int64_t)c->n_kv_heads * c->head_dim;
     int64_t layer = h * (q + 2 * kv) + q * h + 3 * h * c->intermediate + 2 * h;
     if (c->qkv_bias) layer += q + 2 * kv;
     if (c->o_bias) layer += h;

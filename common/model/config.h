@@ -1,7 +1,8 @@
 /* config.h - a Hugging Face config.json (and generation_config.json) as the engine understands it.
  *
- * Every field is honoured or refused by name: a field this file does not know is an error unless it is on the list of fields that cannot change
- * the logits (names, versions, training-only settings); a known field with a value we do not implement is TD_ERR_UNSUPPORTED. */
+ * Every field is honoured or refused by name: a field this file does not know is an error unless
+ * it is on the list of fields that cannot change the logits (names, versions, training-only
+ * settings); a known field with a value we do not implement is TD_ERR_UNSUPPORTED. */
 #ifndef TD_MODEL_CONFIG_H
 #define TD_MODEL_CONFIG_H
 
@@ -21,27 +22,32 @@ struct td_model_config {
     int32_t n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_positions;
     float rms_eps;
     bool tied_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm;
-    int32_t window;                    /* sliding window in tokens, 0 = none */
-    int32_t window_first_layer;        /* Qwen2 max_window_layers: layers below it use full attention */
+    int32_t window;             /* sliding window in tokens, 0 = none */
+    int32_t window_first_layer; /* Qwen2 max_window_layers: layers below it use full
+                                   attention */
     double rope_theta;
     enum td_rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     int32_t rope_original_max_positions;
-    enum td_dtype checkpoint_dtype;    /* torch_dtype / dtype; what "--dtype auto" means */
-    int32_t bos_id;                    /* -1 = none */
-    int32_t eos_ids[TD_MAX_EOS], n_eos;        /* generation_config.json wins over config.json */
+    enum td_dtype checkpoint_dtype;     /* torch_dtype / dtype; what "--dtype auto" means */
+    int32_t bos_id;                     /* -1 = none */
+    int32_t eos_ids[TD_MAX_EOS], n_eos; /* generation_config.json wins over config.json */
     /* generation defaults (generation_config.json): used where a request leaves the field out */
     float temperature, top_p, min_p, repetition_penalty;
-    int32_t top_k;                     /* 0 = off */
+    int32_t top_k; /* 0 = off */
     bool do_sample;
 };
 
 /* Reads DIR/config.json and DIR/generation_config.json (optional). */
-td_status td_model_config_load(const char *dir, struct td_model_config *ret_config, struct td_err *err);
-/* The same from one config file (engine-bench --random-weights CONFIG.json) and from memory (fuzzing); generation text may be NULL. */
-td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config, struct td_err *err);
-td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text, size_t generation_bytes,
-                                struct td_model_config *ret_config, struct td_err *err);
+td_status td_model_config_load(const char *dir, struct td_model_config *ret_config,
+                               struct td_err *err);
+/* The same from one config file (engine-bench --random-weights CONFIG.json) and from memory
+ * (fuzzing); generation text may be NULL. */
+td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config,
+                                    struct td_err *err);
+td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text,
+                                size_t generation_bytes, struct td_model_config *ret_config,
+                                struct td_err *err);
 
 int64_t td_model_config_n_params(const struct td_model_config *c);
 

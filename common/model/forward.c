@@ -1,16 +1,22 @@
-/* forward.c - one ragged batch through the layers, written once against td_ops: also a device's steps (forward_device.c) walk this list.
+/* forward.c - one ragged batch through the layers, written once against td_ops: also a device's
+ * steps (forward_device.c) walk this list.
  *
- * On the host: one td_thread_pool_run per call: every member walks the same list of entries, computes its part of each, and meets the others at
- * a barrier. Between two entries without a barrier nothing that one part writes is read by another.
+ * On the host: one td_thread_pool_run per call: every member walks the same list of entries,
+ * computes its part of each, and meets the others at a barrier. Between two entries without a
+ * barrier nothing that one part writes is read by another.
  *
- *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += | norm | prepare | gate,up | silu |
+ *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += |
+ *       norm | prepare | gate,up | silu |
  * prepare | down += | at the end: norm of the wanted rows | prepare | lm_head
  *
- * Ranks: each does its heads and its part of the MLP, and what o and down add to the residual stream is summed over ranks (rank 0's sum holds the stream itself and
- * the bias), so that the stream is the same on all. Each computes its part of the logits; rank 0 gathers them. A failure between ranks ends the walk.
+ * Ranks: each does its heads and its part of the MLP, and what o and down add to the residual
+ * stream is summed over ranks (rank 0's sum holds the stream itself and the bias), so that the
+ * stream is the same on all. Each computes its part of the logits; rank 0 gathers them. A failure
+ * between ranks ends the walk.
  *
- * After the K and V of the last layer are stored, rows whose logits nobody wants are dropped: a prefill chunk that is not the last
- * one ends there. A row's bits do not depend on which other rows are there (I1), so this changes nothing but the time. */
+ * After the K and V of the last layer are stored, rows whose logits nobody wants are dropped: a
+ * prefill chunk that is not the last one ends there. A row's bits do not depend on which other
+ * rows are there (I1), so this changes nothing but the time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +26,8 @@
 #include "kernels/device.h"
 
 #define ROWS_MAX (1 << 20)
-#define ALIGN_BYTES ((size_t)256) /* a cache line of either world, and what copies of a device like */
+/* a cache line of either world, and what copies of a device like */
+#define ALIGN_BYTES ((size_t)256)
 
 static size_t reserve(size_t *total, size_t n, size_t elem)
 {
@@ -29,21 +36,21 @@ static size_t reserve(size_t *total, size_t n, size_t elem)
     return at;
 }
 
-static size_t max_size(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-td_status td_workspace_create(const struct td_model *model, int32_t max_rows, int32_t max_logit_rows, struct td_workspace **ret_ws,
+td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
+                              int32_t max_logit_rows, struct td_workspace **ret_ws,
                               struct td_err *err)
 {
     const struct td_model_config *c = &model->shard;
     const struct td_ops *ops = model->ops;
     if (max_rows < 1 || max_rows > ROWS_MAX)
-        return td_fail(err, TD_ERR_INVALID, "workspace: max_rows is %d, must be in 1..%d", max_rows, ROWS_MAX);
+        return td_fail(err, TD_ERR_INVALID, "workspace: max_rows is %d, must be in 1..%d", max_rows,
+                       ROWS_MAX);
     if (max_logit_rows < 1 || max_logit_rows > max_rows)
-        return td_fail(err, TD_ERR_INVALID, "workspace: max_logit_rows is %d, must be in 1..%d (max_rows)", max_logit_rows,
-                       max_rows);
+        return td_fail(err, TD_ERR_INVALID,
+                       "workspace: max_logit_rows is %d, must be in 1..%d (max_rows)",
+                       max_logit_rows, max_rows);
     struct td_workspace *ws = calloc(1, sizeof *ws);
     if (!ws) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory");
     ws->model = model;
@@ -52,23 +59,28 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows, in
     ws->arena.memfd = -1;
 
     size_t rows = (size_t)max_rows, logit_rows = (size_t)max_logit_rows, hidden = (size_t)c->hidden,
-           q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
+           q = (size_t)c->n_heads * (size_t)c->head_dim,
+           kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
     const int32_t n_ins[] = {c->hidden, c->n_heads * c->head_dim, c->intermediate};
     for (int i = 0; i < 3; i++) gemm = max_size(gemm, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
     for (int32_t b = 8; b <= 256; b *= 2)
         ws->attn_scratch_bytes =
-            max_size(ws->attn_scratch_bytes, ops->attn_scratch_bytes(c->n_heads, c->n_kv_heads, c->head_dim, b));
+            max_size(ws->attn_scratch_bytes,
+                     ops->attn_scratch_bytes(c->n_heads, c->n_kv_heads, c->head_dim, b));
     ws->attn_scratch_bytes = (ws->attn_scratch_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 
     size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4),
            qkv = reserve(&total, rows * (q + 2 * kv), 4), attn = reserve(&total, rows * q, 4),
-           mlp = reserve(&total, rows * 2 * (size_t)c->intermediate, 4), x_last = reserve(&total, logit_rows * hidden, 4),
-           q_last = reserve(&total, logit_rows * (ops->device ? q + 2 * kv : q), 4), p_last = reserve(&total, logit_rows, 4),
-           s_last = reserve(&total, logit_rows, 4), logits = reserve(&total, logit_rows * (size_t)c->vocab, 4),
-           g = reserve(&total, gemm, 1),
-           a = reserve(&total, ws->attn_scratch_bytes, ops->device ? 1 : (size_t)td_thread_pool_size(model->threads));
+           mlp = reserve(&total, rows * 2 * (size_t)c->intermediate, 4),
+           x_last = reserve(&total, logit_rows * hidden, 4),
+           q_last = reserve(&total, logit_rows * (ops->device ? q + 2 * kv : q), 4),
+           p_last = reserve(&total, logit_rows, 4), s_last = reserve(&total, logit_rows, 4),
+           logits = reserve(&total, logit_rows * (size_t)c->vocab, 4), g = reserve(&total, gemm, 1),
+           a = reserve(&total, ws->attn_scratch_bytes,
+                       ops->device ? 1 : (size_t)td_thread_pool_size(model->threads));
     uint8_t *base = NULL;
-    td_status s = ops->device ? td_forward_device_create(ws, total, &base, err) : td_arena_create(total, 0, "workspace", &ws->arena, err);
+    td_status s = ops->device ? td_forward_device_create(ws, total, &base, err)
+                              : td_arena_create(total, 0, "workspace", &ws->arena, err);
     if (s) {
         td_workspace_destroy(ws);
         return s;
@@ -123,8 +135,9 @@ static void meet(const struct step *s)
     if (!s->m->ops->device) td_thread_pool_barrier(s->m->threads);
 }
 
-static struct td_gemm_args gemm_args(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride, float *y,
-                                     const float *bias, int32_t n_rows, bool accumulate)
+static struct td_gemm_args gemm_args(const struct step *s, const struct td_weight *w,
+                                     const float *x, int64_t x_stride, float *y, const float *bias,
+                                     int32_t n_rows, bool accumulate)
 {
     return (struct td_gemm_args){.w = w,
                                  .x = x,
@@ -133,12 +146,14 @@ static struct td_gemm_args gemm_args(const struct step *s, const struct td_weigh
                                  .scratch = s->ws->gemm_scratch,
                                  .n_rows = n_rows,
                                  .x_stride = x_stride,
-                                 .y_stride = w == &s->m->lm_head && td_comm_rank(s->m->comm) == 0 ? s->m->config.vocab : w->n_out,
+                                 .y_stride = w == &s->m->lm_head && td_comm_rank(s->m->comm) == 0
+                                                 ? s->m->config.vocab
+                                                 : w->n_out,
                                  .accumulate = accumulate};
 }
 
-static void gemm(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride, float *y, const float *bias,
-                 int32_t n_rows, bool accumulate)
+static void gemm(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride,
+                 float *y, const float *bias, int32_t n_rows, bool accumulate)
 {
     struct td_gemm_args a = gemm_args(s, w, x, x_stride, y, bias, n_rows, accumulate);
     s->m->ops->gemm_prepare(&a, s->part, s->n_parts);
@@ -147,49 +162,58 @@ static void gemm(const struct step *s, const struct td_weight *w, const float *x
     meet(s);
 }
 
-/* K and V of the layer are stored, by all parts (a meeting lies between) and, with several ranks, by all of them (a sum lies
- * between). On a device: they will be when what was issued so far is done. */
+/* K and V of the layer are stored, by all parts (a meeting lies between) and, with several
+ * ranks, by all of them (a sum lies between). On a device: they will be when what was issued so
+ * far is done. */
 static void layer_stored(const struct step *s, int32_t layer)
 {
     const struct td_forward_layers *l = s->batch->layers;
     int32_t n = layer + 1;
     if (!l || s->part != 0 || (n % l->every != 0 && n != s->m->shard.n_layers)) return;
-    if (s->m->ops->device) s->m->ops->device->mark();
-    else l->done(l->ctx, n);
+    if (s->m->ops->device)
+        s->m->ops->device->mark();
+    else
+        l->done(l->ctx, n);
 }
 
-/* Before gemm_args of a matrix whose columns are split over ranks: rank 0 alone adds to what is there. */
-static bool adds(const struct step *s)
-{
-    return td_comm_rank(s->m->comm) == 0;
-}
+/* Before gemm_args of a matrix whose columns are split over ranks: rank 0 alone adds to what is
+ * there. */
+static bool adds(const struct step *s) { return td_comm_rank(s->m->comm) == 0; }
 
-static void meet_threads(void *threads)
-{
-    td_thread_pool_barrier(threads);
-}
+static void meet_threads(void *threads) { td_thread_pool_barrier(threads); }
 
 /* After it: x of all ranks becomes their sum. False: the group is lost. */
 static bool sum_ranks(const struct step *s, const struct rows *r)
 {
     if (td_comm_n_ranks(s->m->comm) == 1) return true;
-    if (s->m->ops->device) { /* issued like an entry; what goes wrong shows at the end of the step */
+    if (s->m->ops->device) { /* issued like an entry; what goes wrong shows at the end of the
+                                step */
         s->m->ops->device->ranks->all_reduce_sum(r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
         return true;
     }
-    const struct td_comm_team team = {.part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
-    td_status status = td_comm_all_reduce_sum(s->m->comm, &team, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
+    const struct td_comm_team team = {
+        .part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
+    td_status status =
+        td_comm_all_reduce_sum(s->m->comm, &team, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
     if (s->part == 0) s->ws->comm_status = status;
     return status == TD_OK;
 }
 
 /* y = norm(x) . W^T */
-static void norm_gemm(const struct step *s, const struct rows *r, const float *norm, const struct td_weight *w, float *y, const float *bias)
+static void norm_gemm(const struct step *s, const struct rows *r, const float *norm,
+                      const struct td_weight *w, float *y, const float *bias)
 {
     const struct td_ops *ops = s->m->ops;
     int32_t dim = s->m->shard.hidden;
     float *h = s->ws->h;
-    struct td_rmsnorm_args n = {.x = r->x, .w = norm, .out = h, .n_rows = r->n, .dim = dim, .x_stride = dim, .out_stride = dim, .eps = s->m->shard.rms_eps};
+    struct td_rmsnorm_args n = {.x = r->x,
+                                .w = norm,
+                                .out = h,
+                                .n_rows = r->n,
+                                .dim = dim,
+                                .x_stride = dim,
+                                .out_stride = dim,
+                                .eps = s->m->shard.rms_eps};
     if (!ops->rmsnorm_prepare) {
         ops->rmsnorm(&n, s->part, s->n_parts);
         meet(s);
@@ -203,9 +227,11 @@ static void norm_gemm(const struct step *s, const struct rows *r, const float *n
     meet(s);
 }
 
-/* Qwen3: every head of q and of k is normed by itself. Heads of one row lie head_dim apart, rows a whole qkv apart: one call covers
- * either the rows of a head or the heads of a row, whichever run is longer. */
-static void norm_heads(const struct step *s, float *x, const float *w, int32_t n_heads, int32_t n_rows, int64_t row_stride)
+/* Qwen3: every head of q and of k is normed by itself. Heads of one row lie head_dim apart, rows
+ * a whole qkv apart: one call covers either the rows of a head or the heads of a row, whichever
+ * run is longer. */
+static void norm_heads(const struct step *s, float *x, const float *w, int32_t n_heads,
+                       int32_t n_rows, int64_t row_stride)
 {
     int32_t dim = s->m->shard.head_dim;
     bool along_rows = n_rows >= n_heads;
@@ -224,7 +250,8 @@ static void norm_heads(const struct step *s, float *x, const float *w, int32_t n
 }
 
 /* Norm, q k v, rotation, and K and V into the cache. */
-static void attend_prepare(const struct step *s, int32_t layer, const struct rows *r, const struct td_kv_view *kv)
+static void attend_prepare(const struct step *s, int32_t layer, const struct rows *r,
+                           const struct td_kv_view *kv)
 {
     const struct td_model_config *c = &s->m->shard;
     const struct td_layer *y = &s->m->layers[layer];
@@ -252,8 +279,10 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                      .block_tables = s->batch->block_tables,
                                      .n_rows = r->n};
     if (ops->rope_store) {
-        struct td_rmsnorm_args q_norm = {.w = y->q_norm, .eps = c->rms_eps}, k_norm = {.w = y->k_norm, .eps = c->rms_eps};
-        ops->rope_store(c->qk_norm ? &q_norm : NULL, c->qk_norm ? &k_norm : NULL, &rope, &store, s->part, s->n_parts);
+        struct td_rmsnorm_args q_norm = {.w = y->q_norm, .eps = c->rms_eps},
+                               k_norm = {.w = y->k_norm, .eps = c->rms_eps};
+        ops->rope_store(c->qk_norm ? &q_norm : NULL, c->qk_norm ? &k_norm : NULL, &rope, &store,
+                        s->part, s->n_parts);
         meet(s);
         return;
     }
@@ -269,7 +298,8 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
 }
 
 /* Attention, output projection, and the MLP; both add to x. False: the group of ranks is lost. */
-static bool attend_and_mlp(const struct step *s, int32_t layer, const struct rows *r, const struct td_kv_view *kv)
+static bool attend_and_mlp(const struct step *s, int32_t layer, const struct rows *r,
+                           const struct td_kv_view *kv)
 {
     const struct td_model_config *c = &s->m->shard;
     const struct td_layer *y = &s->m->layers[layer];
@@ -288,7 +318,8 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
                                 .n_rows = r->n,
                                 .n_heads = c->n_heads,
                                 .scale = 1.0f / sqrtf((float)c->head_dim),
-                                .window = c->window && layer >= c->window_first_layer ? c->window : 0,
+                                .window =
+                                    c->window && layer >= c->window_first_layer ? c->window : 0,
                                 .scratch = ws->attn_scratch,
                                 .scratch_bytes_per_part = ws->attn_scratch_bytes,
                                 .plan = r->plan,
@@ -297,18 +328,22 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));
     if (!sum_ranks(s, r)) return false;
-    if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer); /* what the others added here they computed behind their stores */
+    /* what the others added here they computed behind their stores */
+    if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
 
     norm_gemm(s, r, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
     if (s->m->ops->silu_mul_prepare) {
-        struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x, adds(s) ? y->down_bias : NULL, r->n, adds(s));
-        s->m->ops->silu_mul_prepare(ws->mlp, ws->mlp + c->intermediate, wide, wide, &down, s->part, s->n_parts);
+        struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x,
+                                             adds(s) ? y->down_bias : NULL, r->n, adds(s));
+        s->m->ops->silu_mul_prepare(ws->mlp, ws->mlp + c->intermediate, wide, wide, &down, s->part,
+                                    s->n_parts);
         meet(s);
         s->m->ops->gemm(&down, s->part, s->n_parts);
         meet(s);
         return sum_ranks(s, r);
     }
-    s->m->ops->silu_mul(ws->mlp, ws->mlp, ws->mlp + c->intermediate, r->n, c->intermediate, wide, wide, wide, s->part, s->n_parts);
+    s->m->ops->silu_mul(ws->mlp, ws->mlp, ws->mlp + c->intermediate, r->n, c->intermediate, wide,
+                        wide, wide, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->down, ws->mlp, wide, r->x, adds(s) ? y->down_bias : NULL, r->n, adds(s));
     return sum_ranks(s, r);
@@ -319,10 +354,13 @@ static void keep_wanted(const struct step *s, struct rows *r)
 {
     const struct td_batch *b = s->batch;
     struct td_workspace *ws = s->ws;
-    size_t hidden = (size_t)s->m->shard.hidden, q = (size_t)s->m->shard.n_heads * (size_t)s->m->shard.head_dim;
+    size_t hidden = (size_t)s->m->shard.hidden,
+           q = (size_t)s->m->shard.n_heads * (size_t)s->m->shard.head_dim;
     if (s->m->ops->device) { /* whole rows of qkv: embed picks rows that lie without gaps */
-        s->m->ops->embed(ws->x_last, r->x, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)hidden, s->part, s->n_parts);
-        s->m->ops->embed(ws->q_last, r->q, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)r->q_stride, s->part, s->n_parts);
+        s->m->ops->embed(ws->x_last, r->x, TD_F32, b->logit_rows, b->n_logit_rows, (int32_t)hidden,
+                         s->part, s->n_parts);
+        s->m->ops->embed(ws->q_last, r->q, TD_F32, b->logit_rows, b->n_logit_rows,
+                         (int32_t)r->q_stride, s->part, s->n_parts);
         *r = (struct rows){.x = ws->x_last,
                            .q = ws->q_last,
                            .q_stride = r->q_stride,
@@ -349,7 +387,8 @@ static void keep_wanted(const struct step *s, struct rows *r)
     meet(s);
 }
 
-void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b, int part, int n_parts)
+void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b,
+                     int part, int n_parts)
 {
     const struct step s = {.m = model, .ws = ws, .batch = b, .part = part, .n_parts = n_parts};
     const struct td_model_config *c = &model->shard;
@@ -363,11 +402,13 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                      .device_plan = b->device_plan,
                      .n = b->n_rows};
 
-    model->ops->embed(r.x, model->embed, model->embed_dtype, b->tokens, r.n, c->hidden, part, n_parts);
+    model->ops->embed(r.x, model->embed, model->embed_dtype, b->tokens, r.n, c->hidden, part,
+                      n_parts);
     meet(&s);
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
         struct td_kv_view kv = {.base = b->kv_base + (size_t)layer * b->kv->layer_bytes,
-                                .block_bytes = (int64_t)(b->kv_stride ? b->kv_stride : b->kv->block_bytes),
+                                .block_bytes =
+                                    (int64_t)(b->kv_stride ? b->kv_stride : b->kv->block_bytes),
                                 .n_kv_heads = c->n_kv_heads,
                                 .block_size = b->kv->block_size,
                                 .head_dim = c->head_dim,
@@ -375,8 +416,10 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
         attend_prepare(&s, layer, &r, &kv);
         if (td_comm_n_ranks(model->comm) == 1) layer_stored(&s, layer);
         if (layer == c->n_layers - 1) {
-            if (b->n_logit_rows == 0) { /* no logits to gather: the others' last K and V must be there, too, before anybody sends them on */
-                if (part == 0 && !model->ops->device && td_comm_n_ranks(model->comm) > 1 && !(ws->comm_status = td_comm_barrier(model->comm)))
+            if (b->n_logit_rows == 0) { /* no logits to gather: the others' last K and V must be
+                                           there, too, before anybody sends them on */
+                if (part == 0 && !model->ops->device && td_comm_n_ranks(model->comm) > 1 &&
+                    !(ws->comm_status = td_comm_barrier(model->comm)))
                     layer_stored(&s, layer);
                 return;
             }
@@ -386,9 +429,13 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
     }
     norm_gemm(&s, &r, model->final_norm, &model->lm_head, ws->logits, NULL);
     if (td_comm_n_ranks(model->comm) > 1 && model->ops->device)
-        model->ops->device->ranks->gather_columns(td_comm_rank(model->comm) == 0 ? NULL : ws->logits, r.n, model->logit_first, ws->logits);
+        model->ops->device->ranks->gather_columns(td_comm_rank(model->comm) == 0 ? NULL
+                                                                                 : ws->logits,
+                                                  r.n, model->logit_first, ws->logits);
     else if (part == 0 && td_comm_n_ranks(model->comm) > 1)
-        ws->comm_status = td_comm_gather_columns(model->comm, td_comm_rank(model->comm) == 0 ? NULL : ws->logits, r.n, model->logit_first, ws->logits);
+        ws->comm_status =
+            td_comm_gather_columns(model->comm, td_comm_rank(model->comm) == 0 ? NULL : ws->logits,
+                                   r.n, model->logit_first, ws->logits);
 }
 
 struct call {
@@ -403,14 +450,17 @@ static void forward_part(void *ctx, int part, int n_parts)
     td_forward_walk(c->m, c->ws, &c->batch, part, n_parts);
 }
 
-td_status td_model_forward(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *args, float **ret_logits)
+td_status td_model_forward(struct td_model *model, struct td_workspace *ws,
+                           const struct td_forward_args *args, float **ret_logits)
 {
     const struct td_model_config *c = &model->shard;
     const struct td_kv_layout *kv = args->kv;
-    if (ws->model != model || args->n_rows < 1 || args->n_rows > ws->max_rows || args->n_logit_rows < 0 ||
-        args->n_logit_rows > ws->max_logit_rows || args->n_logit_rows > args->n_rows)
+    if (ws->model != model || args->n_rows < 1 || args->n_rows > ws->max_rows ||
+        args->n_logit_rows < 0 || args->n_logit_rows > ws->max_logit_rows ||
+        args->n_logit_rows > args->n_rows)
         return TD_ERR_INVALID;
-    if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads || kv->head_dim != c->head_dim || kv->dtype != model->dtype)
+    if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads ||
+        kv->head_dim != c->head_dim || kv->dtype != model->dtype)
         return TD_ERR_INVALID;
     if (args->layers && args->layers->every < 1) return TD_ERR_INVALID;
     if (model->ops->device) return td_forward_device(model, ws, args, ret_logits);

@@ -1,17 +1,24 @@
 /* forward_device.c - one batch on a device: a step of its table (kernels/device.h).
  *
- * What a step's entries read besides weights and cache is one descriptor: tokens, positions, sequences, block tables, wanted rows, attention's
- * plans. It is written into pinned memory and goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until the
- * end of the step; then the logits come down, unless the caller's tail (the sampler) reads them where they are. Who asked for finished layers gets a
- * mark in the stream behind each group of them: this thread, which would wait for the end anyway, waits for them in turn, and the stream for nothing.
+ * What a step's entries read besides weights and cache is one descriptor: tokens, positions,
+ * sequences, block tables, wanted rows, attention's plans. It is written into pinned memory and
+ * goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until
+ * the end of the step; then the logits come down, unless the caller's tail (the sampler) reads them
+ * where they are. Who asked for finished layers gets a mark in the stream behind each group of
+ * them: this thread, which would wait for the end anyway, waits for them in turn, and the stream
+ * for nothing.
  *
- *   pinned, device:  [pointers of block tables | tokens | positions | row_seq | logit_rows | position_last | seq_last | plan | plan_last | block ids]
+ *   pinned, device:  [pointers of block tables | tokens | positions | row_seq | logit_rows |
+ *                    position_last | seq_last | plan | plan_last | block ids]
  *
- * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded (rows of position -1) to one of a few sizes, and so
- * is the space of the block ids, so that most steps repeat the shape of an earlier one: all that decides the entries' arguments. A shape's first
- * step runs as it is, which also lets the table choose its algorithms; its second is recorded under a key of its own and later ones only launch
- * that. A workspace knows SHAPES_MAX shapes; a further one takes the place of the shape that was seen longest ago. Keys are never used twice in a
- * process, since a graph holds the addresses of its workspace and the arguments of its shape; the table drops the graphs that nobody asks for. */
+ * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded
+ * (rows of position -1) to one of a few sizes, and so is the space of the block ids, so that
+ * most steps repeat the shape of an earlier one: all that decides the entries' arguments. A
+ * shape's first step runs as it is, which also lets the table choose its algorithms; its second
+ * is recorded under a key of its own and later ones only launch that. A workspace knows
+ * SHAPES_MAX shapes; a further one takes the place of the shape that was seen longest ago. Keys
+ * are never used twice in a process, since a graph holds the addresses of its workspace and the
+ * arguments of its shape; the table drops the graphs that nobody asks for. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -21,7 +28,8 @@
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
 
-#define SHAPES_MAX 128 /* more than a table keeps graphs of (64), so that shapes seen once do not push out those in use */
+/* more than a table keeps graphs of (64), so that shapes seen once do not push out those in use */
+#define SHAPES_MAX 128
 #define TABLE_INTS_MAX ((size_t)1 << 24) /* block ids of one step; a batch with more is refused */
 #define TABLE_INTS_MIN ((size_t)256)
 #define BLOCK_SIZE_MIN 8
@@ -41,10 +49,12 @@ struct td_forward_device {
     uint8_t *memory;          /* the workspace's buffers */
     uint8_t *pinned, *device; /* the descriptor, twice */
     size_t table_ints_max;
-    float *logits; /* [max_logit_rows, vocab], the host's; untouched, and so not there, while a tail reads the logits */
+    float *logits; /* [max_logit_rows, vocab], the host's; untouched, and so not there, while a
+                      tail reads the logits */
     uint32_t serial, n_keys;
     uint64_t n_steps; /* with a shape */
-    /* Several ranks: a thread that looks after the others, since entries that wait for a dead one would wait for ever. */
+    /* Several ranks: a thread that looks after the others, since entries that wait for a dead
+       one would wait for ever. */
     bool has_ranks, stop;
     struct td_comm *watched;
     pthread_t watch;
@@ -52,7 +62,7 @@ struct td_forward_device {
     pthread_cond_t watch_cond;
     struct {
         struct shape shape;
-        uint32_t key;      /* 0: seen once */
+        uint32_t key; /* 0: seen once */
         uint64_t last_step;
     } shapes[SHAPES_MAX];
     int32_t n_shapes;
@@ -60,7 +70,8 @@ struct td_forward_device {
 
 /* Where the parts of a descriptor begin. */
 struct plan {
-    size_t tables, tokens, positions, row_seq, logit_rows, position_last, seq_last, plan, plan_last, ids, bytes;
+    size_t tables, tokens, positions, row_seq, logit_rows, position_last, seq_last, plan, plan_last,
+        ids, bytes;
 };
 
 static size_t reserve(size_t *total, size_t bytes)
@@ -70,7 +81,8 @@ static size_t reserve(size_t *total, size_t bytes)
     return at;
 }
 
-static struct plan plan_of(const struct td_workspace *ws, int32_t n_rows, int32_t n_logit_rows, int32_t n_seqs, size_t table_ints)
+static struct plan plan_of(const struct td_workspace *ws, int32_t n_rows, int32_t n_logit_rows,
+                           int32_t n_seqs, size_t table_ints)
 {
     const struct td_model *m = ws->model;
     size_t n = (size_t)n_rows * 4, k = (size_t)n_logit_rows * 4;
@@ -84,7 +96,8 @@ static struct plan plan_of(const struct td_workspace *ws, int32_t n_rows, int32_
     p.position_last = reserve(&p.bytes, k);
     p.seq_last = reserve(&p.bytes, k);
     p.plan = reserve(&p.bytes, m->ops->attn_plan_bytes(n_rows, m->shard.n_kv_heads));
-    p.plan_last = reserve(&p.bytes, has_last ? m->ops->attn_plan_bytes(n_logit_rows, m->shard.n_kv_heads) : 0);
+    p.plan_last = reserve(
+        &p.bytes, has_last ? m->ops->attn_plan_bytes(n_logit_rows, m->shard.n_kv_heads) : 0);
     p.ids = reserve(&p.bytes, table_ints * 4);
     return p;
 }
@@ -98,7 +111,8 @@ static void *watch_ranks(void *arg)
     while (!d->stop) {
         struct td_err why;
         if (td_comm_check(d->watched) || d->dev->ranks->check(&why)) {
-            pthread_mutex_unlock(&d->watch_lock); /* abort returns when leave_ranks has dropped the graphs, and that wants the lock */
+            pthread_mutex_unlock(&d->watch_lock); /* abort returns when leave_ranks has dropped
+                                                     the graphs, and that wants the lock */
             d->dev->ranks->abort();
             return NULL;
         }
@@ -113,7 +127,8 @@ static void *watch_ranks(void *arg)
     return NULL;
 }
 
-/* First leave, with the thread still looking after the others: what a dead rank left unfinished ends by its abort alone. */
+/* First leave, with the thread still looking after the others: what a dead rank left unfinished
+ * ends by its abort alone. */
 static void leave_ranks(struct td_forward_device *d)
 {
     if (!d->has_ranks) return;
@@ -128,19 +143,25 @@ static void leave_ranks(struct td_forward_device *d)
     td_comm_close(d->watched);
 }
 
-static td_status group_sum(void *comm, float *x, size_t n) { return td_comm_all_reduce_sum(comm, NULL, x, n); }
+static td_status group_sum(void *comm, float *x, size_t n)
+{
+    return td_comm_all_reduce_sum(comm, NULL, x, n);
+}
 
-static td_status group_gather(void *comm, const float *mine, int32_t n_rows, const int32_t *first, float *out)
+static td_status group_gather(void *comm, const float *mine, int32_t n_rows, const int32_t *first,
+                              float *out)
 {
     return td_comm_gather_columns(comm, mine, n_rows, first, out);
 }
 
 /* Collective: the ranks' devices find each other. */
-static td_status join_ranks(struct td_forward_device *d, const struct td_workspace *ws, struct td_err *err)
+static td_status join_ranks(struct td_forward_device *d, const struct td_workspace *ws,
+                            struct td_err *err)
 {
     const struct td_model *m = ws->model;
     uint8_t id[TD_DEVICE_RANK_ID_BYTES];
-    size_t bytes = sizeof id, rows = (size_t)ws->max_rows * (size_t)m->shard.hidden, logits = (size_t)ws->max_logit_rows * (size_t)m->shard.vocab;
+    size_t bytes = sizeof id, rows = (size_t)ws->max_rows * (size_t)m->shard.hidden,
+           logits = (size_t)ws->max_logit_rows * (size_t)m->shard.vocab;
     td_status s = td_comm_rank(m->comm) == 0 ? d->dev->ranks->new_id(id, err) : TD_OK;
     if (s) return s;
     if ((s = td_comm_broadcast(m->comm, id, &bytes, false))) {
@@ -148,7 +169,8 @@ static td_status join_ranks(struct td_forward_device *d, const struct td_workspa
         return td_fail(err, s, "ranks: %s", td_comm_reason(m->comm, why));
     }
     if ((s = td_comm_again(m->comm, &d->watched, err))) return s;
-    const struct td_device_group group = {td_comm_rank(m->comm), td_comm_n_ranks(m->comm), m->comm, group_sum, group_gather};
+    const struct td_device_group group = {td_comm_rank(m->comm), td_comm_n_ranks(m->comm), m->comm,
+                                          group_sum, group_gather};
     if ((s = d->dev->ranks->join(id, &group, rows > logits ? rows : logits, err))) {
         td_comm_close(d->watched);
         return s;
@@ -164,18 +186,24 @@ static td_status join_ranks(struct td_forward_device *d, const struct td_workspa
     return TD_OK;
 }
 
-td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_t **ret_memory, struct td_err *err)
+td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_t **ret_memory,
+                                   struct td_err *err)
 {
     static atomic_uint next_serial = 1;
     const struct td_model *m = ws->model;
     const struct td_device *dev = m->ops->device;
-    size_t per_seq = (size_t)m->max_len / BLOCK_SIZE_MIN + 1, ints = per_seq * (size_t)ws->max_logit_rows;
+    size_t per_seq = (size_t)m->max_len / BLOCK_SIZE_MIN + 1,
+           ints = per_seq * (size_t)ws->max_logit_rows;
     struct td_forward_device *d = ws->device = calloc(1, sizeof *d);
     if (!d) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory");
     d->dev = dev;
     d->serial = atomic_fetch_add(&next_serial, 1);
-    d->table_ints_max = ints > TABLE_INTS_MAX ? (per_seq > TABLE_INTS_MAX ? per_seq : TABLE_INTS_MAX) : ints < TABLE_INTS_MIN ? TABLE_INTS_MIN : ints;
-    size_t last = plan_of(ws, ws->max_rows, ws->max_logit_rows, ws->max_rows, 0).bytes + 256 + m->ops->attn_plan_bytes(ws->max_logit_rows, m->shard.n_kv_heads);
+    d->table_ints_max = ints > TABLE_INTS_MAX
+                            ? (per_seq > TABLE_INTS_MAX ? per_seq : TABLE_INTS_MAX)
+                        : ints < TABLE_INTS_MIN ? TABLE_INTS_MIN
+                                                : ints;
+    size_t last = plan_of(ws, ws->max_rows, ws->max_logit_rows, ws->max_rows, 0).bytes + 256 +
+                  m->ops->attn_plan_bytes(ws->max_logit_rows, m->shard.n_kv_heads);
     size_t desc = last + d->table_ints_max * 4 + 256;
     void *memory = NULL, *pinned = NULL, *there = NULL;
     td_status s = dev->alloc(bytes, "workspace", &memory, err);
@@ -184,9 +212,14 @@ td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_
     d->pinned = pinned;
     if (!s) s = dev->alloc(desc, "step descriptor", &there, err);
     d->device = there;
-    if (s) return td_err_prefix(err, "workspace of %d rows (max_step_tokens) and %d logit rows (max_batch)", ws->max_rows, ws->max_logit_rows);
+    if (s)
+        return td_err_prefix(err,
+                             "workspace of %d rows (max_step_tokens) and %d logit rows (max_batch)",
+                             ws->max_rows, ws->max_logit_rows);
     d->logits = malloc((size_t)ws->max_logit_rows * (size_t)m->config.vocab * sizeof(float));
-    if (!d->logits) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory for the logits of %d rows", ws->max_logit_rows);
+    if (!d->logits)
+        return td_fail(err, TD_ERR_NOMEM, "workspace: no memory for the logits of %d rows",
+                       ws->max_logit_rows);
     *ret_memory = d->memory;
     return td_comm_n_ranks(m->comm) > 1 ? join_ranks(d, ws, err) : TD_OK;
 }
@@ -217,11 +250,13 @@ int32_t td_workspace_padded_rows(const struct td_workspace *ws, int32_t n_rows)
 
 static bool is_same(const struct shape *a, const struct shape *b)
 {
-    return a->n_rows == b->n_rows && a->block_size == b->block_size && a->table_ints == b->table_ints && a->attn == b->attn && a->tail == b->tail &&
+    return a->n_rows == b->n_rows && a->block_size == b->block_size &&
+           a->table_ints == b->table_ints && a->attn == b->attn && a->tail == b->tail &&
            a->kv_base == b->kv_base && a->has_tail == b->has_tail;
 }
 
-/* 0 the first time a shape is seen, or seen again after others took its place; else its graph's key. */
+/* 0 the first time a shape is seen, or seen again after others took its place; else its graph's
+ * key. */
 static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
 {
     int32_t i = 0, oldest = 0;
@@ -241,8 +276,9 @@ static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
 }
 
 /* Waits for the marks that the walk left, in their order, and tells. *ret_told: so many layers. */
-static td_status tell_layers(const struct td_device *dev, const struct td_forward_layers *l, int32_t n_layers, bool last_marked,
-                             int32_t *ret_told, struct td_err *err)
+static td_status tell_layers(const struct td_device *dev, const struct td_forward_layers *l,
+                             int32_t n_layers, bool last_marked, int32_t *ret_told,
+                             struct td_err *err)
 {
     for (int32_t mark = 0, n = 0; n < (last_marked ? n_layers : n_layers - 1); mark++) {
         n = n_layers - n > l->every ? n + l->every : n_layers;
@@ -264,22 +300,30 @@ static bool is_decode_step(const struct td_forward_args *a)
 }
 
 /* Blocks that the rows of each sequence reach, as one list; the count of block ids to *ret_ints. */
-static td_status count_blocks(const struct td_forward_args *a, size_t max_ints, size_t *ret_ints, struct td_err *err)
+static td_status count_blocks(const struct td_forward_args *a, size_t max_ints, size_t *ret_ints,
+                              struct td_err *err)
 {
     size_t n = 0;
     for (int32_t i = 0; i < a->n_rows; i++)
-        if (i + 1 == a->n_rows || a->row_seq[i + 1] != a->row_seq[i]) n += (size_t)(a->positions[i] / a->kv->block_size) + 1;
-    if (n > max_ints) return td_fail(err, TD_ERR_LIMIT, "a step's block tables hold %zu blocks, limit %zu", n, max_ints);
+        if (i + 1 == a->n_rows || a->row_seq[i + 1] != a->row_seq[i])
+            n += (size_t)(a->positions[i] / a->kv->block_size) + 1;
+    if (n > max_ints)
+        return td_fail(err, TD_ERR_LIMIT, "a step's block tables hold %zu blocks, limit %zu", n,
+                       max_ints);
     *ret_ints = n;
     return TD_OK;
 }
 
-static void fill(const struct td_forward_device *d, const struct plan *p, const struct td_forward_args *a, int32_t n_rows, int32_t n_seqs)
+static void fill(const struct td_forward_device *d, const struct plan *p,
+                 const struct td_forward_args *a, int32_t n_rows, int32_t n_seqs)
 {
     uint8_t *at = d->pinned;
-    int32_t *tokens = (int32_t *)(void *)(at + p->tokens), *positions = (int32_t *)(void *)(at + p->positions),
-            *row_seq = (int32_t *)(void *)(at + p->row_seq), *logit_rows = (int32_t *)(void *)(at + p->logit_rows),
-            *position_last = (int32_t *)(void *)(at + p->position_last), *seq_last = (int32_t *)(void *)(at + p->seq_last),
+    int32_t *tokens = (int32_t *)(void *)(at + p->tokens),
+            *positions = (int32_t *)(void *)(at + p->positions),
+            *row_seq = (int32_t *)(void *)(at + p->row_seq),
+            *logit_rows = (int32_t *)(void *)(at + p->logit_rows),
+            *position_last = (int32_t *)(void *)(at + p->position_last),
+            *seq_last = (int32_t *)(void *)(at + p->seq_last),
             *ids = (int32_t *)(void *)(at + p->ids);
     const int32_t **tables = (const int32_t **)(void *)(at + p->tables);
     const int32_t *ids_there = (const int32_t *)(const void *)(d->device + p->ids);
@@ -308,21 +352,27 @@ static void fill(const struct td_forward_device *d, const struct plan *p, const 
 }
 
 /* Offsets into the descriptor. */
-static void make_plan(const struct td_workspace *ws, size_t positions, size_t row_seq, int32_t n_rows, size_t to, uint64_t *ret_shape)
+static void make_plan(const struct td_workspace *ws, size_t positions, size_t row_seq,
+                      int32_t n_rows, size_t to, uint64_t *ret_shape)
 {
     const struct td_model_config *c = &ws->model->shard;
     uint8_t *at = ws->device->pinned;
-    struct td_attn_plan_args a = {.positions = (const int32_t *)(const void *)(at + positions), .row_seq = (const int32_t *)(const void *)(at + row_seq),
-                                  .n_rows = n_rows, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads};
+    struct td_attn_plan_args a = {.positions = (const int32_t *)(const void *)(at + positions),
+                                  .row_seq = (const int32_t *)(const void *)(at + row_seq),
+                                  .n_rows = n_rows,
+                                  .n_heads = c->n_heads,
+                                  .n_kv_heads = c->n_kv_heads};
     ws->model->ops->attn_plan(&a, at + to, ret_shape);
 }
 
-td_status td_forward_device(struct td_model *model, struct td_workspace *ws, const struct td_forward_args *a, float **ret_logits)
+td_status td_forward_device(struct td_model *model, struct td_workspace *ws,
+                            const struct td_forward_args *a, float **ret_logits)
 {
     struct td_forward_device *d = ws->device;
     const struct td_device *dev = d->dev;
     bool can_graph = !model->no_graphs && is_decode_step(a);
-    int32_t n = can_graph ? td_workspace_padded_rows(ws, a->n_rows) : a->n_rows, k = can_graph ? n : a->n_logit_rows;
+    int32_t n = can_graph ? td_workspace_padded_rows(ws, a->n_rows) : a->n_rows,
+            k = can_graph ? n : a->n_logit_rows;
     if (n > ws->max_rows) n = k = a->n_rows;
     int32_t n_seqs = can_graph ? n : a->row_seq[a->n_rows - 1] + 1;
     size_t used, ints = TABLE_INTS_MIN;
@@ -339,44 +389,58 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws, con
     if (k > 0 && k < n) make_plan(ws, p.position_last, p.seq_last, k, p.plan_last, &unused);
 
     const struct td_forward_tail *tail = k > 0 ? a->tail : NULL;
-    struct shape all = {.n_rows = n, .block_size = a->kv->block_size, .table_ints = ints, .attn = shape, .tail = tail ? tail->shape : 0,
-                        .kv_base = a->kv_base, .has_tail = tail != NULL};
+    struct shape all = {.n_rows = n,
+                        .block_size = a->kv->block_size,
+                        .table_ints = ints,
+                        .attn = shape,
+                        .tail = tail ? tail->shape : 0,
+                        .kv_base = a->kv_base,
+                        .has_tail = tail != NULL};
     int32_t n_layers = model->shard.n_layers, n_told = 0;
     const struct td_forward_layers *layers = can_graph ? NULL : a->layers;
     if (layers && (n_layers + layers->every - 1) / layers->every > TD_FORWARD_MARKS_MAX)
-        return td_fail(a->err, TD_ERR_INVALID, "forward: every is %d, of %d layers that are more than %d groups", layers->every,
-                       n_layers, TD_FORWARD_MARKS_MAX);
+        return td_fail(a->err, TD_ERR_INVALID,
+                       "forward: every is %d, of %d layers that are more than %d groups",
+                       layers->every, n_layers, TD_FORWARD_MARKS_MAX);
     if (dev->step_begin(can_graph ? graph_key(d, &all) : 0)) {
         uint8_t *there = d->device;
-        struct td_batch b = {.tokens = (const int32_t *)(const void *)(there + p.tokens),
-                             .positions = (const int32_t *)(const void *)(there + p.positions),
-                             .row_seq = (const int32_t *)(const void *)(there + p.row_seq),
-                             .block_tables = (const int32_t *const *)(const void *)(there + p.tables),
-                             .n_rows = n,
-                             .n_logit_rows = k,
-                             .kv_base = a->kv_base,
-                             .kv = a->kv,
-                             .kv_stride = a->kv_stride,
-                             .logit_rows = (const int32_t *)(const void *)(there + p.logit_rows),
-                             .layers = layers,
-                             .position_last = (const int32_t *)(const void *)(there + p.position_last),
-                             .seq_last = (const int32_t *)(const void *)(there + p.seq_last),
-                             .plan = d->pinned + p.plan,
-                             .device_plan = there + p.plan,
-                             .plan_last = d->pinned + p.plan_last,
-                             .device_plan_last = there + p.plan_last};
+        struct td_batch b = {
+            .tokens = (const int32_t *)(const void *)(there + p.tokens),
+            .positions = (const int32_t *)(const void *)(there + p.positions),
+            .row_seq = (const int32_t *)(const void *)(there + p.row_seq),
+            .block_tables = (const int32_t *const *)(const void *)(there + p.tables),
+            .n_rows = n,
+            .n_logit_rows = k,
+            .kv_base = a->kv_base,
+            .kv = a->kv,
+            .kv_stride = a->kv_stride,
+            .logit_rows = (const int32_t *)(const void *)(there + p.logit_rows),
+            .layers = layers,
+            .position_last = (const int32_t *)(const void *)(there + p.position_last),
+            .seq_last = (const int32_t *)(const void *)(there + p.seq_last),
+            .plan = d->pinned + p.plan,
+            .device_plan = there + p.plan,
+            .plan_last = d->pinned + p.plan_last,
+            .device_plan_last = there + p.plan_last};
         dev->put(d->device, d->pinned, p.bytes);
         td_forward_walk(model, ws, &b, 0, 1);
         if (tail) tail->issue(tail->ctx, ws->logits, k);
     }
     s = dev->step_end(a->err);
-    if (!s && layers) s = tell_layers(dev, layers, n_layers, k > 0 || td_comm_n_ranks(model->comm) == 1, &n_told, a->err);
+    if (!s && layers)
+        s = tell_layers(dev, layers, n_layers, k > 0 || td_comm_n_ranks(model->comm) == 1, &n_told,
+                        a->err);
     if (!s) s = dev->wait(a->err);
-    if (!s && k == 0) s = td_comm_barrier(model->comm); /* no logits were gathered: the others' last K and V must be there, too, before anybody sends them on */
+    if (!s && k == 0)
+        s = td_comm_barrier(model->comm); /* no logits were gathered: the others'
+                                             last K and V must be there, too,
+                                             before anybody sends them on */
     if (!s && layers && n_told < n_layers) layers->done(layers->ctx, n_layers);
     *ret_logits = NULL;
     if (s || tail || k == 0 || td_comm_rank(model->comm) > 0) return s;
-    s = dev->download(d->logits, ws->logits, (size_t)a->n_logit_rows * (size_t)model->config.vocab * sizeof(float), a->err);
+    s = dev->download(d->logits, ws->logits,
+                      (size_t)a->n_logit_rows * (size_t)model->config.vocab * sizeof(float),
+                      a->err);
     if (!s) *ret_logits = d->logits;
     return s;
 }

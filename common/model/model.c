@@ -1,4 +1,5 @@
-/* model.c - opening and describing a model: config, compute type, weights (weights.c), rotary table, identity. */
+/* model.c - opening and describing a model: config, compute type, weights (weights.c), rotary
+ * table, identity. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,9 +14,9 @@
 #define M_PI 3.14159265358979323846
 #endif
 
-/* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to f32 as the reference
- * implementation rounds them: trained models saw those angles, and at position 10^5 an f32 angle is off the exact one by up to
- * 0.004. */
+/* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to
+ * f32 as the reference implementation rounds them: trained models saw those angles, and at
+ * position 10^5 an f32 angle is off the exact one by up to 0.004. */
 static void make_rope_table(const struct td_model *m, float *table)
 {
     const struct td_model_config *c = &m->config;
@@ -25,11 +26,15 @@ static void make_rope_table(const struct td_model *m, float *table)
         float f = 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->head_dim));
         if (c->rope_scaling == TD_ROPE_LINEAR) f /= (float)c->rope_factor;
         if (c->rope_scaling == TD_ROPE_LLAMA3) {
-            /* Wavelengths beyond the old context are stretched by factor, short ones stay, between the two a linear blend. */
-            double old_len = (double)c->rope_original_max_positions, wavelength = 2 * M_PI / (double)f;
-            double low_wavelength = old_len / c->rope_low_freq_factor, high_wavelength = old_len / c->rope_high_freq_factor;
+            /* Wavelengths beyond the old context are stretched by factor, short ones stay,
+               between the two a linear blend. */
+            double old_len = (double)c->rope_original_max_positions,
+                   wavelength = 2 * M_PI / (double)f;
+            double low_wavelength = old_len / c->rope_low_freq_factor,
+                   high_wavelength = old_len / c->rope_high_freq_factor;
             double stretched = (double)f / c->rope_factor;
-            double blend = (old_len / wavelength - c->rope_low_freq_factor) / (c->rope_high_freq_factor - c->rope_low_freq_factor);
+            double blend = (old_len / wavelength - c->rope_low_freq_factor) /
+                           (c->rope_high_freq_factor - c->rope_low_freq_factor);
             if (wavelength > low_wavelength)
                 f = (float)stretched;
             else if (wavelength >= high_wavelength)
@@ -63,10 +68,11 @@ static td_status place_rope_table(struct td_model *m, struct td_err *err)
     return s;
 }
 
-static td_status choose_dtype(const char *name, const struct td_model_config *c, enum td_dtype *ret, struct td_err *err)
+static td_status choose_dtype(const char *name, const struct td_model_config *c, enum td_dtype *ret,
+                              struct td_err *err)
 {
-    if (!name || strcmp(name, "auto") == 0)
-        *ret = c->checkpoint_dtype == TD_BF16 ? TD_BF16 : TD_F32; /* f16 files: f16 storage, f32 arithmetic */
+    if (!name || strcmp(name, "auto") == 0) /* f16 files: f16 storage, f32 arithmetic */
+        *ret = c->checkpoint_dtype == TD_BF16 ? TD_BF16 : TD_F32;
     else if (strcmp(name, "f32") == 0)
         *ret = TD_F32;
     else if (strcmp(name, "bf16") == 0)
@@ -76,25 +82,32 @@ static td_status choose_dtype(const char *name, const struct td_model_config *c,
     return TD_OK;
 }
 
-/* Everything that decides a logit's bits. Text, so that padding cannot. Not the number of multiprocessors: it decides how a step's work is cut and
- * spread, while every sum keeps its order, so cards of one architecture, or slices of one, may finish each other's requests. (Where the device need
- * not be deterministic, cuBLASLt's choice may follow it; but then a row's bits follow its batch, too.) */
+/* Everything that decides a logit's bits. Text, so that padding cannot. Not the number of
+ * multiprocessors: it decides how a step's work is cut and spread, while every sum keeps its
+ * order, so cards of one architecture, or slices of one, may finish each other's requests.
+ * (Where the device need not be deterministic, cuBLASLt's choice may follow it; but then a row's
+ * bits follow its batch, too.) */
 static uint64_t model_hash(const struct td_model *m, uint64_t digest)
 {
     const struct td_model_config *c = &m->config;
     char text[800], device[160] = "";
-    if (m->ops->device) { /* the same kernels of another architecture, or with other algorithms, are another instruction set */
+    if (m->ops->device) { /* the same kernels of another architecture, or with other algorithms,
+                             are another instruction set */
         const struct td_device_info *i = &m->ops->device->info;
-        snprintf(device, sizeof device, "sm_%d%d deterministic %d emulated %d ", i->cc_major, i->cc_minor, i->is_deterministic, i->is_emulated);
+        snprintf(device, sizeof device, "sm_%d%d deterministic %d emulated %d ", i->cc_major,
+                 i->cc_minor, i->is_deterministic, i->is_emulated);
     }
     int n = snprintf(text, sizeof text,
-                     "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a tied %d bias %d %d %d qknorm %d "
+                     "arch %d layers %d hidden %d inter %d heads %d kv %d dim %d vocab %d eps %a "
+                     "tied %d bias %d %d %d qknorm %d "
                      "window %d from %d "
                      "rope %d %a %a %a %a %d dtype %s ops %s %sweights %016" PRIx64,
-                     c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads, c->head_dim, c->vocab,
-                     (double)c->rms_eps, c->tied_embeddings, c->qkv_bias, c->o_bias, c->mlp_bias, c->qk_norm, c->window,
-                     c->window_first_layer, c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
-                     c->rope_high_freq_factor, c->rope_original_max_positions, td_dtype_name(m->dtype), m->ops->name, device, digest);
+                     c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads,
+                     c->head_dim, c->vocab, (double)c->rms_eps, c->tied_embeddings, c->qkv_bias,
+                     c->o_bias, c->mlp_bias, c->qk_norm, c->window, c->window_first_layer,
+                     c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
+                     c->rope_high_freq_factor, c->rope_original_max_positions,
+                     td_dtype_name(m->dtype), m->ops->name, device, digest);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
     return td_hash64(text, (size_t)n, 0);
 }
@@ -103,11 +116,19 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
 {
     if (n_ranks != 1 && n_ranks != 2 && n_ranks != 4 && n_ranks != 8 && n_ranks != 16)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be 1, 2, 4, 8 or 16", n_ranks);
-    if (c->n_heads % n_ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d", n_ranks, c->n_heads);
+    if (c->n_heads % n_ranks)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d",
+                       n_ranks, c->n_heads);
     if (c->n_kv_heads % n_ranks && n_ranks % c->n_kv_heads)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_key_value_heads %d or be a multiple of it", n_ranks, c->n_kv_heads);
-    if (c->intermediate % n_ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide intermediate_size %d", n_ranks, c->intermediate);
-    if (c->vocab < n_ranks) return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be at most vocab_size %d", n_ranks, c->vocab);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp is %d, must divide num_key_value_heads %d or be a multiple of it",
+                       n_ranks, c->n_kv_heads);
+    if (c->intermediate % n_ranks)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide intermediate_size %d",
+                       n_ranks, c->intermediate);
+    if (c->vocab < n_ranks)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be at most vocab_size %d", n_ranks,
+                       c->vocab);
     return TD_OK;
 }
 
@@ -117,8 +138,11 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
     td_status s = td_model_check_ranks(&m->config, n, err);
     if (s) return s;
     if (n > 1 && m->ops->device && !m->ops->device->ranks)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others", n);
-    if (n > 1) m->no_graphs = true; /* a graph with calls between ranks must be recorded by all of them at the same step: not looked after yet */
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others",
+                       n);
+    if (n > 1)
+        m->no_graphs = true; /* a graph with calls between ranks must be recorded by all
+                                of them at the same step: not looked after yet */
     m->shard = m->config;
     m->shard.n_heads /= n;
     m->shard.n_kv_heads = m->config.n_kv_heads >= n ? m->config.n_kv_heads / n : 1;
@@ -127,15 +151,14 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
     return TD_OK;
 }
 
-const struct td_ops *td_model_ops_by_name(const char *name)
-{
-    return td_ops_by_name(name);
-}
+const struct td_ops *td_model_ops_by_name(const char *name) { return td_ops_by_name(name); }
 
-td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model, struct td_err *err)
+td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model,
+                        struct td_err *err)
 {
     if (!params->dir == !params->random_config)
-        return td_fail(err, TD_ERR_INVALID, "model: give either a model directory or a config for random weights");
+        return td_fail(err, TD_ERR_INVALID,
+                       "model: give either a model directory or a config for random weights");
     struct td_model *m = calloc(1, sizeof *m);
     if (!m) return td_fail(err, TD_ERR_NOMEM, "model: no memory");
     m->arena.memfd = -1;
@@ -144,14 +167,18 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     m->no_graphs = params->no_graphs;
     m->ops = params->ops ? params->ops : td_ops_best();
     td_status s =
-        m->ops ? TD_OK : td_fail(err, TD_ERR_INVALID, "model: TANDEM_OPS names a table of kernels that this CPU does not run");
+        m->ops ? TD_OK
+               : td_fail(err, TD_ERR_INVALID,
+                         "model: TANDEM_OPS names a table of kernels that this CPU does not run");
     if (!s)
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
     if (!s) s = choose_dtype(params->dtype, &m->config, &m->dtype, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
-        s = td_fail(err, TD_ERR_INVALID, "max_model_len is %d, must be in 1..%d (max_position_embeddings), or 0 for that",
-                    params->max_model_len, m->config.max_positions);
+        s = td_fail(
+            err, TD_ERR_INVALID,
+            "max_model_len is %d, must be in 1..%d (max_position_embeddings), or 0 for that",
+            params->max_model_len, m->config.max_positions);
     uint64_t digest = 0;
     if (!s) s = make_shard(m, err);
     if (!s) {
@@ -181,35 +208,19 @@ const struct td_model_config *td_model_config(const struct td_model *model)
 {
     return &model->config;
 }
-enum td_dtype td_model_dtype(const struct td_model *model)
-{
-    return model->dtype;
-}
-const struct td_device *td_model_device(const struct td_model *model)
-{
-    return model->ops->device;
-}
-int32_t td_model_max_len(const struct td_model *model)
-{
-    return model->max_len;
-}
-uint64_t td_model_hash(const struct td_model *model)
-{
-    return model->hash;
-}
-int32_t td_model_n_ranks(const struct td_model *model)
-{
-    return td_comm_n_ranks(model->comm);
-}
-uint64_t td_model_weight_bytes(const struct td_model *model)
-{
-    return model->weight_bytes;
-}
+enum td_dtype td_model_dtype(const struct td_model *model) { return model->dtype; }
+const struct td_device *td_model_device(const struct td_model *model) { return model->ops->device; }
+int32_t td_model_max_len(const struct td_model *model) { return model->max_len; }
+uint64_t td_model_hash(const struct td_model *model) { return model->hash; }
+int32_t td_model_n_ranks(const struct td_model *model) { return td_comm_n_ranks(model->comm); }
+uint64_t td_model_weight_bytes(const struct td_model *model) { return model->weight_bytes; }
 
-td_status td_model_kv_layout(const struct td_model *model, int32_t block_size, struct td_kv_layout *ret_layout, struct td_err *err)
+td_status td_model_kv_layout(const struct td_model *model, int32_t block_size,
+                             struct td_kv_layout *ret_layout, struct td_err *err)
 {
     if (block_size < 8 || block_size > 256 || (block_size & (block_size - 1)))
-        return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be a power of two in 8..256", block_size);
+        return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be a power of two in 8..256",
+                       block_size);
     const struct td_model_config *c = &model->shard;
     struct td_kv_layout layout = {.n_layers = c->n_layers,
                                   .n_kv_heads = c->n_kv_heads,

@@ -1,8 +1,9 @@
-/* safetensors.h - tensors of a model directory: model.safetensors, or the shards named by model.safetensors.index.json, mapped
- * read-only.
+/* safetensors.h - tensors of a model directory: model.safetensors, or the shards named by
+ * model.safetensors.index.json, mapped read-only.
  *
- * File: u64 little-endian header length, JSON header, tensor bytes. Nothing in it is believed: lengths, offsets, shapes and names
- * are checked before any is used, and what they disagree about is TD_ERR_CORRUPT with the tensor's name.
+ * File: u64 little-endian header length, JSON header, tensor bytes. Nothing in it is believed:
+ * lengths, offsets, shapes and names are checked before any is used, and what they disagree about
+ * is TD_ERR_CORRUPT with the tensor's name.
  *
  * Threads: open and close by one; readers may be many. */
 #ifndef TD_MODEL_SAFETENSORS_H
@@ -40,8 +41,8 @@ struct td_safetensors {
 td_status td_safetensors_open(const char *dir, struct td_safetensors *ret_st, struct td_err *err);
 
 /* One file's bytes (borrowed, must outlive ret_st); `what` names it in errors. */
-td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char *what, struct td_safetensors *ret_st,
-                               struct td_err *err);
+td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char *what,
+                               struct td_safetensors *ret_st, struct td_err *err);
 
 void td_safetensors_close(struct td_safetensors *st); /* zeroed is fine */
 

@@ -1,22 +1,28 @@
 /* sampler.c - one token from one row of logits, in O(vocab) and without a sort.
  *
- * Weights. Token i with adjusted logit x_i weighs floor(2^44 * exp((x_i - max x) / temperature)), an integer. Sums of integers are exact in
- * any order, so a prefix of the descending order has one weight however it was found: by a sort (the reference in the test), by buckets (here)
- * or by a tree (a GPU). What weighs 0 is 2^44 times less likely than the best token and is never drawn. vocab <= 2^19 keeps a sum below 2^63.
+ * Weights. Token i with adjusted logit x_i weighs floor(2^44 * exp((x_i - max x) / temperature)),
+ * an integer. Sums of integers are exact in any order, so a prefix of the descending order has one
+ * weight however it was found: by a sort (the reference in the test), by buckets (here) or by a
+ * tree (a GPU). What weighs 0 is 2^44 times less likely than the best token and is never drawn.
+ * vocab <= 2^19 keeps a sum below 2^63.
  *
- * Selection. The order is (x descending, id ascending). top-k, top-p and the draw are all the same question: which element does the running
- * count, or the running weight, reach a target at? None needs the truncated set itself, as every set is a prefix of one order:
+ * Selection. The order is (x descending, id ascending). top-k, top-p and the draw are all the same
+ * question: which element does the running count, or the running weight, reach a target at? None
+ * needs the truncated set itself, as every set is a prefix of one order:
  *     top-k   the k-th element; S = weight up to and with it
- *     top-p   the first element at which the running weight is >= top_p * S (what came before it is < top_p, as in vLLM); S2 = weight there
+ *     top-p   the first element at which the running weight is >= top_p * S (what came before it is
+ *         < top_p, as in vLLM); S2 = weight there
  *     draw    the first element at which the running weight is > r, r uniform in [0, S2)
- * locate() answers it: histogram over 2048 buckets of x between the lowest and highest candidate, pick the bucket, keep its elements (in id
- * order), repeat until few are left. The first histogram, over all weights above 0, is shared by the three. Lowest and highest fall into different
- * buckets, so every later round makes progress, and the range shrinks 2000-fold: few rounds even for rows made to be awkward.
+ * locate() answers it: histogram over 2048 buckets of x between the lowest and highest candidate,
+ * pick the bucket, keep its elements (in id order), repeat until few are left. The first histogram,
+ * over all weights above 0, is shared by the three. Lowest and highest fall into different buckets,
+ * so every later round makes progress, and the range shrinks 2000-fold: few rounds even for rows
+ * made to be awkward.
  *
  * Same bits everywhere, on a device too: kernels/sample_math.h.
  *
- * Not finite: NaN and -inf are no candidates. +inf is an overflow upstream, where no distribution exists: TD_ERR_CORRUPT like a row without a
- * finite logit. */
+ * Not finite: NaN and -inf are no candidates. +inf is an overflow upstream, where no
+ * distribution exists: TD_ERR_CORRUPT like a row without a finite logit. */
 #include "common/model/sampler.h"
 
 #include <math.h>
@@ -25,15 +31,18 @@
 
 #include "kernels/sample_math.h"
 
-_Static_assert(TD_MAX_LOGIT_BIAS == TD_SAMPLE_MAX_BIAS, "what a request may ask is what a row may hold");
-_Static_assert(TD_MAX_TOP_LOGPROBS == TD_SAMPLE_MAX_TOP, "what a request may ask is what a row may hold");
+_Static_assert(TD_MAX_LOGIT_BIAS == TD_SAMPLE_MAX_BIAS,
+               "what a request may ask is what a row may hold");
+_Static_assert(TD_MAX_TOP_LOGPROBS == TD_SAMPLE_MAX_TOP,
+               "what a request may ask is what a row may hold");
 
 #define N_BUCKETS 2048
-#define LEAF 24                     /* at most so many candidates are sorted by insertion */
-#define SEEN 0x80000000u            /* seen[]: the token occurs; the bits below count it in the output */
+#define LEAF 24 /* at most so many candidates are sorted by insertion */
+/* seen[]: the token occurs; the bits below count it in the output */
+#define SEEN 0x80000000u
 
-#define BLOCK 256                   /* elements handled at once; arrays are padded to it */
-#define NO_BUCKET 0xffffu           /* weight 0 or under min-p: no candidate */
+#define BLOCK 256         /* elements handled at once; arrays are padded to it */
+#define NO_BUCKET 0xffffu /* weight 0 or under min-p: no candidate */
 
 struct cand {
     double x;
@@ -42,12 +51,12 @@ struct cand {
 };
 
 struct td_sampler {
-    int32_t vocab, padded;   /* padded: vocab rounded up to BLOCK; the pad is no candidate */
-    double *x;               /* [padded] adjusted logits */
-    uint64_t *w;             /* [padded] weights */
-    uint16_t *bucket_of;     /* [padded] first-round bucket */
-    uint32_t *seen;          /* [vocab] all zero between calls */
-    struct cand *part;       /* [vocab] the bucket that locate() looks into, in id order */
+    int32_t vocab, padded; /* padded: vocab rounded up to BLOCK; the pad is no candidate */
+    double *x;             /* [padded] adjusted logits */
+    uint64_t *w;           /* [padded] weights */
+    uint16_t *bucket_of;   /* [padded] first-round bucket */
+    uint32_t *seen;        /* [vocab] all zero between calls */
+    struct cand *part;     /* [vocab] the bucket that locate() looks into, in id order */
     uint32_t count[N_BUCKETS], sub_count[N_BUCKETS];
     uint64_t weight[N_BUCKETS], sub_weight[N_BUCKETS];
 };
@@ -63,15 +72,19 @@ void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t re
     td_sample_philox(counter, key, ret_out);
 }
 
-/* ---- exp with the same bits everywhere ------------------------------------------------------------------------------------------------- */
+/* ---- exp with the same bits everywhere ------------------------------------------------------- */
 
-#define FIRST_SCALE ((N_BUCKETS - 1) / 31.0)     /* 2^-44 = e^-30.5: no candidate is more than 31 below the maximum */
+/* 2^-44 = e^-30.5: no candidate is more than 31 below the maximum */
+#define FIRST_SCALE ((N_BUCKETS - 1) / 31.0)
 
-/* For x[0..BLOCK): y = (x - max) / temperature, at most 0; ret_e = e^y; ret_bucket = the first-round bucket of y. td_sample_exp on vectors:
- * the compiler splits them as the machine allows, and the bits stay. */
-static inline __attribute__((always_inline)) void weigh_body(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
+/* For x[0..BLOCK): y = (x - max) / temperature, at most 0; ret_e = e^y; ret_bucket = the
+ * first-round bucket of y. td_sample_exp on vectors: the compiler splits them as the machine
+ * allows, and the bits stay. */
+static inline __attribute__((always_inline)) void
+weigh_body(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
-    const v4d magic = 0x1.8p52 + (v4d){0};     /* adding it rounds to an integer, which then stands in the low bits */
+    const v4d magic = 0x1.8p52 + (v4d){0}; /* adding it rounds to an integer, which then
+                                              stands in the low bits */
 
     for (int i = 0; i < BLOCK; i += 4) {
         v4d y;
@@ -91,13 +104,15 @@ static inline __attribute__((always_inline)) void weigh_body(const double *x, do
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void weigh_avx2(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
+__attribute__((target("avx2"))) static void
+weigh_avx2(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
     weigh_body(x, max, temperature, ret_e, ret_bucket);
 }
 #endif
 
-static void weigh(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
+static void weigh(const double *x, double max, double temperature, double *ret_e,
+                  int32_t *ret_bucket)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
@@ -108,15 +123,15 @@ static void weigh(const double *x, double max, double temperature, double *ret_e
     weigh_body(x, max, temperature, ret_e, ret_bucket);
 }
 
-/* ---- life and checks ------------------------------------------------------------------------------------------------------------------- */
+/* ---- life and checks ------------------------------------------------------------------------- */
 
 td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, struct td_err *err)
 {
     if (vocab < 1 || vocab > TD_SAMPLE_MAX_VOCAB)
-        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab, TD_SAMPLE_MAX_VOCAB);
+        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab,
+                       TD_SAMPLE_MAX_VOCAB);
     struct td_sampler *s = calloc(1, sizeof *s);
-    if (s == NULL)
-        return td_fail(err, TD_ERR_NOMEM, "sampler: no memory");
+    if (s == NULL) return td_fail(err, TD_ERR_NOMEM, "sampler: no memory");
     size_t n = (size_t)vocab, padded = (n + BLOCK - 1) / BLOCK * BLOCK;
     s->vocab = vocab;
     s->padded = (int32_t)padded;
@@ -125,20 +140,19 @@ td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, stru
     s->bucket_of = malloc(padded * sizeof *s->bucket_of);
     s->seen = calloc(n, sizeof *s->seen);
     s->part = malloc(n * sizeof *s->part);
-    if (s->x == NULL || s->w == NULL || s->bucket_of == NULL || s->seen == NULL || s->part == NULL) {
+    if (s->x == NULL || s->w == NULL || s->bucket_of == NULL || s->seen == NULL ||
+        s->part == NULL) {
         td_sampler_destroy(s);
         return td_fail(err, TD_ERR_NOMEM, "sampler: no memory for a vocabulary of %d", (int)vocab);
     }
-    for (size_t i = n; i < padded; i++)
-        s->x[i] = -INFINITY;
+    for (size_t i = n; i < padded; i++) s->x[i] = -INFINITY;
     *ret_sampler = s;
     return TD_OK;
 }
 
 void td_sampler_destroy(struct td_sampler *sampler)
 {
-    if (sampler == NULL)
-        return;
+    if (sampler == NULL) return;
     free(sampler->x);
     free(sampler->w);
     free(sampler->bucket_of);
@@ -147,7 +161,7 @@ void td_sampler_destroy(struct td_sampler *sampler)
     free(sampler);
 }
 
-/* ---- a device's rows ------------------------------------------------------------------------------------------------------------------- */
+/* ---- a device's rows ------------------------------------------------------------------------- */
 
 static bool has_penalties(const struct td_sampling *s)
 {
@@ -160,29 +174,39 @@ size_t td_sample_payload_bytes(const struct td_sampling *s, int32_t n_tokens)
     return (tokens + 7) / 8 * 8 + (size_t)s->n_logit_bias * sizeof(struct td_sample_bias);
 }
 
-td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt, int32_t logits_row,
-                         struct td_sample_payload *payload, struct td_sample_row *ret_row, uint32_t *features)
+td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int32_t n_tokens,
+                         int32_t n_prompt, int32_t logits_row, struct td_sample_payload *payload,
+                         struct td_sample_row *ret_row, uint32_t *features)
 {
     size_t need = td_sample_payload_bytes(s, n_tokens);
-    if (need > payload->bytes - payload->used)
-        return TD_ERR_LIMIT;
+    if (need > payload->bytes - payload->used) return TD_ERR_LIMIT;
     unsigned char *at = payload->base + payload->used;
     struct td_sample_bias *bias = (struct td_sample_bias *)(void *)(at + need) - s->n_logit_bias;
-    if (has_penalties(s) && n_tokens > 0)
-        memcpy(at, tokens, (size_t)n_tokens * sizeof *tokens);
-    for (int32_t i = 0; i < s->n_logit_bias; i++) {     /* stable by token: equal ones add up in the request's order */
+    if (has_penalties(s) && n_tokens > 0) memcpy(at, tokens, (size_t)n_tokens * sizeof *tokens);
+    for (int32_t i = 0; i < s->n_logit_bias; i++) { /* stable by token: equal ones add up in
+                                                       the request's order */
         int32_t k = i;
-        for (; k > 0 && bias[k - 1].token > s->logit_bias[i].token; k--)
-            bias[k] = bias[k - 1];
-        bias[k] = (struct td_sample_bias){.token = s->logit_bias[i].token, .bias = s->logit_bias[i].bias};
+        for (; k > 0 && bias[k - 1].token > s->logit_bias[i].token; k--) bias[k] = bias[k - 1];
+        bias[k] =
+            (struct td_sample_bias){.token = s->logit_bias[i].token, .bias = s->logit_bias[i].bias};
     }
     payload->used += need;
-    *ret_row = (struct td_sample_row){.seed = s->seed, .tokens = has_penalties(s) ? (const int32_t *)(void *)at : NULL,
-                                      .bias = s->n_logit_bias > 0 ? bias : NULL, .logits_row = logits_row, .n_tokens = n_tokens,
-                                      .n_prompt = n_prompt, .n_bias = s->n_logit_bias, .top_k = s->top_k, .n_logprobs = s->n_logprobs,
-                                      .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p,
-                                      .repetition_penalty = s->repetition_penalty, .presence_penalty = s->presence_penalty,
-                                      .frequency_penalty = s->frequency_penalty};
+    *ret_row =
+        (struct td_sample_row){.seed = s->seed,
+                               .tokens = has_penalties(s) ? (const int32_t *)(void *)at : NULL,
+                               .bias = s->n_logit_bias > 0 ? bias : NULL,
+                               .logits_row = logits_row,
+                               .n_tokens = n_tokens,
+                               .n_prompt = n_prompt,
+                               .n_bias = s->n_logit_bias,
+                               .top_k = s->top_k,
+                               .n_logprobs = s->n_logprobs,
+                               .temperature = s->temperature,
+                               .top_p = s->top_p,
+                               .min_p = s->min_p,
+                               .repetition_penalty = s->repetition_penalty,
+                               .presence_penalty = s->presence_penalty,
+                               .frequency_penalty = s->frequency_penalty};
     *features |= (s->temperature > 0 || s->n_logprobs >= 0 ? TD_SAMPLE_WEIGHTS : 0) |
                  (has_penalties(s) || s->n_logit_bias > 0 ? TD_SAMPLE_ADJUST : 0);
     return TD_OK;
@@ -190,14 +214,15 @@ td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int
 
 void td_sample_pack_padding(struct td_sample_row *ret_row)
 {
-    *ret_row = (struct td_sample_row){.logits_row = -1, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    *ret_row = (struct td_sample_row){
+        .logits_row = -1, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
 }
 
 td_status td_sample_unpack(const struct td_sample_result *result, struct td_sampled *ret_sampled)
 {
-    if (result->status != TD_OK)
-        return (td_status)result->status;
-    struct td_sampled out = {.token = result->token, .logprob = result->logprob, .n_top = result->n_top};
+    if (result->status != TD_OK) return (td_status)result->status;
+    struct td_sampled out = {
+        .token = result->token, .logprob = result->logprob, .n_top = result->n_top};
     TD_ASSERT(out.n_top >= 0 && out.n_top <= TD_MAX_TOP_LOGPROBS);
     for (int32_t i = 0; i < out.n_top; i++) {
         out.top_tokens[i] = result->top_tokens[i];
@@ -207,10 +232,12 @@ td_status td_sample_unpack(const struct td_sample_result *result, struct td_samp
     return TD_OK;
 }
 
-/* ---- adjusted logits ------------------------------------------------------------------------------------------------------------------- */
+/* ---- adjusted logits ------------------------------------------------------------------------- */
 
-/* vLLM's definitions: repetition over prompt and output, once per distinct token; presence and frequency over the output. */
-static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling *s, const int32_t *tokens, int32_t n_tokens, int32_t n_prompt)
+/* vLLM's definitions: repetition over prompt and output, once per distinct token; presence and
+ * frequency over the output. */
+static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling *s,
+                                 const int32_t *tokens, int32_t n_tokens, int32_t n_prompt)
 {
     td_status st = TD_OK;
     int32_t n = 0;
@@ -226,13 +253,11 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
     for (int32_t i = 0; i < n; i++) {
         int32_t t = tokens[i];
         uint32_t seen = sm->seen[t];
-        if (seen == 0)
-            continue;     /* done at its first occurrence */
+        if (seen == 0) continue; /* done at its first occurrence */
         sm->seen[t] = 0;
         uint32_t n_output = seen & ~SEEN;
         double x = sm->x[t];
-        if (rep != 1.0)
-            x = x > 0 ? x / rep : x * rep;
+        if (rep != 1.0) x = x > 0 ? x / rep : x * rep;
         if (n_output > 0) {
             x -= (double)s->presence_penalty;
             x -= (double)s->frequency_penalty * (double)n_output;
@@ -242,36 +267,37 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
     return st;
 }
 
-/* ---- log-probabilities of the raw row --------------------------------------------------------------------------------------------------- */
+/* ---- log-probabilities of the raw row -------------------------------------------------------- */
 
-static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab, double max, struct td_sampled *out)
+static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab,
+                         double max, struct td_sampled *out)
 {
-    v4u hi = {0}, lo = {0};     /* of the sum of all e^y, as sample_math.h has it */
+    v4u hi = {0}, lo = {0}; /* of the sum of all e^y, as sample_math.h has it */
     double l64[BLOCK], e[BLOCK];
     int32_t n = 0, want = s->n_logprobs, unused[BLOCK];
 
     for (int32_t base = 0; base < vocab; base += BLOCK) {
         int32_t len = vocab - base < BLOCK ? vocab - base : BLOCK;
-        for (int32_t i = 0; i < len; i++)
-            l64[i] = logits[base + i];
-        for (int32_t i = len; i < BLOCK; i++)
-            l64[i] = -INFINITY;
+        for (int32_t i = 0; i < len; i++) l64[i] = logits[base + i];
+        for (int32_t i = len; i < BLOCK; i++) l64[i] = -INFINITY;
         weigh(l64, max, 1, e, unused);
-        for (int32_t i = 0; i < BLOCK; i += 4) {     /* td_sample_parts; NaN, -inf and the pad are e^-100 and add 0 */
+        for (int32_t i = 0; i < BLOCK; i += 4) { /* td_sample_parts; NaN, -inf and the pad
+                                                    are e^-100 and add 0 */
             v4d v;
             memcpy(&v, e + i, sizeof v);
             v *= 0x1p32;
-            v4d h = v + TD_SAMPLE_HI_MAGIC, l = (v - (h - TD_SAMPLE_HI_MAGIC)) * 0x1p44 + TD_SAMPLE_LO_MAGIC;
+            v4d h = v + TD_SAMPLE_HI_MAGIC,
+                l = (v - (h - TD_SAMPLE_HI_MAGIC)) * 0x1p44 + TD_SAMPLE_LO_MAGIC;
             hi += (v4u)h - (v4u)(TD_SAMPLE_HI_MAGIC + (v4d){0});
             lo += (v4u)l - (v4u)(TD_SAMPLE_LO_MAGIC + (v4d){0});
         }
     }
-    double log_z = td_sample_log(td_sample_sum(hi[0] + hi[1] + hi[2] + hi[3], (int64_t)(lo[0] + lo[1] + lo[2] + lo[3])));
-    float floor_logit = -INFINITY;     /* of the n best, once they are full */
+    double log_z = td_sample_log(
+        td_sample_sum(hi[0] + hi[1] + hi[2] + hi[3], (int64_t)(lo[0] + lo[1] + lo[2] + lo[3])));
+    float floor_logit = -INFINITY; /* of the n best, once they are full */
     for (int32_t i = 0; i < vocab && want > 0; i++) {
         float l = logits[i];
-        if (!(l > floor_logit || (n < want && l > -INFINITY)))
-            continue;
+        if (!(l > floor_logit || (n < want && l > -INFINITY))) continue;
         int32_t at = n < want ? n++ : n - 1;
         for (; at > 0 && out->top_logprobs[at - 1] < l; at--) {
             out->top_logprobs[at] = out->top_logprobs[at - 1];
@@ -279,8 +305,7 @@ static void put_logprobs(const struct td_sampling *s, const float *logits, int32
         }
         out->top_logprobs[at] = l;
         out->top_tokens[at] = i;
-        if (n == want)
-            floor_logit = out->top_logprobs[n - 1];
+        if (n == want) floor_logit = out->top_logprobs[n - 1];
     }
     for (int32_t i = 0; i < n; i++)
         out->top_logprobs[i] = (float)((double)out->top_logprobs[i] - max - log_z);
@@ -288,11 +313,11 @@ static void put_logprobs(const struct td_sampling *s, const float *logits, int32
     out->logprob = (float)((double)logits[out->token] - max - log_z);
 }
 
-/* ---- selection -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- selection ------------------------------------------------------------------------------- */
 
 struct place {
     int32_t id;
-    uint64_t upto;     /* weight of the order's elements up to and with this one */
+    uint64_t upto; /* weight of the order's elements up to and with this one */
 };
 
 /* (hi - x) * scale, rounded down, never decreases as x falls. */
@@ -317,8 +342,7 @@ static int32_t gather_bucket(struct td_sampler *sm, uint16_t b)
         memcpy(&v, sm->bucket_of + base, sizeof v);
         v = (v16h)(v == b);
         memcpy(any, &v, sizeof any);
-        if ((any[0] | any[1] | any[2] | any[3]) == 0)
-            continue;
+        if ((any[0] | any[1] | any[2] | any[3]) == 0) continue;
         for (int32_t i = base; i < base + 16; i++)
             if (sm->bucket_of[i] == b)
                 sm->part[n++] = (struct cand){.x = sm->x[i], .w = sm->w[i], .id = i};
@@ -326,7 +350,8 @@ static int32_t gather_bucket(struct td_sampler *sm, uint16_t b)
     return n;
 }
 
-/* The first element at which the running count reaches n_target, or (n_target 0) the running weight reaches w_target. Targets are >= 1 and are
+/* The first element at which the running count reaches n_target, or (n_target 0) the running weight
+ * reaches w_target. Targets are >= 1 and are
  * reached. sm->count and ->weight hold the first round's histogram. */
 static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_target)
 {
@@ -349,12 +374,10 @@ static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_
         } else {
             int32_t kept = 0;
             for (int32_t i = 0; i < n_part; i++)
-                if (bucket_index(c[i].x, hi, scale) == b)
-                    c[kept++] = c[i];
+                if (bucket_index(c[i].x, hi, scale) == b) c[kept++] = c[i];
             n_part = kept;
         }
-        if (n_part <= LEAF)
-            break;
+        if (n_part <= LEAF) break;
         double lo = c[0].x;
         hi = c[0].x;
         for (int32_t i = 1; i < n_part; i++) {
@@ -362,8 +385,7 @@ static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_
             lo = c[i].x < lo ? c[i].x : lo;
         }
         scale = bucket_scale(hi, lo);
-        if (scale == 0)
-            break;     /* all equal: id order is the order */
+        if (scale == 0) break; /* all equal: id order is the order */
         memset(sm->sub_count, 0, sizeof sm->sub_count);
         memset(sm->sub_weight, 0, sizeof sm->sub_weight);
         for (int32_t i = 0; i < n_part; i++) {
@@ -375,11 +397,10 @@ static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_
         weight = sm->sub_weight;
     }
     if (n_part <= LEAF) {
-        for (int32_t i = 1; i < n_part; i++) {     /* stable: equal x stay in id order */
+        for (int32_t i = 1; i < n_part; i++) { /* stable: equal x stay in id order */
             struct cand v = c[i];
             int32_t at = i;
-            for (; at > 0 && c[at - 1].x < v.x; at--)
-                c[at] = c[at - 1];
+            for (; at > 0 && c[at - 1].x < v.x; at--) c[at] = c[at - 1];
             c[at] = v;
         }
     }
@@ -392,7 +413,8 @@ static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_
     return (struct place){.id = c[i].id, .upto = w_before + c[i].w};
 }
 
-static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double max, int32_t position)
+static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double max,
+                    int32_t position)
 {
     double min_p = s->min_p, e[BLOCK];
     int32_t bucket[BLOCK];
@@ -419,12 +441,10 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
         }
     }
 
-    if (s->top_k > 0 && s->top_k < n)
-        total = locate(sm, (uint64_t)s->top_k, 0).upto;
+    if (s->top_k > 0 && s->top_k < n) total = locate(sm, (uint64_t)s->top_k, 0).upto;
     if (s->top_p < 1) {
         uint64_t target = td_sample_top_p_target(s->top_p, total);
-        if (target < total)
-            total = locate(sm, 0, target).upto;
+        if (target < total) total = locate(sm, 0, target).upto;
     }
 
     return locate(sm, 0, td_sample_point(s->seed, (uint32_t)position, total) + 1).id;
@@ -433,47 +453,43 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
 /* The highest logit; -inf for a row of nothing but NaN and -inf. */
 static float row_max(const float *logits, int32_t vocab)
 {
-    v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};     /* two chains: a comparison waits for the one before it */
+    /* two chains: a comparison waits for the one before it */
+    v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};
     float max = -INFINITY;
     int32_t i = 0;
     for (; i + 8 <= vocab; i += 8) {
         v4f l[2];
         memcpy(l, logits + i, sizeof l);
-        v4i g0 = l[0] > m[0], g1 = l[1] > m[1];     /* false for NaN */
+        v4i g0 = l[0] > m[0], g1 = l[1] > m[1]; /* false for NaN */
         m[0] = (v4f)(((v4i)l[0] & g0) | ((v4i)m[0] & ~g0));
         m[1] = (v4f)(((v4i)l[1] & g1) | ((v4i)m[1] & ~g1));
     }
-    for (int k = 0; k < 8; k++)
-        max = m[k / 4][k % 4] > max ? m[k / 4][k % 4] : max;
-    for (; i < vocab; i++)
-        max = logits[i] > max ? logits[i] : max;
+    for (int k = 0; k < 8; k++) max = m[k / 4][k % 4] > max ? m[k / 4][k % 4] : max;
+    for (; i < vocab; i++) max = logits[i] > max ? logits[i] : max;
     return max;
 }
 
-td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const float *logits, const int32_t *tokens, int32_t n_tokens,
-                    int32_t n_prompt, struct td_sampled *ret_sampled)
+td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const float *logits,
+                    const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
+                    struct td_sampled *ret_sampled)
 {
     float raw_max = row_max(logits, sm->vocab);
     int32_t best = 0;
-    while (best < sm->vocab && !(logits[best] == raw_max && raw_max > -INFINITY))
-        best++;
-    if (best == sm->vocab || raw_max == INFINITY)
-        return TD_ERR_CORRUPT;
+    while (best < sm->vocab && !(logits[best] == raw_max && raw_max > -INFINITY)) best++;
+    if (best == sm->vocab || raw_max == INFINITY) return TD_ERR_CORRUPT;
 
     bool penalties = has_penalties(s);
     bool adjusted = penalties || s->n_logit_bias > 0;
     double max = raw_max;
     if (adjusted || s->temperature > 0) {
-        for (int32_t i = 0; i < sm->vocab; i++)
-            sm->x[i] = logits[i];
+        for (int32_t i = 0; i < sm->vocab; i++) sm->x[i] = logits[i];
     }
     if (adjusted) {
         for (int32_t i = 0; i < s->n_logit_bias; i++)
             sm->x[s->logit_bias[i].token] += (double)s->logit_bias[i].bias;
         if (penalties) {
             td_status st = apply_penalties(sm, s, tokens, n_tokens, n_prompt);
-            if (st != TD_OK)
-                return st;
+            if (st != TD_OK) return st;
         }
         max = -INFINITY;
         for (int32_t i = 0; i < sm->vocab; i++) {
@@ -485,10 +501,8 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
     }
 
     struct td_sampled out = {.token = best};
-    if (s->temperature > 0)
-        out.token = draw(sm, s, max, n_tokens);
-    if (s->n_logprobs >= 0)
-        put_logprobs(s, logits, sm->vocab, raw_max, &out);
+    if (s->temperature > 0) out.token = draw(sm, s, max, n_tokens);
+    if (s->n_logprobs >= 0) put_logprobs(s, logits, sm->vocab, raw_max, &out);
     *ret_sampled = out;
     return TD_OK;
 }

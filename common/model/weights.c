@@ -1,22 +1,27 @@
 /* weights.c - from the checkpoint (or a generator) into packed matrices.
  *
- * 1. plan:   walk the architecture once and write down every destination with its sources, by the names Hugging Face uses.
- *            Fused matrices have several sources, stacked by rows. Each source must exist with exactly the expected shape; each
- *            tensor of the checkpoint must be a source, or on the short list of those that hold no information.
+ * 1. plan:   walk the architecture once and write down every destination with its sources, by the
+ *            names Hugging Face uses. Fused matrices have several sources, stacked by rows. Each
+ *            source must exist with exactly the expected shape; each tensor of the checkpoint must
+ *            be a source, or on the short list of those that hold no information.
  * 2. place:  one arena for everything, sizes from td_ops.packed_bytes.
- * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one counter, member 0 draws
- *            progress. A chunk that lies in one aligned tensor is packed straight from the mapped file, others go through a
- *            staging buffer. Vectors are few and small: widened to f32 by one thread each.
- *            On a device the arena is the device's: a chunk is packed into a pinned buffer of its thread, and goes up one at a time.
+ * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one
+ *            counter, member 0 draws progress. A chunk that lies in one aligned tensor is packed
+ *            straight from the mapped file, others go through a staging buffer. Vectors are few and
+ *            small: widened to f32 by one thread each. On a device the arena is the device's: a
+ *            chunk is packed into a pinned buffer of its thread, and goes up one at a time.
  *
- * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k, v, its part of gate and up and of the vocabulary (cut_rows),
- * and the columns of o and down that meet them (cut_cols); embedding and norms are whole everywhere. The digest is of the whole checkpoint whatever
- * the number of ranks: the chunks that one rank would load are shared out, hashed and gathered.
+ * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k, v, its
+ * part of gate and up and of the vocabulary (cut_rows), and the columns of o and down that meet
+ * them (cut_cols); embedding and norms are whole everywhere. The digest is of the whole checkpoint
+ * whatever the number of ranks: the chunks that one rank would load are shared out, hashed and
+ * gathered.
  *
- * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and folded in chunk order, so it does
- * not depend on the number of threads.
+ * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and
+ * folded in chunk order, so it does not depend on the number of threads.
  *
- * The generator is counter-based: element i of source s is a pure function of (seed, s, i), whatever thread makes it. */
+ * The generator is counter-based: element i of source s is a pure function of (seed, s, i),
+ * whatever thread makes it. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -42,7 +47,8 @@
 struct source {
     const struct td_tensor *tensor;
     int32_t n_rows;
-    int32_t row0, col0, full_cols; /* what is taken of the tensor: n_rows from row0 on, the destination's columns from col0 on */
+    int32_t row0, col0, full_cols; /* what is taken of the tensor: n_rows from row0 on, the
+                                      destination's columns from col0 on */
     uint64_t stream;
     float range; /* random: uniform in (-range, range) around center */
     float center;
@@ -78,11 +84,11 @@ struct loader {
     /* fill */
     uint64_t *chunk_hashes; /* [n_chunks] */
     int32_t n_chunks;
-    uint8_t *base;    /* the arena, or the device's memory */
+    uint8_t *base;                 /* the arena, or the device's memory */
     const struct td_ops *host_ops; /* for widening */
-    uint8_t *staging; /* [threads][staging_bytes] */
+    uint8_t *staging;              /* [threads][staging_bytes] */
     size_t staging_bytes, piece_bytes;
-    uint8_t *pieces;  /* device: [threads][piece_bytes], pinned; what goes up */
+    uint8_t *pieces;             /* device: [threads][piece_bytes], pinned; what goes up */
     pthread_mutex_t upload_lock; /* also guards upload_status and *err */
     _Atomic td_status upload_status;
     _Atomic int32_t next_chunk;
@@ -90,7 +96,7 @@ struct loader {
     struct td_progress *progress; /* NULL: quiet */
 };
 
-/* ---- plan ------------------------------------------------------------------------------------------------------------------ */
+/* ---- plan ------------------------------------------------------------------------------------ */
 
 static struct dest *add_dest(struct loader *l, enum dest_kind kind, int32_t n_cols)
 {
@@ -116,14 +122,21 @@ static const char *shape_text(const struct td_tensor *t, char *buf, size_t buf_b
     return buf;
 }
 
-/* Adds [n_rows, d->n_cols] (or, for vectors, [n_rows] with one column) to d. range, center: of random weights. */
-static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range, float center, const char *fmt, ...)
+/* Adds [n_rows, d->n_cols] (or, for vectors, [n_rows] with one column) to d. range, center: of
+ * random weights. */
+static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
+                            float center, const char *fmt, ...)
     __attribute__((format(printf, 6, 7)));
-static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range, float center, const char *fmt, ...)
+static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
+                            float center, const char *fmt, ...)
 {
     TD_ASSERT(d->n_sources < SOURCES_MAX);
     struct source *s = &d->sources[d->n_sources++];
-    *s = (struct source){.n_rows = n_rows, .full_cols = d->n_cols, .stream = l->n_streams++, .range = range, .center = center};
+    *s = (struct source){.n_rows = n_rows,
+                         .full_cols = d->n_cols,
+                         .stream = l->n_streams++,
+                         .range = range,
+                         .center = center};
     d->n_rows += n_rows;
     if (!l->st) return TD_OK;
 
@@ -135,13 +148,17 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
     const struct td_tensor *t = s->tensor = find(l, name);
     bool is_vector = d->kind == DEST_VECTOR;
     if (!t) {
-        return td_fail(l->err, TD_ERR_CORRUPT, is_vector ? "%s: tensor %s [%d] is missing" : "%s: tensor %s [%d, %d] is missing",
+        return td_fail(l->err, TD_ERR_CORRUPT,
+                       is_vector ? "%s: tensor %s [%d] is missing"
+                                 : "%s: tensor %s [%d, %d] is missing",
                        l->dir, name, n_rows, d->n_cols);
     }
     if (!t->is_float)
-        return td_fail(l->err, TD_ERR_UNSUPPORTED, "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name,
+        return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                       "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name,
                        t->dtype_name);
-    if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
+    if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows
+                  : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
         return td_fail(l->err, TD_ERR_CORRUPT,
                        is_vector ? "%s: tensor %s has shape [%s], must be [%d] by config.json"
                                  : "%s: tensor %s has shape [%s], must be [%d, %d] by config.json",
@@ -166,15 +183,18 @@ static void cut_cols(struct dest *d, int32_t from, int32_t n)
     d->n_cols = n;
 }
 
-/* Rows [*ret_from, + *ret_n) of `unit` each: this rank's of n_units; replicated when there are fewer units than ranks. */
-static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32_t *ret_from, int32_t *ret_n)
+/* Rows [*ret_from, + *ret_n) of `unit` each: this rank's of n_units; replicated when there are
+ * fewer units than ranks. */
+static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32_t *ret_from,
+                    int32_t *ret_n)
 {
     int32_t n = n_units / l->n_ranks;
     *ret_from = (n ? n * l->rank : (int32_t)((int64_t)l->rank * n_units / l->n_ranks)) * unit;
     *ret_n = (n ? n : 1) * unit;
 }
 
-/* A packed matrix is kept in the compute type, but f16 files keep f16 storage under f32 (half the bytes, widened exactly). */
+/* A packed matrix is kept in the compute type, but f16 files keep f16 storage under f32 (half
+ * the bytes, widened exactly). */
 static void set_dtype(struct loader *l, struct dest *d)
 {
     enum td_dtype compute = l->model->dtype;
@@ -207,7 +227,8 @@ static td_status plan_layer(struct loader *l, int32_t i)
     const struct td_model_config *c = &l->model->config;
     struct td_layer *y = &l->model->layers[i];
     int32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    /* Random weights: variance 1/n_in keeps activations near 1; what is added to the residual shrinks with depth. */
+    /* Random weights: variance 1/n_in keeps activations near 1; what is added to the residual
+       shrinks with depth. */
     float depth = 1.0f / sqrtf(2.0f * (float)c->n_layers), bias = 0.02f;
     float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth,
           r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
@@ -219,60 +240,83 @@ static td_status plan_layer(struct loader *l, int32_t i)
     td_status s;
 
     d = add_vector(l, &y->attn_norm);
-    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.input_layernorm.weight", i))) return s;
+    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.input_layernorm.weight", i)))
+        return s;
     d = add_packed(l, &y->qkv, c->hidden);
-    if ((s = add_source(l, d, q, r_hidden, 0, "model.layers.%d.self_attn.q_proj.weight", i))) return s;
+    if ((s = add_source(l, d, q, r_hidden, 0, "model.layers.%d.self_attn.q_proj.weight", i)))
+        return s;
     cut_rows(d, q0, n_q);
-    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.k_proj.weight", i))) return s;
+    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.k_proj.weight", i)))
+        return s;
     cut_rows(d, kv0, n_kv);
-    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.v_proj.weight", i))) return s;
+    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.v_proj.weight", i)))
+        return s;
     cut_rows(d, kv0, n_kv);
     if (c->qkv_bias) {
         d = add_vector(l, &y->qkv_bias);
-        if ((s = add_source(l, d, q, bias, 0, "model.layers.%d.self_attn.q_proj.bias", i))) return s;
+        if ((s = add_source(l, d, q, bias, 0, "model.layers.%d.self_attn.q_proj.bias", i)))
+            return s;
         cut_rows(d, q0, n_q);
-        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.k_proj.bias", i))) return s;
+        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.k_proj.bias", i)))
+            return s;
         cut_rows(d, kv0, n_kv);
-        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.v_proj.bias", i))) return s;
+        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.v_proj.bias", i)))
+            return s;
         cut_rows(d, kv0, n_kv);
     }
     if (c->qk_norm) {
         d = add_vector(l, &y->q_norm);
-        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.q_norm.weight", i))) return s;
+        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.q_norm.weight", i)))
+            return s;
         d = add_vector(l, &y->k_norm);
-        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.k_norm.weight", i))) return s;
+        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.k_norm.weight", i)))
+            return s;
     }
     d = add_packed(l, &y->o, q);
-    if ((s = add_source(l, d, c->hidden, r_q, 0, "model.layers.%d.self_attn.o_proj.weight", i))) return s;
+    if ((s = add_source(l, d, c->hidden, r_q, 0, "model.layers.%d.self_attn.o_proj.weight", i)))
+        return s;
     cut_cols(d, q0, n_q);
     if (c->o_bias) {
         d = add_vector(l, &y->o_bias);
-        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i))) return s;
+        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i)))
+            return s;
     }
 
     d = add_vector(l, &y->mlp_norm);
-    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.post_attention_layernorm.weight", i))) return s;
+    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.post_attention_layernorm.weight",
+                        i)))
+        return s;
     d = add_packed(l, &y->gate_up, c->hidden);
-    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.gate_proj.weight", i))) return s;
+    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.gate_proj.weight",
+                        i)))
+        return s;
     cut_rows(d, mlp0, n_mlp);
-    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.up_proj.weight", i))) return s;
+    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.up_proj.weight",
+                        i)))
+        return s;
     cut_rows(d, mlp0, n_mlp);
     d = add_packed(l, &y->down, c->intermediate);
-    if ((s = add_source(l, d, c->hidden, r_mlp, 0, "model.layers.%d.mlp.down_proj.weight", i))) return s;
+    if ((s = add_source(l, d, c->hidden, r_mlp, 0, "model.layers.%d.mlp.down_proj.weight", i)))
+        return s;
     cut_cols(d, mlp0, n_mlp);
     if (c->mlp_bias) {
         d = add_vector(l, &y->gate_up_bias);
-        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.gate_proj.bias", i))) return s;
+        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.gate_proj.bias",
+                            i)))
+            return s;
         cut_rows(d, mlp0, n_mlp);
-        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.up_proj.bias", i))) return s;
+        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.up_proj.bias", i)))
+            return s;
         cut_rows(d, mlp0, n_mlp);
         d = add_vector(l, &y->down_bias);
-        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.mlp.down_proj.bias", i))) return s;
+        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.mlp.down_proj.bias", i)))
+            return s;
     }
     return TD_OK;
 }
 
-/* Tied models store the one matrix under either name. Under both it must be the same, or the file says two things. */
+/* Tied models store the one matrix under either name. Under both it must be the same, or the
+ * file says two things. */
 static td_status plan_ends(struct loader *l)
 {
     static const char embed_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
@@ -286,8 +330,9 @@ static td_status plan_ends(struct loader *l)
         if (e && h &&
             (e->n_bytes != h->n_bytes || strcmp(e->dtype_name, h->dtype_name) != 0 ||
              memcmp(e->data, h->data, (size_t)e->n_bytes) != 0))
-            return td_fail(l->err, TD_ERR_CORRUPT, "%s: tie_word_embeddings is true, but %s and %s differ", l->dir, embed_name,
-                           head_name);
+            return td_fail(l->err, TD_ERR_CORRUPT,
+                           "%s: tie_word_embeddings is true, but %s and %s differ", l->dir,
+                           embed_name, head_name);
         embed_from = head_from = e || !h ? embed_name : head_name;
     }
     struct dest *d = add_dest(l, DEST_TABLE, c->hidden);
@@ -308,8 +353,9 @@ static td_status plan_ends(struct loader *l)
 static bool is_redundant(const char *name)
 {
     const char *at = strstr(name, ".rotary_emb.");
-    return at && (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 ||
-                  strcmp(at, ".rotary_emb.sin_cached") == 0);
+    return at &&
+           (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 ||
+            strcmp(at, ".rotary_emb.sin_cached") == 0);
 }
 
 static td_status refuse_extra(const struct loader *l)
@@ -321,8 +367,9 @@ static td_status refuse_extra(const struct loader *l)
     }
     if (n_extra == 0) return TD_OK;
     return td_fail(l->err, TD_ERR_UNSUPPORTED,
-                   "%s: tensor %.128s%s has no place in the model that config.json describes (%d such tensors)", l->dir,
-                   l->st->tensors[first].name, n_extra > 1 ? " (and others)" : "", n_extra);
+                   "%s: tensor %.128s%s has no place in the model that config.json describes (%d "
+                   "such tensors)",
+                   l->dir, l->st->tensors[first].name, n_extra > 1 ? " (and others)" : "", n_extra);
 }
 
 static td_status plan(struct loader *l)
@@ -333,12 +380,9 @@ static td_status plan(struct loader *l)
     return s;
 }
 
-/* ---- place ----------------------------------------------------------------------------------------------------------------- */
+/* ---- place ----------------------------------------------------------------------------------- */
 
-static size_t round_up(size_t n, size_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 /* Sizes, places and chunks. Returns the bytes of all destinations. */
 static size_t measure(struct loader *l)
@@ -349,20 +393,25 @@ static size_t measure(struct loader *l)
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
         set_dtype(l, d);
-        d->bytes = d->kind == DEST_PACKED ? m->ops->packed_bytes(d->n_rows, d->n_cols, d->dtype)
-                                          : (size_t)d->n_rows * (size_t)d->n_cols * td_dtype_bytes(d->dtype);
+        d->bytes = d->kind == DEST_PACKED
+                       ? m->ops->packed_bytes(d->n_rows, d->n_cols, d->dtype)
+                       : (size_t)d->n_rows * (size_t)d->n_cols * td_dtype_bytes(d->dtype);
         d->at = total;
         total += round_up(d->bytes, ALIGN_BYTES);
         if (d->kind == DEST_VECTOR) {
             d->chunk_rows = d->n_rows;
             if (d->bytes > l->piece_bytes) l->piece_bytes = d->bytes;
-            if (l->only_hash && d->bytes > l->staging_bytes) l->staging_bytes = round_up(d->bytes, ALIGN_BYTES);
+            if (l->only_hash && d->bytes > l->staging_bytes)
+                l->staging_bytes = round_up(d->bytes, ALIGN_BYTES);
         } else {
-            int64_t row_bytes = (int64_t)d->n_cols * 4, panels = CHUNK_BYTES / (row_bytes * PANEL_ROWS);
+            int64_t row_bytes = (int64_t)d->n_cols * 4,
+                    panels = CHUNK_BYTES / (row_bytes * PANEL_ROWS);
             d->chunk_rows = (int32_t)(panels < 1 ? 1 : panels) * PANEL_ROWS;
             size_t need = (size_t)d->chunk_rows * (size_t)row_bytes;
             if (need > l->staging_bytes) l->staging_bytes = need;
-            size_t piece = d->kind == DEST_PACKED ? m->ops->packed_bytes(d->chunk_rows, d->n_cols, d->dtype) : need;
+            size_t piece = d->kind == DEST_PACKED
+                               ? m->ops->packed_bytes(d->chunk_rows, d->n_cols, d->dtype)
+                               : need;
             if (piece > l->piece_bytes) l->piece_bytes = piece;
         }
         d->first_chunk = (int32_t)n_chunks;
@@ -384,16 +433,22 @@ static td_status place(struct loader *l, bool quiet)
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
-    td_status s = dev ? dev->alloc(total, "weights", &memory, l->err)
-                      : td_arena_create(total, quiet ? 0 : TD_ARENA_SHOW, "weights", &m->arena, l->err);
-    if (s) return dev ? td_err_prefix(l->err, "the model does not fit the device; a smaller dtype or max_model_len may") : s;
+    td_status s =
+        dev ? dev->alloc(total, "weights", &memory, l->err)
+            : td_arena_create(total, quiet ? 0 : TD_ARENA_SHOW, "weights", &m->arena, l->err);
+    if (s)
+        return dev ? td_err_prefix(
+                         l->err,
+                         "the model does not fit the device; a smaller dtype or max_model_len may")
+                   : s;
     m->device_memory = memory;
     uint8_t *base = l->base = dev ? m->device_memory : m->arena.base;
     m->cos_sin = (float *)(void *)(base + rope_at);
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
         if (d->kind == DEST_PACKED)
-            *d->weight = (struct td_weight){.data = base + d->at, .n_out = d->n_rows, .n_in = d->n_cols, .dtype = d->dtype};
+            *d->weight = (struct td_weight){
+                .data = base + d->at, .n_out = d->n_rows, .n_in = d->n_cols, .dtype = d->dtype};
         else
             *d->data = base + d->at;
         if (d->kind == DEST_TABLE) m->embed_dtype = d->dtype;
@@ -401,7 +456,7 @@ static td_status place(struct loader *l, bool quiet)
     return TD_OK;
 }
 
-/* ---- fill ------------------------------------------------------------------------------------------------------------------ */
+/* ---- fill ------------------------------------------------------------------------------------ */
 
 static uint64_t mix(uint64_t z) /* splitmix64: Steele, Lea, Flood 2014 */
 {
@@ -426,16 +481,19 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
     if (i < n) out[i] = s->center + scale * (float)(int32_t)(uint32_t)mix(key + pair);
 }
 
-/* n_rows rows of one source from row0 on, into `out` as `dtype`: raw when that is the tensor's own type, widened for f32. */
-static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols,
-                      enum td_dtype dtype, void *out)
+/* n_rows rows of one source from row0 on, into `out` as `dtype`: raw when that is the tensor's
+ * own type, widened for f32. */
+static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
+                      int32_t n_cols, enum td_dtype dtype, void *out)
 {
     if (n_cols < s->full_cols && n_rows > 1) { /* a stripe of columns: row by row */
         for (int32_t i = 0; i < n_rows; i++)
-            read_rows(l, s, row0 + i, 1, n_cols, dtype, (uint8_t *)out + (size_t)i * (size_t)n_cols * td_dtype_bytes(dtype));
+            read_rows(l, s, row0 + i, 1, n_cols, dtype,
+                      (uint8_t *)out + (size_t)i * (size_t)n_cols * td_dtype_bytes(dtype));
         return;
     }
-    int64_t first = (int64_t)(row0 + s->row0) * s->full_cols + s->col0, n = (int64_t)n_rows * n_cols;
+    int64_t first = (int64_t)(row0 + s->row0) * s->full_cols + s->col0,
+            n = (int64_t)n_rows * n_cols;
     if (!s->tensor) {
         TD_ASSERT(dtype == TD_F32);
         generate(s, first, n, out);
@@ -448,7 +506,8 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
         return;
     }
     TD_ASSERT(dtype == TD_F32);
-    /* The table's embed entry is the one exact widening there is; it wants alignment, so go in small aligned pieces. */
+    /* The table's embed entry is the one exact widening there is; it wants alignment, so go in
+       small aligned pieces. */
     static const int32_t zero = 0;
     uint16_t piece[512];
     for (int64_t i = 0; i < n; i += 512) {
@@ -458,9 +517,10 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
     }
 }
 
-/* Rows [row0, row0 + n_rows) of d: straight from the file when they lie in one tensor, aligned; else gathered in `staging`. */
-static const void *gather(const struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows, uint8_t *staging,
-                          enum td_dtype *ret_dtype)
+/* Rows [row0, row0 + n_rows) of d: straight from the file when they lie in one tensor, aligned;
+ * else gathered in `staging`. */
+static const void *gather(const struct loader *l, const struct dest *d, int32_t row0,
+                          int32_t n_rows, uint8_t *staging, enum td_dtype *ret_dtype)
 {
     enum td_dtype dtype = TD_F32;
     if (d->sources[0].tensor) {
@@ -473,13 +533,16 @@ static const void *gather(const struct loader *l, const struct dest *d, int32_t 
     int32_t base = 0;
     for (int32_t i = 0; i < d->n_sources; i++) {
         const struct source *s = &d->sources[i];
-        int32_t lo = row0 > base ? row0 : base, hi = row0 + n_rows < base + s->n_rows ? row0 + n_rows : base + s->n_rows;
+        int32_t lo = row0 > base ? row0 : base,
+                hi = row0 + n_rows < base + s->n_rows ? row0 + n_rows : base + s->n_rows;
         if (lo < hi) {
-            if (hi - lo == n_rows && s->tensor && s->tensor->dtype == dtype && s->full_cols == d->n_cols) {
+            if (hi - lo == n_rows && s->tensor && s->tensor->dtype == dtype &&
+                s->full_cols == d->n_cols) {
                 const uint8_t *src = s->tensor->data + (size_t)(lo - base + s->row0) * row_bytes;
                 if ((uintptr_t)src % td_dtype_bytes(dtype) == 0) return src;
             }
-            read_rows(l, s, lo - base, hi - lo, d->n_cols, dtype, staging + (size_t)(lo - row0) * row_bytes);
+            read_rows(l, s, lo - base, hi - lo, d->n_cols, dtype,
+                      staging + (size_t)(lo - row0) * row_bytes);
         }
         base += s->n_rows;
     }
@@ -490,38 +553,46 @@ static const void *gather(const struct loader *l, const struct dest *d, int32_t 
 static void upload(struct loader *l, size_t at, const void *from, size_t bytes)
 {
     pthread_mutex_lock(&l->upload_lock);
-    if (!l->upload_status) l->upload_status = l->model->ops->device->upload(l->base + at, from, bytes, l->err);
+    if (!l->upload_status)
+        l->upload_status = l->model->ops->device->upload(l->base + at, from, bytes, l->err);
     pthread_mutex_unlock(&l->upload_lock);
 }
 
 /* piece: device only, this thread's. */
-static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging, uint8_t *piece)
+static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging,
+                       uint8_t *piece)
 {
     const struct td_ops *ops = l->model->ops;
-    int32_t row0 = chunk * d->chunk_rows, n_rows = d->n_rows - row0 < d->chunk_rows ? d->n_rows - row0 : d->chunk_rows;
+    int32_t row0 = chunk * d->chunk_rows,
+            n_rows = d->n_rows - row0 < d->chunk_rows ? d->n_rows - row0 : d->chunk_rows;
     enum td_dtype src_dtype;
     const void *src = gather(l, d, row0, n_rows, staging, &src_dtype);
     int64_t n = (int64_t)n_rows * d->n_cols;
-    l->chunk_hashes[d->first_chunk + chunk] = td_hash64(src, (size_t)n * td_dtype_bytes(src_dtype), (uint64_t)src_dtype);
+    l->chunk_hashes[d->first_chunk + chunk] =
+        td_hash64(src, (size_t)n * td_dtype_bytes(src_dtype), (uint64_t)src_dtype);
     if (l->only_hash) return;
     if (d->kind == DEST_PACKED) {
         if (!piece) {
-            ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0, n_rows);
+            ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0,
+                      n_rows);
             return;
         }
-        size_t first = row0 ? ops->packed_bytes(row0, d->n_cols, d->dtype) : 0, bytes = ops->packed_bytes(n_rows, d->n_cols, d->dtype);
+        size_t first = row0 ? ops->packed_bytes(row0, d->n_cols, d->dtype) : 0,
+               bytes = ops->packed_bytes(n_rows, d->n_cols, d->dtype);
         TD_ASSERT(bytes <= l->piece_bytes && first < d->bytes);
         ops->pack(piece, n_rows, d->n_cols, d->dtype, src, src_dtype, 0, n_rows);
         upload(l, d->at + first, piece, bytes < d->bytes - first ? bytes : d->bytes - first);
         return;
     }
-    size_t at = d->at + (size_t)row0 * (size_t)d->n_cols * td_dtype_bytes(d->dtype), bytes = (size_t)n * td_dtype_bytes(d->dtype);
+    size_t at = d->at + (size_t)row0 * (size_t)d->n_cols * td_dtype_bytes(d->dtype),
+           bytes = (size_t)n * td_dtype_bytes(d->dtype);
     uint8_t *to = piece ? piece : l->base + at;
     if (d->dtype == src_dtype) {
         memcpy(to, src, bytes);
     } else { /* a random table in bf16 */
         TD_ASSERT(src_dtype == TD_F32 && d->dtype == TD_BF16);
-        for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = td_f32_to_bf16(((const float *)src)[i]);
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)(void *)to)[i] = td_f32_to_bf16(((const float *)src)[i]);
     }
     if (piece) upload(l, at, piece, bytes);
 }
@@ -556,16 +627,19 @@ static void fill_part(void *ctx, int part, int n_parts)
 {
     (void)n_parts;
     struct loader *l = ctx;
-    uint8_t *staging = l->staging + (size_t)part * l->staging_bytes, *piece = l->pieces ? l->pieces + (size_t)part * l->piece_bytes : NULL;
+    uint8_t *staging = l->staging + (size_t)part * l->staging_bytes,
+            *piece = l->pieces ? l->pieces + (size_t)part * l->piece_bytes : NULL;
     int32_t chunk;
     while ((chunk = atomic_fetch_add(&l->next_chunk, 1)) < l->n_chunks && !l->upload_status) {
         const struct dest *d = dest_of_chunk(l, chunk);
-        if (l->only_hash && chunk % td_comm_n_ranks(l->model->comm) != td_comm_rank(l->model->comm)) continue;
+        if (l->only_hash && chunk % td_comm_n_ranks(l->model->comm) != td_comm_rank(l->model->comm))
+            continue;
         if (d->kind == DEST_VECTOR)
             fill_vector(l, d, staging, piece);
         else
             fill_chunk(l, d, chunk - d->first_chunk, staging, piece);
-        uint64_t done = atomic_fetch_add(&l->done_bytes, d->bytes / (uint64_t)d->n_chunks) + d->bytes / (uint64_t)d->n_chunks;
+        uint64_t done = atomic_fetch_add(&l->done_bytes, d->bytes / (uint64_t)d->n_chunks) +
+                        d->bytes / (uint64_t)d->n_chunks;
         if (part == 0 && l->progress) td_progress_update(l->progress, done);
     }
 }
@@ -576,11 +650,13 @@ static td_status fill(struct loader *l, bool quiet)
     l->chunk_hashes = calloc((size_t)l->n_chunks, sizeof *l->chunk_hashes);
     l->staging = aligned_alloc(ALIGN_BYTES, round_up(n_threads * l->staging_bytes, ALIGN_BYTES));
     if (!l->chunk_hashes || !l->staging)
-        return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes", n_threads * l->staging_bytes);
+        return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes",
+                       n_threads * l->staging_bytes);
     if (l->model->ops->device && !l->only_hash) {
         void *pieces = NULL;
         l->piece_bytes = round_up(l->piece_bytes, 4096);
-        td_status s = l->model->ops->device->alloc_pinned(n_threads * l->piece_bytes, "staging of weights", &pieces, l->err);
+        td_status s = l->model->ops->device->alloc_pinned(n_threads * l->piece_bytes,
+                                                          "staging of weights", &pieces, l->err);
         if (s) return s;
         l->pieces = pieces;
     }
@@ -588,7 +664,8 @@ static td_status fill(struct loader *l, bool quiet)
     if (!quiet) {
         uint64_t total = 0;
         for (int32_t i = 0; i < l->n_dests; i++) total += l->dests[i].bytes;
-        td_progress_start(&progress, l->st ? "loading weights" : "making random weights", "B", total);
+        td_progress_start(&progress, l->st ? "loading weights" : "making random weights", "B",
+                          total);
         l->progress = &progress;
     }
     td_thread_pool_run(l->model->threads, fill_part, l);
@@ -599,9 +676,13 @@ static td_status fill(struct loader *l, bool quiet)
     return l->upload_status ? td_err_prefix(l->err, "loading weights") : TD_OK;
 }
 
-static uint64_t fold(const struct loader *l) { return td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0); }
+static uint64_t fold(const struct loader *l)
+{
+    return td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0);
+}
 
-/* Several ranks: what fold would be if one had loaded all. `whole` has the checkpoint open. Collective. */
+/* Several ranks: what fold would be if one had loaded all. `whole` has the checkpoint open.
+ * Collective. */
 static td_status digest_whole(struct loader *whole, uint64_t *ret_digest)
 {
     struct td_comm *comm = whole->model->comm;
@@ -611,7 +692,9 @@ static td_status digest_whole(struct loader *whole, uint64_t *ret_digest)
     if ((s = fill(whole, true))) return s;
     size_t n = (size_t)whole->n_chunks, n_ranks = (size_t)td_comm_n_ranks(comm);
     uint64_t *all = calloc(n * n_ranks, sizeof *all);
-    if (!all) return td_fail(whole->err, TD_ERR_NOMEM, "loading weights: no memory for %zu hashes", n * n_ranks);
+    if (!all)
+        return td_fail(whole->err, TD_ERR_NOMEM, "loading weights: no memory for %zu hashes",
+                       n * n_ranks);
     if (!(s = td_comm_all_gather(comm, whole->chunk_hashes, n * sizeof *all, all))) {
         for (size_t i = 0; i < n; i++) whole->chunk_hashes[i] = all[i % n_ranks * n + i];
         *ret_digest = fold(whole);
@@ -637,22 +720,32 @@ static td_status loader_init(struct loader *l)
     pthread_mutex_init(&l->upload_lock, NULL);
     l->max_dests = 16 + l->model->config.n_layers * 12;
     l->dests = calloc((size_t)l->max_dests, sizeof *l->dests);
-    return l->dests ? TD_OK : td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", l->model->config.n_layers);
+    return l->dests ? TD_OK
+                    : td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
+                              l->model->config.n_layers);
 }
 
-td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest, struct td_err *err)
+td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
+                          struct td_err *err)
 {
     struct td_safetensors st = {0};
-    struct loader l = {.model = model, .dir = dir, .err = err, .host_ops = model->ops->device ? td_ops_best() : model->ops,
-                       .rank = td_comm_rank(model->comm), .n_ranks = td_comm_n_ranks(model->comm)};
+    struct loader l = {.model = model,
+                       .dir = dir,
+                       .err = err,
+                       .host_ops = model->ops->device ? td_ops_best() : model->ops,
+                       .rank = td_comm_rank(model->comm),
+                       .n_ranks = td_comm_n_ranks(model->comm)};
     td_status s = loader_init(&l);
     model->layers = calloc((size_t)model->config.n_layers, sizeof *model->layers);
-    if (!s && !model->layers) s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers", model->config.n_layers);
+    if (!s && !model->layers)
+        s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
+                    model->config.n_layers);
     if (!s && dir) {
         if (!(s = td_safetensors_open(dir, &st, err))) {
             l.st = &st;
             l.used = calloc((size_t)st.n_tensors, sizeof *l.used);
-            if (!l.used) s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %d tensors", dir, st.n_tensors);
+            if (!l.used)
+                s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %d tensors", dir, st.n_tensors);
         }
     }
     if (!s) s = plan(&l);
@@ -660,8 +753,14 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
     if (!s) s = fill(&l, quiet);
     if (!s && l.n_ranks == 1) *ret_digest = fold(&l);
     if (!s && l.n_ranks > 1) {
-        struct loader whole = {
-            .model = model, .dir = dir, .err = err, .host_ops = l.host_ops, .st = l.st, .used = l.used, .n_ranks = 1, .only_hash = true};
+        struct loader whole = {.model = model,
+                               .dir = dir,
+                               .err = err,
+                               .host_ops = l.host_ops,
+                               .st = l.st,
+                               .used = l.used,
+                               .n_ranks = 1,
+                               .only_hash = true};
         if (!(s = loader_init(&whole))) s = digest_whole(&whole, ret_digest);
         loader_free(&whole);
     }

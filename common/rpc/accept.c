@@ -1,11 +1,13 @@
 /* accept.c - see accept.h.
  *
- * Core tells nobody that a connection has ended. A record is kept for each descriptor given to core, with the kernel's
- * cookie of its socket: the connection is over when the descriptor has another cookie, or none. That is looked at when
- * a limit is about to refuse somebody (at most every SWEEP_MS) and when the numbers are asked for, so a refusal can
- * come up to SWEEP_MS after the connection that made room has ended.
+ * Core tells nobody that a connection has ended. A record is kept for each descriptor given to
+ * core, with the kernel's cookie of its socket: the connection is over when the descriptor has
+ * another cookie, or none. That is looked at when a limit is about to refuse somebody (at most
+ * every SWEEP_MS) and when the numbers are asked for, so a refusal can come up to SWEEP_MS after
+ * the connection that made room has ended.
  *
- * Everything is under one mutex; accept4 holds it for its bookkeeping, not while it waits (core's listeners never wait). */
+ * Everything is under one mutex; accept4 holds it for its bookkeeping, not while it waits
+ * (core's listeners never wait). */
 #include "common/rpc/accept.h"
 
 #include <arpa/inet.h>
@@ -32,13 +34,14 @@
 
 enum {
     SWEEP_MS = 100,
-    /* Refused in one call of accept4. Then core goes back to its other sockets; the next connection wakes it again. */
+    /* Refused in one call of accept4. Then core goes back to its other sockets; the next
+       connection wakes it again. */
     MAX_REFUSED_AT_ONCE = 256,
 };
 
 struct conn {
-    struct td_rpc_door *door;                /* NULL = none */
-    struct td_rpc_peer *peer;                /* NULL = on a unix socket */
+    struct td_rpc_door *door; /* NULL = none */
+    struct td_rpc_peer *peer; /* NULL = on a unix socket */
     uint64_t cookie;
     struct td_rpc_reader reader;
     uint64_t handshake_ns;      /* TLS, not done: when it was accepted; 0 = done, or none */
@@ -72,16 +75,17 @@ struct td_rpc_door {
 static void reader_end(struct td_rpc_reader *reader, const char *why);
 
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
-static struct td_rpc_door *g_doors;          /* all: under g_mu */
-static atomic_uint g_n_doors;                /* so that a process without doors pays nothing */
-static struct conn **g_conns;                /* by descriptor; NULL = never had one */
+static struct td_rpc_door *g_doors; /* all: under g_mu */
+static atomic_uint g_n_doors;       /* so that a process without doors pays nothing */
+static struct conn **g_conns;       /* by descriptor; NULL = never had one */
 static size_t g_n_conns;
 static struct td_rpc_peers g_peers;
 static int g_reserve_fd = -1;
 /* Inside a large header block, or ended there and not yet closed by core; NULL = free. */
 static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED];
-static uint32_t g_max_unacked_streams;       /* the largest of the doors': of TLS readers, whose door is unknown */
-static uint64_t g_ended_told_ns, g_n_ended;  /* g_n_ended: by TLS readers, whose door is unknown */
+static uint32_t g_max_unacked_streams;      /* the largest of the doors': of TLS readers, whose
+                                               door is unknown */
+static uint64_t g_ended_told_ns, g_n_ended; /* g_n_ended: by TLS readers, whose door is unknown */
 
 static uint64_t socket_cookie(int fd)
 {
@@ -95,7 +99,7 @@ static void hold_reserve(void)
     if (g_reserve_fd < 0) g_reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* ---- connections --------------------------------------------------------------------------------------------------- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static void large_forget(struct td_rpc_reader *reader)
 {
@@ -149,7 +153,9 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
     }
     struct conn *c = g_conns[fd];
     if (!c) c = g_conns[fd] = td_rpc_alloc(sizeof *c);
-    if (c->door) conn_forget(c);             /* the number was given out again: its former connection is over */
+    if (c->door)
+        conn_forget(c); /* the number was given out again: its former
+                           connection is over */
     uint64_t key;
     struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
     *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd)};
@@ -165,7 +171,8 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
 static void sweep(void)
 {
     for (size_t fd = 0; fd < g_n_conns; fd++)
-        if (g_conns[fd] && g_conns[fd]->door && socket_cookie((int)fd) != g_conns[fd]->cookie) conn_forget(g_conns[fd]);
+        if (g_conns[fd] && g_conns[fd]->door && socket_cookie((int)fd) != g_conns[fd]->cookie)
+            conn_forget(g_conns[fd]);
 }
 
 static bool sweep_due(struct td_rpc_door *door)
@@ -176,7 +183,8 @@ static bool sweep_due(struct td_rpc_door *door)
     return true;
 }
 
-static bool has_room(const struct td_rpc_door *door, const struct sockaddr_storage *from, bool *ret_of_peer)
+static bool has_room(const struct td_rpc_door *door, const struct sockaddr_storage *from,
+                     bool *ret_of_peer)
 {
     *ret_of_peer = false;
     if (door->stats.open >= door->max_connections) return false;
@@ -252,8 +260,11 @@ static const char *peer_text(const struct sockaddr_storage *from, char *text, so
 {
     const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)from;
     snprintf(text, n_text, "local");
-    if (from->ss_family == AF_INET) inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)from)->sin_addr, text, n_text);
-    else if (from->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* core listens on both families at once */
+    if (from->ss_family == AF_INET)
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)from)->sin_addr, text,
+                  n_text);
+    else if (from->ss_family == AF_INET6 &&
+             IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* core listens on both families at once */
         inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], text, n_text);
     else if (from->ss_family == AF_INET6)
         inet_ntop(AF_INET6, &in6->sin6_addr, text, n_text);
@@ -261,7 +272,8 @@ static const char *peer_text(const struct sockaddr_storage *from, char *text, so
 }
 
 /* At most one line a second: who floods connections must not flood the log. */
-static void tell_refused(struct td_rpc_door *door, const char *why, const struct sockaddr_storage *from)
+static void tell_refused(struct td_rpc_door *door, const char *why,
+                         const struct sockaddr_storage *from)
 {
     uint64_t now = td_now_ns();
     if (door->told_ns && now - door->told_ns < TD_NS_PER_S) return;
@@ -295,7 +307,7 @@ static bool takes(struct td_rpc_door *door, const struct sockaddr_storage *from)
     return false;
 }
 
-/* ---- accept -------------------------------------------------------------------------------------------------------- */
+/* ---- accept ---------------------------------------------------------------------------------- */
 
 static int real_accept4(int fd, struct sockaddr_storage *from, socklen_t *n_from, int flags)
 {
@@ -315,13 +327,15 @@ static struct td_rpc_door *door_of(int listener)
     for (struct td_rpc_door *d = g_doors; d; d = d->next) {
         if (port && port == d->port) return d;
         if (at.ss_family == AF_UNIX && d->unix_path[0] &&
-            !strncmp(d->unix_path, ((struct sockaddr_un *)(void *)&at)->sun_path, sizeof d->unix_path))
+            !strncmp(d->unix_path, ((struct sockaddr_un *)(void *)&at)->sun_path,
+                     sizeof d->unix_path))
             return d;
     }
     return NULL;
 }
 
-/* No descriptor is left: gives up the reserve to take one connection and close it. False = there was none to take. */
+/* No descriptor is left: gives up the reserve to take one connection and close it. False = there
+ * was none to take. */
 static bool turn_away(struct td_rpc_door *door, int listener)
 {
     struct sockaddr_storage from;
@@ -339,8 +353,8 @@ static bool turn_away(struct td_rpc_door *door, int listener)
 }
 
 /* The next connection that core may have, or -1 with an errno that core survives. */
-static int accept_guarded(struct td_rpc_door *door, int listener, int flags, struct sockaddr_storage *ret_from,
-                          socklen_t *ret_n)
+static int accept_guarded(struct td_rpc_door *door, int listener, int flags,
+                          struct sockaddr_storage *ret_from, socklen_t *ret_n)
 {
     hold_reserve();
     for (int i = 0; i < MAX_REFUSED_AT_ONCE; i++) {
@@ -353,8 +367,11 @@ static int accept_guarded(struct td_rpc_door *door, int listener, int flags, str
             close(fd);
             continue;
         }
-        if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return -1;
-        /* accept(2): errors of the network on the new connection are errors of accept. The next may be well. */
+        if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL ||
+            errno == ENOTSOCK)
+            return -1;
+        /* accept(2): errors of the network on the new connection are errors of accept. The next
+           may be well. */
         bool starved = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
         if (starved && !turn_away(door, listener)) break;
     }
@@ -363,17 +380,20 @@ static int accept_guarded(struct td_rpc_door *door, int listener, int flags, str
     return -1;
 }
 
-/* Overrides the C library's accept4 for the whole program, libgrpc included. Only the symbol has that name: in C glibc
- * declares the address as a transparent union. */
-int td_rpc_accept4(int fd, struct sockaddr *addr, socklen_t *addr_len, int flags) __asm__("accept4");
-__attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockaddr *addr, socklen_t *addr_len, int flags)
+/* Overrides the C library's accept4 for the whole program, libgrpc included. Only the symbol has
+ * that name: in C glibc declares the address as a transparent union. */
+int td_rpc_accept4(int fd, struct sockaddr *addr, socklen_t *addr_len,
+                   int flags) __asm__("accept4");
+__attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockaddr *addr,
+                                                          socklen_t *addr_len, int flags)
 {
     if (atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0)
         return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
     pthread_mutex_lock(&g_mu);
     struct td_rpc_door *door = door_of(fd);
     if (!door) {
-        pthread_mutex_unlock(&g_mu);         /* it may wait, and must not hold up the guarded ones */
+        pthread_mutex_unlock(&g_mu); /* it may wait, and must not hold up the guarded
+                                        ones */
         return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
     }
     struct sockaddr_storage from;
@@ -389,7 +409,7 @@ __attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockadd
     return taken;
 }
 
-/* ---- what core reads ----------------------------------------------------------------------------------------------- */
+/* ---- what core reads ------------------------------------------------------------------------- */
 
 static void tell_ended(const struct td_rpc_reader *reader, const char *why)
 {
@@ -399,21 +419,27 @@ static void tell_ended(const struct td_rpc_reader *reader, const char *why)
     char peer[INET6_ADDRSTRLEN] = "unknown";
     struct sockaddr_storage from = {0};
     socklen_t n = sizeof from;
-    if (reader->fd >= 0 && getpeername(reader->fd, (struct sockaddr *)&from, &n) == 0) peer_text(&from, peer, sizeof peer);
+    if (reader->fd >= 0 && getpeername(reader->fd, (struct sockaddr *)&from, &n) == 0)
+        peer_text(&from, peer, sizeof peer);
     td_warn("connection_ended", "why=%s peer=%s ended=%llu", why, peer,
             (unsigned long long)(reader->door ? reader->door->stats.ended : g_n_ended));
 }
 
-/* Locked. Whoever reads next reads an end; a client that has stopped sending makes nobody read, so its socket is shut
- * down. It cannot be another's by now: its record was found by its cookie, or core is reading from it. */
+/* Locked. Whoever reads next reads an end; a client that has stopped sending makes nobody read,
+ * so its socket is shut down. It cannot be another's by now: its record was found by its cookie,
+ * or core is reading from it. */
 static void reader_end(struct td_rpc_reader *reader, const char *why)
 {
     reader->over = true;
-    if (reader->door) reader->door->stats.ended++;
-    else g_n_ended++;
+    if (reader->door)
+        reader->door->stats.ended++;
+    else
+        g_n_ended++;
     tell_ended(reader, why);
-    if (reader->fd >= 0) shutdown(reader->fd, SHUT_RDWR);
-    else large_forget(reader);               /* TLS: nobody can tell when core closes it */
+    if (reader->fd >= 0)
+        shutdown(reader->fd, SHUT_RDWR);
+    else
+        large_forget(reader); /* TLS: nobody can tell when core closes it */
 }
 
 /* Locked. The oldest that has a place, how many have one, and one that is free (-1: none). */
@@ -432,16 +458,18 @@ static struct td_rpc_reader *large_look(int *ret_n, int *ret_free)
     return oldest;
 }
 
-/* Locked. Takes one of the places for large header blocks. A client sends its block in one go; who has had a place for a
- * second makes room, and while nobody has, the newcomer is ended. Core frees what it holds of an ended one in a later turn.
- * So TD_RPC_LARGE_ENDED at most may wait for that, and while as many do, the newcomer is ended, too: a burst finds the
- * places taken, and core never has more than them to free. */
+/* Locked. Takes one of the places for large header blocks. A client sends its block in one go;
+ * who has had a place for a second makes room, and while nobody has, the newcomer is ended. Core
+ * frees what it holds of an ended one in a later turn. So TD_RPC_LARGE_ENDED at most may wait
+ * for that, and while as many do, the newcomer is ended, too: a burst finds the places taken,
+ * and core never has more than them to free. */
 static bool large_enter(struct td_rpc_reader *reader, uint64_t now)
 {
     int n, at;
     struct td_rpc_reader *oldest = large_look(&n, &at);
     if (at < 0 || n >= TD_RPC_LARGE_BLOCKS) {
-        for (int i = 0; i < TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED; i++) { /* those that core has closed */
+        for (int i = 0; i < TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED; i++) {
+            /* those that core has closed */
             int fd = g_large[i] ? g_large[i]->fd : -1;
             if (fd >= 0 && g_conns[fd]->cookie != socket_cookie(fd)) conn_forget(g_conns[fd]);
         }
@@ -463,7 +491,8 @@ static bool reader_take(struct td_rpc_reader *reader, const void *bytes, size_t 
     uint64_t now = td_now_ns();
     const char *why = td_rpc_frames_take(&reader->frames, bytes, n_bytes, now);
     bool is_large = td_rpc_frames_in_large_block(&reader->frames);
-    if (!why && is_large && !reader->large_since && !large_enter(reader, now)) why = "large_header_blocks";
+    if (!why && is_large && !reader->large_since && !large_enter(reader, now))
+        why = "large_header_blocks";
     if (why) {
         reader_end(reader, why);
         return false;
@@ -510,7 +539,8 @@ ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags) __asm__("recvmsg")
 __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags)
 {
     ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
-    if (n <= 0 || flags & MSG_PEEK || atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0) return n;
+    if (n <= 0 || flags & MSG_PEEK || atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0)
+        return n;
     pthread_mutex_lock(&g_mu);
     struct conn *c = read_conn(fd);
     size_t left = (size_t)n;
@@ -518,25 +548,29 @@ __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msg
         size_t part = msg->msg_iov[i].iov_len < left ? msg->msg_iov[i].iov_len : left;
         if (!conn_take(c, msg->msg_iov[i].iov_base, part))
             n = left = 0;
-        else left -= part;
+        else
+            left -= part;
     }
     pthread_mutex_unlock(&g_mu);
     return n;
 }
 
-/* ---- doors --------------------------------------------------------------------------------------------------------- */
+/* ---- doors ----------------------------------------------------------------------------------- */
 
 struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
 {
     struct td_rpc_door *door = td_rpc_alloc(sizeof *door);
     door->port = config->unix_path ? 0 : config->port;
-    if (config->unix_path) snprintf(door->unix_path, sizeof door->unix_path, "%s", config->unix_path);
+    if (config->unix_path)
+        snprintf(door->unix_path, sizeof door->unix_path, "%s", config->unix_path);
     door->use_tls = config->use_tls;
-    if (door->use_tls && !td_rpc_tls_is_guarded()) td_warn("tls_frames_not_counted", "why=\"built without OpenSSL's headers\"");
+    if (door->use_tls && !td_rpc_tls_is_guarded())
+        td_warn("tls_frames_not_counted", "why=\"built without OpenSSL's headers\"");
     door->max_unacked_streams = config->max_unacked_streams;
     struct rlimit limit = {0};
     getrlimit(RLIMIT_NOFILE, &limit);
-    uint64_t fds = limit.rlim_cur > 2 * TD_RPC_RESERVED_FDS ? limit.rlim_cur - TD_RPC_RESERVED_FDS : limit.rlim_cur / 2;
+    uint64_t fds = limit.rlim_cur > 2 * TD_RPC_RESERVED_FDS ? limit.rlim_cur - TD_RPC_RESERVED_FDS
+                                                            : limit.rlim_cur / 2;
     if (fds > TD_RPC_MAX_CONNECTIONS) fds = TD_RPC_MAX_CONNECTIONS;
     if (fds == 0) fds = 1;
     door->max_connections = config->max_connections ? config->max_connections : (uint32_t)fds;
@@ -551,7 +585,8 @@ struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
     door->peer_handshakes_per_s = door->handshakes_per_s * share;
     pthread_mutex_lock(&g_mu);
     hold_reserve();
-    if (door->max_unacked_streams > g_max_unacked_streams) g_max_unacked_streams = door->max_unacked_streams;
+    if (door->max_unacked_streams > g_max_unacked_streams)
+        g_max_unacked_streams = door->max_unacked_streams;
     if (!g_peers.seed) g_peers.seed = td_random_u64();
     door->next = g_doors;
     g_doors = door;
@@ -590,7 +625,8 @@ void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_s
     pthread_mutex_unlock(&g_mu);
 }
 
-void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections, uint32_t *ret_peer_connections)
+void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections,
+                        uint32_t *ret_peer_connections)
 {
     *ret_connections = door->max_connections;
     *ret_peer_connections = door->max_peer_connections;

@@ -1,5 +1,6 @@
-/* accept_tls.c - with TLS, the bytes of HTTP/2 are seen where core takes them out of OpenSSL: the SSL_read that it calls
- * is ours. Only the server's side of connections that agreed on h2 is looked at; KV ports speak no HTTP/2.
+/* accept_tls.c - with TLS, the bytes of HTTP/2 are seen where core takes them out of OpenSSL: the
+ * SSL_read that it calls is ours. Only the server's side of connections that agreed on h2 is looked
+ * at; KV ports speak no HTTP/2.
  *
  * The reader lives in the SSL object's ex_data and is freed with it. */
 #ifdef TD_HAVE_OPENSSL
@@ -34,7 +35,8 @@ static void start(void)
 {
     void *found = dlsym(RTLD_NEXT, "SSL_read");
     TD_ASSERT(found != NULL);
-    memcpy(&g_real_read, &found, sizeof g_real_read); /* ISO C has no cast from an object to a function */
+    memcpy(&g_real_read, &found, sizeof g_real_read); /* ISO C has no cast from an object to a
+                                                         function */
     g_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_reader);
 }
 
@@ -62,23 +64,18 @@ __attribute__((visibility("default"))) int td_rpc_ssl_read(SSL *ssl, void *buf, 
     if (got <= 0) return got;
     struct td_rpc_reader *reader = reader_of(ssl);
     if (!reader || td_rpc_reader_take(reader, buf, (size_t)got)) return got;
-    ERR_raise(ERR_LIB_SSL, ERR_R_OPERATION_FAIL); /* SSL_get_error now says SSL_ERROR_SSL, and core ends the connection */
+    ERR_raise(ERR_LIB_SSL, ERR_R_OPERATION_FAIL); /* SSL_get_error now says SSL_ERROR_SSL, and
+                                                     core ends the connection */
     return -1;
 }
 
 /* server.c refers to it, so that the linker takes this file out of the archive. */
-int td_rpc_tls_is_guarded(void)
-{
-    return 1;
-}
+int td_rpc_tls_is_guarded(void) { return 1; }
 
 #else
 
 #include "common/rpc/accept.h"
 
-int td_rpc_tls_is_guarded(void)
-{
-    return 0;
-}
+int td_rpc_tls_is_guarded(void) { return 0; }
 
 #endif

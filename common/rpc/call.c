@@ -2,15 +2,18 @@
  *
  *   any thread                       loop thread
  *   send/finish/close/cancel  -->    drain -> pump: at most one send batch in flight
- *     append under mu, mark dirty,     {[SEND_INITIAL_METADATA] [SEND_MESSAGE] [SEND_STATUS | SEND_CLOSE]}
+ *     append under mu, mark dirty,     {[SEND_INITIAL_METADATA] [SEND_MESSAGE] [SEND_STATUS |
+ *         SEND_CLOSE]}
  *     ring once                      ev_send: next
  *                                    ev_recv: unpack, callback, next RECV_MESSAGE
- *                                    ev_close: RECV_CLOSE_ON_SERVER or RECV_STATUS_ON_CLIENT -> closed
- *                                    closed and n_tags == 0 -> ended: last callback, grpc_call_unref
+ *                                    ev_close: RECV_CLOSE_ON_SERVER or RECV_STATUS_ON_CLIENT ->
+ *                                    closed closed and n_tags == 0 -> ended: last callback,
+ *                                    grpc_call_unref
  *
- * All start_batch calls are made on the loop thread, so no lock is held around core. mu is the loop's: its sections are a few lines.
- * Invariants: (1) a batch that core refuses is our bug (asserted): metadata is checked before; (2) queued_bytes counts queued and in-flight
- * messages; (3) after `ended` nothing touches call->call. */
+ * All start_batch calls are made on the loop thread, so no lock is held around core. mu is the
+ * loop's: its sections are a few lines. Invariants: (1) a batch that core refuses is our bug
+ * (asserted): metadata is checked before; (2) queued_bytes counts queued and in-flight messages;
+ * (3) after `ended` nothing touches call->call. */
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/support/alloc.h>
 #include <stdio.h>
@@ -22,12 +25,13 @@
 #include "common/rpc/rpc_internal.h"
 #include "common/rpc/scan.h"
 
-enum { OUT_OVERHEAD_BYTES = 64 };            /* so that a queue of empty messages is bounded too */
+enum { OUT_OVERHEAD_BYTES = 64 }; /* so that a queue of empty messages is bounded too */
 
 static void on_send(struct td_rpc_event *event, bool ok);
 static void on_recv(struct td_rpc_event *event, bool ok);
 
-struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server, uint32_t max_queued_bytes)
+struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server,
+                                    uint32_t max_queued_bytes)
 {
     struct td_rpc_call *call = td_rpc_alloc(sizeof *call);
     call->loop = loop;
@@ -56,10 +60,7 @@ static void free_outs(struct td_rpc_out *outs)
     }
 }
 
-void td_rpc_call_ref(struct td_rpc_call *call)
-{
-    atomic_fetch_add(&call->n_refs, 1);
-}
+void td_rpc_call_ref(struct td_rpc_call *call) { atomic_fetch_add(&call->n_refs, 1); }
 
 void td_rpc_call_unref(struct td_rpc_call *call)
 {
@@ -84,15 +85,9 @@ static bool mark_dirty(struct td_rpc_call *call)
     return true;
 }
 
-void td_rpc_call_set_user(struct td_rpc_call *call, void *user)
-{
-    call->user = user;
-}
+void td_rpc_call_set_user(struct td_rpc_call *call, void *user) { call->user = user; }
 
-void *td_rpc_call_user(const struct td_rpc_call *call)
-{
-    return call->user;
-}
+void *td_rpc_call_user(const struct td_rpc_call *call) { return call->user; }
 
 uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call)
 {
@@ -103,7 +98,7 @@ uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call)
 
 const char *td_rpc_call_peer(const struct td_rpc_call *call)
 {
-    struct td_rpc_call *c = (struct td_rpc_call *)call;      /* a cache filled on the loop thread */
+    struct td_rpc_call *c = (struct td_rpc_call *)call; /* a cache filled on the loop thread */
     if (!c->peer) {
         if (!c->call) return "";
         char *peer = grpc_call_get_peer(c->call);
@@ -121,20 +116,24 @@ char *td_rpc_slice_string(grpc_slice slice)
     return text;
 }
 
-grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t n_pairs, size_t *ret_n)
+grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t n_pairs,
+                                    size_t *ret_n)
 {
     *ret_n = 0;
     if (!n_pairs) return NULL;
     grpc_metadata *copy = td_rpc_alloc(n_pairs * sizeof *copy);
     size_t n = 0;
     for (size_t i = 0; i < n_pairs; i++) {
-        grpc_slice key = grpc_slice_from_copied_string(pairs[i].key), value = grpc_slice_from_copied_string(pairs[i].value);
-        if (grpc_header_key_is_legal(key) && (grpc_is_binary_header(key) || grpc_header_nonbin_value_is_legal(value))) {
+        grpc_slice key = grpc_slice_from_copied_string(pairs[i].key),
+                   value = grpc_slice_from_copied_string(pairs[i].value);
+        if (grpc_header_key_is_legal(key) &&
+            (grpc_is_binary_header(key) || grpc_header_nonbin_value_is_legal(value))) {
             copy[n].key = key;
             copy[n++].value = value;
         } else {
             char text[128];
-            td_warn_limited("rpc_metadata_dropped", "key=%s", td_log_quote(text, sizeof text, pairs[i].key));
+            td_warn_limited("rpc_metadata_dropped", "key=%s",
+                            td_log_quote(text, sizeof text, pairs[i].key));
             grpc_slice_unref(key);
             grpc_slice_unref(value);
         }
@@ -152,7 +151,8 @@ void td_rpc_metadata_free(grpc_metadata *pairs, size_t n_pairs)
     free(pairs);
 }
 
-/* A status message a peer can read: valid UTF-8, bounded so that it fits the peer's metadata limit. */
+/* A status message a peer can read: valid UTF-8, bounded so that it fits the peer's metadata
+ * limit. */
 static char *copy_details(const char *details)
 {
     char *copy = td_rpc_strdup(details ? details : "");
@@ -168,7 +168,7 @@ static char *copy_details(const char *details)
     return copy;
 }
 
-/* ---- any thread ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- any thread ------------------------------------------------------------------------------ */
 
 /* mu held. */
 static bool want_cancel(struct td_rpc_call *call, grpc_status_code code, const char *details)
@@ -191,7 +191,9 @@ void td_rpc_call_cancel_with(struct td_rpc_call *call, grpc_status_code code, co
 
 void td_rpc_call_cancel(struct td_rpc_call *call)
 {
-    td_rpc_call_cancel_with(call, GRPC_STATUS_CANCELLED, call->is_server ? "cancelled by the server" : "cancelled by the client");
+    td_rpc_call_cancel_with(call, GRPC_STATUS_CANCELLED,
+                            call->is_server ? "cancelled by the server"
+                                            : "cancelled by the client");
 }
 
 static struct td_rpc_out *pack(const ProtobufCMessage *msg)
@@ -235,8 +237,9 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
         status = TD_ERR_CANCELLED;
     } else if (call->queued_bytes && call->queued_bytes + out->bytes > call->max_queued_bytes) {
         char why[160];
-        snprintf(why, sizeof why, "the peer reads too slowly: %zu bytes are queued, the limit is %u", call->queued_bytes,
-                 call->max_queued_bytes);
+        snprintf(why, sizeof why,
+                 "the peer reads too slowly: %zu bytes are queued, the limit is %u",
+                 call->queued_bytes, call->max_queued_bytes);
         status = TD_ERR_LIMIT;
         ring = want_cancel(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
     } else {
@@ -250,8 +253,8 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
     return status;
 }
 
-void td_rpc_call_finish(struct td_rpc_call *call, grpc_status_code code, const char *details, const struct td_rpc_metadata *trailing,
-                        size_t n_trailing)
+void td_rpc_call_finish(struct td_rpc_call *call, grpc_status_code code, const char *details,
+                        const struct td_rpc_metadata *trailing, size_t n_trailing)
 {
     TD_ASSERT(call->is_server);
     if (atomic_load(&call->over)) return;
@@ -290,9 +293,10 @@ void td_rpc_call_close_send(struct td_rpc_call *call)
     if (ring) td_rpc_loop_ring(call->loop);
 }
 
-/* ---- loop thread --------------------------------------------------------------------------------------------------------------------- */
+/* ---- loop thread ----------------------------------------------------------------------------- */
 
-void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_ops, struct td_rpc_event *event)
+void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_ops,
+                       struct td_rpc_event *event)
 {
     call->n_tags++;
     td_rpc_tag_release(event);
@@ -342,7 +346,8 @@ void td_rpc_call_pump(struct td_rpc_call *call)
         ops[n].data.send_initial_metadata.count = call->n_initial;
         ops[n].data.send_initial_metadata.metadata = call->initial;
         if (call->wait_for_ready)
-            ops[n].flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY | GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
+            ops[n].flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY |
+                           GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
         n++;
     }
     grpc_byte_buffer *buffer = NULL;
@@ -380,7 +385,7 @@ static void on_send(struct td_rpc_event *event, bool ok)
     struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_send);
     call->n_tags--;
     call->send_busy = false;
-    if (!ok) call->end_sent = true;          /* the call is dead: ev_close says why */
+    if (!ok) call->end_sent = true; /* the call is dead: ev_close says why */
     pthread_mutex_lock(&call->loop->mu);
     call->queued_bytes -= call->inflight_bytes;
     pthread_mutex_unlock(&call->loop->mu);
@@ -404,24 +409,33 @@ void td_rpc_call_read(struct td_rpc_call *call)
     td_rpc_call_batch(call, ops, n, &call->ev_recv);
 }
 
-static td_status scan_and_unpack(struct td_rpc_call *call, const ProtobufCMessageDescriptor *type, grpc_slice slice, size_t max,
-                                 const ProtobufCMessage **ret_msg, struct td_err *err)
+static td_status scan_and_unpack(struct td_rpc_call *call, const ProtobufCMessageDescriptor *type,
+                                 grpc_slice slice, size_t max, const ProtobufCMessage **ret_msg,
+                                 struct td_err *err)
 {
     const uint8_t *bytes = GRPC_SLICE_START_PTR(slice);
     size_t n_bytes = GRPC_SLICE_LENGTH(slice);
-    td_status status = call->is_server ? td_rpc_scan(type, call->method->field_limits, bytes, n_bytes, err) : TD_OK;
-    return status ? status : td_rpc_unpack(&call->loop->unpacker, type, bytes, n_bytes, max, ret_msg, err);
+    td_status status = call->is_server
+                           ? td_rpc_scan(type, call->method->field_limits, bytes, n_bytes, err)
+                           : TD_OK;
+    return status ? status
+                  : td_rpc_unpack(&call->loop->unpacker, type, bytes, n_bytes, max, ret_msg, err);
 }
 
-static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer, const ProtobufCMessage **ret_msg, struct td_err *err)
+static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer,
+                        const ProtobufCMessage **ret_msg, struct td_err *err)
 {
-    const ProtobufCMessageDescriptor *type = call->is_server ? call->method->request : call->client_method->response;
+    const ProtobufCMessageDescriptor *type =
+        call->is_server ? call->method->request : call->client_method->response;
     size_t max = call->is_server ? call->server->limits.max_unpack_bytes : (size_t)1 << 30;
-    if (buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE && buffer->data.raw.slice_buffer.count == 1) {
-        return scan_and_unpack(call, type, buffer->data.raw.slice_buffer.slices[0], max, ret_msg, err);
+    if (buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE &&
+        buffer->data.raw.slice_buffer.count == 1) {
+        return scan_and_unpack(call, type, buffer->data.raw.slice_buffer.slices[0], max, ret_msg,
+                               err);
     }
     grpc_byte_buffer_reader reader;
-    if (!grpc_byte_buffer_reader_init(&reader, buffer)) return td_fail(err, TD_ERR_INVALID, "%s: unreadable message", type->name);
+    if (!grpc_byte_buffer_reader_init(&reader, buffer))
+        return td_fail(err, TD_ERR_INVALID, "%s: unreadable message", type->name);
     grpc_slice slice = grpc_byte_buffer_reader_readall(&reader);
     td_status status = scan_and_unpack(call, type, slice, max, ret_msg, err);
     grpc_slice_unref(slice);
@@ -431,7 +445,7 @@ static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer, cons
 
 static bool wants_more(struct td_rpc_call *call)
 {
-    if (!call->is_server) return true;       /* until the end of the stream: NULL */
+    if (!call->is_server) return true; /* until the end of the stream: NULL */
     if (call->closed || !call->method->client_streaming) return false;
     pthread_mutex_lock(&call->loop->mu);
     bool ending = call->end_wanted || call->cancel_wanted;
@@ -447,8 +461,10 @@ static void on_recv(struct td_rpc_event *event, bool ok)
     call->n_tags--;
     if (!buffer) {
         if (call->is_server && !call->closed) {
-            if (!ok)                         /* core has failed the call already; should it not have, this does */
-                td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "message over the server's limit", NULL, 0);
+            if (!ok) /* core has failed the call already; should it not
+                        have, this does */
+                td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                   "message over the server's limit", NULL, 0);
             else if (!grpc_call_failed_before_recv_message(call->call))
                 td_rpc_server_message(call, NULL);
         }
@@ -457,7 +473,7 @@ static void on_recv(struct td_rpc_event *event, bool ok)
     }
     const ProtobufCMessage *msg;
     struct td_err err = {0};
-    bool wanted = !call->is_server || !call->closed;         /* a cancelled request is not begun */
+    bool wanted = !call->is_server || !call->closed; /* a cancelled request is not begun */
     if (wanted) {
         if (unpack(call, buffer, &msg, &err) == TD_OK) {
             if (call->is_server)

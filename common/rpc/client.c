@@ -1,8 +1,9 @@
 /* client.c - channels and the client's half of call.c.
  *
- * A call is made by any thread as a request in a queue; the loop thread creates the grpc_call, starts {RECV_STATUS}, {RECV_INITIAL_METADATA,
- * RECV_MESSAGE} and then reads until the end of the stream. on_done runs when the status and every other tag are back, so all messages
- * come before it. */
+ * A call is made by any thread as a request in a queue; the loop thread creates the grpc_call,
+ * starts {RECV_STATUS}, {RECV_INITIAL_METADATA, RECV_MESSAGE} and then reads until the end of
+ * the stream. on_done runs when the status and every other tag are back, so all messages come
+ * before it. */
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +13,11 @@
 
 struct td_rpc_channel {
     struct td_rpc_loop *loop;
-    grpc_channel *channel;                   /* loop thread, once made */
-    atomic_uint n_refs;                      /* the owner's and one per call */
+    grpc_channel *channel; /* loop thread, once made */
+    atomic_uint n_refs;    /* the owner's and one per call */
     char *target, *server_name;
     int max_message_bytes, keepalive_ms;
-    struct td_rpc_tls_files *tls;            /* loop; NULL = plaintext */
+    struct td_rpc_tls_files *tls; /* loop; NULL = plaintext */
     struct td_rpc_timer *tls_timer;
 };
 
@@ -36,9 +37,11 @@ static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_c
         {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
         {GRPC_ARG_ENABLE_RETRIES, 0},
         {GRPC_ARG_ENABLE_CHANNELZ, 0},
-        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},     /* a channel is a connection: control calls do not queue behind streams */
+        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1}, /* a channel is a connection: control calls
+                                                    do not queue behind streams */
         {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_FIRST_MS},
-        {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS},     /* in 1.51 the time one connect and handshake may take */
+        /* in 1.51 the time one connect and handshake may take */
+        {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS},
         {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
         {GRPC_ARG_KEEPALIVE_TIME_MS, c->keepalive_ms},
         {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, c->keepalive_ms},
@@ -49,16 +52,20 @@ static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_c
     grpc_arg args[N_INTS + 1];
     size_t n = 0;
     for (; n < N_INTS; n++)
-        args[n] = (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)ints[n].key, .value.integer = ints[n].value};
+        args[n] = (grpc_arg){
+            .type = GRPC_ARG_INTEGER, .key = (char *)ints[n].key, .value.integer = ints[n].value};
     if (c->server_name)
-        args[n++] = (grpc_arg){.type = GRPC_ARG_STRING, .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG, .value.string = c->server_name};
+        args[n++] = (grpc_arg){.type = GRPC_ARG_STRING,
+                               .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+                               .value.string = c->server_name};
     grpc_channel_args channel_args = {n, args};
     grpc_channel *channel = grpc_channel_create(c->target, creds, &channel_args);
     grpc_channel_credentials_release(creds);
     return channel;
 }
 
-/* Calls that are under way keep the old core channel alive; its connection closes after the last of them. */
+/* Calls that are under way keep the old core channel alive; its connection closes after the last
+ * of them. */
 static void look_at_files(void *arg)
 {
     struct td_rpc_channel *channel = arg;
@@ -79,14 +86,17 @@ static void free_channel(struct td_rpc_channel *channel)
     free(channel);
 }
 
-td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, struct td_rpc_channel **ret_channel, struct td_err *err)
+td_status td_rpc_channel_create(const struct td_rpc_channel_config *config,
+                                struct td_rpc_channel **ret_channel, struct td_err *err)
 {
     struct td_rpc_channel *c = td_rpc_alloc(sizeof *c);
     grpc_channel_credentials *creds;
     c->loop = config->loop;
     c->target = td_rpc_strdup(config->target);
-    c->max_message_bytes = (int)(config->max_message_bytes ? config->max_message_bytes : TD_RPC_DEFAULT_MESSAGE_BYTES);
-    c->keepalive_ms = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_CHANNEL_KEEPALIVE_MS);
+    c->max_message_bytes =
+        (int)(config->max_message_bytes ? config->max_message_bytes : TD_RPC_DEFAULT_MESSAGE_BYTES);
+    c->keepalive_ms =
+        (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_CHANNEL_KEEPALIVE_MS);
     atomic_init(&c->n_refs, 1);
     if (config->tls) {
         if (config->tls->server_name) c->server_name = td_rpc_strdup(config->tls->server_name);
@@ -101,7 +111,8 @@ td_status td_rpc_channel_create(const struct td_rpc_channel_config *config, stru
     c->channel = make_channel(c, creds);
     if (!c->channel) {
         free_channel(c);
-        return td_fail(err, TD_ERR_INVALID, "rpc channel: target \"%s\" is not usable", config->target);
+        return td_fail(err, TD_ERR_INVALID, "rpc channel: target \"%s\" is not usable",
+                       config->target);
     }
     atomic_fetch_add(&c->loop->n_objects, 1);
     if (c->tls) c->tls_timer = td_rpc_timer_start(c->loop, TLS_LOOK_MS, look_at_files, c);
@@ -126,15 +137,15 @@ static void close_tls_channel(void *arg)
 void td_rpc_channel_destroy(struct td_rpc_channel *channel)
 {
     if (!channel) return;
-    if (channel->tls)
-        td_rpc_loop_post(channel->loop, close_tls_channel, channel);     /* the timer is the loop's */
+    if (channel->tls) /* the timer is the loop's */
+        td_rpc_loop_post(channel->loop, close_tls_channel, channel);
     else
         td_rpc_channel_unref(channel);
 }
 
 static void on_status(struct td_rpc_event *event, bool ok)
 {
-    (void)ok;                                /* always true: the status says it */
+    (void)ok; /* always true: the status says it */
     struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_close);
     call->n_tags--;
     call->closed = true;
@@ -150,11 +161,12 @@ void td_rpc_client_begin(struct td_rpc_call *call)
     gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
     if (call->deadline_ns != TD_NEVER_NS) {
         uint64_t now = td_now_ns(), left = call->deadline_ns > now ? call->deadline_ns - now : 0;
-        deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_nanos((int64_t)left, GPR_TIMESPAN));
+        deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                gpr_time_from_nanos((int64_t)left, GPR_TIMESPAN));
     }
     grpc_slice path = grpc_slice_from_copied_string(call->client_method->path);
-    call->call = grpc_channel_create_call(call->channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS, call->loop->cq, path, NULL, deadline,
-                                          NULL);
+    call->call = grpc_channel_create_call(call->channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                          call->loop->cq, path, NULL, deadline, NULL);
     grpc_slice_unref(path);
     grpc_op op;
     memset(&op, 0, sizeof op);
@@ -196,10 +208,12 @@ void td_rpc_client_end(struct td_rpc_call *call)
     free(trailing);
 }
 
-struct td_rpc_call *td_rpc_call_start_ref(struct td_rpc_channel *channel, const struct td_rpc_client_method *method,
-                                          const ProtobufCMessage *request, uint64_t deadline_ms, bool wait_for_ready,
-                                          const struct td_rpc_metadata *metadata, size_t n_metadata, const struct td_rpc_handler *handler,
-                                          void *user)
+struct td_rpc_call *td_rpc_call_start_ref(struct td_rpc_channel *channel,
+                                          const struct td_rpc_client_method *method,
+                                          const ProtobufCMessage *request, uint64_t deadline_ms,
+                                          bool wait_for_ready,
+                                          const struct td_rpc_metadata *metadata, size_t n_metadata,
+                                          const struct td_rpc_handler *handler, void *user)
 {
     TD_ASSERT(request || method->client_streaming);
     struct td_rpc_call *call = td_rpc_call_new(channel->loop, false, TD_RPC_DEFAULT_QUEUED_BYTES);
@@ -217,13 +231,15 @@ struct td_rpc_call *td_rpc_call_start_ref(struct td_rpc_channel *channel, const 
     return call;
 }
 
-struct td_rpc_call *td_rpc_call_start(struct td_rpc_channel *channel, const struct td_rpc_client_method *method,
-                                      const ProtobufCMessage *request, uint64_t deadline_ms, bool wait_for_ready,
-                                      const struct td_rpc_metadata *metadata, size_t n_metadata, const struct td_rpc_handler *handler,
+struct td_rpc_call *td_rpc_call_start(struct td_rpc_channel *channel,
+                                      const struct td_rpc_client_method *method,
+                                      const ProtobufCMessage *request, uint64_t deadline_ms,
+                                      bool wait_for_ready, const struct td_rpc_metadata *metadata,
+                                      size_t n_metadata, const struct td_rpc_handler *handler,
                                       void *user)
 {
-    struct td_rpc_call *call =
-        td_rpc_call_start_ref(channel, method, request, deadline_ms, wait_for_ready, metadata, n_metadata, handler, user);
+    struct td_rpc_call *call = td_rpc_call_start_ref(
+        channel, method, request, deadline_ms, wait_for_ready, metadata, n_metadata, handler, user);
     td_rpc_call_unref(call);
     return call;
 }

@@ -1,4 +1,5 @@
-/* frames.c - see frames.h. Two states: inside the nine bytes of a frame's head, or inside its payload. */
+/* frames.c - see frames.h. Two states: inside the nine bytes of a frame's head, or inside its
+ * payload. */
 #include "common/rpc/frames.h"
 
 #include <string.h>
@@ -9,8 +10,10 @@ enum { PREFACE_BYTES = 24 };
 
 static const char *take_cheap(struct td_rpc_frames *f, uint64_t now_ns)
 {
-    if (!f->cheap_ns) f->cheap = TD_RPC_CHEAP_FRAMES;
-    else if (now_ns > f->cheap_ns) f->cheap += (double)(now_ns - f->cheap_ns) * 1e-9 * TD_RPC_CHEAP_FRAMES_PER_S;
+    if (!f->cheap_ns)
+        f->cheap = TD_RPC_CHEAP_FRAMES;
+    else if (now_ns > f->cheap_ns)
+        f->cheap += (double)(now_ns - f->cheap_ns) * 1e-9 * TD_RPC_CHEAP_FRAMES_PER_S;
     if (f->cheap > TD_RPC_CHEAP_FRAMES) f->cheap = TD_RPC_CHEAP_FRAMES;
     f->cheap_ns = now_ns;
     f->cheap -= 1;
@@ -27,20 +30,24 @@ static const char *begin_frame(struct td_rpc_frames *f, uint64_t now_ns)
     case HEADERS:
         f->in_block = true;
         f->block_bytes = f->block_frames = 0;
-        if (!f->acked && ++f->n_streams > f->max_unacked_streams) return "streams_before_settings_ack";
+        if (!f->acked && ++f->n_streams > f->max_unacked_streams)
+            return "streams_before_settings_ack";
         break;
     case CONTINUATION:
-        if (!f->in_block) return NULL;       /* core's, too */
+        if (!f->in_block) return NULL; /* core's, too */
         if (++f->block_frames > TD_RPC_MAX_BLOCK_FRAMES) return "continuation_frames";
         break;
     case SETTINGS:
         if (!(flags & ACK)) return take_cheap(f, now_ns);
         f->acked = true;
         return NULL;
-    case DATA: return f->left == 0 && !(flags & END_STREAM) ? take_cheap(f, now_ns) : NULL;
+    case DATA:
+        return f->left == 0 && !(flags & END_STREAM) ? take_cheap(f, now_ns) : NULL;
     case RST_STREAM:
-    case PRIORITY: return take_cheap(f, now_ns);
-    default: return NULL;
+    case PRIORITY:
+        return take_cheap(f, now_ns);
+    default:
+        return NULL;
     }
     return NULL;
 }
@@ -48,10 +55,12 @@ static const char *begin_frame(struct td_rpc_frames *f, uint64_t now_ns)
 /* The last byte of a frame has come. */
 static void end_frame(struct td_rpc_frames *f)
 {
-    if ((f->head[3] == HEADERS || f->head[3] == CONTINUATION) && f->head[4] & END_HEADERS) f->in_block = false;
+    if ((f->head[3] == HEADERS || f->head[3] == CONTINUATION) && f->head[4] & END_HEADERS)
+        f->in_block = false;
 }
 
-const char *td_rpc_frames_take(struct td_rpc_frames *f, const uint8_t *bytes, size_t n_bytes, uint64_t now_ns)
+const char *td_rpc_frames_take(struct td_rpc_frames *f, const uint8_t *bytes, size_t n_bytes,
+                               uint64_t now_ns)
 {
     const uint8_t *end = bytes + n_bytes;
     size_t skip = PREFACE_BYTES - f->preface;
@@ -63,7 +72,8 @@ const char *td_rpc_frames_take(struct td_rpc_frames *f, const uint8_t *bytes, si
             size_t n = (size_t)(end - bytes) < f->left ? (size_t)(end - bytes) : f->left;
             f->left -= (uint32_t)n;
             bytes += n;
-            if (f->in_block && (f->block_bytes += (uint32_t)n) > TD_RPC_MAX_BLOCK_BYTES) return "header_block_bytes";
+            if (f->in_block && (f->block_bytes += (uint32_t)n) > TD_RPC_MAX_BLOCK_BYTES)
+                return "header_block_bytes";
             if (!f->left) end_frame(f);
             continue;
         }

@@ -1,5 +1,6 @@
-/* health.c - grpc.health.v1.Health: Check answers once, Watch answers now and at every change. All names of the server's own services and ""
- * share one state. An unknown name: Check = NOT_FOUND, Watch = SERVICE_UNKNOWN and the stream stays open. Loop thread only. */
+/* health.c - grpc.health.v1.Health: Check answers once, Watch answers now and at every change.
+ * All names of the server's own services and "" share one state. An unknown name: Check =
+ * NOT_FOUND, Watch = SERVICE_UNKNOWN and the stream stays open. Loop thread only. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@ struct td_rpc_watcher {
     struct td_rpc_watcher *next, **prev;
     struct td_rpc_call *call;
     bool known;
-    int told;                                /* status sent last; -1 = none */
+    int told; /* status sent last; -1 = none */
 };
 
 static bool is_known(const struct td_rpc_server *server, const char *service)
@@ -41,7 +42,8 @@ static void answer(struct td_rpc_call *call, int status)
 static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     struct td_rpc_server *server = ctx;
-    const char *service = ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service;
+    const char *service =
+        ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service;
     if (!is_known(server, service)) {
         char why[200];
         snprintf(why, sizeof why, "service \"%.120s\" is not served here", service);
@@ -49,7 +51,8 @@ static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void
         return;
     }
     answer(call, state(server));
-    char wall_ns[24]; /* so that one round trip tells health, delay and how far the clocks are apart; the message itself is gRPC's */
+    char wall_ns[24]; /* so that one round trip tells health, delay and how far the clocks are
+                         apart; the message itself is gRPC's */
     snprintf(wall_ns, sizeof wall_ns, "%" PRIu64, td_wall_ns());
     struct td_rpc_metadata trailing = {TD_RPC_WALL_KEY, wall_ns};
     td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, &trailing, 1);
@@ -64,7 +67,9 @@ static void on_check_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 static void tell(struct td_rpc_server *server, struct td_rpc_watcher *watcher)
 {
-    int now = watcher->known ? state(server) : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN;
+    int now = watcher->known
+                  ? state(server)
+                  : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN;
     if (now != watcher->told) answer(watcher->call, now);
     watcher->told = now;
 }
@@ -74,7 +79,8 @@ static void on_watch(struct td_rpc_call *call, const ProtobufCMessage *msg, void
     struct td_rpc_server *server = ctx;
     struct td_rpc_watcher *watcher = td_rpc_alloc(sizeof *watcher);
     watcher->call = call;
-    watcher->known = is_known(server, ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service);
+    watcher->known = is_known(
+        server, ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service);
     watcher->told = -1;
     watcher->prev = &server->watchers;
     watcher->next = server->watchers;
@@ -96,11 +102,14 @@ static void on_watch_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 void td_rpc_health_changed(struct td_rpc_server *server)
 {
-    for (struct td_rpc_watcher *watcher = server->watchers; watcher; watcher = watcher->next) tell(server, watcher);
+    for (struct td_rpc_watcher *watcher = server->watchers; watcher; watcher = watcher->next)
+        tell(server, watcher);
 }
 
 const struct td_rpc_method td_rpc_health_methods[] = {
-    {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_request__descriptor, false, on_check, on_check_end, NULL, NULL},
-    {"/grpc.health.v1.Health/Watch", &grpc__health__v1__health_check_request__descriptor, false, on_watch, on_watch_end, NULL, NULL},
+    {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_request__descriptor, false,
+     on_check, on_check_end, NULL, NULL},
+    {"/grpc.health.v1.Health/Watch", &grpc__health__v1__health_check_request__descriptor, false,
+     on_watch, on_watch_end, NULL, NULL},
     {0},
 };

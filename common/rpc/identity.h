@@ -1,23 +1,30 @@
-/* identity.h - who is router and who is worker, between the two: names of certificates, and proofs of the cluster secret.
+/* identity.h - who is router and who is worker, between the two: names of certificates, and proofs
+ * of the cluster secret.
  *
- * Why here: whoever reaches a port that serves Registry or Worker could otherwise act as a worker or as the router. One
- * of two things tells members from strangers, or both:
- *   names    with mutual TLS: a worker's certificate must hold a name of --tls-worker-names, a router's one of
- *            --tls-router-names (common/base/peer_names.h). Each side checks it of whom it dials and of who dials it.
- *   secret   --cluster-secret-file (common/base/cluster_secret.h): proofs as follows, never the secret itself.
+ * Why here: whoever reaches a port that serves Registry or Worker could otherwise act as a worker
+ * or as the router. One of two things tells members from strangers, or both:
+ *   names    with mutual TLS: a worker's certificate must hold a name of --tls-worker-names, a
+ *            router's one of --tls-router-names (common/base/peer_names.h). Each side checks it of
+ *            whom it dials and of who dials it.
+ *   secret   --cluster-secret-file (common/base/cluster_secret.h): proofs as follows, never the
+ *            secret itself.
  *
  *   Join     worker -> router  Hello      with its nonce, 32 random bytes
  *            router -> worker  Challenge  with the router's nonce
- *            worker -> router  Proof      HMAC(secret; "tandem join v1 worker", both nonces, role, name, address, incarnation)
- *            router -> address Prove      at the address that the Hello gave: is the same process there? (below)
- *            router -> worker  Welcome    HMAC(secret; "tandem join v1 router", both nonces, router's incarnation, prefix seed)
- *   calls    Each call of the router to Worker carries metadata "tandem-proof": the first 8 bytes of the router's nonce,
- *            request, attempt, counter, HMAC(secret; "tandem call v1", both nonces, path, request, attempt, counter). The
- *            nonces bind it to this Join, the counter makes it good for one call, path and numbers make it good for that
- *            call only. What the proof does not cover is the body of the call: against somebody who changes packets on
+ *            worker -> router  Proof      HMAC(secret; "tandem join v1 worker", both nonces, role,
+ *                                         name, address, incarnation)
+ *            router -> address Prove      at the address that the Hello gave: is the same process
+ *                                         there? (below)
+ *            router -> worker  Welcome    HMAC(secret; "tandem join v1 router", both nonces,
+ *                                         router's incarnation, prefix seed)
+ *   calls    Each call of the router to Worker carries metadata "tandem-proof": the first 8 bytes
+ *            of the router's nonce, request, attempt, counter, HMAC(secret; "tandem call v1", both
+ *            nonces, path, request, attempt, counter). The nonces bind it to this Join, the counter
+ *            makes it good for one call, path and numbers make it good for that call only. What the
+ *            proof does not cover is the body of the call: against somebody who changes packets on
  *            the way use TLS.
- *   Prove    HMAC(secret; "tandem instance v1", both nonces, the request's nonce). Without a secret the key is
- *            Hello.instance_key, random in each process and told to its router only.
+ *   Prove    HMAC(secret; "tandem instance v1", both nonces, the request's nonce). Without a secret
+ *            the key is Hello.instance_key, random in each process and told to its router only.
  *
  * Threads: the rpc loop's, but for open and close (boot and end). */
 #ifndef TD_RPC_IDENTITY_H
@@ -37,60 +44,77 @@ struct td_identity_config {
     const char *cluster_secret_file, *tls_worker_names, *tls_router_names;
 };
 
-#define TD_IDENTITY_OPTIONS(S, M)                                                                                                             \
-    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cluster_secret_file),                                                   \
-     "file of the secret that router and workers prove to each other (32 characters or more, mode 0600); the same on all; empty = none"},     \
-    {"tls_worker_names", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_worker_names),                                                         \
-     "names that make a certificate a worker's: DNS names (*.workers.example for one label), addresses, URI:spiffe://...; empty = not told"}, \
-    {"tls_router_names", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_router_names), "names that make a certificate a router's, in the same form"}
+// clang-format off
+#define TD_IDENTITY_OPTIONS(S, M)                                                              \
+    {"cluster_secret_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cluster_secret_file),    \
+     "file of the secret that router and workers prove to each other (32 characters or more, " \
+     "mode 0600); the same on all; empty = none"},                                             \
+    {"tls_worker_names", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_worker_names),          \
+     "names that make a certificate a worker's: DNS names (*.workers.example for one label), " \
+     "addresses, URI:spiffe://...; empty = not told"},                                         \
+    {"tls_router_names", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_router_names),              \
+     "names that make a certificate a router's, in the same form"}
+// clang-format on
 
 struct td_identity {
-    struct td_cluster_secret *secret;            /* NULL = none */
-    struct td_peer_names *workers, *routers;     /* NULL = not told */
+    struct td_cluster_secret *secret;        /* NULL = none */
+    struct td_peer_names *workers, *routers; /* NULL = not told */
     const char *secret_file;
     uint64_t look_ns;
 };
 
-/* Reads the secret, parses the names. has_ca: TLS with a CA, without which no name is proved. On failure *id is closed. */
-td_status td_identity_open(const struct td_identity_config *config, bool has_ca, struct td_identity *ret_id, struct td_err *err);
-void td_identity_close(struct td_identity *id);      /* zeroed ones are fine */
+/* Reads the secret, parses the names. has_ca: TLS with a CA, without which no name is proved. On
+ * failure *id is closed. */
+td_status td_identity_open(const struct td_identity_config *config, bool has_ca,
+                           struct td_identity *ret_id, struct td_err *err);
+void td_identity_close(struct td_identity *id); /* zeroed ones are fine */
 /* At most once a second: a secret file that changed is taken in (logged). */
 void td_identity_look_at_file(struct td_identity *id, uint64_t now_ns);
 
-/* The rule for every port that serves members of the cluster: beyond loopback it needs an identity. `option` and
- * `names_option` go into the message; has_names: callers are checked by certificate names. TD_ERR_INVALID. */
-td_status td_identity_check_port(const struct td_identity *id, const char *option, const char *address, const char *serves,
-                                 const char *names_option, bool has_names, struct td_err *err);
+/* The rule for every port that serves members of the cluster: beyond loopback it needs an
+ * identity. `option` and `names_option` go into the message; has_names: callers are checked by
+ * certificate names. TD_ERR_INVALID. */
+td_status td_identity_check_port(const struct td_identity *id, const char *option,
+                                 const char *address, const char *serves, const char *names_option,
+                                 bool has_names, struct td_err *err);
 
 /* True when the call's peer is verified and one of its certificate's names matches. */
 bool td_identity_peer_is(const struct td_rpc_call *call, const struct td_peer_names *names);
 
-/* --- Join ------------------------------------------------------------------------------------------------------------- */
+/* --- Join ------------------------------------------------------------------------------------- */
 
 struct td_join_nonces {
     uint8_t worker[TD_CLUSTER_NONCE_BYTES], router[TD_CLUSTER_NONCE_BYTES];
 };
 
-td_status td_join_prove_worker(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const Tandem__V1__Hello *hello,
+td_status td_join_prove_worker(struct td_cluster_secret *secret,
+                               const struct td_join_nonces *nonces, const Tandem__V1__Hello *hello,
                                uint8_t ret_mac[TD_CLUSTER_MAC_BYTES]);
-bool td_join_verify_worker(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const Tandem__V1__Hello *hello,
-                           const ProtobufCBinaryData *mac);
-td_status td_join_prove_router(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const Tandem__V1__Welcome *welcome,
+bool td_join_verify_worker(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
+                           const Tandem__V1__Hello *hello, const ProtobufCBinaryData *mac);
+td_status td_join_prove_router(struct td_cluster_secret *secret,
+                               const struct td_join_nonces *nonces,
+                               const Tandem__V1__Welcome *welcome,
                                uint8_t ret_mac[TD_CLUSTER_MAC_BYTES]);
 /* The mac is the welcome's own. */
-bool td_join_verify_router(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const Tandem__V1__Welcome *welcome);
+bool td_join_verify_router(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
+                           const Tandem__V1__Welcome *welcome);
 
 /* The answer to Prove. secret NULL: by instance_key. nonce: the request's. */
-td_status td_instance_prove(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const ProtobufCBinaryData *instance_key,
-                            const ProtobufCBinaryData *nonce, uint8_t ret_mac[TD_CLUSTER_MAC_BYTES]);
-bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const ProtobufCBinaryData *instance_key,
-                        const ProtobufCBinaryData *nonce, const ProtobufCBinaryData *mac);
+td_status td_instance_prove(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
+                            const ProtobufCBinaryData *instance_key,
+                            const ProtobufCBinaryData *nonce,
+                            uint8_t ret_mac[TD_CLUSTER_MAC_BYTES]);
+bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
+                        const ProtobufCBinaryData *instance_key, const ProtobufCBinaryData *nonce,
+                        const ProtobufCBinaryData *mac);
 
-/* --- calls ------------------------------------------------------------------------------------------------------------ */
+/* --- calls ------------------------------------------------------------------------------------ */
 
 #define TD_REPLAY_WINDOW 4096 /* calls may overtake each other by fewer than this */
 
-/* Which counters were seen: each is accepted once, and none that is TD_REPLAY_WINDOW or more behind the highest. */
+/* Which counters were seen: each is accepted once, and none that is TD_REPLAY_WINDOW or more
+ * behind the highest. */
 struct td_replay_window {
     uint64_t top, seen[TD_REPLAY_WINDOW / 64];
 };
@@ -106,32 +130,42 @@ struct td_call_proof {
 };
 
 /* The value of the metadata. */
-td_status td_call_prove(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, const char *path, uint64_t request, uint32_t attempt,
-                        uint64_t counter, char ret_text[TD_CALL_PROOF_MAX]);
+td_status td_call_prove(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
+                        const char *path, uint64_t request, uint32_t attempt, uint64_t counter,
+                        char ret_text[TD_CALL_PROOF_MAX]);
 /* TD_ERR_INVALID: not such a text. Proves nothing yet. */
 td_status td_call_proof_parse(const char *text, struct td_call_proof *ret_proof);
-/* Checks session, proof and counter, in this order; an accepted counter is used up. On failure *ret_why says in one clause what is wrong. */
-bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *nonces, struct td_replay_window *window, const char *path,
+/* Checks session, proof and counter, in this order; an accepted counter is used up. On failure
+ * *ret_why says in one clause what is wrong. */
+bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
+                         struct td_replay_window *window, const char *path,
                          const struct td_call_proof *proof, const char **ret_why);
 
-/* --- operators ---------------------------------------------------------------------------------------------------------- */
+/* --- operators -------------------------------------------------------------------------------- */
 
-/* Metadata of a second call to Inference.Status, which then tells all: the first one's challenge, and
- * HMAC(secret; "tandem status v1", challenge). */
+/* Metadata of a second call to Inference.Status, which then tells all: the first one's
+ * challenge, and HMAC(secret; "tandem status v1", challenge). */
 #define TD_STATUS_PROOF_KEY "tandem-status-proof"
 #define TD_STATUS_PROOF_MAX 136
-td_status td_status_prove(struct td_cluster_secret *secret, const ProtobufCBinaryData *challenge, char ret_text[TD_STATUS_PROOF_MAX]);
-/* True when the text is a proof of the challenge that it holds; whether that is a challenge of ours is the caller's to say. */
-bool td_status_proof_check(struct td_cluster_secret *secret, const char *text, uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
+td_status td_status_prove(struct td_cluster_secret *secret, const ProtobufCBinaryData *challenge,
+                          char ret_text[TD_STATUS_PROOF_MAX]);
+/* True when the text is a proof of the challenge that it holds; whether that is a challenge of
+ * ours is the caller's to say. */
+bool td_status_proof_check(struct td_cluster_secret *secret, const char *text,
+                           uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
 
-/* Challenges without a memory of them: 8 bytes of expiry, and a MAC of it by a key of this process. Good until then, as often as one likes: what
- * can be had by a recorded proof was in the answer that was recorded, too. */
-void td_challenge_make(const uint8_t key[32], uint64_t expiry_ns, uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
-bool td_challenge_check(const uint8_t key[32], uint64_t now_ns, const uint8_t challenge[TD_CLUSTER_NONCE_BYTES]);
+/* Challenges without a memory of them: 8 bytes of expiry, and a MAC of it by a key of this
+ * process. Good until then, as often as one likes: what can be had by a recorded proof was in
+ * the answer that was recorded, too. */
+void td_challenge_make(const uint8_t key[32], uint64_t expiry_ns,
+                       uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
+bool td_challenge_check(const uint8_t key[32], uint64_t now_ns,
+                        const uint8_t challenge[TD_CLUSTER_NONCE_BYTES]);
 
-/* --- logs that strangers cause ---------------------------------------------------------------------------------------- */
+/* --- logs that strangers cause ---------------------------------------------------------------- */
 
-/* One line a second; the rest are counted. True = log now, *ret_dropped lines were not logged since the last. */
+/* One line a second; the rest are counted. True = log now, *ret_dropped lines were not logged
+ * since the last. */
 struct td_log_pace {
     uint64_t next_ns;
     uint32_t n_dropped;

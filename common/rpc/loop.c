@@ -1,13 +1,16 @@
 /* loop.c - one completion queue, one thread.
  *
- * A turn of the loop: take one event and call its fn; then drain: run posts in order, pump the calls that were marked dirty, run due timers.
- * Work that callbacks add while draining is taken in the next turn with a zero timeout, so sockets are polled in between and a post that
- * posts itself cannot starve them (grpc_completion_queue_next polls sockets only when the queue is empty).
+ * A turn of the loop: take one event and call its fn; then drain: run posts in order, pump the
+ * calls that were marked dirty, run due timers. Work that callbacks add while draining is taken in
+ * the next turn with a zero timeout, so sockets are polled in between and a post that posts itself
+ * cannot starve them (grpc_completion_queue_next polls sockets only when the queue is empty).
  *
- * Doorbell: gRPC C core has no wake-up of its own, but an empty batch on any call delivers its tag at once. The bell is a call on a lame
- * channel. rung makes many rings one: the ringer appends first and then rings; the loop clears rung before it drains, so nothing is lost.
+ * Doorbell: gRPC C core has no wake-up of its own, but an empty batch on any call delivers its tag
+ * at once. The bell is a call on a lame channel. rung makes many rings one: the ringer appends
+ * first and then rings; the loop clears rung before it drains, so nothing is lost.
  *
- * gpr_log goes to td_log, at most LOG_BURST lines per second: peers can cause lines (bad handshakes). */
+ * gpr_log goes to td_log, at most LOG_BURST lines per second: peers can cause lines (bad
+ * handshakes). */
 #include <grpc/support/log.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,12 +35,10 @@ struct td_rpc_timer {
 static _Thread_local struct td_rpc_loop *current_loop;
 
 #ifdef TD_RPC_TSAN
-/* For every program that links this library: TSan must not judge what core, which is not instrumented, does to its own memory. */
+/* For every program that links this library: TSan must not judge what core, which is not
+ * instrumented, does to its own memory. */
 const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
-{
-    return "ignore_noninstrumented_modules=1";
-}
+const char *__tsan_default_options(void) { return "ignore_noninstrumented_modules=1"; }
 #endif
 
 void *td_rpc_alloc(size_t bytes)
@@ -71,10 +72,11 @@ static void bridge_log(gpr_log_func_args *args)
     }
     char text[600];
     td_log_quote(text, sizeof text, args->message);
-    /* "Failed accept4" means that the listener is dead until a restart: the one line worth an alarm. */
+    /* "Failed accept4" means that the listener is dead until a restart: the one line worth an
+       alarm. */
     bool dead = strstr(args->message, "Failed accept4") != NULL;
-    td_log(dead || args->severity == GPR_LOG_SEVERITY_ERROR ? TD_LOG_WARN : TD_LOG_DEBUG, dead ? "grpc_listener_dead" : "grpc",
-           "dropped=%u msg=%s", dropped, text);
+    td_log(dead || args->severity == GPR_LOG_SEVERITY_ERROR ? TD_LOG_WARN : TD_LOG_DEBUG,
+           dead ? "grpc_listener_dead" : "grpc", "dropped=%u msg=%s", dropped, text);
 }
 
 static void bridge_start(void)
@@ -116,7 +118,8 @@ static void run_timers(struct td_rpc_loop *loop)
     pthread_mutex_unlock(&loop->mu);
 }
 
-/* Returns when to look again: 0 = at once, TD_NEVER_NS = at the next event. *ret_stopping: the loop is to end. */
+/* Returns when to look again: 0 = at once, TD_NEVER_NS = at the next event. *ret_stopping: the
+ * loop is to end. */
 static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
 {
     pthread_mutex_lock(&loop->mu);
@@ -158,7 +161,8 @@ static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
 static gpr_timespec gpr_deadline(uint64_t at_ns)
 {
     if (at_ns == TD_NEVER_NS) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
-    return (gpr_timespec){(int64_t)(at_ns / TD_NS_PER_S), (int32_t)(at_ns % TD_NS_PER_S), GPR_CLOCK_MONOTONIC};
+    return (gpr_timespec){(int64_t)(at_ns / TD_NS_PER_S), (int32_t)(at_ns % TD_NS_PER_S),
+                          GPR_CLOCK_MONOTONIC};
 }
 
 static void *loop_main(void *arg)
@@ -178,7 +182,8 @@ static void *loop_main(void *arg)
         }
         wake_ns = drain(loop, &stopping);
         if (stopping && !down) {
-            /* No ring can follow: destroy is the last call on the loop, and its own ring is made. */
+            /* No ring can follow: destroy is the last call on the loop, and its own ring is
+               made. */
             grpc_completion_queue_shutdown(loop->cq);
             down = true;
         }
@@ -186,8 +191,9 @@ static void *loop_main(void *arg)
     return NULL;
 }
 
-/* gRPC's own threads may still be closing a TLS connection when main returns; OpenSSL's atexit handler would take its tables from under them, and a
- * command that has done its work would end by SIGSEGV (seen about once in 2000 refused handshakes). Weak: gRPC need not be on OpenSSL. */
+/* gRPC's own threads may still be closing a TLS connection when main returns; OpenSSL's atexit
+ * handler would take its tables from under them, and a command that has done its work would end
+ * by SIGSEGV (seen about once in 2000 refused handshakes). Weak: gRPC need not be on OpenSSL. */
 #define OPENSSL_NO_ATEXIT 0x00080000ull /* OPENSSL_INIT_NO_ATEXIT */
 int OPENSSL_init_crypto(uint64_t options, const void *settings) __attribute__((weak));
 
@@ -199,9 +205,10 @@ static void process_start(void)
 
 static _Atomic int n_loops; /* each has called grpc_init */
 
-/* A handshake that is under way keeps core alive beyond the last grpc_shutdown, and core's threads then end by themselves. A
- * process that exits meanwhile runs OpenSSL's clean-up under them. Core has no call that waits for them: it is asked, until it
- * has ended or SHUTDOWN_MS are over, which a handshake with a silent peer may take longer than. */
+/* A handshake that is under way keeps core alive beyond the last grpc_shutdown, and core's
+ * threads then end by themselves. A process that exits meanwhile runs OpenSSL's clean-up under
+ * them. Core has no call that waits for them: it is asked, until it has ended or SHUTDOWN_MS are
+ * over, which a handshake with a silent peer may take longer than. */
 static void shut_down(void)
 {
     grpc_shutdown();
@@ -227,8 +234,10 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
     atomic_fetch_add(&n_loops, 1);
     grpc_init();
     loop->cq = grpc_completion_queue_create_for_next(NULL);
-    loop->bell_channel = grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
-    loop->bell = grpc_channel_create_call(loop->bell_channel, NULL, 0, loop->cq, grpc_slice_from_static_string("/d/b"), NULL,
+    loop->bell_channel =
+        grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
+    loop->bell = grpc_channel_create_call(loop->bell_channel, NULL, 0, loop->cq,
+                                          grpc_slice_from_static_string("/d/b"), NULL,
                                           gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
     loop->bell_event.fn = bell_fired;
     int rc = pthread_create(&loop->thread, NULL, loop_main, loop);
@@ -242,7 +251,8 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
         td_rpc_unpacker_close(&loop->unpacker);
         pthread_mutex_destroy(&loop->mu);
         free(loop);
-        return td_fail(err, TD_ERR_IO, "rpc loop %s: cannot start a thread: %s", name, strerror(rc));
+        return td_fail(err, TD_ERR_IO, "rpc loop %s: cannot start a thread: %s", name,
+                       strerror(rc));
     }
     *ret_loop = loop;
     return TD_OK;
@@ -252,8 +262,8 @@ void td_rpc_loop_destroy(struct td_rpc_loop *loop)
 {
     if (!loop) return;
     TD_ASSERT(current_loop != loop);
-    /* Rung under the lock. A loop that is awake for another reason would else close its queue before the ring has
-     * reached it, and core aborts the process. */
+    /* Rung under the lock. A loop that is awake for another reason would else close its queue
+     * before the ring has reached it, and core aborts the process. */
     pthread_mutex_lock(&loop->mu);
     loop->stopping = true;
     td_rpc_loop_ring(loop);
@@ -275,10 +285,7 @@ void td_rpc_loop_destroy(struct td_rpc_loop *loop)
     shut_down();
 }
 
-bool td_rpc_loop_is_current(const struct td_rpc_loop *loop)
-{
-    return current_loop == loop;
-}
+bool td_rpc_loop_is_current(const struct td_rpc_loop *loop) { return current_loop == loop; }
 
 void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg)
 {
@@ -292,7 +299,8 @@ void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg
     td_rpc_loop_ring(loop);
 }
 
-struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms, void (*fn)(void *arg), void *arg)
+struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms,
+                                        void (*fn)(void *arg), void *arg)
 {
     struct td_rpc_timer *timer = td_rpc_alloc(sizeof *timer);
     timer->loop = loop;

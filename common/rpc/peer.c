@@ -1,8 +1,9 @@
 /* peer.c - who is at the other end of a call, as core's auth context tells it.
  *
- * Core fills the context from the peer's leaf certificate after OpenSSL has verified the chain. A server that asks for no certificate has a
- * context without one: x509_pem_cert is the property that says that there was a certificate at all (a certificate without any name has no
- * "peer identity" in core's words, yet it was verified). */
+ * Core fills the context from the peer's leaf certificate after OpenSSL has verified the chain.
+ * A server that asks for no certificate has a context without one: x509_pem_cert is the property
+ * that says that there was a certificate at all (a certificate without any name has no "peer
+ * identity" in core's words, yet it was verified). */
 #include <grpc/grpc_security_constants.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,19 +38,19 @@ bool td_rpc_call_peer_is_local(const struct td_rpc_call *call)
 {
     const char *peer = td_rpc_call_peer(call), *end;
     char address[64];
-    if (strncmp(peer, "ipv6:%5B", 8) != 0 || !(end = strstr(peer, "%5D"))) return td_address_is_loopback(peer);
-    snprintf(address, sizeof address, "[%.*s]:0", (int)(end - peer - 8), peer + 8);      /* core writes brackets as in a URI */
+    if (strncmp(peer, "ipv6:%5B", 8) != 0 || !(end = strstr(peer, "%5D")))
+        return td_address_is_loopback(peer);
+    /* core writes brackets as in a URI */
+    snprintf(address, sizeof address, "[%.*s]:0", (int)(end - peer - 8), peer + 8);
     return td_address_is_loopback(address);
 }
 
-const char *td_rpc_name_kind_text(enum td_rpc_name_kind kind)
-{
-    return kinds[kind].text;
-}
+const char *td_rpc_name_kind_text(enum td_rpc_name_kind kind) { return kinds[kind].text; }
 
 static bool is_verified(const grpc_auth_context *context)
 {
-    grpc_auth_property_iterator at = grpc_auth_context_find_properties_by_name(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    grpc_auth_property_iterator at =
+        grpc_auth_context_find_properties_by_name(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
     return grpc_auth_property_iterator_next(&at) != NULL;
 }
 
@@ -62,21 +63,26 @@ bool td_rpc_call_peer_verified(const struct td_rpc_call *call)
     return verified;
 }
 
-bool td_rpc_call_peer_names(const struct td_rpc_call *call, bool (*match)(enum td_rpc_name_kind kind, const char *name, void *arg), void *arg)
+bool td_rpc_call_peer_names(const struct td_rpc_call *call,
+                            bool (*match)(enum td_rpc_name_kind kind, const char *name, void *arg),
+                            void *arg)
 {
     grpc_auth_context *context = call->call ? grpc_call_auth_context(call->call) : NULL;
     if (!context) return false;
     bool matched = false;
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds && is_verified(context) && !matched; kind++) {
-        grpc_auth_property_iterator at = grpc_auth_context_find_properties_by_name(context, kinds[kind].property);
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds && is_verified(context) && !matched;
+         kind++) {
+        grpc_auth_property_iterator at =
+            grpc_auth_context_find_properties_by_name(context, kinds[kind].property);
         for (const grpc_auth_property *p; !matched && (p = grpc_auth_property_iterator_next(&at));)
-            matched = !memchr(p->value, 0, p->value_length) && match((enum td_rpc_name_kind)kind, p->value, arg);
+            matched = !memchr(p->value, 0, p->value_length) &&
+                      match((enum td_rpc_name_kind)kind, p->value, arg);
     }
     grpc_auth_context_release(context);
     return matched;
 }
 
-/* ---- a server's certificate, before any call is sent to it ----------------------------------------------------------------------------- */
+/* ---- a server's certificate, before any call is sent to it ----------------------------------- */
 
 #ifdef TD_HAVE_OPENSSL
 
@@ -88,12 +94,15 @@ static bool names_match(const struct td_peer_names *names, X509 *cert)
         const GENERAL_NAME *n = sk_GENERAL_NAME_value(all, i);
         char text[INET6_ADDRSTRLEN];
         if (n->type == GEN_DNS || n->type == GEN_URI) {
-            matched = td_peer_names_match(names, n->type == GEN_DNS ? TD_PEER_NAME_DNS : TD_PEER_NAME_URI,
-                                          (const char *)ASN1_STRING_get0_data(n->d.ia5), (size_t)ASN1_STRING_length(n->d.ia5));
+            matched =
+                td_peer_names_match(names, n->type == GEN_DNS ? TD_PEER_NAME_DNS : TD_PEER_NAME_URI,
+                                    (const char *)ASN1_STRING_get0_data(n->d.ia5),
+                                    (size_t)ASN1_STRING_length(n->d.ia5));
         } else if (n->type == GEN_IPADD) {
             int n_bytes = ASN1_STRING_length(n->d.iPAddress);
             if ((n_bytes == 4 || n_bytes == 16) &&
-                inet_ntop(n_bytes == 4 ? AF_INET : AF_INET6, ASN1_STRING_get0_data(n->d.iPAddress), text, sizeof text))
+                inet_ntop(n_bytes == 4 ? AF_INET : AF_INET6, ASN1_STRING_get0_data(n->d.iPAddress),
+                          text, sizeof text))
                 matched = td_peer_names_match(names, TD_PEER_NAME_IP, text, strlen(text));
         }
     }
@@ -111,7 +120,8 @@ int td_rpc_peer_check(const char *target, const char *peer_pem, void *peer_names
         uint64_t now = td_now_ns(), next = atomic_load(&next_ns);
         char q[300];
         if (now >= next && atomic_compare_exchange_strong(&next_ns, &next, now + TD_NS_PER_S))
-            td_warn("tls_peer_refused", "target=%s reason=\"no name in its certificate is one that this end asks for\"",
+            td_warn("tls_peer_refused",
+                    "target=%s reason=\"no name in its certificate is one that this end asks for\"",
                     td_log_quote(q, sizeof q, target ? target : ""));
     }
     X509_free(cert);
@@ -137,7 +147,9 @@ int td_rpc_peer_check(const char *target, const char *peer_pem, void *peer_names
 
 td_status td_rpc_peer_check_supported(struct td_err *err)
 {
-    return td_fail(err, TD_ERR_UNSUPPORTED, "this program was built without OpenSSL: names in a server's certificate cannot be asked for");
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "this program was built without OpenSSL: names in a server's certificate cannot "
+                   "be asked for");
 }
 
 #endif

@@ -40,8 +40,10 @@ bool td_rpc_peer_key_parse(const char *peer, uint64_t *ret_key)
     bool is_v6 = strncmp(peer, "ipv6:", 5) == 0;
     if ((!is_v6 && strncmp(peer, "ipv4:", 5) != 0) || end < peer + 5) return false;
     const char *at = peer + 5;
-    if (is_v6 && strncmp(at, "%5B", 3) == 0) at += 3;
-    else if (is_v6 && *at == '[') at++;
+    if (is_v6 && strncmp(at, "%5B", 3) == 0)
+        at += 3;
+    else if (is_v6 && *at == '[')
+        at++;
     size_t n = strcspn(at, is_v6 ? "%]" : ":");
     if (n >= sizeof host) return false;
     memcpy(host, at, n);

@@ -24,8 +24,8 @@ void td_port_limits(const struct td_port_config *c, uint32_t n_calls, struct td_
 {
     port_metrics(); /* they are there from the first scrape on, not from the first second on */
     limits->max_live_calls = n_calls;
-    limits->max_peer_calls = c->max_calls_per_peer ? (uint32_t)c->max_calls_per_peer
-                                                   : n_calls / 4 * 3;
+    limits->max_peer_calls =
+        c->max_calls_per_peer ? (uint32_t)c->max_calls_per_peer : n_calls / 4 * 3;
     limits->max_connections = (uint32_t)c->max_connections;
     limits->max_peer_connections = (uint32_t)c->max_connections_per_peer;
     limits->max_handshakes = (uint32_t)c->max_handshakes;

@@ -1,5 +1,6 @@
-/* port.h - the bounds of a daemon's gRPC port against floods: the options that routers and workers share, and the
- * metrics that tell how close the port is to them. What each bound is against: SECURITY.md, "Floods".
+/* port.h - the bounds of a daemon's gRPC port against floods: the options that routers and workers
+ * share, and the metrics that tell how close the port is to them. What each bound is against:
+ * SECURITY.md, "Floods".
  *
  * Threads: the rpc loop's, but for td_port_limits, which is called at boot. */
 #ifndef TD_RPC_PORT_H
@@ -16,32 +17,35 @@ struct td_port_config {
     uint64_t max_handshakes, max_handshakes_per_s, handshake_timeout_ms;
 };
 
-/* DEFAULT_CONNECTIONS: a string. A router serves whoever comes, so it takes what the limit of open files allows; a
- * worker is called by routers and operators. */
-#define TD_PORT_OPTIONS(S, M, DEFAULT_CONNECTIONS)                                                 \
-    {"max_connections", TD_OPT_U64, DEFAULT_CONNECTIONS, 0, 1 << 20, NULL,                         \
-     offsetof(S, M.max_connections),                                                               \
-     "connections at once; more are closed; 0 = what the limit of open files allows, at most "     \
-     "16384"},                                                                                     \
-    {"max_connections_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL,                                \
-     offsetof(S, M.max_connections_per_peer),                                                      \
-     "of one address (IPv6: /64); 0 = half of max_connections; behind one load balancer give it "  \
-     "all of them"},                                                                               \
-    {"max_calls_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, offsetof(S, M.max_calls_per_peer),   \
-     "calls of one address at once; more are refused; 0 = three quarters of all, which is more "   \
-     "than the requests that the daemon holds"},                                                   \
-    {"max_handshakes", TD_OPT_U64, "256", 1, 1 << 20, NULL, offsetof(S, M.max_handshakes),         \
-     "TLS handshakes in progress at once; when all stand for a second, one more ends the oldest; " \
-     "of one address the same share as of connections"},                                           \
-    {"max_handshakes_per_s", TD_OPT_U64, "256", 0, 1 << 20, NULL,                                  \
-     offsetof(S, M.max_handshakes_per_s),                                                          \
-     "TLS handshakes that begin in a second, and four times as many at once; further connections " \
-     "are closed; of one address the same share as of connections; 0 = any number"},               \
-    {"handshake_timeout_ms", TD_OPT_U64, "10000", 100, 600000, NULL,                               \
-     offsetof(S, M.handshake_timeout_ms),                                                          \
+/* DEFAULT_CONNECTIONS: a string. A router serves whoever comes, so it takes what the limit of
+ * open files allows; a worker is called by routers and operators. */
+// clang-format off
+#define TD_PORT_OPTIONS(S, M, DEFAULT_CONNECTIONS)                                               \
+    {"max_connections", TD_OPT_U64, DEFAULT_CONNECTIONS, 0, 1 << 20, NULL,                       \
+     offsetof(S, M.max_connections),                                                             \
+     "connections at once; more are closed; 0 = what the limit of open files allows, at most "   \
+     "16384"},                                                                                   \
+    {"max_connections_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL,                              \
+     offsetof(S, M.max_connections_per_peer),                                                    \
+     "of one address (IPv6: /64); 0 = half of max_connections; behind one load balancer give "   \
+     "it all of them"},                                                                          \
+    {"max_calls_per_peer", TD_OPT_U64, "0", 0, 1 << 20, NULL, offsetof(S, M.max_calls_per_peer), \
+     "calls of one address at once; more are refused; 0 = three quarters of all, which is "      \
+     "more than the requests that the daemon holds"},                                            \
+    {"max_handshakes", TD_OPT_U64, "256", 1, 1 << 20, NULL, offsetof(S, M.max_handshakes),       \
+     "TLS handshakes in progress at once; when all stand for a second, one more ends the "       \
+     "oldest; of one address the same share as of connections"},                                 \
+    {"max_handshakes_per_s", TD_OPT_U64, "256", 0, 1 << 20, NULL,                                \
+     offsetof(S, M.max_handshakes_per_s),                                                        \
+     "TLS handshakes that begin in a second, and four times as many at once; further "           \
+     "connections are closed; of one address the same share as of connections; 0 = any number"}, \
+    {"handshake_timeout_ms", TD_OPT_U64, "10000", 100, 600000, NULL,                             \
+     offsetof(S, M.handshake_timeout_ms),                                                        \
      "a connection that has not ended its TLS handshake, and begun HTTP/2, by then is closed"}
+// clang-format on
 
-/* Sets these bounds of *limits, and registers the metrics. n_calls is how many calls the port takes in all. */
+/* Sets these bounds of *limits, and registers the metrics. n_calls is how many calls the port
+ * takes in all. */
 void td_port_limits(const struct td_port_config *config, uint32_t n_calls,
                     struct td_rpc_limits *limits);
 
@@ -49,8 +53,8 @@ void td_port_limits(const struct td_port_config *config, uint32_t n_calls,
 struct td_port_seen {
     uint64_t counted_ns, refused, ended;
 };
-/* Brings the metrics of the server's connections up to date, at most once a second (then it returns true): counting them
- * looks at each. NULL server: does nothing. */
+/* Brings the metrics of the server's connections up to date, at most once a second (then it
+ * returns true): counting them looks at each. NULL server: does nothing. */
 bool td_port_follow(struct td_port_seen *seen, const struct td_rpc_server *server, uint64_t now_ns);
 
 #endif

@@ -1,14 +1,17 @@
-/* probe.c - a server's port, seen as a client sees it: a thread connects to it and waits for the server's first bytes.
+/* probe.c - a server's port, seen as a client sees it: a thread connects to it and waits for the
+ * server's first bytes.
  *
- * "The process runs" says nothing about a listener that accepts no more, or a loop that stands. Without TLS the probe
- * sends HTTP/2's preface and waits for core's SETTINGS. With TLS it sends a ClientHello and waits for the answer: it
- * needs no certificate that the server would accept, and the handshake ends there. A connection that the server closes
- * counts as an answer: somebody took it (it may be one above the limit).
+ * "The process runs" says nothing about a listener that accepts no more, or a loop that stands.
+ * Without TLS the probe sends HTTP/2's preface and waits for core's SETTINGS. With TLS it sends a
+ * ClientHello and waits for the answer: it needs no certificate that the server would accept, and
+ * the handshake ends there. A connection that the server closes counts as an answer: somebody took
+ * it (it may be one above the limit).
  *
- * Time is counted in turns of poll, not by the clock: a process that was stopped (SIGSTOP, a suspended VM) has taken few
- * turns when it goes on, so its port is not called deaf.
+ * Time is counted in turns of poll, not by the clock: a process that was stopped (SIGSTOP, a
+ * suspended VM) has taken few turns when it goes on, so its port is not called deaf.
  *
- * failed is written by the probe's thread alone. It tells watchers of health through the loop when they must hear. */
+ * failed is written by the probe's thread alone. It tells watchers of health through the loop
+ * when they must hear. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -33,14 +36,15 @@ struct td_rpc_probe {
     struct sockaddr_storage to;
     socklen_t n_to;
     uint32_t period_ms;
-    uint8_t hello[8192];                     /* what is sent; a ClientHello with post-quantum key shares (OpenSSL 3.5) has 1,542 bytes */
+    uint8_t hello[8192]; /* what is sent; a ClientHello with post-quantum key
+                            shares (OpenSSL 3.5) has 1,542 bytes */
     size_t n_hello;
-    atomic_uint failed;                      /* in a row */
+    atomic_uint failed; /* in a row */
     char why[96];
     pthread_t thread;
     pthread_mutex_t mu;
     pthread_cond_t cond;
-    bool stopping;                           /* mu */
+    bool stopping; /* mu */
 };
 
 uint32_t td_rpc_probe_failed(const struct td_rpc_probe *probe)
@@ -54,7 +58,8 @@ static bool wait_stop(struct td_rpc_probe *p, uint32_t ms)
     uint64_t at = td_now_ns() + ms * TD_NS_PER_MS;
     struct timespec until = {(time_t)(at / TD_NS_PER_S), (long)(at % TD_NS_PER_S)};
     pthread_mutex_lock(&p->mu);
-    while (!p->stopping && pthread_cond_timedwait(&p->cond, &p->mu, &until) != ETIMEDOUT) {}
+    while (!p->stopping && pthread_cond_timedwait(&p->cond, &p->mu, &until) != ETIMEDOUT) {
+    }
     bool stopping = p->stopping;
     pthread_mutex_unlock(&p->mu);
     return stopping;
@@ -106,7 +111,8 @@ static bool ask(struct td_rpc_probe *p)
             connected = true;
             ssize_t sent = send(fd, p->hello, p->n_hello, MSG_NOSIGNAL);
             if (sent >= 0) snprintf(p->why, sizeof p->why, "connected, and no answer");
-            continue;                        /* not sent: it was closed already, and the next turn hears so */
+            continue; /* not sent: it was closed already, and the next
+                         turn hears so */
         }
         uint8_t byte;
         ssize_t got = recv(fd, &byte, 1, 0);
@@ -134,16 +140,18 @@ static void *probe_main(void *arg)
         atomic_store(&p->failed, now);
         if ((was >= TD_RPC_PROBE_UNHEALTHY) == (now >= TD_RPC_PROBE_UNHEALTHY)) continue;
         char text[160];
-        if (answered) td_info("port_answers", "port=%d after_failed=%u action=health_serving", p->server->port, was);
+        if (answered)
+            td_info("port_answers", "port=%d after_failed=%u action=health_serving",
+                    p->server->port, was);
         else
-            td_error("port_silent", "port=%d failed=%u why=%s action=health_not_serving", p->server->port, now,
-                     td_log_quote(text, sizeof text, p->why));
+            td_error("port_silent", "port=%d failed=%u why=%s action=health_not_serving",
+                     p->server->port, now, td_log_quote(text, sizeof text, p->why));
         td_rpc_loop_post(p->server->loop, tell_health, p->server);
     }
     return NULL;
 }
 
-/* ---- start and stop ------------------------------------------------------------------------------------------------ */
+/* ---- start and stop -------------------------------------------------------------------------- */
 
 static void http2_hello(struct td_rpc_probe *p)
 {
@@ -162,9 +170,9 @@ static td_status tls_hello(struct td_rpc_probe *p, struct td_err *err)
     SSL *ssl = ctx ? SSL_new(ctx) : NULL;
     BIO *in = BIO_new(BIO_s_mem()), *out = BIO_new(BIO_s_mem());
     if (ssl && in && out) {
-        SSL_set_bio(ssl, in, out);           /* owns both */
+        SSL_set_bio(ssl, in, out); /* owns both */
         SSL_set_alpn_protos(ssl, alpn, sizeof alpn);
-        SSL_connect(ssl);                    /* writes the ClientHello and wants to read */
+        SSL_connect(ssl); /* writes the ClientHello and wants to read */
         int n = BIO_read(out, p->hello, sizeof p->hello);
         p->n_hello = n > 0 && BIO_pending(out) == 0 ? (size_t)n : 0;
     } else {
@@ -173,7 +181,10 @@ static td_status tls_hello(struct td_rpc_probe *p, struct td_err *err)
     }
     SSL_free(ssl);
     SSL_CTX_free(ctx);
-    return p->n_hello ? TD_OK : td_fail(err, TD_ERR_IO, "port check: OpenSSL made no ClientHello of at most %zu bytes", sizeof p->hello);
+    return p->n_hello ? TD_OK
+                      : td_fail(err, TD_ERR_IO,
+                                "port check: OpenSSL made no ClientHello of at most %zu bytes",
+                                sizeof p->hello);
 #else
     (void)p;
     return td_fail(err, TD_ERR_UNSUPPORTED, "port check with TLS: built without OpenSSL");
@@ -219,8 +230,9 @@ void td_rpc_probe_free(struct td_rpc_probe *p)
     free(p);
 }
 
-td_status td_rpc_probe_start(struct td_rpc_server *server, const char *address, bool use_tls, uint32_t period_ms,
-                             struct td_rpc_probe **ret_probe, struct td_err *err)
+td_status td_rpc_probe_start(struct td_rpc_server *server, const char *address, bool use_tls,
+                             uint32_t period_ms, struct td_rpc_probe **ret_probe,
+                             struct td_err *err)
 {
     struct td_rpc_probe *p = td_rpc_alloc(sizeof *p);
     p->server = server;
@@ -232,11 +244,14 @@ td_status td_rpc_probe_start(struct td_rpc_server *server, const char *address, 
     pthread_cond_init(&p->cond, &attr);
     pthread_condattr_destroy(&attr);
     td_status status = resolve(p, address, server->port, err);
-    if (!status && use_tls) status = tls_hello(p, err);
-    else if (!status) http2_hello(p);
+    if (!status && use_tls)
+        status = tls_hello(p, err);
+    else if (!status)
+        http2_hello(p);
     if (!status) {
         int rc = pthread_create(&p->thread, NULL, probe_main, p);
-        if (rc) status = td_fail(err, TD_ERR_IO, "port check: cannot start a thread: %s", strerror(rc));
+        if (rc)
+            status = td_fail(err, TD_ERR_IO, "port check: cannot start a thread: %s", strerror(rc));
     }
     if (status) {
         td_rpc_probe_free(p);

@@ -1,8 +1,11 @@
-/* reflection.c - grpc.reflection v1 and v1alpha (same wire format, one handler) over the embedded descriptor set.
+/* reflection.c - grpc.reflection v1 and v1alpha (same wire format, one handler) over the embedded
+ * descriptor set.
  *
- * The set is ours, so its walk is short: length-delimited fields only, by number (descriptor.proto). Every full name - messages, fields,
- * oneofs, enums, values, services, methods - is indexed to its file once per process; answers carry the raw file with its transitive
- * imports. list_services names what this server serves. Errors are answers; the stream stays open. */
+ * The set is ours, so its walk is short: length-delimited fields only, by number
+ * (descriptor.proto). Every full name - messages, fields, oneofs, enums, values, services,
+ * methods - is indexed to its file once per process; answers carry the raw file with its
+ * transitive imports. list_services names what this server serves. Errors are answers; the
+ * stream stays open. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +14,30 @@
 #include "grpc/reflection/v1/reflection.pb-c.h"
 #include "proto/descriptor_set.h"
 
+/* protobuf-c's names of the cases of the answer and of the request */
+#define ANSWER(name) GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##name
+#define ASKED(name) GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##name
+
 enum { MAX_FILES = 32, MAX_IMPORTS = 16, NAME_BYTES = 256 };
 /* field numbers in descriptor.proto */
 enum { SET_FILE = 1 };
-enum { FILE_NAME = 1, FILE_PACKAGE = 2, FILE_IMPORT = 3, FILE_MESSAGE = 4, FILE_ENUM = 5, FILE_SERVICE = 6 };
-enum { NAME = 1, MESSAGE_FIELD = 2, MESSAGE_NESTED = 3, MESSAGE_ENUM = 4, MESSAGE_ONEOF = 8, ENUM_VALUE = 2, SERVICE_METHOD = 2 };
+enum {
+    FILE_NAME = 1,
+    FILE_PACKAGE = 2,
+    FILE_IMPORT = 3,
+    FILE_MESSAGE = 4,
+    FILE_ENUM = 5,
+    FILE_SERVICE = 6
+};
+enum {
+    NAME = 1,
+    MESSAGE_FIELD = 2,
+    MESSAGE_NESTED = 3,
+    MESSAGE_ENUM = 4,
+    MESSAGE_ONEOF = 8,
+    ENUM_VALUE = 2,
+    SERVICE_METHOD = 2
+};
 
 struct span {
     const uint8_t *at;
@@ -104,13 +126,16 @@ static void add_symbol(const char *scope, struct span descriptor, bool is_messag
         if (number == NAME) {
             char name[NAME_BYTES];
             copy_text(name, value);
-            if (snprintf(ret_full, NAME_BYTES, "%s%s%s", scope, *scope ? "." : "", name) >= NAME_BYTES) ret_full[NAME_BYTES - 1] = 0;
+            if (snprintf(ret_full, NAME_BYTES, "%s%s%s", scope, *scope ? "." : "", name) >=
+                NAME_BYTES)
+                ret_full[NAME_BYTES - 1] = 0;
             break;
         }
     struct symbol *grown = realloc(catalog.symbols, (catalog.n_symbols + 1) * sizeof *grown);
     TD_ASSERT(grown != NULL);
     catalog.symbols = grown;
-    catalog.symbols[catalog.n_symbols++] = (struct symbol){td_rpc_strdup(ret_full), catalog.n_files, is_message};
+    catalog.symbols[catalog.n_symbols++] =
+        (struct symbol){td_rpc_strdup(ret_full), catalog.n_files, is_message};
 }
 
 static void add_enum(const char *scope, struct span descriptor)
@@ -119,8 +144,8 @@ static void add_enum(const char *scope, struct span descriptor)
     struct span value;
     unsigned number;
     add_symbol(scope, descriptor, false, full);
-    while (next_field(&descriptor, &number, &value))
-        if (number == ENUM_VALUE) add_symbol(scope, value, false, value_name);      /* values live beside their enum */
+    while (next_field(&descriptor, &number, &value)) /* values live beside their enum */
+        if (number == ENUM_VALUE) add_symbol(scope, value, false, value_name);
 }
 
 static void add_message(const char *scope, struct span descriptor)
@@ -130,7 +155,8 @@ static void add_message(const char *scope, struct span descriptor)
     unsigned number;
     add_symbol(scope, descriptor, true, full);
     while (next_field(&descriptor, &number, &value)) {
-        if (number == MESSAGE_FIELD || number == MESSAGE_ONEOF) add_symbol(full, value, false, member);
+        if (number == MESSAGE_FIELD || number == MESSAGE_ONEOF)
+            add_symbol(full, value, false, member);
         if (number == MESSAGE_NESTED) add_message(full, value);
         if (number == MESSAGE_ENUM) add_enum(full, value);
     }
@@ -157,7 +183,8 @@ static void build_catalog(void)
         char package[NAME_BYTES] = "";
         struct span rest = bytes, value;
         file->bytes = bytes;
-        while (next_field(&rest, &number, &value)) {         /* name and package come first in protoc's output; be sure of it */
+        while (next_field(&rest, &number, &value)) {
+            /* name and package come first in protoc's output; be sure of it */
             if (number == FILE_NAME) copy_text(file->name, value);
             if (number == FILE_PACKAGE) copy_text(package, value);
             if (number == FILE_IMPORT) {
@@ -195,7 +222,8 @@ static void collect(size_t index, bool *seen, ProtobufCBinaryData *files, size_t
     const struct file *file = &catalog.files[index];
     seen[index] = true;
     files[(*n_files)++] = (ProtobufCBinaryData){file->bytes.n_bytes, (uint8_t *)file->bytes.at};
-    for (size_t i = 0; i < file->n_imports; i++) collect(find_file(file->imports[i]), seen, files, n_files);
+    for (size_t i = 0; i < file->n_imports; i++)
+        collect(find_file(file->imports[i]), seen, files, n_files);
 }
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -208,10 +236,14 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         return;
     }
     const Grpc__Reflection__V1__ServerReflectionRequest *request = (const void *)msg;
-    Grpc__Reflection__V1__ServerReflectionResponse response = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
-    Grpc__Reflection__V1__FileDescriptorResponse files = GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
-    Grpc__Reflection__V1__ExtensionNumberResponse numbers = GRPC__REFLECTION__V1__EXTENSION_NUMBER_RESPONSE__INIT;
-    Grpc__Reflection__V1__ListServiceResponse list = GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
+    Grpc__Reflection__V1__ServerReflectionResponse response =
+        GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
+    Grpc__Reflection__V1__FileDescriptorResponse files =
+        GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
+    Grpc__Reflection__V1__ExtensionNumberResponse numbers =
+        GRPC__REFLECTION__V1__EXTENSION_NUMBER_RESPONSE__INIT;
+    Grpc__Reflection__V1__ListServiceResponse list =
+        GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
     Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
     ProtobufCBinaryData found[MAX_FILES];
     bool seen[MAX_FILES] = {false};
@@ -222,7 +254,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     response.valid_host = request->host;
     response.original_request = (Grpc__Reflection__V1__ServerReflectionRequest *)request;
     switch (request->message_request_case) {
-    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_LIST_SERVICES: {
+    case ASKED(LIST_SERVICES): {
         size_t n = server->n_services;
         Grpc__Reflection__V1__ServiceResponse *services = td_rpc_alloc(n * sizeof *services);
         list.service = td_rpc_alloc(n * sizeof *list.service);
@@ -232,31 +264,30 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
             list.service[i] = &services[i];
         }
         list.n_service = n;
-        response.message_response_case = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_LIST_SERVICES_RESPONSE;
+        response.message_response_case = ANSWER(LIST_SERVICES_RESPONSE);
         response.list_services_response = &list;
         td_rpc_call_send(call, &response.base);
         free(list.service);
         free(services);
         return;
     }
-    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_BY_FILENAME:
+    case ASKED(FILE_BY_FILENAME):
         index = find_file(request->file_by_filename);
         snprintf(why, sizeof why, "no file %.200s", request->file_by_filename);
         break;
-    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_CONTAINING_SYMBOL:
+    case ASKED(FILE_CONTAINING_SYMBOL):
         symbol = find_symbol(request->file_containing_symbol);
         if (symbol) index = symbol->file;
         snprintf(why, sizeof why, "no symbol %.200s", request->file_containing_symbol);
         break;
-    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_CONTAINING_EXTENSION:
+    case ASKED(FILE_CONTAINING_EXTENSION):
         snprintf(why, sizeof why, "there are no extensions");
         break;
-    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_ALL_EXTENSION_NUMBERS_OF_TYPE:
+    case ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE):
         symbol = find_symbol(request->all_extension_numbers_of_type);
         if (symbol && symbol->is_message) {
             numbers.base_type_name = request->all_extension_numbers_of_type;
-            response.message_response_case =
-                GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_ALL_EXTENSION_NUMBERS_RESPONSE;
+            response.message_response_case = ANSWER(ALL_EXTENSION_NUMBERS_RESPONSE);
             response.all_extension_numbers_response = &numbers;
             td_rpc_call_send(call, &response.base);
             return;
@@ -270,7 +301,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     if (index < catalog.n_files) {
         files.file_descriptor_proto = found;
         collect(index, seen, found, &files.n_file_descriptor_proto);
-        response.message_response_case = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_FILE_DESCRIPTOR_RESPONSE;
+        response.message_response_case = ANSWER(FILE_DESCRIPTOR_RESPONSE);
         response.file_descriptor_response = &files;
     } else {
         if (!error.error_code) error.error_code = GRPC_STATUS_NOT_FOUND;
@@ -278,7 +309,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         for (char *c = why; *c; c++)
             if ((unsigned char)*c >= 0x80) *c = '?';
         error.error_message = why;
-        response.message_response_case = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_ERROR_RESPONSE;
+        response.message_response_case = ANSWER(ERROR_RESPONSE);
         response.error_response = &error;
     }
     td_rpc_call_send(call, &response.base);
@@ -292,9 +323,11 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 }
 
 const struct td_rpc_method td_rpc_reflection_methods[] = {
-    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &grpc__reflection__v1__server_reflection_request__descriptor, true,
-     on_message, on_end, NULL, NULL},
-    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &grpc__reflection__v1__server_reflection_request__descriptor, true,
-     on_message, on_end, NULL, NULL},
+    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+     &grpc__reflection__v1__server_reflection_request__descriptor, true, on_message, on_end, NULL,
+     NULL},
+    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+     &grpc__reflection__v1__server_reflection_request__descriptor, true, on_message, on_end, NULL,
+     NULL},
     {0},
 };

@@ -1,6 +1,8 @@
-/* scan.c - see scan.h. One walk over tags and lengths; payloads are skipped, packed numbers are counted by their last bytes.
+/* scan.c - see scan.h. One walk over tags and lengths; payloads are skipped, packed numbers are
+ * counted by their last bytes.
  *
- * The same member may come many times (protobuf merges them), so counts are of the whole message, not of one member. */
+ * The same member may come many times (protobuf merges them), so counts are of the whole
+ * message, not of one member. */
 #include "common/rpc/scan.h"
 
 #include <string.h>
@@ -42,14 +44,18 @@ static uint64_t elements(const ProtobufCFieldDescriptor *field, const uint8_t *a
     switch (field->type) {
     case PROTOBUF_C_TYPE_STRING:
     case PROTOBUF_C_TYPE_BYTES:
-    case PROTOBUF_C_TYPE_MESSAGE: return 1;
+    case PROTOBUF_C_TYPE_MESSAGE:
+        return 1;
     case PROTOBUF_C_TYPE_FLOAT:
     case PROTOBUF_C_TYPE_FIXED32:
-    case PROTOBUF_C_TYPE_SFIXED32: return n / 4;
+    case PROTOBUF_C_TYPE_SFIXED32:
+        return n / 4;
     case PROTOBUF_C_TYPE_DOUBLE:
     case PROTOBUF_C_TYPE_FIXED64:
-    case PROTOBUF_C_TYPE_SFIXED64: return n / 8;
-    default: break;
+    case PROTOBUF_C_TYPE_SFIXED64:
+        return n / 8;
+    default:
+        break;
     }
     for (uint64_t i = 0; i < n; i++) count += !(at[i] & 0x80);
     return count;
@@ -62,7 +68,8 @@ static void count(struct walk *w, const ProtobufCMessageDescriptor *type, uint32
 }
 
 /* Depth is that of the schema, which has no recursive messages (rpc_test). */
-static void walk(struct walk *w, const ProtobufCMessageDescriptor *type, const uint8_t *at, const uint8_t *end)
+static void walk(struct walk *w, const ProtobufCMessageDescriptor *type, const uint8_t *at,
+                 const uint8_t *end)
 {
     uint64_t tag, value;
     while (at < end && take_varint(&at, end, &tag)) {
@@ -84,17 +91,20 @@ static void walk(struct walk *w, const ProtobufCMessageDescriptor *type, const u
         case BYTES:
             if (!take_varint(&at, end, &value) || value > (uint64_t)(end - at)) return;
             if (field) count(w, type, id, elements(field, at, value));
-            if (field && field->type == PROTOBUF_C_TYPE_MESSAGE && is_limited_type(w, field->descriptor))
+            if (field && field->type == PROTOBUF_C_TYPE_MESSAGE &&
+                is_limited_type(w, field->descriptor))
                 walk(w, field->descriptor, at, at + value);
             at += value;
             break;
-        default: return;
+        default:
+            return;
         }
     }
 }
 
-td_status td_rpc_scan(const ProtobufCMessageDescriptor *type, const struct td_rpc_field_limit *limits, const uint8_t *bytes,
-                      size_t n_bytes, struct td_err *err)
+td_status td_rpc_scan(const ProtobufCMessageDescriptor *type,
+                      const struct td_rpc_field_limit *limits, const uint8_t *bytes, size_t n_bytes,
+                      struct td_err *err)
 {
     struct walk w = {.limits = limits};
     if (!limits || !n_bytes) return TD_OK;
@@ -103,7 +113,7 @@ td_status td_rpc_scan(const ProtobufCMessageDescriptor *type, const struct td_rp
     walk(&w, type, bytes, bytes + n_bytes);
     for (size_t i = 0; i < w.n_limits; i++)
         if (w.counts[i] > limits[i].max)
-            return td_fail(err, TD_ERR_INVALID, "%s has %llu elements, limit %u", limits[i].name, (unsigned long long)w.counts[i],
-                           limits[i].max);
+            return td_fail(err, TD_ERR_INVALID, "%s has %llu elements, limit %u", limits[i].name,
+                           (unsigned long long)w.counts[i], limits[i].max);
     return TD_OK;
 }

@@ -1,16 +1,20 @@
 /* server.c - listening, new calls, stopping.
  *
- * One request slot is always posted (generic request_call + our own table: unknown methods get an answer). Each call starts RECV_CLOSE at
- * once, which tells its end, and RECV_MESSAGE when the handler is to see a message.
+ * One request slot is always posted (generic request_call + our own table: unknown methods get an
+ * answer). Each call starts RECV_CLOSE at once, which tells its end, and RECV_MESSAGE when the
+ * handler is to see a message.
  *
  * Stop, from a thread that is not the loop's:
  *   post: drain_begin - health off and told, new calls are refused
  *   wait: n_live == 0 or the drain time is over
  *   post: builtin_end - watches end; wait, shortly, for them
- *   wait, shortly: the last statuses leave the kernel. Core closes a connection at once when its last stream ends after GOAWAY, and a close
- *         with the peer's frames unread makes TCP reset it: what still waits in the send queue would be lost (seen: 4 of 600 drains)
- *   post: shutdown_and_notify (stops listening; the slot comes back), cancel_all_calls (closes idle connections: their peers may be frozen)
- *   wait: shutdown event and n_calls == 0; post: timer off; then destroy. */
+ *   wait, shortly: the last statuses leave the kernel. Core closes a connection at once when its
+ *   last stream ends after GOAWAY, and a close
+ *         with the peer's frames unread makes TCP reset it: what still waits in the send queue
+ *         would be lost (seen: 4 of 600 drains)
+ *   post: shutdown_and_notify (stops listening; the slot comes back), cancel_all_calls (closes
+ *   idle connections: their peers may be frozen) wait: shutdown event and n_calls == 0; post:
+ *   timer off; then destroy. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -36,8 +40,9 @@ static void post_slot(struct td_rpc_server *server)
     grpc_call_details_init(&server->new_details);
     grpc_metadata_array_init(&server->new_metadata);
     td_rpc_tag_release(&server->ev_new);
-    grpc_call_error e = grpc_server_request_call(server->server, &server->new_call, &server->new_details, &server->new_metadata,
-                                                 server->loop->cq, server->loop->cq, &server->ev_new);
+    grpc_call_error e = grpc_server_request_call(
+        server->server, &server->new_call, &server->new_details, &server->new_metadata,
+        server->loop->cq, server->loop->cq, &server->ev_new);
     TD_ASSERT(e == GRPC_CALL_OK);
 }
 
@@ -64,7 +69,8 @@ static const struct td_rpc_route *find_route(const struct td_rpc_server *server,
 static bool count_peer(struct td_rpc_server *server, struct td_rpc_call *call)
 {
     uint64_t key;
-    if (!server->limits.max_peer_calls || !td_rpc_peer_key_parse(td_rpc_call_peer(call), &key)) return true;
+    if (!server->limits.max_peer_calls || !td_rpc_peer_key_parse(td_rpc_call_peer(call), &key))
+        return true;
     const struct td_rpc_peer *peer = td_rpc_peers_find(&server->peers, key);
     if (peer && peer->n >= server->limits.max_peer_calls) return false;
     call->of_peer = td_rpc_peers_add(&server->peers, key);
@@ -85,7 +91,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
     grpc_call_details details = server->new_details;
     grpc_metadata_array metadata = server->new_metadata;
     grpc_call *core_call = server->new_call;
-    if (!ok) {                               /* shutting down */
+    if (!ok) { /* shutting down */
         grpc_call_details_destroy(&details);
         grpc_metadata_array_destroy(&metadata);
         td_rpc_server_release(server);
@@ -103,7 +109,9 @@ static void on_new(struct td_rpc_event *event, bool ok)
     call->began_ns = td_now_ns();
     if (gpr_time_cmp(details.deadline, gpr_inf_future(details.deadline.clock_type)) != 0) {
         gpr_timespec left = gpr_time_sub(details.deadline, gpr_now(GPR_CLOCK_MONOTONIC));
-        int64_t left_ns = left.tv_sec < 0 ? 0 : left.tv_sec > 1000000000 ? 1000000000ll * 1000000000 : left.tv_sec * 1000000000ll + left.tv_nsec;
+        int64_t left_ns = left.tv_sec < 0            ? 0
+                          : left.tv_sec > 1000000000 ? 1000000000ll * 1000000000
+                                                     : left.tv_sec * 1000000000ll + left.tv_nsec;
         call->deadline_ns = td_now_ns() + (uint64_t)left_ns;
     }
     call->prev_live = &server->live;
@@ -129,10 +137,12 @@ static void on_new(struct td_rpc_event *event, bool ok)
     } else if (route->builtin ? atomic_load(&server->n_builtin) >= TD_RPC_MAX_BUILTIN_CALLS
                               : atomic_load(&server->n_live) >= server->limits.max_live_calls) {
         snprintf(why, sizeof why, "too many live calls: the limit is %u",
-                 route->builtin ? (unsigned)TD_RPC_MAX_BUILTIN_CALLS : server->limits.max_live_calls);
+                 route->builtin ? (unsigned)TD_RPC_MAX_BUILTIN_CALLS
+                                : server->limits.max_live_calls);
         td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
     } else if (!route->builtin && !count_peer(server, call)) {
-        snprintf(why, sizeof why, "too many live calls from your address: the limit is %u", server->limits.max_peer_calls);
+        snprintf(why, sizeof why, "too many live calls from your address: the limit is %u",
+                 server->limits.max_peer_calls);
         td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
     } else {
         call->method = route->method;
@@ -157,7 +167,8 @@ void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg
 {
     if (is_ending(call)) return;
     if (!msg && !call->method->client_streaming) {
-        if (!call->got_message) td_rpc_call_finish(call, GRPC_STATUS_INTERNAL, "the request has no message", NULL, 0);
+        if (!call->got_message)
+            td_rpc_call_finish(call, GRPC_STATUS_INTERNAL, "the request has no message", NULL, 0);
         return;
     }
     call->got_message = true;
@@ -167,12 +178,15 @@ void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg
 
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err)
 {
-    td_rpc_call_finish(call, err->code == TD_ERR_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED : GRPC_STATUS_INVALID_ARGUMENT, err->msg, NULL, 0);
+    td_rpc_call_finish(call,
+                       err->code == TD_ERR_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED
+                                                 : GRPC_STATUS_INVALID_ARGUMENT,
+                       err->msg, NULL, 0);
 }
 
 static void on_close(struct td_rpc_event *event, bool ok)
 {
-    (void)ok;                                /* always true */
+    (void)ok; /* always true */
     struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_close);
     call->n_tags--;
     call->closed = true;
@@ -191,7 +205,8 @@ void td_rpc_server_end(struct td_rpc_call *call)
     td_rpc_peers_drop(&call->server->peers, call->of_peer);
     call->of_peer = NULL;
     atomic_store(&call->server->last_end_ns, td_now_ns());
-    if (call->counted) atomic_fetch_sub(&call->server->n_live, 1);    /* before on_end, which may look */
+    /* before on_end, which may look */
+    if (call->counted) atomic_fetch_sub(&call->server->n_live, 1);
     if (call->opened) call->method->on_end(call, call->peer_cancelled, call->ctx);
     for (size_t i = 0; call->metadata && i < call->request_metadata.count; i++) {
         free((char *)call->metadata[i].key);
@@ -203,7 +218,7 @@ void td_rpc_server_end(struct td_rpc_call *call)
 
 const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key)
 {
-    struct td_rpc_call *c = (struct td_rpc_call *)call;      /* a cache filled on the loop thread */
+    struct td_rpc_call *c = (struct td_rpc_call *)call; /* a cache filled on the loop thread */
     if (!c->call) return NULL;
     size_t n = c->request_metadata.count;
     if (!c->metadata && n) {
@@ -218,26 +233,32 @@ const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key
     return NULL;
 }
 
-/* A peer that neither reads nor goes away: its flow-control window stays shut while keepalive pings are answered. */
+/* A peer that neither reads nor goes away: its flow-control window stays shut while keepalive
+ * pings are answered. */
 static void check_stalls(void *arg)
 {
     struct td_rpc_server *server = arg;
     uint64_t now = td_now_ns();
     td_rpc_tls_look_at_expiry(server->tls);
     for (struct td_rpc_call *call = server->live; call; call = call->next_live) {
-        if (!call->got_message && !call->builtin && !call->closed && now - call->began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
+        if (!call->got_message && !call->builtin && !call->closed &&
+            now - call->began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
             char late[120];
-            snprintf(late, sizeof late, "the request has not come whole within %u ms", server->limits.max_request_ms);
+            snprintf(late, sizeof late, "the request has not come whole within %u ms",
+                     server->limits.max_request_ms);
             td_rpc_call_cancel_with(call, GRPC_STATUS_RESOURCE_EXHAUSTED, late);
         }
-        if (!call->send_busy || now - call->send_started_ns < server->limits.max_stall_ms * TD_NS_PER_MS) continue;
+        if (!call->send_busy ||
+            now - call->send_started_ns < server->limits.max_stall_ms * TD_NS_PER_MS)
+            continue;
         char why[120];
-        snprintf(why, sizeof why, "the peer has not read for more than %u ms", server->limits.max_stall_ms);
+        snprintf(why, sizeof why, "the peer has not read for more than %u ms",
+                 server->limits.max_stall_ms);
         td_rpc_call_cancel_with(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
     }
 }
 
-/* ---- start and stop ------------------------------------------------------------------------------------------------------------------ */
+/* ---- start and stop -------------------------------------------------------------------------- */
 
 static bool add_service(struct td_rpc_server *server, const char *path)
 {
@@ -245,7 +266,8 @@ static bool add_service(struct td_rpc_server *server, const char *path)
     if (!slash) return false;
     size_t n = (size_t)(slash - path - 1);
     for (size_t i = 0; i < server->n_services; i++)
-        if (strlen(server->services[i]) == n && memcmp(server->services[i], path + 1, n) == 0) return true;
+        if (strlen(server->services[i]) == n && memcmp(server->services[i], path + 1, n) == 0)
+            return true;
     char **grown = realloc(server->services, (server->n_services + 1) * sizeof *grown);
     TD_ASSERT(grown != NULL);
     server->services = grown;
@@ -255,12 +277,17 @@ static bool add_service(struct td_rpc_server *server, const char *path)
     return true;
 }
 
-static td_status add_routes(struct td_rpc_server *server, const struct td_rpc_method *methods, bool builtin, struct td_err *err)
+static td_status add_routes(struct td_rpc_server *server, const struct td_rpc_method *methods,
+                            bool builtin, struct td_err *err)
 {
     for (const struct td_rpc_method *m = methods; m->path; m++) {
         if (!m->request || !m->on_message || !m->on_end || !add_service(server, m->path))
-            return td_fail(err, TD_ERR_INVALID, "rpc server: method %s needs a path /service/name, request, on_message and on_end", m->path);
-        struct td_rpc_route *grown = realloc(server->routes, (server->n_routes + 1) * sizeof *grown);
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "rpc server: method %s needs a path /service/name, request, on_message and on_end",
+                m->path);
+        struct td_rpc_route *grown =
+            realloc(server->routes, (server->n_routes + 1) * sizeof *grown);
         TD_ASSERT(grown != NULL);
         server->routes = grown;
         server->routes[server->n_routes++] = (struct td_rpc_route){m, builtin};
@@ -268,8 +295,10 @@ static td_status add_routes(struct td_rpc_server *server, const struct td_rpc_me
     return TD_OK;
 }
 
-/* Core would unlink a live server's socket and take its path: a lock beside it says that someone is there. */
-static td_status lock_unix_path(struct td_rpc_server *server, const char *address, struct td_err *err)
+/* Core would unlink a live server's socket and take its path: a lock beside it says that someone
+ * is there. */
+static td_status lock_unix_path(struct td_rpc_server *server, const char *address,
+                                struct td_err *err)
 {
     if (strncmp(address, "unix:", 5) != 0) return TD_OK;
     const char *path = address + 5;
@@ -278,9 +307,12 @@ static td_status lock_unix_path(struct td_rpc_server *server, const char *addres
     server->lock_path = td_rpc_alloc(n);
     snprintf(server->lock_path, n, "%s.lock", path);
     server->lock_fd = open(server->lock_path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-    if (server->lock_fd < 0) return td_fail(err, TD_ERR_IO, "listen %s: %s: %s", address, server->lock_path, strerror(errno));
+    if (server->lock_fd < 0)
+        return td_fail(err, TD_ERR_IO, "listen %s: %s: %s", address, server->lock_path,
+                       strerror(errno));
     if (flock(server->lock_fd, LOCK_EX | LOCK_NB) != 0)
-        return td_fail(err, TD_ERR_IO, "listen %s: another server holds %s", address, server->lock_path);
+        return td_fail(err, TD_ERR_IO, "listen %s: another server holds %s", address,
+                       server->lock_path);
     return TD_OK;
 }
 
@@ -293,7 +325,8 @@ static void free_server(struct td_rpc_server *server)
     for (size_t i = 0; i < server->n_services; i++) free(server->services[i]);
     free(server->services);
     free(server->routes);
-    if (server->lock_fd >= 0) close(server->lock_fd);        /* the file stays: removing it would race with the next owner */
+    /* the file stays: removing it would race with the next owner */
+    if (server->lock_fd >= 0) close(server->lock_fd);
     free(server->lock_path);
     pthread_cond_destroy(&server->cond_stop);
     pthread_mutex_destroy(&server->mu_stop);
@@ -304,14 +337,16 @@ static void free_server(struct td_rpc_server *server)
 static td_status check_port(const char *address, struct td_err *err)
 {
     const char *colon = strrchr(address, ':');
-    if (!colon || strncmp(address, "unix", 4) == 0) return TD_OK;        /* core says what is wrong with it */
+    /* core says what is wrong with it */
+    if (!colon || strncmp(address, "unix", 4) == 0) return TD_OK;
     char *end;
     unsigned long port = strtoul(colon + 1, &end, 10);
     if (colon[1] >= '0' && colon[1] <= '9' && !*end && port <= 65535) return TD_OK;
     return td_fail(err, TD_ERR_INVALID, "listen %s: the port must be 0..65535", address);
 }
 
-static td_status listen_on(struct td_rpc_server *server, const struct td_rpc_server_config *config, struct td_err *err)
+static td_status listen_on(struct td_rpc_server *server, const struct td_rpc_server_config *config,
+                           struct td_err *err)
 {
     grpc_server_credentials *creds;
     td_status port_status = check_port(config->address, err);
@@ -325,12 +360,14 @@ static td_status listen_on(struct td_rpc_server *server, const struct td_rpc_ser
     server->port = grpc_server_add_http2_port(server->server, config->address, creds);
     grpc_server_credentials_release(creds);
     if (server->port == 0)
-        return td_fail(err, TD_ERR_IO, "listen %s: cannot bind: in use, or not an address of this host%s", config->address,
-                       config->tls ? ", or the certificate does not fit its key" : "");
+        return td_fail(
+            err, TD_ERR_IO, "listen %s: cannot bind: in use, or not an address of this host%s",
+            config->address, config->tls ? ", or the certificate does not fit its key" : "");
     return TD_OK;
 }
 
-td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct td_rpc_server **ret_server, struct td_err *err)
+td_status td_rpc_server_start(const struct td_rpc_server_config *config,
+                              struct td_rpc_server **ret_server, struct td_err *err)
 {
     struct td_rpc_server *server = td_rpc_alloc(sizeof *server);
     server->loop = config->loop;
@@ -350,9 +387,11 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     if (!limits->max_message_bytes) limits->max_message_bytes = TD_RPC_DEFAULT_MESSAGE_BYTES;
     if (limits->max_message_bytes > 1u << 30) limits->max_message_bytes = 1u << 30;
     if (!limits->max_unpack_bytes)
-        limits->max_unpack_bytes = limits->max_message_bytes > 1u << 27 ? 1u << 30 : limits->max_message_bytes * 8;
+        limits->max_unpack_bytes =
+            limits->max_message_bytes > 1u << 27 ? 1u << 30 : limits->max_message_bytes * 8;
     if (!limits->max_calls_bytes) limits->max_calls_bytes = TD_RPC_DEFAULT_CALLS_BYTES;
-    if (limits->max_calls_bytes < 2ull * limits->max_message_bytes) limits->max_calls_bytes = 2ull * limits->max_message_bytes;
+    if (limits->max_calls_bytes < 2ull * limits->max_message_bytes)
+        limits->max_calls_bytes = 2ull * limits->max_message_bytes;
     if (!limits->max_live_calls) limits->max_live_calls = TD_RPC_DEFAULT_LIVE_CALLS;
     if (!limits->max_queued_bytes) limits->max_queued_bytes = TD_RPC_DEFAULT_QUEUED_BYTES;
     if (!limits->max_stall_ms) limits->max_stall_ms = TD_RPC_DEFAULT_STALL_MS;
@@ -360,32 +399,58 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     if (!limits->max_request_ms) limits->max_request_ms = TD_RPC_DEFAULT_STALL_MS;
 
     td_status status = TD_OK;
-    for (const struct td_rpc_method *const *table = config->services; table && *table && !status; table++)
+    for (const struct td_rpc_method *const *table = config->services; table && *table && !status;
+         table++)
         status = add_routes(server, *table, false, err);
     size_t n_own = server->n_services;
     if (!status) status = add_routes(server, td_rpc_health_methods, true, err);
-    if (!status && config->reflection) status = add_routes(server, td_rpc_reflection_methods, true, err);
+    if (!status && config->reflection)
+        status = add_routes(server, td_rpc_reflection_methods, true, err);
     if (!status) status = lock_unix_path(server, config->address, err);
     if (status) goto err_free;
     server->n_own_services = n_own;
 
     int keepalive = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_SERVER_KEEPALIVE_MS);
-    uint32_t n_streams = limits->max_live_calls < 1u << 20 ? limits->max_live_calls + TD_RPC_MAX_BUILTIN_CALLS : 1u << 20;
+    uint32_t n_streams = limits->max_live_calls < 1u << 20
+                             ? limits->max_live_calls + TD_RPC_MAX_BUILTIN_CALLS
+                             : 1u << 20;
     grpc_arg args[] = {
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = (int)limits->max_message_bytes},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_METADATA_SIZE, .value.integer = TD_RPC_MAX_METADATA_BYTES},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)"grpc.compression_enabled_algorithms_bitset", .value.integer = 1},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
+         .value.integer = (int)limits->max_message_bytes},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_MAX_METADATA_SIZE,
+         .value.integer = TD_RPC_MAX_METADATA_BYTES},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)"grpc.compression_enabled_algorithms_bitset",
+         .value.integer = 1},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_CHANNELZ, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS, .value.integer = (int)n_streams},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, .value.integer = (int)limits->max_handshake_ms},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = keepalive},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = keepalive},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, .value.integer = 100},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
+         .value.integer = (int)n_streams},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+         .value.integer = (int)limits->max_handshake_ms},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS,
+         .value.integer = keepalive},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+         .value.integer = keepalive},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS,
+         .value.integer = 1},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA,
+         .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+         .value.integer = 100},
         /* A read in hand is memory of a connection: core would take up to 4 MiB at once. */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, .value.integer = TD_RPC_READ_BYTES},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE,
+         .value.integer = TD_RPC_READ_BYTES},
         {.type = GRPC_ARG_POINTER, .key = (char *)GRPC_ARG_RESOURCE_QUOTA}, /* filled below */
     };
     grpc_resource_quota *quota = grpc_resource_quota_create("calls");
@@ -415,7 +480,8 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config, struct 
     server->stall_timer = td_rpc_timer_start(server->loop, 1000, check_stalls, server);
     post_slot(server);
     if (config->port_check_ms)
-        status = td_rpc_probe_start(server, config->address, config->tls != NULL, config->port_check_ms, &server->probe, err);
+        status = td_rpc_probe_start(server, config->address, config->tls != NULL,
+                                    config->port_check_ms, &server->probe, err);
     if (status) {
         td_rpc_server_stop(server, 0);
         return status;
@@ -428,10 +494,7 @@ err_free:
     return status;
 }
 
-int td_rpc_server_port(const struct td_rpc_server *server)
-{
-    return server->port;
-}
+int td_rpc_server_port(const struct td_rpc_server *server) { return server->port; }
 
 bool td_rpc_server_answers(const struct td_rpc_server *server)
 {
@@ -447,12 +510,13 @@ void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_serve
 {
     struct td_rpc_door_stats door;
     td_rpc_door_stats(server->door, &door);
-    *ret_stats = (struct td_rpc_server_stats){.connections = door.open,
-                                              .connections_accepted = door.accepted,
-                                              .connections_refused = door.refused_total + door.refused_peer + door.starved +
-                                                                     door.refused_handshakes,
-                                              .handshakes = door.handshakes,
-                                              .connections_ended = door.ended};
+    *ret_stats =
+        (struct td_rpc_server_stats){.connections = door.open,
+                                     .connections_accepted = door.accepted,
+                                     .connections_refused = door.refused_total + door.refused_peer +
+                                                            door.starved + door.refused_handshakes,
+                                     .handshakes = door.handshakes,
+                                     .connections_ended = door.ended};
     td_rpc_door_limits(server->door, &ret_stats->max_connections, &ret_stats->max_peer_connections);
 }
 
@@ -508,7 +572,8 @@ static void builtin_end(void *arg)
     struct td_rpc_server *server = arg;
     server->stopping = STOP_BUILTIN;
     for (struct td_rpc_call *call = server->live; call; call = call->next_live)
-        if (call->builtin) td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
+        if (call->builtin)
+            td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
 }
 
 static void shut_down(void *arg)
@@ -537,7 +602,9 @@ static void wait_calls(struct td_rpc_server *server, atomic_uint *n_calls, uint6
     struct timespec until = {(time_t)(at_ns / TD_NS_PER_S), (long)(at_ns % TD_NS_PER_S)};
     pthread_mutex_lock(&server->mu_stop);
     while (!server->draining) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
-    while (atomic_load(n_calls) && pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {}
+    while (atomic_load(n_calls) &&
+           pthread_cond_timedwait(&server->cond_stop, &server->mu_stop, &until) != ETIMEDOUT) {
+    }
     pthread_mutex_unlock(&server->mu_stop);
 }
 
@@ -550,14 +617,17 @@ void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms)
     td_rpc_loop_post(loop, drain_begin, server);
     wait_calls(server, &server->n_live, td_deadline_after_ms(td_now_ns(), drain_ms));
     td_rpc_loop_post(loop, builtin_end, server);
-    wait_calls(server, &server->n_builtin, td_deadline_after_ms(td_now_ns(), TD_RPC_STOP_BUILTIN_MS));
+    wait_calls(server, &server->n_builtin,
+               td_deadline_after_ms(td_now_ns(), TD_RPC_STOP_BUILTIN_MS));
     if (drain_ms) {
         atomic_uint never = 1;
-        wait_calls(server, &never, atomic_load(&server->last_end_ns) + TD_RPC_STOP_FLUSH_MS * TD_NS_PER_MS);
+        wait_calls(server, &never,
+                   atomic_load(&server->last_end_ns) + TD_RPC_STOP_FLUSH_MS * TD_NS_PER_MS);
     }
     td_rpc_loop_post(loop, shut_down, server);
     pthread_mutex_lock(&server->mu_stop);
-    while (server->n_calls || !server->shut_down) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
+    while (server->n_calls || !server->shut_down)
+        pthread_cond_wait(&server->cond_stop, &server->mu_stop);
     pthread_mutex_unlock(&server->mu_stop);
     td_rpc_loop_post(loop, stop_last, server);
     pthread_mutex_lock(&server->mu_stop);

@@ -1,11 +1,14 @@
 /* tls.c - credentials from files.
  *
- * Server: core asks before every handshake (config fetcher); files whose stat changed are read again, so certificates and the client CA
- * rotate without a restart. What cannot be read keeps the old ones in use, and is logged once per change; a certificate that does not fit
- * its key is refused by core, which keeps the old one as well. The state is per port: core wants NEW as the first answer for each.
+ * Server: core asks before every handshake (config fetcher); files whose stat changed are read
+ * again, so certificates and the client CA rotate without a restart. What cannot be read keeps the
+ * old ones in use, and is logged once per change; a certificate that does not fit its key is
+ * refused by core, which keeps the old one as well. The state is per port: core wants NEW as the
+ * first answer for each.
  *
- * Client: credentials are part of a core channel, so client.c looks at the files once a second and, when they have changed and then stood
- * still for one look (certificate and key are two writes), makes a new core channel for the calls to come. Loop thread, no lock. */
+ * Client: credentials are part of a core channel, so client.c looks at the files once a second
+ * and, when they have changed and then stood still for one look (certificate and key are two
+ * writes), makes a new core channel for the calls to come. Loop thread, no lock. */
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,14 +35,15 @@ enum { MAX_PEM_BYTES = 1 << 20, N_FILES = 3 };
 enum { EXPIRY_WARN_DAYS = 14, EXPIRY_AGAIN_S = 24 * 3600 };
 
 struct td_rpc_tls_files {
-    int64_t ends_s[N_FILES];                 /* mu: when the first certificate of the file to expire does; 0 = unknown */
+    int64_t ends_s[N_FILES]; /* mu: when the first certificate of the file to
+                                expire does; 0 = unknown */
     pthread_mutex_t mu;
-    char *paths[N_FILES];                    /* cert, key, ca (NULL = none) */
-    struct td_file_stamp stamps[N_FILES];    /* mu: of what was last tried */
-    struct td_file_stamp seen[N_FILES];      /* client: at the last look */
-    char *texts[N_FILES];                    /* mu: in use */
-    char *peer_names;                        /* client: patterns; NULL = any */
-    bool given;                              /* mu */
+    char *paths[N_FILES];                 /* cert, key, ca (NULL = none) */
+    struct td_file_stamp stamps[N_FILES]; /* mu: of what was last tried */
+    struct td_file_stamp seen[N_FILES];   /* client: at the last look */
+    char *texts[N_FILES];                 /* mu: in use */
+    char *peer_names;                     /* client: patterns; NULL = any */
+    bool given;                           /* mu */
 };
 
 /* What the files look like now; compared with td_file_stamps_equal. */
@@ -63,7 +67,8 @@ static td_status read_texts(char *const *paths, char **ret_texts, struct td_err 
         size_t n;
         if (!paths[i]) continue;
         td_status status = td_file_read(paths[i], MAX_PEM_BYTES, &ret_texts[i], &n, err);
-        if (!status && !strstr(ret_texts[i], "-----BEGIN ")) status = td_fail(err, TD_ERR_INVALID, "%s: not a PEM file", paths[i]);
+        if (!status && !strstr(ret_texts[i], "-----BEGIN "))
+            status = td_fail(err, TD_ERR_INVALID, "%s: not a PEM file", paths[i]);
         if (status) {
             free_texts(ret_texts);
             return status;
@@ -85,9 +90,10 @@ static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
     return files;
 }
 
-/* ---- expiry -------------------------------------------------------------------------------------------------------- */
+/* ---- expiry ---------------------------------------------------------------------------------- */
 
-/* Unix time at which the first of the PEM text's certificates ends; 0 = there is none that can be read. */
+/* Unix time at which the first of the PEM text's certificates ends; 0 = there is none that can
+ * be read. */
 static int64_t first_end_s(const char *text)
 {
     int64_t first = 0;
@@ -110,12 +116,16 @@ static int64_t first_end_s(const char *text)
     return first;
 }
 
-/* True when this file's expiry is to be told: once a day for each end that it has had, whoever loads it. A router has a
- * channel to each worker, all with the same files. */
+/* True when this file's expiry is to be told: once a day for each end that it has had, whoever
+ * loads it. A router has a channel to each worker, all with the same files. */
 static bool is_news(const char *path, int64_t end_s, int64_t now_s)
 {
     static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-    static struct { uint64_t path_hash; int64_t end_s, told_s; } told[16]; /* the oldest is forgotten: then it is told again */
+    /* the oldest is forgotten: then it is told again */
+    static struct {
+        uint64_t path_hash;
+        int64_t end_s, told_s;
+    } told[16];
     uint64_t hash = td_hash64(path, strlen(path), 0);
     bool news = true;
     pthread_mutex_lock(&mu);
@@ -146,11 +156,15 @@ static void tell_expiry(struct td_rpc_tls_files *files, bool loaded)
         if (loaded) files->ends_s[i] = first_end_s(files->texts[i]);
         if (!files->ends_s[i]) continue;
         double days = (double)(files->ends_s[i] - now_s) / 86400.0;
-        td_metric_set(td_gauge("td_tls_certificate_expiry_days", labels[i],
-                               "Days until the first certificate of the file expires; negative = it has"), days);
-        if (days >= EXPIRY_WARN_DAYS || !is_news(files->paths[i], files->ends_s[i], now_s)) continue;
+        td_metric_set(
+            td_gauge("td_tls_certificate_expiry_days", labels[i],
+                     "Days until the first certificate of the file expires; negative = it has"),
+            days);
+        if (days >= EXPIRY_WARN_DAYS || !is_news(files->paths[i], files->ends_s[i], now_s))
+            continue;
         char text[600];
-        td_log(days < 0 ? TD_LOG_ERROR : TD_LOG_WARN, "tls_certificate_expires", "file=%s days_left=%.1f expired=%s",
+        td_log(days < 0 ? TD_LOG_ERROR : TD_LOG_WARN, "tls_certificate_expires",
+               "file=%s days_left=%.1f expired=%s",
                td_log_quote(text, sizeof text, files->paths[i]), days, days < 0 ? "true" : "false");
     }
 }
@@ -172,7 +186,8 @@ static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *n
     const char *name = files->paths[0] ? files->paths[0] : files->paths[2];
     if (read_texts(files->paths, texts, &err) != TD_OK) {
         char text[TD_ERR_MSG_MAX];
-        td_warn("tls_reload_failed", "action=keep_old err=%s", td_log_quote(text, sizeof text, err.msg));
+        td_warn("tls_reload_failed", "action=keep_old err=%s",
+                td_log_quote(text, sizeof text, err.msg));
         return false;
     }
     free_texts(files->texts);
@@ -182,7 +197,8 @@ static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *n
     return true;
 }
 
-static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_server_certificate_config **ret_config)
+static grpc_ssl_certificate_config_reload_status
+fetch(void *arg, grpc_ssl_server_certificate_config **ret_config)
 {
     struct td_rpc_tls_files *files = arg;
     grpc_ssl_certificate_config_reload_status answer = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
@@ -193,8 +209,10 @@ static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_serve
     if (!td_file_stamps_equal(now, files->stamps, N_FILES) && reload(files, now)) fresh = true;
     if (fresh) {
         grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
-        /* Core 1.51 insists on roots even when it asks no client for a certificate: then any PEM does. */
-        *ret_config = grpc_ssl_server_certificate_config_create(files->texts[2] ? files->texts[2] : files->texts[0], &pair, 1);
+        /* Core 1.51 insists on roots even when it asks no client for a certificate: then any PEM
+           does. */
+        *ret_config = grpc_ssl_server_certificate_config_create(
+            files->texts[2] ? files->texts[2] : files->texts[0], &pair, 1);
         files->given = true;
         answer = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
     }
@@ -202,10 +220,11 @@ static grpc_ssl_certificate_config_reload_status fetch(void *arg, grpc_ssl_serve
     return answer;
 }
 
-td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_server_credentials **ret_creds,
-                            struct td_err *err)
+td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files,
+                            grpc_server_credentials **ret_creds, struct td_err *err)
 {
-    if (!tls->cert_file || !tls->key_file) return td_fail(err, TD_ERR_INVALID, "tls: a server needs a certificate and a key");
+    if (!tls->cert_file || !tls->key_file)
+        return td_fail(err, TD_ERR_INVALID, "tls: a server needs a certificate and a key");
     struct td_rpc_tls_files *files = open_files(tls);
     td_status status = read_texts(files->paths, files->texts, err);
     if (status) {
@@ -213,8 +232,11 @@ td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_file
         td_err_prefix(err, "tls");
         return status;
     }
-    grpc_ssl_server_credentials_options *options = grpc_ssl_server_credentials_create_options_using_config_fetcher(
-        tls->ca_file ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE, fetch, files);
+    grpc_ssl_server_credentials_options *options =
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
+            tls->ca_file ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                         : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+            fetch, files);
     *ret_creds = grpc_ssl_server_credentials_create_with_options(options);
     tell_expiry(files, true);
     *ret_files = files;
@@ -231,12 +253,10 @@ void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files)
     free(files);
 }
 
-static void free_names(void *names)
-{
-    td_peer_names_destroy(names);
-}
+static void free_names(void *names) { td_peer_names_destroy(names); }
 
-/* The texts in use as client credentials. Each has its own copy of the patterns, which core frees with it: handshakes outlive channels. */
+/* The texts in use as client credentials. Each has its own copy of the patterns, which core
+ * frees with it: handshakes outlive channels. */
 static grpc_channel_credentials *client_credentials(const struct td_rpc_tls_files *files)
 {
     grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
@@ -246,9 +266,11 @@ static grpc_channel_credentials *client_credentials(const struct td_rpc_tls_file
         td_status s = td_peer_names_parse("peer names", files->peer_names, &names, &err);
         TD_ASSERT(s == TD_OK); /* td_rpc_tls_client has parsed them */
     }
-    grpc_ssl_verify_peer_options verify = {.verify_peer_callback = td_rpc_peer_check, .verify_peer_callback_userdata = names,
-                                  .verify_peer_destruct = free_names};
-    return grpc_ssl_credentials_create_ex(files->texts[2], files->texts[0] ? &pair : NULL, names ? &verify : NULL, NULL);
+    grpc_ssl_verify_peer_options verify = {.verify_peer_callback = td_rpc_peer_check,
+                                           .verify_peer_callback_userdata = names,
+                                           .verify_peer_destruct = free_names};
+    return grpc_ssl_credentials_create_ex(files->texts[2], files->texts[0] ? &pair : NULL,
+                                          names ? &verify : NULL, NULL);
 }
 
 static td_status check_names(const char *patterns, struct td_err *err)
@@ -261,10 +283,11 @@ static td_status check_names(const char *patterns, struct td_err *err)
     return s;
 }
 
-td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files, grpc_channel_credentials **ret_creds,
-                            struct td_err *err)
+td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files,
+                            grpc_channel_credentials **ret_creds, struct td_err *err)
 {
-    if (!tls->cert_file != !tls->key_file) return td_fail(err, TD_ERR_INVALID, "tls: a certificate and a key go together");
+    if (!tls->cert_file != !tls->key_file)
+        return td_fail(err, TD_ERR_INVALID, "tls: a certificate and a key go together");
     td_status status = check_names(tls->peer_names, err);
     if (status) return status;
     struct td_rpc_tls_files *files = open_files(tls);

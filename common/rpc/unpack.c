@@ -1,8 +1,9 @@
 /* unpack.c - a bump allocator with a budget under protobuf-c, then one walk over the string fields.
  *
- * Small messages (all tokens) fit the block and cost no malloc. Under AddressSanitizer there is no block: each allocation is its own, so
- * that a pointer kept after the callback is found. free() of the allocator does nothing; reset drops the whole message. The budget counts
- * what was ever asked for one message, so memory given back during a failing parse still counts. */
+ * Small messages (all tokens) fit the block and cost no malloc. Under AddressSanitizer there is
+ * no block: each allocation is its own, so that a pointer kept after the callback is found.
+ * free() of the allocator does nothing; reset drops the whole message. The budget counts what
+ * was ever asked for one message, so memory given back during a failing parse still counts. */
 #include "common/rpc/unpack.h"
 
 #include <stdlib.h>
@@ -29,7 +30,8 @@ enum { BLOCK_BYTES = 64 << 10 };
 struct td_rpc_unpack_chunk {
     struct td_rpc_unpack_chunk *next;
 };
-_Static_assert(sizeof(struct td_rpc_unpack_chunk) <= CHUNK_HEAD, "data after a chunk's head stays 16-byte aligned");
+_Static_assert(sizeof(struct td_rpc_unpack_chunk) <= CHUNK_HEAD,
+               "data after a chunk's head stays 16-byte aligned");
 
 static void *unpack_alloc(void *data, size_t bytes)
 {
@@ -103,7 +105,7 @@ bool td_rpc_utf8_valid(const void *text, size_t n_bytes)
             continue;
         }
         size_t n;
-        uint8_t low = 0x80, high = 0xbf;     /* allowed range of the second byte */
+        uint8_t low = 0x80, high = 0xbf; /* allowed range of the second byte */
         if (c >= 0xc2 && c <= 0xdf)
             n = 2;
         else if (c >= 0xe0 && c <= 0xef) {
@@ -130,7 +132,8 @@ static const char *find_bad_text(const ProtobufCMessage *msg)
     const ProtobufCMessageDescriptor *type = msg->descriptor;
     for (unsigned f = 0; f < type->n_fields; f++) {
         const ProtobufCFieldDescriptor *field = &type->fields[f];
-        if (field->type != PROTOBUF_C_TYPE_STRING && field->type != PROTOBUF_C_TYPE_MESSAGE) continue;
+        if (field->type != PROTOBUF_C_TYPE_STRING && field->type != PROTOBUF_C_TYPE_MESSAGE)
+            continue;
         const char *base = (const char *)msg;
         size_t n = 1;
         const char *at = base + field->offset;
@@ -159,20 +162,24 @@ static const char *find_bad_text(const ProtobufCMessage *msg)
     return NULL;
 }
 
-td_status td_rpc_unpack(struct td_rpc_unpacker *unpacker, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n_bytes,
-                        size_t max_bytes, const ProtobufCMessage **ret_msg, struct td_err *err)
+td_status td_rpc_unpack(struct td_rpc_unpacker *unpacker, const ProtobufCMessageDescriptor *type,
+                        const uint8_t *bytes, size_t n_bytes, size_t max_bytes,
+                        const ProtobufCMessage **ret_msg, struct td_err *err)
 {
     td_rpc_unpack_reset(unpacker);
     unpacker->max_bytes = max_bytes;
     /* An empty body has no address; protobuf-c must not see NULL. */
-    ProtobufCMessage *msg = protobuf_c_message_unpack(type, &unpacker->allocator, n_bytes, n_bytes ? bytes : (const uint8_t *)"");
+    ProtobufCMessage *msg = protobuf_c_message_unpack(type, &unpacker->allocator, n_bytes,
+                                                      n_bytes ? bytes : (const uint8_t *)"");
     if (!msg) {
         bool exhausted = unpacker->exhausted;
         td_rpc_unpack_reset(unpacker);
         if (exhausted)
-            return td_fail(err, TD_ERR_LIMIT, "%s: %zu bytes need more than %zu bytes of memory to unpack", type->name, n_bytes,
-                           max_bytes);
-        return td_fail(err, TD_ERR_INVALID, "%s: %zu bytes that are not this message", type->name, n_bytes);
+            return td_fail(err, TD_ERR_LIMIT,
+                           "%s: %zu bytes need more than %zu bytes of memory to unpack", type->name,
+                           n_bytes, max_bytes);
+        return td_fail(err, TD_ERR_INVALID, "%s: %zu bytes that are not this message", type->name,
+                       n_bytes);
     }
     const char *bad = find_bad_text(msg);
     if (bad) {

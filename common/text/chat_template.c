@@ -1,15 +1,20 @@
-/* chat_template.c - finding a model's template, knowing its family, and rendering it or saying why not.
+/* chat_template.c - finding a model's template, knowing its family, and rendering it or saying why
+ * not.
  *
- * Recognition has two steps. The family comes from marks that its templates share (the strings around a turn), looked for in order: the first
- * row of the table that fits names it. Then the template must be understood as a whole: jinja.h parses it and, for each chat, follows the path
- * that the chat takes through it. So variants of a family (a default system message, a trim, a date, an order of roles that raises) are rendered
- * as that very template has them. A template without a known mark, or with a construct that is not understood, is refused: TD_ERR_UNSUPPORTED.
+ * Recognition has two steps. The family comes from marks that its templates share (the strings
+ * around a turn), looked for in order: the first row of the table that fits names it. Then the
+ * template must be understood as a whole: jinja.h parses it and, for each chat, follows the path
+ * that the chat takes through it. So variants of a family (a default system message, a trim, a
+ * date, an order of roles that raises) are rendered as that very template has them. A template
+ * without a known mark, or with a construct that is not understood, is refused: TD_ERR_UNSUPPORTED.
  *
- * What a template silently leaves out is refused too. Some old ones have no place for a system message; a chat that loses its instructions is a
- * wrong prompt even where transformers renders it. System and user text must therefore stand in the result.
+ * What a template silently leaves out is refused too. Some old ones have no place for a system
+ * message; a chat that loses its instructions is a wrong prompt even where transformers renders it.
+ * System and user text must therefore stand in the result.
  *
- * The date. strftime_now() gives 26 July 2024 unless td_chat_template_set_date() says otherwise: the date that the Llama 3 templates fall back
- * to. A prompt must not depend on the day (same request, same tokens; prefixes stay cached over midnight). */
+ * The date. strftime_now() gives 26 July 2024 unless td_chat_template_set_date() says otherwise:
+ * the date that the Llama 3 templates fall back to. A prompt must not depend on the day (same
+ * request, same tokens; prefixes stay cached over midnight). */
 #include "common/text/chat_template.h"
 
 #include <stdio.h>
@@ -24,14 +29,15 @@
 #define CONFIG_MAX_BYTES ((size_t)64 << 20)
 #define MAX_MESSAGES 65536
 #define SEARCH_BASE_BYTES (1ull << 20)
-#define SEARCH_TIMES 64                     /* of the text: it is read once when all messages come in order */
-#define FALLBACK_DATE_UNIX_S 1721952000     /* 26 July 2024, 00:00 UTC */
+/* of the text: it is read once when all messages come in order */
+#define SEARCH_TIMES 64
+#define FALLBACK_DATE_UNIX_S 1721952000 /* 26 July 2024, 00:00 UTC */
 
 struct td_chat_template {
     const char *family;
-    struct td_jinja *jinja;             /* NULL when there is no template, or it is refused */
-    struct td_err refused;              /* why, when jinja is NULL */
-    char *bos_token, *eos_token;        /* NULL = the tokenizer has none */
+    struct td_jinja *jinja;      /* NULL when there is no template, or it is refused */
+    struct td_err refused;       /* why, when jinja is NULL */
+    char *bos_token, *eos_token; /* NULL = the tokenizer has none */
     int64_t date_unix_s;
     size_t max_bytes;
 };
@@ -54,7 +60,9 @@ static const struct {
     {"chatml", {"<|im_start|>", "<|im_end|>"}},
     {"llama-3", {"<|start_header_id|>", "<|end_header_id|>"}},
     {"gemma", {"<start_of_turn>", "<end_of_turn>"}},
-    {"deepseek-r1", {"<\xef\xbd\x9cUser\xef\xbd\x9c>", "<\xef\xbd\x9c" "Assistant\xef\xbd\x9c>"}},
+    {"deepseek-r1",
+     {"<\xef\xbd\x9cUser\xef\xbd\x9c>", "<\xef\xbd\x9c"
+                                        "Assistant\xef\xbd\x9c>"}},
     {"deepseek-coder", {"### Instruction:", "<|EOT|>"}},
     {"deepseek-v2", {"'User: '", "'Assistant: '"}},
     {"granite", {"<|start_of_role|>", "<|end_of_role|>"}},
@@ -86,7 +94,8 @@ static const struct {
     {"solar-open", {"<|begin|>", "<|content|>"}},
     {"apertus", {"<|user_start|>", "<|assistant_start|>"}},
     {"reka", {"<sep>", "human: "}},
-    {"yandexgpt", {"[SEP]", "\xd0\x90\xd1\x81\xd1\x81\xd0\xb8\xd1\x81\xd1\x82\xd0\xb5\xd0\xbd\xd1\x82:"}},
+    {"yandexgpt",
+     {"[SEP]", "\xd0\x90\xd1\x81\xd1\x81\xd0\xb8\xd1\x81\xd1\x82\xd0\xb5\xd0\xbd\xd1\x82:"}},
 };
 
 static bool has(const char *text, size_t n, const char *mark)
@@ -100,26 +109,21 @@ static const char *find_family(const char *text, size_t n)
         bool all = true;
         for (size_t k = 0; k < 3 && families[i].marks[k] != NULL; k++)
             all = all && has(text, n, families[i].marks[k]);
-        if (all)
-            return families[i].family;
+        if (all) return families[i].family;
     }
     return "unknown";
 }
 
 void td_chat_template_free(struct td_chat_template *t)
 {
-    if (t == NULL)
-        return;
+    if (t == NULL) return;
     td_jinja_free(t->jinja);
     free(t->bos_token);
     free(t->eos_token);
     free(t);
 }
 
-const char *td_chat_template_family(const struct td_chat_template *t)
-{
-    return t->family;
-}
+const char *td_chat_template_family(const struct td_chat_template *t) { return t->family; }
 
 void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes)
 {
@@ -132,25 +136,28 @@ void td_chat_template_set_date(struct td_chat_template *t, int64_t unix_s)
 }
 
 /* jinja NULL: no template */
-td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *bos_token, const char *eos_token,
-                                 struct td_chat_template **ret_template, struct td_err *err)
+td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *bos_token,
+                                 const char *eos_token, struct td_chat_template **ret_template,
+                                 struct td_err *err)
 {
     struct td_chat_template *t = calloc(1, sizeof *t);
-    if (t == NULL)
-        return td_fail(err, TD_ERR_NOMEM, "chat template: no memory");
+    if (t == NULL) return td_fail(err, TD_ERR_NOMEM, "chat template: no memory");
     t->date_unix_s = FALLBACK_DATE_UNIX_S;
-    if ((bos_token != NULL && (t->bos_token = strdup(bos_token)) == NULL) || (eos_token != NULL && (t->eos_token = strdup(eos_token)) == NULL)) {
+    if ((bos_token != NULL && (t->bos_token = strdup(bos_token)) == NULL) ||
+        (eos_token != NULL && (t->eos_token = strdup(eos_token)) == NULL)) {
         td_chat_template_free(t);
         return td_fail(err, TD_ERR_NOMEM, "chat template: no memory");
     }
     if (jinja == NULL) {
         t->family = "none";
-        td_fail(&t->refused, TD_ERR_UNSUPPORTED, "the model has no chat template: send a prompt instead of messages");
+        td_fail(&t->refused, TD_ERR_UNSUPPORTED,
+                "the model has no chat template: send a prompt instead of messages");
     } else {
         t->family = find_family(jinja, n_bytes);
         if (strcmp(t->family, "unknown") == 0)
             td_fail(&t->refused, TD_ERR_UNSUPPORTED,
-                    "the model's chat template is of no family that is known here: send a prompt instead of messages");
+                    "the model's chat template is of no family that is known here: send a prompt "
+                    "instead of messages");
         else if (td_jinja_parse(jinja, n_bytes, &t->jinja, &t->refused) == TD_ERR_NOMEM) {
             td_chat_template_free(t);
             return td_fail(err, TD_ERR_NOMEM, "chat template: no memory");
@@ -161,37 +168,38 @@ td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *
 }
 
 /* A special token in tokenizer_config.json is a string, an object with "content", or absent. */
-static td_status read_token(const json_t *config, const char *what, const char *key, const char **ret, struct td_err *err)
+static td_status read_token(const json_t *config, const char *what, const char *key,
+                            const char **ret, struct td_err *err)
 {
     const json_t *v = json_object_get(config, key);
     *ret = NULL;
-    if (json_is_object(v))
-        return td_json_str(v, what, "content", ret, NULL, err);
+    if (json_is_object(v)) return td_json_str(v, what, "content", ret, NULL, err);
     return td_json_str(config, what, key, ret, NULL, err);
 }
 
-/* "chat_template" is a string, or a list of {"name", "template"} of which "default" is the one for plain chats. */
-static td_status read_template(const json_t *config, const char *what, const char **ret, struct td_err *err)
+/* "chat_template" is a string, or a list of {"name", "template"} of which "default" is the one
+ * for plain chats. */
+static td_status read_template(const json_t *config, const char *what, const char **ret,
+                               struct td_err *err)
 {
     const json_t *v = json_object_get(config, "chat_template");
     *ret = NULL;
-    if (!json_is_array(v))
-        return td_json_str(config, what, "chat_template", ret, NULL, err);
+    if (!json_is_array(v)) return td_json_str(config, what, "chat_template", ret, NULL, err);
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *entry = json_array_get(v, i);
         const char *name = NULL;
         if (!json_is_object(entry))
             return td_fail(err, TD_ERR_INVALID, "%s: chat_template[%zu] is no object", what, i);
         td_status st = td_json_str(entry, what, "name", &name, NULL, err);
-        if (st != TD_OK)
-            return st;
+        if (st != TD_OK) return st;
         if (name != NULL && strcmp(name, "default") == 0)
             return td_json_str(entry, what, "template", ret, NULL, err);
     }
     return TD_OK;
 }
 
-td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template, struct td_err *err)
+td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template,
+                                struct td_err *err)
 {
     char path[4096];
     struct stat sb;
@@ -202,29 +210,26 @@ td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_t
     td_status st = TD_OK;
 
     if (snprintf(path, sizeof path, "%s/tokenizer_config.json", dir) >= (int)sizeof path)
-        return td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes", sizeof path);
+        return td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes",
+                       sizeof path);
     if (stat(path, &sb) == 0) {
         st = td_json_load_file(path, CONFIG_MAX_BYTES, &config, err);
         if (st == TD_OK && !json_is_object(config))
             st = td_fail(err, TD_ERR_INVALID, "%s: no JSON object", path);
-        if (st == TD_OK)
-            st = read_token(config, path, "bos_token", &bos, err);
-        if (st == TD_OK)
-            st = read_token(config, path, "eos_token", &eos, err);
-        if (st == TD_OK)
-            st = read_template(config, path, &jinja, err);
-        if (st != TD_OK)
-            goto out;
+        if (st == TD_OK) st = read_token(config, path, "bos_token", &bos, err);
+        if (st == TD_OK) st = read_token(config, path, "eos_token", &eos, err);
+        if (st == TD_OK) st = read_template(config, path, &jinja, err);
+        if (st != TD_OK) goto out;
         n_bytes = jinja != NULL ? strlen(jinja) : 0;
     }
     if (snprintf(path, sizeof path, "%s/chat_template.jinja", dir) >= (int)sizeof path) {
-        st = td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes", sizeof path);
+        st = td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes",
+                     sizeof path);
         goto out;
     }
     if (stat(path, &sb) == 0) {
         st = td_file_read(path, TD_JINJA_MAX_SOURCE, &file, &n_bytes, err);
-        if (st != TD_OK)
-            goto out;
+        if (st != TD_OK) goto out;
         jinja = file;
     }
     st = td_chat_template_parse(jinja, n_bytes, bos, eos, ret_template, err);
@@ -234,45 +239,50 @@ out:
     return st;
 }
 
-/* Where the search for the messages in a text is. A template writes the messages of one role in order, wherever it puts the other role's, so each is
- * looked for behind the one before it, and again from the start only when it is not there: one pass for each role. bytes_left bounds what is read. */
-struct search { const char *text; size_t n, at[2]; uint64_t bytes_left; };
+/* Where the search for the messages in a text is. A template writes the messages of one role in
+ * order, wherever it puts the other role's, so each is looked for behind the one before it, and
+ * again from the start only when it is not there: one pass for each role. bytes_left bounds what
+ * is read. */
+struct search {
+    const char *text;
+    size_t n, at[2];
+    uint64_t bytes_left;
+};
 
 /* TD_ERR_NOT_FOUND; TD_ERR_LIMIT: the budget is used up. */
 static td_status find_in_order(struct search *f, bool is_system, const char *part, size_t n_part)
 {
     size_t *at = &f->at[is_system];
-    td_jinja_strip(&part, &n_part);     /* many templates do */
-    if (n_part == 0)
-        return TD_OK;
+    td_jinja_strip(&part, &n_part); /* many templates do */
+    if (n_part == 0) return TD_OK;
     for (int again = 0; again < 2; again++) {
         size_t from = again ? 0 : *at;
         const char *hit = memmem(f->text + from, f->n - from, part, n_part);
         uint64_t cost = hit != NULL ? (size_t)(hit - f->text) - from + n_part : f->n - from;
-        if (hit != NULL)
-            *at = (size_t)(hit - f->text) + n_part;
-        if (cost > f->bytes_left)
-            return TD_ERR_LIMIT;
+        if (hit != NULL) *at = (size_t)(hit - f->text) + n_part;
+        if (cost > f->bytes_left) return TD_ERR_LIMIT;
         f->bytes_left -= cost;
-        if (hit != NULL)
-            return TD_OK;
+        if (hit != NULL) return TD_OK;
     }
     return TD_ERR_NOT_FOUND;
 }
 
-td_status td_chat_template_render(const struct td_chat_template *t, const struct td_chat_message *messages, size_t n_messages,
-                                  bool add_generation_prompt, char **ret_text, size_t *ret_bytes, struct td_err *err)
+td_status td_chat_template_render(const struct td_chat_template *t,
+                                  const struct td_chat_message *messages, size_t n_messages,
+                                  bool add_generation_prompt, char **ret_text, size_t *ret_bytes,
+                                  struct td_err *err)
 {
-    if (t->jinja == NULL)
-        return td_fail(err, t->refused.code, "%s", t->refused.msg);
-    if (n_messages == 0)
-        return td_fail(err, TD_ERR_INVALID, "messages: none, must be at least 1");
+    if (t->jinja == NULL) return td_fail(err, t->refused.code, "%s", t->refused.msg);
+    if (n_messages == 0) return td_fail(err, TD_ERR_INVALID, "messages: none, must be at least 1");
     if (n_messages > MAX_MESSAGES)
         return td_fail(err, TD_ERR_LIMIT, "messages: %zu, must be <= %d", n_messages, MAX_MESSAGES);
     for (size_t i = 0; i < n_messages; i++) {
         const char *role = messages[i].role;
-        if (strcmp(role, "system") != 0 && strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0)
-            return td_fail(err, TD_ERR_UNSUPPORTED, "messages[%zu].role is \"%.40s\", must be system, user or assistant", i, role);
+        if (strcmp(role, "system") != 0 && strcmp(role, "user") != 0 &&
+            strcmp(role, "assistant") != 0)
+            return td_fail(err, TD_ERR_UNSUPPORTED,
+                           "messages[%zu].role is \"%.40s\", must be system, user or assistant", i,
+                           role);
     }
 
     struct td_jinja_input input = {.messages = messages,
@@ -285,21 +295,25 @@ td_status td_chat_template_render(const struct td_chat_template *t, const struct
     char *text = NULL;
     size_t n = 0;
     td_status st = td_jinja_render(t->jinja, &input, &text, &n, err);
-    if (st != TD_OK)
-        return st;
-    struct search f = {.text = text, .n = n, .bytes_left = SEARCH_BASE_BYTES + SEARCH_TIMES * (uint64_t)n};
+    if (st != TD_OK) return st;
+    struct search f = {
+        .text = text, .n = n, .bytes_left = SEARCH_BASE_BYTES + SEARCH_TIMES * (uint64_t)n};
     for (size_t i = 0; i < n_messages; i++) {
         const struct td_chat_message *m = &messages[i];
-        st = strcmp(m->role, "assistant") != 0 ? find_in_order(&f, strcmp(m->role, "system") == 0, m->content, m->content_bytes) : TD_OK;
-        if (st == TD_OK)
-            continue;
+        st = strcmp(m->role, "assistant") != 0
+                 ? find_in_order(&f, strcmp(m->role, "system") == 0, m->content, m->content_bytes)
+                 : TD_OK;
+        if (st == TD_OK) continue;
         free(text);
         if (st == TD_ERR_LIMIT)
             return td_fail(err, st,
-                           "messages[%zu]: the model's chat template (%s) moves so many messages that looking for each reads "
+                           "messages[%zu]: the model's chat template (%s) moves so many messages "
+                           "that looking for each reads "
                            "more than %llu bytes",
                            i, t->family, SEARCH_BASE_BYTES + SEARCH_TIMES * (unsigned long long)n);
-        return td_fail(err, TD_ERR_UNSUPPORTED, "messages[%zu]: the model's chat template (%s) leaves out this %s message", i, t->family, m->role);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "messages[%zu]: the model's chat template (%s) leaves out this %s message",
+                       i, t->family, m->role);
     }
     *ret_text = text;
     *ret_bytes = n;

@@ -8,38 +8,36 @@
 
 #define STEPS_BASE 2000000u
 #define STEPS_PER_MESSAGE 4000u
-/* Memory of one rendering. Of 68 published templates the one that makes most of a long chat takes 56 times its bytes, a short one 140 kB. */
+/* Memory of one rendering. Of 68 published templates the one that makes most of a long chat
+ * takes 56 times its bytes, a short one 140 kB. */
 #define BYTES_BASE ((size_t)64 << 20)
 #define BYTES_PER_INPUT_BYTE 64
 
-/* ---- expressions --------------------------------------------------------------------------------------------------------------- */
+/* ---- expressions ----------------------------------------------------------------------------- */
 
 static bool eval_call(struct ctx *c, const struct expr *e, struct value *ret)
 {
-    struct args *a = jinja_ctx_alloc(c, sizeof *a);     /* too large for a deep stack */
+    struct args *a = jinja_ctx_alloc(c, sizeof *a); /* too large for a deep stack */
     struct value f;
 
-    if (a == NULL)
-        return false;
+    if (a == NULL) return false;
     if (e->a->kind == E_ATTR) {
-        if (!jinja_eval(c, e->a->a, &f) || !jinja_eval_args(c, e->args, a))
-            return false;
+        if (!jinja_eval(c, e->a->a, &f) || !jinja_eval_args(c, e->args, a)) return false;
         c->line = e->line;
-        if (f.kind == STR)
-            return jinja_str_method(c, f.u.s, e->a->name, a, ret);
-        if (f.kind == DICT)
-            return jinja_dict_method(c, f.u.dict, e->a->name, a, ret);
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it calls .%.*s of %s", (int)(e->a->name.n < 40 ? e->a->name.n : 40), e->a->name.p,
-                     jinja_kind_name(f.kind));
+        if (f.kind == STR) return jinja_str_method(c, f.u.s, e->a->name, a, ret);
+        if (f.kind == DICT) return jinja_dict_method(c, f.u.dict, e->a->name, a, ret);
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it calls .%.*s of %s",
+                           (int)(e->a->name.n < 40 ? e->a->name.n : 40), e->a->name.p,
+                           jinja_kind_name(f.kind));
     }
-    if (!jinja_eval(c, e->a, &f))
-        return false;
+    if (!jinja_eval(c, e->a, &f)) return false;
     if (f.kind != MACRO && f.kind != FUNCTION)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it calls \"%.*s\", which is %s", (int)(e->a->name.n < 40 ? e->a->name.n : 40),
-                     e->a->name.p == NULL ? "" : e->a->name.p, jinja_kind_name(f.kind));
-    if (!jinja_eval_args(c, e->args, a))
-        return false;
-    return f.kind == MACRO ? jinja_call_macro(c, f.u.macro, a, ret) : jinja_call_function(c, f.u.i, a, ret);
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it calls \"%.*s\", which is %s",
+                           (int)(e->a->name.n < 40 ? e->a->name.n : 40),
+                           e->a->name.p == NULL ? "" : e->a->name.p, jinja_kind_name(f.kind));
+    if (!jinja_eval_args(c, e->args, a)) return false;
+    return f.kind == MACRO ? jinja_call_macro(c, f.u.macro, a, ret)
+                           : jinja_call_function(c, f.u.i, a, ret);
 }
 
 static bool eval_slice(struct ctx *c, const struct expr *e, struct value *ret)
@@ -47,43 +45,38 @@ static bool eval_slice(struct ctx *c, const struct expr *e, struct value *ret)
     struct value obj, part[3];
     const struct expr *exprs[3] = {e->b, e->c, e->d};
 
-    if (!jinja_eval(c, e->a, &obj))
-        return false;
+    if (!jinja_eval(c, e->a, &obj)) return false;
     for (int i = 0; i < 3; i++) {
         part[i] = jinja_none_value();
-        if (exprs[i] != NULL && !jinja_eval(c, exprs[i], &part[i]))
-            return false;
+        if (exprs[i] != NULL && !jinja_eval(c, exprs[i], &part[i])) return false;
         if (part[i].kind != NONE && part[i].kind != INT)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice bound that is %s", jinja_kind_name(part[i].kind));
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice bound that is %s",
+                               jinja_kind_name(part[i].kind));
     }
     if ((obj.kind != LIST || obj.lazy) && obj.kind != STR)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice of %s", obj.lazy ? "an iterator" : jinja_kind_name(obj.kind));
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice of %s",
+                           obj.lazy ? "an iterator" : jinja_kind_name(obj.kind));
     struct value items, out;
-    if (!jinja_to_items(c, obj, &items))
-        return false;
+    if (!jinja_to_items(c, obj, &items)) return false;
     int64_t n = (int64_t)items.u.list->n, by = part[2].kind == INT ? part[2].u.i : 1;
-    if (by == 0)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice with a step of 0");
-    int64_t low = by > 0 ? 0 : -1, high = by > 0 ? n : n - 1, bound[2] = {by > 0 ? low : high, by > 0 ? high : low};
+    if (by == 0) return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice with a step of 0");
+    int64_t low = by > 0 ? 0 : -1, high = by > 0 ? n : n - 1,
+            bound[2] = {by > 0 ? low : high, by > 0 ? high : low};
     for (int i = 0; i < 2; i++) {
-        if (part[i].kind != INT)
-            continue;
+        if (part[i].kind != INT) continue;
         int64_t v = part[i].u.i < 0 ? part[i].u.i + n : part[i].u.i;
         bound[i] = v < low ? low : v > high ? high : v;
     }
-    if (!jinja_new_list(c, items.u.list->n, &out))
-        return false;
+    if (!jinja_new_list(c, items.u.list->n, &out)) return false;
     size_t k = 0;
     for (int64_t i = bound[0]; by > 0 ? i < bound[1] : i > bound[1]; i += by)
         out.u.list->v[k++] = items.u.list->v[i];
     out.u.list->n = k;
     *ret = out;
-    if (obj.kind == LIST)
-        return true;
+    if (obj.kind == LIST) return true;
     struct text t = {0};
     for (size_t i = 0; i < k; i++)
-        if (!jinja_append(c, &t, out.u.list->v[i].u.s))
-            return false;
+        if (!jinja_append(c, &t, out.u.list->v[i].u.s)) return false;
     *ret = jinja_str_value(t.p, t.n);
     return true;
 }
@@ -93,41 +86,42 @@ static bool eval_binary(struct ctx *c, const struct expr *e, struct value *ret)
     struct value a, b;
     struct str s, t;
 
-    if (!jinja_eval(c, e->a, &a) || !jinja_eval(c, e->b, &b))
-        return false;
+    if (!jinja_eval(c, e->a, &a) || !jinja_eval(c, e->b, &b)) return false;
     c->line = e->line;
     if (e->op == OP_CONCAT || (e->op == OP_ADD && a.kind == STR && b.kind == STR)) {
-        if (!jinja_to_text(c, a, &s) || !jinja_to_text(c, b, &t))
-            return false;
+        if (!jinja_to_text(c, a, &s) || !jinja_to_text(c, b, &t)) return false;
         char *p = jinja_ctx_alloc(c, s.n + t.n + 1);
-        if (p == NULL)
-            return false;
-        if (s.n > 0)
-            memcpy(p, s.p, s.n);
-        if (t.n > 0)
-            memcpy(p + s.n, t.p, t.n);
+        if (p == NULL) return false;
+        if (s.n > 0) memcpy(p, s.p, s.n);
+        if (t.n > 0) memcpy(p + s.n, t.p, t.n);
         *ret = jinja_str_value(p, s.n + t.n);
         return true;
     }
     if (e->op == OP_ADD && a.kind == LIST && b.kind == LIST && !a.lazy && !b.lazy) {
-        if (!jinja_new_list(c, a.u.list->n + b.u.list->n, ret))
-            return false;
+        if (!jinja_new_list(c, a.u.list->n + b.u.list->n, ret)) return false;
         for (size_t i = 0; i < ret->u.list->n; i++)
             ret->u.list->v[i] = i < a.u.list->n ? a.u.list->v[i] : b.u.list->v[i - a.u.list->n];
         return true;
     }
     if ((a.kind != INT && a.kind != BOOL) || (b.kind != INT && b.kind != BOOL))
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "arithmetic with %s and %s", jinja_kind_name(a.kind), jinja_kind_name(b.kind));
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "arithmetic with %s and %s",
+                           jinja_kind_name(a.kind), jinja_kind_name(b.kind));
     int64_t r = 0;
     bool bad = false;
     switch (e->op) {
-    case OP_ADD: bad = __builtin_add_overflow(a.u.i, b.u.i, &r); break;
-    case OP_SUB: bad = __builtin_sub_overflow(a.u.i, b.u.i, &r); break;
-    case OP_MUL: bad = __builtin_mul_overflow(a.u.i, b.u.i, &r); break;
+    case OP_ADD:
+        bad = __builtin_add_overflow(a.u.i, b.u.i, &r);
+        break;
+    case OP_SUB:
+        bad = __builtin_sub_overflow(a.u.i, b.u.i, &r);
+        break;
+    case OP_MUL:
+        bad = __builtin_mul_overflow(a.u.i, b.u.i, &r);
+        break;
     default:
         if (b.u.i == 0 || (a.u.i == INT64_MIN && b.u.i == -1))
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "a division by zero");
-        r = a.u.i % b.u.i;     /* Python: the sign of the divisor, and // rounds down */
+        r = a.u.i % b.u.i; /* Python: the sign of the divisor, and // rounds down */
         bool down = r != 0 && (r < 0) != (b.u.i < 0);
         r = e->op == OP_MOD ? r + (down ? b.u.i : 0) : a.u.i / b.u.i - down;
     }
@@ -145,8 +139,7 @@ bool jinja_compare(struct ctx *c, enum op op, struct value a, struct value b, bo
         return true;
     }
     if (op == OP_IN || op == OP_NOT_IN) {
-        if (!jinja_is_in(c, a, b, ret))
-            return false;
+        if (!jinja_is_in(c, a, b, ret)) return false;
         *ret = *ret == (op == OP_IN);
         return true;
     }
@@ -158,9 +151,13 @@ bool jinja_compare(struct ctx *c, enum op op, struct value a, struct value b, bo
     } else if ((a.kind == INT || a.kind == BOOL) && (b.kind == INT || b.kind == BOOL)) {
         order = (a.u.i > b.u.i) - (a.u.i < b.u.i);
     } else {
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the order of %s and %s", jinja_kind_name(a.kind), jinja_kind_name(b.kind));
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the order of %s and %s", jinja_kind_name(a.kind),
+                           jinja_kind_name(b.kind));
     }
-    *ret = op == OP_LT ? order < 0 : op == OP_LE ? order <= 0 : op == OP_GT ? order > 0 : order >= 0;
+    *ret = op == OP_LT   ? order < 0
+           : op == OP_LE ? order <= 0
+           : op == OP_GT ? order > 0
+                         : order >= 0;
     return true;
 }
 
@@ -168,22 +165,19 @@ static bool eval_collection(struct ctx *c, const struct expr *e, struct value *r
 {
     size_t n = 0;
     struct value key, v;
-    for (const struct arg *a = e->args; a != NULL; a = a->next)
-        n++;
+    for (const struct arg *a = e->args; a != NULL; a = a->next) n++;
     if (e->kind == E_LIST) {
-        if (!jinja_new_list(c, n, ret))
-            return false;
+        if (!jinja_new_list(c, n, ret)) return false;
         n = 0;
         for (const struct arg *a = e->args; a != NULL; a = a->next)
-            if (!jinja_eval(c, a->value, &ret->u.list->v[n++]))
-                return false;
+            if (!jinja_eval(c, a->value, &ret->u.list->v[n++])) return false;
         return true;
     }
-    if (!jinja_new_dict(c, DICT, ret))
-        return false;
+    if (!jinja_new_dict(c, DICT, ret)) return false;
     for (const struct arg *a = e->args; a != NULL; a = a->next) {
         struct str text;
-        if (!jinja_eval(c, a->key, &key) || !jinja_eval(c, a->value, &v) || !jinja_to_key(c, key, &text) || !jinja_dict_put(c, ret->u.dict, text, v))
+        if (!jinja_eval(c, a->key, &key) || !jinja_eval(c, a->value, &v) ||
+            !jinja_to_key(c, key, &text) || !jinja_dict_put(c, ret->u.dict, text, v))
             return false;
     }
     return true;
@@ -194,11 +188,12 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
     struct value a, b;
     bool yes;
 
-    if (!jinja_step(c))
-        return false;
+    if (!jinja_step(c)) return false;
     c->line = e->line;
     switch (e->kind) {
-    case E_VALUE: *ret = e->value; return true;
+    case E_VALUE:
+        *ret = e->value;
+        return true;
     case E_NAME: {
         const struct value *v = jinja_find_name(c, e->name);
         int function = v == NULL ? jinja_function_find(e->name) : -1;
@@ -206,50 +201,49 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
         if (function >= 0) *ret = (struct value){.kind = FUNCTION, .u.i = function};
         return true;
     }
-    case E_ATTR: return jinja_eval(c, e->a, &a) && jinja_get_attr(c, a, e->name, ret);
+    case E_ATTR:
+        return jinja_eval(c, e->a, &a) && jinja_get_attr(c, a, e->name, ret);
     case E_ITEM:
-        if (!jinja_eval(c, e->a, &a) || !jinja_eval(c, e->b, &b))
-            return false;
-        if (b.kind == STR && a.kind != DICT && a.kind != LIST && a.kind != STR && a.kind != UNDEFINED)     /* loop['first'] */
+        if (!jinja_eval(c, e->a, &a) || !jinja_eval(c, e->b, &b)) return false;
+        /* loop['first'] */
+        if (b.kind == STR && a.kind != DICT && a.kind != LIST && a.kind != STR &&
+            a.kind != UNDEFINED)
             return jinja_get_attr(c, a, b.u.s, ret);
         return jinja_get_item(c, a, b, ret);
-    case E_SLICE: return eval_slice(c, e, ret);
-    case E_CALL: return eval_call(c, e, ret);
+    case E_SLICE:
+        return eval_slice(c, e, ret);
+    case E_CALL:
+        return eval_call(c, e, ret);
     case E_FILTER:
     case E_TEST: {
         struct args *args = jinja_ctx_alloc(c, sizeof *args);
         if (args == NULL || !jinja_eval(c, e->a, &a) || !jinja_eval_args(c, e->args, args))
             return false;
         c->line = e->line;
-        if (e->kind == E_FILTER)
-            return jinja_run_filter(c, e->name, a, args, ret);
-        if (!jinja_run_test(c, e->name, a, args, &yes))
-            return false;
+        if (e->kind == E_FILTER) return jinja_run_filter(c, e->name, a, args, ret);
+        if (!jinja_run_test(c, e->name, a, args, &yes)) return false;
         *ret = jinja_bool_value(yes);
         return true;
     }
     case E_NOT:
-        if (!jinja_eval(c, e->a, &a))
-            return false;
+        if (!jinja_eval(c, e->a, &a)) return false;
         *ret = jinja_bool_value(!jinja_truth(a));
         return true;
     case E_AND:
     case E_OR:
-        if (!jinja_eval(c, e->a, ret))
-            return false;
+        if (!jinja_eval(c, e->a, ret)) return false;
         return jinja_truth(*ret) == (e->kind == E_OR) || jinja_eval(c, e->b, ret);
     case E_NEG:
-        if (!jinja_eval(c, e->a, &a))
-            return false;
+        if (!jinja_eval(c, e->a, &a)) return false;
         if (a.kind != INT)
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "minus %s", jinja_kind_name(a.kind));
         *ret = jinja_int_value(-a.u.i);
         return true;
-    case E_BINARY: return eval_binary(c, e, ret);
+    case E_BINARY:
+        return eval_binary(c, e, ret);
     case E_COMPARE:
         yes = true;
-        if (!jinja_eval(c, e->a, &a))
-            return false;
+        if (!jinja_eval(c, e->a, &a)) return false;
         for (const struct arg *arg = e->args; arg != NULL && yes; arg = arg->next) {
             if (!jinja_eval(c, arg->value, &b) || !jinja_compare(c, arg->op, a, b, &yes))
                 return false;
@@ -258,31 +252,28 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
         *ret = jinja_bool_value(yes);
         return true;
     case E_COND:
-        if (!jinja_eval(c, e->b, &a))
-            return false;
-        if (jinja_truth(a))
-            return jinja_eval(c, e->a, ret);
+        if (!jinja_eval(c, e->b, &a)) return false;
+        if (jinja_truth(a)) return jinja_eval(c, e->a, ret);
         *ret = (struct value){.kind = UNDEFINED};
         return e->c == NULL || jinja_eval(c, e->c, ret);
-    default: return eval_collection(c, e, ret);
+    default:
+        return eval_collection(c, e, ret);
     }
 }
 
-/* ---- statements ------------------------------------------------------------------------------------------------------------------ */
+/* ---- statements ------------------------------------------------------------------------------ */
 
-static bool bind_targets(struct ctx *c, struct scope *s, const struct target *targets, struct value v)
+static bool bind_targets(struct ctx *c, struct scope *s, const struct target *targets,
+                         struct value v)
 {
-    if (targets->next == NULL)
-        return jinja_bind(c, s, targets->name, v);
+    if (targets->next == NULL) return jinja_bind(c, s, targets->name, v);
     size_t n = 0;
-    for (const struct target *t = targets; t != NULL; t = t->next)
-        n++;
+    for (const struct target *t = targets; t != NULL; t = t->next) n++;
     if (v.kind != LIST || v.u.list->n != n)
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "a loop takes apart what is not %zu values", n);
     n = 0;
     for (const struct target *t = targets; t != NULL; t = t->next)
-        if (!jinja_bind(c, s, t->name, v.u.list->v[n++]))
-            return false;
+        if (!jinja_bind(c, s, t->name, v.u.list->v[n++])) return false;
     return true;
 }
 
@@ -292,38 +283,34 @@ static bool run_for(struct ctx *c, const struct node *n)
     struct scope *outer = c->scope;
     bool ok = true;
 
-    if (!jinja_eval(c, n->e, &v) || !jinja_to_items(c, v, &items))
-        return false;
+    if (!jinja_eval(c, n->e, &v) || !jinja_to_items(c, v, &items)) return false;
     if (n->filter != NULL) {
-        if (!jinja_new_list(c, items.u.list->n, &keep))
-            return false;
+        if (!jinja_new_list(c, items.u.list->n, &keep)) return false;
         size_t k = 0;
         for (size_t i = 0; ok && i < items.u.list->n; i++) {
             struct scope s = {.parent = outer};
             c->scope = &s;
-            ok = bind_targets(c, &s, n->targets, items.u.list->v[i]) && jinja_eval(c, n->filter, &v);
+            ok =
+                bind_targets(c, &s, n->targets, items.u.list->v[i]) && jinja_eval(c, n->filter, &v);
             c->scope = outer;
-            if (ok && jinja_truth(v))
-                keep.u.list->v[k++] = items.u.list->v[i];
+            if (ok && jinja_truth(v)) keep.u.list->v[k++] = items.u.list->v[i];
         }
-        if (!ok)
-            return false;
+        if (!ok) return false;
         keep.u.list->n = k;
         items = keep;
     }
     struct loop *loop = jinja_ctx_alloc(c, sizeof *loop);
-    if (loop == NULL)
-        return false;
+    if (loop == NULL) return false;
     loop->items = items.u.list;
     for (size_t i = 0; ok && i < items.u.list->n && c->flow != BREAK; i++) {
         struct scope s = {.parent = outer};
         loop->at = i;
         c->scope = &s;
-        ok = jinja_bind(c, &s, (struct str){"loop", 4}, (struct value){.kind = LOOP, .u.loop = loop}) &&
+        ok = jinja_bind(c, &s, (struct str){"loop", 4},
+                        (struct value){.kind = LOOP, .u.loop = loop}) &&
              bind_targets(c, &s, n->targets, items.u.list->v[i]) && jinja_run_nodes(c, n->body);
         c->scope = outer;
-        if (c->flow == CONTINUE)
-            c->flow = GO_ON;
+        if (c->flow == CONTINUE) c->flow = GO_ON;
     }
     c->flow = GO_ON;
     return ok && (items.u.list->n > 0 || jinja_run_nodes(c, n->otherwise));
@@ -341,17 +328,16 @@ static bool run_set(struct ctx *c, const struct node *n)
         bool ok = jinja_run_nodes(c, n->body);
         c->out = out;
         c->scope = outer;
-        if (!ok)
-            return false;
+        if (!ok) return false;
         v = jinja_str_value(text.p, text.n);
     } else if (!jinja_eval(c, n->e, &v)) {
         return false;
     }
-    if (n->text.n == 0)
-        return jinja_bind(c, c->scope, n->targets->name, v);
+    if (n->text.n == 0) return jinja_bind(c, c->scope, n->targets->name, v);
     const struct value *space = jinja_find_name(c, n->targets->name);
     if (space == NULL || space->kind != SPACE)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it sets an attribute of something that is no namespace");
+        return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                           "it sets an attribute of something that is no namespace");
     return jinja_dict_put(c, space->u.dict, n->text, v);
 }
 
@@ -362,39 +348,39 @@ bool jinja_run_nodes(struct ctx *c, const struct node *n)
 
     for (; n != NULL && c->flow == GO_ON; n = n->next) {
         c->line = n->line;
-        if (!jinja_step(c))
-            return false;
+        if (!jinja_step(c)) return false;
         switch (n->kind) {
         case N_TEXT:
-            if (!jinja_append(c, c->out, n->text))
-                return false;
+            if (!jinja_append(c, c->out, n->text)) return false;
             break;
         case N_PRINT:
             if (!jinja_eval(c, n->e, &v) || !jinja_to_text(c, v, &s) || !jinja_append(c, c->out, s))
                 return false;
             break;
         case N_IF:
-            if (!jinja_eval(c, n->e, &v) || !jinja_run_nodes(c, jinja_truth(v) ? n->body : n->otherwise))
+            if (!jinja_eval(c, n->e, &v) ||
+                !jinja_run_nodes(c, jinja_truth(v) ? n->body : n->otherwise))
                 return false;
             break;
         case N_FOR:
-            if (!run_for(c, n))
-                return false;
+            if (!run_for(c, n)) return false;
             break;
         case N_SET:
         case N_SET_BLOCK:
-            if (!run_set(c, n))
-                return false;
+            if (!run_set(c, n)) return false;
             break;
         case N_MACRO:
             if (!jinja_bind(c, c->scope, n->text, (struct value){.kind = MACRO, .u.macro = n}))
                 return false;
             break;
-        case N_BREAK: c->flow = BREAK; break;
-        case N_CONTINUE: c->flow = CONTINUE; break;
+        case N_BREAK:
+            c->flow = BREAK;
+            break;
+        case N_CONTINUE:
+            c->flow = CONTINUE;
+            break;
         case N_GROUP:
-            if (!jinja_run_nodes(c, n->body))
-                return false;
+            if (!jinja_run_nodes(c, n->body)) return false;
             break;
         }
     }
@@ -406,48 +392,60 @@ static bool give_input(struct ctx *c)
     const struct td_jinja_input *in = c->input;
     struct value messages, v;
 
-    if (!jinja_new_list(c, in->n_messages, &messages))
-        return false;
+    if (!jinja_new_list(c, in->n_messages, &messages)) return false;
     for (size_t i = 0; i < in->n_messages; i++) {
         const struct td_chat_message *m = &in->messages[i];
-        if (!jinja_new_dict(c, DICT, &v) || !jinja_dict_put(c, v.u.dict, (struct str){"role", 4}, jinja_word_value(m->role)) ||
-            !jinja_dict_put(c, v.u.dict, (struct str){"content", 7}, jinja_str_value(m->content, m->content_bytes)))
+        if (!jinja_new_dict(c, DICT, &v) ||
+            !jinja_dict_put(c, v.u.dict, (struct str){"role", 4}, jinja_word_value(m->role)) ||
+            !jinja_dict_put(c, v.u.dict, (struct str){"content", 7},
+                            jinja_str_value(m->content, m->content_bytes)))
             return false;
         messages.u.list->v[i] = v;
     }
-    const struct { const char *name; struct value value; bool given; } vars[] = {
+    const struct {
+        const char *name;
+        struct value value;
+        bool given;
+    } vars[] = {
         {"messages", messages, true},
         {"add_generation_prompt", jinja_bool_value(in->add_generation_prompt), true},
         {"tools", jinja_none_value(), true},
         {"documents", jinja_none_value(), true},
-        {"bos_token", in->bos_token != NULL ? jinja_word_value(in->bos_token) : jinja_none_value(), in->bos_token != NULL},
-        {"eos_token", in->eos_token != NULL ? jinja_word_value(in->eos_token) : jinja_none_value(), in->eos_token != NULL},
+        {"bos_token", in->bos_token != NULL ? jinja_word_value(in->bos_token) : jinja_none_value(),
+         in->bos_token != NULL},
+        {"eos_token", in->eos_token != NULL ? jinja_word_value(in->eos_token) : jinja_none_value(),
+         in->eos_token != NULL},
     };
     for (size_t i = 0; i < sizeof vars / sizeof *vars; i++)
-        if (vars[i].given && !jinja_bind(c, c->root, (struct str){vars[i].name, strlen(vars[i].name)}, vars[i].value))
+        if (vars[i].given &&
+            !jinja_bind(c, c->root, (struct str){vars[i].name, strlen(vars[i].name)},
+                        vars[i].value))
             return false;
     return true;
 }
 
-td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_input *input, char **ret_text, size_t *ret_bytes,
-                          struct td_err *err)
+td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_input *input,
+                          char **ret_text, size_t *ret_bytes, struct td_err *err)
 {
-    struct scope given = {0}, root = {.parent = &given};     /* a template's own names shadow what it was given */
+    /* a template's own names shadow what it was given */
+    struct scope given = {0}, root = {.parent = &given};
     struct text out = {0};
-    struct ctx c = {.input = input, .scope = &root, .root = &given, .out = &out, .final = &out, .err = err};
+    struct ctx c = {
+        .input = input, .scope = &root, .root = &given, .out = &out, .final = &out, .err = err};
     size_t input_bytes = 0;
 
     for (size_t i = 0; i < input->n_messages; i++)
         input_bytes += input->messages[i].content_bytes + 256;
-    c.arena.limit = input_bytes < SIZE_MAX / BYTES_PER_INPUT_BYTE / 2 ? BYTES_BASE + input_bytes * BYTES_PER_INPUT_BYTE : SIZE_MAX;
+    c.arena.limit = input_bytes < SIZE_MAX / BYTES_PER_INPUT_BYTE / 2
+                        ? BYTES_BASE + input_bytes * BYTES_PER_INPUT_BYTE
+                        : SIZE_MAX;
     c.steps_left = STEPS_BASE + (uint64_t)input->n_messages * STEPS_PER_MESSAGE;
     bool ok = give_input(&c);
     c.root = &root;
     if (ok && jinja_run_nodes(&c, jinja->root) && c.status == TD_OK) {
         char *text = malloc(out.n + 1);
         if (text != NULL) {
-            if (out.n > 0)
-                memcpy(text, out.p, out.n);
+            if (out.n > 0) memcpy(text, out.p, out.n);
             text[out.n] = 0;
             *ret_text = text;
             *ret_bytes = out.n;

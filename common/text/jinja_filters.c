@@ -1,7 +1,8 @@
-/* jinja_filters.c - what templates call: tests, filters, methods of texts and dicts, global functions.
+/* jinja_filters.c - what templates call: tests, filters, methods of texts and dicts, global
+ * functions.
  *
- * A value Jinja would print through Python's repr (lists, dicts), floats, and letters beyond ASCII whose case would change are refused rather
- * than approximated. */
+ * A value Jinja would print through Python's repr (lists, dicts), floats, and letters beyond
+ * ASCII whose case would change are refused rather than approximated. */
 #include "common/text/jinja_internal.h"
 
 #include <stdio.h>
@@ -9,8 +10,7 @@
 #include <time.h>
 
 #define MAX_MACRO_DEPTH 12
-#define MAX_RANGE 100000        /* Jinja's own, in its sandbox */
-
+#define MAX_RANGE 100000 /* Jinja's own, in its sandbox */
 
 bool jinja_eval_args(struct ctx *c, const struct arg *list, struct args *ret)
 {
@@ -18,11 +18,12 @@ bool jinja_eval_args(struct ctx *c, const struct arg *list, struct args *ret)
     for (const struct arg *a = list; a != NULL; a = a->next) {
         int at = ret->n + ret->n_named;
         if (at == JINJA_MAX_ARGS)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "a call with more than %d arguments", JINJA_MAX_ARGS);
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "a call with more than %d arguments",
+                               JINJA_MAX_ARGS);
         if (a->name.n == 0 && ret->n_named > 0)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "an argument without a name after one with a name");
-        if (!jinja_eval(c, a->value, &ret->v[at]))
-            return false;
+            return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                               "an argument without a name after one with a name");
+        if (!jinja_eval(c, a->value, &ret->v[at])) return false;
         ret->name[at] = a->name;
         *(a->name.n == 0 ? &ret->n : &ret->n_named) += 1;
     }
@@ -32,22 +33,23 @@ bool jinja_eval_args(struct ctx *c, const struct arg *list, struct args *ret)
 /* The argument at `position` or called `name` (may be NULL); NULL when it is not given. */
 static const struct value *get_arg(const struct args *a, int position, const char *name)
 {
-    if (position < a->n)
-        return &a->v[position];
+    if (position < a->n) return &a->v[position];
     for (int i = a->n; name != NULL && i < a->n + a->n_named; i++)
-        if (str_is(a->name[i], name))
-            return &a->v[i];
+        if (str_is(a->name[i], name)) return &a->v[i];
     return NULL;
 }
 
-/* At most n_max arguments, and of the named ones only n1 and n2: what is not understood must not be ignored. */
-static bool only_args(struct ctx *c, const struct args *a, int n_max, const char *n1, const char *n2, const char *what)
+/* At most n_max arguments, and of the named ones only n1 and n2: what is not understood must not
+ * be ignored. */
+static bool only_args(struct ctx *c, const struct args *a, int n_max, const char *n1,
+                      const char *n2, const char *what)
 {
     if (a->n + a->n_named > n_max)
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "%s with %d arguments", what, a->n + a->n_named);
     for (int i = a->n; i < a->n + a->n_named; i++)
         if (!(n1 != NULL && str_is(a->name[i], n1)) && !(n2 != NULL && str_is(a->name[i], n2)))
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "%s with the argument %.*s", what, (int)(a->name[i].n < 40 ? a->name[i].n : 40), a->name[i].p);
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "%s with the argument %.*s", what,
+                               (int)(a->name[i].n < 40 ? a->name[i].n : 40), a->name[i].p);
     return true;
 }
 
@@ -57,10 +59,10 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
     bool binary = false;
 
     jinja_charge(c, v);
-    for (size_t i = 0; i < sizeof two / sizeof *two; i++)
-        binary |= str_is(name, two[i]);
+    for (size_t i = 0; i < sizeof two / sizeof *two; i++) binary |= str_is(name, two[i]);
     if (a->n_named > 0 || a->n != binary)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the test \"%.*s\" with %d arguments", (int)(name.n < 40 ? name.n : 40), name.p, a->n + a->n_named);
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the test \"%.*s\" with %d arguments",
+                           (int)(name.n < 40 ? name.n : 40), name.p, a->n + a->n_named);
 
     if (str_is(name, "defined"))
         *ret = v.kind != UNDEFINED;
@@ -72,10 +74,13 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
         *ret = v.kind == STR;
     else if (str_is(name, "mapping"))
         *ret = v.kind == DICT;
-    else if (str_is(name, "sequence"))     /* has a length and items by index: strings and mappings too */
-        *ret = v.kind == STR || v.kind == DICT || (v.kind == LIST && !v.lazy) || v.kind == UNDEFINED;
+    else if (str_is(name, "sequence")) /* has a length and items by index: strings and
+                                          mappings too */
+        *ret =
+            v.kind == STR || v.kind == DICT || (v.kind == LIST && !v.lazy) || v.kind == UNDEFINED;
     else if (str_is(name, "iterable"))
-        *ret = v.kind == STR || v.kind == DICT || v.kind == LIST || v.kind == UNDEFINED || v.kind == LOOP;
+        *ret = v.kind == STR || v.kind == DICT || v.kind == LIST || v.kind == UNDEFINED ||
+               v.kind == LOOP;
     else if (str_is(name, "number"))
         *ret = v.kind == INT || v.kind == BOOL;
     else if (str_is(name, "integer"))
@@ -97,7 +102,8 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
     else if (str_is(name, "in"))
         return jinja_is_in(c, v, a->v[0], ret);
     else
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the test \"%.*s\" of %s", (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(v.kind));
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the test \"%.*s\" of %s",
+                           (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(v.kind));
     return true;
 }
 
@@ -105,13 +111,13 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
 static bool change_case(struct ctx *c, struct str s, char how, struct value *ret)
 {
     char *p = jinja_ctx_alloc(c, s.n + 1);
-    if (p == NULL)
-        return false;
+    if (p == NULL) return false;
     bool inside = false;
     for (size_t i = 0; i < s.n; i++) {
         char ch = s.p[i];
         if ((unsigned char)ch >= 0x80)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "it changes the case of text that is not ASCII");
+            return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                               "it changes the case of text that is not ASCII");
         bool lower = ch >= 'a' && ch <= 'z', upper = ch >= 'A' && ch <= 'Z';
         bool to_upper = how == 'u' || (how == 't' && !inside) || (how == 'c' && i == 0);
         p[i] = (char)(lower && to_upper ? ch - 32 : upper && !to_upper ? ch + 32 : ch);
@@ -124,13 +130,13 @@ static bool change_case(struct ctx *c, struct str s, char how, struct value *ret
 static bool replace(struct ctx *c, struct str s, struct str from, struct str to, struct value *ret)
 {
     struct text t = {0};
-    if (from.n == 0)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it replaces the empty string");
+    if (from.n == 0) return jinja_fails(c, TD_ERR_UNSUPPORTED, "it replaces the empty string");
     size_t at = 0;
     while (at < s.n) {
         const char *hit = memmem(s.p + at, s.n - at, from.p, from.n);
         size_t end = hit == NULL ? s.n : (size_t)(hit - s.p);
-        if (!jinja_append(c, &t, (struct str){s.p + at, end - at}) || (hit != NULL && !jinja_append(c, &t, to)))
+        if (!jinja_append(c, &t, (struct str){s.p + at, end - at}) ||
+            (hit != NULL && !jinja_append(c, &t, to)))
             return false;
         at = hit == NULL ? s.n : end + from.n;
     }
@@ -138,19 +144,18 @@ static bool replace(struct ctx *c, struct str s, struct str from, struct str to,
     return true;
 }
 
-static bool split(struct ctx *c, struct str s, const struct str *sep, int64_t max, struct value *ret)
+static bool split(struct ctx *c, struct str s, const struct str *sep, int64_t max,
+                  struct value *ret)
 {
     size_t n = 0;
-    for (int pass = 0; pass < 2; pass++) {     /* count, then fill */
+    for (int pass = 0; pass < 2; pass++) { /* count, then fill */
         size_t at = 0, k = 0;
-        if (pass == 1 && !jinja_new_list(c, n, ret))
-            return false;
+        if (pass == 1 && !jinja_new_list(c, n, ret)) return false;
         for (;;) {
             if (sep == NULL) {
                 struct str rest = jinja_strip((struct str){s.p + at, s.n - at}, NULL, true, false);
                 at = s.n - rest.n;
-                if (at == s.n)
-                    break;
+                if (at == s.n) break;
             }
             size_t end = at, skip = 0;
             if (max >= 0 && k >= (size_t)max) {
@@ -162,16 +167,17 @@ static bool split(struct ctx *c, struct str s, const struct str *sep, int64_t ma
                 end = hit == NULL ? s.n : (size_t)(hit - s.p);
                 skip = hit == NULL ? 0 : sep->n;
             } else {
-                while (end < s.n && !jinja_space_char((struct str){s.p + end, jinja_char_bytes(s, end)}))
+                while (end < s.n &&
+                       !jinja_space_char((struct str){s.p + end, jinja_char_bytes(s, end)}))
                     end += jinja_char_bytes(s, end);
             }
-            if (pass == 1)
-                ret->u.list->v[k] = jinja_str_value(s.p + at, end - at);
+            if (pass == 1) ret->u.list->v[k] = jinja_str_value(s.p + at, end - at);
             k++;
-            bool more = sep == NULL ? end < s.n : skip == sep->n && end + skip <= s.n && !(max >= 0 && k > (size_t)max);
+            bool more = sep == NULL
+                            ? end < s.n
+                            : skip == sep->n && end + skip <= s.n && !(max >= 0 && k > (size_t)max);
             at = end + skip;
-            if (!more)
-                break;
+            if (!more) break;
         }
         n = k;
     }
@@ -184,45 +190,50 @@ static bool json_text(struct ctx *c, struct value v, struct text *t, int depth)
     if (depth > JINJA_MAX_DEPTH)
         return jinja_fails(c, TD_ERR_LIMIT, "tojson of values that nest too deep");
     switch (v.kind) {
-    case NONE: return jinja_append(c, t, (struct str){"null", 4});
-    case BOOL: return jinja_append(c, t, v.u.i ? (struct str){"true", 4} : (struct str){"false", 5});
-    case INT: return jinja_to_text(c, v, &s) && jinja_append(c, t, s);
+    case NONE:
+        return jinja_append(c, t, (struct str){"null", 4});
+    case BOOL:
+        return jinja_append(c, t, v.u.i ? (struct str){"true", 4} : (struct str){"false", 5});
+    case INT:
+        return jinja_to_text(c, v, &s) && jinja_append(c, t, s);
     case STR: {
-        if (!jinja_append(c, t, (struct str){"\"", 1}))
-            return false;
+        if (!jinja_append(c, t, (struct str){"\"", 1})) return false;
         for (size_t i = 0; i < v.u.s.n; i++) {
             unsigned char ch = (unsigned char)v.u.s.p[i];
             static const char plain[] = "\"\"\\\\\nn\tt\rr\bb\ff";
             char out[8];
             int n = 0;
             for (const char *k = plain; *k != 0; k += 2)
-                if ((unsigned char)*k == ch)
-                    n = snprintf(out, sizeof out, "\\%c", k[1]);
+                if ((unsigned char)*k == ch) n = snprintf(out, sizeof out, "\\%c", k[1]);
             if (n == 0)
-                n = ch < 0x20 ? snprintf(out, sizeof out, "\\u%04x", ch) : snprintf(out, sizeof out, "%c", ch);
-            if (!jinja_append(c, t, (struct str){out, (size_t)n}))
-                return false;
+                n = ch < 0x20 ? snprintf(out, sizeof out, "\\u%04x", ch)
+                              : snprintf(out, sizeof out, "%c", ch);
+            if (!jinja_append(c, t, (struct str){out, (size_t)n})) return false;
         }
         return jinja_append(c, t, (struct str){"\"", 1});
     }
     case LIST:
-        if (v.lazy)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of an iterator");
+        if (v.lazy) return jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of an iterator");
         for (size_t i = 0; i < v.u.list->n; i++)
-            if (!jinja_append(c, t, i == 0 ? (struct str){"[", 1} : (struct str){", ", 2}) || !json_text(c, v.u.list->v[i], t, depth + 1))
+            if (!jinja_append(c, t, i == 0 ? (struct str){"[", 1} : (struct str){", ", 2}) ||
+                !json_text(c, v.u.list->v[i], t, depth + 1))
                 return false;
         return jinja_append(c, t, v.u.list->n == 0 ? (struct str){"[]", 2} : (struct str){"]", 1});
     case DICT:
         for (size_t i = 0; i < v.u.dict->n; i++) {
             const struct pair *pair = &v.u.dict->pair[i];
             if (!jinja_append(c, t, i == 0 ? (struct str){"{", 1} : (struct str){", ", 2}) ||
-                (jinja_from_key(pair->key).kind != STR && !jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of a mapping with integers as keys")) ||
-                !json_text(c, jinja_from_key(pair->key), t, depth + 1) || !jinja_append(c, t, (struct str){": ", 2}) ||
+                (jinja_from_key(pair->key).kind != STR &&
+                 !jinja_fails(c, TD_ERR_UNSUPPORTED,
+                              "tojson of a mapping with integers as keys")) ||
+                !json_text(c, jinja_from_key(pair->key), t, depth + 1) ||
+                !jinja_append(c, t, (struct str){": ", 2}) ||
                 !json_text(c, pair->value, t, depth + 1))
                 return false;
         }
         return jinja_append(c, t, v.u.dict->n == 0 ? (struct str){"{}", 2} : (struct str){"}", 1});
-    default: return jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of %s", jinja_kind_name(v.kind));
+    default:
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of %s", jinja_kind_name(v.kind));
     }
 }
 
@@ -233,19 +244,16 @@ bool jinja_to_items(struct ctx *c, struct value v, struct value *ret)
         *ret = v;
         return true;
     }
-    if (v.kind == UNDEFINED)
-        return jinja_new_list(c, 0, ret);
+    if (v.kind == UNDEFINED) return jinja_new_list(c, 0, ret);
     if (v.kind == DICT) {
-        if (!jinja_new_list(c, v.u.dict->n, ret))
-            return false;
+        if (!jinja_new_list(c, v.u.dict->n, ret)) return false;
         for (size_t i = 0; i < v.u.dict->n; i++)
             ret->u.list->v[i] = jinja_from_key(v.u.dict->pair[i].key);
         return true;
     }
     if (v.kind == STR) {
         size_t at = 0;
-        if (!jinja_new_list(c, jinja_char_count(v.u.s), ret))
-            return false;
+        if (!jinja_new_list(c, jinja_char_count(v.u.s), ret)) return false;
         for (size_t i = 0; i < ret->u.list->n; i++) {
             size_t n = jinja_char_bytes(v.u.s, at);
             ret->u.list->v[i] = jinja_str_value(v.u.s.p + at, n);
@@ -259,14 +267,12 @@ bool jinja_to_items(struct ctx *c, struct value v, struct value *ret)
 /* which: 'k' keys, 'v' values, 'i' pairs */
 static bool dict_list(struct ctx *c, const struct dict *d, char which, struct value *ret)
 {
-    if (!jinja_new_list(c, d->n, ret))
-        return false;
+    if (!jinja_new_list(c, d->n, ret)) return false;
     for (size_t i = 0; i < d->n; i++) {
         struct value key = jinja_from_key(d->pair[i].key);
         struct value *out = &ret->u.list->v[i];
         if (which == 'i') {
-            if (!jinja_new_list(c, 2, out))
-                return false;
+            if (!jinja_new_list(c, 2, out)) return false;
             out->u.list->v[0] = key;
             out->u.list->v[1] = d->pair[i].value;
         } else {
@@ -284,30 +290,27 @@ bool jinja_get_item(struct ctx *c, struct value obj, struct value index, struct 
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "it looks into something undefined");
     if (obj.kind == DICT) {
         struct str key;
-        if (!jinja_to_key(c, index, &key))
-            return false;
+        if (!jinja_to_key(c, index, &key)) return false;
         const struct value *v = jinja_dict_find(obj.u.dict, key);
-        if (v != NULL)
-            *ret = *v;
+        if (v != NULL) *ret = *v;
         return true;
     }
     if ((obj.kind == LIST || obj.kind == STR) && (index.kind == INT || index.kind == BOOL)) {
-        if (obj.lazy)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes an item of an iterator");
-        int64_t n = obj.kind == LIST ? (int64_t)obj.u.list->n : (int64_t)jinja_char_count(obj.u.s), i = index.u.i < 0 ? index.u.i + n : index.u.i;
-        if (i < 0 || i >= n)
-            return true;
+        if (obj.lazy) return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes an item of an iterator");
+        int64_t n = obj.kind == LIST ? (int64_t)obj.u.list->n : (int64_t)jinja_char_count(obj.u.s),
+                i = index.u.i < 0 ? index.u.i + n : index.u.i;
+        if (i < 0 || i >= n) return true;
         if (obj.kind == LIST) {
             *ret = obj.u.list->v[i];
             return true;
         }
         size_t at = 0;
-        while (i-- > 0)
-            at += jinja_char_bytes(obj.u.s, at);
+        while (i-- > 0) at += jinja_char_bytes(obj.u.s, at);
         *ret = jinja_str_value(obj.u.s.p + at, jinja_char_bytes(obj.u.s, at));
         return true;
     }
-    return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes an item of %s by %s", jinja_kind_name(obj.kind), jinja_kind_name(index.kind));
+    return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes an item of %s by %s",
+                       jinja_kind_name(obj.kind), jinja_kind_name(index.kind));
 }
 
 bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct value *ret)
@@ -315,16 +318,18 @@ bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct val
     *ret = (struct value){.kind = UNDEFINED};
     switch (obj.kind) {
     case DICT: {
-        static const char *const methods[] = {"items", "keys", "values", "get", "copy", "pop", "update", "clear", "popitem", "setdefault"};
+        static const char *const methods[] = {"items", "keys",   "values", "get",     "copy",
+                                              "pop",   "update", "clear",  "popitem", "setdefault"};
         for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
             if (str_is(name, methods[i]))
-                return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes the method %s of a mapping without a call", methods[i]);
+                return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                                   "it takes the method %s of a mapping without a call",
+                                   methods[i]);
     }
         /* fallthrough */
     case SPACE: {
         const struct value *v = jinja_dict_find(obj.u.dict, name);
-        if (v != NULL)
-            *ret = *v;
+        if (v != NULL) *ret = *v;
         return true;
     }
     case LOOP: {
@@ -349,75 +354,88 @@ bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct val
         else if (str_is(name, "nextitem"))
             *ret = at + 1 < n ? v[at + 1] : *ret;
         else
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "loop.%.*s", (int)(name.n < 40 ? name.n : 40), name.p);
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "loop.%.*s", (int)(name.n < 40 ? name.n : 40),
+                               name.p);
         return true;
     }
     case STR:
     case LIST: {
         /* the methods of Python's str and list; what is none of them is undefined */
-        static const char methods[] = " append clear copy count extend index insert pop remove reverse sort capitalize casefold center encode "
-                                      "endswith expandtabs find format format_map isalnum isalpha isascii isdecimal isdigit isidentifier islower "
-                                      "isnumeric isprintable isspace istitle isupper join ljust lower lstrip maketrans partition removeprefix "
-                                      "removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip "
+        static const char methods[] = " append clear copy count extend index insert pop remove "
+                                      "reverse sort capitalize casefold center encode "
+                                      "endswith expandtabs find format format_map isalnum isalpha "
+                                      "isascii isdecimal isdigit isidentifier islower "
+                                      "isnumeric isprintable isspace istitle isupper join ljust "
+                                      "lower lstrip maketrans partition removeprefix "
+                                      "removesuffix replace rfind rindex rjust rpartition rsplit "
+                                      "rstrip split splitlines startswith strip "
                                       "swapcase title translate upper zfill ";
         const char *hit = memmem(methods, sizeof methods - 1, name.p, name.n);
         if (name.p[0] == '_' || obj.lazy || (hit != NULL && hit[-1] == ' ' && hit[name.n] == ' '))
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes the method %.*s without a call", (int)(name.n < 40 ? name.n : 40), name.p);
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes the method %.*s without a call",
+                               (int)(name.n < 40 ? name.n : 40), name.p);
         return true;
     }
     case NONE:
     case BOOL:
-    case INT: return true;
-    case UNDEFINED: return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes .%.*s of something undefined", (int)(name.n < 40 ? name.n : 40), name.p);
-    default: return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes .%.*s of %s", (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(obj.kind));
+    case INT:
+        return true;
+    case UNDEFINED:
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes .%.*s of something undefined",
+                           (int)(name.n < 40 ? name.n : 40), name.p);
+    default:
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes .%.*s of %s",
+                           (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(obj.kind));
     }
 }
 
 /* select, reject, selectattr, rejectattr, map(attribute=...) */
-static bool filter_items(struct ctx *c, struct str name, struct value v, const struct args *a, struct value *ret)
+static bool filter_items(struct ctx *c, struct str name, struct value v, const struct args *a,
+                         struct value *ret)
 {
-    bool by_attr = str_is(name, "selectattr") || str_is(name, "rejectattr"), map = str_is(name, "map");
+    bool by_attr = str_is(name, "selectattr") || str_is(name, "rejectattr"),
+         map = str_is(name, "map");
     bool keep_if = str_is(name, "select") || str_is(name, "selectattr");
     struct value items;
-    const struct value *attr = map ? get_arg(a, JINJA_MAX_ARGS, "attribute") : by_attr ? get_arg(a, 0, NULL) : NULL;
+    const struct value *attr = map       ? get_arg(a, JINJA_MAX_ARGS, "attribute")
+                               : by_attr ? get_arg(a, 0, NULL)
+                                         : NULL;
 
-    if (!jinja_truth(v)) {     /* Jinja does not look into it: none is fine */
-        if (!jinja_new_list(c, 0, ret))
-            return false;
+    if (!jinja_truth(v)) { /* Jinja does not look into it: none is fine */
+        if (!jinja_new_list(c, 0, ret)) return false;
         ret->lazy = true;
         return true;
     }
-    if (!jinja_to_items(c, v, &items))
-        return false;
-    if (((map || by_attr) && (attr == NULL || attr->kind != STR || memchr(attr->u.s.p, '.', attr->u.s.n) != NULL)) || a->n_named != map ||
-        (map && a->n != 0))
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the filter \"%.*s\" with these arguments", (int)name.n, name.p);
+    if (!jinja_to_items(c, v, &items)) return false;
+    if (((map || by_attr) &&
+         (attr == NULL || attr->kind != STR || memchr(attr->u.s.p, '.', attr->u.s.n) != NULL)) ||
+        a->n_named != map || (map && a->n != 0))
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the filter \"%.*s\" with these arguments",
+                           (int)name.n, name.p);
     struct args rest = {0};
     const struct value *test = get_arg(a, by_attr, NULL);
     if (test != NULL && test->kind != STR)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the filter \"%.*s\" with a test that is no string", (int)name.n, name.p);
-    for (int i = by_attr + 1; i < a->n; i++)
-        rest.v[rest.n++] = a->v[i];
+        return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                           "the filter \"%.*s\" with a test that is no string", (int)name.n,
+                           name.p);
+    for (int i = by_attr + 1; i < a->n; i++) rest.v[rest.n++] = a->v[i];
 
-    if (!jinja_new_list(c, items.u.list->n, ret))
-        return false;
+    if (!jinja_new_list(c, items.u.list->n, ret)) return false;
     size_t n = 0;
     for (size_t i = 0; i < items.u.list->n; i++) {
         struct value item = items.u.list->v[i], subject = item;
         bool pass;
-        if (!jinja_step(c))
-            return false;
-        if (attr != NULL && !(item.kind == DICT ? jinja_get_item(c, item, *attr, &subject) : jinja_get_attr(c, item, attr->u.s, &subject)))
+        if (!jinja_step(c)) return false;
+        if (attr != NULL && !(item.kind == DICT ? jinja_get_item(c, item, *attr, &subject)
+                                                : jinja_get_attr(c, item, attr->u.s, &subject)))
             return false;
         if (map) {
             ret->u.list->v[n++] = subject;
             continue;
         }
         pass = jinja_truth(subject);
-        if (test != NULL && !jinja_run_test(c, test->u.s, subject, &rest, &pass))
-            return false;
-        if (pass == keep_if)
-            ret->u.list->v[n++] = item;
+        if (test != NULL && !jinja_run_test(c, test->u.s, subject, &rest, &pass)) return false;
+        if (pass == keep_if) ret->u.list->v[n++] = item;
     }
     ret->u.list->n = n;
     ret->lazy = true;
@@ -430,15 +448,14 @@ static bool sort_pairs(struct ctx *c, struct list *pairs)
     for (size_t i = 0; i < pairs->n; i++) {
         struct value pair = pairs->v[i], key = pair.u.list->v[0];
         size_t at = i;
-        if (key.kind == STR && !change_case(c, key.u.s, 'l', &key))
-            return false;
+        if (key.kind == STR && !change_case(c, key.u.s, 'l', &key)) return false;
         for (; at > 0; at--) {
             struct value other = pairs->v[at - 1].u.list->v[0];
             bool less = false;
-            if (!jinja_step(c) || (other.kind == STR && !change_case(c, other.u.s, 'l', &other)) || !jinja_compare(c, OP_LT, key, other, &less))
+            if (!jinja_step(c) || (other.kind == STR && !change_case(c, other.u.s, 'l', &other)) ||
+                !jinja_compare(c, OP_LT, key, other, &less))
                 return false;
-            if (!less)
-                break;
+            if (!less) break;
             pairs->v[at] = pairs->v[at - 1];
         }
         pairs->v[at] = pair;
@@ -446,7 +463,8 @@ static bool sort_pairs(struct ctx *c, struct list *pairs)
     return true;
 }
 
-bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a, struct value *ret)
+bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a,
+                      struct value *ret)
 {
     struct str s, other;
     const struct value *x;
@@ -461,8 +479,7 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
     }
     if (str_is(name, "tojson")) {
         struct text t = {0};
-        if (!only_args(c, a, 0, NULL, NULL, "tojson") || !json_text(c, v, &t, 0))
-            return false;
+        if (!only_args(c, a, 0, NULL, NULL, "tojson") || !json_text(c, v, &t, 0)) return false;
         *ret = jinja_str_value(t.p, t.n);
         return true;
     }
@@ -474,22 +491,26 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
             !jinja_to_text(c, x != NULL ? *x : jinja_str_value("", 0), &other))
             return false;
         for (size_t i = 0; i < items.u.list->n; i++)
-            if (!jinja_step(c) || (i > 0 && !jinja_append(c, &t, other)) || !jinja_to_text(c, items.u.list->v[i], &s) || !jinja_append(c, &t, s))
+            if (!jinja_step(c) || (i > 0 && !jinja_append(c, &t, other)) ||
+                !jinja_to_text(c, items.u.list->v[i], &s) || !jinja_append(c, &t, s))
                 return false;
         *ret = jinja_str_value(t.p, t.n);
         return true;
     }
-    if (str_is(name, "select") || str_is(name, "reject") || str_is(name, "selectattr") || str_is(name, "rejectattr") || str_is(name, "map"))
+    if (str_is(name, "select") || str_is(name, "reject") || str_is(name, "selectattr") ||
+        str_is(name, "rejectattr") || str_is(name, "map"))
         return filter_items(c, name, v, a, ret);
     if (str_is(name, "replace")) {
-        if (!only_args(c, a, 2, NULL, NULL, "replace") || a->n != 2 || a->v[0].kind != STR || a->v[1].kind != STR)
-            return c->status != TD_OK ? false : jinja_fails(c, TD_ERR_UNSUPPORTED, "replace of something else than two strings");
+        if (!only_args(c, a, 2, NULL, NULL, "replace") || a->n != 2 || a->v[0].kind != STR ||
+            a->v[1].kind != STR)
+            return c->status != TD_OK ? false
+                                      : jinja_fails(c, TD_ERR_UNSUPPORTED,
+                                                    "replace of something else than two strings");
         return jinja_to_text(c, v, &s) && replace(c, s, a->v[0].u.s, a->v[1].u.s, ret);
     }
     if (str_is(name, "trim")) {
         x = get_arg(a, 0, "chars");
-        if (!only_args(c, a, 1, "chars", NULL, "trim") || !jinja_to_text(c, v, &s))
-            return false;
+        if (!only_args(c, a, 1, "chars", NULL, "trim") || !jinja_to_text(c, v, &s)) return false;
         if (x != NULL && x->kind != STR && x->kind != NONE)
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "trim of %s", jinja_kind_name(x->kind));
         s = jinja_strip(s, x != NULL && x->kind == STR ? &x->u.s : NULL, true, true);
@@ -498,14 +519,16 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
     }
 
     /* the rest takes no arguments */
-    static const struct { const char *name, *how; } cases[] = {{"upper", "u"}, {"lower", "l"}, {"capitalize", "c"}};
+    static const struct {
+        const char *name, *how;
+    } cases[] = {{"upper", "u"}, {"lower", "l"}, {"capitalize", "c"}};
     bool known = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (str_is(name, cases[i].name))
-            return only_args(c, a, 0, NULL, NULL, cases[i].name) && jinja_to_text(c, v, &s) && change_case(c, s, cases[i].how[0], ret);
+            return only_args(c, a, 0, NULL, NULL, cases[i].name) && jinja_to_text(c, v, &s) &&
+                   change_case(c, s, cases[i].how[0], ret);
     if (str_is(name, "string") || str_is(name, "safe")) {
-        if (!jinja_to_text(c, v, &s))
-            return false;
+        if (!jinja_to_text(c, v, &s)) return false;
         *ret = jinja_str_value(s.p, s.n);
     } else if (str_is(name, "length") || str_is(name, "count")) {
         if (v.kind == STR)
@@ -517,22 +540,21 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
         else if (v.kind == UNDEFINED)
             *ret = jinja_int_value(0);
         else
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "the length of %s", v.lazy ? "an iterator" : jinja_kind_name(v.kind));
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "the length of %s",
+                               v.lazy ? "an iterator" : jinja_kind_name(v.kind));
     } else if (str_is(name, "first") || str_is(name, "last")) {
         struct value items;
-        if (!jinja_to_items(c, v, &items))
-            return false;
+        if (!jinja_to_items(c, v, &items)) return false;
         if (v.lazy && name.p[0] == 'l')
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "the last of an iterator");
         size_t n = items.u.list->n;
-        *ret = n == 0 ? (struct value){.kind = UNDEFINED} : items.u.list->v[name.p[0] == 'f' ? 0 : n - 1];
+        *ret = n == 0 ? (struct value){.kind = UNDEFINED}
+                      : items.u.list->v[name.p[0] == 'f' ? 0 : n - 1];
     } else if (str_is(name, "list")) {
-        if (!jinja_to_items(c, v, ret))
-            return false;
+        if (!jinja_to_items(c, v, ret)) return false;
         ret->lazy = false;
     } else if (str_is(name, "reverse") && v.kind == LIST && !v.lazy) {
-        if (!jinja_new_list(c, v.u.list->n, ret))
-            return false;
+        if (!jinja_new_list(c, v.u.list->n, ret)) return false;
         for (size_t i = 0; i < v.u.list->n; i++)
             ret->u.list->v[i] = v.u.list->v[v.u.list->n - 1 - i];
         ret->lazy = true;
@@ -541,18 +563,21 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
             return false;
         ret->lazy = true;
     } else if (str_is(name, "dictsort") && v.kind == DICT) {
-        return only_args(c, a, 0, NULL, NULL, "dictsort") && dict_list(c, v.u.dict, 'i', ret) && sort_pairs(c, ret->u.list);
+        return only_args(c, a, 0, NULL, NULL, "dictsort") && dict_list(c, v.u.dict, 'i', ret) &&
+               sort_pairs(c, ret->u.list);
     } else if (str_is(name, "int") && v.kind == INT) {
         *ret = v;
     } else {
         known = false;
     }
     if (!known)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the filter \"%.*s\" of %s", (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(v.kind));
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the filter \"%.*s\" of %s",
+                           (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(v.kind));
     return only_args(c, a, 0, NULL, NULL, "a filter");
 }
 
-bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct args *a, struct value *ret)
+bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct args *a,
+                      struct value *ret)
 {
     const struct value *x = get_arg(a, 0, NULL);
     const struct str *arg = x != NULL && x->kind == STR ? &x->u.s : NULL;
@@ -561,17 +586,21 @@ bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct
     if (a->n_named > 0)
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "a string's method with a named argument");
     bool l = str_is(name, "lstrip"), r = str_is(name, "rstrip");
-    if ((l || r || str_is(name, "strip")) && a->n <= 1 && (x == NULL || arg != NULL || x->kind == NONE)) {
+    if ((l || r || str_is(name, "strip")) && a->n <= 1 &&
+        (x == NULL || arg != NULL || x->kind == NONE)) {
         s = jinja_strip(s, arg, !r, !l);
         *ret = jinja_str_value(s.p, s.n);
         return true;
     }
     if ((str_is(name, "startswith") || str_is(name, "endswith")) && a->n == 1 && arg != NULL) {
         bool fits = s.n >= arg->n;
-        *ret = jinja_bool_value(fits && (arg->n == 0 || memcmp(name.p[0] == 's' ? s.p : s.p + s.n - arg->n, arg->p, arg->n) == 0));
+        *ret = jinja_bool_value(
+            fits && (arg->n == 0 ||
+                     memcmp(name.p[0] == 's' ? s.p : s.p + s.n - arg->n, arg->p, arg->n) == 0));
         return true;
     }
-    if (str_is(name, "split") && a->n <= 2 && (x == NULL || x->kind == NONE || (arg != NULL && arg->n > 0)) &&
+    if (str_is(name, "split") && a->n <= 2 &&
+        (x == NULL || x->kind == NONE || (arg != NULL && arg->n > 0)) &&
         (a->n < 2 || a->v[1].kind == INT))
         return split(c, s, arg, a->n == 2 ? a->v[1].u.i : -1, ret);
     if (str_is(name, "replace") && a->n == 2 && arg != NULL && a->v[1].kind == STR)
@@ -579,21 +608,25 @@ bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct
     if (str_is(name, "join") && a->n == 1) {
         struct args sep = {.n = 1, .v = {jinja_str_value(s.p, s.n)}};
         struct value items;
-        if (!jinja_to_items(c, *x, &items))
-            return false;
+        if (!jinja_to_items(c, *x, &items)) return false;
         for (size_t i = 0; i < items.u.list->n; i++)
             if (items.u.list->v[i].kind != STR)
-                return jinja_fails(c, TD_ERR_UNSUPPORTED, "it joins %s", jinja_kind_name(items.u.list->v[i].kind));
+                return jinja_fails(c, TD_ERR_UNSUPPORTED, "it joins %s",
+                                   jinja_kind_name(items.u.list->v[i].kind));
         return jinja_run_filter(c, (struct str){"join", 4}, items, &sep, ret);
     }
-    static const struct { const char *name, *how; } cases[] = {{"upper", "u"}, {"lower", "l"}, {"capitalize", "c"}, {"title", "t"}};
+    static const struct {
+        const char *name, *how;
+    } cases[] = {{"upper", "u"}, {"lower", "l"}, {"capitalize", "c"}, {"title", "t"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (str_is(name, cases[i].name) && a->n == 0)
             return change_case(c, s, cases[i].how[0], ret);
-    return jinja_fails(c, TD_ERR_UNSUPPORTED, "a string's method %.*s with %d arguments", (int)(name.n < 40 ? name.n : 40), name.p, a->n);
+    return jinja_fails(c, TD_ERR_UNSUPPORTED, "a string's method %.*s with %d arguments",
+                       (int)(name.n < 40 ? name.n : 40), name.p, a->n);
 }
 
-bool jinja_dict_method(struct ctx *c, const struct dict *d, struct str name, const struct args *a, struct value *ret)
+bool jinja_dict_method(struct ctx *c, const struct dict *d, struct str name, const struct args *a,
+                       struct value *ret)
 {
     static const char *const lists[] = {"keys", "values", "items"};
     for (size_t i = 0; i < 3; i++)
@@ -601,17 +634,17 @@ bool jinja_dict_method(struct ctx *c, const struct dict *d, struct str name, con
             return dict_list(c, d, lists[i][0], ret);
     struct str key;
     if (str_is(name, "get") && a->n_named == 0 && (a->n == 1 || a->n == 2)) {
-        if (!jinja_to_key(c, a->v[0], &key))
-            return false;
+        if (!jinja_to_key(c, a->v[0], &key)) return false;
         const struct value *v = jinja_dict_find(d, key);
         *ret = v != NULL ? *v : a->n == 2 ? a->v[1] : jinja_none_value();
         return true;
     }
-    return jinja_fails(c, TD_ERR_UNSUPPORTED, "a mapping's method %.*s with %d arguments", (int)(name.n < 40 ? name.n : 40), name.p,
-                 a->n + a->n_named);
+    return jinja_fails(c, TD_ERR_UNSUPPORTED, "a mapping's method %.*s with %d arguments",
+                       (int)(name.n < 40 ? name.n : 40), name.p, a->n + a->n_named);
 }
 
-static const char *const functions[] = {"raise_exception", "strftime_now", "namespace", "range", "dict"};
+static const char *const functions[] = {"raise_exception", "strftime_now", "namespace", "range",
+                                        "dict"};
 
 int jinja_function_find(struct str name)
 {
@@ -624,9 +657,11 @@ enum { F_RAISE, F_STRFTIME, F_NAMESPACE, F_RANGE, F_DICT };
 /* The C locale's names, whatever the process's locale is. */
 static bool format_time(struct ctx *c, struct str fmt, struct value *ret)
 {
-    static const char *const months[] = {"January", "February", "March",     "April",   "May",      "June",
-                                         "July",    "August",   "September", "October", "November", "December"};
-    static const char *const days[] = {"Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"};
+    static const char *const months[] = {"January",   "February", "March",    "April",
+                                         "May",       "June",     "July",     "August",
+                                         "September", "October",  "November", "December"};
+    static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                       "Thursday", "Friday", "Saturday"};
     struct text t = {0};
     time_t now = (time_t)c->input->now_unix_s;
     struct tm tm;
@@ -638,23 +673,46 @@ static bool format_time(struct ctx *c, struct str fmt, struct value *ret)
         int n = 1;
         if (fmt.p[i] == '%') {
             switch (++i < fmt.n ? fmt.p[i] : 0) {
-            case 'd': n = snprintf(out, sizeof out, "%02d", tm.tm_mday); break;
-            case 'm': n = snprintf(out, sizeof out, "%02d", tm.tm_mon + 1); break;
-            case 'Y': n = snprintf(out, sizeof out, "%d", tm.tm_year + 1900); break;
-            case 'y': n = snprintf(out, sizeof out, "%02d", tm.tm_year % 100); break;
-            case 'H': n = snprintf(out, sizeof out, "%02d", tm.tm_hour); break;
-            case 'M': n = snprintf(out, sizeof out, "%02d", tm.tm_min); break;
-            case 'S': n = snprintf(out, sizeof out, "%02d", tm.tm_sec); break;
-            case 'b': n = snprintf(out, sizeof out, "%.3s", months[tm.tm_mon]); break;
-            case 'B': n = snprintf(out, sizeof out, "%s", months[tm.tm_mon]); break;
-            case 'a': n = snprintf(out, sizeof out, "%.3s", days[tm.tm_wday]); break;
-            case 'A': n = snprintf(out, sizeof out, "%s", days[tm.tm_wday]); break;
-            case '%': break;
-            default: return jinja_fails(c, TD_ERR_UNSUPPORTED, "strftime_now with this format");
+            case 'd':
+                n = snprintf(out, sizeof out, "%02d", tm.tm_mday);
+                break;
+            case 'm':
+                n = snprintf(out, sizeof out, "%02d", tm.tm_mon + 1);
+                break;
+            case 'Y':
+                n = snprintf(out, sizeof out, "%d", tm.tm_year + 1900);
+                break;
+            case 'y':
+                n = snprintf(out, sizeof out, "%02d", tm.tm_year % 100);
+                break;
+            case 'H':
+                n = snprintf(out, sizeof out, "%02d", tm.tm_hour);
+                break;
+            case 'M':
+                n = snprintf(out, sizeof out, "%02d", tm.tm_min);
+                break;
+            case 'S':
+                n = snprintf(out, sizeof out, "%02d", tm.tm_sec);
+                break;
+            case 'b':
+                n = snprintf(out, sizeof out, "%.3s", months[tm.tm_mon]);
+                break;
+            case 'B':
+                n = snprintf(out, sizeof out, "%s", months[tm.tm_mon]);
+                break;
+            case 'a':
+                n = snprintf(out, sizeof out, "%.3s", days[tm.tm_wday]);
+                break;
+            case 'A':
+                n = snprintf(out, sizeof out, "%s", days[tm.tm_wday]);
+                break;
+            case '%':
+                break;
+            default:
+                return jinja_fails(c, TD_ERR_UNSUPPORTED, "strftime_now with this format");
             }
         }
-        if (!jinja_append(c, &t, (struct str){out, (size_t)n}))
-            return false;
+        if (!jinja_append(c, &t, (struct str){out, (size_t)n})) return false;
     }
     *ret = jinja_str_value(t.p, t.n);
     return true;
@@ -666,21 +724,23 @@ bool jinja_call_function(struct ctx *c, int64_t which, const struct args *a, str
     switch (which) {
     case F_RAISE:
         if (a->n != 1 || a->n_named != 0 || !jinja_to_text(c, a->v[0], &s))
-            return c->status != TD_OK ? false : jinja_fails(c, TD_ERR_UNSUPPORTED, "raise_exception with %d arguments", a->n);
+            return c->status != TD_OK ? false
+                                      : jinja_fails(c, TD_ERR_UNSUPPORTED,
+                                                    "raise_exception with %d arguments", a->n);
         return jinja_fails(c, TD_ERR_INVALID, "%.*s", (int)(s.n < 250 ? s.n : 250), s.p);
     case F_STRFTIME:
         if (a->n != 1 || a->n_named != 0 || a->v[0].kind != STR)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "strftime_now with something else than one string");
+            return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                               "strftime_now with something else than one string");
         return format_time(c, a->v[0].u.s, ret);
     case F_NAMESPACE:
     case F_DICT:
         if (a->n != 0)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "%s with an argument without a name", functions[which]);
-        if (!jinja_new_dict(c, which == F_DICT ? DICT : SPACE, ret))
-            return false;
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "%s with an argument without a name",
+                               functions[which]);
+        if (!jinja_new_dict(c, which == F_DICT ? DICT : SPACE, ret)) return false;
         for (int i = 0; i < a->n_named; i++)
-            if (!jinja_dict_put(c, ret->u.dict, a->name[i], a->v[i]))
-                return false;
+            if (!jinja_dict_put(c, ret->u.dict, a->name[i], a->v[i])) return false;
         return true;
     default: {
         int64_t v[3] = {0, 0, 1};
@@ -688,26 +748,24 @@ bool jinja_call_function(struct ctx *c, int64_t which, const struct args *a, str
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "range with %d arguments", a->n);
         for (int i = 0; i < a->n; i++) {
             if (a->v[i].kind != INT)
-                return jinja_fails(c, TD_ERR_UNSUPPORTED, "range of %s", jinja_kind_name(a->v[i].kind));
+                return jinja_fails(c, TD_ERR_UNSUPPORTED, "range of %s",
+                                   jinja_kind_name(a->v[i].kind));
             v[a->n == 1 ? 1 : i] = a->v[i].u.i;
         }
-        if (v[2] == 0)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "range with a step of 0");
+        if (v[2] == 0) return jinja_fails(c, TD_ERR_UNSUPPORTED, "range with a step of 0");
         int64_t n = v[2] > 0 ? (v[1] - v[0] + v[2] - 1) / v[2] : (v[0] - v[1] - v[2] - 1) / -v[2];
-        if (n < 0)
-            n = 0;
+        if (n < 0) n = 0;
         if (n > MAX_RANGE)
             return jinja_fails(c, TD_ERR_LIMIT, "a range of more than %d", MAX_RANGE);
-        if (!jinja_new_list(c, (size_t)n, ret))
-            return false;
-        for (int64_t i = 0; i < n; i++)
-            ret->u.list->v[i] = jinja_int_value(v[0] + i * v[2]);
+        if (!jinja_new_list(c, (size_t)n, ret)) return false;
+        for (int64_t i = 0; i < n; i++) ret->u.list->v[i] = jinja_int_value(v[0] + i * v[2]);
         return true;
     }
     }
 }
 
-bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args *a, struct value *ret)
+bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args *a,
+                      struct value *ret)
 {
     struct scope scope = {.parent = c->root}, *outer = c->scope;
     struct text text = {0}, *out = c->out;
@@ -719,20 +777,18 @@ bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args
         struct value v = {.kind = UNDEFINED};
         const struct value *given = position < a->n ? &a->v[position] : NULL;
         for (int i = a->n; i < a->n + a->n_named; i++)
-            if (str_same(a->name[i], t->name))
-                given = &a->v[i];
+            if (str_same(a->name[i], t->name)) given = &a->v[i];
         if (given != NULL) {
             v = *given;
             n_used++;
         } else if (t->fallback != NULL && !jinja_eval(c, t->fallback, &v)) {
             return false;
         }
-        if (!jinja_bind(c, &scope, t->name, v))
-            return false;
+        if (!jinja_bind(c, &scope, t->name, v)) return false;
     }
     if (n_used != a->n + a->n_named)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the macro %.*s with arguments it does not take", (int)(macro->text.n < 40 ? macro->text.n : 40),
-                     macro->text.p);
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the macro %.*s with arguments it does not take",
+                           (int)(macro->text.n < 40 ? macro->text.n : 40), macro->text.p);
     c->macro_depth++;
     c->scope = &scope;
     c->out = &text;

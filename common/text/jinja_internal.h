@@ -1,10 +1,11 @@
 /* jinja_internal.h - what the five files of the template evaluator share. Not for others.
  *
- *     source --(jinja_lex.c: tags and tokens)--(jinja_parse.c)--> struct node, struct expr --(jinja_eval.c)--> text
+ *     source --(jinja_lex.c: tags and tokens)--(jinja_parse.c)--> struct node, struct expr
+ *         --(jinja_eval.c)--> text
  *
- * jinja_value.c has the arena, the values and the context of one rendering; jinja_filters.c what templates call:
- * tests, filters, methods and functions. A function that returns false has written its reason to the parser's or the
- * context's td_err: the caller returns at once. */
+ * jinja_value.c has the arena, the values and the context of one rendering; jinja_filters.c what
+ * templates call: tests, filters, methods and functions. A function that returns false has
+ * written its reason to the parser's or the context's td_err: the caller returns at once. */
 #ifndef TD_TEXT_JINJA_INTERNAL_H
 #define TD_TEXT_JINJA_INTERNAL_H
 
@@ -27,7 +28,7 @@ struct chunk {
 
 struct arena {
     struct chunk *head;
-    size_t total, limit;    /* of what malloc gave, headers included */
+    size_t total, limit; /* of what malloc gave, headers included */
 };
 
 struct str {
@@ -35,7 +36,19 @@ struct str {
     size_t n;
 };
 
-enum kind { UNDEFINED, NONE, BOOL, INT, STR, LIST, DICT, SPACE /* namespace() */, LOOP, MACRO, FUNCTION };
+enum kind {
+    UNDEFINED,
+    NONE,
+    BOOL,
+    INT,
+    STR,
+    LIST,
+    DICT,
+    SPACE /* namespace() */,
+    LOOP,
+    MACRO,
+    FUNCTION
+};
 
 struct list;
 struct dict;
@@ -44,12 +57,12 @@ struct node;
 
 struct value {
     enum kind kind;
-    bool lazy;     /* LIST: a Python iterator, always true and without a length */
+    bool lazy; /* LIST: a Python iterator, always true and without a length */
     union {
-        int64_t i;     /* BOOL, INT, FUNCTION */
+        int64_t i; /* BOOL, INT, FUNCTION */
         struct str s;
         struct list *list;
-        struct dict *dict;     /* DICT, SPACE */
+        struct dict *dict; /* DICT, SPACE */
         struct loop *loop;
         const struct node *macro;
     } u;
@@ -75,32 +88,75 @@ struct loop {
     struct list *items;
 };
 
-enum expr_kind { E_VALUE, E_NAME, E_ATTR, E_ITEM, E_SLICE, E_CALL, E_FILTER, E_TEST, E_NOT, E_AND, E_OR, E_NEG, E_BINARY, E_COMPARE, E_COND,
-                 E_LIST, E_DICT };
+enum expr_kind {
+    E_VALUE,
+    E_NAME,
+    E_ATTR,
+    E_ITEM,
+    E_SLICE,
+    E_CALL,
+    E_FILTER,
+    E_TEST,
+    E_NOT,
+    E_AND,
+    E_OR,
+    E_NEG,
+    E_BINARY,
+    E_COMPARE,
+    E_COND,
+    E_LIST,
+    E_DICT
+};
 
-enum op { OP_ADD, OP_SUB, OP_MUL, OP_MOD, OP_FLOOR, OP_CONCAT, OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN, OP_NOT_IN };
+enum op {
+    OP_ADD,
+    OP_SUB,
+    OP_MUL,
+    OP_MOD,
+    OP_FLOOR,
+    OP_CONCAT,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN
+};
 
 struct arg {
     struct arg *next;
-    struct str name;        /* empty: positional */
+    struct str name; /* empty: positional */
     struct expr *value;
-    struct expr *key;       /* E_DICT */
-    enum op op;             /* E_COMPARE: the operator before value */
+    struct expr *key; /* E_DICT */
+    enum op op;       /* E_COMPARE: the operator before value */
 };
 
 struct expr {
     enum expr_kind kind;
     enum op op;
     int line;
-    struct value value;        /* E_VALUE */
-    struct str name;           /* E_NAME, E_ATTR, E_FILTER, E_TEST */
+    struct value value; /* E_VALUE */
+    struct str name;    /* E_NAME, E_ATTR, E_FILTER, E_TEST */
     struct expr *a, *b, *c, *d;
     struct arg *args;
 };
 
-enum node_kind { N_TEXT, N_PRINT, N_IF, N_FOR, N_SET, N_SET_BLOCK, N_MACRO, N_BREAK, N_CONTINUE, N_GROUP };
+enum node_kind {
+    N_TEXT,
+    N_PRINT,
+    N_IF,
+    N_FOR,
+    N_SET,
+    N_SET_BLOCK,
+    N_MACRO,
+    N_BREAK,
+    N_CONTINUE,
+    N_GROUP
+};
 
-struct target {        /* for a, b in; parameters of a macro */
+struct target { /* for a, b in; parameters of a macro */
     struct target *next;
     struct str name;
     struct expr *fallback;
@@ -110,8 +166,9 @@ struct node {
     enum node_kind kind;
     int line;
     struct node *next;
-    struct str text;              /* N_TEXT; N_MACRO: its name; N_SET: the namespace's attribute, or empty */
-    struct expr *e, *filter;      /* condition, iterable, value; N_FOR: "if" */
+    struct str text;         /* N_TEXT; N_MACRO: its name; N_SET: the namespace's attribute,
+                                or empty */
+    struct expr *e, *filter; /* condition, iterable, value; N_FOR: "if" */
     struct target *targets;
     struct node *body, *otherwise;
 };
@@ -135,7 +192,7 @@ enum token_kind { T_END /* of the tag */, T_NAME, T_INT, T_STRING, T_OP };
 
 struct token {
     enum token_kind kind;
-    struct str text;       /* decoded, for strings */
+    struct str text; /* decoded, for strings */
     int64_t i;
 };
 
@@ -144,7 +201,7 @@ struct parser {
     const char *src;
     size_t n, at;
     int line, depth, loop_depth;
-    bool in_block;         /* the open tag is {% %}, else {{ }} */
+    bool in_block; /* the open tag is {% %}, else {{ }} */
     int brackets;
     struct token token;
     struct td_err *err;
@@ -162,7 +219,7 @@ struct scope {
     struct var *vars;
 };
 
-struct text {     /* output being written; grows in the arena */
+struct text { /* output being written; grows in the arena */
     char *p;
     size_t n, room;
 };
@@ -174,7 +231,8 @@ struct ctx {
     const struct td_jinja_input *input;
     struct scope *scope, *root;
     struct text *out;
-    const struct text *final;       /* the rendering itself, where out may be a macro's or a block's */
+    const struct text *final; /* the rendering itself, where out may be a macro's or a
+                                 block's */
     uint64_t steps_left;
     int macro_depth, line;
     enum flow flow;
@@ -184,12 +242,13 @@ struct ctx {
 
 struct args {
     int n, n_named;
-    struct value v[JINJA_MAX_ARGS];          /* positional first, then named */
-    struct str name[JINJA_MAX_ARGS];         /* empty: positional */
+    struct value v[JINJA_MAX_ARGS];  /* positional first, then named */
+    struct str name[JINJA_MAX_ARGS]; /* empty: positional */
 };
 
 /* jinja_lex.c: tags and tokens. refuse writes the reason with its line and returns false. */
-bool jinja_refuse(struct parser *p, td_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+bool jinja_refuse(struct parser *p, td_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 void *jinja_parser_alloc(struct parser *p, size_t bytes);
 bool jinja_is_space(char c);
 bool jinja_starts(const struct parser *p, size_t at, const char *what);
@@ -200,11 +259,12 @@ bool jinja_expect_op(struct parser *p, const char *op);
 bool jinja_expect_end(struct parser *p);
 bool jinja_take_name(struct parser *p, struct str *ret);
 
-/* jinja_value.c: the arena, values, the context of a rendering. fails writes the reason with its line and returns false;
- * step takes one of the steps left and fails when there is none. */
+/* jinja_value.c: the arena, values, the context of a rendering. fails writes the reason with its
+ * line and returns false; step takes one of the steps left and fails when there is none. */
 void *jinja_arena_alloc(struct arena *a, size_t bytes);
 void jinja_arena_free(struct arena *a);
-bool jinja_fails(struct ctx *c, td_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+bool jinja_fails(struct ctx *c, td_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 bool jinja_step(struct ctx *c);
 void jinja_charge(struct ctx *c, struct value v);
 void *jinja_ctx_alloc(struct ctx *c, size_t bytes);
@@ -234,17 +294,22 @@ bool jinja_is_in(struct ctx *c, struct value item, struct value in, bool *ret);
 
 /* jinja_filters.c: what templates call */
 bool jinja_eval_args(struct ctx *c, const struct arg *list, struct args *ret);
-bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct args *a, bool *ret);
+bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct args *a,
+                    bool *ret);
 bool jinja_to_items(struct ctx *c, struct value v, struct value *ret);
 bool jinja_get_item(struct ctx *c, struct value obj, struct value index, struct value *ret);
 bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct value *ret);
-bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a, struct value *ret);
-bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct args *a, struct value *ret);
-bool jinja_dict_method(struct ctx *c, const struct dict *d, struct str name, const struct args *a, struct value *ret);
+bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a,
+                      struct value *ret);
+bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct args *a,
+                      struct value *ret);
+bool jinja_dict_method(struct ctx *c, const struct dict *d, struct str name, const struct args *a,
+                       struct value *ret);
 /* The number of a global function, for FUNCTION values; -1 when there is none of that name. */
 int jinja_function_find(struct str name);
 bool jinja_call_function(struct ctx *c, int64_t which, const struct args *a, struct value *ret);
-bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args *a, struct value *ret);
+bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args *a,
+                      struct value *ret);
 
 /* jinja_eval.c: the walk over the tree */
 bool jinja_compare(struct ctx *c, enum op op, struct value a, struct value b, bool *ret);

@@ -1,7 +1,8 @@
 /* jinja_lex.c - the template cut into text and tags, and tags into tokens.
  *
- * The template is cut at {{ {% {#. Around a tag, text loses what Jinja takes away: "-" eats all white space on its side; a block tag or
- * comment eats the newline after it (trim_blocks) and the blanks before it on its line (lstrip_blocks); the source's last newline is dropped. */
+ * The template is cut at {{ {% {#. Around a tag, text loses what Jinja takes away: "-" eats all
+ * white space on its side; a block tag or comment eats the newline after it (trim_blocks) and
+ * the blanks before it on its line (lstrip_blocks); the source's last newline is dropped. */
 #include "common/text/jinja_internal.h"
 
 #include <stdarg.h>
@@ -22,8 +23,7 @@ bool jinja_refuse(struct parser *p, td_status code, const char *fmt, ...)
 void *jinja_parser_alloc(struct parser *p, size_t bytes)
 {
     void *m = jinja_arena_alloc(p->arena, bytes);
-    if (m == NULL)
-        jinja_refuse(p, TD_ERR_LIMIT, "the template is too large");
+    if (m == NULL) jinja_refuse(p, TD_ERR_LIMIT, "the template is too large");
     return m;
 }
 
@@ -69,7 +69,10 @@ static size_t put_utf8(char *out, uint32_t c)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 /* Python's escapes; an unknown one stays as it is written. */
@@ -79,11 +82,9 @@ static bool lex_string(struct parser *p)
     size_t start = p->at, n = 0;
     while (p->at < p->n && p->src[p->at] != quote)
         p->at += p->src[p->at] == '\\' && p->at + 1 < p->n ? 2 : 1;
-    if (p->at >= p->n)
-        return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a string does not end");
+    if (p->at >= p->n) return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a string does not end");
     char *out = jinja_parser_alloc(p, p->at - start + 1);
-    if (out == NULL)
-        return false;
+    if (out == NULL) return false;
     for (size_t i = start; i < p->at; i++) {
         char c = p->src[i];
         p->line += c == '\n';
@@ -95,8 +96,7 @@ static bool lex_string(struct parser *p)
         static const char plain[] = "n\nt\tr\rb\bf\fv\va\a\\\\''\"\"";
         const char *found = NULL;
         for (const char *k = plain; *k != 0; k += 2)
-            if (*k == c)
-                found = k + 1;
+            if (*k == c) found = k + 1;
         int n_hex = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
         if (found != NULL) {
             out[n++] = *found;
@@ -107,11 +107,14 @@ static bool lex_string(struct parser *p)
             for (int k = 0; k < n_hex; k++) {
                 int digit = ++i < p->at ? hex_digit(p->src[i]) : -1;
                 if (digit < 0)
-                    return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a string has an escape \\%c without its %d hexadecimal digits", c, n_hex);
+                    return jinja_refuse(
+                        p, TD_ERR_UNSUPPORTED,
+                        "a string has an escape \\%c without its %d hexadecimal digits", c, n_hex);
                 code = code << 4 | (uint32_t)digit;
             }
             if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-                return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a string has the escape of no character");
+                return jinja_refuse(p, TD_ERR_UNSUPPORTED,
+                                    "a string has the escape of no character");
             n += put_utf8(out + n, code);
         } else if ((c >= '0' && c <= '7') || c == 'N') {
             return jinja_refuse(p, TD_ERR_UNSUPPORTED, "the string escape \\%c", c);
@@ -128,14 +131,13 @@ static bool lex_string(struct parser *p)
 /* The next token of the open tag into p->token. At the tag's end also eats what the end eats. */
 bool jinja_next(struct parser *p)
 {
-    while (p->at < p->n && jinja_is_space(p->src[p->at]))
-        p->line += p->src[p->at++] == '\n';
-    if (p->at >= p->n)
-        return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a tag does not end");
+    while (p->at < p->n && jinja_is_space(p->src[p->at])) p->line += p->src[p->at++] == '\n';
+    if (p->at >= p->n) return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a tag does not end");
     if (p->brackets == 0) {
         const char *end = p->in_block ? "%}" : "}}";
         char sign = p->src[p->at];
-        bool with_sign = (sign == '-' || (sign == '+' && p->in_block)) && jinja_starts(p, p->at + 1, end);
+        bool with_sign =
+            (sign == '-' || (sign == '+' && p->in_block)) && jinja_starts(p, p->at + 1, end);
         if (with_sign || jinja_starts(p, p->at, end)) {
             p->at += with_sign ? 3 : 2;
             if (with_sign && sign == '-') {
@@ -150,8 +152,7 @@ bool jinja_next(struct parser *p)
         }
     }
     char c = p->src[p->at];
-    if (c == '\'' || c == '"')
-        return lex_string(p);
+    if (c == '\'' || c == '"') return lex_string(p);
     size_t start = p->at;
     if (c >= '0' && c <= '9') {
         int64_t i = 0;
@@ -160,24 +161,25 @@ bool jinja_next(struct parser *p)
             if (i > INT32_MAX)
                 return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a number over %d", INT32_MAX);
         }
-        if (p->at < p->n && (is_name_char(p->src[p->at]) || (p->src[p->at] == '.' && p->at + 1 < p->n && hex_digit(p->src[p->at + 1]) >= 0)))
+        if (p->at < p->n &&
+            (is_name_char(p->src[p->at]) ||
+             (p->src[p->at] == '.' && p->at + 1 < p->n && hex_digit(p->src[p->at + 1]) >= 0)))
             return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a number that is no plain integer");
         p->token = (struct token){.kind = T_INT, .i = i};
         return true;
     }
     if (is_name_char(c)) {
-        while (p->at < p->n && is_name_char(p->src[p->at]))
-            p->at++;
+        while (p->at < p->n && is_name_char(p->src[p->at])) p->at++;
         p->token = (struct token){.kind = T_NAME, .text = {p->src + start, p->at - start}};
         return true;
     }
     static const char *const two[] = {"==", "!=", "<=", ">=", "//", "**"};
     size_t len = 1;
     for (size_t k = 0; k < sizeof two / sizeof *two; k++)
-        if (jinja_starts(p, p->at, two[k]))
-            len = 2;
+        if (jinja_starts(p, p->at, two[k])) len = 2;
     if (len == 1 && strchr("+-*/%~<>=()[]{}.,:|", c) == NULL)
-        return jinja_refuse(p, TD_ERR_UNSUPPORTED, "the character 0x%02x in a tag", (unsigned char)c);
+        return jinja_refuse(p, TD_ERR_UNSUPPORTED, "the character 0x%02x in a tag",
+                            (unsigned char)c);
     p->at += len;
     p->brackets += c == '(' || c == '[' || c == '{';
     p->brackets -= c == ')' || c == ']' || c == '}';
@@ -207,8 +209,9 @@ bool jinja_expect_op(struct parser *p, const char *op)
 bool jinja_expect_end(struct parser *p)
 {
     if (p->token.kind != T_END)
-        return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a tag goes on with \"%.*s\"", (int)(p->token.text.n < 40 ? p->token.text.n : 40),
-                      p->token.text.p == NULL ? "" : p->token.text.p);
+        return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a tag goes on with \"%.*s\"",
+                            (int)(p->token.text.n < 40 ? p->token.text.n : 40),
+                            p->token.text.p == NULL ? "" : p->token.text.p);
     return true;
 }
 

@@ -1,10 +1,12 @@
 /* jinja_value.c - the arena, values and scopes of one rendering.
  *
- * Values are small structs passed by value; strings are (pointer, length) into the source, the input or the render's arena, and never change.
- * Only namespaces change. Each render has an arena that dies with it, so nothing is freed on the way.
+ * Values are small structs passed by value; strings are (pointer, length) into the source, the
+ * input or the render's arena, and never change. Only namespaces change. Each render has an arena
+ * that dies with it, so nothing is freed on the way.
  *
- * Scopes. A loop iteration and a macro call open a scope; if and set do not. A name is looked up from the innermost scope outwards, so a set
- * inside a loop ends with the iteration, as in Jinja. */
+ * Scopes. A loop iteration and a macro call open a scope; if and set do not. A name is looked up
+ * from the innermost scope outwards, so a set inside a loop ends with the iteration, as in
+ * Jinja. */
 #include "common/text/jinja_internal.h"
 
 #include <stdarg.h>
@@ -12,20 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- arena ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- arena ----------------------------------------------------------------------------------- */
 
 void *jinja_arena_alloc(struct arena *a, size_t bytes)
 {
-    if (bytes > a->limit)
-        return NULL;
+    if (bytes > a->limit) return NULL;
     bytes = (bytes + 15) & ~(size_t)15;
     if (a->head == NULL || a->head->bytes - a->head->used < bytes) {
         size_t room = bytes > 16384 ? bytes : 16384;
-        if (sizeof(struct chunk) + room > a->limit - a->total)
-            return NULL;
+        if (sizeof(struct chunk) + room > a->limit - a->total) return NULL;
         struct chunk *c = malloc(sizeof *c + room);
-        if (c == NULL)
-            return NULL;
+        if (c == NULL) return NULL;
         *c = (struct chunk){.next = a->head, .bytes = room};
         a->head = c;
         a->total += sizeof *c + room;
@@ -44,7 +43,7 @@ void jinja_arena_free(struct arena *a)
     }
 }
 
-/* ---- context -------------------------------------------------------------------------------------------------------------------- */
+/* ---- context --------------------------------------------------------------------------------- */
 
 bool jinja_fails(struct ctx *c, td_status code, const char *fmt, ...)
 {
@@ -81,53 +80,41 @@ bool jinja_append(struct ctx *c, struct text *t, struct str s)
 {
     size_t max = c->input->max_text_bytes;
     if (t == c->final && max > 0 && s.n > max - t->n)
-        return jinja_fails(c, TD_ERR_LIMIT, "the prompt would have more than %zu bytes, the most that this model's context holds", max);
+        return jinja_fails(
+            c, TD_ERR_LIMIT,
+            "the prompt would have more than %zu bytes, the most that this model's context holds",
+            max);
     if (s.n > t->room - t->n) {
         size_t room = 2 * t->room + s.n + 64;
         char *p = jinja_ctx_alloc(c, room);
-        if (p == NULL)
-            return false;
-        if (t->n > 0)
-            memcpy(p, t->p, t->n);
+        if (p == NULL) return false;
+        if (t->n > 0) memcpy(p, t->p, t->n);
         t->p = p;
         t->room = room;
     }
-    if (s.n > 0)
-        memcpy(t->p + t->n, s.p, s.n);
+    if (s.n > 0) memcpy(t->p + t->n, s.p, s.n);
     t->n += s.n;
     return true;
 }
 
-struct value jinja_none_value(void)
-{
-    return (struct value){.kind = NONE};
-}
+struct value jinja_none_value(void) { return (struct value){.kind = NONE}; }
 
-struct value jinja_bool_value(bool b)
-{
-    return (struct value){.kind = BOOL, .u.i = b};
-}
+struct value jinja_bool_value(bool b) { return (struct value){.kind = BOOL, .u.i = b}; }
 
-struct value jinja_int_value(int64_t i)
-{
-    return (struct value){.kind = INT, .u.i = i};
-}
+struct value jinja_int_value(int64_t i) { return (struct value){.kind = INT, .u.i = i}; }
 
 struct value jinja_str_value(const char *p, size_t n)
 {
-    return (struct value){.kind = STR, .u.s = {p != NULL ? p : "", n}};     /* an empty text has no memory */
+    /* an empty text has no memory */
+    return (struct value){.kind = STR, .u.s = {p != NULL ? p : "", n}};
 }
 
-struct value jinja_word_value(const char *word)
-{
-    return jinja_str_value(word, strlen(word));
-}
+struct value jinja_word_value(const char *word) { return jinja_str_value(word, strlen(word)); }
 
 bool jinja_new_list(struct ctx *c, size_t n, struct value *ret)
 {
     struct list *l = jinja_ctx_alloc(c, sizeof *l);
-    if (l == NULL)
-        return false;
+    if (l == NULL) return false;
     l->n = n;
     l->v = n > 0 ? jinja_ctx_alloc(c, n * sizeof *l->v) : NULL;
     *ret = (struct value){.kind = LIST, .u.list = l};
@@ -149,10 +136,10 @@ bool jinja_to_key(struct ctx *c, struct value v, struct str *ret)
         return true;
     }
     if (v.kind != INT && v.kind != BOOL)
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "a mapping with a key that is neither text nor an integer");
+        return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                           "a mapping with a key that is neither text nor an integer");
     char *p = jinja_ctx_alloc(c, 24);
-    if (p == NULL)
-        return false;
+    if (p == NULL) return false;
     *ret = (struct str){p, 2 + (size_t)snprintf(p + 2, 22, "%lld", (long long)v.u.i)};
     p[1] = 'i';
     return true;
@@ -160,14 +147,14 @@ bool jinja_to_key(struct ctx *c, struct value v, struct str *ret)
 
 struct value jinja_from_key(struct str key)
 {
-    return key.n > 2 && key.p[0] == 0 ? jinja_int_value(strtoll(key.p + 2, NULL, 10)) : jinja_str_value(key.p, key.n);
+    return key.n > 2 && key.p[0] == 0 ? jinja_int_value(strtoll(key.p + 2, NULL, 10))
+                                      : jinja_str_value(key.p, key.n);
 }
 
 struct value *jinja_dict_find(const struct dict *d, struct str key)
 {
     for (size_t i = 0; i < d->n; i++)
-        if (str_same(d->pair[i].key, key))
-            return &d->pair[i].value;
+        if (str_same(d->pair[i].key, key)) return &d->pair[i].value;
     return NULL;
 }
 
@@ -181,10 +168,8 @@ bool jinja_dict_put(struct ctx *c, struct dict *d, struct str key, struct value 
     if (d->n == d->room) {
         size_t room = 2 * d->room + 4;
         struct pair *pair = jinja_ctx_alloc(c, room * sizeof *pair);
-        if (pair == NULL)
-            return false;
-        if (d->n > 0)
-            memcpy(pair, d->pair, d->n * sizeof *pair);
+        if (pair == NULL) return false;
+        if (d->n > 0) memcpy(pair, d->pair, d->n * sizeof *pair);
         d->pair = pair;
         d->room = room;
     }
@@ -213,33 +198,29 @@ bool jinja_bind(struct ctx *c, struct scope *s, struct str name, struct value va
         }
     }
     struct var *v = jinja_ctx_alloc(c, sizeof *v);
-    if (v == NULL)
-        return false;
+    if (v == NULL) return false;
     *v = (struct var){s->vars, name, value};
     s->vars = v;
     return true;
 }
 
-/* ---- text as Python sees it ------------------------------------------------------------------------------------------------------ */
+/* ---- text as Python sees it ------------------------------------------------------------------ */
 
 /* Bytes of the character at s.p[at]; a byte that begins no valid one counts alone. */
 size_t jinja_char_bytes(struct str s, size_t at)
 {
     unsigned char c = (unsigned char)s.p[at];
     size_t n = c >= 0xf0 && c < 0xf8 ? 4 : c >= 0xe0 ? 3 : c >= 0xc2 ? 2 : 1;
-    if (c >= 0xf8 || n > s.n - at)
-        return 1;
+    if (c >= 0xf8 || n > s.n - at) return 1;
     for (size_t i = 1; i < n; i++)
-        if (((unsigned char)s.p[at + i] & 0xc0) != 0x80)
-            return 1;
+        if (((unsigned char)s.p[at + i] & 0xc0) != 0x80) return 1;
     return n;
 }
 
 size_t jinja_char_count(struct str s)
 {
     size_t n = 0;
-    for (size_t at = 0; at < s.n; at += jinja_char_bytes(s, at))
-        n++;
+    for (size_t at = 0; at < s.n; at += jinja_char_bytes(s, at)) n++;
     return n;
 }
 
@@ -255,14 +236,14 @@ static size_t char_bytes_before(struct str s, size_t end)
 /* str.isspace() */
 bool jinja_space_char(struct str s)
 {
-    static const char *const wide[] = {"\xc2\x85", "\xc2\xa0", "\xe1\x9a\x80", "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f",
-                                       "\xe3\x80\x80"};
-    if (s.n == 1)
-        return jinja_is_space(s.p[0]);
+    static const char *const wide[] = {"\xc2\x85",     "\xc2\xa0",     "\xe1\x9a\x80",
+                                       "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf",
+                                       "\xe2\x81\x9f", "\xe3\x80\x80"};
+    if (s.n == 1) return jinja_is_space(s.p[0]);
     for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
-        if (str_is(s, wide[i]))
-            return true;
-    return s.n == 3 && memcmp(s.p, "\xe2\x80", 2) == 0 && (unsigned char)s.p[2] >= 0x80 && (unsigned char)s.p[2] <= 0x8a;
+        if (str_is(s, wide[i])) return true;
+    return s.n == 3 && memcmp(s.p, "\xe2\x80", 2) == 0 && (unsigned char)s.p[2] >= 0x80 &&
+           (unsigned char)s.p[2] <= 0x8a;
 }
 
 static bool contains(struct str s, struct str part)
@@ -275,16 +256,14 @@ struct str jinja_strip(struct str s, const struct str *chars, bool left, bool ri
 {
     while (left && s.n > 0) {
         struct str ch = {s.p, jinja_char_bytes(s, 0)};
-        if (!(chars != NULL ? contains(*chars, ch) : jinja_space_char(ch)))
-            break;
+        if (!(chars != NULL ? contains(*chars, ch) : jinja_space_char(ch))) break;
         s.p += ch.n;
         s.n -= ch.n;
     }
     while (right && s.n > 0) {
         size_t n = char_bytes_before(s, s.n);
         struct str ch = {s.p + s.n - n, n};
-        if (!(chars != NULL ? contains(*chars, ch) : jinja_space_char(ch)))
-            break;
+        if (!(chars != NULL ? contains(*chars, ch) : jinja_space_char(ch))) break;
         s.n -= n;
     }
     return s;
@@ -301,13 +280,19 @@ bool jinja_truth(struct value v)
 {
     switch (v.kind) {
     case UNDEFINED:
-    case NONE: return false;
+    case NONE:
+        return false;
     case BOOL:
-    case INT: return v.u.i != 0;
-    case STR: return v.u.s.n > 0;
-    case LIST: return v.lazy || v.u.list->n > 0;
-    case DICT: return v.u.dict->n > 0;
-    default: return true;
+    case INT:
+        return v.u.i != 0;
+    case STR:
+        return v.u.s.n > 0;
+    case LIST:
+        return v.lazy || v.u.list->n > 0;
+    case DICT:
+        return v.u.dict->n > 0;
+    default:
+        return true;
     }
 }
 
@@ -315,62 +300,69 @@ bool jinja_truth(struct value v)
 bool jinja_to_text(struct ctx *c, struct value v, struct str *ret)
 {
     switch (v.kind) {
-    case UNDEFINED: *ret = (struct str){"", 0}; return true;
-    case NONE: *ret = (struct str){"None", 4}; return true;
-    case BOOL: *ret = v.u.i ? (struct str){"True", 4} : (struct str){"False", 5}; return true;
-    case STR: *ret = v.u.s; return true;
+    case UNDEFINED:
+        *ret = (struct str){"", 0};
+        return true;
+    case NONE:
+        *ret = (struct str){"None", 4};
+        return true;
+    case BOOL:
+        *ret = v.u.i ? (struct str){"True", 4} : (struct str){"False", 5};
+        return true;
+    case STR:
+        *ret = v.u.s;
+        return true;
     case INT: {
         char *p = jinja_ctx_alloc(c, 24);
-        if (p == NULL)
-            return false;
+        if (p == NULL) return false;
         *ret = (struct str){p, (size_t)snprintf(p, 24, "%lld", (long long)v.u.i)};
         return true;
     }
-    default: return jinja_fails(c, TD_ERR_UNSUPPORTED, "it writes a list, a mapping or an object as text");
+    default:
+        return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                           "it writes a list, a mapping or an object as text");
     }
 }
 
 /* a == b; too deep or too long is c->status, which render looks at in the end */
 bool jinja_same(struct ctx *c, struct value a, struct value b, int depth)
 {
-    if (!jinja_step(c))
-        return false;
+    if (!jinja_step(c)) return false;
     if (depth > JINJA_MAX_DEPTH)
         return jinja_fails(c, TD_ERR_LIMIT, "it compares values that nest too deep");
     if ((a.kind == BOOL || a.kind == INT) && (b.kind == BOOL || b.kind == INT))
         return a.u.i == b.u.i;
-    if (a.kind != b.kind)
-        return false;
+    if (a.kind != b.kind) return false;
     switch (a.kind) {
     case UNDEFINED:
-    case NONE: return true;
-    case STR: return str_same(a.u.s, b.u.s);
+    case NONE:
+        return true;
+    case STR:
+        return str_same(a.u.s, b.u.s);
     case LIST:
-        if (a.u.list == b.u.list)
-            return true;
-        if (a.lazy || b.lazy || a.u.list->n != b.u.list->n)
-            return false;
+        if (a.u.list == b.u.list) return true;
+        if (a.lazy || b.lazy || a.u.list->n != b.u.list->n) return false;
         for (size_t i = 0; i < a.u.list->n; i++)
-            if (!jinja_same(c, a.u.list->v[i], b.u.list->v[i], depth + 1))
-                return false;
+            if (!jinja_same(c, a.u.list->v[i], b.u.list->v[i], depth + 1)) return false;
         return true;
     case DICT:
-        if (a.u.dict->n != b.u.dict->n)
-            return false;
+        if (a.u.dict->n != b.u.dict->n) return false;
         for (size_t i = 0; i < a.u.dict->n; i++) {
             const struct value *other = jinja_dict_find(b.u.dict, a.u.dict->pair[i].key);
             if (other == NULL || !jinja_same(c, a.u.dict->pair[i].value, *other, depth + 1))
                 return false;
         }
         return true;
-    default: return a.u.dict == b.u.dict;
+    default:
+        return a.u.dict == b.u.dict;
     }
 }
 
 const char *jinja_kind_name(enum kind k)
 {
-    static const char *const names[] = {"undefined", "none", "a boolean", "an integer", "a string", "a list", "a mapping", "a namespace",
-                                        "a loop", "a macro", "a function"};
+    static const char *const names[] = {"undefined", "none",    "a boolean", "an integer",
+                                        "a string",  "a list",  "a mapping", "a namespace",
+                                        "a loop",    "a macro", "a function"};
     return names[k];
 }
 
@@ -379,18 +371,19 @@ bool jinja_is_in(struct ctx *c, struct value item, struct value in, bool *ret)
     *ret = false;
     if (in.kind == STR) {
         if (item.kind != STR)
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "it looks for %s in a string", jinja_kind_name(item.kind));
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "it looks for %s in a string",
+                               jinja_kind_name(item.kind));
         *ret = contains(in.u.s, item.u.s);
     } else if (in.kind == LIST) {
         for (size_t i = 0; i < in.u.list->n && !*ret; i++)
             *ret = jinja_same(c, in.u.list->v[i], item, 0);
     } else if (in.kind == DICT) {
         struct str key;
-        if (!jinja_to_key(c, item, &key))
-            return false;
+        if (!jinja_to_key(c, item, &key)) return false;
         *ret = jinja_dict_find(in.u.dict, key) != NULL;
     } else if (in.kind != UNDEFINED) {
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it looks for something in %s", jinja_kind_name(in.kind));
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "it looks for something in %s",
+                           jinja_kind_name(in.kind));
     }
     return true;
 }

@@ -1,7 +1,9 @@
-/* tokenizer.h - Hugging Face tokenizer.json (BPE) in C: encode, decode, and a streaming decoder that never emits half a character.
+/* tokenizer.h - Hugging Face tokenizer.json (BPE) in C: encode, decode, and a streaming decoder
+ * that never emits half a character.
  *
- * Families: byte-level (GPT-2, Llama-3, Qwen) and SentencePiece-style with byte fallback (Llama-2, Mistral, Phi-3). Components that are not
- * implemented are refused by name at load. Immutable after load: all functions are thread-safe on one tokenizer; each thread brings its
+ * Families: byte-level (GPT-2, Llama-3, Qwen) and SentencePiece-style with byte fallback
+ * (Llama-2, Mistral, Phi-3). Components that are not implemented are refused by name at load.
+ * Immutable after load: all functions are thread-safe on one tokenizer; each thread brings its
  * own td_tokenizer_scratch. */
 #ifndef TD_TEXT_TOKENIZER_H
 #define TD_TEXT_TOKENIZER_H
@@ -15,39 +17,55 @@
 struct td_tokenizer;
 
 /* Reads DIR/tokenizer.json (at most 64 MiB). */
-td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer, struct td_err *err);
-td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer, struct td_err *err);
+td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer,
+                            struct td_err *err);
+td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer,
+                             struct td_err *err);
 void td_tokenizer_free(struct td_tokenizer *tokenizer);
 
-int32_t td_tokenizer_vocab(const struct td_tokenizer *t);                     /* largest id + 1 */
-int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text);      /* -1 when absent */
-const char *td_tokenizer_token_text(const struct td_tokenizer *t, int32_t id, size_t *ret_bytes);   /* the piece as in the file; NULL when absent */
+int32_t td_tokenizer_vocab(const struct td_tokenizer *t); /* largest id + 1 */
+/* -1 when absent */
+int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text);
+/* the piece as in the file; NULL when absent */
+const char *td_tokenizer_token_text(const struct td_tokenizer *t, int32_t id, size_t *ret_bytes);
 bool td_tokenizer_is_special(const struct td_tokenizer *t, int32_t id);
 
-struct td_token_list { int32_t *ids; size_t n, capacity; };       /* grows by realloc; free with td_token_list_free */
+/* grows by realloc; free with td_token_list_free */
+struct td_token_list {
+    int32_t *ids;
+    size_t n, capacity;
+};
 void td_token_list_free(struct td_token_list *list);
 
-/* Appends the ids of text[0..n_bytes). add_special: apply the post-processor's BOS/EOS. Special tokens written in the text are recognised as
- * Hugging Face does (added tokens are matched in text). Text must be valid UTF-8 (TD_ERR_INVALID with the byte offset otherwise). Not more than
- * max_tokens in all (TD_ERR_LIMIT). No stage's text may pass 64 KiB + 32 times this one, nor all memory of the call 8 MiB + 320 times, nor a regex a
- * number of steps in proportion to its text: TD_ERR_INVALID names the part of the file (tokenizer_text.h says why these numbers). */
-td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes, bool add_special, size_t max_tokens,
-                              struct td_token_list *list, struct td_err *err);
-
-/* The whole decode, as Hugging Face's decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False); *ret_text is malloc'd, NUL-terminated;
- * caller frees. Unknown ids: TD_ERR_INVALID. */
-td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **ret_text, size_t *ret_bytes,
+/* Appends the ids of text[0..n_bytes). add_special: apply the post-processor's BOS/EOS. Special
+ * tokens written in the text are recognised as Hugging Face does (added tokens are matched in
+ * text). Text must be valid UTF-8 (TD_ERR_INVALID with the byte offset otherwise). Not more than
+ * max_tokens in all (TD_ERR_LIMIT). No stage's text may pass 64 KiB + 32 times this one, nor all
+ * memory of the call 8 MiB + 320 times, nor a regex a number of steps in proportion to its text:
+ * TD_ERR_INVALID names the part of the file (tokenizer_text.h says why these numbers). */
+td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes,
+                              bool add_special, size_t max_tokens, struct td_token_list *list,
                               struct td_err *err);
 
-/* Streaming: push ids one at a time; text comes out as soon as it is certain; the pieces concatenated equal decode(prefix+ids) minus decode(prefix).
- * `prefix` are the last prompt tokens (context for leading-space rules; may be NULL). Ids that the tokenizer does not have are without text: a
- * model's vocabulary may be padded. */
+/* The whole decode, as Hugging Face's decode(ids, skip_special_tokens,
+ * clean_up_tokenization_spaces=False); *ret_text is malloc'd, NUL-terminated; caller frees.
+ * Unknown ids: TD_ERR_INVALID. */
+td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n,
+                              bool skip_special, char **ret_text, size_t *ret_bytes,
+                              struct td_err *err);
+
+/* Streaming: push ids one at a time; text comes out as soon as it is certain; the pieces
+ * concatenated equal decode(prefix+ids) minus decode(prefix). `prefix` are the last prompt
+ * tokens (context for leading-space rules; may be NULL). Ids that the tokenizer does not have
+ * are without text: a model's vocabulary may be padded. */
 struct td_detokenizer;
-td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix, size_t n_prefix, bool skip_special,
+td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix,
+                                size_t n_prefix, bool skip_special,
                                 struct td_detokenizer **ret_detokenizer);
 void td_detokenizer_free(struct td_detokenizer *d);
 /* *ret_text: new text (maybe empty), borrowed until the next call on d. Valid UTF-8 always. */
-td_status td_detokenizer_push(struct td_detokenizer *d, int32_t id, const char **ret_text, size_t *ret_bytes);
+td_status td_detokenizer_push(struct td_detokenizer *d, int32_t id, const char **ret_text,
+                              size_t *ret_bytes);
 /* What is still held back at the end of the sequence: incomplete bytes become U+FFFD. */
 td_status td_detokenizer_finish(struct td_detokenizer *d, const char **ret_text, size_t *ret_bytes);
 

@@ -1,15 +1,18 @@
-/* tokenizer_added.c - added tokens found in text: a trie walked from each position, the longest match wins, and the search goes on behind it.
+/* tokenizer_added.c - added tokens found in text: a trie walked from each position, the longest
+ * match wins, and the search goes on behind it.
  *
- * The rules around a match are Hugging Face's, oddities included: a token that must stand as a single word and does not is passed over whole;
- * lstrip and rstrip take the white space beside the match into the token, but the search goes on behind the match itself, so a token made of
- * white space may be found once more in what was taken; when lstrip leaves nothing of it, it is dropped.
- * Cost: text length times the longest token, at worst. */
+ * The rules around a match are Hugging Face's, oddities included: a token that must stand as a
+ * single word and does not is passed over whole; lstrip and rstrip take the white space beside
+ * the match into the token, but the search goes on behind the match itself, so a token made of
+ * white space may be found once more in what was taken; when lstrip leaves nothing of it, it is
+ * dropped. Cost: text length times the longest token, at worst. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/text/tokenizer_internal.h"
 
-static td_status node_add(struct td_tok_trie *trie, uint8_t byte, int32_t sibling, int32_t *ret_node)
+static td_status node_add(struct td_tok_trie *trie, uint8_t byte, int32_t sibling,
+                          int32_t *ret_node)
 {
     if (trie->n == trie->capacity) {
         size_t capacity = trie->capacity ? trie->capacity * 2 : 64;
@@ -18,7 +21,8 @@ static td_status node_add(struct td_tok_trie *trie, uint8_t byte, int32_t siblin
         trie->nodes = grown;
         trie->capacity = capacity;
     }
-    trie->nodes[trie->n] = (struct td_tok_trie_node){.child = -1, .sibling = sibling, .added = -1, .byte = byte};
+    trie->nodes[trie->n] =
+        (struct td_tok_trie_node){.child = -1, .sibling = sibling, .added = -1, .byte = byte};
     *ret_node = (int32_t)trie->n++;
     return TD_OK;
 }
@@ -41,10 +45,13 @@ td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, 
         if (next >= 0) continue;
         s = node_add(trie, byte, node ? trie->nodes[node].child : -1, &next);
         if (s) return s;
-        if (node) trie->nodes[node].child = next;
-        else trie->first[byte] = next;
+        if (node)
+            trie->nodes[node].child = next;
+        else
+            trie->first[byte] = next;
     }
-    if (!s && trie->nodes[node].added < 0) trie->nodes[node].added = added; /* of equal patterns the first counts */
+    /* of equal patterns the first counts */
+    if (!s && trie->nodes[node].added < 0) trie->nodes[node].added = added;
     return s;
 }
 
@@ -79,7 +86,8 @@ static bool stands_alone(const char *text, size_t n, size_t start, size_t end)
     return end == n || td_utf8_next(text + end, n - end, &cp) <= 0 || !td_cp_is_word(cp);
 }
 
-td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie, struct td_tok_text *out, size_t base, size_t n, bool first)
+td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie,
+                             struct td_tok_text *out, size_t base, size_t n, bool first)
 {
     size_t done = 0;
     td_status s = TD_OK;
@@ -110,8 +118,10 @@ td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_t
             if (len <= 0 || !td_cp_is_space(cp)) break;
             end += (size_t)len;
         }
-        if (done < start) s = td_tok_text_add_piece(out, base + done, start - done, -1, first && !done);
-        if (!s && start < end) s = td_tok_text_add_piece(out, base + start, end - start, added->id, false);
+        if (done < start)
+            s = td_tok_text_add_piece(out, base + done, start - done, -1, first && !done);
+        if (!s && start < end)
+            s = td_tok_text_add_piece(out, base + start, end - start, added->id, false);
         done = end;
     }
     if (!s && done != n) s = td_tok_text_add_piece(out, base + done, n - done, -1, first && !done);

@@ -1,13 +1,16 @@
 /* tokenizer_bpe.c - the merge loop: a linked list of symbols and a heap of candidate pairs.
  *
- * Every adjacent pair that has a merge is a candidate (rank, position). The smallest is popped; if the pair at that position still makes that
- * token, the two symbols become one in the list and the two new neighbours' pairs are pushed. A word of n symbols pushes at most n + 2(n - 1)
- * candidates, so the cost is O(n log n) whatever the text (a word may be a megabyte of one letter).
- * A word is first cut where no merge can ever join: a merge of L and R there would need a token L that ends, and a token R that begins, with
- * the two initial symbols beside the cut. The pairs (last of L, first of R) of all merges are known at load, so a SentencePiece text, which is
- * one word however long, falls into words again and the heap stays small.
- * Invariants: (1) symbols[i].id == DEAD when i was merged into its left neighbour; (2) prev and next of live symbols name live symbols or -1;
- * (3) a stale candidate is recognised by the token it would make: the texts of two pairs at one position differ in length. */
+ * Every adjacent pair that has a merge is a candidate (rank, position). The smallest is popped; if
+ * the pair at that position still makes that token, the two symbols become one in the list and the
+ * two new neighbours' pairs are pushed. A word of n symbols pushes at most n + 2(n - 1) candidates,
+ * so the cost is O(n log n) whatever the text (a word may be a megabyte of one letter). A word is
+ * first cut where no merge can ever join: a merge of L and R there would need a token L that ends,
+ * and a token R that begins, with the two initial symbols beside the cut. The pairs (last of L,
+ * first of R) of all merges are known at load, so a SentencePiece text, which is one word however
+ * long, falls into words again and the heap stays small. Invariants: (1) symbols[i].id == DEAD when
+ * i was merged into its left neighbour; (2) prev and next of live symbols name live symbols or -1;
+ * (3) a stale candidate is recognised by the token it would make: the texts of two pairs at one
+ *     position differ in length. */
 #include "common/text/tokenizer_bpe.h"
 
 #include <stdlib.h>
@@ -17,10 +20,7 @@
 
 #define DEAD INT32_MIN
 
-void td_vocab_init(struct td_vocab *v)
-{
-    *v = (struct td_vocab){.seed = td_random_u64()};
-}
+void td_vocab_init(struct td_vocab *v) { *v = (struct td_vocab){.seed = td_random_u64()}; }
 
 void td_vocab_free(struct td_vocab *v)
 {
@@ -39,7 +39,8 @@ const char *td_vocab_text(const struct td_vocab *v, int32_t id, size_t *ret_n)
 }
 
 /* The slot of this text, or the empty slot where it belongs. */
-static uint32_t *slot_of(const struct td_vocab *v, const struct td_vocab_index *index, const char *text, size_t n)
+static uint32_t *slot_of(const struct td_vocab *v, const struct td_vocab_index *index,
+                         const char *text, size_t n)
 {
     for (size_t i = td_hash64(text, n, v->seed) & index->mask;; i = (i + 1) & index->mask) {
         uint32_t *slot = &index->slots[i];
@@ -49,7 +50,8 @@ static uint32_t *slot_of(const struct td_vocab *v, const struct td_vocab_index *
     }
 }
 
-int32_t td_vocab_find(const struct td_vocab *v, const struct td_vocab_index *index, const char *text, size_t n)
+int32_t td_vocab_find(const struct td_vocab *v, const struct td_vocab_index *index,
+                      const char *text, size_t n)
 {
     if (!index->n) return -1;
     return (int32_t)*slot_of(v, index, text, n) - 1;
@@ -58,7 +60,8 @@ int32_t td_vocab_find(const struct td_vocab *v, const struct td_vocab_index *ind
 static td_status index_grow(const struct td_vocab *v, struct td_vocab_index *index)
 {
     if (index->slots && index->n * 2 <= index->mask) return TD_OK;
-    struct td_vocab_index bigger = {.mask = index->slots ? index->mask * 2 + 1 : 1023, .n = index->n};
+    struct td_vocab_index bigger = {.mask = index->slots ? index->mask * 2 + 1 : 1023,
+                                    .n = index->n};
     bigger.slots = calloc(bigger.mask + 1, sizeof *bigger.slots);
     if (!bigger.slots) return TD_ERR_NOMEM;
     for (size_t i = 0; index->slots && i <= index->mask; i++) {
@@ -71,21 +74,27 @@ static td_status index_grow(const struct td_vocab *v, struct td_vocab_index *ind
     return TD_OK;
 }
 
-td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const char *text, size_t n, int32_t id, const char *what, struct td_err *err)
+td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const char *text, size_t n,
+                       int32_t id, const char *what, struct td_err *err)
 {
-    if (id < 0 || id >= TD_VOCAB_MAX) return td_fail(err, TD_ERR_LIMIT, "%s: id %d of \"%.60s\" is not in 0..%d", what, id, text, TD_VOCAB_MAX - 1);
+    if (id < 0 || id >= TD_VOCAB_MAX)
+        return td_fail(err, TD_ERR_LIMIT, "%s: id %d of \"%.60s\" is not in 0..%d", what, id, text,
+                       TD_VOCAB_MAX - 1);
     if (id >= v->ids_capacity) {
         int32_t capacity = v->ids_capacity ? v->ids_capacity * 2 : 1024;
         while (capacity <= id) capacity *= 2;
         struct td_vocab_token *grown = realloc(v->tokens, (size_t)capacity * sizeof *grown);
         if (!grown) return td_fail(err, TD_ERR_NOMEM, "%s: no memory for %d ids", what, capacity);
-        for (int32_t i = v->ids_capacity; i < capacity; i++) grown[i] = (struct td_vocab_token){.n = -1};
+        for (int32_t i = v->ids_capacity; i < capacity; i++)
+            grown[i] = (struct td_vocab_token){.n = -1};
         v->tokens = grown;
         v->ids_capacity = capacity;
     }
     struct td_vocab_token *token = &v->tokens[id];
-    if (token->n >= 0 && ((size_t)token->n != n || memcmp(v->arena.bytes + token->start, text, n))) {
-        return td_fail(err, TD_ERR_CORRUPT, "%s: id %d belongs to both \"%.60s\" and \"%.60s\"", what, id, v->arena.bytes + token->start, text);
+    if (token->n >= 0 &&
+        ((size_t)token->n != n || memcmp(v->arena.bytes + token->start, text, n))) {
+        return td_fail(err, TD_ERR_CORRUPT, "%s: id %d belongs to both \"%.60s\" and \"%.60s\"",
+                       what, id, v->arena.bytes + token->start, text);
     }
     td_status s = index_grow(v, index);
     if (!s && token->n < 0) {
@@ -98,7 +107,8 @@ td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const c
     if (id >= v->n_ids) v->n_ids = id + 1;
     uint32_t *slot = slot_of(v, index, text, n);
     if (*slot && *slot != (uint32_t)id + 1) {
-        return td_fail(err, TD_ERR_CORRUPT, "%s: \"%.60s\" has two ids, %u and %d", what, text, *slot - 1, id);
+        return td_fail(err, TD_ERR_CORRUPT, "%s: \"%.60s\" has two ids, %u and %d", what, text,
+                       *slot - 1, id);
     }
     if (!*slot) index->n++;
     *slot = (uint32_t)id + 1;
@@ -107,7 +117,8 @@ td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const c
 
 static size_t merge_hash(uint64_t key, uint64_t seed)
 {
-    uint64_t x = (key ^ seed) * 0x9E3779B97F4A7C15u; /* Fibonacci hashing, twice with a fold: ids are small and regular */
+    uint64_t x = (key ^ seed) * 0x9E3779B97F4A7C15u; /* Fibonacci hashing, twice with a fold: ids
+                                                        are small and regular */
     x ^= x >> 32;
     x *= 0xD6E8FEB86659FD93u;
     return (size_t)(x ^ x >> 32);
@@ -144,13 +155,15 @@ void td_bpe_add_merge(struct td_bpe *b, int32_t left, int32_t right, uint32_t ra
 
 const struct td_bpe_merge *td_bpe_find_merge(const struct td_bpe *b, int32_t left, int32_t right)
 {
-    const struct td_bpe_merge *slot = merge_slot(b, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
+    const struct td_bpe_merge *slot =
+        merge_slot(b, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
     return slot->new_id < 0 ? NULL : slot;
 }
 
 static size_t joint_bit(const struct td_bpe *b, int32_t left, int32_t right)
 {
-    return merge_hash((uint64_t)(uint32_t)left << 32 | (uint32_t)right, b->vocab.seed) & (TD_BPE_JOINT_BITS - 1);
+    return merge_hash((uint64_t)(uint32_t)left << 32 | (uint32_t)right, b->vocab.seed) &
+           (TD_BPE_JOINT_BITS - 1);
 }
 
 static int32_t char_id(const struct td_bpe *b, const char *text, size_t n)
@@ -158,8 +171,9 @@ static int32_t char_id(const struct td_bpe *b, const char *text, size_t n)
     return td_vocab_find(&b->vocab, &b->vocab.model, text, n);
 }
 
-/* Of each merge, the initial symbols that would meet. They are characters; a merge of a byte token or of unk, which are initial symbols with
- * longer texts, would meet as itself: no real file has one, and then every pair is taken for a joint. */
+/* Of each merge, the initial symbols that would meet. They are characters; a merge of a byte
+ * token or of unk, which are initial symbols with longer texts, would meet as itself: no real
+ * file has one, and then every pair is taken for a joint. */
 static void index_joints(struct td_bpe *b)
 {
     bool *odd = calloc((size_t)b->vocab.n_ids, sizeof *odd);
@@ -174,12 +188,14 @@ static void index_joints(struct td_bpe *b)
         size_t n_left = 0, n_right = 0;
         uint32_t cp;
         int32_t left = (int32_t)(m->key >> 32), right = (int32_t)(m->key & UINT32_MAX);
-        const char *l = td_vocab_text(&b->vocab, left, &n_left), *r = td_vocab_text(&b->vocab, right, &n_right);
+        const char *l = td_vocab_text(&b->vocab, left, &n_left),
+                   *r = td_vocab_text(&b->vocab, right, &n_right);
         any_odd = odd[left] || odd[right] || !n_left || !n_right;
         if (any_odd) break;
         size_t last = td_utf8_before(l, n_left, &cp);
         int n_first = td_utf8_next(r, n_right, &cp);
-        int32_t left_char = char_id(b, l + last, n_left - last), right_char = char_id(b, r, n_first > 0 ? (size_t)n_first : 1);
+        int32_t left_char = char_id(b, l + last, n_left - last),
+                right_char = char_id(b, r, n_first > 0 ? (size_t)n_first : 1);
         if (left_char < 0 || right_char < 0) continue; /* such tokens cannot come about */
         size_t bit = joint_bit(b, left_char, right_char);
         b->joints[bit / 64] |= (uint64_t)1 << bit % 64;
@@ -229,20 +245,23 @@ td_status td_token_list_add(struct td_token_list *list, int32_t id)
     return TD_OK;
 }
 
-/* Room for one symbol a byte and the pushes that come before the first pop, so that the loops below need no checks. */
+/* Room for one symbol a byte and the pushes that come before the first pop, so that the loops
+ * below need no checks. */
 static td_status reserve(struct td_bpe_scratch *s, size_t n_bytes)
 {
     size_t n_symbols = n_bytes + 1, n_heap = 3 * n_symbols;
     td_status status;
     if (n_symbols > s->symbols_capacity) {
         struct td_bpe_symbol *grown =
-            td_tok_grow(s->budget, s->symbols, s->symbols_capacity * sizeof *grown, n_symbols * sizeof *grown, &status);
+            td_tok_grow(s->budget, s->symbols, s->symbols_capacity * sizeof *grown,
+                        n_symbols * sizeof *grown, &status);
         if (!grown) return status;
         s->symbols = grown;
         s->symbols_capacity = n_symbols;
     }
     if (n_heap > s->heap_capacity) {
-        struct td_bpe_candidate *grown = td_tok_grow(s->budget, s->heap, s->heap_capacity * sizeof *grown, n_heap * sizeof *grown, &status);
+        struct td_bpe_candidate *grown = td_tok_grow(
+            s->budget, s->heap, s->heap_capacity * sizeof *grown, n_heap * sizeof *grown, &status);
         if (!grown) return status;
         s->heap = grown;
         s->heap_capacity = n_heap;
@@ -250,14 +269,16 @@ static td_status reserve(struct td_bpe_scratch *s, size_t n_bytes)
     return TD_OK;
 }
 
-static void push(const struct td_bpe *b, struct td_bpe_scratch *s, int32_t position, int32_t left, int32_t right)
+static void push(const struct td_bpe *b, struct td_bpe_scratch *s, int32_t position, int32_t left,
+                 int32_t right)
 {
     const struct td_bpe_merge *merge = td_bpe_find_merge(b, left, right);
     if (!merge) return;
     struct td_bpe_candidate c = {(uint64_t)merge->rank << 32 | (uint32_t)position, merge->new_id};
     TD_ASSERT(s->n_heap < s->heap_capacity);
     size_t i = s->n_heap++;
-    for (; i > 0 && s->heap[(i - 1) / 2].order > c.order; i = (i - 1) / 2, s->n_steps++) s->heap[i] = s->heap[(i - 1) / 2];
+    for (; i > 0 && s->heap[(i - 1) / 2].order > c.order; i = (i - 1) / 2, s->n_steps++)
+        s->heap[i] = s->heap[(i - 1) / 2];
     s->heap[i] = c;
     s->n_steps++;
 }
@@ -283,8 +304,9 @@ static void add_symbol(struct td_bpe_scratch *s, int32_t id)
     s->n_steps++;
 }
 
-/* Characters to symbols: the vocabulary, else bytes, else unk. The unk that is pending goes out before the next known character, but bytes
- * do not push it out: that is what Hugging Face does, order included. Without an unk token an unknown character leaves nothing. */
+/* Characters to symbols: the vocabulary, else bytes, else unk. The unk that is pending goes out
+ * before the next known character, but bytes do not push it out: that is what Hugging Face does,
+ * order included. Without an unk token an unknown character leaves nothing. */
 static void symbols_of(const struct td_bpe *b, struct td_bpe_scratch *s, const char *word, size_t n)
 {
     bool unk_pending = false;
@@ -293,9 +315,11 @@ static void symbols_of(const struct td_bpe *b, struct td_bpe_scratch *s, const c
         uint32_t cp;
         int len = td_utf8_next(word + i, n - i, &cp);
         if (len <= 0) len = 1, cp = 0xFFFD; /* not reached: words are valid */
-        int32_t id = cp < 0x180 ? b->cp_ids[cp] : td_vocab_find(&b->vocab, &b->vocab.model, word + i, (size_t)len);
+        int32_t id = cp < 0x180 ? b->cp_ids[cp]
+                                : td_vocab_find(&b->vocab, &b->vocab.model, word + i, (size_t)len);
         bool bytes = id < 0 && b->byte_fallback;
-        for (int k = 0; bytes && k < len; k++) bytes = b->byte_ids[(uint8_t)word[i + (size_t)k]] >= 0;
+        for (int k = 0; bytes && k < len; k++)
+            bytes = b->byte_ids[(uint8_t)word[i + (size_t)k]] >= 0;
         if (id >= 0) {
             if (unk_pending) add_symbol(s, b->unk_id);
             unk_pending = false;
@@ -328,13 +352,14 @@ static void merge_all(const struct td_bpe *b, struct td_bpe_scratch *s, size_t f
         symbols[at].next = symbols[right].next;
         symbols[right].id = DEAD;
         if (symbols[at].next >= 0) symbols[symbols[at].next].prev = at;
-        if (symbols[at].prev >= 0) push(b, s, symbols[at].prev, symbols[symbols[at].prev].id, symbols[at].id);
+        if (symbols[at].prev >= 0)
+            push(b, s, symbols[at].prev, symbols[symbols[at].prev].id, symbols[at].id);
         if (symbols[at].next >= 0) push(b, s, at, symbols[at].id, symbols[symbols[at].next].id);
     }
 }
 
-td_status td_bpe_encode_word(const struct td_bpe *b, struct td_bpe_scratch *s, const char *word, size_t n, size_t max_tokens,
-                             struct td_token_list *list)
+td_status td_bpe_encode_word(const struct td_bpe *b, struct td_bpe_scratch *s, const char *word,
+                             size_t n, size_t max_tokens, struct td_token_list *list)
 {
     if (b->ignore_merges) {
         int32_t id = td_vocab_find(&b->vocab, &b->vocab.model, word, n);
@@ -350,7 +375,8 @@ td_status td_bpe_encode_word(const struct td_bpe *b, struct td_bpe_scratch *s, c
         }
         merge_all(b, s, from, to);
         for (int32_t i = (int32_t)from; i >= 0 && !status; i = s->symbols[i].next) {
-            status = list->n < max_tokens ? td_token_list_add(list, s->symbols[i].id) : TD_ERR_LIMIT;
+            status =
+                list->n < max_tokens ? td_token_list_add(list, s->symbols[i].id) : TD_ERR_LIMIT;
         }
     }
     return status;

@@ -1,17 +1,21 @@
 /* tokenizer_decode.c - ids to text, as a pipeline of stages that hold back no more than they must.
  *
- * Each decoder of the file is a stage that hears three events: bytes of the current token (whole characters), the token's end, and the end of
- * all. It sends the same events to the stage after it; behind the last stage is the text. The whole decode runs the very same pipeline,
- * so a stream of pushes cannot differ from it. What each stage holds back:
- *   ByteLevel     the token until its end (its mapping depends on all of it), then only an unfinished UTF-8 character
- *   ByteFallback  the token until its end; a run of byte tokens until it ends, because one bad byte turns the whole run into U+FFFD
+ * Each decoder of the file is a stage that hears three events: bytes of the current token (whole
+ * characters), the token's end, and the end of all. It sends the same events to the stage after it;
+ * behind the last stage is the text. The whole decode runs the very same pipeline, so a stream of
+ * pushes cannot differ from it. What each stage holds back:
+ *   ByteLevel     the token until its end (its mapping depends on all of it), then only an
+ *                 unfinished UTF-8 character
+ *   ByteFallback  the token until its end; a run of byte tokens until it ends, because one bad byte
+ *                 turns the whole run into U+FFFD
  *   Fuse, Join    nothing: they only take away or replace the ends of tokens
  *   Replace       a literal: a suffix that may begin a match; a regex: the token until its end
  *   Strip         as many trailing characters as `stop` may still remove
  *   Metaspace     nothing
  *
- * A detokenizer with a prefix first runs the prefix. Text that the prefix alone would give at its end but that is still held back (a last
- * "<0x0A>", say) is the prefix's: it is kept as `owed` and taken off the front of what comes, as long as it agrees. */
+ * A detokenizer with a prefix first runs the prefix. Text that the prefix alone would give at
+ * its end but that is still held back (a last "<0x0A>", say) is the prefix's: it is kept as
+ * `owed` and taken off the front of what comes, as long as it agrees. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +23,8 @@
 
 struct stage {
     struct td_tok_buf held; /* see above */
-    struct td_tok_buf run;  /* BYTE_FALLBACK: bytes of the run; BYTE_LEVEL: the unfinished character */
+    struct td_tok_buf run;  /* BYTE_FALLBACK: bytes of the run; BYTE_LEVEL: the unfinished
+                               character */
     uint64_t n_seen;        /* JOIN, METASPACE: tokens begun; STRIP: leading characters looked at */
     uint32_t n_trailing;    /* STRIP: characters held back */
     bool in_token;          /* JOIN, METASPACE */
@@ -28,14 +33,14 @@ struct stage {
 
 struct td_detokenizer {
     const struct td_tokenizer *t;
-    size_t n_pushed;        /* bytes of all tokens so far: the budget grows with them */
+    size_t n_pushed; /* bytes of all tokens so far: the budget grows with them */
     struct td_tok_budget budget;
     bool skip_special;
     struct stage stages[TD_TOK_OPS_MAX];
     struct td_tok_matcher matcher;
-    struct td_tok_buf out;  /* new text since the last call */
-    struct td_tok_buf owed; /* what of the coming text is the prefix's */
-    size_t n_paid;          /* bytes of owed that have come */
+    struct td_tok_buf out;   /* new text since the last call */
+    struct td_tok_buf owed;  /* what of the coming text is the prefix's */
+    size_t n_paid;           /* bytes of owed that have come */
     struct td_tok_buf shown; /* what the last call gave out */
 };
 
@@ -49,7 +54,8 @@ static td_status data_cp(struct td_detokenizer *d, size_t at, uint32_t cp)
     return data(d, at, utf8, (size_t)td_utf8_put(cp, utf8));
 }
 
-/* Sends on what of st->run is decided: characters, and U+FFFD for what cannot become one. At the end of all the rest is U+FFFD too. */
+/* Sends on what of st->run is decided: characters, and U+FFFD for what cannot become one. At the
+ * end of all the rest is U+FFFD too. */
 static td_status flush_utf8(struct td_detokenizer *d, size_t at, bool is_end)
 {
     struct td_tok_buf *run = &d->stages[at].run;
@@ -59,7 +65,9 @@ static td_status flush_utf8(struct td_detokenizer *d, size_t at, bool is_end)
         size_t n_valid = 0;
         uint32_t cp;
         int len = 1;
-        while (i + n_valid < run->n && (len = td_utf8_next(run->bytes + i + n_valid, run->n - i - n_valid, &cp)) > 0) n_valid += (size_t)len;
+        while (i + n_valid < run->n &&
+               (len = td_utf8_next(run->bytes + i + n_valid, run->n - i - n_valid, &cp)) > 0)
+            n_valid += (size_t)len;
         if (n_valid) s = data(d, at + 1, run->bytes + i, n_valid);
         i += n_valid;
         if (i == run->n || (len == 0 && !is_end)) break;
@@ -101,7 +109,10 @@ static int byte_of(const char *text, size_t n)
     int value = 0;
     for (int i = 3; i < 5; i++) {
         char c = text[i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (i == 3 && c == '+') digit = 0;
         if (digit < 0) return -1;
         value = value * 16 + digit;
@@ -167,10 +178,13 @@ static td_status replace_regex_end(struct td_detokenizer *d, size_t at)
     const struct td_tok_dec_op *op = &d->t->dec[at];
     struct td_tok_buf *held = &d->stages[at].held;
     struct td_tok_spans spans = {.budget = &d->budget};
-    td_status s = td_tok_pattern_spans(&op->pattern, &d->matcher, held->n ? held->bytes : "", held->n, &spans);
+    td_status s = td_tok_pattern_spans(&op->pattern, &d->matcher, held->n ? held->bytes : "",
+                                       held->n, &spans);
     for (size_t i = 0; i < spans.n && !s; i++) {
-        if (spans.v[i].is_match) s = data(d, at + 1, op->content, op->n_content);
-        else s = data(d, at + 1, held->bytes + spans.v[i].start, spans.v[i].end - spans.v[i].start);
+        if (spans.v[i].is_match)
+            s = data(d, at + 1, op->content, op->n_content);
+        else
+            s = data(d, at + 1, held->bytes + spans.v[i].start, spans.v[i].end - spans.v[i].start);
     }
     td_tok_spans_free(&spans);
     held->n = 0;
@@ -214,8 +228,10 @@ static td_status metaspace(struct td_detokenizer *d, size_t at, const char *byte
         int len = td_utf8_next(bytes + i, n - i, &cp);
         if (len <= 0) len = 1, cp = 0xFFFD;
         i += (size_t)len;
-        if (cp != op->cp) s = data_cp(d, at + 1, cp);
-        else if (st->n_seen || !op->drop_first) s = data(d, at + 1, " ", 1);
+        if (cp != op->cp)
+            s = data_cp(d, at + 1, cp);
+        else if (st->n_seen || !op->drop_first)
+            s = data(d, at + 1, " ", 1);
     }
     return s;
 }
@@ -229,13 +245,17 @@ static td_status data(struct td_detokenizer *d, size_t at, const char *bytes, si
     td_status s;
     switch (d->t->dec[at].kind) {
     case TD_DEC_BYTE_LEVEL:
-    case TD_DEC_BYTE_FALLBACK: return td_tok_buf_append(&st->held, bytes, n);
-    case TD_DEC_FUSE: return data(d, at + 1, bytes, n);
+    case TD_DEC_BYTE_FALLBACK:
+        return td_tok_buf_append(&st->held, bytes, n);
+    case TD_DEC_FUSE:
+        return data(d, at + 1, bytes, n);
     case TD_DEC_REPLACE:
         s = td_tok_buf_append(&st->held, bytes, n);
         return s || !d->t->dec[at].pattern.literal ? s : replace_literal(d, at, false);
-    case TD_DEC_STRIP: return strip(d, at, bytes, n);
-    case TD_DEC_METASPACE: return metaspace(d, at, bytes, n);
+    case TD_DEC_STRIP:
+        return strip(d, at, bytes, n);
+    case TD_DEC_METASPACE:
+        return metaspace(d, at, bytes, n);
     case TD_DEC_JOIN:
         s = st->n_seen && !st->in_token ? data(d, at + 1, " ", 1) : TD_OK;
         st->in_token = true;
@@ -251,9 +271,12 @@ static td_status end(struct td_detokenizer *d, size_t at)
     struct stage *st = &d->stages[at];
     td_status s;
     switch (d->t->dec[at].kind) {
-    case TD_DEC_BYTE_LEVEL: return byte_level_end(d, at);
-    case TD_DEC_BYTE_FALLBACK: return byte_fallback_end(d, at);
-    case TD_DEC_FUSE: return TD_OK;
+    case TD_DEC_BYTE_LEVEL:
+        return byte_level_end(d, at);
+    case TD_DEC_BYTE_FALLBACK:
+        return byte_fallback_end(d, at);
+    case TD_DEC_FUSE:
+        return TD_OK;
     case TD_DEC_REPLACE:
         s = d->t->dec[at].pattern.literal ? replace_literal(d, at, true) : replace_regex_end(d, at);
         return s ? s : end(d, at + 1);
@@ -283,10 +306,15 @@ static td_status finish(struct td_detokenizer *d, size_t at)
         s = flush_utf8(d, at, true);
         if (!s) s = end(d, at + 1);
         break;
-    case TD_DEC_BYTE_FALLBACK: s = byte_run_end(d, at); break;
+    case TD_DEC_BYTE_FALLBACK:
+        s = byte_run_end(d, at);
+        break;
     case TD_DEC_FUSE:
-    case TD_DEC_JOIN: s = end(d, at + 1); break;
-    default: break;
+    case TD_DEC_JOIN:
+        s = end(d, at + 1);
+        break;
+    default:
+        break;
     }
     return s ? s : finish(d, at + 1);
 }
@@ -305,7 +333,8 @@ static td_status push(struct td_detokenizer *d, int32_t id)
     return s ? s : end(d, 0);
 }
 
-static td_status create(const struct td_tokenizer *t, bool skip_special, struct td_detokenizer **ret_d)
+static td_status create(const struct td_tokenizer *t, bool skip_special,
+                        struct td_detokenizer **ret_d)
 {
     struct td_detokenizer *d = calloc(1, sizeof *d);
     if (!d) return TD_ERR_NOMEM;
@@ -328,7 +357,8 @@ static td_status push_known(struct td_detokenizer *d, int32_t id)
     return s == TD_ERR_INVALID ? TD_OK : s;
 }
 
-static td_status push_all(struct td_detokenizer *d, const int32_t *ids, size_t n, bool is_stream, size_t *ret_at)
+static td_status push_all(struct td_detokenizer *d, const int32_t *ids, size_t n, bool is_stream,
+                          size_t *ret_at)
 {
     td_status s = TD_OK;
     for (size_t i = 0; i < n && !s; i++) {
@@ -338,7 +368,8 @@ static td_status push_all(struct td_detokenizer *d, const int32_t *ids, size_t n
     return s;
 }
 
-td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **ret_text, size_t *ret_bytes,
+td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n,
+                              bool skip_special, char **ret_text, size_t *ret_bytes,
                               struct td_err *err)
 {
     struct td_detokenizer *d;
@@ -348,11 +379,16 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
     s = push_all(d, ids, n, false, &at);
     if (!s) s = finish(d, 0);
     if (!s) s = td_tok_buf_append(&d->out, "", 1);
-    if (s == TD_ERR_INVALID) td_fail(err, s, "token %zu has id %d, which the vocabulary (0..%d) does not have", at, ids[at], t->bpe.vocab.n_ids - 1);
+    if (s == TD_ERR_INVALID)
+        td_fail(err, s, "token %zu has id %d, which the vocabulary (0..%d) does not have", at,
+                ids[at], t->bpe.vocab.n_ids - 1);
     else if (s == TD_ERR_LIMIT)
-        td_fail(err, s, "token %zu of %zu: tokenizer.json's decoder makes more than %zu bytes of text, or its regex too many steps", at, n,
-                d->budget.max_text_bytes);
-    else if (s) td_fail(err, s, "token %zu of %zu cannot be decoded (%s)", at, n, td_status_name(s));
+        td_fail(err, s,
+                "token %zu of %zu: tokenizer.json's decoder makes more than %zu bytes of text, or "
+                "its regex too many steps",
+                at, n, d->budget.max_text_bytes);
+    else if (s)
+        td_fail(err, s, "token %zu of %zu cannot be decoded (%s)", at, n, td_status_name(s));
     if (!s) {
         *ret_text = d->out.bytes;
         *ret_bytes = d->out.n - 1;
@@ -362,7 +398,8 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
     return s;
 }
 
-td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix, size_t n_prefix, bool skip_special,
+td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix,
+                                size_t n_prefix, bool skip_special,
                                 struct td_detokenizer **ret_detokenizer)
 {
     struct td_detokenizer *d, *alone = NULL;
@@ -379,12 +416,15 @@ td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *pre
     if (!s) s = push_all(d, prefix, n_prefix, true, &at);
     if (!s) { /* what is out without the end is a beginning of what is out with it */
         TD_ASSERT(d->out.n <= alone->out.n);
-        if (alone->out.n > d->out.n) s = td_tok_buf_append(&d->owed, alone->out.bytes + d->out.n, alone->out.n - d->out.n);
+        if (alone->out.n > d->out.n)
+            s = td_tok_buf_append(&d->owed, alone->out.bytes + d->out.n, alone->out.n - d->out.n);
         d->out.n = 0;
     }
     td_detokenizer_free(alone);
-    if (s) td_detokenizer_free(d);
-    else *ret_detokenizer = d;
+    if (s)
+        td_detokenizer_free(d);
+    else
+        *ret_detokenizer = d;
     return s;
 }
 
@@ -402,13 +442,15 @@ void td_detokenizer_free(struct td_detokenizer *d)
     free(d);
 }
 
-/* Moves the new text to `shown`, without what is the prefix's. When the two disagree, the prefix's end was undecided: all of it is new. */
+/* Moves the new text to `shown`, without what is the prefix's. When the two disagree, the
+ * prefix's end was undecided: all of it is new. */
 static td_status show(struct td_detokenizer *d, const char **ret_text, size_t *ret_bytes)
 {
     size_t i = 0;
     td_status s = TD_OK;
     d->shown.n = 0;
-    while (i < d->out.n && d->n_paid < d->owed.n && d->out.bytes[i] == d->owed.bytes[d->n_paid]) i++, d->n_paid++;
+    while (i < d->out.n && d->n_paid < d->owed.n && d->out.bytes[i] == d->owed.bytes[d->n_paid])
+        i++, d->n_paid++;
     if (i < d->out.n && d->n_paid < d->owed.n) {
         s = td_tok_buf_append(&d->shown, d->owed.bytes, d->n_paid);
         d->owed.n = 0;
@@ -421,7 +463,8 @@ static td_status show(struct td_detokenizer *d, const char **ret_text, size_t *r
     return TD_OK;
 }
 
-td_status td_detokenizer_push(struct td_detokenizer *d, int32_t id, const char **ret_text, size_t *ret_bytes)
+td_status td_detokenizer_push(struct td_detokenizer *d, int32_t id, const char **ret_text,
+                              size_t *ret_bytes)
 {
     td_status s = push_known(d, id);
     return s ? s : show(d, ret_text, ret_bytes);

@@ -1,9 +1,11 @@
 /* tokenizer_encode.c - text to ids:
  *
- *     text --raw added tokens--> pieces --normalizer, normalized added tokens--> pieces --pre-tokenizers--> words --BPE--> ids
+ *     text --raw added tokens--> pieces --normalizer, normalized added tokens--> pieces
+ *         --pre-tokenizers--> words --BPE--> ids
  *
- * as Hugging Face's TokenizerImpl does it: each stage sees each piece alone (so "Prepend" happens once per piece between added tokens), and
- * pieces that are tokens pass all stages untouched. All working memory belongs to the call: any number of threads may encode at once. */
+ * as Hugging Face's TokenizerImpl does it: each stage sees each piece alone (so "Prepend"
+ * happens once per piece between added tokens), and pieces that are tokens pass all stages
+ * untouched. All working memory belongs to the call: any number of threads may encode at once. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,14 +13,15 @@
 
 struct encoding {
     struct td_tok_budget budget;
-    size_t norm_at;                 /* the normalizer that failed */
+    size_t norm_at; /* the normalizer that failed */
     struct td_tok_matcher matcher;
     struct td_tok_text a, b;
     struct td_tok_buf normal, tmp;
     struct td_bpe_scratch bpe;
 };
 
-static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding *e, const char *text, size_t n)
+static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding *e,
+                                   const char *text, size_t n)
 {
     td_status s = td_tok_buf_append(&e->a.buf, text, n);
     if (!s) s = td_tok_split_added(t, &t->raw_trie, &e->a, 0, n, true);
@@ -30,42 +33,57 @@ static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding
             s = td_tok_text_add_piece(&e->b, start, 0, piece->id, false);
             continue;
         }
-        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, &e->normal, &e->tmp, &front_lost, &e->norm_at);
+        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, &e->normal,
+                             &e->tmp, &front_lost, &e->norm_at);
         if (!s) s = td_tok_buf_append(&e->b.buf, e->normal.bytes, e->normal.n);
-        if (!s) s = td_tok_split_added(t, &t->normalized_trie, &e->b, start, e->normal.n, piece->first && !front_lost);
+        if (!s)
+            s = td_tok_split_added(t, &t->normalized_trie, &e->b, start, e->normal.n,
+                                   piece->first && !front_lost);
     }
     return s;
 }
 
-static td_status add_ids(const int32_t *ids, size_t n, size_t max_tokens, struct td_token_list *list)
+static td_status add_ids(const int32_t *ids, size_t n, size_t max_tokens,
+                         struct td_token_list *list)
 {
     td_status s = TD_OK;
-    for (size_t i = 0; i < n && !s; i++) s = list->n < max_tokens ? td_token_list_add(list, ids[i]) : TD_ERR_LIMIT;
+    for (size_t i = 0; i < n && !s; i++)
+        s = list->n < max_tokens ? td_token_list_add(list, ids[i]) : TD_ERR_LIMIT;
     return s;
 }
 
-/* Which part of tokenizer.json went over which limit: this text's fault or the file's, never too many tokens. */
-static td_status over_budget(const struct td_tokenizer *t, const struct encoding *e, size_t n_bytes, const char *part, size_t at, size_t n,
-                             struct td_err *err)
+/* Which part of tokenizer.json went over which limit: this text's fault or the file's, never too
+ * many tokens. */
+static td_status over_budget(const struct td_tokenizer *t, const struct encoding *e, size_t n_bytes,
+                             const char *part, size_t at, size_t n, struct td_err *err)
 {
     bool norm = part[0] == 'n';
     char which[64];
-    snprintf(which, sizeof which, "%s %zu of %zu%s%s", part, (at < n ? at : 0) + 1, n, norm ? " " : "", norm ? td_tok_normalizer_name(t, at) : "");
+    snprintf(which, sizeof which, "%s %zu of %zu%s%s", part, (at < n ? at : 0) + 1, n,
+             norm ? " " : "", norm ? td_tok_normalizer_name(t, at) : "");
     if (e->budget.text_over)
-        return td_fail(err, TD_ERR_INVALID, "text of %zu bytes: tokenizer.json's %s makes more than %zu bytes of it", n_bytes, which,
-                       e->budget.max_text_bytes);
+        return td_fail(err, TD_ERR_INVALID,
+                       "text of %zu bytes: tokenizer.json's %s makes more than %zu bytes of it",
+                       n_bytes, which, e->budget.max_text_bytes);
     if (e->budget.heap_over)
-        return td_fail(err, TD_ERR_INVALID, "text of %zu bytes: tokenizer.json's %s needs more than %zu bytes of memory", n_bytes, which,
-                       e->budget.max_heap_bytes);
-    return td_fail(err, TD_ERR_INVALID, "text of %zu bytes: tokenizer.json's %s has a regex that needs too many steps", n_bytes, which);
+        return td_fail(err, TD_ERR_INVALID,
+                       "text of %zu bytes: tokenizer.json's %s needs more than %zu bytes of memory",
+                       n_bytes, which, e->budget.max_heap_bytes);
+    return td_fail(err, TD_ERR_INVALID,
+                   "text of %zu bytes: tokenizer.json's %s has a regex that needs too many steps",
+                   n_bytes, which);
 }
 
-td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes, bool add_special, size_t max_tokens,
-                              struct td_token_list *list, struct td_err *err)
+td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes,
+                              bool add_special, size_t max_tokens, struct td_token_list *list,
+                              struct td_err *err)
 {
     size_t at, n_before = list->n;
-    if (n_bytes > TD_TOK_TEXT_MAX_BYTES) return td_fail(err, TD_ERR_LIMIT, "text has %zu bytes, at most %zu", n_bytes, TD_TOK_TEXT_MAX_BYTES);
-    if (!td_utf8_valid(text, n_bytes, &at)) return td_fail(err, TD_ERR_INVALID, "text is not valid UTF-8 at byte %zu", at);
+    if (n_bytes > TD_TOK_TEXT_MAX_BYTES)
+        return td_fail(err, TD_ERR_LIMIT, "text has %zu bytes, at most %zu", n_bytes,
+                       TD_TOK_TEXT_MAX_BYTES);
+    if (!td_utf8_valid(text, n_bytes, &at))
+        return td_fail(err, TD_ERR_INVALID, "text is not valid UTF-8 at byte %zu", at);
     struct encoding e = {.budget = td_tok_budget_of(n_bytes), .norm_at = SIZE_MAX};
     e.a.buf.budget = e.b.buf.budget = e.normal.budget = e.tmp.budget = e.bpe.budget = &e.budget;
     struct td_tok_text *from = &e.b, *to = &e.a;
@@ -81,11 +99,15 @@ td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, si
     if (!s && add_special) s = add_ids(t->before, t->n_before, max_tokens, list);
     for (size_t i = 0; i < from->n && !s; i++) {
         const struct td_tok_piece *piece = &from->pieces[i];
-        if (piece->id >= 0) s = add_ids(&piece->id, 1, max_tokens, list);
-        else s = td_bpe_encode_word(&t->bpe, &e.bpe, from->buf.bytes + piece->start, piece->n, max_tokens, list);
+        if (piece->id >= 0)
+            s = add_ids(&piece->id, 1, max_tokens, list);
+        else
+            s = td_bpe_encode_word(&t->bpe, &e.bpe, from->buf.bytes + piece->start, piece->n,
+                                   max_tokens, list);
     }
     if (!s && add_special) s = add_ids(t->after, t->n_after, max_tokens, list);
-    if (s == TD_ERR_LIMIT && e.budget.heap_over) s = over_budget(t, &e, n_bytes, "model", 0, 1, err);
+    if (s == TD_ERR_LIMIT && e.budget.heap_over)
+        s = over_budget(t, &e, n_bytes, "model", 0, 1, err);
     if (s == TD_ERR_LIMIT) td_fail(err, s, "text has more than %zu tokens", max_tokens);
     if (s == TD_ERR_NOMEM) td_fail(err, s, "no memory to encode %zu bytes of text", n_bytes);
     if (s) list->n = n_before;

@@ -1,6 +1,7 @@
 /* tokenizer_internal.h - a tokenizer.json once it is read. Private to common/text/tokenizer*.c.
  *
- * Sequences are flattened at load: each kind of component is an array of operations, applied in order. */
+ * Sequences are flattened at load: each kind of component is an array of operations, applied in
+ * order. */
 #ifndef TD_TEXT_TOKENIZER_INTERNAL_H
 #define TD_TEXT_TOKENIZER_INTERNAL_H
 
@@ -13,53 +14,78 @@
 
 #define TD_TOK_OPS_MAX 64 /* operations of one kind, and special tokens around a text */
 
-struct td_tok_added { int32_t id; bool special, single_word, lstrip, rstrip, normalized; };
+struct td_tok_added {
+    int32_t id;
+    bool special, single_word, lstrip, rstrip, normalized;
+};
 
 /* Patterns of one matching round as a trie over bytes: leftmost match, longest first. */
-struct td_tok_trie_node { int32_t child, sibling, added; uint8_t byte; }; /* -1: none; added: index into td_tokenizer.added */
+/* -1: none; added: index into td_tokenizer.added */
+struct td_tok_trie_node {
+    int32_t child, sibling, added;
+    uint8_t byte;
+};
 struct td_tok_trie {
     struct td_tok_trie_node *nodes; /* node 0 is the root */
     size_t n, capacity;
-    int32_t first[256];             /* the root's children by byte; 0: none */
+    int32_t first[256]; /* the root's children by byte; 0: none */
 };
 
-enum td_tok_normalizer { TD_NORM_PREPEND, TD_NORM_REPLACE, TD_NORM_UNICODE, TD_NORM_STRIP, TD_NORM_LOWERCASE, TD_NORM_BYTE_LEVEL };
+enum td_tok_normalizer {
+    TD_NORM_PREPEND,
+    TD_NORM_REPLACE,
+    TD_NORM_UNICODE,
+    TD_NORM_STRIP,
+    TD_NORM_LOWERCASE,
+    TD_NORM_BYTE_LEVEL
+};
 struct td_tok_norm_op {
     enum td_tok_normalizer kind;
-    struct td_tok_pattern pattern;  /* REPLACE */
-    char *content;                  /* PREPEND, REPLACE */
+    struct td_tok_pattern pattern; /* REPLACE */
+    char *content;                 /* PREPEND, REPLACE */
     size_t n_content;
-    bool compose, compat;           /* UNICODE: NFC, NFD, NFKC, NFKD */
-    bool left, right;               /* STRIP */
+    bool compose, compat; /* UNICODE: NFC, NFD, NFKC, NFKD */
+    bool left, right;     /* STRIP */
 };
 
 enum td_tok_pre { TD_PRE_BYTE_LEVEL, TD_PRE_SPLIT, TD_PRE_METASPACE };
-enum td_tok_behavior { TD_SPLIT_REMOVED, TD_SPLIT_ISOLATED, TD_SPLIT_PREVIOUS, TD_SPLIT_NEXT, TD_SPLIT_CONTIGUOUS };
+enum td_tok_behavior {
+    TD_SPLIT_REMOVED,
+    TD_SPLIT_ISOLATED,
+    TD_SPLIT_PREVIOUS,
+    TD_SPLIT_NEXT,
+    TD_SPLIT_CONTIGUOUS
+};
 enum td_tok_prepend { TD_PREPEND_ALWAYS, TD_PREPEND_FIRST, TD_PREPEND_NEVER };
 struct td_tok_pre_op {
     enum td_tok_pre kind;
-    bool add_prefix_space;          /* BYTE_LEVEL */
-    bool split;                     /* BYTE_LEVEL (use_regex), METASPACE: `pattern` is used */
+    bool add_prefix_space; /* BYTE_LEVEL */
+    bool split;            /* BYTE_LEVEL (use_regex), METASPACE: `pattern` is used */
     struct td_tok_pattern pattern;
-    enum td_tok_behavior behavior;  /* SPLIT; BYTE_LEVEL: isolated; METASPACE: merged with next */
-    bool invert;                    /* SPLIT */
-    enum td_tok_prepend prepend;    /* METASPACE */
+    enum td_tok_behavior behavior; /* SPLIT; BYTE_LEVEL: isolated; METASPACE: merged with next */
+    bool invert;                   /* SPLIT */
+    enum td_tok_prepend prepend;   /* METASPACE */
     char replacement[4];
     int n_replacement;
 };
 
 enum td_tok_decoder {
-    TD_DEC_BYTE_LEVEL, TD_DEC_BYTE_FALLBACK, TD_DEC_FUSE, TD_DEC_REPLACE, TD_DEC_STRIP, TD_DEC_METASPACE,
+    TD_DEC_BYTE_LEVEL,
+    TD_DEC_BYTE_FALLBACK,
+    TD_DEC_FUSE,
+    TD_DEC_REPLACE,
+    TD_DEC_STRIP,
+    TD_DEC_METASPACE,
     TD_DEC_JOIN, /* no decoder in the file: tokens joined by spaces */
 };
 struct td_tok_dec_op {
     enum td_tok_decoder kind;
-    struct td_tok_pattern pattern;  /* REPLACE */
-    char *content;                  /* REPLACE */
+    struct td_tok_pattern pattern; /* REPLACE */
+    char *content;                 /* REPLACE */
     size_t n_content;
-    uint32_t cp;                    /* STRIP content, METASPACE replacement */
-    uint32_t start, stop;           /* STRIP */
-    bool drop_first;                /* METASPACE: prepend_scheme is not never */
+    uint32_t cp;          /* STRIP content, METASPACE replacement */
+    uint32_t start, stop; /* STRIP */
+    bool drop_first;      /* METASPACE: prepend_scheme is not never */
 };
 
 struct td_tokenizer {
@@ -77,27 +103,35 @@ struct td_tokenizer {
 
 /* tokenizer_parts.c: the components of tokenizer.json. `json` may be NULL (absent or null). */
 td_status td_tok_parse_normalizer(struct td_tokenizer *t, const json_t *json, struct td_err *err);
-td_status td_tok_parse_pre_tokenizer(struct td_tokenizer *t, const json_t *json, struct td_err *err);
-td_status td_tok_parse_post_processor(struct td_tokenizer *t, const json_t *json, struct td_err *err);
+td_status td_tok_parse_pre_tokenizer(struct td_tokenizer *t, const json_t *json,
+                                     struct td_err *err);
+td_status td_tok_parse_post_processor(struct td_tokenizer *t, const json_t *json,
+                                      struct td_err *err);
 td_status td_tok_parse_decoder(struct td_tokenizer *t, const json_t *json, struct td_err *err);
 /* Refuses keys of obj that are not in `known`, a space-separated list. */
-td_status td_tok_only_keys(const json_t *obj, const char *what, const char *known, struct td_err *err);
+td_status td_tok_only_keys(const json_t *obj, const char *what, const char *known,
+                           struct td_err *err);
 
-/* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are cleared first; what is allocated
- * counts in out's budget. *ret_front_lost: the first character left does not come from the first of the text. *ret_at: the operation that failed. */
-td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
-                           struct td_tok_buf *tmp, bool *ret_front_lost, size_t *ret_at);
+/* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are
+ * cleared first; what is allocated counts in out's budget. *ret_front_lost: the first character
+ * left does not come from the first of the text. *ret_at: the operation that failed. */
+td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text,
+                           size_t n, struct td_tok_buf *out, struct td_tok_buf *tmp,
+                           bool *ret_front_lost, size_t *ret_at);
 
-const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at); /* as in tokenizer.json; static storage */
+/* as in tokenizer.json; static storage */
+const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at);
 
 /* tokenizer_added.c: added tokens in text. */
 td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, int32_t added);
 void td_tok_trie_free(struct td_tok_trie *trie);
-/* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as for td_tok_text_add_piece, for the piece at `start`. */
-td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie, struct td_tok_text *out, size_t start, size_t n,
-                             bool first);
+/* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as for
+ * td_tok_text_add_piece, for the piece at `start`. */
+td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie,
+                             struct td_tok_text *out, size_t start, size_t n, bool first);
 
 /* tokenizer_split.c: one pre-tokenizer; `out` is cleared first. */
-td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m, const struct td_tok_text *in, struct td_tok_text *out);
+td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
+                              const struct td_tok_text *in, struct td_tok_text *out);
 
 #endif

@@ -1,7 +1,8 @@
 /* tokenizer_normalize.c - the normalizers: each reads one buffer and writes the other.
  *
- * Unicode forms: utf8proc decomposes characters and composes sequences; canonical ordering between the two is ours, because utf8proc sorts
- * runs of combining marks by insertion, and a megabyte of marks would take hours. */
+ * Unicode forms: utf8proc decomposes characters and composes sequences; canonical ordering
+ * between the two is ours, because utf8proc sorts runs of combining marks by insertion, and a
+ * megabyte of marks would take hours. */
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -10,26 +11,35 @@
 
 #define CCC_MAX 256
 
-struct code_points { int32_t *v; size_t n, capacity; struct td_tok_budget *budget; };
+struct code_points {
+    int32_t *v;
+    size_t n, capacity;
+    struct td_tok_budget *budget;
+};
 
 static td_status grow(struct code_points *c, size_t room)
 {
     if (c->capacity - c->n >= room) return TD_OK;
-    if (c->budget && c->n > c->budget->max_text_bytes) { /* composing leaves fewer, but never so few */
+    if (c->budget && c->n > c->budget->max_text_bytes) {
+        /* composing leaves fewer, but never so few */
         c->budget->text_over = true;
         return TD_ERR_LIMIT;
     }
     size_t capacity = c->capacity ? c->capacity * 2 : 256;
     while (capacity < c->n + room) capacity *= 2;
     td_status s;
-    int32_t *grown = td_tok_grow(c->budget, c->v, c->capacity * sizeof *grown, capacity * sizeof *grown, &s);
+    int32_t *grown =
+        td_tok_grow(c->budget, c->v, c->capacity * sizeof *grown, capacity * sizeof *grown, &s);
     if (!grown) return s;
     c->v = grown;
     c->capacity = capacity;
     return TD_OK;
 }
 
-static unsigned ccc(int32_t cp) { return (unsigned)utf8proc_get_property(cp)->combining_class & (CCC_MAX - 1); }
+static unsigned ccc(int32_t cp)
+{
+    return (unsigned)utf8proc_get_property(cp)->combining_class & (CCC_MAX - 1);
+}
 
 /* Stable sort by combining class of a run of marks (class > 0): counting sort, linear. */
 static td_status sort_marks(struct td_tok_budget *budget, int32_t *run, size_t n)
@@ -49,7 +59,8 @@ static td_status sort_marks(struct td_tok_budget *budget, int32_t *run, size_t n
     return TD_OK;
 }
 
-static td_status unicode_form(const struct td_tok_norm_op *op, const char *text, size_t n, struct td_tok_buf *out)
+static td_status unicode_form(const struct td_tok_norm_op *op, const char *text, size_t n,
+                              struct td_tok_buf *out)
 {
     bool ascii = true;
     for (size_t i = 0; i < n && ascii; i++) ascii = (uint8_t)text[i] < 0x80;
@@ -64,8 +75,9 @@ static td_status unicode_form(const struct td_tok_norm_op *op, const char *text,
         i += (size_t)len;
         s = grow(&c, 32); /* the longest decomposition has 18 characters */
         if (s) break;
-        utf8proc_ssize_t more = utf8proc_decompose_char((int32_t)cp, c.v + c.n, (utf8proc_ssize_t)(c.capacity - c.n),
-                                                        (utf8proc_option_t)(UTF8PROC_DECOMPOSE | (op->compat ? UTF8PROC_COMPAT : 0)), NULL);
+        utf8proc_ssize_t more = utf8proc_decompose_char(
+            (int32_t)cp, c.v + c.n, (utf8proc_ssize_t)(c.capacity - c.n),
+            (utf8proc_option_t)(UTF8PROC_DECOMPOSE | (op->compat ? UTF8PROC_COMPAT : 0)), NULL);
         if (more < 0 || (size_t)more > c.capacity - c.n) s = TD_ERR_INTERNAL;
         for (utf8proc_ssize_t k = 0; k < more && !s; k++) {
             if (!ccc(c.v[c.n])) {
@@ -77,30 +89,36 @@ static td_status unicode_form(const struct td_tok_norm_op *op, const char *text,
     }
     if (!s) s = sort_marks(c.budget, c.v + run, c.n - run);
     if (!s && op->compose) {
-        utf8proc_ssize_t n_composed = utf8proc_normalize_utf32(c.v, (utf8proc_ssize_t)c.n, (utf8proc_option_t)(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
-        if (n_composed < 0) s = TD_ERR_INTERNAL;
-        else c.n = (size_t)n_composed;
+        utf8proc_ssize_t n_composed = utf8proc_normalize_utf32(
+            c.v, (utf8proc_ssize_t)c.n, (utf8proc_option_t)(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+        if (n_composed < 0)
+            s = TD_ERR_INTERNAL;
+        else
+            c.n = (size_t)n_composed;
     }
     for (size_t i = 0; i < c.n && !s; i++) s = td_tok_buf_append_cp(out, (uint32_t)c.v[i]);
     td_tok_release(c.budget, c.v, c.capacity * sizeof *c.v);
     return s;
 }
 
-static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
-                         bool *front_lost)
+static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m,
+                         const char *text, size_t n, struct td_tok_buf *out, bool *front_lost)
 {
     struct td_tok_spans spans = {.budget = out->budget};
     td_status s = td_tok_pattern_spans(&op->pattern, m, text, n, &spans);
     for (size_t i = 0; i < spans.n && !s; i++) {
-        if (spans.v[i].is_match) s = td_tok_buf_append(out, op->content, op->n_content);
-        else s = td_tok_buf_append(out, text + spans.v[i].start, spans.v[i].end - spans.v[i].start);
+        if (spans.v[i].is_match)
+            s = td_tok_buf_append(out, op->content, op->n_content);
+        else
+            s = td_tok_buf_append(out, text + spans.v[i].start, spans.v[i].end - spans.v[i].start);
     }
     if (spans.n && spans.v[0].is_match && !op->n_content) *front_lost = true;
     td_tok_spans_free(&spans);
     return s;
 }
 
-static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t n, struct td_tok_buf *out, bool *front_lost)
+static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t n,
+                       struct td_tok_buf *out, bool *front_lost)
 {
     size_t start = 0;
     uint32_t cp;
@@ -118,7 +136,8 @@ static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t
     return td_tok_buf_append(out, text + start, n - start);
 }
 
-/* Rust's char::to_lowercase: the simple mapping, but for the one character whose full mapping is longer. */
+/* Rust's char::to_lowercase: the simple mapping, but for the one character whose full mapping is
+ * longer. */
 static td_status lowercase(const char *text, size_t n, struct td_tok_buf *out)
 {
     td_status s = TD_OK;
@@ -126,40 +145,49 @@ static td_status lowercase(const char *text, size_t n, struct td_tok_buf *out)
         uint32_t cp;
         int len = td_utf8_next(text + i, n - i, &cp);
         if (len <= 0) len = 1, cp = 0xFFFD;
-        if (cp == 0x130) s = td_tok_buf_append(out, "i\xCC\x87", 3);
-        else s = td_tok_buf_append_cp(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)cp));
+        if (cp == 0x130)
+            s = td_tok_buf_append(out, "i\xCC\x87", 3);
+        else
+            s = td_tok_buf_append_cp(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)cp));
         i += (size_t)len;
     }
     return s;
 }
 
-static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
-                       bool *front_lost)
+static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text,
+                       size_t n, struct td_tok_buf *out, bool *front_lost)
 {
     td_status s = TD_OK;
     switch (op->kind) {
     case TD_NORM_PREPEND:
         if (n) s = td_tok_buf_append(out, op->content, op->n_content);
         return s ? s : td_tok_buf_append(out, text, n);
-    case TD_NORM_REPLACE: return replace(op, m, text, n, out, front_lost);
-    case TD_NORM_UNICODE: return unicode_form(op, text, n, out);
-    case TD_NORM_STRIP: return strip(op, text, n, out, front_lost);
-    case TD_NORM_LOWERCASE: return lowercase(text, n, out);
+    case TD_NORM_REPLACE:
+        return replace(op, m, text, n, out, front_lost);
+    case TD_NORM_UNICODE:
+        return unicode_form(op, text, n, out);
+    case TD_NORM_STRIP:
+        return strip(op, text, n, out, front_lost);
+    case TD_NORM_LOWERCASE:
+        return lowercase(text, n, out);
     case TD_NORM_BYTE_LEVEL:
-        for (size_t i = 0; i < n && !s; i++) s = td_tok_buf_append_cp(out, td_byte_to_cp((uint8_t)text[i]));
+        for (size_t i = 0; i < n && !s; i++)
+            s = td_tok_buf_append_cp(out, td_byte_to_cp((uint8_t)text[i]));
         return s;
     }
     return TD_ERR_INTERNAL;
 }
 
-td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_buf *out,
-                           struct td_tok_buf *tmp, bool *ret_front_lost, size_t *ret_at)
+td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text,
+                           size_t n, struct td_tok_buf *out, struct td_tok_buf *tmp,
+                           bool *ret_front_lost, size_t *ret_at)
 {
     *ret_at = 0;
     *ret_front_lost = false;
     out->n = tmp->n = 0;
     if (!t->n_norm) return td_tok_buf_append(out, text, n);
-    struct td_tok_buf *to = t->n_norm % 2 ? out : tmp, *other = t->n_norm % 2 ? tmp : out; /* so that the last one writes `out` */
+    /* so that the last one writes `out` */
+    struct td_tok_buf *to = t->n_norm % 2 ? out : tmp, *other = t->n_norm % 2 ? tmp : out;
     td_status s = TD_OK;
     for (size_t i = 0; i < t->n_norm && !s; i++) {
         to->n = 0;
@@ -176,10 +204,14 @@ td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *
 
 const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at)
 {
-    static const char *const names[] = {[TD_NORM_PREPEND] = "Prepend", [TD_NORM_REPLACE] = "Replace", [TD_NORM_STRIP] = "Strip",
-                                        [TD_NORM_LOWERCASE] = "Lowercase", [TD_NORM_BYTE_LEVEL] = "ByteLevel"};
+    static const char *const names[] = {[TD_NORM_PREPEND] = "Prepend",
+                                        [TD_NORM_REPLACE] = "Replace",
+                                        [TD_NORM_STRIP] = "Strip",
+                                        [TD_NORM_LOWERCASE] = "Lowercase",
+                                        [TD_NORM_BYTE_LEVEL] = "ByteLevel"};
     if (at >= t->n_norm) return "none";
     const struct td_tok_norm_op *op = &t->norm[at];
-    if (op->kind == TD_NORM_UNICODE) return op->compat ? op->compose ? "NFKC" : "NFKD" : op->compose ? "NFC" : "NFD";
+    if (op->kind == TD_NORM_UNICODE)
+        return op->compat ? op->compose ? "NFKC" : "NFKD" : op->compose ? "NFC" : "NFD";
     return names[op->kind];
 }

@@ -1,16 +1,22 @@
 /* tokenizer_regex.c - Oniguruma's dialect rewritten for PCRE2, and the walk over all matches.
  *
- * Hugging Face compiles patterns with Oniguruma's own syntax over Unicode. PCRE2 reads most of it alike under UTF|UCP; the differences that
- * matter are rewritten, and every construct that is neither known to be the same nor rewritten is refused by name:
- *   \s \S    PCRE2 counts U+180E as space, Unicode since 6.3 does not                   -> an explicit class
- *   \w \W \b PCRE2's words have no marks and no connectors but "_"                      -> explicit classes, look-arounds
+ * Hugging Face compiles patterns with Oniguruma's own syntax over Unicode. PCRE2 reads most of it
+ * alike under UTF|UCP; the differences that matter are rewritten, and every construct that is
+ * neither known to be the same nor rewritten is refused by name:
+ *   \s \S    PCRE2 counts U+180E as space, Unicode since 6.3 does not                   -> an
+ *            explicit class
+ *   \w \W \b PCRE2's words have no marks and no connectors but "_"                      -> explicit
+ *       classes, look-arounds
  *   \v       one character in Oniguruma, a class in PCRE2                               -> \x0B
- *   \p{Han}  script, not PCRE2's script extensions; long names of general categories    -> \p{sc:Han}, \p{L}
- *   (?m)     Oniguruma's word for "dot matches newline"; ^ and $ always mean lines      -> (?s), PCRE2_MULTILINE
+ *   \p{Han}  script, not PCRE2's script extensions; long names of general categories    ->
+ *       \p{sc:Han}, \p{L}
+ *   (?m)     Oniguruma's word for "dot matches newline"; ^ and $ always mean lines      -> (?s),
+ *            PCRE2_MULTILINE
  *   {,n}     {0,n};   [a[bc]]  a nested set is a union                                  -> [abc]
  *
- * After each match the search goes on at its end; an empty match right there is skipped by one character. That is the rule of the onig
- * crate's find_iter, and it decides nothing but patterns that can match nothing. */
+ * After each match the search goes on at its end; an empty match right there is skipped by one
+ * character. That is the rule of the onig crate's find_iter, and it decides nothing but patterns
+ * that can match nothing. */
 #include "common/text/tokenizer_regex.h"
 
 #include <ctype.h>
@@ -25,8 +31,11 @@
 #define JIT_STACK_MAX_BYTES (8u << 20)
 
 #define SPACE_SET "\\x09-\\x0d\\x{85}\\p{Z}"
-#define WORD_SET "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
-#define LONE_WORD_SET WORD_SET "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* outside sets Oniguruma asks a Latin-1 table that has these */
+#define WORD_SET                                                                                   \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{"     \
+    "1f169}\\x{1f170}-\\x{1f189}"
+/* outside sets Oniguruma asks a Latin-1 table that has these */
+#define LONE_WORD_SET WORD_SET "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 #define WORD "[" LONE_WORD_SET "]"
 
 struct translation {
@@ -39,10 +48,15 @@ struct translation {
 
 static td_status refuse(const struct translation *t, const char *construct)
 {
-    return td_fail(t->err, TD_ERR_UNSUPPORTED, "%s: regex construct %s at byte %zu is not supported", t->what, construct, t->at);
+    return td_fail(t->err, TD_ERR_UNSUPPORTED,
+                   "%s: regex construct %s at byte %zu is not supported", t->what, construct,
+                   t->at);
 }
 
-static td_status put(struct translation *t, const char *text) { return td_tok_buf_append(t->out, text, strlen(text)); }
+static td_status put(struct translation *t, const char *text)
+{
+    return td_tok_buf_append(t->out, text, strlen(text));
+}
 
 static td_status copy(struct translation *t, size_t n)
 {
@@ -61,12 +75,37 @@ static bool next_is(const struct translation *t, const char *text)
 static td_status property(struct translation *t)
 {
     static const char *const long_names[][2] = {
-        {"letter", "L"}, {"uppercaseletter", "Lu"}, {"lowercaseletter", "Ll"}, {"titlecaseletter", "Lt"}, {"modifierletter", "Lm"},
-        {"otherletter", "Lo"}, {"mark", "M"}, {"nonspacingmark", "Mn"}, {"spacingmark", "Mc"}, {"enclosingmark", "Me"}, {"number", "N"},
-        {"decimalnumber", "Nd"}, {"letternumber", "Nl"}, {"othernumber", "No"}, {"punctuation", "P"}, {"symbol", "S"}, {"mathsymbol", "Sm"},
-        {"currencysymbol", "Sc"}, {"modifiersymbol", "Sk"}, {"othersymbol", "So"}, {"separator", "Z"}, {"spaceseparator", "Zs"},
-        {"other", "C"}, {"control", "Cc"}, {"format", "Cf"}, {"any", "Any"}, {"alphabetic", "Alphabetic"}, {"uppercase", "Uppercase"},
-        {"lowercase", "Lowercase"}, {"whitespace", "White_Space"}, {"emoji", "Emoji"},
+        {"letter", "L"},
+        {"uppercaseletter", "Lu"},
+        {"lowercaseletter", "Ll"},
+        {"titlecaseletter", "Lt"},
+        {"modifierletter", "Lm"},
+        {"otherletter", "Lo"},
+        {"mark", "M"},
+        {"nonspacingmark", "Mn"},
+        {"spacingmark", "Mc"},
+        {"enclosingmark", "Me"},
+        {"number", "N"},
+        {"decimalnumber", "Nd"},
+        {"letternumber", "Nl"},
+        {"othernumber", "No"},
+        {"punctuation", "P"},
+        {"symbol", "S"},
+        {"mathsymbol", "Sm"},
+        {"currencysymbol", "Sc"},
+        {"modifiersymbol", "Sk"},
+        {"othersymbol", "So"},
+        {"separator", "Z"},
+        {"spaceseparator", "Zs"},
+        {"other", "C"},
+        {"control", "Cc"},
+        {"format", "Cf"},
+        {"any", "Any"},
+        {"alphabetic", "Alphabetic"},
+        {"uppercase", "Uppercase"},
+        {"lowercase", "Lowercase"},
+        {"whitespace", "White_Space"},
+        {"emoji", "Emoji"},
     };
     bool negated = t->in[t->at + 1] == 'P';
     size_t i = t->at + 2;
@@ -76,7 +115,8 @@ static td_status property(struct translation *t)
     char name[40], plain[40];
     size_t n = 0, n_plain = 0;
     for (; i < t->n && t->in[i] != '}'; i++) {
-        if (n + 1 >= sizeof name || !(isalnum((unsigned char)t->in[i]) || t->in[i] == '_')) return refuse(t, "\\p{} of this form");
+        if (n + 1 >= sizeof name || !(isalnum((unsigned char)t->in[i]) || t->in[i] == '_'))
+            return refuse(t, "\\p{} of this form");
         name[n++] = t->in[i];
         if (t->in[i] != '_') plain[n_plain++] = (char)tolower((unsigned char)t->in[i]);
     }
@@ -100,10 +140,13 @@ static td_status code_point(struct translation *t)
     bool braces = t->in[t->at + 1] == 'x' && i < t->n && t->in[i] == '{';
     size_t max = braces ? 6 : t->in[t->at + 1] == 'x' ? 2 : 4;
     char hex[8];
-    for (i += braces; i < t->n && n < max && isxdigit((unsigned char)t->in[i]); i++) hex[n++] = t->in[i];
+    for (i += braces; i < t->n && n < max && isxdigit((unsigned char)t->in[i]); i++)
+        hex[n++] = t->in[i];
     hex[n] = '\0';
-    if (braces ? i == t->n || t->in[i] != '}' || !n : n != max) return refuse(t, "\\x or \\u of this form");
-    if (!braces && max == 2 && hex[0] > '7') return refuse(t, "\\xHH that is half a UTF-8 character");
+    if (braces ? i == t->n || t->in[i] != '}' || !n : n != max)
+        return refuse(t, "\\x or \\u of this form");
+    if (!braces && max == 2 && hex[0] > '7')
+        return refuse(t, "\\xHH that is half a UTF-8 character");
     t->at = i + braces;
     td_status s = put(t, "\\x{");
     if (!s) s = put(t, hex);
@@ -114,21 +157,53 @@ static td_status escape(struct translation *t, bool in_set)
 {
     if (t->at + 1 >= t->n) return refuse(t, "\\ at the end");
     char c = t->in[t->at + 1];
-    if (!isalnum((unsigned char)c)) return copy(t, (uint8_t)c < 0x80 ? 2 : 1); /* an escaped character is itself */
+    /* an escaped character is itself */
+    if (!isalnum((unsigned char)c)) return copy(t, (uint8_t)c < 0x80 ? 2 : 1);
     const char *now = NULL;
     switch (c) {
-    case 's': now = in_set ? SPACE_SET : "[" SPACE_SET "]"; break;
-    case 'S': now = in_set ? "\\S\\x{180e}" : "[^" SPACE_SET "]"; break;
-    case 'w': now = in_set ? WORD_SET : WORD; break;
-    case 'W': now = in_set ? NULL : "[^" LONE_WORD_SET "]"; break;
-    case 'b': now = in_set ? "\\x08" : "(?:(?<=" WORD ")(?!" WORD ")|(?<!" WORD ")(?=" WORD "))"; break;
-    case 'B': now = in_set ? NULL : "(?:(?<=" WORD ")(?=" WORD ")|(?<!" WORD ")(?!" WORD "))"; break;
-    case 'v': now = "\\x0b"; break;
-    case 'd': case 'D': case 'r': case 'n': case 't': case 'f': case 'a': case 'e': return copy(t, 2);
-    case 'A': case 'z': case 'Z': if (!in_set) return copy(t, 2); break;
-    case 'p': case 'P': return property(t);
-    case 'x': case 'u': return code_point(t);
-    default: break;
+    case 's':
+        now = in_set ? SPACE_SET : "[" SPACE_SET "]";
+        break;
+    case 'S':
+        now = in_set ? "\\S\\x{180e}" : "[^" SPACE_SET "]";
+        break;
+    case 'w':
+        now = in_set ? WORD_SET : WORD;
+        break;
+    case 'W':
+        now = in_set ? NULL : "[^" LONE_WORD_SET "]";
+        break;
+    case 'b':
+        now = in_set ? "\\x08" : "(?:(?<=" WORD ")(?!" WORD ")|(?<!" WORD ")(?=" WORD "))";
+        break;
+    case 'B':
+        now = in_set ? NULL : "(?:(?<=" WORD ")(?=" WORD ")|(?<!" WORD ")(?!" WORD "))";
+        break;
+    case 'v':
+        now = "\\x0b";
+        break;
+    case 'd':
+    case 'D':
+    case 'r':
+    case 'n':
+    case 't':
+    case 'f':
+    case 'a':
+    case 'e':
+        return copy(t, 2);
+    case 'A':
+    case 'z':
+    case 'Z':
+        if (!in_set) return copy(t, 2);
+        break;
+    case 'p':
+    case 'P':
+        return property(t);
+    case 'x':
+    case 'u':
+        return code_point(t);
+    default:
+        break;
     }
     if (!now) {
         char construct[16];
@@ -178,7 +253,8 @@ static td_status group(struct translation *t)
     size_t i = t->at + 2;
     td_status s = put(t, "(?");
     for (; i < t->n && !s; i++) {
-        if (t->in[i] == ')' && t->at != 0) return refuse(t, "(?i) in the middle (its reach differs)");
+        if (t->in[i] == ')' && t->at != 0)
+            return refuse(t, "(?i) in the middle (its reach differs)");
         if (t->in[i] == ':' || t->in[i] == ')') {
             t->at = i;
             return copy(t, 1);
@@ -202,7 +278,8 @@ static bool interval(const struct translation *t, size_t *ret_n, bool *ret_no_lo
     return true;
 }
 
-td_status td_tok_regex_translate(const char *onig, size_t n, struct td_tok_buf *out, const char *what, struct td_err *err)
+td_status td_tok_regex_translate(const char *onig, size_t n, struct td_tok_buf *out,
+                                 const char *what, struct td_err *err)
 {
     struct translation t = {.in = onig, .n = n, .out = out, .what = what, .err = err};
     td_status s = TD_OK;
@@ -222,7 +299,8 @@ td_status td_tok_regex_translate(const char *onig, size_t n, struct td_tok_buf *
                 t.at++, n_interval--;
             }
             if (!s) s = copy(&t, n_interval);
-            if (!s && next_is(&t, "+")) return refuse(&t, "{}+ (possessive in PCRE2, a repeat in Oniguruma)");
+            if (!s && next_is(&t, "+"))
+                return refuse(&t, "{}+ (possessive in PCRE2, a repeat in Oniguruma)");
         } else {
             s = c == '{' || c == '}' ? put(&t, "\\") : TD_OK;
             if (!s) s = copy(&t, 1);
@@ -231,9 +309,12 @@ td_status td_tok_regex_translate(const char *onig, size_t n, struct td_tok_buf *
     return s;
 }
 
-td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what, struct td_tok_pattern *ret_pattern, struct td_err *err)
+td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what,
+                               struct td_tok_pattern *ret_pattern, struct td_err *err)
 {
-    if (n > PATTERN_MAX_BYTES) return td_fail(err, TD_ERR_LIMIT, "%s: regex has %zu bytes, at most %d", what, n, PATTERN_MAX_BYTES);
+    if (n > PATTERN_MAX_BYTES)
+        return td_fail(err, TD_ERR_LIMIT, "%s: regex has %zu bytes, at most %d", what, n,
+                       PATTERN_MAX_BYTES);
     struct td_tok_buf pcre = {0};
     td_status s = td_tok_regex_translate(onig, n, &pcre, what, err);
     if (s) {
@@ -247,26 +328,31 @@ td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what, str
         pcre2_set_newline(context, PCRE2_NEWLINE_LF);
         pcre2_set_parens_nest_limit(context, NEST_MAX);
     }
-    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)(pcre.n ? pcre.bytes : ""), pcre.n,
-                                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
+    pcre2_code *compiled = pcre2_compile(
+        (PCRE2_SPTR)(pcre.n ? pcre.bytes : ""), pcre.n,
+        PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
     pcre2_compile_context_free(context);
     if (!compiled) {
         char message[160] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)message, sizeof message);
-        s = td_fail(err, TD_ERR_INVALID, "%s: invalid regex: %s (at byte %zu of \"%.*s\")", what, message, at,
-                    (int)(pcre.n > 200 ? 200 : pcre.n), pcre.n ? pcre.bytes : "");
+        s = td_fail(err, TD_ERR_INVALID, "%s: invalid regex: %s (at byte %zu of \"%.*s\")", what,
+                    message, at, (int)(pcre.n > 200 ? 200 : pcre.n), pcre.n ? pcre.bytes : "");
     } else {
-        pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE); /* without it pcre2_match interprets: slower, the same answers */
+        /* without it pcre2_match interprets: slower, the same answers */
+        pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
         *ret_pattern = (struct td_tok_pattern){.code = compiled};
     }
     td_tok_buf_free(&pcre);
     return s;
 }
 
-td_status td_tok_pattern_literal(const char *text, size_t n, const char *what, struct td_tok_pattern *ret_pattern, struct td_err *err)
+td_status td_tok_pattern_literal(const char *text, size_t n, const char *what,
+                                 struct td_tok_pattern *ret_pattern, struct td_err *err)
 {
     if (!n) return td_fail(err, TD_ERR_INVALID, "%s: the pattern string is empty", what);
-    if (n > PATTERN_MAX_BYTES) return td_fail(err, TD_ERR_LIMIT, "%s: the pattern string has %zu bytes, at most %d", what, n, PATTERN_MAX_BYTES);
+    if (n > PATTERN_MAX_BYTES)
+        return td_fail(err, TD_ERR_LIMIT, "%s: the pattern string has %zu bytes, at most %d", what,
+                       n, PATTERN_MAX_BYTES);
     char *literal = malloc(n);
     if (!literal) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
     memcpy(literal, text, n);
@@ -294,7 +380,8 @@ td_status td_tok_spans_add(struct td_tok_spans *spans, size_t start, size_t end,
     if (spans->n == spans->capacity) {
         size_t capacity = spans->capacity ? spans->capacity * 2 : 64;
         td_status s;
-        struct td_tok_span *grown = td_tok_grow(spans->budget, spans->v, spans->capacity * sizeof *grown, capacity * sizeof *grown, &s);
+        struct td_tok_span *grown = td_tok_grow(
+            spans->budget, spans->v, spans->capacity * sizeof *grown, capacity * sizeof *grown, &s);
         if (!grown) return s;
         spans->v = grown;
         spans->capacity = capacity;
@@ -310,8 +397,8 @@ void td_tok_spans_free(struct td_tok_spans *spans)
 }
 
 /* The next match at or after `from`: TD_OK, or TD_ERR_NOT_FOUND, TD_ERR_LIMIT, TD_ERR_NOMEM. */
-static td_status find(const struct td_tok_pattern *p, struct td_tok_matcher *m, const char *text, size_t n, size_t from, size_t *ret_start,
-                      size_t *ret_end)
+static td_status find(const struct td_tok_pattern *p, struct td_tok_matcher *m, const char *text,
+                      size_t n, size_t from, size_t *ret_start, size_t *ret_end)
 {
     if (p->literal) {
         const char *hit = memmem(text + from, n - from, p->literal, p->n_literal);
@@ -320,14 +407,16 @@ static td_status find(const struct td_tok_pattern *p, struct td_tok_matcher *m, 
         *ret_end = *ret_start + p->n_literal;
         return TD_OK;
     }
-    if (!m->data) m->data = pcre2_match_data_create(1, NULL); /* the whole match is all that is asked for */
+    /* the whole match is all that is asked for */
+    if (!m->data) m->data = pcre2_match_data_create(1, NULL);
     if (!m->context) m->context = pcre2_match_context_create(NULL);
     if (!m->data || !m->context) return TD_ERR_NOMEM;
     size_t steps = MATCH_STEPS_MIN + MATCH_STEPS_PER_BYTE * (n - from);
     pcre2_set_match_limit(m->context, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
     int rc;
     for (;;) {
-        rc = pcre2_match(p->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, m->data, m->context);
+        rc = pcre2_match(p->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, m->data,
+                         m->context);
         if (rc != PCRE2_ERROR_JIT_STACKLIMIT || m->stack) break;
         m->stack = pcre2_jit_stack_create(64u << 10, JIT_STACK_MAX_BYTES, NULL);
         if (!m->stack) return TD_ERR_NOMEM;
@@ -342,7 +431,8 @@ static td_status find(const struct td_tok_pattern *p, struct td_tok_matcher *m, 
     return TD_OK;
 }
 
-td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_matcher *m, const char *text, size_t n, struct td_tok_spans *spans)
+td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_matcher *m,
+                               const char *text, size_t n, struct td_tok_spans *spans)
 {
     if (!n) return td_tok_spans_add(spans, 0, 0, false);
     size_t done = 0, from = 0, last_end = SIZE_MAX;
@@ -360,7 +450,8 @@ td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_mat
             from += from < n ? (size_t)td_utf8_next(text + from, n - from, &cp) : 1;
             continue;
         }
-        if (start < done || end < start) return TD_ERR_LIMIT; /* \K-like results; such constructs were refused, so this is a guard */
+        /* \K-like results; such constructs were refused, so this is a guard */
+        if (start < done || end < start) return TD_ERR_LIMIT;
         from = last_end = end;
         if (done != start) s = td_tok_spans_add(spans, done, start, false);
         if (!s) s = td_tok_spans_add(spans, start, end, true);

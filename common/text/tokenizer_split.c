@@ -1,36 +1,45 @@
-/* tokenizer_split.c - the pre-tokenizers: each reads one cut text and writes another. Pieces that are tokens pass unchanged. */
+/* tokenizer_split.c - the pre-tokenizers: each reads one cut text and writes another. Pieces
+ * that are tokens pass unchanged. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/text/tokenizer_internal.h"
 
-/* What becomes of a text's spans, in place: afterwards each span is a piece, and is_match says "drop it". */
+/* What becomes of a text's spans, in place: afterwards each span is a piece, and is_match says
+ * "drop it". */
 static void behave(struct td_tok_spans *spans, enum td_tok_behavior behavior)
 {
     struct td_tok_span *v = spans->v;
     size_t n = 0;
     bool previous = false;
     switch (behavior) {
-    case TD_SPLIT_REMOVED: return;
+    case TD_SPLIT_REMOVED:
+        return;
     case TD_SPLIT_ISOLATED:
         for (size_t i = 0; i < spans->n; i++) v[i].is_match = false;
         return;
     case TD_SPLIT_CONTIGUOUS:
     case TD_SPLIT_PREVIOUS:
         for (size_t i = 0; i < spans->n; i++) {
-            bool match = v[i].is_match, joins = behavior == TD_SPLIT_CONTIGUOUS ? match == previous : match && !previous;
-            if (joins && n) v[n - 1].end = v[i].end;
-            else v[n++] = (struct td_tok_span){v[i].start, v[i].end, false};
+            bool match = v[i].is_match,
+                 joins = behavior == TD_SPLIT_CONTIGUOUS ? match == previous : match && !previous;
+            if (joins && n)
+                v[n - 1].end = v[i].end;
+            else
+                v[n++] = (struct td_tok_span){v[i].start, v[i].end, false};
             previous = match;
         }
         spans->n = n;
         return;
-    case TD_SPLIT_NEXT: /* the same from the right: the kept spans gather at the end of v, then move to its front */
+    case TD_SPLIT_NEXT: /* the same from the right: the kept spans gather at the end of v, then
+                           move to its front */
         n = spans->n;
         for (size_t i = spans->n; i-- > 0;) {
             bool match = v[i].is_match;
-            if (match && !previous && n < spans->n) v[n].start = v[i].start;
-            else v[--n] = (struct td_tok_span){v[i].start, v[i].end, false};
+            if (match && !previous && n < spans->n)
+                v[n].start = v[i].start;
+            else
+                v[--n] = (struct td_tok_span){v[i].start, v[i].end, false};
             previous = match;
         }
         memmove(v, v + n, (spans->n - n) * sizeof *v);
@@ -40,14 +49,17 @@ static void behave(struct td_tok_spans *spans, enum td_tok_behavior behavior)
 }
 
 /* One piece's new text: out->buf from `start` on. */
-static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_t n, bool first, struct td_tok_buf *out)
+static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_t n, bool first,
+                         struct td_tok_buf *out)
 {
     td_status s = TD_OK;
-    if (op->kind == TD_PRE_BYTE_LEVEL && op->add_prefix_space && text[0] != ' ') s = td_tok_buf_append(out, " ", 1);
+    if (op->kind == TD_PRE_BYTE_LEVEL && op->add_prefix_space && text[0] != ' ')
+        s = td_tok_buf_append(out, " ", 1);
     if (op->kind != TD_PRE_METASPACE) return s ? s : td_tok_buf_append(out, text, n);
     size_t n_mark = (size_t)op->n_replacement;
     bool marked = text[0] == ' ' || (n >= n_mark && !memcmp(text, op->replacement, n_mark));
-    if (!marked && (op->prepend == TD_PREPEND_ALWAYS || (op->prepend == TD_PREPEND_FIRST && first))) {
+    if (!marked &&
+        (op->prepend == TD_PREPEND_ALWAYS || (op->prepend == TD_PREPEND_FIRST && first))) {
         s = td_tok_buf_append(out, op->replacement, n_mark);
     }
     for (size_t i = 0; i < n && !s;) {
@@ -61,23 +73,28 @@ static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_
 }
 
 /* Cuts out->buf[start..) by the operation's pattern and adds the pieces. */
-static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m, struct td_tok_spans *spans, size_t start, bool first,
-                     struct td_tok_text *out)
+static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
+                     struct td_tok_spans *spans, size_t start, bool first, struct td_tok_text *out)
 {
     size_t n = out->buf.n - start;
-    if (op->kind != TD_PRE_SPLIT && !op->split) return td_tok_text_add_piece(out, start, n, -1, first);
+    if (op->kind != TD_PRE_SPLIT && !op->split)
+        return td_tok_text_add_piece(out, start, n, -1, first);
     spans->n = 0;
     td_status s = td_tok_pattern_spans(&op->pattern, m, out->buf.bytes + start, n, spans);
-    for (size_t i = 0; i < spans->n && op->invert; i++) spans->v[i].is_match = !spans->v[i].is_match;
+    for (size_t i = 0; i < spans->n && op->invert; i++)
+        spans->v[i].is_match = !spans->v[i].is_match;
     if (!s) behave(spans, op->behavior);
     for (size_t i = 0; i < spans->n && !s; i++) {
         const struct td_tok_span *span = &spans->v[i];
-        if (!span->is_match) s = td_tok_text_add_piece(out, start + span->start, span->end - span->start, -1, first && !span->start);
+        if (!span->is_match)
+            s = td_tok_text_add_piece(out, start + span->start, span->end - span->start, -1,
+                                      first && !span->start);
     }
     return s;
 }
 
-/* Bytes to their stand-ins: the pieces from `from` on, whose text is raw in out->buf[start..), move to `mapped`. */
+/* Bytes to their stand-ins: the pieces from `from` on, whose text is raw in out->buf[start..),
+ * move to `mapped`. */
 static td_status map_bytes(const struct td_tok_text *in, struct td_tok_text *out)
 {
     td_status s = TD_OK;
@@ -85,16 +102,19 @@ static td_status map_bytes(const struct td_tok_text *in, struct td_tok_text *out
         struct td_tok_piece piece = in->pieces[i];
         size_t start = out->buf.n;
         for (uint32_t k = 0; k < piece.n && piece.id < 0 && !s; k++) {
-            s = td_tok_buf_append_cp(&out->buf, td_byte_to_cp((uint8_t)in->buf.bytes[piece.start + k]));
+            s = td_tok_buf_append_cp(&out->buf,
+                                     td_byte_to_cp((uint8_t)in->buf.bytes[piece.start + k]));
         }
         if (!s) s = td_tok_text_add_piece(out, start, out->buf.n - start, piece.id, piece.first);
     }
     return s;
 }
 
-td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m, const struct td_tok_text *in, struct td_tok_text *out)
+td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
+                              const struct td_tok_text *in, struct td_tok_text *out)
 {
-    struct td_tok_text raw = {.buf.budget = out->buf.budget}, *to = op->kind == TD_PRE_BYTE_LEVEL ? &raw : out;
+    struct td_tok_text raw = {.buf.budget = out->buf.budget},
+                       *to = op->kind == TD_PRE_BYTE_LEVEL ? &raw : out;
     struct td_tok_spans spans = {.budget = out->buf.budget};
     td_status s = TD_OK;
     td_tok_text_clear(out);

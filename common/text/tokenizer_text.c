@@ -1,4 +1,5 @@
-/* tokenizer_text.c - see the header. Nothing here allocates but the growing things, which double. */
+/* tokenizer_text.c - see the header. Nothing here allocates but the growing things, which
+ * double. */
 #include "common/text/tokenizer_text.h"
 
 #include <stdlib.h>
@@ -9,11 +10,13 @@ struct td_tok_budget td_tok_budget_of(size_t n_bytes)
 {
     if (n_bytes > TD_TOK_TEXT_MAX_BYTES) n_bytes = TD_TOK_TEXT_MAX_BYTES;
     size_t text = TD_TOK_TEXT_BASE_BYTES + TD_TOK_TEXT_TIMES * n_bytes;
-    return (struct td_tok_budget){.max_text_bytes = text < TD_TOK_TEXT_MAX_BYTES ? text : TD_TOK_TEXT_MAX_BYTES,
-                                  .max_heap_bytes = TD_TOK_HEAP_BASE_BYTES + TD_TOK_HEAP_TIMES * n_bytes};
+    return (struct td_tok_budget){
+        .max_text_bytes = text < TD_TOK_TEXT_MAX_BYTES ? text : TD_TOK_TEXT_MAX_BYTES,
+        .max_heap_bytes = TD_TOK_HEAP_BASE_BYTES + TD_TOK_HEAP_TIMES * n_bytes};
 }
 
-void *td_tok_grow(struct td_tok_budget *budget, void *p, size_t old_bytes, size_t new_bytes, td_status *ret_status)
+void *td_tok_grow(struct td_tok_budget *budget, void *p, size_t old_bytes, size_t new_bytes,
+                  td_status *ret_status)
 {
     if (budget && budget->heap_bytes + (new_bytes - old_bytes) > budget->max_heap_bytes) {
         budget->heap_over = true;
@@ -71,13 +74,15 @@ void td_tok_buf_free(struct td_tok_buf *b)
     *b = (struct td_tok_buf){0};
 }
 
-td_status td_tok_text_add_piece(struct td_tok_text *t, size_t start, size_t n, int32_t id, bool first)
+td_status td_tok_text_add_piece(struct td_tok_text *t, size_t start, size_t n, int32_t id,
+                                bool first)
 {
     if (!n && id < 0) return TD_OK;
     if (t->n == t->capacity) {
         size_t capacity = t->capacity ? t->capacity * 2 : 16;
         td_status s;
-        struct td_tok_piece *grown = td_tok_grow(t->buf.budget, t->pieces, t->capacity * sizeof *grown, capacity * sizeof *grown, &s);
+        struct td_tok_piece *grown = td_tok_grow(
+            t->buf.budget, t->pieces, t->capacity * sizeof *grown, capacity * sizeof *grown, &s);
         if (!grown) return s;
         t->pieces = grown;
         t->capacity = capacity;
@@ -107,10 +112,18 @@ int td_utf8_next(const char *s, size_t n, uint32_t *ret_cp)
         *ret_cp = lead;
         return 1;
     }
-    int len = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
+    int len = lead >= 0xC2 && lead <= 0xDF   ? 2
+              : lead >= 0xE0 && lead <= 0xEF ? 3
+              : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                             : 0;
     if (!len) return -1;
     /* The second byte's range shuts out overlong forms, surrogates and what lies past U+10FFFF. */
-    uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80, high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    uint8_t low = lead == 0xE0   ? 0xA0
+                  : lead == 0xF0 ? 0x90
+                                 : 0x80,
+            high = lead == 0xED   ? 0x9F
+                   : lead == 0xF4 ? 0x8F
+                                  : 0xBF;
     uint32_t cp = lead & (0xFFu >> (len + 1));
     for (int i = 1; i < len; i++) {
         if ((size_t)i == n) return 0;
@@ -156,8 +169,12 @@ bool td_utf8_valid(const char *s, size_t n, size_t *ret_at)
     return true;
 }
 
-/* Bytes with a visible Latin-1 character stand for themselves; the other 68 take U+0100 and up, in order. */
-static bool byte_is_visible(uint32_t b) { return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF); }
+/* Bytes with a visible Latin-1 character stand for themselves; the other 68 take U+0100 and up,
+ * in order. */
+static bool byte_is_visible(uint32_t b)
+{
+    return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+}
 
 uint32_t td_byte_to_cp(uint8_t byte)
 {
@@ -175,21 +192,32 @@ int td_cp_to_byte(uint32_t cp)
 
 bool td_cp_is_space(uint32_t cp)
 {
-    return (cp >= 9 && cp <= 13) || cp == 0x20 || cp == 0x85 || cp == 0xA0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 ||
-           cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+    return (cp >= 9 && cp <= 13) || cp == 0x20 || cp == 0x85 || cp == 0xA0 || cp == 0x1680 ||
+           (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 || cp == 0x2029 || cp == 0x202F ||
+           cp == 0x205F || cp == 0x3000;
 }
 
 bool td_cp_is_word(uint32_t cp)
 {
-    /* Alphabetic outside L, M and Nl is these circled and squared letters; the joiners are Join_Control. */
-    if ((cp >= 0x24B6 && cp <= 0x24E9) || (cp >= 0x1F130 && cp <= 0x1F149) || (cp >= 0x1F150 && cp <= 0x1F169) ||
-        (cp >= 0x1F170 && cp <= 0x1F189) || cp == 0x200C || cp == 0x200D) {
+    /* Alphabetic outside L, M and Nl is these circled and squared letters; the joiners are
+       Join_Control. */
+    if ((cp >= 0x24B6 && cp <= 0x24E9) || (cp >= 0x1F130 && cp <= 0x1F149) ||
+        (cp >= 0x1F150 && cp <= 0x1F169) || (cp >= 0x1F170 && cp <= 0x1F189) || cp == 0x200C ||
+        cp == 0x200D) {
         return true;
     }
     switch (utf8proc_category((utf8proc_int32_t)cp)) {
-    case UTF8PROC_CATEGORY_LU: case UTF8PROC_CATEGORY_LL: case UTF8PROC_CATEGORY_LT: case UTF8PROC_CATEGORY_LM: case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_MC: case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND: case UTF8PROC_CATEGORY_NL: case UTF8PROC_CATEGORY_PC:
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
         return true;
     default:
         return false;

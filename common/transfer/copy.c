@@ -4,10 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
-static void copy_ref(uint8_t *to, const uint8_t *from, size_t n)
-{
-    memcpy(to, from, n);
-}
+static void copy_ref(uint8_t *to, const uint8_t *from, size_t n) { memcpy(to, from, n); }
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,19 +18,25 @@ __attribute__((target("avx2"))) static void copy_avx2(uint8_t *to, const uint8_t
         memcpy(to, from, n);
         return;
     }
-    size_t i = (size_t)(-(uintptr_t)to & (LINE - 1)); /* whole lines from here on: half a line would be read from memory to be completed */
+    size_t i = (size_t)(-(uintptr_t)to & (LINE - 1)); /* whole lines from here on: half a line
+                                                         would be read from memory to be
+                                                         completed */
     memcpy(to, from, i);
     for (; i + 2 * LINE <= n; i += 2 * LINE) {
-        __m256i a = _mm256_loadu_si256((const __m256i *)(from + i)), b = _mm256_loadu_si256((const __m256i *)(from + i + 32));
-        __m256i c = _mm256_loadu_si256((const __m256i *)(from + i + 64)), d = _mm256_loadu_si256((const __m256i *)(from + i + 96));
-        _mm_prefetch((const char *)((uintptr_t)from + i + AHEAD), _MM_HINT_NTA); /* past the end it does nothing */
+        __m256i a = _mm256_loadu_si256((const __m256i *)(from + i)),
+                b = _mm256_loadu_si256((const __m256i *)(from + i + 32));
+        __m256i c = _mm256_loadu_si256((const __m256i *)(from + i + 64)),
+                d = _mm256_loadu_si256((const __m256i *)(from + i + 96));
+        /* past the end it does nothing */
+        _mm_prefetch((const char *)((uintptr_t)from + i + AHEAD), _MM_HINT_NTA);
         _mm_prefetch((const char *)((uintptr_t)from + i + AHEAD + LINE), _MM_HINT_NTA);
         _mm256_stream_si256((__m256i *)(to + i), a);
         _mm256_stream_si256((__m256i *)(to + i + 32), b);
         _mm256_stream_si256((__m256i *)(to + i + 64), c);
         _mm256_stream_si256((__m256i *)(to + i + 96), d);
     }
-    _mm_sfence(); /* streaming stores are not ordered by an unlock, and the slot may be called READY after one */
+    _mm_sfence(); /* streaming stores are not ordered by an unlock, and the slot may be called
+                     READY after one */
     memcpy(to + i, from + i, n - i);
 }
 #endif

@@ -1,26 +1,37 @@
-/* endpoint.c - one transfer endpoint: the public calls, the progress thread, connections and their frames. How connections come to stand: connect.c.
+/* endpoint.c - one transfer endpoint: the public calls, the progress thread, connections and their
+ * frames. How connections come to stand: connect.c.
  *
  * Connection, on both backends (initiator = the side that sends blocks):
  *
- *   initiator   CONNECTING --connected: HELLO--> HELLO --HELLO_ACK fits--> READY (shm: MEM first) --> OPEN, DATA | REF, FINAL, ABORT, PING
- *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY           --> DONE, FAIL, PING
- *   with TLS, but for shm: between CONNECTING or accept and HELLO lies TLS, the handshake; every byte from the first on goes through the channel
- *   rdma: between HELLO and READY lies SETUP: RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (rdma.c)
- *   tcp: a READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA and FINAL alone and live and die with lane 0
- *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides what that means for slots and ops
+ *   initiator   CONNECTING --connected: HELLO--> HELLO --HELLO_ACK fits--> READY (shm: MEM first)
+ *               --> OPEN, DATA | REF, FINAL, ABORT, PING
+ *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY
+ *                                                --> DONE, FAIL, PING
+ *   with TLS, but for shm: between CONNECTING or accept and HELLO lies TLS, the handshake; every
+ *   byte from the first on goes through the channel rdma: between HELLO and READY lies SETUP:
+ *   RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (rdma.c) tcp: a
+ *   READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA
+ *   and FINAL alone and live and die with lane 0
+ *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides
+ *               what that means for slots and ops
  *
- * cluster secret: between HELLO and HELLO_ACK lie CHALLENGE and PROOF, still in state HELLO (connect_proof.c); nothing of HELLO is used before PROOF
+ * cluster secret: between HELLO and HELLO_ACK lie CHALLENGE and PROOF, still in state HELLO
+ * (connect_proof.c); nothing of HELLO is used before PROOF
  *
- * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process on the same address is refused. Until a
- * connection has shown the key of a grant it is unproven: at most XFER_MAX_UNPROVEN of them stand, the oldest goes first, each for two peer
- * time-outs. A connection's memory is fixed, so garbage costs nothing but itself.
+ * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process
+ * on the same address is refused. Until a connection has shown the key of a grant it is unproven:
+ * at most XFER_MAX_UNPROVEN of them stand, the oldest goes first, each for two peer time-outs. A
+ * connection's memory is fixed, so garbage costs nothing but itself.
  *
- * The progress thread's turn: events of epoll (deadlines first: what is late is late even if its bytes lie in the socket), then connections for waiting
- * ops, then 1 MiB of copying for shm (up to 2 while transfers end), then sending (what the copy completed, too), then connection timers. A turn that comes much too late means that this process was
- * stopped: it owes its peers the time to be heard, so their silence is counted from now.
+ * The progress thread's turn: events of epoll (deadlines first: what is late is late even if its
+ * bytes lie in the socket), then connections for waiting ops, then 1 MiB of copying for shm (up to
+ * 2 while transfers end), then sending (what the copy completed, too), then connection timers. A
+ * turn that comes much too late means that this process was stopped: it owes its peers the time to
+ * be heard, so their silence is counted from now.
  *
- * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame, every other one by the requests' ordering key (struct td_xfer_turns);
- * connections take turns per XFER_TURN_BYTES. */
+ * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame, every other
+ * one by the requests' ordering key (struct td_xfer_turns); connections take turns per
+ * XFER_TURN_BYTES. */
 #include "common/transfer/transfer.h"
 
 #include <errno.h>
@@ -90,15 +101,15 @@ static void unlock_and_wake(struct td_xfer *x)
     if (wake && x->hooks.wake) x->hooks.wake(x->hooks.ctx);
 }
 
-/* There is something for the progress thread. While it is awake that costs no system call: it looks at `rung` before it sleeps, and says that it sleeps
- * before it looks. */
+/* There is something for the progress thread. While it is awake that costs no system call: it
+ * looks at `rung` before it sleeps, and says that it sleeps before it looks. */
 void xfer_ring(struct td_xfer *x)
 {
     atomic_store(&x->rung, true);
     if (atomic_load(&x->sleeps)) td_doorbell_ring(&x->bell);
 }
 
-/* --- connections ---------------------------------------------------------------------------------------------------------------- */
+/* --- connections ------------------------------------------------------------------------------ */
 
 struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id)
 {
@@ -119,7 +130,8 @@ bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out
     return epoll_ctl(x->epoll_fd, op, c->fd, &e) == 0;
 }
 
-struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path path, bool initiator)
+struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path path,
+                                   bool initiator)
 {
     struct td_xfer_conn *c = NULL;
     if (!initiator && x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS) return NULL;
@@ -153,7 +165,8 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
 static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
 {
     if (c->tls) {
-        if (c->state > XFER_CONN_TLS) td_tls_shutdown(c->tls); /* so that the peer knows an end from a cut; lost if it does not fit */
+        /* so that the peer knows an end from a cut; lost if it does not fit */
+        if (c->state > XFER_CONN_TLS) td_tls_shutdown(c->tls);
         td_tls_conn_close(c->tls);
     }
     xfer_zc_end(x, c);
@@ -167,14 +180,20 @@ static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* A courtesy: why. What can not go out at once is lost. Never inside a DATA frame. */
-static void say_bye(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
+static void say_bye(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason,
+                    bool retry)
 {
-    struct td_xfer_frame f = {.type = TD_XFER_BYE, .status = (int16_t)(retry ? TD_ERR_AGAIN : status), .length = (uint32_t)strlen(reason)};
-    if (c->tx_header_left || c->tx_left || c->overflow || f.length > TD_XFER_REASON_MAX || !xfer_conn_queue(x, c, &f, reason)) return;
+    struct td_xfer_frame f = {.type = TD_XFER_BYE,
+                              .status = (int16_t)(retry ? TD_ERR_AGAIN : status),
+                              .length = (uint32_t)strlen(reason)};
+    if (c->tx_header_left || c->tx_left || c->overflow || f.length > TD_XFER_REASON_MAX ||
+        !xfer_conn_queue(x, c, &f, reason))
+        return;
     xfer_tcp_send(c, c->out + c->out_at, c->out_used);
 }
 
-void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason, bool retry)
+void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status,
+                     const char *reason, bool retry)
 {
     if (c->state == XFER_CONN_FREE) return;
     uint64_t id = c->link;
@@ -191,11 +210,16 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
         return;
     }
     enum td_xfer_path path = c->path;
-    bool was_ready = c->state == XFER_CONN_READY, was_setup = c->state == XFER_CONN_SETUP, initiator = c->initiator;
-    if (initiator) xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port, td_xfer_path_name(path), reason);
-    else xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
+    bool was_ready = c->state == XFER_CONN_READY, was_setup = c->state == XFER_CONN_SETUP,
+         initiator = c->initiator;
+    if (initiator)
+        xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port,
+                 td_xfer_path_name(path), reason);
+    else
+        xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
     if (was_ready) say_bye(x, c, status, reason, retry);
-    if (c->rdma) { /* first of all: what the core does next may give blocks away. Drops the lock: no caller may take the connection for one that stands */
+    if (c->rdma) { /* first of all: what the core does next may give blocks away. Drops the lock:
+                      no caller may take the connection for one that stands */
         c->state = XFER_CONN_ENDING;
         xfer_rdma_fence(x, c);
     }
@@ -203,7 +227,11 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     conn_free(x, c);
     for (uint32_t i = x->n_conns; i-- > 0;)
         if (x->live[i]->link == id) conn_free(x, x->live[i]);
-    if (was_ready) td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text, !retry ? TD_XFER_LOST : is_cut ? TD_XFER_CUT : TD_XFER_PARTED);
+    if (was_ready)
+        td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text,
+                               !retry   ? TD_XFER_LOST
+                               : is_cut ? TD_XFER_CUT
+                                        : TD_XFER_PARTED);
     if (initiator) xfer_path_failed(x, id, path, status, text, was_setup);
 }
 
@@ -222,7 +250,8 @@ static bool is_before_tag(uint8_t type)
     return type == TD_XFER_CHALLENGE || type == TD_XFER_PROOF;
 }
 
-bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload)
+bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f,
+                     const void *payload)
 {
     uint32_t n = 64 + f->length;
     if (c->out_at && c->out_at + c->out_used + n > sizeof c->out) {
@@ -234,7 +263,8 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
         return false;
     }
     f->conn = is_before_tag(f->type) ? 0 : c->tag;
-    if (f->type == TD_XFER_HELLO || f->type == TD_XFER_OPEN || f->type == TD_XFER_PING) f->clock_us = (uint32_t)(xfer_now(x) / TD_NS_PER_US);
+    if (f->type == TD_XFER_HELLO || f->type == TD_XFER_OPEN || f->type == TD_XFER_PING)
+        f->clock_us = (uint32_t)(xfer_now(x) / TD_NS_PER_US);
     uint8_t *to = c->out + c->out_at + c->out_used;
     td_xfer_frame_encode(f, to);
     if (f->length) memcpy(to + 64, payload, f->length);
@@ -244,7 +274,8 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
 }
 
 /* The core's hook: any thread, under the lock. */
-static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame, const void *payload)
+static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
+                      const void *payload)
 {
     struct td_xfer *x = ctx;
     struct td_xfer_conn *c = xfer_conn_by_id(x, id);
@@ -259,22 +290,27 @@ static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
     if (!handle && x->op_aux[op].words) xfer_rdma_op_over(x, op);
 }
 
-/* --- frames that came ----------------------------------------------------------------------------------------------------------- */
+/* --- frames that came ------------------------------------------------------------------------- */
 
 void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c)
 {
-    uint32_t n = c->rx_frame.length < TD_XFER_REASON_MAX ? c->rx_frame.length : TD_XFER_REASON_MAX - 1;
-    for (uint32_t i = 0; i < n; i++) to[i] = (char)(c->rx_payload[i] >= 0x20 && c->rx_payload[i] < 0x7f ? c->rx_payload[i] : '?');
+    uint32_t n =
+        c->rx_frame.length < TD_XFER_REASON_MAX ? c->rx_frame.length : TD_XFER_REASON_MAX - 1;
+    for (uint32_t i = 0; i < n; i++)
+        to[i] =
+            (char)(c->rx_payload[i] >= 0x20 && c->rx_payload[i] < 0x7f ? c->rx_payload[i] : '?');
     to[n] = 0;
 }
 
 static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (xfer_path_is_local(c->path) && (!(c->source || c->peer_pool) || c->rx_frame.op >= c->n_words)) {
+    if (xfer_path_is_local(c->path) &&
+        (!(c->source || c->peer_pool) || c->rx_frame.op >= c->n_words)) {
         xfer_conn_refuse(x, c, "open without memory");
         return;
     }
-    td_status status = td_xfer_core_rx_open(&x->core, c->link, c->path, &c->rx_frame, c->rx_payload);
+    td_status status =
+        td_xfer_core_rx_open(&x->core, c->link, c->path, &c->rx_frame, c->rx_payload);
     if (status == TD_ERR_PEER) {
         x->n_refused_peers += c->proven;
         xfer_conn_refuse(x, c, "open with a wrong key");
@@ -294,17 +330,22 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
     int32_t ids[TD_XFER_REF_MAX], n = (int32_t)(c->rx_frame.length / 4 - 1);
     memcpy(&first, c->rx_payload, 4);
     memcpy(ids, c->rx_payload + 4, (size_t)n * 4);
-    int32_t n_source = c->path == TD_XFER_PATH_RDMA ? xfer_rdma_peer_blocks(x, c) : c->n_source_blocks;
-    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, n_source) == TD_ERR_CORRUPT)
+    int32_t n_source =
+        c->path == TD_XFER_PATH_RDMA ? xfer_rdma_peer_blocks(x, c) : c->n_source_blocks;
+    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, n_source) ==
+        TD_ERR_CORRUPT)
         xfer_conn_refuse(x, c, "ref names blocks that are not in the grant, or twice");
-    else c->tx_ready = true;
+    else
+        c->tx_ready = true;
 }
 
-/* The peer's clock against ours, by frames that it stamped when it made them: the one that came fastest tells best. Clocks drift apart, so an old one is
- * believed 100 us less each second. c: lane 0. */
+/* The peer's clock against ours, by frames that it stamped when it made them: the one that came
+ * fastest tells best. Clocks drift apart, so an old one is believed 100 us less each second. c:
+ * lane 0. */
 static void clock_seen(struct td_xfer_conn *c, uint64_t now, uint32_t said_us)
 {
-    uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - said_us, drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
+    uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - said_us,
+             drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
     if (c->clock_ns && (int32_t)(behind - c->clock_behind_us - drift) >= 0) return;
     c->clock_behind_us = behind;
     c->clock_ns = now;
@@ -313,19 +354,25 @@ static void clock_seen(struct td_xfer_conn *c, uint64_t now, uint32_t said_us)
 static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
-    if (c->initiator || c->lane || (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING)) return;
+    if (c->initiator || c->lane ||
+        (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING))
+        return;
     clock_seen(c, xfer_now(x), f->clock_us);
 }
 
-/* FINAL is no older than the last submit that it tells of: without that, a FINAL that overtook every frame before it in speed (they had waited for this
- * process's core or lock, say) would end transfers before their last submit, and they would seem shorter than the sender took to submit them. */
+/* FINAL is no older than the last submit that it tells of: without that, a FINAL that overtook
+ * every frame before it in speed (they had waited for this process's core or lock, say) would
+ * end transfers before their last submit, and they would seem shorter than the sender took to
+ * submit them. */
 static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t now = xfer_now(x);
     struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
     TD_ASSERT(first);
     clock_seen(first, now, c->rx_frame.last_us);
-    return td_xfer_core_rx_final(&x->core, now, (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link, &c->rx_frame, c->rx_payload);
+    return td_xfer_core_rx_final(&x->core, now,
+                                 (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link,
+                                 &c->rx_frame, c->rx_payload);
 }
 
 /* The header of DATA, or what LENT made of its own. May close the connection. */
@@ -333,8 +380,10 @@ static void begin_data(struct td_xfer *x, struct td_xfer_conn *c)
 {
     td_status status = td_xfer_core_rx_data(&x->core, c->link, &c->rx_frame);
     c->last_use_ns = c->last_rx_ns;
-    if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "data outside the grant, or twice");
-    else c->rx_drop = status == TD_ERR_STALE;
+    if (status == TD_ERR_CORRUPT)
+        xfer_conn_refuse(x, c, "data outside the grant, or twice");
+    else
+        c->rx_drop = status == TD_ERR_STALE;
 }
 
 /* A whole frame other than DATA. May close the connection. */
@@ -358,15 +407,21 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         if (xfer_shm_take_mem(x, c, &mem, reason)) xfer_conn_refuse(x, c, reason);
         break;
     }
-    case TD_XFER_OPEN: on_open(x, c); break;
+    case TD_XFER_OPEN:
+        on_open(x, c);
+        break;
     case TD_XFER_LENT:
-        if (xfer_ring_lent(x, c)) begin_data(x, c);
-        else xfer_conn_refuse(x, c, "lent: bytes that are not in the ring");
+        if (xfer_ring_lent(x, c))
+            begin_data(x, c);
+        else
+            xfer_conn_refuse(x, c, "lent: bytes that are not in the ring");
         break;
     case TD_XFER_TAKEN:
         if (!xfer_ring_taken(x, c)) xfer_conn_refuse(x, c, "taken: bytes that were not lent");
         break;
-    case TD_XFER_REF: on_ref(x, c); break;
+    case TD_XFER_REF:
+        on_ref(x, c);
+        break;
     case TD_XFER_FINAL:
         if (on_final(x, c) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "final before the last byte");
         break;
@@ -375,32 +430,39 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         td_xfer_core_rx_abort(&x->core, c->link, f, reason);
         break;
     case TD_XFER_DONE:
-        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->link, f) == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "done before final");
+        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->link, f) == TD_ERR_CORRUPT)
+            xfer_conn_refuse(x, c, "done before final");
         break;
     case TD_XFER_FAIL:
         xfer_conn_take_reason(reason, c);
         td_xfer_core_rx_fail(&x->core, xfer_now(x), c->link, f, reason);
         break;
-    case TD_XFER_PING: break;
+    case TD_XFER_PING:
+        break;
     case TD_XFER_BYE: { /* an acceptor's word does not keep the initiator from trying again */
         char theirs[TD_XFER_REASON_MAX];
         xfer_conn_take_reason(theirs, c);
         xfer_say(reason, "closed by peer: %.140s", theirs);
         bool retry = c->initiator || f->status == TD_ERR_AGAIN;
-        xfer_conn_close(x, c, retry || !f->status ? TD_ERR_PEER : (td_status)f->status, reason, retry);
+        xfer_conn_close(x, c, retry || !f->status ? TD_ERR_PEER : (td_status)f->status, reason,
+                        retry);
         break;
     }
     case TD_XFER_TARGETS: {
         td_status status = xfer_rdma_on_targets(x, c);
-        if (status == TD_ERR_NOMEM) xfer_conn_close(x, c, status, "out of memory for keys", false);
-        else if (status == TD_ERR_CORRUPT) xfer_conn_refuse(x, c, "targets outside the pool or the grant");
-        else c->tx_ready = true;
+        if (status == TD_ERR_NOMEM)
+            xfer_conn_close(x, c, status, "out of memory for keys", false);
+        else if (status == TD_ERR_CORRUPT)
+            xfer_conn_refuse(x, c, "targets outside the pool or the grant");
+        else
+            c->tx_ready = true;
         break;
     }
     case TD_XFER_DIGEST: {
         struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
         memcpy(digests, c->rx_payload, f->length);
-        if (td_xfer_core_rx_digest(&x->core, c->link, f, digests, (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
+        if (td_xfer_core_rx_digest(&x->core, c->link, f, digests,
+                                   (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
             xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
         break;
     }
@@ -413,35 +475,51 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_CHALLENGE:
     case TD_XFER_PROOF:
     case TD_XFER_DATA:
-    case TD_XFER_N_TYPES: TD_ASSERT(!"on_header lets these pass by here");
+    case TD_XFER_N_TYPES:
+        TD_ASSERT(!"on_header lets these pass by here");
     }
 }
 
 /* Which frames may come in this state and role. */
 static bool frame_expected(const struct td_xfer *x, const struct td_xfer_conn *c, uint8_t type)
 {
-    if (c->state == XFER_CONN_HELLO && c->initiator && type == TD_XFER_CHALLENGE) return x->secret && !c->proof.challenged;
-    if (c->state == XFER_CONN_HELLO && !c->initiator && c->proof.challenged) return type == TD_XFER_PROOF;
-    if (c->state == XFER_CONN_HELLO) return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
+    if (c->state == XFER_CONN_HELLO && c->initiator && type == TD_XFER_CHALLENGE)
+        return x->secret && !c->proof.challenged;
+    if (c->state == XFER_CONN_HELLO && !c->initiator && c->proof.challenged)
+        return type == TD_XFER_PROOF;
+    if (c->state == XFER_CONN_HELLO)
+        return type == (c->initiator ? TD_XFER_HELLO_ACK : TD_XFER_HELLO);
     /* An acceptor is READY before its initiator, and may end then. */
-    bool may_end = c->lane == 0 && (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
+    bool may_end = c->lane == 0 &&
+                   (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
     if (type == TD_XFER_PING || (type == TD_XFER_BYE && may_end)) return true;
-    if (c->state == XFER_CONN_SETUP && c->path == TD_XFER_PATH_CUDA_IPC) return type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
-    if (c->state == XFER_CONN_SETUP) return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
-    if (c->lane) return !c->initiator && (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
+    if (c->state == XFER_CONN_SETUP && c->path == TD_XFER_PATH_CUDA_IPC)
+        return type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
+    if (c->state == XFER_CONN_SETUP)
+        return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
+    if (c->lane)
+        return !c->initiator &&
+               (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
     if (c->initiator)
-        return type == TD_XFER_DONE || type == TD_XFER_FAIL || (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA) ||
+        return type == TD_XFER_DONE || type == TD_XFER_FAIL ||
+               (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA) ||
                (type == TD_XFER_TAKEN && c->path == TD_XFER_PATH_SHM_STAGED);
     switch (type) {
     case TD_XFER_OPEN:
     case TD_XFER_FINAL:
     case TD_XFER_ABORT:
-    case TD_XFER_DIGEST: return true;
-    case TD_XFER_DATA: return c->path == TD_XFER_PATH_TCP;
-    case TD_XFER_LENT: return c->path == TD_XFER_PATH_SHM_STAGED;
-    case TD_XFER_REF: return c->path != TD_XFER_PATH_TCP && c->path != TD_XFER_PATH_SHM_STAGED;
-    case TD_XFER_MEM: return xfer_path_is_shm(c->path);
-    default: return false;
+    case TD_XFER_DIGEST:
+        return true;
+    case TD_XFER_DATA:
+        return c->path == TD_XFER_PATH_TCP;
+    case TD_XFER_LENT:
+        return c->path == TD_XFER_PATH_SHM_STAGED;
+    case TD_XFER_REF:
+        return c->path != TD_XFER_PATH_TCP && c->path != TD_XFER_PATH_SHM_STAGED;
+    case TD_XFER_MEM:
+        return xfer_path_is_shm(c->path);
+    default:
+        return false;
     }
 }
 
@@ -456,7 +534,9 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
     }
     const struct td_xfer_frame *f = &c->rx_frame;
     uint64_t tag = is_before_tag(f->type) ? 0 : c->tag;
-    if (!frame_expected(x, c, f->type) || (f->conn != tag && !(f->type == TD_XFER_HELLO && f->op))) { /* a lane's HELLO names its connection */
+    if (!frame_expected(x, c, f->type) ||
+        (f->conn != tag && !(f->type == TD_XFER_HELLO && f->op))) {
+        /* a lane's HELLO names its connection */
         xfer_conn_refuse(x, c, "frame of another connection or out of turn");
         return;
     }
@@ -467,13 +547,15 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
 
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
 
-/* The socket came to its end or failed. A connection that stood gets its ops another attempt. What the peer said on the first lane before it went comes
- * first, or a slot would not learn that it was bound and lost. */
+/* The socket came to its end or failed. A connection that stood gets its ops another attempt.
+ * What the peer said on the first lane before it went comes first, or a slot would not learn
+ * that it was bound and lost. */
 static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *why)
 {
     uint64_t id = c->id;
     char reason[TD_XFER_REASON_MAX];
-    struct td_xfer_conn *first = c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->link) : NULL;
+    struct td_xfer_conn *first =
+        c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->link) : NULL;
     xfer_say(reason, "%s", why);
     if (first && first->state == XFER_CONN_READY) conn_read(x, first);
     if (!xfer_conn_by_id(x, id)) return;
@@ -485,12 +567,15 @@ static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *wh
 static ssize_t conn_take(struct td_xfer_conn *c, void *to, size_t n)
 {
     if (!c->in_used) {
-        size_t room = c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED ? XFER_IN_DATA_BYTES : sizeof c->in;
+        size_t room = c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED
+                          ? XFER_IN_DATA_BYTES
+                          : sizeof c->in;
         if (c->drained) {
             errno = EAGAIN;
             return -1;
         }
-        ssize_t k = xfer_path_is_local(c->path) ? xfer_shm_recv(c, c->in, room) : xfer_tcp_recv(c, c->in, room);
+        ssize_t k = xfer_path_is_local(c->path) ? xfer_shm_recv(c, c->in, room)
+                                                : xfer_tcp_recv(c, c->in, room);
         if (k <= 0) return k;
         c->in_at = 0;
         c->in_used = (uint32_t)k;
@@ -508,10 +593,12 @@ ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
     return (ssize_t)n;
 }
 
-/* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May close the connection. */
+/* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May
+ * close the connection. */
 static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be many frames */
+    uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be
+                                               many frames */
     c->rx_more = c->drained = c->rx_starved = false;
     for (size_t turn = 0; turn < XFER_TURN_BYTES || c->in_used;) {
         ssize_t k;
@@ -519,7 +606,8 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
             k = conn_take(c, c->rx_header + c->n_header, 64 - c->n_header);
             if (k > 0 && (c->n_header += (uint32_t)k) == 64) on_header(x, c);
         } else if (c->rx_frame.type == TD_XFER_DATA) {
-            k = c->path == TD_XFER_PATH_SHM_STAGED ? xfer_ring_take(x, c) : xfer_tcp_data_read(x, c);
+            k = c->path == TD_XFER_PATH_SHM_STAGED ? xfer_ring_take(x, c)
+                                                   : xfer_tcp_data_read(x, c);
         } else {
             k = conn_take(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
             if (k > 0) c->n_payload += (uint32_t)k;
@@ -534,7 +622,8 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
                 conn_ended(x, c, xfer_tcp_why(c));
                 return;
             }
-            if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true; /* an answer that TLS itself owes */
+            /* an answer that TLS itself owes */
+            if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true;
             break;
         }
         if (!xfer_conn_by_id(x, id)) return;
@@ -553,10 +642,12 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     read_turn(x, c);
-    if (x->device) xfer_staged_flush(x); /* what came in this turn is on its way to its blocks, before anything else happens */
+    if (x->device)
+        xfer_staged_flush(x); /* what came in this turn is on its way to its blocks,
+                                 before anything else happens */
 }
 
-/* --- sending -------------------------------------------------------------------------------------------------------------------- */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 /* Every socket of a connection looks for work in the next turn. */
 static void wake_link(struct td_xfer *x, uint64_t link)
@@ -565,7 +656,8 @@ static void wake_link(struct td_xfer *x, uint64_t link)
         if (x->live[i]->link == link && !x->live[i]->want_out) x->live[i]->tx_ready = true;
 }
 
-/* Computes and queues digests of one batch of blocks; false: none is due. The lock is dropped while it reads. */
+/* Computes and queues digests of one batch of blocks; false: none is due. The lock is dropped
+ * while it reads. */
 static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_digest_work w;
@@ -574,7 +666,9 @@ static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
     bool read = true;
     for (int32_t i = 0; i < w.n && read; i++) read = xfer_pool_crc(x, w.src[i], &w.digest[i].crc);
     pthread_mutex_lock(&x->lock);
-    if (!read) td_xfer_core_op_broke(&x->core, w.op, TD_ERR_DEVICE, "device: the blocks cannot be read for their digests");
+    if (!read)
+        td_xfer_core_op_broke(&x->core, w.op, TD_ERR_DEVICE,
+                              "device: the blocks cannot be read for their digests");
     td_xfer_core_digest_end(&x->core, &w);
     return true;
 }
@@ -596,15 +690,20 @@ static bool verify_digests(struct td_xfer *x)
     return true;
 }
 
-/* One step of TLS's handshake; a refused certificate is an alert to the peer and the end. May close the connection. */
+/* One step of TLS's handshake; a refused certificate is an alert to the peer and the end. May
+ * close the connection. */
 static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
 {
     bool want_read, want_write;
     struct td_err err;
     td_fault_point("xfer_tls");
-    pthread_mutex_unlock(&x->lock); /* signatures take their time; the channel is this thread's alone */
+    pthread_mutex_unlock(&x->lock); /* signatures take their time; the channel is this thread's
+                                       alone */
     td_status status = td_tls_handshake(c->tls, &want_read, &want_write, &err);
-    for (int i = 0; status < 0 && i < 16 && recv(c->fd, x->scrap, sizeof x->scrap, MSG_DONTWAIT) > 0; i++) {} /* else close() is a reset that overtakes the alert */
+    /* else close() is a reset that overtakes the alert */
+    for (int i = 0;
+         status < 0 && i < 16 && recv(c->fd, x->scrap, sizeof x->scrap, MSG_DONTWAIT) > 0; i++) {
+    }
     pthread_mutex_lock(&x->lock);
     c->tx_ready = false;
     if (status < 0) {
@@ -618,7 +717,8 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     c->state = XFER_CONN_HELLO;
     c->last_rx_ns = xfer_now(x);
     if (c->initiator) xfer_path_say_hello(x, c, TD_XFER_HELLO);
-    conn_read(x, c); /* HELLO may have come with the handshake's last bytes, where epoll does not see it */
+    conn_read(x, c); /* HELLO may have come with the handshake's last bytes, where epoll does not
+                        see it */
 }
 
 /* The socket is full: EPOLLOUT brings conn_write back. */
@@ -628,27 +728,33 @@ static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
     if (!c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
 }
 
-/* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system call takes all of it. False: the connection is closed. */
+/* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system
+ * call takes all of it. False: the connection is closed. */
 static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_tx tx;
     uint64_t id = c->id;
     bool digests = false; /* one batch per send: it reads up to 4 MiB */
-    bool lends = c->initiator && c->path == TD_XFER_PATH_SHM_STAGED, staged = lends || (x->device && c->initiator && c->path == TD_XFER_PATH_TCP);
+    bool lends = c->initiator && c->path == TD_XFER_PATH_SHM_STAGED,
+         staged = lends || (x->device && c->initiator && c->path == TD_XFER_PATH_TCP);
     if (lends && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH) xfer_ring_lend(x, c);
-    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left && ((!lends && xfer_staged_load(c)) || !xfer_staged_want(c));
-    while (!full && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH && !c->tx_header_left && !c->tx_left) {
+    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left &&
+                ((!lends && xfer_staged_load(c)) || !xfer_staged_want(c));
+    while (!full && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH &&
+           !c->tx_header_left && !c->tx_left) {
         if (!digests && c->initiator && c->lane == 0 && (digests = send_digests(x, c))) {
             if (!c->rdma) continue;
             xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
             if (!xfer_conn_by_id(x, id)) return false;
             continue;
         }
-        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_turns, XFER_MAX_IOV, &tx)
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_turns,
+                                                  XFER_MAX_IOV, &tx)
                            : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_turns.next, &tx))) {
             if (staged && c->staged.n) break;
             if (!digests || c->out_used) return true;
-            digests = false; /* the op of that batch is over: another's may be due, and nothing goes out that would bring us back */
+            digests = false; /* the op of that batch is over: another's may be due, and nothing
+                                goes out that would bring us back */
             continue;
         }
         c->last_use_ns = xfer_now(x);
@@ -679,7 +785,8 @@ void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
     c->out_at = c->out_used ? c->out_at + (uint32_t)n : 0;
 }
 
-/* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true then). May close the connection. */
+/* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true
+ * then). May close the connection. */
 static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id;
@@ -704,14 +811,19 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (c->tx_header_left || c->tx_left) {
             k = xfer_tcp_data_write(x, c);
-            if (!c->tx_header_left && !c->tx_left && c->lane && x->core.digest_every) wake_link(x, c->link); /* FINAL may have waited for this frame */
+            /* FINAL may have waited for this frame */
+            if (!c->tx_header_left && !c->tx_left && c->lane && x->core.digest_every)
+                wake_link(x, c->link);
         } else if (c->out_used) {
             k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
             if (k > 0) xfer_conn_sent(c, (size_t)k);
         } else {
-            if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) { /* sealed, and the socket does not take it yet */
-                if (errno == EAGAIN) wait_writable(x, c);
-                else conn_ended(x, c, xfer_tcp_why(c));
+            if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) {
+                /* sealed, and the socket does not take it yet */
+                if (errno == EAGAIN)
+                    wait_writable(x, c);
+                else
+                    conn_ended(x, c, xfer_tcp_why(c));
                 return;
             }
             c->tx_ready = false;
@@ -720,8 +832,10 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         }
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {
-            if (errno == EAGAIN || errno == EWOULDBLOCK) wait_writable(x, c);
-            else conn_ended(x, c, xfer_tcp_why(c));
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                wait_writable(x, c);
+            else
+                conn_ended(x, c, xfer_tcp_why(c));
             return;
         }
         c->last_tx_ns = xfer_now(x);
@@ -729,12 +843,15 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
 }
 
-/* What was just submitted, sent by the submitter: no wake of the progress thread in between. Only on shm, where all that goes out is small, and only
- * while that thread has nothing to do or there is one op alone: else it comes by here at the end of its turn, and gathers. What does not work out at once is
- * left to the thread. True: nothing is left. Any thread. */
+/* What was just submitted, sent by the submitter: no wake of the progress thread in between.
+ * Only on shm, where all that goes out is small, and only while that thread has nothing to do or
+ * there is one op alone: else it comes by here at the end of its turn, and gathers. What does
+ * not work out at once is left to the thread. True: nothing is left. Any thread. */
 static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (!xfer_path_is_local(c->path) || c->path == TD_XFER_PATH_SHM_STAGED || !c->initiator || c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every) return false;
+    if (!xfer_path_is_local(c->path) || c->path == TD_XFER_PATH_SHM_STAGED || !c->initiator ||
+        c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every)
+        return false;
     if (!atomic_load(&x->idle) && x->core.n_ops_used > 1) return false;
     conn_fill(x, c);
     if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
@@ -749,7 +866,7 @@ static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
     return !c->tx_ready;
 }
 
-/* --- the progress thread -------------------------------------------------------------------------------------------------------- */
+/* --- the progress thread ---------------------------------------------------------------------- */
 
 /* Silence, heartbeats, handshakes that take too long, idle connections. */
 static void check_conns(struct td_xfer *x, uint64_t now)
@@ -757,31 +874,44 @@ static void check_conns(struct td_xfer *x, uint64_t now)
     if (x->accept_paused) xfer_path_pause_accept(x, false);
     for (uint32_t i = x->n_conns; i-- > 0;) {
         struct td_xfer_conn *c = x->live[i];
-        if (c->rdma && c->initiator && c->state == XFER_CONN_READY && !c->retiring && xfer_rdma_lacks(x, c, now)) xfer_path_more_rails(x, c);
+        if (c->rdma && c->initiator && c->state == XFER_CONN_READY && !c->retiring &&
+            xfer_rdma_lacks(x, c, now))
+            xfer_path_more_rails(x, c);
     }
     for (uint32_t i = x->n_conns; i-- > 0;) {
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
         struct td_xfer_conn *c = x->live[i];
         bool handshake = c->state == XFER_CONN_TLS;
-        if (c->state == XFER_CONN_SETUP && since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
-            /* Before its silence, which says less; and the initiator first, because it learns which rail was at fault. */
+        if (c->state == XFER_CONN_SETUP &&
+            since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
+            /* Before its silence, which says less; and the initiator first, because it learns
+               which rail was at fault. */
             if (c->initiator && c->rdma) xfer_rdma_late(x, c);
-            xfer_conn_close(x, c, TD_ERR_PEER, c->path == TD_XFER_PATH_CUDA_IPC ? "cuda-ipc: the set-up was not over in time" : "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID", false);
-        } else if (since(now, c->last_rx_ns) > (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
+            xfer_conn_close(x, c, TD_ERR_PEER,
+                            c->path == TD_XFER_PATH_CUDA_IPC
+                                ? "cuda-ipc: the set-up was not over in time"
+                                : "rdma: no answer over the queue pairs: no route between the "
+                                  "devices, or a wrong GID",
+                            false);
+        } else if (since(now, c->last_rx_ns) >
+                   (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
             const char *why = c->state == XFER_CONN_CONNECTING ? "no answer to connect"
-                              : handshake                      ? "tls: the handshake was not over in time"
-                                                               : "silent for too long";
+                              : handshake ? "tls: the handshake was not over in time"
+                                          : "silent for too long";
             if (!c->initiator && !c->proven) xfer_path_refused(x, c, why);
             xfer_conn_close(x, c, TD_ERR_PEER, why, false);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
             xfer_path_refused(x, c, "showed no key");
             xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
         } else if (c->state == XFER_CONN_READY) {
-            bool busy = !c->initiator || c->lane || (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
-            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++) busy = td_xfer_core_op_is_on(&x->core, k, c->id);
+            bool busy = !c->initiator || c->lane ||
+                        (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
+            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++)
+                busy = td_xfer_core_op_is_on(&x->core, k, c->id);
             if (!busy) {
                 xfer_conn_close(x, c, TD_ERR_PEER, c->retiring ? "replaced" : "idle", true);
-            } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->out_used && !c->tx_left) {
+            } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->out_used &&
+                       !c->tx_left) {
                 struct td_xfer_frame ping = {.type = TD_XFER_PING};
                 xfer_conn_queue(x, c, &ping, NULL);
             }
@@ -816,9 +946,11 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
     }
 }
 
-/* epoll_wait that looks for a moment before it sleeps: between two processes under load the next frame is microseconds away. Waking a thread that sleeps on
- * another core takes its waker 8 to 12 us in a virtual machine, longer than copying 64 KiB does, and it runs 16 to 27 us later. Only while waits prove
- * short, and not on a crowded core: whoever else wants it gets it, but each yield may cost the rest of a time slice. */
+/* epoll_wait that looks for a moment before it sleeps: between two processes under load the next
+ * frame is microseconds away. Waking a thread that sleeps on another core takes its waker 8 to
+ * 12 us in a virtual machine, longer than copying 64 KiB does, and it runs 16 to 27 us later.
+ * Only while waits prove short, and not on a crowded core: whoever else wants it gets it, but
+ * each yield may cost the rest of a time slice. */
 static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
 {
     if (!timeout_ms) return epoll_wait(x->epoll_fd, events, max, 0);
@@ -834,7 +966,8 @@ static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, i
         x->crowded_until_ns = now + XFER_CROWDED_FOR_NS;
         linger_ns = 0;
     }
-    if (!n) { /* also when rung: a turn that has not listened would take late bytes in the socket for the peer's silence */
+    if (!n) { /* also when rung: a turn that has not listened would take late bytes in the socket
+                 for the peer's silence */
         atomic_store(&x->sleeps, true);
         n = epoll_wait(x->epoll_fd, events, max, atomic_load(&x->rung) ? 0 : timeout_ms);
         atomic_store(&x->sleeps, false);
@@ -872,11 +1005,16 @@ static void *progress(void *ctx)
         if (xfer_shm_copy(x)) busy = true;
         if (x->device && xfer_device_poll(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
-            if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING) conn_write(x, x->live[i]);
-        for (uint32_t i = 0; i < x->n_conns && !busy; i++) busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
+            if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING)
+                conn_write(x, x->live[i]);
+        for (uint32_t i = 0; i < x->n_conns && !busy; i++)
+            busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
         if (verify_digests(x)) busy = true;
-        if (xfer_device_busy(x)) busy = true; /* copies take microseconds, and nothing wakes us when they are complete */
-        /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is condemned before the next turn has listened. */
+        if (xfer_device_busy(x))
+            busy = true; /* copies take microseconds, and nothing wakes us
+                            when they are complete */
+        /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is
+           condemned before the next turn has listened. */
         if (now >= x->next_check_ns) {
             check_conns(x, now);
             x->next_check_ns = now + x->peer_timeout_ns / 16;
@@ -887,16 +1025,21 @@ static void *progress(void *ctx)
         if (x->core.stuck_conn) {
             struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
             x->core.stuck_conn = 0;
-            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true); /* its other transfers are not to blame */
+            /* its other transfers are not to blame */
+            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true);
             busy = true;
         }
-        if (x->n_conns || x->accept_paused) tick = tick < x->next_check_ns ? tick : x->next_check_ns;
+        if (x->n_conns || x->accept_paused)
+            tick = tick < x->next_check_ns ? tick : x->next_check_ns;
         if (x->rdma) {
             uint64_t due = xfer_rdma_due(x);
-            if (due <= now) due = now + x->peer_timeout_ns / 16; /* it waits for the links of what was there before, or is being tried */
+            /* it waits for the links of what was there before, or is being tried */
+            if (due <= now) due = now + x->peer_timeout_ns / 16;
             if (due < tick) tick = due;
         }
-        uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX : tick <= now ? 0 : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
+        uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX
+                           : tick <= now       ? 0
+                                               : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
         int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;
         if (timeout && x->rdma && !xfer_rdma_sleep(x)) timeout = 0;
@@ -907,39 +1050,62 @@ static void *progress(void *ctx)
             TD_ASSERT(errno == EINTR);
             n = 0;
         }
-        bool rung = atomic_exchange(&x->rung, false); /* before the turn that does what was rung for */
+        bool rung = atomic_exchange(&x->rung, false); /* before the turn that does what was rung
+                                                         for */
         pthread_mutex_lock(&x->lock);
-        if (n || rung) slept_until = now; /* woken early: when is not known, and what stopped us since must not pass for the peers' silence */
-        if (timeout && x->rdma) xfer_rdma_woke(x, since(xfer_now(x), now), n > 0 && events[0].data.u64 >= XFER_KEY_RDMA && events[0].data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX);
+        if (n || rung)
+            slept_until = now; /* woken early: when is not known, and what stopped us
+                                  since must not pass for the peers' silence */
+        if (timeout && x->rdma)
+            xfer_rdma_woke(x, since(xfer_now(x), now),
+                           n > 0 && events[0].data.u64 >= XFER_KEY_RDMA &&
+                               events[0].data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX);
     }
     pthread_mutex_unlock(&x->lock);
     return NULL;
 }
 
-/* --- public --------------------------------------------------------------------------------------------------------------------- */
+/* --- public ----------------------------------------------------------------------------------- */
 
-static td_status open_tls(struct td_xfer *x, const struct td_xfer_tls_config *config, struct td_err *err)
+static td_status open_tls(struct td_xfer *x, const struct td_xfer_tls_config *config,
+                          struct td_err *err)
 {
     if (!config->cert_file || !config->key_file)
-        return td_fail(err, TD_ERR_INVALID, "xfer: tls: cert_file and key_file must be set: this side accepts connections");
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "xfer: tls: cert_file and key_file must be set: this side accepts connections");
     return td_xfer_tls_open(config, &x->tls, err);
 }
 
-td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x, struct td_err *err)
+td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x,
+                       struct td_err *err)
 {
     const char *instance = config->instance ? config->instance : "";
     if (strlen(instance) >= TD_XFER_NAME_MAX)
-        return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%.80s\" is longer than %d bytes", instance, TD_XFER_NAME_MAX - 1);
+        return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%.80s\" is longer than %d bytes",
+                       instance, TD_XFER_NAME_MAX - 1);
     for (const char *p = instance; *p; p++)
-        if (*p < 0x21 || *p > 0x7e) return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%s\" has a byte that is not printable ASCII or a space", instance);
-    if (config->path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..%d", (int)config->path, TD_XFER_N_PATHS - 1);
+        if (*p < 0x21 || *p > 0x7e)
+            return td_fail(
+                err, TD_ERR_INVALID,
+                "xfer: instance \"%s\" has a byte that is not printable ASCII or a space",
+                instance);
+    if (config->path >= TD_XFER_N_PATHS)
+        return td_fail(err, TD_ERR_INVALID, "xfer: path is %d, must be 0..%d", (int)config->path,
+                       TD_XFER_N_PATHS - 1);
     if (config->tcp_lanes > TD_XFER_LANES_MAX)
-        return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d", config->tcp_lanes, TD_XFER_LANES_MAX);
+        return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d",
+                       config->tcp_lanes, TD_XFER_LANES_MAX);
     if (!config->memory && config->path == TD_XFER_PATH_CUDA_IPC)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
-    if (config->path == TD_XFER_PATH_RDMA && !config->rdma) return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path rdma was asked for, and there is no RDMA provider");
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
+    if (config->path == TD_XFER_PATH_RDMA && !config->rdma)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "xfer: path rdma was asked for, and there is no RDMA provider");
     uint32_t timeout_ms = config->peer_timeout_ms ? config->peer_timeout_ms : 2000;
-    if (timeout_ms < 50 || timeout_ms > 600000) return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000", timeout_ms);
+    if (timeout_ms < 50 || timeout_ms > 600000)
+        return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000",
+                       timeout_ms);
 
     struct td_xfer *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
@@ -950,20 +1116,23 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     x->secret = config->secret;
     x->path = config->path;
     x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
-    x->zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy; /* staging buffers go round */
+    /* staging buffers go round */
+    x->zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy;
     x->memory = config->memory;
     x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
     memcpy(x->instance, instance, strlen(instance));
     pthread_mutexattr_t adaptive;
     pthread_mutexattr_init(&adaptive);
 #if defined(__GLIBC__)
-    pthread_mutexattr_settype(&adaptive, PTHREAD_MUTEX_ADAPTIVE_NP); /* held for a microsecond, mostly: less than a sleep and its wake cost */
+    /* held for a microsecond, mostly: less than a sleep and its wake cost */
+    pthread_mutexattr_settype(&adaptive, PTHREAD_MUTEX_ADAPTIVE_NP);
 #endif
     pthread_mutex_init(&x->lock, &adaptive);
     pthread_mutexattr_destroy(&adaptive);
 
     td_status status = TD_ERR_NOMEM;
-    struct td_xfer_core_hooks hooks = {.ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
+    struct td_xfer_core_hooks hooks = {
+        .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
     x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
     x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
     x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
@@ -971,7 +1140,8 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
         goto err_close;
     }
-    status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops, x->peer_timeout_ns / 8, config->digest_every, &hooks, err);
+    status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops,
+                                 x->peer_timeout_ns / 8, config->digest_every, &hooks, err);
     if (status) goto err_close;
     status = td_doorbell_open(&x->bell, err);
     if (status) goto err_close;
@@ -980,11 +1150,17 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
         goto err_close;
     }
-    if (config->tls && !xfer_path_is_local(x->path) && (status = open_tls(x, config->tls, err))) goto err_close;
+    if (config->tls && !xfer_path_is_local(x->path) && (status = open_tls(x, config->tls, err)))
+        goto err_close;
     if (!xfer_path_is_local(x->path) && (status = xfer_tcp_listen(x, config, err))) goto err_close;
-    if ((x->path == TD_XFER_PATH_AUTO || xfer_path_is_local(x->path)) && (status = xfer_shm_listen(x, err))) goto err_close;
-    if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) && (status = xfer_rdma_open(x, config->rdma, err))) goto err_close;
-    if (!xfer_watch_fd(x, x->bell.fd, XFER_KEY_BELL) || !xfer_watch_fd(x, x->tcp_fd, XFER_KEY_TCP) || !xfer_watch_fd(x, x->shm_fd, XFER_KEY_SHM)) {
+    if ((x->path == TD_XFER_PATH_AUTO || xfer_path_is_local(x->path)) &&
+        (status = xfer_shm_listen(x, err)))
+        goto err_close;
+    if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) &&
+        (status = xfer_rdma_open(x, config->rdma, err)))
+        goto err_close;
+    if (!xfer_watch_fd(x, x->bell.fd, XFER_KEY_BELL) ||
+        !xfer_watch_fd(x, x->tcp_fd, XFER_KEY_TCP) || !xfer_watch_fd(x, x->shm_fd, XFER_KEY_SHM)) {
         status = td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
         goto err_close;
     }
@@ -1018,7 +1194,8 @@ void td_xfer_close(struct td_xfer *x)
         pthread_join(x->thread, NULL);
     }
     pthread_mutex_lock(&x->lock); /* of nobody else; but fences drop it */
-    for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0); /* no copy of what comes after us is valid */
+    /* no copy of what comes after us is valid */
+    for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0);
     for (uint32_t i = 0; i < x->n_conns; i++) {
         if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
         if (x->live[i]->tls && x->live[i]->state > XFER_CONN_TLS) td_tls_shutdown(x->live[i]->tls);
@@ -1045,10 +1222,7 @@ void td_xfer_close(struct td_xfer *x)
     free(x);
 }
 
-uint16_t td_xfer_port(const struct td_xfer *x)
-{
-    return x->port;
-}
+uint16_t td_xfer_port(const struct td_xfer *x) { return x->port; }
 
 td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct td_err *err)
 {
@@ -1065,20 +1239,26 @@ static td_status add_device(struct td_xfer *x, const struct td_arena *arena, str
     if (xfer_path_is_shm(x->path)) return status ? td_fail(err, status, "%s", why.msg) : TD_OK;
     if (!status) status = xfer_ipc_open(x, arena, &why);
     if (status && x->path == TD_XFER_PATH_CUDA_IPC) return td_fail(err, status, "%s", why.msg);
-    if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg); /* auto: it is not offered */
+    /* auto: it is not offered */
+    if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg);
     return TD_OK;
 }
 
-td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes, int32_t n_blocks, struct td_err *err)
+td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes,
+                          int32_t n_blocks, struct td_err *err)
 {
-    if (block_bytes < 1 || block_bytes >= (size_t)1 << 30 || n_blocks < 1 || n_blocks > 1 << 28 || (size_t)n_blocks > arena->bytes / block_bytes)
-        return td_fail(err, TD_ERR_INVALID, "xfer: %d blocks of %zu bytes do not lie in an arena of %zu bytes", n_blocks, block_bytes, arena->bytes);
+    if (block_bytes < 1 || block_bytes >= (size_t)1 << 30 || n_blocks < 1 || n_blocks > 1 << 28 ||
+        (size_t)n_blocks > arena->bytes / block_bytes)
+        return td_fail(err, TD_ERR_INVALID,
+                       "xfer: %d blocks of %zu bytes do not lie in an arena of %zu bytes", n_blocks,
+                       block_bytes, arena->bytes);
     if (x->path == TD_XFER_PATH_SHM && !x->memory && arena->memfd < 0)
         return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm needs a pool in shareable memory");
     td_status status = TD_OK;
     pthread_mutex_lock(&x->lock);
     if (x->block_bytes) status = td_fail(err, TD_ERR_INVALID, "xfer: memory was added already");
-    if (!status && !x->memory && arena->memfd >= 0 && x->shm_fd >= 0) status = xfer_shm_offer(x, arena, err);
+    if (!status && !x->memory && arena->memfd >= 0 && x->shm_fd >= 0)
+        status = xfer_shm_offer(x, arena, err);
     if (!status) {
         x->base = arena->base;
         x->block_bytes = block_bytes;
@@ -1092,20 +1272,31 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
     return status;
 }
 
-td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
-                        uint8_t *blob, size_t *ret_blob_bytes, struct td_err *err)
+td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_blocks,
+                        uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot, uint8_t *blob,
+                        size_t *ret_blob_bytes, struct td_err *err)
 {
     uint32_t id;
     enter(x);
     uint64_t tick = x->core.next_tick_ns;
     const char *lost = xfer_device_lost(x);
-    td_status status = lost ? td_fail(err, TD_ERR_DEVICE, "grant: %s", lost)
-                            : td_xfer_core_grant(&x->core, block_ids, n_blocks, deadline_ns, user, &id, err);
+    td_status status =
+        lost ? td_fail(err, TD_ERR_DEVICE, "grant: %s", lost)
+             : td_xfer_core_grant(&x->core, block_ids, n_blocks, deadline_ns, user, &id, err);
     if (!status) {
         const struct td_xfer_slot *s = &x->core.slots[id];
-        struct td_xfer_grant_blob g = {.slot = id, .generation = s->generation, .n_blocks = n_blocks, .incarnation = x->incarnation,
-                                       .layout_hash = x->layout_hash, .block_bytes = x->block_bytes, .port = x->port, .path = (uint8_t)x->path,
-                                       .has_rdma = x->rdma && xfer_rdma_usable(x), .tls = x->tls != NULL, .device = x->device != NULL, .secret = x->secret != NULL};
+        struct td_xfer_grant_blob g = {.slot = id,
+                                       .generation = s->generation,
+                                       .n_blocks = n_blocks,
+                                       .incarnation = x->incarnation,
+                                       .layout_hash = x->layout_hash,
+                                       .block_bytes = x->block_bytes,
+                                       .port = x->port,
+                                       .path = (uint8_t)x->path,
+                                       .has_rdma = x->rdma && xfer_rdma_usable(x),
+                                       .tls = x->tls != NULL,
+                                       .device = x->device != NULL,
+                                       .secret = x->secret != NULL};
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->proof, sizeof g.proof);
         memcpy(g.host, x->host, sizeof g.host);
@@ -1124,43 +1315,71 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
 void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason)
 {
     enter(x);
-    bool ring = x->rdma || (slot < x->core.max_slots && x->core.slots[slot].state != TD_SLOT_READY); /* a READY one's sender has its answer */
+    /* a READY one's sender has its answer */
+    bool ring = x->rdma || (slot < x->core.max_slots && x->core.slots[slot].state != TD_SLOT_READY);
     td_xfer_core_revoke(&x->core, slot, reason);
     unlock_and_wake(x);
     if (ring) xfer_ring(x);
 }
 
-td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
+td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_bytes,
+                           uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
                            int32_t *ret_n_blocks, struct td_err *err)
 {
     struct td_xfer_grant_blob g;
     td_status status = td_xfer_grant_decode(blob, blob_bytes, &g, err);
     if (status) return status;
     if (g.layout_hash != x->layout_hash)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: layout %016" PRIx64 " is not ours, %016" PRIx64, g.instance, g.layout_hash, x->layout_hash);
-    if (!xfer_path_allows(x->path, (enum td_xfer_path)g.path) && !xfer_path_allows((enum td_xfer_path)g.path, x->path))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s", g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: layout %016" PRIx64 " is not ours, %016" PRIx64, g.instance,
+                       g.layout_hash, x->layout_hash);
+    if (!xfer_path_allows(x->path, (enum td_xfer_path)g.path) &&
+        !xfer_path_allows((enum td_xfer_path)g.path, x->path))
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s",
+                       g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
                        td_xfer_path_name(x->path));
     if (g.port && !xfer_path_is_local(x->path) && g.tls != (x->tls != NULL)) {
         if (g.tls)
-            return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca "
-                           "(kv_tls auto or on), or turn kv_tls off there", g.instance);
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: its KV port is in the clear and this side speaks TLS: give %s tls_cert, tls_key and tls_ca "
-                       "(kv_tls auto or on), or turn kv_tls off here", g.instance, g.instance);
+            return td_fail(err, TD_ERR_UNSUPPORTED,
+                           "grant of %s: its KV port speaks TLS and this side does not: give this "
+                           "side tls_cert, tls_key and tls_ca "
+                           "(kv_tls auto or on), or turn kv_tls off there",
+                           g.instance);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: its KV port is in the clear and this side speaks TLS: give %s "
+                       "tls_cert, tls_key and tls_ca "
+                       "(kv_tls auto or on), or turn kv_tls off here",
+                       g.instance, g.instance);
     }
     if (g.secret != (x->secret != NULL))
-        return td_fail(err, TD_ERR_UNSUPPORTED, g.secret ? "grant of %s: its KV port asks for the cluster secret and this side has none: give this side the same "
-                       "--cluster-secret-file" : "grant of %s: its KV port proves no cluster secret and this side asks for one: give %s the same "
-                       "--cluster-secret-file", g.instance, g.instance);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       g.secret ? "grant of %s: its KV port asks for the cluster secret and this "
+                                  "side has none: give this side the same "
+                                  "--cluster-secret-file"
+                                : "grant of %s: its KV port proves no cluster secret and this side "
+                                  "asks for one: give %s the same "
+                                  "--cluster-secret-file",
+                       g.instance, g.instance);
     if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only rdma is allowed, and %s has no usable RDMA device", g.instance, x->rdma ? "it" : "this side");
-    if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) && (!g.device || !x->device))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory", g.instance, x->device ? "it" : "this side");
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: only rdma is allowed, and %s has no usable RDMA device",
+                       g.instance, x->rdma ? "it" : "this side");
+    if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) &&
+        (!g.device || !x->device))
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory",
+            g.instance, x->device ? "it" : "this side");
     bool only_shm = xfer_path_is_shm((enum td_xfer_path)g.path) || xfer_path_is_shm(x->path);
     if (only_shm && g.device && !x->device)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and its pool is in the memory of a device, which host memory reaches by tcp", g.instance);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: only shm is allowed, and its pool is in the memory of a "
+                       "device, which host memory reaches by tcp",
+                       g.instance);
     if (only_shm && x->device && !xfer_ring_may_lend(x))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is in the memory of a device, whose staging buffers are not shareable",
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: only shm is allowed, and this side's pool is in the memory of "
+                       "a device, whose staging buffers are not shareable",
                        g.instance);
     enter(x);
     uint64_t tick = x->core.next_tick_ns;
@@ -1168,7 +1387,9 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     if (lost) {
         status = td_fail(err, TD_ERR_DEVICE, "%s", lost);
     } else if (!x->words && only_shm) {
-        status = td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: only shm is allowed, and this side's pool is not shareable", g.instance);
+        status = td_fail(err, TD_ERR_UNSUPPORTED,
+                         "grant of %s: only shm is allowed, and this side's pool is not shareable",
+                         g.instance);
     } else {
         status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);
     }
@@ -1177,9 +1398,11 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         xfer_path_attach_warm(x, *ret_op);
         *ret_n_blocks = g.n_blocks;
     }
-    /* OPEN can wait for the first submit, or for the thread's next look at its timers, a sixteenth of the peer time-out at most. rdma's cannot: the
-     * receiver answers it with the targets, and that goes on while the first chunk is computed. */
-    bool ring = !status && (x->attach_due || x->core.next_tick_ns < tick || x->core.ops[*ret_op].path == TD_XFER_PATH_RDMA);
+    /* OPEN can wait for the first submit, or for the thread's next look at its timers, a
+     * sixteenth of the peer time-out at most. rdma's cannot: the receiver answers it with the
+     * targets, and that goes on while the first chunk is computed. */
+    bool ring = !status && (x->attach_due || x->core.next_tick_ns < tick ||
+                            x->core.ops[*ret_op].path == TD_XFER_PATH_RDMA);
     unlock_and_wake(x);
     if (ring) xfer_ring(x);
     return status;
@@ -1215,11 +1438,12 @@ uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot)
     return key;
 }
 
-td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, bool final, const void *note,
-                         size_t note_bytes)
+td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids,
+                         int32_t n, bool final, const void *note, size_t note_bytes)
 {
     enter(x);
-    td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final, note, note_bytes);
+    td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final,
+                                           note, note_bytes);
     bool ring = !status;
     if (!status) {
         struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
@@ -1231,17 +1455,21 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     return status;
 }
 
-td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes)
+td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first,
+                              const int32_t *block_ids, int32_t n, uint64_t offset,
+                              uint64_t n_bytes)
 {
     enter(x);
-    td_status status = td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
+    td_status status =
+        td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
     if (!status) wake_link(x, x->core.ops[op].conn);
     unlock_and_wake(x);
     if (!status) xfer_ring(x); /* the caller computes: the thread sends */
     return status;
 }
 
-td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n)
+td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first,
+                              const int32_t *block_ids, int32_t n)
 {
     enter(x);
     td_status status = td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n);
@@ -1273,7 +1501,8 @@ bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
     bool any = x->n_news > 0;
     if (any) {
         const struct xfer_news *n = &x->news[0];
-        *ret_event = (struct td_xfer_event){.kind = n->kind, .id = n->n_others, .path = n->path, .status = n->status};
+        *ret_event = (struct td_xfer_event){
+            .kind = n->kind, .id = n->n_others, .path = n->path, .status = n->status};
         memcpy(ret_event->reason, n->text, sizeof ret_event->reason);
         memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
     }
@@ -1295,7 +1524,8 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     *ret_stats = x->core.stats;
     ret_stats->n_slots_used = x->core.n_slots_used;
     ret_stats->n_ops_used = x->core.n_ops_used;
-    for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->lane ? ret_stats->n_lanes++ : ret_stats->n_conns++;
+    for (uint32_t i = 0; i < x->n_conns; i++)
+        x->live[i]->lane ? ret_stats->n_lanes++ : ret_stats->n_conns++;
     ret_stats->n_bad_frames = x->n_bad_frames;
     ret_stats->n_refused_peers = x->n_refused_peers;
     ret_stats->n_fallbacks = x->n_fallbacks;

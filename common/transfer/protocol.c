@@ -15,31 +15,43 @@
  * Op (sender):
  *
  *           op_start            op_attach: OPEN            tx_next: FINAL                rx_done
- *   FREE ------------> WAIT_CONN ------------> STREAMING ------------------> WAIT_VERDICT --------> ENDED(DONE)
- *     ^                    ^    conn_lost(retry), attempt+1 |                     |                   |
- *     |                    +--------------------------------+---------------------+                   |
- *     |                              cancel, tick, rx_fail, conn_lost: from any ----> ENDED(FAILED)   |
- *     |                                              (by way of STOPPING while io)                    |
- *     +---------------------------------------- poll takes the terminal event -----------------------+
+ *   FREE ------------> WAIT_CONN ------------> STREAMING ------------------> WAIT_VERDICT -------->
+ *       ENDED(DONE)
+ *     ^                    ^    conn_lost(retry), attempt+1 |                     |
+ *                               |
+ *     |                    +--------------------------------+---------------------+
+ *                          |
+ *     |                              cancel, tick, rx_fail, conn_lost: from any ----> ENDED(FAILED)
+ *                                    |
+ *     |                                              (by way of STOPPING while io)
+ *         |
+ *     +---------------------------------------- poll takes the terminal event
+ *     -----------------------+
  *
- * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue pair are there (READY), until its ABORT, or until
- * this side's queue pairs are fenced; FAILED and REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING,
- * and its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies VERIFYING when digests came along, or while an
- * earlier attempt's writer is in its quarantine.
- * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows have ended. They end when the writer has
- * retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
+ * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue
+ * pair are there (READY), until its ABORT, or until this side's queue pairs are fenced; FAILED and
+ * REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING, and
+ * its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies
+ * VERIFYING when digests came along, or while an earlier attempt's writer is in its quarantine.
+ * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows
+ * have ended. They end when the writer has retired; a writer that was told FAIL and says nothing
+ * for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
  *
- * In device memory bytes are placed by copies that the device runs by itself (n_dma): revoked in the middle, a slot waits for those that were issued, because
- * none can be called back, and no other attempt is bound meanwhile.
+ * In device memory bytes are placed by copies that the device runs by itself (n_dma): revoked in
+ * the middle, a slot waits for those that were issued, because none can be called back, and no
+ * other attempt is bound meanwhile.
  *
- * Where NICs write to device memory, their completions may say less than that the bytes are there (flush_writes): a slot that was bound on rdma is dirty until a
- * flush that began when nobody wrote into it any more; READY, SLOT_FREE and another attempt wait for that.
+ * Where NICs write to device memory, their completions may say less than that the bytes are there
+ * (flush_writes): a slot that was bound on rdma is dirty until a flush that began when nobody wrote
+ * into it any more; READY, SLOT_FREE and another attempt wait for that.
  *
- * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and connection are the bound ones; (2) READY needs
- * n_blocks * block_bytes counted bytes and FINAL of the bound attempt; (3) no SLOT_FREE while io, with copies under way, with a writer or with windows, no op's end while io
- * or with work requests; (4) an op's handle is
- * withdrawn before its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return to FREE by poll only; (6) no READY, and no digest is
- * compared, before the quarantine of every earlier attempt's writer is over: its last bytes could land in what the caller writes on into. */
+ * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and
+ * connection are the bound ones; (2) READY needs n_blocks * block_bytes counted bytes and FINAL
+ * of the bound attempt; (3) no SLOT_FREE while io, with copies under way, with a writer or with
+ * windows, no op's end while io or with work requests; (4) an op's handle is withdrawn before
+ * its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return
+ * to FREE by poll only; (6) no READY, and no digest is compared, before the quarantine of every
+ * earlier attempt's writer is over: its last bytes could land in what the caller writes on into. */
 #include "common/transfer/protocol.h"
 
 #include <inttypes.h>
@@ -51,20 +63,16 @@
 #include "common/base/fault.h"
 
 #define TURN_NONE UINT32_MAX
-#define PARTED_GRACE 2 /* orphan graces: a peer that is known to live dials again, but its machine may be busy */
-#define RETIRE_GRACE 8 /* orphan graces: a peer that lives and does not retire for so long is cut off */
+/* orphan graces: a peer that is known to live dials again, but its machine may be busy */
+#define PARTED_GRACE 2
+/* orphan graces: a peer that lives and does not retire for so long is cut off */
+#define RETIRE_GRACE 8
 
-/* --- sets ----------------------------------------------------------------------------------------------------------------------- */
+/* --- sets ------------------------------------------------------------------------------------- */
 
-static void set_add(struct td_xfer_set *s, uint32_t id)
-{
-    s->bits[id / 64] |= 1ull << id % 64;
-}
+static void set_add(struct td_xfer_set *s, uint32_t id) { s->bits[id / 64] |= 1ull << id % 64; }
 
-static void set_drop(struct td_xfer_set *s, uint32_t id)
-{
-    s->bits[id / 64] &= ~(1ull << id % 64);
-}
+static void set_drop(struct td_xfer_set *s, uint32_t id) { s->bits[id / 64] &= ~(1ull << id % 64); }
 
 /* The least member that is `from` or more; n: there is none. */
 static uint32_t set_at(const struct td_xfer_set *s, uint32_t from)
@@ -82,7 +90,8 @@ struct round {
     bool wrapped;
 };
 
-static bool round_next(const struct td_xfer_set *s, uint32_t from, struct round *r, uint32_t *ret_id)
+static bool round_next(const struct td_xfer_set *s, uint32_t from, struct round *r,
+                       uint32_t *ret_id)
 {
     uint32_t id = set_at(s, r->at);
     if (id == s->n && !r->wrapped) {
@@ -101,7 +110,7 @@ static bool set_create(struct td_xfer_set *s, uint32_t n)
     return s->bits != NULL;
 }
 
-/* --- events --------------------------------------------------------------------------------------------------------------------- */
+/* --- events ----------------------------------------------------------------------------------- */
 
 static void emit(struct td_xfer_core *c, enum td_xfer_event_kind kind, uint32_t id)
 {
@@ -124,7 +133,8 @@ static void due_by(struct td_xfer_core *c, uint64_t deadline_ns)
 
 static void set_times(struct td_xfer_event *e, uint64_t first_ns, uint64_t last_ns, uint64_t at_ns)
 {
-    e->elapsed_ns = at_ns > first_ns ? at_ns - first_ns : 0; /* the caller's clock may be that of its turn's start */
+    /* the caller's clock may be that of its turn's start */
+    e->elapsed_ns = at_ns > first_ns ? at_ns - first_ns : 0;
     e->tail_ns = at_ns > last_ns ? at_ns - last_ns : 0;
     e->at_ns = at_ns;
 }
@@ -182,18 +192,26 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
     return n;
 }
 
-/* --- receiver ------------------------------------------------------------------------------------------------------------------- */
+/* --- receiver --------------------------------------------------------------------------------- */
 
-static void answer(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *to, enum td_xfer_frame_type type, td_status status,
-                   const char *reason)
+static void answer(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *to,
+                   enum td_xfer_frame_type type, td_status status, const char *reason)
 {
-    struct td_xfer_frame f = {.type = (uint8_t)type, .slot = to->slot, .generation = to->generation, .op = to->op, .attempt = to->attempt,
-                              .handle = to->handle, .status = (int16_t)status, .length = reason ? (uint32_t)strlen(reason) : 0};
+    struct td_xfer_frame f = {.type = (uint8_t)type,
+                              .slot = to->slot,
+                              .generation = to->generation,
+                              .op = to->op,
+                              .attempt = to->attempt,
+                              .handle = to->handle,
+                              .status = (int16_t)status,
+                              .length = reason ? (uint32_t)strlen(reason) : 0};
     c->hooks.send(c->hooks.ctx, conn, &f, reason);
 }
 
-/* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any more, so it waits for that. */
-static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_type type, td_status status, const char *reason)
+/* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any
+ * more, so it waits for that. */
+static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_type type,
+                        td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
     if (s->conn && s->n_rd) {
@@ -204,7 +222,11 @@ static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_
         s->owe.status = status;
         return;
     }
-    struct td_xfer_frame to = {.slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt, .handle = s->handle};
+    struct td_xfer_frame to = {.slot = id,
+                               .generation = s->generation,
+                               .op = s->op,
+                               .attempt = s->attempt,
+                               .handle = s->handle};
     if (s->conn) answer(c, s->conn, &to, type, status, reason);
 }
 
@@ -216,12 +238,15 @@ static void slot_unbind(struct td_xfer_slot *s)
 
 static void slot_retire(struct td_xfer_core *c, uint32_t id)
 {
-    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && !c->slots[id].n_dma && c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows); /* invariant 3 */
+    /* invariant 3 */
+    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && !c->slots[id].n_dma &&
+              c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows);
     c->slots[id].state = TD_SLOT_RETIRED;
     emit(c, TD_XFER_SLOT_FREE, id);
 }
 
-/* Bytes that NICs have written may still be on their way to the device, though nobody writes any more: they are flushed, and the caller is called again. */
+/* Bytes that NICs have written may still be on their way to the device, though nobody writes any
+ * more: they are flushed, and the caller is called again. */
 static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
     if (s->dirty && s->flush == TD_FLUSH_NONE) {
@@ -235,7 +260,9 @@ static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
 static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state != TD_SLOT_REVOKING || s->io || s->n_rd || s->n_dma || s->writer != TD_WRITER_NONE || s->windows) return;
+    if (s->state != TD_SLOT_REVOKING || s->io || s->n_rd || s->n_dma ||
+        s->writer != TD_WRITER_NONE || s->windows)
+        return;
     if (!slot_is_dirty(c, s)) slot_retire(c, id);
 }
 
@@ -250,7 +277,8 @@ static void slot_writer_retired(struct td_xfer_core *c, struct td_xfer_slot *s)
 static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING || s->state == TD_SLOT_VERIFYING);
+    TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING ||
+              s->state == TD_SLOT_VERIFYING);
     s->state = TD_SLOT_FAILED;
     if (s->windows) due_by(c, 1); /* the tick gives a writer that still lives its time to answer */
     s->status = status;
@@ -260,24 +288,37 @@ static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, con
     emit(c, TD_XFER_SLOT_FAILED, id);
 }
 
-td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user,
-                             uint32_t *ret_slot, struct td_err *err)
+td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, int32_t n_blocks,
+                             uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
+                             struct td_err *err)
 {
     if (!c->block_bytes) return td_fail(err, TD_ERR_INVALID, "grant: no memory was added");
     if (n_blocks < 0 || n_blocks > TD_XFER_MAX_BLOCKS)
-        return td_fail(err, TD_ERR_INVALID, "grant: n_blocks is %d, must be 0..%d", n_blocks, TD_XFER_MAX_BLOCKS);
+        return td_fail(err, TD_ERR_INVALID, "grant: n_blocks is %d, must be 0..%d", n_blocks,
+                       TD_XFER_MAX_BLOCKS);
     for (int32_t i = 0; i < n_blocks; i++)
         if (block_ids[i] < 0 || block_ids[i] >= c->n_pool_blocks)
-            return td_fail(err, TD_ERR_INVALID, "grant: block_ids[%d] is %d, must be 0..%d", i, block_ids[i], c->n_pool_blocks - 1);
-    if (c->n_slots_used == c->max_slots) return td_fail(err, TD_ERR_AGAIN, "grant: all %u slots are in use", c->max_slots);
+            return td_fail(err, TD_ERR_INVALID, "grant: block_ids[%d] is %d, must be 0..%d", i,
+                           block_ids[i], c->n_pool_blocks - 1);
+    if (c->n_slots_used == c->max_slots)
+        return td_fail(err, TD_ERR_AGAIN, "grant: all %u slots are in use", c->max_slots);
 
     uint32_t id = c->slot_hint;
     while (c->slots[id].state != TD_SLOT_FREE) id = (id + 1) % c->max_slots;
     c->slot_hint = (id + 1) % c->max_slots;
     struct td_xfer_slot *s = &c->slots[id];
-    struct td_xfer_slot fresh = {.state = TD_SLOT_ARMED, .generation = s->generation + 1, .user = user, .deadline_ns = deadline_ns,
-                                 .orphan_ns = TD_NEVER_NS, .n_blocks = n_blocks, .dst = s->dst, .src = s->src, .order = s->order, .got = s->got,
-                                 .told = s->told, .digest = s->digest};
+    struct td_xfer_slot fresh = {.state = TD_SLOT_ARMED,
+                                 .generation = s->generation + 1,
+                                 .user = user,
+                                 .deadline_ns = deadline_ns,
+                                 .orphan_ns = TD_NEVER_NS,
+                                 .n_blocks = n_blocks,
+                                 .dst = s->dst,
+                                 .src = s->src,
+                                 .order = s->order,
+                                 .got = s->got,
+                                 .told = s->told,
+                                 .digest = s->digest};
     uint64_t key[2] = {c->hooks.random_u64(c->hooks.ctx), c->hooks.random_u64(c->hooks.ctx)};
     memcpy(fresh.key, key, sizeof fresh.key);
     *s = fresh;
@@ -295,9 +336,12 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
     switch (s->state) {
     case TD_SLOT_FREE:
     case TD_SLOT_REVOKING:
-    case TD_SLOT_RETIRED: return;
-    case TD_SLOT_READY: break;
-    case TD_SLOT_FAILED: break; /* keeps its own reason */
+    case TD_SLOT_RETIRED:
+        return;
+    case TD_SLOT_READY:
+        break;
+    case TD_SLOT_FAILED:
+        break; /* keeps its own reason */
     case TD_SLOT_ARMED:
     case TD_SLOT_FILLING:
     case TD_SLOT_VERIFYING:
@@ -313,7 +357,8 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
     slot_check_retired(c, id);
 }
 
-td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path, const struct td_xfer_frame *f, const uint8_t *key)
+td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path,
+                               const struct td_xfer_frame *f, const uint8_t *key)
 {
     if (f->slot >= c->max_slots || f->handle == 0 || f->attempt == 0) return TD_ERR_PEER;
     struct td_xfer_slot *s = &c->slots[f->slot];
@@ -328,7 +373,10 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         answer(c, conn, f, TD_XFER_DONE, TD_OK, NULL);
         return TD_OK;
     }
-    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == f->handle && s->attempt == f->attempt) return TD_OK; /* from another lane */
+    /* from another lane */
+    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == f->handle &&
+        s->attempt == f->attempt)
+        return TD_OK;
     if (f->attempt <= s->attempt) {
         c->stats.n_stale_frames++;
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_STALE, "a later attempt has the slot");
@@ -336,7 +384,8 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     }
     switch (s->state) {
     case TD_SLOT_ARMED:
-    case TD_SLOT_FILLING: break;
+    case TD_SLOT_FILLING:
+        break;
     case TD_SLOT_VERIFYING: /* its connection went after the last byte: the verdict is near */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "the bytes are being verified");
         return TD_OK;
@@ -345,19 +394,24 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     case TD_SLOT_FAILED:
     case TD_SLOT_REVOKING:
     case TD_SLOT_RETIRED:
-        answer(c, conn, f, TD_XFER_FAIL, s->status ? s->status : TD_ERR_STALE, s->reason[0] ? s->reason : "the slot was given back");
+        answer(c, conn, f, TD_XFER_FAIL, s->status ? s->status : TD_ERR_STALE,
+               s->reason[0] ? s->reason : "the slot was given back");
         return TD_OK;
     }
     TD_ASSERT(!s->io && !s->n_rd);
     if (s->n_dma) { /* they would land on top of what this attempt brings */
-        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "copies of an earlier attempt are under way");
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN,
+               "copies of an earlier attempt are under way");
         return TD_OK;
     }
     if (s->writer == TD_WRITER_NONE && slot_is_dirty(c, s)) {
-        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "writes of an earlier attempt are on their way");
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN,
+               "writes of an earlier attempt are on their way");
         return TD_OK;
     }
-    if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not known to be dead yet, or its windows are just ending */
+    if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not
+                                                        known to be dead yet, or its windows are
+                                                        just ending */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
         return TD_OK;
     }
@@ -391,16 +445,19 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     return TD_OK;
 }
 
-static bool goes_by_data(enum td_xfer_path path) /* the sender says what lies where, piece by piece */
+static bool goes_by_data(enum td_xfer_path path) /* the sender says what lies where, piece by
+                                                    piece */
 {
     return path == TD_XFER_PATH_TCP || path == TD_XFER_PATH_SHM_STAGED;
 }
 
-static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn,
+                          const struct td_xfer_frame *f)
 {
     if (f->slot >= c->max_slots) return false;
     const struct td_xfer_slot *s = &c->slots[f->slot];
-    return s->state == TD_SLOT_FILLING && s->conn == conn && s->generation == f->generation && s->attempt == f->attempt && s->handle == f->handle;
+    return s->state == TD_SLOT_FILLING && s->conn == conn && s->generation == f->generation &&
+           s->attempt == f->attempt && s->handle == f->handle;
 }
 
 td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
@@ -411,15 +468,18 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    if (!goes_by_data(s->path) || f->offset > total || f->length > total - f->offset) return TD_ERR_CORRUPT;
-    /* Each byte once, each block from its start: a repeated or reordered frame within an attempt would count bytes twice. The frame has its bytes to
-     * itself from here on; when its connection breaks in the middle, so does the attempt. */
+    if (!goes_by_data(s->path) || f->offset > total || f->length > total - f->offset)
+        return TD_ERR_CORRUPT;
+    /* Each byte once, each block from its start: a repeated or reordered frame within an attempt
+     * would count bytes twice. The frame has its bytes to itself from here on; when its
+     * connection breaks in the middle, so does the attempt. */
     uint64_t end = f->offset + f->length;
     for (uint64_t at = f->offset; at < end; at = (at / c->block_bytes + 1) * c->block_bytes)
         if (s->got[at / c->block_bytes] != at % c->block_bytes) return TD_ERR_CORRUPT;
     for (uint64_t at = f->offset; at < end;) {
         uint64_t next = (at / c->block_bytes + 1) * c->block_bytes;
-        s->got[at / c->block_bytes] = (uint32_t)((next < end ? next : end) - at / c->block_bytes * c->block_bytes);
+        s->got[at / c->block_bytes] =
+            (uint32_t)((next < end ? next : end) - at / c->block_bytes * c->block_bytes);
         at = next;
     }
     return TD_OK;
@@ -433,7 +493,8 @@ bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struc
     return true;
 }
 
-bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn,
+                           const struct td_xfer_frame *f)
 {
     return slot_is_bound(c, conn, f);
 }
@@ -452,8 +513,10 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     if (s->state == TD_SLOT_FILLING) {
         if (!s->final_seen) return;
         if (s->path == TD_XFER_PATH_RDMA) {
-            if (s->qps_got != s->qps_want || s->bytes_got != (uint64_t)s->n_refs * c->block_bytes) return;
-            uint64_t written = total - s->bytes_got; /* every queue pair's last word came after its data (RC order) */
+            if (s->qps_got != s->qps_want || s->bytes_got != (uint64_t)s->n_refs * c->block_bytes)
+                return;
+            uint64_t written = total - s->bytes_got; /* every queue pair's last word came after
+                                                        its data (RC order) */
             s->bytes_got = total;
             c->stats.bytes_received += written;
             c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += written;
@@ -464,7 +527,10 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
         td_fault_point("xfer_verifying");
         set_add(&c->verifying, id);
     }
-    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) || s->verify_at < s->n_digests) return; /* invariant 6 */
+    /* invariant 6 */
+    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) ||
+        s->verify_at < s->n_digests)
+        return;
     s->state = TD_SLOT_READY;
     s->completed = true;
     s->ready_ns = now_ns;
@@ -474,7 +540,8 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     emit(c, TD_XFER_SLOT_READY, id);
 }
 
-/* Ends a piece: false when the slot was taken away meanwhile, so that the bytes count for nothing. */
+/* Ends a piece: false when the slot was taken away meanwhile, so that the bytes count for
+ * nothing. */
 static bool slot_io_end(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
@@ -498,8 +565,8 @@ void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id
     slot_check_ready(c, now_ns, id);
 }
 
-void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t conn, uint64_t handle, uint64_t n_bytes, td_status status,
-                          const char *reason)
+void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t conn,
+                          uint64_t handle, uint64_t n_bytes, td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
     TD_ASSERT(s->n_dma);
@@ -508,7 +575,8 @@ void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
         if (!status) {
             count_bytes(c, s, n_bytes);
             slot_check_ready(c, now_ns, id);
-        } else if (status == TD_ERR_STALE) { /* the sender's ABORT, or the end of its connection, follows and says why */
+        } else if (status == TD_ERR_STALE) { /* the sender's ABORT, or the end of its connection,
+                                                follows and says why */
             s->parked = true;
             c->stats.n_stale_frames++;
         } else {
@@ -524,7 +592,8 @@ static bool is_local(enum td_xfer_path path) /* the receiver copies from the sen
     return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
 }
 
-td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, uint32_t first, const int32_t *ids, int32_t n,
+td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f,
+                              uint32_t first, const int32_t *ids, int32_t n,
                               int32_t n_source_blocks)
 {
     if (!slot_is_bound(c, conn, f)) {
@@ -532,18 +601,26 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
         return TD_ERR_STALE;
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
-    if ((!is_local(s->path) && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 || first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
+    if ((!is_local(s->path) && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 ||
+        first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
-    /* Each byte once, from the block's start: what is named again must be the same source, and more of it. */
-    if (f->offset < 1 || f->offset > c->block_bytes || (f->offset != c->block_bytes && !is_local(s->path))) return TD_ERR_CORRUPT;
+    /* Each byte once, from the block's start: what is named again must be the same source, and
+       more of it. */
+    if (f->offset < 1 || f->offset > c->block_bytes ||
+        (f->offset != c->block_bytes && !is_local(s->path)))
+        return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
         int32_t b = (int32_t)first + i;
-        if (ids[i] < 0 || ids[i] >= n_source_blocks || (s->src[b] >= 0 && (s->src[b] != ids[i] || s->told[b] >= f->offset))) return TD_ERR_CORRUPT;
+        if (ids[i] < 0 || ids[i] >= n_source_blocks ||
+            (s->src[b] >= 0 && (s->src[b] != ids[i] || s->told[b] >= f->offset)))
+            return TD_ERR_CORRUPT;
     }
     for (int32_t i = 0; i < n; i++) {
         int32_t b = (int32_t)first + i;
-        if (s->src[b] < 0) s->order[s->n_refs++] = b;
-        else if (s->copy_at > s->n_told) s->copy_at = s->n_told; /* it was passed by */
+        if (s->src[b] < 0)
+            s->order[s->n_refs++] = b;
+        else if (s->copy_at > s->n_told)
+            s->copy_at = s->n_told; /* it was passed by */
         s->src[b] = ids[i];
         s->bytes_told += f->offset - s->told[b];
         s->told[b] = (uint32_t)f->offset;
@@ -558,11 +635,14 @@ static bool slot_has(const struct td_xfer_slot *s)
     return is_local(s->path) ? s->bytes_begun < s->bytes_told : s->copy_at < s->n_refs;
 }
 
-/* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any connection, or READ on this one. */
-static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path, uint64_t conn)
+/* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any
+ * connection, or READ on this one. */
+static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path,
+                       uint64_t conn)
 {
     const struct td_xfer_slot *s = &c->slots[id];
-    return s->state == TD_SLOT_FILLING && s->path == path && slot_has(s) && (is_local(path) ? !s->parked : s->conn == conn);
+    return s->state == TD_SLOT_FILLING && s->path == path && slot_has(s) &&
+           (is_local(path) ? !s->parked : s->conn == conn);
 }
 
 static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td_xfer_slot *s)
@@ -571,7 +651,8 @@ static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td
     return (uint64_t)(s->n_refs - s->copy_at) * c->block_bytes - s->copy_off;
 }
 
-/* Called when a piece of the slot is begun: after the last one, what others still wait for is counted, once for a transfer. */
+/* Called when a piece of the slot is begun: after the last one, what others still wait for is
+ * counted, once for a transfer. */
 static void slot_begun(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
@@ -581,33 +662,41 @@ static void slot_begun(struct td_xfer_core *c, uint32_t id)
     s->behind_bytes = 0;
     for (struct round r = {.at = 0}; round_next(&c->fetching, 0, &r, &other);) {
         const struct td_xfer_slot *o = &c->slots[other];
-        if (other != id && o->state == TD_SLOT_FILLING && slot_has(o)) s->behind_bytes += slot_waiting_bytes(c, o);
+        if (other != id && o->state == TD_SLOT_FILLING && slot_has(o))
+            s->behind_bytes += slot_waiting_bytes(c, o);
     }
 }
 
 /* Where to look first; see struct td_xfer_turns. */
-static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, enum td_xfer_path path, uint64_t conn)
+static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t,
+                          enum td_xfer_path path, uint64_t conn)
 {
     uint32_t first = TURN_NONE, best = TURN_NONE, id;
-    for (struct round r = {.at = t->next}; t->by_key && c->n_slots_used > 1 && round_next(&c->fetching, t->next, &r, &id);) {
+    for (struct round r = {.at = t->next};
+         t->by_key && c->n_slots_used > 1 && round_next(&c->fetching, t->next, &r, &id);) {
         const struct td_xfer_slot *s = &c->slots[id];
         if (s->state != TD_SLOT_FILLING || !slot_has(s)) set_drop(&c->fetching, id);
         if (!slot_wants(c, id, path, conn)) continue;
-        if (first == TURN_NONE) first = best = id;
-        else if (c->slots[id].priority < c->slots[best].priority) best = id;
+        if (first == TURN_NONE)
+            first = best = id;
+        else if (c->slots[id].priority < c->slots[best].priority)
+            best = id;
     }
     return best == first ? t->next : best;
 }
 
-/* `id` was served, and `from` is where it was looked for first: a turn by key leaves the round where it is. */
+/* `id` was served, and `from` is where it was looked for first: a turn by key leaves the round
+ * where it is. */
 static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint32_t n)
 {
     if (from == t->next) t->next = (id + 1) % n;
     t->by_key = !t->by_key;
 }
 
-/* shm, cuda-ipc: the next piece of a slot that wants one: of one block up to max_bytes, or whole neighbours. Counts it as begun. */
-static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum, int32_t max_blocks, struct td_xfer_copy *copy)
+/* shm, cuda-ipc: the next piece of a slot that wants one: of one block up to max_bytes, or whole
+ * neighbours. Counts it as begun. */
+static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum,
+                       int32_t max_blocks, struct td_xfer_copy *copy)
 {
     struct td_xfer_slot *s = &c->slots[id];
     while (s->got[s->order[s->copy_at]] == s->told[s->order[s->copy_at]]) s->copy_at++;
@@ -622,11 +711,13 @@ static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, 
                                   .offset = s->got[block],
                                   .n_bytes = left < max_bytes ? (size_t)left : (size_t)max_bytes};
     s->got[block] += (uint32_t)copy->n_bytes;
-    for (; copy->n_bytes == (uint64_t)copy->n_blocks * c->block_bytes && copy->n_blocks < max_blocks &&
-           s->copy_at + copy->n_blocks < s->n_refs;
+    for (; copy->n_bytes == (uint64_t)copy->n_blocks * c->block_bytes &&
+           copy->n_blocks < max_blocks && s->copy_at + copy->n_blocks < s->n_refs;
          copy->n_blocks++) {
         int32_t next = s->order[s->copy_at + copy->n_blocks];
-        if (next != block + copy->n_blocks || s->got[next] || s->told[next] != c->block_bytes || copy->n_bytes + c->block_bytes > max_sum) break;
+        if (next != block + copy->n_blocks || s->got[next] || s->told[next] != c->block_bytes ||
+            copy->n_bytes + c->block_bytes > max_sum)
+            break;
         s->got[next] = s->told[next];
         copy->n_bytes += c->block_bytes;
     }
@@ -638,11 +729,13 @@ static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, 
 uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i <= c->fetching.n / 64; i++) n += (uint32_t)__builtin_popcountll(c->fetching.bits[i]);
+    for (uint32_t i = 0; i <= c->fetching.n / 64; i++)
+        n += (uint32_t)__builtin_popcountll(c->fetching.bits[i]);
     return n;
 }
 
-bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
     uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
@@ -656,7 +749,8 @@ bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
     return false;
 }
 
-void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy, bool valid)
+void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy,
+                           bool valid)
 {
     struct td_xfer_slot *s = &c->slots[copy->slot];
     if (!slot_io_end(c, copy->slot)) return;
@@ -670,7 +764,8 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
     slot_check_ready(c, now_ns, copy->slot);
 }
 
-bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy)
+bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
     uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
@@ -691,7 +786,8 @@ static uint64_t local_time(uint64_t now_ns, uint32_t clock_us, uint32_t then_us)
     return now_ns > ns ? now_ns - ns : 0;
 }
 
-td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_t clock_us, uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
+td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_t clock_us,
+                                uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
 {
     if (!slot_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
@@ -699,11 +795,15 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on rdma the queue pairs, may still be at work. */
-    if (s->final_seen || f->offset != total || (is_local(s->path) && s->bytes_told != total)) return TD_ERR_CORRUPT;
-    bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks; /* what is not READ was written by queue pairs */
+    /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on
+       rdma the queue pairs, may still be at work. */
+    if (s->final_seen || f->offset != total || (is_local(s->path) && s->bytes_told != total))
+        return TD_ERR_CORRUPT;
+    /* what is not READ was written by queue pairs */
+    bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks;
     if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
-    if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT; /* it cannot know where to write */
+    /* it cannot know where to write */
+    if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT;
     if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
     s->qps_want = f->flags;
     s->final_seen = true;
@@ -715,13 +815,16 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     return TD_OK;
 }
 
-void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
+void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f,
+                           const char *reason)
 {
     if (f->slot < c->max_slots) {
         struct td_xfer_slot *s = &c->slots[f->slot];
         bool retired = !(f->flags & TD_XFER_ABORT_UNRETIRED);
-        if (retired && s->writer == TD_WRITER_LIVE && s->writer_conn == conn && s->generation == f->generation && s->writer_handle == f->handle) {
-            slot_writer_retired(c, s); /* all its work requests have completed: the retirement proof */
+        if (retired && s->writer == TD_WRITER_LIVE && s->writer_conn == conn &&
+            s->generation == f->generation && s->writer_handle == f->handle) {
+            slot_writer_retired(c, s); /* all its work requests have completed: the retirement
+                                          proof */
             slot_check_retired(c, f->slot);
         }
     }
@@ -732,11 +835,14 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     char text[TD_XFER_REASON_MAX];
     snprintf(text, sizeof text, "sender: %.140s", reason);
     struct td_xfer_slot *s = &c->slots[f->slot];
-    if (s->path == TD_XFER_PATH_RDMA && s->n_refs) slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted"); /* it waits for that */
+    /* it waits for that */
+    if (s->path == TD_XFER_PATH_RDMA && s->n_refs)
+        slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted");
     slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
 }
 
-bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
+bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns,
+                          const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
 {
     uint32_t from = slot_turn(c, turns, TD_XFER_PATH_RDMA, conn), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
@@ -744,13 +850,20 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_
         if (!slot_wants(c, id, TD_XFER_PATH_RDMA, conn)) continue;
         int32_t block = s->order[s->copy_at], n_pieces = 1;
         uint64_t left = c->block_bytes - s->copy_off;
-        *rd = (struct td_xfer_rd){.slot = id, .order_at = s->copy_at, .n_blocks = 1, .src_block = s->src[block], .offset = s->copy_off};
+        *rd = (struct td_xfer_rd){.slot = id,
+                                  .order_at = s->copy_at,
+                                  .n_blocks = 1,
+                                  .src_block = s->src[block],
+                                  .offset = s->copy_off};
         rd->n_bytes = left < l->max_bytes ? left : l->max_bytes;
-        for (; s->copy_off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes && s->copy_at + rd->n_blocks < s->n_refs; rd->n_blocks++) {
-            int32_t next = s->order[s->copy_at + rd->n_blocks], before = s->order[s->copy_at + rd->n_blocks - 1];
+        for (; s->copy_off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes &&
+               s->copy_at + rd->n_blocks < s->n_refs;
+             rd->n_blocks++) {
+            int32_t next = s->order[s->copy_at + rd->n_blocks],
+                    before = s->order[s->copy_at + rd->n_blocks - 1];
             bool apart = s->dst[next] != s->dst[before] + 1 || s->dst[next] % l->dst_region == 0;
-            if (s->src[next] != s->src[before] + 1 || s->src[next] % l->src_region == 0 || n_pieces + apart > l->max_pieces ||
-                rd->n_bytes + c->block_bytes > l->max_bytes)
+            if (s->src[next] != s->src[before] + 1 || s->src[next] % l->src_region == 0 ||
+                n_pieces + apart > l->max_pieces || rd->n_bytes + c->block_bytes > l->max_bytes)
                 break;
             n_pieces += apart;
             rd->n_bytes += c->block_bytes;
@@ -769,7 +882,8 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_
     return false;
 }
 
-void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
+void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes,
+                          bool ok)
 {
     struct td_xfer_slot *s = &c->slots[id];
     TD_ASSERT(s->n_rd);
@@ -782,23 +896,31 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
     }
     if (s->n_rd) return;
     if (s->owe.conn) {
-        struct td_xfer_frame to = {.slot = id, .generation = s->generation, .op = s->owe.op, .attempt = s->owe.attempt, .handle = s->owe.handle};
+        struct td_xfer_frame to = {.slot = id,
+                                   .generation = s->generation,
+                                   .op = s->owe.op,
+                                   .attempt = s->owe.attempt,
+                                   .handle = s->owe.handle};
         answer(c, s->owe.conn, &to, TD_XFER_FAIL, s->owe.status, s->reason);
         s->owe.conn = 0;
     }
     slot_check_retired(c, id);
 }
 
-bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t id, td_status status,
+                               const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
     if (s->state != TD_SLOT_FILLING) return false;
-    slot_answer(c, id, TD_XFER_FAIL, status, reason); /* owed until its READs are over; a next attempt is told, too */
+    slot_answer(c, id, TD_XFER_FAIL, status, reason); /* owed until its READs are over; a next
+                                                         attempt is told, too */
     slot_fail(c, id, status, reason);
     return true;
 }
 
-td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_digest *digests, int32_t n)
+td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn,
+                                 const struct td_xfer_frame *f,
+                                 const struct td_xfer_digest *digests, int32_t n)
 {
     if (!slot_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
@@ -816,30 +938,42 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn, const st
 int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region)
 {
     int32_t n = 1;
-    while (at + n < n_blocks && dst[at + n] == dst[at] + n && (!region || dst[at + n] % region)) n++;
+    while (at + n < n_blocks && dst[at + n] == dst[at] + n && (!region || dst[at + n] % region))
+        n++;
     return n;
 }
 
-bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_runs, int32_t region, struct td_xfer_tx *tx)
+bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_runs, int32_t region,
+                             struct td_xfer_tx *tx)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks) return false;
+    if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks)
+        return false;
     struct td_xfer_run run[TD_XFER_RUNS_MAX];
     int32_t n = 0, at = s->n_targets;
     for (; n < max_runs && n < TD_XFER_RUNS_MAX && at < s->n_blocks; at += run[n++].n)
-        run[n] = (struct td_xfer_run){.block = s->dst[at], .n = td_xfer_run_length(s->dst, s->n_blocks, at, region)};
-    tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS, .slot = id, .generation = s->generation, .op = s->op, .attempt = s->attempt,
-                                       .handle = s->handle, .offset = (uint64_t)s->n_targets, .length = (uint32_t)n * (uint32_t)sizeof run[0]};
+        run[n] = (struct td_xfer_run){.block = s->dst[at],
+                                      .n = td_xfer_run_length(s->dst, s->n_blocks, at, region)};
+    tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS,
+                                       .slot = id,
+                                       .generation = s->generation,
+                                       .op = s->op,
+                                       .attempt = s->attempt,
+                                       .handle = s->handle,
+                                       .offset = (uint64_t)s->n_targets,
+                                       .length = (uint32_t)n * (uint32_t)sizeof run[0]};
     memcpy(tx->payload, run, tx->frame.length);
     s->n_targets = at;
     return true;
 }
 
-bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *tx)
+bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor,
+                               struct td_xfer_tx *tx)
 {
     for (uint32_t k = 0; k < c->max_slots; k++) {
         uint32_t id = (*cursor + k) % c->max_slots;
-        if (c->slots[id].conn != conn || !td_xfer_core_targets_of(c, id, TD_XFER_RUNS_MAX, 0, tx)) continue;
+        if (c->slots[id].conn != conn || !td_xfer_core_targets_of(c, id, TD_XFER_RUNS_MAX, 0, tx))
+            continue;
         *cursor = (id + 1) % c->max_slots;
         return true;
     }
@@ -874,12 +1008,15 @@ void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t id)
     slot_check_retired(c, id);
 }
 
-void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm)
+void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp,
+                         uint32_t imm)
 {
     uint32_t id = imm >> 16;
     struct td_xfer_slot *s = id < c->max_slots ? &c->slots[id] : NULL;
-    if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA || qp >= TD_XFER_QPS_MAX || (s->qps_got & 1u << qp) ||
-        (s->final_seen && !(s->qps_want & 1u << qp)) || td_xfer_imm(id, s->generation, s->attempt, TD_XFER_IMM_FINAL) != imm) {
+    if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA ||
+        qp >= TD_XFER_QPS_MAX || (s->qps_got & 1u << qp) ||
+        (s->final_seen && !(s->qps_want & 1u << qp)) ||
+        td_xfer_imm(id, s->generation, s->attempt, TD_XFER_IMM_FINAL) != imm) {
         c->stats.n_stale_frames++;
         return;
     }
@@ -932,13 +1069,16 @@ void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char 
     }
 }
 
-bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *v)
+bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes,
+                              struct td_xfer_verify *v)
 {
     uint32_t id;
     for (struct round r = {.at = *cursor}; round_next(&c->verifying, *cursor, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
         if (s->state != TD_SLOT_VERIFYING) set_drop(&c->verifying, id);
-        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->dirty || s->io || s->verify_at == s->n_digests) continue;
+        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->dirty || s->io ||
+            s->verify_at == s->n_digests)
+            continue;
         int32_t n = (int32_t)(max_bytes / c->block_bytes);
         if (n < 1) n = 1;
         if (n > s->n_digests - s->verify_at) n = s->n_digests - s->verify_at;
@@ -950,7 +1090,8 @@ bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t
     return false;
 }
 
-void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_verify *v, int32_t bad)
+void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns,
+                             const struct td_xfer_verify *v, int32_t bad)
 {
     struct td_xfer_slot *s = &c->slots[v->slot];
     slot_io_end(c, v->slot);
@@ -963,7 +1104,8 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const stru
         return;
     }
     char reason[TD_XFER_REASON_MAX];
-    snprintf(reason, sizeof reason, "digest: grant block %u is not what the sender read", s->digest[bad].block);
+    snprintf(reason, sizeof reason, "digest: grant block %u is not what the sender read",
+             s->digest[bad].block);
     bool again = s->n_mismatches++ == 0 && s->conn;
     slot_answer(c, v->slot, TD_XFER_FAIL, TD_ERR_CORRUPT, reason);
     if (!again) {
@@ -978,13 +1120,21 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns, const stru
     due_by(c, s->orphan_ns);
 }
 
-/* --- sender --------------------------------------------------------------------------------------------------------------------- */
+/* --- sender ----------------------------------------------------------------------------------- */
 
-static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle, uint16_t flags)
+static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle,
+                         uint16_t flags)
 {
     const struct td_xfer_op *op = &c->ops[id];
-    struct td_xfer_frame f = {.type = TD_XFER_ABORT, .flags = flags, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
-                              .handle = handle, .status = (int16_t)op->status, .length = (uint32_t)strlen(op->reason)};
+    struct td_xfer_frame f = {.type = TD_XFER_ABORT,
+                              .flags = flags,
+                              .slot = op->grant.slot,
+                              .generation = op->grant.generation,
+                              .op = id,
+                              .attempt = op->attempt,
+                              .handle = handle,
+                              .status = (int16_t)op->status,
+                              .length = (uint32_t)strlen(op->reason)};
     c->hooks.send(c->hooks.ctx, conn, &f, op->reason);
 }
 
@@ -993,8 +1143,10 @@ static void op_ended(struct td_xfer_core *c, uint32_t id)
     struct td_xfer_op *op = &c->ops[id];
     TD_ASSERT(!op->io && !op->n_wr && !op->reader_conn); /* invariant 3 */
     op->state = TD_OP_ENDED;
-    if (op->failed) c->stats.n_failed++;
-    else c->stats.n_done++;
+    if (op->failed)
+        c->stats.n_failed++;
+    else
+        c->stats.n_done++;
     emit(c, op->failed ? TD_XFER_OP_FAILED : TD_XFER_OP_DONE, id);
 }
 
@@ -1007,7 +1159,8 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
         due_by(c, 1); /* the time that this may take is counted from the next tick */
         return;
     }
-    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle, 0); /* rdma: the writer has retired */
+    /* rdma: the writer has retired */
+    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle, 0);
     op->tell_conn = 0;
     if (op->reader_conn) {
         due_by(c, 1);
@@ -1023,9 +1176,11 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
     due_by(c, op->retry_ns ? op->retry_ns : 1);
 }
 
-/* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the last work request has completed, because that is
- * what lets it free its blocks; it is told so even after its own FAIL. */
-static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status status, const char *reason, bool tell)
+/* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the
+ * last work request has completed, because that is what lets it free its blocks; it is told so
+ * even after its own FAIL. */
+static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status status,
+                   const char *reason, bool tell)
 {
     struct td_xfer_op *op = &c->ops[id];
     op->failed = failed;
@@ -1046,7 +1201,8 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     op_check_stopped(c, id);
 }
 
-/* Back to WAIT_CONN for another attempt, by way of STOPPING while the backend or the NIC still reads for this one. */
+/* Back to WAIT_CONN for another attempt, by way of STOPPING while the backend or the NIC still
+ * reads for this one. */
 static void op_detach(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
@@ -1061,31 +1217,46 @@ static void op_detach(struct td_xfer_core *c, uint32_t id)
 
 static bool op_is_live(const struct td_xfer_op *op)
 {
-    return op->state == TD_OP_WAIT_CONN || op->state == TD_OP_STREAMING || op->state == TD_OP_WAIT_VERDICT;
+    return op->state == TD_OP_WAIT_CONN || op->state == TD_OP_STREAMING ||
+           op->state == TD_OP_WAIT_VERDICT;
 }
 
 static bool op_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
     if (f->op >= c->max_ops) return false;
     const struct td_xfer_op *op = &c->ops[f->op];
-    return op_is_live(op) && op->conn == conn && conn && op->handle == f->handle && op->attempt == f->attempt && op->grant.slot == f->slot &&
+    return op_is_live(op) && op->conn == conn && conn && op->handle == f->handle &&
+           op->attempt == f->attempt && op->grant.slot == f->slot &&
            op->grant.generation == f->generation;
 }
 
-td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_grant_blob *grant, uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
+td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_grant_blob *grant,
+                                uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
                                 struct td_err *err)
 {
     if (!c->block_bytes) return td_fail(err, TD_ERR_INVALID, "op: no memory was added");
     if (grant->block_bytes != c->block_bytes)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant: blocks of %" PRIu64 " bytes, ours have %" PRIu64, grant->block_bytes, c->block_bytes);
-    if (c->n_ops_used == c->max_ops) return td_fail(err, TD_ERR_AGAIN, "op: all %u ops are in use", c->max_ops);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant: blocks of %" PRIu64 " bytes, ours have %" PRIu64, grant->block_bytes,
+                       c->block_bytes);
+    if (c->n_ops_used == c->max_ops)
+        return td_fail(err, TD_ERR_AGAIN, "op: all %u ops are in use", c->max_ops);
 
     uint32_t id = c->op_hint;
     while (c->ops[id].state != TD_OP_FREE) id = (id + 1) % c->max_ops;
     c->op_hint = (id + 1) % c->max_ops;
     struct td_xfer_op *op = &c->ops[id];
-    struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN, .user = user, .deadline_ns = deadline_ns, .grant = *grant, .src = op->src,
-                               .order = op->order, .dst = op->dst, .run = op->run, .ready = op->ready, .begun = op->begun, .lane_of = op->lane_of};
+    struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN,
+                               .user = user,
+                               .deadline_ns = deadline_ns,
+                               .grant = *grant,
+                               .src = op->src,
+                               .order = op->order,
+                               .dst = op->dst,
+                               .run = op->run,
+                               .ready = op->ready,
+                               .begun = op->begun,
+                               .lane_of = op->lane_of};
     *op = fresh;
     for (int32_t i = 0; i < grant->n_blocks; i++) {
         op->src[i] = -1;
@@ -1097,32 +1268,42 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     return TD_OK;
 }
 
-/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). A block's bytes come in order, each once, from one source block. */
-static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n,
-                        uint64_t offset, uint64_t n_bytes, bool final, size_t note_bytes)
+/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). A block's bytes come in
+ * order, each once, from one source block. */
+static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first,
+                        const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes,
+                        bool final, size_t note_bytes)
 {
     if (id >= c->max_ops || c->ops[id].state == TD_OP_FREE) return TD_ERR_NOT_FOUND;
     struct td_xfer_op *op = &c->ops[id];
-    if (!op_is_live(op)) return op->status ? op->status : TD_ERR_INVALID; /* failed already; the event says why */
-    if (op->final || n < 0 || first < 0 || first > op->grant.n_blocks || n > op->grant.n_blocks - first) return TD_ERR_INVALID;
+    /* failed already; the event says why */
+    if (!op_is_live(op)) return op->status ? op->status : TD_ERR_INVALID;
+    if (op->final || n < 0 || first < 0 || first > op->grant.n_blocks ||
+        n > op->grant.n_blocks - first)
+        return TD_ERR_INVALID;
     if (note_bytes > TD_XFER_NOTE_MAX || (note_bytes && !final)) return TD_ERR_INVALID;
-    if (n_bytes < 1 || offset >= c->block_bytes || n_bytes > c->block_bytes - offset) return TD_ERR_INVALID;
+    if (n_bytes < 1 || offset >= c->block_bytes || n_bytes > c->block_bytes - offset)
+        return TD_ERR_INVALID;
     uint64_t bytes_ready = op->bytes_ready + (uint64_t)n * n_bytes;
-    if (final && bytes_ready != (uint64_t)op->grant.n_blocks * c->block_bytes) return TD_ERR_INVALID; /* the slot could never be ready */
+    /* the slot could never be ready */
+    if (final && bytes_ready != (uint64_t)op->grant.n_blocks * c->block_bytes)
+        return TD_ERR_INVALID;
     for (int32_t i = 0; i < n; i++) {
         int32_t b = first + i;
         if (block_ids[i] < 0 || block_ids[i] >= c->n_pool_blocks || op->ready[b] != offset ||
             (offset && op->src[b] != block_ids[i]))
             return TD_ERR_INVALID;
     }
-    for (uint32_t lane = 0; lane < TD_XFER_LANES_MAX && offset && n; lane++) /* each has passed by these blocks, maybe */
+    /* each has passed by these blocks, maybe */
+    for (uint32_t lane = 0; lane < TD_XFER_LANES_MAX && offset && n; lane++)
         if (op->lane[lane].at > op->n_whole) op->lane[lane].at = op->n_whole;
     for (int32_t i = 0; i < n; i++) {
         op->src[first + i] = block_ids[i];
         op->ready[first + i] = (uint32_t)(offset + n_bytes);
         if (!offset) op->order[op->n_queued++] = first + i;
     }
-    while (op->n_whole < op->n_queued && op->ready[op->order[op->n_whole]] == c->block_bytes) op->n_whole++;
+    while (op->n_whole < op->n_queued && op->ready[op->order[op->n_whole]] == c->block_bytes)
+        op->n_whole++;
     op->bytes_ready = bytes_ready;
     if (!op->first_ns) op->first_ns = now_ns;
     op->last_ns = now_ns;
@@ -1130,10 +1311,12 @@ static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, in
     return TD_OK;
 }
 
-td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n, bool final,
-                              const void *note, size_t note_bytes)
+td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first,
+                              const int32_t *block_ids, int32_t n, bool final, const void *note,
+                              size_t note_bytes)
 {
-    td_status status = submit(c, now_ns, id, first, block_ids, n, 0, c->block_bytes, final, note_bytes);
+    td_status status =
+        submit(c, now_ns, id, first, block_ids, n, 0, c->block_bytes, final, note_bytes);
     if (status) return status;
     struct td_xfer_op *op = &c->ops[id];
     if (note_bytes) memcpy(op->note, note, note_bytes);
@@ -1141,8 +1324,9 @@ td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t 
     return TD_OK;
 }
 
-td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids,
-                                   int32_t n, uint64_t offset, uint64_t n_bytes)
+td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
+                                   int32_t first, const int32_t *block_ids, int32_t n,
+                                   uint64_t offset, uint64_t n_bytes)
 {
     return submit(c, now_ns, id, first, block_ids, n, offset, n_bytes, false, 0);
 }
@@ -1157,9 +1341,11 @@ static void op_skip_pulled(const struct td_xfer_core *c, struct td_xfer_op *op)
     }
 }
 
-td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first, const int32_t *block_ids, int32_t n)
+td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
+                                   int32_t first, const int32_t *block_ids, int32_t n)
 {
-    if (id < c->max_ops && c->ops[id].n_pull != c->ops[id].n_queued) return TD_ERR_INVALID; /* they come before all others */
+    /* they come before all others */
+    if (id < c->max_ops && c->ops[id].n_pull != c->ops[id].n_queued) return TD_ERR_INVALID;
     td_status status = td_xfer_core_submit(c, now_ns, id, first, block_ids, n, false, NULL, 0);
     if (status) return status;
     c->ops[id].n_pull = c->ops[id].n_queued;
@@ -1181,13 +1367,15 @@ void td_xfer_core_finished(struct td_xfer_core *c, uint32_t id)
     op_end(c, id, true, TD_ERR_FINISHED, "the request is finished", true);
 }
 
-void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, td_status status, const char *reason)
+void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, td_status status,
+                          const char *reason)
 {
     (void)now_ns;
     if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, false);
 }
 
-bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status status,
+                             const char *reason)
 {
     struct td_xfer_op *op = &c->ops[id];
     uint64_t conn = op->conn, handle = op->handle;
@@ -1200,7 +1388,8 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status stat
     return true;
 }
 
-void td_xfer_core_op_broke(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
+void td_xfer_core_op_broke(struct td_xfer_core *c, uint32_t id, td_status status,
+                           const char *reason)
 {
     if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
 }
@@ -1214,10 +1403,12 @@ void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t id, uint32_t qps)
 bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t id, uint64_t conn)
 {
     const struct td_xfer_op *op = &c->ops[id];
-    return op->conn == conn || op->tell_conn == conn || op->reader_conn == conn || (op->n_wr && op->wr_conn == conn);
+    return op->conn == conn || op->tell_conn == conn || op->reader_conn == conn ||
+           (op->n_wr && op->wr_conn == conn);
 }
 
-void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, enum td_xfer_path path, bool can_pull)
+void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn,
+                            enum td_xfer_path path, bool can_pull)
 {
     struct td_xfer_op *op = &c->ops[id];
     TD_ASSERT(op->state == TD_OP_WAIT_CONN && !op->io);
@@ -1243,8 +1434,13 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn, 
     do op->handle = c->hooks.random_u64(c->hooks.ctx);
     while (op->handle == 0);
     c->hooks.op_handle(c->hooks.ctx, id, op->handle);
-    struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
-                              .handle = op->handle, .length = TD_XFER_KEY_BYTES};
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN,
+                              .slot = op->grant.slot,
+                              .generation = op->grant.generation,
+                              .op = id,
+                              .attempt = op->attempt,
+                              .handle = op->handle,
+                              .length = TD_XFER_KEY_BYTES};
     c->hooks.send(c->hooks.ctx, conn, &f, op->grant.key);
 }
 
@@ -1253,7 +1449,9 @@ static int32_t op_next(struct td_xfer_op *op, uint32_t lane)
 {
     for (; op->lane[lane].at < op->n_queued; op->lane[lane].at++) {
         int32_t b = op->order[op->lane[lane].at];
-        if (op->begun[b] < op->ready[b] && (op->lane_of[b] == lane || op->lane_of[b] == TD_XFER_NO_LANE)) return op->lane[lane].at;
+        if (op->begun[b] < op->ready[b] &&
+            (op->lane_of[b] == lane || op->lane_of[b] == TD_XFER_NO_LANE))
+            return op->lane[lane].at;
     }
     return -1;
 }
@@ -1261,7 +1459,8 @@ static int32_t op_next(struct td_xfer_op *op, uint32_t lane)
 /* order[at] is there, whole, and nothing of it has begun. */
 static bool op_has_whole(const struct td_xfer_core *c, const struct td_xfer_op *op, int32_t at)
 {
-    return at < op->n_queued && op->ready[op->order[at]] == c->block_bytes && !op->begun[op->order[at]];
+    return at < op->n_queued && op->ready[op->order[at]] == c->block_bytes &&
+           !op->begun[op->order[at]];
 }
 
 static void op_begin(struct td_xfer_op *op, int32_t block, uint64_t n_bytes)
@@ -1276,8 +1475,8 @@ static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
     return op->bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
 }
 
-/* Called when a frame or a work request of the op is begun: after the last one, what others still wait for is counted, once for
- * an attempt. */
+/* Called when a frame or a work request of the op is begun: after the last one, what others
+ * still wait for is counted, once for an attempt. */
 static void op_begun(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
@@ -1286,12 +1485,14 @@ static void op_begun(struct td_xfer_core *c, uint32_t id)
     op->behind_bytes = 0;
     for (struct round r = {.at = 0}; round_next(&c->streaming, 0, &r, &other);) {
         const struct td_xfer_op *o = &c->ops[other];
-        if (other != id && o->state == TD_OP_STREAMING) op->behind_bytes += o->bytes_ready - o->bytes_begun;
+        if (other != id && o->state == TD_OP_STREAMING)
+            op->behind_bytes += o->bytes_ready - o->bytes_begun;
     }
 }
 
 /* The op's next DATA (or first OPEN) frame for this lane; false when there is none. */
-static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane, int32_t max_blocks, struct td_xfer_frame *f)
+static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane,
+                    int32_t max_blocks, struct td_xfer_frame *f)
 {
     int32_t at = op_next(op, lane), n = 0;
     if (at < 0) return false;
@@ -1319,7 +1520,8 @@ static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane
     return true;
 }
 
-static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes, int32_t n, uint64_t upto, struct td_xfer_tx *tx)
+static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes, int32_t n,
+                     uint64_t upto, struct td_xfer_tx *tx)
 {
     tx->frame.type = TD_XFER_REF;
     tx->frame.offset = upto;
@@ -1329,7 +1531,8 @@ static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_b
     c->stats.bytes_by_path[op->path] += n_bytes;
 }
 
-/* shm, cuda-ipc: names source blocks of which the same bytes have come, for the receiver to copy. */
+/* shm, cuda-ipc: names source blocks of which the same bytes have come, for the receiver to
+ * copy. */
 static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, struct td_xfer_tx *tx)
 {
     int32_t n = 0, first = op->order[at];
@@ -1339,8 +1542,8 @@ static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, st
         memcpy(tx->payload + 4 + 4 * n, &op->src[first + n], 4);
         op_begin(op, first + n, upto - from);
         n++;
-    } while (n < TD_XFER_REF_MAX && at + n < op->n_queued && op->order[at + n] == first + n && op->begun[first + n] == from &&
-             op->ready[first + n] == upto);
+    } while (n < TD_XFER_REF_MAX && at + n < op->n_queued && op->order[at + n] == first + n &&
+             op->begun[first + n] == from && op->ready[first + n] == upto);
     ref_said(c, op, (uint64_t)n * (upto - from), n, upto, tx);
 }
 
@@ -1351,39 +1554,48 @@ static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td
     uint32_t first = (uint32_t)op->order[op->ref_at];
     memcpy(tx->payload, &first, 4);
     do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
-    while (n < TD_XFER_REF_MAX && op->ref_at + n < op->n_pull && op->order[op->ref_at + n] == (int32_t)first + n);
+    while (n < TD_XFER_REF_MAX && op->ref_at + n < op->n_pull &&
+           op->order[op->ref_at + n] == (int32_t)first + n);
     op->ref_at += n;
     ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
 }
 
-/* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is sent. */
+/* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is
+ * sent. */
 static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
     if (!op->final || !all_begun(c, op) || op->n_frames) return false;
     if (c->digest_every && op->digest_at < op->n_queued) return false;
     if (op->path != TD_XFER_PATH_RDMA) return true;
     bool writes = !op->can_pull || op->n_pull < op->n_queued;
-    return (!writes || op->n_targets == op->grant.n_blocks) && (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
+    return (!writes || op->n_targets == op->grant.n_blocks) &&
+           (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
 }
 
-/* Where to look first; see struct td_xfer_turns. Blocks count, wherever they would go; what is small and said once (FINAL) goes by the round. */
-static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, uint64_t conn, uint32_t lane)
+/* Where to look first; see struct td_xfer_turns. Blocks count, wherever they would go; what is
+ * small and said once (FINAL) goes by the round. */
+static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, uint64_t conn,
+                        uint32_t lane)
 {
     uint32_t first = TURN_NONE, best = TURN_NONE, id;
-    for (struct round r = {.at = t->next}; t->by_key && c->n_ops_used > 1 && round_next(&c->streaming, t->next, &r, &id);) {
+    for (struct round r = {.at = t->next};
+         t->by_key && c->n_ops_used > 1 && round_next(&c->streaming, t->next, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING) set_drop(&c->streaming, id);
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         if (op->bytes_begun == op->bytes_ready) continue;
         int32_t at = op_next(op, lane);
         if (at < 0 || (op->path == TD_XFER_PATH_RDMA && op->order[at] >= op->n_targets)) continue;
-        if (first == TURN_NONE) first = best = id;
-        else if (op->priority < c->ops[best].priority) best = id;
+        if (first == TURN_NONE)
+            first = best = id;
+        else if (op->priority < c->ops[best].priority)
+            best = id;
     }
     return best == first ? t->next : best;
 }
 
-bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *tx)
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
+                          struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *tx)
 {
     uint32_t from = op_turn(c, turns, conn, lane), id;
     for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
@@ -1391,7 +1603,10 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         int32_t at;
         tx->op = id;
-        tx->frame = (struct td_xfer_frame){.slot = op->grant.slot, .generation = op->grant.generation, .op = id, .attempt = op->attempt,
+        tx->frame = (struct td_xfer_frame){.slot = op->grant.slot,
+                                           .generation = op->grant.generation,
+                                           .op = id,
+                                           .attempt = op->attempt,
                                            .handle = op->handle};
         if (goes_by_data(op->path) && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
@@ -1402,7 +1617,8 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane, 
             tx_ref_pull(c, op, tx);
             op->reader_conn = conn;
             op->reader_handle = op->handle;
-        } else if ((lane == 0 || (op->lane[lane].open && !c->digest_every)) && final_due(c, op)) { /* digests go by lane 0, and before it */
+        } else if ((lane == 0 || (op->lane[lane].open && !c->digest_every)) && final_due(c, op)) {
+            /* digests go by lane 0, and before it */
             tx->frame.type = TD_XFER_FINAL;
             tx->frame.flags = (uint16_t)op->qps_used;
             tx->frame.clock_us = (uint32_t)(op->first_ns / TD_NS_PER_US);
@@ -1428,18 +1644,22 @@ void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t id, uint64_t handle)
     op->n_frames--;
 }
 
-td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f, const struct td_xfer_run *runs, int32_t n,
-                                  int32_t n_peer_blocks, bool own_keys)
+td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
+                                  const struct td_xfer_frame *f, const struct td_xfer_run *runs,
+                                  int32_t n, int32_t n_peer_blocks, bool own_keys)
 {
     if (!op_is_bound(c, conn, f)) {
         c->stats.n_stale_frames++;
         return TD_ERR_STALE;
     }
     struct td_xfer_op *op = &c->ops[f->op];
-    if (op->path != TD_XFER_PATH_RDMA || f->offset != (uint64_t)op->n_targets) return TD_ERR_CORRUPT;
+    if (op->path != TD_XFER_PATH_RDMA || f->offset != (uint64_t)op->n_targets)
+        return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
         struct td_xfer_run r = runs[i];
-        if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 || r.block > n_peer_blocks - r.n) return TD_ERR_CORRUPT;
+        if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 ||
+            r.block > n_peer_blocks - r.n)
+            return TD_ERR_CORRUPT;
         for (int32_t k = 0; k < r.n; k++) {
             op->run[op->n_targets] = op->n_runs;
             op->dst[op->n_targets++] = r.block + k;
@@ -1449,16 +1669,22 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn, const s
     return TD_OK;
 }
 
-bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
+bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words,
+                          struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
                           struct td_xfer_wr *wr)
 {
     uint32_t from = op_turn(c, turns, conn, 0), id;
     for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
-        if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA) continue;
+        if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA)
+            continue;
         int32_t at = op_next(op, 0);
         bool data = at >= 0 && op->order[at] < op->n_targets;
-        *wr = (struct td_xfer_wr){.op = id, .handle = op->handle, .order_at = at, .n_blocks = 1, .offset = data ? op->begun[op->order[at]] : 0};
+        *wr = (struct td_xfer_wr){.op = id,
+                                  .handle = op->handle,
+                                  .order_at = at,
+                                  .n_blocks = 1,
+                                  .offset = data ? op->begun[op->order[at]] : 0};
         if (data && op->qps_allowed && !(op->qps_allowed & 1u << qp)) continue;
         if (data) {
             int32_t block = op->order[at], n_pieces = 1;
@@ -1468,11 +1694,16 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
             wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
             /* Neighbours at the receiver ride along, gathered from where they lie here. */
             op_begin(op, block, wr->n_bytes);
-            for (; wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes && op_has_whole(c, op, at + wr->n_blocks); wr->n_blocks++) {
-                int32_t next = op->order[at + wr->n_blocks], before = op->order[at + wr->n_blocks - 1];
-                bool apart = op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
-                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 || op->run[next] != op->run[before] ||
-                    op->dst[next] % l->dst_region == 0 || n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
+            for (; wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes &&
+                   op_has_whole(c, op, at + wr->n_blocks);
+                 wr->n_blocks++) {
+                int32_t next = op->order[at + wr->n_blocks],
+                        before = op->order[at + wr->n_blocks - 1];
+                bool apart =
+                    op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
+                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 ||
+                    op->run[next] != op->run[before] || op->dst[next] % l->dst_region == 0 ||
+                    n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
                     break;
                 n_pieces += apart;
                 wr->n_bytes += c->block_bytes;
@@ -1484,7 +1715,8 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
                    (op->qps_said || !(op->qps_used & no_words))) {
             wr->is_imm = true;
             wr->n_blocks = 0;
-            wr->imm = td_xfer_imm(op->grant.slot, op->grant.generation, op->attempt, TD_XFER_IMM_FINAL);
+            wr->imm =
+                td_xfer_imm(op->grant.slot, op->grant.generation, op->attempt, TD_XFER_IMM_FINAL);
             op->qps_said |= 1u << qp;
         } else {
             continue;
@@ -1503,7 +1735,8 @@ void td_xfer_core_hold(struct td_xfer_core *c, uint32_t id)
     c->ops[id].wr_conn = c->ops[id].conn; /* closing it ends what is held */
 }
 
-void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes, bool ok)
+void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes,
+                          bool ok)
 {
     (void)now_ns;
     struct td_xfer_op *op = &c->ops[id];
@@ -1514,7 +1747,8 @@ void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
         c->stats.bytes_sent += n_bytes;
         c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += n_bytes;
     } else {
-        op->tell_conn = 0; /* it may have landed or not: no proof; the connection is about to go, and its other end fences */
+        op->tell_conn = 0; /* it may have landed or not: no proof; the connection is about to go,
+                              and its other end fences */
     }
     op_check_stopped(c, id);
 }
@@ -1526,14 +1760,16 @@ static bool is_sampled(uint32_t every, uint64_t handle, int32_t block)
     return every == 1 || (v >> 32) % every == 0;
 }
 
-bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t max_bytes, struct td_xfer_digest_work *w)
+bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t max_bytes,
+                              struct td_xfer_digest_work *w)
 {
     if (!c->digest_every) return false;
     for (uint32_t id = 0; id < c->max_ops; id++) {
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->io) continue;
         w->n = 0;
-        while (op->digest_at < op->n_whole && w->n < TD_XFER_DIGEST_BATCH && (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
+        while (op->digest_at < op->n_whole && w->n < TD_XFER_DIGEST_BATCH &&
+               (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
             int32_t block = op->order[op->digest_at++];
             if (!is_sampled(c->digest_every, op->handle, block)) continue;
             w->src[w->n] = op->src[block];
@@ -1554,8 +1790,13 @@ void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest
     TD_ASSERT(op->io);
     op->io = false;
     if (op->state == TD_OP_STREAMING && op->handle == w->handle) {
-        struct td_xfer_frame f = {.type = TD_XFER_DIGEST, .slot = op->grant.slot, .generation = op->grant.generation, .op = w->op,
-                                  .attempt = op->attempt, .handle = op->handle, .length = (uint32_t)w->n * (uint32_t)sizeof w->digest[0]};
+        struct td_xfer_frame f = {.type = TD_XFER_DIGEST,
+                                  .slot = op->grant.slot,
+                                  .generation = op->grant.generation,
+                                  .op = w->op,
+                                  .attempt = op->attempt,
+                                  .handle = op->handle,
+                                  .length = (uint32_t)w->n * (uint32_t)sizeof w->digest[0]};
         c->hooks.send(c->hooks.ctx, op->conn, &f, w->digest);
     }
     op_check_stopped(c, w->op);
@@ -1586,12 +1827,14 @@ void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
 static void reader_over(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
     struct td_xfer_op *op = f->op < c->max_ops ? &c->ops[f->op] : NULL;
-    if (!op || !op->reader_conn || op->reader_conn != conn || op->reader_handle != f->handle) return;
+    if (!op || !op->reader_conn || op->reader_conn != conn || op->reader_handle != f->handle)
+        return;
     op->reader_conn = 0;
     op_check_stopped(c, f->op);
 }
 
-td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f)
+td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                               const struct td_xfer_frame *f)
 {
     reader_over(c, conn, f);
     if (!op_is_bound(c, conn, f)) {
@@ -1599,8 +1842,10 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
         return TD_ERR_STALE;
     }
     struct td_xfer_op *op = &c->ops[f->op];
-    if (!op->final) { /* nobody can have every byte before FINAL was said in some attempt of this op, so another op used its grant before */
-        op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete", false);
+    if (!op->final) { /* nobody can have every byte before FINAL was said in some attempt of this
+                         op, so another op used its grant before */
+        op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete",
+               false);
         return TD_OK;
     }
     op->done_ns = now_ns;
@@ -1608,7 +1853,8 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
     return TD_OK;
 }
 
-void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *f, const char *reason)
+void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                          const struct td_xfer_frame *f, const char *reason)
 {
     reader_over(c, conn, f);
     if (!op_is_bound(c, conn, f)) {
@@ -1616,9 +1862,12 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
         return;
     }
     struct td_xfer_op *op = &c->ops[f->op];
-    bool again = f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->n_mismatches++ == 0);
+    bool again =
+        f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->n_mismatches++ == 0);
     if (again && op->attempt < 15) {
-        op->retry_ns = f->status == TD_ERR_AGAIN ? now_ns + (TD_XFER_AGAIN_NS << (op->n_again < 6 ? op->n_again++ : 6)) : now_ns;
+        op->retry_ns = f->status == TD_ERR_AGAIN
+                           ? now_ns + (TD_XFER_AGAIN_NS << (op->n_again < 6 ? op->n_again++ : 6))
+                           : now_ns;
         op_detach(c, f->op);
         return;
     }
@@ -1627,14 +1876,16 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
     op_end(c, f->op, true, f->status ? (td_status)f->status : TD_ERR_PEER, text, false);
 }
 
-/* --- both ----------------------------------------------------------------------------------------------------------------------- */
+/* --- both ------------------------------------------------------------------------------------- */
 
-void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, enum td_xfer_lost how)
+void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                            td_status status, const char *reason, enum td_xfer_lost how)
 {
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
         if (s->conn != conn) continue;
-        if (s->state == TD_SLOT_VERIFYING) slot_unbind(s); /* the bytes are here: the verdict needs no connection */
+        /* the bytes are here: the verdict needs no connection */
+        if (s->state == TD_SLOT_VERIFYING) slot_unbind(s);
         if (s->state != TD_SLOT_FILLING) continue;
         if (how == TD_XFER_LOST) {
             slot_fail(c, i, status, reason);
@@ -1676,19 +1927,27 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
             slot_check_ready(c, now_ns, i);
         } else if (s->writer == TD_WRITER_FENCED) {
             due_by(c, s->fence_ns);
-        } else if (s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
+        } else if (s->writer == TD_WRITER_LIVE &&
+                   (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
             if (!s->fence_ns) s->fence_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-            if (now_ns >= s->fence_ns) c->stuck_conn = s->writer_conn;
-            else due_by(c, s->fence_ns);
+            if (now_ns >= s->fence_ns)
+                c->stuck_conn = s->writer_conn;
+            else
+                due_by(c, s->fence_ns);
         }
-        if (s->windows && s->writer == TD_WRITER_LIVE && (s->state == TD_SLOT_FAILED || s->state == TD_SLOT_REVOKING)) {
+        if (s->windows && s->writer == TD_WRITER_LIVE &&
+            (s->state == TD_SLOT_FAILED || s->state == TD_SLOT_REVOKING)) {
             if (!s->evict_ns) s->evict_ns = now_ns + c->orphan_grace_ns;
             if (now_ns < s->evict_ns) due_by(c, s->evict_ns);
         }
-        if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING && s->state != TD_SLOT_VERIFYING) continue;
+        if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING &&
+            s->state != TD_SLOT_VERIFYING)
+            continue;
         if (now_ns >= s->deadline_ns) {
             slot_answer(c, i, TD_XFER_FAIL, TD_ERR_DEADLINE, "the slot's deadline passed");
-            slot_fail(c, i, TD_ERR_DEADLINE, s->state == TD_SLOT_ARMED ? "deadline: the sender did not come" : "deadline: the transfer was not complete");
+            slot_fail(c, i, TD_ERR_DEADLINE,
+                      s->state == TD_SLOT_ARMED ? "deadline: the sender did not come"
+                                                : "deadline: the transfer was not complete");
         } else if (now_ns >= s->orphan_ns) {
             char reason[TD_XFER_REASON_MAX];
             memcpy(reason, s->reason, sizeof reason);
@@ -1702,8 +1961,10 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
         struct td_xfer_op *op = &c->ops[i];
         if (op->state == TD_OP_STOPPING && (op->reader_conn || op->n_wr)) {
             if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-            if (now_ns >= op->stop_ns) c->stuck_conn = op->n_wr ? op->wr_conn : op->reader_conn;
-            else due_by(c, op->stop_ns);
+            if (now_ns >= op->stop_ns)
+                c->stuck_conn = op->n_wr ? op->wr_conn : op->reader_conn;
+            else
+                due_by(c, op->stop_ns);
         }
         if (!op_is_live(op)) continue;
         if (now_ns >= op->deadline_ns) {
@@ -1712,50 +1973,67 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
         }
         due_by(c, op->deadline_ns);
         if (op->state != TD_OP_WAIT_CONN || !op->retry_ns) continue;
-        if (now_ns >= op->retry_ns) c->retry_due = true;
-        else due_by(c, op->retry_ns);
+        if (now_ns >= op->retry_ns)
+            c->retry_due = true;
+        else
+            due_by(c, op->retry_ns);
     }
     return c->next_tick_ns;
 }
 
-int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_t offset, size_t n_bytes, struct iovec *iov, int max,
-                size_t *ret_n_bytes)
+int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_t offset,
+                size_t n_bytes, struct iovec *iov, int max, size_t *ret_n_bytes)
 {
     int n = 0;
     size_t covered = 0;
     while (covered < n_bytes && n < max) {
         uint64_t block = (offset + covered) / block_bytes, in = (offset + covered) % block_bytes;
-        size_t k = block_bytes - in < n_bytes - covered ? (size_t)(block_bytes - in) : n_bytes - covered;
+        size_t k =
+            block_bytes - in < n_bytes - covered ? (size_t)(block_bytes - in) : n_bytes - covered;
         uint8_t *at = base + (uint64_t)ids[block] * block_bytes + in;
-        if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == at) iov[n - 1].iov_len += k;
-        else iov[n++] = (struct iovec){.iov_base = at, .iov_len = k};
+        if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == at)
+            iov[n - 1].iov_len += k;
+        else
+            iov[n++] = (struct iovec){.iov_base = at, .iov_len = k};
         covered += k;
     }
     *ret_n_bytes = covered;
     return n;
 }
 
-td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns, uint32_t digest_every,
+td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops,
+                              uint64_t orphan_grace_ns, uint32_t digest_every,
                               const struct td_xfer_core_hooks *hooks, struct td_err *err)
 {
     if (max_slots < 1 || max_slots > 65536 || max_ops < 1 || max_ops > 65536)
-        return td_fail(err, TD_ERR_INVALID, "xfer: max_slots is %u and max_ops %u, each must be 1..65536", max_slots, max_ops);
-    *c = (struct td_xfer_core){.hooks = *hooks, .max_slots = max_slots, .max_ops = max_ops, .digest_every = digest_every, .orphan_grace_ns = orphan_grace_ns,
-                               .next_tick_ns = TD_NEVER_NS, .max_events = 2 * max_slots + max_ops};
+        return td_fail(err, TD_ERR_INVALID,
+                       "xfer: max_slots is %u and max_ops %u, each must be 1..65536", max_slots,
+                       max_ops);
+    *c = (struct td_xfer_core){.hooks = *hooks,
+                               .max_slots = max_slots,
+                               .max_ops = max_ops,
+                               .digest_every = digest_every,
+                               .orphan_grace_ns = orphan_grace_ns,
+                               .next_tick_ns = TD_NEVER_NS,
+                               .max_events = 2 * max_slots + max_ops};
     c->slots = calloc(max_slots, sizeof *c->slots);
     c->ops = calloc(max_ops, sizeof *c->ops);
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
-    c->lists = calloc(((size_t)max_slots * 7 + (size_t)max_ops * 7) * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
-    bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) && set_create(&c->streaming, max_ops);
+    c->lists = calloc(((size_t)max_slots * 7 + (size_t)max_ops * 7) * TD_XFER_MAX_BLOCKS,
+                      sizeof *c->lists);
+    bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) &&
+                set_create(&c->streaming, max_ops);
     if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
         td_xfer_core_destroy(c);
-        return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots, max_ops);
+        return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots,
+                       max_ops);
     }
     int32_t *list = c->lists;
     for (uint32_t i = 0; i < max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        uint64_t key[2] = {hooks->random_u64(hooks->ctx), hooks->random_u64(hooks->ctx)}; /* no slot ever opens to a key of zeros */
+        /* no slot ever opens to a key of zeros */
+        uint64_t key[2] = {hooks->random_u64(hooks->ctx), hooks->random_u64(hooks->ctx)};
         memcpy(s->key, key, sizeof s->key);
         s->generation = (uint32_t)hooks->random_u64(hooks->ctx) >> 1;
         s->dst = list;

@@ -1,21 +1,32 @@
-/* protocol.h - the transfer protocol without I/O: slots (receiver) and ops (sender), their generations, attempts, deadlines and terminal events.
+/* protocol.h - the transfer protocol without I/O: slots (receiver) and ops (sender), their
+ * generations, attempts, deadlines and terminal events.
  *
- * Nothing here reads a clock, a socket or a pool byte: time comes as now_ns, random numbers and outgoing control frames go through hooks, and
- * connections are numbers that are never used twice. A backend moves bytes between the calls:
+ * Nothing here reads a clock, a socket or a pool byte: time comes as now_ns, random numbers and
+ * outgoing control frames go through hooks, and connections are numbers that are never used twice.
+ * A backend moves bytes between the calls:
  *
- *   receiver  rx_open, then for each payload piece place_begin -> (bytes land, no lock held) -> place_end; shm: rx_ref, copy_next -> ... -> copy_end
- *   sender    op_attach, then tx_next for the next frame; read_begin -> (bytes leave, no lock held) -> read_end; tx_done at a frame's end
- *   rdma      receiver targets_next, rx_imm, conn_fenced; sender rx_targets, wr_next -> (the NIC reads and writes) -> wr_done
- *   device    receiver, device memory: rx_data and dma_begin (tcp), or rx_ref and pull_next (cuda-ipc) -> (the device copies) -> dma_end
- *   digests   sender digest_next -> (CRCs) -> digest_end; receiver verify_next -> (CRCs) -> verify_end
+ *   receiver  rx_open, then for each payload piece place_begin -> (bytes land, no lock held) ->
+ *             place_end; shm: rx_ref, copy_next -> ... -> copy_end
+ *   sender    op_attach, then tx_next for the next frame; read_begin -> (bytes leave, no lock held)
+ *             -> read_end; tx_done at a frame's end
+ *   rdma      receiver targets_next, rx_imm, conn_fenced; sender rx_targets, wr_next -> (the NIC
+ *             reads and writes) -> wr_done
+ *   device    receiver, device memory: rx_data and dma_begin (tcp), or rx_ref and pull_next
+ *             (cuda-ipc) -> (the device copies) -> dma_end
+ *   digests   sender digest_next -> (CRCs) -> digest_end; receiver verify_next -> (CRCs) ->
+ *             verify_end
  *
- * Between *_begin and *_end the slot or op is `io`: a revoke, cancel or failure that comes then takes effect at the end of it, so no terminal
- * event is ever issued while the backend touches blocks. On rdma the writer's NIC touches the receiver's blocks: from OPEN on the slot has a live
- * writer, and SLOT_FREE waits until it has retired (ABORT after its last completion) or is fenced (conn_fenced); an op with work requests
- * that have not completed does not end. A connection here is all that stands between two peers: its sockets (lanes) and queue pairs are
- * the backend's. Only grant, revoke, submit, cancel and poll may be called in between. Source: reference design "transfer", 7.3.
+ * Between *_begin and *_end the slot or op is `io`: a revoke, cancel or failure that comes then
+ * takes effect at the end of it, so no terminal event is ever issued while the backend touches
+ * blocks. On rdma the writer's NIC touches the receiver's blocks: from OPEN on the slot has a live
+ * writer, and SLOT_FREE waits until it has retired (ABORT after its last completion) or is fenced
+ * (conn_fenced); an op with work requests that have not completed does not end. A connection here
+ * is all that stands between two peers: its sockets (lanes) and queue pairs are the backend's. Only
+ * grant, revoke, submit, cancel and poll may be called in between. Source: reference design
+ * "transfer", 7.3.
  *
- * Threads: none of its own; the owner's lock is held around every call. Allocates only in create. */
+ * Threads: none of its own; the owner's lock is held around every call. Allocates only in
+ * create. */
 #ifndef TD_TRANSFER_PROTOCOL_H
 #define TD_TRANSFER_PROTOCOL_H
 
@@ -24,67 +35,96 @@
 #include "common/transfer/transfer.h"
 #include "common/transfer/wire.h"
 
-#define TD_XFER_ATTEMPTS_MAX 3         /* connections that may break under one op */
+#define TD_XFER_ATTEMPTS_MAX 3 /* connections that may break under one op */
 #define TD_XFER_NO_LANE UINT8_MAX
-#define TD_XFER_AGAIN_NS 5000000       /* an op whose slot still has an older writer asks again after this, then after twice as long, up to 64 times */
+/* an op whose slot still has an older writer asks again after this, then after twice as long, up
+   to 64 times */
+#define TD_XFER_AGAIN_NS 5000000
 
 enum td_xfer_slot_state {
     TD_SLOT_FREE = 0,
-    TD_SLOT_ARMED,        /* waits for a sender's OPEN */
-    TD_SLOT_FILLING,      /* bound to one attempt of one op on one connection */
-    TD_SLOT_VERIFYING,    /* all bytes are in; an earlier attempt's quarantine is waited for, digests are compared */
-    TD_SLOT_READY,        /* complete; the caller owns the bytes until it revokes */
-    TD_SLOT_FAILED,       /* will never be ready; waits for revoke */
-    TD_SLOT_REVOKING,     /* revoked while a piece was landing or the writer has not retired; FREE when that is over */
-    TD_SLOT_RETIRED,      /* SLOT_FREE is queued; the number is reusable when the event was taken */
+    TD_SLOT_ARMED,     /* waits for a sender's OPEN */
+    TD_SLOT_FILLING,   /* bound to one attempt of one op on one connection */
+    TD_SLOT_VERIFYING, /* all bytes are in; an earlier attempt's quarantine is waited for,
+                          digests are compared */
+    TD_SLOT_READY,     /* complete; the caller owns the bytes until it revokes */
+    TD_SLOT_FAILED,    /* will never be ready; waits for revoke */
+    TD_SLOT_REVOKING,  /* revoked while a piece was landing or the writer has not retired;
+                          FREE when that is over */
+    TD_SLOT_RETIRED,   /* SLOT_FREE is queued; the number is reusable when the event was taken */
 };
 
 enum td_xfer_op_state {
     TD_OP_FREE = 0,
-    TD_OP_WAIT_CONN,      /* needs a connection */
-    TD_OP_STREAMING,      /* OPEN was sent; blocks go as they are submitted */
-    TD_OP_WAIT_VERDICT,   /* FINAL was sent */
-    TD_OP_STOPPING,       /* terminal status is known, the backend still reads a piece */
-    TD_OP_ENDED,          /* the terminal event is queued; the number is reusable when the event was taken */
+    TD_OP_WAIT_CONN,    /* needs a connection */
+    TD_OP_STREAMING,    /* OPEN was sent; blocks go as they are submitted */
+    TD_OP_WAIT_VERDICT, /* FINAL was sent */
+    TD_OP_STOPPING,     /* terminal status is known, the backend still reads a piece */
+    TD_OP_ENDED,        /* the terminal event is queued; the number is reusable when the event
+                           was taken */
 };
 
 /* rdma: may anybody still write into the blocks of this slot? */
-enum td_xfer_writer { TD_WRITER_NONE = 0, TD_WRITER_LIVE, TD_WRITER_FENCED /* its queue pairs are dead; NONE after a quarantine */ };
+enum td_xfer_writer {
+    TD_WRITER_NONE = 0,
+    TD_WRITER_LIVE,
+    TD_WRITER_FENCED /* its queue pairs are dead; NONE after a quarantine */
+};
 
 struct td_xfer_slot {
     enum td_xfer_slot_state state;
     enum td_xfer_writer writer;
-    uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects ABORT by then (0: not set yet); FENCED: end of quarantine */
-    uint64_t quarantine_ns;       /* 0, or: bytes of a writer that was fenced may come until then, whoever writes now */
-    uint32_t n_rd;                /* rdma: READs that have not completed */
-    uint32_t n_dma;               /* device memory: copies into its blocks that were issued and are not known to be complete */
-    bool windows;                 /* rdma: memory windows are open on its blocks, or are being opened */
-    uint64_t windows_conn, evict_ns; /* evict_ns: when a writer that was told to stop and does not answer loses them */
-    struct { uint64_t conn, handle; uint32_t op; uint16_t attempt; td_status status; } owe; /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
-    uint32_t qps_want, qps_got;   /* rdma: queue pairs that carried data, as FINAL says; those whose last word has come */
-    bool dirty;                   /* rdma to device memory (flush_writes): what NICs have written may still be on its way to it */
-    enum { TD_FLUSH_NONE = 0, TD_FLUSH_DUE, TD_FLUSH_RUNNING } flush; /* when nobody writes any more: READY, SLOT_FREE and other attempts wait for it */
-    int32_t n_targets;            /* rdma: grant blocks whose place was told */
+    uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects
+                                                      ABORT by then (0: not set yet); FENCED: end
+                                                      of quarantine */
+    uint64_t quarantine_ns;          /* 0, or: bytes of a writer that was fenced may come until
+                                        then, whoever writes now */
+    uint32_t n_rd;                   /* rdma: READs that have not completed */
+    uint32_t n_dma;                  /* device memory: copies into its blocks that were issued and
+                                        are not known to be complete */
+    bool windows;                    /* rdma: memory windows are open on its blocks, or are being
+                                        opened */
+    uint64_t windows_conn, evict_ns; /* evict_ns: when a writer that was told to stop and does
+                                        not answer loses them */
+    /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
+    struct {
+        uint64_t conn, handle;
+        uint32_t op;
+        uint16_t attempt;
+        td_status status;
+    } owe;
+    uint32_t qps_want, qps_got; /* rdma: queue pairs that carried data, as FINAL says; those
+                                   whose last word has come */
+    bool dirty;                 /* rdma to device memory (flush_writes): what NICs have written
+                                   may still be on its way to it */
+    /* when nobody writes any more: READY, SLOT_FREE and other attempts wait for it */
+    enum { TD_FLUSH_NONE = 0, TD_FLUSH_DUE, TD_FLUSH_RUNNING } flush;
+    int32_t n_targets; /* rdma: grant blocks whose place was told */
     int32_t n_digests, verify_at;
     uint8_t n_mismatches;
-    bool io, final_seen, completed, parked; /* completed: this generation was READY once; parked: the sender withdrew, copy nothing more */
+    bool io, final_seen, completed, parked; /* completed: this generation was READY once; parked:
+                                               the sender withdrew, copy nothing more */
     uint32_t generation;
-    uint16_t attempt;         /* highest seen of this generation; 0 = none */
+    uint16_t attempt; /* highest seen of this generation; 0 = none */
     uint8_t key[TD_XFER_KEY_BYTES];
     uint64_t user, priority, deadline_ns, orphan_ns, ready_ns;
-    uint64_t first_ns, last_ns;   /* when the sender was given its first and last blocks, as FINAL says, by this side's clock */
-    uint64_t conn, handle;    /* FILLING: the writer's binding */
+    uint64_t first_ns, last_ns; /* when the sender was given its first and last blocks, as
+                                   FINAL says, by this side's clock */
+    uint64_t conn, handle;      /* FILLING: the writer's binding */
     uint32_t op;
     enum td_xfer_path path;
     int32_t n_blocks, n_refs, copy_at;
-    uint32_t copy_off;            /* rdma: of READs */
-    int32_t n_told;               /* shm, cuda-ipc: order[0, n_told) may be copied to their ends */
+    uint32_t copy_off; /* rdma: of READs */
+    int32_t n_told;    /* shm, cuda-ipc: order[0, n_told) may be copied to their ends */
     uint64_t bytes_got;
-    uint64_t bytes_told, bytes_begun; /* shm, cuda-ipc: what may be copied; what is copied or under way */
-    uint64_t behind_bytes;        /* as in td_xfer_event */
-    int32_t *dst, *src, *order; /* [n_blocks]: destination; shm: source block or -1; order of arrival of refs */
-    uint32_t *got;              /* [n_blocks]: bytes in or under way, from the block's start */
-    uint32_t *told;             /* [n_blocks]: shm, cuda-ipc: bytes from the block's start that may be copied */
+    uint64_t bytes_told, bytes_begun; /* shm, cuda-ipc: what may be copied; what is copied or
+                                         under way */
+    uint64_t behind_bytes;            /* as in td_xfer_event */
+    int32_t *dst, *src, *order;       /* [n_blocks]: destination; shm: source block or -1; order of
+                                         arrival of refs */
+    uint32_t *got;                 /* [n_blocks]: bytes in or under way, from the block's start */
+    uint32_t *told;                /* [n_blocks]: shm, cuda-ipc: bytes from the block's start that
+                                      may be copied */
     struct td_xfer_digest *digest; /* [n_blocks] */
     td_status status;
     char reason[TD_XFER_REASON_MAX];
@@ -95,225 +135,310 @@ struct td_xfer_slot {
 struct td_xfer_op {
     enum td_xfer_op_state state;
     bool io, final, failed;
-    bool again;               /* STOPPING: WAIT_CONN follows */
+    bool again; /* STOPPING: WAIT_CONN follows */
     uint16_t attempt;
-    uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed; FAIL(AGAIN)s */
-    uint32_t n_wr;            /* rdma: work requests that have not completed */
-    uint64_t wr_conn;         /* rdma: where they are */
-    uint32_t qps_allowed;     /* rdma: bits of the queue pairs that may carry data of this attempt; 0: all */
-    uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were given the final word */
-    int32_t n_pull, ref_at;   /* order[0, n_pull) may be READ by the receiver; rdma: so many of them were named to it */
-    bool can_pull;            /* this attempt's connection allows it */
-    uint64_t stop_ns;         /* STOPPING: the peer must have answered, and the NIC, by then; 0: not set yet */
-    uint64_t reader_conn, reader_handle; /* rdma: the receiver may be READing; ended by its DONE or FAIL, or with the connection */
-    uint32_t n_frames;        /* tcp: DATA frames that are not wholly with the kernel */
-    uint64_t tell_conn, tell_handle; /* rdma: who is told ABORT when n_wr is 0 */
+    uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed;
+                                              FAIL(AGAIN)s */
+    uint32_t n_wr;                         /* rdma: work requests that have not completed */
+    uint64_t wr_conn;                      /* rdma: where they are */
+    uint32_t qps_allowed;        /* rdma: bits of the queue pairs that may carry data of this
+                                    attempt; 0: all */
+    uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were
+                                    given the final word */
+    int32_t n_pull, ref_at;      /* order[0, n_pull) may be READ by the receiver; rdma: so many of
+                                    them were named to it */
+    bool can_pull;               /* this attempt's connection allows it */
+    uint64_t stop_ns;            /* STOPPING: the peer must have answered, and the NIC, by then; 0:
+                                    not set yet */
+    uint64_t reader_conn, reader_handle; /* rdma: the receiver may be READing; ended by its DONE
+                                            or FAIL, or with the connection */
+    uint32_t n_frames;                   /* tcp: DATA frames that are not wholly with the kernel */
+    uint64_t tell_conn, tell_handle;     /* rdma: who is told ABORT when n_wr is 0 */
     int32_t n_targets, digest_at;
-    uint64_t retry_ns;        /* WAIT_CONN: not before */
+    uint64_t retry_ns; /* WAIT_CONN: not before */
     uint64_t user, priority, deadline_ns, bytes_sent;
     uint64_t first_ns, last_ns, done_ns; /* the first submit, the final one, DONE */
     uint64_t conn, handle;
     enum td_xfer_path path;
     struct td_xfer_grant_blob grant;
     int32_t *src, *order, *dst,
-        *run; /* [n_blocks]: source block or -1; grant blocks in order of first submission; rdma: the receiver's block; its run */
-    uint32_t *ready, *begun;  /* [n_blocks]: bytes from the block's start that were submitted; that this attempt has begun to send */
-    uint8_t *lane_of;         /* [n_blocks]: tcp: the lane that began it in this attempt and sends all of it, or TD_XFER_NO_LANE */
+        *run; /* [n_blocks]: source block or -1; grant blocks in order of first submission; rdma:
+                 the receiver's block; its run */
+    uint32_t *ready, *begun; /* [n_blocks]: bytes from the block's start that were submitted;
+                                that this attempt has begun to send */
+    uint8_t *lane_of;        /* [n_blocks]: tcp: the lane that began it in this attempt and
+                                sends all of it, or TD_XFER_NO_LANE */
     uint64_t bytes_ready, bytes_begun; /* their sums */
-    uint64_t behind_bytes;    /* as in td_xfer_event */
-    int32_t n_runs;           /* rdma: runs that TARGETS told in this attempt, when each has keys of its own; else 0 */
+    uint64_t behind_bytes;             /* as in td_xfer_event */
+    int32_t n_runs;            /* rdma: runs that TARGETS told in this attempt, when each has keys
+                                  of its own; else 0 */
     int32_t n_queued, n_whole; /* blocks in order; order[0, n_whole) were submitted to their ends */
-    struct { int32_t at; bool open; } lane[TD_XFER_LANES_MAX]; /* nothing of order[0, at) is left for this lane; other paths: lane 0 */
+    /* nothing of order[0, at) is left for this lane; other paths: lane 0 */
+    struct {
+        int32_t at;
+        bool open;
+    } lane[TD_XFER_LANES_MAX];
     td_status status;
     char reason[TD_XFER_REASON_MAX];
     uint8_t note[TD_XFER_NOTE_MAX];
     size_t note_bytes;
 };
 
-/* Whose turn it is among ops or slots that have something to move. Every other turn is that of the smallest ordering key, the turns between go round: so an
- * urgent request gets at least half of the link, and any of n others has waited for at most 2n turns, whatever its size or the others' keys. With equal
- * keys all turns go round. Zero it at first. */
+/* Whose turn it is among ops or slots that have something to move. Every other turn is that of
+ * the smallest ordering key, the turns between go round: so an urgent request gets at least half
+ * of the link, and any of n others has waited for at most 2n turns, whatever its size or the
+ * others' keys. With equal keys all turns go round. Zero it at first. */
 struct td_xfer_turns {
-    uint32_t next;            /* where the round is */
-    bool by_key;              /* the coming turn */
+    uint32_t next; /* where the round is */
+    bool by_key;   /* the coming turn */
 };
 
-/* Numbers of slots or ops among which those in some state are: a superset, and whoever looks through it takes out what does not belong. So a look costs what
- * there is to do and not what there could be. */
+/* Numbers of slots or ops among which those in some state are: a superset, and whoever looks
+ * through it takes out what does not belong. So a look costs what there is to do and not what
+ * there could be. */
 struct td_xfer_set {
     uint64_t *bits;
-    uint32_t n;               /* members are below it */
+    uint32_t n; /* members are below it */
 };
 
 struct td_xfer_core_hooks {
     void *ctx;
     uint64_t (*random_u64)(void *ctx);
-    /* Queues a control frame on a connection (which may be gone). Fields slot.. length are set; conn, magic and crc are the backend's. */
+    /* Queues a control frame on a connection (which may be gone). Fields slot.. length are set;
+       conn, magic and crc are the backend's. */
     void (*send)(void *ctx, uint64_t conn, const struct td_xfer_frame *frame, const void *payload);
-    /* The op's current handle is valid from now on (handle != 0) or never again (0): shm's control word. Before any terminal event. */
+    /* The op's current handle is valid from now on (handle != 0) or never again (0): shm's
+       control word. Before any terminal event. */
     void (*op_handle)(void *ctx, uint32_t op, uint64_t handle);
 };
 
 struct td_xfer_core {
     struct td_xfer_core_hooks hooks;
     uint32_t max_slots, max_ops, n_slots_used, n_ops_used;
-    bool flush_writes;            /* rdma: bytes whose completion came may not have arrived at the device yet */
-    bool flush_due;               /* flush_begin has something to do */
-    uint32_t digest_every;        /* of sent blocks; 0 none */
-    bool retry_due;               /* tick found an op whose retry_ns has come */
-    uint64_t stuck_conn;          /* tick found that its peer does not retire: to be closed; 0: none */
-    uint64_t orphan_grace_ns;     /* how long a slot whose connection was cut waits for the next attempt */
-    uint64_t block_bytes;         /* 0 until core_mem */
+    bool flush_writes;        /* rdma: bytes whose completion came may not have arrived at
+                                 the device yet */
+    bool flush_due;           /* flush_begin has something to do */
+    uint32_t digest_every;    /* of sent blocks; 0 none */
+    bool retry_due;           /* tick found an op whose retry_ns has come */
+    uint64_t stuck_conn;      /* tick found that its peer does not retire: to be closed; 0:
+                                 none */
+    uint64_t orphan_grace_ns; /* how long a slot whose connection was cut waits for the next
+                                 attempt */
+    uint64_t block_bytes;     /* 0 until core_mem */
     int32_t n_pool_blocks;
     struct td_xfer_slot *slots;
     struct td_xfer_op *ops;
-    int32_t *lists;               /* backing of all block lists */
-    uint64_t next_tick_ns;        /* no deadline is due before */
-    struct { uint32_t kind, id; } *events;
+    int32_t *lists;        /* backing of all block lists */
+    uint64_t next_tick_ns; /* no deadline is due before */
+    struct {
+        uint32_t kind, id;
+    } * events;
     uint32_t event_head, n_events, max_events;
-    uint64_t n_emitted;           /* events ever queued */
-    struct td_xfer_stats stats;   /* the core's part */
+    uint64_t n_emitted;         /* events ever queued */
+    struct td_xfer_stats stats; /* the core's part */
     uint32_t slot_hint, op_hint;
-    struct td_xfer_set fetching, verifying; /* slots: with blocks to fetch from the sender; VERIFYING */
+    struct td_xfer_set fetching, verifying; /* slots: with blocks to fetch from the sender;
+                                               VERIFYING */
     struct td_xfer_set streaming;           /* ops: STREAMING */
 };
 
-td_status td_xfer_core_create(struct td_xfer_core *core, uint32_t max_slots, uint32_t max_ops, uint64_t orphan_grace_ns, uint32_t digest_every,
+td_status td_xfer_core_create(struct td_xfer_core *core, uint32_t max_slots, uint32_t max_ops,
+                              uint64_t orphan_grace_ns, uint32_t digest_every,
                               const struct td_xfer_core_hooks *hooks, struct td_err *err);
 void td_xfer_core_destroy(struct td_xfer_core *core);
 void td_xfer_core_mem(struct td_xfer_core *core, uint64_t block_bytes, int32_t n_blocks);
 
 /* --- receiver --- */
-td_status td_xfer_core_grant(struct td_xfer_core *core, const int32_t *block_ids, int32_t n_blocks, uint64_t deadline_ns, uint64_t user,
-                             uint32_t *ret_slot, struct td_err *err);
+td_status td_xfer_core_grant(struct td_xfer_core *core, const int32_t *block_ids, int32_t n_blocks,
+                             uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
+                             struct td_err *err);
 void td_xfer_core_revoke(struct td_xfer_core *core, uint32_t slot, const char *reason);
-/* TD_OK: the key was right (answers go out by hooks.send). TD_ERR_STALE: an old grant, answered by FAIL. TD_ERR_PEER: a stranger, close it. */
-td_status td_xfer_core_rx_open(struct td_xfer_core *core, uint64_t conn, enum td_xfer_path path, const struct td_xfer_frame *frame,
-                               const uint8_t *key);
-/* TD_OK: place the payload piece by piece. TD_ERR_STALE: read it and drop it. TD_ERR_CORRUPT: the peer broke the protocol, close it. */
-td_status td_xfer_core_rx_data(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
-bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
-void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, size_t n_bytes);
-/* Device memory: bytes of this frame are about to be copied into the slot's blocks; false: it is not theirs any more, issue nothing. Counts it in n_dma: neither
- * SLOT_FREE nor another attempt comes before dma_end, because a copy that was issued cannot be called back. */
-bool td_xfer_core_dma_begin(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame);
-bool td_xfer_core_is_bound(const struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame); /* what dma_begin would say */
-/* It is complete, or can never be. TD_OK: the bytes count, if the slot is still of that binding. TD_ERR_STALE: the source was not the op's any more, nothing
- * more is copied for this attempt. Else: the device failed, and so does the slot, for `reason`. */
-void td_xfer_core_dma_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t conn, uint64_t handle, uint64_t n_bytes, td_status status,
-                          const char *reason);
-td_status td_xfer_core_rx_ref(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, uint32_t first, const int32_t *ids,
+/* TD_OK: the key was right (answers go out by hooks.send). TD_ERR_STALE: an old grant, answered
+ * by FAIL. TD_ERR_PEER: a stranger, close it. */
+td_status td_xfer_core_rx_open(struct td_xfer_core *core, uint64_t conn, enum td_xfer_path path,
+                               const struct td_xfer_frame *frame, const uint8_t *key);
+/* TD_OK: place the payload piece by piece. TD_ERR_STALE: read it and drop it. TD_ERR_CORRUPT:
+ * the peer broke the protocol, close it. */
+td_status td_xfer_core_rx_data(struct td_xfer_core *core, uint64_t conn,
+                               const struct td_xfer_frame *frame);
+bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn,
+                              const struct td_xfer_frame *frame);
+void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot,
+                            size_t n_bytes);
+/* Device memory: bytes of this frame are about to be copied into the slot's blocks; false: it is
+ * not theirs any more, issue nothing. Counts it in n_dma: neither SLOT_FREE nor another attempt
+ * comes before dma_end, because a copy that was issued cannot be called back. */
+bool td_xfer_core_dma_begin(struct td_xfer_core *core, uint64_t conn,
+                            const struct td_xfer_frame *frame);
+/* what dma_begin would say */
+bool td_xfer_core_is_bound(const struct td_xfer_core *core, uint64_t conn,
+                           const struct td_xfer_frame *frame);
+/* It is complete, or can never be. TD_OK: the bytes count, if the slot is still of that binding.
+ * TD_ERR_STALE: the source was not the op's any more, nothing more is copied for this attempt.
+ * Else: the device failed, and so does the slot, for `reason`. */
+void td_xfer_core_dma_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t conn,
+                          uint64_t handle, uint64_t n_bytes, td_status status, const char *reason);
+td_status td_xfer_core_rx_ref(struct td_xfer_core *core, uint64_t conn,
+                              const struct td_xfer_frame *frame, uint32_t first, const int32_t *ids,
                               int32_t n, int32_t n_source_blocks);
 /* clock_us: what the sender's clock shows now, for the times in the frame. */
-td_status td_xfer_core_rx_final(struct td_xfer_core *core, uint64_t now_ns, uint32_t clock_us, uint64_t conn, const struct td_xfer_frame *frame,
+td_status td_xfer_core_rx_final(struct td_xfer_core *core, uint64_t now_ns, uint32_t clock_us,
+                                uint64_t conn, const struct td_xfer_frame *frame,
                                 const uint8_t *note);
-void td_xfer_core_rx_abort(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const char *reason);
+void td_xfer_core_rx_abort(struct td_xfer_core *core, uint64_t conn,
+                           const struct td_xfer_frame *frame, const char *reason);
 
-td_status td_xfer_core_rx_digest(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const struct td_xfer_digest *digests, int32_t n);
+td_status td_xfer_core_rx_digest(struct td_xfer_core *core, uint64_t conn,
+                                 const struct td_xfer_frame *frame,
+                                 const struct td_xfer_digest *digests, int32_t n);
 
-/* rdma: where granted blocks are, for the writer; false when every slot of this connection has told. The payload is td_xfer_run[]. */
+/* rdma: where granted blocks are, for the writer; false when every slot of this connection has
+ * told. The payload is td_xfer_run[]. */
 struct td_xfer_tx;
-bool td_xfer_core_targets_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor, struct td_xfer_tx *ret_tx);
-/* The same for one slot; at most max_runs of them, none of which crosses a multiple of `region` pool blocks (0: no matter). */
-bool td_xfer_core_targets_of(struct td_xfer_core *core, uint32_t slot, int32_t max_runs, int32_t region, struct td_xfer_tx *ret_tx);
+bool td_xfer_core_targets_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor,
+                               struct td_xfer_tx *ret_tx);
+/* The same for one slot; at most max_runs of them, none of which crosses a multiple of `region`
+ * pool blocks (0: no matter). */
+bool td_xfer_core_targets_of(struct td_xfer_core *core, uint32_t slot, int32_t max_runs,
+                             int32_t region, struct td_xfer_tx *ret_tx);
 /* Blocks of the run that begins at grant block `at`. */
 int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region);
 
-/* rdma: windows are opened for the slot's bound attempt. From then on neither SLOT_FREE nor another attempt comes before windows_ended. */
+/* rdma: windows are opened for the slot's bound attempt. From then on neither SLOT_FREE nor
+ * another attempt comes before windows_ended. */
 void td_xfer_core_windows_open(struct td_xfer_core *core, uint32_t slot);
-/* They must be ended now: the writer has retired, or was told to stop, and did not answer for the grace of an orphan. */
+/* They must be ended now: the writer has retired, or was told to stop, and did not answer for
+ * the grace of an orphan. */
 bool td_xfer_core_windows_due(const struct td_xfer_core *core, uint64_t now_ns, uint32_t slot);
 /* None of them lets a byte through any more: whoever had the keys has retired. */
 void td_xfer_core_windows_ended(struct td_xfer_core *core, uint32_t slot);
-/* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it carried before is in. */
-void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp, uint32_t imm);
-/* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks that lie side by side at the sender from src_block on, to
- * slot->dst[slot->order[order_at + i]]; at most max_pieces of them lie apart here. Counts it in n_rd. */
+/* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it
+ * carried before is in. */
+void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp,
+                         uint32_t imm);
+/* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks
+ * that lie side by side at the sender from src_block on, to
+ * slot->dst[slot->order[order_at + i]]; at most max_pieces of them lie apart here. Counts it in
+ *     n_rd. */
 struct td_xfer_rd {
     uint32_t slot;
     int32_t order_at, n_blocks, src_block;
     uint64_t offset, n_bytes;
 };
 struct td_xfer_wr_limits;
-bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits, struct td_xfer_rd *ret_rd);
-void td_xfer_core_rd_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t n_bytes, bool ok);
-/* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not placed already can land; until_ns: quarantine. */
+bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, struct td_xfer_turns *turns,
+                          const struct td_xfer_wr_limits *limits, struct td_xfer_rd *ret_rd);
+void td_xfer_core_rd_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot,
+                          uint64_t n_bytes, bool ok);
+/* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not
+ * placed already can land; until_ns: quarantine. */
 void td_xfer_core_conn_fenced(struct td_xfer_core *core, uint64_t conn, uint64_t until_ns);
 
-/* Device memory written by NICs (flush_writes): begin: slots that nobody writes into any more, whose bytes are to be made visible now (what completed before it
- * is covered); how many. end: they are; or, for `reason`, nobody knows: slots fail, and those that are to be free are. */
+/* Device memory written by NICs (flush_writes): begin: slots that nobody writes into any more,
+ * whose bytes are to be made visible now (what completed before it is covered); how many. end:
+ * they are; or, for `reason`, nobody knows: slots fail, and those that are to be free are. */
 uint32_t td_xfer_core_flush_begin(struct td_xfer_core *core);
 void td_xfer_core_flush_end(struct td_xfer_core *core, uint64_t now_ns, const char *reason);
 
-/* Digests to compare now: digest[first, first + n) of the slot. bad: index of one that differs, or -1. Marks the slot io. */
+/* Digests to compare now: digest[first, first + n) of the slot. bad: index of one that differs,
+ * or -1. Marks the slot io. */
 struct td_xfer_verify {
     uint32_t slot;
     int32_t first, n;
 };
-bool td_xfer_core_verify_next(struct td_xfer_core *core, uint32_t *cursor, uint64_t max_bytes, struct td_xfer_verify *ret_verify);
-void td_xfer_core_verify_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_verify *verify, int32_t bad);
+bool td_xfer_core_verify_next(struct td_xfer_core *core, uint32_t *cursor, uint64_t max_bytes,
+                              struct td_xfer_verify *ret_verify);
+void td_xfer_core_verify_end(struct td_xfer_core *core, uint64_t now_ns,
+                             const struct td_xfer_verify *verify, int32_t bad);
 
-/* shm: the next piece to copy, of the slot whose turn it is; false when there is none. Marks the slot io. */
+/* shm: the next piece to copy, of the slot whose turn it is; false when there is none. Marks the
+ * slot io. */
 struct td_xfer_copy {
     uint32_t slot, op;
     uint64_t conn, handle;
-    int32_t grant_block, n_blocks;    /* grant blocks [grant_block, +n_blocks), whose sources are slot->src */
-    uint32_t offset;                  /* in the first of them; n_blocks > 1 only when 0, and then they are whole */
+    int32_t grant_block, n_blocks; /* grant blocks [grant_block, +n_blocks), whose sources are
+                                      slot->src */
+    uint32_t offset;               /* in the first of them; n_blocks > 1 only when 0, and then
+                                      they are whole */
     size_t n_bytes;
 };
-bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
-uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *core); /* slots with more of it; one that has just failed may count, too */
-/* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there is of one; many may be under way.
- * Counts it in n_dma; dma_end follows. */
-bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns, size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
-/* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and nothing more is copied for this attempt. */
-void td_xfer_core_copy_end(struct td_xfer_core *core, uint64_t now_ns, const struct td_xfer_copy *copy, bool valid);
+bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns,
+                            size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+/* slots with more of it; one that has just failed may count, too */
+uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *core);
+/* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there
+ * is of one; many may be under way. Counts it in n_dma; dma_end follows. */
+bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns,
+                            size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+/* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and
+ * nothing more is copied for this attempt. */
+void td_xfer_core_copy_end(struct td_xfer_core *core, uint64_t now_ns,
+                           const struct td_xfer_copy *copy, bool valid);
 
 /* --- sender --- */
-td_status td_xfer_core_op_start(struct td_xfer_core *core, const struct td_xfer_grant_blob *grant, uint64_t deadline_ns, uint64_t user,
-                                uint32_t *ret_op, struct td_err *err);
-td_status td_xfer_core_submit(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n,
-                              bool final, const void *note, size_t note_bytes);
-td_status td_xfer_core_submit_part(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids,
-                                   int32_t n, uint64_t offset, uint64_t n_bytes);
-td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, int32_t first, const int32_t *block_ids, int32_t n);
+td_status td_xfer_core_op_start(struct td_xfer_core *core, const struct td_xfer_grant_blob *grant,
+                                uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
+                                struct td_err *err);
+td_status td_xfer_core_submit(struct td_xfer_core *core, uint64_t now_ns, uint32_t op,
+                              int32_t first, const int32_t *block_ids, int32_t n, bool final,
+                              const void *note, size_t note_bytes);
+td_status td_xfer_core_submit_part(struct td_xfer_core *core, uint64_t now_ns, uint32_t op,
+                                   int32_t first, const int32_t *block_ids, int32_t n,
+                                   uint64_t offset, uint64_t n_bytes);
+td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, uint32_t op,
+                                   int32_t first, const int32_t *block_ids, int32_t n);
 void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *reason);
 void td_xfer_core_finished(struct td_xfer_core *core, uint32_t op);
 /* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */
-void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn, enum td_xfer_path path, bool can_pull);
-/* rdma: a request of this op, or of this slot's READs, failed in a way that another try cannot mend: it ends alone, and its other end is told at once; conn_lost
- * follows. False: it has ended already. */
-bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status status, const char *reason);
-bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status, const char *reason);
+void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn,
+                            enum td_xfer_path path, bool can_pull);
+/* rdma: a request of this op, or of this slot's READs, failed in a way that another try cannot
+ * mend: it ends alone, and its other end is told at once; conn_lost follows. False: it has ended
+ * already. */
+bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status status,
+                             const char *reason);
+bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status,
+                               const char *reason);
 /* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
 void td_xfer_core_op_limit(struct td_xfer_core *core, uint32_t op, uint32_t qps);
-/* Device memory: this side's copies for the op failed. Ends it and tells its receiver; it has ended already: nothing. */
-void td_xfer_core_op_broke(struct td_xfer_core *core, uint32_t op, td_status status, const char *reason);
+/* Device memory: this side's copies for the op failed. Ends it and tells its receiver; it has
+ * ended already: nothing. */
+void td_xfer_core_op_broke(struct td_xfer_core *core, uint32_t op, td_status status,
+                           const char *reason);
 /* The op is on this connection, or something of it still is. */
 bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
-void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status, const char *reason);
+void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status,
+                          const char *reason);
 
-/* The next frame for this lane of the connection, of the op whose turn it is; false when nothing is to be sent. Lanes other than 0 carry
- * DATA and FINAL only, after an OPEN of their own, and each block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: read
- * ret_n_blocks grant blocks from ret_grant_block, starting ret_offset bytes into the first. REF, FINAL: the payload is written to ret_payload
- * (TD_XFER_PAYLOAD_MAX). */
+/* The next frame for this lane of the connection, of the op whose turn it is; false when nothing
+ * is to be sent. Lanes other than 0 carry DATA and FINAL only, after an OPEN of their own, and
+ * each block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: read
+ * ret_n_blocks grant blocks from ret_grant_block, starting ret_offset bytes into the first. REF,
+ * FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX). */
 struct td_xfer_tx {
     struct td_xfer_frame frame;
     uint32_t op;
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
 };
-bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane, struct td_xfer_turns *turns, int32_t max_blocks, struct td_xfer_tx *ret_tx);
+bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane,
+                          struct td_xfer_turns *turns, int32_t max_blocks,
+                          struct td_xfer_tx *ret_tx);
 /* tcp: every byte of a DATA frame has left. */
 void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 
-/* rdma: places of grant blocks [frame->offset, ...), in order. own_keys: what lies in two runs is never one request; they are numbered from
- * op->n_runs on. TD_ERR_CORRUPT: the peer broke the protocol, close it. */
-td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn, const struct td_xfer_frame *frame, const struct td_xfer_run *runs, int32_t n,
-                                  int32_t n_peer_blocks, bool own_keys);
-/* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks grant blocks that lie side by side at the receiver from
- * dst_block on (offset, n_bytes: inside the first when n_blocks is 1), whose sources are op->src[op->order[order_at + i]]; at most max_pieces of
- * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the final word for this queue pair; an op begins to say them
- * only when none of its queue pairs is in no_words (bits), so that two ops never wait for each other's. Counts it in n_wr. */
+/* rdma: places of grant blocks [frame->offset, ...), in order. own_keys: what lies in two runs
+ * is never one request; they are numbered from op->n_runs on. TD_ERR_CORRUPT: the peer broke the
+ * protocol, close it. */
+td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn,
+                                  const struct td_xfer_frame *frame, const struct td_xfer_run *runs,
+                                  int32_t n, int32_t n_peer_blocks, bool own_keys);
+/* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks
+ * grant blocks that lie side by side at the receiver from
+ * dst_block on (offset, n_bytes: inside the first when n_blocks is 1), whose sources are
+ *     op->src[op->order[order_at + i]]; at most max_pieces of
+ * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the
+ * final word for this queue pair; an op begins to say them only when none of its queue pairs is
+ * in no_words (bits), so that two ops never wait for each other's. Counts it in n_wr. */
 struct td_xfer_wr {
     uint32_t op;
     uint64_t handle;
@@ -326,15 +451,19 @@ struct td_xfer_wr_limits {
     uint64_t max_bytes;
     int32_t max_pieces, src_region, dst_region;
 };
-bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words, struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits,
+bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words,
+                          struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
-void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes, bool ok);
-/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold. Between read_begin and read_end. Device memory: the device reads
- * them until wr_done; while the op is live. */
+void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes,
+                          bool ok);
+/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold.
+ * Between read_begin and read_end. Device memory: the device reads them until wr_done; while the
+ * op is live. */
 void td_xfer_core_hold(struct td_xfer_core *core, uint32_t op);
 
-/* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io. digest_end sends them. */
+/* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io.
+ * digest_end sends them. */
 #define TD_XFER_DIGEST_BATCH 64
 struct td_xfer_digest_work {
     uint32_t op;
@@ -342,26 +471,32 @@ struct td_xfer_digest_work {
     int32_t n, src[TD_XFER_DIGEST_BATCH];
     struct td_xfer_digest digest[TD_XFER_DIGEST_BATCH];
 };
-bool td_xfer_core_digest_next(struct td_xfer_core *core, uint64_t conn, uint64_t max_bytes, struct td_xfer_digest_work *ret_work);
+bool td_xfer_core_digest_next(struct td_xfer_core *core, uint64_t conn, uint64_t max_bytes,
+                              struct td_xfer_digest_work *ret_work);
 void td_xfer_core_digest_end(struct td_xfer_core *core, const struct td_xfer_digest_work *work);
 
 bool td_xfer_core_read_begin(struct td_xfer_core *core, uint32_t op, uint64_t handle);
 void td_xfer_core_read_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, size_t n_bytes);
-td_status td_xfer_core_rx_done(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *frame);
-void td_xfer_core_rx_fail(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, const struct td_xfer_frame *frame, const char *reason);
+td_status td_xfer_core_rx_done(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
+                               const struct td_xfer_frame *frame);
+void td_xfer_core_rx_fail(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
+                          const struct td_xfer_frame *frame, const char *reason);
 
 /* --- both --- */
-/* The connection is gone for good, and what it carried ends with it or (CUT, PARTED) gets another attempt: ops try another connection, slots wait for that,
- * a moment where nothing is known of the peer, longer where one side said that it goes on. */
+/* The connection is gone for good, and what it carried ends with it or (CUT, PARTED) gets
+ * another attempt: ops try another connection, slots wait for that, a moment where nothing is
+ * known of the peer, longer where one side said that it goes on. */
 enum td_xfer_lost { TD_XFER_LOST = 0, TD_XFER_CUT, TD_XFER_PARTED };
-void td_xfer_core_conn_lost(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, td_status status, const char *reason, enum td_xfer_lost how);
+void td_xfer_core_conn_lost(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
+                            td_status status, const char *reason, enum td_xfer_lost how);
 /* Applies deadlines; returns when it must be called next (TD_NEVER_NS: no deadline stands). */
 uint64_t td_xfer_core_tick(struct td_xfer_core *core, uint64_t now_ns);
 /* Takes up to max queued events. */
 size_t td_xfer_core_poll(struct td_xfer_core *core, struct td_xfer_event *events, size_t max);
 
-/* iov over the bytes [offset, offset + n_bytes) of a grant whose i-th block is ids[i], at most max entries; returns the count and the bytes covered. */
-int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_t offset, size_t n_bytes, struct iovec *iov, int max,
-                size_t *ret_n_bytes);
+/* iov over the bytes [offset, offset + n_bytes) of a grant whose i-th block is ids[i], at most
+ * max entries; returns the count and the bytes covered. */
+int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_t offset,
+                size_t n_bytes, struct iovec *iov, int max, size_t *ret_n_bytes);
 
 #endif

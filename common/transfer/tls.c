@@ -1,16 +1,23 @@
 /* tls.c - TLS 1.3 over a non-blocking socket with OpenSSL.
  *
- * Way of a byte out:  caller's iov -> (staging, when a record gathers several pieces) -> SSL_write: one record -> the write half of a filter
- * BIO -> out[] -> send(2). The filter takes any record at once (3), so SSL_write never asks to be repeated, and OpenSSL's rules for repeated
- * writes (same bytes, same length, memory that must stay) never apply: a byte is counted when it is sealed, and sealed bytes lie in out[].
- * The filter is also where MSG_NOSIGNAL comes in: OpenSSL's socket BIO calls write(2).
- * Way in:  recv by the socket BIO with read-ahead, so one system call brings several records, opened in OpenSSL's buffer, copied to the caller.
- * Kernel TLS: OpenSSL hands the keys to the socket through the filter; then sendv is sendmsg(2) itself and the kernel makes the records.
+ * Way of a byte out:  caller's iov -> (staging, when a record gathers several pieces) -> SSL_write:
+ *                     one record -> the write half of a filter
+ * BIO -> out[] -> send(2). The filter takes any record at once (3), so SSL_write never asks to be
+ *     repeated, and OpenSSL's rules for repeated
+ * writes (same bytes, same length, memory that must stay) never apply: a byte is counted when it is
+ * sealed, and sealed bytes lie in out[]. The filter is also where MSG_NOSIGNAL comes in: OpenSSL's
+ * socket BIO calls write(2). Way in:  recv by the socket BIO with read-ahead, so one system call
+ * brings several records, opened in OpenSSL's buffer, copied to the caller. Kernel TLS: OpenSSL
+ * hands the keys to the socket through the filter; then sendv is sendmsg(2) itself and the kernel
+ * makes the records.
  *
- * States: HANDSHAKE --td_tls_handshake--> OPEN; any --broken()--> BROKEN (errno and reason are kept, every call answers them).
- * Invariants: (1) out[out_at, out_at + out_used) is exactly what has been sealed and not taken; (2) SSL_write is called in OPEN only, with at
- * most one record of bytes; (3) and only when out[] has room for it, for a change of keys and for an alert; (4) rx_dry: the last read found no
- * whole record, so that nothing can be read before the socket is readable again; (5) with kernel TLS out[] is empty in OPEN. */
+ * States: HANDSHAKE --td_tls_handshake--> OPEN; any --broken()--> BROKEN (errno and reason are
+ *     kept, every call answers them).
+ * Invariants: (1) out[out_at, out_at + out_used) is exactly what has been sealed and not taken;
+ * (2) SSL_write is called in OPEN only, with at most one record of bytes; (3) and only when
+ * out[] has room for it, for a change of keys and for an alert; (4) rx_dry: the last read found
+ * no whole record, so that nothing can be read before the socket is readable again; (5) with
+ * kernel TLS out[] is empty in OPEN. */
 #include "common/transfer/tls.h"
 
 #ifdef TD_HAVE_OPENSSL
@@ -35,7 +42,7 @@
 #include "common/base/mem.h"
 
 enum {
-    RECORD_BYTES = 16384,             /* plaintext of one record (RFC 8446, 5.1) */
+    RECORD_BYTES = 16384,              /* plaintext of one record (RFC 8446, 5.1) */
     RECORD_ROOM = RECORD_BYTES + 1024, /* a sealed one, a KeyUpdate before it and an alert */
     READ_BYTES = 65536,
     CALL_BYTES = 1 << 20,
@@ -47,7 +54,8 @@ enum {
 _Static_assert(TD_TLS_OUT_BYTES >= 2 * RECORD_ROOM, "one record under way, one being sealed");
 
 /* AES-128-GCM first: with AES-NI the fastest by far, and as safe as the others. */
-static const char *const CIPHERS = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
+static const char *const CIPHERS =
+    "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 static const char *const FILE_NAMES[N_FILES] = {"cert_file", "key_file", "ca_file"};
 
 struct td_xfer_tls {
@@ -56,7 +64,7 @@ struct td_xfer_tls {
     const struct td_peer_names *peer_names; /* NULL: any; unchanging */
     bool ktls;
     uint64_t rekey_records;
-    SSL_CTX *ctx;                     /* mu: the pointer; what it points to never changes */
+    SSL_CTX *ctx;                        /* mu: the pointer; what it points to never changes */
     struct td_file_stamp tried[N_FILES]; /* mu */
 };
 
@@ -67,19 +75,19 @@ struct td_xfer_tls_conn {
     const struct td_peer_names *peer_names;
     int fd;
     enum tls_state state;
-    bool ended, said_bye;             /* close_notify came; went */
+    bool ended, said_bye; /* close_notify came; went */
     bool rx_dry;
     bool ktls_send, ktls_recv;
-    int broken_errno, send_errno;     /* send_errno: what the last send(2) failed with */
+    int broken_errno, send_errno;      /* send_errno: what the last send(2) failed with */
     uint64_t n_records, rekey_records; /* sealed since the keys are new */
-    char refused[256];                /* what is wrong with the peer's certificate */
+    char refused[256];                 /* what is wrong with the peer's certificate */
     char reason[320];
     size_t out_at, out_used;
     uint8_t out[TD_TLS_OUT_BYTES];
     uint8_t staging[RECORD_BYTES];
 };
 
-/* --- sealed bytes to the socket ----------------------------------------------------------------------------------------------------- */
+/* --- sealed bytes to the socket --------------------------------------------------------------- */
 
 /* 0: nothing is left; -1 with errno (kept in send_errno when it is not EAGAIN). */
 static int flush_out(struct td_xfer_tls_conn *c)
@@ -108,9 +116,10 @@ static bool out_has_room(struct td_xfer_tls_conn *c, size_t n)
     return true;
 }
 
-/* Where the kernel seals, SIGPIPE comes whatever the flags say: OpenSSL's socket BIO calls write(2), and the kernel's TLS forgets MSG_NOSIGNAL on
- * its way to TCP (seen with Linux 6.1). So it is held back for the call, and what the call raised (it may have taken
- * bytes nevertheless) is taken away. */
+/* Where the kernel seals, SIGPIPE comes whatever the flags say: OpenSSL's socket BIO calls
+ * write(2), and the kernel's TLS forgets MSG_NOSIGNAL on its way to TCP (seen with Linux 6.1).
+ * So it is held back for the call, and what the call raised (it may have taken bytes
+ * nevertheless) is taken away. */
 struct held_signal {
     sigset_t old;
     bool was_pending;
@@ -178,7 +187,9 @@ static long filter_ctrl(BIO *bio, int command, long number, void *pointer)
     if (command != BIO_CTRL_FLUSH) return BIO_ctrl(BIO_next(bio), command, number, pointer);
     BIO_clear_retry_flags(bio);
     if (c->state != TLS_HANDSHAKE) return 1; /* out[] keeps it and the caller knows of it */
-    if (flush_out(c) == 0) return 1;         /* kernel TLS starts behind a flush, so this answer must be true */
+    if (flush_out(c) == 0)
+        return 1; /* kernel TLS starts behind a flush, so this answer
+                     must be true */
     if (errno == EAGAIN) BIO_set_retry_write(bio);
     return -1;
 }
@@ -190,14 +201,15 @@ static void filter_init(void)
 {
     BIO_METHOD *m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_FILTER, "td_tls");
     if (!m) return;
-    if (!BIO_meth_set_write_ex(m, filter_write) || !BIO_meth_set_read_ex(m, filter_read) || !BIO_meth_set_ctrl(m, filter_ctrl)) {
+    if (!BIO_meth_set_write_ex(m, filter_write) || !BIO_meth_set_read_ex(m, filter_read) ||
+        !BIO_meth_set_ctrl(m, filter_ctrl)) {
         BIO_meth_free(m);
         return;
     }
     filter_method = m;
 }
 
-/* --- certificates ------------------------------------------------------------------------------------------------------------------- */
+/* --- certificates ----------------------------------------------------------------------------- */
 
 /* A key with a password would otherwise ask the terminal. */
 static int no_password(char *buf, int size, int writing, void *asked)
@@ -207,7 +219,8 @@ static int no_password(char *buf, int size, int writing, void *asked)
     return -1;
 }
 
-/* The oldest error in the queue is the cause; the others say who passed it on. Empties the queue. */
+/* The oldest error in the queue is the cause; the others say who passed it on. Empties the
+ * queue. */
 static const char *openssl_says(void)
 {
     unsigned long e = ERR_get_error();
@@ -216,7 +229,8 @@ static const char *openssl_says(void)
     return text ? text : "unknown error of OpenSSL";
 }
 
-static td_status pem_open(const struct td_xfer_tls *tls, int file, char **ret_text, BIO **ret_bio, struct td_err *err)
+static td_status pem_open(const struct td_xfer_tls *tls, int file, char **ret_text, BIO **ret_bio,
+                          struct td_err *err)
 {
     size_t n;
     td_status status = td_file_read(tls->paths[file], MAX_PEM_BYTES, ret_text, &n, err);
@@ -229,7 +243,8 @@ static td_status pem_open(const struct td_xfer_tls *tls, int file, char **ret_te
 }
 
 /* The certificates of one file: the own chain, or those to trust. */
-static td_status load_certificates(const struct td_xfer_tls *tls, int file, SSL_CTX *ctx, struct td_err *err)
+static td_status load_certificates(const struct td_xfer_tls *tls, int file, SSL_CTX *ctx,
+                                   struct td_err *err)
 {
     char *text = NULL;
     BIO *bio = NULL;
@@ -238,16 +253,20 @@ static td_status load_certificates(const struct td_xfer_tls *tls, int file, SSL_
     int n = 0;
     for (X509 *x; !status && (x = PEM_read_bio_X509(bio, NULL, NULL, NULL)); n++) {
         bool taken = file == 2 ? X509_STORE_add_cert(SSL_CTX_get_cert_store(ctx), x)
-                               : (n == 0 ? SSL_CTX_use_certificate(ctx, x) : SSL_CTX_add1_chain_cert(ctx, x)) == 1;
+                               : (n == 0 ? SSL_CTX_use_certificate(ctx, x)
+                                         : SSL_CTX_add1_chain_cert(ctx, x)) == 1;
         if (!taken)
-            status = td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s", FILE_NAMES[file], tls->paths[file], n + 1, openssl_says());
+            status = td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s",
+                             FILE_NAMES[file], tls->paths[file], n + 1, openssl_says());
         X509_free(x);
     }
     unsigned long e = ERR_peek_last_error();
     if (!status && (n == 0 || ERR_GET_REASON(e) != PEM_R_NO_START_LINE))
         status = n == 0 && ERR_GET_REASON(e) == PEM_R_NO_START_LINE
-                     ? td_fail(err, TD_ERR_INVALID, "tls: %s: %s: holds no certificate in PEM", FILE_NAMES[file], tls->paths[file])
-                     : td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s", FILE_NAMES[file], tls->paths[file], n + 1, openssl_says());
+                     ? td_fail(err, TD_ERR_INVALID, "tls: %s: %s: holds no certificate in PEM",
+                               FILE_NAMES[file], tls->paths[file])
+                     : td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s",
+                               FILE_NAMES[file], tls->paths[file], n + 1, openssl_says());
     ERR_clear_error();
     BIO_free(bio);
     free(text);
@@ -263,10 +282,16 @@ static td_status load_key(const struct td_xfer_tls *tls, SSL_CTX *ctx, struct td
     if (status) return status;
     const char *path = tls->paths[1];
     EVP_PKEY *key = PEM_read_bio_PrivateKey(bio, NULL, no_password, &asked);
-    if (!key && asked) status = td_fail(err, TD_ERR_INVALID, "tls: key_file: %s: is encrypted; it must be stored without a password", path);
-    else if (!key) status = td_fail(err, TD_ERR_INVALID, "tls: key_file: %s: holds no private key in PEM: %s", path, openssl_says());
+    if (!key && asked)
+        status =
+            td_fail(err, TD_ERR_INVALID,
+                    "tls: key_file: %s: is encrypted; it must be stored without a password", path);
+    else if (!key)
+        status = td_fail(err, TD_ERR_INVALID, "tls: key_file: %s: holds no private key in PEM: %s",
+                         path, openssl_says());
     else if (SSL_CTX_use_PrivateKey(ctx, key) != 1 || SSL_CTX_check_private_key(ctx) != 1)
-        status = td_fail(err, TD_ERR_INVALID, "tls: key_file: %s: does not fit cert_file %s: %s", path, tls->paths[0], openssl_says());
+        status = td_fail(err, TD_ERR_INVALID, "tls: key_file: %s: does not fit cert_file %s: %s",
+                         path, tls->paths[0], openssl_says());
     ERR_clear_error();
     EVP_PKEY_free(key);
     BIO_free(bio);
@@ -275,17 +300,23 @@ static td_status load_key(const struct td_xfer_tls *tls, SSL_CTX *ctx, struct td
     return status;
 }
 
-/* One subjectAltName against the patterns; those that are no DNS name, URI or address match nothing. */
+/* One subjectAltName against the patterns; those that are no DNS name, URI or address match
+ * nothing. */
 static bool name_matches(const struct td_peer_names *names, const GENERAL_NAME *name)
 {
     char address[INET6_ADDRSTRLEN];
-    const ASN1_STRING *text = name->type == GEN_DNS ? name->d.dNSName : name->type == GEN_URI ? name->d.uniformResourceIdentifier : NULL;
+    const ASN1_STRING *text = name->type == GEN_DNS   ? name->d.dNSName
+                              : name->type == GEN_URI ? name->d.uniformResourceIdentifier
+                                                      : NULL;
     if (text)
-        return td_peer_names_match(names, name->type == GEN_DNS ? TD_PEER_NAME_DNS : TD_PEER_NAME_URI, (const char *)ASN1_STRING_get0_data(text),
-                                   (size_t)ASN1_STRING_length(text));
+        return td_peer_names_match(
+            names, name->type == GEN_DNS ? TD_PEER_NAME_DNS : TD_PEER_NAME_URI,
+            (const char *)ASN1_STRING_get0_data(text), (size_t)ASN1_STRING_length(text));
     if (name->type != GEN_IPADD) return false;
     const ASN1_OCTET_STRING *octets = name->d.iPAddress;
-    int family = ASN1_STRING_length(octets) == 4 ? AF_INET : ASN1_STRING_length(octets) == 16 ? AF_INET6 : 0;
+    int family = ASN1_STRING_length(octets) == 4    ? AF_INET
+                 : ASN1_STRING_length(octets) == 16 ? AF_INET6
+                                                    : 0;
     return family && inet_ntop(family, ASN1_STRING_get0_data(octets), address, sizeof address) &&
            td_peer_names_match(names, TD_PEER_NAME_IP, address, strlen(address));
 }
@@ -294,13 +325,15 @@ static bool certificate_matches(const struct td_peer_names *names, X509 *x)
 {
     GENERAL_NAMES *held = X509_get_ext_d2i(x, NID_subject_alt_name, NULL, NULL);
     bool matches = false;
-    for (int i = 0; held && i < sk_GENERAL_NAME_num(held) && !matches; i++) matches = name_matches(names, sk_GENERAL_NAME_value(held, i));
+    for (int i = 0; held && i < sk_GENERAL_NAME_num(held) && !matches; i++)
+        matches = name_matches(names, sk_GENERAL_NAME_value(held, i));
     GENERAL_NAMES_free(held);
     return matches;
 }
 
-/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must hold one of the names.
- * What is wrong is remembered while the certificate is at hand; OpenSSL's own error says only that verification failed. */
+/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must
+ * hold one of the names. What is wrong is remembered while the certificate is at hand; OpenSSL's
+ * own error says only that verification failed. */
 static int on_verify(int ok, X509_STORE_CTX *store)
 {
     SSL *checked = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
@@ -318,11 +351,13 @@ static int on_verify(int ok, X509_STORE_CTX *store)
     X509 *x = X509_STORE_CTX_get_current_cert(store);
     if (x) X509_NAME_oneline(X509_get_subject_name(x), subject, sizeof subject);
     snprintf(c->refused, sizeof c->refused, "%s (certificate of %s, %d above the peer's own)",
-             X509_verify_cert_error_string(X509_STORE_CTX_get_error(store)), subject, X509_STORE_CTX_get_error_depth(store));
+             X509_verify_cert_error_string(X509_STORE_CTX_get_error(store)), subject,
+             X509_STORE_CTX_get_error_depth(store));
     return ok;
 }
 
-/* The peer's own certificate must hold `name`: a DNS name, an address, or "*." and a suffix, which stands for one label, as in certificates. */
+/* The peer's own certificate must hold `name`: a DNS name, an address, or "*." and a suffix,
+ * which stands for one label, as in certificates. */
 static td_status check_names(X509_VERIFY_PARAM *param, const char *name, struct td_err *err)
 {
     uint8_t address[16];
@@ -335,10 +370,15 @@ static td_status check_names(X509_VERIFY_PARAM *param, const char *name, struct 
     const char *rest = any_label ? name + 2 : name;
     size_t n = strlen(rest);
     bool is_name = n > 0 && n < 254 && rest[0] != '.' && rest[n - 1] != '.' && !strstr(rest, "..");
-    for (size_t i = 0; i < n; i++) is_name = is_name && (isalnum((unsigned char)rest[i]) || strchr("-._", rest[i]));
+    for (size_t i = 0; i < n; i++)
+        is_name = is_name && (isalnum((unsigned char)rest[i]) || strchr("-._", rest[i]));
     if (!is_name)
-        return td_fail(err, TD_ERR_INVALID, "tls: peer_name is \"%.80s\", must be a DNS name, *. before one (any first label), or an address", name);
-    if (any_label) flags |= X509_CHECK_FLAG_SINGLE_LABEL_SUBDOMAINS; /* OpenSSL's word for it: a name that begins with its dot */
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls: peer_name is \"%.80s\", must be a DNS name, *. before one (any first "
+                       "label), or an address",
+                       name);
+    /* OpenSSL's word for it: a name that begins with its dot */
+    if (any_label) flags |= X509_CHECK_FLAG_SINGLE_LABEL_SUBDOMAINS;
     X509_VERIFY_PARAM_set_hostflags(param, flags);
     return X509_VERIFY_PARAM_set1_host(param, any_label ? name + 1 : name, 0) == 1
                ? TD_OK
@@ -351,14 +391,18 @@ static td_status context_open(const struct td_xfer_tls *tls, SSL_CTX **ret_ctx, 
     td_status status = TD_OK;
     SSL_CTX *ctx = SSL_CTX_new(TLS_method());
     if (!ctx) return td_fail(err, TD_ERR_NOMEM, "tls: no context: %s", openssl_says());
-    if (SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+    if (SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 ||
         SSL_CTX_set_ciphersuites(ctx, CIPHERS) != 1 || SSL_CTX_set_num_tickets(ctx, 0) != 1) {
-        status = td_fail(err, TD_ERR_UNSUPPORTED, "tls: this OpenSSL refuses TLS 1.3: %s", openssl_says());
+        status = td_fail(err, TD_ERR_UNSUPPORTED, "tls: this OpenSSL refuses TLS 1.3: %s",
+                         openssl_says());
         goto err_free;
     }
-    SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_NO_COMPRESSION);
+    SSL_CTX_set_options(ctx,
+                        SSL_OP_NO_TICKET | SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_NO_COMPRESSION);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_AUTO_RETRY);
+    SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+                              SSL_MODE_AUTO_RETRY);
 #if defined(SSL_OP_ENABLE_KTLS) && !defined(OPENSSL_NO_KTLS)
     if (tls->ktls) SSL_CTX_set_options(ctx, SSL_OP_ENABLE_KTLS);
 #endif
@@ -366,12 +410,15 @@ static td_status context_open(const struct td_xfer_tls *tls, SSL_CTX **ret_ctx, 
         SSL_CTX_set_read_ahead(ctx, 1);
         SSL_CTX_set_default_read_buffer_len(ctx, READ_BYTES);
     }
-    if (tls->paths[0] && ((status = load_certificates(tls, 0, ctx, err)) || (status = load_key(tls, ctx, err)))) goto err_free;
+    if (tls->paths[0] &&
+        ((status = load_certificates(tls, 0, ctx, err)) || (status = load_key(tls, ctx, err))))
+        goto err_free;
     if (tls->paths[2]) {
         if ((status = load_certificates(tls, 2, ctx, err))) goto err_free;
         SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, on_verify);
         X509_VERIFY_PARAM *param = SSL_CTX_get0_param(ctx);
-        X509_VERIFY_PARAM_set_flags(param, X509_V_FLAG_PARTIAL_CHAIN); /* ca_file may hold an intermediate only */
+        /* ca_file may hold an intermediate only */
+        X509_VERIFY_PARAM_set_flags(param, X509_V_FLAG_PARTIAL_CHAIN);
         if (tls->peer_name && (status = check_names(param, tls->peer_name, err))) goto err_free;
     }
     ERR_clear_error();
@@ -390,35 +437,42 @@ static bool keep(char **ret_copy, const char *text)
     return *ret_copy != NULL;
 }
 
-td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xfer_tls **ret_tls, struct td_err *err)
+td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xfer_tls **ret_tls,
+                           struct td_err *err)
 {
     struct td_xfer_tls *tls = calloc(1, sizeof *tls);
     if (!tls) return td_fail(err, TD_ERR_NOMEM, "tls: no memory");
     pthread_mutex_init(&tls->mu, NULL);
     td_status status;
-    if (!keep(&tls->paths[0], config->cert_file) || !keep(&tls->paths[1], config->key_file) || !keep(&tls->paths[2], config->ca_file) ||
-        !keep(&tls->peer_name, config->peer_name)) {
+    if (!keep(&tls->paths[0], config->cert_file) || !keep(&tls->paths[1], config->key_file) ||
+        !keep(&tls->paths[2], config->ca_file) || !keep(&tls->peer_name, config->peer_name)) {
         status = td_fail(err, TD_ERR_NOMEM, "tls: no memory");
         goto err_close;
     }
     if (!tls->paths[0] != !tls->paths[1]) {
-        status = td_fail(err, TD_ERR_INVALID, "tls: cert_file and key_file go together, %s is not set", FILE_NAMES[tls->paths[0] ? 1 : 0]);
+        status =
+            td_fail(err, TD_ERR_INVALID, "tls: cert_file and key_file go together, %s is not set",
+                    FILE_NAMES[tls->paths[0] ? 1 : 0]);
         goto err_close;
     }
     tls->peer_names = config->peer_names;
     if (tls->peer_names && !tls->paths[2]) {
-        status = td_fail(err, TD_ERR_INVALID, "tls: peer_names are set and ca_file is not: no name can be trusted");
+        status = td_fail(err, TD_ERR_INVALID,
+                         "tls: peer_names are set and ca_file is not: no name can be trusted");
         goto err_close;
     }
     if (tls->peer_name && !tls->paths[2]) {
-        status = td_fail(err, TD_ERR_INVALID, "tls: peer_name is \"%s\" and ca_file is not set: no name can be trusted", tls->peer_name);
+        status = td_fail(err, TD_ERR_INVALID,
+                         "tls: peer_name is \"%s\" and ca_file is not set: no name can be trusted",
+                         tls->peer_name);
         goto err_close;
     }
     tls->ktls = config->ktls;
     tls->rekey_records = config->rekey_records ? config->rekey_records : REKEY_RECORDS;
     if (tls->rekey_records > REKEY_RECORDS_MAX) {
-        status = td_fail(err, TD_ERR_INVALID, "tls: rekey_records is %llu, must be at most %llu", (unsigned long long)tls->rekey_records,
-                         (unsigned long long)REKEY_RECORDS_MAX);
+        status =
+            td_fail(err, TD_ERR_INVALID, "tls: rekey_records is %llu, must be at most %llu",
+                    (unsigned long long)tls->rekey_records, (unsigned long long)REKEY_RECORDS_MAX);
         goto err_close;
     }
     pthread_once(&filter_once, filter_init);
@@ -447,7 +501,8 @@ void td_xfer_tls_close(struct td_xfer_tls *tls)
     free(tls);
 }
 
-td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded, struct td_err *err)
+td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded,
+                             struct td_err *err)
 {
     struct td_file_stamp now[N_FILES];
     SSL_CTX *ctx = NULL;
@@ -469,11 +524,14 @@ td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *r
     return TD_OK;
 }
 
-/* --- a channel's life --------------------------------------------------------------------------------------------------------------- */
+/* --- a channel's life ------------------------------------------------------------------------- */
 
-td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator, struct td_xfer_tls_conn **ret_conn, struct td_err *err)
+td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator,
+                           struct td_xfer_tls_conn **ret_conn, struct td_err *err)
 {
-    if (!initiator && !tls->paths[0]) return td_fail(err, TD_ERR_INVALID, "tls: cert_file is not set: without it this side can dial only");
+    if (!initiator && !tls->paths[0])
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls: cert_file is not set: without it this side can dial only");
     ERR_clear_error();
     struct td_xfer_tls_conn *c = calloc(1, sizeof *c);
     BIO *filter = BIO_new(filter_method), *sock = BIO_new_socket(fd, BIO_NOCLOSE);
@@ -497,8 +555,10 @@ td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator, stru
     BIO_push(filter, sock);
     SSL_set_bio(ssl, filter, filter);
     SSL_set_app_data(ssl, c);
-    if (initiator) SSL_set_connect_state(ssl);
-    else SSL_set_accept_state(ssl);
+    if (initiator)
+        SSL_set_connect_state(ssl);
+    else
+        SSL_set_accept_state(ssl);
     *ret_conn = c;
     return TD_OK;
 }
@@ -512,7 +572,7 @@ void td_tls_conn_close(struct td_xfer_tls_conn *c)
     ERR_clear_error();
 }
 
-/* --- errors ------------------------------------------------------------------------------------------------------------------------- */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 /* The end of the channel, unless it has come already. Always -1. */
 static int broken(struct td_xfer_tls_conn *c, int error, const char *reason)
@@ -528,7 +588,8 @@ static int broken(struct td_xfer_tls_conn *c, int error, const char *reason)
     return -1;
 }
 
-/* After a call on c->ssl failed with SSL_ERROR_SSL or SSL_ERROR_SYSCALL; error: errno after that call. Always -1. */
+/* After a call on c->ssl failed with SSL_ERROR_SSL or SSL_ERROR_SYSCALL; error: errno after that
+ * call. Always -1. */
 static int broken_by_ssl(struct td_xfer_tls_conn *c, int ssl_error, int error)
 {
     unsigned long e = ERR_peek_error();
@@ -547,10 +608,12 @@ static int broken_by_ssl(struct td_xfer_tls_conn *c, int ssl_error, int error)
         case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
             return broken(c, EPROTO, "the peer shows no certificate");
         case SSL_R_CERTIFICATE_VERIFY_FAILED:
-            snprintf(text, sizeof text, "the peer's certificate is refused: %s", c->refused[0] ? c->refused : "verification failed");
+            snprintf(text, sizeof text, "the peer's certificate is refused: %s",
+                     c->refused[0] ? c->refused : "verification failed");
             return broken(c, EPROTO, text);
         case SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC:
-            return broken(c, EPROTO, "a record is not authentic: its bytes were changed on the way");
+            return broken(c, EPROTO,
+                          "a record is not authentic: its bytes were changed on the way");
         case SSL_R_WRONG_VERSION_NUMBER:
         case SSL_R_HTTP_REQUEST:
         case SSL_R_HTTPS_PROXY_REQUEST:
@@ -560,21 +623,27 @@ static int broken_by_ssl(struct td_xfer_tls_conn *c, int ssl_error, int error)
             break;
         }
         if (reason >= SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256) {
-            const char *alert = name ? strstr(name, "alert ") : NULL; /* "sslv3 alert bad certificate": the version says nothing here */
-            snprintf(text, sizeof text, "the peer refuses: %s", alert ? alert : name ? name : "unknown alert");
+            /* "sslv3 alert bad certificate": the version says nothing here */
+            const char *alert = name ? strstr(name, "alert ") : NULL;
+            snprintf(text, sizeof text, "the peer refuses: %s",
+                     alert  ? alert
+                     : name ? name
+                            : "unknown alert");
             return broken(c, EPROTO, text);
         }
     }
     return broken(c, EPROTO, name ? name : "unknown error of OpenSSL");
 }
 
-/* A send failed with errno `error`. When the peer has refused us its alert is a better answer than a reset. Always -1. */
+/* A send failed with errno `error`. When the peer has refused us its alert is a better answer
+ * than a reset. Always -1. */
 static int broken_by_send(struct td_xfer_tls_conn *c, int error)
 {
     char byte;
     size_t n;
     ERR_clear_error();
-    if (c->state == TLS_OPEN && SSL_peek_ex(c->ssl, &byte, 1, &n) != 1 && SSL_get_error(c->ssl, 0) == SSL_ERROR_SSL &&
+    if (c->state == TLS_OPEN && SSL_peek_ex(c->ssl, &byte, 1, &n) != 1 &&
+        SSL_get_error(c->ssl, 0) == SSL_ERROR_SSL &&
         ERR_GET_REASON(ERR_peek_error()) >= SSL_AD_REASON_OFFSET) {
         c->send_errno = 0;
         return broken_by_ssl(c, SSL_ERROR_SSL, error);
@@ -582,9 +651,10 @@ static int broken_by_send(struct td_xfer_tls_conn *c, int error)
     return broken(c, error, strerror(error));
 }
 
-/* --- handshake ---------------------------------------------------------------------------------------------------------------------- */
+/* --- handshake -------------------------------------------------------------------------------- */
 
-td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool *ret_want_write, struct td_err *err)
+td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool *ret_want_write,
+                           struct td_err *err)
 {
     *ret_want_read = *ret_want_write = false;
     if (c->state == TLS_HANDSHAKE) {
@@ -622,7 +692,7 @@ static int check_open(const struct td_xfer_tls_conn *c)
     return -1;
 }
 
-/* --- receiving ---------------------------------------------------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
 ssize_t td_tls_recvv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
 {
@@ -644,14 +714,19 @@ ssize_t td_tls_recvv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
             continue;
         }
         int e = errno, ssl_error = SSL_get_error(c->ssl, 0);
-        if (ssl_error == SSL_ERROR_WANT_WRITE && flush_out(c) == 0) continue; /* it owes the peer an answer and out[] was full */
-        if (ssl_error == SSL_ERROR_WANT_READ || (ssl_error == SSL_ERROR_WANT_WRITE && errno == EAGAIN)) {
+        /* it owes the peer an answer and out[] was full */
+        if (ssl_error == SSL_ERROR_WANT_WRITE && flush_out(c) == 0) continue;
+        if (ssl_error == SSL_ERROR_WANT_READ ||
+            (ssl_error == SSL_ERROR_WANT_WRITE && errno == EAGAIN)) {
             c->rx_dry = true;
             errno = EAGAIN;
             return total ? (ssize_t)total : -1;
         }
-        if (ssl_error == SSL_ERROR_ZERO_RETURN) c->ended = true;
-        else if (broken_by_ssl(c, ssl_error, e)) return total ? (ssize_t)total : -1; /* what came before is authentic; the next call says it */
+        if (ssl_error == SSL_ERROR_ZERO_RETURN)
+            c->ended = true;
+        else if (broken_by_ssl(c, ssl_error, e))
+            return total ? (ssize_t)total
+                         : -1; /* what came before is authentic; the next call says it */
     }
     return (ssize_t)total;
 }
@@ -667,10 +742,11 @@ bool td_tls_pending(const struct td_xfer_tls_conn *c)
     return c->state == TLS_OPEN && !c->rx_dry && SSL_has_pending(c->ssl);
 }
 
-/* --- sending ------------------------------------------------------------------------------------------------------------------------ */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 /* One record of the next bytes at iov[*i] + *at, which it moves on. 0, or -1 with errno. */
-static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov, int *i, size_t *at, size_t n)
+static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov, int *i,
+                       size_t *at, size_t n)
 {
     const uint8_t *from = (const uint8_t *)iov[*i].iov_base + *at;
     size_t n_gathered = 0, n_sealed = 0;
@@ -680,7 +756,8 @@ static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int 
     } else {
         from = c->staging;
         while (n_gathered < n && *i < n_iov) {
-            size_t k = iov[*i].iov_len - *at < n - n_gathered ? iov[*i].iov_len - *at : n - n_gathered;
+            size_t k =
+                iov[*i].iov_len - *at < n - n_gathered ? iov[*i].iov_len - *at : n - n_gathered;
             if (k) memcpy(c->staging + n_gathered, (const uint8_t *)iov[*i].iov_base + *at, k);
             n_gathered += k;
             *at += k;
@@ -691,13 +768,15 @@ static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int 
     }
     ERR_clear_error();
     if (c->n_records >= c->rekey_records) {
-        if (SSL_key_update(c->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1) return broken_by_ssl(c, SSL_ERROR_SSL, 0);
+        if (SSL_key_update(c->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1)
+            return broken_by_ssl(c, SSL_ERROR_SSL, 0);
         c->n_records = 0;
     }
     errno = 0;
     if (SSL_write_ex(c->ssl, from, n, &n_sealed) != 1) {
         int e = errno, ssl_error = SSL_get_error(c->ssl, 0);
-        if (ssl_error == SSL_ERROR_SSL || ssl_error == SSL_ERROR_SYSCALL) return broken_by_ssl(c, ssl_error, e);
+        if (ssl_error == SSL_ERROR_SSL || ssl_error == SSL_ERROR_SYSCALL)
+            return broken_by_ssl(c, ssl_error, e);
         return broken(c, EPROTO, "a record was not sealed although there was room for it");
     }
     TD_ASSERT(n_gathered == n && n_sealed == n); /* (2) */
@@ -707,7 +786,8 @@ static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int 
 
 static ssize_t send_by_kernel(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
 {
-    if (c->n_records >= c->rekey_records) return broken(c, EPIPE, "the kernel's key is used up: connect again");
+    if (c->n_records >= c->rekey_records)
+        return broken(c, EPIPE, "the kernel's key is used up: connect again");
     struct msghdr msg = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = (size_t)n_iov};
     struct held_signal held;
     pipe_signal_hold(&held);
@@ -777,7 +857,8 @@ int td_tls_shutdown(struct td_xfer_tls_conn *c)
 {
     if (check_open(c)) return -1;
     if (!c->said_bye) {
-        if (!out_has_room(c, RECORD_ROOM - RECORD_BYTES) && (flush_out(c), !out_has_room(c, RECORD_ROOM - RECORD_BYTES))) {
+        if (!out_has_room(c, RECORD_ROOM - RECORD_BYTES) &&
+            (flush_out(c), !out_has_room(c, RECORD_ROOM - RECORD_BYTES))) {
             errno = EAGAIN;
             return -1;
         }
@@ -793,17 +874,11 @@ int td_tls_shutdown(struct td_xfer_tls_conn *c)
     return td_tls_flush(c);
 }
 
-/* --- what is said about it ---------------------------------------------------------------------------------------------------------- */
+/* --- what is said about it -------------------------------------------------------------------- */
 
-const char *td_tls_reason(const struct td_xfer_tls_conn *c)
-{
-    return c->reason;
-}
+const char *td_tls_reason(const struct td_xfer_tls_conn *c) { return c->reason; }
 
-const char *td_tls_cipher(const struct td_xfer_tls_conn *c)
-{
-    return SSL_get_cipher_name(c->ssl);
-}
+const char *td_tls_cipher(const struct td_xfer_tls_conn *c) { return SSL_get_cipher_name(c->ssl); }
 
 void td_tls_peer(const struct td_xfer_tls_conn *c, char *ret_subject, size_t subject_bytes)
 {
@@ -825,39 +900,39 @@ void td_tls_ktls(const struct td_xfer_tls_conn *c, bool *ret_send, bool *ret_rec
 
 static td_status no_tls(struct td_err *err)
 {
-    return td_fail(err, TD_ERR_UNSUPPORTED, "tls: this program was built without OpenSSL, so the KV data port cannot be encrypted");
+    return td_fail(
+        err, TD_ERR_UNSUPPORTED,
+        "tls: this program was built without OpenSSL, so the KV data port cannot be encrypted");
 }
 
-td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xfer_tls **ret_tls, struct td_err *err)
+td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xfer_tls **ret_tls,
+                           struct td_err *err)
 {
     (void)config, (void)ret_tls;
     return no_tls(err);
 }
 
-void td_xfer_tls_close(struct td_xfer_tls *tls)
-{
-    TD_ASSERT(!tls);
-}
+void td_xfer_tls_close(struct td_xfer_tls *tls) { TD_ASSERT(!tls); }
 
-td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded, struct td_err *err)
+td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded,
+                             struct td_err *err)
 {
     (void)tls, (void)only_changed;
     if (ret_loaded) *ret_loaded = false;
     return no_tls(err);
 }
 
-td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator, struct td_xfer_tls_conn **ret_conn, struct td_err *err)
+td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator,
+                           struct td_xfer_tls_conn **ret_conn, struct td_err *err)
 {
     (void)tls, (void)fd, (void)initiator, (void)ret_conn;
     return no_tls(err);
 }
 
-void td_tls_conn_close(struct td_xfer_tls_conn *c)
-{
-    TD_ASSERT(!c);
-}
+void td_tls_conn_close(struct td_xfer_tls_conn *c) { TD_ASSERT(!c); }
 
-td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool *ret_want_write, struct td_err *err)
+td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool *ret_want_write,
+                           struct td_err *err)
 {
     (void)c;
     *ret_want_read = *ret_want_write = false;

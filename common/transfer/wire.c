@@ -1,5 +1,5 @@
-/* wire.c - see wire.h. A decoded frame or blob can be used without further bounds checks of its own fields; what they say about
- * slots, ops and blocks is checked by the core. */
+/* wire.c - see wire.h. A decoded frame or blob can be used without further bounds checks of its
+ * own fields; what they say about slots, ops and blocks is checked by the core. */
 #include "common/transfer/wire.h"
 
 #include <inttypes.h>
@@ -21,58 +21,91 @@ void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
 static bool length_fits(const struct td_xfer_frame *f)
 {
     switch ((enum td_xfer_frame_type)f->type) {
-    case TD_XFER_HELLO: return f->length == sizeof(struct td_xfer_hello) || f->length == sizeof(struct td_xfer_secret_hello);
+    case TD_XFER_HELLO:
+        return f->length == sizeof(struct td_xfer_hello) ||
+               f->length == sizeof(struct td_xfer_secret_hello);
     case TD_XFER_HELLO_ACK:
         if (f->status) return f->length <= TD_XFER_REASON_MAX;
-        return f->length == sizeof(struct td_xfer_hello) || f->length == sizeof(struct td_xfer_secret_hello);
+        return f->length == sizeof(struct td_xfer_hello) ||
+               f->length == sizeof(struct td_xfer_secret_hello);
     case TD_XFER_CHALLENGE:
-    case TD_XFER_PROOF: return f->length == TD_XFER_SECRET_BYTES;
-    case TD_XFER_MEM: return f->length == sizeof(struct td_xfer_mem);
-    case TD_XFER_OPEN: return f->length == TD_XFER_KEY_BYTES;
-    case TD_XFER_DATA: return f->length >= 1 && f->length <= TD_XFER_FRAME_DATA_MAX;
-    case TD_XFER_REF: return f->length >= 8 && f->length <= 4 + 4 * TD_XFER_REF_MAX && f->length % 4 == 0;
-    case TD_XFER_FINAL: return f->length <= TD_XFER_NOTE_MAX;
+    case TD_XFER_PROOF:
+        return f->length == TD_XFER_SECRET_BYTES;
+    case TD_XFER_MEM:
+        return f->length == sizeof(struct td_xfer_mem);
+    case TD_XFER_OPEN:
+        return f->length == TD_XFER_KEY_BYTES;
+    case TD_XFER_DATA:
+        return f->length >= 1 && f->length <= TD_XFER_FRAME_DATA_MAX;
+    case TD_XFER_REF:
+        return f->length >= 8 && f->length <= 4 + 4 * TD_XFER_REF_MAX && f->length % 4 == 0;
+    case TD_XFER_FINAL:
+        return f->length <= TD_XFER_NOTE_MAX;
     case TD_XFER_ABORT:
     case TD_XFER_FAIL:
-    case TD_XFER_BYE: return f->length <= TD_XFER_REASON_MAX;
+    case TD_XFER_BYE:
+        return f->length <= TD_XFER_REASON_MAX;
     case TD_XFER_DONE:
-    case TD_XFER_PING: return f->length == 0;
+    case TD_XFER_PING:
+        return f->length == 0;
     case TD_XFER_RDMA_OFFER:
-        return f->length >= TD_XFER_RDMA_SETUP_BYTES && f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
+        return f->length >= TD_XFER_RDMA_SETUP_BYTES &&
+               f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
     case TD_XFER_RDMA_ACCEPT:
         return f->status ? f->length <= TD_XFER_REASON_MAX
-                         : f->length > TD_XFER_RDMA_SETUP_BYTES && f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
+                         : f->length > TD_XFER_RDMA_SETUP_BYTES &&
+                               f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
     case TD_XFER_TARGETS:
-        return f->length >= sizeof(struct td_xfer_run) && f->length <= TD_XFER_PAYLOAD_MAX && f->length % 4 == 0; /* _targets_decode knows the rest */
+        /* _targets_decode knows the rest */
+        return f->length >= sizeof(struct td_xfer_run) && f->length <= TD_XFER_PAYLOAD_MAX &&
+               f->length % 4 == 0;
     case TD_XFER_DIGEST:
-        return f->length >= sizeof(struct td_xfer_digest) && f->length <= TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest) &&
+        return f->length >= sizeof(struct td_xfer_digest) &&
+               f->length <= TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest) &&
                f->length % sizeof(struct td_xfer_digest) == 0;
     case TD_XFER_DEVICE_OFFER:
-        return f->length >= sizeof(struct td_xfer_device_mem) && f->length <= sizeof(struct td_xfer_device_mem) + TD_DEVICE_POOL_BYTES;
-    case TD_XFER_DEVICE_ACCEPT: return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == 0;
-    case TD_XFER_LENT: return f->length == sizeof(struct td_xfer_lent);
-    case TD_XFER_TAKEN: return f->length == 0;
-    case TD_XFER_N_TYPES: break;
+        return f->length >= sizeof(struct td_xfer_device_mem) &&
+               f->length <= sizeof(struct td_xfer_device_mem) + TD_DEVICE_POOL_BYTES;
+    case TD_XFER_DEVICE_ACCEPT:
+        return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == 0;
+    case TD_XFER_LENT:
+        return f->length == sizeof(struct td_xfer_lent);
+    case TD_XFER_TAKEN:
+        return f->length == 0;
+    case TD_XFER_N_TYPES:
+        break;
     }
     return false;
 }
 
-td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame, struct td_err *err)
+td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame,
+                               struct td_err *err)
 {
     struct td_xfer_frame f;
     memcpy(&f, bytes, sizeof f);
-    if (f.magic != TD_XFER_MAGIC) return td_fail(err, TD_ERR_CORRUPT, "frame: magic is %08x, must be %08x", f.magic, TD_XFER_MAGIC);
+    if (f.magic != TD_XFER_MAGIC)
+        return td_fail(err, TD_ERR_CORRUPT, "frame: magic is %08x, must be %08x", f.magic,
+                       TD_XFER_MAGIC);
     if (f.version != TD_XFER_WIRE_VERSION)
-        return td_fail(err, TD_ERR_CORRUPT, "frame: version is %u, this side speaks %u", f.version, TD_XFER_WIRE_VERSION);
+        return td_fail(err, TD_ERR_CORRUPT, "frame: version is %u, this side speaks %u", f.version,
+                       TD_XFER_WIRE_VERSION);
     uint32_t crc = td_crc32c(0, &f, offsetof(struct td_xfer_frame, crc));
-    if (f.crc != crc) return td_fail(err, TD_ERR_CORRUPT, "frame: header crc is %08x, computed %08x", f.crc, crc);
-    if (f.type < TD_XFER_HELLO || f.type >= TD_XFER_N_TYPES) return td_fail(err, TD_ERR_CORRUPT, "frame: unknown type %u", f.type);
+    if (f.crc != crc)
+        return td_fail(err, TD_ERR_CORRUPT, "frame: header crc is %08x, computed %08x", f.crc, crc);
+    if (f.type < TD_XFER_HELLO || f.type >= TD_XFER_N_TYPES)
+        return td_fail(err, TD_ERR_CORRUPT, "frame: unknown type %u", f.type);
     bool unretired = f.type == TD_XFER_ABORT && f.flags == TD_XFER_ABORT_UNRETIRED;
-    bool is_final = f.type == TD_XFER_FINAL, stamped = is_final || f.type == TD_XFER_HELLO || f.type == TD_XFER_OPEN || f.type == TD_XFER_PING;
-    if ((f.flags && !unretired && !is_final) || (f.clock_us && !stamped) || (f.last_us && !is_final))
+    bool is_final = f.type == TD_XFER_FINAL, stamped = is_final || f.type == TD_XFER_HELLO ||
+                                                       f.type == TD_XFER_OPEN ||
+                                                       f.type == TD_XFER_PING;
+    if ((f.flags && !unretired && !is_final) || (f.clock_us && !stamped) ||
+        (f.last_us && !is_final))
         return td_fail(err, TD_ERR_CORRUPT, "frame: reserved fields of type %u are not 0", f.type);
-    if (f.status > 0) return td_fail(err, TD_ERR_CORRUPT, "frame: status is %d, must be <= 0", f.status);
-    if (!length_fits(&f)) return td_fail(err, TD_ERR_CORRUPT, "frame: length %u does not fit type %u", f.length, f.type);
+    if (f.status > 0)
+        return td_fail(err, TD_ERR_CORRUPT, "frame: status is %d, must be <= 0", f.status);
+    if (!length_fits(&f))
+        return td_fail(err, TD_ERR_CORRUPT, "frame: length %u does not fit type %u", f.length,
+                       f.type);
     *ret_frame = f;
     return TD_OK;
 }
@@ -99,73 +132,113 @@ static bool text_ok(const char *text, size_t max)
     return true;
 }
 
-td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err)
+td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes,
+                               struct td_xfer_grant_blob *ret_grant, struct td_err *err)
 {
     struct td_xfer_grant_blob g;
-    if (n_bytes != sizeof g) return td_fail(err, TD_ERR_INVALID, "grant: %zu bytes, must be %zu", n_bytes, sizeof g);
+    if (n_bytes != sizeof g)
+        return td_fail(err, TD_ERR_INVALID, "grant: %zu bytes, must be %zu", n_bytes, sizeof g);
     memcpy(&g, bytes, sizeof g);
-    if (g.magic != GRANT_MAGIC) return td_fail(err, TD_ERR_INVALID, "grant: magic is %08x, must be %08x", g.magic, GRANT_MAGIC);
+    if (g.magic != GRANT_MAGIC)
+        return td_fail(err, TD_ERR_INVALID, "grant: magic is %08x, must be %08x", g.magic,
+                       GRANT_MAGIC);
     if (g.version != TD_XFER_WIRE_VERSION)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "grant: version is %u, this side speaks %u", g.version, TD_XFER_WIRE_VERSION);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "grant: version is %u, this side speaks %u",
+                       g.version, TD_XFER_WIRE_VERSION);
     uint32_t crc = g.crc;
     g.crc = 0;
     g.crc = td_crc32c(0, &g, sizeof g);
-    if (g.crc != crc || g.bytes != sizeof g) return td_fail(err, TD_ERR_CORRUPT, "grant: crc is %08x, computed %08x", crc, g.crc);
+    if (g.crc != crc || g.bytes != sizeof g)
+        return td_fail(err, TD_ERR_CORRUPT, "grant: crc is %08x, computed %08x", crc, g.crc);
     if (g.n_blocks < 0 || g.n_blocks > TD_XFER_MAX_BLOCKS)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: n_blocks is %d, must be 0..%d", g.n_blocks, TD_XFER_MAX_BLOCKS);
+        return td_fail(err, TD_ERR_CORRUPT, "grant: n_blocks is %d, must be 0..%d", g.n_blocks,
+                       TD_XFER_MAX_BLOCKS);
     if (g.block_bytes < 1 || g.block_bytes >= 1ull << 30)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1", g.block_bytes);
-    if (g.path >= TD_XFER_N_PATHS) return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path, TD_XFER_N_PATHS - 1);
+        return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1",
+                       g.block_bytes);
+    if (g.path >= TD_XFER_N_PATHS)
+        return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path,
+                       TD_XFER_N_PATHS - 1);
     if (g.has_rdma > 1 || g.tls > 1 || g.device > 1 || g.secret > 1)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: has_rdma is %u, tls %u, device %u and secret %u, each must be 0 or 1",
-                       g.has_rdma, g.tls, g.device, g.secret);
+        return td_fail(
+            err, TD_ERR_CORRUPT,
+            "grant: has_rdma is %u, tls %u, device %u and secret %u, each must be 0 or 1",
+            g.has_rdma, g.tls, g.device, g.secret);
     if (g.reserved) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
-    if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) || !text_ok(g.instance, sizeof g.instance))
+    if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) ||
+        !text_ok(g.instance, sizeof g.instance))
         return td_fail(err, TD_ERR_CORRUPT, "grant: host, shm name or instance is not plain text");
-    if (!g.port && !g.shm_name[0]) return td_fail(err, TD_ERR_CORRUPT, "grant: names no way to reach its receiver");
+    if (!g.port && !g.shm_name[0])
+        return td_fail(err, TD_ERR_CORRUPT, "grant: names no way to reach its receiver");
     *ret_grant = g;
     return TD_OK;
 }
 
-td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err)
+td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys,
+                                    struct td_xfer_rdma_setup *ret_setup, struct td_err *err)
 {
     struct td_xfer_rdma_setup s = {0};
     if (n_bytes < TD_XFER_RDMA_SETUP_BYTES || n_bytes > sizeof s)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u bytes, must be %zu..%zu", n_bytes, TD_XFER_RDMA_SETUP_BYTES, sizeof s);
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u bytes, must be %zu..%zu", n_bytes,
+                       TD_XFER_RDMA_SETUP_BYTES, sizeof s);
     memcpy(&s, bytes, n_bytes);
     if (s.n_rails < 1 || s.n_rails > TD_XFER_RAILS_MAX)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: n_rails is %u, must be 1..%d", s.n_rails, TD_XFER_RAILS_MAX);
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: n_rails is %u, must be 1..%d", s.n_rails,
+                       TD_XFER_RAILS_MAX);
     if (s.n_qps < 1 || s.n_qps > TD_XFER_RAIL_QPS_MAX || s.n_qps * s.n_rails > TD_XFER_QPS_MAX)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: n_qps is %u on %u rails, must be 1..%d and at most %d in all", s.n_qps, s.n_rails,
-                       TD_XFER_RAIL_QPS_MAX, TD_XFER_QPS_MAX);
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "rdma setup: n_qps is %u on %u rails, must be 1..%d and at most %d in all",
+                       s.n_qps, s.n_rails, TD_XFER_RAIL_QPS_MAX, TD_XFER_QPS_MAX);
     for (uint32_t r = 0; r < s.n_rails; r++) {
         const struct td_xfer_rail *rail = &s.rail[r];
-        if (rail->mtu_bytes < 256 || rail->mtu_bytes > 4096 || (rail->mtu_bytes & (rail->mtu_bytes - 1)))
-            return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u has mtu %u, must be 256, 512, 1024, 2048 or 4096", r, rail->mtu_bytes);
-        if (rail->ethernet > 1 || rail->index >= TD_XFER_RAILS_MAX || (r && rail->index <= s.rail[r - 1].index))
-            return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u has kind %u and index %u, which must rise and be below %d", r, rail->ethernet, rail->index,
-                           TD_XFER_RAILS_MAX);
+        if (rail->mtu_bytes < 256 || rail->mtu_bytes > 4096 ||
+            (rail->mtu_bytes & (rail->mtu_bytes - 1)))
+            return td_fail(err, TD_ERR_CORRUPT,
+                           "rdma setup: rail %u has mtu %u, must be 256, 512, 1024, 2048 or 4096",
+                           r, rail->mtu_bytes);
+        if (rail->ethernet > 1 || rail->index >= TD_XFER_RAILS_MAX ||
+            (r && rail->index <= s.rail[r - 1].index))
+            return td_fail(
+                err, TD_ERR_CORRUPT,
+                "rdma setup: rail %u has kind %u and index %u, which must rise and be below %d", r,
+                rail->ethernet, rail->index, TD_XFER_RAILS_MAX);
         for (uint32_t q = 0; q < s.n_qps; q++)
             if (rail->qpn[q] >> 24 || rail->psn[q] >> 24)
-                return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q, rail->qpn[q], rail->psn[q]);
+                return td_fail(
+                    err, TD_ERR_CORRUPT,
+                    "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q,
+                    rail->qpn[q], rail->psn[q]);
     }
-    if (s.recv_wr < 1) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
-    if (!needs_keys && s.rails) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rails is %u, must be 0 in an OFFER", s.rails);
-    if (s.windows > needs_keys) return td_fail(err, TD_ERR_CORRUPT, "rdma setup: windows is %u, must be 0, or 1 in an ACCEPT", s.windows);
+    if (s.recv_wr < 1)
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
+    if (!needs_keys && s.rails)
+        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rails is %u, must be 0 in an OFFER",
+                       s.rails);
+    if (s.windows > needs_keys)
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "rdma setup: windows is %u, must be 0, or 1 in an ACCEPT", s.windows);
     uint64_t n_keys = (uint64_t)s.n_regions * s.n_rails;
-    if (n_keys > TD_XFER_RKEYS_MAX || (needs_keys && !n_keys) || n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions, s.n_rails, n_bytes);
+    if (n_keys > TD_XFER_RKEYS_MAX || (needs_keys && !n_keys) ||
+        n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions,
+                       s.n_rails, n_bytes);
     if (n_keys && (s.region_bytes == 0 || s.base + s.n_regions * s.region_bytes < s.base))
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: regions of %" PRIu64 " bytes at %016" PRIx64 " do not fit the address space", s.region_bytes, s.base);
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "rdma setup: regions of %" PRIu64 " bytes at %016" PRIx64
+                       " do not fit the address space",
+                       s.region_bytes, s.base);
     *ret_setup = s;
     return TD_OK;
 }
 
-td_status td_xfer_targets_decode(const uint8_t *bytes, uint32_t n_bytes, uint32_t n_keys, struct td_xfer_run ret_runs[TD_XFER_RUNS_MAX],
+td_status td_xfer_targets_decode(const uint8_t *bytes, uint32_t n_bytes, uint32_t n_keys,
+                                 struct td_xfer_run ret_runs[TD_XFER_RUNS_MAX],
                                  uint32_t ret_keys[TD_XFER_PAYLOAD_MAX / 4], int32_t *ret_n)
 {
     size_t each = TD_XFER_RUN_BYTES(n_keys), n = n_bytes / each;
-    if (n_keys > TD_XFER_QPS_MAX || n_bytes % each || n < 1 || n > TD_XFER_RUNS_MAX) return TD_ERR_CORRUPT;
+    if (n_keys > TD_XFER_QPS_MAX || n_bytes % each || n < 1 || n > TD_XFER_RUNS_MAX)
+        return TD_ERR_CORRUPT;
     for (size_t i = 0; i < n; i++, bytes += each) {
         memcpy(&ret_runs[i], bytes, sizeof ret_runs[i]);
         memcpy(&ret_keys[i * n_keys], bytes + sizeof ret_runs[i], 4 * (size_t)n_keys);

@@ -1,6 +1,8 @@
-/* wire.h - bytes on a transfer connection, and the grant blob. Pure; every field from outside is checked here once.
+/* wire.h - bytes on a transfer connection, and the grant blob. Pure; every field from outside is
+ * checked here once.
  *
- * A connection carries frames: a header of 64 bytes, then `length` bytes of payload. Integers are little-endian. README.md has the tables. */
+ * A connection carries frames: a header of 64 bytes, then `length` bytes of payload. Integers
+ * are little-endian. README.md has the tables. */
 #ifndef TD_TRANSFER_WIRE_H
 #define TD_TRANSFER_WIRE_H
 
@@ -11,72 +13,97 @@
 #include "common/base/status.h"
 #include "common/transfer/transfer.h"
 
-#define TD_XFER_MAGIC 0x31584454u         /* "TDX1" */
+#define TD_XFER_MAGIC 0x31584454u /* "TDX1" */
 #define TD_XFER_WIRE_VERSION 4
-#define TD_XFER_FRAME_DATA_MAX (1u << 20) /* payload of DATA: so long a small transfer may wait behind a large one */
-#define TD_XFER_PAYLOAD_MAX 4096u         /* payload of every other frame */
-#define TD_XFER_REF_MAX 1000              /* block ids in one REF */
+/* payload of DATA: so long a small transfer may wait behind a large one */
+#define TD_XFER_FRAME_DATA_MAX (1u << 20)
+#define TD_XFER_PAYLOAD_MAX 4096u /* payload of every other frame */
+#define TD_XFER_REF_MAX 1000      /* block ids in one REF */
 #define TD_XFER_REASON_MAX 160
 #define TD_XFER_KEY_BYTES 16
 #define TD_XFER_HOST_MAX 64
 #define TD_XFER_NAME_MAX 64
-#define TD_XFER_LANES_MAX 8               /* sockets of one connection */
-#define TD_XFER_RAILS_MAX 8               /* NICs of one connection, each side */
+#define TD_XFER_LANES_MAX 8 /* sockets of one connection */
+#define TD_XFER_RAILS_MAX 8 /* NICs of one connection, each side */
 #define TD_XFER_RAIL_QPS_MAX 4
-#define TD_XFER_QPS_MAX 16                /* queue pairs of one connection: a bit each in FINAL's flags */
-#define TD_XFER_RKEYS_MAX 768             /* registrations x rails that fit into one RDMA_ACCEPT */
-#define TD_XFER_RUNS_MAX 500              /* runs in one TARGETS */
-#define TD_XFER_DIGESTS_MAX 500           /* entries in one DIGEST */
+/* queue pairs of one connection: a bit each in FINAL's flags */
+#define TD_XFER_QPS_MAX 16
+#define TD_XFER_RKEYS_MAX 768   /* registrations x rails that fit into one RDMA_ACCEPT */
+#define TD_XFER_RUNS_MAX 500    /* runs in one TARGETS */
+#define TD_XFER_DIGESTS_MAX 500 /* entries in one DIGEST */
 
 enum td_xfer_frame_type {
-    TD_XFER_HELLO = 1,  /* initiator, first; payload td_xfer_hello. op: this socket's lane; lanes > 0 join the connection that `conn` names */
-    TD_XFER_HELLO_ACK,  /* status != 0: refused, payload is the reason; else payload td_xfer_hello */
-    TD_XFER_MEM,        /* shm, shm-staged, sender: payload td_xfer_mem, two descriptors ride along: arena or ring (read-only), control words */
-    TD_XFER_OPEN,       /* sender: binds op/attempt/handle to slot/generation; payload is the grant's key */
-    TD_XFER_DATA,       /* tcp, sender: payload belongs at `offset` of the grant */
-    TD_XFER_REF,        /* sender: payload u32 first, i32 block ids: the receiver may copy (shm) or READ (rdma) the first `offset` bytes of each
-                         * of these source blocks now; later ones may name more of the same blocks */
-    TD_XFER_FINAL,      /* sender: nothing follows; offset = all bytes of the grant, payload is the note. rdma: flags = the queue pairs that carried data */
-    TD_XFER_ABORT,      /* sender: this op ended without FINAL; payload is the reason, no byte of it follows (writer retired), but for TD_XFER_ABORT_UNRETIRED */
-    TD_XFER_DONE,       /* receiver: every byte is applied */
-    TD_XFER_FAIL,       /* receiver: the slot takes nothing more from this op; payload is the reason */
-    TD_XFER_PING,       /* both: alive */
-    TD_XFER_RDMA_OFFER, /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup; keys only when its blocks may be READ */
-    TD_XFER_RDMA_ACCEPT,/* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
-    TD_XFER_TARGETS,    /* rdma, receiver after OPEN: offset = first grant block, payload td_xfer_run[], each with its keys where there are windows: where
-                         * these grant blocks are */
-    TD_XFER_DIGEST,     /* sender, before FINAL: payload td_xfer_digest[] */
-    TD_XFER_BYE,        /* both, last: this side ends the connection; payload is the reason. status AGAIN: it may open another for the same grants */
-    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, then the description of a pool of several
-                            * allocations, if it is one; the control words' descriptor rides along */
-    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe; status != 0: refused, payload is the reason */
-    TD_XFER_LENT,       /* shm-staged, sender: payload td_xfer_lent: these bytes of the ring belong at `offset` of the grant */
-    TD_XFER_TAKEN,      /* shm-staged, receiver: offset = the place of a LENT, whose bytes it does not read any more */
-    TD_XFER_CHALLENGE,  /* cluster secret, acceptor, after a HELLO that asks for one: payload 32 random bytes; conn is 0 */
-    TD_XFER_PROOF,      /* cluster secret, initiator, after CHALLENGE: payload 32 bytes, its MAC; conn is 0 */
+    TD_XFER_HELLO = 1,     /* initiator, first; payload td_xfer_hello. op: this socket's lane; lanes
+                              > 0 join the connection that `conn` names */
+    TD_XFER_HELLO_ACK,     /* status != 0: refused, payload is the reason; else payload
+                              td_xfer_hello */
+    TD_XFER_MEM,           /* shm, shm-staged, sender: payload td_xfer_mem, two descriptors ride
+                              along: arena or ring (read-only), control words */
+    TD_XFER_OPEN,          /* sender: binds op/attempt/handle to slot/generation; payload is the
+                              grant's key */
+    TD_XFER_DATA,          /* tcp, sender: payload belongs at `offset` of the grant */
+    TD_XFER_REF,           /* sender: payload u32 first, i32 block ids: the receiver may copy (shm)
+                              or READ (rdma) the first `offset` bytes of each of these source blocks
+                              now; later ones may name more of the same blocks */
+    TD_XFER_FINAL,         /* sender: nothing follows; offset = all bytes of the grant, payload is
+                              the note. rdma: flags = the queue pairs that carried data */
+    TD_XFER_ABORT,         /* sender: this op ended without FINAL; payload is the reason, no byte of
+                              it follows (writer retired), but for TD_XFER_ABORT_UNRETIRED */
+    TD_XFER_DONE,          /* receiver: every byte is applied */
+    TD_XFER_FAIL,          /* receiver: the slot takes nothing more from this op; payload is the
+                              reason */
+    TD_XFER_PING,          /* both: alive */
+    TD_XFER_RDMA_OFFER,    /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup; keys only
+                              when its blocks may be READ */
+    TD_XFER_RDMA_ACCEPT,   /* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
+    TD_XFER_TARGETS,       /* rdma, receiver after OPEN: offset = first grant block, payload
+                              td_xfer_run[], each with its keys where there are windows: where these
+                              grant blocks are */
+    TD_XFER_DIGEST,        /* sender, before FINAL: payload td_xfer_digest[] */
+    TD_XFER_BYE,           /* both, last: this side ends the connection; payload is the reason.
+                              status AGAIN: it may open another for the same grants */
+    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, then
+                              the description of a pool of several allocations, if it is one; the
+                              control words' descriptor rides along */
+    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe;
+                              status != 0: refused, payload is the reason */
+    TD_XFER_LENT,          /* shm-staged, sender: payload td_xfer_lent: these bytes of the ring
+                              belong at `offset` of the grant */
+    TD_XFER_TAKEN,         /* shm-staged, receiver: offset = the place of a LENT, whose bytes it
+                              does not read any more */
+    TD_XFER_CHALLENGE,     /* cluster secret, acceptor, after a HELLO that asks for one: payload 32
+                              random bytes; conn is 0 */
+    TD_XFER_PROOF,         /* cluster secret, initiator, after CHALLENGE: payload 32 bytes, its MAC;
+                              conn is 0 */
     TD_XFER_N_TYPES
 };
 
-#define TD_XFER_ABORT_UNRETIRED 1         /* ABORT on rdma: not all requests of the op have ended; the connection is about to, and is fenced then */
+/* ABORT on rdma: not all requests of the op have ended; the connection is about to, and is
+   fenced then */
+#define TD_XFER_ABORT_UNRETIRED 1
 
 struct td_xfer_frame {
     uint32_t magic;
     uint8_t version, type;
-    uint16_t flags;       /* FINAL on rdma: bit per queue pair; ABORT: 0 or TD_XFER_ABORT_UNRETIRED; else 0 */
+    uint16_t flags; /* FINAL on rdma: bit per queue pair; ABORT: 0 or
+                       TD_XFER_ABORT_UNRETIRED; else 0 */
     uint32_t slot, generation;
-    uint32_t op;          /* the sender's op number; also the index of its control word (shm) */
+    uint32_t op; /* the sender's op number; also the index of its control word (shm) */
     uint16_t attempt;
-    int16_t status;       /* a td_status: ABORT, FAIL, BYE, HELLO_ACK */
-    uint64_t handle;      /* random per attempt, bound to the key by OPEN */
+    int16_t status;  /* a td_status: ABORT, FAIL, BYE, HELLO_ACK */
+    uint64_t handle; /* random per attempt, bound to the key by OPEN */
     uint64_t offset;
-    uint32_t length;      /* payload bytes */
-    uint32_t clock_us;    /* the sender's clock, mod 2^32. HELLO, OPEN, PING: when the frame was made; FINAL: at its first submit; else 0 */
-    uint64_t conn;        /* xor of both HELLO nonces; 0 in HELLO and HELLO_ACK */
-    uint32_t last_us;     /* FINAL: the same at its final submit; else 0 */
-    uint32_t crc;         /* CRC32C of the 60 bytes before it */
+    uint32_t length;   /* payload bytes */
+    uint32_t clock_us; /* the sender's clock, mod 2^32. HELLO, OPEN, PING: when the frame was
+                          made; FINAL: at its first submit; else 0 */
+    uint64_t conn;     /* xor of both HELLO nonces; 0 in HELLO and HELLO_ACK */
+    uint32_t last_us;  /* FINAL: the same at its final submit; else 0 */
+    uint32_t crc;      /* CRC32C of the 60 bytes before it */
 };
 _Static_assert(sizeof(struct td_xfer_frame) == 64, "wire: frame header");
-_Static_assert(offsetof(struct td_xfer_frame, handle) == 24 && offsetof(struct td_xfer_frame, conn) == 48, "wire: frame header");
+_Static_assert(offsetof(struct td_xfer_frame, handle) == 24 &&
+                   offsetof(struct td_xfer_frame, conn) == 48,
+               "wire: frame header");
 _Static_assert(offsetof(struct td_xfer_frame, crc) == 60, "wire: the CRC closes the header");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "wire structs are copied as they are");
 
@@ -87,7 +114,8 @@ struct td_xfer_hello {
 };
 _Static_assert(sizeof(struct td_xfer_hello) == 112, "wire: hello");
 
-/* With a cluster secret (connect_proof.c) HELLO is longer by the initiator's nonce, and HELLO_ACK by the acceptor's MAC. */
+/* With a cluster secret (connect_proof.c) HELLO is longer by the initiator's nonce, and
+ * HELLO_ACK by the acceptor's MAC. */
 #define TD_XFER_SECRET_BYTES 32
 struct td_xfer_secret_hello {
     struct td_xfer_hello hello;
@@ -102,41 +130,51 @@ struct td_xfer_mem {
 _Static_assert(sizeof(struct td_xfer_mem) == 24, "wire: mem");
 
 struct td_xfer_lent {
-    uint32_t place, n_bytes;          /* in the ring; at most TD_XFER_FRAME_DATA_MAX */
+    uint32_t place, n_bytes; /* in the ring; at most TD_XFER_FRAME_DATA_MAX */
 };
 _Static_assert(sizeof(struct td_xfer_lent) == 8, "wire: lent");
 
 struct td_xfer_device_mem {
-    uint8_t handle[64];               /* of the allocation that the pool lies in; of no use where a description follows */
-    uint64_t offset;                  /* of the pool's block 0 in it */
-    uint64_t process, address;        /* a random number of the sender's process, and where block 0 lies there: of use in the same process alone */
+    uint8_t handle[64];                 /* of the allocation that the pool lies in; of no use where
+                                           a description follows */
+    uint64_t offset;                    /* of the pool's block 0 in it */
+    uint64_t process, address;          /* a random number of the sender's process, and where block
+                                           0 lies there: of use in the same process alone */
     uint64_t block_bytes, probe_offset; /* probe_offset: from block 0 to the probe's 64 bytes */
     uint32_t n_blocks, n_words;
     uint8_t probe[64];
-    char uuid[48], name[64];          /* the device's, NUL-terminated */
+    char uuid[48], name[64]; /* the device's, NUL-terminated */
 };
-_Static_assert(sizeof(struct td_xfer_device_mem) == 288 && 288 + TD_DEVICE_POOL_BYTES <= TD_XFER_PAYLOAD_MAX, "wire: device mem");
+_Static_assert(sizeof(struct td_xfer_device_mem) == 288 &&
+                   288 + TD_DEVICE_POOL_BYTES <= TD_XFER_PAYLOAD_MAX,
+               "wire: device mem");
 
 struct td_xfer_rail {
     uint8_t gid[16];
     uint16_t lid;
-    uint8_t ethernet, index;          /* index: of the rail in its side's list; rail i talks to rail i */
+    uint8_t ethernet, index; /* index: of the rail in its side's list; rail i talks to
+                                rail i */
     uint32_t mtu_bytes;
     uint32_t qpn[TD_XFER_RAIL_QPS_MAX], psn[TD_XFER_RAIL_QPS_MAX];
 };
 _Static_assert(sizeof(struct td_xfer_rail) == 56, "wire: rail");
 
-/* The acceptor answers with those of the offered rails that it has too, in the offer's order, and with as many queue pairs as both allow. Block b of the pool lies at
- * base + b * block_bytes in registration b * block_bytes / region_bytes, whose key on rail r is rkey[region * n_rails + r]. */
+/* The acceptor answers with those of the offered rails that it has too, in the offer's order,
+ * and with as many queue pairs as both allow. Block b of the pool lies at base + b * block_bytes
+ * in registration b * block_bytes / region_bytes, whose key on rail r is rkey[region * n_rails +
+ * r]. */
 struct td_xfer_rdma_setup {
-    uint8_t n_rails, n_qps;           /* n_qps: per rail */
+    uint8_t n_rails, n_qps; /* n_qps: per rail */
     uint8_t rd_atomic_in, rd_atomic_out;
-    uint32_t recv_wr;                 /* final words that a queue pair here can take before it must be read */
+    uint32_t recv_wr; /* final words that a queue pair here can take before it
+                         must be read */
     uint32_t n_regions;
-    uint16_t windows;                 /* ACCEPT: 1: the keys here are 0, and TARGETS bring keys for each run; else 0 */
-    uint16_t rails;                   /* ACCEPT: bit i: this side has a rail i, up or not; OFFER: 0 */
+    uint16_t windows; /* ACCEPT: 1: the keys here are 0, and TARGETS bring keys
+                         for each run; else 0 */
+    uint16_t rails;   /* ACCEPT: bit i: this side has a rail i, up or not; OFFER:
+                         0 */
     uint64_t base, region_bytes;
-    uint64_t probe;                   /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */
+    uint64_t probe; /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */
     uint32_t probe_rkey[TD_XFER_RAILS_MAX];
     struct td_xfer_rail rail[TD_XFER_RAILS_MAX];
     uint32_t rkey[TD_XFER_RKEYS_MAX]; /* only the first n_regions * n_rails travel */
@@ -145,40 +183,45 @@ struct td_xfer_rdma_setup {
 _Static_assert(TD_XFER_RDMA_SETUP_BYTES == 520, "wire: rdma setup");
 _Static_assert(sizeof(struct td_xfer_rdma_setup) <= TD_XFER_PAYLOAD_MAX, "wire: rdma setup");
 
-struct td_xfer_run {                  /* pool blocks [block, block + n) */
+struct td_xfer_run { /* pool blocks [block, block + n) */
     int32_t block, n;
 };
-_Static_assert(sizeof(struct td_xfer_run) * TD_XFER_RUNS_MAX <= TD_XFER_PAYLOAD_MAX, "wire: targets");
-/* What one run takes in TARGETS of a link with n_keys queue pairs whose receiver has windows (0: it has none): the run, then its key for each of them. */
+_Static_assert(sizeof(struct td_xfer_run) * TD_XFER_RUNS_MAX <= TD_XFER_PAYLOAD_MAX,
+               "wire: targets");
+/* What one run takes in TARGETS of a link with n_keys queue pairs whose receiver has windows (0:
+ * it has none): the run, then its key for each of them. */
 #define TD_XFER_RUN_BYTES(n_keys) (sizeof(struct td_xfer_run) + 4 * (size_t)(n_keys))
 
 struct td_xfer_digest {
-    uint32_t block, crc;              /* grant block; CRC32C of its bytes */
+    uint32_t block, crc; /* grant block; CRC32C of its bytes */
 };
-_Static_assert(sizeof(struct td_xfer_digest) * TD_XFER_DIGESTS_MAX <= TD_XFER_PAYLOAD_MAX, "wire: digests");
+_Static_assert(sizeof(struct td_xfer_digest) * TD_XFER_DIGESTS_MAX <= TD_XFER_PAYLOAD_MAX,
+               "wire: digests");
 
 /* Immediate data of a WRITE_WITH_IMM: slot 16, generation 8, attempt 4, kind 4. */
 enum td_xfer_imm_kind { TD_XFER_IMM_FINAL = 1, TD_XFER_IMM_PROBE = 2 };
-static inline uint32_t td_xfer_imm(uint32_t slot, uint32_t generation, uint32_t attempt, enum td_xfer_imm_kind kind)
+static inline uint32_t td_xfer_imm(uint32_t slot, uint32_t generation, uint32_t attempt,
+                                   enum td_xfer_imm_kind kind)
 {
     return slot << 16 | (generation & 0xff) << 8 | (attempt & 0xf) << 4 | (uint32_t)kind;
 }
 
-/* The grant blob: what a sender needs to reach one slot. It carries the key, so it travels only over authenticated channels and is never logged. */
+/* The grant blob: what a sender needs to reach one slot. It carries the key, so it travels only
+ * over authenticated channels and is never logged. */
 struct td_xfer_grant_blob {
-    uint32_t magic;       /* "TDG1" */
+    uint32_t magic; /* "TDG1" */
     uint16_t version, bytes;
-    uint32_t crc;         /* CRC32C of the blob with this field 0 */
+    uint32_t crc; /* CRC32C of the blob with this field 0 */
     uint32_t slot, generation;
     int32_t n_blocks;
     uint64_t incarnation, layout_hash, block_bytes;
-    uint16_t port;        /* 0: no tcp */
-    uint8_t path;         /* enum td_xfer_path: what the receiver allows */
-    uint8_t has_rdma;     /* 1: it has RDMA devices */
-    uint8_t tls;          /* 1: its port speaks TLS */
-    uint8_t device;       /* 1: its pool lies in device memory */
-    uint8_t secret;       /* 1: it talks to those alone who prove the cluster secret */
-    uint8_t reserved;     /* 0 */
+    uint16_t port;    /* 0: no tcp */
+    uint8_t path;     /* enum td_xfer_path: what the receiver allows */
+    uint8_t has_rdma; /* 1: it has RDMA devices */
+    uint8_t tls;      /* 1: its port speaks TLS */
+    uint8_t device;   /* 1: its pool lies in device memory */
+    uint8_t secret;   /* 1: it talks to those alone who prove the cluster secret */
+    uint8_t reserved; /* 0 */
     uint8_t key[TD_XFER_KEY_BYTES], proof[TD_XFER_KEY_BYTES];
     char host[TD_XFER_HOST_MAX];     /* numeric address */
     char shm_name[TD_XFER_NAME_MAX]; /* abstract unix socket without its leading NUL; "" = no shm */
@@ -189,17 +232,24 @@ _Static_assert(sizeof(struct td_xfer_grant_blob) <= TD_XFER_BLOB_MAX, "wire: gra
 
 /* Fills magic, version and crc and copies the header out. */
 void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64]);
-/* TD_ERR_CORRUPT with the field's name: magic, version, crc, type, reserved fields, length against the type's bound. */
-td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame, struct td_err *err);
+/* TD_ERR_CORRUPT with the field's name: magic, version, crc, type, reserved fields, length
+ * against the type's bound. */
+td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame,
+                               struct td_err *err);
 
 void td_xfer_grant_encode(struct td_xfer_grant_blob *grant, uint8_t *ret_bytes);
-td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes, struct td_xfer_grant_blob *ret_grant, struct td_err *err);
+td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes,
+                               struct td_xfer_grant_blob *ret_grant, struct td_err *err);
 
-/* Checks everything in a setup that does not depend on this side. needs_keys: it is an ACCEPT. TD_ERR_CORRUPT with the field's name. */
-td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys, struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
+/* Checks everything in a setup that does not depend on this side. needs_keys: it is an ACCEPT.
+ * TD_ERR_CORRUPT with the field's name. */
+td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys,
+                                    struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
 
-/* Runs of a TARGETS and, run by run, n_keys keys of each. TD_ERR_CORRUPT: the length does not fit. What runs say is checked by the core. */
-td_status td_xfer_targets_decode(const uint8_t *bytes, uint32_t n_bytes, uint32_t n_keys, struct td_xfer_run ret_runs[TD_XFER_RUNS_MAX],
+/* Runs of a TARGETS and, run by run, n_keys keys of each. TD_ERR_CORRUPT: the length does not
+ * fit. What runs say is checked by the core. */
+td_status td_xfer_targets_decode(const uint8_t *bytes, uint32_t n_bytes, uint32_t n_keys,
+                                 struct td_xfer_run ret_runs[TD_XFER_RUNS_MAX],
                                  uint32_t ret_keys[TD_XFER_PAYLOAD_MAX / 4], int32_t *ret_n);
 
 /* True iff equal; the time does not depend on where they differ. */

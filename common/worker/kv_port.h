@@ -1,6 +1,8 @@
-/* kv_port.h - how a KV port is set up: its sockets, who may come, RDMA. The options and what they mean in terms of common/transfer.
+/* kv_port.h - how a KV port is set up: its sockets, who may come, RDMA. The options and what they
+ * mean in terms of common/transfer.
  *
- * Why here: workers and `tandem doctor` take the same options, so that what doctor measures is what workers will do. */
+ * Why here: workers and `tandem doctor` take the same options, so that what doctor measures is
+ * what workers will do. */
 #ifndef TD_WORKER_KV_PORT_H
 #define TD_WORKER_KV_PORT_H
 
@@ -16,40 +18,54 @@
 
 struct td_kv_port_config {
     const char *transfer_zerocopy, *rdma_devices, *rdma_gpu_flush, *kv_tls, *kv_tls_peer_name;
-    int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail, rdma_timeout, rdma_traffic_class, rdma_service_level,
-        rdma_srq_peers;
+    int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail,
+        rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
     bool rdma_pull, rdma_windows;
 };
 
 /* The rows; M: the struct td_kv_port_config inside of S. */
-#define TD_KV_PORT_OPTIONS(S, M)                                                                                                              \
-    {"transfer_port", TD_OPT_I64, "0", 0, 65535, NULL, offsetof(S, M.transfer_port), "KV data port; 0 = any"},                               \
-    {"transfer_lanes", TD_OPT_I64, "4", 1, 8, NULL, offsetof(S, M.transfer_lanes), "sockets per KV peer on tcp"},                            \
-    {"transfer_zerocopy", TD_OPT_ENUM, "auto", 0, 0, "auto|off", offsetof(S, M.transfer_zerocopy),                                                   \
-     "tcp to other hosts: the NIC reads the pool itself"},                                                                                           \
-    {"rdma_devices", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.rdma_devices),                                                                        \
-     "RDMA devices in order, e.g. mlx5_0,mlx5_1; rail i talks to rail i; default all"},                                                              \
-    {"rdma_port", TD_OPT_I64, "1", 1, 255, NULL, offsetof(S, M.rdma_port), "port of every RDMA device"},                                     \
-    {"rdma_gid_index", TD_OPT_I64, "-1", -1, 1023, NULL, offsetof(S, M.rdma_gid_index), "GID table entry; -1 = the best by rank (RoCE v2, IPv4)"}, \
-    {"rdma_qps_per_rail", TD_OPT_I64, "0", 0, 4, NULL, offsetof(S, M.rdma_qps_per_rail),                                                             \
-     "queue pairs per device and peer; 0 = 2, or 4 where a port has 800 Gb/s"},                                                                      \
-    {"rdma_timeout", TD_OPT_I64, "16", 1, 31, NULL, offsetof(S, M.rdma_timeout), "local ACK time-out: 4.096 us x 2^N"},                      \
-    {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class), "0 = the port's, else 106 on RoCE v2; -1 = none"}, \
-    {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level), "service level"},                                \
-    {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull),                                                                        \
-     "prefill: decode READs prefix hits itself (its peers may then read the pool)"},                                                                 \
-    {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows),                                                                  \
-     "peers write through memory windows, each grant's own, that end with it"},                                                                      \
-    {"rdma_gpu_flush", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.rdma_gpu_flush),                                              \
-     "pool in a GPU's memory: READ behind the NIC's writes before they are used; auto = as the driver says"},                                \
-    {"rdma_srq_peers", TD_OPT_I64, "64", 1, 65536, NULL, offsetof(S, M.rdma_srq_peers), "shared receive queues from so many peers on"},      \
-    {"kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.kv_tls), "mutual TLS on the KV port; auto = if tls_cert, tls_ca are set"}, \
-    {"kv_tls_peer_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.kv_tls_peer_name),                                                        \
-     "name (or *.suffix, or address) that a KV peer's certificate must hold; empty = any certificate of tls_ca"}
+// clang-format off
+#define TD_KV_PORT_OPTIONS(S, M)                                                                   \
+    {"transfer_port", TD_OPT_I64, "0", 0, 65535, NULL, offsetof(S, M.transfer_port),               \
+     "KV data port; 0 = any"},                                                                     \
+    {"transfer_lanes", TD_OPT_I64, "4", 1, 8, NULL, offsetof(S, M.transfer_lanes),                 \
+     "sockets per KV peer on tcp"},                                                                \
+    {"transfer_zerocopy", TD_OPT_ENUM, "auto", 0, 0, "auto|off", offsetof(S, M.transfer_zerocopy), \
+     "tcp to other hosts: the NIC reads the pool itself"},                                         \
+    {"rdma_devices", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.rdma_devices),                      \
+     "RDMA devices in order, e.g. mlx5_0,mlx5_1; rail i talks to rail i; default all"},            \
+    {"rdma_port", TD_OPT_I64, "1", 1, 255, NULL, offsetof(S, M.rdma_port),                         \
+     "port of every RDMA device"},                                                                 \
+    {"rdma_gid_index", TD_OPT_I64, "-1", -1, 1023, NULL, offsetof(S, M.rdma_gid_index),            \
+     "GID table entry; -1 = the best by rank (RoCE v2, IPv4)"},                                    \
+    {"rdma_qps_per_rail", TD_OPT_I64, "0", 0, 4, NULL, offsetof(S, M.rdma_qps_per_rail),           \
+     "queue pairs per device and peer; 0 = 2, or 4 where a port has 800 Gb/s"},                    \
+    {"rdma_timeout", TD_OPT_I64, "16", 1, 31, NULL, offsetof(S, M.rdma_timeout),                   \
+     "local ACK time-out: 4.096 us x 2^N"},                                                        \
+    {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class),      \
+     "0 = the port's, else 106 on RoCE v2; -1 = none"},                                            \
+    {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level),        \
+     "service level"},                                                                             \
+    {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull),                      \
+     "prefill: decode READs prefix hits itself (its peers may then read the pool)"},               \
+    {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows),                \
+     "peers write through memory windows, each grant's own, that end with it"},                    \
+    {"rdma_gpu_flush", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.rdma_gpu_flush),    \
+     "pool in a GPU's memory: READ behind the NIC's writes before they are used; auto = as "       \
+     "the driver says"},                                                                           \
+    {"rdma_srq_peers", TD_OPT_I64, "64", 1, 65536, NULL, offsetof(S, M.rdma_srq_peers),            \
+     "shared receive queues from so many peers on"},                                               \
+    {"kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.kv_tls),                    \
+     "mutual TLS on the KV port; auto = if tls_cert, tls_ca are set"},                             \
+    {"kv_tls_peer_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.kv_tls_peer_name),              \
+     "name (or *.suffix, or address) that a KV peer's certificate must hold; empty = any "         \
+     "certificate of tls_ca"}
+// clang-format on
 
 struct td_kv_port_files { /* "" = none; NULL = none */
     const char *tls_cert, *tls_key, *tls_ca;
-    const struct td_peer_names *worker_names; /* with TLS: what a peer's certificate must hold. Borrowed until td_xfer_close, as secret */
+    const struct td_peer_names *worker_names; /* with TLS: what a peer's certificate must hold.
+                                                 Borrowed until td_xfer_close, as secret */
     struct td_cluster_secret *secret;
 };
 
@@ -57,19 +73,23 @@ struct td_kv_port_files { /* "" = none; NULL = none */
 struct td_kv_port {
     struct td_xfer_rdma_config rdma;
     struct td_xfer_tls_config tls;
-    bool use_tls;                     /* what other workers must be told */
+    bool use_tls; /* what other workers must be told */
 };
 
 /* "auto", "tcp", "shm", "rdma", "cuda-ipc", as the option's table has made sure. */
 enum td_xfer_path td_kv_port_path(const char *transfer);
 
-/* The provider of RDMA: the one in memory when its variable is set (tests), else libibverbs. Errors, all with the reason why there is none:
- * TD_ERR_UNSUPPORTED (no library, no device), TD_ERR_INVALID (the variable). ret_verbs lives as long as the process. */
+/* The provider of RDMA: the one in memory when its variable is set (tests), else libibverbs.
+ * Errors, all with the reason why there is none: TD_ERR_UNSUPPORTED (no library, no device),
+ * TD_ERR_INVALID (the variable). ret_verbs lives as long as the process. */
 td_status td_kv_port_verbs(const struct td_verbs **ret_verbs, struct td_err *err);
 
-/* Fills path, port, lanes, zero copy, rdma, tls and secret of *ret_config; the rest stays as it is. verbs NULL: no RDMA. Reads no file.
- * TD_ERR_INVALID: options that contradict one another, by name. */
-td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfer, const struct td_kv_port_files *files, const struct td_verbs *verbs,
-                          struct td_kv_port *ret_port, struct td_xfer_config *ret_config, struct td_err *err);
+/* Fills path, port, lanes, zero copy, rdma, tls and secret of *ret_config; the rest stays as it
+ * is. verbs NULL: no RDMA. Reads no file. TD_ERR_INVALID: options that contradict one another,
+ * by name. */
+td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfer,
+                          const struct td_kv_port_files *files, const struct td_verbs *verbs,
+                          struct td_kv_port *ret_port, struct td_xfer_config *ret_config,
+                          struct td_err *err);
 
 #endif

@@ -1,9 +1,11 @@
 /* registry.c - see registry.h.
  *
- *   IDLE --connect--> OPEN (hello sent) --welcome--> WELCOMED --stream ends, keepalive fails--> IDLE (back-off) ...
+ *   IDLE --connect--> OPEN (hello sent) --welcome--> WELCOMED --stream ends, keepalive fails-->
+ *       IDLE (back-off) ...
  *
- * One 20 ms timer drives it: it connects when the back-off is over and sends a snapshot when something changed, or each 200 ms. Losing the
- * router loses no KV: requests of a dead router end by their own calls. */
+ * One 20 ms timer drives it: it connects when the back-off is over and sends a snapshot when
+ * something changed, or each 200 ms. Losing the router loses no KV: requests of a dead router
+ * end by their own calls. */
 #include "common/worker/registry.h"
 
 #include <pthread.h>
@@ -21,7 +23,8 @@
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 2000
 #define WELCOME_MS 10000 /* a router that answers hello with silence for so long is left */
-#define LEAVE_MS 1000   /* at the end: the router answers our half-close within this, or the stream is cancelled */
+/* at the end: the router answers our half-close within this, or the stream is cancelled */
+#define LEAVE_MS 1000
 #define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
 
 struct td_registry {
@@ -33,7 +36,7 @@ struct td_registry {
     bool welcomed, told_drain, stopping, unhealthy;
     uint64_t next_try_ns, backoff_ms, sent_ns, seq, leave_ns, hello_ns;
     Tandem__V1__Snapshot last;
-    struct td_worker_report report;  /* of the snapshot being sent */
+    struct td_worker_report report; /* of the snapshot being sent */
     Tandem__V1__StepReport *step_ptrs[TD_WORKER_MAX_STEPS];
     char model[256];
     pthread_mutex_t lock; /* stopped: destroy waits for it */
@@ -67,10 +70,11 @@ static void send_hello(struct td_registry *r)
     h.max_seqs = (uint32_t)w->cfg.max_seqs;
     h.pid = (uint32_t)getpid();
     h.transfer = (char *)(uintptr_t)w->cfg.transfer;
-    h.kv_tls =
-        (char *)(uintptr_t)(td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_SHM || td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_CUDA_IPC ? ""
-                            : w->use_kv_tls ? "on"
-                            : "off");
+    h.kv_tls = (char *)(uintptr_t)(td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_SHM ||
+                                           td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_CUDA_IPC
+                                       ? ""
+                                   : w->use_kv_tls ? "on"
+                                                   : "off");
     h.node_class = (char *)w->cfg.node_class;
     h.tp = (uint32_t)td_engine_n_ranks(w->engine);
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
@@ -83,7 +87,8 @@ static void send_hello(struct td_registry *r)
     } else {
         h.instance_key = (ProtobufCBinaryData){sizeof w->instance_key, w->instance_key};
     }
-    h.kv_bytes_per_token = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
+    h.kv_bytes_per_token =
+        td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
     m.hello = &h;
@@ -101,7 +106,8 @@ static void send_snapshot(struct td_registry *r, uint64_t now)
     pthread_mutex_unlock(&w->snap_lock);
     struct td_worker_report *p = &r->report;
     s.seq = r->last.seq;
-    bool news = p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &r->last, sizeof s);
+    bool news =
+        p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &r->last, sizeof s);
     if (!news && now - r->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
     s.seq = ++r->seq;
     r->last = s;
@@ -144,8 +150,10 @@ static void refuse_router(struct td_registry *r, struct td_rpc_call *call, const
     leave(r, call);
 }
 
-/* From here on the router's calls are taken: it dials back before it welcomes. Who does not know the secret can make none. */
-static void take_challenge(struct td_registry *r, struct td_rpc_call *call, const ProtobufCBinaryData *nonce)
+/* From here on the router's calls are taken: it dials back before it welcomes. Who does not know
+ * the secret can make none. */
+static void take_challenge(struct td_registry *r, struct td_rpc_call *call,
+                           const ProtobufCBinaryData *nonce)
 {
     struct td_worker *w = r->w;
     Tandem__V1__Hello h = hello_of(w);
@@ -169,13 +177,18 @@ static void take_challenge(struct td_registry *r, struct td_rpc_call *call, cons
     td_rpc_call_send(call, &m.base);
 }
 
-static bool is_our_router(struct td_registry *r, struct td_rpc_call *call, const Tandem__V1__Welcome *welcome)
+static bool is_our_router(struct td_registry *r, struct td_rpc_call *call,
+                          const Tandem__V1__Welcome *welcome)
 {
     struct td_worker *w = r->w;
-    if (!w->id.secret || (w->has_session && td_join_verify_router(w->id.secret, &w->nonces, welcome))) return true;
+    if (!w->id.secret ||
+        (w->has_session && td_join_verify_router(w->id.secret, &w->nonces, welcome)))
+        return true;
     refuse_router(r, call,
-                  welcome->proof.len ? "it does not know this worker's cluster secret: the cluster_secret_file of both must hold the same"
-                                     : "it proves no cluster secret, and this worker has one: start the router with --cluster-secret-file");
+                  welcome->proof.len ? "it does not know this worker's cluster secret: the "
+                                       "cluster_secret_file of both must hold the same"
+                                     : "it proves no cluster secret, and this worker has one: "
+                                       "start the router with --cluster-secret-file");
     return false;
 }
 
@@ -197,7 +210,8 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         td_info("registered", "router=%s", r->w->cfg.router);
     } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT) {
         char q[600];
-        td_error("registration_rejected", "router=%s reason=%s action=retry", r->w->cfg.router, td_log_quote(q, sizeof q, m->reject->reason));
+        td_error("registration_rejected", "router=%s reason=%s action=retry", r->w->cfg.router,
+                 td_log_quote(q, sizeof q, m->reject->reason));
         leave(r, call);
     }
 }
@@ -217,8 +231,9 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result
     struct td_registry *r = user;
     char q[600];
     if (!r->stopping && (r->welcomed || r->backoff_ms == BACKOFF_MIN_MS))
-        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", r->w->cfg.router, (int)result->code,
-                td_log_quote(q, sizeof q, result->details), (unsigned long long)r->backoff_ms);
+        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", r->w->cfg.router,
+                (int)result->code, td_log_quote(q, sizeof q, result->details),
+                (unsigned long long)r->backoff_ms);
     r->call = NULL;
     r->welcomed = r->told_drain = false;
     r->next_try_ns = td_deadline_after_ms(td_now_ns(), r->backoff_ms);
@@ -226,10 +241,12 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result
     if (r->stopping) stop_done(r);
 }
 
-static const struct td_rpc_client_method join_method = {"/tandem.v1.Registry/Join", &tandem__v1__router_message__descriptor, true};
+static const struct td_rpc_client_method join_method = {
+    "/tandem.v1.Registry/Join", &tandem__v1__router_message__descriptor, true};
 static const struct td_rpc_handler join_handler = {on_message, on_done};
 
-/* Health means progress: an engine loop that stopped turning is reported, whatever the port says. */
+/* Health means progress: an engine loop that stopped turning is reported, whatever the port
+ * says. */
 static void check_progress(struct td_registry *r, uint64_t now)
 {
     struct td_worker *w = r->w;
@@ -238,8 +255,10 @@ static void check_progress(struct td_registry *r, uint64_t now)
     if (stuck == r->unhealthy) return;
     r->unhealthy = stuck;
     td_rpc_server_set_serving(w->server, !stuck);
-    if (stuck) td_error("engine_stuck", "no_turn_ms=%d action=health_not_serving", STUCK_MS);
-    else td_info("engine_moves", "action=health_serving");
+    if (stuck)
+        td_error("engine_stuck", "no_turn_ms=%d action=health_not_serving", STUCK_MS);
+    else
+        td_info("engine_moves", "action=health_serving");
 }
 
 static void on_tick(void *arg)
@@ -256,18 +275,21 @@ static void on_tick(void *arg)
     }
     if (!r->call) {
         if (now < r->next_try_ns) return;
-        r->call = td_rpc_call_start(r->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, r);
+        r->call =
+            td_rpc_call_start(r->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, r);
         r->sent_ns = 0;
         r->hello_ns = now;
         send_hello(r);
     }
     if (!r->welcomed && now > r->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(r->call);
     if (atomic_load(&r->w->draining) && !r->told_drain) send_drain(r);
-    /* Before the welcome, blocks have a former router's names. A worker that makes no progress falls silent: the router moves its requests. */
+    /* Before the welcome, blocks have a former router's names. A worker that makes no progress
+       falls silent: the router moves its requests. */
     if (r->welcomed && !r->unhealthy) send_snapshot(r, now);
 }
 
-td_status td_registry_create(struct td_worker *w, struct td_registry **ret_registry, struct td_err *err)
+td_status td_registry_create(struct td_worker *w, struct td_registry **ret_registry,
+                             struct td_err *err)
 {
     struct td_registry *r = calloc(1, sizeof *r);
     if (!r) return td_fail(err, TD_ERR_NOMEM, "registry: out of memory");
@@ -280,8 +302,10 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
     const char *path = real ? real : dir, *slash = strrchr(path, '/');
     snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
     free(real);
-    struct td_rpc_channel_config c = {
-        .loop = w->loop, .target = w->cfg.router, .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1, .tls = w->use_tls ? &w->tls : NULL};
+    struct td_rpc_channel_config c = {.loop = w->loop,
+                                      .target = w->cfg.router,
+                                      .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1,
+                                      .tls = w->use_tls ? &w->tls : NULL};
     td_status s = td_rpc_channel_create(&c, &r->channel, err);
     if (s) {
         free(r);

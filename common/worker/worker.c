@@ -2,13 +2,16 @@
  *
  * Request states and who moves them (engine thread):
  *
- *   accept -> WAITING --role.admit--> IMPORT (decode, remote prefill) --SLOT_READY--> RUNNING --last token--> OVER
+ *   accept -> WAITING --role.admit--> IMPORT (decode, remote prefill) --SLOT_READY--> RUNNING
+ *       --last token--> OVER
  *                |                \-> RUNNING (prefill, local prefill) --preempt--> WAITING
  *                |                        \--prefill done--> SENDING --OP_DONE--> OVER
- *                \--- cancel, deadline, error, hand-over: td_worker_end ---> RETIRING (a transfer must let go) --terminal event--> OVER
+ *                \--- cancel, deadline, error, hand-over: td_worker_end ---> RETIRING (a transfer
+ *                    must let go) --terminal event--> OVER
  *   OVER + the call's end = freed.
  *
- * Invariants: (1) a req in RETIRING or with xfer_live keeps its blocks; (2) a req is in at most one of the lists waiting, running;
+ * Invariants: (1) a req in RETIRING or with xfer_live keeps its blocks; (2) a req is in at most one
+ * of the lists waiting, running;
  * (3) n_live counts reqs from accept to free, so 0 means that every pool is back to empty. */
 #include "common/worker/worker.h"
 
@@ -33,9 +36,10 @@
 #include "kernels/device.h"
 
 #define ADMIT_AGAIN_MS 50
-#define STOP_BOUND_MS 5000 /* after drain: calls get their status and end within this, or are cancelled */
+/* after drain: calls get their status and end within this, or are cancelled */
+#define STOP_BOUND_MS 5000
 
-/* ---- mail: rpc thread -> engine thread ------------------------------------------------------------------------------------------------ */
+/* ---- mail: rpc thread -> engine thread ------------------------------------------------------- */
 
 static void mail_post(struct td_worker *w, struct td_mail *m)
 {
@@ -57,31 +61,46 @@ static struct td_mail *mail_take_all(struct td_worker *w)
     return m;
 }
 
-/* ---- accepting, on the rpc thread ------------------------------------------------------------------------------------------------------ */
+/* ---- accepting, on the rpc thread ------------------------------------------------------------ */
 
-static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem__V1__Sequence *in, struct td_err *err)
+static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem__V1__Sequence *in,
+                          struct td_err *err)
 {
     const Tandem__V1__SamplingSpec *p = in->sampling;
     if (!p) return td_fail(err, TD_ERR_INVALID, "seq.sampling is missing");
-    if (in->n_tokens > INT32_MAX) return td_fail(err, TD_ERR_INVALID, "seq.tokens has %zu ids, limit %d", in->n_tokens, INT32_MAX);
+    if (in->n_tokens > INT32_MAX)
+        return td_fail(err, TD_ERR_INVALID, "seq.tokens has %zu ids, limit %d", in->n_tokens,
+                       INT32_MAX);
     if (in->n_tokens > 0 && in->n_prompt > in->n_tokens)
-        return td_fail(err, TD_ERR_INVALID, "n_prompt is %u, must be 1..%zu", in->n_prompt, in->n_tokens);
+        return td_fail(err, TD_ERR_INVALID, "n_prompt is %u, must be 1..%zu", in->n_prompt,
+                       in->n_tokens);
     if (p->n_logit_bias > TD_MAX_LOGIT_BIAS)
-        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d", p->n_logit_bias, TD_MAX_LOGIT_BIAS);
+        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
+                       p->n_logit_bias, TD_MAX_LOGIT_BIAS);
     if (p->n_stop_token_ids > TD_MAX_STOP_TOKENS)
-        return td_fail(err, TD_ERR_INVALID, "sampling.stop_token_ids has %zu ids, limit %d", p->n_stop_token_ids, TD_MAX_STOP_TOKENS);
+        return td_fail(err, TD_ERR_INVALID, "sampling.stop_token_ids has %zu ids, limit %d",
+                       p->n_stop_token_ids, TD_MAX_STOP_TOKENS);
     struct td_logit_bias bias[TD_MAX_LOGIT_BIAS];
-    for (size_t i = 0; i < p->n_logit_bias; i++) bias[i] = (struct td_logit_bias){p->logit_bias[i]->token, p->logit_bias[i]->bias};
-    struct td_sampling s = {.temperature = p->temperature, .top_k = p->top_k, .top_p = p->top_p, .min_p = p->min_p,
-                            .repetition_penalty = p->repetition_penalty, .presence_penalty = p->presence_penalty,
-                            .frequency_penalty = p->frequency_penalty, .seed = p->seed, .n_logprobs = p->n_logprobs,
-                            .logit_bias = bias, .n_logit_bias = (int32_t)p->n_logit_bias};
+    for (size_t i = 0; i < p->n_logit_bias; i++)
+        bias[i] = (struct td_logit_bias){p->logit_bias[i]->token, p->logit_bias[i]->bias};
+    struct td_sampling s = {.temperature = p->temperature,
+                            .top_k = p->top_k,
+                            .top_p = p->top_p,
+                            .min_p = p->min_p,
+                            .repetition_penalty = p->repetition_penalty,
+                            .presence_penalty = p->presence_penalty,
+                            .frequency_penalty = p->frequency_penalty,
+                            .seed = p->seed,
+                            .n_logprobs = p->n_logprobs,
+                            .logit_bias = bias,
+                            .n_logit_bias = (int32_t)p->n_logit_bias};
     seq->request = in->request;
     seq->order = in->order ? in->order : in->request;
     seq->attempt = in->attempt;
     seq->priority = in->priority;
     if (in->cache_salt.len && in->cache_salt.len != TD_PREFIX_SALT_BYTES)
-        return td_fail(err, TD_ERR_INVALID, "seq.cache_salt has %zu bytes, must have 0 or %d", in->cache_salt.len, TD_PREFIX_SALT_BYTES);
+        return td_fail(err, TD_ERR_INVALID, "seq.cache_salt has %zu bytes, must have 0 or %d",
+                       in->cache_salt.len, TD_PREFIX_SALT_BYTES);
     if (in->cache_salt.len) {
         const uint8_t *b = in->cache_salt.data;
         for (int i = 0; i < 8; i++) {
@@ -89,26 +108,29 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
             seq->salt.hi |= (uint64_t)b[8 + i] << 8 * i;
         }
     }
-    return td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens, (int32_t)in->n_prompt, &s, p->stop_token_ids,
+    return td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens,
+                             (int32_t)in->n_prompt, &s, p->stop_token_ids,
                              (int32_t)p->n_stop_token_ids, p->max_tokens, err);
 }
 
-static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code, const char *details)
+static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code,
+                             const char *details)
 {
     atomic_fetch_add(&w->calls_refused, 1);
     td_rpc_call_finish(call, code, details, NULL, 0);
     return NULL;
 }
 
-/* ---- who calls ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- who calls ------------------------------------------------------------------------------- */
 
-static void refuse_stranger(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code, const char *why)
+static void refuse_stranger(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code,
+                            const char *why)
 {
     uint32_t n_dropped;
     td_rpc_call_finish(call, code, why, NULL, 0);
     if (td_log_pace_due(&w->stranger_pace, &n_dropped))
-        td_warn("call_refused", "peer=%s method=%s code=%d dropped=%u reason=\"%s\"", td_rpc_call_peer(call), td_rpc_call_path(call), (int)code,
-                n_dropped, why);
+        td_warn("call_refused", "peer=%s method=%s code=%d dropped=%u reason=\"%s\"",
+                td_rpc_call_peer(call), td_rpc_call_path(call), (int)code, n_dropped, why);
 }
 
 void td_worker_on_open(struct td_rpc_call *call, void *ctx)
@@ -117,31 +139,42 @@ void td_worker_on_open(struct td_rpc_call *call, void *ctx)
     struct td_call_proof proof;
     const char *text, *why;
     if (w->id.routers && !td_rpc_call_peer_verified(call)) {
-        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED, "this worker takes calls of the router only: the caller shows no certificate");
+        refuse_stranger(
+            w, call, GRPC_STATUS_UNAUTHENTICATED,
+            "this worker takes calls of the router only: the caller shows no certificate");
     } else if (w->id.routers && !td_identity_peer_is(call, w->id.routers)) {
         refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED,
-                        "this worker takes calls of the router only: no name in the caller's certificate is one of tls_router_names");
+                        "this worker takes calls of the router only: no name in the caller's "
+                        "certificate is one of tls_router_names");
     } else if (!w->id.secret) {
         return;
     } else if (!(text = td_rpc_call_metadata(call, TD_CALL_PROOF_KEY))) {
         refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
-                        "this worker wants a proof of the cluster secret with each call: only the router that it has joined can make one");
+                        "this worker wants a proof of the cluster secret with each call: only the "
+                        "router that it has joined can make one");
     } else if (!w->has_session) {
-        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED, "this worker has joined no router since it started");
+        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
+                        "this worker has joined no router since it started");
     } else if (td_call_proof_parse(text, &proof)) {
-        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED, "metadata " TD_CALL_PROOF_KEY " is not a proof of this version");
-    } else if (!td_call_proof_check(w->id.secret, &w->nonces, &w->replay, td_rpc_call_path(call), &proof, &why)) {
+        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
+                        "metadata " TD_CALL_PROOF_KEY " is not a proof of this version");
+    } else if (!td_call_proof_check(w->id.secret, &w->nonces, &w->replay, td_rpc_call_path(call),
+                                    &proof, &why)) {
         refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED, why);
     }
 }
 
 /* What was proved is for these numbers. */
-static bool is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t request, uint32_t attempt)
+static bool is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t request,
+                      uint32_t attempt)
 {
     struct td_call_proof proof;
     const char *text = td_rpc_call_metadata(call, TD_CALL_PROOF_KEY);
-    if (!w->id.secret || (text && !td_call_proof_parse(text, &proof) && proof.request == request && proof.attempt == attempt)) return true;
-    refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED, "the proof is for another request or attempt than the call");
+    if (!w->id.secret || (text && !td_call_proof_parse(text, &proof) && proof.request == request &&
+                          proof.attempt == attempt))
+        return true;
+    refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED,
+                    "the proof is for another request or attempt than the call");
     return false;
 }
 
@@ -150,9 +183,12 @@ void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     struct td_worker *w = ctx;
     const ProtobufCBinaryData key = {sizeof w->instance_key, w->instance_key};
     uint8_t mac[TD_CLUSTER_MAC_BYTES];
-    td_status s = td_instance_prove(w->id.secret, &w->nonces, &key, &((const Tandem__V1__ProveRequest *)msg)->nonce, mac);
+    td_status s = td_instance_prove(w->id.secret, &w->nonces, &key,
+                                    &((const Tandem__V1__ProveRequest *)msg)->nonce, mac);
     if (s) {
-        td_rpc_call_finish(call, td_rpc_code(s), "nonce must have 32 bytes, and this program must have libcrypto", NULL, 0);
+        td_rpc_call_finish(call, td_rpc_code(s),
+                           "nonce must have 32 bytes, and this program must have libcrypto", NULL,
+                           0);
         return;
     }
     Tandem__V1__ProveResponse out = TANDEM__V1__PROVE_RESPONSE__INIT;
@@ -161,22 +197,33 @@ void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
 }
 
-struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *in, bool local_prefill,
+struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call,
+                                const Tandem__V1__Sequence *in, bool local_prefill,
                                 const ProtobufCBinaryData *grant, uint32_t n_skip_blocks)
 {
     struct td_err err = {0};
     if (in && !is_proved(w, call, in->request, in->attempt)) return NULL;
-    if (atomic_load(&w->draining)) return refuse(w, call, GRPC_STATUS_UNAVAILABLE, "this worker is draining; send the request to another");
+    if (atomic_load(&w->draining))
+        return refuse(w, call, GRPC_STATUS_UNAVAILABLE,
+                      "this worker is draining; send the request to another");
     if (!in) return refuse(w, call, GRPC_STATUS_INVALID_ARGUMENT, "seq is missing");
     struct td_seq *seq = td_engine_seq_get(w->engine);
-    if (!seq) return refuse(w, call, GRPC_STATUS_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker");
+    if (!seq)
+        return refuse(w, call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                      "max_seqs requests are live on this worker");
     td_status s = seq_fill(w, seq, in, &err);
     struct td_req *r = &w->reqs[seq->index];
-    *r = (struct td_req){.seq = seq, .call = call, .state = TD_REQ_WAITING, .local_prefill = local_prefill, .n_skip = n_skip_blocks,
-                         .n_sent = n_skip_blocks, .arrived_ns = td_now_ns()};
+    *r = (struct td_req){.seq = seq,
+                         .call = call,
+                         .state = TD_REQ_WAITING,
+                         .local_prefill = local_prefill,
+                         .n_skip = n_skip_blocks,
+                         .n_sent = n_skip_blocks,
+                         .arrived_ns = td_now_ns()};
     if (!s && grant && grant->len) {
         r->grant.data = malloc(grant->len);
-        if (!r->grant.data) s = td_fail(&err, TD_ERR_AGAIN, "no memory for a grant of %zu bytes", grant->len);
+        if (!r->grant.data)
+            s = td_fail(&err, TD_ERR_AGAIN, "no memory for a grant of %zu bytes", grant->len);
         else {
             memcpy(r->grant.data, grant->data, grant->len);
             r->grant.len = grant->len;
@@ -228,7 +275,7 @@ void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     (void)ctx;
 }
 
-/* ---- lists ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 static bool seq_before(const struct td_seq *a, const struct td_seq *b)
 {
@@ -245,16 +292,20 @@ static void waiting_insert(struct td_worker *w, struct td_req *r)
     r->prev = prev;
     r->next = at;
     if (at) at->prev = r;
-    if (prev) prev->next = r;
-    else w->waiting = r;
+    if (prev)
+        prev->next = r;
+    else
+        w->waiting = r;
     r->state = TD_REQ_WAITING;
     w->n_waiting++;
 }
 
 static void waiting_remove(struct td_worker *w, struct td_req *r)
 {
-    if (r->prev) r->prev->next = r->next;
-    else w->waiting = r->next;
+    if (r->prev)
+        r->prev->next = r->next;
+    else
+        w->waiting = r->next;
     if (r->next) r->next->prev = r->prev;
     r->prev = r->next = NULL;
     w->n_waiting--;
@@ -283,11 +334,12 @@ void td_worker_unset_running(struct td_worker *w, struct td_req *r)
     int32_t i = 0;
     while (i < w->n_running && w->running[i] != r->seq) i++;
     TD_ASSERT(i < w->n_running);
-    memmove(w->running + i, w->running + i + 1, (size_t)(w->n_running - i - 1) * sizeof *w->running);
+    memmove(w->running + i, w->running + i + 1,
+            (size_t)(w->n_running - i - 1) * sizeof *w->running);
     w->n_running--;
 }
 
-/* ---- the end of a request -------------------------------------------------------------------------------------------------------------- */
+/* ---- the end of a request -------------------------------------------------------------------- */
 
 static void maybe_free(struct td_worker *w, struct td_req *r)
 {
@@ -298,8 +350,10 @@ static void maybe_free(struct td_worker *w, struct td_req *r)
     td_rpc_call_unref(r->call);
     r->call = NULL;
     r->state = TD_REQ_FREE;
-    if (r->live_prev) r->live_prev->live_next = r->live_next;
-    else w->live = r->live_next;
+    if (r->live_prev)
+        r->live_prev->live_next = r->live_next;
+    else
+        w->live = r->live_next;
     if (r->live_next) r->live_next->live_prev = r->live_prev;
     struct td_seq *seq = r->seq;
     td_engine_seq_put(w->engine, seq);
@@ -313,7 +367,8 @@ static void give_back(struct td_worker *w, struct td_req *r)
     maybe_free(w, r);
 }
 
-static void end_with(struct td_worker *w, struct td_req *r, grpc_status_code code, const char *details)
+static void end_with(struct td_worker *w, struct td_req *r, grpc_status_code code,
+                     const char *details)
 {
     if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
     if (!r->finished) td_rpc_call_finish(r->call, code, details, NULL, 0);
@@ -327,9 +382,15 @@ static void end_with(struct td_worker *w, struct td_req *r, grpc_status_code cod
     give_back(w, r);
 }
 
-void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details) { end_with(w, r, td_rpc_code(status), details); }
+void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details)
+{
+    end_with(w, r, td_rpc_code(status), details);
+}
 
-void td_worker_finish_ok(struct td_worker *w, struct td_req *r) { end_with(w, r, GRPC_STATUS_OK, NULL); }
+void td_worker_finish_ok(struct td_worker *w, struct td_req *r)
+{
+    end_with(w, r, GRPC_STATUS_OK, NULL);
+}
 
 void td_worker_xfer_over(struct td_worker *w, struct td_req *r)
 {
@@ -354,8 +415,10 @@ static void take_mail(struct td_worker *w)
         case TD_MAIL_ENDED:
             r->call_ended = true;
             r->finished = true; /* the call is gone: there is nobody to tell */
-            if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) maybe_free(w, r);
-            else end_with(w, r, GRPC_STATUS_CANCELLED, "call cancelled");
+            if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING)
+                maybe_free(w, r);
+            else
+                end_with(w, r, GRPC_STATUS_CANCELLED, "call cancelled");
             break;
         case TD_MAIL_ABORT:
             for (struct td_req *q = w->live, *q_next; q; q = q_next) {
@@ -369,7 +432,7 @@ static void take_mail(struct td_worker *w)
     }
 }
 
-/* ---- the step loop --------------------------------------------------------------------------------------------------------------------- */
+/* ---- the step loop --------------------------------------------------------------------------- */
 
 /* A path that could not be had is never silent: the operator asked for it by having the devices. */
 static void log_path(const struct td_xfer_event *ev)
@@ -377,9 +440,13 @@ static void log_path(const struct td_xfer_event *ev)
     char q[200];
     td_log_quote(q, sizeof q, ev->reason);
     const char *path = td_xfer_path_name(ev->path);
-    if (ev->kind == TD_XFER_PEER_REFUSED) td_warn("kv_peer_refused", "path=%s reason=%s others=%u action=close", path, q, ev->id);
-    else if (ev->status == TD_OK) td_info("kv_path", "path=%s reason=%s", path, q);
-    else td_warn("kv_path_failed", "path=%s status=%s reason=%s action=next_path", path, td_status_name(ev->status), q);
+    if (ev->kind == TD_XFER_PEER_REFUSED)
+        td_warn("kv_peer_refused", "path=%s reason=%s others=%u action=close", path, q, ev->id);
+    else if (ev->status == TD_OK)
+        td_info("kv_path", "path=%s reason=%s", path, q);
+    else
+        td_warn("kv_path_failed", "path=%s status=%s reason=%s action=next_path", path,
+                td_status_name(ev->status), q);
 }
 
 static void take_xfer_events(struct td_worker *w)
@@ -399,13 +466,15 @@ static int32_t room(struct td_worker *w)
     return st.n_free + st.n_cached - w->n_running;
 }
 
-/* The head that found no room is not asked again before there is more (asking walks its whole prompt through the prefix cache, and this runs between
- * decode steps); or after a while, for somebody may have published a prefix of it meanwhile. */
+/* The head that found no room is not asked again before there is more (asking walks its whole
+ * prompt through the prefix cache, and this runs between decode steps); or after a while, for
+ * somebody may have published a prefix of it meanwhile. */
 static void admit_waiting(struct td_worker *w)
 {
     struct td_req *r;
     while ((r = w->waiting) && w->n_running < w->cfg.max_seqs) {
-        if (r == w->refused.req && room(w) <= w->refused.room && td_now_ns() < w->refused.again_ns) return;
+        if (r == w->refused.req && room(w) <= w->refused.room && td_now_ns() < w->refused.again_ns)
+            return;
         waiting_remove(w, r);
         r->state = TD_REQ_IMPORT; /* on no list while the role decides */
         td_status s = w->role->admit(w, r);
@@ -438,8 +507,10 @@ static Tandem__V1__StepReport step_report(const struct td_worker *w, int32_t n_i
     return r;
 }
 
-/* A busy worker's step lasts from the end of the one before: what happens between two steps is part of every token's time. */
-static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint64_t start_ns, uint64_t end_ns)
+/* A busy worker's step lasts from the end of the one before: what happens between two steps is
+ * part of every token's time. */
+static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint64_t start_ns,
+                      uint64_t end_ns)
 {
     uint64_t us = (end_ns - (w->last_step_ns ? w->last_step_ns : start_ns)) / TD_NS_PER_US;
     report->wall_us = us > UINT32_MAX ? UINT32_MAX : (uint32_t)us;
@@ -449,7 +520,8 @@ static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint6
     pthread_mutex_unlock(&w->snap_lock);
 }
 
-/* The others hold parts of the model and of every sequence's KV: without one of them this worker is nothing. Its requests move as from any dead worker. */
+/* The others hold parts of the model and of every sequence's KV: without one of them this worker
+ * is nothing. Its requests move as from any dead worker. */
 static _Noreturn void ranks_lost(const struct td_err *err)
 {
     char q[300];
@@ -457,13 +529,15 @@ static _Noreturn void ranks_lost(const struct td_err *err)
     _exit(1);
 }
 
-/* Without its device a worker has no KV and will have none: it takes no more requests, tells the router with the registry's next tick, ends what it
- * holds so that the router moves it, and the main thread ends the process. */
+/* Without its device a worker has no KV and will have none: it takes no more requests, tells the
+ * router with the registry's next tick, ends what it holds so that the router moves it, and the
+ * main thread ends the process. */
 static void device_lost(struct td_worker *w, const char *msg)
 {
     char q[TD_ERR_MSG_MAX + 8];
     if (atomic_exchange(&w->device_lost, true)) return;
-    td_error("device_lost", "live=%u msg=%s action=leave", atomic_load(&w->n_live), td_log_quote(q, sizeof q, msg));
+    td_error("device_lost", "live=%u msg=%s action=leave", atomic_load(&w->n_live),
+             td_log_quote(q, sizeof q, msg));
     atomic_store(&w->draining, true);
     atomic_store(&w->hand_over, true); /* the loop's next turn, and every one after it */
     kill(getpid(), SIGTERM);
@@ -472,7 +546,8 @@ static void device_lost(struct td_worker *w, const char *msg)
 static bool step(struct td_worker *w)
 {
     int32_t n_preempted = 0;
-    int32_t n = td_engine_plan(w->engine, w->running, w->n_running, w->items, w->preempted, &n_preempted);
+    int32_t n =
+        td_engine_plan(w->engine, w->running, w->n_running, w->items, w->preempted, &n_preempted);
     w->preemptions += (uint64_t)n_preempted;
     w->n_running -= n_preempted; /* preempted ones were at the end of the list */
     for (int32_t i = 0; i < n_preempted; i++) waiting_insert(w, w->preempted[i]->owner);
@@ -482,8 +557,10 @@ static bool step(struct td_worker *w)
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
         if (!r->first_run_ns) r->first_run_ns = start;
-        if (w->items[i].seq->phase == TD_SEQ_PREFILL) w->prefill_tokens += (uint64_t)w->items[i].n_new;
-        else w->decode_tokens++;
+        if (w->items[i].seq->phase == TD_SEQ_PREFILL)
+            w->prefill_tokens += (uint64_t)w->items[i].n_new;
+        else
+            w->decode_tokens++;
     }
     td_fault_point("step_begun");
     struct td_err err = {0};
@@ -497,59 +574,94 @@ static bool step(struct td_worker *w)
         return true;
     }
     if (s) {
-        td_error("step_failed", "items=%d status=%s msg=\"%s\" action=fail_batch", n, td_status_name(s), err.msg);
-        for (int32_t i = 0; i < n; i++) td_worker_end(w, w->items[i].seq->owner, TD_ERR_INTERNAL, err.msg);
+        td_error("step_failed", "items=%d status=%s msg=\"%s\" action=fail_batch", n,
+                 td_status_name(s), err.msg);
+        for (int32_t i = 0; i < n; i++)
+            td_worker_end(w, w->items[i].seq->owner, TD_ERR_INTERNAL, err.msg);
         return true;
     }
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
         if (w->items[i].status)
-            td_worker_end(w, r, TD_ERR_INTERNAL, "the model gave no finite logit for this sequence");
+            td_worker_end(w, r, TD_ERR_INTERNAL,
+                          "the model gave no finite logit for this sequence");
         else
             w->role->stepped(w, r, &w->items[i], start, end);
     }
     return true;
 }
 
-/* Registered at boot, set by the engine thread from the same numbers as the snapshot. Totals are kept here, so a counter gets the difference. */
+/* Registered at boot, set by the engine thread from the same numbers as the snapshot. Totals are
+ * kept here, so a counter gets the difference. */
 static struct {
-    struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens, *prefix_queries, *prefix_hits, *sent, *received, *steps;
-    struct td_metric *peers[TD_XFER_N_PATHS], *path_bytes[TD_XFER_N_PATHS], *fallbacks, *fenced, *digest_ok, *digest_bad, *rail_errors;
-    struct td_metric *windows, *wide, *evicted, *flushes, *bad_frames, *refused_peers, *stale_frames;
+    struct td_metric *kv_usage, *running, *waiting, *preemptions, *prompt_tokens, *output_tokens,
+        *prefix_queries, *prefix_hits, *sent, *received, *steps;
+    struct td_metric *peers[TD_XFER_N_PATHS], *path_bytes[TD_XFER_N_PATHS], *fallbacks, *fenced,
+        *digest_ok, *digest_bad, *rail_errors;
+    struct td_metric *windows, *wide, *evicted, *flushes, *bad_frames, *refused_peers,
+        *stale_frames;
     uint64_t seen[8], path_seen[TD_XFER_N_PATHS], kv_seen[12];
 } metrics;
 
 static void open_metrics(void)
 {
-    metrics.kv_usage = td_gauge("td_kv_cache_usage_ratio", "", "KV blocks held by live requests over all blocks");
+    metrics.kv_usage =
+        td_gauge("td_kv_cache_usage_ratio", "", "KV blocks held by live requests over all blocks");
     metrics.running = td_gauge("td_num_requests_running", "", "Requests in the step loop");
     metrics.waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for KV blocks");
-    metrics.preemptions = td_counter("td_num_preemptions_total", "", "Sequences thrown out of the KV pool and computed again");
+    metrics.preemptions = td_counter("td_num_preemptions_total", "",
+                                     "Sequences thrown out of the KV pool and computed again");
     metrics.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens computed here");
-    metrics.output_tokens = td_counter("td_generation_tokens_total", "", "Decode steps of sequences, one token each");
-    metrics.prefix_queries = td_counter("td_prefix_cache_queries_total", "", "Tokens looked up in the prefix cache");
-    metrics.prefix_hits = td_counter("td_prefix_cache_hits_total", "", "Tokens found in the prefix cache");
-    metrics.sent = td_counter("td_kv_transfer_bytes_total", "direction=\"sent\"", "KV bytes moved between workers");
-    metrics.received = td_counter("td_kv_transfer_bytes_total", "direction=\"received\"", "KV bytes moved between workers");
+    metrics.output_tokens =
+        td_counter("td_generation_tokens_total", "", "Decode steps of sequences, one token each");
+    metrics.prefix_queries =
+        td_counter("td_prefix_cache_queries_total", "", "Tokens looked up in the prefix cache");
+    metrics.prefix_hits =
+        td_counter("td_prefix_cache_hits_total", "", "Tokens found in the prefix cache");
+    metrics.sent = td_counter("td_kv_transfer_bytes_total", "direction=\"sent\"",
+                              "KV bytes moved between workers");
+    metrics.received = td_counter("td_kv_transfer_bytes_total", "direction=\"received\"",
+                                  "KV bytes moved between workers");
     metrics.steps = td_counter("td_engine_steps_total", "", "Batches run");
-    static const char *const path_label[TD_XFER_N_PATHS] = {"", "path=\"tcp\"", "path=\"shm\"", "path=\"rdma\"", "path=\"cuda-ipc\"",
-                                                             "path=\"shm-staged\""};
+    static const char *const path_label[TD_XFER_N_PATHS] = {"",
+                                                            "path=\"tcp\"",
+                                                            "path=\"shm\"",
+                                                            "path=\"rdma\"",
+                                                            "path=\"cuda-ipc\"",
+                                                            "path=\"shm-staged\""};
     for (int p = TD_XFER_PATH_TCP; p < TD_XFER_N_PATHS; p++) {
-        metrics.peers[p] = td_gauge("td_kv_transfer_peers", path_label[p], "KV connections that stand, by the path chosen");
-        metrics.path_bytes[p] = td_counter("td_kv_transfer_path_bytes_total", path_label[p], "KV bytes sent and received, by path");
+        metrics.peers[p] = td_gauge("td_kv_transfer_peers", path_label[p],
+                                    "KV connections that stand, by the path chosen");
+        metrics.path_bytes[p] = td_counter("td_kv_transfer_path_bytes_total", path_label[p],
+                                           "KV bytes sent and received, by path");
     }
-    metrics.fallbacks = td_counter("td_kv_transfer_fallbacks_total", "", "KV connections that fell back to a worse path");
-    metrics.fenced = td_counter("td_kv_transfer_fenced_total", "", "Grants whose writer was fenced because it could not say that it had retired");
-    metrics.digest_ok = td_counter("td_kv_digest_blocks_total", "", "KV blocks whose digest was compared");
-    metrics.digest_bad = td_counter("td_kv_digest_mismatches_total", "", "KV blocks that differed from what the sender read");
-    metrics.evicted = td_counter("td_kv_transfer_evicted_total", "", "Grants whose writer did not answer and lost its memory windows");
+    metrics.fallbacks = td_counter("td_kv_transfer_fallbacks_total", "",
+                                   "KV connections that fell back to a worse path");
+    metrics.fenced =
+        td_counter("td_kv_transfer_fenced_total", "",
+                   "Grants whose writer was fenced because it could not say that it had retired");
+    metrics.digest_ok =
+        td_counter("td_kv_digest_blocks_total", "", "KV blocks whose digest was compared");
+    metrics.digest_bad = td_counter("td_kv_digest_mismatches_total", "",
+                                    "KV blocks that differed from what the sender read");
+    metrics.evicted = td_counter("td_kv_transfer_evicted_total", "",
+                                 "Grants whose writer did not answer and lost its memory windows");
     metrics.windows = td_counter("td_rdma_windows_total", "", "Memory windows opened for grants");
-    metrics.wide = td_counter("td_rdma_wide_windows_total", "", "Grants whose windows covered blocks of others, for want of enough windows");
-    metrics.flushes = td_counter("td_rdma_gpu_flushes_total", "", "READs behind NICs' writes to GPU memory, one for each rail and round");
-    metrics.rail_errors = td_counter("td_rdma_rail_errors_total", "", "Errors of RDMA devices and their links");
-    metrics.bad_frames = td_counter("td_kv_bad_frames_total", "", "Frames on the KV port that broke the protocol; each ended its connection");
-    metrics.refused_peers = td_counter("td_kv_refused_peers_total", "", "Connections to the KV port that were turned away");
-    metrics.stale_frames = td_counter("td_kv_stale_frames_total", "", "KV frames of grants or attempts that are over; dropped");
+    metrics.wide =
+        td_counter("td_rdma_wide_windows_total", "",
+                   "Grants whose windows covered blocks of others, for want of enough windows");
+    metrics.flushes =
+        td_counter("td_rdma_gpu_flushes_total", "",
+                   "READs behind NICs' writes to GPU memory, one for each rail and round");
+    metrics.rail_errors =
+        td_counter("td_rdma_rail_errors_total", "", "Errors of RDMA devices and their links");
+    metrics.bad_frames =
+        td_counter("td_kv_bad_frames_total", "",
+                   "Frames on the KV port that broke the protocol; each ended its connection");
+    metrics.refused_peers = td_counter("td_kv_refused_peers_total", "",
+                                       "Connections to the KV port that were turned away");
+    metrics.stale_frames = td_counter("td_kv_stale_frames_total", "",
+                                      "KV frames of grants or attempts that are over; dropped");
 }
 
 static void count(struct td_metric *m, uint64_t *seen, uint64_t total)
@@ -558,7 +670,8 @@ static void count(struct td_metric *m, uint64_t *seen, uint64_t total)
     *seen = total;
 }
 
-static void update_metrics(const struct td_worker *w, const struct td_kv_pool_stats *kv, const struct td_xfer_stats *xs)
+static void update_metrics(const struct td_worker *w, const struct td_kv_pool_stats *kv,
+                           const struct td_xfer_stats *xs)
 {
     td_metric_set(metrics.kv_usage, (double)kv->n_held / (double)kv->n_blocks);
     td_metric_set(metrics.running, w->n_running);
@@ -581,7 +694,8 @@ static void update_metrics(const struct td_worker *w, const struct td_kv_pool_st
     count(metrics.digest_bad, &metrics.kv_seen[3], xs->n_digest_mismatches);
     count(metrics.rail_errors, &metrics.kv_seen[4], xs->n_rail_errors);
     if (xs->n_wide_windows && !metrics.kv_seen[6])
-        td_info("rdma_windows_wide", "msg=\"a grant has more pieces than memory windows are free; td_rdma_wide_windows_total counts further ones\"");
+        td_info("rdma_windows_wide", "msg=\"a grant has more pieces than memory windows are free; "
+                                     "td_rdma_wide_windows_total counts further ones\"");
     count(metrics.windows, &metrics.kv_seen[5], xs->n_windows);
     count(metrics.wide, &metrics.kv_seen[6], xs->n_wide_windows);
     count(metrics.evicted, &metrics.kv_seen[7], xs->n_evicted);
@@ -601,7 +715,8 @@ static void update_snapshot(struct td_worker *w)
     uint64_t queued = 0;
     for (struct td_req *r = w->waiting; r; r = r->next) queued += (uint64_t)(r->seq->n_tokens);
     for (int32_t i = 0; i < w->n_running; i++)
-        if (w->running[i]->phase == TD_SEQ_PREFILL) queued += (uint64_t)(w->running[i]->n_tokens - w->running[i]->n_computed);
+        if (w->running[i]->phase == TD_SEQ_PREFILL)
+            queued += (uint64_t)(w->running[i]->n_tokens - w->running[i]->n_computed);
     pthread_mutex_lock(&w->snap_lock);
     Tandem__V1__Snapshot *s = &w->snap;
     s->kv_held = (uint32_t)kv.n_held;
@@ -623,7 +738,8 @@ static void update_snapshot(struct td_worker *w)
         w->report.n_added = w->report.n_evicted = 0;
         w->report.reset = true;
     } else if (w->report.n_added == 0 && w->report.n_evicted == 0) {
-        td_kv_report_take(td_engine_kv(w->engine), TD_WORKER_MAX_BLOCKS, w->report.added, &w->report.n_added, w->report.evicted, &w->report.n_evicted);
+        td_kv_report_take(td_engine_kv(w->engine), TD_WORKER_MAX_BLOCKS, w->report.added,
+                          &w->report.n_added, w->report.evicted, &w->report.n_evicted);
     }
     s->calls_taken = w->calls_taken + atomic_load(&w->calls_refused) - w->calls_base;
     pthread_mutex_unlock(&w->snap_lock);
@@ -634,7 +750,8 @@ static void hand_over_all(struct td_worker *w)
 {
     for (struct td_req *r = w->live, *next; r; r = next) {
         next = r->live_next;
-        td_worker_end(w, r, TD_ERR_PEER, "this worker is draining; the rest of the request belongs elsewhere");
+        td_worker_end(w, r, TD_ERR_PEER,
+                      "this worker is draining; the rest of the request belongs elsewhere");
     }
 }
 
@@ -646,7 +763,8 @@ static void *engine_main(void *arg)
     for (;;) {
         td_doorbell_wait(&w->bell, busy ? 0 : td_deadline_after_ms(td_now_ns(), 100));
         atomic_store(&w->progress_ns, td_now_ns());
-        bool stopping = atomic_load(&w->stopping); /* before the mail is taken: what was posted before it is not lost */
+        bool stopping = atomic_load(&w->stopping); /* before the mail is taken: what was posted
+                                                      before it is not lost */
         take_mail(w);
         take_xfer_events(w);
         if (atomic_load(&w->hand_over)) hand_over_all(w);
@@ -655,12 +773,13 @@ static void *engine_main(void *arg)
         busy = step(w);
         struct td_err err = {0};
         if (!busy) w->last_step_ns = 0;
-        if (!busy && !atomic_load(&w->device_lost) && td_engine_check(w->engine, &err)) ranks_lost(&err);
+        if (!busy && !atomic_load(&w->device_lost) && td_engine_check(w->engine, &err))
+            ranks_lost(&err);
         update_snapshot(w);
     }
 }
 
-/* ---- tokens on the wire ------------------------------------------------------------------------------------------------------------------ */
+/* ---- tokens on the wire ---------------------------------------------------------------------- */
 
 void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const struct td_sampled *s)
 {
@@ -682,18 +801,31 @@ void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const s
     o->msg.logprobs = &o->lp;
 }
 
-/* ---- the daemon's life -------------------------------------------------------------------------------------------------------------------- */
+/* ---- the daemon's life ----------------------------------------------------------------------- */
 
 static void xfer_wake(void *ctx) { td_doorbell_ring(&((struct td_worker *)ctx)->bell); }
 
 static struct td_engine_config engine_config(const struct td_worker_config *c, struct td_comm *comm)
 {
-    return (struct td_engine_config){.model_dir = c->model[0] ? c->model : NULL, .random_config = c->random_weights[0] ? c->random_weights : NULL,
-                                     .dtype = c->dtype, .ops = c->ops, .cpus = c->cpus, .n_threads = (int32_t)c->threads, .kv_memory = c->kv_memory,
-                                     .block_size = (int32_t)c->block_size, .max_seqs = (int32_t)c->max_seqs, .max_batch = (int32_t)c->max_batch,
-                                     .max_model_len = (int32_t)c->max_model_len, .max_step_tokens = (int32_t)c->max_step_tokens,
-                                     .prefix_cache = c->prefix_cache, .shareable_kv = true, .comm = comm, .device = c->device,
-                                     .device_index = (int32_t)c->device_index + td_comm_rank(comm), .deterministic = c->deterministic};
+    return (struct td_engine_config){.model_dir = c->model[0] ? c->model : NULL,
+                                     .random_config =
+                                         c->random_weights[0] ? c->random_weights : NULL,
+                                     .dtype = c->dtype,
+                                     .ops = c->ops,
+                                     .cpus = c->cpus,
+                                     .n_threads = (int32_t)c->threads,
+                                     .kv_memory = c->kv_memory,
+                                     .block_size = (int32_t)c->block_size,
+                                     .max_seqs = (int32_t)c->max_seqs,
+                                     .max_batch = (int32_t)c->max_batch,
+                                     .max_model_len = (int32_t)c->max_model_len,
+                                     .max_step_tokens = (int32_t)c->max_step_tokens,
+                                     .prefix_cache = c->prefix_cache,
+                                     .shareable_kv = true,
+                                     .comm = comm,
+                                     .device = c->device,
+                                     .device_index = (int32_t)c->device_index + td_comm_rank(comm),
+                                     .deterministic = c->deterministic};
 }
 
 /* What cannot be is refused before any process is started for it. */
@@ -702,7 +834,8 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
     const struct td_worker_config *c = &w->cfg;
     struct td_model_config mc;
     if (c->tp == 1) return TD_OK;
-    td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err) : td_model_config_load_file(c->random_weights, &mc, err);
+    td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err)
+                              : td_model_config_load_file(c->random_weights, &mc, err);
     if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
     if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);
     return s;
@@ -712,15 +845,20 @@ static void log_device(const struct td_device_info *i)
 {
     char q[160];
     if (!i) return;
-    td_info("device", "kind=cuda index=%d name=%s uuid=%s pci=%s sm=%d%d n_sms=%d memory_mib=%llu driver=%s deterministic=%s emulated=%s", (int)i->index,
-            td_log_quote(q, sizeof q, i->name), i->uuid, i->pci, (int)i->cc_major, (int)i->cc_minor, (int)i->n_sms, (unsigned long long)(i->memory_bytes >> 20),
-            i->driver[0] ? i->driver : "unknown", i->is_deterministic ? "true" : "false", i->is_emulated ? "true" : "false");
+    td_info("device",
+            "kind=cuda index=%d name=%s uuid=%s pci=%s sm=%d%d n_sms=%d memory_mib=%llu driver=%s "
+            "deterministic=%s emulated=%s",
+            (int)i->index, td_log_quote(q, sizeof q, i->name), i->uuid, i->pci, (int)i->cc_major,
+            (int)i->cc_minor, (int)i->n_sms, (unsigned long long)(i->memory_bytes >> 20),
+            i->driver[0] ? i->driver : "unknown", i->is_deterministic ? "true" : "false",
+            i->is_emulated ? "true" : "false");
 }
 
 static td_status open_engine(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
-    if (!c->model[0] && !c->random_weights[0]) return td_fail(err, TD_ERR_INVALID, "model is empty: give --model DIR");
+    if (!c->model[0] && !c->random_weights[0])
+        return td_fail(err, TD_ERR_INVALID, "model is empty: give --model DIR");
     td_status s = open_ranks(w, err);
     if (s) return s;
     struct td_engine_config e = engine_config(c, w->ranks.comm);
@@ -742,7 +880,8 @@ int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_
     struct td_err err = {0};
     char q[300];
     sigset_t set;
-    td_stop_signals(&set); /* rank 0 drains and tells its end: a signal to the whole group of processes must not end a rank before */
+    td_stop_signals(&set); /* rank 0 drains and tells its end: a signal to the whole group of
+                              processes must not end a rank before */
     sigaddset(&set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     struct td_ranks ranks = {0};
@@ -750,8 +889,12 @@ int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_
     struct td_engine_config e = engine_config(config, ranks.comm);
     td_info("rank_started", "rank=%d pid=%d", place->rank, (int)getpid());
     if (!s) s = td_engine_follow(&e, &err);
-    if (s == TD_ERR_PEER) td_info("rank_ends", "rank=%d reason=%s", place->rank, td_log_quote(q, sizeof q, err.msg)); /* rank 0, if it lives, decides */
-    else if (s) td_error("rank_failed", "rank=%d reason=%s action=exit", place->rank, td_log_quote(q, sizeof q, err.msg));
+    /* rank 0, if it lives, decides */
+    if (s == TD_ERR_PEER)
+        td_info("rank_ends", "rank=%d reason=%s", place->rank, td_log_quote(q, sizeof q, err.msg));
+    else if (s)
+        td_error("rank_failed", "rank=%d reason=%s action=exit", place->rank,
+                 td_log_quote(q, sizeof q, err.msg));
     td_ranks_stop(&ranks);
     return s != TD_OK;
 }
@@ -765,22 +908,30 @@ static td_status parse_digest(const char *text, uint32_t *ret_every, struct td_e
         return TD_OK;
     }
     unsigned long n = strncmp(text, "1/", 2) ? 0 : strtoul(text + 2, &end, 10);
-    if (n < 1 || n > 1000000 || *end) return td_fail(err, TD_ERR_INVALID, "kv_digest is \"%s\", must be off, always or 1/N with N in 1..1000000", text);
+    if (n < 1 || n > 1000000 || *end)
+        return td_fail(err, TD_ERR_INVALID,
+                       "kv_digest is \"%s\", must be off, always or 1/N with N in 1..1000000",
+                       text);
     *ret_every = (uint32_t)n;
     return TD_OK;
 }
 
 /* TD_OK with no provider where none is there and none was asked for. */
-static td_status find_verbs(const struct td_worker *w, const struct td_verbs **ret_verbs, struct td_err *err)
+static td_status find_verbs(const struct td_worker *w, const struct td_verbs **ret_verbs,
+                            struct td_err *err)
 {
     struct td_err why = {0};
     enum td_xfer_path path = td_kv_port_path(w->cfg.transfer);
     if (path != TD_XFER_PATH_AUTO && path != TD_XFER_PATH_RDMA) return TD_OK;
     bool split = td_engine_device_info(w->engine) && td_engine_n_ranks(w->engine) > 1;
-    td_status s = split ? td_fail(&why, TD_ERR_UNSUPPORTED, "the pool lies on the devices of %d ranks (tp), and NICs are given the memory of one", td_engine_n_ranks(w->engine))
+    td_status s = split ? td_fail(&why, TD_ERR_UNSUPPORTED,
+                                  "the pool lies on the devices of %d ranks (tp), and NICs are "
+                                  "given the memory of one",
+                                  td_engine_n_ranks(w->engine))
                         : td_kv_port_verbs(ret_verbs, &why);
     if (!s) return TD_OK;
-    if (path == TD_XFER_PATH_RDMA) return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
+    if (path == TD_XFER_PATH_RDMA)
+        return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
     char q[300];
     td_info("rdma_absent", "reason=%s", td_log_quote(q, sizeof q, why.msg));
     return TD_OK;
@@ -793,8 +944,11 @@ void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns)
     char text[TD_ERR_MSG_MAX];
     if (!w->use_kv_tls || now_ns < w->tls_look_ns) return;
     w->tls_look_ns = td_deadline_after_ms(now_ns, 1000);
-    if (td_xfer_tls_reload_files(w->xfer, &loaded, &err)) td_warn("tls_reload_failed", "use=kv action=keep_old err=%s", td_log_quote(text, sizeof text, err.msg));
-    else if (loaded) td_info("tls_reloaded", "use=kv file=%s", w->cfg.tls_cert);
+    if (td_xfer_tls_reload_files(w->xfer, &loaded, &err))
+        td_warn("tls_reload_failed", "use=kv action=keep_old err=%s",
+                td_log_quote(text, sizeof text, err.msg));
+    else if (loaded)
+        td_info("tls_reloaded", "use=kv file=%s", w->cfg.tls_cert);
 }
 
 static td_status open_xfer(struct td_worker *w, struct td_err *err)
@@ -804,16 +958,27 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     char host[256], advertise[256];
     struct td_kv_port port;
     const struct td_verbs *verbs = NULL;
-    const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca, w->id.workers, w->id.secret};
-    struct td_xfer_config c = {.instance = w->name, .incarnation = w->incarnation, .layout_hash = td_engine_layout_hash(w->engine),
-                               .memory = td_engine_device_memory(w->engine), .listen_host = o->transfer_host, .max_slots = (uint32_t)o->max_seqs, .max_ops = (uint32_t)o->max_seqs,
-                               .peer_timeout_ms = (uint32_t)o->peer_timeout_ms, .hooks = {.wake = xfer_wake, .ctx = w}};
+    const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca, w->id.workers,
+                                           w->id.secret};
+    struct td_xfer_config c = {.instance = w->name,
+                               .incarnation = w->incarnation,
+                               .layout_hash = td_engine_layout_hash(w->engine),
+                               .memory = td_engine_device_memory(w->engine),
+                               .listen_host = o->transfer_host,
+                               .max_slots = (uint32_t)o->max_seqs,
+                               .max_ops = (uint32_t)o->max_seqs,
+                               .peer_timeout_ms = (uint32_t)o->peer_timeout_ms,
+                               .hooks = {.wake = xfer_wake, .ctx = w}};
     td_status v = parse_digest(o->kv_digest, &digest_every, err);
     c.digest_every = digest_every;
     if (!v) v = find_verbs(w, &verbs, err);
     if (!v) v = td_kv_port_fill(&o->kv_port, o->transfer, &files, verbs, &port, &c, err);
-    if (!v && o->transfer_host[0] == '[' && !(v = td_address_host(o->transfer_host, host, sizeof host, err))) c.listen_host = host;
-    if (!v && o->advertise[0] && !(v = td_address_host(o->advertise, advertise, sizeof advertise, err))) c.advertise_host = advertise;
+    if (!v && o->transfer_host[0] == '[' &&
+        !(v = td_address_host(o->transfer_host, host, sizeof host, err)))
+        c.listen_host = host;
+    if (!v && o->advertise[0] &&
+        !(v = td_address_host(o->advertise, advertise, sizeof advertise, err)))
+        c.advertise_host = advertise;
     if (v) return v;
     w->use_kv_tls = port.use_tls;
     td_status s = td_xfer_open(&c, &w->xfer, err);
@@ -822,7 +987,8 @@ static td_status open_xfer(struct td_worker *w, struct td_err *err)
     struct td_kv_pool_stats st;
     td_kv_pool_stats(kv, &st);
     w->kv_blocks = st.n_blocks;
-    return td_xfer_mem_add(w->xfer, td_engine_kv_arena(w->engine), td_kv_pool_layout(kv)->block_bytes, st.n_blocks, err);
+    return td_xfer_mem_add(w->xfer, td_engine_kv_arena(w->engine),
+                           td_kv_pool_layout(kv)->block_bytes, st.n_blocks, err);
 }
 
 static td_status open_server(struct td_worker *w, struct td_err *err)
@@ -832,36 +998,54 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     const struct td_rpc_method *services[] = {w->role->methods, NULL};
     struct td_rpc_tls server_tls = w->tls; /* copied by the start */
     if (!w->cfg.tls_client_auth) server_tls.ca_file = NULL;
-    struct td_rpc_server_config c = {.loop = w->loop, .address = w->cfg.listen, .tls = w->use_tls ? &server_tls : NULL, .services = services,
-                                     .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1 /* a frozen router's requests are freed after about twice this (I3) */,
-                                     .port_check_ms = (uint32_t)w->cfg.port_check_ms, .reflection = true,
-                                     .ctx = w};
+    struct td_rpc_server_config c = {
+        .loop = w->loop,
+        .address = w->cfg.listen,
+        .tls = w->use_tls ? &server_tls : NULL,
+        .services = services,
+        .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 +
+                        1 /* a frozen router's requests are freed after about twice this (I3) */,
+        .port_check_ms = (uint32_t)w->cfg.port_check_ms,
+        .reflection = true,
+        .ctx = w};
     td_port_limits(&w->cfg.port, (uint32_t)w->cfg.max_seqs * 2 + 64, &c.limits);
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
     const char *colon = strrchr(w->cfg.listen, ':');
     int host_bytes = colon ? (int)(colon - w->cfg.listen) : 0;
     uint16_t bound = (uint16_t)td_rpc_server_port(w->server);
-    if (w->cfg.advertise[0] && (s = td_address_join(w->cfg.advertise, bound, w->address, sizeof w->address, err))) return td_err_prefix(err, "advertise");
-    if (!w->cfg.advertise[0]) snprintf(w->address, sizeof w->address, "%.*s:%d", host_bytes, w->cfg.listen, bound);
+    if (w->cfg.advertise[0] &&
+        (s = td_address_join(w->cfg.advertise, bound, w->address, sizeof w->address, err)))
+        return td_err_prefix(err, "advertise");
+    if (!w->cfg.advertise[0])
+        snprintf(w->address, sizeof w->address, "%.*s:%d", host_bytes, w->cfg.listen, bound);
     if (!strncmp(w->address, "0.0.0.0:", 8) || !strncmp(w->address, "[::]:", 5))
-        return td_fail(err, TD_ERR_INVALID, "advertise is empty and listen is the wildcard address \"%s\": say with --advertise which host others dial",
+        return td_fail(err, TD_ERR_INVALID,
+                       "advertise is empty and listen is the wildcard address \"%s\": say with "
+                       "--advertise which host others dial",
                        w->cfg.listen);
     return TD_OK;
 }
 
-/* TANDEM_LISTEN is the router's address: one environment may be that of all daemons of a host. Whoever meant a worker by it is told; who also
- * has others dial another host of it (advertise) has most likely meant it. */
+/* TANDEM_LISTEN is the router's address: one environment may be that of all daemons of a host.
+ * Whoever meant a worker by it is told; who also has others dial another host of it (advertise)
+ * has most likely meant it. */
 static void tell_of_shared_listen(const struct td_worker *w)
 {
     bool is_prefill = !strcmp(w->role->name, "prefill");
-    const char *shared = getenv("TANDEM_LISTEN"), *own = getenv(is_prefill ? "TANDEM_PREFILL_LISTEN" : "TANDEM_DECODE_LISTEN");
+    const char *shared = getenv("TANDEM_LISTEN"),
+               *own = getenv(is_prefill ? "TANDEM_PREFILL_LISTEN" : "TANDEM_DECODE_LISTEN");
     bool given = (own && own[0]) || strcmp(w->cfg.listen, "127.0.0.1:0") != 0;
     char q[300];
     if (!shared || !shared[0] || given) return;
     td_log_quote(q, sizeof q, shared);
-    if (w->cfg.advertise[0]) td_warn("listen_is_the_routers", "shared=%s listen=%s advertise=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q, w->cfg.listen,
-                                     w->cfg.advertise, is_prefill ? "PREFILL" : "DECODE");
-    else td_info("listen_is_the_routers", "shared=%s listen=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q, w->cfg.listen, is_prefill ? "PREFILL" : "DECODE");
+    if (w->cfg.advertise[0])
+        td_warn("listen_is_the_routers",
+                "shared=%s listen=%s advertise=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q,
+                w->cfg.listen, w->cfg.advertise, is_prefill ? "PREFILL" : "DECODE");
+    else
+        td_info("listen_is_the_routers",
+                "shared=%s listen=%s not_read=TANDEM_LISTEN read=TANDEM_%s_LISTEN", q,
+                w->cfg.listen, is_prefill ? "PREFILL" : "DECODE");
 }
 
 static bool port_answers(void *ctx)
@@ -878,9 +1062,11 @@ static void default_name(struct td_worker *w, const struct td_worker_role *role)
     snprintf(w->name, sizeof w->name, "%s-%s-%d", role->name, host, (int)getpid());
 }
 
-/* While the weights are loaded there is nothing to drain: a signal ends the process at once, by its default action (a handler would wait for the kernel
- * to fill gigabytes of pages). Only the main thread takes it: the pool's threads block all. */
-static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *set, struct td_err *err)
+/* While the weights are loaded there is nothing to drain: a signal ends the process at once, by
+ * its default action (a handler would wait for the kernel to fill gigabytes of pages). Only the
+ * main thread takes it: the pool's threads block all. */
+static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *set,
+                                           struct td_err *err)
 {
     pthread_sigmask(SIG_UNBLOCK, set, NULL);
     td_status s = open_engine(w, err);
@@ -892,17 +1078,21 @@ static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *
 static td_status check_kv_port(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
-    const struct td_kv_port_files files = {c->tls_cert, c->tls_key, c->tls_ca, w->id.workers, w->id.secret};
+    const struct td_kv_port_files files = {c->tls_cert, c->tls_key, c->tls_ca, w->id.workers,
+                                           w->id.secret};
     struct td_kv_port port;
     struct td_xfer_config scratch = {0};
     char host[256], address[300];
     td_status s = td_kv_port_fill(&c->kv_port, c->transfer, &files, NULL, &port, &scratch, err);
     if (s) return s;
-    if (scratch.path == TD_XFER_PATH_SHM || scratch.path == TD_XFER_PATH_CUDA_IPC) return TD_OK; /* a socket of this host, of this user */
-    if ((s = td_address_host(c->transfer_host, host, sizeof host, err)) || (s = td_address_join(host, 0, address, sizeof address, err)))
+    /* a socket of this host, of this user */
+    if (scratch.path == TD_XFER_PATH_SHM || scratch.path == TD_XFER_PATH_CUDA_IPC) return TD_OK;
+    if ((s = td_address_host(c->transfer_host, host, sizeof host, err)) ||
+        (s = td_address_join(host, 0, address, sizeof address, err)))
         return td_err_prefix(err, "transfer_host");
     if (td_address_is_loopback(address)) return TD_OK;
-    return td_identity_check_port(&w->id, "transfer_host", c->transfer_host, "KV transfers", "tls-worker-names", port.use_tls, err);
+    return td_identity_check_port(&w->id, "transfer_host", c->transfer_host, "KV transfers",
+                                  "tls-worker-names", port.use_tls, err);
 }
 
 /* Before the weights: what is refused is refused at once. */
@@ -913,13 +1103,18 @@ static td_status open_identity(struct td_worker *w, struct td_err *err)
     td_random_fill(w->instance_key, sizeof w->instance_key);
     td_status s = td_identity_open(&c->identity, has_ca, &w->id, err);
     if (!s && w->id.routers && !c->tls_client_auth)
-        s = td_fail(err, TD_ERR_INVALID, "tls_router_names is given and tls_client_auth is false: callers without a certificate have no names");
-    if (!s) s = td_identity_check_port(&w->id, "listen", c->listen, "Worker", "tls-router-names", w->id.routers != NULL, err);
+        s = td_fail(err, TD_ERR_INVALID,
+                    "tls_router_names is given and tls_client_auth is false: callers without a "
+                    "certificate have no names");
+    if (!s)
+        s = td_identity_check_port(&w->id, "listen", c->listen, "Worker", "tls-router-names",
+                                   w->id.routers != NULL, err);
     if (!s) s = check_kv_port(w, err);
     return s;
 }
 
-td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err)
+td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
+                         const struct td_worker_config *config, struct td_err *err)
 {
     sigset_t set;
     td_stop_signals(&set);
@@ -933,17 +1128,26 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->cfg = *config;
     w->role = role;
     w->incarnation = td_random_u64();
-    if (config->name[0]) snprintf(w->name, sizeof w->name, "%s", config->name);
-    else default_name(w, role);
+    if (config->name[0])
+        snprintf(w->name, sizeof w->name, "%s", config->name);
+    else
+        default_name(w, role);
     w->use_tls = config->tls_cert[0] != 0;
-    if (w->use_tls != (config->tls_key[0] != 0)) return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
-    w->tls = (struct td_rpc_tls){.cert_file = config->tls_cert, .key_file = config->tls_key, .ca_file = config->tls_ca[0] ? config->tls_ca : NULL,
-                                .server_name = config->tls_server_name[0] ? config->tls_server_name : NULL,
-                                .peer_names = config->identity.tls_router_names[0] ? config->identity.tls_router_names : NULL};
+    if (w->use_tls != (config->tls_key[0] != 0))
+        return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
+    w->tls = (struct td_rpc_tls){
+        .cert_file = config->tls_cert,
+        .key_file = config->tls_key,
+        .ca_file = config->tls_ca[0] ? config->tls_ca : NULL,
+        .server_name = config->tls_server_name[0] ? config->tls_server_name : NULL,
+        .peer_names =
+            config->identity.tls_router_names[0] ? config->identity.tls_router_names : NULL};
     td_status early = open_identity(w, err);
     if (early) return early;
     char host[256];
-    if (config->advertise[0] && td_address_host(config->advertise, host, sizeof host, err)) return td_err_prefix(err, "advertise"); /* before the weights */
+    /* before the weights */
+    if (config->advertise[0] && td_address_host(config->advertise, host, sizeof host, err))
+        return td_err_prefix(err, "advertise");
     pthread_mutex_init(&w->mail_lock, NULL);
     pthread_mutex_init(&w->snap_lock, NULL);
     w->mail_tail = &w->mail_head;
@@ -956,16 +1160,24 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     if (!s) s = open_engine_interruptible(w, &set, err);
     if (!s) s = open_xfer(w, err);
     if (!s) s = open_server(w, err);
-    if (!s && config->metrics_listen[0]) s = td_metrics_http_start(config->metrics_listen, port_answers, w, &w->metrics, err);
+    if (!s && config->metrics_listen[0])
+        s = td_metrics_http_start(config->metrics_listen, port_answers, w, &w->metrics, err);
     if (s) return s;
     open_metrics();
     update_snapshot(w);
-    if (pthread_create(&w->thread, NULL, engine_main, w)) return td_fail(err, TD_ERR_IO, "engine thread: %s", strerror(errno));
+    if (pthread_create(&w->thread, NULL, engine_main, w))
+        return td_fail(err, TD_ERR_IO, "engine thread: %s", strerror(errno));
     w->thread_started = true;
     if ((s = td_registry_create(w, &w->registry, err))) return s;
     td_rpc_server_set_serving(w->server, true);
-    td_info("ready", "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld max_len=%d pid=%d", w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
-            td_engine_device_info(w->engine) ? "device" : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB" : "small", (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+    td_info("ready",
+            "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld "
+            "max_len=%d pid=%d",
+            w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
+            td_engine_device_info(w->engine)          ? "device"
+            : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB"
+                                                      : "small",
+            (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
     return TD_OK;
 }
 
@@ -973,8 +1185,10 @@ int td_worker_run(struct td_worker *w)
 {
     int sig;
     while (!(sig = td_stop_signal_wait((int)w->cfg.port_check_ms)))
-        if (td_rpc_server_is_deaf(w->server)) { /* nothing can be drained: the router moves its requests */
-            td_error("port_deaf", "port=%d action=exit hint=\"no router can come in\"", td_rpc_server_port(w->server));
+        if (td_rpc_server_is_deaf(w->server)) { /* nothing can be drained: the router moves its
+                                                   requests */
+            td_error("port_deaf", "port=%d action=exit hint=\"no router can come in\"",
+                     td_rpc_server_port(w->server));
             _exit(1);
         }
     bool lost = atomic_load(&w->device_lost);
@@ -1003,7 +1217,8 @@ void td_worker_drain(struct td_worker *w)
     unsigned live = atomic_load(&w->n_live);
     bool idle = wait_idle(w, td_deadline_after_ms(td_now_ns(), w->cfg.drain_timeout_ms));
     if (!idle) {
-        td_warn("drain_timeout", "live=%u waited_ms=%llu action=hand_over", atomic_load(&w->n_live), (unsigned long long)w->cfg.drain_timeout_ms);
+        td_warn("drain_timeout", "live=%u waited_ms=%llu action=hand_over", atomic_load(&w->n_live),
+                (unsigned long long)w->cfg.drain_timeout_ms);
         atomic_store(&w->hand_over, true);
         td_doorbell_ring(&w->bell);
         wait_idle(w, td_deadline_after_ms(td_now_ns(), STOP_BOUND_MS));
@@ -1015,7 +1230,9 @@ void td_worker_close(struct td_worker *w)
 {
     td_registry_destroy(w->registry);
     td_metrics_http_stop(w->metrics); /* it asks the server how it is */
-    if (w->server) td_rpc_server_stop(w->server, 1000); /* cancels what is left: their ENDED mail frees them */
+    if (w->server)
+        td_rpc_server_stop(w->server, 1000); /* cancels what is left: their ENDED mail
+                                                frees them */
     if (w->thread_started) {
         atomic_store(&w->hand_over, true);
         atomic_store(&w->stopping, true);

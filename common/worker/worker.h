@@ -1,15 +1,20 @@
-/* worker.h - what both worker daemons are made of: options, the engine thread's step loop, the RPC front, registration, snapshots, drain.
+/* worker.h - what both worker daemons are made of: options, the engine thread's step loop, the RPC
+ * front, registration, snapshots, drain.
  *
- * A daemon supplies a td_worker_role: what a new request does, how it is admitted, what follows a sampled token, a transfer event, the end of
- * the call. Policy lives there; this file moves requests between the lists.
+ * A daemon supplies a td_worker_role: what a new request does, how it is admitted, what follows a
+ * sampled token, a transfer event, the end of the call. Policy lives there; this file moves
+ * requests between the lists.
  *
  * Threads:
- *   rpc loop thread   owns the server, the registry stream and timers; fills new requests and posts mail
- *   engine thread     owns every td_req after it was posted, the lists, the engine, the KV pool; consumes mail and transfer events
+ *   rpc loop thread   owns the server, the registry stream and timers; fills new requests and posts
+ *                     mail
+ *   engine thread     owns every td_req after it was posted, the lists, the engine, the KV pool;
+ *                     consumes mail and transfer events
  *   xfer thread       inside td_xfer; rings the engine's doorbell
  *   main thread       waits for signals, then drains
  *
- * A td_req lives from the accepted call until BOTH the call has ended (mail ENDED) and everything it holds is given back. */
+ * A td_req lives from the accepted call until BOTH the call has ended (mail ENDED) and
+ * everything it holds is given back. */
 #ifndef TD_WORKER_H
 #define TD_WORKER_H
 
@@ -34,10 +39,13 @@
 struct td_worker;
 
 struct td_worker_config {
-    const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router, *transfer, *transfer_host, *log_level;
-    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest, *tls_server_name, *node_class;
+    const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router,
+        *transfer, *transfer_host, *log_level;
+    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
+        *tls_server_name, *node_class;
     const char *device;
-    int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len, max_step_tokens;
+    int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len,
+        max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
     bool prefix_cache, tls_client_auth, deterministic;
     struct td_kv_port_config kv_port;
@@ -46,46 +54,83 @@ struct td_worker_config {
 };
 
 /* The rows both daemons share; end the table with {0}. */
-#define TD_WORKER_OPTIONS(S, M)                                                                                                               \
-    {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name), "worker's name, unique; default ROLE-HOST-PID"},                               \
-    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "Hugging Face model directory"},                                             \
-    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights), "config.json to run with random weights (benchmarks)"},    \
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype), "compute and KV type; auto = the checkpoint's"},             \
-    {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops), "kernel table: ref, avx2, avx512; default the fastest"},                         \
-    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device), "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},         \
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index), "which of the GPUs that CUDA shows"},                       \
-    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic), "GPU: the same tokens whatever the batch; false may be faster"}, \
-    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp), "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of all together; device cuda: device_index and so many from there on, kv_memory of each"}, \
-    {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads), "compute threads; 0 = all CPUs"},                                    \
-    {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus), "pin the compute threads to these CPUs, e.g. 0-3,8"},                          \
-    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory), "KV pool: a size (2GiB), or a share of what is available (40%), of which max_seqs x max_model_len tokens are the most; on the device if any"},   \
-    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size), "tokens per KV block, a power of two"},                        \
-    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs), "requests held at once, waiting ones included"},                \
-    {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch), "sequences in one step"},                                       \
-    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, offsetof(S, M.max_model_len), "longest sequence in tokens; 0 = the model's"},      \
-    {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.max_step_tokens), "rows per step: the prefill chunk"},            \
-    {"node_class", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.node_class), "workers of one class share the router's latency model; empty = one for each role"},               \
-    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.prefix_cache), "keep finished blocks for equal prefixes"},               \
-    {"listen", TD_OPT_OWN_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen), "address of the Worker service; port 0 = any"},             \
-    {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise), "host that the router and peers dial; default the listen host"},     \
-    {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router), "router's registry address"},                                \
-    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", offsetof(S, M.transfer), "KV path; naming one refuses to fall back"},       \
-    {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host), "address of the KV data port"},                     \
-    TD_KV_PORT_OPTIONS(S, M.kv_port),                                                                                                         \
-    {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest), "check CRC32C of sent KV blocks: off, always, or 1/N of them"},   \
-    {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, offsetof(S, M.port_check_ms),                                                     \
-     "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends with status 1"},                              \
-    TD_PORT_OPTIONS(S, M.port, "1024"),                                                                                                       \
-    {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms), "a silent KV peer is dead after this"},        \
-    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms), "SIGTERM: finish for so long, then hand over"}, \
-    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level), "least level logged"},                       \
-    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.metrics_listen), "HTTP host:port of /metrics and /healthz; empty = off"},   \
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert), "certificate chain (PEM); with tls_key turns TLS on"},                 \
-    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},                                                    \
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca), "CA that peers must be signed by (mutual TLS)"},                 \
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name), "name that the router's certificate must hold; empty = the host dialled"}, \
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth), "with tls_ca: refuse callers without its certificate"}, \
+// clang-format off
+#define TD_WORKER_OPTIONS(S, M)                                                                    \
+    {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name),                                      \
+     "worker's name, unique; default ROLE-HOST-PID"},                                              \
+    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "Hugging Face model directory"},   \
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights),                  \
+     "config.json to run with random weights (benchmarks)"},                                       \
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype),                    \
+     "compute and KV type; auto = the checkpoint's"},                                              \
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops),                                        \
+     "kernel table: ref, avx2, avx512; default the fastest"},                                      \
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device),                        \
+     "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},                                \
+    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index),                  \
+     "which of the GPUs that CUDA shows"},                                                         \
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic),               \
+     "GPU: the same tokens whatever the batch; false may be faster"},                              \
+    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp),                                        \
+     "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of "       \
+     "all together; device cuda: device_index and so many from there on, kv_memory of each"},      \
+    {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads),                            \
+     "compute threads; 0 = all CPUs"},                                                             \
+    {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus),                                      \
+     "pin the compute threads to these CPUs, e.g. 0-3,8"},                                         \
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory),                         \
+     "KV pool: a size (2GiB), or a share of what is available (40%), of which max_seqs x "         \
+     "max_model_len tokens are the most; on the device if any"},                                   \
+    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size),                      \
+     "tokens per KV block, a power of two"},                                                       \
+    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs),                       \
+     "requests held at once, waiting ones included"},                                              \
+    {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch),                       \
+     "sequences in one step"},                                                                     \
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, offsetof(S, M.max_model_len),            \
+     "longest sequence in tokens; 0 = the model's"},                                               \
+    {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.max_step_tokens),       \
+     "rows per step: the prefill chunk"},                                                          \
+    {"node_class", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.node_class),                          \
+     "workers of one class share the router's latency model; empty = one for each role"},          \
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.prefix_cache),                 \
+     "keep finished blocks for equal prefixes"},                                                   \
+    {"listen", TD_OPT_OWN_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen),                   \
+     "address of the Worker service; port 0 = any"},                                               \
+    {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise),                            \
+     "host that the router and peers dial; default the listen host"},                              \
+    {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router),                    \
+     "router's registry address"},                                                                 \
+    {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", offsetof(S, M.transfer), \
+     "KV path; naming one refuses to fall back"},                                                  \
+    {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host),           \
+     "address of the KV data port"},                                                               \
+    TD_KV_PORT_OPTIONS(S, M.kv_port),                                                              \
+    {"kv_digest", TD_OPT_STR, "off", 0, 0, NULL, offsetof(S, M.kv_digest),                         \
+     "check CRC32C of sent KV blocks: off, always, or 1/N of them"},                               \
+    {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, offsetof(S, M.port_check_ms),           \
+     "dial the own port so often; 3 failed checks: health is not serving; 10: the process "        \
+     "ends with status 1"},                                                                        \
+    TD_PORT_OPTIONS(S, M.port, "1024"),                                                            \
+    {"peer_timeout_ms", TD_OPT_U64, "2000", 50, 600000, NULL, offsetof(S, M.peer_timeout_ms),      \
+     "a silent KV peer is dead after this"},                                                       \
+    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms),   \
+     "SIGTERM: finish for so long, then hand over"},                                               \
+    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level),    \
+     "least level logged"},                                                                        \
+    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.metrics_listen),                  \
+     "HTTP host:port of /metrics and /healthz; empty = off"},                                      \
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert),                              \
+     "certificate chain (PEM); with tls_key turns TLS on"},                                        \
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},          \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca),                                  \
+     "CA that peers must be signed by (mutual TLS)"},                                              \
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),                \
+     "name that the router's certificate must hold; empty = the host dialled"},                    \
+    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth),           \
+     "with tls_ca: refuse callers without its certificate"},                                       \
     TD_IDENTITY_OPTIONS(S, M.identity)
+// clang-format on
 
 enum td_req_state {
     TD_REQ_FREE,
@@ -101,40 +146,46 @@ enum td_mail_kind { TD_MAIL_NEW, TD_MAIL_ENDED, TD_MAIL_ABORT };
 struct td_req;
 struct td_mail {
     enum td_mail_kind kind;
-    struct td_req *req;       /* NEW, ENDED */
-    uint64_t request;         /* ABORT (malloc'd mail) */
+    struct td_req *req; /* NEW, ENDED */
+    uint64_t request;   /* ABORT (malloc'd mail) */
     uint32_t attempt;
     struct td_mail *next;
 };
 
 struct td_req {
     struct td_seq *seq;
-    struct td_rpc_call *call;          /* referenced until the req is freed */
+    struct td_rpc_call *call; /* referenced until the req is freed */
     enum td_req_state state;
-    bool call_ended;                   /* mail ENDED was seen */
-    bool finished;                     /* td_rpc_call_finish was called */
-    bool local_prefill;                /* decode */
-    bool xfer_live;                    /* a slot (decode) or op (prefill) has not reached its terminal event */
+    bool call_ended;    /* mail ENDED was seen */
+    bool finished;      /* td_rpc_call_finish was called */
+    bool local_prefill; /* decode */
+    bool xfer_live;     /* a slot (decode) or op (prefill) has not reached its
+                           terminal event */
     uint32_t xfer_id;
-    uint32_t n_skip, n_sent;           /* prefill: blocks decode holds already; blocks submitted (both of the sequence) */
-    uint32_t n_begun;                  /* prefill: of blocks [n_sent, n_begun) the first begun_bytes were submitted in the step that is running */
+    uint32_t n_skip, n_sent; /* prefill: blocks decode holds already; blocks submitted
+                                (both of the sequence) */
+    uint32_t n_begun;        /* prefill: of blocks [n_sent, n_begun) the first
+                                begun_bytes were submitted in the step that is running */
     uint64_t begun_bytes;
-    uint64_t arrived_ns, admitted_ns, first_run_ns, sampled_ns, granted_ns, ready_ns, first_step_ns, step_us;
+    uint64_t arrived_ns, admitted_ns, first_run_ns, sampled_ns, granted_ns, ready_ns, first_step_ns,
+        step_us;
     uint64_t xfer_us, exposed_us, xfer_bytes; /* decode; docs/operations.md says what they are */
     const char *xfer_path;
-    ProtobufCBinaryData grant;         /* prefill: malloc'd copy until the op starts */
+    ProtobufCBinaryData grant; /* prefill: malloc'd copy until the op starts */
     struct td_mail mail_new, mail_ended;
-    struct td_req *prev, *next;        /* waiting list */
-    struct td_req *live_prev, *live_next;  /* all reqs the engine thread knows */
+    struct td_req *prev, *next;           /* waiting list */
+    struct td_req *live_prev, *live_next; /* all reqs the engine thread knows */
 };
 
 struct td_worker_role {
-    const char *name;                  /* "prefill", "decode" */
+    const char *name; /* "prefill", "decode" */
     const struct td_rpc_method *methods;
-    bool one_token;                    /* Hello.one_token */
-    /* All on the engine thread. admit: WAITING req at the head; TD_OK moved it on, TD_ERR_AGAIN leaves it, else the role has finished it. */
+    bool one_token; /* Hello.one_token */
+    /* All on the engine thread. admit: WAITING req at the head; TD_OK moved it on, TD_ERR_AGAIN
+       leaves it, else the role has finished it. */
     td_status (*admit)(struct td_worker *w, struct td_req *r);
-    void (*stepped)(struct td_worker *w, struct td_req *r, const struct td_step_item *item, uint64_t step_start_ns, uint64_t step_end_ns);
+    void (*stepped)(struct td_worker *w, struct td_req *r, const struct td_step_item *item,
+                    uint64_t step_start_ns, uint64_t step_end_ns);
     void (*xfer_event)(struct td_worker *w, struct td_req *r, const struct td_xfer_event *ev);
     /* The engine is open, its thread is not. NULL: nothing to do. */
     void (*engine_opened)(struct td_worker *w);
@@ -142,7 +193,7 @@ struct td_worker_role {
     void (*xfer_stop)(struct td_worker *w, struct td_req *r, const char *why);
 };
 
-#define TD_WORKER_MAX_STEPS 64         /* reports in one snapshot */
+#define TD_WORKER_MAX_STEPS 64 /* reports in one snapshot */
 #define TD_WORKER_MAX_BLOCKS 256
 
 struct td_worker {
@@ -150,23 +201,26 @@ struct td_worker {
     const struct td_worker_role *role;
     char name[128], address[256];
     uint64_t incarnation;
-    int32_t kv_blocks;                 /* size of the pool: fixed at boot, so any thread may read it here */
+    int32_t kv_blocks; /* size of the pool: fixed at boot, so any thread may read
+                          it here */
     struct td_engine *engine;
     struct td_xfer *xfer;
     struct td_rpc_loop *loop;
     struct td_rpc_server *server;
     struct td_rpc_tls tls;
     bool use_tls, use_kv_tls;
-    struct td_identity id;             /* rpc loop, and all of the next five */
-    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the router that this process joins, when there is no secret */
-    bool has_session;                  /* the nonces of the last Join are set: its router's calls are taken */
+    struct td_identity id;                        /* rpc loop, and all of the next five */
+    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the router that this process joins,
+                                                     when there is no secret */
+    bool has_session; /* the nonces of the last Join are set: its router's calls
+                         are taken */
     struct td_join_nonces nonces;
     struct td_replay_window replay;
     struct td_log_pace stranger_pace;
-    uint64_t tls_look_ns;              /* rpc loop: when the KV port's files were last looked at */
-    struct td_req *reqs;               /* [max_seqs], by seq->index */
+    uint64_t tls_look_ns; /* rpc loop: when the KV port's files were last looked at */
+    struct td_req *reqs;  /* [max_seqs], by seq->index */
 
-    struct td_doorbell bell;           /* rings the engine thread */
+    struct td_doorbell bell; /* rings the engine thread */
     pthread_mutex_t mail_lock;
     struct td_mail *mail_head, **mail_tail;
 
@@ -174,37 +228,39 @@ struct td_worker {
     pthread_t thread;
     bool thread_started;
     struct td_req *live;
-    struct td_req *waiting;            /* sorted by (priority, request) */
-    struct td_seq **running;           /* [max_seqs], sorted the same; n_running */
+    struct td_req *waiting;  /* sorted by (priority, request) */
+    struct td_seq **running; /* [max_seqs], sorted the same; n_running */
     int32_t n_running, n_waiting;
-    struct {                           /* head of the queue that found no room */
+    struct { /* head of the queue that found no room */
         const struct td_req *req;
         int32_t room;
         uint64_t again_ns;
     } refused;
-    struct td_step_item *items;        /* [max_batch] */
+    struct td_step_item *items; /* [max_batch] */
     struct td_seq **preempted;
     uint64_t prefill_tokens, decode_tokens, steps, preemptions;
 
     atomic_bool draining, stopping, hand_over, device_lost;
-    atomic_uint n_live;                /* reqs not freed */
-    _Atomic uint64_t progress_ns;      /* last turn of the engine loop: health means progress */
+    atomic_uint n_live;           /* reqs not freed */
+    _Atomic uint64_t progress_ns; /* last turn of the engine loop: health means progress */
 
     pthread_mutex_t snap_lock;
     Tandem__V1__Snapshot snap;
-    struct td_worker_report {          /* under snap_lock: filled by the engine thread, emptied by the registry with each snapshot */
+    struct td_worker_report { /* under snap_lock: filled by the engine thread, emptied
+                                 by the registry with each snapshot */
         Tandem__V1__StepReport steps[TD_WORKER_MAX_STEPS];
         uint64_t added[TD_WORKER_MAX_BLOCKS], evicted[TD_WORKER_MAX_BLOCKS];
         size_t n_steps, n_added, n_evicted;
         bool reset;
-        uint64_t seed;                 /* of the router's prefix hashes; epoch grows with each welcome */
+        uint64_t seed; /* of the router's prefix hashes; epoch grows with each
+                          welcome */
         uint32_t epoch;
     } report;
-    uint32_t report_epoch;             /* engine thread: the last it has begun to report for */
+    uint32_t report_epoch; /* engine thread: the last it has begun to report for */
     uint64_t calls_taken, calls_base, last_step_ns; /* engine thread; base: at the welcome */
     _Atomic uint64_t calls_refused;
 
-    struct td_ranks ranks;             /* tp > 1: the other ranks' processes */
+    struct td_ranks ranks; /* tp > 1: the other ranks' processes */
     struct td_registry *registry;
     struct td_metrics_http *metrics;
 };
@@ -212,32 +268,44 @@ struct td_worker {
 /* A rank other than 0 (ranks.h): instead of all that follows. Returns the exit status. */
 int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_config *config);
 
-/* --- the daemon's life, called by main.c in this order ----------------------------------------------------------------------------- */
+/* --- the daemon's life, called by main.c in this order ---------------------------------------- */
 
-/* Blocks signals, loads the model, opens pools, transfer, server; starts the threads and the registration. */
-td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role, const struct td_worker_config *config, struct td_err *err);
-int td_worker_run(struct td_worker *w);        /* until SIGTERM or SIGINT (0), or the device is lost (1): the process's exit status after drain and close */
-/* Loop thread, from the registry's timer: certificates that changed serve the KV port's next connections. */
+/* Blocks signals, loads the model, opens pools, transfer, server; starts the threads and the
+ * registration. */
+td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
+                         const struct td_worker_config *config, struct td_err *err);
+int td_worker_run(struct td_worker *w); /* until SIGTERM or SIGINT (0), or the device is
+                                           lost (1): the process's exit status after drain
+                                           and close */
+/* Loop thread, from the registry's timer: certificates that changed serve the KV port's next
+ * connections. */
 void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns);
-void td_worker_drain(struct td_worker *w);     /* unready, stop intake, finish or hand over */
-void td_worker_close(struct td_worker *w);     /* reverse of open; NULL fields are fine */
+void td_worker_drain(struct td_worker *w); /* unready, stop intake, finish or hand over */
+void td_worker_close(struct td_worker *w); /* reverse of open; NULL fields are fine */
 
-/* --- for roles ---------------------------------------------------------------------------------------------------------------------- */
+/* --- for roles -------------------------------------------------------------------------------- */
 
-/* [rpc thread] Turns an accepted call into a posted td_req, or finishes the call with a precise status and returns NULL. `grant` may be NULL. */
-struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Tandem__V1__Sequence *seq, bool local_prefill,
+/* [rpc thread] Turns an accepted call into a posted td_req, or finishes the call with a precise
+ * status and returns NULL. `grant` may be NULL. */
+struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call,
+                                const Tandem__V1__Sequence *seq, bool local_prefill,
                                 const ProtobufCBinaryData *grant, uint32_t n_skip_blocks);
-/* Methods' on_open: ends calls of those who have not proved to be the router, before their message is read. */
+/* Methods' on_open: ends calls of those who have not proved to be the router, before their
+ * message is read. */
 void td_worker_on_open(struct td_rpc_call *call, void *ctx);
-void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);        /* method Prove */
-void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx);                       /* methods' on_end */
-void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);        /* method Abort */
+/* method Prove */
+void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
+/* methods' on_end */
+void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx);
+/* method Abort */
+void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
 void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx);
 
 /* [engine thread] */
 void td_worker_set_running(struct td_worker *w, struct td_req *r);
 void td_worker_unset_running(struct td_worker *w, struct td_req *r);
-/* Ends the call (once) and gives back all it holds; a live transfer is stopped first and the blocks follow at its terminal event. */
+/* Ends the call (once) and gives back all it holds; a live transfer is stopped first and the
+ * blocks follow at its terminal event. */
 void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details);
 /* The same after success. */
 void td_worker_finish_ok(struct td_worker *w, struct td_req *r);
@@ -250,6 +318,7 @@ struct td_token_out {
     Tandem__V1__TokenLogprob tops[TD_MAX_TOP_LOGPROBS];
     Tandem__V1__TokenLogprob *top_ptrs[TD_MAX_TOP_LOGPROBS];
 };
-void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const struct td_sampled *s);
+void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq,
+                       const struct td_sampled *s);
 
 #endif

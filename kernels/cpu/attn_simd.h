@@ -1,18 +1,25 @@
-/* attn_simd.h - attention over a paged cache in the words of vec_*.h; attn_avx512.c and attn_avx2.c say how fast and why.
+/* attn_simd.h - attention over a paged cache in the words of vec_*.h; attn_avx512.c and attn_avx2.c
+ * say how fast and why.
  *
- * A unit of work is (run of rows of one sequence with consecutive positions) x (kv head): every query head of that kv head is a
- * "query" here, so K and V are read and widened once for rows x heads queries. Keys are walked in tiles of KT positions that start
- * at multiples of KT; for each tile and each query in turn: s = K . q        K is turned so that keys are lanes: each score is one
- * chain over head_dim ascending (tile_simd.h) online softmax   new maximum, old sums scaled by 2^(old - new), p = 2^(s - new)
- * Milakov and Gimelshein 2018 o += p . V       one chain over the keys of the tile ascending What one query computes is thus a
- * function of its own q, its own range of keys and their absolute positions: the same bits alone, in any chunk, in decode. Tiles in
- * which a query sees no key are skipped for it; keys of a tile it may not see get p = 0 exactly, and the one trace such a product
- * can leave, the sign of a zero, goes away with the final + 0. If V of a partly visible tile is not finite (0 * inf), that tile is
+ * A unit of work is (run of rows of one sequence with consecutive positions) x (kv head): every
+ * query head of that kv head is a "query" here, so K and V are read and widened once for rows x
+ * heads queries. Keys are walked in tiles of KT positions that start
+ * at multiples of KT; for each tile and each query in turn: s = K . q        K is turned so that
+ *     keys are lanes: each score is one
+ * chain over head_dim ascending (tile_simd.h) online softmax   new maximum, old sums scaled by
+ *     2^(old - new), p = 2^(s - new)
+ * Milakov and Gimelshein 2018 o += p . V       one chain over the keys of the tile ascending What
+ *                                              one query computes is thus a
+ * function of its own q, its own range of keys and their absolute positions: the same bits alone,
+ * in any chunk, in decode. Tiles in which a query sees no key are skipped for it; keys of a tile it
+ * may not see get p = 0 exactly, and the one trace such a product can leave, the sign of a zero,
+ * goes away with the final + 0. If V of a partly visible tile is not finite (0 * inf), that tile is
  * done query by query over the visible keys alone.
  *
- * Parts take units so that the sums of (keys x queries) are as equal as the units allow. Scratch of a part, in f32:
- *   kt [KT/PW][head_dim][PW] · v [pad/PW][KT][PW] · q [tile][head_dim][TILE_ROWS] · s [queries][KT] · o [pad/PW][queries][PW] ·
- * max, sum */
+ * Parts take units so that the sums of (keys x queries) are as equal as the units allow. Scratch of
+ * a part, in f32:
+ *   kt [KT/PW][head_dim][PW]    v [pad/PW][KT][PW]    q [tile][head_dim][TILE_ROWS]
+ *   s [queries][KT]             o [pad/PW][queries][PW]    max, sum */
 #ifndef TD_KERNELS_ATTN_SIMD_H
 #define TD_KERNELS_ATTN_SIMD_H
 
@@ -28,24 +35,28 @@ enum {
     KT = 4 * VW,
     STEP_QUERIES = 4 * TILE_ROWS,
     DIRECT_QUERIES = TILE_ROWS, /* up to so many read V from the cache */
-    QUERIES = 16 * TILE_ROWS,   /* per unit, so that widening a tile of K and V is a few percent of using it */
+    QUERIES = 16 * TILE_ROWS,   /* per unit, so that widening a tile of K and V is a few percent
+                                   of using it */
 };
 
 TD_TILES(tile_scores, LINE_F32, false, KT, TILE_ROWS, 1);
 TD_TILES(tile_values, LINE_F32, false, PW, 1, KT);
 
-/* o[r] += sum over k of p[r][k] * V of key k, straight from the cache: columns [at, at + PW) of rows[0..n_k), head_dim a multiple
- * of PW. The same chains as tile_values on widened V; better when so few queries use V that widening it first does not pay. */
-typedef void (*rows_fn)(float *o, const float *p, const uint8_t *const *rows, const uint8_t *const *next, ptrdiff_t at, int n_k);
+/* o[r] += sum over k of p[r][k] * V of key k, straight from the cache: columns [at, at + PW) of
+ * rows[0..n_k), head_dim a multiple of PW. The same chains as tile_values on widened V; better
+ * when so few queries use V that widening it first does not pay. */
+typedef void (*rows_fn)(float *o, const float *p, const uint8_t *const *rows,
+                        const uint8_t *const *next, ptrdiff_t at, int n_k);
 
 TD_INLINE void cache_row(bool bf16, const uint8_t *row, ptrdiff_t at, vec *b0, vec *b1)
 {
     *b0 = bf16 ? v_load_bf16((const uint16_t *)row + at) : v_load((const float *)row + at);
-    *b1 = bf16 ? v_load_bf16((const uint16_t *)row + at + VW) : v_load((const float *)row + at + VW);
+    *b1 =
+        bf16 ? v_load_bf16((const uint16_t *)row + at + VW) : v_load((const float *)row + at + VW);
 }
 
-TD_INLINE void rows_body(bool bf16, int n, float *o, const float *p, const uint8_t *const *rows, const uint8_t *const *next,
-                         ptrdiff_t at, int n_k)
+TD_INLINE void rows_body(bool bf16, int n, float *o, const float *p, const uint8_t *const *rows,
+                         const uint8_t *const *next, ptrdiff_t at, int n_k)
 {
     vec acc[TILE_ROWS][2];
     TD_UNROLL
@@ -66,16 +77,19 @@ TD_INLINE void rows_body(bool bf16, int n, float *o, const float *p, const uint8
     for (int r = 0; r < n; r++) v_store(o + r * PW, acc[r][0]), v_store(o + r * PW + VW, acc[r][1]);
 }
 
-#define TD_ROWS_FN(n, name, bf16)                                                                                                  \
-    static __attribute__((noinline)) void name##_##n(float *o, const float *p, const uint8_t *const *rows,                         \
-                                                     const uint8_t *const *next, ptrdiff_t at, int n_k)                            \
-    {                                                                                                                              \
-        rows_body(bf16, n, o, p, rows, next, at, n_k);                                                                             \
+#define TD_ROWS_FN(n, name, bf16)                                                                  \
+    static __attribute__((noinline)) void name##_##n(                                              \
+        float *o, const float *p, const uint8_t *const *rows, const uint8_t *const *next,          \
+        ptrdiff_t at, int n_k)                                                                     \
+    {                                                                                              \
+        rows_body(bf16, n, o, p, rows, next, at, n_k);                                             \
     }
 TD_EACH_TILE_ROWS(TD_ROWS_FN, cache_values_f32, false)
 TD_EACH_TILE_ROWS(TD_ROWS_FN, cache_values_bf16, true)
-static const rows_fn cache_values_f32[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_values_f32)};
-static const rows_fn cache_values_bf16[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_values_bf16)};
+static const rows_fn cache_values_f32[TILE_ROWS + 1] = {
+    NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_values_f32)};
+static const rows_fn cache_values_bf16[TILE_ROWS + 1] = {
+    NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_values_bf16)};
 
 struct attn_buf {
     float *kt, *v, *q, *s, *o, *max, *sum;
@@ -83,7 +97,8 @@ struct attn_buf {
     int32_t n_slots;       /* queries there is room for */
 };
 
-static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim)
+static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, int32_t n_kv_heads,
+                              int32_t head_dim)
 {
     int32_t group = n_heads / n_kv_heads;
     size_t at = 0;
@@ -91,7 +106,13 @@ static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, 
     b->n_panels = (head_dim + PW - 1) / PW;
     b->n_slots = group <= QUERIES ? QUERIES : (group + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     size_t pad = (size_t)b->n_panels * PW, slots = (size_t)b->n_slots;
-    size_t sizes[] = {KT * (size_t)head_dim, KT * pad, slots * (size_t)head_dim, slots * KT, slots * pad, slots, slots * VW};
+    size_t sizes[] = {KT * (size_t)head_dim,
+                      KT * pad,
+                      slots * (size_t)head_dim,
+                      slots * KT,
+                      slots * pad,
+                      slots,
+                      slots * VW};
     float **ptrs[] = {&b->kt, &b->v, &b->q, &b->s, &b->o, &b->max, &b->sum};
     for (int i = 0; i < 7; i++) {
         *ptrs[i] = base ? base + at : NULL;
@@ -100,7 +121,8 @@ static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, 
     return at * sizeof(float);
 }
 
-size_t TD_SIMD(attn_scratch_bytes)(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size)
+size_t TD_SIMD(attn_scratch_bytes)(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
+                                   int32_t block_size)
 {
     struct attn_buf b;
     (void)block_size;
@@ -114,7 +136,8 @@ struct key_walk {
     int32_t block_size;
 };
 
-/* Where K of the KT keys of a tile lies; keys outside the visible range point at zeros, for K and V alike, so that no loop asks. */
+/* Where K of the KT keys of a tile lies; keys outside the visible range point at zeros, for K
+ * and V alike, so that no loop asks. */
 struct key_tile {
     const uint8_t *k[KT], *v[KT];
     int32_t lo, hi; /* visible: lo <= j < hi */
@@ -123,31 +146,37 @@ struct key_tile {
 alignas(64) static const uint8_t zero_row[TD_ATTN_HEAD_DIM_MAX * sizeof(float)];
 
 /* The tile at t0 of which positions [first, end) are visible. */
-static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t t0, int32_t first, int32_t end)
+static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t t0, int32_t first,
+                          int32_t end)
 {
     t->lo = first > t0 ? first - t0 : 0;
     t->hi = end - t0 < KT ? end - t0 : KT; /* below lo past the end: no key */
     for (int32_t j = 0; j < KT; j++) t->k[j] = t->v[j] = zero_row;
     for (int32_t j = t->lo, n; j < t->hi; j += n) { /* a run of keys in one block */
         int32_t at = (t0 + j) % w->block_size;
-        const uint8_t *k = w->base + w->table[(t0 + j) / w->block_size] * w->block_bytes + at * w->row_bytes;
+        const uint8_t *k =
+            w->base + w->table[(t0 + j) / w->block_size] * w->block_bytes + at * w->row_bytes;
         n = w->block_size - at < t->hi - j ? w->block_size - at : t->hi - j;
-        for (int32_t i = 0; i < n; i++, k += w->row_bytes) t->k[j + i] = k, t->v[j + i] = k + w->kv_bytes;
+        for (int32_t i = 0; i < n; i++, k += w->row_bytes)
+            t->k[j + i] = k, t->v[j + i] = k + w->kv_bytes;
     }
 }
 
-/* K of the tile turned into b->kt. Here and below the loops prefetch what they will read of the next tile, line by line as they go:
- * all of it at once would wait for free line buffers. */
-TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t, const struct key_tile *next)
+/* K of the tile turned into b->kt. Here and below the loops prefetch what they will read of the
+ * next tile, line by line as they go: all of it at once would wait for free line buffers. */
+TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t,
+                         const struct key_tile *next)
 {
-    int32_t per_lane = bf16 ? 2 : 1, n_lanes = b->dim / per_lane; /* a lane of 32 bits holds two bf16 or one f32 */
+    /* a lane of 32 bits holds two bf16 or one f32 */
+    int32_t per_lane = bf16 ? 2 : 1, n_lanes = b->dim / per_lane;
     for (int j0 = 0; j0 < KT; j0 += VW) {
         float *kt = b->kt + (ptrdiff_t)(j0 / PW) * b->dim * PW + j0 % PW;
         for (int32_t i0 = 0; i0 < n_lanes; i0 += VW) {
             int n = n_lanes - i0 < VW ? n_lanes - i0 : VW;
             vec r[VW];
             TD_UNROLL
-            for (int j = 0; j < VW; j++) _mm_prefetch((const char *)next->k[j0 + j] + 4 * i0, _MM_HINT_T1);
+            for (int j = 0; j < VW; j++)
+                _mm_prefetch((const char *)next->k[j0 + j] + 4 * i0, _MM_HINT_T1);
             if (n == VW) {
                 TD_UNROLL
                 for (int j = 0; j < VW; j++) r[j] = v_load((const float *)t->k[j0 + j] + i0);
@@ -181,21 +210,24 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
     }
 }
 
-TD_INLINE void widen_values(bool bf16, const struct attn_buf *b, const struct key_tile *t, const struct key_tile *next)
+TD_INLINE void widen_values(bool bf16, const struct attn_buf *b, const struct key_tile *t,
+                            const struct key_tile *next)
 {
     int32_t whole = b->dim / VW * VW, pad = b->n_panels * PW;
     for (int j = 0; j < KT; j++) {
         float *to = b->v + (ptrdiff_t)j * PW;
         const uint8_t *v = t->v[j];
         int32_t i = 0;
-        for (int32_t at = 0; at < b->dim * (bf16 ? 2 : 4); at += 64) _mm_prefetch((const char *)next->v[j] + at, _MM_HINT_T1);
+        for (int32_t at = 0; at < b->dim * (bf16 ? 2 : 4); at += 64)
+            _mm_prefetch((const char *)next->v[j] + at, _MM_HINT_T1);
         for (; i < whole; i += VW)
             v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
                     bf16 ? v_load_bf16((const uint16_t *)v + i) : v_load((const float *)v + i));
         for (; i < pad; i += VW) {
             int n = b->dim - i < 0 ? 0 : b->dim - i;
             v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
-                    bf16 ? v_load_bf16_n((const uint16_t *)v + i, n) : v_load_n((const float *)v + i, n));
+                    bf16 ? v_load_bf16_n((const uint16_t *)v + i, n)
+                         : v_load_n((const float *)v + i, n));
         }
     }
 }
@@ -207,14 +239,15 @@ TD_INLINE bool values_finite(bool bf16, const struct attn_buf *b, const struct k
     for (int j = t->lo; j < t->hi; j++)
         for (int32_t i = 0; i < b->dim; i += VW) {
             int n = b->dim - i < VW ? b->dim - i : VW;
-            finite = finite &&
-                     v_all_finite(bf16 ? v_load_bf16_n((const uint16_t *)t->v[j] + i, n) : v_load_n((const float *)t->v[j] + i, n));
+            finite = finite && v_all_finite(bf16 ? v_load_bf16_n((const uint16_t *)t->v[j] + i, n)
+                                                 : v_load_n((const float *)t->v[j] + i, n));
         }
     return finite;
 }
 
-/* Scores of one query to probabilities in place; lanes outside [lo, hi) become 0 when `masked`, else all count. The sum stays
- * spread over VW lanes until the end. Returns what the old sums must be multiplied by. */
+/* Scores of one query to probabilities in place; lanes outside [lo, hi) become 0 when `masked`,
+ * else all count. The sum stays spread over VW lanes until the end. Returns what the old sums
+ * must be multiplied by. */
 TD_INLINE float soften(bool masked, float *s, int lo, int hi, vec to_log2, float *max, float *sums)
 {
     vec t[4], p[4], none = v_set1(-INFINITY);
@@ -223,7 +256,14 @@ TD_INLINE float soften(bool masked, float *s, int lo, int hi, vec to_log2, float
         t[i] = v_mul(v_load(s + i * VW), to_log2);
         if (masked) {
             int l = lo - i * VW, h = hi - i * VW;
-            t[i] = v_keep_lanes(t[i], l < 0 ? 0 : l > VW ? VW : l, h < 0 ? 0 : h > VW ? VW : h, none);
+            t[i] = v_keep_lanes(t[i],
+                                l < 0    ? 0
+                                : l > VW ? VW
+                                         : l,
+                                h < 0    ? 0
+                                : h > VW ? VW
+                                         : h,
+                                none);
         }
     }
     float top = v_max_lane(v_max(v_max(t[0], t[1]), v_max(t[2], t[3])));
@@ -249,7 +289,8 @@ TD_INLINE float soften(bool masked, float *s, int lo, int hi, vec to_log2, float
 }
 
 struct attn_unit {
-    int32_t row, n_rows, kv_head; /* rows [row, row + n_rows) of the batch, positions pos, pos + 1, ... */
+    int32_t row, n_rows, kv_head; /* rows [row, row + n_rows) of the batch, positions pos, pos +
+                                     1, ... */
     int32_t pos;
 };
 
@@ -258,7 +299,8 @@ static int32_t first_key(const struct td_attn_args *a, int32_t pos)
     return a->window > 0 && pos >= a->window ? pos - a->window + 1 : 0;
 }
 
-TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const struct attn_buf *b, const struct attn_unit *u)
+TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
+                             const struct attn_unit *u)
 {
     const struct td_kv_view *kv = &a->kv;
     int32_t dim = kv->head_dim, group = a->n_heads / kv->n_kv_heads, n_q = u->n_rows * group;
@@ -275,12 +317,14 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
         const float *rows[TILE_ROWS];
         int n = n_q - i0 < TILE_ROWS ? n_q - i0 : TILE_ROWS;
         for (int i = 0; i < n; i++)
-            rows[i] = a->q + (u->row + (i0 + i) / group) * a->q_stride + ((int64_t)u->kv_head * group + (i0 + i) % group) * dim;
+            rows[i] = a->q + (u->row + (i0 + i) / group) * a->q_stride +
+                      ((int64_t)u->kv_head * group + (i0 + i) % group) * dim;
         tile_pack_rows(b->q + (ptrdiff_t)i0 * dim, TILE_ROWS, rows, n, 0, dim, bf16);
     }
     for (int32_t i = 0; i < n_q; i++) b->max[i] = -INFINITY;
     memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));
-    for (int32_t p = 0; p < b->n_panels; p++) memset(b->o + (ptrdiff_t)p * b->n_slots * PW, 0, (size_t)n_q * PW * sizeof(float));
+    for (int32_t p = 0; p < b->n_panels; p++)
+        memset(b->o + (ptrdiff_t)p * b->n_slots * PW, 0, (size_t)n_q * PW * sizeof(float));
 
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
@@ -288,7 +332,8 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     bool direct = n_q <= DIRECT_QUERIES && dim % PW == 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
-        /* rows that see at least one key of this tile: a contiguous run, for positions and window starts both ascend */
+        /* rows that see at least one key of this tile: a contiguous run, for positions and
+           window starts both ascend */
         int32_t r0 = u->pos >= t0 ? 0 : t0 - u->pos, r1 = u->n_rows;
         while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
         const struct key_tile *t = &tiles[turn];
@@ -296,20 +341,27 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
         key_tile_find(next, &w, t0 + KT, first, end);
         turn_keys(bf16, b, t, next);
         if (!direct) widen_values(bf16, b, t, next);
-        bool partly = u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
+        bool partly =
+            u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
         bool finite = !partly || values_finite(bf16, b, t);
 
-        /* A few tiles of queries do each step together: the next one's work then covers the end of the chains of the one before. */
+        /* A few tiles of queries do each step together: the next one's work then covers the end
+           of the chains of the one before. */
         int32_t q0 = r0 * group, q1 = r1 * group;
         for (int32_t g0 = q0, g1; g0 < q1; g0 = g1) {
-            g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1 ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES : q1;
-            for (int32_t i = g0, n; i < g1; i += n) { /* cut at multiples of TILE_ROWS, as q is packed */
+            g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
+                     ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
+                     : q1;
+            for (int32_t i = g0, n; i < g1; i += n) { /* cut at multiples of TILE_ROWS, as q is
+                                                         packed */
                 n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
-                const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
+                const float *q =
+                    b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
                 for (int h = 0; h < KT / PW; h++) {
                     if (h * PW >= t->hi) break;
-                    tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0, (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim,
-                                   true, NULL, 0);
+                    tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
+                                   (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true,
+                                   NULL, 0);
                 }
             }
             float keep[STEP_QUERIES];
@@ -320,7 +372,8 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                 if (lo <= 0 && hi >= KT)
                     keep[i - g0] = soften(false, s, 0, KT, to_log2, &b->max[i], sums);
                 else
-                    keep[i - g0] = soften(true, s, lo < 0 ? 0 : lo, hi > KT ? KT : hi, to_log2, &b->max[i], sums);
+                    keep[i - g0] = soften(true, s, lo < 0 ? 0 : lo, hi > KT ? KT : hi, to_log2,
+                                          &b->max[i], sums);
                 scaled = scaled || keep[i - g0] != 1.0f;
                 if (++in_row == group) in_row = 0, pos++;
             }
@@ -336,20 +389,25 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                 for (int32_t i = g0, n; i < g1; i += n) {
                     n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
                     if (!finite) n = 1;
-                    int32_t last_pos = u->pos + (i + n - 1) / group, hi = last_pos + 1 - t0 < KT ? last_pos + 1 - t0 : KT;
-                    int32_t lo = finite || first_key(a, last_pos) <= t0 ? 0 : first_key(a, last_pos) - t0;
+                    int32_t last_pos = u->pos + (i + n - 1) / group,
+                            hi = last_pos + 1 - t0 < KT ? last_pos + 1 - t0 : KT;
+                    int32_t lo =
+                        finite || first_key(a, last_pos) <= t0 ? 0 : first_key(a, last_pos) - t0;
                     const float *prob = b->s + (ptrdiff_t)i * KT + lo;
                     if (direct)
-                        (bf16 ? cache_values_bf16 : cache_values_f32)[n](o + i * PW, prob, t->v + lo, next->v + lo, p * PW,
-                                                                         hi - lo);
+                        (bf16 ? cache_values_bf16 : cache_values_f32)[n](
+                            o + i * PW, prob, t->v + lo, next->v + lo, p * PW, hi - lo);
                     else
-                        tile_values[n](o + i * PW, prob, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo, false, NULL, 0);
+                        tile_values[n](o + i * PW, prob, 0,
+                                       (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo, false,
+                                       NULL, 0);
                 }
             }
         }
     }
     for (int32_t i = 0; i < n_q; i++) {
-        float *out = a->out + (u->row + i / group) * a->out_stride + ((int64_t)u->kv_head * group + i % group) * dim;
+        float *out = a->out + (u->row + i / group) * a->out_stride +
+                     ((int64_t)u->kv_head * group + i % group) * dim;
         vec sum = v_set1(v_sum(v_load(b->sum + (ptrdiff_t)i * VW)));
         for (int32_t d = 0; d < dim; d += VW) {
             vec o = v_load(b->o + ((ptrdiff_t)(d / PW) * b->n_slots + i) * PW + d % PW);
@@ -373,7 +431,8 @@ static bool unit_next(const struct td_attn_args *a, struct unit_walk *walk)
     if (u->row >= a->n_rows) return false;
     u->pos = a->positions[u->row];
     u->n_rows = 1;
-    while (u->n_rows < walk->max_rows && u->row + u->n_rows < a->n_rows && a->row_seq[u->row + u->n_rows] == a->row_seq[u->row] &&
+    while (u->n_rows < walk->max_rows && u->row + u->n_rows < a->n_rows &&
+           a->row_seq[u->row + u->n_rows] == a->row_seq[u->row] &&
            a->positions[u->row + u->n_rows] == u->pos + u->n_rows)
         u->n_rows++;
     return true;
@@ -398,7 +457,8 @@ void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
     TD_ASSERT(need <= a->scratch_bytes_per_part);
 
     /* units big enough to share the widening, small enough that every part gets about four */
-    int64_t most = b.n_slots / group, fair = (int64_t)a->n_rows * a->kv.n_kv_heads / (4 * (int64_t)n_parts);
+    int64_t most = b.n_slots / group,
+            fair = (int64_t)a->n_rows * a->kv.n_kv_heads / (4 * (int64_t)n_parts);
     int64_t least = (TILE_ROWS + group - 1) / group;
     if (fair < least) fair = least;
     struct unit_walk start = {.max_rows = (int32_t)(fair < most ? fair : most)}, walk = start;

@@ -1,24 +1,27 @@
-/* cpu.h - the fast entries of ops.h, once per instruction set: td_avx512_gemm, td_avx2_gemm, ... The tables are in ops.c. */
+/* cpu.h - the fast entries of ops.h, once per instruction set: td_avx512_gemm, td_avx2_gemm, ...
+ * The tables are in ops.c. */
 #ifndef TD_KERNELS_CPU_H
 #define TD_KERNELS_CPU_H
 
 #include "kernels/ops.h"
 
-#define TD_DECLARE_OPS(isa)                                                                                                        \
-    size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);                                              \
-    void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, \
-                         int32_t row0, int32_t n_rows);                                                                            \
-    size_t td_##isa##_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);                                                            \
-    void td_##isa##_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);                                             \
-    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts);                                                     \
-    void td_##isa##_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);                                               \
-    void td_##isa##_rope(const struct td_rope_args *a, int part, int n_parts);                                                     \
-    void td_##isa##_kv_store(const struct td_kv_store_args *a, int part, int n_parts);                                             \
-    void td_##isa##_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride,      \
-                             int64_t gate_stride, int64_t up_stride, int part, int n_parts);                                       \
-    void td_##isa##_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim,     \
-                          int part, int n_parts);                                                                                  \
-    size_t td_##isa##_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size);               \
+#define TD_DECLARE_OPS(isa)                                                                        \
+    size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);              \
+    void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype,           \
+                         const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows);  \
+    size_t td_##isa##_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);                            \
+    void td_##isa##_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);             \
+    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts);                     \
+    void td_##isa##_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);               \
+    void td_##isa##_rope(const struct td_rope_args *a, int part, int n_parts);                     \
+    void td_##isa##_kv_store(const struct td_kv_store_args *a, int part, int n_parts);             \
+    void td_##isa##_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows,       \
+                             int32_t dim, int64_t out_stride, int64_t gate_stride,                 \
+                             int64_t up_stride, int part, int n_parts);                            \
+    void td_##isa##_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,  \
+                          int32_t n_rows, int32_t dim, int part, int n_parts);                     \
+    size_t td_##isa##_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,    \
+                                         int32_t block_size);                                      \
     void td_##isa##_attn(const struct td_attn_args *a, int part, int n_parts)
 
 TD_DECLARE_OPS(avx512);

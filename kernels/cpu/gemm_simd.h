@@ -1,17 +1,22 @@
-/* gemm_simd.h - y = x . W^T in the words of vec_*.h; gemm_avx512.c and gemm_avx2.c say how fast and why.
+/* gemm_simd.h - y = x . W^T in the words of vec_*.h; gemm_avx512.c and gemm_avx2.c say how fast and
+ * why.
  *
- * Weights: panels of PW output columns, [n_out / PW][n_in][PW], the last one filled up with zeros. One line (one k of one panel) is
- * what the inner loop reads, so a panel is read from front to back exactly once. Prepared x: tiles of at most TILE_ROWS rows,
- * [tile][n_in][ld], f32 (already rounded for bf16 weights): one line per k as well.
+ * Weights: panels of PW output columns, [n_out / PW][n_in][PW], the last one filled up with zeros.
+ * One line (one k of one panel) is what the inner loop reads, so a panel is read from front to back
+ * exactly once. Prepared x: tiles of at most TILE_ROWS rows, [tile][n_in][ld], f32 (already rounded
+ * for bf16 weights): one line per k as well.
  *
  * Three ways through the same chains of multiply-adds.
  *
- * Few rows: several panels at once, so that enough independent chains and streams are in flight; memory is the limit.
+ * Few rows: several panels at once, so that enough independent chains and streams are in flight;
+ * memory is the limit.
  *
- * Few tiles: widen in registers while multiplying; each tile's pass over a panel prefetches its share of the next panel.
+ * Few tiles: widen in registers while multiplying; each tile's pass over a panel prefetches its
+ * share of the next panel.
  *
- * Many tiles: widen a block of KB lines once and use it for every tile of up to ROW_TILES tiles; the accumulators of PANEL_GROUP
- * panels wait in `sums` while the next KB lines are taken, so that x is walked in blocks that fit L2.
+ * Many tiles: widen a block of KB lines once and use it for every tile of up to ROW_TILES tiles;
+ * the accumulators of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that
+ * x is walked in blocks that fit L2.
  *
  * Parts take panels, or tiles where panels would leave a part idle. */
 #ifndef TD_KERNELS_GEMM_SIMD_H
@@ -65,8 +70,8 @@ size_t TD_SIMD(packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype)
     return (size_t)((n_out + PW - 1) / PW) * (size_t)n_in * PW * td_dtype_bytes(dtype);
 }
 
-void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype,
-                   int32_t row0, int32_t n_rows)
+void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src,
+                   enum td_dtype src_dtype, int32_t row0, int32_t n_rows)
 {
     enum { K_STEP = 64 };
     size_t elem = td_dtype_bytes(dtype), src_elem = td_dtype_bytes(src_dtype);
@@ -83,9 +88,11 @@ void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtyp
             } t; /* the corner to turn; a strided read of src itself would use one cache set */
             memset(&t, 0, sizeof t);
             for (int32_t c = 0; c < n_cols; c++) {
-                const char *row = (const char *)src + ((size_t)(n0 - row0 + c) * (size_t)n_in + (size_t)k0) * src_elem;
+                const char *row = (const char *)src +
+                                  ((size_t)(n0 - row0 + c) * (size_t)n_in + (size_t)k0) * src_elem;
                 if (dtype == src_dtype) {
-                    memcpy(dtype == TD_F32 ? (void *)t.f32[c] : (void *)t.u16[c], row, (size_t)n_k * elem);
+                    memcpy(dtype == TD_F32 ? (void *)t.f32[c] : (void *)t.u16[c], row,
+                           (size_t)n_k * elem);
                     continue;
                 }
                 for (int32_t k = 0; k < n_k; k++) {
@@ -103,7 +110,8 @@ void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtyp
                 else if (dtype == TD_F16)
                     for (int c = 0; c < PW; c++) ((uint16_t *)line)[c] = t.u16[c][k];
                 else
-                    for (int c = 0; c < VW; c++) ((uint32_t *)line)[c] = (uint32_t)t.u16[c + VW][k] << 16 | t.u16[c][k];
+                    for (int c = 0; c < VW; c++)
+                        ((uint32_t *)line)[c] = (uint32_t)t.u16[c + VW][k] << 16 | t.u16[c][k];
             }
         }
     }
@@ -137,7 +145,8 @@ void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
 }
 
 /* The end of every chain: bias, then the residual, columns past n_out left alone. */
-static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows, const float *sums)
+static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
+                   const float *sums)
 {
     int32_t n0 = panel * PW;
     for (int h = 0; h < 2; h++) {
@@ -155,8 +164,9 @@ static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int
 }
 
 /* n_rows <= FEW_ROWS rows through n_panels panels at once. */
-TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const float *a, ptrdiff_t ld, const uint8_t *b,
-                        ptrdiff_t panel_bytes, int32_t n_in, float (*sums)[FEW_ROWS][PW])
+TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const float *a, ptrdiff_t ld,
+                        const uint8_t *b, ptrdiff_t panel_bytes, int32_t n_in,
+                        float (*sums)[FEW_ROWS][PW])
 {
     vec acc[4][FEW_ROWS][2];
     TD_UNROLL
@@ -171,7 +181,8 @@ TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const flo
             vec b0, b1;
             const uint8_t *line = b + p * panel_bytes;
             _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
-            if (line_bytes(kind) > 64) _mm_prefetch((const char *)line + AHEAD_BYTES + 64, _MM_HINT_T0);
+            if (line_bytes(kind) > 64)
+                _mm_prefetch((const char *)line + AHEAD_BYTES + 64, _MM_HINT_T0);
             line_load(kind, line, &b0, &b1);
             TD_UNROLL
             for (int r = 0; r < n_rows; r++) {
@@ -184,11 +195,13 @@ TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const flo
     }
     TD_UNROLL
     for (int p = 0; p < n_panels; p++) TD_UNROLL
-    for (int r = 0; r < n_rows; r++) v_store(sums[p][r], acc[p][r][0]), v_store(sums[p][r] + VW, acc[p][r][1]);
+    for (int r = 0; r < n_rows; r++)
+        v_store(sums[p][r], acc[p][r][0]), v_store(sums[p][r] + VW, acc[p][r][1]);
 }
 
-TD_INLINE void gemm_few_rows(enum line_kind kind, int n_rows, int n_panels, const struct td_gemm_args *a, const struct row_tiles *t,
-                             int32_t p0, int32_t p1)
+TD_INLINE void gemm_few_rows(enum line_kind kind, int n_rows, int n_panels,
+                             const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0,
+                             int32_t p1)
 {
     ptrdiff_t panel_bytes = a->w->n_in * line_bytes(kind);
     alignas(64) float sums[4][FEW_ROWS][PW];
@@ -203,10 +216,11 @@ TD_INLINE void gemm_few_rows(enum line_kind kind, int n_rows, int n_panels, cons
     }
 }
 
-/* Each of the T passes over a panel prefetches 1/T of the next panel into L2, so that memory works all the time and not in the
- * first pass alone. */
-TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile, const struct td_gemm_args *a, const struct row_tiles *t,
-                              int32_t p0, int32_t p1, int32_t t0, int32_t t1)
+/* Each of the T passes over a panel prefetches 1/T of the next panel into L2, so that memory
+ * works all the time and not in the first pass alone. */
+TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile,
+                              const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0,
+                              int32_t p1, int32_t t0, int32_t t1)
 {
     int32_t n_in = a->w->n_in;
     ptrdiff_t panel_bytes = n_in * line_bytes(kind), step = line_bytes(kind) / (t1 - t0);
@@ -216,13 +230,15 @@ TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile, const st
             int32_t n_rows = tile_rows(t, i);
             const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in;
             const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes;
-            tile[n_rows](sums[0], x, t->ld, b, n_in, true, b + panel_bytes + (i - t0) * n_in * step, step);
+            tile[n_rows](sums[0], x, t->ld, b, n_in, true, b + panel_bytes + (i - t0) * n_in * step,
+                         step);
             finish(a, p, tile_first(t, i), n_rows, sums[0]);
         }
 }
 
-TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0, int32_t p1,
-                               int32_t t0, int32_t t1)
+TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a,
+                               const struct row_tiles *t, int32_t p0, int32_t p1, int32_t t0,
+                               int32_t t1)
 {
     int32_t n_in = a->w->n_in, n_blocks = (t1 - t0 + ROW_TILES - 1) / ROW_TILES;
     int32_t block_tiles = (t1 - t0 + n_blocks - 1) / n_blocks;
@@ -236,9 +252,13 @@ TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a
             for (int32_t k0 = 0; k0 < n_in; k0 += KB) {
                 int32_t n_k = n_in - k0 < KB ? n_in - k0 : KB;
                 for (int32_t p = pg; p < pe; p++) {
-                    const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes + k0 * line_bytes(kind);
-                    const uint8_t *next = p + 1 < pe ? b + panel_bytes : b - (pe - 1 - pg) * panel_bytes + KB * line_bytes(kind);
-                    int64_t next_bytes = n_k * line_bytes(kind), step = (next_bytes / (te - tb) + 63) / 64 * 64;
+                    const uint8_t *b =
+                        (const uint8_t *)a->w->data + p * panel_bytes + k0 * line_bytes(kind);
+                    const uint8_t *next =
+                        p + 1 < pe ? b + panel_bytes
+                                   : b - (pe - 1 - pg) * panel_bytes + KB * line_bytes(kind);
+                    int64_t next_bytes = n_k * line_bytes(kind),
+                            step = (next_bytes / (te - tb) + 63) / 64 * 64;
                     if (kind != LINE_F32)
                         for (int32_t k = 0; k < n_k; k++) {
                             vec b0, b1;
@@ -247,25 +267,32 @@ TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a
                             v_store(wide + k * PW + VW, b1);
                         }
                     for (int32_t i = tb; i < te; i++) {
-                        int64_t from = (i - tb) * step, to = from + step < next_bytes ? from + step : next_bytes;
-                        for (int64_t o = from; o < to; o += 64) _mm_prefetch((const char *)next + o, _MM_HINT_T1);
-                        const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in + (int64_t)k0 * t->ld;
+                        int64_t from = (i - tb) * step,
+                                to = from + step < next_bytes ? from + step : next_bytes;
+                        for (int64_t o = from; o < to; o += 64)
+                            _mm_prefetch((const char *)next + o, _MM_HINT_T1);
+                        const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in +
+                                         (int64_t)k0 * t->ld;
                         tile_f32[tile_rows(t, i)](sums[p - pg][tile_first(t, i) - row0], x, t->ld,
-                                                  kind == LINE_F32 ? b : (const uint8_t *)wide, n_k, k0 == 0, NULL, 0);
+                                                  kind == LINE_F32 ? b : (const uint8_t *)wide, n_k,
+                                                  k0 == 0, NULL, 0);
                     }
                 }
             }
-            for (int32_t p = pg; p < pe; p++) finish(a, p, row0, tile_first(t, te) - row0, sums[p - pg][0]);
+            for (int32_t p = pg; p < pe; p++)
+                finish(a, p, row0, tile_first(t, te) - row0, sums[p - pg][0]);
         }
     }
 }
 
-TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct td_gemm_args *a, int part, int n_parts)
+TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct td_gemm_args *a,
+                         int part, int n_parts)
 {
     if (a->n_rows <= 0) return;
     struct row_tiles t = row_tiles_of(a->n_rows);
     int64_t n_panels = (a->w->n_out + PW - 1) / PW, p0 = 0, p1 = n_panels, t0 = 0, t1 = t.n_tiles;
-    if ((n_panels + n_parts - 1) / n_parts * t.n_tiles <= n_panels * ((t.n_tiles + n_parts - 1) / n_parts))
+    if ((n_panels + n_parts - 1) / n_parts * t.n_tiles <=
+        n_panels * ((t.n_tiles + n_parts - 1) / n_parts))
         td_part_range(n_panels, 1, part, n_parts, &p0, &p1);
     else
         td_part_range(t.n_tiles, 1, part, n_parts, &t0, &t1);

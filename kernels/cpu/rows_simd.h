@@ -1,7 +1,9 @@
-/* rows_simd.h - norm, rotary embedding, storing K and V, SwiGLU and embedding in the words of vec_*.h.
+/* rows_simd.h - norm, rotary embedding, storing K and V, SwiGLU and embedding in the words of
+ * vec_*.h.
  *
- * All are bound by memory or so small that it does not matter; what counts is that lane i of a row sees the same operations
- * wherever the row stands, which is why tails use masked vectors and not scalar code. */
+ * All are bound by memory or so small that it does not matter; what counts is that lane i of a
+ * row sees the same operations wherever the row stands, which is why tails use masked vectors
+ * and not scalar code. */
 #ifndef TD_KERNELS_ROWS_SIMD_H
 #define TD_KERNELS_ROWS_SIMD_H
 
@@ -22,8 +24,10 @@ void TD_SIMD(rmsnorm)(const struct td_rmsnorm_args *a, int part, int n_parts)
         vec s0 = v_zero(), s1 = v_zero(), s2 = v_zero(), s3 = v_zero();
         int32_t i = 0;
         for (; i + 4 * VW <= a->dim; i += 4 * VW) {
-            vec x0 = v_load(x + i), x1 = v_load(x + i + VW), x2 = v_load(x + i + 2 * VW), x3 = v_load(x + i + 3 * VW);
-            s0 = v_fma(x0, x0, s0), s1 = v_fma(x1, x1, s1), s2 = v_fma(x2, x2, s2), s3 = v_fma(x3, x3, s3);
+            vec x0 = v_load(x + i), x1 = v_load(x + i + VW), x2 = v_load(x + i + 2 * VW),
+                x3 = v_load(x + i + 3 * VW);
+            s0 = v_fma(x0, x0, s0), s1 = v_fma(x1, x1, s1), s2 = v_fma(x2, x2, s2),
+            s3 = v_fma(x3, x3, s3);
         }
         for (; i < a->dim; i += VW) {
             vec xi = v_load_n(x + i, a->dim - i < VW ? a->dim - i : VW);
@@ -49,7 +53,8 @@ void TD_SIMD(rope)(const struct td_rope_args *a, int part, int n_parts)
         const float *c = a->cos_sin + (int64_t)a->positions[r] * a->head_dim, *s = c + half;
         for (int32_t i = 0; i < half; i += VW) {
             int n = half - i < VW ? half - i : VW;
-            vec x0 = v_load_n(x + i, n), x1 = v_load_n(x + i + half, n), ci = v_load_n(c + i, n), si = v_load_n(s + i, n);
+            vec x0 = v_load_n(x + i, n), x1 = v_load_n(x + i + half, n), ci = v_load_n(c + i, n),
+                si = v_load_n(s + i, n);
             v_store_n(x + i, v_fnma(x1, si, v_mul(x0, ci)), n);
             v_store_n(x + i + half, v_fma(x0, si, v_mul(x1, ci)), n);
         }
@@ -60,14 +65,17 @@ void TD_SIMD(kv_store)(const struct td_kv_store_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
     int32_t dim = kv->head_dim;
-    int64_t elem = (int64_t)td_dtype_bytes(kv->dtype), kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * dim * elem, lo, hi;
+    int64_t elem = (int64_t)td_dtype_bytes(kv->dtype),
+            kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * dim * elem, lo, hi;
     td_part_range((int64_t)a->n_rows * kv->n_kv_heads, 1, part, n_parts, &lo, &hi);
     for (int64_t rh = lo; rh < hi; rh++) {
         int64_t r = rh / kv->n_kv_heads, h = rh % kv->n_kv_heads;
         int32_t p = a->positions[r];
-        uint8_t *k = kv->base + a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes +
+        uint8_t *k = kv->base +
+                     a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes +
                      (h * kv->block_size + p % kv->block_size) * dim * elem;
-        const float *src_k = a->k + r * a->k_stride + h * dim, *src_v = a->v + r * a->v_stride + h * dim;
+        const float *src_k = a->k + r * a->k_stride + h * dim,
+                    *src_v = a->v + r * a->v_stride + h * dim;
         if (kv->dtype == TD_F32) {
             memcpy(k, src_k, (size_t)(dim * elem));
             memcpy(k + kv_bytes, src_v, (size_t)(dim * elem));
@@ -81,8 +89,9 @@ void TD_SIMD(kv_store)(const struct td_kv_store_args *a, int part, int n_parts)
     }
 }
 
-void TD_SIMD(silu_mul)(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride,
-                       int64_t gate_stride, int64_t up_stride, int part, int n_parts)
+void TD_SIMD(silu_mul)(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim,
+                       int64_t out_stride, int64_t gate_stride, int64_t up_stride, int part,
+                       int n_parts)
 {
     int64_t r0 = 0, r1 = n_rows, i0 = 0, i1 = dim;
     if (n_rows >= n_parts)
@@ -93,14 +102,15 @@ void TD_SIMD(silu_mul)(float *out, const float *gate, const float *up, int32_t n
     for (int64_t r = r0; r < r1; r++)
         for (int64_t i = i0; i < i1; i += VW) {
             int n = i1 - i < VW ? (int)(i1 - i) : VW;
-            vec g = v_load_n(gate + r * gate_stride + i, n), u = v_load_n(up + r * up_stride + i, n);
+            vec g = v_load_n(gate + r * gate_stride + i, n),
+                u = v_load_n(up + r * up_stride + i, n);
             vec silu = v_div(g, v_add(one, v_exp_neg(g)));
             v_store_n(out + r * out_stride + i, v_mul(silu, u), n);
         }
 }
 
-void TD_SIMD(embed)(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part,
-                    int n_parts)
+void TD_SIMD(embed)(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,
+                    int32_t n_rows, int32_t dim, int part, int n_parts)
 {
     int64_t lo, hi;
     td_part_range(n_rows, 1, part, n_parts, &lo, &hi);
@@ -114,7 +124,8 @@ void TD_SIMD(embed)(float *out, const void *table, enum td_dtype dtype, const in
         const uint16_t *from = (const uint16_t *)table + first;
         for (int32_t i = 0; i < dim; i += VW) {
             int n = dim - i < VW ? dim - i : VW;
-            v_store_n(to + i, dtype == TD_BF16 ? v_load_bf16_n(from + i, n) : v_load_f16_n(from + i, n), n);
+            v_store_n(to + i,
+                      dtype == TD_BF16 ? v_load_bf16_n(from + i, n) : v_load_f16_n(from + i, n), n);
         }
     }
 }

@@ -1,9 +1,11 @@
 /* tile_simd.h - the register tile that GEMM and attention share, written in the words of vec_*.h.
  *
- *   c[r][0..PW) (+)= sum over k of a[k * a_k + r * a_r] * line(b, k)[0..PW)           r < R <= TILE_ROWS, PW = 2 vectors
+ *   c[r][0..PW) (+)= sum over k of a[k * a_k + r * a_r] * line(b, k)[0..PW)           r < R <=
+ *       TILE_ROWS, PW = 2 vectors
  *
- * Every output is ONE chain of fused multiply-adds along ascending k, whatever R is: this is what makes rows independent of their
- * neighbours, bit for bit. Cutting k into several calls that reload c leaves the chain as it is. */
+ * Every output is ONE chain of fused multiply-adds along ascending k, whatever R is: this is
+ * what makes rows independent of their neighbours, bit for bit. Cutting k into several calls
+ * that reload c leaves the chain as it is. */
 #ifndef TD_KERNELS_TILE_SIMD_H
 #define TD_KERNELS_TILE_SIMD_H
 
@@ -15,15 +17,12 @@
 #define TD_UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* A line of a packed panel: PW weights of one k. BF16: 32-bit lane i holds column i low and column VW + i high, so that widening is
- * a shift and a mask. F16 and F32: the columns in order. */
+/* A line of a packed panel: PW weights of one k. BF16: 32-bit lane i holds column i low and
+ * column VW + i high, so that widening is a shift and a mask. F16 and F32: the columns in order. */
 enum line_kind { LINE_F32, LINE_F16, LINE_BF16 };
 enum { PW = 2 * VW, NEAR_BYTES = 2048 };
 
-TD_INLINE ptrdiff_t line_bytes(enum line_kind kind)
-{
-    return kind == LINE_F32 ? 4 * PW : 2 * PW;
-}
+TD_INLINE ptrdiff_t line_bytes(enum line_kind kind) { return kind == LINE_F32 ? 4 * PW : 2 * PW; }
 
 TD_INLINE void line_load(enum line_kind kind, const uint8_t *b, vec *b0, vec *b1)
 {
@@ -40,10 +39,11 @@ TD_INLINE void line_load(enum line_kind kind, const uint8_t *b, vec *b0, vec *b1
     }
 }
 
-/* b comes from memory when fetch: line k then asks for the memory at ahead + k * ahead_step, far enough in front that the next call
- * finds it in L2. */
-TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, ptrdiff_t c_stride, const float *a, ptrdiff_t a_k,
-                         ptrdiff_t a_r, const uint8_t *b, int n_k, bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)
+/* b comes from memory when fetch: line k then asks for the memory at ahead + k * ahead_step, far
+ * enough in front that the next call finds it in L2. */
+TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, ptrdiff_t c_stride,
+                         const float *a, ptrdiff_t a_k, ptrdiff_t a_r, const uint8_t *b, int n_k,
+                         bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)
 {
     vec acc[TILE_ROWS][2];
     TD_UNROLL
@@ -76,25 +76,27 @@ TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, 
     }
 }
 
-/* One function per number of rows, so that the accumulators are registers: name[n] is the one for n rows. The strides are
- * constants; ld is one that is not (a_k of the products). */
-typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k, bool from_zero, const uint8_t *ahead,
-                        ptrdiff_t ahead_step);
-#define TD_TILE_FN(n, name, kind, fetch, c_stride, a_k, a_r)                                                                       \
-    static __attribute__((noinline)) void name##_##n(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k,            \
-                                                     bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)                   \
-    {                                                                                                                              \
-        (void)ld;                                                                                                                  \
-        tile_body(kind, n, fetch, c, c_stride, a, a_k, a_r, b, n_k, from_zero, ahead, ahead_step);                                 \
+/* One function per number of rows, so that the accumulators are registers: name[n] is the one
+ * for n rows. The strides are constants; ld is one that is not (a_k of the products). */
+typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k,
+                        bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step);
+#define TD_TILE_FN(n, name, kind, fetch, c_stride, a_k, a_r)                                       \
+    static __attribute__((noinline)) void name##_##n(float *c, const float *a, ptrdiff_t ld,       \
+                                                     const uint8_t *b, int n_k, bool from_zero,    \
+                                                     const uint8_t *ahead, ptrdiff_t ahead_step)   \
+    {                                                                                              \
+        (void)ld;                                                                                  \
+        tile_body(kind, n, fetch, c, c_stride, a, a_k, a_r, b, n_k, from_zero, ahead, ahead_step); \
     }
 #define TD_TILE_NAME(n, name) name##_##n,
-#define TD_TILES(name, kind, fetch, c_stride, a_k, a_r)                                                                            \
-    TD_EACH_TILE_ROWS(TD_TILE_FN, name, kind, fetch, c_stride, a_k, a_r)                                                           \
+#define TD_TILES(name, kind, fetch, c_stride, a_k, a_r)                                            \
+    TD_EACH_TILE_ROWS(TD_TILE_FN, name, kind, fetch, c_stride, a_k, a_r)                           \
     static const tile_fn name[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, name)}
 
-/* Rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k], rounded to bf16 when asked, for k in [k0, k1). ld >=
- * n_rows. */
-TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows, int k0, int k1, bool round_bf16)
+/* Rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k], rounded to bf16 when
+ * asked, for k in [k0, k1). ld >= n_rows. */
+TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows,
+                              int k0, int k1, bool round_bf16)
 {
     int r = 0;
     for (; r + 4 <= n_rows; r += 4) {

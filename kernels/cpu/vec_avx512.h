@@ -1,5 +1,6 @@
-/* vec_avx512.h - the vector words in which the fast kernels are written, for AVX-512 (F, BW, DQ, VL): 16 lanes of f32.
- * vec_avx2.h has the same words with 8 lanes; a file includes one of the two and then the *_simd.h files that use them. */
+/* vec_avx512.h - the vector words in which the fast kernels are written, for AVX-512 (F, BW, DQ,
+ * VL): 16 lanes of f32. vec_avx2.h has the same words with 8 lanes; a file includes one of the
+ * two and then the *_simd.h files that use them. */
 #ifndef TD_KERNELS_VEC_AVX512_H
 #define TD_KERNELS_VEC_AVX512_H
 
@@ -15,78 +16,36 @@ enum {
     VW = 16,        /* lanes */
     TILE_ROWS = 12, /* x 2 vectors: 24 accumulators + 2 of B + 1 broadcast of the 32 registers */
 };
-#define TD_EACH_TILE_ROWS(X, ...)                                                                                                  \
-    X(1, __VA_ARGS__)                                                                                                              \
-    X(2, __VA_ARGS__)                                                                                                              \
-    X(3, __VA_ARGS__)                                                                                                              \
-    X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__) X(9, __VA_ARGS__) X(10, __VA_ARGS__) \
-        X(11, __VA_ARGS__) X(12, __VA_ARGS__)
+#define TD_EACH_TILE_ROWS(X, ...)                                                                  \
+    X(1, __VA_ARGS__)                                                                              \
+    X(2, __VA_ARGS__)                                                                              \
+    X(3, __VA_ARGS__)                                                                              \
+    X(4, __VA_ARGS__)                                                                              \
+    X(5, __VA_ARGS__)                                                                              \
+    X(6, __VA_ARGS__)                                                                              \
+    X(7, __VA_ARGS__)                                                                              \
+    X(8, __VA_ARGS__) X(9, __VA_ARGS__) X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__)
 
 /* Up to FEW_ROWS rows take several panels at once: FEW_PANELS_n with n rows. */
 #define FEW_ROWS 5
 enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 4, FEW_PANELS_3 = 2, FEW_PANELS_4 = 2, FEW_PANELS_5 = 2 };
 
-TD_INLINE __mmask16 v_first(int n)
-{
-    return (__mmask16)((1u << n) - 1u);
-}
+TD_INLINE __mmask16 v_first(int n) { return (__mmask16)((1u << n) - 1u); }
 
-TD_INLINE vec v_zero(void)
-{
-    return _mm512_setzero_ps();
-}
-TD_INLINE vec v_set1(float f)
-{
-    return _mm512_set1_ps(f);
-}
-TD_INLINE vec v_load(const float *p)
-{
-    return _mm512_loadu_ps(p);
-}
-TD_INLINE vec v_load_n(const float *p, int n)
-{
-    return _mm512_maskz_loadu_ps(v_first(n), p);
-}
-TD_INLINE void v_store(float *p, vec a)
-{
-    _mm512_storeu_ps(p, a);
-}
-TD_INLINE void v_store_n(float *p, vec a, int n)
-{
-    _mm512_mask_storeu_ps(p, v_first(n), a);
-}
-TD_INLINE vec v_add(vec a, vec b)
-{
-    return _mm512_add_ps(a, b);
-}
-TD_INLINE vec v_sub(vec a, vec b)
-{
-    return _mm512_sub_ps(a, b);
-}
-TD_INLINE vec v_mul(vec a, vec b)
-{
-    return _mm512_mul_ps(a, b);
-}
-TD_INLINE vec v_div(vec a, vec b)
-{
-    return _mm512_div_ps(a, b);
-}
-TD_INLINE vec v_max(vec a, vec b)
-{
-    return _mm512_max_ps(a, b);
-} /* b when either is NaN */
-TD_INLINE vec v_min(vec a, vec b)
-{
-    return _mm512_min_ps(a, b);
-}
-TD_INLINE vec v_fma(vec a, vec b, vec c)
-{
-    return _mm512_fmadd_ps(a, b, c);
-} /* a*b + c */
-TD_INLINE vec v_fnma(vec a, vec b, vec c)
-{
-    return _mm512_fnmadd_ps(a, b, c);
-} /* c - a*b */
+TD_INLINE vec v_zero(void) { return _mm512_setzero_ps(); }
+TD_INLINE vec v_set1(float f) { return _mm512_set1_ps(f); }
+TD_INLINE vec v_load(const float *p) { return _mm512_loadu_ps(p); }
+TD_INLINE vec v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v_first(n), p); }
+TD_INLINE void v_store(float *p, vec a) { _mm512_storeu_ps(p, a); }
+TD_INLINE void v_store_n(float *p, vec a, int n) { _mm512_mask_storeu_ps(p, v_first(n), a); }
+TD_INLINE vec v_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+TD_INLINE vec v_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+TD_INLINE vec v_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+TD_INLINE vec v_div(vec a, vec b) { return _mm512_div_ps(a, b); }
+TD_INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); } /* b when either is NaN */
+TD_INLINE vec v_min(vec a, vec b) { return _mm512_min_ps(a, b); }
+TD_INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }   /* a*b + c */
+TD_INLINE vec v_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a*b */
 TD_INLINE vec v_round(vec a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -114,10 +73,7 @@ TD_INLINE float v_sum(vec a)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
-TD_INLINE float v_lane0(vec a)
-{
-    return _mm512_cvtss_f32(a);
-}
+TD_INLINE float v_lane0(vec a) { return _mm512_cvtss_f32(a); }
 
 TD_INLINE float v_max_lane(vec a)
 {
@@ -133,13 +89,14 @@ TD_INLINE int v_all_finite(vec a)
     return _mm512_cmpeq_epi32_mask(e, _mm512_set1_epi32(0x7f800000)) == 0;
 }
 
-/* f32 rounded to bf16, nearest even, as bits in the low half of each lane; NaN stays NaN. The hardware's conversion is not used: it
- * flushes subnormals. */
+/* f32 rounded to bf16, nearest even, as bits in the low half of each lane; NaN stays NaN. The
+ * hardware's conversion is not used: it flushes subnormals. */
 TD_INLINE __m512i v_bf16_bits(vec a)
 {
     __m512i u = _mm512_castps_si512(a);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+    __m512i r = _mm512_srli_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
     __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
     return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
 }
@@ -184,7 +141,8 @@ TD_INLINE vec v_pair_lo(vec a)
 }
 TD_INLINE vec v_pair_hi(vec a)
 {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000u)));
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000u)));
 }
 
 /* dst[k * stride + i] = r_i[k] for k < VW, i < 4 */
@@ -209,28 +167,34 @@ TD_INLINE void v_store_cols4(float *dst, ptrdiff_t stride, vec r0, vec r1, vec r
 TD_INLINE void v_transpose(vec r[VW])
 {
     __m512 t[16];
-#define TD_PAIR_PS(i) t[i] = _mm512_unpacklo_ps(r[i], r[(i) + 1]), t[(i) + 1] = _mm512_unpackhi_ps(r[i], r[(i) + 1])
-    TD_PAIR_PS(0), TD_PAIR_PS(2), TD_PAIR_PS(4), TD_PAIR_PS(6), TD_PAIR_PS(8), TD_PAIR_PS(10), TD_PAIR_PS(12), TD_PAIR_PS(14);
+#define TD_PAIR_PS(i)                                                                              \
+    t[i] = _mm512_unpacklo_ps(r[i], r[(i) + 1]), t[(i) + 1] = _mm512_unpackhi_ps(r[i], r[(i) + 1])
+    TD_PAIR_PS(0), TD_PAIR_PS(2), TD_PAIR_PS(4), TD_PAIR_PS(6), TD_PAIR_PS(8), TD_PAIR_PS(10),
+        TD_PAIR_PS(12), TD_PAIR_PS(14);
 #undef TD_PAIR_PS
-#define TD_LO_PD(a, b) _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
-#define TD_HI_PD(a, b) _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
-#define TD_QUAD_PD(i)                                                                                                              \
-    r[i] = TD_LO_PD(t[i], t[(i) + 2]), r[(i) + 1] = TD_HI_PD(t[i], t[(i) + 2]), r[(i) + 2] = TD_LO_PD(t[(i) + 1], t[(i) + 3]),     \
-    r[(i) + 3] = TD_HI_PD(t[(i) + 1], t[(i) + 3])
+#define TD_LO_PD(a, b)                                                                             \
+    _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+#define TD_HI_PD(a, b)                                                                             \
+    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+#define TD_QUAD_PD(i)                                                                              \
+    r[i] = TD_LO_PD(t[i], t[(i) + 2]), r[(i) + 1] = TD_HI_PD(t[i], t[(i) + 2]),                    \
+    r[(i) + 2] = TD_LO_PD(t[(i) + 1], t[(i) + 3]), r[(i) + 3] = TD_HI_PD(t[(i) + 1], t[(i) + 3])
     TD_QUAD_PD(0), TD_QUAD_PD(4), TD_QUAD_PD(8), TD_QUAD_PD(12);
 #undef TD_QUAD_PD
 #undef TD_LO_PD
 #undef TD_HI_PD
     /* now lane-of-128 q of r[4g + c] holds columns 4q + c of rows 4g..4g+3 */
-#define TD_OCT(c)                                                                                                                  \
-    t[c] = _mm512_shuffle_f32x4(r[c], r[4 + (c)], 0x88), t[4 + (c)] = _mm512_shuffle_f32x4(r[c], r[4 + (c)], 0xdd),                \
-    t[8 + (c)] = _mm512_shuffle_f32x4(r[8 + (c)], r[12 + (c)], 0x88),                                                              \
+#define TD_OCT(c)                                                                                  \
+    t[c] = _mm512_shuffle_f32x4(r[c], r[4 + (c)], 0x88),                                           \
+    t[4 + (c)] = _mm512_shuffle_f32x4(r[c], r[4 + (c)], 0xdd),                                     \
+    t[8 + (c)] = _mm512_shuffle_f32x4(r[8 + (c)], r[12 + (c)], 0x88),                              \
     t[12 + (c)] = _mm512_shuffle_f32x4(r[8 + (c)], r[12 + (c)], 0xdd)
     TD_OCT(0), TD_OCT(1), TD_OCT(2), TD_OCT(3);
 #undef TD_OCT
-#define TD_HEX(c)                                                                                                                  \
-    r[c] = _mm512_shuffle_f32x4(t[c], t[8 + (c)], 0x88), r[8 + (c)] = _mm512_shuffle_f32x4(t[c], t[8 + (c)], 0xdd),                \
-    r[4 + (c)] = _mm512_shuffle_f32x4(t[4 + (c)], t[12 + (c)], 0x88),                                                              \
+#define TD_HEX(c)                                                                                  \
+    r[c] = _mm512_shuffle_f32x4(t[c], t[8 + (c)], 0x88),                                           \
+    r[8 + (c)] = _mm512_shuffle_f32x4(t[c], t[8 + (c)], 0xdd),                                     \
+    r[4 + (c)] = _mm512_shuffle_f32x4(t[4 + (c)], t[12 + (c)], 0x88),                              \
     r[12 + (c)] = _mm512_shuffle_f32x4(t[4 + (c)], t[12 + (c)], 0xdd)
     TD_HEX(0), TD_HEX(1), TD_HEX(2), TD_HEX(3);
 #undef TD_HEX

@@ -1,7 +1,10 @@
-/* attn_f32.cu - attention without tensor cores: f32 caches (golden tests), and the head sizes of bf16 caches that attn_mma.cu has no kernel for.
+/* attn_f32.cu - attention without tensor cores: f32 caches (golden tests), and the head sizes of
+ * bf16 caches that attn_mma.cu has no kernel for.
  *
- * A warp computes one (row, head) from its first key to its last in the order of attn_tile.h. Scores: a key per lane, two keys of the tile each, so a lane reads
- * rows of K on its own (through L1); the sum of V: dimensions over the lanes. Nothing is shared between warps, so the bits can depend on nothing else. */
+ * A warp computes one (row, head) from its first key to its last in the order of attn_tile.h.
+ * Scores: a key per lane, two keys of the tile each, so a lane reads rows of K on its own
+ * (through L1); the sum of V: dimensions over the lanes. Nothing is shared between warps, so the
+ * bits can depend on nothing else. */
 #include "kernels/cuda/attn_tile.h"
 
 enum { WARPS = 4, LANES = 32, OUT_PER_LANE = TD_ATTN_HEAD_DIM_MAX / LANES };
@@ -14,7 +17,9 @@ template <bool IS_BF16> __device__ static inline float widen(const uint8_t *row,
 
 /* q . k of one key, which is there if `is_seen`, else -inf. */
 template <bool IS_BF16>
-__device__ static inline float score(const struct attn_params *a, const int32_t *table, int32_t kv_head, int32_t position, bool is_seen, const float *q)
+__device__ static inline float score(const struct attn_params *a, const int32_t *table,
+                                     int32_t kv_head, int32_t position, bool is_seen,
+                                     const float *q)
 {
     if (!is_seen) return -INFINITY;
     const uint8_t *key = a->kv + attn_key_offset(a, table, kv_head, position);
@@ -23,35 +28,44 @@ __device__ static inline float score(const struct attn_params *a, const int32_t 
     return dot;
 }
 
-template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params a)
+template <bool IS_BF16>
+__global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params a)
 {
     __shared__ float q_shared[WARPS][TD_ATTN_HEAD_DIM_MAX];
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
     int64_t row_head = (int64_t)blockIdx.x * WARPS + warp;
     if (row_head >= (int64_t)a.n_rows * a.n_heads) return;
-    int32_t r = (int32_t)(row_head / a.n_heads), h = (int32_t)(row_head % a.n_heads), kv_head = h / a.group, p = a.positions[r];
+    int32_t r = (int32_t)(row_head / a.n_heads), h = (int32_t)(row_head % a.n_heads),
+            kv_head = h / a.group, p = a.positions[r];
     float *out = a.out + r * a.out_stride + (int64_t)h * a.head_dim, *q = q_shared[warp];
     const float *q_row = a.q + r * a.q_stride + (int64_t)h * a.head_dim;
     if (p < 0) {
         for (int32_t i = lane; i < a.head_dim; i += LANES) out[i] = 0;
         return;
     }
-    for (int32_t i = lane; i < a.head_dim; i += LANES) q[i] = IS_BF16 ? td_cu_bf16_to_f32(td_cu_f32_to_bf16(q_row[i])) : q_row[i];
+    for (int32_t i = lane; i < a.head_dim; i += LANES)
+        q[i] = IS_BF16 ? td_cu_bf16_to_f32(td_cu_f32_to_bf16(q_row[i])) : q_row[i];
     __syncwarp(0xffffffff);
     const int32_t *table = a.block_tables[a.row_seq[r]];
     int32_t first = attn_first(&a, p);
-    float total_max = -INFINITY, total_sum = 0, total[OUT_PER_LANE], span_max = -INFINITY, span_sum = 0, span[OUT_PER_LANE];
+    float total_max = -INFINITY, total_sum = 0, total[OUT_PER_LANE], span_max = -INFINITY,
+          span_sum = 0, span[OUT_PER_LANE];
     for (int i = 0; i < OUT_PER_LANE; i++) total[i] = span[i] = 0;
     for (int32_t split = first / ATTN_SPLIT; split <= p / ATTN_SPLIT; split++) {
         float max = -INFINITY, sum = 0, o[OUT_PER_LANE], keep, take;
         for (int i = 0; i < OUT_PER_LANE; i++) o[i] = 0;
-        for (int32_t tile = split * ATTN_SPLIT; tile < (split + 1) * ATTN_SPLIT && tile <= p; tile += ATTN_TILE) {
-            int32_t lo = first > tile ? first : tile, hi = p < tile + ATTN_TILE - 1 ? p : tile + ATTN_TILE - 1; /* the keys seen: lo..hi */
+        for (int32_t tile = split * ATTN_SPLIT; tile < (split + 1) * ATTN_SPLIT && tile <= p;
+             tile += ATTN_TILE) {
+            /* the keys seen: lo..hi */
+            int32_t lo = first > tile ? first : tile,
+                    hi = p < tile + ATTN_TILE - 1 ? p : tile + ATTN_TILE - 1;
             if (lo > hi) continue;
             int32_t k0 = tile + lane, k1 = k0 + LANES;
-            float s0 = score<IS_BF16>(&a, table, kv_head, k0, k0 >= lo && k0 <= hi, q), s1 = score<IS_BF16>(&a, table, kv_head, k1, k1 >= lo && k1 <= hi, q);
+            float s0 = score<IS_BF16>(&a, table, kv_head, k0, k0 >= lo && k0 <= hi, q),
+                  s1 = score<IS_BF16>(&a, table, kv_head, k1, k1 >= lo && k1 <= hi, q);
             float tile_max = fmaxf(s0, s1);
-            for (int m = LANES / 2; m > 0; m /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, m));
+            for (int m = LANES / 2; m > 0; m /= 2)
+                tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, m));
             float new_max = fmaxf(max, tile_max), alpha = attn_rescale(max, new_max, a.c);
             s0 = exp2f((s0 - new_max) * a.c), s1 = exp2f((s1 - new_max) * a.c);
             max = new_max, sum = fmaf(sum, alpha, s0 + s1);
@@ -61,8 +75,10 @@ template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES, 4) attn_
                 const uint8_t *value = a.kv + attn_key_offset(&a, table, kv_head, k) + a.v_offset;
                 for (int i = 0; i < OUT_PER_LANE; i++) {
                     if (i * LANES >= a.head_dim) break;
-                    int32_t d = lane + i * LANES; /* beyond head_dim a lane sums up the last one: not stored, and no predicate per element */
-                    o[i] = fmaf(e, widen<IS_BF16>(value, d < a.head_dim ? d : a.head_dim - 1), o[i]);
+                    int32_t d = lane + i * LANES; /* beyond head_dim a lane sums up the last one:
+                                                     not stored, and no predicate per element */
+                    o[i] =
+                        fmaf(e, widen<IS_BF16>(value, d < a.head_dim ? d : a.head_dim - 1), o[i]);
                 }
             }
         }
@@ -73,7 +89,8 @@ template <bool IS_BF16> __global__ void __launch_bounds__(WARPS *LANES, 4) attn_
         if ((split + 1) % ATTN_SPAN != 0 && split < p / ATTN_SPLIT) continue;
         attn_merge_scales(&total_max, span_max, a.c, &keep, &take);
         total_sum = attn_merge(total_sum, span_sum, keep, take);
-        for (int i = 0; i < OUT_PER_LANE; i++) total[i] = attn_merge(total[i], span[i], keep, take), span[i] = 0;
+        for (int i = 0; i < OUT_PER_LANE; i++)
+            total[i] = attn_merge(total[i], span[i], keep, take), span[i] = 0;
         span_max = -INFINITY, span_sum = 0;
     }
     for (int i = 0; i < OUT_PER_LANE; i++)

@@ -1,19 +1,28 @@
-/* attn_mma.cu - attention over a bf16 cache on tensor cores: mma.sync m16n8k16, cp.async, ldmatrix. sm_80 and later.
+/* attn_mma.cu - attention over a bf16 cache on tensor cores: mma.sync m16n8k16, cp.async, ldmatrix.
+ * sm_80 and later.
  *
- * Rows are packed: the query heads that share a kv head, times adjacent tokens, are rows of one matrix, so K and V cross the memory once per item. Both kernels do
- * the same arithmetic on a row, from the same functions, in the order of attn_tile.h; only who does it differs:
- *   attn_many   128 packed rows, a warp computes 16 of them alone (prefill chunks); 64 would be faster to deal with, but L2 could not bring K and V fast enough
- *   attn_few    16 packed rows for four warps: each scores a quarter of a tile's keys, the scores are exchanged, all warps do the softmax (it is cheap, and so
- *               nothing else need be exchanged), each sums a quarter of V's columns (decode, where memory is the limit and a warp alone would wait for it)
- * A score is one chain of mma over head_dim, a column of out one chain over keys, the maximum is exact, and the sum of a row is added up per lane by the keys that
- * the fragment's layout gives it, then over the four lanes of the row: all the same in both.
+ * Rows are packed: the query heads that share a kv head, times adjacent tokens, are rows of one
+ * matrix, so K and V cross the memory once per item. Both kernels do the same arithmetic on a row,
+ * from the same functions, in the order of attn_tile.h; only who does it differs:
+ *   attn_many   128 packed rows, a warp computes 16 of them alone (prefill chunks); 64 would be
+ *       faster to deal with, but L2 could not bring K and V fast enough
+ *   attn_few    16 packed rows for four warps: each scores a quarter of a tile's keys, the scores
+ *               are exchanged, all warps do the softmax (it is cheap, and so nothing else need be
+ *               exchanged), each sums a quarter of V's columns (decode, where memory is the limit
+ *               and a warp alone would wait for it)
+ * A score is one chain of mma over head_dim, a column of out one chain over keys, the maximum is
+ * exact, and the sum of a row is added up per lane by the keys that the fragment's layout gives it,
+ * then over the four lanes of the row: all the same in both.
  *
- * Probabilities are rounded to bf16 for the product with V, as FlashAttention does, and their sum is that of the rounded ones: out is then a true weighted mean
- * of V whose weights are off by 2^-8 each, which is no more than the rounding of out itself for the next product may cost. Keeping a second term of each probability
- * (hi + lo) would take another 50 % of tensor-core time in prefill.
+ * Probabilities are rounded to bf16 for the product with V, as FlashAttention does, and their sum
+ * is that of the rounded ones: out is then a true weighted mean of V whose weights are off by 2^-8
+ * each, which is no more than the rounding of out itself for the next product may cost. Keeping a
+ * second term of each probability (hi + lo) would take another 50 % of tensor-core time in prefill.
  *
- * Shared memory: rows of K and V in 16-byte chunks such that the 8 rows of an ldmatrix lie in 8 different groups of banks: chunk ^ row % 8 where a row is a
- * multiple of 128 bytes, else rows of an odd number of chunks. Two stages of 64 keys: while one is computed on, the next comes from the paged blocks. */
+ * Shared memory: rows of K and V in 16-byte chunks such that the 8 rows of an ldmatrix lie in 8
+ * different groups of banks: chunk ^ row % 8 where a row is a multiple of 128 bytes, else rows
+ * of an odd number of chunks. Two stages of 64 keys: while one is computed on, the next comes
+ * from the paged blocks. */
 #include "kernels/cuda/attn_rows.h"
 
 enum { WARPS_FEW = 4, WARPS_MANY = ATTN_ROWS_MANY / 16, SCORE_STRIDE = ATTN_TILE + 8 };
@@ -27,20 +36,25 @@ template <int D> struct layout {
         IS_SWIZZLED = D % 64 == 0,
         STRIDE = IS_SWIZZLED ? CHUNKS : CHUNKS | 1, /* chunks from row to row */
         TILE_BYTES = ATTN_TILE * STRIDE * 16,
-        PAIRS = D / 16,                             /* column pairs of n8 in out */
-        FEW_PAIRS = (PAIRS + WARPS_FEW - 1) / WARPS_FEW,   /* that one warp of attn_few has */
+        PAIRS = D / 16,                                  /* column pairs of n8 in out */
+        FEW_PAIRS = (PAIRS + WARPS_FEW - 1) / WARPS_FEW, /* that one warp of attn_few has */
         MANY_BYTES = ATTN_ROWS_MANY * STRIDE * 16 + 4 * TILE_BYTES,
         FEW_BYTES = ATTN_ROWS_FEW * (STRIDE * 16 + SCORE_STRIDE * 4) + 4 * TILE_BYTES
     };
-    __device__ static int32_t at(int32_t row, int32_t chunk) { return (row * STRIDE + (IS_SWIZZLED ? chunk ^ (row & 7) : chunk)) * 16; }
+    __device__ static int32_t at(int32_t row, int32_t chunk)
+    {
+        return (row * STRIDE + (IS_SWIZZLED ? chunk ^ (row & 7) : chunk)) * 16;
+    }
     __device__ static int32_t at_q(int32_t row, int32_t chunk) { return at(row, chunk); }
     __device__ static void written(void) {}
 };
 
-/* ---- the arithmetic: a warp, 16 packed rows, one tile. A lane has rows g = lane / 4 and g + 8, columns 2 (lane % 4) and the next of each n8. */
+/* ---- the arithmetic: a warp, 16 packed rows, one tile. A lane has rows g = lane / 4 and g + 8,
+ * columns 2 (lane % 4) and the next of each n8. */
 
 /* s[n] = scores of keys [8 (n0 + n), + 8), N even. */
-template <int D, int N> __device__ static inline void scores(float s[N][4], const uint8_t *q, const uint8_t *k, int32_t n0)
+template <int D, int N>
+__device__ static inline void scores(float s[N][4], const uint8_t *q, const uint8_t *k, int32_t n0)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL
@@ -52,7 +66,8 @@ template <int D, int N> __device__ static inline void scores(float s[N][4], cons
         td_ldmatrix_x4(qf, q + layout<D>::at(lane % 16, 2 * d + lane / 16));
         ATTN_UNROLL
         for (int n = 0; n < N; n += 2) {
-            td_ldmatrix_x4(kf, k + layout<D>::at((n0 + n) * 8 + lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2));
+            td_ldmatrix_x4(kf, k + layout<D>::at((n0 + n) * 8 + lane % 8 + lane / 16 * 8,
+                                                 2 * d + lane / 8 % 2));
             td_mma_m16n8k16_bf16(s[n], qf, kf, s[n]);
             td_mma_m16n8k16_bf16(s[n + 1], qf, kf + 2, s[n + 1]);
         }
@@ -60,7 +75,9 @@ template <int D, int N> __device__ static inline void scores(float s[N][4], cons
 }
 
 /* out columns [16 pair, + 16) of V: o = o + p . V */
-template <int D> __device__ static inline void values(float o[2][4], const uint32_t p[K16][4], const uint8_t *v, int32_t pair)
+template <int D>
+__device__ static inline void values(float o[2][4], const uint32_t p[K16][4], const uint8_t *v,
+                                     int32_t pair)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL
@@ -74,24 +91,37 @@ template <int D> __device__ static inline void values(float o[2][4], const uint3
 
 /* ---- kernels */
 
-/* IS_MANY: ATTN_ROWS_MANY packed rows, else ATTN_ROWS_FEW. blockIdx.x: item * n_kv_heads + kv head. */
+/* IS_MANY: ATTN_ROWS_MANY packed rows, else ATTN_ROWS_FEW. blockIdx.x: item * n_kv_heads + kv
+ * head. */
 template <int D, bool IS_MANY>
-__device__ static inline void attend(uint8_t *shared, const struct attn_params *a, uint8_t *plan, struct attn_scratch scratch)
+__device__ static inline void attend(uint8_t *shared, const struct attn_params *a, uint8_t *plan,
+                                     struct attn_scratch scratch)
 {
-    enum { WARPS = IS_MANY ? WARPS_MANY : WARPS_FEW, ROWS = IS_MANY ? ATTN_ROWS_MANY : ATTN_ROWS_FEW, PAIRS = IS_MANY ? layout<D>::PAIRS : layout<D>::FEW_PAIRS };
+    enum {
+        WARPS = IS_MANY ? WARPS_MANY : WARPS_FEW,
+        ROWS = IS_MANY ? ATTN_ROWS_MANY : ATTN_ROWS_FEW,
+        PAIRS = IS_MANY ? layout<D>::PAIRS : layout<D>::FEW_PAIRS
+    };
     const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
-    int32_t index = (int32_t)blockIdx.x / a->n_kv_heads, kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
+    int32_t index = (int32_t)blockIdx.x / a->n_kv_heads,
+            kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
     if (index >= (IS_MANY ? head->n_many : head->n_few)) return;
-    const struct attn_item *item = (const struct attn_item *)(const void *)(plan + (IS_MANY ? head->many_at : head->few_at)) + index;
+    const struct attn_item *item =
+        (const struct attn_item *)(const void *)(plan + (IS_MANY ? head->many_at : head->few_at)) +
+        index;
     bool is_cut = item->n_pieces > 1, is_first = true;
-    uint8_t *q = shared, *tiles = q + ROWS * layout<D>::STRIDE * 16, *exchange = tiles + 4 * layout<D>::TILE_BYTES;
+    uint8_t *q = shared, *tiles = q + ROWS * layout<D>::STRIDE * 16,
+            *exchange = tiles + 4 * layout<D>::TILE_BYTES;
 
     /* what the block, its first and last token, the warp and the lane's two rows see */
-    int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi), row0 = IS_MANY ? warp * 16 : 0;
-    int32_t hi = a->positions[item->row0 + item->n_tokens - 1], last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi);
+    int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi),
+            row0 = IS_MANY ? warp * 16 : 0;
+    int32_t hi = a->positions[item->row0 + item->n_tokens - 1],
+            last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi);
     if (item->n_tokens == 1) first_hi = INT32_MAX; /* what it does not see is zeros */
-    int32_t tile = lo / ATTN_TILE * ATTN_TILE, end = item->split_end * ATTN_SPLIT, warp_lo = INT32_MAX, warp_hi = -1;
+    int32_t tile = lo / ATTN_TILE * ATTN_TILE, end = item->split_end * ATTN_SPLIT,
+            warp_lo = INT32_MAX, warp_hi = -1;
     if (tile < item->split_begin * ATTN_SPLIT) tile = item->split_begin * ATTN_SPLIT;
     if (end > hi + 1) end = hi + 1;
     struct rows r;
@@ -101,11 +131,14 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         if (row >= item->n_tokens * a->group) continue;
         r.last[i] = a->positions[item->row0 + row / a->group];
         int32_t first = attn_first(a, r.last[i]);
-        warp_lo = first < warp_lo ? first : warp_lo, warp_hi = r.last[i] > warp_hi ? r.last[i] : warp_hi;
+        warp_lo = first < warp_lo ? first : warp_lo,
+        warp_hi = r.last[i] > warp_hi ? r.last[i] : warp_hi;
     }
     for (int m = 4; m < LANES; m *= 2) {
-        int32_t other_lo = __shfl_xor_sync(0xffffffff, warp_lo, m), other_hi = __shfl_xor_sync(0xffffffff, warp_hi, m);
-        warp_lo = other_lo < warp_lo ? other_lo : warp_lo, warp_hi = other_hi > warp_hi ? other_hi : warp_hi;
+        int32_t other_lo = __shfl_xor_sync(0xffffffff, warp_lo, m),
+                other_hi = __shfl_xor_sync(0xffffffff, warp_hi, m);
+        warp_lo = other_lo < warp_lo ? other_lo : warp_lo,
+        warp_hi = other_hi > warp_hi ? other_hi : warp_hi;
     }
 
     struct total span, total; /* total's out is where it is to be in the end */
@@ -117,7 +150,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     int64_t offset = 0;
     load_q<layout<D>>(q, a, item, kv_head, ROWS);
     if (tile < end) {
-        load_tile<layout<D>, WARPS>(tiles, tiles + layout<D>::TILE_BYTES, a, look_up<WARPS>(a, table, kv_head, tile, lo, hi), tile, lo, hi);
+        load_tile<layout<D>, WARPS>(tiles, tiles + layout<D>::TILE_BYTES, a,
+                                    look_up<WARPS>(a, table, kv_head, tile, lo, hi), tile, lo, hi);
         offset = look_up<WARPS>(a, table, kv_head, tile + ATTN_TILE, lo, hi);
     }
     for (int32_t stage = 0; tile < end; tile += ATTN_TILE, stage ^= 1) {
@@ -127,7 +161,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         __syncthreads(); /* the tile is here for all, and all are done with the other stage */
         if (tile + ATTN_TILE < end) {
             uint8_t *next = tiles + (stage ^ 1) * 2 * layout<D>::TILE_BYTES;
-            load_tile<layout<D>, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset, tile + ATTN_TILE, lo, hi);
+            load_tile<layout<D>, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset,
+                                        tile + ATTN_TILE, lo, hi);
             offset = look_up<WARPS>(a, table, kv_head, tile + 2 * ATTN_TILE, lo, hi);
         }
         if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<layout<D>>(v, &bad);
@@ -137,19 +172,23 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             if (IS_MANY) {
                 scores<D, N8>(s, q + row0 * layout<D>::STRIDE * 16, k, 0);
             } else {
-                float *board = (float *)(void *)exchange + lane / 4 * SCORE_STRIDE + 2 * (lane % 4), mine[2][4];
+                float *board = (float *)(void *)exchange + lane / 4 * SCORE_STRIDE + 2 * (lane % 4),
+                      mine[2][4];
                 scores<D, 2>(mine, q, k, 2 * warp);
                 ATTN_UNROLL
                 for (int n = 0; n < 2; n++)
-                    for (int e = 0; e < 4; e++) board[(2 * warp + n) * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2] = mine[n][e];
+                    for (int e = 0; e < 4; e++)
+                        board[(2 * warp + n) * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2] = mine[n][e];
                 __syncthreads();
                 ATTN_UNROLL
                 for (int n = 0; n < N8; n++)
-                    for (int e = 0; e < 4; e++) s[n][e] = board[n * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2];
+                    for (int e = 0; e < 4; e++)
+                        s[n][e] = board[n * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2];
             }
             softmax(&r, a, s, p, alpha, tile);
             if (bad != 0) lose_rows(&r, a, tile, bad);
-            if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) { /* seldom after a split's first tiles */
+            if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) {
+                /* seldom after a split's first tiles */
                 ATTN_UNROLL
                 for (int j = 0; j < PAIRS; j++)
                     for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
@@ -164,28 +203,37 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             int32_t splits = tile / ATTN_SPLIT + 1; /* that are over */
             end_split<PAIRS>(&r, &span, o, span_o, a->c);
             rows_start(&r), clear<PAIRS>(o);
-            if (tile + ATTN_TILE >= end ? is_cut : splits % (is_cut ? item->unit : ATTN_SPAN) == 0) {
+            if (tile + ATTN_TILE >= end ? is_cut
+                                        : splits % (is_cut ? item->unit : ATTN_SPAN) == 0) {
                 if (is_cut)
-                    hand_on<D, PAIRS>(a, item, kv_head, row0, &span, span_o, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, (splits - 1) / item->unit, scratch);
+                    hand_on<D, PAIRS>(a, item, kv_head, row0, &span, span_o, IS_MANY ? 0 : warp,
+                                      IS_MANY ? 1 : WARPS, (splits - 1) / item->unit, scratch);
                 else
-                    end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, is_first, false);
+                    end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total,
+                                       IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, is_first, false);
                 is_first = false, total_clear(&span), clear<PAIRS>(span_o);
             }
         }
     }
     if (!is_cut)
-        end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, is_first, true);
-    else if (!IS_MANY && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head))
+        end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, IS_MANY ? 0 : warp,
+                           IS_MANY ? 1 : WARPS, is_first, true);
+    else if (!IS_MANY && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) +
+                                                 item->counter * a->n_kv_heads + kv_head))
         merge_item<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }
 
-template <int D> __global__ void __launch_bounds__(WARPS_MANY * LANES, 1) attn_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+template <int D>
+__global__ void __launch_bounds__(WARPS_MANY *LANES, 1)
+    attn_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     TD_SHARED_BYTES(uint8_t, shared);
     attend<D, true>(shared, &a, plan, scratch);
 }
 
-template <int D> __global__ void __launch_bounds__(WARPS_FEW * LANES, 3) attn_few(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+template <int D>
+__global__ void __launch_bounds__(WARPS_FEW *LANES, 3)
+    attn_few(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     TD_SHARED_BYTES(uint8_t, shared);
     attend<D, false>(shared, &a, plan, scratch);
@@ -193,30 +241,44 @@ template <int D> __global__ void __launch_bounds__(WARPS_FEW * LANES, 3) attn_fe
 
 /* ---- launchers */
 
-template <int D> static void launch(const struct attn_params *a, const struct attn_plan *plan, uint8_t *device_plan, struct attn_scratch scratch)
+template <int D>
+static void launch(const struct attn_params *a, const struct attn_plan *plan, uint8_t *device_plan,
+                   struct attn_scratch scratch)
 {
     enum { MANY_BYTES = layout<D>::MANY_BYTES, FEW_BYTES = layout<D>::FEW_BYTES };
     static bool is_allowed;
     if (!is_allowed)
-        is_allowed = td_cuda_allow_shared((const void *)attn_many<D>, MANY_BYTES, "attn_many") && td_cuda_allow_shared((const void *)attn_few<D>, FEW_BYTES, "attn_few");
+        is_allowed = td_cuda_allow_shared((const void *)attn_many<D>, MANY_BYTES, "attn_many") &&
+                     td_cuda_allow_shared((const void *)attn_few<D>, FEW_BYTES, "attn_few");
     ATTN_LAUNCH(attn_many<D>, "attn_many", plan->n_many_grid, WARPS_MANY * LANES, MANY_BYTES);
-    ATTN_LAUNCH(attn_merge_many<D>, "attn_merge_many", plan->n_merged_grid * MERGE_GROUPS, MERGE_THREADS, 0);
+    ATTN_LAUNCH(attn_merge_many<D>, "attn_merge_many", plan->n_merged_grid * MERGE_GROUPS,
+                MERGE_THREADS, 0);
     ATTN_LAUNCH(attn_few<D>, "attn_few", plan->n_few_grid, WARPS_FEW * LANES, FEW_BYTES);
 }
 
 bool td_cuda_attn_mma_has(int32_t head_dim, int32_t group)
 {
-    return group <= ATTN_ROWS_MANY && (head_dim == 32 || head_dim == 64 || head_dim == 96 || head_dim == 128);
+    return group <= ATTN_ROWS_MANY &&
+           (head_dim == 32 || head_dim == 64 || head_dim == 96 || head_dim == 128);
 }
 
-void td_cuda_attn_mma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan, float *scratch)
+void td_cuda_attn_mma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan,
+                      float *scratch)
 {
     struct attn_scratch s = {scratch, scratch + (int64_t)2 * ATTN_SLOTS * a->n_heads};
     uint8_t *to = (uint8_t *)device_plan;
     switch (a->head_dim) {
-    case 32: launch<32>(a, plan, to, s); break;
-    case 64: launch<64>(a, plan, to, s); break;
-    case 96: launch<96>(a, plan, to, s); break;
-    default: launch<128>(a, plan, to, s); break;
+    case 32:
+        launch<32>(a, plan, to, s);
+        break;
+    case 64:
+        launch<64>(a, plan, to, s);
+        break;
+    case 96:
+        launch<96>(a, plan, to, s);
+        break;
+    default:
+        launch<128>(a, plan, to, s);
+        break;
     }
 }

@@ -1,8 +1,10 @@
-/* attn_rows.h - what the tensor-core kernels of attention share: packed rows of q and tiles of K and V into shared memory, the online softmax on fragments, the
- * states of splits and their merging. Device code only; attn_tile.h says in which order.
+/* attn_rows.h - what the tensor-core kernels of attention share: packed rows of q and tiles of K
+ * and V into shared memory, the online softmax on fragments, the states of splits and their
+ * merging. Device code only; attn_tile.h says in which order.
  *
- * A layout L says where shared memory has what: DIM, CHUNKS (of 16 bytes in a row), at(row, chunk) in a tile of K or V, at_q in q, and what threads do after they
- * wrote there, before the barrier. */
+ * A layout L says where shared memory has what: DIM, CHUNKS (of 16 bytes in a row), at(row,
+ * chunk) in a tile of K or V, at_q in q, and what threads do after they wrote there, before the
+ * barrier. */
 #ifndef TD_KERNELS_CUDA_ATTN_ROWS_H
 #define TD_KERNELS_CUDA_ATTN_ROWS_H
 
@@ -12,14 +14,17 @@
 enum { LANES = 32, N8 = ATTN_TILE / 8, K16 = ATTN_TILE / 16 };
 
 /* Packed rows of q as bf16; rows beyond the item's are zeros. */
-template <class L> __device__ static inline void load_q(uint8_t *shared, const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t n)
+template <class L>
+__device__ static inline void load_q(uint8_t *shared, const struct attn_params *a,
+                                     const struct attn_item *item, int32_t kv_head, int32_t n)
 {
     int32_t n_packed = item->n_tokens * a->group;
     for (int32_t i = (int32_t)threadIdx.x; i < n * (L::DIM / 2); i += (int32_t)blockDim.x) {
         int32_t row = i / (L::DIM / 2), pair = i % (L::DIM / 2);
         uint32_t u = 0;
         if (row < n_packed) {
-            const float *q = a->q + (item->row0 + row / a->group) * a->q_stride + (int64_t)(kv_head * a->group + row % a->group) * L::DIM + 2 * pair;
+            const float *q = a->q + (item->row0 + row / a->group) * a->q_stride +
+                             (int64_t)(kv_head * a->group + row % a->group) * L::DIM + 2 * pair;
             u = td_pack_bf16x2(q[0], q[1]);
         }
         memcpy(shared + L::at_q(row, pair / 4) + pair % 4 * 4, &u, 4);
@@ -28,21 +33,27 @@ template <class L> __device__ static inline void load_q(uint8_t *shared, const s
 
 /* The warp's share of a tile's keys, lane by lane over and over. */
 template <int WARPS>
-__device__ static inline int64_t look_up(const struct attn_params *a, const int32_t *table, int32_t kv_head, int32_t tile, int32_t lo, int32_t hi)
+__device__ static inline int64_t look_up(const struct attn_params *a, const int32_t *table,
+                                         int32_t kv_head, int32_t tile, int32_t lo, int32_t hi)
 {
-    int32_t key = tile + (int32_t)threadIdx.x / LANES * (ATTN_TILE / WARPS) + (int32_t)threadIdx.x % (ATTN_TILE / WARPS);
+    int32_t key = tile + (int32_t)threadIdx.x / LANES * (ATTN_TILE / WARPS) +
+                  (int32_t)threadIdx.x % (ATTN_TILE / WARPS);
     return key >= lo && key <= hi ? attn_key_offset(a, table, kv_head, key) : 0;
 }
 
-/* Starts copying K and V of a tile; keys outside lo..hi, which may hold anything, become zeros unread. */
+/* Starts copying K and V of a tile; keys outside lo..hi, which may hold anything, become zeros
+ * unread. */
 template <class L, int WARPS>
-__device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct attn_params *a, int64_t offset, int32_t tile, int32_t lo, int32_t hi)
+__device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct attn_params *a,
+                                        int64_t offset, int32_t tile, int32_t lo, int32_t hi)
 {
     enum { KEYS = ATTN_TILE / WARPS, CHUNKS = L::CHUNKS };
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL_BY_4 /* more cost registers that attn_many<128> lacks */
-    for (int i = 0; i < KEYS * CHUNKS / LANES; i++) {
-        int32_t row = (i * LANES + lane) / CHUNKS, chunk = (i * LANES + lane) % CHUNKS, key = warp * KEYS + row;
+        for (int i = 0; i < KEYS * CHUNKS / LANES; i++)
+    {
+        int32_t row = (i * LANES + lane) / CHUNKS, chunk = (i * LANES + lane) % CHUNKS,
+                key = warp * KEYS + row;
         const uint8_t *from = a->kv + __shfl_sync(0xffffffff, (long long)offset, row) + chunk * 16;
         bool is_seen = tile + key >= lo && tile + key <= hi;
         td_cp_async_16(k + L::at(key, chunk), from, is_seen);
@@ -53,7 +64,8 @@ __device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct att
 
 /* What a lane knows of its two rows: the positions they see, and the state of the split. */
 struct rows {
-    int32_t last[2];      /* the last position they see; -1: nothing. The first is attn_first of it */
+    int32_t last[2];      /* the last position they see; -1: nothing. The first is attn_first of
+                             it */
     float max[2], sum[2]; /* sum: this lane's share */
 };
 
@@ -62,9 +74,11 @@ __device__ static inline void rows_start(struct rows *r)
     for (int i = 0; i < 2; i++) r->max[i] = -INFINITY, r->sum[i] = 0;
 }
 
-/* Rows of an item see different keys of some tiles, and 0 * inf in a masked place is no zero: an infinite V at one position must not reach the rows of earlier
- * ones (their bits would depend on the chunk's later tokens). So in such a tile V's infinities and NaNs are taken out, and the rows that see them are lost: their
- * sum is NaN. *ret_keys: bit j is key j of the tile. The whole block. */
+/* Rows of an item see different keys of some tiles, and 0 * inf in a masked place is no zero: an
+ * infinite V at one position must not reach the rows of earlier ones (their bits would depend on
+ * the chunk's later tokens). So in such a tile V's infinities and NaNs are taken out, and the
+ * rows that see them are lost: their sum is NaN. *ret_keys: bit j is key j of the tile. The
+ * whole block. */
 template <class L> __device__ static inline void take_infinite(uint8_t *v, uint64_t *ret_keys)
 {
     __shared__ unsigned long long keys;
@@ -75,7 +89,8 @@ template <class L> __device__ static inline void take_infinite(uint8_t *v, uint6
         uint32_t u, finite;
         uint8_t *pair = v + L::at(i / (L::DIM / 2), i % (L::DIM / 2) / 4) + i % 4 * 4;
         memcpy(&u, pair, 4);
-        finite = ((u & 0x7f80u) == 0x7f80u ? 0 : u & 0xffffu) | ((u & 0x7f800000u) == 0x7f800000u ? 0 : u & 0xffff0000u);
+        finite = ((u & 0x7f80u) == 0x7f80u ? 0 : u & 0xffffu) |
+                 ((u & 0x7f800000u) == 0x7f800000u ? 0 : u & 0xffff0000u);
         if (finite != u) {
             memcpy(pair, &finite, 4);
             atomicOr(&keys, 1ull << (i / (L::DIM / 2)));
@@ -86,16 +101,20 @@ template <class L> __device__ static inline void take_infinite(uint8_t *v, uint6
     *ret_keys = keys;
 }
 
-__device__ static inline void lose_rows(struct rows *r, const struct attn_params *a, int32_t tile, uint64_t keys)
+__device__ static inline void lose_rows(struct rows *r, const struct attn_params *a, int32_t tile,
+                                        uint64_t keys)
 {
     ATTN_UNROLL
     for (int i = 0; i < 2; i++)
         for (int32_t j = 0; j < ATTN_TILE; j++)
-            if ((keys >> j & 1) && tile + j >= attn_first(a, r->last[i]) && tile + j <= r->last[i]) r->sum[i] = NAN;
+            if ((keys >> j & 1) && tile + j >= attn_first(a, r->last[i]) && tile + j <= r->last[i])
+                r->sum[i] = NAN;
 }
 
-/* One step of the online softmax. s: scores in, gone after; p: the probabilities as A fragments of 4 k16; alpha: what the older out is to be scaled by. */
-__device__ static inline void softmax(struct rows *r, const struct attn_params *a, float s[N8][4], uint32_t p[K16][4], float alpha[2], int32_t tile)
+/* One step of the online softmax. s: scores in, gone after; p: the probabilities as A fragments
+ * of 4 k16; alpha: what the older out is to be scaled by. */
+__device__ static inline void softmax(struct rows *r, const struct attn_params *a, float s[N8][4],
+                                      uint32_t p[K16][4], float alpha[2], int32_t tile)
 {
     float c = a->c;
     int32_t column = 2 * ((int32_t)threadIdx.x % 4);
@@ -119,7 +138,8 @@ __device__ static inline void softmax(struct rows *r, const struct attn_params *
         float less = (max == -INFINITY ? 0.0f : max) * c;
         ATTN_UNROLL
         for (int n = 0; n < N8; n++) {
-            uint32_t u = td_pack_bf16x2(td_exp2(fmaf(s[n][2 * i], c, -less)), td_exp2(fmaf(s[n][2 * i + 1], c, -less)));
+            uint32_t u = td_pack_bf16x2(td_exp2(fmaf(s[n][2 * i], c, -less)),
+                                        td_exp2(fmaf(s[n][2 * i + 1], c, -less)));
             sum += td_cu_bf16_to_f32((uint16_t)u);
             sum += td_cu_bf16_to_f32((uint16_t)(u >> 16));
             p[n / 2][n % 2 * 2 + i] = u;
@@ -147,7 +167,8 @@ __device__ static inline void total_clear(struct total *t)
 
 /* The split is over: adds up the row's sum and merges the state into the span's. */
 template <int PAIRS>
-__device__ static inline void end_split(struct rows *r, struct total *span, float o[PAIRS][2][4], float span_o[PAIRS][2][4], float c)
+__device__ static inline void end_split(struct rows *r, struct total *span, float o[PAIRS][2][4],
+                                        float span_o[PAIRS][2][4], float c)
 {
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -159,7 +180,9 @@ __device__ static inline void end_split(struct rows *r, struct total *span, floa
         ATTN_UNROLL
         for (int j = 0; j < PAIRS; j++)
             for (int n = 0; n < 2; n++)
-                for (int e = 0; e < 2; e++) span_o[j][n][2 * i + e] = attn_merge(span_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
+                for (int e = 0; e < 2; e++)
+                    span_o[j][n][2 * i + e] =
+                        attn_merge(span_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
     }
 }
 
@@ -171,49 +194,63 @@ template <int PAIRS> __device__ static inline void clear(float o[PAIRS][2][4])
             for (int e = 0; e < 4; e++) o[j][n][e] = 0;
 }
 
-/* Hands on the state of a unit of this warp's rows (packed rows row0 ..). Column pairs pair0 + j * step. */
+/* Hands on the state of a unit of this warp's rows (packed rows row0 ..). Column pairs pair0 + j
+ * * step. */
 template <int D, int PAIRS>
-__device__ static inline void hand_on(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t row0, const struct total *state,
-                                      float o[PAIRS][2][4], int32_t pair0, int32_t step, int32_t unit, struct attn_scratch scratch)
+__device__ static inline void hand_on(const struct attn_params *a, const struct attn_item *item,
+                                      int32_t kv_head, int32_t row0, const struct total *state,
+                                      float o[PAIRS][2][4], int32_t pair0, int32_t step,
+                                      int32_t unit, struct attn_scratch scratch)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
-        int32_t row = row0 + lane / 4 + 8 * i, token = row / a->group, head = kv_head * a->group + row % a->group;
+        int32_t row = row0 + lane / 4 + 8 * i, token = row / a->group,
+                head = kv_head * a->group + row % a->group;
         if (row >= item->n_tokens * a->group) continue;
         int64_t at = (int64_t)(item->slot0 + unit * item->n_tokens + token) * a->n_heads + head;
-        if (lane % 4 == 0 && pair0 == 0) scratch.max_sum[2 * at] = state->max[i], scratch.max_sum[2 * at + 1] = state->sum[i];
+        if (lane % 4 == 0 && pair0 == 0)
+            scratch.max_sum[2 * at] = state->max[i], scratch.max_sum[2 * at + 1] = state->sum[i];
         ATTN_UNROLL
         for (int j = 0; j < PAIRS; j++) {
             if ((pair0 + j * step) * 16 >= D) continue;
             for (int n = 0; n < 2; n++)
-                for (int e = 0; e < 2; e++) scratch.out[at * D + (pair0 + j * step) * 16 + n * 8 + 2 * (lane % 4) + e] = o[j][n][2 * i + e];
+                for (int e = 0; e < 2; e++)
+                    scratch.out[at * D + (pair0 + j * step) * 16 + n * 8 + 2 * (lane % 4) + e] =
+                        o[j][n][2 * i + e];
         }
     }
 }
 
-/* Merges a span into the total, whose out is kept where it is to be in the end: registers hold no third set, and a span is seldom over. Only this lane touches these
- * elements. is_last: divided by the sum. */
+/* Merges a span into the total, whose out is kept where it is to be in the end: registers hold
+ * no third set, and a span is seldom over. Only this lane touches these elements. is_last:
+ * divided by the sum. */
 template <int D, int PAIRS>
-__device__ static inline void end_span(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t row0, const struct total *span,
-                                       float span_o[PAIRS][2][4], struct total *total, int32_t pair0, int32_t step, bool is_first, bool is_last)
+__device__ static inline void end_span(const struct attn_params *a, const struct attn_item *item,
+                                       int32_t kv_head, int32_t row0, const struct total *span,
+                                       float span_o[PAIRS][2][4], struct total *total,
+                                       int32_t pair0, int32_t step, bool is_first, bool is_last)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
         int32_t row = row0 + lane / 4 + 8 * i;
-        float keep, take, *to = a->out + (item->row0 + row / a->group) * a->out_stride + (int64_t)(kv_head * a->group + row % a->group) * D + 2 * (lane % 4);
+        float keep, take,
+            *to = a->out + (item->row0 + row / a->group) * a->out_stride +
+                  (int64_t)(kv_head * a->group + row % a->group) * D + 2 * (lane % 4);
         attn_merge_scales(&total->max[i], span->max[i], a->c, &keep, &take);
         total->sum[i] = attn_merge(total->sum[i], span->sum[i], keep, take);
         if (row >= item->n_tokens * a->group) continue;
-        float factor = is_last ? 1.0f / (total->sum[i] == 0 ? 1.0f : total->sum[i]) : 1.0f; /* 0: padding */
+        /* 0: padding */
+        float factor = is_last ? 1.0f / (total->sum[i] == 0 ? 1.0f : total->sum[i]) : 1.0f;
         ATTN_UNROLL
         for (int j = 0; j < PAIRS; j++) {
             if ((pair0 + j * step) * 16 >= D) continue;
             for (int n = 0; n < 2; n++)
                 for (int e = 0; e < 2; e++) {
                     float *x = to + (pair0 + j * step) * 16 + n * 8 + e;
-                    *x = attn_merge(is_first ? 0.0f : *x, span_o[j][n][2 * i + e], keep, take) * factor;
+                    *x = attn_merge(is_first ? 0.0f : *x, span_o[j][n][2 * i + e], keep, take) *
+                         factor;
                 }
         }
     }
@@ -221,11 +258,15 @@ __device__ static inline void end_span(const struct attn_params *a, const struct
 
 /* The last piece of an item merges what all handed on. True for its whole block.
  *
- * By PTX's memory model (Memory Consistency Model: Causality Order, Release and Acquire Patterns): what any thread of this block wrote precedes, by program order and
- * the barrier's synchronizing at block scope, thread 0's fence; base causality order is transitive, so one fence of thread 0 after the barrier and before its
- * atomic is a release at the scope of the device for the writes of the whole block. (A fence of each writer before the barrier would not be: the pattern wants a
- * fence and then a strong write by one thread, and what other threads wrote would not precede that fence.) Read-modify-writes carry the observation on from piece
- * to piece; the last one's atomic and the fence behind it are the acquire, and the second barrier hands it to the block. */
+ * By PTX's memory model (Memory Consistency Model: Causality Order, Release and Acquire
+ * Patterns): what any thread of this block wrote precedes, by program order and the barrier's
+ * synchronizing at block scope, thread 0's fence; base causality order is transitive, so one
+ * fence of thread 0 after the barrier and before its atomic is a release at the scope of the
+ * device for the writes of the whole block. (A fence of each writer before the barrier would not
+ * be: the pattern wants a fence and then a strong write by one thread, and what other threads
+ * wrote would not precede that fence.) Read-modify-writes carry the observation on from piece to
+ * piece; the last one's atomic and the fence behind it are the acquire, and the second barrier
+ * hands it to the block. */
 __device__ static inline bool is_last_piece(const struct attn_item *item, uint32_t *counter)
 {
     __shared__ uint32_t n_before;
@@ -234,47 +275,65 @@ __device__ static inline bool is_last_piece(const struct attn_item *item, uint32
         __threadfence();
         n_before = atomicAdd(counter, 1u);
         __threadfence();
-        if (n_before == (uint32_t)item->n_pieces - 1) atomicExch(counter, 0u); /* as the plan had it; strong, as the additions that it follows */
+        /* as the plan had it; strong, as the additions that it follows */
+        if (n_before == (uint32_t)item->n_pieces - 1) atomicExch(counter, 0u);
     }
     __syncthreads();
     return n_before == (uint32_t)item->n_pieces - 1;
 }
 
-/* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at a time: first a warp per row finds how much each state,
- * and each span, is scaled by (the maxima so far are scans, max being exact), then a thread per few elements does the sums, whose loads do not wait for
- * one another. A row for each of the 4 warps: sixteen at a time were four times the code, 190 KB of it for D = 128.
- * board: MERGE_BOARD_BYTES of shared memory that nobody uses any more. */
+/* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at
+ * a time: first a warp per row finds how much each state, and each span, is scaled by (the
+ * maxima so far are scans, max being exact), then a thread per few elements does the sums, whose
+ * loads do not wait for one another. A row for each of the 4 warps: sixteen at a time were four
+ * times the code, 190 KB of it for D = 128. board: MERGE_BOARD_BYTES of shared memory that
+ * nobody uses any more. */
 enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LANES + 2) * 4 };
 
 template <int D>
-__device__ static void merge_states(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, int32_t first, struct attn_scratch scratch, float *board)
+__device__ static void merge_states(const struct attn_params *a, const struct attn_item *item,
+                                    int32_t kv_head, int32_t first, struct attn_scratch scratch,
+                                    float *board)
 {
     enum { ROWS = ATTN_ROWS_MERGED, MINE = (ROWS * D + MERGE_THREADS - 1) / MERGE_THREADS };
-    float *keeps = board, *takes = keeps + ROWS * LANES, *sums = takes + ROWS * LANES; /* [row][unit]: of a state into its span */
-    float *span_keeps = sums + ROWS * LANES, *span_takes = span_keeps + ROWS * LANES;  /* [row][unit]: of its span into the total */
+    /* [row][unit]: of a state into its span */
+    float *keeps = board, *takes = keeps + ROWS * LANES, *sums = takes + ROWS * LANES;
+    /* [row][unit]: of its span into the total */
+    float *span_keeps = sums + ROWS * LANES, *span_takes = span_keeps + ROWS * LANES;
     float *most = span_takes + ROWS * LANES, *divide = most + ROWS;
-    int32_t in_span = ATTN_SPAN / item->unit, n_units = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT / item->unit + 1;
-    int32_t begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT / item->unit; /* of those before nothing was seen, nor handed on */
-    int32_t n_packed = item->n_tokens * a->group - first, thread = (int32_t)threadIdx.x, lane = thread % LANES;
+    int32_t in_span = ATTN_SPAN / item->unit,
+            n_units = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT / item->unit + 1;
+    /* of those before nothing was seen, nor handed on */
+    int32_t begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT / item->unit;
+    int32_t n_packed = item->n_tokens * a->group - first, thread = (int32_t)threadIdx.x,
+            lane = thread % LANES;
     int64_t step = (int64_t)item->n_tokens * a->n_heads;
     float o[MINE], span_o[MINE], sum = 0, span_sum = 0;
-    const float *from[MINE]; /* unit 0 of the thread's elements: i = e * MERGE_THREADS + thread is column i % D of row i / D */
+    const float *from[MINE]; /* unit 0 of the thread's elements: i = e * MERGE_THREADS + thread
+                                is column i % D of row i / D */
     if (n_packed > ROWS) n_packed = ROWS;
     ATTN_UNROLL
     for (int e = 0; e < MINE; e++) {
         int32_t i = e * MERGE_THREADS + thread, packed = first + (i / D < n_packed ? i / D : 0);
-        from[e] = scratch.out + ((int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group + packed % a->group) * D + i % D;
+        from[e] = scratch.out +
+                  ((int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group +
+                   packed % a->group) *
+                      D +
+                  i % D;
         o[e] = span_o[e] = 0;
     }
     if (thread < ROWS) most[thread] = -INFINITY;
     __syncthreads();
     for (int32_t base = begin / in_span * in_span; base < n_units; base += LANES) {
-        int32_t skip = begin > base ? begin - base : 0, n = n_units - base < LANES ? n_units - base : LANES;
+        int32_t skip = begin > base ? begin - base : 0,
+                n = n_units - base < LANES ? n_units - base : LANES;
         for (int32_t row = thread / LANES; row < n_packed; row += MERGE_THREADS / LANES) {
             int32_t packed = first + row;
-            int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads + kv_head * a->group + packed % a->group + (base + lane) * step;
+            int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads +
+                            kv_head * a->group + packed % a->group + (base + lane) * step;
             bool is_there = lane >= skip && lane < n;
-            float max = is_there ? scratch.max_sum[2 * state] : -INFINITY, before = most[row], upto = max, left, span, all, others;
+            float max = is_there ? scratch.max_sum[2 * state] : -INFINITY, before = most[row],
+                  upto = max, left, span, all, others;
             for (int m = 1; m < in_span; m *= 2) { /* in each span for itself */
                 float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
                 if (lane % in_span >= m) upto = fmaxf(upto, other);
@@ -289,8 +348,10 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
             }
             others = __shfl_up_sync(0xffffffff, all, (unsigned)in_span);
             if (lane < in_span) others = before;
-            keeps[row * LANES + lane] = attn_rescale(left, upto, a->c), takes[row * LANES + lane] = attn_rescale(max, upto, a->c);
-            span_keeps[row * LANES + lane] = attn_rescale(others, all, a->c), span_takes[row * LANES + lane] = attn_rescale(span, all, a->c);
+            keeps[row * LANES + lane] = attn_rescale(left, upto, a->c),
+                                takes[row * LANES + lane] = attn_rescale(max, upto, a->c);
+            span_keeps[row * LANES + lane] = attn_rescale(others, all, a->c),
+                                     span_takes[row * LANES + lane] = attn_rescale(span, all, a->c);
             sums[row * LANES + lane] = is_there ? scratch.max_sum[2 * state + 1] : 0;
             __syncwarp(0xffffffff);
             if (lane == LANES - 1) most[row] = all;
@@ -298,18 +359,27 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
         __syncthreads();
         ATTN_UNROLL_BY_4
         for (int32_t s = skip; s < n; s++) {
-            bool is_end = (s + 1) % in_span == 0 || s + 1 == n; /* of the span: a multiple of it is done at a time */
+            /* of the span: a multiple of it is done at a time */
+            bool is_end = (s + 1) % in_span == 0 || s + 1 == n;
             int64_t at = (base + s) * step * D;
             ATTN_UNROLL
             for (int e = 0; e < MINE; e++) {
                 int32_t row = (e * MERGE_THREADS + thread) / D;
                 if (row >= n_packed) continue;
-                span_o[e] = attn_merge(span_o[e], from[e][at], keeps[row * LANES + s], takes[row * LANES + s]);
-                if (is_end) o[e] = attn_merge(o[e], span_o[e], span_keeps[row * LANES + s], span_takes[row * LANES + s]), span_o[e] = 0;
+                span_o[e] = attn_merge(span_o[e], from[e][at], keeps[row * LANES + s],
+                                       takes[row * LANES + s]);
+                if (is_end)
+                    o[e] = attn_merge(o[e], span_o[e], span_keeps[row * LANES + s],
+                                      span_takes[row * LANES + s]),
+                    span_o[e] = 0;
             }
             if (thread < n_packed) {
-                span_sum = attn_merge(span_sum, sums[thread * LANES + s], keeps[thread * LANES + s], takes[thread * LANES + s]);
-                if (is_end) sum = attn_merge(sum, span_sum, span_keeps[thread * LANES + s], span_takes[thread * LANES + s]), span_sum = 0;
+                span_sum = attn_merge(span_sum, sums[thread * LANES + s], keeps[thread * LANES + s],
+                                      takes[thread * LANES + s]);
+                if (is_end)
+                    sum = attn_merge(sum, span_sum, span_keeps[thread * LANES + s],
+                                     span_takes[thread * LANES + s]),
+                    span_sum = 0;
             }
         }
         __syncthreads();
@@ -319,40 +389,52 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
     ATTN_UNROLL
     for (int e = 0; e < MINE; e++) {
         int32_t i = e * MERGE_THREADS + thread, row = i / D, packed = first + row;
-        if (row < n_packed) a->out[(item->row0 + packed / a->group) * a->out_stride + (int64_t)(kv_head * a->group + packed % a->group) * D + i % D] = o[e] * divide[row];
+        if (row < n_packed)
+            a->out[(item->row0 + packed / a->group) * a->out_stride +
+                   (int64_t)(kv_head * a->group + packed % a->group) * D + i % D] =
+                o[e] * divide[row];
     }
 }
 
 /* All packed rows of a cut item, by one block. */
 template <int D>
-__device__ static inline void merge_item(const struct attn_params *a, const struct attn_item *item, int32_t kv_head, struct attn_scratch scratch, float *board)
+__device__ static inline void merge_item(const struct attn_params *a, const struct attn_item *item,
+                                         int32_t kv_head, struct attn_scratch scratch, float *board)
 {
     ATTN_NO_UNROLL
-    for (int32_t first = 0; first < item->n_tokens * a->group; first += ATTN_ROWS_MERGED) merge_states<D>(a, item, kv_head, first, scratch, board);
+    for (int32_t first = 0; first < item->n_tokens * a->group; first += ATTN_ROWS_MERGED)
+        merge_states<D>(a, item, kv_head, first, scratch, board);
 }
 
-/* After attn_many, of the items that it had in pieces. blockIdx.x: (item * MERGE_GROUPS + its rows) * n_kv_heads + kv head. A kernel of its own: the block that
- * happens to be the last of an item, as in attn_few, would read megabytes of states alone. */
+/* After attn_many, of the items that it had in pieces. blockIdx.x: (item * MERGE_GROUPS + its
+ * rows) * n_kv_heads + kv head. A kernel of its own: the block that happens to be the last of an
+ * item, as in attn_few, would read megabytes of states alone. */
 enum { MERGE_GROUPS = ATTN_ROWS_MANY / ATTN_ROWS_MERGED };
 
-template <int D> static __global__ void __launch_bounds__(MERGE_THREADS, 4) attn_merge_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
+template <int D>
+static __global__ void __launch_bounds__(MERGE_THREADS, 4)
+    attn_merge_many(struct attn_params a, uint8_t *plan, struct attn_scratch scratch)
 {
     __shared__ float board[MERGE_BOARD_BYTES / 4];
     const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
-    int32_t index = (int32_t)blockIdx.x / a.n_kv_heads, kv_head = (int32_t)blockIdx.x % a.n_kv_heads, first = index % MERGE_GROUPS * ATTN_ROWS_MERGED;
+    int32_t index = (int32_t)blockIdx.x / a.n_kv_heads,
+            kv_head = (int32_t)blockIdx.x % a.n_kv_heads,
+            first = index % MERGE_GROUPS * ATTN_ROWS_MERGED;
     if (index / MERGE_GROUPS >= head->n_merged) return;
-    const struct attn_item *item = (const struct attn_item *)(const void *)(plan + head->merged_at) + index / MERGE_GROUPS;
+    const struct attn_item *item =
+        (const struct attn_item *)(const void *)(plan + head->merged_at) + index / MERGE_GROUPS;
     if (first < item->n_tokens * a.group) merge_states<D>(&a, item, kv_head, first, scratch, board);
 }
 
 /* ---- launchers */
 
 /* For n blocks of each kv head, in a function with a, device_plan, scratch. */
-#define ATTN_LAUNCH(kernel, label, n, n_threads, bytes)                                                                           \
-    if ((n) > 0) {                                                                                                                \
-        dim3 grid((unsigned)((n) * a->n_kv_heads));                                                                               \
-        TD_LAUNCH(kernel, grid, dim3(n_threads), bytes, td_cuda.compute, *a, device_plan, scratch);                               \
-        TD_LAUNCHED(label);                                                                                                       \
+#define ATTN_LAUNCH(kernel, label, n, n_threads, bytes)                                            \
+    if ((n) > 0) {                                                                                 \
+        dim3 grid((unsigned)((n)*a->n_kv_heads));                                                  \
+        TD_LAUNCH(kernel, grid, dim3(n_threads), bytes, td_cuda.compute, *a, device_plan,          \
+                  scratch);                                                                        \
+        TD_LAUNCHED(label);                                                                        \
     }
 
 #endif

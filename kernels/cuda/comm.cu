@@ -1,30 +1,41 @@
-/* comm.cu - ranks: one process per device, NCCL between them (tensor parallelism). NCCL is opened when it is needed.
+/* comm.cu - ranks: one process per device, NCCL between them (tensor parallelism). NCCL is opened
+ * when it is needed.
  *
- * NCCL's own sum adds in an order that follows from an element's place in the message and from the message's size, so with three ranks or more a
- * row's bits would depend on the batch (I1). Two terms have one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need not be
+ * NCCL's own sum adds in an order that follows from an element's place in the message and from the
+ * message's size, so with three ranks or more a row's bits would depend on the batch (I1). Two
+ * terms have one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need not be
  * deterministic; else
  *
- *     send slice r of x to rank r, receive own slice of all | add them in order of ranks | send the sum to all, receive theirs
+ *     send slice r of x to rank r, receive own slice of all | add them in order of ranks | send the
+ *         sum to all, receive theirs
  *
- * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in order with the entries, and may be recorded in a
- * graph.
+ * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in
+ * order with the entries, and may be recorded in a graph.
  *
  * NCCL's rules, and who keeps them (tests/fake/nccl_stub.c fails loudly where one is broken):
- *   (1) A communicator outlives every graph that holds its calls: ncclCommDestroy and ncclCommAbort both spin until the last such graph is gone. So
- *       `leave` drops the graphs first, and `abort` is called without a lock that whoever drops the graphs might want.
- *   (2) A communicator is destroyed or aborted while no thread is inside another call on it. Calls go through use_begin .. use_end; abort refuses new
- *       ones and then waits ABORT_WAIT_MS for those inside. A call that is still inside then hangs in NCCL itself, and the abort is what ends it.
- *   (3) ncclCommInitRank waits for the last rank for ever. So the communicator does not block (ncclCommInitRankConfig):
- *       join polls until all have come or its time is over, and aborts then. After that every call may say "in
- *       progress", and is waited for until ncclCommGetAsyncError says otherwise (`settled`) before the next one is made.
- *       NCCL before 2.14 has no such communicator: there join has no deadline.
- *   (4) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone: `check` asks, every 50 ms (forward_device.c).
+ *   (1) A communicator outlives every graph that holds its calls: ncclCommDestroy and ncclCommAbort
+ *       both spin until the last such graph is gone. So `leave` drops the graphs first, and `abort`
+ *       is called without a lock that whoever drops the graphs might want.
+ *   (2) A communicator is destroyed or aborted while no thread is inside another call on it. Calls
+ *       go through use_begin .. use_end; abort refuses new ones and then waits ABORT_WAIT_MS for
+ *       those inside. A call that is still inside then hangs in NCCL itself, and the abort is what
+ *       ends it.
+ *   (3) ncclCommInitRank waits for the last rank for ever. So the communicator does not block
+ *       (ncclCommInitRankConfig): join polls until all have come or its time is over, and aborts
+ *       then. After that every call may say "in progress", and is waited for until
+ *       ncclCommGetAsyncError says otherwise (`settled`) before the next one is made. NCCL before
+ *       2.14 has no such communicator: there join has no deadline.
+ *   (4) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone:
+ *       `check` asks, every 50 ms (forward_device.c).
  *
- *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING --graphs are gone--> LEFT
- *     JOINED --leave: graphs dropped, then the same, destroyed------------------------------------------------> LEFT
+ *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING --graphs
+ *         are gone--> LEFT
+ *     JOINED --leave: graphs dropped, then the same,
+ *     destroyed------------------------------------------------> LEFT
  *
- * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by other ways calls abort from another thread, after
- * which the entries end, `wait` returns, and the device counts as lost. */
+ * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by
+ * other ways calls abort from another thread, after which the entries end, `wait` returns, and
+ * the device counts as lost. */
 #include <dlfcn.h>
 #include <poll.h>
 #include <sched.h>
@@ -37,16 +48,23 @@
 
 #if !defined(TD_CUDA_EMULATE) && __has_include(<nccl.h>)
 #include <nccl.h>
-static_assert(TD_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES && sizeof(ncclUniqueId) == TD_NCCL_ID_BYTES, "nccl_api.h");
-static_assert((int)TD_NCCL_SUCCESS == (int)ncclSuccess && (int)TD_NCCL_IN_PROGRESS == (int)ncclInProgress && (int)TD_NCCL_FLOAT == (int)ncclFloat &&
-                  (int)TD_NCCL_SUM == (int)ncclSum && (int)TD_NCCL_REMOTE_ERROR == (int)ncclRemoteError,
+static_assert(TD_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES && sizeof(ncclUniqueId) == TD_NCCL_ID_BYTES,
+              "nccl_api.h");
+static_assert((int)TD_NCCL_SUCCESS == (int)ncclSuccess &&
+                  (int)TD_NCCL_IN_PROGRESS == (int)ncclInProgress &&
+                  (int)TD_NCCL_FLOAT == (int)ncclFloat && (int)TD_NCCL_SUM == (int)ncclSum &&
+                  (int)TD_NCCL_REMOTE_ERROR == (int)ncclRemoteError,
               "nccl_api.h");
 #endif
 
 #define JOIN_MS_DEFAULT 120000 /* the slowest rank has its weights by then, or never */
 #define JOIN_MS_NAME "TANDEM_NCCL_JOIN_TIMEOUT_MS"
-#define CALL_MS 30000 /* a call that is in progress for so long loses the device: the first one makes connections, which takes a second or two */
-#define ABORT_WAIT_MS 2000 /* calls on connected ranks return in microseconds; one that takes this long waits for a dead rank */
+/* a call that is in progress for so long loses the device: the first one makes connections,
+   which takes a second or two */
+#define CALL_MS 30000
+/* calls on connected ranks return in microseconds; one that takes this long waits for a dead
+   rank */
+#define ABORT_WAIT_MS 2000
 
 static struct {
     void *library;
@@ -67,7 +85,8 @@ static struct {
     char failure[192]; /* of the first failed call: td_cuda keeps the pointer */
 } self;
 
-static_assert(TD_DEVICE_RANK_ID_BYTES == TD_NCCL_ID_BYTES, "NCCL's id goes through the table as it is");
+static_assert(TD_DEVICE_RANK_ID_BYTES == TD_NCCL_ID_BYTES,
+              "NCCL's id goes through the table as it is");
 
 /* The emulated GPU has no NCCL but a stand-in, by this name. */
 static const char *library_name(void)
@@ -83,35 +102,38 @@ static const char *library_name(void)
 static td_status load(struct td_err *err)
 {
     if (nccl.library) return TD_OK;
-    void *library = td_cuda_open_library(library_name(), "TANDEM_NCCL_LIBRARY", "run with --tp 1", err);
+    void *library =
+        td_cuda_open_library(library_name(), "TANDEM_NCCL_LIBRARY", "run with --tp 1", err);
     if (!library) return td_err_prefix(err, "tp: NCCL is needed between devices");
     const char *missing = NULL;
-#define NCCL_FIND(name, result, arguments) \
+#define NCCL_FIND(name, result, arguments)                                                         \
     if (!(nccl.name = (result(*) arguments)dlsym(library, #name))) missing = #name;
     TD_NCCL_FUNCTIONS(NCCL_FIND)
 #undef NCCL_FIND
     nccl.init_config = (td_nccl_init_config_fn *)dlsym(library, TD_NCCL_INIT_CONFIG);
     if (missing)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s has no %s: it is of another version than this library was built for",
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp: %s has no %s: it is of another version than this library was built for",
                        library_name(), missing);
 #ifdef TD_CUDA_EMULATE
-    static const struct td_nccl_stub_cuda cuda = {(int (*)(void *, void (*)(void *), void *))cudaLaunchHostFunc,
-                                                 (int (*)(void *, void (*)(void *), void *))td_emu_graph_attach};
-    void (*open)(const struct td_nccl_stub_cuda *) = (void (*)(const struct td_nccl_stub_cuda *))dlsym(library, TD_NCCL_STUB_OPEN);
+    static const struct td_nccl_stub_cuda cuda = {
+        (int (*)(void *, void (*)(void *), void *))cudaLaunchHostFunc,
+        (int (*)(void *, void (*)(void *), void *))td_emu_graph_attach};
+    void (*open)(const struct td_nccl_stub_cuda *) =
+        (void (*)(const struct td_nccl_stub_cuda *))dlsym(library, TD_NCCL_STUB_OPEN);
     if (!open)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s is no stand-in for NCCL on an emulated GPU", library_name());
+        return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s is no stand-in for NCCL on an emulated GPU",
+                       library_name());
     open(&cuda);
 #endif
     nccl.library = library;
     return TD_OK;
 }
 
-static void use_end(void)
-{
-    __atomic_sub_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST);
-}
+static void use_end(void) { __atomic_sub_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST); }
 
-/* NULL: there is no communicator, or it is about to go. Else use_end follows. In one order with use_stop: one of the two sees the other. */
+/* NULL: there is no communicator, or it is about to go. Else use_end follows. In one order with
+ * use_stop: one of the two sees the other. */
 static struct td_nccl_comm *use_begin(void)
 {
     __atomic_add_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST);
@@ -128,12 +150,13 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* What a call comes to that returned r: waits while it is in progress. TD_NCCL_IN_PROGRESS: it is so still after CALL_MS, or the communicator is
- * about to go. Between use_begin and use_end. */
+/* What a call comes to that returned r: waits while it is in progress. TD_NCCL_IN_PROGRESS: it
+ * is so still after CALL_MS, or the communicator is about to go. Between use_begin and use_end. */
 static int settled(struct td_nccl_comm *comm, int r)
 {
     uint64_t deadline_ms = r == TD_NCCL_IN_PROGRESS ? now_ms() + CALL_MS : 0;
-    while (r == TD_NCCL_IN_PROGRESS && !__atomic_load_n(&self.is_closing, __ATOMIC_SEQ_CST) && now_ms() < deadline_ms) {
+    while (r == TD_NCCL_IN_PROGRESS && !__atomic_load_n(&self.is_closing, __ATOMIC_SEQ_CST) &&
+           now_ms() < deadline_ms) {
         int state = TD_NCCL_SUCCESS, asked = nccl.ncclCommGetAsyncError(comm, &state);
         r = asked == TD_NCCL_SUCCESS ? state : asked;
         if (r == TD_NCCL_IN_PROGRESS) (void)sched_yield();
@@ -141,17 +164,20 @@ static int settled(struct td_nccl_comm *comm, int r)
     return r;
 }
 
-/* A failed call loses the device, as a failed launch does: nothing of this process' steps can be relied on. */
+/* A failed call loses the device, as a failed launch does: nothing of this process' steps can be
+ * relied on. */
 static bool failed(int r, const char *label)
 {
     if (__atomic_fetch_add(&self.n_failures, 1, __ATOMIC_RELAXED) == 0) {
-        snprintf(self.failure, sizeof self.failure, "%s: NCCL says %s", label, nccl.ncclGetErrorString(r));
+        snprintf(self.failure, sizeof self.failure, "%s: NCCL says %s", label,
+                 nccl.ncclGetErrorString(r));
         label = self.failure;
     }
     return td_cuda_ok(cudaErrorUnknown, label);
 }
 
-/* True: the call that returned r has done its part. Between use_begin and use_end, like the next. */
+/* True: the call that returned r has done its part. Between use_begin and use_end, like the
+ * next. */
 static bool ok(struct td_nccl_comm *comm, int r, const char *label)
 {
     r = settled(comm, r);
@@ -161,7 +187,8 @@ static bool ok(struct td_nccl_comm *comm, int r, const char *label)
 /* Within a group a call is only noted: what comes of it is told by the group's end. */
 static bool noted(int r, const char *label)
 {
-    return r == TD_NCCL_IN_PROGRESS || r == TD_NCCL_SUCCESS ? td_cuda_ok(cudaSuccess, label) : failed(r, label);
+    return r == TD_NCCL_IN_PROGRESS || r == TD_NCCL_SUCCESS ? td_cuda_ok(cudaSuccess, label)
+                                                            : failed(r, label);
 }
 
 /* The communicator, now the caller's alone to end; NULL: another has it, or there is none. */
@@ -169,7 +196,8 @@ static struct td_nccl_comm *use_stop(void)
 {
     __atomic_store_n(&self.is_closing, true, __ATOMIC_SEQ_CST);
     uint64_t deadline_ms = now_ms() + ABORT_WAIT_MS;
-    while (__atomic_load_n(&self.n_inside, __ATOMIC_SEQ_CST) > 0 && now_ms() < deadline_ms) (void)sched_yield();
+    while (__atomic_load_n(&self.n_inside, __ATOMIC_SEQ_CST) > 0 && now_ms() < deadline_ms)
+        (void)sched_yield();
     return __atomic_exchange_n(&self.comm, (struct td_nccl_comm *)NULL, __ATOMIC_SEQ_CST);
 }
 
@@ -179,7 +207,8 @@ static td_status new_id(uint8_t *ret_id, struct td_err *err)
     td_status s = load(err);
     if (s) return s;
     int r = nccl.ncclGetUniqueId(&id);
-    if (r != TD_NCCL_SUCCESS) return td_fail(err, TD_ERR_DEVICE, "tp: NCCL gives no id: %s", nccl.ncclGetErrorString(r));
+    if (r != TD_NCCL_SUCCESS)
+        return td_fail(err, TD_ERR_DEVICE, "tp: NCCL gives no id: %s", nccl.ncclGetErrorString(r));
     memcpy(ret_id, &id, sizeof id);
     return TD_OK;
 }
@@ -192,20 +221,23 @@ static td_status read_join_ms(uint64_t *ret_ms, struct td_err *err)
     if (!text || !*text) return TD_OK;
     unsigned long long ms = strtoull(text, &end, 10);
     if (*end || text[0] == '-' || ms < 100 || ms > 86400000)
-        return td_fail(err, TD_ERR_INVALID, "tp: %s is \"%.40s\", must be 100..86400000", JOIN_MS_NAME, text);
+        return td_fail(err, TD_ERR_INVALID, "tp: %s is \"%.40s\", must be 100..86400000",
+                       JOIN_MS_NAME, text);
     *ret_ms = ms;
     return TD_OK;
 }
 
 /* The communicator of all ranks, once they have all come. On failure there is none. */
-static td_status init_comm(const struct td_nccl_id *id, int32_t rank, int32_t n_ranks, struct td_nccl_comm **ret_comm, struct td_err *err)
+static td_status init_comm(const struct td_nccl_id *id, int32_t rank, int32_t n_ranks,
+                           struct td_nccl_comm **ret_comm, struct td_err *err)
 {
     struct td_nccl_comm *comm = NULL;
     uint64_t join_ms, begin_ms = now_ms();
     td_status s = read_join_ms(&join_ms, err);
     if (s) return s;
     struct td_nccl_config config = {sizeof config, TD_NCCL_CONFIG_MAGIC, TD_NCCL_CONFIG_VERSION, 0};
-    int r = nccl.init_config ? nccl.init_config(&comm, n_ranks, *id, rank, &config) : nccl.ncclCommInitRank(&comm, n_ranks, *id, rank);
+    int r = nccl.init_config ? nccl.init_config(&comm, n_ranks, *id, rank, &config)
+                             : nccl.ncclCommInitRank(&comm, n_ranks, *id, rank);
     while (r == TD_NCCL_IN_PROGRESS && now_ms() - begin_ms < join_ms) {
         int state = TD_NCCL_SUCCESS, asked = nccl.ncclCommGetAsyncError(comm, &state);
         r = asked == TD_NCCL_SUCCESS ? state : asked;
@@ -217,16 +249,20 @@ static td_status init_comm(const struct td_nccl_id *id, int32_t rank, int32_t n_
     }
     s = r == TD_NCCL_IN_PROGRESS
             ? td_fail(err, TD_ERR_DEVICE,
-                      "tp: rank %d of %d joined over NCCL, and not all others did within %llu ms (%s): look at their "
+                      "tp: rank %d of %d joined over NCCL, and not all others did within %llu ms "
+                      "(%s): look at their "
                       "logs",
                       (int)rank, (int)n_ranks, (unsigned long long)join_ms, JOIN_MS_NAME)
-            : td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)", (int)rank, (int)n_ranks,
-                      nccl.ncclGetErrorString(r), nccl.ncclGetLastError(NULL));
-    if (comm && nccl.init_config) (void)nccl.ncclCommAbort(comm); /* else nobody knows what a failed call has left in comm */
+            : td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)",
+                      (int)rank, (int)n_ranks, nccl.ncclGetErrorString(r),
+                      nccl.ncclGetLastError(NULL));
+    /* else nobody knows what a failed call has left in comm */
+    if (comm && nccl.init_config) (void)nccl.ncclCommAbort(comm);
     return s;
 }
 
-static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, size_t max_floats, struct td_err *err)
+static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, size_t max_floats,
+                      struct td_err *err)
 {
     int32_t rank = g->rank, n_ranks = g->n_ranks;
     struct td_nccl_id id;
@@ -237,7 +273,9 @@ static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, 
     struct td_nccl_comm *comm = NULL;
     cudaError_t e = cudaSetDevice(td_cuda.index);
     if (e == cudaSuccess) e = cudaMalloc((void **)&self.scratch, bytes);
-    if (e != cudaSuccess) return td_fail(err, TD_ERR_NOMEM, "tp: %zu bytes for sums over ranks: %s", bytes, cudaGetErrorString(e));
+    if (e != cudaSuccess)
+        return td_fail(err, TD_ERR_NOMEM, "tp: %zu bytes for sums over ranks: %s", bytes,
+                       cudaGetErrorString(e));
     if ((s = init_comm(&id, rank, n_ranks, &comm, err))) {
         (void)cudaFree(self.scratch);
         self.scratch = NULL;
@@ -249,8 +287,10 @@ static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, 
     return TD_OK;
 }
 
-/* x[i] = x of rank 0 + x of rank 1 + ..., of the own slice; the other ranks' lie in scratch, `stride` apart. */
-static __global__ void sum_ranks_kernel(float *x, const float *scratch, int64_t n, int64_t stride, int32_t rank, int32_t n_ranks)
+/* x[i] = x of rank 0 + x of rank 1 + ..., of the own slice; the other ranks' lie in scratch,
+ * `stride` apart. */
+static __global__ void sum_ranks_kernel(float *x, const float *scratch, int64_t n, int64_t stride,
+                                        int32_t rank, int32_t n_ranks)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -266,19 +306,25 @@ static size_t slice_at(size_t n, size_t each, int32_t r)
 
 static void sum_in_order(struct td_nccl_comm *comm, float *x, size_t n)
 {
-    size_t each = (n / (size_t)self.n_ranks + 4) / 4 * 4, mine = slice_at(n, each, self.rank), n_mine = slice_at(n, each, self.rank + 1) - mine;
+    size_t each = (n / (size_t)self.n_ranks + 4) / 4 * 4, mine = slice_at(n, each, self.rank),
+           n_mine = slice_at(n, each, self.rank + 1) - mine;
     bool good = ok(comm, nccl.ncclGroupStart(), "tp: group");
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
-        if (len) good = noted(nccl.ncclSend(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send parts");
+        if (len)
+            good = noted(nccl.ncclSend(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute),
+                         "tp: send parts");
         if (good && n_mine)
-            good = noted(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive parts");
+            good = noted(nccl.ncclRecv(self.scratch + (size_t)r * each, n_mine, TD_NCCL_FLOAT, r,
+                                       comm, td_cuda.compute),
+                         "tp: receive parts");
     }
     good = ok(comm, nccl.ncclGroupEnd(), "tp: exchange of parts") && good;
     if (good && n_mine) {
-        TD_LAUNCH(sum_ranks_kernel, dim3((unsigned)((n_mine + 255) / 256)), dim3(256), 0, td_cuda.compute, x + mine, self.scratch, (int64_t)n_mine,
-                  (int64_t)each, self.rank, self.n_ranks);
+        TD_LAUNCH(sum_ranks_kernel, dim3((unsigned)((n_mine + 255) / 256)), dim3(256), 0,
+                  td_cuda.compute, x + mine, self.scratch, (int64_t)n_mine, (int64_t)each,
+                  self.rank, self.n_ranks);
         TD_LAUNCHED("tp: sum over ranks");
     }
     td_cuda.behind_kernel = false;
@@ -287,8 +333,12 @@ static void sum_in_order(struct td_nccl_comm *comm, float *x, size_t n)
     for (int32_t r = 0; r < self.n_ranks && good; r++) {
         size_t at = slice_at(n, each, r), len = slice_at(n, each, r + 1) - at;
         if (r == self.rank) continue;
-        if (n_mine) good = noted(nccl.ncclSend(x + mine, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: send sums");
-        if (good && len) good = noted(nccl.ncclRecv(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive sums");
+        if (n_mine)
+            good = noted(nccl.ncclSend(x + mine, n_mine, TD_NCCL_FLOAT, r, comm, td_cuda.compute),
+                         "tp: send sums");
+        if (good && len)
+            good = noted(nccl.ncclRecv(x + at, len, TD_NCCL_FLOAT, r, comm, td_cuda.compute),
+                         "tp: receive sums");
     }
     (void)ok(comm, nccl.ncclGroupEnd(), "tp: exchange of sums");
 }
@@ -300,14 +350,17 @@ static void all_reduce_sum(float *x, size_t n)
     td_cuda.behind_kernel = false;
     TD_ASSERT(n <= self.max_floats);
     if (self.n_ranks == 2 || !td_cuda.is_deterministic)
-        (void)ok(comm, nccl.ncclAllReduce(x, x, n, TD_NCCL_FLOAT, TD_NCCL_SUM, comm, td_cuda.compute), "tp: sum over ranks");
+        (void)ok(comm,
+                 nccl.ncclAllReduce(x, x, n, TD_NCCL_FLOAT, TD_NCCL_SUM, comm, td_cuda.compute),
+                 "tp: sum over ranks");
     else
         sum_in_order(comm, x, n);
     use_end();
 }
 
 /* A column block per rank goes tight over the wire and is spread by a strided copy. */
-static void gather_on_first(struct td_nccl_comm *comm, size_t rows, const int32_t *first, float *out)
+static void gather_on_first(struct td_nccl_comm *comm, size_t rows, const int32_t *first,
+                            float *out)
 {
     size_t stride = (size_t)first[self.n_ranks];
     TD_ASSERT(rows * (stride - (size_t)(first[1] - first[0])) <= self.max_floats);
@@ -315,15 +368,19 @@ static void gather_on_first(struct td_nccl_comm *comm, size_t rows, const int32_
     if (!good) return;
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
         size_t w = (size_t)(first[r + 1] - first[r]), at = rows * (size_t)(first[r] - first[1]);
-        if (w) good = noted(nccl.ncclRecv(self.scratch + at, rows * w, TD_NCCL_FLOAT, r, comm, td_cuda.compute), "tp: receive logits");
+        if (w)
+            good = noted(
+                nccl.ncclRecv(self.scratch + at, rows * w, TD_NCCL_FLOAT, r, comm, td_cuda.compute),
+                "tp: receive logits");
     }
     good = ok(comm, nccl.ncclGroupEnd(), "tp: logits of all ranks") && good;
     for (int32_t r = 1; r < self.n_ranks && good; r++) {
         size_t w = (size_t)(first[r + 1] - first[r]), at = rows * (size_t)(first[r] - first[1]);
         if (w)
-            good = td_cuda_ok(
-                cudaMemcpy2DAsync(out + first[r], stride * 4, self.scratch + at, w * 4, w * 4, rows, cudaMemcpyDeviceToDevice, td_cuda.compute),
-                "tp: logits to their columns");
+            good = td_cuda_ok(cudaMemcpy2DAsync(out + first[r], stride * 4, self.scratch + at,
+                                                w * 4, w * 4, rows, cudaMemcpyDeviceToDevice,
+                                                td_cuda.compute),
+                              "tp: logits to their columns");
     }
 }
 
@@ -333,9 +390,13 @@ static void gather_columns(const float *mine, int32_t n_rows, const int32_t *fir
     if (!comm) return;
     td_cuda.behind_kernel = false;
     size_t width = (size_t)(first[self.rank + 1] - first[self.rank]);
-    if (self.rank == 0) gather_on_first(comm, (size_t)n_rows, first, out);
+    if (self.rank == 0)
+        gather_on_first(comm, (size_t)n_rows, first, out);
     else if (width)
-        (void)ok(comm, nccl.ncclSend(mine, (size_t)n_rows * width, TD_NCCL_FLOAT, 0, comm, td_cuda.compute), "tp: send logits");
+        (void)ok(
+            comm,
+            nccl.ncclSend(mine, (size_t)n_rows * width, TD_NCCL_FLOAT, 0, comm, td_cuda.compute),
+            "tp: send logits");
     use_end();
 }
 
@@ -345,7 +406,8 @@ static td_status check(struct td_err *err)
     if (!comm) return TD_OK;
     int error = TD_NCCL_SUCCESS, r = nccl.ncclCommGetAsyncError(comm, &error);
     use_end();
-    if (r == TD_NCCL_SUCCESS && (error == TD_NCCL_SUCCESS || error == TD_NCCL_IN_PROGRESS)) return TD_OK;
+    if (r == TD_NCCL_SUCCESS && (error == TD_NCCL_SUCCESS || error == TD_NCCL_IN_PROGRESS))
+        return TD_OK;
     (void)failed(r ? r : error, "tp: an error between ranks");
     return td_cuda_lost(err);
 }
@@ -357,19 +419,23 @@ static void abort_ranks(void)
     if (comm) (void)nccl.ncclCommAbort(comm);
 }
 
-/* The graphs' last launches have ended when td_cuda_drop_graphs returns: with what they wait for, or by an abort. */
+/* The graphs' last launches have ended when td_cuda_drop_graphs returns: with what they wait
+ * for, or by an abort. */
 static void leave(void)
 {
     td_cuda_drop_graphs();
     struct td_nccl_comm *comm = use_stop();
-    if (comm) (void)(td_cuda_ok(cudaSuccess, "") ? nccl.ncclCommDestroy(comm) : nccl.ncclCommAbort(comm));
+    if (comm)
+        (void)(td_cuda_ok(cudaSuccess, "") ? nccl.ncclCommDestroy(comm) : nccl.ncclCommAbort(comm));
     if (self.scratch) (void)cudaFree(self.scratch);
     self.scratch = NULL;
 }
 
-static const struct td_device_ranks over_nccl = {new_id, join, all_reduce_sum, gather_columns, check, abort_ranks, leave};
+static const struct td_device_ranks over_nccl = {
+    new_id, join, all_reduce_sum, gather_columns, check, abort_ranks, leave};
 
-#ifdef TD_CUDA_EMULATE /* without a stand-in: the ranks' own communicator, called by the stream in order with the entries */
+/* Without a stand-in: the ranks' own communicator, called by the stream in the entries' order */
+#ifdef TD_CUDA_EMULATE
 
 struct call {
     float *x, *out;
@@ -382,7 +448,8 @@ static struct td_device_group group;
 static void run_call(void *arg)
 {
     struct call *c = (struct call *)arg;
-    td_status s = c->first ? group.gather_columns(group.ctx, c->x, (int32_t)c->n, c->first, c->out) : group.all_reduce_sum(group.ctx, c->x, c->n);
+    td_status s = c->first ? group.gather_columns(group.ctx, c->x, (int32_t)c->n, c->first, c->out)
+                           : group.all_reduce_sum(group.ctx, c->x, c->n);
     if (s) (void)td_cuda_ok(cudaErrorUnknown, "tp: another rank is lost");
     free(c);
 }
@@ -406,17 +473,15 @@ static td_status host_new_id(uint8_t *ret_id, struct td_err *err)
     return TD_OK;
 }
 
-static td_status host_join(const uint8_t *id, const struct td_device_group *g, size_t max_floats, struct td_err *err)
+static td_status host_join(const uint8_t *id, const struct td_device_group *g, size_t max_floats,
+                           struct td_err *err)
 {
     (void)id, (void)max_floats, (void)err;
     group = *g;
     return TD_OK;
 }
 
-static void host_all_reduce_sum(float *x, size_t n)
-{
-    issue(x, n, NULL, NULL);
-}
+static void host_all_reduce_sum(float *x, size_t n) { issue(x, n, NULL, NULL); }
 
 static void host_gather_columns(const float *mine, int32_t n_rows, const int32_t *first, float *out)
 {
@@ -431,13 +496,11 @@ static td_status host_check(struct td_err *err)
     return TD_OK;
 }
 
-static void host_leave(void)
-{
-    memset(&group, 0, sizeof group);
-}
+static void host_leave(void) { memset(&group, 0, sizeof group); }
 
-static const struct td_device_ranks over_host = {host_new_id, host_join,        host_all_reduce_sum, host_gather_columns,
-                                                 host_check,  host_abort_ranks, host_leave};
+static const struct td_device_ranks over_host = {
+    host_new_id, host_join,        host_all_reduce_sum, host_gather_columns,
+    host_check,  host_abort_ranks, host_leave};
 #endif
 
 const struct td_device_ranks *td_cuda_ranks(void)

@@ -1,41 +1,49 @@
-/* copy.cu - what KV transfer does with the device's memory (common/base/device_memory.h): copies beside the steps, handles for other processes,
- * dma-bufs.
+/* copy.cu - what KV transfer does with the device's memory (common/base/device_memory.h): copies
+ * beside the steps, handles for other processes, dma-bufs.
  *
- * One stream per direction, so that both copy engines and the device's own bandwidth are used at a time; within one, tickets end in order. A ticket
- * is the number of its batch on its stream and an event recorded behind it; N_EVENTS batches may be under way on each, one more waits for the oldest.
+ * One stream per direction, so that both copy engines and the device's own bandwidth are used at a
+ * time; within one, tickets end in order. A ticket is the number of its batch on its stream and an
+ * event recorded behind it; N_EVENTS batches may be under way on each, one more waits for the
+ * oldest.
  *
- * Batches. Copies of KV blocks are few and large (a MiB each) or many and small (a shard's block of 16 KiB). A cudaMemcpyAsync costs the host and
- * the copy engine some microseconds whatever its size, so small ones are moved by one kernel instead: a block of threads for each run, 16 bytes a
- * thread where the run is aligned. It reaches page-locked memory by its own address. SMALL_RUN is where a copy of its own is expected to be as fast
- * (25 GB/s x 2.5 us); it is to be measured on a card (`tandem bench xfer --device cuda` has both).
+ * Batches. Copies of KV blocks are few and large (a MiB each) or many and small (a shard's block of
+ * 16 KiB). A cudaMemcpyAsync costs the host and the copy engine some microseconds whatever its
+ * size, so small ones are moved by one kernel instead: a block of threads for each run, 16 bytes a
+ * thread where the run is aligned. It reaches page-locked memory by its own address. SMALL_RUN is
+ * where a copy of its own is expected to be as fast (25 GB/s x 2.5 us); it is to be measured on a
+ * card (`tandem bench xfer --device cuda` has both).
  *
- * Errors of a copy are the device's and final (td_cuda_ok). Errors of export, open and dmabuf are answers: they are cleared, and said. */
+ * Errors of a copy are the device's and final (td_cuda_ok). Errors of export, open and dmabuf
+ * are answers: they are cleared, and said. */
 #include <pthread.h>
 #include <stdio.h>
 
 #include "kernels/cuda/cuda.h"
 
-#define N_STREAMS 3                /* enum td_device_copy */
+#define N_STREAMS 3 /* enum td_device_copy */
 #define N_EVENTS 32
 #define SMALL_RUN ((size_t)64 << 10)
-#define TABLE_RUNS 2048            /* of one launch */
-#define N_TABLES 8                 /* page-locked lists of runs, each of one launch that may be under way */
+#define TABLE_RUNS 2048 /* of one launch */
+/* page-locked lists of runs, each of one launch that may be under way */
+#define N_TABLES 8
 
 struct lane {
     cudaStream_t stream;
-    cudaEvent_t event[N_EVENTS];   /* of batch n: n % N_EVENTS */
-    uint64_t n_issued;             /* issue_lock's */
-    uint64_t n_done;               /* atomic; only grows */
+    cudaEvent_t event[N_EVENTS]; /* of batch n: n % N_EVENTS */
+    uint64_t n_issued;           /* issue_lock's */
+    uint64_t n_done;             /* atomic; only grows */
     struct td_device_run *table[N_TABLES];
-    uint64_t table_of[N_TABLES];   /* the batch that reads it; issue_lock's */
+    uint64_t table_of[N_TABLES]; /* the batch that reads it; issue_lock's */
 };
 
 static struct {
     struct td_device_memory memory;
     struct lane lane[N_STREAMS];
 } self;
-/* Of each lane: held while a batch is issued, which may wait for an older one of the same lane. `done`, `wait` and other lanes take none of it. */
-static pthread_mutex_t issue_locks[N_STREAMS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
+/* Of each lane: held while a batch is issued, which may wait for an older one of the same lane.
+ * `done`, `wait` and other lanes take none of it. */
+static pthread_mutex_t issue_locks[N_STREAMS] = {
+    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
 
 static __global__ void copy_runs(const struct td_device_run *runs)
 {
@@ -45,15 +53,13 @@ static __global__ void copy_runs(const struct td_device_run *runs)
     size_t at = 0;
     if ((((uintptr_t)to | (uintptr_t)from) & 15) == 0) {
         at = r.bytes & ~(size_t)15;
-        for (size_t i = (size_t)threadIdx.x * 16; i < at; i += (size_t)blockDim.x * 16) *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+        for (size_t i = (size_t)threadIdx.x * 16; i < at; i += (size_t)blockDim.x * 16)
+            *(uint4 *)(to + i) = *(const uint4 *)(from + i);
     }
     for (size_t i = at + threadIdx.x; i < r.bytes; i += blockDim.x) to[i] = from[i];
 }
 
-static bool is_lost(void)
-{
-    return !td_cuda_ok(cudaSuccess, "");
-}
+static bool is_lost(void) { return !td_cuda_ok(cudaSuccess, ""); }
 
 /* The calling thread may be any. */
 static bool on_device(void)
@@ -69,10 +75,13 @@ static bool lane_is_done(const struct lane *l, uint64_t n)
 static void lane_set_done(struct lane *l, uint64_t n)
 {
     uint64_t before = __atomic_load_n(&l->n_done, __ATOMIC_RELAXED);
-    while (before < n && !__atomic_compare_exchange_n(&l->n_done, &before, n, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
+    while (before < n && !__atomic_compare_exchange_n(&l->n_done, &before, n, true,
+                                                      __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        continue;
 }
 
-/* Until batches up to n of the lane are done. Its event may have been recorded again meanwhile, for batch n + N_EVENTS: that comes when n is done. */
+/* Until batches up to n of the lane are done. Its event may have been recorded again meanwhile,
+ * for batch n + N_EVENTS: that comes when n is done. */
 static bool lane_wait(struct lane *l, uint64_t n)
 {
     if (lane_is_done(l, n)) return true;
@@ -96,7 +105,8 @@ static int take_table(struct lane *l, uint64_t batch)
     return oldest;
 }
 
-static bool launch_small(struct lane *l, uint64_t batch, const struct td_device_run *runs, size_t n_runs)
+static bool launch_small(struct lane *l, uint64_t batch, const struct td_device_run *runs,
+                         size_t n_runs)
 {
     for (size_t i = 0; i < n_runs;) {
         int t = take_table(l, batch);
@@ -111,9 +121,11 @@ static bool launch_small(struct lane *l, uint64_t batch, const struct td_device_
     return true;
 }
 
-static bool issue(struct lane *l, enum td_device_copy kind, const struct td_device_run *runs, size_t n_runs)
+static bool issue(struct lane *l, enum td_device_copy kind, const struct td_device_run *runs,
+                  size_t n_runs)
 {
-    static const enum cudaMemcpyKind kinds[N_STREAMS] = {cudaMemcpyDeviceToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice};
+    static const enum cudaMemcpyKind kinds[N_STREAMS] = {
+        cudaMemcpyDeviceToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice};
     uint64_t batch = l->n_issued + 1;
     size_t n_small = 0;
     for (size_t i = 0; i < n_runs; i++) n_small += runs[i].bytes < SMALL_RUN;
@@ -122,14 +134,19 @@ static bool issue(struct lane *l, enum td_device_copy kind, const struct td_devi
     if (together && !launch_small(l, batch, runs, n_runs)) return false;
     for (size_t i = 0; i < n_runs; i++) {
         if (together && runs[i].bytes < SMALL_RUN) continue;
-        if (!td_cuda_ok(cudaMemcpyAsync(runs[i].to, runs[i].from, runs[i].bytes, kinds[kind], l->stream), "KV copy")) return false;
+        if (!td_cuda_ok(
+                cudaMemcpyAsync(runs[i].to, runs[i].from, runs[i].bytes, kinds[kind], l->stream),
+                "KV copy"))
+            return false;
     }
-    if (!td_cuda_ok(cudaEventRecord(l->event[batch % N_EVENTS], l->stream), "KV copy")) return false;
+    if (!td_cuda_ok(cudaEventRecord(l->event[batch % N_EVENTS], l->stream), "KV copy"))
+        return false;
     l->n_issued = batch;
     return true;
 }
 
-static td_status copy(void *ctx, enum td_device_copy kind, const struct td_device_run *runs, size_t n_runs, uint64_t *ret_ticket, struct td_err *err)
+static td_status copy(void *ctx, enum td_device_copy kind, const struct td_device_run *runs,
+                      size_t n_runs, uint64_t *ret_ticket, struct td_err *err)
 {
     (void)ctx;
     struct lane *l = &self.lane[kind];
@@ -148,7 +165,9 @@ static td_status done(void *ctx, uint64_t ticket, struct td_err *err)
     if (!on_device()) return td_cuda_lost(err);
     if (lane_is_done(l, n)) return TD_OK;
     cudaError_t e = cudaEventQuery(l->event[n % N_EVENTS]);
-    if (e == cudaErrorNotReady) return TD_INPROGRESS; /* or of a later batch: the next look finds n done */
+    if (e == cudaErrorNotReady)
+        return TD_INPROGRESS; /* or of a later batch: the next look finds
+                                 n done */
     if (!td_cuda_ok(e, "KV copy")) return td_cuda_lost(err);
     lane_set_done(l, n);
     return TD_OK;
@@ -157,7 +176,8 @@ static td_status done(void *ctx, uint64_t ticket, struct td_err *err)
 static td_status wait_for(void *ctx, uint64_t ticket, struct td_err *err)
 {
     (void)ctx;
-    return on_device() && lane_wait(&self.lane[ticket & 3], ticket >> 2) ? TD_OK : td_cuda_lost(err);
+    return on_device() && lane_wait(&self.lane[ticket & 3], ticket >> 2) ? TD_OK
+                                                                         : td_cuda_lost(err);
 }
 
 static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct td_err *err)
@@ -168,8 +188,9 @@ static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct
     if (e == cudaSuccess) return TD_OK;
     (void)cudaGetLastError();
     return td_fail(err, TD_ERR_NOMEM,
-                   "page-locked host memory: %zu bytes for KV transfer asked and refused (%s): raise the memory limit of the container", bytes,
-                   cudaGetErrorString(e));
+                   "page-locked host memory: %zu bytes for KV transfer asked and refused (%s): "
+                   "raise the memory limit of the container",
+                   bytes, cudaGetErrorString(e));
 }
 
 static void release_pinned(void *ctx, void *memory)
@@ -181,7 +202,8 @@ static void release_pinned(void *ctx, void *memory)
 static td_status refused(cudaError_t e, const char *what, struct td_err *err)
 {
     (void)cudaGetLastError();
-    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s (%s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
+    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s (%s)", what, cudaGetErrorName(e),
+                   cudaGetErrorString(e));
 }
 
 /* copy_runs reaches it by the host's address, as it does what cudaHostAlloc gave. */
@@ -190,9 +212,13 @@ static td_status pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
     int same = 0;
     (void)ctx;
     if (!on_device()) return td_cuda_lost(err);
-    cudaError_t e = cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, td_cuda.index);
+    cudaError_t e =
+        cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, td_cuda.index);
     if (e != cudaSuccess) return refused(e, "cudaDeviceGetAttribute", err);
-    if (!same) return td_fail(err, TD_ERR_UNSUPPORTED, "this device reaches memory of the host that was registered at addresses of its own");
+    if (!same)
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "this device reaches memory of the host that was registered at addresses of its own");
     e = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     return e == cudaSuccess ? TD_OK : refused(e, "cudaHostRegister", err);
 }
@@ -209,7 +235,8 @@ static void unpin(void *ctx, void *memory)
 static bool allocation_of(const void *memory, void **ret_base, struct td_err *err)
 {
     (void)err;
-    *ret_base = (void *)(uintptr_t)memory; /* as cudaMalloc gave it: the emulated handle refuses any other */
+    *ret_base = (void *)(uintptr_t)memory; /* as cudaMalloc gave it: the emulated handle refuses
+                                              any other */
     return true;
 }
 #else
@@ -236,37 +263,49 @@ static bool allocation_of(const void *memory, void **ret_base, struct td_err *er
     if (!range) return false;
     CUresult r = range(&base, &bytes, (CUdeviceptr)(uintptr_t)memory);
     *ret_base = (void *)(uintptr_t)base;
-    if (r != CUDA_SUCCESS) td_fail(err, TD_ERR_UNSUPPORTED, "cuMemGetAddressRange of the pool answers %d", (int)r);
+    if (r != CUDA_SUCCESS)
+        td_fail(err, TD_ERR_UNSUPPORTED, "cuMemGetAddressRange of the pool answers %d", (int)r);
     return r == CUDA_SUCCESS;
 }
 
 /* Source for the order of calls and for pages: NVIDIA's GPUDirect RDMA guide, "dma-buf". */
-static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
+static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd,
+                        uint64_t *ret_offset, struct td_err *err)
 {
-    typedef CUresult export_fn(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
+    typedef CUresult export_fn(void *, CUdeviceptr, size_t, CUmemRangeHandleType,
+                               unsigned long long);
     (void)ctx;
     if (!on_device()) return td_cuda_lost(err);
     int has = 0;
     typedef CUresult attribute_fn(int *, CUdevice_attribute, CUdevice);
     attribute_fn *attribute = (attribute_fn *)driver("cuDeviceGetAttribute", 2000, err);
     if (!attribute) return TD_ERR_UNSUPPORTED;
-    if (attribute(&has, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, (CUdevice)td_cuda.index) != CUDA_SUCCESS || !has)
+    if (attribute(&has, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, (CUdevice)td_cuda.index) !=
+            CUDA_SUCCESS ||
+        !has)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "the driver exports no dma-buf of this device: that takes the open kernel modules (nvidia-open) and Linux 5.12 or later");
+                       "the driver exports no dma-buf of this device: that takes the open kernel "
+                       "modules (nvidia-open) and Linux 5.12 or later");
     export_fn *handle = (export_fn *)driver("cuMemGetHandleForAddressRange", 11070, err);
     if (!handle) return TD_ERR_UNSUPPORTED;
     const uintptr_t page = 65536; /* the host's may be so large (arm64) */
-    uintptr_t begin = (uintptr_t)memory & ~(page - 1), end = ((uintptr_t)memory + bytes + page - 1) & ~(page - 1);
+    uintptr_t begin = (uintptr_t)memory & ~(page - 1),
+              end = ((uintptr_t)memory + bytes + page - 1) & ~(page - 1);
     int fd = -1;
-    CUresult r = handle(&fd, (CUdeviceptr)begin, end - begin, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-    if (r != CUDA_SUCCESS) return td_fail(err, TD_ERR_UNSUPPORTED, "cuMemGetHandleForAddressRange of %zu MiB answers %d", bytes >> 20, (int)r);
+    CUresult r =
+        handle(&fd, (CUdeviceptr)begin, end - begin, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+    if (r != CUDA_SUCCESS)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "cuMemGetHandleForAddressRange of %zu MiB answers %d", bytes >> 20, (int)r);
     *ret_fd = fd;
     *ret_offset = (uint64_t)((uintptr_t)memory - begin);
     return TD_OK;
 }
 #endif
 
-static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset, struct td_err *err)
+static td_status ipc_export(void *ctx, const void *memory,
+                            uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset,
+                            struct td_err *err)
 {
     cudaIpcMemHandle_t h;
     void *base;
@@ -281,7 +320,8 @@ static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD
     return TD_OK;
 }
 
-static td_status ipc_open(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES], void **ret_base, struct td_err *err)
+static td_status ipc_open(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES], void **ret_base,
+                          struct td_err *err)
 {
     cudaIpcMemHandle_t h;
     (void)ctx;
@@ -294,7 +334,8 @@ static td_status ipc_open(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES
 static void ipc_close(void *ctx, void *base)
 {
     (void)ctx;
-    if (on_device() && cudaIpcCloseMemHandle(base) != cudaSuccess) (void)cudaGetLastError(); /* its exporter is gone: nothing is left to give back */
+    /* its exporter is gone: nothing is left to give back */
+    if (on_device() && cudaIpcCloseMemHandle(base) != cudaSuccess) (void)cudaGetLastError();
 }
 
 /* ---- life ---- */
@@ -313,21 +354,25 @@ void td_cuda_memory_close(void)
     memset(&self, 0, sizeof self);
 }
 
-td_status td_cuda_memory_open(const struct td_device_info *info, const struct td_device_memory **ret_memory, struct td_err *err)
+td_status td_cuda_memory_open(const struct td_device_info *info,
+                              const struct td_device_memory **ret_memory, struct td_err *err)
 {
     int least = 0, greatest = 0;
     cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     for (int k = 0; k < N_STREAMS && e == cudaSuccess; k++) {
         struct lane *l = &self.lane[k];
         e = cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, least);
-        for (int i = 0; i < N_EVENTS && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&l->event[i], cudaEventDisableTiming);
+        for (int i = 0; i < N_EVENTS && e == cudaSuccess; i++)
+            e = cudaEventCreateWithFlags(&l->event[i], cudaEventDisableTiming);
         for (int i = 0; i < N_TABLES && e == cudaSuccess; i++)
-            e = cudaHostAlloc((void **)&l->table[i], TABLE_RUNS * sizeof(struct td_device_run), cudaHostAllocPortable | cudaHostAllocMapped);
+            e = cudaHostAlloc((void **)&l->table[i], TABLE_RUNS * sizeof(struct td_device_run),
+                              cudaHostAllocPortable | cudaHostAllocMapped);
     }
     if (e != cudaSuccess) {
         td_cuda_memory_close();
-        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s): streams for KV transfer: %s (%s)",
-                       td_cuda.index, info->name, cudaGetErrorName(e), cudaGetErrorString(e));
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE,
+                       "CUDA device %d (%s): streams for KV transfer: %s (%s)", td_cuda.index,
+                       info->name, cudaGetErrorName(e), cudaGetErrorString(e));
     }
     struct td_device_memory *m = &self.memory;
     memcpy(m->name, info->name, sizeof m->name);
@@ -336,9 +381,11 @@ td_status td_cuda_memory_open(const struct td_device_info *info, const struct td
     m->rdma_order = TD_RDMA_ORDER_NONE;
 #ifndef TD_CUDA_EMULATE
     int order = 0;
-    if (cudaDeviceGetAttribute(&order, cudaDevAttrGPUDirectRDMAWritesOrdering, td_cuda.index) == cudaSuccess)
+    if (cudaDeviceGetAttribute(&order, cudaDevAttrGPUDirectRDMAWritesOrdering, td_cuda.index) ==
+        cudaSuccess)
         m->rdma_order = (enum td_device_rdma_order)order;
-    else (void)cudaGetLastError();
+    else
+        (void)cudaGetLastError();
     m->dmabuf = dmabuf;
 #endif
     m->alloc_pinned = alloc_pinned, m->release_pinned = release_pinned;

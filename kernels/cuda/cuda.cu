@@ -2,25 +2,32 @@
  *
  * States of a step (one owner: the thread that calls step_begin):
  *
- *     IDLE --step_begin(0)----------------> DIRECT ------step_end: nothing left to do---------------> IDLE
- *     IDLE --step_begin(key), key unknown-> RECORDING ---step_end: instantiate, keep, launch--------> IDLE
- *     IDLE --step_begin(key), key known---> REPLAY ------step_end: launch the kept graph------------> IDLE
+ *     IDLE --step_begin(0)----------------> DIRECT ------step_end: nothing left to
+ *         do---------------> IDLE
+ *     IDLE --step_begin(key), key unknown-> RECORDING ---step_end: instantiate, keep,
+ *         launch--------> IDLE
+ *     IDLE --step_begin(key), key known---> REPLAY ------step_end: launch the kept
+ *         graph------------> IDLE
  *
- * Graphs. At most N_GRAPHS are kept; a new key then takes the place of the one that was launched longest ago (LRU). Its graph may be destroyed only
- * when it no longer runs: every launch carries the step's number and `wait` remembers the last number that is known to be done, so an old victim
- * costs nothing, and only a cache that is smaller than one burst of steps without a `wait` would have to wait for the device. Recording is
- * thread-local, so that other threads may allocate and copy meanwhile. Kernels that were never used before load while being recorded, which drivers
- * do since CUDA 12.3; this library needs 13 anyway.
+ * Graphs. At most N_GRAPHS are kept; a new key then takes the place of the one that was launched
+ * longest ago (LRU). Its graph may be destroyed only when it no longer runs: every launch carries
+ * the step's number and `wait` remembers the last number that is known to be done, so an old victim
+ * costs nothing, and only a cache that is smaller than one burst of steps without a `wait` would
+ * have to wait for the device. Recording is thread-local, so that other threads may allocate and
+ * copy meanwhile. Kernels that were never used before load while being recorded, which drivers do
+ * since CUDA 12.3; this library needs 13 anyway.
  *
- * Errors. A failed launch or copy, an ECC error, a dead device: CUDA reports such things late and for ever after, so the first one seen is kept with
- * the label of the call that saw it (first_error, first_error_at), and every later call of the table answers TD_ERR_DEVICE with it. A kernel's own
- * failure is seen by a later call; CUDA_LAUNCH_BLOCKING=1 makes the label exact. Running out of memory is no such error: alloc answers TD_ERR_NOMEM
- * and the device goes on.
+ * Errors. A failed launch or copy, an ECC error, a dead device: CUDA reports such things late and
+ * for ever after, so the first one seen is kept with the label of the call that saw it
+ * (first_error, first_error_at), and every later call of the table answers TD_ERR_DEVICE with it. A
+ * kernel's own failure is seen by a later call; CUDA_LAUNCH_BLOCKING=1 makes the label exact.
+ * Running out of memory is no such error: alloc answers TD_ERR_NOMEM and the device goes on.
  *
- * Copies. upload and download take pageable memory: pieces of STAGE_BYTES go through two pinned buffers in turn, so that the copy of one piece into
- * its buffer runs beside the transfer of the other (whether that beats the driver's own staging is to be measured: cuda_bench, rows "upload"). They
- * use a stream of their own, wait for it alone, and one of them runs at a time; entries that were issued before are not waited for - call `wait`
- * first when it matters. */
+ * Copies. upload and download take pageable memory: pieces of STAGE_BYTES go through two pinned
+ * buffers in turn, so that the copy of one piece into its buffer runs beside the transfer of the
+ * other (whether that beats the driver's own staging is to be measured: cuda_bench, rows
+ * "upload"). They use a stream of their own, wait for it alone, and one of them runs at a time;
+ * entries that were issued before are not waited for - call `wait` first when it matters. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +65,7 @@ static struct {
 static pthread_mutex_t copy_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ---- errors ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static bool is_lost(void)
 {
@@ -80,19 +87,27 @@ bool td_cuda_ok(cudaError_t error, const char *label)
 
 bool td_cuda_allow_shared(const void *kernel, size_t bytes, const char *label)
 {
-    return td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), label) &&
-           td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), label);
+    return td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)bytes),
+                      label) &&
+           td_cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                           cudaSharedmemCarveoutMaxShared),
+                      label);
 }
 
 td_status td_cuda_lost(struct td_err *err)
 {
     cudaError_t e = td_cuda.first_error;
-    return td_fail(err, TD_ERR_DEVICE, "CUDA device %d (%s) is lost for this process: %s: %s (%s)%s", td_cuda.index, self.device.info.name,
-                   td_cuda.first_error_at, cudaGetErrorName(e), cudaGetErrorString(e),
-                   e == cudaErrorECCUncorrectable ? "; an uncorrectable memory error: nvidia-smi -q -d ECC shows it, the device needs a reset" : "");
+    return td_fail(err, TD_ERR_DEVICE,
+                   "CUDA device %d (%s) is lost for this process: %s: %s (%s)%s", td_cuda.index,
+                   self.device.info.name, td_cuda.first_error_at, cudaGetErrorName(e),
+                   cudaGetErrorString(e),
+                   e == cudaErrorECCUncorrectable ? "; an uncorrectable memory error: nvidia-smi "
+                                                    "-q -d ECC shows it, the device needs a reset"
+                                                  : "");
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static const char *bytes_text(uint64_t bytes, char *text, size_t text_bytes)
 {
@@ -127,13 +142,15 @@ static td_status device_alloc(size_t bytes, const char *what, void **ret_memory,
     }
     size_t free_bytes = 0, total_bytes = 0;
     char asked[32], left[32], all[32];
-    if (!td_cuda_ok(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo")) return td_cuda_lost(err);
-    return td_fail(
-        err, TD_ERR_NOMEM,
-        "device memory: %s for %s asked, %s of %s are free on CUDA device %d (%s): lower the option that sizes it, or free the device (nvidia-smi "
-        "lists who holds memory)",
-        bytes_text(bytes, asked, sizeof asked), what, bytes_text(free_bytes, left, sizeof left), bytes_text(total_bytes, all, sizeof all),
-        td_cuda.index, self.device.info.name);
+    if (!td_cuda_ok(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"))
+        return td_cuda_lost(err);
+    return td_fail(err, TD_ERR_NOMEM,
+                   "device memory: %s for %s asked, %s of %s are free on CUDA device %d (%s): "
+                   "lower the option that sizes it, or free the device (nvidia-smi "
+                   "lists who holds memory)",
+                   bytes_text(bytes, asked, sizeof asked), what,
+                   bytes_text(free_bytes, left, sizeof left),
+                   bytes_text(total_bytes, all, sizeof all), td_cuda.index, self.device.info.name);
 }
 
 /* On a lost device too, where it may fail: what can be given back is. */
@@ -160,7 +177,8 @@ static td_status pinned_alloc(size_t bytes, const char *what, void **ret_memory,
     }
     char asked[32];
     return td_fail(err, TD_ERR_NOMEM,
-                   "page-locked host memory: %s for %s asked and refused: lower the option that sizes it, or raise the memory limit of the container",
+                   "page-locked host memory: %s for %s asked and refused: lower the option that "
+                   "sizes it, or raise the memory limit of the container",
                    bytes_text(bytes, asked, sizeof asked), what);
 }
 
@@ -174,7 +192,8 @@ static void pinned_release(void *memory)
 static td_status free_bytes(uint64_t *ret_free, uint64_t *ret_total, struct td_err *err)
 {
     size_t f = 0, t = 0;
-    if (!on_device("free_bytes") || !td_cuda_ok(cudaMemGetInfo(&f, &t), "cudaMemGetInfo")) return td_cuda_lost(err);
+    if (!on_device("free_bytes") || !td_cuda_ok(cudaMemGetInfo(&f, &t), "cudaMemGetInfo"))
+        return td_cuda_lost(err);
     *ret_free = f, *ret_total = t;
     return TD_OK;
 }
@@ -184,9 +203,13 @@ static bool upload_pieces(uint8_t *to, const uint8_t *from, size_t bytes)
     int turn = 0;
     for (size_t at = 0; at < bytes; at += STAGE_BYTES, turn ^= 1) {
         size_t n = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
-        if (at >= 2 * STAGE_BYTES && !td_cuda_ok(cudaEventSynchronize(self.stage_free[turn]), "upload: wait for a piece")) return false;
+        if (at >= 2 * STAGE_BYTES &&
+            !td_cuda_ok(cudaEventSynchronize(self.stage_free[turn]), "upload: wait for a piece"))
+            return false;
         memcpy(self.stage[turn], from + at, n);
-        if (!td_cuda_ok(cudaMemcpyAsync(to + at, self.stage[turn], n, cudaMemcpyHostToDevice, self.copy), "upload") ||
+        if (!td_cuda_ok(
+                cudaMemcpyAsync(to + at, self.stage[turn], n, cudaMemcpyHostToDevice, self.copy),
+                "upload") ||
             !td_cuda_ok(cudaEventRecord(self.stage_free[turn], self.copy), "upload: mark a piece"))
             return false;
     }
@@ -199,39 +222,49 @@ static bool download_pieces(uint8_t *to, const uint8_t *from, size_t bytes)
     size_t n_pieces = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
     for (size_t i = 0; i <= n_pieces; i++) {
         if (i < n_pieces) {
-            size_t n = bytes - i * STAGE_BYTES < STAGE_BYTES ? bytes - i * STAGE_BYTES : STAGE_BYTES;
-            if (!td_cuda_ok(cudaMemcpyAsync(self.stage[i & 1], from + i * STAGE_BYTES, n, cudaMemcpyDeviceToHost, self.copy), "download") ||
-                !td_cuda_ok(cudaEventRecord(self.stage_free[i & 1], self.copy), "download: mark a piece"))
+            size_t n =
+                bytes - i * STAGE_BYTES < STAGE_BYTES ? bytes - i * STAGE_BYTES : STAGE_BYTES;
+            if (!td_cuda_ok(cudaMemcpyAsync(self.stage[i & 1], from + i * STAGE_BYTES, n,
+                                            cudaMemcpyDeviceToHost, self.copy),
+                            "download") ||
+                !td_cuda_ok(cudaEventRecord(self.stage_free[i & 1], self.copy),
+                            "download: mark a piece"))
                 return false;
         }
         if (i > 0) {
-            size_t at = (i - 1) * STAGE_BYTES, n = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
-            if (!td_cuda_ok(cudaEventSynchronize(self.stage_free[(i - 1) & 1]), "download")) return false;
+            size_t at = (i - 1) * STAGE_BYTES,
+                   n = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
+            if (!td_cuda_ok(cudaEventSynchronize(self.stage_free[(i - 1) & 1]), "download"))
+                return false;
             memcpy(to + at, self.stage[(i - 1) & 1], n);
         }
     }
     return true;
 }
 
-static td_status upload(void *device_memory, const void *host_memory, size_t bytes, struct td_err *err)
+static td_status upload(void *device_memory, const void *host_memory, size_t bytes,
+                        struct td_err *err)
 {
     if (bytes == 0) return is_lost() ? td_cuda_lost(err) : TD_OK;
     pthread_mutex_lock(&copy_lock);
-    bool ok = on_device("upload") && upload_pieces((uint8_t *)device_memory, (const uint8_t *)host_memory, bytes);
+    bool ok = on_device("upload") &&
+              upload_pieces((uint8_t *)device_memory, (const uint8_t *)host_memory, bytes);
     pthread_mutex_unlock(&copy_lock);
     return ok ? TD_OK : td_cuda_lost(err);
 }
 
-static td_status download(void *host_memory, const void *device_memory, size_t bytes, struct td_err *err)
+static td_status download(void *host_memory, const void *device_memory, size_t bytes,
+                          struct td_err *err)
 {
     if (bytes == 0) return is_lost() ? td_cuda_lost(err) : TD_OK;
     pthread_mutex_lock(&copy_lock);
-    bool ok = on_device("download") && download_pieces((uint8_t *)host_memory, (const uint8_t *)device_memory, bytes);
+    bool ok = on_device("download") &&
+              download_pieces((uint8_t *)host_memory, (const uint8_t *)device_memory, bytes);
     pthread_mutex_unlock(&copy_lock);
     return ok ? TD_OK : td_cuda_lost(err);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static struct graph *graph_of(uint64_t key)
 {
@@ -249,7 +282,9 @@ static void graph_drop(struct graph *g)
 void td_cuda_drop_graphs(void)
 {
     TD_ASSERT(self.state == STEP_IDLE);
-    if (td_cuda.compute) (void)td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "wait for the graphs before dropping them");
+    if (td_cuda.compute)
+        (void)td_cuda_ok(cudaStreamSynchronize(td_cuda.compute),
+                         "wait for the graphs before dropping them");
     for (int i = 0; i < N_GRAPHS; i++) graph_drop(&self.graphs[i]);
 }
 
@@ -261,7 +296,9 @@ static struct graph *graph_place(void)
         if (self.graphs[i].key == 0) return &self.graphs[i];
         if (!oldest || self.graphs[i].last_step < oldest->last_step) oldest = &self.graphs[i];
     }
-    if (oldest->last_step > self.n_done) (void)td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "wait for a graph before dropping it");
+    if (oldest->last_step > self.n_done)
+        (void)td_cuda_ok(cudaStreamSynchronize(td_cuda.compute),
+                         "wait for a graph before dropping it");
     graph_drop(oldest);
     return oldest;
 }
@@ -274,25 +311,34 @@ static bool step_begin(uint64_t graph_key)
     self.n_marks = 0;
     self.state = STEP_DIRECT;
     td_cuda.behind_kernel = false;
-    if (!on_device("step_begin") || graph_key == 0) return true; /* lost: entries do no harm, step_end says it */
+    /* lost: entries do no harm, step_end says it */
+    if (!on_device("step_begin") || graph_key == 0) return true;
     if ((self.replay = graph_of(graph_key))) {
         self.state = STEP_REPLAY;
         return false;
     }
-    if (td_cuda_ok(cudaStreamBeginCapture(td_cuda.compute, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture")) self.state = STEP_RECORDING;
+    if (td_cuda_ok(cudaStreamBeginCapture(td_cuda.compute, cudaStreamCaptureModeThreadLocal),
+                   "cudaStreamBeginCapture"))
+        self.state = STEP_RECORDING;
     return true;
 }
 
 static void put(void *device_memory, const void *pinned, size_t bytes)
 {
     td_cuda.behind_kernel = false;
-    if (bytes && !is_lost()) (void)td_cuda_ok(cudaMemcpyAsync(device_memory, pinned, bytes, cudaMemcpyHostToDevice, td_cuda.compute), "put");
+    if (bytes && !is_lost())
+        (void)td_cuda_ok(
+            cudaMemcpyAsync(device_memory, pinned, bytes, cudaMemcpyHostToDevice, td_cuda.compute),
+            "put");
 }
 
 static void get(void *pinned, const void *device_memory, size_t bytes)
 {
     td_cuda.behind_kernel = false;
-    if (bytes && !is_lost()) (void)td_cuda_ok(cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, td_cuda.compute), "get");
+    if (bytes && !is_lost())
+        (void)td_cuda_ok(
+            cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, td_cuda.compute),
+            "get");
 }
 
 /* What was recorded becomes a kept graph; NULL: the device is lost. */
@@ -303,7 +349,8 @@ static struct graph *keep_recording(void)
     bool ok = td_cuda_ok(cudaStreamEndCapture(td_cuda.compute, &graph), "cudaStreamEndCapture");
     ok = ok && td_cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
     if (graph) ok = td_cuda_ok(cudaGraphDestroy(graph), "cudaGraphDestroy") && ok;
-    if (!ok) { /* nothing of it stays: an abort of the ranks waits until no graph holds their communicator */
+    if (!ok) { /* nothing of it stays: an abort of the ranks waits until no graph holds their
+                  communicator */
         if (exec) (void)cudaGraphExecDestroy(exec);
         return NULL;
     }
@@ -322,7 +369,8 @@ static td_status step_end(struct td_err *err)
     if (is_lost()) return td_cuda_lost(err);
     if (g) {
         g->last_step = self.step;
-        if (!td_cuda_ok(cudaGraphLaunch(g->exec, td_cuda.compute), "cudaGraphLaunch")) return td_cuda_lost(err);
+        if (!td_cuda_ok(cudaGraphLaunch(g->exec, td_cuda.compute), "cudaGraphLaunch"))
+            return td_cuda_lost(err);
     }
     return TD_OK;
 }
@@ -330,7 +378,8 @@ static td_status step_end(struct td_err *err)
 static td_status wait_done(struct td_err *err)
 {
     TD_ASSERT(self.state == STEP_IDLE || self.state == STEP_DIRECT);
-    if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "an entry of the step that was waited for"))
+    if (!on_device("wait") || !td_cuda_ok(cudaStreamSynchronize(td_cuda.compute),
+                                          "an entry of the step that was waited for"))
         return td_cuda_lost(err);
     self.n_done = self.step;
     return TD_OK;
@@ -340,19 +389,21 @@ static void mark(void)
 {
     TD_ASSERT(self.state == STEP_DIRECT && self.n_marks < TD_DEVICE_MARKS_MAX);
     td_cuda.behind_kernel = false;
-    if (!is_lost()) (void)td_cuda_ok(cudaEventRecord(self.marks[self.n_marks], td_cuda.compute), "mark");
+    if (!is_lost())
+        (void)td_cuda_ok(cudaEventRecord(self.marks[self.n_marks], td_cuda.compute), "mark");
     self.n_marks++;
 }
 
 static td_status wait_mark(int32_t n, struct td_err *err)
 {
     TD_ASSERT(self.state == STEP_IDLE && n >= 0 && n < self.n_marks);
-    if (!on_device("wait_mark") || !td_cuda_ok(cudaEventSynchronize(self.marks[n]), "an entry before the mark that was waited for"))
+    if (!on_device("wait_mark") || !td_cuda_ok(cudaEventSynchronize(self.marks[n]),
+                                               "an entry before the mark that was waited for"))
         return td_cuda_lost(err);
     return TD_OK;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void version_text(int version, char *text, size_t text_bytes)
 {
@@ -371,22 +422,29 @@ static td_status open_failed(cudaError_t e, struct td_err *err)
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (e == cudaErrorInsufficientDriver && driver == 0)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "CUDA is not available: no NVIDIA driver on this machine (this library needs one for CUDA %s or later)", needs);
+                       "CUDA is not available: no NVIDIA driver on this machine (this library "
+                       "needs one for CUDA %s or later)",
+                       needs);
     if (e == cudaErrorInsufficientDriver)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "CUDA is not available: the NVIDIA driver is too old: it serves CUDA %s, this library needs %s or later", has, needs);
+                       "CUDA is not available: the NVIDIA driver is too old: it serves CUDA %s, "
+                       "this library needs %s or later",
+                       has, needs);
     if (e == cudaErrorNoDevice && visible)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: no device is visible (CUDA_VISIBLE_DEVICES=\"%s\")", visible);
-    if (e == cudaErrorNoDevice) return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: the driver sees no device (nvidia-smi -L)");
-    return td_fail(err, TD_ERR_DEVICE, "CUDA is not available: %s (%s)", cudaGetErrorName(e), cudaGetErrorString(e));
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "CUDA is not available: no device is visible (CUDA_VISIBLE_DEVICES=\"%s\")",
+                       visible);
+    if (e == cudaErrorNoDevice)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "CUDA is not available: the driver sees no device (nvidia-smi -L)");
+    return td_fail(err, TD_ERR_DEVICE, "CUDA is not available: %s (%s)", cudaGetErrorName(e),
+                   cudaGetErrorString(e));
 }
 
-static __global__ void probe_kernel(int32_t *out)
-{
-    out[0] = 1234567;
-}
+static __global__ void probe_kernel(int32_t *out) { out[0] = 1234567; }
 
-/* A library built for other architectures has no code for this one: said here, not at the first step. */
+/* A library built for other architectures has no code for this one: said here, not at the first
+ * step. */
 static td_status probe(struct td_err *err)
 {
     int32_t *p = NULL, answer = 0;
@@ -399,14 +457,17 @@ static td_status probe(struct td_err *err)
         (void)cudaFree(p);
     }
     if (e == cudaErrorNoKernelImageForDevice)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: this library was built without code for it", td_cuda.index,
-                       self.device.info.name, td_cuda.cc);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "CUDA device %d (%s) is sm_%d: this library was built without code for it",
+                       td_cuda.index, self.device.info.name, td_cuda.cc);
     if (e != cudaSuccess)
-        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s) does not run a first kernel: %s (%s)",
-                       td_cuda.index, self.device.info.name, cudaGetErrorName(e), cudaGetErrorString(e));
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE,
+                       "CUDA device %d (%s) does not run a first kernel: %s (%s)", td_cuda.index,
+                       self.device.info.name, cudaGetErrorName(e), cudaGetErrorString(e));
     return answer == 1234567
                ? TD_OK
-               : td_fail(err, TD_ERR_DEVICE, "CUDA device %d (%s): a first kernel answered wrongly", td_cuda.index, self.device.info.name);
+               : td_fail(err, TD_ERR_DEVICE, "CUDA device %d (%s): a first kernel answered wrongly",
+                         td_cuda.index, self.device.info.name);
 }
 
 static td_status fill_info(int index, struct td_device_info *info, struct td_err *err)
@@ -417,14 +478,20 @@ static td_status fill_info(int index, struct td_device_info *info, struct td_err
     *info = td_device_info();
     snprintf(info->name, sizeof info->name, "%.127s", prop.name);
     const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
-    snprintf(info->uuid, sizeof info->uuid, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
-             u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
-    snprintf(info->pci, sizeof info->pci, "%04x:%02x:%02x.0", (unsigned)prop.pciDomainID, (unsigned)prop.pciBusID, (unsigned)prop.pciDeviceID);
-    info->index = index, info->cc_major = prop.major, info->cc_minor = prop.minor, info->n_sms = prop.multiProcessorCount;
+    snprintf(info->uuid, sizeof info->uuid,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+             u[15]);
+    snprintf(info->pci, sizeof info->pci, "%04x:%02x:%02x.0", (unsigned)prop.pciDomainID,
+             (unsigned)prop.pciBusID, (unsigned)prop.pciDeviceID);
+    info->index = index, info->cc_major = prop.major, info->cc_minor = prop.minor,
+    info->n_sms = prop.multiProcessorCount;
     info->memory_bytes = prop.totalGlobalMem;
     int driver = 0, runtime = 0; /* the newest CUDA that the driver serves; ours */
-    if (cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess)
-        snprintf(info->driver, sizeof info->driver, "%d.%d runtime=%d.%d", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (cudaDriverGetVersion(&driver) == cudaSuccess &&
+        cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        snprintf(info->driver, sizeof info->driver, "%d.%d runtime=%d.%d", driver / 1000,
+                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 #ifdef TD_CUDA_EMULATE
     info->is_emulated = true;
 #endif
@@ -454,34 +521,44 @@ static td_status open_streams(struct td_err *err)
 {
     int least = 0, greatest = 0;
     cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&td_cuda.compute, cudaStreamNonBlocking, greatest);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&self.copy, cudaStreamNonBlocking, least);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&td_cuda.compute, cudaStreamNonBlocking, greatest);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&self.copy, cudaStreamNonBlocking, least);
     for (int i = 0; i < 2 && e == cudaSuccess; i++) {
         e = cudaMallocHost(&self.stage[i], STAGE_BYTES);
-        if (e == cudaSuccess) e = cudaEventCreateWithFlags(&self.stage_free[i], cudaEventDisableTiming);
+        if (e == cudaSuccess)
+            e = cudaEventCreateWithFlags(&self.stage_free[i], cudaEventDisableTiming);
     }
-    for (int i = 0; i < TD_DEVICE_MARKS_MAX && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&self.marks[i], cudaEventDisableTiming);
+    for (int i = 0; i < TD_DEVICE_MARKS_MAX && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&self.marks[i], cudaEventDisableTiming);
     if (e == cudaSuccess) return TD_OK;
-    return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "CUDA device %d (%s) does not open: %s (%s)", td_cuda.index,
+    return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE,
+                   "CUDA device %d (%s) does not open: %s (%s)", td_cuda.index,
                    self.device.info.name, cudaGetErrorName(e), cudaGetErrorString(e));
 }
 
 static void fill_tables(void)
 {
     struct td_device *d = &self.device;
-    d->alloc = device_alloc, d->release = device_release, d->alloc_pinned = pinned_alloc, d->release_pinned = pinned_release;
+    d->alloc = device_alloc, d->release = device_release, d->alloc_pinned = pinned_alloc,
+    d->release_pinned = pinned_release;
     d->free_bytes = free_bytes, d->upload = upload, d->download = download;
-    d->step_begin = step_begin, d->put = put, d->get = get, d->step_end = step_end, d->wait = wait_done, d->close = close_device;
+    d->step_begin = step_begin, d->put = put, d->get = get, d->step_end = step_end,
+    d->wait = wait_done, d->close = close_device;
     d->mark = mark, d->wait_mark = wait_mark;
-    d->sample_scratch_bytes = td_cuda_sample_scratch_bytes, d->sample_clear = td_cuda_sample_clear, d->sample = td_cuda_sample;
+    d->sample_scratch_bytes = td_cuda_sample_scratch_bytes, d->sample_clear = td_cuda_sample_clear,
+    d->sample = td_cuda_sample;
 
     d->ranks = td_cuda_ranks();
 
     struct td_ops *o = &self.ops;
     o->name = "cuda", o->device = d;
     o->packed_bytes = td_cuda_packed_bytes, o->pack = td_cuda_pack;
-    o->gemm_scratch_bytes = td_cuda_gemm_scratch_bytes, o->gemm_prepare = td_cuda_gemm_prepare, o->gemm = td_cuda_gemm;
-    o->rmsnorm = td_cuda_rmsnorm, o->rope = td_cuda_rope, o->kv_store = td_cuda_kv_store, o->rope_store = td_cuda_rope_store;
+    o->gemm_scratch_bytes = td_cuda_gemm_scratch_bytes, o->gemm_prepare = td_cuda_gemm_prepare,
+    o->gemm = td_cuda_gemm;
+    o->rmsnorm = td_cuda_rmsnorm, o->rope = td_cuda_rope, o->kv_store = td_cuda_kv_store,
+    o->rope_store = td_cuda_rope_store;
     o->attn_scratch_bytes = td_cuda_attn_scratch_bytes, o->attn = td_cuda_attn;
     o->attn_plan_bytes = td_cuda_attn_plan_bytes, o->attn_plan = td_cuda_attn_plan;
     o->rmsnorm_prepare = td_cuda_rmsnorm_prepare, o->silu_mul_prepare = td_cuda_silu_mul_prepare;
@@ -495,19 +572,21 @@ static td_status open_device(const struct td_device_config *config, struct td_er
     if (e == cudaSuccess && n_devices == 0) e = cudaErrorNoDevice;
     if (e != cudaSuccess) return open_failed(e, err);
     if (config->index < 0 || config->index >= n_devices)
-        return td_fail(err, TD_ERR_INVALID, "CUDA device index %d: there %s %d, numbered from 0", (int)config->index, n_devices == 1 ? "is" : "are",
-                       n_devices);
+        return td_fail(err, TD_ERR_INVALID, "CUDA device index %d: there %s %d, numbered from 0",
+                       (int)config->index, n_devices == 1 ? "is" : "are", n_devices);
     td_cuda.index = config->index;
     td_status s = fill_info(config->index, &self.device.info, err);
     if (s) return s;
     self.device.info.is_deterministic = config->deterministic;
     const struct td_device_info *info = &self.device.info;
-    td_cuda.n_sms = info->n_sms, td_cuda.cc = info->cc_major * 10 + info->cc_minor, td_cuda.is_deterministic = config->deterministic;
+    td_cuda.n_sms = info->n_sms, td_cuda.cc = info->cc_major * 10 + info->cc_minor,
+    td_cuda.is_deterministic = config->deterministic;
     const char *overlap = getenv("TANDEM_CUDA_OVERLAP");
     td_cuda.overlaps = overlap && strcmp(overlap, "1") == 0 && td_cuda.cc >= 90;
     if (td_cuda.cc < CC_MIN)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA device %d (%s) is sm_%d: sm_%d or later is needed (bf16 tensor cores)", (int)config->index,
-                       info->name, td_cuda.cc, CC_MIN);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "CUDA device %d (%s) is sm_%d: sm_%d or later is needed (bf16 tensor cores)",
+                       (int)config->index, info->name, td_cuda.cc, CC_MIN);
     if ((e = cudaSetDevice(config->index)) != cudaSuccess) return open_failed(e, err);
     if ((s = open_streams(err)) || (s = probe(err)) || (s = td_cuda_gemm_open(err))) return s;
     if ((s = td_cuda_memory_open(info, &self.device.memory, err))) return s;
@@ -516,13 +595,18 @@ static td_status open_device(const struct td_device_config *config, struct td_er
     return TD_OK;
 }
 
-extern "C" __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi, const struct td_device_config *config,
-                                                                         const struct td_ops **ret_ops, struct td_err *err)
+extern "C" __attribute__((visibility("default"))) td_status
+td_cuda_open(uint32_t abi, const struct td_device_config *config, const struct td_ops **ret_ops,
+             struct td_err *err)
 {
     if (abi != TD_CUDA_ABI)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "this library's interface has number %u, the program's %u: take both from one build",
-                       (unsigned)TD_CUDA_ABI, (unsigned)abi);
-    if (self.is_open) return td_fail(err, TD_ERR_INVALID, "CUDA device %d is open already: one device per process", td_cuda.index);
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "this library's interface has number %u, the program's %u: take both from one build",
+            (unsigned)TD_CUDA_ABI, (unsigned)abi);
+    if (self.is_open)
+        return td_fail(err, TD_ERR_INVALID,
+                       "CUDA device %d is open already: one device per process", td_cuda.index);
     td_status s = open_device(config, err);
     if (s) {
         close_device();

@@ -1,23 +1,29 @@
 /* gemm.cu - products: which of three ways a product goes, packing, and cuBLASLt.
  *
  *   way       what                                                             used for
- *   cublas    cuBLASLt: bf16 x bf16 or f32 x f32 (never TF32) into f32         many rows, unless deterministic
- *   own       gemm_mma.cu: tensor cores for bf16, one order of k for every M;  few rows (decode); every M when deterministic;
- *             here, gemm_exact_kernel: one chain of fmaf for F32 and F16       F16 weights (f32 x widened f16)
- *   plain     loops, one thread per block: emulated devices only, where the    tests of everything above the kernels
- *             others do not exist or are slow
+ *   cublas    cuBLASLt: bf16 x bf16 or f32 x f32 (never TF32) into f32         many rows, unless
+ *             deterministic
+ *   own       gemm_mma.cu: tensor cores for bf16, one order of k for every M;  few rows (decode);
+ *       every M when deterministic;
+ *             here, gemm_exact_kernel: one chain of fmaf for F32 and F16       F16 weights (f32 x
+ *                 widened f16)
+ *   plain     loops, one thread per block: emulated devices only, where the    tests of everything
+ *             above the kernels others do not exist or are slow
  *
- * Batch invariance (I1). `own` and `plain` have it by construction: an output is one fixed order of sums along k, cut at places that depend on n_in
- * alone. cuBLASLt chooses a kernel per shape, so the bits of a row depend on how many rows came along: config.deterministic keeps to `own`. What
- * that costs on a card is to be measured (cuda_bench compares the ways); TANDEM_CUDA_GEMM=cublas with deterministic takes one algorithm per weight
- * for every M without split-K instead, which is invariant as long as the library's kernels are, and reads weights badly when M is small.
+ * Batch invariance (I1). `own` and `plain` have it by construction: an output is one fixed order of
+ * sums along k, cut at places that depend on n_in alone. cuBLASLt chooses a kernel per shape, so
+ * the bits of a row depend on how many rows came along: config.deterministic keeps to `own`. What
+ * that costs on a card is to be measured (cuda_bench compares the ways); TANDEM_CUDA_GEMM=cublas
+ * with deterministic takes one algorithm per weight for every M without split-K instead, which is
+ * invariant as long as the library's kernels are, and reads weights badly when M is small.
  *
  * TANDEM_CUDA_GEMM=auto|own|cublas|plain forces one way where it exists: for benches and tests.
  *
  * A product that cuBLASLt refuses goes the own way.
  *
- * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta = 1, exactly so; both at once go through the
- * workspace and a small kernel, since the order inside the library is not written down. */
+ * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta =
+ * 1, exactly so; both at once go through the workspace and a small kernel, since the order
+ * inside the library is not written down. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -40,7 +46,7 @@ static struct {
     void *workspace;
 } self;
 
-/* ---- packing: host to host, any thread; the caller uploads ------------------------------------------------------------------------------------- */
+/* ---- packing: host to host, any thread; the caller uploads ----------------------------------- */
 
 size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype)
 {
@@ -48,8 +54,8 @@ size_t td_cuda_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype)
     return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype, int32_t row0,
-                  int32_t n_rows)
+void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src,
+                  enum td_dtype src_dtype, int32_t row0, int32_t n_rows)
 {
     int64_t stride = td_cuda_k_stride(n_in);
     size_t elem = td_dtype_bytes(dtype);
@@ -83,18 +89,19 @@ size_t td_cuda_gemm_scratch_bytes(int32_t n_rows, int32_t n_in)
     return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-/* ---- what every way is given ------------------------------------------------------------------------------------------------------------------- */
+/* ---- what every way is given ----------------------------------------------------------------- */
 
 static struct td_gemm_params params_of(const struct td_gemm_args *a)
 {
     struct td_gemm_params p = {};
     p.w = a->w->data, p.x = a->scratch, p.bias = a->bias, p.y = a->y, p.y_stride = a->y_stride;
-    p.k_stride = td_cuda_k_stride(a->w->n_in), p.n_out = a->w->n_out, p.n_in = a->w->n_in, p.n_rows = a->n_rows;
+    p.k_stride = td_cuda_k_stride(a->w->n_in), p.n_out = a->w->n_out, p.n_in = a->w->n_in,
+    p.n_rows = a->n_rows;
     p.w_dtype = a->w->dtype, p.accumulate = a->accumulate;
     return p;
 }
 
-/* ---- own, f32 and f16 weights: one chain of fmaf per output ------------------------------------------------------------------------------------ */
+/* ---- own, f32 and f16 weights: one chain of fmaf per output ---------------------------------- */
 
 #define EXACT_TILE 64 /* outputs x rows of a block */
 #define EXACT_K 16    /* of k in shared memory at a time */
@@ -112,28 +119,36 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
         for (int i = (int)threadIdx.x; i < EXACT_TILE * EXACT_K; i += EXACT_THREADS) {
             int r = i / EXACT_K, k = i % EXACT_K;
             bool is_k = k0 + k < p.n_in;
-            w[k][r] = is_k && n0 + r < p.n_out ? td_cuda_widen(p.w, p.w_dtype, (n0 + r) * p.k_stride + k0 + k) : 0.0f;
-            x[k][r] = is_k && m0 + r < p.n_rows ? ((const float *)p.x)[(m0 + r) * p.k_stride + k0 + k] : 0.0f;
+            w[k][r] = is_k && n0 + r < p.n_out
+                          ? td_cuda_widen(p.w, p.w_dtype, (n0 + r) * p.k_stride + k0 + k)
+                          : 0.0f;
+            x[k][r] = is_k && m0 + r < p.n_rows
+                          ? ((const float *)p.x)[(m0 + r) * p.k_stride + k0 + k]
+                          : 0.0f;
         }
         __syncthreads();
         int n_k = p.n_in - k0 < EXACT_K ? p.n_in - k0 : EXACT_K;
         for (int k = 0; k < n_k; k++)
             for (int i = 0; i < EXACT_EACH; i++)
-                for (int j = 0; j < EXACT_EACH; j++) acc[i][j] = fmaf(x[k][tm + 16 * i], w[k][tn + 16 * j], acc[i][j]);
+                for (int j = 0; j < EXACT_EACH; j++)
+                    acc[i][j] = fmaf(x[k][tm + 16 * i], w[k][tn + 16 * j], acc[i][j]);
         __syncthreads();
     }
     for (int i = 0; i < EXACT_EACH; i++)
-        for (int j = 0; j < EXACT_EACH; j++) td_cuda_gemm_store(&p, m0 + tm + 16 * i, n0 + tn + 16 * j, acc[i][j]);
+        for (int j = 0; j < EXACT_EACH; j++)
+            td_cuda_gemm_store(&p, m0 + tm + 16 * i, n0 + tn + 16 * j, acc[i][j]);
 }
 
 static void exact_launch(const struct td_gemm_params *p)
 {
-    dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE), (unsigned)((p->n_rows + EXACT_TILE - 1) / EXACT_TILE));
-    TD_LAUNCH_EARLY(td_cuda_is_early(), gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0, td_cuda.compute, *p);
+    dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE),
+              (unsigned)((p->n_rows + EXACT_TILE - 1) / EXACT_TILE));
+    TD_LAUNCH_EARLY(td_cuda_is_early(), gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0,
+                    td_cuda.compute, *p);
     TD_LAUNCHED("gemm (exact)");
 }
 
-/* ---- plain: emulated devices ------------------------------------------------------------------------------------------------------------------- */
+/* ---- plain: emulated devices ----------------------------------------------------------------- */
 
 #ifdef TD_CUDA_EMULATE
 #define PLAIN_LANES 8
@@ -143,8 +158,8 @@ typedef float plain_f32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint32_t plain_u32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint16_t plain_u16 __attribute__((vector_size(2 * PLAIN_LANES)));
 
-/* Lane i sums k = i, i + 8, ..; the lanes are added in ascending order. Vectors go through memcpy and stay local: how they pass between functions
- * depends on the instruction set. */
+/* Lane i sums k = i, i + 8, ..; the lanes are added in ascending order. Vectors go through
+ * memcpy and stay local: how they pass between functions depends on the instruction set. */
 static __global__ void gemm_plain_kernel(struct td_gemm_params p)
 {
     for (int r = 0; r < PLAIN_ROWS; r++) {
@@ -162,7 +177,8 @@ static __global__ void gemm_plain_kernel(struct td_gemm_params p)
                     plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
                     memcpy(&wv, &u, sizeof wv);
                 } else {
-                    for (int i = 0; i < PLAIN_LANES; i++) wv[i] = td_cuda_widen(p.w, p.w_dtype, n * p.k_stride + k + i);
+                    for (int i = 0; i < PLAIN_LANES; i++)
+                        wv[i] = td_cuda_widen(p.w, p.w_dtype, n * p.k_stride + k + i);
                 }
                 if (p.w_dtype == TD_BF16) {
                     plain_u16 h;
@@ -183,19 +199,21 @@ static __global__ void gemm_plain_kernel(struct td_gemm_params p)
 
 static void plain_launch(const struct td_gemm_params *p)
 {
-    TD_LAUNCH(gemm_plain_kernel, dim3((unsigned)((p->n_out + PLAIN_ROWS - 1) / PLAIN_ROWS)), dim3(1), 0, td_cuda.compute, *p);
+    TD_LAUNCH(gemm_plain_kernel, dim3((unsigned)((p->n_out + PLAIN_ROWS - 1) / PLAIN_ROWS)),
+              dim3(1), 0, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (plain)");
 }
 #endif
 
-/* ---- cuBLASLt ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- cuBLASLt -------------------------------------------------------------------------------- */
 
-/* The library's first proposal, never the fastest of a few timed ones: what was fastest differs from run to run, and with it the bits of a request
- * that another worker finishes (I4). */
+/* The library's first proposal, never the fastest of a few timed ones: what was fastest differs
+ * from run to run, and with it the bits of a request that another worker finishes (I4). */
 #define N_ALGORITHMS 4096  /* direct-mapped: a shape that falls on another's place is chosen anew */
 #define INVARIANT_ROWS 256 /* deterministic: the algorithm of so many rows serves every M */
 
-/* What an algorithm was chosen for. All of it: one that was chosen with more workspace, or for another distance of rows, is refused or wrong here. */
+/* What an algorithm was chosen for. All of it: one that was chosen with more workspace, or for
+ * another distance of rows, is refused or wrong here. */
 struct problem_key {
     int32_t n_rows, n_out, n_in; /* n_rows 0: free */
     uint32_t y_align;
@@ -211,18 +229,19 @@ struct algorithm {
     cublasLtMatmulAlgo_t algo;
 };
 
-/* Opened when the first device is: 600 MB that a process on a CPU never maps, and a machine with a driver alone can say what is missing. */
+/* Opened when the first device is: 600 MB that a process on a CPU never maps, and a machine with
+ * a driver alone can say what is missing. */
 /* clang-format off */
-#define LT_FUNCTIONS(F)                            \
-    F(cublasLtCreate)                              \
-    F(cublasLtDestroy)                             \
-    F(cublasLtGetStatusString)                     \
-    F(cublasLtMatmul)                              \
-    F(cublasLtMatmulAlgoGetHeuristic)              \
-    F(cublasLtMatmulDescInit_internal)             \
-    F(cublasLtMatmulDescSetAttribute)              \
-    F(cublasLtMatrixLayoutInit_internal)           \
-    F(cublasLtMatmulPreferenceInit_internal)       \
+#define LT_FUNCTIONS(F)                      \
+    F(cublasLtCreate)                        \
+    F(cublasLtDestroy)                       \
+    F(cublasLtGetStatusString)               \
+    F(cublasLtMatmul)                        \
+    F(cublasLtMatmulAlgoGetHeuristic)        \
+    F(cublasLtMatmulDescInit_internal)       \
+    F(cublasLtMatmulDescSetAttribute)        \
+    F(cublasLtMatrixLayoutInit_internal)     \
+    F(cublasLtMatmulPreferenceInit_internal) \
     F(cublasLtMatmulPreferenceSetAttribute)
 /* clang-format on */
 #define LT_POINTER(name) decltype(&::name) name;
@@ -254,26 +273,36 @@ static td_status lt_load(struct td_err *err)
 #else
 static td_status lt_load(struct td_err *err)
 {
-    lt.library = td_cuda_open_library(LT_LIBRARY, "TANDEM_CUBLASLT_LIBRARY", "run deterministic, which does without", err);
+    lt.library = td_cuda_open_library(LT_LIBRARY, "TANDEM_CUBLASLT_LIBRARY",
+                                      "run deterministic, which does without", err);
     if (!lt.library) return td_err_prefix(err, "cuBLASLt is needed for products");
     const char *missing = NULL;
-#define LT_FIND(name)                                                                                                                                \
+#define LT_FIND(name)                                                                              \
     if (!(lt.name = (decltype(lt.name))dlsym(lt.library, #name))) missing = #name;
     LT_FUNCTIONS(LT_FIND)
-    return missing ? td_fail(err, TD_ERR_UNSUPPORTED, LT_LIBRARY " has no %s: it is of another version than this library was built with", missing)
-                   : TD_OK;
+    return missing
+               ? td_fail(err, TD_ERR_UNSUPPORTED,
+                         LT_LIBRARY
+                         " has no %s: it is of another version than this library was built with",
+                         missing)
+               : TD_OK;
 }
 #endif
 
 static td_status cublas_open(struct td_err *err)
 {
-    if (self.forced == WAY_OWN || self.forced == WAY_PLAIN || (self.forced == WAY_AUTO && td_cuda.is_deterministic)) return TD_OK;
+    if (self.forced == WAY_OWN || self.forced == WAY_PLAIN ||
+        (self.forced == WAY_AUTO && td_cuda.is_deterministic))
+        return TD_OK;
     td_status status = lt.library ? TD_OK : lt_load(err);
     if (status) return status;
     algorithms = (struct algorithm *)calloc(N_ALGORITHMS, sizeof *algorithms);
-    if (!algorithms) return td_fail(err, TD_ERR_NOMEM, "no memory for the cache of GEMM algorithms");
+    if (!algorithms)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for the cache of GEMM algorithms");
     cublasStatus_t s = lt.cublasLtCreate(&handle);
-    return s == CUBLAS_STATUS_SUCCESS ? TD_OK : td_fail(err, TD_ERR_DEVICE, "cuBLASLt does not start: %s", lt.cublasLtGetStatusString(s));
+    return s == CUBLAS_STATUS_SUCCESS ? TD_OK
+                                      : td_fail(err, TD_ERR_DEVICE, "cuBLASLt does not start: %s",
+                                                lt.cublasLtGetStatusString(s));
 }
 
 /* The library stays loaded: it keeps threads and exit handlers. */
@@ -284,30 +313,43 @@ static void cublas_close(void)
     handle = NULL, algorithms = NULL;
 }
 
-/* Column-major words for row-major matrices: y^T [n_out, n_rows] = W [n_in, n_out]^T . x^T [n_in, n_rows]. */
+/* Column-major words for row-major matrices: y^T [n_out, n_rows] = W [n_in, n_out]^T . x^T
+ * [n_in, n_rows]. */
 struct lt_problem {
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
-static bool problem_make(const struct td_gemm_params *p, int32_t n_rows, bool with_bias, int64_t y_stride, struct lt_problem *ret)
+static bool problem_make(const struct td_gemm_params *p, int32_t n_rows, bool with_bias,
+                         int64_t y_stride, struct lt_problem *ret)
 {
     cudaDataType_t type = p->w_dtype == TD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     cublasOperation_t trans = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = with_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    uint64_t rows = (uint64_t)n_rows, n = (uint64_t)p->n_out, k = (uint64_t)p->k_stride; /* the zeros behind n_in multiply too: whole 16 bytes */
-    bool ok = lt.cublasLtMatmulDescInit_internal(&ret->desc, sizeof ret->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans, sizeof trans) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) == CUBLAS_STATUS_SUCCESS;
+    /* the zeros behind n_in multiply too: whole 16 bytes */
+    uint64_t rows = (uint64_t)n_rows, n = (uint64_t)p->n_out, k = (uint64_t)p->k_stride;
+    bool ok =
+        lt.cublasLtMatmulDescInit_internal(&ret->desc, sizeof ret->desc, CUBLAS_COMPUTE_32F,
+                                           CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans,
+                                          sizeof trans) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                          sizeof epilogue) == CUBLAS_STATUS_SUCCESS;
     if (ok && with_bias) {
         cudaDataType_t bias_type = CUDA_R_32F;
-        ok =
-            lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias) == CUBLAS_STATUS_SUCCESS &&
-            lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type) == CUBLAS_STATUS_SUCCESS;
+        ok = lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                               &p->bias, sizeof p->bias) == CUBLAS_STATUS_SUCCESS &&
+             lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                                               &bias_type,
+                                               sizeof bias_type) == CUBLAS_STATUS_SUCCESS;
     }
-    return ok && lt.cublasLtMatrixLayoutInit_internal(&ret->w, sizeof ret->w, type, k, n, p->k_stride) == CUBLAS_STATUS_SUCCESS &&
-           lt.cublasLtMatrixLayoutInit_internal(&ret->x, sizeof ret->x, type, k, rows, p->k_stride) == CUBLAS_STATUS_SUCCESS &&
-           lt.cublasLtMatrixLayoutInit_internal(&ret->y, sizeof ret->y, CUDA_R_32F, n, rows, y_stride) == CUBLAS_STATUS_SUCCESS;
+    return ok &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->w, sizeof ret->w, type, k, n, p->k_stride) ==
+               CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->x, sizeof ret->x, type, k, rows,
+                                                p->k_stride) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->y, sizeof ret->y, CUDA_R_32F, n, rows,
+                                                y_stride) == CUBLAS_STATUS_SUCCESS;
 }
 
 /* The largest power of two up to 256 that divides address and row. */
@@ -317,75 +359,96 @@ static uint32_t alignment_of(const void *p, int64_t stride_bytes)
     return (uint32_t)(bits & (~bits + 1));
 }
 
-static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspace_bytes, cublasLtMatmulAlgo_t *ret_algo)
+static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspace_bytes,
+                   cublasLtMatmulAlgo_t *ret_algo)
 {
     cublasLtMatmulPreferenceOpaque_t prefer;
     cublasLtMatmulHeuristicResult_t found;
     int n_found = 0;
-    /* Sums of split-K go through the workspace in a fixed order, never by atomics into y; deterministic: no split-K. */
-    uint32_t reductions = td_cuda.is_deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, in_align = 16;
-    bool ok = lt.cublasLtMatmulPreferenceInit_internal(&prefer, sizeof prefer) == CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes) ==
-                  CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions) ==
-                  CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &in_align, sizeof in_align) ==
-                  CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &in_align, sizeof in_align) ==
-                  CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &y_align, sizeof y_align) ==
-                  CUBLAS_STATUS_SUCCESS &&
-              lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &y_align, sizeof y_align) ==
-                  CUBLAS_STATUS_SUCCESS;
+    /* Sums of split-K go through the workspace in a fixed order, never by atomics into y;
+       deterministic: no split-K. */
+    uint32_t reductions = td_cuda.is_deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                                   : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+             in_align = 16;
+    bool ok =
+        lt.cublasLtMatmulPreferenceInit_internal(&prefer, sizeof prefer) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                &workspace_bytes,
+                                                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                &reductions,
+                                                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                                &in_align,
+                                                sizeof in_align) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                &in_align,
+                                                sizeof in_align) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                                                &y_align,
+                                                sizeof y_align) == CUBLAS_STATUS_SUCCESS &&
+        lt.cublasLtMatmulPreferenceSetAttribute(&prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                                                &y_align, sizeof y_align) == CUBLAS_STATUS_SUCCESS;
     if (!ok ||
-        lt.cublasLtMatmulAlgoGetHeuristic(handle, &problem->desc, &problem->w, &problem->x, &problem->y, &problem->y, &prefer, 1, &found, &n_found) !=
-            CUBLAS_STATUS_SUCCESS ||
+        lt.cublasLtMatmulAlgoGetHeuristic(handle, &problem->desc, &problem->w, &problem->x,
+                                          &problem->y, &problem->y, &prefer, 1, &found,
+                                          &n_found) != CUBLAS_STATUS_SUCCESS ||
         n_found == 0)
         return false;
     *ret_algo = found.algo;
     return true;
 }
 
-static struct algorithm *algorithm_of(const struct td_gemm_params *p, bool with_bias, int64_t y_stride, uint32_t y_align, size_t workspace_bytes)
+static struct algorithm *algorithm_of(const struct td_gemm_params *p, bool with_bias,
+                                      int64_t y_stride, uint32_t y_align, size_t workspace_bytes)
 {
     struct problem_key key;
     memset(&key, 0, sizeof key); /* compared and hashed as bytes */
-    key.n_rows = td_cuda.is_deterministic ? INVARIANT_ROWS : p->n_rows, key.n_out = p->n_out, key.n_in = p->n_in;
+    key.n_rows = td_cuda.is_deterministic ? INVARIANT_ROWS : p->n_rows, key.n_out = p->n_out,
+    key.n_in = p->n_in;
     key.dtype = (uint16_t)p->w_dtype, key.epilogue = with_bias;
     key.y_align = y_align, key.y_stride = y_stride, key.workspace_bytes = workspace_bytes;
     uint64_t words[sizeof key / 8], h = 0;
     static_assert(sizeof words == sizeof key, "whole words");
     memcpy(words, &key, sizeof words);
-    for (size_t i = 0; i < sizeof words / 8; i++) h = (h ^ words[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 32;
+    for (size_t i = 0; i < sizeof words / 8; i++)
+        h = (h ^ words[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 32;
     struct algorithm *a = &algorithms[h % N_ALGORITHMS];
     if (memcmp(&a->key, &key, sizeof key) == 0) return a;
     struct lt_problem problem;
-    a->is_refused = !problem_make(p, key.n_rows, with_bias, y_stride, &problem) || !choose(&problem, y_align, workspace_bytes, &a->algo);
+    a->is_refused = !problem_make(p, key.n_rows, with_bias, y_stride, &problem) ||
+                    !choose(&problem, y_align, workspace_bytes, &a->algo);
     a->key = key;
     return a;
 }
 
-/* to [n_rows, n_out] = dot (+ bias) (+ to). False: the library refuses such a product, and has done nothing. What it says then is about the call, not
- * the device, which goes on; anything else loses the device. */
-static bool matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias, bool accumulate, void *workspace,
-                   size_t workspace_bytes)
+/* to [n_rows, n_out] = dot (+ bias) (+ to). False: the library refuses such a product, and has
+ * done nothing. What it says then is about the call, not the device, which goes on; anything
+ * else loses the device. */
+static bool matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias,
+                   bool accumulate, void *workspace, size_t workspace_bytes)
 {
     struct lt_problem problem;
     float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    struct algorithm *a = algorithm_of(p, with_bias, to_stride, alignment_of(to, to_stride * 4), workspace_bytes);
+    struct algorithm *a =
+        algorithm_of(p, with_bias, to_stride, alignment_of(to, to_stride * 4), workspace_bytes);
     if (a->is_refused || !problem_make(p, p->n_rows, with_bias, to_stride, &problem)) return false;
-    cublasStatus_t s = lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x, &problem.x, &beta, to, &problem.y, to, &problem.y,
+    cublasStatus_t s = lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x,
+                                         &problem.x, &beta, to, &problem.y, to, &problem.y,
                                          &a->algo, workspace, workspace_bytes, td_cuda.compute);
-    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE || s == CUBLAS_STATUS_ARCH_MISMATCH) {
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE ||
+        s == CUBLAS_STATUS_ARCH_MISMATCH) {
         a->is_refused = true;
         return false;
     }
-    td_cuda.behind_kernel = false; /* a kernel of the library's, which says nothing of when the next may begin */
+    td_cuda.behind_kernel = false; /* a kernel of the library's, which says nothing of when the
+                                      next may begin */
     (void)lt_ok(s, "gemm: cublasLtMatmul");
     return true;
 }
 
-static __global__ void add_rows_kernel(float *y, int64_t y_stride, const float *sums, int32_t n_out, int64_t n)
+static __global__ void add_rows_kernel(float *y, int64_t y_stride, const float *sums, int32_t n_out,
+                                       int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n) return;
@@ -407,13 +470,16 @@ static struct td_gemm_params rows_from(const struct td_gemm_params *p, int32_t m
 static void cublas_gemm(const struct td_gemm_params *p)
 {
     if (!(p->bias && p->accumulate)) {
-        if (!matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace, WORKSPACE_BYTES)) own_gemm(p);
+        if (!matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace,
+                    WORKSPACE_BYTES))
+            own_gemm(p);
         return;
     }
     size_t half_bytes = WORKSPACE_BYTES / 2, row_bytes = (size_t)p->n_out * 4;
     TD_ASSERT(row_bytes <= half_bytes);
     float *sums = (float *)((uint8_t *)self.workspace + half_bytes);
-    int32_t at_once = (int32_t)(half_bytes / row_bytes < (size_t)p->n_rows ? half_bytes / row_bytes : (size_t)p->n_rows);
+    int32_t at_once = (int32_t)(half_bytes / row_bytes < (size_t)p->n_rows ? half_bytes / row_bytes
+                                                                           : (size_t)p->n_rows);
     for (int32_t m = 0; m < p->n_rows; m += at_once) {
         struct td_gemm_params piece = rows_from(p, m);
         if (piece.n_rows > at_once) piece.n_rows = at_once;
@@ -422,12 +488,13 @@ static void cublas_gemm(const struct td_gemm_params *p)
             continue;
         }
         int64_t n = (int64_t)piece.n_rows * p->n_out;
-        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute, piece.y, p->y_stride, sums, p->n_out, n);
+        TD_LAUNCH(add_rows_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, td_cuda.compute,
+                  piece.y, p->y_stride, sums, p->n_out, n);
         TD_LAUNCHED("gemm: add the residual");
     }
 }
 
-/* ---- the choice -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
 static void own_gemm(const struct td_gemm_params *p)
 {
@@ -439,7 +506,8 @@ static void own_gemm(const struct td_gemm_params *p)
 
 static enum way way_of(const struct td_gemm_params *p)
 {
-    if (self.forced != WAY_AUTO) return self.forced == WAY_CUBLAS && p->w_dtype == TD_F16 ? WAY_OWN : self.forced;
+    if (self.forced != WAY_AUTO)
+        return self.forced == WAY_CUBLAS && p->w_dtype == TD_F16 ? WAY_OWN : self.forced;
 #ifdef TD_CUDA_EMULATE
     return WAY_PLAIN;
 #else
@@ -481,15 +549,19 @@ td_status td_cuda_gemm_open(struct td_err *err)
     bool is_here = way >= 0 && way != WAY_PLAIN;
 #endif
     if (!is_here)
-        return td_fail(err, TD_ERR_INVALID, "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, cublas; plain on an emulated GPU)",
+        return td_fail(err, TD_ERR_INVALID,
+                       "TANDEM_CUDA_GEMM=%s: this library has no such way (auto, own, cublas; "
+                       "plain on an emulated GPU)",
                        forced);
     self.forced = (enum way)way;
     cudaError_t e = cudaMalloc(&self.workspace, WORKSPACE_BYTES);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         self.workspace = NULL;
-        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE, "%u MiB of workspace for products: %s (%s)",
-                       (unsigned)(WORKSPACE_BYTES >> 20), cudaGetErrorName(e), cudaGetErrorString(e));
+        return td_fail(err, e == cudaErrorMemoryAllocation ? TD_ERR_NOMEM : TD_ERR_DEVICE,
+                       "%u MiB of workspace for products: %s (%s)",
+                       (unsigned)(WORKSPACE_BYTES >> 20), cudaGetErrorName(e),
+                       cudaGetErrorString(e));
     }
     return cublas_open(err);
 }

@@ -1,8 +1,11 @@
-/* gemm.h - how prepared rows lie in a product's scratch (rows.cu writes them, gemm*.cu read them), and what the ways of a product share.
+/* gemm.h - how prepared rows lie in a product's scratch (rows.cu writes them, gemm*.cu read them),
+ * and what the ways of a product share.
  *
- * Row m of x starts at element m * td_cuda_k_stride(n_in); its elements are bf16 for a BF16 weight, else f32 (an F16 weight rounds no activation);
- * those from n_in up to the stride are zero, as they are in a packed weight's rows. The stride is a multiple of 8, so that 16-byte loads never
- * straddle rows; real models' n_in are multiples of 8, where a packed weight is the checkpoint's matrix byte for byte. */
+ * Row m of x starts at element m * td_cuda_k_stride(n_in); its elements are bf16 for a BF16
+ * weight, else f32 (an F16 weight rounds no activation); those from n_in up to the stride are
+ * zero, as they are in a packed weight's rows. The stride is a multiple of 8, so that 16-byte
+ * loads never straddle rows; real models' n_in are multiples of 8, where a packed weight is the
+ * checkpoint's matrix byte for byte. */
 #ifndef TD_KERNELS_CUDA_GEMM_H
 #define TD_KERNELS_CUDA_GEMM_H
 
@@ -23,10 +26,12 @@ struct td_gemm_params {
     bool accumulate;
 };
 
-void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number of rows */
+void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number
+                                                          of rows */
 
 /* y[m,n] = dot (+ bias) (+ y): the end of every own product. Outside of y: nothing. */
-__device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p, int32_t m, int32_t n, float dot)
+__device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p, int32_t m,
+                                                 int32_t n, float dot)
 {
     if (m >= p->n_rows || n >= p->n_out) return;
     float *y = p->y + m * p->y_stride + n;
@@ -37,7 +42,8 @@ __device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p,
 /* f16 to f32, exactly: as kernels/part.h has it. */
 __host__ __device__ static inline float td_cuda_f16_to_f32(uint16_t h)
 {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (uint32_t)(h >> 10) & 31u, mantissa = h & 0x3ffu, u;
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (uint32_t)(h >> 10) & 31u,
+             mantissa = h & 0x3ffu, u;
     float f;
     if (exponent == 0) { /* zero and subnormals */
         f = (float)mantissa * 0x1p-24f;
@@ -59,9 +65,11 @@ __host__ __device__ static inline float td_cuda_widen16(uint16_t h, bool is_bf16
 }
 
 /* Element i of an array of `dtype`, widened exactly. */
-__host__ __device__ static inline float td_cuda_widen(const void *data, enum td_dtype dtype, int64_t i)
+__host__ __device__ static inline float td_cuda_widen(const void *data, enum td_dtype dtype,
+                                                      int64_t i)
 {
-    return dtype == TD_F32 ? ((const float *)data)[i] : td_cuda_widen16(((const uint16_t *)data)[i], dtype == TD_BF16);
+    return dtype == TD_F32 ? ((const float *)data)[i]
+                           : td_cuda_widen16(((const uint16_t *)data)[i], dtype == TD_BF16);
 }
 
 #endif

@@ -1,28 +1,39 @@
 /* gemm_mma.cu - bf16 products on tensor cores whose bits do not depend on the number of rows.
  *
- * One order of sums for every kernel of this file. k is cut into chunks of 32 and the chunks into at most 8 slices of equal length; places depend on
- * n_in alone. Within a slice one accumulator takes m16n8k16 after m16n8k16 in ascending order; the slices' sums are added to 0 in ascending order;
- * then bias, then y. Everywhere the weight is the A operand (16 outputs) and the rows are the B operand (8 rows), and an element of k has the same
- * place inside its mma, so an output passes through the same tensor-core operations whichever kernel computes it. That the hardware rounds alike at
- * every place of a fragment is what the invariance test on a card has to confirm (cuda_rows_test runs there too).
+ * One order of sums for every kernel of this file. k is cut into chunks of 32 and the chunks into
+ * at most 8 slices of equal length; places depend on n_in alone. Within a slice one accumulator
+ * takes m16n8k16 after m16n8k16 in ascending order; the slices' sums are added to 0 in ascending
+ * order; then bias, then y. Everywhere the weight is the A operand (16 outputs) and the rows are
+ * the B operand (8 rows), and an element of k has the same place inside its mma, so an output
+ * passes through the same tensor-core operations whichever kernel computes it. That the hardware
+ * rounds alike at every place of a fragment is what the invariance test on a card has to confirm
+ * (cuda_rows_test runs there too).
  *
- * The order inside a chunk is chosen for loads: lane t of a quad holds k = 8t .. 8t+7 of its row, 16 bytes, by one load; its first half feeds the
- * chunk's first mma, its second half the second. A and B permute k alike, so the sum is over the same products; no ldmatrix and no transposition is
- * needed, and in shared memory rows of 64 bytes are free of bank conflicts as they lie (a quarter of a warp reads 128 contiguous bytes).
+ * The order inside a chunk is chosen for loads: lane t of a quad holds k = 8t .. 8t+7 of its row,
+ * 16 bytes, by one load; its first half feeds the chunk's first mma, its second half the second. A
+ * and B permute k alike, so the sum is over the same products; no ldmatrix and no transposition is
+ * needed, and in shared memory rows of 64 bytes are free of bank conflicts as they lie (a quarter
+ * of a warp reads 128 contiguous bytes).
  *
- * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32 outputs, straight from memory into registers, three to
- *   six chunks in flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps with 5 KiB in
- *   flight each, about 80 KiB per SM of an H100, more than twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per
+ * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32
+ * outputs, straight from memory into registers, three to
+ *   six chunks in flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096
+ *   outputs are 256 blocks = 2048 warps with 5 KiB in flight each, about 80 KiB per SM of an H100,
+ *   more than twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per
  *   block: per row 1/16 of the weight's bytes for blocks of 16 outputs.
- * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of accumulators takes the finished slices, 128
- *   registers in all. The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on
- *   sm_90, so cuBLASLt serves many rows unless deterministic.
+ * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of
+ * accumulators takes the finished slices, 128
+ *   registers in all. The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync
+ *   reaches perhaps two thirds of what wgmma does on sm_90, so cuBLASLt serves many rows unless
+ *   deterministic.
  *
- * Both ask for the weight before they wait for the kernel that makes their rows (port.h, TD_LAUNCH_EARLY), so that with TANDEM_CUDA_OVERLAP=1 the gap
- * between two kernels is spent reading weights: off until a card has shown that it is right and pays.
+ * Both ask for the weight before they wait for the kernel that makes their rows (port.h,
+ * TD_LAUNCH_EARLY), so that with TANDEM_CUDA_OVERLAP=1 the gap between two kernels is spent reading
+ * weights: off until a card has shown that it is right and pays.
  *
- * To be measured on a card before the default is settled (cuda_bench, rows gemm with way=own and way=cublas): skinny against cuBLASLt at M = 1, 4,
- * 8, 16 (OWN_ROWS_MAX); tile against cuBLASLt at M = 64, 512, 8192 (the price of --deterministic). */
+ * To be measured on a card before the default is settled (cuda_bench, rows gemm with way=own and
+ * way=cublas): skinny against cuBLASLt at M = 1, 4, 8, 16 (OWN_ROWS_MAX); tile against cuBLASLt
+ * at M = 64, 512, 8192 (the price of --deterministic). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ptx.h"
@@ -43,7 +54,8 @@ __host__ __device__ static inline int32_t slice_chunks(int64_t k_stride)
     return (chunks_of(k_stride) + SLICES - 1) / SLICES;
 }
 
-/* acc[16 outputs x 8 rows] += one chunk: lo, hi are the lane's 16 bytes of outputs g and g + 8, x of row g. */
+/* acc[16 outputs x 8 rows] += one chunk: lo, hi are the lane's 16 bytes of outputs g and g + 8,
+ * x of row g. */
 __device__ static inline void mma_chunk(float *acc, uint4 lo, uint4 hi, uint4 x)
 {
     uint32_t a0[4] = {lo.x, hi.x, lo.y, hi.y}, b0[2] = {x.x, x.y};
@@ -52,7 +64,7 @@ __device__ static inline void mma_chunk(float *acc, uint4 lo, uint4 hi, uint4 x)
     td_mma_m16n8k16_bf16(acc, a1, b1, acc);
 }
 
-/* ---- skinny ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- skinny ---------------------------------------------------------------------------------- */
 
 template <int MT, int NT> struct skinny_loads {
     uint4 lo[MT], hi[MT], x[NT];
@@ -60,43 +72,60 @@ template <int MT, int NT> struct skinny_loads {
 
 /* The lane's 16 bytes of a chunk, k elements further on: zeros outside of the matrices. */
 template <int MT, int NT>
-__device__ static inline void load_weight(const struct td_gemm_params *p, const uint16_t *w, int32_t n, int64_t k, bool is_k,
+__device__ static inline void load_weight(const struct td_gemm_params *p, const uint16_t *w,
+                                          int32_t n, int64_t k, bool is_k,
                                           skinny_loads<MT, NT> *ret)
 {
     uint4 zero = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < MT; i++) {
-        ret->lo[i] = is_k && n + 16 * i < p->n_out ? __ldcs((const uint4 *)(w + 16 * i * p->k_stride + k)) : zero;
-        ret->hi[i] = is_k && n + 16 * i + 8 < p->n_out ? __ldcs((const uint4 *)(w + (16 * i + 8) * p->k_stride + k)) : zero;
+        ret->lo[i] = is_k && n + 16 * i < p->n_out
+                         ? __ldcs((const uint4 *)(w + 16 * i * p->k_stride + k))
+                         : zero;
+        ret->hi[i] = is_k && n + 16 * i + 8 < p->n_out
+                         ? __ldcs((const uint4 *)(w + (16 * i + 8) * p->k_stride + k))
+                         : zero;
     }
 }
 
 template <int MT, int NT>
-__device__ static inline void load_rows(const struct td_gemm_params *p, const uint16_t *x, int32_t m, int64_t k, bool is_k, skinny_loads<MT, NT> *ret)
+__device__ static inline void load_rows(const struct td_gemm_params *p, const uint16_t *x,
+                                        int32_t m, int64_t k, bool is_k, skinny_loads<MT, NT> *ret)
 {
     uint4 zero = make_uint4(0, 0, 0, 0);
 #pragma unroll
-    for (int j = 0; j < NT; j++) ret->x[j] = is_k && m + 8 * j < p->n_rows ? *(const uint4 *)(x + 8 * j * p->k_stride + k) : zero;
+    for (int j = 0; j < NT; j++)
+        ret->x[j] =
+            is_k && m + 8 * j < p->n_rows ? *(const uint4 *)(x + 8 * j * p->k_stride + k) : zero;
 }
 
-/* GROUP chunks on their way: as soon as one is multiplied, the one GROUP further on takes its registers. */
-template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct td_gemm_params p)
+/* GROUP chunks on their way: as soon as one is multiplied, the one GROUP further on takes its
+ * registers. */
+template <int MT, int NT, int GROUP>
+static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct td_gemm_params p)
 {
-    const int COLUMN = 16 * MT + 4; /* floats between two rows' sums: lanes fall on different banks */
+    const int COLUMN = 16 * MT + 4; /* floats between two rows' sums: lanes fall on different
+                                       banks */
     __shared__ float sums[SLICES][8 * NT][COLUMN];
     int lane = (int)threadIdx.x % WARP, slice = (int)threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     int32_t n0 = (int32_t)blockIdx.x * 16 * MT, m0 = (int32_t)blockIdx.y * 8 * NT;
-    int32_t per_slice = slice_chunks(p.k_stride), n_chunks = chunks_of(p.k_stride), first = slice * per_slice, end = first + per_slice;
+    int32_t per_slice = slice_chunks(p.k_stride), n_chunks = chunks_of(p.k_stride),
+            first = slice * per_slice, end = first + per_slice;
     end = end < n_chunks ? end : n_chunks;
-    const uint16_t *w = (const uint16_t *)p.w + (n0 + g) * p.k_stride + 8 * t, *x = (const uint16_t *)p.x + (m0 + g) * p.k_stride + 8 * t;
-    auto is_k = [&](int32_t chunk) { return chunk < end && (int64_t)chunk * CHUNK + 8 * t < p.k_stride; };
+    const uint16_t *w = (const uint16_t *)p.w + (n0 + g) * p.k_stride + 8 * t,
+                   *x = (const uint16_t *)p.x + (m0 + g) * p.k_stride + 8 * t;
+    auto is_k = [&](int32_t chunk) {
+        return chunk < end && (int64_t)chunk * CHUNK + 8 * t < p.k_stride;
+    };
     float acc[MT][NT][4] = {};
     skinny_loads<MT, NT> loads[GROUP];
 #pragma unroll
-    for (int u = 0; u < GROUP; u++) load_weight(&p, w, n0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
+    for (int u = 0; u < GROUP; u++)
+        load_weight(&p, w, n0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
     td_wait_for_previous(); /* the weight is on its way; rows come from the kernel before */
 #pragma unroll
-    for (int u = 0; u < GROUP; u++) load_rows(&p, x, m0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
+    for (int u = 0; u < GROUP; u++)
+        load_rows(&p, x, m0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
     for (int32_t c = first; c < end; c += GROUP) {
 #pragma unroll
         for (int u = 0; u < GROUP; u++) {
@@ -105,7 +134,8 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma_chunk(acc[i][j], loads[u].lo[i], loads[u].hi[i], loads[u].x[j]);
+                    for (int j = 0; j < NT; j++)
+                        mma_chunk(acc[i][j], loads[u].lo[i], loads[u].hi[i], loads[u].x[j]);
             }
             load_weight(&p, w, n0 + g, (int64_t)later * CHUNK, is_k(later), &loads[u]);
             load_rows(&p, x, m0 + g, (int64_t)later * CHUNK, is_k(later), &loads[u]);
@@ -116,7 +146,8 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
 #pragma unroll
         for (int j = 0; j < NT; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) sums[slice][8 * j + 2 * t + e % 2][16 * i + g + e / 2 * 8] = acc[i][j][e];
+            for (int e = 0; e < 4; e++)
+                sums[slice][8 * j + 2 * t + e % 2][16 * i + g + e / 2 * 8] = acc[i][j][e];
     __syncthreads();
     int n_slices = (n_chunks + per_slice - 1) / per_slice;
     for (int i = (int)threadIdx.x; i < 16 * MT * 8 * NT; i += THREADS) {
@@ -127,20 +158,23 @@ template <int MT, int NT, int GROUP> static __global__ void __launch_bounds__(TH
     }
 }
 
-/* ---- tile -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tile ------------------------------------------------------------------------------------ */
 
 #define STAGES 6
 #define GROUP_TILES 16 /* row tiles that share a sweep over the weight, so that both stay in L2 */
 
 /* BN outputs x BM rows by WN x WM warps. */
-template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_gemm_params p)
+template <int BN, int BM, int WN, int WM>
+static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_gemm_params p)
 {
     const int MT = BN / (16 * WN), NT = BM / (8 * WM), ROWS = BN + BM;
     TD_SHARED_BYTES(uint16_t, shared); /* [STAGES][ROWS][CHUNK]: outputs' rows, then x's */
     int tid = (int)threadIdx.x, lane = tid % WARP, warp = tid / WARP, g = lane / 4, t = lane % 4;
 
-    int32_t tiles_n = (p.n_out + BN - 1) / BN, tiles_m = (p.n_rows + BM - 1) / BM, id = (int32_t)blockIdx.x, group = id / (GROUP_TILES * tiles_n);
-    int32_t in_group = tiles_m - group * GROUP_TILES < GROUP_TILES ? tiles_m - group * GROUP_TILES : GROUP_TILES;
+    int32_t tiles_n = (p.n_out + BN - 1) / BN, tiles_m = (p.n_rows + BM - 1) / BM,
+            id = (int32_t)blockIdx.x, group = id / (GROUP_TILES * tiles_n);
+    int32_t in_group =
+        tiles_m - group * GROUP_TILES < GROUP_TILES ? tiles_m - group * GROUP_TILES : GROUP_TILES;
     id -= group * GROUP_TILES * tiles_n;
     int32_t m0 = (group * GROUP_TILES + id % in_group) * BM, n0 = id / in_group * BN;
 
@@ -150,7 +184,8 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
     /* This thread's 16 bytes of every 64th row. */
     const int AT_ONCE = THREADS / 4;
     int row0 = tid / 4, k0 = tid % 4 * 8;
-    const uint16_t *w_from = (const uint16_t *)p.w + (n0 + row0) * p.k_stride + k0, *x_from = (const uint16_t *)p.x + (m0 + row0) * p.k_stride + k0;
+    const uint16_t *w_from = (const uint16_t *)p.w + (n0 + row0) * p.k_stride + k0,
+                   *x_from = (const uint16_t *)p.x + (m0 + row0) * p.k_stride + k0;
     auto fetch_weight = [&](int32_t chunk) {
         if (chunk >= n_chunks) return;
         uint16_t *stage = shared + chunk % STAGES * ROWS * CHUNK + tid * 8;
@@ -158,7 +193,10 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
 #pragma unroll
         for (int r = 0; r < BN; r += AT_ONCE) {
             bool is_there = is_k && n0 + row0 + r < p.n_out;
-            td_cp_async_16(stage + r * CHUNK, is_there ? w_from + r * p.k_stride + chunk * CHUNK : (const uint16_t *)p.w, is_there);
+            td_cp_async_16(stage + r * CHUNK,
+                           is_there ? w_from + r * p.k_stride + chunk * CHUNK
+                                    : (const uint16_t *)p.w,
+                           is_there);
         }
     };
     auto fetch_rows = [&](int32_t chunk) {
@@ -169,7 +207,10 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
             for (int r = 0; r < BM; r += AT_ONCE) {
                 bool is_there = is_k && m0 + row0 + r < p.n_rows;
                 if (r + AT_ONCE <= BM || row0 + r < BM)
-                    td_cp_async_16(stage + (BN + r) * CHUNK, is_there ? x_from + r * p.k_stride + chunk * CHUNK : (const uint16_t *)p.x, is_there);
+                    td_cp_async_16(stage + (BN + r) * CHUNK,
+                                   is_there ? x_from + r * p.k_stride + chunk * CHUNK
+                                            : (const uint16_t *)p.x,
+                                   is_there);
             }
         }
         td_cp_async_commit(); /* an empty group too: the count of groups is the clock */
@@ -192,23 +233,28 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
                     }
         }
         td_cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* chunk c has come for all; all are done with chunk c - 1, whose stage the next fetch fills */
+        __syncthreads(); /* chunk c has come for all; all are done with chunk c - 1, whose stage
+                            the next fetch fills */
         fetch_weight(c + STAGES - 1), fetch_rows(c + STAGES - 1);
-        const uint16_t *w = shared + c % STAGES * ROWS * CHUNK + (warp % WN * 16 * MT + g) * CHUNK + 8 * t;
-        const uint16_t *x = shared + c % STAGES * ROWS * CHUNK + (BN + warp / WN * 8 * NT + g) * CHUNK + 8 * t;
+        const uint16_t *w =
+            shared + c % STAGES * ROWS * CHUNK + (warp % WN * 16 * MT + g) * CHUNK + 8 * t;
+        const uint16_t *x =
+            shared + c % STAGES * ROWS * CHUNK + (BN + warp / WN * 8 * NT + g) * CHUNK + 8 * t;
         uint4 rows[NT];
 #pragma unroll
         for (int j = 0; j < NT; j++) rows[j] = *(const uint4 *)(x + 8 * j * CHUNK);
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            uint4 lo = *(const uint4 *)(w + 16 * i * CHUNK), hi = *(const uint4 *)(w + (16 * i + 8) * CHUNK);
+            uint4 lo = *(const uint4 *)(w + 16 * i * CHUNK),
+                  hi = *(const uint4 *)(w + (16 * i + 8) * CHUNK);
 #pragma unroll
             for (int j = 0; j < NT; j++) mma_chunk(acc[i][j], lo, hi, rows[j]);
         }
     }
     td_cp_async_wait<0>();
     __syncthreads();
-    float *sums = (float *)(void *)shared; /* [BM][COLUMN], in the stages' place: whole lines of y are then written at once */
+    float *sums = (float *)(void *)shared; /* [BM][COLUMN], in the stages' place: whole lines of
+                                              y are then written at once */
     const int COLUMN = BN + 4;
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -216,18 +262,21 @@ template <int BN, int BM, int WN, int WM> static __global__ void __launch_bounds
         for (int j = 0; j < NT; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                sums[(warp / WN * 8 * NT + 8 * j + 2 * t + e % 2) * COLUMN + warp % WN * 16 * MT + 16 * i + g + e / 2 * 8] =
-                    total[i][j][e] + acc[i][j][e];
+                sums[(warp / WN * 8 * NT + 8 * j + 2 * t + e % 2) * COLUMN + warp % WN * 16 * MT +
+                     16 * i + g + e / 2 * 8] = total[i][j][e] + acc[i][j][e];
     __syncthreads();
-    for (int i = tid; i < BM * BN; i += THREADS) td_cuda_gemm_store(&p, m0 + i / BN, n0 + i % BN, sums[i / BN * COLUMN + i % BN]);
+    for (int i = tid; i < BM * BN; i += THREADS)
+        td_cuda_gemm_store(&p, m0 + i / BN, n0 + i % BN, sums[i / BN * COLUMN + i % BN]);
 }
 
-/* ---- launchers --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 template <int MT, int NT, int GROUP> static void skinny_launch(const struct td_gemm_params *p)
 {
-    dim3 grid((unsigned)((p->n_out + 16 * MT - 1) / (16 * MT)), (unsigned)((p->n_rows + 8 * NT - 1) / (8 * NT)));
-    TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS), 0, td_cuda.compute, *p);
+    dim3 grid((unsigned)((p->n_out + 16 * MT - 1) / (16 * MT)),
+              (unsigned)((p->n_rows + 8 * NT - 1) / (8 * NT)));
+    TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS), 0,
+                    td_cuda.compute, *p);
     TD_LAUNCHED("gemm (skinny)");
 }
 
@@ -236,15 +285,18 @@ template <int BN, int BM, int WN, int WM> static void tile_launch(const struct t
     static bool is_set; /* more than 48 KiB of shared memory must be asked for once */
     size_t shared_bytes = (size_t)STAGES * (BN + BM) * CHUNK * sizeof(uint16_t);
     if (!is_set)
-        is_set = td_cuda_allow_shared((const void *)gemm_tile_kernel<BN, BM, WN, WM>, shared_bytes, "gemm (tile): shared memory");
+        is_set = td_cuda_allow_shared((const void *)gemm_tile_kernel<BN, BM, WN, WM>, shared_bytes,
+                                      "gemm (tile): shared memory");
     unsigned n_tiles = (unsigned)((p->n_out + BN - 1) / BN) * (unsigned)((p->n_rows + BM - 1) / BM);
-    TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles), dim3(THREADS), shared_bytes, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles),
+                    dim3(THREADS), shared_bytes, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (tile)");
 }
 
 void td_cuda_gemm_mma(const struct td_gemm_params *p)
 {
-    bool is_wide = (p->n_out + 31) / 32 >= 2 * td_cuda.n_sms; /* 32 outputs a block still fill the device twice */
+    /* 32 outputs a block still fill the device twice */
+    bool is_wide = (p->n_out + 31) / 32 >= 2 * td_cuda.n_sms;
     if (p->n_rows <= 8)
         is_wide ? skinny_launch<2, 1, 4>(p) : skinny_launch<1, 1, 6>(p);
     else if (p->n_rows <= 16)

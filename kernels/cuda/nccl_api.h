@@ -1,8 +1,9 @@
 /* nccl_api.h - the dozen calls of NCCL that comm.cu makes, as libnccl.so.2 exports them.
  *
- * Why here: NCCL is opened when it is needed, so only its binary interface matters; with it written down, the library is built and comm.cu is
- * tested on machines without nccl.h (tests/fake/nccl_stub.c is the library's stand-in there). Where nccl.h is at hand, comm.cu compares.
- * Source: nccl.h of NCCL 2.28; these values have not changed since NCCL 2. */
+ * Why here: NCCL is opened when it is needed, so only its binary interface matters; with it
+ * written down, the library is built and comm.cu is tested on machines without nccl.h
+ * (tests/fake/nccl_stub.c is the library's stand-in there). Where nccl.h is at hand, comm.cu
+ * compares. Source: nccl.h of NCCL 2.28; these values have not changed since NCCL 2. */
 #ifndef TD_KERNELS_CUDA_NCCL_API_H
 #define TD_KERNELS_CUDA_NCCL_API_H
 
@@ -18,11 +19,18 @@ struct td_nccl_id { /* ncclUniqueId: passed by value */
 };
 
 /* ncclResult_t, ncclDataType_t, ncclRedOp_t: ints. */
-enum { TD_NCCL_SUCCESS = 0, TD_NCCL_INTERNAL_ERROR = 3, TD_NCCL_INVALID_USAGE = 5, TD_NCCL_REMOTE_ERROR = 6, TD_NCCL_IN_PROGRESS = 7 };
+enum {
+    TD_NCCL_SUCCESS = 0,
+    TD_NCCL_INTERNAL_ERROR = 3,
+    TD_NCCL_INVALID_USAGE = 5,
+    TD_NCCL_REMOTE_ERROR = 6,
+    TD_NCCL_IN_PROGRESS = 7
+};
 enum { TD_NCCL_FLOAT = 7 };
 enum { TD_NCCL_SUM = 0 };
 
-/* ncclConfig_t as NCCL 2.14 had it. Later ones only append: the library takes `size` bytes of it and has defaults for what `version` did not know. */
+/* ncclConfig_t as NCCL 2.14 had it. Later ones only append: the library takes `size` bytes of it
+ * and has defaults for what `version` did not know. */
 struct td_nccl_config {
     size_t size;
     unsigned magic, version;
@@ -33,27 +41,35 @@ struct td_nccl_config {
 
 /* Not in NCCL before 2.14: looked up by its name, and may be missing. */
 #define TD_NCCL_INIT_CONFIG "ncclCommInitRankConfig"
-typedef int td_nccl_init_config_fn(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank, struct td_nccl_config *config);
+typedef int td_nccl_init_config_fn(struct td_nccl_comm **ret_comm, int n_ranks,
+                                   struct td_nccl_id id, int rank, struct td_nccl_config *config);
 
 /* X(name, result, arguments); `stream` is a cudaStream_t. */
-#define TD_NCCL_FUNCTIONS(X)                                                                                                              \
-    X(ncclGetUniqueId, int, (struct td_nccl_id * ret_id))                                                                                 \
-    X(ncclCommInitRank, int, (struct td_nccl_comm * *ret_comm, int n_ranks, struct td_nccl_id id, int rank))                              \
-    X(ncclCommAbort, int, (struct td_nccl_comm * comm))                                                                                   \
-    X(ncclCommDestroy, int, (struct td_nccl_comm * comm))                                                                                 \
-    X(ncclCommGetAsyncError, int, (struct td_nccl_comm * comm, int *ret_error))                                                           \
-    X(ncclAllReduce, int, (const void *from, void *to, size_t n, int type, int op, struct td_nccl_comm *comm, void *stream))       \
-    X(ncclSend, int, (const void *from, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream))                    \
-    X(ncclRecv, int, (void *to, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream))                            \
-    X(ncclGroupStart, int, (void))                                                                                                        \
-    X(ncclGroupEnd, int, (void))                                                                                                          \
-    X(ncclGetErrorString, const char *, (int result))                                                                                     \
+#define TD_NCCL_FUNCTIONS(X)                                                                       \
+    X(ncclGetUniqueId, int, (struct td_nccl_id * ret_id))                                          \
+    X(ncclCommInitRank, int,                                                                       \
+      (struct td_nccl_comm * *ret_comm, int n_ranks, struct td_nccl_id id, int rank))              \
+    X(ncclCommAbort, int, (struct td_nccl_comm * comm))                                            \
+    X(ncclCommDestroy, int, (struct td_nccl_comm * comm))                                          \
+    X(ncclCommGetAsyncError, int, (struct td_nccl_comm * comm, int *ret_error))                    \
+    X(ncclAllReduce, int,                                                                          \
+      (const void *from, void *to, size_t n, int type, int op, struct td_nccl_comm *comm,          \
+       void *stream))                                                                              \
+    X(ncclSend, int,                                                                               \
+      (const void *from, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream))   \
+    X(ncclRecv, int,                                                                               \
+      (void *to, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream))           \
+    X(ncclGroupStart, int, (void))                                                                 \
+    X(ncclGroupEnd, int, (void))                                                                   \
+    X(ncclGetErrorString, const char *, (int result))                                              \
     X(ncclGetLastError, const char *, (struct td_nccl_comm * comm))
 
-/* What the stand-in takes of the emulated GPU; comm.cu hands it over where the library exports TD_NCCL_STUB_OPEN. */
+/* What the stand-in takes of the emulated GPU; comm.cu hands it over where the library exports
+ * TD_NCCL_STUB_OPEN. */
 struct td_nccl_stub_cuda {
     int (*launch_host)(void *stream, void (*function)(void *), void *data); /* cudaLaunchHostFunc */
-    int (*attach)(void *stream, void (*release)(void *), void *object);     /* td_emu_graph_attach: 1 = the stream records */
+    /* td_emu_graph_attach: 1 = the stream records */
+    int (*attach)(void *stream, void (*release)(void *), void *object);
 };
 #define TD_NCCL_STUB_OPEN "td_nccl_stub_open"
 

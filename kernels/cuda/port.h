@@ -1,13 +1,16 @@
 /* port.h - the words that every .cu of this folder is written in, for two compilers.
  *
- * Why here: no ordinary machine has a GPU, so each .cu compiles with nvcc (libtandem_cuda.so) and, as C++ with -DTD_CUDA_EMULATE, with the host's
- * compiler
- * (libtandem_cuda_emu.so): blocks, warps, shared memory, barriers, shuffles and atomics are then emu/emu.h's, the runtime calls emu/runtime.h's, and
- * the machine's special instructions (ptx.h) have twins with the same layout of fragments. What a .cu may use is what stands here and in ptx.h.
+ * Why here: no ordinary machine has a GPU, so each .cu compiles with nvcc (libtandem_cuda.so) and,
+ * as C++ with -DTD_CUDA_EMULATE, with the host's compiler (libtandem_cuda_emu.so): blocks, warps,
+ * shared memory, barriers, shuffles and atomics are then emu/emu.h's, the runtime calls
+ * emu/runtime.h's, and the machine's special instructions (ptx.h) have twins with the same layout
+ * of fragments. What a .cu may use is what stands here and in ptx.h.
  *
- * House rules for .cu files: C style, no STL; templates only over constants. Explicit fmaf() (nvcc runs with -fmad=false, the host with
- * -ffp-contract=off). Only TD_LAUNCH, never <<<>>>. Shared memory: TD_SHARED_BYTES for the launch's dynamic bytes, __shared__ for small fixed
- * arrays. Every warp word takes a full mask (0xffffffff). A pointer of a kernel is device memory; 16-bit floats are uint16_t and td_bf16 words. */
+ * House rules for .cu files: C style, no STL; templates only over constants. Explicit fmaf()
+ * (nvcc runs with -fmad=false, the host with -ffp-contract=off). Only TD_LAUNCH, never <<<>>>.
+ * Shared memory: TD_SHARED_BYTES for the launch's dynamic bytes, __shared__ for small fixed
+ * arrays. Every warp word takes a full mask (0xffffffff). A pointer of a kernel is device
+ * memory; 16-bit floats are uint16_t and td_bf16 words. */
 #ifndef TD_KERNELS_CUDA_PORT_H
 #define TD_KERNELS_CUDA_PORT_H
 
@@ -17,38 +20,46 @@
 #include <string.h>
 
 #ifdef TD_CUDA_EMULATE
-#include "tests/fake/cuda_emu/emu.h"     /* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
-#include "tests/fake/cuda_emu/runtime.h" /* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
+/* __global__, threadIdx .., __syncthreads, __shfl_*_sync, atomics, TD_LAUNCH, TD_SHARED_BYTES */
+#include "tests/fake/cuda_emu/emu.h"
+/* cudaMalloc, streams, events, graphs, IPC: the calls we use, on the host */
+#include "tests/fake/cuda_emu/runtime.h"
 
-#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) \
-    do {                                                                          \
-        td_emu_next_is_early(is_early);                                           \
-        TD_LAUNCH(kernel, grid, block, shared_bytes, stream, __VA_ARGS__);        \
+#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...)                  \
+    do {                                                                                           \
+        td_emu_next_is_early(is_early);                                                            \
+        TD_LAUNCH(kernel, grid, block, shared_bytes, stream, __VA_ARGS__);                         \
     } while (0)
 static inline void td_wait_for_previous(void) {}
 #else
 #include <cuda_runtime.h>
 
-#define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+#define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
+    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
-/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90): every thread of such a kernel calls
- * td_wait_for_previous() before it touches anything that an earlier kernel writes or reads. Weights are written by none. A kernel launched otherwise
- * waits for all before it as ever. */
+/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90): every
+ * thread of such a kernel calls td_wait_for_previous() before it touches anything that an
+ * earlier kernel writes or reads. Weights are written by none. A kernel launched otherwise waits
+ * for all before it as ever. */
 template <class... P, class... A>
-static inline void td_launch_early(bool is_early, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A... args)
+static inline void td_launch_early(bool is_early, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t shared_bytes, cudaStream_t stream, A... args)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes,
+    config.stream = stream;
     config.attrs = &attribute, config.numAttrs = is_early ? 1 : 0;
-    (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...); /* TD_LAUNCHED asks for its error */
+    /* TD_LAUNCHED asks for its error */
+    (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
-#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...) \
+#define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...)                  \
     td_launch_early((is_early), (kernel), (grid), (block), (shared_bytes), (stream), __VA_ARGS__)
 
-/* Returns when everything before this kernel is done and seen; the kernel after it may then begin, up to its own call. */
+/* Returns when everything before this kernel is done and seen; the kernel after it may then
+ * begin, up to its own call. */
 __device__ static inline void td_wait_for_previous(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -57,8 +68,8 @@ __device__ static inline void td_wait_for_previous(void)
 }
 
 /* `name`: this block's dynamic shared memory as an array of `type`, aligned to 128 bytes. */
-#define TD_SHARED_BYTES(type, name)                              \
-    extern __shared__ __align__(128) uint8_t td_shared_bytes_[]; \
+#define TD_SHARED_BYTES(type, name)                                                                \
+    extern __shared__ __align__(128) uint8_t td_shared_bytes_[];                                   \
     type *name = (type *)td_shared_bytes_
 #endif
 

@@ -1,13 +1,18 @@
-/* rows.cu - what happens to single rows between the products: embedding, norm, rotary embedding, storing K and V, SwiGLU, and rounding for a product.
+/* rows.cu - what happens to single rows between the products: embedding, norm, rotary embedding,
+ * storing K and V, SwiGLU, and rounding for a product.
  *
- * All of it is bound by memory and by the number of launches, so: 16-byte accesses where the addresses allow them, a whole row per block where a sum
- * is needed, and the fused pairs (norm or gate, then rounding into the product's scratch) save a write and a read of the row and one launch each.
+ * All of it is bound by memory and by the number of launches, so: 16-byte accesses where the
+ * addresses allow them, a whole row per block where a sum is needed, and the fused pairs (norm or
+ * gate, then rounding into the product's scratch) save a write and a read of the row and one launch
+ * each.
  *
- * Bits (I1). A thread's elements and the order of every sum follow from the row's length alone, never from the number of rows or from alignment:
- * whether four neighbours come by one load or by four is no difference in arithmetic. The fused pairs run the same device functions as the single
+ * Bits (I1). A thread's elements and the order of every sum follow from the row's length alone,
+ * never from the number of rows or from alignment: whether four neighbours come by one load or by
+ * four is no difference in arithmetic. The fused pairs run the same device functions as the single
  * entries.
  *
- * n elements in groups of 4 ("quads") or 8: the last group may be short; `n_valid` says how many of it exist. */
+ * n elements in groups of 4 ("quads") or 8: the last group may be short; `n_valid` says how many
+ * of it exist. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 
@@ -15,17 +20,14 @@
 #define FLAT_THREADS 256
 #define WARP 32
 
-/* ---- pieces of rows ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pieces of rows -------------------------------------------------------------------------- */
 
 __host__ __device__ static inline bool aligned_to(const void *p, int64_t stride_bytes, int64_t unit)
 {
     return ((uintptr_t)p % (uintptr_t)unit) == 0 && stride_bytes % unit == 0;
 }
 
-__host__ __device__ static inline int32_t min_i32(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
+__host__ __device__ static inline int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* Four neighbours; those past n_valid are 0. vector: p is 16-byte aligned. */
 __device__ static inline void load4(const float *p, bool vector, int32_t n_valid, float *ret_v)
@@ -66,7 +68,8 @@ __device__ static inline void store4_bf16(uint16_t *p, bool vector, int32_t n_va
     }
 }
 
-/* Quad `q` of a prepared row: zeros from n_in up to the stride, a multiple of 8, so quads are whole and aligned (the scratch is 64-byte aligned). */
+/* Quad `q` of a prepared row: zeros from n_in up to the stride, a multiple of 8, so quads are
+ * whole and aligned (the scratch is 64-byte aligned). */
 __device__ static inline void prepare4(void *row, bool is_bf16, int32_t q, const float *v)
 {
     if (is_bf16)
@@ -75,24 +78,23 @@ __device__ static inline void prepare4(void *row, bool is_bf16, int32_t q, const
         store4((float *)row + 4 * (int64_t)q, true, 4, v);
 }
 
-__device__ static inline void *prepared_row(void *scratch, bool is_bf16, int32_t row, int64_t k_stride)
+__device__ static inline void *prepared_row(void *scratch, bool is_bf16, int32_t row,
+                                            int64_t k_stride)
 {
     return (uint8_t *)scratch + (int64_t)row * k_stride * (is_bf16 ? 2 : 4);
 }
 
-static int32_t round_up(int32_t n, int32_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
+static int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 
 static unsigned n_blocks(int64_t n_items, int64_t per_block)
 {
     return (unsigned)((n_items + per_block - 1) / per_block);
 }
 
-/* ---- rmsnorm ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rmsnorm --------------------------------------------------------------------------------- */
 
-/* The sum over the block of one number per thread, in every thread: butterflies inside the warps, then the warps' sums in ascending order. */
+/* The sum over the block of one number per thread, in every thread: butterflies inside the
+ * warps, then the warps' sums in ascending order. */
 __device__ static inline float block_sum(float v, float *warp_sums)
 {
     for (int d = WARP / 2; d > 0; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
@@ -105,7 +107,8 @@ __device__ static inline float block_sum(float v, float *warp_sums)
     return sum;
 }
 
-/* One block per row. out: f32 rows, or (prepared) rows of a product's scratch with zeros behind them. */
+/* One block per row. out: f32 rows, or (prepared) rows of a product's scratch with zeros behind
+ * them. */
 struct norm_params {
     const float *x, *w;
     void *out;
@@ -129,7 +132,8 @@ static __global__ void __launch_bounds__(ROW_THREADS_MAX) norm_kernel(struct nor
     sum = block_sum(sum, warp_sums);
     float inv = 1.0f / sqrtf(sum / (float)p.dim + p.eps);
     for (int32_t q = (int32_t)threadIdx.x; q < p.n_out_quads; q += (int32_t)blockDim.x) {
-        load4(x + 4 * q, p.x_vector, p.dim - 4 * q, v); /* the same thread's elements again: near, and safe when out is x */
+        load4(x + 4 * q, p.x_vector, p.dim - 4 * q, v); /* the same thread's elements again:
+                                                           near, and safe when out is x */
         load4(p.w + 4 * q, p.w_vector, p.dim - 4 * q, w);
         for (int i = 0; i < 4; i++) v[i] = v[i] * inv * w[i];
         if (p.is_prepared)
@@ -145,7 +149,8 @@ static void norm_launch(const struct td_rmsnorm_args *a, struct norm_params *p, 
     p->x = a->x, p->w = a->w, p->x_stride = a->x_stride, p->dim = a->dim, p->eps = a->eps;
     p->x_vector = aligned_to(a->x, a->x_stride * 4, 16), p->w_vector = aligned_to(a->w, 0, 16);
     int32_t threads = min_i32(round_up((a->dim + 3) / 4, WARP), ROW_THREADS_MAX);
-    TD_LAUNCH_EARLY(td_cuda_is_early(), norm_kernel, dim3((unsigned)a->n_rows), dim3((unsigned)threads), 0, td_cuda.compute, *p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), norm_kernel, dim3((unsigned)a->n_rows),
+                    dim3((unsigned)threads), 0, td_cuda.compute, *p);
     TD_LAUNCHED(label);
 }
 
@@ -153,21 +158,24 @@ void td_cuda_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts)
 {
     (void)part, (void)n_parts;
     struct norm_params p = {};
-    p.out = a->out, p.out_stride = a->out_stride, p.n_out_quads = (a->dim + 3) / 4, p.out_vector = aligned_to(a->out, a->out_stride * 4, 16);
+    p.out = a->out, p.out_stride = a->out_stride, p.n_out_quads = (a->dim + 3) / 4,
+    p.out_vector = aligned_to(a->out, a->out_stride * 4, 16);
     norm_launch(a, &p, "rmsnorm");
 }
 
-void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next, int part, int n_parts)
+void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_gemm_args *next,
+                             int part, int n_parts)
 {
     (void)part, (void)n_parts;
     TD_ASSERT(next->w->n_in == a->dim && next->n_rows == a->n_rows);
     struct norm_params p = {};
-    p.out = next->scratch, p.out_stride = td_cuda_k_stride(a->dim), p.n_out_quads = (int32_t)(p.out_stride / 4), p.is_prepared = true;
+    p.out = next->scratch, p.out_stride = td_cuda_k_stride(a->dim),
+    p.n_out_quads = (int32_t)(p.out_stride / 4), p.is_prepared = true;
     p.is_bf16 = next->w->dtype == TD_BF16;
     norm_launch(a, &p, "rmsnorm_prepare");
 }
 
-/* ---- gemm_prepare and SwiGLU: no sums, so any thread may do any quad --------------------------------------------------------------------------- */
+/* ---- gemm_prepare and SwiGLU: no sums, so any thread may do any quad ------------------------- */
 
 struct flat_params {
     const float *x, *up; /* up: NULL when x is only prepared */
@@ -177,17 +185,15 @@ struct flat_params {
     bool x_vector, up_vector, out_vector, is_prepared, is_bf16;
 };
 
-__device__ static inline float silu(float g)
-{
-    return g / (1.0f + expf(-g));
-}
+__device__ static inline float silu(float g) { return g / (1.0f + expf(-g)); }
 
 static __global__ void __launch_bounds__(FLAT_THREADS) flat_kernel(struct flat_params p)
 {
     td_wait_for_previous();
     int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
     if (at >= p.n_quads) return;
-    int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads), n_valid = p.dim - 4 * q;
+    int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads),
+            n_valid = p.dim - 4 * q;
     float v[4], up[4];
     load4(p.x + row * p.x_stride + 4 * q, p.x_vector, n_valid, v);
     if (p.up) {
@@ -204,14 +210,17 @@ static void flat_launch(struct flat_params *p, int32_t n_rows, const char *label
 {
     p->n_quads = (int64_t)n_rows * p->row_quads;
     if (p->n_quads <= 0) return;
-    p->x_vector = aligned_to(p->x, p->x_stride * 4, 16), p->up_vector = aligned_to(p->up, p->up_stride * 4, 16);
-    TD_LAUNCH_EARLY(td_cuda_is_early(), flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
+    p->x_vector = aligned_to(p->x, p->x_stride * 4, 16),
+    p->up_vector = aligned_to(p->up, p->up_stride * 4, 16);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), flat_kernel, dim3(n_blocks(p->n_quads, FLAT_THREADS)),
+                    dim3(FLAT_THREADS), 0, td_cuda.compute, *p);
     TD_LAUNCHED(label);
 }
 
 static void into_scratch(struct flat_params *p, const struct td_gemm_args *next)
 {
-    p->out = next->scratch, p->out_stride = td_cuda_k_stride(next->w->n_in), p->row_quads = (int32_t)(p->out_stride / 4), p->dim = next->w->n_in;
+    p->out = next->scratch, p->out_stride = td_cuda_k_stride(next->w->n_in),
+    p->row_quads = (int32_t)(p->out_stride / 4), p->dim = next->w->n_in;
     p->is_prepared = true, p->is_bf16 = next->w->dtype == TD_BF16;
 }
 
@@ -224,7 +233,8 @@ void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)
     flat_launch(&p, a->n_rows, "gemm_prepare");
 }
 
-void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride, int64_t up_stride, const struct td_gemm_args *next, int part,
+void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_stride,
+                              int64_t up_stride, const struct td_gemm_args *next, int part,
                               int n_parts)
 {
     (void)part, (void)n_parts;
@@ -234,17 +244,19 @@ void td_cuda_silu_mul_prepare(const float *gate, const float *up, int64_t gate_s
     flat_launch(&p, next->n_rows, "silu_mul_prepare");
 }
 
-void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride, int64_t gate_stride,
-                      int64_t up_stride, int part, int n_parts)
+void td_cuda_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim,
+                      int64_t out_stride, int64_t gate_stride, int64_t up_stride, int part,
+                      int n_parts)
 {
     (void)part, (void)n_parts;
     struct flat_params p = {};
     p.x = gate, p.x_stride = gate_stride, p.up = up, p.up_stride = up_stride;
-    p.out = out, p.out_stride = out_stride, p.dim = dim, p.row_quads = (dim + 3) / 4, p.out_vector = aligned_to(out, out_stride * 4, 16);
+    p.out = out, p.out_stride = out_stride, p.dim = dim, p.row_quads = (dim + 3) / 4,
+    p.out_vector = aligned_to(out, out_stride * 4, 16);
     flat_launch(&p, n_rows, "silu_mul");
 }
 
-/* ---- embedding --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------------------------- */
 
 struct embed_params {
     float *out;
@@ -261,7 +273,8 @@ static __global__ void __launch_bounds__(FLAT_THREADS) embed_kernel(struct embed
     td_wait_for_previous();
     int64_t at = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
     if (at >= p.n_quads) return;
-    int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads), n_valid = p.dim - 4 * q, id = p.ids[row];
+    int32_t row = (int32_t)(at / p.row_quads), q = (int32_t)(at % p.row_quads),
+            n_valid = p.dim - 4 * q, id = p.ids[row];
     float v[4] = {0, 0, 0, 0};
     int64_t from = (int64_t)id * p.dim + 4 * q;
     if (id < 0) { /* padding: finite */
@@ -270,31 +283,40 @@ static __global__ void __launch_bounds__(FLAT_THREADS) embed_kernel(struct embed
     } else if (p.vector) {
         uint2 h = *(const uint2 *)((const uint16_t *)p.table + from);
         bool is_bf16 = p.dtype == TD_BF16;
-        v[0] = td_cuda_widen16((uint16_t)h.x, is_bf16), v[1] = td_cuda_widen16((uint16_t)(h.x >> 16), is_bf16);
-        v[2] = td_cuda_widen16((uint16_t)h.y, is_bf16), v[3] = td_cuda_widen16((uint16_t)(h.y >> 16), is_bf16);
+        v[0] = td_cuda_widen16((uint16_t)h.x, is_bf16),
+        v[1] = td_cuda_widen16((uint16_t)(h.x >> 16), is_bf16);
+        v[2] = td_cuda_widen16((uint16_t)h.y, is_bf16),
+        v[3] = td_cuda_widen16((uint16_t)(h.y >> 16), is_bf16);
     } else {
         for (int i = 0; i < 4; i++)
-            if (i < n_valid) v[i] = td_cuda_widen16(((const uint16_t *)p.table)[from + i], p.dtype == TD_BF16);
+            if (i < n_valid)
+                v[i] = td_cuda_widen16(((const uint16_t *)p.table)[from + i], p.dtype == TD_BF16);
     }
     store4(p.out + (int64_t)row * p.dim + 4 * q, p.vector, n_valid, v);
 }
 
-void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part, int n_parts)
+void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,
+                   int32_t n_rows, int32_t dim, int part, int n_parts)
 {
     (void)part, (void)n_parts;
     struct embed_params p = {};
-    p.out = out, p.table = table, p.ids = ids, p.dim = dim, p.row_quads = (dim + 3) / 4, p.dtype = dtype;
+    p.out = out, p.table = table, p.ids = ids, p.dim = dim, p.row_quads = (dim + 3) / 4,
+    p.dtype = dtype;
     p.n_quads = (int64_t)n_rows * p.row_quads;
-    p.vector = aligned_to(out, (int64_t)dim * 4, 16) && aligned_to(table, (int64_t)dim * (int64_t)td_dtype_bytes(dtype), dtype == TD_F32 ? 16 : 8);
+    p.vector =
+        aligned_to(out, (int64_t)dim * 4, 16) &&
+        aligned_to(table, (int64_t)dim * (int64_t)td_dtype_bytes(dtype), dtype == TD_F32 ? 16 : 8);
     if (p.n_quads <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda_is_early(), embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), embed_kernel, dim3(n_blocks(p.n_quads, FLAT_THREADS)),
+                    dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("embed");
 }
 
-/* ---- rotary embedding -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rotary embedding ------------------------------------------------------------------------ */
 
 /* Four pairs, turned in place. c: their cosines; the sines lie half a head further. */
-__device__ static inline void turn4(const float *c, int32_t half, bool vector, int32_t n_valid, float *x0, float *x1)
+__device__ static inline void turn4(const float *c, int32_t half, bool vector, int32_t n_valid,
+                                    float *x0, float *x1)
 {
     float cosine[4], sine[4];
     load4(c, vector, n_valid, cosine), load4(c + half, vector, n_valid, sine);
@@ -338,25 +360,32 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
 {
     (void)part, (void)n_parts;
     struct rope_params p = {};
-    p.x = a->x, p.cos_sin = a->cos_sin, p.positions = a->positions, p.x_stride = a->x_stride, p.n_heads = a->n_heads, p.head_dim = a->head_dim;
+    p.x = a->x, p.cos_sin = a->cos_sin, p.positions = a->positions, p.x_stride = a->x_stride,
+    p.n_heads = a->n_heads, p.head_dim = a->head_dim;
     p.half_quads = (a->head_dim / 2 + 3) / 4;
     p.n_items = (int64_t)a->n_rows * a->n_heads * p.half_quads;
-    p.vector = a->head_dim % 8 == 0 && aligned_to(a->x, a->x_stride * 4, 16) && aligned_to(a->cos_sin, 0, 16);
+    p.vector = a->head_dim % 8 == 0 && aligned_to(a->x, a->x_stride * 4, 16) &&
+               aligned_to(a->cos_sin, 0, 16);
     if (p.n_items <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda_is_early(), rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), rope_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)),
+                    dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("rope");
 }
 
-/* ---- storing K and V --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- storing K and V ------------------------------------------------------------------------- */
 
 /* Where quad `q` of a head of K goes; that of V is kv_bytes further. position >= 0. */
-__device__ static inline uint8_t *slot_of(const struct td_kv_view *kv, const int32_t *table, int32_t head, int32_t position, int32_t q)
+__device__ static inline uint8_t *slot_of(const struct td_kv_view *kv, const int32_t *table,
+                                          int32_t head, int32_t position, int32_t q)
 {
-    int64_t element = ((int64_t)head * kv->block_size + position % kv->block_size) * kv->head_dim + 4 * q;
-    return kv->base + table[position / kv->block_size] * kv->block_bytes + element * (kv->dtype == TD_F32 ? 4 : 2);
+    int64_t element =
+        ((int64_t)head * kv->block_size + position % kv->block_size) * kv->head_dim + 4 * q;
+    return kv->base + table[position / kv->block_size] * kv->block_bytes +
+           element * (kv->dtype == TD_F32 ? 4 : 2);
 }
 
-__device__ static inline void store_slot(uint8_t *to, enum td_dtype dtype, bool vector, int32_t n_valid, const float *v)
+__device__ static inline void store_slot(uint8_t *to, enum td_dtype dtype, bool vector,
+                                         int32_t n_valid, const float *v)
 {
     if (dtype == TD_F32)
         store4((float *)(void *)to, vector, n_valid, v);
@@ -389,7 +418,8 @@ static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_kernel(struct st
     uint8_t *to = slot_of(&p.kv, p.block_tables[p.row_seq[row]], head, position, q);
     float v[4];
     for (int is_v = 0; is_v < 2; is_v++, to += p.kv_bytes) {
-        const float *from = (is_v ? p.v + row * p.v_stride : p.k + row * p.k_stride) + (int64_t)head * p.kv.head_dim + 4 * q;
+        const float *from = (is_v ? p.v + row * p.v_stride : p.k + row * p.k_stride) +
+                            (int64_t)head * p.kv.head_dim + 4 * q;
         load4(from, is_v ? p.v_vector : p.k_vector, n_valid, v);
         store_slot(to, p.kv.dtype, p.cache_vector, n_valid, v);
     }
@@ -400,11 +430,13 @@ static struct store_params store_params_of(const struct td_kv_store_args *a)
     struct store_params p = {};
     int64_t elem = (int64_t)td_dtype_bytes(a->kv.dtype);
     bool is_whole = a->kv.head_dim % 4 == 0; /* else heads start anywhere */
-    p.kv = a->kv, p.k = a->k, p.v = a->v, p.positions = a->positions, p.row_seq = a->row_seq, p.block_tables = a->block_tables;
+    p.kv = a->kv, p.k = a->k, p.v = a->v, p.positions = a->positions, p.row_seq = a->row_seq,
+    p.block_tables = a->block_tables;
     p.k_stride = a->k_stride, p.v_stride = a->v_stride, p.head_quads = (a->kv.head_dim + 3) / 4;
     p.kv_bytes = (int64_t)a->kv.n_kv_heads * a->kv.block_size * a->kv.head_dim * elem;
     p.n_items = (int64_t)a->n_rows * a->kv.n_kv_heads * p.head_quads;
-    p.k_vector = is_whole && aligned_to(a->k, a->k_stride * 4, 16), p.v_vector = is_whole && aligned_to(a->v, a->v_stride * 4, 16);
+    p.k_vector = is_whole && aligned_to(a->k, a->k_stride * 4, 16),
+    p.v_vector = is_whole && aligned_to(a->v, a->v_stride * 4, 16);
     p.cache_vector = is_whole && aligned_to(a->kv.base, a->kv.block_bytes, 4 * elem);
     return p;
 }
@@ -414,13 +446,15 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     (void)part, (void)n_parts;
     struct store_params p = store_params_of(a);
     if (p.n_items <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda_is_early(), kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)),
+                    dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("kv_store");
 }
 
-/* ---- norm of heads, rotary embedding and storing in one pass: a warp per head of a row --------------------------------------------------------- */
+/* ---- norm of heads, rotary embedding and storing in one pass: a warp per head of a row ------- */
 
-#define HEAD_GROUPS (TD_ATTN_HEAD_DIM_MAX / 4 / WARP) /* quads of a lane: lane, lane + 32, as norm_kernel's threads have them */
+/* quads of a lane: lane, lane + 32, as norm_kernel's threads have them */
+#define HEAD_GROUPS (TD_ATTN_HEAD_DIM_MAX / 4 / WARP)
 
 struct head_params {
     struct store_params store;
@@ -454,17 +488,20 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct 
     int64_t item = (int64_t)blockIdx.x * (FLAT_THREADS / WARP) + threadIdx.x / WARP;
     bool is_there = item < p.n_items; /* the whole warp's */
     int64_t row = is_there ? item / p.n_heads : 0;
-    int32_t head = (int32_t)(item % p.n_heads), dim = p.store.kv.head_dim, half = dim / 2, position = is_there ? p.store.positions[row] : -1;
+    int32_t head = (int32_t)(item % p.n_heads), dim = p.store.kv.head_dim, half = dim / 2,
+            position = is_there ? p.store.positions[row] : -1;
     is_there = position >= 0;
     int32_t kv_head = head - p.n_q_heads, n_kv = p.store.kv.n_kv_heads;
     bool is_v = kv_head >= n_kv;
     const float *norm = is_v ? NULL : kv_head < 0 ? p.q_norm : p.k_norm;
-    const float *x = is_v ? p.store.v + row * p.store.v_stride + (int64_t)(kv_head - n_kv) * dim : p.x + row * p.x_stride + (int64_t)head * dim;
+    const float *x = is_v ? p.store.v + row * p.store.v_stride + (int64_t)(kv_head - n_kv) * dim
+                          : p.x + row * p.x_stride + (int64_t)head * dim;
     float *mine = heads[threadIdx.x / WARP], v[HEAD_GROUPS][4], w[4];
 
     for (int group = 0; group < HEAD_GROUPS; group++) {
         int32_t q = lane + WARP * group;
-        load4(x + 4 * q, is_v ? p.store.v_vector : p.x_vector, is_there ? dim - 4 * q : 0, v[group]);
+        load4(x + 4 * q, is_v ? p.store.v_vector : p.x_vector, is_there ? dim - 4 * q : 0,
+              v[group]);
     }
     if (norm) { /* one answer for a warp, also for one that has nothing to do */
         float inv = head_inverse(v, dim, kv_head < 0 ? p.q_eps : p.k_eps);
@@ -474,17 +511,22 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct 
             for (int i = 0; i < 4; i++) v[group][i] = v[group][i] * inv * w[i];
         }
     }
-    for (int group = 0; group < HEAD_GROUPS; group++) store4(mine + 4 * (lane + WARP * group), true, 4, v[group]);
+    for (int group = 0; group < HEAD_GROUPS; group++)
+        store4(mine + 4 * (lane + WARP * group), true, 4, v[group]);
     __syncwarp();
     if (is_there && !is_v) {
         float *out = p.x + row * p.x_stride + (int64_t)head * dim;
         for (int32_t q = lane; 4 * q < half; q += WARP) {
             float x0[4], x1[4];
             int32_t n_valid = half - 4 * q;
-            load4(mine + 4 * q, true, n_valid, x0), load4(mine + half + 4 * q, half % 4 == 0, n_valid, x1);
-            turn4(p.cos_sin + (int64_t)position * dim + 4 * q, half, p.turn_vector, n_valid, x0, x1);
-            store4(out + 4 * q, p.x_vector && half % 4 == 0, n_valid, x0), store4(out + half + 4 * q, p.x_vector && half % 4 == 0, n_valid, x1);
-            store4(mine + 4 * q, true, n_valid, x0), store4(mine + half + 4 * q, half % 4 == 0, n_valid, x1);
+            load4(mine + 4 * q, true, n_valid, x0),
+                load4(mine + half + 4 * q, half % 4 == 0, n_valid, x1);
+            turn4(p.cos_sin + (int64_t)position * dim + 4 * q, half, p.turn_vector, n_valid, x0,
+                  x1);
+            store4(out + 4 * q, p.x_vector && half % 4 == 0, n_valid, x0),
+                store4(out + half + 4 * q, p.x_vector && half % 4 == 0, n_valid, x1);
+            store4(mine + 4 * q, true, n_valid, x0),
+                store4(mine + half + 4 * q, half % 4 == 0, n_valid, x1);
         }
     }
     __syncwarp();
@@ -492,29 +534,36 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct 
         const int32_t *table = p.store.block_tables[p.store.row_seq[row]];
         for (int32_t q = lane; 4 * q < dim; q += WARP) {
             load4(mine + 4 * q, true, 4, w);
-            store_slot(slot_of(&p.store.kv, table, is_v ? kv_head - n_kv : kv_head, position, q) + (is_v ? p.store.kv_bytes : 0), p.store.kv.dtype,
-                       p.store.cache_vector, dim - 4 * q, w);
+            store_slot(slot_of(&p.store.kv, table, is_v ? kv_head - n_kv : kv_head, position, q) +
+                           (is_v ? p.store.kv_bytes : 0),
+                       p.store.kv.dtype, p.store.cache_vector, dim - 4 * q, w);
         }
     }
 }
 
-void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm, const struct td_rope_args *rope,
-                        const struct td_kv_store_args *store, int part, int n_parts)
+void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm,
+                        const struct td_rope_args *rope, const struct td_kv_store_args *store,
+                        int part, int n_parts)
 {
     (void)part, (void)n_parts;
     struct head_params p = {};
     p.store = store_params_of(store);
-    p.x = rope->x, p.cos_sin = rope->cos_sin, p.x_stride = rope->x_stride, p.n_q_heads = rope->n_heads - store->kv.n_kv_heads;
+    p.x = rope->x, p.cos_sin = rope->cos_sin, p.x_stride = rope->x_stride,
+    p.n_q_heads = rope->n_heads - store->kv.n_kv_heads;
     p.n_heads = rope->n_heads + store->kv.n_kv_heads, p.n_items = (int64_t)rope->n_rows * p.n_heads;
-    TD_ASSERT(store->k == rope->x + (int64_t)p.n_q_heads * rope->head_dim && store->k_stride == rope->x_stride &&
-              rope->positions == store->positions);
-    TD_ASSERT(rope->head_dim == store->kv.head_dim && rope->head_dim <= TD_ATTN_HEAD_DIM_MAX && rope->n_rows == store->n_rows);
+    TD_ASSERT(store->k == rope->x + (int64_t)p.n_q_heads * rope->head_dim &&
+              store->k_stride == rope->x_stride && rope->positions == store->positions);
+    TD_ASSERT(rope->head_dim == store->kv.head_dim && rope->head_dim <= TD_ATTN_HEAD_DIM_MAX &&
+              rope->n_rows == store->n_rows);
     if (q_norm) p.q_norm = q_norm->w, p.q_eps = q_norm->eps;
     if (k_norm) p.k_norm = k_norm->w, p.k_eps = k_norm->eps;
     p.x_vector = rope->head_dim % 4 == 0 && aligned_to(rope->x, rope->x_stride * 4, 16);
     p.turn_vector = rope->head_dim % 8 == 0 && aligned_to(rope->cos_sin, 0, 16);
-    p.norm_vector = (!q_norm || aligned_to(q_norm->w, 0, 16)) && (!k_norm || aligned_to(k_norm->w, 0, 16));
+    p.norm_vector =
+        (!q_norm || aligned_to(q_norm->w, 0, 16)) && (!k_norm || aligned_to(k_norm->w, 0, 16));
     if (p.n_items <= 0) return;
-    TD_LAUNCH_EARLY(td_cuda_is_early(), rope_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0, td_cuda.compute, p);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), rope_store_kernel,
+                    dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0,
+                    td_cuda.compute, p);
     TD_LAUNCHED("rope_store");
 }

@@ -1,29 +1,43 @@
-/* sample.cu - rows of logits to tokens and logprobs on the device, with the CPU's bits (kernels/sample.h, common/model/sampler.c).
+/* sample.cu - rows of logits to tokens and logprobs on the device, with the CPU's bits
+ * (kernels/sample.h, common/model/sampler.c).
  *
- * Why the same bits. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln are the same IEEE double operations in the same order
- * on both sides (sample_math.h; nvcc -fmad=false: no fma.f64 in the PTX, 121 without it; denormals kept, no fast math; K1 only compares floats).
- * Everything added up is an integer: in any order the same sum. And what is asked - which element of the order (x descending, id ascending)
- * brings the running count or weight to a target - has one answer however it is found. So the buckets here need not be the CPU's; they only have
- * to fall as x falls, and to be the same in K2 and K3.
+ * Why the same bits. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln are the
+ * same IEEE double operations in the same order on both sides (sample_math.h; nvcc -fmad=false: no
+ * fma.f64 in the PTX, 121 without it; denormals kept, no fast math; K1 only compares floats).
+ * Everything added up is an integer: in any order the same sum. And what is asked - which element
+ * of the order (x descending, id ascending) brings the running count or weight to a target - has
+ * one answer however it is found. So the buckets here need not be the CPU's; they only have to fall
+ * as x falls, and to be the same in K2 and K3.
  *
- * Four kernels, in this order; a row that needs nothing of one returns from it at once, and `features` says which are launched at all.
- *   K0 count   [16, rows]       (ADJUST)  the row's tokens, read from pinned memory, into `seen`: one word a token - occurs, is biased, times in
- *                                         the output.
- *   K1 best    [chunks, rows]             of each chunk of at most 8192 logits, 16 a thread, in registers: the n best raw logits (n = 1 without
- *                                         logprobs) by n rounds of a maximum over (logit, id); the best and the lowest adjusted x.
- *   K2 weigh   [splits, rows]   (WEIGHTS) weights, into 2048 buckets of y between the row's lowest (or -31) and 0: in shared memory by integer
- *                                         atomics, then those that hold something are added to the row's. The sum behind logprobs.
- *   K3 pick    [rows]                     prefix sums of the buckets; then up to three questions (top-k, top-p, draw): the bucket is found at
- *                                         once, its elements are gathered by a pass over the row (a comparison each) and ranked against each
- *                                         other. A bucket of more than LIST elements - a row of ties or one narrow cluster - is cut further by 10
- *                                         bits of x a round; equal x are counted in id order. Merges the chunks' best, writes the result, leaves
- *                                         `seen` zero.
+ * Four kernels, in this order; a row that needs nothing of one returns from it at once, and
+ * `features` says which are launched at all.
+ *   K0 count   [16, rows]       (ADJUST)  the row's tokens, read from pinned memory, into `seen`:
+ *                                         one word a token - occurs, is biased, times in the
+ *                                         output.
+ *   K1 best    [chunks, rows]             of each chunk of at most 8192 logits, 16 a thread, in
+ *                                         registers: the n best raw logits (n = 1 without
+ *                                         logprobs) by n rounds of a maximum over (logit, id); the
+ *                                             best and the lowest adjusted x.
+ *   K2 weigh   [splits, rows]   (WEIGHTS) weights, into 2048 buckets of y between the row's lowest
+ *                               (or -31) and 0: in shared memory by integer
+ *                                         atomics, then those that hold something are added to the
+ *                                         row's. The sum behind logprobs.
+ *   K3 pick    [rows]                     prefix sums of the buckets; then up to three questions
+ *                                         (top-k, top-p, draw): the bucket is found at once, its
+ *                                         elements are gathered by a pass over the row (a
+ *                                         comparison each) and ranked against each other. A bucket
+ *                                         of more than LIST elements - a row of ties or one narrow
+ *                                         cluster - is cut further by 10 bits of x a round; equal x
+ *                                         are counted in id order. Merges the chunks' best, writes
+ *                                         the result, leaves `seen` zero.
  *
- * Memory. Floor: each logit is read once, 4 bytes: 0.513 MB a row of 128,256, which at 4.8 TB/s is 0.11 us a row and 27 us for 256. Read here: K1
- * once, K2 once, K3 once for each question; a greedy row without logprobs: K1 only. The rows' later reads come from L2 as long as those in flight
- * fit (50 MB: 97 rows); a row with penalties also reads `seen`, as many bytes as logits. K2 computes: about 45 double operations an element that
- * weighs something. K1 and K2 spread one row over chunks and splits, so that a single row does not wait for one processor; K3 has one block per
- * row. Nothing of this is measured yet. */
+ * Memory. Floor: each logit is read once, 4 bytes: 0.513 MB a row of 128,256, which at 4.8 TB/s
+ * is 0.11 us a row and 27 us for 256. Read here: K1 once, K2 once, K3 once for each question; a
+ * greedy row without logprobs: K1 only. The rows' later reads come from L2 as long as those in
+ * flight fit (50 MB: 97 rows); a row with penalties also reads `seen`, as many bytes as logits.
+ * K2 computes: about 45 double operations an element that weighs something. K1 and K2 spread one
+ * row over chunks and splits, so that a single row does not wait for one processor; K3 has one
+ * block per row. Nothing of this is measured yet. */
 #include "kernels/cuda/cuda.h"
 
 #ifdef __cplusplus
@@ -32,46 +46,48 @@ extern "C" {
 }
 #endif
 
-#define BEST_THREADS 512            /* K1: at most */
+#define BEST_THREADS 512 /* K1: at most */
 #define PER_THREAD 16
-#define MAX_CHUNKS 64               /* TD_SAMPLE_MAX_VOCAB / (BEST_THREADS * PER_THREAD) */
-#define WEIGH_THREADS 256           /* K2 */
-#define PICK_THREADS 512            /* K3: at most */
-#define COUNT_THREADS 256           /* K0 */
+#define MAX_CHUNKS 64     /* TD_SAMPLE_MAX_VOCAB / (BEST_THREADS * PER_THREAD) */
+#define WEIGH_THREADS 256 /* K2 */
+#define PICK_THREADS 512  /* K3: at most */
+#define COUNT_THREADS 256 /* K0 */
 #define COUNT_BLOCKS 16
-#define N_BUCKETS 2048              /* a power of two, like the next */
+#define N_BUCKETS 2048 /* a power of two, like the next */
 #define N_DIGITS 1024
-#define LIST 1024                   /* so many elements of a bucket are ranked against each other */
+#define LIST 1024 /* so many elements of a bucket are ranked against each other */
 #define FULL 0xffffffffu
 
-#define SEEN 0x80000000u            /* the token occurs */
-#define BIASED 0x40000000u          /* the row's bias names it */
-#define N_OUTPUT 0x3fffffffu        /* times in the output */
+#define SEEN 0x80000000u     /* the token occurs */
+#define BIASED 0x40000000u   /* the row's bias names it */
+#define N_OUTPUT 0x3fffffffu /* times in the output */
 
-_Static_assert(MAX_CHUNKS * BEST_THREADS * PER_THREAD == TD_SAMPLE_MAX_VOCAB, "chunks cover a vocabulary");
+_Static_assert(MAX_CHUNKS *BEST_THREADS *PER_THREAD == TD_SAMPLE_MAX_VOCAB,
+               "chunks cover a vocabulary");
 
-/* ---- scratch --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
-struct chunk_best {                 /* K1 -> K2, K3 */
+struct chunk_best {                  /* K1 -> K2, K3 */
     uint64_t top[TD_SAMPLE_MAX_TOP]; /* raw_key, descending; 0: none */
-    uint64_t max, min;              /* x_key of the best and lowest adjusted x; 0 and ~0: none */
-    int32_t best, unused;           /* id of max, the lowest of equal ones */
+    uint64_t max, min;               /* x_key of the best and lowest adjusted x; 0 and ~0: none */
+    int32_t best, unused;            /* id of max, the lowest of equal ones */
 };
 
-struct row_sums {                   /* K2 -> K3; zeroed by K1 */
+struct row_sums { /* K2 -> K3; zeroed by K1 */
     uint64_t weight[N_BUCKETS];
     uint32_t count[N_BUCKETS];
-    uint64_t sum_hi, sum_lo;        /* of e^y at temperature 1 over the raw logits (sample_math.h) */
+    uint64_t sum_hi, sum_lo; /* of e^y at temperature 1 over the raw logits
+                                (sample_math.h) */
 };
 
-static size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* A row's part of the scratch, rows one behind the other: chunk_best [MAX_CHUNKS], row_sums, its bias [TD_SAMPLE_MAX_BIAS] copied to device
- * memory, `seen` [vocab] and `bad` (a token of the row is no token). The last two are zero between steps. */
-#define SEEN_AT (MAX_CHUNKS * sizeof(struct chunk_best) + sizeof(struct row_sums) + TD_SAMPLE_MAX_BIAS * sizeof(struct td_sample_bias))
+/* A row's part of the scratch, rows one behind the other: chunk_best [MAX_CHUNKS], row_sums, its
+ * bias [TD_SAMPLE_MAX_BIAS] copied to device memory, `seen` [vocab] and `bad` (a token of the
+ * row is no token). The last two are zero between steps. */
+#define SEEN_AT                                                                                    \
+    (MAX_CHUNKS * sizeof(struct chunk_best) + sizeof(struct row_sums) +                            \
+     TD_SAMPLE_MAX_BIAS * sizeof(struct td_sample_bias))
 _Static_assert(SEEN_AT % 16 == 0, "`seen` and `bad` are cleared by 16 bytes");
 
 static size_t row_bytes(int32_t vocab)
@@ -79,7 +95,7 @@ static size_t row_bytes(int32_t vocab)
     return round_up(SEEN_AT + ((size_t)vocab + 1) * sizeof(uint32_t), 256);
 }
 
-struct work {                       /* what every kernel is launched with */
+struct work { /* what every kernel is launched with */
     const float *logits;
     int64_t logits_stride;
     const struct td_sample_row *rows;
@@ -91,7 +107,7 @@ struct work {                       /* what every kernel is launched with */
     uint32_t features;
 };
 
-/* ---- one row -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- one row --------------------------------------------------------------------------------- */
 
 struct job {
     struct td_sample_row r;
@@ -120,7 +136,8 @@ __device__ static inline bool job_open(const struct work *w, int32_t row, struct
     j->seen = (uint32_t *)s; /* aligned to 16 */
     j->bad = j->seen + w->vocab;
     j->vocab = w->vocab;
-    j->has_penalties = j->r.repetition_penalty != 1 || j->r.presence_penalty != 0 || j->r.frequency_penalty != 0;
+    j->has_penalties =
+        j->r.repetition_penalty != 1 || j->r.presence_penalty != 0 || j->r.frequency_penalty != 0;
     j->is_adjusted = j->has_penalties || j->r.n_bias > 0;
     j->draws = j->r.temperature > 0;
     j->wants_sum = j->r.n_logprobs >= 0;
@@ -181,7 +198,7 @@ __device__ static inline uint64_t raw_key(float l, int32_t id)
     l = l == 0 ? 0.0f : l;
     memcpy(&b, &l, sizeof b);
     b = b >> 31 ? ~b : b | 0x80000000u;
-    return (uint64_t)b << 32 | (uint32_t)~(uint32_t)id;
+    return (uint64_t)b << 32 | (uint32_t) ~(uint32_t)id;
 }
 
 __device__ static inline float logit_of_key(uint64_t key)
@@ -193,22 +210,21 @@ __device__ static inline float logit_of_key(uint64_t key)
     return l;
 }
 
-__device__ static inline int32_t id_of_key(uint64_t key)
-{
-    return (int32_t)~(uint32_t)key;
-}
+__device__ static inline int32_t id_of_key(uint64_t key) { return (int32_t) ~(uint32_t)key; }
 
-/* ---- a block's sums and maxima --------------------------------------------------------------------------------------------------------- */
+/* ---- a block's sums and maxima --------------------------------------------------------------- */
 
 __device__ static inline uint64_t shfl_xor_u64(uint64_t v, int mask)
 {
-    uint32_t lo = __shfl_xor_sync(FULL, (uint32_t)v, mask), hi = __shfl_xor_sync(FULL, (uint32_t)(v >> 32), mask);
+    uint32_t lo = __shfl_xor_sync(FULL, (uint32_t)v, mask),
+             hi = __shfl_xor_sync(FULL, (uint32_t)(v >> 32), mask);
     return (uint64_t)hi << 32 | lo;
 }
 
 __device__ static inline uint64_t shfl_up_u64(uint64_t v, int by)
 {
-    uint32_t lo = __shfl_up_sync(FULL, (uint32_t)v, by), hi = __shfl_up_sync(FULL, (uint32_t)(v >> 32), by);
+    uint32_t lo = __shfl_up_sync(FULL, (uint32_t)v, by),
+             hi = __shfl_up_sync(FULL, (uint32_t)(v >> 32), by);
     return (uint64_t)hi << 32 | lo;
 }
 
@@ -221,11 +237,13 @@ __device__ static inline uint64_t warp_max(uint64_t v)
     return v;
 }
 
-struct exchange {                   /* shared; two halves in turn, so that one barrier a call is enough */
+struct exchange { /* shared; two halves in turn, so that one barrier a call is
+                     enough */
     uint64_t v[2][32];
 };
 
-/* The maximum over the block, in every thread. *turn: of this exchange, the same in every thread. */
+/* The maximum over the block, in every thread. *turn: of this exchange, the same in every
+ * thread. */
 __device__ static uint64_t block_max(struct exchange *x, int *turn, uint64_t v)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n_warps = (int)blockDim.x >> 5;
@@ -237,8 +255,8 @@ __device__ static uint64_t block_max(struct exchange *x, int *turn, uint64_t v)
     return warp_max(lane < n_warps ? at[lane] : 0);
 }
 
-/* Adds w to *at in shared memory: two 32-bit atomics with the carry taken along, as shared memory has no 64-bit addition of its own. Read after a
- * barrier. */
+/* Adds w to *at in shared memory: two 32-bit atomics with the carry taken along, as shared
+ * memory has no 64-bit addition of its own. Read after a barrier. */
 __device__ static inline void add_shared(uint64_t *at, uint64_t w)
 {
     uint32_t *p = (uint32_t *)at, lo = (uint32_t)w, hi = (uint32_t)(w >> 32);
@@ -247,12 +265,13 @@ __device__ static inline void add_shared(uint64_t *at, uint64_t w)
     if (hi) atomicAdd(p + 1, hi);
 }
 
-/* ---- what K1 found in a row ------------------------------------------------------------------------------------------------------------ */
+/* ---- what K1 found in a row ------------------------------------------------------------------ */
 
 struct row_best {
-    uint64_t raw;                   /* raw_key of the best */
+    uint64_t raw; /* raw_key of the best */
     double raw_max, max;
-    double y_low, scale;            /* the buckets: y of the lowest x, or -31; 0 at y = 0, N_BUCKETS - 1 at y_low */
+    double y_low, scale; /* the buckets: y of the lowest x, or -31; 0 at y = 0,
+                            N_BUCKETS - 1 at y_low */
     int32_t best;
     bool is_corrupt;
 };
@@ -269,7 +288,8 @@ __device__ static void row_open(const struct job *j, int32_t n_chunks, struct ro
     if (threadIdx.x < 32) {
         uint64_t raw = 0, max = 0, not_min = 0;
         int32_t best = 0;
-        for (int32_t c = (int32_t)threadIdx.x; c < n_chunks; c += 32) { /* ids ascend with chunks: the first of equal ones stays */
+        for (int32_t c = (int32_t)threadIdx.x; c < n_chunks; c += 32) {
+            /* ids ascend with chunks: the first of equal ones stays */
             const struct chunk_best *b = &j->best[c];
             raw = b->top[0] > raw ? b->top[0] : raw;
             best = b->max > max ? b->best : best;
@@ -279,7 +299,7 @@ __device__ static void row_open(const struct job *j, int32_t n_chunks, struct ro
         raw = warp_max(raw);
         not_min = warp_max(not_min);
         uint64_t row_max = warp_max(max);
-        uint64_t lowest = warp_max(max == row_max ? (uint64_t)(uint32_t)~(uint32_t)best : 0);
+        uint64_t lowest = warp_max(max == row_max ? (uint64_t)(uint32_t) ~(uint32_t)best : 0);
         if (threadIdx.x == 0) {
             double temperature = j->r.temperature, l = logit_of_key(raw);
             shared->raw = raw;
@@ -298,10 +318,7 @@ __device__ static void row_open(const struct job *j, int32_t n_chunks, struct ro
 }
 
 /* For y in [y_low, 0]: falls as y rises. The product is at most N_BUCKETS - 1 and a rounding. */
-__device__ static inline int32_t bucket_of(double y, double scale)
-{
-    return (int32_t)(-y * scale);
-}
+__device__ static inline int32_t bucket_of(double y, double scale) { return (int32_t)(-y * scale); }
 
 /* 0: no candidate. */
 __device__ static inline uint64_t weight_of(double y, double min_p)
@@ -311,13 +328,14 @@ __device__ static inline uint64_t weight_of(double y, double min_p)
     return e < min_p ? 0 : (uint64_t)(int64_t)(e * TD_SAMPLE_WEIGHT_ONE);
 }
 
-/* ---- K0 -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- K0 -------------------------------------------------------------------------------------- */
 
 __global__ void sample_count(struct work w)
 {
     struct job j;
     if (!job_open(&w, (int32_t)blockIdx.y, &j) || !j.is_adjusted) return;
-    int32_t thread = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x), n_threads = (int32_t)(gridDim.x * blockDim.x);
+    int32_t thread = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x),
+            n_threads = (int32_t)(gridDim.x * blockDim.x);
     for (int32_t i = thread; i < j.r.n_bias; i += n_threads) {
         struct td_sample_bias b = j.r.bias[i];
         j.bias[i] = b;
@@ -327,7 +345,8 @@ __global__ void sample_count(struct work w)
     for (int32_t base = thread; j.has_penalties && base < j.r.n_tokens; base += AHEAD * n_threads) {
         int32_t tokens[AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) tokens[k] = base + k * n_threads < j.r.n_tokens ? j.r.tokens[base + k * n_threads] : 0;
+        for (int k = 0; k < AHEAD; k++)
+            tokens[k] = base + k * n_threads < j.r.n_tokens ? j.r.tokens[base + k * n_threads] : 0;
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             int32_t i = base + k * n_threads, t = tokens[k];
@@ -342,7 +361,7 @@ __global__ void sample_count(struct work w)
     }
 }
 
-/* ---- K1 -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- K1 -------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
 {
@@ -350,7 +369,8 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
     struct job j;
     int turn = 0;
     if (!job_open(&w, (int32_t)blockIdx.y, &j)) return;
-    int32_t n_threads = (int32_t)blockDim.x, tid = (int32_t)threadIdx.x, first = (int32_t)blockIdx.x * n_threads * PER_THREAD + tid;
+    int32_t n_threads = (int32_t)blockDim.x, tid = (int32_t)threadIdx.x,
+            first = (int32_t)blockIdx.x * n_threads * PER_THREAD + tid;
 
     float l[PER_THREAD];
 #pragma unroll
@@ -359,7 +379,8 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
         l[k] = id < j.vocab ? j.logits[id] : -__builtin_inff();
     }
     if (w.features & TD_SAMPLE_WEIGHTS) {
-        for (int32_t b = (int32_t)blockIdx.x * n_threads + tid; b < N_BUCKETS; b += (int32_t)gridDim.x * n_threads) {
+        for (int32_t b = (int32_t)blockIdx.x * n_threads + tid; b < N_BUCKETS;
+             b += (int32_t)gridDim.x * n_threads) {
             j.sums->weight[b] = 0;
             j.sums->count[b] = 0;
         }
@@ -396,7 +417,8 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
     if (j.is_adjusted) {
         best = 0;
 #pragma unroll 1
-        for (int k = 0; k < PER_THREAD; k++) { /* the logit once more, out of L1: unrolled, this would cost registers */
+        for (int k = 0; k < PER_THREAD; k++) { /* the logit once more, out of L1: unrolled, this
+                                                  would cost registers */
             int32_t id = first + k * n_threads;
             float logit = id < j.vocab ? j.logits[id] : -__builtin_inff();
             uint64_t key = logit > -__builtin_inff() ? x_key(adjusted(&j, logit, id)) : 0;
@@ -405,14 +427,16 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
             not_min = key && ~key > not_min ? ~key : not_min;
         }
         uint64_t chunk_max = block_max(&ex, &turn, max);
-        uint64_t lowest = block_max(&ex, &turn, max == chunk_max ? (uint64_t)(uint32_t)~(uint32_t)best : 0);
+        uint64_t lowest =
+            block_max(&ex, &turn, max == chunk_max ? (uint64_t)(uint32_t) ~(uint32_t)best : 0);
         max = chunk_max;
         best = id_of_key(lowest);
     } else {
         max = raw_best ? x_key(logit_of_key(raw_best)) : 0;
         float low = __builtin_inff();
 #pragma unroll
-        for (int k = 0; k < PER_THREAD; k++) low = l[k] > -__builtin_inff() && l[k] < low ? l[k] : low;
+        for (int k = 0; k < PER_THREAD; k++)
+            low = l[k] > -__builtin_inff() && l[k] < low ? l[k] : low;
         not_min = ~x_key(low);
     }
     if (j.draws) not_min = block_max(&ex, &turn, not_min);
@@ -423,7 +447,7 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
     }
 }
 
-/* ---- K2 -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- K2 -------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
 {
@@ -437,7 +461,8 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
 
     int32_t n_threads = (int32_t)blockDim.x, tid = (int32_t)threadIdx.x;
     int32_t per_split = (j.vocab + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
-    int32_t first = (int32_t)blockIdx.x * per_split, last = first + per_split < j.vocab ? first + per_split : j.vocab;
+    int32_t first = (int32_t)blockIdx.x * per_split,
+            last = first + per_split < j.vocab ? first + per_split : j.vocab;
     if (j.draws) {
         for (int32_t b = tid; b < N_BUCKETS; b += n_threads) {
             weight[b] = 0;
@@ -445,10 +470,12 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
         }
         __syncthreads();
     }
-    double max = best.max, raw_max = best.raw_max, scale = best.scale, temperature = j.r.temperature, min_p = j.r.min_p;
+    double max = best.max, raw_max = best.raw_max, scale = best.scale,
+           temperature = j.r.temperature, min_p = j.r.min_p;
     bool is_plain = !j.is_adjusted && temperature == 1.0; /* then the two e^y are one */
     uint64_t hi = 0, lo = 0;
-    float ahead = first + tid < last ? j.logits[first + tid] : 0; /* the next one comes while this one's e^y is computed */
+    /* the next one comes while this one's e^y is computed */
+    float ahead = first + tid < last ? j.logits[first + tid] : 0;
     for (int32_t id = first + tid; id < last; id += n_threads) {
         float l = ahead;
         double e = 0;
@@ -497,21 +524,21 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
     }
 }
 
-/* ---- K3 -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- K3 -------------------------------------------------------------------------------------- */
 
-struct digits {                     /* of a bucket that is cut further */
+struct digits { /* of a bucket that is cut further */
     uint64_t weight[N_DIGITS];
     uint32_t count[N_DIGITS];
 };
 
-struct list {                       /* a bucket's elements, in any order */
-    uint64_t key[LIST];             /* x_key */
+struct list {           /* a bucket's elements, in any order */
+    uint64_t key[LIST]; /* x_key */
     uint64_t w[LIST];
     int32_t id[LIST];
 };
 
-struct pick {                       /* shared */
-    uint64_t weight[N_BUCKETS];     /* up to and with the bucket */
+struct pick {                   /* shared */
+    uint64_t weight[N_BUCKETS]; /* up to and with the bucket */
     uint32_t count[N_BUCKETS];
     union {
         struct digits digits;
@@ -522,27 +549,31 @@ struct pick {                       /* shared */
     struct exchange ex;
     struct row_best best;
     struct job job;
-    int32_t at;                     /* the bucket or digit that was found */
+    int32_t at; /* the bucket or digit that was found */
     uint32_t n_list;
-    int32_t id;                     /* the element that was found */
+    int32_t id; /* the element that was found */
     uint64_t upto;
 };
 
-struct target {                     /* the first element at which the running count reaches n, or (n 0) the running weight reaches w */
+struct target { /* the first element at which the running count reaches n, or
+                   (n 0) the running weight reaches w */
     uint64_t n, w;
 };
 
-struct range {                      /* candidates in `bucket` with a key in [lo, hi]; logits outside [float_lo, float_hi] are none of them */
+struct range { /* candidates in `bucket` with a key in [lo, hi]; logits
+                  outside [float_lo, float_hi] are none of them */
     double max, temperature, min_p, scale;
     uint64_t lo, hi;
     float float_lo, float_hi;
     int32_t bucket;
 };
 
-/* count and weight [n] become their own inclusive prefix sums. n is a multiple of the number of threads, and that a power of two. */
+/* count and weight [n] become their own inclusive prefix sums. n is a multiple of the number of
+ * threads, and that a power of two. */
 __device__ static void block_scan(struct pick *s, uint32_t *count, uint64_t *weight, int32_t n)
 {
-    int32_t per = n / (int32_t)blockDim.x, lane = (int32_t)threadIdx.x & 31, warp = (int32_t)threadIdx.x >> 5;
+    int32_t per = n / (int32_t)blockDim.x, lane = (int32_t)threadIdx.x & 31,
+            warp = (int32_t)threadIdx.x >> 5;
     int32_t first = (int32_t)threadIdx.x * per;
     uint32_t c = 0;
     uint64_t v = 0;
@@ -578,13 +609,16 @@ __device__ static void block_scan(struct pick *s, uint32_t *count, uint64_t *wei
     __syncthreads();
 }
 
-/* The first of n prefix sums that reaches the target, when n_before and w_before come first. All threads; it is reached. */
-__device__ static int32_t block_find(struct pick *s, const uint32_t *count, const uint64_t *weight, int32_t n, struct target t, uint64_t n_before,
+/* The first of n prefix sums that reaches the target, when n_before and w_before come first. All
+ * threads; it is reached. */
+__device__ static int32_t block_find(struct pick *s, const uint32_t *count, const uint64_t *weight,
+                                     int32_t n, struct target t, uint64_t n_before,
                                      uint64_t w_before)
 {
     for (int32_t i = (int32_t)threadIdx.x; i < n; i += (int32_t)blockDim.x) {
         bool here = t.n ? n_before + count[i] >= t.n : w_before + weight[i] >= t.w;
-        bool before = i > 0 && (t.n ? n_before + count[i - 1] >= t.n : w_before + weight[i - 1] >= t.w);
+        bool before =
+            i > 0 && (t.n ? n_before + count[i - 1] >= t.n : w_before + weight[i - 1] >= t.w);
         if (here && !before) s->at = i;
     }
     __syncthreads();
@@ -592,7 +626,8 @@ __device__ static int32_t block_find(struct pick *s, const uint32_t *count, cons
 }
 
 /* The bucket's x, widened: beyond what the roundings of y and of its bucket can move a border. */
-__device__ static void range_open(struct range *g, const struct row_best *best, const struct job *j, int32_t bucket)
+__device__ static void range_open(struct range *g, const struct row_best *best, const struct job *j,
+                                  int32_t bucket)
 {
     g->max = best->max;
     g->temperature = j->r.temperature;
@@ -604,8 +639,10 @@ __device__ static void range_open(struct range *g, const struct row_best *best, 
     g->float_lo = -3.4028234663852886e38f;
     g->float_hi = 3.4028234663852886e38f;
     if (g->scale == 0 || j->is_adjusted) return; /* any finite logit may have its x there */
-    double hi = g->max - bucket / g->scale * g->temperature, lo = g->max - (bucket + 1) / g->scale * g->temperature;
-    double slack = 1e-6 * ((hi < 0 ? -hi : hi) + (lo < 0 ? -lo : lo)) + 1e-44; /* a float's rounding is 1e-7 of it; (max - lo) is no more than both */
+    double hi = g->max - bucket / g->scale * g->temperature,
+           lo = g->max - (bucket + 1) / g->scale * g->temperature;
+    /* a float's rounding is 1e-7 of it; (max - lo) is no more than both */
+    double slack = 1e-6 * ((hi < 0 ? -hi : hi) + (lo < 0 ? -lo : lo)) + 1e-44;
     hi += slack;
     lo -= slack;
     if (lo > g->float_lo) g->float_lo = (float)lo;
@@ -624,9 +661,12 @@ __device__ static inline uint64_t in_range(const struct range *g, double x, uint
 
 enum scan_what { SCAN_ENDS, SCAN_DIGITS, SCAN_LIST };
 
-/* A pass over the row's candidates in g. ENDS: *ends takes the highest key and the highest of ~key; DIGITS: into s->u.digits, digit (g->hi - key)
+/* A pass over the row's candidates in g. ENDS: *ends takes the highest key and the highest of ~key;
+ *     DIGITS: into s->u.digits, digit (g->hi - key)
  * >> shift; LIST: into s->u.list. */
-template <int WHAT> __device__ static void scan_row(struct pick *s, const struct job *j, const struct range *g, int shift, uint64_t ends[2])
+template <int WHAT>
+__device__ static void scan_row(struct pick *s, const struct job *j, const struct range *g,
+                                int shift, uint64_t ends[2])
 {
     enum { AHEAD = 16 };
     int32_t n_threads = (int32_t)blockDim.x;
@@ -634,7 +674,8 @@ template <int WHAT> __device__ static void scan_row(struct pick *s, const struct
         uint32_t hits = 0; /* so many loads in flight; few of them come through */
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            float l = base + k * n_threads < j->vocab ? j->logits[base + k * n_threads] : -__builtin_inff();
+            float l = base + k * n_threads < j->vocab ? j->logits[base + k * n_threads]
+                                                      : -__builtin_inff();
             hits |= (uint32_t)(l >= g->float_lo && l <= g->float_hi) << k;
         }
 #pragma unroll 1
@@ -661,14 +702,17 @@ template <int WHAT> __device__ static void scan_row(struct pick *s, const struct
 }
 
 /* The nth (from 1) element of the row, in id order, whose key is g->lo == g->hi. */
-__device__ static int32_t nth_equal(struct pick *s, const struct job *j, const struct range *g, uint64_t nth)
+__device__ static int32_t nth_equal(struct pick *s, const struct job *j, const struct range *g,
+                                    uint64_t nth)
 {
-    int32_t n_threads = (int32_t)blockDim.x, lane = (int32_t)threadIdx.x & 31, warp = (int32_t)threadIdx.x >> 5, n_warps = n_threads >> 5;
+    int32_t n_threads = (int32_t)blockDim.x, lane = (int32_t)threadIdx.x & 31,
+            warp = (int32_t)threadIdx.x >> 5, n_warps = n_threads >> 5;
     uint64_t before = 0;
     for (int32_t base = 0; base < j->vocab; base += n_threads) {
         int32_t id = base + (int32_t)threadIdx.x;
         uint64_t key = 0;
-        bool is_equal = id < j->vocab && j->logits[id] > -__builtin_inff() && in_range(g, adjusted(j, j->logits[id], id), &key) != 0;
+        bool is_equal = id < j->vocab && j->logits[id] > -__builtin_inff() &&
+                        in_range(g, adjusted(j, j->logits[id], id), &key) != 0;
         uint32_t ballot = __ballot_sync(FULL, is_equal);
         if (lane == 0) s->warp_count[warp] = (uint32_t)__popc(ballot);
         __syncthreads();
@@ -685,18 +729,21 @@ __device__ static int32_t nth_equal(struct pick *s, const struct job *j, const s
 }
 
 struct place {
-    uint64_t upto;                  /* weight of the order's elements up to and with this one */
+    uint64_t upto; /* weight of the order's elements up to and with this one */
     int32_t id;
 };
 
-/* All threads, all with the same answer. *held: the bucket whose elements all stand in s->u.list, or -1. */
-__device__ static struct place locate(struct pick *s, const struct job *j, struct target t, int *turn, int32_t *held)
+/* All threads, all with the same answer. *held: the bucket whose elements all stand in
+ * s->u.list, or -1. */
+__device__ static struct place locate(struct pick *s, const struct job *j, struct target t,
+                                      int *turn, int32_t *held)
 {
     struct range g;
     struct place found;
     int32_t n_threads = (int32_t)blockDim.x, tid = (int32_t)threadIdx.x;
     int32_t b = block_find(s, s->count, s->weight, N_BUCKETS, t, 0, 0);
-    uint64_t n_before = b ? s->count[b - 1] : 0, w_before = b ? s->weight[b - 1] : 0, n_in = s->count[b] - n_before;
+    uint64_t n_before = b ? s->count[b - 1] : 0, w_before = b ? s->weight[b - 1] : 0,
+             n_in = s->count[b] - n_before;
 
     range_open(&g, &s->best, j, b);
     if (n_in > LIST) {
@@ -708,7 +755,8 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
         int shift = 0;
         while ((g.hi - g.lo) >> shift >= N_DIGITS) shift++;
         for (;;) {
-            if (g.hi == g.lo) { /* all equal: they weigh the same, and their order is that of the ids */
+            if (g.hi == g.lo) { /* all equal: they weigh the same, and their order is that of the
+                                   ids */
                 uint64_t weight = weight_of(y_of(x_of_key(g.lo), g.max, g.temperature), g.min_p);
                 uint64_t nth = t.n ? t.n - n_before : (t.w - w_before + weight - 1) / weight;
                 found.upto = w_before + nth * weight;
@@ -723,8 +771,10 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
             scan_row<SCAN_DIGITS>(s, j, &g, shift, NULL);
             __syncthreads();
             block_scan(s, s->u.digits.count, s->u.digits.weight, N_DIGITS);
-            int32_t d = block_find(s, s->u.digits.count, s->u.digits.weight, N_DIGITS, t, n_before, w_before);
-            uint64_t n_skip = d ? s->u.digits.count[d - 1] : 0, w_skip = d ? s->u.digits.weight[d - 1] : 0;
+            int32_t d = block_find(s, s->u.digits.count, s->u.digits.weight, N_DIGITS, t, n_before,
+                                   w_before);
+            uint64_t n_skip = d ? s->u.digits.count[d - 1] : 0,
+                     w_skip = d ? s->u.digits.weight[d - 1] : 0;
             n_in = s->u.digits.count[d] - n_skip;
             n_before += n_skip;
             w_before += w_skip;
@@ -747,7 +797,8 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
         uint64_t key = s->u.list.key[i], weight = s->u.list.w[i], n = n_before, v = w_before;
         int32_t id = s->u.list.id[i];
         for (int32_t k = 0; k < (int32_t)n_in; k++) {
-            bool is_before = s->u.list.key[k] > key || (s->u.list.key[k] == key && s->u.list.id[k] < id);
+            bool is_before =
+                s->u.list.key[k] > key || (s->u.list.key[k] == key && s->u.list.id[k] < id);
             n += is_before;
             v += is_before ? s->u.list.w[k] : 0;
         }
@@ -791,13 +842,15 @@ __device__ static int32_t draw(struct pick *s, const struct job *j, int *turn)
 }
 
 /* The first warp: merges the chunks' lists, each descending, two to a lane. */
-__device__ static void put_logprobs(const struct job *j, const struct row_best *best, int32_t n_chunks, int32_t token, struct td_sample_result *out)
+__device__ static void put_logprobs(const struct job *j, const struct row_best *best,
+                                    int32_t n_chunks, int32_t token, struct td_sample_result *out)
 {
     double log_z = td_sample_log(td_sample_sum(j->sums->sum_hi, (int64_t)j->sums->sum_lo));
     int32_t lane = (int32_t)threadIdx.x, at[2] = {0, 0}, n = 0, want = j->r.n_logprobs;
     uint64_t head[2];
 
-    for (int k = 0; k < 2; k++) head[k] = lane + 32 * k < n_chunks ? j->best[lane + 32 * k].top[0] : 0;
+    for (int k = 0; k < 2; k++)
+        head[k] = lane + 32 * k < n_chunks ? j->best[lane + 32 * k].top[0] : 0;
     for (; n < want; n++) {
         uint64_t key = warp_max(head[0] > head[1] ? head[0] : head[1]);
         if (key == 0) break;
@@ -814,7 +867,8 @@ __device__ static void put_logprobs(const struct job *j, const struct row_best *
     if (lane == 0) {
         out->n_top = n;
         double l = j->logits[token];
-        out->logprob = (float)((l == 0 ? 0.0 : l) - best->raw_max - log_z); /* -0 as 0: raw_max is a key's */
+        /* -0 as 0: raw_max is a key's */
+        out->logprob = (float)((l == 0 ? 0.0 : l) - best->raw_max - log_z);
     }
 }
 
@@ -830,7 +884,8 @@ __global__ void __launch_bounds__(PICK_THREADS) sample_pick(struct work w)
     if (j->r.logits_row < 0) return;
     row_open(j, w.n_chunks, &s->best);
 
-    uint32_t needs = (j->draws || j->wants_sum ? TD_SAMPLE_WEIGHTS : 0) | (j->is_adjusted ? TD_SAMPLE_ADJUST : 0);
+    uint32_t needs = (j->draws || j->wants_sum ? TD_SAMPLE_WEIGHTS : 0) |
+                     (j->is_adjusted ? TD_SAMPLE_ADJUST : 0);
     td_status status = TD_OK;
     if (needs & ~w.features)
         status = TD_ERR_INTERNAL;
@@ -856,18 +911,23 @@ __global__ void __launch_bounds__(PICK_THREADS) sample_pick(struct work w)
             out->logprob = 0;
         }
     }
-    if (j->is_adjusted && (w.features & TD_SAMPLE_ADJUST)) { /* `seen` and `bad` as they were found; nobody reads them any more, but for: */
-        __syncthreads();                                    /* this block. All of it, not by the tokens, which lie across the bus */
-        for (int32_t i = 4 * tid; i < j->vocab + 1; i += 4 * n_threads) *(uint4 *)(void *)(j->seen + i) = make_uint4(0, 0, 0, 0);
+    if (j->is_adjusted && (w.features & TD_SAMPLE_ADJUST)) {
+        /* `seen` and `bad` as they were found; nobody reads them any more, but for: */
+        /* this block. All of it, not by the tokens, which lie across the bus */
+        __syncthreads();
+        for (int32_t i = 4 * tid; i < j->vocab + 1; i += 4 * n_threads)
+            *(uint4 *)(void *)(j->seen + i) = make_uint4(0, 0, 0, 0);
     }
 }
 
 __global__ void sample_zero(uint32_t *words, uint64_t n)
 {
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t)gridDim.x * blockDim.x) words[i] = 0;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (uint64_t)gridDim.x * blockDim.x)
+        words[i] = 0;
 }
 
-/* ---- launchers -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 size_t td_cuda_sample_scratch_bytes(int32_t max_rows, int32_t vocab)
 {
@@ -877,12 +937,14 @@ size_t td_cuda_sample_scratch_bytes(int32_t max_rows, int32_t vocab)
 td_status td_cuda_sample_clear(void *scratch, int32_t max_rows, int32_t vocab, struct td_err *err)
 {
     if (vocab < 1 || vocab > TD_SAMPLE_MAX_VOCAB)
-        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab, TD_SAMPLE_MAX_VOCAB);
+        return td_fail(err, TD_ERR_INVALID, "sampler: vocab is %d, must be in [1, %d]", (int)vocab,
+                       TD_SAMPLE_MAX_VOCAB);
     TD_LAUNCH(sample_zero, dim3(256), dim3(256), 0, td_cuda.compute, (uint32_t *)scratch,
               (uint64_t)td_cuda_sample_scratch_bytes(max_rows, vocab) / 4);
     TD_LAUNCHED("sample_clear");
     if (!td_cuda_ok(cudaStreamSynchronize(td_cuda.compute), "sample_clear"))
-        return td_fail(err, TD_ERR_DEVICE, "sampler: clearing its scratch: %s", cudaGetErrorString(td_cuda.first_error));
+        return td_fail(err, TD_ERR_DEVICE, "sampler: clearing its scratch: %s",
+                       cudaGetErrorString(td_cuda.first_error));
     return TD_OK;
 }
 
@@ -897,24 +959,39 @@ void td_cuda_sample(const struct td_sample_args *a)
 {
     int32_t best_threads = power_of_two((a->vocab + PER_THREAD - 1) / PER_THREAD, 32, BEST_THREADS);
     int32_t chunk = best_threads * PER_THREAD, n_chunks = (a->vocab + chunk - 1) / chunk;
-    int32_t pick_threads = power_of_two(a->vocab / 32, 64, PICK_THREADS); /* a small vocabulary pays barriers for nothing */
-    int32_t n_splits = (4 * td_cuda.n_sms + a->n_rows - 1) / a->n_rows, max_splits = (a->vocab + 2047) / 2048;
+    /* a small vocabulary pays barriers for nothing */
+    int32_t pick_threads = power_of_two(a->vocab / 32, 64, PICK_THREADS);
+    int32_t n_splits = (4 * td_cuda.n_sms + a->n_rows - 1) / a->n_rows,
+            max_splits = (a->vocab + 2047) / 2048;
     unsigned n_rows = (unsigned)a->n_rows;
-    struct work w = {a->logits, a->logits_stride, a->rows, a->results, a->totals, (uint8_t *)a->scratch, (int64_t)row_bytes(a->vocab),
-                     a->vocab, n_chunks, a->features};
+    struct work w = {a->logits,
+                     a->logits_stride,
+                     a->rows,
+                     a->results,
+                     a->totals,
+                     (uint8_t *)a->scratch,
+                     (int64_t)row_bytes(a->vocab),
+                     a->vocab,
+                     n_chunks,
+                     a->features};
 
-    TD_ASSERT(a->n_rows >= 1 && a->n_rows <= 65535 && a->vocab >= 1 && a->vocab <= TD_SAMPLE_MAX_VOCAB);
+    TD_ASSERT(a->n_rows >= 1 && a->n_rows <= 65535 && a->vocab >= 1 &&
+              a->vocab <= TD_SAMPLE_MAX_VOCAB);
     n_splits = n_splits > max_splits ? max_splits : n_splits;
     if (a->features & TD_SAMPLE_ADJUST) {
-        TD_LAUNCH(sample_count, dim3(COUNT_BLOCKS, n_rows), dim3(COUNT_THREADS), 0, td_cuda.compute, w);
+        TD_LAUNCH(sample_count, dim3(COUNT_BLOCKS, n_rows), dim3(COUNT_THREADS), 0, td_cuda.compute,
+                  w);
         TD_LAUNCHED("sample_count");
     }
-    TD_LAUNCH(sample_best, dim3((unsigned)n_chunks, n_rows), dim3((unsigned)best_threads), 0, td_cuda.compute, w);
+    TD_LAUNCH(sample_best, dim3((unsigned)n_chunks, n_rows), dim3((unsigned)best_threads), 0,
+              td_cuda.compute, w);
     TD_LAUNCHED("sample_best");
     if (a->features & TD_SAMPLE_WEIGHTS) {
-        TD_LAUNCH(sample_weigh, dim3((unsigned)n_splits, n_rows), dim3(WEIGH_THREADS), 0, td_cuda.compute, w);
+        TD_LAUNCH(sample_weigh, dim3((unsigned)n_splits, n_rows), dim3(WEIGH_THREADS), 0,
+                  td_cuda.compute, w);
         TD_LAUNCHED("sample_weigh");
     }
-    TD_LAUNCH(sample_pick, dim3(n_rows), dim3((unsigned)pick_threads), sizeof(struct pick), td_cuda.compute, w);
+    TD_LAUNCH(sample_pick, dim3(n_rows), dim3((unsigned)pick_threads), sizeof(struct pick),
+              td_cuda.compute, w);
     TD_LAUNCHED("sample_pick");
 }

@@ -1,5 +1,6 @@
-/* attn_ref.c - attention in the obvious order: the largest score, then the sum of exponentials and the weighted sum of V, all in
- * double. Scores are computed twice rather than kept, so that no scratch is needed. */
+/* attn_ref.c - attention in the obvious order: the largest score, then the sum of exponentials
+ * and the weighted sum of V, all in double. Scores are computed twice rather than kept, so that
+ * no scratch is needed. */
 #include <math.h>
 
 #include "kernels/part.h"
@@ -7,17 +8,20 @@
 
 enum { HEAD_DIM_MAX = TD_ATTN_HEAD_DIM_MAX };
 
-size_t td_ref_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim, int32_t block_size)
+size_t td_ref_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
+                                 int32_t block_size)
 {
     (void)n_heads, (void)n_kv_heads, (void)head_dim, (void)block_size;
     return 64;
 }
 
 /* K row of key position `p`; V lies kv_bytes further. */
-static const uint8_t *key_at(const struct td_kv_view *kv, const int32_t *table, int32_t kv_head, int32_t p)
+static const uint8_t *key_at(const struct td_kv_view *kv, const int32_t *table, int32_t kv_head,
+                             int32_t p)
 {
     int64_t slot = (int64_t)kv_head * kv->block_size + p % kv->block_size;
-    return kv->base + table[p / kv->block_size] * kv->block_bytes + slot * kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype);
+    return kv->base + table[p / kv->block_size] * kv->block_bytes +
+           slot * kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype);
 }
 
 static double score(const struct td_kv_view *kv, const uint8_t *key, const float *q, double scale)
@@ -34,7 +38,9 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
     TD_ASSERT(kv->head_dim <= HEAD_DIM_MAX);
-    int64_t kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype), lo, hi;
+    int64_t kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * kv->head_dim *
+                       (int64_t)td_dtype_bytes(kv->dtype),
+            lo, hi;
     int32_t group = a->n_heads / kv->n_kv_heads;
     td_part_range((int64_t)a->n_rows * a->n_heads, 1, part, n_parts, &lo, &hi);
     for (int64_t rh = lo; rh < hi; rh++) {
@@ -44,12 +50,14 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
         const int32_t *table = a->block_tables[a->row_seq[r]];
         const float *q = a->q + r * a->q_stride + (int64_t)h * kv->head_dim;
         double max = -INFINITY, sum = 0, acc[HEAD_DIM_MAX] = {0};
-        for (int32_t j = first; j <= p; j++) max = fmax(max, score(kv, key_at(kv, table, h / group, j), q, (double)a->scale));
+        for (int32_t j = first; j <= p; j++)
+            max = fmax(max, score(kv, key_at(kv, table, h / group, j), q, (double)a->scale));
         for (int32_t j = first; j <= p; j++) {
             const uint8_t *key = key_at(kv, table, h / group, j);
             double e = exp(score(kv, key, q, (double)a->scale) - max);
             sum += e;
-            for (int32_t i = 0; i < kv->head_dim; i++) acc[i] += e * (double)td_widen(key + kv_bytes, kv->dtype, i);
+            for (int32_t i = 0; i < kv->head_dim; i++)
+                acc[i] += e * (double)td_widen(key + kv_bytes, kv->dtype, i);
         }
         for (int32_t i = 0; i < kv->head_dim; i++)
             a->out[r * a->out_stride + (int64_t)h * kv->head_dim + i] = (float)(acc[i] / sum);

@@ -1,4 +1,5 @@
-/* gemm_ref.c - the obvious matrix product: row-major weights, one double accumulator per output, k ascending. */
+/* gemm_ref.c - the obvious matrix product: row-major weights, one double accumulator per output,
+ * k ascending. */
 #include "kernels/part.h"
 #include "kernels/ref/ref.h"
 
@@ -8,8 +9,8 @@ size_t td_ref_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype)
     return (n + 63) & ~(size_t)63;
 }
 
-void td_ref_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src, enum td_dtype src_dtype,
-                 int32_t row0, int32_t n_rows)
+void td_ref_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src,
+                 enum td_dtype src_dtype, int32_t row0, int32_t n_rows)
 {
     (void)n_out;
     int64_t first = (int64_t)row0 * n_in, n = (int64_t)n_rows * n_in;
@@ -41,7 +42,8 @@ void td_ref_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)
     for (int64_t m = lo; m < hi; m++)
         for (int32_t k = 0; k < n_in; k++) {
             float v = a->x[m * a->x_stride + k];
-            ((float *)a->scratch)[m * n_in + k] = a->w->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(v)) : v;
+            ((float *)a->scratch)[m * n_in + k] =
+                a->w->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(v)) : v;
         }
 }
 
@@ -54,7 +56,8 @@ void td_ref_gemm(const struct td_gemm_args *a, int part, int n_parts)
         const float *x = (const float *)a->scratch + m * w->n_in;
         for (int64_t n = lo; n < hi; n++) {
             double dot = 0;
-            for (int32_t k = 0; k < w->n_in; k++) dot += (double)x[k] * (double)td_widen(w->data, w->dtype, n * w->n_in + k);
+            for (int32_t k = 0; k < w->n_in; k++)
+                dot += (double)x[k] * (double)td_widen(w->data, w->dtype, n * w->n_in + k);
             float v = (float)dot;
             if (a->bias) v = v + a->bias[n];
             float *y = &a->y[m * a->y_stride + n];

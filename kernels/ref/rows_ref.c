@@ -1,4 +1,5 @@
-/* rows_ref.c - what happens to single rows between the products: norm, rotary embedding, storing K and V, SwiGLU, embedding. */
+/* rows_ref.c - what happens to single rows between the products: norm, rotary embedding, storing
+ * K and V, SwiGLU, embedding. */
 #include <math.h>
 
 #include "kernels/part.h"
@@ -40,15 +41,19 @@ void td_ref_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
     size_t elem = td_dtype_bytes(kv->dtype);
-    int64_t kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * kv->head_dim * (int64_t)elem, lo, hi;
+    int64_t kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * kv->head_dim * (int64_t)elem, lo,
+            hi;
     td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
     for (int64_t r = lo; r < hi; r++) {
         int32_t p = a->positions[r];
-        uint8_t *block = kv->base + a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes;
+        uint8_t *block =
+            kv->base + a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes;
         for (int32_t h = 0; h < kv->n_kv_heads; h++) {
-            uint8_t *at = block + (size_t)((int64_t)h * kv->block_size + p % kv->block_size) * (size_t)kv->head_dim * elem;
+            uint8_t *at = block + (size_t)((int64_t)h * kv->block_size + p % kv->block_size) *
+                                      (size_t)kv->head_dim * elem;
             for (int is_v = 0; is_v < 2; is_v++) {
-                const float *src = (is_v ? a->v + r * a->v_stride : a->k + r * a->k_stride) + (int64_t)h * kv->head_dim;
+                const float *src = (is_v ? a->v + r * a->v_stride : a->k + r * a->k_stride) +
+                                   (int64_t)h * kv->head_dim;
                 uint8_t *dst = at + is_v * kv_bytes;
                 for (int32_t i = 0; i < kv->head_dim; i++) {
                     if (kv->dtype == TD_F32)
@@ -61,8 +66,9 @@ void td_ref_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     }
 }
 
-void td_ref_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim, int64_t out_stride,
-                     int64_t gate_stride, int64_t up_stride, int part, int n_parts)
+void td_ref_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim,
+                     int64_t out_stride, int64_t gate_stride, int64_t up_stride, int part,
+                     int n_parts)
 {
     int64_t lo, hi;
     td_part_range(n_rows, 1, part, n_parts, &lo, &hi);
@@ -73,11 +79,12 @@ void td_ref_silu_mul(float *out, const float *gate, const float *up, int32_t n_r
         }
 }
 
-void td_ref_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids, int32_t n_rows, int32_t dim, int part,
-                  int n_parts)
+void td_ref_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,
+                  int32_t n_rows, int32_t dim, int part, int n_parts)
 {
     int64_t lo, hi;
     td_part_range(n_rows, 1, part, n_parts, &lo, &hi);
     for (int64_t r = lo; r < hi; r++)
-        for (int32_t i = 0; i < dim; i++) out[r * dim + i] = td_widen(table, dtype, (int64_t)ids[r] * dim + i);
+        for (int32_t i = 0; i < dim; i++)
+            out[r * dim + i] = td_widen(table, dtype, (int64_t)ids[r] * dim + i);
 }

@@ -1,16 +1,21 @@
 #!/usr/bin/python3
-"""Is the model folder whole? Plain Python, no torch: sizes, config fields, safetensors header, tokenizer files, reference continuations.
+"""Is the model folder whole? Plain Python, no torch: sizes, config fields, safetensors header,
+    tokenizer files, reference continuations.
 
-    check.py [DIR]          exit status 0 when all is well; otherwise every complaint on its own line
-"""
+    check.py [DIR]          exit status 0 when all is well; otherwise every complaint on its own
+                            line
+    """
 import json
 import os
 import struct
 import sys
 
 LIMIT_BYTES = 16 << 20
-FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "model.safetensors",
-         "reference_greedy.json", "README.md", "PROVENANCE"]
+FILES = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "model.safetensors", "reference_greedy.json", "README.md",
+    "PROVENANCE"
+]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -22,9 +27,11 @@ def expected_shapes(c):
         p = f"model.layers.{n}."
         shapes.update({
             p + "input_layernorm.weight": [h], p + "post_attention_layernorm.weight": [h],
-            p + "self_attn.q_proj.weight": [q, h], p + "self_attn.k_proj.weight": [kv, h], p + "self_attn.v_proj.weight": [kv, h],
-            p + "self_attn.o_proj.weight": [h, q], p + "mlp.gate_proj.weight": [i, h], p + "mlp.up_proj.weight": [i, h],
-            p + "mlp.down_proj.weight": [h, i]})
+            p + "self_attn.q_proj.weight": [q, h], p + "self_attn.k_proj.weight": [kv, h],
+            p + "self_attn.v_proj.weight": [kv, h], p + "self_attn.o_proj.weight": [h, q],
+            p + "mlp.gate_proj.weight": [i, h], p + "mlp.up_proj.weight": [i, h],
+            p + "mlp.down_proj.weight": [h, i]
+        })
     return shapes
 
 
@@ -56,7 +63,8 @@ def check_weights(path, config, say):
         if 8 + n_header + b > n_file or b - a != 2 * n:
             say(f"tensor {name} ends at byte {8 + n_header + b} of {n_file}")
             continue
-        # BF16 with all exponent bits set is an infinity or a NaN; a tensor of one repeated value was never trained
+        # BF16 with all exponent bits set is an infinity or a NaN; a tensor of one repeated value
+        # was never trained
         words = struct.unpack(f"<{n}H", data[8 + n_header + a:8 + n_header + a + 2 * n])
         n_bad = sum(1 for w in words if w & 0x7F80 == 0x7F80)
         if n_bad:
@@ -76,9 +84,13 @@ def check_reference(ref, config, say):
             if not c[key] or any(not 0 <= i < config["vocab_size"] for i in c[key]):
                 say(f"case {c['prompt']!r}: {key} is empty or out of range")
         if len(c["gaps"]) != len(c["continuation_ids"]) or min(c["gaps"]) <= 0.01:
-            say(f"case {c['prompt']!r}: a gap of at most 0.01, or gaps and continuation differ in length")
-        if c["ends_with_eos"] == (c["continuation_ids"][-1] not in (0, 2)) or (not c["ends_with_eos"] and len(c["continuation_ids"]) != 64):
-            say(f"case {c['prompt']!r}: {len(c['continuation_ids'])} tokens, ends_with_eos {c['ends_with_eos']}")
+            say(f"case {c['prompt']!r}: a gap of at most 0.01, or gaps and continuation differ "
+                "in length")
+        if c["ends_with_eos"] == (c["continuation_ids"][-1]
+                                  not in (0, 2)) or (not c["ends_with_eos"]
+                                                     and len(c["continuation_ids"]) != 64):
+            say(f"case {c['prompt']!r}: {len(c['continuation_ids'])} tokens, ends_with_eos "
+                f"{c['ends_with_eos']}")
 
 
 def main():
@@ -103,14 +115,17 @@ def main():
             return json.load(f)
 
     config, generation, tokenizer, tokenizer_config = map(load, FILES[:4])
-    for key, want in (("architectures", ["LlamaForCausalLM"]), ("model_type", "llama"), ("torch_dtype", "bfloat16"),
-                      ("tie_word_embeddings", True), ("hidden_act", "silu"), ("bos_token_id", 0)):
+    for key, want in (("architectures", [
+            "LlamaForCausalLM"
+    ]), ("model_type", "llama"), ("torch_dtype", "bfloat16"), ("tie_word_embeddings", True),
+                      ("hidden_act", "silu"), ("bos_token_id", 0)):
         if config.get(key) != want:
             say(f"config.json: {key} is {config.get(key)!r}, expected {want!r}")
     if config["num_attention_heads"] % config["num_key_value_heads"]:
         say("config.json: num_attention_heads is not a multiple of num_key_value_heads")
     if generation["eos_token_id"] != [0, 2]:
-        say(f"generation_config.json: eos_token_id is {generation['eos_token_id']}, expected [0, 2]")
+        say(f"generation_config.json: eos_token_id is {generation['eos_token_id']}, expected [0, 2]"
+            )
 
     vocab = tokenizer["model"]["vocab"]
     if sorted(vocab.values()) != list(range(config["vocab_size"])):

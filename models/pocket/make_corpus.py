@@ -3,8 +3,9 @@
 
     make_corpus.py --out corpus.jsonl [--mib 32] [--seed 1]
 
-60 % stories, 15 % dialogues, diaries, letters, descriptions and explanations, 25 % chats in ChatML. The text is our own (CC0-1.0); a seed
-gives the same bytes on every machine. --notes mixes in notes of two or three sentences. A document that has already come up is dropped, so no two are the same.
+60 % stories, 15 % dialogues, diaries, letters, descriptions and explanations, 25 % chats in ChatML.
+The text is our own (CC0-1.0); a seed gives the same bytes on every machine. --notes mixes in notes
+of two or three sentences. A document that has already come up is dropped, so no two are the same.
 """
 import argparse
 import json
@@ -29,7 +30,8 @@ def main():
     ap.add_argument("--out", required=True)
     ap.add_argument("--mib", type=float, default=32.0, help="size of the text in MiB")
     ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--notes", type=float, default=0.0, help="share of the documents that are notes of two or three sentences")
+    ap.add_argument("--notes", type=float, default=0.0,
+                    help="share of the documents that are notes of two or three sentences")
     args = ap.parse_args()
     rng = random.Random(args.seed)
     seen, n_bytes, n_docs, n_dropped = set(), 0, 0, 0

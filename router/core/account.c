@@ -4,11 +4,14 @@
 #include <math.h>
 #include <string.h>
 
-#define MAX_FREE_S 9e9   /* in ns that still fits 64 bits; three centuries */
+#define MAX_FREE_S 9e9 /* in ns that still fits 64 bits; three centuries */
 
 void td_account_scan(const struct td_core_worker *w, struct td_core_scan *s)
 {
-    *s = (struct td_core_scan){.room_tokens = w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs ? w->kv_tokens : 0};
+    *s = (struct td_core_scan){.room_tokens = w->state == TD_WORKER_READY && !w->shunned &&
+                                                      !w->kept && w->assigned < w->max_seqs
+                                                  ? w->kv_tokens
+                                                  : 0};
     if (w->role == TD_ROLE_PREFILL) {
         s->prefill.busy_s = fmax(w->free_at_s, w->link_free_at_s);
         s->prefill.pending = (double)w->pending_tokens * w->correction * 1e-3;
@@ -16,7 +19,8 @@ void td_account_scan(const struct td_core_worker *w, struct td_core_scan *s)
     } else {
         s->decode.key = w->step_s * 1e6 + (double)w->promised_tokens * w->correction * 1e-3;
         s->decode.promised = (double)w->promised_tokens;
-        s->decode.kv_limit = w->promised_tokens ? TD_POLICY_KV_CEILING * (double)w->kv_tokens : INFINITY;
+        s->decode.kv_limit =
+            w->promised_tokens ? TD_POLICY_KV_CEILING * (double)w->kv_tokens : INFINITY;
     }
 }
 
@@ -26,7 +30,9 @@ void td_account_part(const struct td_core_worker *w, struct td_load_part *p)
     if (w->state != TD_WORKER_READY) return;
     if (w->role == TD_ROLE_PREFILL) {
         p->kind = TD_LOAD_PREFILL;
-        p->free_ns = w->free_at_s >= MAX_FREE_S ? (uint64_t)(MAX_FREE_S * 1e9) : w->free_at_s > 0 ? (uint64_t)(w->free_at_s * 1e9) : 0;
+        p->free_ns = w->free_at_s >= MAX_FREE_S ? (uint64_t)(MAX_FREE_S * 1e9)
+                     : w->free_at_s > 0         ? (uint64_t)(w->free_at_s * 1e9)
+                                                : 0;
         return;
     }
     p->kind = TD_LOAD_DECODE;
@@ -51,18 +57,32 @@ void td_account_join(struct td_core_worker *w, const struct td_core_event *e)
     struct td_core_scan *scan = w->scan;
     struct td_load *fullness = w->fullness;
     uint32_t at = w->at;
-    *w = (struct td_core_worker){.state = TD_WORKER_READY, .role = e->role, .kv_tokens = e->a, .max_seqs = (uint32_t)e->b,
+    *w = (struct td_core_worker){.state = TD_WORKER_READY,
+                                 .role = e->role,
+                                 .kv_tokens = e->a,
+                                 .max_seqs = (uint32_t)e->b,
                                  .node_class = (uint32_t)e->c,
-                                 .max_step_tokens = (uint32_t)e->d, .kv_bytes_per_token = e->e, .snapshot_ns = e->now_ns, .correction = 1,
+                                 .max_step_tokens = (uint32_t)e->d,
+                                 .kv_bytes_per_token = e->e,
+                                 .snapshot_ns = e->now_ns,
+                                 .correction = 1,
                                  .one_token = e->f & 1,
-                                 .min_tpot_s = INFINITY, .scan = scan, .fullness = fullness, .at = at};
+                                 .min_tpot_s = INFINITY,
+                                 .scan = scan,
+                                 .fullness = fullness,
+                                 .at = at};
     td_account_changed(w);
 }
 
-void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, uint32_t turn, uint64_t n_tokens, double work_s,
-                            double now_s)
+void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker,
+                             uint32_t turn, uint64_t n_tokens, double work_s, double now_s)
 {
-    *leg = (struct td_leg){.worker = worker, .pending = true, .planned = true, .tokens = n_tokens, .work_s = work_s, .turn = turn,
+    *leg = (struct td_leg){.worker = worker,
+                           .pending = true,
+                           .planned = true,
+                           .tokens = n_tokens,
+                           .work_s = work_s,
+                           .turn = turn,
                            .tpot_s = INFINITY};
     w->assigned++;
     w->assigned_tokens += n_tokens;
@@ -77,7 +97,8 @@ void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint3
     td_account_changed(w);
 }
 
-void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s, double from_s)
+void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double link_s,
+                          double from_s)
 {
     leg->link_s = link_s;
     w->link_s += link_s;
@@ -86,18 +107,22 @@ void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double l
     td_account_changed(w);
 }
 
-/* A leg is over, and its transfer. What the others still have to send is all that the link can be behind the computing: predictions that were too
- * long do not add up. */
+/* A leg is over, and its transfer. What the others still have to send is all that the link can
+ * be behind the computing: predictions that were too long do not add up. */
 static void link_settle(struct td_core_worker *w, const struct td_leg *leg, double now_s)
 {
     w->link_s = w->assigned ? fmax(0, w->link_s - leg->link_s) : 0;
     w->link_by_turn_s[leg->turn] = fmax(0, w->link_by_turn_s[leg->turn] - leg->link_s);
-    if (w->assigned == 0) memset(w->link_by_turn_s, 0, sizeof w->link_by_turn_s); /* exact at rest: no rounding is carried on */
+    /* exact at rest: no rounding is carried on */
+    if (w->assigned == 0) memset(w->link_by_turn_s, 0, sizeof w->link_by_turn_s);
     w->link_free_at_s = fmin(w->link_free_at_s, fmax(now_s, w->free_at_s) + w->link_s);
 }
 
 /* Longer than what one step computes: its KV leaves in parts. */
-static bool chunked(const struct td_core_worker *w, const struct td_leg *leg) { return w->max_step_tokens > 0 && leg->tokens > w->max_step_tokens; }
+static bool chunked(const struct td_core_worker *w, const struct td_leg *leg)
+{
+    return w->max_step_tokens > 0 && leg->tokens > w->max_step_tokens;
+}
 
 static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
 {
@@ -128,9 +153,12 @@ static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
     w->n_pending--;
     w->pending_tokens -= leg->tokens;
     w->assigned_tokens -= leg->tokens;
-    w->pending_s = w->n_pending ? fmax(0, w->pending_s - leg->work_s) : 0; /* exact at rest: no rounding is carried on */
+    /* exact at rest: no rounding is carried on */
+    w->pending_s = w->n_pending ? fmax(0, w->pending_s - leg->work_s) : 0;
     w->pending_by_turn[leg->turn].n--;
-    w->pending_by_turn[leg->turn].s = w->pending_by_turn[leg->turn].n ? fmax(0, w->pending_by_turn[leg->turn].s - leg->work_s) : 0;
+    w->pending_by_turn[leg->turn].s = w->pending_by_turn[leg->turn].n
+                                          ? fmax(0, w->pending_by_turn[leg->turn].s - leg->work_s)
+                                          : 0;
 }
 
 void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)
@@ -138,16 +166,23 @@ void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, doubl
     if (leg->worker == TD_NO_WORKER || !leg->pending) return;
     prefill_settle(w, leg);
     leg->tokens = 0;
-    /* The step that ended may have computed the first part of whoever is next: that leaves together with this one's KV. */
+    /* The step that ended may have computed the first part of whoever is next: that leaves
+       together with this one's KV. */
     w->crowded = w->n_sending++ > 0 || w->n_told > 0 || w->crowded;
     w->free_at_s = now_s + w->pending_s;
     td_account_changed(w);
 }
 
-void td_account_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker, bool local, uint64_t n_tokens, uint64_t n_promised,
-                           uint64_t n_local, double tpot_s)
+void td_account_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker,
+                            bool local, uint64_t n_tokens, uint64_t n_promised, uint64_t n_local,
+                            double tpot_s)
 {
-    *leg = (struct td_leg){.worker = worker, .pending = true, .local = local, .tokens = n_tokens, .promised = n_promised, .local_tokens = n_local,
+    *leg = (struct td_leg){.worker = worker,
+                           .pending = true,
+                           .local = local,
+                           .tokens = n_tokens,
+                           .promised = n_promised,
+                           .local_tokens = n_local,
                            .tpot_s = tpot_s};
     w->assigned++;
     w->assigned_tokens += n_tokens;
@@ -182,8 +217,10 @@ void td_account_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64
     if (leg->worker == TD_NO_WORKER) return;
     leg->tokens += n_more;
     w->assigned_tokens += n_more;
-    if (leg->pending) w->reserved_tokens += n_more;
-    else w->active_tokens += n_more;
+    if (leg->pending)
+        w->reserved_tokens += n_more;
+    else
+        w->active_tokens += n_more;
     if (leg->tokens > leg->promised) {
         w->promised_tokens += leg->tokens - leg->promised;
         leg->promised = leg->tokens;
@@ -226,7 +263,9 @@ void td_account_close(struct td_core_worker *w, struct td_leg *leg, double now_s
 
 void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg)
 {
-    if (leg->worker != TD_NO_WORKER && leg->pending && !leg->planned && w->calls_sent > w->calls_seen) w->calls_sent--;
+    if (leg->worker != TD_NO_WORKER && leg->pending && !leg->planned &&
+        w->calls_sent > w->calls_seen)
+        w->calls_sent--;
 }
 
 void td_account_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
@@ -236,13 +275,19 @@ void td_account_snapshot(struct td_core_worker *w, const struct td_core_event *e
     w->held_tokens = e->b;
     w->queued_tokens = e->c;
     w->calls_seen = e->e;
-    if (w->assigned == 0) w->calls_sent = w->calls_seen; /* at rest nothing is on its way: what was lost, or thought to be, is settled */
+    /* at rest nothing is on its way: what was lost, or thought to be, is settled */
+    if (w->assigned == 0) w->calls_sent = w->calls_seen;
     uint64_t told = w->pending_tokens - w->planned_tokens;
     if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && told > 0) {
         double left = (double)w->queued_tokens / (double)told;
         /* A worker may hold more than we gave it (older attempts): never believe that. */
-        if (left < 1) w->free_at_s = fmin(w->free_at_s, now_s + w->planned_s + fmax(0, w->pending_s - w->planned_s) * left);
-        else w->free_at_s = fmax(w->free_at_s, now_s + w->pending_s); /* nothing was computed since: it is behind our plan */
+        if (left < 1)
+            w->free_at_s = fmin(w->free_at_s,
+                                now_s + w->planned_s + fmax(0, w->pending_s - w->planned_s) * left);
+        else
+            w->free_at_s =
+                fmax(w->free_at_s,
+                     now_s + w->pending_s); /* nothing was computed since: it is behind our plan */
     }
     td_account_changed(w);
 }

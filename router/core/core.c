@@ -1,11 +1,15 @@
 /* core.c - see core.h.
  *
- * Invariants: (1) a slot is FREE, or it has exactly one live id, and ends with exactly one COMPLETE, FAIL, or (the client's own) CANCEL;
- * (2) a worker's account equals the legs of live requests on it (account.h); (3) at most one decode leg and one prefill leg of one attempt are open;
- * (4) the queue's order is a function of the requests alone (queue.h): one that fails over keeps its place;
+ * Invariants: (1) a slot is FREE, or it has exactly one live id, and ends with exactly one
+ * COMPLETE, FAIL, or (the client's own) CANCEL;
+ * (2) a worker's account equals the legs of live requests on it (account.h); (3) at most one decode
+ *     leg and one prefill leg of one attempt are open;
+ * (4) the queue's order is a function of the requests alone (queue.h): one that fails over keeps
+ *     its place;
  * (5) time never goes back: an event from before the last one counts as that moment.
  *
- * A request's pair is chosen when it leaves the queue; its prefill leg is planned (account.h) until the ticket comes. */
+ * A request's pair is chosen when it leaves the queue; its prefill leg is planned (account.h)
+ * until the ticket comes. */
 #include "router/core/core.h"
 
 #include <math.h>
@@ -14,62 +18,84 @@
 
 #include "router/core/core_state.h"
 
-#define NO_DEADLINE_NS (10000 * NS_PER_MS)  /* what the order assumes for a request without a TTFT objective */
+/* what the order assumes for a request without a TTFT objective */
+#define NO_DEADLINE_NS (10000 * NS_PER_MS)
 #define STEP_REFRESH_TOKENS 32
 #define MAX_RETRY_MS 60000
-#define FINISH_WAIT_MS 500                  /* see finish() */
-/* How long the first token may come behind the word that it was the last. Both left one worker at the same moment, by two ways: one that is so far
- * behind on the busiest machine is lost. */
+#define FINISH_WAIT_MS 500 /* see finish() */
+/* How long the first token may come behind the word that it was the last. Both left one worker
+ * at the same moment, by two ways: one that is so far behind on the busiest machine is lost. */
 #define SENDER_WAIT_MS 5000
 #define MAX_OBJECTIVE_MS 1e9
-#define CEILING_START 0.8                   /* of the fleet's fullness, for ranks behind others; from there it follows what the others attain */
+/* of the fleet's fullness, for ranks behind others; from there it follows what the others attain */
+#define CEILING_START 0.8
 #define CEILING_MIN 0.6
-#define CEILING_MAX 1.1                     /* above 1: none */
-#define CEILING_STEP 0.002                  /* up with each request of a rank before that was good */
-#define CEILING_DRIFT 0.005                 /* up in a second: what is kept for a rank that does not come is given back */
+#define CEILING_MAX 1.1 /* above 1: none */
+/* up with each request of a rank before that was good */
+#define CEILING_STEP 0.002
+/* up in a second: what is kept for a rank that does not come is given back */
+#define CEILING_DRIFT 0.005
 /* Of the share of steps that carry a prompt. A sequence feels the mean of some hundred steps: a
  * rate that follows each prompt would take the worker for full after one, and for empty soon after
  * it. */
 #define MIX_SHARE_RATE 0.02
 /* Over so many arrivals their mean cost is taken: some ten seconds of a busy fleet. */
 #define MEAN_COST_REQUESTS 200
-#define MAX_SEQ_JUMP (1u << 20)             /* hours of snapshots; a worker that silent has been lost long ago */
+/* hours of snapshots; a worker that silent has been lost long ago */
+#define MAX_SEQ_JUMP (1u << 20)
 
 static td_status check_classes(const struct td_core_config *g, struct td_err *err)
 {
-    if (g->n_classes > TD_CORE_MAX_CLASSES) return td_fail(err, TD_ERR_LIMIT, "slo_class: %u classes, limit %d", g->n_classes, TD_CORE_MAX_CLASSES);
+    if (g->n_classes > TD_CORE_MAX_CLASSES)
+        return td_fail(err, TD_ERR_LIMIT, "slo_class: %u classes, limit %d", g->n_classes,
+                       TD_CORE_MAX_CLASSES);
     for (uint32_t i = 0; i < g->n_classes; i++) {
         const struct td_core_class *k = &g->classes[i];
         if (!k->name[0]) return td_fail(err, TD_ERR_INVALID, "slo_class: class %u has no name", i);
         if (!(k->ttft_ms >= 0 && k->ttft_ms <= MAX_OBJECTIVE_MS))
-            return td_fail(err, TD_ERR_INVALID, "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name, k->ttft_ms);
+            return td_fail(err, TD_ERR_INVALID,
+                           "slo_class %s: ttft is %g ms, must be 0 (none) or up to 1e9", k->name,
+                           k->ttft_ms);
         if (!(k->tpot_ms >= 0 && k->tpot_ms <= MAX_OBJECTIVE_MS))
-            return td_fail(err, TD_ERR_INVALID, "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name, k->tpot_ms);
+            return td_fail(err, TD_ERR_INVALID,
+                           "slo_class %s: tpot is %g ms, must be 0 (none) or up to 1e9", k->name,
+                           k->tpot_ms);
         if (!(k->weight > 0 && k->weight <= 1e6))
-            return td_fail(err, TD_ERR_INVALID, "slo_class %s: weight is %g, must be above 0 and up to 1e6", k->name, k->weight);
+            return td_fail(err, TD_ERR_INVALID,
+                           "slo_class %s: weight is %g, must be above 0 and up to 1e6", k->name,
+                           k->weight);
         for (uint32_t j = 0; j < i; j++)
-            if (!strcmp(g->classes[j].name, k->name)) return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
+            if (!strcmp(g->classes[j].name, k->name))
+                return td_fail(err, TD_ERR_INVALID, "slo_class: %s is given twice", k->name);
     }
     return TD_OK;
 }
 
-/* Does class a stand before class b? Equal weights are equal for the router, whatever their order; among them the workers' queues, which go by
- * deadlines, give the tighter TTFT its turn first. */
-static bool heavier(const struct td_core_class *a, const struct td_core_class *b) { return a->weight > b->weight; }
+/* Does class a stand before class b? Equal weights are equal for the router, whatever their
+ * order; among them the workers' queues, which go by deadlines, give the tighter TTFT its turn
+ * first. */
+static bool heavier(const struct td_core_class *a, const struct td_core_class *b)
+{
+    return a->weight > b->weight;
+}
 static bool sooner(const struct td_core_class *a, const struct td_core_class *b)
 {
-    double a_ms = a->ttft_ms > 0 ? a->ttft_ms : INFINITY, b_ms = b->ttft_ms > 0 ? b->ttft_ms : INFINITY;
+    double a_ms = a->ttft_ms > 0 ? a->ttft_ms : INFINITY,
+           b_ms = b->ttft_ms > 0 ? b->ttft_ms : INFINITY;
     return heavier(a, b) || (!heavier(b, a) && a_ms < b_ms);
 }
 
 /* Places among the different ones before it, so that they have no gaps. */
-static uint32_t place_of(const struct td_core_config *g, uint32_t i, bool (*before)(const struct td_core_class *a, const struct td_core_class *b))
+static uint32_t place_of(const struct td_core_config *g, uint32_t i,
+                         bool (*before)(const struct td_core_class *a,
+                                        const struct td_core_class *b))
 {
     uint32_t place = 0;
     for (uint32_t j = 0; j < g->n_classes; j++) {
         bool counted = false; /* another that is its equal was */
         for (uint32_t k = 0; k < j; k++)
-            counted |= !before(&g->classes[j], &g->classes[k]) && !before(&g->classes[k], &g->classes[j]);
+            counted |=
+                !before(&g->classes[j], &g->classes[k]) && !before(&g->classes[k], &g->classes[j]);
         place += before(&g->classes[j], &g->classes[i]) && !counted;
     }
     return place;
@@ -86,16 +112,19 @@ static void rank_classes(struct td_core *c)
         c->guard_tpot_s[i] = INFINITY;
     }
     for (uint32_t i = 0; i < c->cfg.n_classes; i++)
-        for (uint32_t rank = c->ranks[i] + 1; rank < c->n_ranks && c->cfg.classes[i].tpot_ms > 0; rank++)
+        for (uint32_t rank = c->ranks[i] + 1; rank < c->n_ranks && c->cfg.classes[i].tpot_ms > 0;
+             rank++)
             c->guard_tpot_s[rank] = fmin(c->guard_tpot_s[rank], c->cfg.classes[i].tpot_ms * 1e-3);
 }
 
-/* A request of a rank met its objectives, or missed them or was refused: those behind it may take more of the fleet, or less. Steps are so that a
- * ceiling would rest half-way between the attainment that is asked for and 1; the drift takes it a little higher. */
+/* A request of a rank met its objectives, or missed them or was refused: those behind it may
+ * take more of the fleet, or less. Steps are so that a ceiling would rest half-way between the
+ * attainment that is asked for and 1; the drift takes it a little higher. */
 static void move_ceilings(struct td_core *c, uint32_t rank, bool good)
 {
     if (rank + 1 >= c->n_ranks) return;
-    double target = (1 + c->cfg.attainment) / 2, by = good ? CEILING_STEP : -CEILING_STEP * target / (1 - target);
+    double target = (1 + c->cfg.attainment) / 2,
+           by = good ? CEILING_STEP : -CEILING_STEP * target / (1 - target);
     for (uint32_t i = rank + 1; i < c->n_ranks; i++) {
         c->ceilings[i] = fmin(CEILING_MAX, fmax(CEILING_MIN, c->ceilings[i] + by));
         td_queue_set_ceiling(c->order, i, c->ceilings[i]);
@@ -110,8 +139,10 @@ static td_status open_parts(struct td_core *c, struct td_err *err)
     c->guarded_ttft_s = c->guarded_tpot_s = INFINITY;
     for (uint32_t i = 0; i < g->n_classes; i++) {
         if (ranks[i] == c->n_ranks - 1) continue; /* nobody is behind it */
-        if (g->classes[i].ttft_ms > 0) c->guarded_ttft_s = fmin(c->guarded_ttft_s, g->classes[i].ttft_ms * 1e-3);
-        if (!(g->classes[i].tpot_ms > 0) || g->classes[i].tpot_ms * 1e-3 >= c->guarded_tpot_s) continue;
+        if (g->classes[i].ttft_ms > 0)
+            c->guarded_ttft_s = fmin(c->guarded_ttft_s, g->classes[i].ttft_ms * 1e-3);
+        if (!(g->classes[i].tpot_ms > 0) || g->classes[i].tpot_ms * 1e-3 >= c->guarded_tpot_s)
+            continue;
         c->guarded_tpot_s = g->classes[i].tpot_ms * 1e-3;
         c->guarded_tpot_class = i;
     }
@@ -119,34 +150,47 @@ static td_status open_parts(struct td_core *c, struct td_err *err)
     td_status s = td_queue_create(g->max_requests, g->n_classes, ranks, &c->order, err);
     struct td_lat_config lc = {.attainment = g->attainment, .eta = 0.02, .forgetting = 0.999};
     if (!s) s = td_latency_create(&lc, &c->latency, err);
-    for (uint32_t i = 1; !s && i < c->n_ranks; i++) td_queue_set_ceiling(c->order, i, c->ceilings[i]);
-    if (!s && g->max_prefix_entries) s = td_prefix_index_create(TD_CORE_MAX_WORKERS, g->max_prefix_entries, &c->index, err);
+    for (uint32_t i = 1; !s && i < c->n_ranks; i++)
+        td_queue_set_ceiling(c->order, i, c->ceilings[i]);
+    if (!s && g->max_prefix_entries)
+        s = td_prefix_index_create(TD_CORE_MAX_WORKERS, g->max_prefix_entries, &c->index, err);
     for (uint32_t i = 0; !s && i < g->n_thetas; i++)
         if (g->thetas[i].known) td_latency_set_theta(c->latency, i, &g->thetas[i]);
     return s;
 }
 
-td_status td_core_create(const struct td_core_config *config, struct td_core **ret_core, struct td_err *err)
+td_status td_core_create(const struct td_core_config *config, struct td_core **ret_core,
+                         struct td_err *err)
 {
     if (config->max_requests < 1 || config->max_requests > TD_CORE_MAX_REQUESTS)
-        return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%u", config->max_requests, TD_CORE_MAX_REQUESTS);
+        return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%u",
+                       config->max_requests, TD_CORE_MAX_REQUESTS);
     td_policy_fn policy = td_policy_by_name(config->policy);
-    if (!policy) return td_fail(err, TD_ERR_INVALID, "policy is \"%s\", must be one of %s", config->policy, td_policy_names());
+    if (!policy)
+        return td_fail(err, TD_ERR_INVALID, "policy is \"%s\", must be one of %s", config->policy,
+                       td_policy_names());
     double attainment = config->attainment > 0 ? config->attainment : 0.9;
-    if (!(attainment >= 0.5 && attainment <= 0.999)) return td_fail(err, TD_ERR_INVALID, "attainment is %g, must be 0.5..0.999", config->attainment);
+    if (!(attainment >= 0.5 && attainment <= 0.999))
+        return td_fail(err, TD_ERR_INVALID, "attainment is %g, must be 0.5..0.999",
+                       config->attainment);
     if (config->n_thetas > TD_CORE_MAX_NODE_CLASSES)
-        return td_fail(err, TD_ERR_LIMIT, "latency table: %u node classes, limit %d", config->n_thetas, TD_CORE_MAX_NODE_CLASSES);
+        return td_fail(err, TD_ERR_LIMIT, "latency table: %u node classes, limit %d",
+                       config->n_thetas, TD_CORE_MAX_NODE_CLASSES);
     td_status s = check_classes(config, err);
     if (s) return s;
     struct td_core *c = calloc(1, sizeof *c);
     if (c) {
         c->requests = calloc(config->max_requests, sizeof *c->requests);
         c->hit_tokens = calloc(TD_CORE_MAX_WORKERS, sizeof *c->hit_tokens);
-        c->hash_store = config->max_prefix_entries ? malloc((size_t)config->max_requests * TD_CORE_MAX_HASHES * sizeof *c->hash_store) : NULL;
+        c->hash_store =
+            config->max_prefix_entries
+                ? malloc((size_t)config->max_requests * TD_CORE_MAX_HASHES * sizeof *c->hash_store)
+                : NULL;
     }
     if (!c || !c->requests || !c->hit_tokens || (config->max_prefix_entries && !c->hash_store)) {
         td_core_destroy(c);
-        return td_fail(err, TD_ERR_NOMEM, "router core: no memory for %u requests", config->max_requests);
+        return td_fail(err, TD_ERR_NOMEM, "router core: no memory for %u requests",
+                       config->max_requests);
     }
     c->cfg = *config;
     c->cfg.attainment = attainment;
@@ -165,7 +209,8 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
         td_core_destroy(c);
         return s;
     }
-    for (uint32_t i = 0; c->hash_store && i < config->max_requests; i++) c->requests[i].hashes = c->hash_store + (size_t)i * TD_CORE_MAX_HASHES;
+    for (uint32_t i = 0; c->hash_store && i < config->max_requests; i++)
+        c->requests[i].hashes = c->hash_store + (size_t)i * TD_CORE_MAX_HASHES;
     *ret_core = c;
     return TD_OK;
 }
@@ -182,24 +227,36 @@ void td_core_destroy(struct td_core *c)
     free(c);
 }
 
-/* ---- actions --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
-struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind, const struct request *r)
+struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind,
+                                 const struct request *r)
 {
     TD_ASSERT(c->n_out < TD_CORE_MAX_ACTIONS_PER_EVENT);
     struct td_core_action *a = &c->out[c->n_out++];
-    *a = (struct td_core_action){.kind = kind, .slot = (uint32_t)(r - c->requests), .id = r->id, .attempt = r->attempt, .reason = ""};
+    *a = (struct td_core_action){.kind = kind,
+                                 .slot = (uint32_t)(r - c->requests),
+                                 .id = r->id,
+                                 .attempt = r->attempt,
+                                 .reason = ""};
     return a;
 }
 
-/* ---- queue ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- queue ----------------------------------------------------------------------------------- */
 
 struct td_queue_key core_key_of(const struct td_core *c, const struct request *r)
 {
     bool bound = r->ttft_s < INFINITY, started = r->first_ns != 0;
-    uint64_t deadline = r->arrived_ns + (started ? 0 : bound ? (uint64_t)(r->ttft_s * 1e9) : NO_DEADLINE_NS);
-    return (struct td_queue_key){.slo_class = r->slo_class, .tenant = r->tenant, .priority = r->priority, .deadline_ns = deadline, .id = r->id,
-                                 .bound = bound && !started, .hopeless = bound && !started && c->now_ns > deadline};
+    uint64_t deadline = r->arrived_ns + (started ? 0
+                                         : bound ? (uint64_t)(r->ttft_s * 1e9)
+                                                 : NO_DEADLINE_NS);
+    return (struct td_queue_key){.slo_class = r->slo_class,
+                                 .tenant = r->tenant,
+                                 .priority = r->priority,
+                                 .deadline_ns = deadline,
+                                 .id = r->id,
+                                 .bound = bound && !started,
+                                 .hopeless = bound && !started && c->now_ns > deadline};
 }
 
 static void queue_insert(struct td_core *c, struct request *r)
@@ -209,18 +266,23 @@ static void queue_insert(struct td_core *c, struct request *r)
     r->phase = QUEUED;
 }
 
-void core_queue_remove(struct td_core *c, struct request *r) { td_queue_remove(c->order, (uint32_t)(r - c->requests)); }
+void core_queue_remove(struct td_core *c, struct request *r)
+{
+    td_queue_remove(c->order, (uint32_t)(r - c->requests));
+}
 
-/* ---- legs and their account --------------------------------------------------------------------------------------------------------------- */
+/* ---- legs and their account ------------------------------------------------------------------ */
 
-/* Of the time between a step of one sequence and the guarded TPOT, how much the worker's next step takes. 0 where even that step is too long:
- * there is no room to keep. */
+/* Of the time between a step of one sequence and the guarded TPOT, how much the worker's next
+ * step takes. 0 where even that step is too long: there is no room to keep. */
 static double step_share(const struct td_core *c, uint32_t worker)
 {
     const struct td_core_worker *w = &c->workers[worker];
     if (c->guarded_tpot_s >= INFINITY) return 0;
-    double q = td_latency_margin(c->latency, TD_LAT_TPOT, c->guarded_tpot_class, TD_LAT_LIMIT_BUCKET);
-    double one_s = td_latency_step(c->latency, worker, 1, 0, 0, 0), room_s = c->guarded_tpot_s / q - one_s;
+    double q =
+        td_latency_margin(c->latency, TD_LAT_TPOT, c->guarded_tpot_class, TD_LAT_LIMIT_BUCKET);
+    double one_s = td_latency_step(c->latency, worker, 1, 0, 0, 0),
+           room_s = c->guarded_tpot_s / q - one_s;
     return room_s > 0 ? fmin(1, fmax(0, w->step_s - one_s) / room_s) : 0;
 }
 
@@ -229,7 +291,8 @@ void core_refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
-    w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0, (double)(w->active_tokens + w->reserved_tokens));
+    w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0,
+                                 (double)(w->active_tokens + w->reserved_tokens));
     if (c->cfg.n_classes > 1) w->step_share = step_share(c, worker);
     td_account_changed(w);
 }
@@ -246,7 +309,8 @@ static void set_state(struct td_core_worker *w, enum td_worker_state state)
     td_account_changed(w);
 }
 
-/* The last request with the tightest objective there went: look for the next. Rare: most requests of a worker share a class. */
+/* The last request with the tightest objective there went: look for the next. Rare: most
+ * requests of a worker share a class. */
 static void refresh_min_tpot(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
@@ -254,7 +318,8 @@ static void refresh_min_tpot(struct td_core *c, uint32_t worker)
     w->n_min_tpot = 0;
     for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
         const struct request *r = &c->requests[i];
-        if (r->phase == FREE || r->decode.worker != worker || r->decode.tpot_s > w->min_tpot_s) continue;
+        if (r->phase == FREE || r->decode.worker != worker || r->decode.tpot_s > w->min_tpot_s)
+            continue;
         w->n_min_tpot = r->decode.tpot_s < w->min_tpot_s ? 1 : w->n_min_tpot + 1;
         w->min_tpot_s = r->decode.tpot_s;
     }
@@ -268,12 +333,17 @@ static void leg_close(struct td_core *c, struct td_leg *leg)
     td_account_close(w, leg, c->now_s);
     c->room_changed = true;
     if (w->role != TD_ROLE_DECODE) return;
-    if (w->state == TD_WORKER_SUSPECT) return; /* all of its legs end now (worker_lost), and none comes before it is back */
+    if (w->state == TD_WORKER_SUSPECT)
+        return; /* all of its legs end now (worker_lost), and none
+                   comes before it is back */
     if (w->assigned > 0 && w->n_min_tpot == 0) refresh_min_tpot(c, worker);
     core_refresh_step(c, worker);
 }
 
-static bool prefill_told(const struct request *r) { return r->prefill.worker != TD_NO_WORKER && !r->prefill.planned; }
+static bool prefill_told(const struct request *r)
+{
+    return r->prefill.worker != TD_NO_WORKER && !r->prefill.planned;
+}
 
 static void cancel_legs(struct td_core *c, struct request *r)
 {
@@ -290,14 +360,18 @@ static void forget(struct td_core *c, struct request *r)
     c->n_live--;
 }
 
-void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s)
+void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason,
+               double retry_s)
 {
     cancel_legs(c, r);
     struct td_core_action *a = core_emit(c, TD_ACT_FAIL, r);
     a->code = code;
     a->reason = reason;
     double ms = ceil(retry_s * 1000);
-    a->retry_ms = code != G_EXHAUSTED ? 0 : !(ms >= 1) ? 1 : ms > MAX_RETRY_MS ? MAX_RETRY_MS : (uint32_t)ms;
+    a->retry_ms = code != G_EXHAUSTED ? 0
+                  : !(ms >= 1)        ? 1
+                  : ms > MAX_RETRY_MS ? MAX_RETRY_MS
+                                      : (uint32_t)ms;
     c->stats.failed++;
     c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
     if (code == G_EXHAUSTED) {
@@ -311,13 +385,15 @@ void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *
 static void learn_from(struct td_core *c, const struct request *r)
 {
     uint64_t n_out = r->n_tokens - r->n_prompt;
-    td_latency_observe_output(c->latency, r->slo_class, (uint32_t)(n_out > UINT32_MAX ? UINT32_MAX : n_out));
+    td_latency_observe_output(c->latency, r->slo_class,
+                              (uint32_t)(n_out > UINT32_MAX ? UINT32_MAX : n_out));
     td_queue_charge(c->order, r->tenant, 2.0 * (double)n_out, c->now_ns);
     if (r->first_ns == 0) return;
     double ttft = (double)(r->first_ns - r->arrived_ns) * 1e-9,
-        tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
+           tpot = n_out > 1 ? (double)(r->last_ns - r->first_ns) * 1e-9 / (double)(n_out - 1) : 0;
     if (n_out > 1 && r->failovers == 0 && r->choice.tpot_s > 0)
-        td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.tpot_bucket, r->choice.tpot_s, tpot);
+        td_latency_observe_ratio(c->latency, TD_LAT_TPOT, r->slo_class, r->choice.tpot_bucket,
+                                 r->choice.tpot_s, tpot);
     if (r->ttft_s >= INFINITY && r->tpot_s >= INFINITY) return;
     bool late = ttft > r->ttft_s, slow = tpot > r->tpot_s;
     c->stats.judged++;
@@ -329,7 +405,8 @@ static void learn_from(struct td_core *c, const struct request *r)
 
 static void complete(struct td_core *c, struct request *r)
 {
-    /* A prefill leg may still be open (its "done" is on the way): it ends by itself. A decode leg that is open has nothing left to say. */
+    /* A prefill leg may still be open (its "done" is on the way): it ends by itself. A decode
+       leg that is open has nothing left to say. */
     if (r->decode.worker != TD_NO_WORKER) core_emit(c, TD_ACT_CANCEL_DECODE, r);
     leg_close(c, &r->prefill);
     leg_close(c, &r->decode);
@@ -339,8 +416,9 @@ static void complete(struct td_core *c, struct request *r)
     forget(c, r);
 }
 
-/* Decode has ended, or the output is complete. On a busy machine its last token can overtake the prefill worker's first-token event, which says what
- * that worker found in its cache and how long it took: the client's last message waits for it, but not for long (on_tick). */
+/* Decode has ended, or the output is complete. On a busy machine its last token can overtake the
+ * prefill worker's first-token event, which says what that worker found in its cache and how
+ * long it took: the client's last message waits for it, but not for long (on_tick). */
 static void finish(struct td_core *c, struct request *r)
 {
     if (!r->prefill.pending || !r->decode_flows) {
@@ -353,8 +431,9 @@ static void finish(struct td_core *c, struct request *r)
     r->finished_ns = c->now_ns;
 }
 
-/* Back to the queue as a new attempt; nobody is blamed (a worker was merely full). The clock of queue_timeout_ms starts again with `waits_anew`:
- * a request that workers send back again and again has been waiting all the time. */
+/* Back to the queue as a new attempt; nobody is blamed (a worker was merely full). The clock of
+ * queue_timeout_ms starts again with `waits_anew`: a request that workers send back again and
+ * again has been waiting all the time. */
 static void requeue(struct td_core *c, struct request *r, bool waits_anew)
 {
     cancel_legs(c, r);
@@ -381,7 +460,7 @@ static void fail_over(struct td_core *c, struct request *r, const char *reason)
     requeue(c, r, true);
 }
 
-/* ---- workers ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 /* Moves every request off a worker that cannot be counted on. */
 static void worker_lost(struct td_core *c, uint32_t worker, const char *reason)
@@ -390,7 +469,8 @@ static void worker_lost(struct td_core *c, uint32_t worker, const char *reason)
         struct request *r = &c->requests[i];
         if (r->phase == FREE || r->phase == QUEUED) continue;
         bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
-        if (on_prefill && (r->prefill.planned || r->decode_flows)) { /* it was not told yet: another is found with the ticket; or its work is done */
+        if (on_prefill && (r->prefill.planned || r->decode_flows)) {
+            /* it was not told yet: another is found with the ticket; or its work is done */
             if (prefill_told(r)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
             leg_close(c, &r->prefill);
             on_prefill = false;
@@ -411,16 +491,19 @@ static void roster_remove(struct td_core *c, uint32_t worker)
     for (int role = 0; role < 2; role++)
         for (uint32_t i = 0; i < c->n_by_role[role]; i++)
             if (c->by_role[role][i] == worker) {
-                memmove(&c->by_role[role][i], &c->by_role[role][i + 1], (c->n_by_role[role] - i - 1) * sizeof c->by_role[role][0]);
+                memmove(&c->by_role[role][i], &c->by_role[role][i + 1],
+                        (c->n_by_role[role] - i - 1) * sizeof c->by_role[role][0]);
                 c->n_by_role[role]--;
                 break;
             }
 }
 
-static void roster_insert(struct td_core *c, uint32_t worker, enum td_core_role role) /* by index, so that round robin has an order */
+/* by index, so that round robin has an order */
+static void roster_insert(struct td_core *c, uint32_t worker, enum td_core_role role)
 {
     uint32_t i = c->n_by_role[role]++;
-    for (; i > 0 && c->by_role[role][i - 1] > worker; i--) c->by_role[role][i] = c->by_role[role][i - 1];
+    for (; i > 0 && c->by_role[role][i - 1] > worker; i--)
+        c->by_role[role][i] = c->by_role[role][i - 1];
     c->by_role[role][i] = worker;
 }
 
@@ -428,7 +511,8 @@ static void on_gone(struct td_core *c, uint32_t worker)
 {
     if (!known_worker(c, worker)) return;
     roster_remove(c, worker);
-    set_state(&c->workers[worker], TD_WORKER_SUSPECT); /* nothing is placed there while its requests move */
+    set_state(&c->workers[worker], TD_WORKER_SUSPECT); /* nothing is placed there while its
+                                                          requests move */
     worker_lost(c, worker, "the worker left");
     set_state(&c->workers[worker], TD_WORKER_ABSENT);
     if (c->index) td_prefix_index_reset(c->index, worker);
@@ -436,8 +520,8 @@ static void on_gone(struct td_core *c, uint32_t worker)
 
 static void on_join(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 || e->a > TD_CORE_MAX_TOKENS || e->b == 0 ||
-        e->b > TD_CORE_MAX_SEQS)
+    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 ||
+        e->a > TD_CORE_MAX_TOKENS || e->b == 0 || e->b > TD_CORE_MAX_SEQS)
         return;
     on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
     struct td_core_event join = *e;
@@ -455,22 +539,31 @@ static void on_join(struct td_core *c, const struct td_core_event *e)
 static void on_snapshot(struct td_core *c, const struct td_core_event *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
-    if (!w || e->a <= w->snapshot_seq) return;              /* an old one */
-    if (e->a - w->snapshot_seq > MAX_SEQ_JUMP) return;      /* of no future of ours: taken, it would shut out all that follow */
-    if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true; /* its margins are what they were */
+    if (!w || e->a <= w->snapshot_seq) return; /* an old one */
+    /* of no future of ours: taken, it would shut out all that follow */
+    if (e->a - w->snapshot_seq > MAX_SEQ_JUMP) return;
+    /* its margins are what they were */
+    if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true;
     td_account_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
     if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
     w->shunned = false;
-    set_state(w, w->state != TD_WORKER_SUSPECT ? w->state : w->draining ? TD_WORKER_DRAINING : TD_WORKER_READY);
+    set_state(w, w->state != TD_WORKER_SUSPECT ? w->state
+                 : w->draining                 ? TD_WORKER_DRAINING
+                                               : TD_WORKER_READY);
 }
 
 static void on_step(struct td_core *c, const struct td_core_event *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
     /* no step is like that */
-    if (!w || e->e == 0 || e->e > 600000000 || e->a > 1u << 20 || e->c > 1u << 20 || e->b > 1ull << 50 || e->d > 1ull << 40) return;
-    struct td_lat_step s = {.prefill_tokens = (uint32_t)e->a, .decode_seqs = (uint32_t)e->c, .wall_us = (uint32_t)e->e, .attention_work = e->b,
+    if (!w || e->e == 0 || e->e > 600000000 || e->a > 1u << 20 || e->c > 1u << 20 ||
+        e->b > 1ull << 50 || e->d > 1ull << 40)
+        return;
+    struct td_lat_step s = {.prefill_tokens = (uint32_t)e->a,
+                            .decode_seqs = (uint32_t)e->c,
+                            .wall_us = (uint32_t)e->e,
+                            .attention_work = e->b,
                             .context_tokens = e->d};
     td_latency_observe_step(c->latency, e->worker, &s);
     w->busy_us += e->e;
@@ -483,7 +576,7 @@ static void on_step(struct td_core *c, const struct td_core_event *e)
     if (e->c) core_refresh_step(c, e->worker);
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static double objective_s(uint64_t own_us, double class_ms)
 {
@@ -494,7 +587,8 @@ static double objective_s(uint64_t own_us, double class_ms)
 static void count_arrival(struct td_core *c)
 {
     double dt = c->now_s - c->rate_s, keep = exp2(-dt / 5.0); /* half-life 5 s */
-    c->stats.arrival_rate = c->stats.arrival_rate * keep + M_LN2 / 5.0; /* the area under one arrival is one */
+    /* the area under one arrival is one */
+    c->stats.arrival_rate = c->stats.arrival_rate * keep + M_LN2 / 5.0;
     c->rate_s = c->now_s;
 }
 
@@ -513,42 +607,67 @@ static void count_cost(struct td_core *c, struct request *r, double n_out)
 
 static void on_request(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE || e->a == 0 || e->a > TD_CORE_MAX_TOKENS) return;
+    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE || e->a == 0 ||
+        e->a > TD_CORE_MAX_TOKENS)
+        return;
     struct request *r = &c->requests[e->slot];
     uint32_t slo_class = e->c < c->cfg.n_classes ? (uint32_t)e->c : 0;
     const struct td_core_class *k = &c->cfg.classes[slo_class];
-    *r = (struct request){.id = e->id, .n_prompt = e->a, .n_tokens = e->a,
-                          .max_tokens = e->b < 1 ? 1 : e->b > TD_CORE_MAX_TOKENS ? TD_CORE_MAX_TOKENS : e->b, .slo_class = slo_class,
-                          .tenant = e->d, .ttft_s = objective_s(e->e, k->ttft_ms), .tpot_s = objective_s(e->f, k->tpot_ms),
-                          .priority = e->priority < -100 ? -100 : e->priority > 100 ? 100 : e->priority, .arrived_ns = c->now_ns,
+    *r = (struct request){.id = e->id,
+                          .n_prompt = e->a,
+                          .n_tokens = e->a,
+                          .max_tokens = e->b < 1                    ? 1
+                                        : e->b > TD_CORE_MAX_TOKENS ? TD_CORE_MAX_TOKENS
+                                                                    : e->b,
+                          .slo_class = slo_class,
+                          .tenant = e->d,
+                          .ttft_s = objective_s(e->e, k->ttft_ms),
+                          .tpot_s = objective_s(e->f, k->tpot_ms),
+                          .priority = e->priority < -100  ? -100
+                                      : e->priority > 100 ? 100
+                                                          : e->priority,
+                          .arrived_ns = c->now_ns,
                           .moved_ns = c->now_ns,
-                          .queued_ns = c->now_ns, .prefill = {.worker = TD_NO_WORKER}, .decode = {.worker = TD_NO_WORKER}, .hashes = r->hashes,
+                          .queued_ns = c->now_ns,
+                          .prefill = {.worker = TD_NO_WORKER},
+                          .decode = {.worker = TD_NO_WORKER},
+                          .hashes = r->hashes,
                           .hash_tokens = e->hash_tokens};
     if (r->hashes && e->hash_tokens > 0) {
         r->n_hashes = e->n_hashes < TD_CORE_MAX_HASHES ? e->n_hashes : TD_CORE_MAX_HASHES;
-        if ((uint64_t)r->n_hashes * r->hash_tokens > r->n_prompt) r->n_hashes = (uint32_t)(r->n_prompt / r->hash_tokens);
+        if ((uint64_t)r->n_hashes * r->hash_tokens > r->n_prompt)
+            r->n_hashes = (uint32_t)(r->n_prompt / r->hash_tokens);
         memcpy(r->hashes, e->hashes, r->n_hashes * sizeof *r->hashes);
     }
     c->n_live++;
     count_arrival(c);
     c->asked_ns[c->ranks[slo_class]] = c->now_ns > 0 ? c->now_ns : 1;
-    td_queue_ask(c->order, r->tenant, (e->tenant_weight ? e->tenant_weight : 1000) * 1e-3, c->now_ns);
-    uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL],
-        any = n_p ? c->by_role[TD_ROLE_PREFILL][0] : c->n_by_role[TD_ROLE_DECODE] ? c->by_role[TD_ROLE_DECODE][0] : 0;
-    r->work_s = td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
+    td_queue_ask(c->order, r->tenant, (e->tenant_weight ? e->tenant_weight : 1000) * 1e-3,
+                 c->now_ns);
+    uint32_t n_p = c->n_by_role[TD_ROLE_PREFILL], any = n_p ? c->by_role[TD_ROLE_PREFILL][0]
+                                                        : c->n_by_role[TD_ROLE_DECODE]
+                                                            ? c->by_role[TD_ROLE_DECODE][0]
+                                                            : 0;
+    r->work_s =
+        td_latency_prefill(c->latency, any, r->n_tokens, 0, c->workers[any].max_step_tokens);
     double n_out = td_latency_output(c->latency, slo_class, 0.5, r->max_tokens);
-    td_scaling_arrival(&c->advice, c->now_s, r->work_s,
-                      td_latency_transfer(c->latency, c->workers[any].node_class, 0, (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)),
-                      n_out,
-                      (double)r->n_tokens + n_out / 2, r->tpot_s);
+    td_scaling_arrival(
+        &c->advice, c->now_s, r->work_s,
+        td_latency_transfer(c->latency, c->workers[any].node_class, 0,
+                            (double)(r->n_tokens * c->workers[any].kv_bytes_per_token)),
+        n_out, (double)r->n_tokens + n_out / 2, r->tpot_s);
     count_cost(c, r, n_out);
     queue_insert(c, r);
-    /* With others waiting it takes its place behind them (dispatch goes by order); refused at once when even so its objective is out of reach. Who is
-     * below its share goes before those who are above theirs: what waits says little of when its turn comes. */
+    /* With others waiting it takes its place behind them (dispatch goes by order); refused at
+     * once when even so its objective is out of reach. Who is below its share goes before those
+     * who are above theirs: what waits says little of when its turn comes. */
     bool behind = !td_queue_below_share(c->order, r->tenant, c->now_ns);
-    if (behind && td_queue_n(c->order) > 1 && c->policy == td_policy_goodput && r->ttft_s < INFINITY) {
+    if (behind && td_queue_n(c->order) > 1 && c->policy == td_policy_goodput &&
+        r->ttft_s < INFINITY) {
         uint32_t n_d = c->n_by_role[TD_ROLE_DECODE];
-        double ahead = fmax(0, td_queue_work_s(c->order, slo_class) - r->work_s) / (n_p ? n_p : n_d ? n_d : 1);
+        double ahead = fmax(0, td_queue_work_s(c->order, slo_class) - r->work_s) / (n_p   ? n_p
+                                                                                    : n_d ? n_d
+                                                                                          : 1);
         if (ahead > r->ttft_s && !k->best_effort) {
             core_fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
             return;
@@ -584,8 +703,10 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
     if (!r || r->phase != RESERVING) return;
     struct td_policy_view v = core_view_of(c);
     uint32_t planned = r->prefill.worker;
-    /* The planned one may have left, failed or drained meanwhile; that it is full now is counted already. */
-    bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY && !c->workers[planned].shunned;
+    /* The planned one may have left, failed or drained meanwhile; that it is full now is counted
+       already. */
+    bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY &&
+                !c->workers[planned].shunned;
     if (!keep) {
         leg_close(c, &r->prefill);
         uint32_t p = td_policy_prefill_again(&v, r->n_tokens + 1);
@@ -593,8 +714,10 @@ static void on_ticket(struct td_core *c, const struct td_core_event *e)
             requeue(c, r, false); /* give the reservation back, wait in the queue */
             return;
         }
-        double work_s = td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
-        td_account_prefill_open(&c->workers[p], &r->prefill, p, c->turns[r->slo_class], r->n_tokens, work_s, c->now_s);
+        double work_s =
+            td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
+        td_account_prefill_open(&c->workers[p], &r->prefill, p, c->turns[r->slo_class], r->n_tokens,
+                                work_s, c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
     td_stage_learn(&c->workers[r->decode.worker].reserve,
@@ -613,8 +736,8 @@ static void first_seen(struct td_core *c, struct request *r)
     if (r->first_ns) return;
     r->first_ns = c->now_ns;
     if (r->choice.ttft_s > 0 && r->failovers == 0)
-        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.ttft_bucket, r->choice.ttft_s,
-                                 (double)(c->now_ns - r->placed_ns) * 1e-9);
+        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.ttft_bucket,
+                                 r->choice.ttft_s, (double)(c->now_ns - r->placed_ns) * 1e-9);
 }
 
 static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
@@ -623,7 +746,8 @@ static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
     uint32_t worker = r->decode.worker;
     if (worker != TD_NO_WORKER) {
         td_account_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);
-        if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS) core_refresh_step(c, worker);
+        if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS)
+            core_refresh_step(c, worker);
     }
     r->n_tokens = n_tokens;
     r->last_ns = c->now_ns;
@@ -634,7 +758,8 @@ static void on_first_token(struct td_core *c, const struct td_core_event *e)
     struct request *r = current(c, e, false);
     if (!r || r->phase == RESERVING) return;
     if (r->phase == PREFILLING) r->phase = DECODING;
-    if (r->prefill.pending) { /* the computing is over: the account lets go of its tokens, the leg stays for the hand-over */
+    if (r->prefill.pending) { /* the computing is over: the account lets go of its tokens, the
+                                 leg stays for the hand-over */
         r->computed_tokens = r->prefill.tokens;
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->c)
             td_stage_learn(&c->start,
@@ -669,7 +794,8 @@ static void on_token(struct td_core *c, const struct td_core_event *e)
 }
 
 /* A leg ended with a gRPC code: whose fault was it? */
-static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, uint32_t code, const char *what)
+static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, uint32_t code,
+                       const char *what)
 {
     if (r->output_done) {
         complete(c, r);
@@ -679,22 +805,28 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
     case G_INVALID:
     case G_NOT_FOUND:
     case G_RANGE:
-    case G_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that is too small, too old or mistaken. One second opinion */
+    case G_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that is
+                             too small, too old or mistaken. One second opinion */
         if (r->refused) {
             core_fail(c, r, code, what, 0);
             return;
         }
         r->refused = true;
         shun(c, worker);
-        if (r->decode.worker != TD_NO_WORKER) shun(c, r->decode.worker); /* the prefill worker refused: perhaps the grant */
+        /* the prefill worker refused: perhaps the grant */
+        if (r->decode.worker != TD_NO_WORKER) shun(c, r->decode.worker);
         fail_over(c, r, what);
         return;
     case G_EXHAUSTED:
         shun(c, worker);
         requeue(c, r, false);
         return;
-    case G_DEADLINE: core_fail(c, r, code, "the request's deadline has passed", 0); return; /* the client's own: the worker did no wrong */
-    default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers on it */
+    /* the client's own: the worker did no wrong */
+    case G_DEADLINE:
+        core_fail(c, r, code, "the request's deadline has passed", 0);
+        return;
+    default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers
+                on it */
         shun(c, worker);
         fail_over(c, r, what);
         return;
@@ -708,12 +840,15 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     uint32_t worker = r->prefill.worker;
     if (e->a == G_UNAVAILABLE) td_account_call_failed(&c->workers[worker], &r->prefill);
     const struct td_core_worker *w = &c->workers[worker];
-    /* The link's speed shows in a transfer that had it for itself and did not wait for later chunks to be computed. Any other was no faster than the
-     * link: it says something only where it took less time than the link is thought to need. */
-    bool alone = !w->crowded && w->n_chunked == 0 && (w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens);
+    /* The link's speed shows in a transfer that had it for itself and did not wait for later
+     * chunks to be computed. Any other was no faster than the link: it says something only where
+     * it took less time than the link is thought to need. */
+    bool alone = !w->crowded && w->n_chunked == 0 &&
+                 (w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens);
     if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000) {
         double thought_s = td_latency_transfer(c->latency, w->node_class, 0, (double)e->b);
-        if (alone || thought_s <= 0 || (double)e->c * 1e-6 < thought_s) td_latency_observe_transfer(c->latency, w->node_class, e->b, e->c);
+        if (alone || thought_s <= 0 || (double)e->c * 1e-6 < thought_s)
+            td_latency_observe_transfer(c->latency, w->node_class, e->b, e->c);
     }
     leg_close(c, &r->prefill);
     if (r->finished_ns) {
@@ -721,8 +856,11 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
         return;
     }
     bool decodes = r->decode.worker != TD_NO_WORKER;
-    if (decodes && (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING))) return; /* delivered */
-    leg_failed(c, r, worker, (uint32_t)e->a, e->a == G_OK ? "the prefill worker ended without a first token" : "the prefill worker failed");
+    /* delivered */
+    if (decodes && (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING))) return;
+    leg_failed(c, r, worker, (uint32_t)e->a,
+               e->a == G_OK ? "the prefill worker ended without a first token"
+                            : "the prefill worker failed");
 }
 
 static void on_decode_end(struct td_core *c, const struct td_core_event *e)
@@ -731,15 +869,19 @@ static void on_decode_end(struct td_core *c, const struct td_core_event *e)
     if (!r || r->decode.worker == TD_NO_WORKER) return;
     uint32_t worker = r->decode.worker;
     if (e->a == G_UNAVAILABLE && !e->b) td_account_call_failed(&c->workers[worker], &r->decode);
-    if (r->prefill.planned) leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker was never told */
+    if (r->prefill.planned)
+        leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker
+                                      was never told */
     leg_close(c, &r->decode);
     if (e->b && e->a != G_OK && r->prefill.pending && !r->decode_flows) {
         /* The first token is on its way and was the last; on_tick bounds the wait. */
         r->sender_finished = true;
         return;
     }
-    if (e->a == G_OK) finish(c, r);
-    else leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
+    if (e->a == G_OK)
+        finish(c, r);
+    else
+        leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
 }
 
 static void update_utilisation(struct td_core *c)
@@ -760,7 +902,8 @@ static void update_utilisation(struct td_core *c)
     double forget = exp2(-dt / 30.0); /* when no decisions come, what the last ones said fades */
     c->decode_pressure *= forget;
     c->refused_share *= forget;
-    for (uint32_t i = 1; i < c->n_ranks; i++) { /* while nobody of the ranks above comes, nothing is kept for them */
+    for (uint32_t i = 1; i < c->n_ranks; i++) { /* while nobody of the ranks above comes, nothing
+                                                   is kept for them */
         c->ceilings[i] = fmin(CEILING_MAX, c->ceilings[i] + CEILING_DRIFT * dt);
         td_queue_set_ceiling(c->order, i, c->ceilings[i]);
     }
@@ -769,9 +912,12 @@ static void update_utilisation(struct td_core *c)
 
 static void update_advice(struct td_core *c, uint64_t busy_permille)
 {
-    struct td_scaling_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
-                                .refused_share = c->refused_share, .colocated = c->cfg.mode == TD_MODE_COLOCATED,
-                                .router_busy = (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
+    struct td_scaling_fleet f = {.utilisation = {c->utilisation[0], c->utilisation[1]},
+                                 .decode_pressure = c->decode_pressure,
+                                 .refused_share = c->refused_share,
+                                 .colocated = c->cfg.mode == TD_MODE_COLOCATED,
+                                 .router_busy =
+                                     (double)(busy_permille < 1000 ? busy_permille : 1000) / 1000};
     for (int role = 0; role < 2; role++)
         for (uint32_t i = 0; i < c->n_by_role[role]; i++) {
             const struct td_core_worker *w = &c->workers[c->by_role[role][i]];
@@ -786,16 +932,22 @@ static void update_advice(struct td_core *c, uint64_t busy_permille)
     c->bound = td_scaling_update(&c->advice, c->now_s, &f, c->latency);
 }
 
-static uint64_t later(uint64_t at_ns, uint64_t by_ns, uint64_t now_ns) { return now_ns - at_ns < by_ns ? now_ns : at_ns + by_ns; }
+static uint64_t later(uint64_t at_ns, uint64_t by_ns, uint64_t now_ns)
+{
+    return now_ns - at_ns < by_ns ? now_ns : at_ns + by_ns;
+}
 
-/* late_ms: the router itself did not run for so long (stopped, starved of CPU, the machine asleep). Whatever workers said then still lies in its
- * sockets: their silence, and that of a request's legs, does not count. A client's wait does. */
+/* late_ms: the router itself did not run for so long (stopped, starved of CPU, the machine
+ * asleep). Whatever workers said then still lies in its sockets: their silence, and that of a
+ * request's legs, does not count. A client's wait does. */
 static void forgive(struct td_core *c, uint64_t late_ms)
 {
     uint64_t late_ns = late_ms < 86400000 ? late_ms * NS_PER_MS : c->now_ns;
-    for (uint32_t i = 0; i < c->n_workers; i++) c->workers[i].snapshot_ns = later(c->workers[i].snapshot_ns, late_ns, c->now_ns);
+    for (uint32_t i = 0; i < c->n_workers; i++)
+        c->workers[i].snapshot_ns = later(c->workers[i].snapshot_ns, late_ns, c->now_ns);
     for (uint32_t i = 0; i < c->cfg.max_requests; i++)
-        if (c->requests[i].phase != FREE) c->requests[i].moved_ns = later(c->requests[i].moved_ns, late_ns, c->now_ns);
+        if (c->requests[i].phase != FREE)
+            c->requests[i].moved_ns = later(c->requests[i].moved_ns, late_ns, c->now_ns);
 }
 
 static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
@@ -805,7 +957,8 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
     update_advice(c, busy_permille);
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct td_core_worker *w = &c->workers[i];
-        if ((w->state == TD_WORKER_READY || w->state == TD_WORKER_DRAINING) && c->now_ns - w->snapshot_ns > c->cfg.worker_timeout_ms * NS_PER_MS) {
+        if ((w->state == TD_WORKER_READY || w->state == TD_WORKER_DRAINING) &&
+            c->now_ns - w->snapshot_ns > c->cfg.worker_timeout_ms * NS_PER_MS) {
             set_state(w, TD_WORKER_SUSPECT);
             worker_lost(c, i, "the worker stopped answering");
         }
@@ -816,13 +969,18 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
         if (r->phase == QUEUED) {
             if (c->now_ns - r->queued_ns <= c->cfg.queue_timeout_ms * NS_PER_MS) continue;
             bool have = core_wants_prefill_only(c, r) ||
-                        (core_any_worker(c, TD_ROLE_DECODE) && (core_wants_local(c, r) || core_any_worker(c, TD_ROLE_PREFILL)));
-            if (have) core_fail(c, r, G_EXHAUSTED, "no worker had room within the queue time", c->cfg.queue_timeout_ms * 1e-3);
-            else core_fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
+                        (core_any_worker(c, TD_ROLE_DECODE) &&
+                         (core_wants_local(c, r) || core_any_worker(c, TD_ROLE_PREFILL)));
+            if (have)
+                core_fail(c, r, G_EXHAUSTED, "no worker had room within the queue time",
+                          c->cfg.queue_timeout_ms * 1e-3);
+            else
+                core_fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
         } else if (r->finished_ns && c->now_ns - r->finished_ns > FINISH_WAIT_MS * NS_PER_MS) {
             complete(c, r);
         } else if (r->sender_finished && c->now_ns - r->moved_ns > SENDER_WAIT_MS * NS_PER_MS) {
-            fail_over(c, r, "the prefill worker has finished the request, and its token did not come");
+            fail_over(c, r,
+                      "the prefill worker has finished the request, and its token did not come");
         } else if (c->now_ns - r->moved_ns > c->cfg.stall_ms * NS_PER_MS) {
             fail_over(c, r, "nothing happened for too long");
         }
@@ -830,7 +988,8 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
     c->room_changed = true; /* slack has run down: some may have become hopeless */
 }
 
-size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct td_core_action *ret_actions)
+size_t td_core_step(struct td_core *c, const struct td_core_event *event,
+                    struct td_core_action *ret_actions)
 {
     if (event->now_ns > c->now_ns) c->now_ns = event->now_ns;
     struct td_core_event at = *event, *e = &at;
@@ -841,34 +1000,58 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     struct request *r;
     struct td_core_worker *w;
     switch (e->kind) {
-    case TD_EV_TICK: on_tick(c, e->a, e->b); break;
-    case TD_EV_WORKER_JOIN: on_join(c, e); break;
-    case TD_EV_WORKER_SNAPSHOT: on_snapshot(c, e); break;
+    case TD_EV_TICK:
+        on_tick(c, e->a, e->b);
+        break;
+    case TD_EV_WORKER_JOIN:
+        on_join(c, e);
+        break;
+    case TD_EV_WORKER_SNAPSHOT:
+        on_snapshot(c, e);
+        break;
     case TD_EV_WORKER_DRAIN:
         if (!(w = known_worker(c, e->worker))) break;
         w->draining = true;
         if (w->state == TD_WORKER_READY) set_state(w, TD_WORKER_DRAINING);
         break;
-    case TD_EV_WORKER_GONE: on_gone(c, e->worker); break;
-    case TD_EV_WORKER_STEP: on_step(c, e); break;
+    case TD_EV_WORKER_GONE:
+        on_gone(c, e->worker);
+        break;
+    case TD_EV_WORKER_STEP:
+        on_step(c, e);
+        break;
     case TD_EV_BLOCK_ADD:
         if (c->index && known_worker(c, e->worker)) td_prefix_index_add(c->index, e->worker, e->a);
         break;
     case TD_EV_BLOCK_EVICT:
-        if (c->index && known_worker(c, e->worker)) td_prefix_index_evict(c->index, e->worker, e->a);
+        if (c->index && known_worker(c, e->worker))
+            td_prefix_index_evict(c->index, e->worker, e->a);
         break;
     case TD_EV_BLOCKS_RESET:
         if (c->index && known_worker(c, e->worker)) td_prefix_index_reset(c->index, e->worker);
         break;
-    case TD_EV_REQUEST: on_request(c, e); break;
-    case TD_EV_TICKET: on_ticket(c, e); break;
-    case TD_EV_FIRST_TOKEN: on_first_token(c, e); break;
-    case TD_EV_TOKEN: on_token(c, e); break;
-    case TD_EV_PREFILL_END: on_prefill_end(c, e); break;
-    case TD_EV_DECODE_END: on_decode_end(c, e); break;
+    case TD_EV_REQUEST:
+        on_request(c, e);
+        break;
+    case TD_EV_TICKET:
+        on_ticket(c, e);
+        break;
+    case TD_EV_FIRST_TOKEN:
+        on_first_token(c, e);
+        break;
+    case TD_EV_TOKEN:
+        on_token(c, e);
+        break;
+    case TD_EV_PREFILL_END:
+        on_prefill_end(c, e);
+        break;
+    case TD_EV_DECODE_END:
+        on_decode_end(c, e);
+        break;
     case TD_EV_STOP:
         if ((r = current(c, e, true))) {
-            if (prefill_told(r) && !(r->prefill.pending && r->decode_flows)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
+            if (prefill_told(r) && !(r->prefill.pending && r->decode_flows))
+                core_emit(c, TD_ACT_CANCEL_PREFILL, r);
             finish(c, r);
         }
         break;
@@ -885,17 +1068,23 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *event, struct
     return c->n_out;
 }
 
-/* ---- views ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- views ----------------------------------------------------------------------------------- */
 
-void td_core_worker_view(const struct td_core *c, uint32_t worker, struct td_core_worker_view *ret_view)
+void td_core_worker_view(const struct td_core *c, uint32_t worker,
+                         struct td_core_worker_view *ret_view)
 {
     *ret_view = (struct td_core_worker_view){0};
     if (worker >= TD_CORE_MAX_WORKERS) return;
     const struct td_core_worker *w = &c->workers[worker];
     uint64_t unseen = w->calls_sent > w->calls_seen ? w->calls_sent - w->calls_seen : 0;
-    *ret_view = (struct td_core_worker_view){.state = w->state, .role = w->role, .assigned = w->assigned, .assigned_tokens = w->assigned_tokens,
+    *ret_view = (struct td_core_worker_view){.state = w->state,
+                                             .role = w->role,
+                                             .assigned = w->assigned,
+                                             .assigned_tokens = w->assigned_tokens,
                                              .calls_unseen = (uint32_t)unseen,
-                                             .snapshot_ns = w->snapshot_ns, .backlog_s = fmax(0, w->free_at_s - c->now_s), .step_s = w->step_s,
+                                             .snapshot_ns = w->snapshot_ns,
+                                             .backlog_s = fmax(0, w->free_at_s - c->now_s),
+                                             .step_s = w->step_s,
                                              .correction = w->correction};
 }
 
@@ -904,17 +1093,26 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
     *ret_account = (struct td_core_account){0};
     if (worker >= TD_CORE_MAX_WORKERS) return;
     const struct td_core_worker *w = &c->workers[worker];
-    *ret_account = (struct td_core_account){.assigned = w->assigned, .n_pending = w->n_pending, .n_active = w->n_active, .n_min_tpot = w->n_min_tpot,
-                                            .assigned_tokens = w->assigned_tokens, .promised_tokens = w->promised_tokens,
-                                            .pending_tokens = w->pending_tokens, .planned_tokens = w->planned_tokens,
+    *ret_account = (struct td_core_account){.assigned = w->assigned,
+                                            .n_pending = w->n_pending,
+                                            .n_active = w->n_active,
+                                            .n_min_tpot = w->n_min_tpot,
+                                            .assigned_tokens = w->assigned_tokens,
+                                            .promised_tokens = w->promised_tokens,
+                                            .pending_tokens = w->pending_tokens,
+                                            .planned_tokens = w->planned_tokens,
                                             .active_tokens = w->active_tokens,
-                                            .reserved_tokens = w->reserved_tokens, .local_tokens = w->local_tokens, .pending_s = w->pending_s,
-                                            .min_tpot_s = w->min_tpot_s, .kept = w->kept};
+                                            .reserved_tokens = w->reserved_tokens,
+                                            .local_tokens = w->local_tokens,
+                                            .pending_s = w->pending_s,
+                                            .min_tpot_s = w->min_tpot_s,
+                                            .kept = w->kept};
     struct td_core_scan want;
     td_account_scan(w, &want);
     struct td_load_part part;
     td_account_part(w, &part);
-    ret_account->stale = memcmp(&want, w->scan, sizeof want) != 0 || memcmp(&part, &c->fullness.parts[worker], sizeof part) != 0;
+    ret_account->stale = memcmp(&want, w->scan, sizeof want) != 0 ||
+                         memcmp(&part, &c->fullness.parts[worker], sizeof part) != 0;
 }
 
 void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)
@@ -925,10 +1123,15 @@ void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)
     ret_stats->arrival_rate = c->stats.arrival_rate * exp2(-(c->now_s - c->rate_s) / 5.0);
 }
 
-uint32_t td_core_failovers(const struct td_core *c, uint32_t slot) { return slot < c->cfg.max_requests ? c->requests[slot].failovers : 0; }
+uint32_t td_core_failovers(const struct td_core *c, uint32_t slot)
+{
+    return slot < c->cfg.max_requests ? c->requests[slot].failovers : 0;
+}
 void td_core_advice(const struct td_core *c, struct td_core_advice *ret)
 {
-    *ret = (struct td_core_advice){.bound = c->bound, .want = {c->advice.want[0], c->advice.want[1]}, .need = {c->advice.need[0], c->advice.need[1]},
+    *ret = (struct td_core_advice){.bound = c->bound,
+                                   .want = {c->advice.want[0], c->advice.want[1]},
+                                   .need = {c->advice.need[0], c->advice.need[1]},
                                    .utilisation = {c->utilisation[0], c->utilisation[1]}};
 }
 
@@ -937,7 +1140,8 @@ const struct td_latency *td_core_latency(const struct td_core *c) { return c->la
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries)
 {
     size_t hashes = max_prefix_entries ? TD_CORE_MAX_HASHES * sizeof(uint64_t) : 0;
-    struct td_core_memory m = {.per_request = sizeof(struct request) + td_queue_slot_bytes() + hashes,
-                               .fixed = sizeof(struct td_core) + TD_CORE_MAX_WORKERS * sizeof(uint32_t)};
+    struct td_core_memory m = {
+        .per_request = sizeof(struct request) + td_queue_slot_bytes() + hashes,
+        .fixed = sizeof(struct td_core) + TD_CORE_MAX_WORKERS * sizeof(uint32_t)};
     return m;
 }

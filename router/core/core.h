@@ -1,19 +1,26 @@
 /* core.h - the router's decisions as a pure function of an event log (I5).
  *
- * No I/O, no clock, no threads, no allocation after create: events in, actions out. The daemon (router/) feeds it and carries out what
- * it answers; the simulator can run the same object code under a virtual clock; a recorded log replays to the same actions.
+ * No I/O, no clock, no threads, no allocation after create: events in, actions out. The daemon
+ * (router/) feeds it and carries out what it answers; the simulator can run the same object code
+ * under a virtual clock; a recorded log replays to the same actions.
  *
- * What it knows: its own account of assignments (tokens and requests it gave to each worker), corrected by sequence-numbered snapshots. It never
- * waits for a polled metric.
+ * What it knows: its own account of assignments (tokens and requests it gave to each worker),
+ * corrected by sequence-numbered snapshots. It never waits for a polled metric.
  *
- * Life of a request here (attempt grows with each failover; an event of an older attempt changes nothing):
+ * Life of a request here (attempt grows with each failover; an event of an older attempt changes
+ * nothing):
  *
- *   QUEUED --pair found: START_DECODE--> RESERVING --TICKET: START_PREFILL--> PREFILLING --FIRST_TOKEN--> DECODING --DECODE_END ok: COMPLETE--> gone
+ *   QUEUED --pair found: START_DECODE--> RESERVING --TICKET: START_PREFILL--> PREFILLING
+ *       --FIRST_TOKEN--> DECODING --DECODE_END ok: COMPLETE--> gone
  *   QUEUED --colocated or short prompt: START_DECODE(local)--------------------------> DECODING
- *   QUEUED --one token left, pd: START_PREFILL(local)--------------------> PREFILLING --FIRST_TOKEN, the last: COMPLETE--> gone
- *   PREFILLING --DECODE_END "the sender has finished"--> PREFILLING without a decode leg --FIRST_TOKEN, the last: COMPLETE--> gone
- *   any leg fails, its worker is lost, or nothing moves for stall_ms: other leg cancelled, attempt + 1, back to QUEUED (front: arrival order)
- *   CANCEL, STOP: legs cancelled, gone.      failovers or queue time used up, client's fault: FAIL, gone.
+ *   QUEUED --one token left, pd: START_PREFILL(local)--------------------> PREFILLING
+ *       --FIRST_TOKEN, the last: COMPLETE--> gone
+ *   PREFILLING --DECODE_END "the sender has finished"--> PREFILLING without a decode leg
+ *       --FIRST_TOKEN, the last: COMPLETE--> gone
+ *   any leg fails, its worker is lost, or nothing moves for stall_ms: other leg cancelled, attempt
+ *   + 1, back to QUEUED (front: arrival order)
+ *   CANCEL, STOP: legs cancelled, gone.      failovers or queue time used up, client's fault: FAIL,
+ *                                            gone.
  *
  * Threads: one at a time. */
 #ifndef TD_ROUTER_CORE_H
@@ -28,79 +35,97 @@
 #include "router/core/scaling.h"
 #include "router/core/latency.h"
 
-#define TD_CORE_POLICIES \
-    "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor"
+#define TD_CORE_POLICIES                                                                           \
+    "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|"      \
+    "conductor"
 #define TD_CORE_MAX_WORKERS 1024
 #define TD_CORE_MAX_REQUESTS 16384
-#define TD_CORE_MAX_CLASSES 16           /* SLO classes */
+#define TD_CORE_MAX_CLASSES 16 /* SLO classes */
 #define TD_CORE_MAX_NODE_CLASSES 16
-#define TD_CORE_MAX_TOKENS (1ull << 32)  /* of one request, and of one worker's KV: more is a lie */
-#define TD_CORE_MAX_SEQS (1u << 20)      /* of one worker */
-#define TD_CORE_MAX_HASHES 512           /* of one prompt: a longer one gives every second, third ... block's hash */
+#define TD_CORE_MAX_TOKENS (1ull << 32) /* of one request, and of one worker's KV: more is a lie */
+#define TD_CORE_MAX_SEQS (1u << 20)     /* of one worker */
+/* of one prompt: a longer one gives every second, third ... block's hash */
+#define TD_CORE_MAX_HASHES 512
 
-_Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES && TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES &&
-               TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,
+_Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES &&
+                   TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES &&
+                   TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,
                "the latency model has a place for each");
-#define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS) /* ret_actions has room for so many: a request emits at most 8 per event */
+/* ret_actions has room for so many: a request emits at most 8 per event */
+#define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS)
 
 enum td_core_mode { TD_MODE_PD, TD_MODE_COLOCATED, TD_MODE_HYBRID };
 enum td_core_role { TD_ROLE_PREFILL, TD_ROLE_DECODE };
 
-/* A class of requests: its objectives (0 = none) and how it stands to the others. Classes with greater weight go first; when the fleet is nearly full
- * the lesser ones wait (see queue.h). Class 0 is what a request without a class gets. */
+/* A class of requests: its objectives (0 = none) and how it stands to the others. Classes with
+ * greater weight go first; when the fleet is nearly full the lesser ones wait (see queue.h).
+ * Class 0 is what a request without a class gets. */
 struct td_core_class {
     char name[32];
     double ttft_ms, tpot_ms;
-    double weight;                  /* > 0 */
-    bool best_effort;               /* served late rather than refused when its objectives cannot be met */
+    double weight;    /* > 0 */
+    bool best_effort; /* served late rather than refused when its objectives cannot
+                         be met */
 };
 
 struct td_core_config {
     enum td_core_mode mode;
-    const char *policy;             /* one of td_policy_names() */
-    uint32_t max_requests;          /* live at once, queued ones included: slots 0..max_requests-1 */
+    const char *policy;    /* one of td_policy_names() */
+    uint32_t max_requests; /* live at once, queued ones included: slots
+                              0..max_requests-1 */
     uint32_t max_queued;
-    uint32_t hybrid_local_tokens;   /* hybrid, other policies than goodput: prompts with fewer uncomputed tokens are prefilled on the decode worker */
-    uint32_t worker_timeout_ms;     /* a worker without a snapshot for so long is suspect: nothing new, its requests fail over */
-    uint32_t queue_timeout_ms;      /* longest wait for a worker */
-    uint32_t stall_ms;              /* an attempt in which nothing happened for so long fails over */
+    uint32_t hybrid_local_tokens; /* hybrid, other policies than goodput: prompts with fewer
+                                     uncomputed tokens are prefilled on the decode worker */
+    uint32_t worker_timeout_ms;   /* a worker without a snapshot for so long is suspect:
+                                     nothing new, its requests fail over */
+    uint32_t queue_timeout_ms;    /* longest wait for a worker */
+    uint32_t stall_ms;            /* an attempt in which nothing happened for so long fails
+                                     over */
     uint32_t max_failovers;
-    uint64_t max_prefix_entries;    /* of the prefix index; 0 = no index */
-    double attainment;              /* what the learned margins aim at, 0.5..0.999; 0 = 0.9 */
-    uint64_t seed;                  /* of ties and exploration */
+    uint64_t max_prefix_entries; /* of the prefix index; 0 = no index */
+    double attainment;           /* what the learned margins aim at, 0.5..0.999; 0 = 0.9 */
+    uint64_t seed;               /* of ties and exploration */
     struct td_core_class classes[TD_CORE_MAX_CLASSES];
-    uint32_t n_classes;             /* 0 = one class without objectives */
+    uint32_t n_classes;                                   /* 0 = one class without objectives */
     struct td_lat_theta thetas[TD_CORE_MAX_NODE_CLASSES]; /* priors of node classes 0..n_thetas-1 */
     uint32_t n_thetas;
 };
 
 enum td_core_event_kind {
-    TD_EV_TICK = 1,         /* a = how busy the router's own thread was since the last, in 1/1000; b = by how many ms it comes too late: the router did not
-                             * run */
-    TD_EV_WORKER_JOIN,      /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node class, d = rows of one step (0 = unknown), e = KV bytes
-                             * per token, f = 1: a prefill worker that answers requests with one token left without a decode worker */
-    TD_EV_WORKER_SNAPSHOT,  /* worker, a = seq, b = kv tokens held, c = tokens queued, d = running + waiting, e = calls it has taken from us */
-    TD_EV_WORKER_DRAIN,     /* worker */
-    TD_EV_WORKER_GONE,      /* worker: its registry stream ended */
-    TD_EV_WORKER_STEP,      /* worker, a = prefill rows, b = attention work, c = decode rows, d = their context tokens, e = wall us */
-    TD_EV_BLOCK_ADD,        /* worker, a = chain hash of a block that its prefix cache now has */
-    TD_EV_BLOCK_EVICT,      /* worker, a = chain hash */
-    TD_EV_BLOCKS_RESET,     /* worker: forget all of its blocks */
-    TD_EV_REQUEST,          /* slot, id, a = prompt tokens, b = max output tokens, c = SLO class, d = tenant (a hash; 0 = none), e = TTFT objective in
-                             * us,
-                             * f = TPOT objective in us (0 = the class's), priority; hashes of the prompt's full blocks */
-    TD_EV_TICKET,           /* slot, id, attempt, a = cached tokens */
-    TD_EV_FIRST_TOKEN,      /* slot, id, attempt: the prefill leg's; a = 1 when it is also the last; b = sequence length now; c = tokens found in its
-                             * cache */
-    TD_EV_TOKEN,            /* slot, id, attempt: the decode leg's; a = sequence length now; b = 1 when it is the last */
-    TD_EV_PREFILL_END,      /* slot, id, attempt, a = gRPC code, b = bytes sent, c = us that took */
-    TD_EV_DECODE_END,       /* slot, id, attempt, a = gRPC code, b = 1: because the prefill worker has finished the request with its first token */
-    TD_EV_STOP,             /* slot, id: the output is complete (stop string): end both legs */
-    TD_EV_CANCEL,           /* slot, id: the client has gone */
+    TD_EV_TICK = 1,        /* a = how busy the router's own thread was since the last, in
+                              1/1000; b = by how many ms it comes too late: the router did not
+                              run */
+    TD_EV_WORKER_JOIN,     /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node
+                              class, d = rows of one step (0 = unknown), e = KV bytes per token,
+                              f = 1: a prefill worker that answers requests with one token left
+                              without a decode worker */
+    TD_EV_WORKER_SNAPSHOT, /* worker, a = seq, b = kv tokens held, c = tokens queued, d =
+                              running + waiting, e = calls it has taken from us */
+    TD_EV_WORKER_DRAIN,    /* worker */
+    TD_EV_WORKER_GONE,     /* worker: its registry stream ended */
+    TD_EV_WORKER_STEP,     /* worker, a = prefill rows, b = attention work, c = decode rows, d =
+                              their context tokens, e = wall us */
+    TD_EV_BLOCK_ADD,       /* worker, a = chain hash of a block that its prefix cache now has */
+    TD_EV_BLOCK_EVICT,     /* worker, a = chain hash */
+    TD_EV_BLOCKS_RESET,    /* worker: forget all of its blocks */
+    TD_EV_REQUEST,         /* slot, id, a = prompt tokens, b = max output tokens, c = SLO class,
+                              d = tenant (a hash; 0 = none), e = TTFT objective in us, f = TPOT
+                              objective in us (0 = the class's), priority; hashes of the
+                              prompt's full blocks */
+    TD_EV_TICKET,          /* slot, id, attempt, a = cached tokens */
+    TD_EV_FIRST_TOKEN,     /* slot, id, attempt: the prefill leg's; a = 1 when it is also the
+                              last; b = sequence length now; c = tokens found in its cache */
+    TD_EV_TOKEN,           /* slot, id, attempt: the decode leg's; a = sequence length now; b =
+                              1 when it is the last */
+    TD_EV_PREFILL_END,     /* slot, id, attempt, a = gRPC code, b = bytes sent, c = us that took */
+    TD_EV_DECODE_END,      /* slot, id, attempt, a = gRPC code, b = 1: because the prefill
+                              worker has finished the request with its first token */
+    TD_EV_STOP,            /* slot, id: the output is complete (stop string): end both legs */
+    TD_EV_CANCEL,          /* slot, id: the client has gone */
 };
 
-/* Events with a worker, slot, class or time that cannot be are dropped or clamped, never trusted: time never goes back (an earlier now_ns counts as
- * the latest seen). */
+/* Events with a worker, slot, class or time that cannot be are dropped or clamped, never
+ * trusted: time never goes back (an earlier now_ns counts as the latest seen). */
 #define TD_EV_N_KINDS (TD_EV_CANCEL + 1)
 
 struct td_core_event {
@@ -108,21 +133,26 @@ struct td_core_event {
     uint64_t now_ns;
     uint32_t worker, slot, attempt;
     enum td_core_role role;
-    int32_t priority;               /* -100..100, higher first within its class */
-    uint32_t tenant_weight;         /* REQUEST: of its tenant's share, in 1/1000; 0 = 1000, as all have who are told nothing */
+    int32_t priority;       /* -100..100, higher first within its class */
+    uint32_t tenant_weight; /* REQUEST: of its tenant's share, in 1/1000; 0 = 1000, as
+                               all have who are told nothing */
     uint64_t id;
     uint64_t a, b, c, d, e, f;
-    const uint64_t *hashes;         /* [n_hashes], borrowed for the call: hashes[i] is the chain hash of the first (i + 1) * hash_tokens tokens */
+    const uint64_t *hashes; /* [n_hashes], borrowed for the call: hashes[i] is the chain
+                               hash of the first (i + 1) * hash_tokens tokens */
     uint32_t n_hashes, hash_tokens;
 };
 
 enum td_core_action_kind {
-    TD_ACT_START_DECODE = 1,  /* slot, id, attempt, worker, key, predictions; local: prefill there too */
-    TD_ACT_START_PREFILL,     /* slot, id, attempt, worker, key; local: one token is left, no decode leg and no hand-over; predictions */
-    TD_ACT_CANCEL_DECODE,     /* slot, id, attempt */
+    TD_ACT_START_DECODE = 1, /* slot, id, attempt, worker, key, predictions; local: prefill
+                                there too */
+    TD_ACT_START_PREFILL,    /* slot, id, attempt, worker, key; local: one token is left, no
+                                decode leg and no hand-over; predictions */
+    TD_ACT_CANCEL_DECODE,    /* slot, id, attempt */
     TD_ACT_CANCEL_PREFILL,
-    TD_ACT_COMPLETE,          /* slot, id: tell the client OK; the slot is free */
-    TD_ACT_FAIL,              /* slot, id, code, reason, retry_ms: tell the client; the slot is free */
+    TD_ACT_COMPLETE, /* slot, id: tell the client OK; the slot is free */
+    TD_ACT_FAIL,     /* slot, id, code, reason, retry_ms: tell the client; the slot is
+                        free */
 };
 
 struct td_core_action {
@@ -130,92 +160,108 @@ struct td_core_action {
     uint32_t slot, attempt, worker;
     uint64_t id;
     bool local;
-    uint32_t code;            /* gRPC status */
-    uint32_t retry_ms;        /* with RESOURCE_EXHAUSTED: the predicted wait */
-    uint64_t key;             /* ordering key for the workers' queues: smaller first */
-    uint64_t ttft_us, tpot_us;/* predicted; 0 = no model yet */
-    const char *reason;       /* static text */
+    uint32_t code;             /* gRPC status */
+    uint32_t retry_ms;         /* with RESOURCE_EXHAUSTED: the predicted wait */
+    uint64_t key;              /* ordering key for the workers' queues: smaller first */
+    uint64_t ttft_us, tpot_us; /* predicted; 0 = no model yet */
+    const char *reason;        /* static text */
 };
 
 struct td_core;
 
-td_status td_core_create(const struct td_core_config *config, struct td_core **ret_core, struct td_err *err);
+td_status td_core_create(const struct td_core_config *config, struct td_core **ret_core,
+                         struct td_err *err);
 void td_core_destroy(struct td_core *core);
 
 /* Applies one event; writes its actions in the order they must be carried out; returns how many. */
-size_t td_core_step(struct td_core *core, const struct td_core_event *event, struct td_core_action *ret_actions);
+size_t td_core_step(struct td_core *core, const struct td_core_event *event,
+                    struct td_core_action *ret_actions);
 
 /* What the status page shows. */
 enum td_worker_state { TD_WORKER_ABSENT, TD_WORKER_READY, TD_WORKER_SUSPECT, TD_WORKER_DRAINING };
 struct td_core_worker_view {
     enum td_worker_state state;
     enum td_core_role role;
-    uint32_t assigned;        /* requests with a leg there, by our account */
-    uint32_t calls_unseen;    /* calls sent there that its last snapshot had not taken; with no request there 0 from the next one on */
+    uint32_t assigned;     /* requests with a leg there, by our account */
+    uint32_t calls_unseen; /* calls sent there that its last snapshot had not taken; with no
+                              request there 0 from the next one on */
     uint64_t assigned_tokens;
     uint64_t snapshot_ns;
-    double backlog_s;         /* prefill: predicted time until it would start a new prompt */
-    double step_s;            /* decode: predicted next step */
-    double correction;        /* observed / model: above 1 is a slow node */
+    double backlog_s;  /* prefill: predicted time until it would start a new prompt */
+    double step_s;     /* decode: predicted next step */
+    double correction; /* observed / model: above 1 is a slow node */
 };
-void td_core_worker_view(const struct td_core *core, uint32_t worker, struct td_core_worker_view *ret_view);
-/* All of a worker's account, for tests and checkers: with no request there every number is 0 and min_tpot_s INFINITY (policy.h says what each is). */
+void td_core_worker_view(const struct td_core *core, uint32_t worker,
+                         struct td_core_worker_view *ret_view);
+/* All of a worker's account, for tests and checkers: with no request there every number is 0 and
+ * min_tpot_s INFINITY (policy.h says what each is). */
 struct td_core_account {
     uint32_t assigned, n_pending, n_active, n_min_tpot;
-    uint64_t assigned_tokens, promised_tokens, pending_tokens, planned_tokens, active_tokens, reserved_tokens, local_tokens;
+    uint64_t assigned_tokens, promised_tokens, pending_tokens, planned_tokens, active_tokens,
+        reserved_tokens, local_tokens;
     double pending_s, min_tpot_s;
     bool kept;
-    bool stale;               /* what scans read of it is not what the account says */
+    bool stale; /* what scans read of it is not what the account says */
 };
-void td_core_account(const struct td_core *core, uint32_t worker, struct td_core_account *ret_account);
+void td_core_account(const struct td_core *core, uint32_t worker,
+                     struct td_core_account *ret_account);
 struct td_core_stats {
     uint32_t queued, live;
     uint64_t finished, failed, cancelled, failovers;
-    uint64_t refused;              /* of failed: RESOURCE_EXHAUSTED */
-    uint64_t deflected;            /* prefilled on a decode worker by choice */
-    uint64_t wasted_prefill_tokens;/* computed for an attempt that was lost */
+    uint64_t refused;                                /* of failed: RESOURCE_EXHAUSTED */
+    uint64_t deflected;                              /* prefilled on a decode worker by choice */
+    uint64_t wasted_prefill_tokens;                  /* computed for an attempt that was lost */
     uint64_t judged, good, missed_ttft, missed_tpot; /* of finished with objectives */
     uint64_t predicted_hit_tokens, real_hit_tokens;
-    double arrival_rate;           /* requests/s, EWMA over some 10 s */
+    double arrival_rate; /* requests/s, EWMA over some 10 s */
 };
 void td_core_stats(const struct td_core *core, struct td_core_stats *ret_stats);
 uint32_t td_core_failovers(const struct td_core *core, uint32_t slot);
 /* What to tell the autoscaler and the operator; workers wanted are 0 until enough was seen. */
 struct td_core_advice {
     enum td_bound bound;
-    uint32_t want[2];              /* by role */
-    double need[2];                /* the same before rounding and hysteresis */
+    uint32_t want[2]; /* by role */
+    double need[2];   /* the same before rounding and hysteresis */
     double utilisation[2];
 };
 void td_core_advice(const struct td_core *core, struct td_core_advice *ret_advice);
-const struct td_latency *td_core_latency(const struct td_core *core);      /* for metrics */
+const struct td_latency *td_core_latency(const struct td_core *core); /* for metrics */
 
-/* What create allocates for each of max_requests, and besides; without the models and the prefix index's entries. */
-struct td_core_memory { size_t per_request, fixed; };
+/* What create allocates for each of max_requests, and besides; without the models and the prefix
+ * index's entries. */
+struct td_core_memory {
+    size_t per_request, fixed;
+};
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries);
 
-/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as key=value. First the configuration: one "c" line, a "k" line
- * for each class, a "t" line for each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over buffers; the daemon
- * does the writing. The reader is one state machine, fed line by line: it says when a whole event is there. */
+/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as
+ * key=value. First the configuration: one "c" line, a "k" line for each class, a "t" line for
+ * each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over
+ * buffers; the daemon does the writing. The reader is one state machine, fed line by line: it
+ * says when a whole event is there. */
 #define TD_CORE_LINE_MAX 1024
 #define TD_CORE_HASHES_PER_LINE 48
 /* i = 0..: line i of the configuration; 0 when there are no more. */
-int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line, size_t line_bytes);
+int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line,
+                          size_t line_bytes);
 int td_core_event_format(const struct td_core_event *e, char *line, size_t line_bytes);
-int td_core_hashes_format(const struct td_core_event *e, uint32_t i, char *line, size_t line_bytes);   /* line i of its hashes; 0 = no more */
+/* line i of its hashes; 0 = no more */
+int td_core_hashes_format(const struct td_core_event *e, uint32_t i, char *line, size_t line_bytes);
 int td_core_action_format(const struct td_core_action *a, char *line, size_t line_bytes);
 
 struct td_core_reader {
     struct td_core_config config;
     char policy[32];
     struct td_core_event event;
-    uint64_t *hashes;               /* [TD_CORE_MAX_HASHES], the caller's */
+    uint64_t *hashes; /* [TD_CORE_MAX_HASHES], the caller's */
     uint32_t n_hashes_missing, n_classes_missing, n_thetas_missing;
     bool have_config;
 };
-/* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is, TD_READ_ACTION for an action's line, else
+/* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is,
+ *     TD_READ_ACTION for an action's line, else
  * TD_READ_MORE. */
 enum td_core_read { TD_READ_MORE, TD_READ_CONFIG, TD_READ_EVENT, TD_READ_ACTION };
-td_status td_core_read_line(struct td_core_reader *reader, const char *line, enum td_core_read *ret_read, struct td_err *err);
+td_status td_core_read_line(struct td_core_reader *reader, const char *line,
+                            enum td_core_read *ret_read, struct td_err *err);
 
 #endif

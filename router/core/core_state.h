@@ -1,5 +1,5 @@
-/* core_state.h - what core.c and dispatch.c share: the core's state, and the few steps of a request's life that both take. Nobody else includes
- * it. */
+/* core_state.h - what core.c and dispatch.c share: the core's state, and the few steps of a
+ * request's life that both take. Nobody else includes it. */
 #ifndef TD_ROUTER_CORE_STATE_H
 #define TD_ROUTER_CORE_STATE_H
 
@@ -13,9 +13,18 @@
 #define NS_PER_MS 1000000ull
 
 /* gRPC codes, so that the core needs no gRPC header */
-enum { G_OK = 0, G_CANCELLED = 1, G_INVALID = 3, G_DEADLINE = 4, G_NOT_FOUND = 5, G_EXHAUSTED = 8, G_PRECONDITION = 9, G_RANGE = 11,
-       G_UNIMPLEMENTED = 12,
-       G_UNAVAILABLE = 14 };
+enum {
+    G_OK = 0,
+    G_CANCELLED = 1,
+    G_INVALID = 3,
+    G_DEADLINE = 4,
+    G_NOT_FOUND = 5,
+    G_EXHAUSTED = 8,
+    G_PRECONDITION = 9,
+    G_RANGE = 11,
+    G_UNIMPLEMENTED = 12,
+    G_UNAVAILABLE = 14
+};
 
 _Static_assert(TD_CORE_MAX_CLASSES <= TD_QUEUE_MAX_CLASSES, "the queue has a place for each class");
 _Static_assert(TD_CORE_MAX_WORKERS <= TD_LOAD_MAX_WORKERS, "fullness has a part for each worker");
@@ -28,7 +37,8 @@ struct request {
     uint32_t attempt, failovers, slo_class;
     uint64_t tenant;
     int32_t priority;
-    uint64_t n_prompt, n_tokens, max_tokens; /* n_tokens: prompt + output known to the client's stream */
+    uint64_t n_prompt, n_tokens, max_tokens; /* n_tokens: prompt + output known to the client's
+                                                stream */
     double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
     uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, told_ns, first_ns, last_ns;
     struct td_leg prefill, decode;
@@ -36,13 +46,17 @@ struct request {
     double decode_cost_s;     /* time that it adds to the steps of a decode worker, over all of its
                                  output */
     double work_s;            /* predicted prefill, for those behind it in the queue */
-    uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the attempt is lost */
+    uint64_t computed_tokens; /* by the open prefill leg, as far as we know: wasted if the
+                                 attempt is lost */
     bool next;                /* nothing was before it at the prefill worker when that was told */
     bool refused;             /* a worker called the request invalid */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
-    bool sender_finished;     /* the decode leg ended because the prefill worker has finished the request: its last word is waited for */
-    bool output_done;         /* the client has its last token: whatever is lost now, nothing is left to compute */
-    uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see finish(); 0 = not so far */
+    bool sender_finished;     /* the decode leg ended because the prefill worker has finished the
+                                 request: its last word is waited for */
+    bool output_done;         /* the client has its last token: whatever is lost now, nothing is
+                                 left to compute */
+    uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see
+                                 finish(); 0 = not so far */
     uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
     uint32_t n_hashes, hash_tokens;
 };
@@ -57,27 +71,32 @@ struct td_core {
     uint64_t cursor[2], random;
     struct request *requests;
     uint64_t *hash_store;
-    uint32_t *hit_tokens;     /* [TD_CORE_MAX_WORKERS] */
+    uint32_t *hit_tokens; /* [TD_CORE_MAX_WORKERS] */
     struct td_queue *order;
     uint32_t n_ranks, ranks[TD_CORE_MAX_CLASSES]; /* of each class, by weight: 0 goes first */
-    uint32_t turns[TD_CORE_MAX_CLASSES];    /* of each class in the workers' queues: by weight, then by TTFT */
-    double guard_tpot_s[TD_CORE_MAX_CLASSES]; /* of each rank: the tightest TPOT of those before it; INFINITY = none */
-    uint64_t asked_ns[TD_CORE_MAX_CLASSES]; /* of each rank: the last request of it; 0 = none so far */
-    double ceilings[TD_CORE_MAX_CLASSES];   /* of each rank but the first: how full the fleet may be for it to take work; above 1: no matter */
-    double guarded_ttft_s, guarded_tpot_s;  /* the tightest objectives of all classes but the last: lesser ones leave room; INFINITY = none */
+    uint32_t turns[TD_CORE_MAX_CLASSES];      /* of each class in the workers' queues: by weight,
+                                                 then by TTFT */
+    double guard_tpot_s[TD_CORE_MAX_CLASSES]; /* of each rank: the tightest TPOT of those before
+                                                 it; INFINITY = none */
+    uint64_t asked_ns[TD_CORE_MAX_CLASSES];   /* of each rank: the last request of it; 0 = none so
+                                                 far */
+    double ceilings[TD_CORE_MAX_CLASSES];     /* of each rank but the first: how full the fleet may
+                                                 be for it to take work; above 1: no matter */
+    double guarded_ttft_s, guarded_tpot_s;    /* the tightest objectives of all classes but the
+                                                 last: lesser ones leave room; INFINITY = none */
     uint32_t guarded_tpot_class;
     struct td_latency *latency;
     struct td_prefix_index *index;
     uint32_t n_live;
     struct td_core_stats stats;
     struct td_stage start; /* td_policy_view.start_s */
-    double mean_cost_s; /* of recent arrivals' decode_cost_s */
+    double mean_cost_s;    /* of recent arrivals' decode_cost_s */
     uint32_t n_costs;
-    double rate_s;            /* of arrival_rate: the last update */
+    double rate_s; /* of arrival_rate: the last update */
     double utilisation[2], utilisation_s, decode_pressure, refused_share;
     struct td_scaling advice;
     enum td_bound bound;
-    bool room_changed;        /* something ended or came: the queue is worth a walk */
+    bool room_changed; /* something ended or came: the queue is worth a walk */
     /* of the event being applied */
     uint64_t now_ns;
     double now_s;
@@ -86,7 +105,8 @@ struct td_core {
 };
 
 /* --- core.c --- */
-struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind, const struct request *r);
+struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kind,
+                                 const struct request *r);
 struct td_queue_key core_key_of(const struct td_core *c, const struct request *r);
 void core_queue_remove(struct td_core *c, struct request *r);
 /* The decode worker's next step, for the scans of policies. */
@@ -94,7 +114,8 @@ void core_refresh_step(struct td_core *c, uint32_t worker);
 /* The prefill worker's call is made now. */
 void core_prefill_tell(struct td_core *c, struct request *r);
 /* Ends the request with a gRPC code; retry_s counts with RESOURCE_EXHAUSTED. */
-void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason, double retry_s);
+void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason,
+               double retry_s);
 
 /* --- dispatch.c --- */
 bool core_any_worker(const struct td_core *c, enum td_core_role role);
@@ -103,7 +124,8 @@ bool core_wants_local(const struct td_core *c, const struct request *r);
 /* Is one token left, so that a prefill worker alone can answer? Then no decode worker is needed. */
 bool core_wants_prefill_only(const struct td_core *c, const struct request *r);
 struct td_policy_view core_view_of(struct td_core *c);
-/* Walks the queue in its order and carries out what the policy says of each. One that is held does not stop those behind it. */
+/* Walks the queue in its order and carries out what the policy says of each. One that is held
+ * does not stop those behind it. */
 void core_dispatch(struct td_core *c);
 
 #endif

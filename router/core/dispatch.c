@@ -1,19 +1,21 @@
-/* dispatch.c - who is placed now, and where: the walk through the queue, what the policy is asked about each request, and what its answer does to the
- * workers' accounts.
+/* dispatch.c - who is placed now, and where: the walk through the queue, what the policy is asked
+ * about each request, and what its answer does to the workers' accounts.
  *
- * Called whenever something may have changed (a request came, a leg ended, a worker joined, a tick). Bounded: so many are tried, passed over and
- * refused in one walk, and the next event goes on. */
+ * Called whenever something may have changed (a request came, a leg ended, a worker joined, a
+ * tick). Bounded: so many are tried, passed over and refused in one walk, and the next event
+ * goes on. */
 #include <math.h>
 #include <string.h>
 
 #include "router/core/core_state.h"
 
-#define MAX_TRIES 16                        /* requests tried in one dispatch: bounds the time of an event while the queue is long */
-#define MAX_PASSED 512                      /* and passed over */
-#define MAX_REJECTED 256                    /* and refused; the next event goes on with the rest */
-#define GUARD_NS (10000 * NS_PER_MS)        /* room is kept for a rank that asked within so long */
-#define PRESSURE_STEP 0.01                  /* of the EWMA over decisions */
-#define MAX_PREDICTED_S 1e9                 /* what an action may say */
+/* requests tried in one dispatch: bounds the time of an event while the queue is long */
+#define MAX_TRIES 16
+#define MAX_PASSED 512               /* and passed over */
+#define MAX_REJECTED 256             /* and refused; the next event goes on with the rest */
+#define GUARD_NS (10000 * NS_PER_MS) /* room is kept for a rank that asked within so long */
+#define PRESSURE_STEP 0.01           /* of the EWMA over decisions */
+#define MAX_PREDICTED_S 1e9          /* what an action may say */
 
 static void set_kept(struct td_core_worker *w, bool kept)
 {
@@ -32,7 +34,8 @@ bool core_wants_local(const struct td_core *c, const struct request *r)
 {
     if (c->cfg.mode == TD_MODE_COLOCATED) return true;
     if (c->cfg.mode == TD_MODE_HYBRID)
-        return (c->policy != td_policy_goodput && r->n_tokens < c->cfg.hybrid_local_tokens) || !core_any_worker(c, TD_ROLE_PREFILL);
+        return (c->policy != td_policy_goodput && r->n_tokens < c->cfg.hybrid_local_tokens) ||
+               !core_any_worker(c, TD_ROLE_PREFILL);
     return false;
 }
 
@@ -52,14 +55,24 @@ bool core_wants_prefill_only(const struct td_core *c, const struct request *r)
 
 struct td_policy_view core_view_of(struct td_core *c)
 {
-    return (struct td_policy_view){.workers = c->workers, .n_workers = c->n_workers, .scans = c->scans, .by_role = {c->by_role[0], c->by_role[1]},
-                                   .n_by_role = {c->n_by_role[0], c->n_by_role[1]}, .cursor = c->cursor, .random = &c->random, .now_s = c->now_s,
-                                   .utilisation = {c->utilisation[0], c->utilisation[1]}, .decode_pressure = c->decode_pressure,
-                                   .latency = c->latency, .index = c->index, .hit_tokens = c->hit_tokens,
+    return (struct td_policy_view){.workers = c->workers,
+                                   .n_workers = c->n_workers,
+                                   .scans = c->scans,
+                                   .by_role = {c->by_role[0], c->by_role[1]},
+                                   .n_by_role = {c->n_by_role[0], c->n_by_role[1]},
+                                   .cursor = c->cursor,
+                                   .random = &c->random,
+                                   .now_s = c->now_s,
+                                   .utilisation = {c->utilisation[0], c->utilisation[1]},
+                                   .decode_pressure = c->decode_pressure,
+                                   .latency = c->latency,
+                                   .index = c->index,
+                                   .hit_tokens = c->hit_tokens,
                                    .start_s = c->start.s};
 }
 
-/* The TPOT for which a request of the rank leaves room on decode workers: that of those before it, while any of them come. */
+/* The TPOT for which a request of the rank leaves room on decode workers: that of those before
+ * it, while any of them come. */
 static double guard_of(const struct td_core *c, uint32_t rank)
 {
     for (uint32_t i = 0; i < rank; i++)
@@ -77,8 +90,10 @@ static bool before_others(const struct td_core *c, uint32_t rank)
 
 static struct td_policy_ask ask_of(const struct td_core *c, const struct request *r)
 {
-    uint64_t sent = r->n_tokens - r->n_prompt, left = r->max_tokens > sent ? r->max_tokens - sent : 1;
-    double expected = td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
+    uint64_t sent = r->n_tokens - r->n_prompt,
+             left = r->max_tokens > sent ? r->max_tokens - sent : 1;
+    double expected =
+        td_latency_output(c->latency, r->slo_class, 0.5, r->max_tokens) - (double)sent;
     bool local = core_wants_local(c, r), prefill_only = core_wants_prefill_only(c, r);
     const struct td_core_class *k = &c->cfg.classes[r->slo_class];
     struct td_policy_ask a = {.id = r->id,
@@ -102,8 +117,10 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
                               .hashes = r->hashes,
                               .n_hashes = c->index ? r->n_hashes : 0,
                               .hash_tokens = r->hash_tokens};
-    if (a.started) a.ttft_s = INFINITY;
-    else if (r->ttft_s < INFINITY) a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
+    if (a.started)
+        a.ttft_s = INFINITY;
+    else if (r->ttft_s < INFINITY)
+        a.ttft_s = r->ttft_s - (double)(c->now_ns - r->arrived_ns) * 1e-9;
     return a;
 }
 
@@ -111,13 +128,15 @@ static uint64_t us_of(double s) { return (uint64_t)(fmin(s, MAX_PREDICTED_S) * 1
 
 enum outcome { PLACED, HELD, REJECTED };
 
-/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN section 2); the prefill worker hears of it with the
- * ticket. */
-static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked, bool *ret_no_room)
+/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN
+ * section 2); the prefill worker hears of it with the ticket. */
+static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked,
+                          bool *ret_no_room)
 {
     struct td_policy_view v = core_view_of(c);
     struct td_policy_ask a = *asked;
-    struct td_choice choice = {.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
+    struct td_choice choice = {
+        .verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
     c->policy(&v, &a, &choice);
     *ret_no_room = choice.no_room;
     c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
@@ -130,41 +149,49 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     if (td_queue_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
     r->choice = choice;
     uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
-    bool alone = choice.decode == TD_NO_WORKER; /* one token is left, and the prefill worker makes it */
+    bool alone = choice.decode == TD_NO_WORKER; /* one token is left, and the prefill worker
+                                                   makes it */
     if (!alone) {
-        td_account_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local, r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
-                              choice.local ? uncomputed : 0, r->tpot_s);
+        td_account_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local,
+                               r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
+                               choice.local ? uncomputed : 0, r->tpot_s);
         c->workers[choice.decode].calls_sent++;
         core_refresh_step(c, choice.decode);
     }
     if (!choice.local) {
         struct td_core_worker *p = &c->workers[choice.prefill];
-        td_account_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed, choice.prefill_s, c->now_s);
+        td_account_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed,
+                                choice.prefill_s, c->now_s);
         if (alone) core_prefill_tell(c, r);
     }
     if (!choice.local && !alone) {
         struct td_core_worker *p = &c->workers[choice.prefill];
-        double link_s = td_latency_transfer(c->latency, p->node_class, 0, (double)(choice.send_tokens * p->kv_bytes_per_token));
+        double link_s = td_latency_transfer(c->latency, p->node_class, 0,
+                                            (double)(choice.send_tokens * p->kv_bytes_per_token));
         td_account_link_open(p, &r->prefill, link_s, c->now_s + choice.ttft_s - choice.prefill_s);
-    } else if (choice.local && !a.force_local) { /* by choice: in hybrid mode, with prefill workers there */
+    } else if (choice.local && !a.force_local) { /* by choice: in hybrid mode, with prefill
+                                                    workers there */
         c->stats.deflected++;
     }
-    if (r->failovers == 0 && r->attempt == 0) td_queue_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
+    if (r->failovers == 0 && r->attempt == 0)
+        td_queue_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
     c->stats.predicted_hit_tokens += choice.hit_tokens;
     r->phase = choice.local ? DECODING : alone ? PREFILLING : RESERVING;
     r->moved_ns = r->placed_ns = c->now_ns;
     struct td_queue_key key = core_key_of(c, r);
-    struct td_core_action *act = core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);
+    struct td_core_action *act =
+        core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);
     act->worker = alone ? choice.prefill : choice.decode;
     act->local = choice.local || alone;
     act->key = td_queue_wire_key(c->order, &key);
-    if (choice.ttft_s > 0) act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
+    if (choice.ttft_s > 0)
+        act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
     act->tpot_us = us_of(choice.tpot_s);
     return PLACED;
 }
 
-/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit nowhere do not use up the tries of those behind
- * them. */
+/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit
+ * nowhere do not use up the tries of those behind them. */
 struct held {
     bool any;
     uint64_t n_tokens;
@@ -173,28 +200,34 @@ struct held {
 
 static bool no_easier(const struct held *h, const struct td_policy_ask *a, bool objectives)
 {
-    if (!h->any || a->n_tokens < h->n_tokens || a->prefill_only) return false; /* it may have been a decode worker that was missing */
+    /* it may have been a decode worker that was missing */
+    if (!h->any || a->n_tokens < h->n_tokens || a->prefill_only) return false;
     if (!objectives) return (double)a->n_tokens + a->n_out >= (double)h->n_tokens + h->n_out;
-    return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started && a->ttft_s > 0;
+    return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started &&
+           a->ttft_s > 0;
 }
 
 static void note_held(struct held *h, const struct td_policy_ask *a)
 {
     if (a->prefill_only || (h->any && a->n_tokens >= h->n_tokens)) return;
-    *h = (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
+    *h =
+        (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
 }
 
-/* r was held for so long that those behind it would starve it: one worker of each role it needs is kept for it during this dispatch, the one that
- * empties soonest. That is the same one from dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits nowhere
- * even alone. */
-static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept, uint32_t *n_kept)
+/* r was held for so long that those behind it would starve it: one worker of each role it needs
+ * is kept for it during this dispatch, the one that empties soonest. That is the same one from
+ * dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits
+ * nowhere even alone. */
+static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept,
+                      uint32_t *n_kept)
 {
     struct td_policy_view v = core_view_of(c);
     uint32_t d = a->prefill_only ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_DECODE),
              p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
     if ((d == TD_NO_WORKER && !a->prefill_only) || (p == TD_NO_WORKER && !a->force_local)) return;
     if (d != TD_NO_WORKER) set_kept(&c->workers[kept[(*n_kept)++] = d], true);
-    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs) set_kept(&c->workers[kept[(*n_kept)++] = p], true);
+    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs)
+        set_kept(&c->workers[kept[(*n_kept)++] = p], true);
 }
 
 /* Walks the queue in its order. One that is held does not stop those behind it. */
@@ -202,7 +235,8 @@ void core_dispatch(struct td_core *c)
 {
     c->room_changed = false;
     if (td_queue_n(c->order) == 0) return;
-    td_queue_walk(c->order, c->cfg.n_classes > 1 ? td_load_value(&c->fullness, c->now_ns) : 0, c->now_ns);
+    td_queue_walk(c->order, c->cfg.n_classes > 1 ? td_load_value(&c->fullness, c->now_ns) : 0,
+                  c->now_ns);
     struct held no_room = {.any = false}, tight[2][TD_CORE_MAX_CLASSES] = {{{.any = false}}};
     uint32_t kept[2 * MAX_TRIES], n_kept = 0;
     for (int tries = 0, passed = 0, rejected = 0; tries < MAX_TRIES && passed < MAX_PASSED;) {
@@ -214,7 +248,8 @@ void core_dispatch(struct td_core *c)
         if (slot == TD_QUEUE_NONE) break;
         struct request *r = &c->requests[slot];
         struct td_policy_ask a = ask_of(c, r);
-        if (no_easier(&no_room, &a, false) || no_easier(&tight[a.above_share][r->slo_class], &a, true)) {
+        if (no_easier(&no_room, &a, false) ||
+            no_easier(&tight[a.above_share][r->slo_class], &a, true)) {
             passed++;
             continue;
         }
@@ -226,7 +261,8 @@ void core_dispatch(struct td_core *c)
             continue;
         }
         tries++;
-        if (o == PLACED && c->cfg.n_classes > 1 && td_queue_n(c->order) > 0) td_queue_fill(c->order, td_load_value(&c->fullness, c->now_ns));
+        if (o == PLACED && c->cfg.n_classes > 1 && td_queue_n(c->order) > 0)
+            td_queue_fill(c->order, td_load_value(&c->fullness, c->now_ns));
         if (o != HELD) continue;
         note_held(short_of_room ? &no_room : &tight[a.above_share][r->slo_class], &a);
         if (waited_ns > c->cfg.queue_timeout_ms * NS_PER_MS / 4) keep_room(c, &a, kept, &n_kept);

@@ -1,25 +1,36 @@
-/* latency.c - three least-squares fits for each node class, a correction curve for each node, quantile trackers and output lengths.
+/* latency.c - three least-squares fits for each node class, a correction curve for each node,
+ * quantile trackers and output lengths.
  *
- * Fit. Minimises the sum over samples of ((theta . x - y) / s)^2 under theta >= 0, s = max(prediction, y / 3): relative error, in which a stall of
- * many times the prediction weighs little (its pull falls as 1 / y). Kept as the information A = sum x x' and b = sum x y, solved anew after each
- * sample by the active-set method of Lawson and Hanson 1974 started from the last answer: usually one Cholesky of at most 5 x 5. Clamping inside
- * the solution, not after it, leaves the other coefficients optimal for the clamped one (B and K are nearly collinear).
- *   There are two memories. The near one forgets as configured. The far one forgets a hundred times slower and weighs as much as FAR_WEIGHT steps:
- * it decides only where the near one knows nothing. So an idle hour of one-sequence steps does not forget what 64 sequences cost, the covariance of
- * what is not seen stays bounded (no wind-up), and the prior, which lies there, holds where no sample speaks.
- *   The prior has the weight of about one step for each coefficient's share of it. A prior that is wrong by more than RESCALE_EARLY_RATIO is taken as
+ * Fit. Minimises the sum over samples of ((theta . x - y) / s)^2 under theta >= 0, s =
+ * max(prediction, y / 3): relative error, in which a stall of many times the prediction weighs
+ * little (its pull falls as 1 / y). Kept as the information A = sum x x' and b = sum x y, solved
+ * anew after each sample by the active-set method of Lawson and Hanson 1974 started from the last
+ * answer: usually one Cholesky of at most 5 x 5. Clamping inside the solution, not after it, leaves
+ * the other coefficients optimal for the clamped one (B and K are nearly collinear).
+ *   There are two memories. The near one forgets as configured. The far one forgets a hundred times
+ *   slower and weighs as much as FAR_WEIGHT steps:
+ * it decides only where the near one knows nothing. So an idle hour of one-sequence steps does not
+ * forget what 64 sequences cost, the covariance of what is not seen stays bounded (no wind-up), and
+ * the prior, which lies there, holds where no sample speaks.
+ *   The prior has the weight of about one step for each coefficient's share of it. A prior that is
+ *   wrong by more than RESCALE_EARLY_RATIO is taken as
  * right in shape and wrong in size (a table of another machine): theta is scaled to the sample.
  *
- * Steps. With decode rows: they teach b. Without: they teach a. Until a class has shown a mixed step, prefill rows in one cost what they cost alone.
- * A mixed step is never predicted below its prefill rows alone, so that predictions grow in every argument.
+ * Steps. With decode rows: they teach b. Without: they teach a. Until a class has shown a mixed
+ * step, prefill rows in one cost what they cost alone. A mixed step is never predicted below its
+ * prefill rows alone, so that predictions grow in every argument.
  *
- * Correction. Steps fall into 16 buckets by the logarithm of the model's time, for steps with and without decode rows apart. Each bucket in use
- * gives a knot (mean model time, median ratio * mean model time); pool-adjacent-violators makes the knots ascend, and corrected time is the
- * line through them: a bare factor for each bucket would make a longer step look shorter at some borders.
+ * Correction. Steps fall into 16 buckets by the logarithm of the model's time, for steps with and
+ * without decode rows apart. Each bucket in use gives a knot (mean model time, median ratio * mean
+ * model time); pool-adjacent-violators makes the knots ascend, and corrected time is the line
+ * through them: a bare factor for each bucket would make a longer step look shorter at some
+ * borders.
  *
- * Determinism: +, -, *, /, sqrt and frexp alone, in one order; built with -ffp-contract=off like everything here.
+ * Determinism: +, -, *, /, sqrt and frexp alone, in one order; built with -ffp-contract=off like
+ * everything here.
  *
- * Invariants: (1) theta is finite and >= 0; (2) knots ascend in both coordinates; (3) every q lies in [Q_MIN, Q_MAX]. */
+ * Invariants: (1) theta is finite and >= 0; (2) knots ascend in both coordinates; (3) every q
+ * lies in [Q_MIN, Q_MAX]. */
 #include "router/core/latency.h"
 
 #include <math.h>
@@ -28,53 +39,63 @@
 
 #define MAX_K TD_LAT_N_DECODE
 #define N_LINK 2
-#define RIDGE 0.05               /* what an unknown coefficient knows to begin with, in typical steps */
-#define FAR_WEIGHT 20.0         /* the far memory's, in steps */
-#define FAR_FORGETTING 0.01      /* of the near one's */
-#define SCALE_FLOOR 0.01         /* of the mean step: shorter ones weigh no more */
-#define ZERO_PRIOR 0.3           /* a coefficient of which the prior says 0 may be so much of a typical step */
-#define RESCALE_EARLY 8          /* a prior is scaled by any of so many first samples */
-#define RESCALE_EARLY_RATIO 4.0  /* that is so far away from it, */
-#define RESCALE_STREAK 16        /* later by so many one after the other on one side */
-#define RESCALE_RATIO 2.25       /* and so far: more than corrections can take */
-#define JITTER 1e-9              /* of the diagonal, towards the last answer */
+/* what an unknown coefficient knows to begin with, in typical steps */
+#define RIDGE 0.05
+#define FAR_WEIGHT 20.0     /* the far memory's, in steps */
+#define FAR_FORGETTING 0.01 /* of the near one's */
+#define SCALE_FLOOR 0.01    /* of the mean step: shorter ones weigh no more */
+/* a coefficient of which the prior says 0 may be so much of a typical step */
+#define ZERO_PRIOR 0.3
+#define RESCALE_EARLY 8         /* a prior is scaled by any of so many first samples */
+#define RESCALE_EARLY_RATIO 4.0 /* that is so far away from it, */
+#define RESCALE_STREAK 16       /* later by so many one after the other on one side */
+#define RESCALE_RATIO 2.25      /* and so far: more than corrections can take */
+#define JITTER 1e-9             /* of the diagonal, towards the last answer */
 
 #define N_BUCKETS 16
-#define BUCKET_0_S 64e-6         /* bucket 0 is below, each further one twice as long, 15 is everything from 1 s on */
+/* bucket 0 is below, each further one twice as long, 15 is everything from 1 s on */
+#define BUCKET_0_S 64e-6
 #define WINDOW 64
 #define WINDOW_MIN 5
-#define WINDOW_STALE 1024        /* steps of its node: older medians are not used */
+#define WINDOW_STALE 1024 /* steps of its node: older medians are not used */
 #define OVERALL_STALE 256
-#define CORRECTION_FROM 16       /* samples of a class without prior before its ratios mean something */
+/* samples of a class without prior before its ratios mean something */
+#define CORRECTION_FROM 16
 #define CORRECTION_MIN 0.5
 #define CORRECTION_MAX 2.0
 
 #define Q_MIN 0.5
 #define Q_MAX 3.0
-#define CHILD_MIN 20             /* samples before a class, or a bucket of it, stands on its own */
+#define CHILD_MIN 20 /* samples before a class, or a bucket of it, stands on its own */
 #define QUALITY_WINDOW 512
 
-#define OUTPUT_MEAN 256.0        /* of a request before any was seen, with the weight of OUTPUT_PRIOR requests */
-#define OUTPUT_P90 512.0         /* exponential lengths: 2.3 times the mean; uniform ones: 1.8 */
+/* of a request before any was seen, with the weight of OUTPUT_PRIOR requests */
+#define OUTPUT_MEAN 256.0
+#define OUTPUT_P90 512.0 /* exponential lengths: 2.3 times the mean; uniform ones: 1.8 */
 #define OUTPUT_PRIOR 2
 
 #define MAX_CONTEXT (1ull << 25) /* tokens of one sequence; a report of more is no measurement */
 #define MAX_ROWS (1u << 24)
 
-static const double prefill_units[TD_LAT_N_PREFILL] = {1, 256, 256.0 * 1024}; /* a typical step: each coefficient is kept as its cost there */
+/* a typical step: each coefficient is kept as its cost there */
+static const double prefill_units[TD_LAT_N_PREFILL] = {1, 256, 256.0 * 1024};
 static const double decode_units[TD_LAT_N_DECODE] = {1, 16, 16.0 * 1024, 256, 256.0 * 1024};
 static const double link_units[N_LINK] = {1, 16 << 20};
 
-/* --- least squares ------------------------------------------------------------------------------------------------------------------------ */
+/* --- least squares ---------------------------------------------------------------------------- */
 
-struct memory { double a[MAX_K][MAX_K], b[MAX_K]; }; /* a: both triangles */
+struct memory {
+    double a[MAX_K][MAX_K], b[MAX_K];
+}; /* a: both triangles */
 
 struct fit {
     struct memory near, far;
-    double theta[MAX_K];                             /* in units */
-    double n_near, n_far, mean_y;                    /* samples in each memory, faded like them; mean cost */
+    double theta[MAX_K];          /* in units */
+    double n_near, n_far, mean_y; /* samples in each memory, faded like them;
+                                     mean cost */
     uint64_t n;
-    int k, streak;                                   /* streak: samples far above (positive) or below, one after the other */
+    int k, streak; /* streak: samples far above (positive) or
+                      below, one after the other */
     bool has_prior;
 };
 
@@ -102,8 +123,10 @@ static void fit_prior(struct fit *f, int k, const double *theta, const double *u
     }
 }
 
-/* s = argmin over the members of `set` of s'Ms/2 - r's, the others 0. False when M is not positive definite there. */
-static bool solve_on(int k, const double m[MAX_K][MAX_K], const double *r, uint32_t set, double *ret_s)
+/* s = argmin over the members of `set` of s'Ms/2 - r's, the others 0. False when M is not
+ * positive definite there. */
+static bool solve_on(int k, const double m[MAX_K][MAX_K], const double *r, uint32_t set,
+                     double *ret_s)
 {
     double l[MAX_K][MAX_K], y[MAX_K];
     int at[MAX_K], n = 0;
@@ -134,16 +157,19 @@ static bool solve_on(int k, const double m[MAX_K][MAX_K], const double *r, uint3
     return true;
 }
 
-/* theta = argmin of theta'A theta/2 - b'theta under theta >= 0, A and b of both memories, from the present theta on. Every iterate is feasible:
- * stopping early is harmless. */
+/* theta = argmin of theta'A theta/2 - b'theta under theta >= 0, A and b of both memories, from
+ * the present theta on. Every iterate is feasible: stopping early is harmless. */
 static void fit_solve(struct fit *f)
 {
     double m[MAX_K][MAX_K], r[MAX_K], scale[MAX_K], u[MAX_K], s[MAX_K], r_max = 0;
     double far = f->n_far > FAR_WEIGHT ? FAR_WEIGHT / f->n_far : 1;
     uint32_t set = 0;
-    for (int i = 0; i < f->k; i++) scale[i] = 1 / sqrt(fmax(f->near.a[i][i] + far * f->far.a[i][i], 1e-250)); /* unit diagonal */
+    /* unit diagonal */
+    for (int i = 0; i < f->k; i++)
+        scale[i] = 1 / sqrt(fmax(f->near.a[i][i] + far * f->far.a[i][i], 1e-250));
     for (int i = 0; i < f->k; i++) {
-        for (int j = 0; j < f->k; j++) m[i][j] = (f->near.a[i][j] + far * f->far.a[i][j]) * scale[i] * scale[j];
+        for (int j = 0; j < f->k; j++)
+            m[i][j] = (f->near.a[i][j] + far * f->far.a[i][j]) * scale[i] * scale[j];
         u[i] = f->theta[i] / scale[i];
         m[i][i] += JITTER;
         r[i] = (f->near.b[i] + far * f->far.b[i]) * scale[i] + JITTER * u[i];
@@ -180,7 +206,8 @@ static void fit_solve(struct fit *f)
     for (int i = 0; i < f->k; i++) f->theta[i] = u[i] * scale[i];
 }
 
-/* Everything in it cost `ratio` times as much, and is worth FAR_WEIGHT steps from now on: shapes may change with sizes. */
+/* Everything in it cost `ratio` times as much, and is worth FAR_WEIGHT steps from now on: shapes
+ * may change with sizes. */
 static void memory_rescale(struct memory *m, int k, double ratio, double *n)
 {
     double weight = *n > FAR_WEIGHT ? FAR_WEIGHT / *n : 1;
@@ -202,7 +229,8 @@ static void memory_add(struct memory *m, int k, const double *row, double target
 /* Learns that x cost y seconds, y > 0. */
 static void fit_learn(struct fit *f, const double *x, double y, double forgetting, bool may_rescale)
 {
-    double predicted = dot(f->k, f->theta, x), row[MAX_K], far_forgetting = 1 - FAR_FORGETTING * (1 - forgetting);
+    double predicted = dot(f->k, f->theta, x), row[MAX_K],
+           far_forgetting = 1 - FAR_FORGETTING * (1 - forgetting);
     if (!fit_known(f)) {
         for (int i = 0; i < f->k; i++) f->far.a[i][i] = RIDGE / (y * y);
         predicted = y; /* as its own scale */
@@ -210,7 +238,9 @@ static void fit_learn(struct fit *f, const double *x, double y, double forgettin
     bool early = f->has_prior && f->n < RESCALE_EARLY;
     double far_off = early ? RESCALE_EARLY_RATIO : RESCALE_RATIO;
     int side = y > far_off * predicted ? 1 : y * far_off < predicted ? -1 : 0;
-    f->streak = side == 0 || !may_rescale || predicted <= 0 ? 0 : side * f->streak > 0 ? f->streak + side : side;
+    f->streak = side == 0 || !may_rescale || predicted <= 0 ? 0
+                : side * f->streak > 0                      ? f->streak + side
+                                                            : side;
     if (f->streak * side >= (early ? 1 : RESCALE_STREAK)) {
         double ratio = fmin(fmax(y / predicted, 1e-9), 1e9);
         for (int i = 0; i < f->k; i++) f->theta[i] *= ratio;
@@ -231,7 +261,7 @@ static void fit_learn(struct fit *f, const double *x, double y, double forgettin
     fit_solve(f);
 }
 
-/* --- the correction of a node ------------------------------------------------------------------------------------------------------------- */
+/* --- the correction of a node ----------------------------------------------------------------- */
 
 enum kind { PREFILL, DECODE, N_KINDS };
 
@@ -239,10 +269,12 @@ struct window {
     float ring[WINDOW], sorted[WINDOW];
     uint32_t n, next;
     double mean_model_s;
-    uint64_t last;               /* the node's step count when it was fed */
+    uint64_t last; /* the node's step count when it was fed */
 };
 
-struct knot { double model_s, observed_s, weight; };
+struct knot {
+    double model_s, observed_s, weight;
+};
 
 struct node {
     uint32_t node_class;
@@ -255,16 +287,21 @@ struct node {
 
 static double median(const struct window *w)
 {
-    return w->n % 2 ? w->sorted[w->n / 2] : 0.5 * ((double)w->sorted[w->n / 2 - 1] + (double)w->sorted[w->n / 2]);
+    return w->n % 2 ? w->sorted[w->n / 2]
+                    : 0.5 * ((double)w->sorted[w->n / 2 - 1] + (double)w->sorted[w->n / 2]);
 }
 
-static double clamped_median(const struct window *w) { return fmin(fmax(median(w), CORRECTION_MIN), CORRECTION_MAX); }
+static double clamped_median(const struct window *w)
+{
+    return fmin(fmax(median(w), CORRECTION_MIN), CORRECTION_MAX);
+}
 
 static void window_put(struct window *w, float ratio)
 {
     uint32_t at;
     if (w->n == WINDOW) { /* the oldest goes */
-        for (at = 0; w->sorted[at] != w->ring[w->next]; at++) {}
+        for (at = 0; w->sorted[at] != w->ring[w->next]; at++) {
+        }
         memmove(w->sorted + at, w->sorted + at + 1, (WINDOW - 1 - at) * sizeof *w->sorted);
         w->n--;
     }
@@ -290,13 +327,16 @@ static void rebuild_knots(struct node *n, enum kind kind)
     for (int i = 0; i < N_BUCKETS; i++) {
         const struct window *w = &n->windows[kind][i];
         if (w->n < WINDOW_MIN || n->n_steps - w->last > WINDOW_STALE) continue;
-        if (count > 0 && w->mean_model_s <= knots[count - 1].model_s) continue; /* (2): both means rounded to the border between them */
+        /* (2): both means rounded to the border between them */
+        if (count > 0 && w->mean_model_s <= knots[count - 1].model_s) continue;
         knots[count++] = (struct knot){w->mean_model_s, clamped_median(w) * w->mean_model_s, w->n};
-        for (int k = count - 1; k > 0 && knots[k - 1].observed_s > knots[k].observed_s; k--) { /* (2): runs that descend get their mean */
+        for (int k = count - 1; k > 0 && knots[k - 1].observed_s > knots[k].observed_s; k--) {
+            /* (2): runs that descend get their mean */
             int first = k - 1;
             while (first > 0 && knots[first - 1].observed_s == knots[k - 1].observed_s) first--;
             double sum = 0, weight = 0;
-            for (int j = first; j < count; j++) sum += knots[j].weight * knots[j].observed_s, weight += knots[j].weight;
+            for (int j = first; j < count; j++)
+                sum += knots[j].weight * knots[j].observed_s, weight += knots[j].weight;
             for (int j = first; j < count; j++) knots[j].observed_s = sum / weight;
             k = first + 1;
         }
@@ -340,7 +380,8 @@ static void node_observe(struct node *n, enum kind kind, double model_s, double 
     rebuild_overall(n);
 }
 
-/* Segment `at` of the curve: below knot 0 (at = 0), up to knot `at`, above the last one (at = n_knots). */
+/* Segment `at` of the curve: below knot 0 (at = 0), up to knot `at`, above the last one (at =
+ * n_knots). */
 static double curve_segment(const struct knot *knots, int n_knots, int at, double model_s)
 {
     if (n_knots == 0) return model_s;
@@ -349,7 +390,8 @@ static double curve_segment(const struct knot *knots, int n_knots, int at, doubl
         return k->observed_s * (model_s / k->model_s);
     }
     const struct knot *lo = &knots[at - 1], *hi = &knots[at];
-    return lo->observed_s + (hi->observed_s - lo->observed_s) * ((model_s - lo->model_s) / (hi->model_s - lo->model_s));
+    return lo->observed_s + (hi->observed_s - lo->observed_s) *
+                                ((model_s - lo->model_s) / (hi->model_s - lo->model_s));
 }
 
 static double corrected(const struct node *n, enum kind kind, double model_s)
@@ -359,9 +401,12 @@ static double corrected(const struct node *n, enum kind kind, double model_s)
     return curve_segment(n->knots[kind], n->n_knots[kind], at, model_s);
 }
 
-/* --- margins and output lengths ----------------------------------------------------------------------------------------------------------- */
+/* --- margins and output lengths --------------------------------------------------------------- */
 
-struct tracker { double q; uint64_t n; };
+struct tracker {
+    double q;
+    uint64_t n;
+};
 
 /* Moves towards the tau quantile of what is observed. */
 static void tracker_step(struct tracker *t, double value, double tau, double gain)
@@ -383,7 +428,8 @@ struct quality_ring {
 
 struct node_class {
     struct fit prefill, decode, link;
-    bool mixed_known;            /* decode: what prefill rows cost beside decode rows was seen, or is in the prior */
+    bool mixed_known; /* decode: what prefill rows cost beside decode rows was seen,
+                         or is in the prior */
 };
 
 #define N_OBJECTIVES 2
@@ -397,11 +443,14 @@ struct td_latency {
     struct node nodes[TD_LAT_MAX_NODES];
 };
 
-/* Where margins start. A step is predicted as it is when the request is placed, and what is admitted keeps it there: TPOT needs none to begin with,
- * and one that is too wide refuses a tenth of the capacity until it has been unlearned. A first token waits for things that nobody reports. */
+/* Where margins start. A step is predicted as it is when the request is placed, and what is
+ * admitted keeps it there: TPOT needs none to begin with, and one that is too wide refuses a
+ * tenth of the capacity until it has been unlearned. A first token waits for things that nobody
+ * reports. */
 static const double q_start[N_OBJECTIVES] = {[TD_LAT_TTFT] = 1.2, [TD_LAT_TPOT] = 1.0};
 
-static const struct tracker *margin_of(const struct td_latency *l, int what, uint32_t slo_class, uint32_t bucket)
+static const struct tracker *margin_of(const struct td_latency *l, int what, uint32_t slo_class,
+                                       uint32_t bucket)
 {
     const struct tracker *own = &l->margin[what][slo_class][bucket];
     return own->n >= CHILD_MIN ? own : &l->margin_all[what][bucket];
@@ -426,31 +475,40 @@ static void margin_step(const struct td_latency *l, struct tracker *t, double ra
     t->q = fmin(fmax(t->q, Q_MIN), Q_MAX); /* (3) */
 }
 
-double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t bucket)
+double td_latency_margin(const struct td_latency *latency, enum td_lat_objective what,
+                         uint32_t slo_class, uint32_t bucket)
 {
     TD_ASSERT((uint32_t)what < N_OBJECTIVES && slo_class < TD_LAT_MAX_SLO_CLASSES);
     return margin_of(latency, what, slo_class, bucket_of(bucket))->q;
 }
 
-void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what, uint32_t slo_class, uint32_t bucket, double predicted_s,
+void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective what,
+                              uint32_t slo_class, uint32_t bucket, double predicted_s,
                               double observed_s)
 {
     TD_ASSERT((uint32_t)what < N_OBJECTIVES && slo_class < TD_LAT_MAX_SLO_CLASSES);
     double ratio = observed_s / predicted_s;
-    if (!(predicted_s > 0) || !(observed_s > 0) || !isfinite(predicted_s) || !isfinite(observed_s)) return; /* nothing was predicted or seen */
+    /* nothing was predicted or seen */
+    if (!(predicted_s > 0) || !(observed_s > 0) || !isfinite(predicted_s) || !isfinite(observed_s))
+        return;
     bucket = bucket_of(bucket);
     struct quality_ring *ring = &latency->quality[what];
     ring->covered[ring->next] = ratio <= margin_of(latency, what, slo_class, bucket)->q;
     ring->ratio[ring->next] = (float)fmin(fmax(ratio, 1e-6), 1e6);
     ring->next = (ring->next + 1) % QUALITY_WINDOW;
     if (ring->n < QUALITY_WINDOW) ring->n++;
-    struct tracker *all = &latency->margin_all[what][bucket], *own = &latency->margin[what][slo_class][bucket];
+    struct tracker *all = &latency->margin_all[what][bucket],
+                   *own = &latency->margin[what][slo_class][bucket];
     margin_step(latency, all, ratio);
-    if (own->n >= CHILD_MIN) margin_step(latency, own, ratio);
-    else *own = (struct tracker){.q = all->q, .n = own->n + 1}; /* so that it starts where all classes are */
+    if (own->n >= CHILD_MIN)
+        margin_step(latency, own, ratio);
+    else
+        *own = (struct tracker){.q = all->q,
+                                .n = own->n + 1}; /* so that it starts where all classes are */
 }
 
-void td_latency_quality(const struct td_latency *latency, enum td_lat_objective what, struct td_lat_quality *ret_quality)
+void td_latency_quality(const struct td_latency *latency, enum td_lat_objective what,
+                        struct td_lat_quality *ret_quality)
 {
     TD_ASSERT((uint32_t)what < N_OBJECTIVES);
     const struct quality_ring *ring = &latency->quality[what];
@@ -460,7 +518,8 @@ void td_latency_quality(const struct td_latency *latency, enum td_lat_objective 
         error += fabs(1 / (double)ring->ratio[i] - 1); /* |predicted - observed| / observed */
     }
     double n = ring->n > 0 ? ring->n : 1;
-    *ret_quality = (struct td_lat_quality){.coverage = covered / n, .mape = error / n, .n = ring->n};
+    *ret_quality =
+        (struct td_lat_quality){.coverage = covered / n, .mape = error / n, .n = ring->n};
 }
 
 static void lengths_put(struct lengths *o, double n_output)
@@ -468,7 +527,8 @@ static void lengths_put(struct lengths *o, double n_output)
     double n = (double)o->p90.n + 1 + OUTPUT_PRIOR;
     o->mean += (n_output - o->mean) * fmax(1 / n, 0.02);
     tracker_step(&o->p90, n_output, 0.9, 0.03);
-    if (o->p90.n < CHILD_MIN) o->p90.q = OUTPUT_P90 / OUTPUT_MEAN * o->mean; /* the mean is known sooner */
+    /* the mean is known sooner */
+    if (o->p90.n < CHILD_MIN) o->p90.q = OUTPUT_P90 / OUTPUT_MEAN * o->mean;
     o->p90.q = fmin(fmax(o->p90.q, 1), 1e10);
 }
 
@@ -480,7 +540,8 @@ void td_latency_observe_output(struct td_latency *latency, uint32_t slo_class, u
     lengths_put(&latency->output[slo_class], n_output);
 }
 
-double td_latency_output(const struct td_latency *latency, uint32_t slo_class, double quantile, uint64_t max_tokens)
+double td_latency_output(const struct td_latency *latency, uint32_t slo_class, double quantile,
+                         uint64_t max_tokens)
 {
     TD_ASSERT(slo_class < TD_LAT_MAX_SLO_CLASSES);
     const struct lengths *o = &latency->output[slo_class];
@@ -489,18 +550,23 @@ double td_latency_output(const struct td_latency *latency, uint32_t slo_class, d
     return fmax(1, fmin(o->mean + part * (high - o->mean), (double)max_tokens));
 }
 
-/* --- node classes and predictions --------------------------------------------------------------------------------------------------------- */
+/* --- node classes and predictions ------------------------------------------------------------- */
 
-td_status td_latency_create(const struct td_lat_config *config, struct td_latency **ret_latency, struct td_err *err)
+td_status td_latency_create(const struct td_lat_config *config, struct td_latency **ret_latency,
+                            struct td_err *err)
 {
     if (!(config->attainment > 0 && config->attainment < 1)) {
-        return td_fail(err, TD_ERR_INVALID, "latency model: attainment is %g, must be between 0 and 1", config->attainment);
+        return td_fail(err, TD_ERR_INVALID,
+                       "latency model: attainment is %g, must be between 0 and 1",
+                       config->attainment);
     }
     if (!(config->eta > 0 && config->eta <= 0.5)) {
-        return td_fail(err, TD_ERR_INVALID, "latency model: eta is %g, must be > 0 and <= 0.5", config->eta);
+        return td_fail(err, TD_ERR_INVALID, "latency model: eta is %g, must be > 0 and <= 0.5",
+                       config->eta);
     }
     if (!(config->forgetting >= 0.9 && config->forgetting <= 1)) {
-        return td_fail(err, TD_ERR_INVALID, "latency model: forgetting is %g, must be 0.9..1", config->forgetting);
+        return td_fail(err, TD_ERR_INVALID, "latency model: forgetting is %g, must be 0.9..1",
+                       config->forgetting);
     }
     struct td_latency *l = calloc(1, sizeof *l);
     if (!l) return td_fail(err, TD_ERR_NOMEM, "latency model: no memory for %zu bytes", sizeof *l);
@@ -521,11 +587,13 @@ void td_latency_destroy(struct td_latency *latency) { free(latency); }
 static void forget_corrections(struct td_latency *l, uint32_t node_class)
 {
     for (uint32_t i = 0; i < TD_LAT_MAX_NODES; i++) {
-        if (l->nodes[i].node_class == node_class && l->nodes[i].n_steps > 0) node_clear(&l->nodes[i]);
+        if (l->nodes[i].node_class == node_class && l->nodes[i].n_steps > 0)
+            node_clear(&l->nodes[i]);
     }
 }
 
-void td_latency_set_theta(struct td_latency *latency, uint32_t node_class, const struct td_lat_theta *theta)
+void td_latency_set_theta(struct td_latency *latency, uint32_t node_class,
+                          const struct td_lat_theta *theta)
 {
     TD_ASSERT(node_class < TD_LAT_MAX_CLASSES);
     struct node_class *c = &latency->classes[node_class];
@@ -539,12 +607,15 @@ void td_latency_set_theta(struct td_latency *latency, uint32_t node_class, const
     forget_corrections(latency, node_class);
 }
 
-void td_latency_theta(const struct td_latency *latency, uint32_t node_class, struct td_lat_theta *ret_theta)
+void td_latency_theta(const struct td_latency *latency, uint32_t node_class,
+                      struct td_lat_theta *ret_theta)
 {
     TD_ASSERT(node_class < TD_LAT_MAX_CLASSES);
     const struct node_class *c = &latency->classes[node_class];
-    struct td_lat_theta t = {.known = fit_known(&c->prefill) || fit_known(&c->decode) || fit_known(&c->link)};
-    for (int i = 0; i < TD_LAT_N_PREFILL; i++) t.prefill[i] = c->prefill.theta[i] / prefill_units[i];
+    struct td_lat_theta t = {.known = fit_known(&c->prefill) || fit_known(&c->decode) ||
+                                      fit_known(&c->link)};
+    for (int i = 0; i < TD_LAT_N_PREFILL; i++)
+        t.prefill[i] = c->prefill.theta[i] / prefill_units[i];
     for (int i = 0; i < TD_LAT_N_DECODE; i++) t.decode[i] = c->decode.theta[i] / decode_units[i];
     t.link_tau = c->link.theta[0] / link_units[0];
     t.link_bytes_per_s = c->link.theta[1] > 0 ? link_units[1] / c->link.theta[1] : 0;
@@ -564,8 +635,12 @@ double td_latency_correction(const struct td_latency *latency, uint32_t node)
     return latency->nodes[node].overall;
 }
 
-/* Steps without decode rows: the prefill model; until one was seen, that of steps with decode rows. */
-static enum kind alone_kind(const struct node_class *c) { return fit_known(&c->prefill) || !fit_known(&c->decode) ? PREFILL : DECODE; }
+/* Steps without decode rows: the prefill model; until one was seen, that of steps with decode
+ * rows. */
+static enum kind alone_kind(const struct node_class *c)
+{
+    return fit_known(&c->prefill) || !fit_known(&c->decode) ? PREFILL : DECODE;
+}
 
 static void alone_theta(const struct node_class *c, double *ret_theta)
 {
@@ -574,7 +649,8 @@ static void alone_theta(const struct node_class *c, double *ret_theta)
     ret_theta[1] = own ? c->prefill.theta[1] : c->decode.theta[3];
     ret_theta[2] = own ? c->prefill.theta[2] : c->decode.theta[4];
 }
-_Static_assert(TD_LAT_N_PREFILL == 3 && TD_LAT_N_DECODE == 5, "a0 and b0, a1 and b3, a2 and b4 stand for the same and have the same units");
+_Static_assert(TD_LAT_N_PREFILL == 3 && TD_LAT_N_DECODE == 5,
+               "a0 and b0, a1 and b3, a2 and b4 stand for the same and have the same units");
 
 static double model_with_decode(const struct node_class *c, const double *x)
 {
@@ -584,7 +660,8 @@ static double model_with_decode(const struct node_class *c, const double *x)
     return dot(TD_LAT_N_DECODE, theta, x);
 }
 
-void td_latency_observe_step(struct td_latency *latency, uint32_t node, const struct td_lat_step *step)
+void td_latency_observe_step(struct td_latency *latency, uint32_t node,
+                             const struct td_lat_step *step)
 {
     TD_ASSERT(node < TD_LAT_MAX_NODES);
     struct node *n = &latency->nodes[node];
@@ -593,7 +670,8 @@ void td_latency_observe_step(struct td_latency *latency, uint32_t node, const st
     /* Outside numbers: what cannot be a step is none. */
     if (step->wall_us == 0 || u + b == 0 || u > MAX_ROWS || b > MAX_ROWS) return;
     if (step->attention_work > u * MAX_CONTEXT || step->context_tokens > b * MAX_CONTEXT) return;
-    double y = step->wall_us * 1e-6, work = (double)step->attention_work, context = (double)step->context_tokens, model;
+    double y = step->wall_us * 1e-6, work = (double)step->attention_work,
+           context = (double)step->context_tokens, model;
     enum kind kind = b > 0 ? DECODE : PREFILL;
     struct fit *f = b > 0 ? &c->decode : &c->prefill;
     bool known = f->has_prior || f->n >= CORRECTION_FROM;
@@ -602,50 +680,59 @@ void td_latency_observe_step(struct td_latency *latency, uint32_t node, const st
         model = dot(f->k, f->theta, x);
         fit_learn(f, x, y, latency->config.forgetting, true);
     } else {
-        double x[TD_LAT_N_DECODE] = {1, (double)b / decode_units[1], context / decode_units[2], (double)u / decode_units[3],
-                                     work / decode_units[4]};
+        double x[TD_LAT_N_DECODE] = {1, (double)b / decode_units[1], context / decode_units[2],
+                                     (double)u / decode_units[3], work / decode_units[4]};
         model = model_with_decode(c, x);
-        fit_learn(f, x, y, latency->config.forgetting, c->mixed_known || u == 0); /* f says nothing of prefill rows before the first ones */
+        /* f says nothing of prefill rows before the first ones */
+        fit_learn(f, x, y, latency->config.forgetting, c->mixed_known || u == 0);
         if (u > 0) c->mixed_known = true;
     }
     if (known && model > 0) node_observe(n, kind, model, y);
 }
 
-void td_latency_observe_transfer(struct td_latency *latency, uint32_t node_class, uint64_t bytes, uint64_t wall_us)
+void td_latency_observe_transfer(struct td_latency *latency, uint32_t node_class, uint64_t bytes,
+                                 uint64_t wall_us)
 {
     TD_ASSERT(node_class < TD_LAT_MAX_CLASSES);
-    if (bytes == 0 || wall_us == 0 || bytes > 1ull << 50 || wall_us > UINT32_MAX) return; /* no measurement */
+    /* no measurement */
+    if (bytes == 0 || wall_us == 0 || bytes > 1ull << 50 || wall_us > UINT32_MAX) return;
     double x[N_LINK] = {1, (double)bytes / link_units[1]};
-    fit_learn(&latency->classes[node_class].link, x, (double)wall_us * 1e-6, latency->config.forgetting, true);
+    fit_learn(&latency->classes[node_class].link, x, (double)wall_us * 1e-6,
+              latency->config.forgetting, true);
 }
 
-double td_latency_transfer(const struct td_latency *latency, uint32_t node_class, double backlog_bytes, double bytes)
+double td_latency_transfer(const struct td_latency *latency, uint32_t node_class,
+                           double backlog_bytes, double bytes)
 {
     TD_ASSERT(node_class < TD_LAT_MAX_CLASSES);
     double x[N_LINK] = {1, (usable(backlog_bytes) + usable(bytes)) / link_units[1]};
     return dot(N_LINK, latency->classes[node_class].link.theta, x);
 }
 
-double td_latency_step(const struct td_latency *latency, uint32_t node, double decode_seqs, double context_tokens, double prefill_tokens,
-                       double attention_work)
+double td_latency_step(const struct td_latency *latency, uint32_t node, double decode_seqs,
+                       double context_tokens, double prefill_tokens, double attention_work)
 {
     TD_ASSERT(node < TD_LAT_MAX_NODES);
     const struct node *n = &latency->nodes[node];
     const struct node_class *c = &latency->classes[n->node_class];
-    double b = usable(decode_seqs), k = usable(context_tokens), u = usable(prefill_tokens), work = usable(attention_work), alone = 0, with = 0;
+    double b = usable(decode_seqs), k = usable(context_tokens), u = usable(prefill_tokens),
+           work = usable(attention_work), alone = 0, with = 0;
     if (u > 0) {
-        double x[TD_LAT_N_PREFILL] = {1, u / prefill_units[1], work / prefill_units[2]}, theta[TD_LAT_N_PREFILL];
+        double x[TD_LAT_N_PREFILL] = {1, u / prefill_units[1], work / prefill_units[2]},
+               theta[TD_LAT_N_PREFILL];
         alone_theta(c, theta);
         alone = corrected(n, alone_kind(c), dot(TD_LAT_N_PREFILL, theta, x));
     }
     if (b > 0) {
-        double x[TD_LAT_N_DECODE] = {1, b / decode_units[1], k / decode_units[2], u / decode_units[3], (u > 0 ? work : 0) / decode_units[4]};
+        double x[TD_LAT_N_DECODE] = {1, b / decode_units[1], k / decode_units[2],
+                                     u / decode_units[3], (u > 0 ? work : 0) / decode_units[4]};
         with = corrected(n, DECODE, model_with_decode(c, x));
     }
     return fmax(alone, with);
 }
 
-double td_latency_prefill(const struct td_latency *latency, uint32_t node, uint64_t u, uint64_t h, uint32_t chunk_tokens)
+double td_latency_prefill(const struct td_latency *latency, uint32_t node, uint64_t u, uint64_t h,
+                          uint32_t chunk_tokens)
 {
     TD_ASSERT(node < TD_LAT_MAX_NODES);
     if (u == 0) return 0;
@@ -657,15 +744,18 @@ double td_latency_prefill(const struct td_latency *latency, uint32_t node, uint6
     double theta[TD_LAT_N_PREFILL], total = 0;
     alone_theta(c, theta);
     double a0 = theta[0], a1 = theta[1] / prefill_units[1], a2 = theta[2] / prefill_units[2];
-    uint64_t chunk = chunk_tokens > 0 && chunk_tokens < u ? chunk_tokens : u, n_full = u / chunk, rest = u % chunk;
-    /* Full chunk i costs first + i * growth before the correction. The curve is straight between knots, so the chunks between two knots cost as many
-     * times their mean: no loop over chunks. */
-    double w = (double)chunk, first = a0 + a1 * w + a2 * w * ((double)h + w / 2), growth = a2 * w * w, done = 0, full = (double)n_full;
+    uint64_t chunk = chunk_tokens > 0 && chunk_tokens < u ? chunk_tokens : u, n_full = u / chunk,
+             rest = u % chunk;
+    /* Full chunk i costs first + i * growth before the correction. The curve is straight between
+     * knots, so the chunks between two knots cost as many times their mean: no loop over chunks. */
+    double w = (double)chunk, first = a0 + a1 * w + a2 * w * ((double)h + w / 2),
+           growth = a2 * w * w, done = 0, full = (double)n_full;
     for (int at = 0; at <= n_knots && done < full; at++) {
         double from = first + done * growth, count = full - done;
         if (at < n_knots) {
             if (from > knots[at].model_s) continue;
-            if (from + (count - 1) * growth > knots[at].model_s) count = fmin(count, floor((knots[at].model_s - from) / growth) + 1);
+            if (from + (count - 1) * growth > knots[at].model_s)
+                count = fmin(count, floor((knots[at].model_s - from) / growth) + 1);
         }
         total += count * curve_segment(knots, n_knots, at, from + (count - 1) / 2 * growth);
         done += count;

@@ -1,6 +1,7 @@
 /* load.c - see load.h.
  *
- * Invariants: (1) every sum is that of parts[]; (2) a prefill worker is in a heap just when its free_ns is after the heap's x. */
+ * Invariants: (1) every sum is that of parts[]; (2) a prefill worker is in a heap just when its
+ * free_ns is after the heap's x. */
 #include "router/core/load.h"
 
 #include <math.h>
@@ -17,9 +18,11 @@ static void sift(struct td_load_after *a, const struct td_load_part *parts, uint
 {
     uint16_t worker = a->heap[i];
     uint64_t key = parts[worker].free_ns;
-    for (; i > 0 && parts[a->heap[(i - 1) / 2]].free_ns > key; i = (i - 1) / 2) set_place(a, i, a->heap[(i - 1) / 2]);
+    for (; i > 0 && parts[a->heap[(i - 1) / 2]].free_ns > key; i = (i - 1) / 2)
+        set_place(a, i, a->heap[(i - 1) / 2]);
     for (uint32_t child; (child = 2 * i + 1) < a->n; i = child) {
-        if (child + 1 < a->n && parts[a->heap[child + 1]].free_ns < parts[a->heap[child]].free_ns) child++;
+        if (child + 1 < a->n && parts[a->heap[child + 1]].free_ns < parts[a->heap[child]].free_ns)
+            child++;
         if (parts[a->heap[child]].free_ns >= key) break;
         set_place(a, i, a->heap[child]);
     }
@@ -42,7 +45,8 @@ static bool counts(const struct td_load_after *a, const struct td_load_part *p)
 }
 
 /* parts[worker] is the new one already. */
-static void after_replace(struct td_load_after *a, const struct td_load_part *parts, uint16_t worker, const struct td_load_part *old)
+static void after_replace(struct td_load_after *a, const struct td_load_part *parts,
+                          uint16_t worker, const struct td_load_part *old)
 {
     bool was = a->place[worker] != 0, is = counts(a, &parts[worker]);
     if (was) a->sum -= old->free_ns;
@@ -101,11 +105,13 @@ void td_load_put(struct td_load *f, uint32_t worker, const struct td_load_part *
 double td_load_value(struct td_load *f, uint64_t now_ns)
 {
     if (f->max_seqs == 0) return 1;
-    double full = fmax((double)f->assigned / (double)f->max_seqs, (double)f->promised_tokens / (double)f->kv_tokens);
+    double full = fmax((double)f->assigned / (double)f->max_seqs,
+                       (double)f->promised_tokens / (double)f->kv_tokens);
     full = fmax(full, (double)f->step_share / (double)TD_LOAD_SHARE_ONE / f->n[TD_LOAD_DECODE]);
     if (f->guarded_ns > 0 && f->n[TD_LOAD_PREFILL] > 0) {
         uint64_t until = now_ns < UINT64_MAX - f->guarded_ns ? now_ns + f->guarded_ns : UINT64_MAX;
-        uint64_t backlog = after_advance(&f->now, f->parts, now_ns) - after_advance(&f->later, f->parts, until);
+        uint64_t backlog =
+            after_advance(&f->now, f->parts, now_ns) - after_advance(&f->later, f->parts, until);
         full = fmax(full, (double)backlog / (double)f->guarded_ns / f->n[TD_LOAD_PREFILL]);
     }
     return fmin(1, full);

@@ -1,36 +1,44 @@
-/* policy_goodput.c - predict, reserve, admit: place a request only where both of its objectives and those promised to others will be met.
+/* policy_goodput.c - predict, reserve, admit: place a request only where both of its objectives and
+ * those promised to others will be met.
  *
- *  1. Candidates: the few prefill workers that would finish it first and the few decode workers with the shortest next step, by one scan over the
- *     accounts; every worker that holds a part of its prefix; in hybrid mode also decode workers that prefill it themselves.
- *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT * q_D <= the objective, the KV that it is
- *     expected to need fits at its end, and the decode worker's step with it keeps the tightest objective among those who are there. q are learned
+ *  1. Candidates: the few prefill workers that would finish it first and the few decode workers
+ *     with the shortest next step, by one scan over the accounts; every worker that holds a part of
+ *     its prefix; in hybrid mode also decode workers that prefill it themselves.
+ *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT
+ *     * q_D <= the objective, the KV that it is expected to need fits at its end, and the decode
+ *     worker's step with it keeps the tightest objective among those who are there. q are learned
  *     margins (latency.h), wider for a worker that is silent for too long (policy.h).
- *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of both, at random: equal nodes share, nobody is
- *     herded. Prefix hits act through the uncomputed work alone: they need no weight.
- *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there is slack; reject when even now TTFT * q_T with
- *     the queue ahead is over what is left, before any prefill is spent. One request in 128 that would be held or rejected is placed all the same
- *     where there is room, else the margins would only learn from those that were expected to be good. Where both of its workers are idle, and the
- *     prediction is no more than IDLE_FACTOR times the objective, it is one in EXPLORE_IDLE: nobody suffers there, and a fleet that thought itself
- *     slow would refuse everything and never see that it is not.
+ *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of
+ *     both, at random: equal nodes share, nobody is herded. Prefix hits act through the uncomputed
+ *     work alone: they need no weight.
+ *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there
+ *     is slack; reject when even now TTFT * q_T with the queue ahead is over what is left, before
+ *     any prefill is spent. One request in 128 that would be held or rejected is placed all the
+ *     same where there is room, else the margins would only learn from those that were expected to
+ *     be good. Where both of its workers are idle, and the prediction is no more than IDLE_FACTOR
+ *     times the objective, it is one in EXPLORE_IDLE: nobody suffers there, and a fleet that
+ *     thought itself slow would refuse everything and never see that it is not.
  *
- * A local prefill on a decode worker (deflection) is judged as one of a colocated worker is: by the mean of the steps, prefill rows mixed in as often
- * as lately. The objective is a mean over the sequence: a chunk's stall is spread over all of its tokens, and need not fit into one.
+ * A local prefill on a decode worker (deflection) is judged as one of a colocated worker is: by
+ * the mean of the steps, prefill rows mixed in as often as lately. The objective is a mean over
+ * the sequence: a chunk's stall is spread over all of its tokens, and need not fit into one.
  * Source: reference notes on goodput, C3; DistServe; Mooncake. */
 #include <math.h>
 
 #include "router/core/policy.h"
 
 #define N_BEST 4
-#define FULL_KEY 1e12       /* of decode workers without KV for it: after all others */
+#define FULL_KEY 1e12 /* of decode workers without KV for it: after all others */
 #define MAX_CANDIDATES (N_BEST + 8)
 #define TIE 1.05
-#define TIE_S 1e-4          /* two predictions closer than this are one */
+#define TIE_S 1e-4 /* two predictions closer than this are one */
 #define KV_DEFLECT 0.90
 #define EXPLORE 128
 #define EXPLORE_IDLE 4
-#define IDLE_FACTOR 8.0     /* predictions may have been learned in a slow hour; not by more than this */
-#define NEVER_S 60.0        /* wait of what no worker of this fleet can do */
-#define PRICE_FROM 0.5      /* utilisation from which, and up to which, margins come into force */
+/* predictions may have been learned in a slow hour; not by more than this */
+#define IDLE_FACTOR 8.0
+#define NEVER_S 60.0   /* wait of what no worker of this fleet can do */
+#define PRICE_FROM 0.5 /* utilisation from which, and up to which, margins come into force */
 #define PRICE_TO 0.9
 #define FULL_PRESSURE 0.1
 #define ROOM_TTFT 1.25 /* a tenant above its share leaves a fifth of the TTFT, */
@@ -64,32 +72,38 @@ static void add_holder(struct side *s, uint32_t at)
 
 static bool kv_fits(const struct td_core_worker *w, const struct td_policy_ask *a, double ceiling)
 {
-    if (w->promised_tokens == 0) return true; /* an empty worker takes whatever it can hold at all */
-    return (double)w->promised_tokens + (double)a->n_tokens + a->n_out <= ceiling * (double)w->kv_tokens;
+    if (w->promised_tokens == 0)
+        return true; /* an empty worker takes whatever it can hold at
+                        all */
+    return (double)w->promised_tokens + (double)a->n_tokens + a->n_out <=
+           ceiling * (double)w->kv_tokens;
 }
 
-/* Scans begin at another worker each time: of many that are equal, idle ones say, not always the first few are candidates. */
+/* Scans begin at another worker each time: of many that are equal, idle ones say, not always the
+ * first few are candidates. */
 static uint32_t scan_from(const struct td_policy_view *v, enum td_core_role role)
 {
     uint32_t n = v->n_by_role[role];
     return n ? (uint32_t)(v->cursor[role]++ % n) : 0;
 }
 
-static void prefill_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
+static void prefill_candidates(const struct td_policy_view *v, const struct td_policy_ask *a,
+                               struct side *s)
 {
     uint32_t n = v->n_by_role[TD_ROLE_PREFILL], i = scan_from(v, TD_ROLE_PREFILL);
     const uint32_t *workers = v->by_role[TD_ROLE_PREFILL];
     for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
         const struct td_core_scan *w = &v->scans[workers[i]];
         if (a->n_tokens >= w->room_tokens) continue;
-        /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the link; tokens break the tie while nothing is known of
-         * times. */
+        /* Equal prompts cost the same on equal nodes: the backlog decides, of work or of the
+         * link; tokens break the tie while nothing is known of times. */
         double wait_s = w->prefill.busy_s > v->now_s ? w->prefill.busy_s - v->now_s : 0;
         keep_best(s, workers[i], wait_s * 1e6 + w->prefill.pending + w->prefill.assigned);
     }
 }
 
-static void decode_candidates(const struct td_policy_view *v, const struct td_policy_ask *a, struct side *s)
+static void decode_candidates(const struct td_policy_view *v, const struct td_policy_ask *a,
+                              struct side *s)
 {
     uint32_t n = v->n_by_role[TD_ROLE_DECODE], i = scan_from(v, TD_ROLE_DECODE);
     const uint32_t *workers = v->by_role[TD_ROLE_DECODE];
@@ -97,23 +111,29 @@ static void decode_candidates(const struct td_policy_view *v, const struct td_po
     for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
         const struct td_core_scan *w = &v->scans[workers[i]];
         if (a->n_tokens >= w->room_tokens) continue;
-        keep_best(s, workers[i], w->decode.promised + n_tokens + a->n_out <= w->decode.kv_limit ? w->decode.key : FULL_KEY + w->decode.key);
+        keep_best(s, workers[i],
+                  w->decode.promised + n_tokens + a->n_out <= w->decode.kv_limit
+                      ? w->decode.key
+                      : FULL_KEY + w->decode.key);
     }
 }
 
 struct found {
-    struct td_choice best, fastest; /* least cost among the feasible; least cost among all with room */
+    struct td_choice best, fastest; /* least cost among the feasible; least cost among all with
+                                       room */
     double best_cost, fastest_cost, least_ttft_need;
     uint32_t n_ties;
     bool any, room;
 };
 
-/* A margin above 1 refuses requests that would more likely than not have been good. That is right when what they cost would make others miss, so it
- * counts by how scarce prefill time and room on decode workers are: what lies idle has no price. */
+/* A margin above 1 refuses requests that would more likely than not have been good. That is
+ * right when what they cost would make others miss, so it counts by how scarce prefill time and
+ * room on decode workers are: what lies idle has no price. */
 static double price_of(const struct td_policy_view *v, bool local)
 {
     double u = v->utilisation[local ? TD_ROLE_DECODE : TD_ROLE_PREFILL];
-    return fmin(1, fmax(0, fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM), v->decode_pressure / FULL_PRESSURE)));
+    return fmin(1, fmax(0, fmax((u - PRICE_FROM) / (PRICE_TO - PRICE_FROM),
+                                v->decode_pressure / FULL_PRESSURE)));
 }
 
 /* 0..1: how often requests are held or refused for want of decode steps. */
@@ -122,16 +142,21 @@ static double decode_scarcity(const struct td_policy_view *v)
     return fmin(1, v->decode_pressure / FULL_PRESSURE);
 }
 
-/* What its predictions are judged by beside learned margins: the price of what it uses, and how little is known of its workers. */
-struct factors { double price, doubt_t, doubt_d; };
+/* What its predictions are judged by beside learned margins: the price of what it uses, and how
+ * little is known of its workers. */
+struct factors {
+    double price, doubt_t, doubt_d;
+};
 
-static double ttft_margin(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t bucket, double price)
+static double ttft_margin(const struct td_policy_view *v, const struct td_policy_ask *a,
+                          uint32_t bucket, double price)
 {
     double q = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, bucket);
     return q > 1 ? 1 + (q - 1) * price : q;
 }
 
-static double tpot_margin(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t bucket)
+static double tpot_margin(const struct td_policy_view *v, const struct td_policy_ask *a,
+                          uint32_t bucket)
 {
     return td_latency_margin(v->latency, TD_LAT_TPOT, a->slo_class, bucket);
 }
@@ -145,14 +170,17 @@ static double room_for_smaller(const struct td_policy_view *v, const struct td_p
 }
 
 /* Is this pair good, and is it better? c holds its predictions. */
-static void consider(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c, bool fits, const struct factors *x,
-                     struct found *f)
+static void consider(const struct td_policy_view *v, const struct td_policy_ask *a,
+                     const struct td_choice *c, bool fits, const struct factors *x, struct found *f)
 {
-    double price = x->price, q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : price) * x->doubt_t;
+    double price = x->price,
+           q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : price) * x->doubt_t;
     double q_d = tpot_margin(v, a, c->tpot_bucket);
     static const struct td_core_worker nobody = {.min_tpot_s = INFINITY};
     const struct td_core_worker *d = c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
-    if (d->assigned == 0 && q_d > 1) q_d = 1; /* waiting would not make it better, and nobody else is there to suffer */
+    if (d->assigned == 0 && q_d > 1)
+        q_d = 1; /* waiting would not make it better, and nobody
+                    else is there to suffer */
     q_d *= x->doubt_d;
     double ttft_s = c->ttft_s - (a->favoured ? c->reserve_s : 0); /* for it a chance is enough */
     double need = ttft_s * q_t, cost = ttft_s + c->gap_s + price * c->prefill_s;
@@ -165,17 +193,22 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
         f->fastest = *c;
         f->fastest_cost = cost;
     }
-    double step = a->n_out > 1 ? c->tpot_s - c->gap_s / (a->n_out - 1) : 0; /* what all who are there will feel */
+    /* what all who are there will feel */
+    double step = a->n_out > 1 ? c->tpot_s - c->gap_s / (a->n_out - 1) : 0;
     if (a->above_share) { /* what it leaves is for tenants that are below their shares */
         need *= ROOM_TTFT;
         q_d *= ROOM_TPOT;
     }
     if (!a->favoured) q_d *= room_for_smaller(v, a);
-    if (step * q_d * ROOM_TPOT > a->guard_tpot_s) return; /* a heavier class is to find room on each worker */
-    if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s) return;
+    /* a heavier class is to find room on each worker */
+    if (step * q_d * ROOM_TPOT > a->guard_tpot_s) return;
+    if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s)
+        return;
     double edge = f->best_cost * TIE + TIE_S;
     if (f->any && cost > edge) return;
-    if (f->any && cost * TIE + TIE_S >= f->best_cost) { /* as soon as the best so far: the gentler step wins; equal again: at random */
+    if (f->any && cost * TIE + TIE_S >= f->best_cost) { /* as soon as the best so far: the
+                                                           gentler step wins; equal again: at
+                                                           random */
         if (c->tpot_s > f->best.tpot_s * TIE + TIE_S) return;
         bool tie = c->tpot_s * TIE + TIE_S >= f->best.tpot_s;
         if (tie) {
@@ -192,7 +225,8 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     f->best_cost = f->best_cost < cost && f->n_ties > 1 ? f->best_cost : cost;
 }
 
-static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *p, const struct side *d, struct found *f)
+static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a,
+                           const struct side *p, const struct side *d, struct found *f)
 {
     struct td_decode_part parts[MAX_CANDIDATES];
     double doubt_d[MAX_CANDIDATES];
@@ -222,12 +256,14 @@ static void consider_pairs(const struct td_policy_view *v, const struct td_polic
     }
 }
 
-static void consider_local(const struct td_policy_view *v, const struct td_policy_ask *a, const struct side *d, struct found *f)
+static void consider_local(const struct td_policy_view *v, const struct td_policy_ask *a,
+                           const struct side *d, struct found *f)
 {
     double price = price_of(v, true);
     for (uint32_t j = 0; j < d->n; j++) {
         const struct td_core_worker *w = &v->workers[d->c[j].at];
-        struct td_choice c = {.verdict = TD_PLACE, .prefill = TD_NO_WORKER, .decode = d->c[j].at, .local = true};
+        struct td_choice c = {
+            .verdict = TD_PLACE, .prefill = TD_NO_WORKER, .decode = d->c[j].at, .local = true};
         td_policy_predict(v, a, &c);
         bool fits = kv_fits(w, a, a->force_local ? TD_POLICY_KV_CEILING : KV_DEFLECT);
         double doubt = td_worker_doubt(w, v->now_s);
@@ -236,14 +272,16 @@ static void consider_local(const struct td_policy_view *v, const struct td_polic
     }
 }
 
-/* Could any worker keep the TPOT objective if it had nothing else to do? While none is ready, perhaps. */
+/* Could any worker keep the TPOT objective if it had nothing else to do? While none is ready,
+ * perhaps. */
 static bool tpot_possible(const struct td_policy_view *v, const struct td_policy_ask *a)
 {
     bool ready = false;
     if (a->tpot_s >= INFINITY || a->n_out <= 1) return true;
     for (uint32_t i = 0; i < v->n_by_role[TD_ROLE_DECODE]; i++) {
         uint32_t at = v->by_role[TD_ROLE_DECODE][i];
-        if (v->workers[at].state != TD_WORKER_READY || a->n_tokens + 1 > v->workers[at].kv_tokens) continue;
+        if (v->workers[at].state != TD_WORKER_READY || a->n_tokens + 1 > v->workers[at].kv_tokens)
+            continue;
         if (td_latency_step(v->latency, at, 1, (double)a->n_tokens, 0, 0) <= a->tpot_s) return true;
         ready = true;
     }
@@ -252,17 +290,22 @@ static bool tpot_possible(const struct td_policy_view *v, const struct td_policy
 
 static bool idle(const struct td_policy_view *v, const struct td_choice *c)
 {
-    return (c->decode == TD_NO_WORKER || v->workers[c->decode].assigned == 0) && (c->local || v->workers[c->prefill].assigned == 0);
+    return (c->decode == TD_NO_WORKER || v->workers[c->decode].assigned == 0) &&
+           (c->local || v->workers[c->prefill].assigned == 0);
 }
 
-/* Is c, which is not expected to be good, tried? By the request's number: the same in a replay, and spread over classes. */
-static bool explores(const struct td_policy_view *v, const struct td_policy_ask *a, const struct td_choice *c)
+/* Is c, which is not expected to be good, tried? By the request's number: the same in a replay,
+ * and spread over classes. */
+static bool explores(const struct td_policy_view *v, const struct td_policy_ask *a,
+                     const struct td_choice *c)
 {
-    bool cheap = idle(v, c) && c->ttft_s <= IDLE_FACTOR * a->ttft_s && c->tpot_s <= IDLE_FACTOR * a->tpot_s;
+    bool cheap =
+        idle(v, c) && c->ttft_s <= IDLE_FACTOR * a->ttft_s && c->tpot_s <= IDLE_FACTOR * a->tpot_s;
     return (a->id * 0x9e3779b97f4a7c15ull >> 32) % (cheap ? EXPLORE_IDLE : EXPLORE) == 0;
 }
 
-void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_ask *a, struct td_choice *ret_choice)
+void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_ask *a,
+                       struct td_choice *ret_choice)
 {
     struct side p = {.n = 0}, d = {.n = 0};
     struct td_prefix_match m[TD_POLICY_MAX_MATCHES];
@@ -272,7 +315,9 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
     bool decodes = !a->prefill_only || a->allow_deflect;
     if (decodes) decode_candidates(v, a, &d);
     for (size_t i = 0; i < n_matches; i++) {
-        if (m[i].worker >= v->n_workers || !td_worker_can_take(&v->workers[m[i].worker], a->n_tokens + 1)) continue;
+        if (m[i].worker >= v->n_workers ||
+            !td_worker_can_take(&v->workers[m[i].worker], a->n_tokens + 1))
+            continue;
         bool is_decode = v->workers[m[i].worker].role == TD_ROLE_DECODE;
         if (is_decode ? !decodes : a->force_local) continue;
         add_holder(is_decode ? &d : &p, m[i].worker);
@@ -283,16 +328,20 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
     td_policy_hits_clear(v, m, n_matches);
 
     struct td_choice *c = ret_choice;
-    *c = (struct td_choice){.verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
-    bool bound = !a->started && (a->ttft_s < INFINITY || a->tpot_s < INFINITY); /* it has objectives that can still be met or missed */
+    *c = (struct td_choice){
+        .verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
+    /* it has objectives that can still be met or missed */
+    bool bound = !a->started && (a->ttft_s < INFINITY || a->tpot_s < INFINITY);
     if (f.any) {
         *c = f.best;
     } else if (f.room && (!bound || a->best_effort)) {
         *c = f.fastest;
     } else if (f.room && explores(v, a, &f.fastest)) {
         *c = f.fastest;
-    } else if (bound && !a->best_effort && (f.least_ttft_need < INFINITY ? f.least_ttft_need > a->ttft_s : a->ttft_s <= 0)) {
-        c->verdict = TD_REJECT; /* with no candidate at all there is slack until the deadline itself */
+    } else if (bound && !a->best_effort &&
+               (f.least_ttft_need < INFINITY ? f.least_ttft_need > a->ttft_s : a->ttft_s <= 0)) {
+        c->verdict = TD_REJECT; /* with no candidate at all there is slack until the deadline
+                                   itself */
         c->reason = "the TTFT objective cannot be met now";
         c->wait_s = (f.least_ttft_need < INFINITY ? f.least_ttft_need : 0) - a->ttft_s;
     }

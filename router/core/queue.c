@@ -1,68 +1,78 @@
-/* queue.c - see queue.h. One list for each (class, tenant) that has something waiting; the lists of a class stand in a small array.
+/* queue.c - see queue.h. One list for each (class, tenant) that has something waiting; the lists of
+ * a class stand in a small array.
  *
- * A list is walked by its links, and found into by a treap over the same items (heap by a hash of the slot): a worker that dies sends thousands of
- * requests back at once, each of which belongs before most that wait. Accounts of tenants are found by a hash table with linear probing. */
+ * A list is walked by its links, and found into by a treap over the same items (heap by a hash
+ * of the slot): a worker that dies sends thousands of requests back at once, each of which
+ * belongs before most that wait. Accounts of tenants are found by a hash table with linear
+ * probing. */
 #include "router/core/queue.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#define N_TENANTS (TD_QUEUE_MAX_TENANTS + 1)    /* the last is shared by the surplus */
+#define N_TENANTS (TD_QUEUE_MAX_TENANTS + 1) /* the last is shared by the surplus */
 #define HALF_LIFE_S 60.0
 #define NO TD_QUEUE_NONE
 #define MAX_LOOKS 16
 #define ACTIVE_NS 60000000000ull /* a tenant shares while its last request came within this */
 #define COUNT_NS 500000000ull    /* how often those are counted */
-#define SHARE_SLACK 1.1          /* equal tenants stand a little above and below their shares by turns: no reason to hold them back */
+/* equal tenants stand a little above and below their shares by turns: no reason to hold them
+   back */
+#define SHARE_SLACK 1.1
 #define N_ACCOUNTS 4096 /* a power of two, four times the tenants: probes are short */
 
 struct item {
     struct td_queue_key key;
     uint32_t prev, next;
-    uint32_t left, right;       /* of the treap */
+    uint32_t left, right; /* of the treap */
     uint16_t tenant;
     bool in;
     double work_s;
     uint64_t since_ns;
 };
 
-struct list { uint32_t head, tail, cursor, root; };
+struct list {
+    uint32_t head, tail, cursor, root;
+};
 
 struct tenant {
     uint64_t hash;
-    double service;             /* decayed to service_ns */
+    double service; /* decayed to service_ns */
     uint64_t service_ns;
     uint32_t n_waiting;
-    double weight;              /* of its last request */
-    uint64_t asked_ns;          /* when that came; 0 = never */
+    double weight;     /* of its last request */
+    uint64_t asked_ns; /* when that came; 0 = never */
 };
 
 struct td_queue {
-    struct item *items;         /* [max_slots] */
+    struct item *items; /* [max_slots] */
     uint32_t n, n_classes, n_ranks, max_slots;
     uint32_t rank_of[TD_QUEUE_MAX_CLASSES];
-    double ceiling[TD_QUEUE_MAX_CLASSES];   /* of each rank, never above the one before */
-    double work_s[TD_QUEUE_MAX_CLASSES];    /* of each rank */
-    struct list (*lists)[N_TENANTS];        /* [n_ranks]: classes of one rank wait together */
-    uint16_t (*busy)[N_TENANTS];            /* [n_ranks]: tenants with a list that is not empty */
+    double ceiling[TD_QUEUE_MAX_CLASSES]; /* of each rank, never above the one before */
+    double work_s[TD_QUEUE_MAX_CLASSES];  /* of each rank */
+    struct list (*lists)[N_TENANTS];      /* [n_ranks]: classes of one rank wait together */
+    uint16_t (*busy)[N_TENANTS];          /* [n_ranks]: tenants with a list that is not empty */
     uint32_t n_busy[TD_QUEUE_MAX_CLASSES];
     struct tenant tenants[N_TENANTS];
-    uint32_t n_tenants, hand;               /* hand: where the search for an account to forget goes on */
+    uint32_t n_tenants, hand; /* hand: where the search for an account to forget
+                                 goes on */
     uint64_t n_looks;
-    uint16_t account[N_ACCOUNTS];           /* tenant by hash; 0 = none */
-    double total;                           /* service of all, decayed to total_ns */
-    double active_weight;                   /* of those who asked lately, at counted_ns */
+    uint16_t account[N_ACCOUNTS]; /* tenant by hash; 0 = none */
+    double total;                 /* service of all, decayed to total_ns */
+    double active_weight;         /* of those who asked lately, at counted_ns */
     uint64_t total_ns, counted_ns;
     /* the walk */
-    double service[N_TENANTS];  /* now, of those with a list in its class: worked out once, since next would cost an exp2 for each of them each
-                                 * time */
-    uint16_t given;             /* whose slot was given last: the caller may have charged that one since */
+    double service[N_TENANTS]; /* now, of those with a list in its class: worked out once, since
+                                  next would cost an exp2 for each of them each time */
+    uint16_t given;            /* whose slot was given last: the caller may have charged that
+                                  one since */
     uint32_t walk_rank;
     double fullness;
     uint64_t now_ns;
 };
 
-td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks, struct td_queue **ret_order, struct td_err *err)
+td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks,
+                          struct td_queue **ret_order, struct td_err *err)
 {
     TD_ASSERT(n_classes >= 1 && n_classes <= TD_QUEUE_MAX_CLASSES);
     struct td_queue *o = calloc(1, sizeof *o);
@@ -83,7 +93,8 @@ td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t
         if (ranks[c] >= o->n_ranks) o->n_ranks = ranks[c] + 1;
         for (uint32_t t = 0; t < N_TENANTS; t++) o->lists[c][t] = (struct list){NO, NO, NO, NO};
     }
-    for (uint32_t rank = 0; rank < o->n_ranks; rank++) o->ceiling[rank] = rank ? 1 - 0.4 * rank / (o->n_ranks - 1) : INFINITY;
+    for (uint32_t rank = 0; rank < o->n_ranks; rank++)
+        o->ceiling[rank] = rank ? 1 - 0.4 * rank / (o->n_ranks - 1) : INFINITY;
     o->n_tenants = 1; /* 0 = no tenant */
     o->walk_rank = o->n_ranks;
     *ret_order = o;
@@ -99,7 +110,7 @@ void td_queue_destroy(struct td_queue *o)
     free(o);
 }
 
-/* ---- tenants ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tenants --------------------------------------------------------------------------------- */
 
 static double service_at(const struct tenant *t, uint64_t now_ns)
 {
@@ -107,13 +118,17 @@ static double service_at(const struct tenant *t, uint64_t now_ns)
     return t->service * exp2(-dt / HALF_LIFE_S);
 }
 
-static uint32_t account_home(uint64_t hash) { return (uint32_t)(hash * 0x9e3779b97f4a7c15ull >> 32) & (N_ACCOUNTS - 1); }
+static uint32_t account_home(uint64_t hash)
+{
+    return (uint32_t)(hash * 0x9e3779b97f4a7c15ull >> 32) & (N_ACCOUNTS - 1);
+}
 
 /* Where the hash's account is entered, or would be. */
 static uint32_t account_at(const struct td_queue *o, uint64_t hash)
 {
     uint32_t at = account_home(hash);
-    while (o->account[at] && o->tenants[o->account[at]].hash != hash) at = (at + 1) & (N_ACCOUNTS - 1);
+    while (o->account[at] && o->tenants[o->account[at]].hash != hash)
+        at = (at + 1) & (N_ACCOUNTS - 1);
     return at;
 }
 
@@ -122,18 +137,22 @@ static void account_forget(struct td_queue *o, uint64_t hash)
 {
     uint32_t hole = account_at(o, hash);
     o->account[hole] = 0;
-    for (uint32_t at = (hole + 1) & (N_ACCOUNTS - 1); o->account[at]; at = (at + 1) & (N_ACCOUNTS - 1)) {
+    for (uint32_t at = (hole + 1) & (N_ACCOUNTS - 1); o->account[at];
+         at = (at + 1) & (N_ACCOUNTS - 1)) {
         uint32_t home = account_home(o->tenants[o->account[at]].hash);
-        if (((at - home) & (N_ACCOUNTS - 1)) < ((at - hole) & (N_ACCOUNTS - 1))) continue; /* it does not reach back to the hole */
+        /* it does not reach back to the hole */
+        if (((at - home) & (N_ACCOUNTS - 1)) < ((at - hole) & (N_ACCOUNTS - 1))) continue;
         o->account[hole] = o->account[at];
         o->account[at] = 0;
         hole = at;
     }
 }
 
-/* An account for the hash: its own, a new one, that of somebody with nothing waiting and no service worth a token, or the shared one. For the third
- * at most MAX_LOOKS are looked at, from where the last search ended: a flood of tenants that come once costs each of them no more than that, and an
- * account that can be forgotten is found by one of the next N_TENANTS / MAX_LOOKS who ask. */
+/* An account for the hash: its own, a new one, that of somebody with nothing waiting and no
+ * service worth a token, or the shared one. For the third at most MAX_LOOKS are looked at, from
+ * where the last search ended: a flood of tenants that come once costs each of them no more than
+ * that, and an account that can be forgotten is found by one of the next N_TENANTS / MAX_LOOKS
+ * who ask. */
 static uint16_t tenant_of(struct td_queue *o, uint64_t hash, uint64_t now_ns)
 {
     if (hash == 0) return 0;
@@ -159,7 +178,8 @@ static uint16_t tenant_of(struct td_queue *o, uint64_t hash, uint64_t now_ns)
 
 static double decayed(double service, uint64_t at_ns, uint64_t now_ns)
 {
-    return now_ns > at_ns ? service * exp2(-(double)(now_ns - at_ns) * 1e-9 / HALF_LIFE_S) : service;
+    return now_ns > at_ns ? service * exp2(-(double)(now_ns - at_ns) * 1e-9 / HALF_LIFE_S)
+                          : service;
 }
 
 void td_queue_charge(struct td_queue *o, uint64_t tenant, double tokens, uint64_t now_ns)
@@ -171,11 +191,15 @@ void td_queue_charge(struct td_queue *o, uint64_t tenant, double tokens, uint64_
     o->total_ns = now_ns;
 }
 
-static bool active(const struct tenant *t, uint64_t now_ns) { return t->asked_ns && now_ns - t->asked_ns < ACTIVE_NS; }
+static bool active(const struct tenant *t, uint64_t now_ns)
+{
+    return t->asked_ns && now_ns - t->asked_ns < ACTIVE_NS;
+}
 
 static void count_active(struct td_queue *o, uint64_t now_ns)
 {
-    o->active_weight = active(&o->tenants[N_TENANTS - 1], now_ns) ? o->tenants[N_TENANTS - 1].weight : 0;
+    o->active_weight =
+        active(&o->tenants[N_TENANTS - 1], now_ns) ? o->tenants[N_TENANTS - 1].weight : 0;
     for (uint32_t i = 0; i < o->n_tenants; i++)
         if (active(&o->tenants[i], now_ns)) o->active_weight += o->tenants[i].weight;
     o->counted_ns = now_ns;
@@ -200,10 +224,16 @@ static double in_shares(const struct td_queue *o, uint64_t tenant, uint64_t now_
     return share > 0 ? service_at(t, now_ns) / share : 1;
 }
 
-bool td_queue_above_share(const struct td_queue *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) > SHARE_SLACK; }
-bool td_queue_below_share(const struct td_queue *o, uint64_t tenant, uint64_t now_ns) { return in_shares(o, tenant, now_ns) < 1 / SHARE_SLACK; }
+bool td_queue_above_share(const struct td_queue *o, uint64_t tenant, uint64_t now_ns)
+{
+    return in_shares(o, tenant, now_ns) > SHARE_SLACK;
+}
+bool td_queue_below_share(const struct td_queue *o, uint64_t tenant, uint64_t now_ns)
+{
+    return in_shares(o, tenant, now_ns) < 1 / SHARE_SLACK;
+}
 
-/* ---- lists ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 static bool goes_before(const struct td_queue_key *a, const struct td_queue_key *b)
 {
@@ -220,12 +250,14 @@ static bool stands_before(const struct td_queue *o, uint32_t a, uint32_t b)
     return goes_before(x, y) || (a < b && !goes_before(y, x));
 }
 
-static uint32_t heap_key(uint32_t slot) { return slot * 2654435761u; } /* odd: no two are equal */
+/* odd: no two are equal */
+static uint32_t heap_key(uint32_t slot) { return slot * 2654435761u; }
 
 /* Into the treap; the one before it, or NO. */
 static uint32_t treap_insert(struct td_queue *o, struct list *l, uint32_t slot)
 {
-    uint32_t *at = &l->root, before = NO, *less = &o->items[slot].left, *more = &o->items[slot].right;
+    uint32_t *at = &l->root, before = NO, *less = &o->items[slot].left,
+             *more = &o->items[slot].right;
     while (*at != NO && heap_key(*at) > heap_key(slot)) {
         bool right = stands_before(o, *at, slot);
         if (right) before = *at;
@@ -251,7 +283,8 @@ static uint32_t treap_insert(struct td_queue *o, struct list *l, uint32_t slot)
 static void treap_remove(struct td_queue *o, struct list *l, uint32_t slot)
 {
     uint32_t *at = &l->root, less = o->items[slot].left, more = o->items[slot].right;
-    while (*at != slot) at = stands_before(o, *at, slot) ? &o->items[*at].right : &o->items[*at].left;
+    while (*at != slot)
+        at = stands_before(o, *at, slot) ? &o->items[*at].right : &o->items[*at].left;
     while (less != NO && more != NO) { /* its two subtrees become one */
         if (heap_key(less) > heap_key(more)) {
             *at = less;
@@ -276,10 +309,14 @@ static void link_item(struct td_queue *o, uint32_t slot)
     it->prev = after;
     it->next = after == NO ? l->head : o->items[after].next;
     if (l->head == NO) o->busy[c][o->n_busy[c]++] = it->tenant;
-    if (it->next == NO) l->tail = slot;
-    else o->items[it->next].prev = slot;
-    if (after == NO) l->head = slot;
-    else o->items[after].next = slot;
+    if (it->next == NO)
+        l->tail = slot;
+    else
+        o->items[it->next].prev = slot;
+    if (after == NO)
+        l->head = slot;
+    else
+        o->items[after].next = slot;
 }
 
 static void unlink_item(struct td_queue *o, uint32_t slot)
@@ -289,10 +326,14 @@ static void unlink_item(struct td_queue *o, uint32_t slot)
     struct list *l = &o->lists[c][it->tenant];
     treap_remove(o, l, slot);
     if (l->cursor == slot) l->cursor = it->next;
-    if (it->prev == NO) l->head = it->next;
-    else o->items[it->prev].next = it->next;
-    if (it->next == NO) l->tail = it->prev;
-    else o->items[it->next].prev = it->prev;
+    if (it->prev == NO)
+        l->head = it->next;
+    else
+        o->items[it->prev].next = it->next;
+    if (it->next == NO)
+        l->tail = it->prev;
+    else
+        o->items[it->next].prev = it->prev;
     if (l->head != NO) return;
     for (uint32_t i = 0; i < o->n_busy[c]; i++)
         if (o->busy[c][i] == it->tenant) {
@@ -301,11 +342,13 @@ static void unlink_item(struct td_queue *o, uint32_t slot)
         }
 }
 
-void td_queue_insert(struct td_queue *o, uint32_t slot, const struct td_queue_key *key, double work_s, uint64_t now_ns)
+void td_queue_insert(struct td_queue *o, uint32_t slot, const struct td_queue_key *key,
+                     double work_s, uint64_t now_ns)
 {
     TD_ASSERT(slot < o->max_slots && !o->items[slot].in && key->slo_class < o->n_classes);
     uint16_t tenant = tenant_of(o, key->tenant, now_ns);
-    o->items[slot] = (struct item){.key = *key, .tenant = tenant, .in = true, .work_s = work_s, .since_ns = now_ns};
+    o->items[slot] = (struct item){
+        .key = *key, .tenant = tenant, .in = true, .work_s = work_s, .since_ns = now_ns};
     link_item(o, slot);
     o->tenants[tenant].n_waiting++;
     o->work_s[o->rank_of[key->slo_class]] += work_s;
@@ -319,12 +362,14 @@ void td_queue_remove(struct td_queue *o, uint32_t slot)
     uint32_t c = o->rank_of[it->key.slo_class];
     unlink_item(o, slot);
     o->tenants[it->tenant].n_waiting--;
-    o->work_s[c] = o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s); /* exact at rest: no rounding is carried on */
+    /* exact at rest: no rounding is carried on */
+    o->work_s[c] = o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s);
     it->in = false;
     o->n--;
 }
 
-/* Those at the cursor whose deadline has passed while they waited go behind the hopeful of their priority. Each at most once. */
+/* Those at the cursor whose deadline has passed while they waited go behind the hopeful of their
+ * priority. Each at most once. */
 static void demote_late(struct td_queue *o, struct list *l)
 {
     while (l->cursor != NO) {
@@ -338,11 +383,15 @@ static void demote_late(struct td_queue *o, struct list *l)
         unlink_item(o, slot);
         k->hopeless = true;
         link_item(o, slot);
-        l->cursor = o->items[slot].next == next ? slot : next; /* those before `next` had their turn, unless it stands there now itself */
+        /* those before `next` had their turn, unless it stands there now itself */
+        l->cursor = o->items[slot].next == next ? slot : next;
     }
 }
 
-bool td_queue_has(const struct td_queue *o, uint32_t slot) { return slot < o->max_slots && o->items[slot].in; }
+bool td_queue_has(const struct td_queue *o, uint32_t slot)
+{
+    return slot < o->max_slots && o->items[slot].in;
+}
 uint32_t td_queue_n(const struct td_queue *o) { return o->n; }
 
 double td_queue_work_s(const struct td_queue *o, uint32_t slo_class)
@@ -352,7 +401,7 @@ double td_queue_work_s(const struct td_queue *o, uint32_t slo_class)
     return sum;
 }
 
-/* ---- walk ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- walk ------------------------------------------------------------------------------------ */
 
 void td_queue_set_ceiling(struct td_queue *o, uint32_t rank, double ceiling)
 {
@@ -360,7 +409,10 @@ void td_queue_set_ceiling(struct td_queue *o, uint32_t rank, double ceiling)
 }
 
 /* May the rank that the walk is at take no more? The first always may. */
-static bool over_ceiling(const struct td_queue *o) { return o->fullness >= o->ceiling[o->walk_rank]; }
+static bool over_ceiling(const struct td_queue *o)
+{
+    return o->fullness >= o->ceiling[o->walk_rank];
+}
 
 /* Service attained for each unit of the tenant's weight. */
 static double weighted_service(const struct td_queue *o, uint16_t tenant)
@@ -406,7 +458,8 @@ uint32_t td_queue_next(struct td_queue *o)
         uint32_t c = o->walk_rank, best = NO;
         double best_score = INFINITY, most = 1e-9, longest = 1e-9;
         o->service[o->given] = weighted_service(o, o->given);
-        for (uint32_t i = 0; i < o->n_busy[c] && o->n_busy[c] > 1; i++) { /* scales of the two terms */
+        for (uint32_t i = 0; i < o->n_busy[c] && o->n_busy[c] > 1; i++) {
+            /* scales of the two terms */
             const struct list *l = &o->lists[c][o->busy[c][i]];
             most = fmax(most, o->service[o->busy[c][i]]);
             longest = fmax(longest, (double)(o->now_ns - o->items[l->head].since_ns));
@@ -415,7 +468,8 @@ uint32_t td_queue_next(struct td_queue *o)
             const struct list *l = &o->lists[c][o->busy[c][i]];
             if (l->cursor == NO) continue;
             double score = 0.8 * o->service[o->busy[c][i]] / most -
-                           0.2 * (double)(o->now_ns - o->items[l->head].since_ns) / longest + (l->cursor == l->head ? 0 : 2);
+                           0.2 * (double)(o->now_ns - o->items[l->head].since_ns) / longest +
+                           (l->cursor == l->head ? 0 : 2);
             if (score < best_score) {
                 best_score = score;
                 best = o->busy[c][i];
@@ -442,6 +496,7 @@ size_t td_queue_slot_bytes(void) { return sizeof(struct item); }
 uint64_t td_queue_wire_key(const struct td_queue *o, const struct td_queue_key *k)
 {
     uint64_t us = k->deadline_ns / 1000, most = ((uint64_t)1 << 50) - 1;
-    uint64_t rank = o->rank_of[k->slo_class], priority = (uint32_t)(100 - k->priority), hopeless = k->hopeless;
+    uint64_t rank = o->rank_of[k->slo_class], priority = (uint32_t)(100 - k->priority),
+             hopeless = k->hopeless;
     return rank << 60 | priority << 51 | hopeless << 50 | (us < most ? us : most);
 }

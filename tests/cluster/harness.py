@@ -4,7 +4,8 @@
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert r.code == grpc.StatusCode.OK
 
-Every wait has a deadline. On exit each daemon still running is drained by SIGTERM and must exit 0; sanitizer reports in a log fail the test."""
+Every wait has a deadline. On exit each daemon still running is drained by SIGTERM and must exit
+0; sanitizer reports in a log fail the test."""
 import dataclasses
 import json
 import os
@@ -25,27 +26,37 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "release", "bin"))
 POCKET = os.environ.get("TANDEM_TEST_MODEL", os.path.join(ROOT, "models", "pocket"))
 DATA = os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data"))
-VERBS_FAKE = os.path.join(os.path.dirname(BIN), "lib", "libtandem_verbs_fake.so")  # RDMA devices in memory
+VERBS_FAKE = os.path.join(os.path.dirname(BIN), "lib",
+                          "libtandem_verbs_fake.so")  # RDMA devices in memory
 SHORT = os.environ.get("TANDEM_TEST_SHORT") == "1"
-# Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched, none that a test asserts on.
+# Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched,
+# none that a test asserts on.
 SLOW = 6 if SHORT or os.environ.get("TANDEM_TEST_SANITIZER") else 1
 START_S = 30 * SLOW
-# For a Cluster whose test is not of silence: on a busy machine a daemon may go without a processor for longer than the harness's usual second.
+# For a Cluster whose test is not of silence: on a busy machine a daemon may go without a processor
+# for longer than the harness's usual second.
 PATIENT = dict(worker_timeout_ms=20000, worker_args=["--peer-timeout-ms", 20000])
-sys.path.insert(0, os.environ.get("TANDEM_PYTHON_STUBS", os.path.join(os.path.dirname(BIN), "python")))
+sys.path.insert(0,
+                os.environ.get("TANDEM_PYTHON_STUBS", os.path.join(os.path.dirname(BIN), "python")))
 
 from tandem.v1 import inference_pb2 as pb  # noqa: E402
 from tandem.v1 import worker_pb2 as wpb  # noqa: E402
 
-SANITIZER = re.compile(r"ERROR: (Address|Leak|Thread|UndefinedBehavior)Sanitizer|WARNING: ThreadSanitizer|runtime error:")
+SANITIZER = re.compile(
+    r"ERROR: (Address|Leak|Thread|UndefinedBehavior)Sanitizer|WARNING: ThreadSanitizer|runtime "
+    r"error:"
+)
 
 
-def one_process(requests, model=POCKET, dtype="bf16", *, concurrency=1, chunk=512, order=0, prefix=0, kv="16MiB", tp=1, device="cpu", library=None):
-    """The oracle: ([(tokens, logprobs)] of the requests, preemptions) of one engine in one process."""
+def one_process(requests, model=POCKET, dtype="bf16", *, concurrency=1, chunk=512, order=0,
+                prefix=0, kv="16MiB", tp=1, device="cpu", library=None):
+    """The oracle: ([(tokens, logprobs)] of the requests, preemptions) of one engine in one
+    process."""
     args = [model, dtype, concurrency, chunk, order, prefix, kv, tp, device]
     env = dict(os.environ, TANDEM_CUDA_LIBRARY=library) if library else None
-    done = subprocess.run([os.path.join(BIN, "one_process"), *map(str, args)], input=json.dumps(requests), capture_output=True, text=True, timeout=120 * SLOW,
-                          check=False, env=env)
+    done = subprocess.run([os.path.join(BIN, "one_process"), *map(str, args)],
+                          input=json.dumps(requests), capture_output=True, text=True,
+                          timeout=120 * SLOW, check=False, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     return [(r["tokens"], r["logprobs"]) for r in result["results"]], result["preemptions"]
@@ -64,8 +75,9 @@ def check_results(results, want):
 
 
 def free_port():
-    """A port of loopback for a program that cannot be given port 0. Below the kernel's ephemeral range: one of that range may be given to a connection
-    or to another test's port 0 before the program binds it."""
+    """A port of loopback for a program that cannot be given port 0. Below the kernel's ephemeral
+    range: one of that range may be given to a connection or to another test's port 0 before
+    the program binds it."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
         first_ephemeral = int(f.read().split()[0])
     while True:
@@ -79,7 +91,8 @@ def free_port():
 
 
 def nap(begin):
-    """Between two looks at what is waited for since `begin`: a tenth of the wait so far, so that looking does not take the time of what is looked at."""
+    """Between two looks at what is waited for since `begin`: a tenth of the wait so far, so that
+    looking does not take the time of what is looked at."""
     time.sleep(min(max((time.monotonic() - begin) / 10, 0.01), 0.2))
 
 
@@ -101,7 +114,6 @@ class Result:
 
 class Daemon:
     """One process; its stderr goes to a file that assertion messages quote."""
-
     def __init__(self, name, program, args, log_dir, env=None):
         self.name, self.log_path = name, os.path.join(log_dir, f"{name}-{time.monotonic_ns()}.log")
         full_env = dict(os.environ)
@@ -110,7 +122,9 @@ class Daemon:
         if "TANDEM_VERBS_FAKE" in full_env:
             full_env.setdefault("TANDEM_VERBS_LIBRARY", VERBS_FAKE)
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=full_env)
+            self.process = subprocess.Popen([os.path.join(BIN, program), *map(str, args)],
+                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            env=full_env)
         self.stopped = False
 
     @property
@@ -122,15 +136,18 @@ class Daemon:
             return f.read()
 
     def wait_log(self, pattern, timeout=None):
-        """First match of the pattern in the log; fails when the process ends or time runs out first."""
+        """First match of the pattern in the log; fails when the process ends or time runs out
+        first."""
         begin = time.monotonic()
         deadline = begin + (timeout or START_S)
         while True:
             m = re.search(pattern, self.log())
             if m:
                 return m
-            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{self.log()[-4000:]}"
-            assert time.monotonic() < deadline, f"{self.name}: no {pattern!r} in time:\n{self.log()[-4000:]}"
+            assert self.process.poll(
+            ) is None, f"{self.name} ended with {self.process.returncode}:\n{self.log()[-4000:]}"
+            assert time.monotonic(
+            ) < deadline, f"{self.name}: no {pattern!r} in time:\n{self.log()[-4000:]}"
             nap(begin)
 
     def signal(self, sig):
@@ -148,28 +165,32 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError(f"{self.name} did not exit within {timeout} s:\n{self.log()[-4000:]}") from None
+            raise AssertionError(
+                f"{self.name} did not exit within {timeout} s:\n{self.log()[-4000:]}") from None
 
     def alive(self):
         return self.process.poll() is None
 
     def check_sanitizers(self):
         m = SANITIZER.search(self.log())
-        assert not m, f"{self.name}: sanitizer report:\n{self.log()[max(0, m.start() - 200):][:6000]}"
+        assert not m, (f"{self.name}: sanitizer "
+                       f"report:\n{self.log()[max(0, m.start() - 200):][:6000]}")
 
 
 class Cluster:
-    def __init__(self, prefill=1, decode=1, model=POCKET, mode="pd", router_args=(), worker_args=(), envs=None, kv_memory="16MiB", dtype="f32",
-                 worker_timeout_ms=None, tls=None):
+    def __init__(self, prefill=1, decode=1, model=POCKET, mode="pd", router_args=(), worker_args=(),
+                 envs=None, kv_memory="16MiB", dtype="f32", worker_timeout_ms=None, tls=None):
         self.model, self.mode, self.kv_memory, self.dtype = model, mode, kv_memory, dtype
-        self.router_args, self.worker_args, self.envs, self.tls = list(router_args), list(worker_args), envs or {}, tls
+        self.router_args, self.worker_args, self.envs, self.tls = list(router_args), list(
+            worker_args), envs or {}, tls
         self.n = {"prefill": prefill, "decode": decode}
         self.worker_timeout_ms = worker_timeout_ms or 1000 * SLOW
         self.dir = tempfile.TemporaryDirectory(prefix="tandem-test-")
         self.all, self.workers, self.router, self.channel = [], {}, None, None
         self.next_index = {"prefill": 0, "decode": 0}
 
-    # --- life ---------------------------------------------------------------------------------------------------------------------------
+    # --- life
+    # ---------------------------------------------------------------------------------------------
 
     def __enter__(self):
         try:
@@ -210,21 +231,29 @@ class Cluster:
                 d.signal(signal.SIGTERM)
             for d in workers:
                 status = d.wait_exit(20 * SLOW)
-                # One that has killed itself at a fault point may still be dying when it is looked for above.
-                expected = -signal.SIGKILL if re.search(rf"ev=fault_fires .*signal={int(signal.SIGKILL)}\b", d.log()) else 0
+                # One that has killed itself at a fault point may still be dying when it is looked
+                # for above.
+                expected = -signal.SIGKILL if re.search(
+                    rf"ev=fault_fires .*signal={int(signal.SIGKILL)}\b", d.log()) else 0
                 assert status == expected, f"{d.name} exit {status}:\n{d.log()[-4000:]}"
             if self.router.alive():
                 self.router.signal(signal.SIGTERM)
-                assert self.router.wait_exit(20 * SLOW) == 0, f"router exit {self.router.process.returncode}:\n{self.router.log()[-4000:]}"
+                assert self.router.wait_exit(
+                    20 * SLOW
+                ) == 0, ("router exit "
+                         f"{self.router.process.returncode}:\n{self.router.log()[-4000:]}")
             for d in self.all:
                 d.check_sanitizers()
         finally:
             self._kill_all()
 
     def start_router(self, listen="127.0.0.1:0", env=None):
-        args = ["--model", self.model, "--listen", listen, "--mode", self.mode, "--worker-timeout-ms", self.worker_timeout_ms,
-                "--drain-timeout-ms", 5000 * SLOW, *self.router_args]
-        self.router = Daemon("router", "tandem-router", args, self.dir.name, env or self.envs.get("router"))
+        args = [
+            "--model", self.model, "--listen", listen, "--mode", self.mode, "--worker-timeout-ms",
+            self.worker_timeout_ms, "--drain-timeout-ms", 5000 * SLOW, *self.router_args
+        ]
+        self.router = Daemon("router", "tandem-router", args, self.dir.name, env
+                             or self.envs.get("router"))
         self.all.append(self.router)
         self.port = int(self.router.wait_log(r"ev=ready .*port=(\d+)").group(1))
         self.connect()
@@ -232,21 +261,29 @@ class Cluster:
     def connect(self):
         if self.channel:
             self.channel.close()
-        options = [("grpc.max_receive_message_length", 256 << 20), ("grpc.max_send_message_length", 256 << 20), ("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.max_receive_message_length", 256 << 20),
+                   ("grpc.max_send_message_length", 256 << 20),
+                   ("grpc.use_local_subchannel_pool", 1)]
         target = f"127.0.0.1:{self.port}"
-        self.channel = grpc.secure_channel(target, self.tls, options) if self.tls else grpc.insecure_channel(target, options)
+        self.channel = grpc.secure_channel(
+            target, self.tls, options) if self.tls else grpc.insecure_channel(target, options)
 
     def start_worker(self, role, wait=True, env=None, args=()):
         i = self.next_index[role]
         self.next_index[role] += 1
         name = f"{role}-{i}"
-        full = ["--name", name, "--model", self.model, "--router", f"127.0.0.1:{self.port}", "--dtype", self.dtype, "--threads", 1, "--kv-memory",
-                self.kv_memory, "--drain-timeout-ms", 5000 * SLOW, "--peer-timeout-ms", 1000 * SLOW, *self.worker_args, *args]
+        full = [
+            "--name", name, "--model", self.model, "--router", f"127.0.0.1:{self.port}", "--dtype",
+            self.dtype, "--threads", 1, "--kv-memory", self.kv_memory, "--drain-timeout-ms",
+            5000 * SLOW, "--peer-timeout-ms", 1000 * SLOW, *self.worker_args, *args
+        ]
         d = Daemon(name, f"tandem-{role}", full, self.dir.name, env or self.envs.get(name))
         self.all.append(d)
         self.workers[name] = d
         if wait:
-            self.wait_for(lambda: any(w.name == name and w.state == "ready" for w in self.status().workers), f"{name} to join", START_S)
+            self.wait_for(
+                lambda: any(w.name == name and w.state == "ready" for w in self.status().workers),
+                f"{name} to join", START_S)
         return d
 
     def wait_workers(self, n):
@@ -257,7 +294,8 @@ class Cluster:
 
         self.wait_for(joined, f"{n} workers", START_S)
 
-    # --- state --------------------------------------------------------------------------------------------------------------------------
+    # --- state
+    # ---------------------------------------------------------------------------------------------
 
     @staticmethod
     def wait_for(condition, what, timeout):
@@ -279,20 +317,25 @@ class Cluster:
         path = "/tandem.v1.Inference/Status"
         s = self.unary(path, pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW)
         if s.withheld and "--cluster-secret-file" in self.router_args:
-            with open(self.router_args[self.router_args.index("--cluster-secret-file") + 1], encoding="ascii") as f:
+            with open(self.router_args[self.router_args.index("--cluster-secret-file") + 1],
+                      encoding="ascii") as f:
                 proof = proofs.status(f.readline().strip(), s.challenge)
-            s = self.unary(path, pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW, metadata=proof)
+            s = self.unary(path, pb.StatusRequest(), pb.StatusResponse, timeout=10 * SLOW,
+                           metadata=proof)
             assert not s.withheld
         return s
 
     def wait_idle(self, timeout=None):
-        """All pools empty: nothing live or queued at the router, no KV block held, no transfer unretired, on any worker that answers. A snapshot of the
-        time before the last request says nothing of what that one holds: it must have seen every call."""
-
+        """All pools empty: nothing live or queued at the router, no KV block held, no transfer
+        unretired, on any worker that answers. A snapshot of the time before the last request
+        says nothing of what that one holds: it must have seen every call."""
         def idle():
             s = self.status()
-            busy = [w for w in s.workers if w.state in ("ready", "draining")
-                    and (w.kv_blocks_held or w.running or w.waiting or w.assigned or w.transfers or w.calls_unseen or w.snapshot_age_ms > 1000 * SLOW)]
+            busy = [
+                w for w in s.workers if w.state in ("ready", "draining") and (
+                    w.kv_blocks_held or w.running or w.waiting or w.assigned or w.transfers
+                    or w.calls_unseen or w.snapshot_age_ms > 1000 * SLOW)
+            ]
             return s.live == 0 and s.queued == 0 and not busy
 
         try:
@@ -300,16 +343,19 @@ class Cluster:
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.status()}") from None
 
-    # --- calls --------------------------------------------------------------------------------------------------------------------------
+    # --- calls
+    # ---------------------------------------------------------------------------------------------
 
     def unary(self, path, request, response_type, timeout=30, metadata=None):
-        call = self.channel.unary_unary(path, request_serializer=type(request).SerializeToString, response_deserializer=response_type.FromString)
+        call = self.channel.unary_unary(path, request_serializer=type(request).SerializeToString,
+                                        response_deserializer=response_type.FromString)
         return call(request, timeout=timeout, metadata=metadata)
 
     @staticmethod
-    def request(prompt=None, ids=None, chat=None, max_tokens=16, temperature=None, seed=None, top_k=None, top_p=None, min_p=None,
-                repetition_penalty=None, logprobs=None, presence_penalty=0.0, frequency_penalty=0.0, stop=(), stop_token_ids=(), ignore_eos=False,
-                logit_bias=(), model="", n=0, **rest):
+    def request(prompt=None, ids=None, chat=None, max_tokens=16, temperature=None, seed=None,
+                top_k=None, top_p=None, min_p=None, repetition_penalty=None, logprobs=None,
+                presence_penalty=0.0, frequency_penalty=0.0, stop=(), stop_token_ids=(),
+                ignore_eos=False, logit_bias=(), model="", n=0, **rest):
         r = pb.GenerateRequest(model=model, return_token_ids=True, **rest)
         if prompt is not None:
             r.prompt = prompt
@@ -321,7 +367,8 @@ class Cluster:
                 r.chat.messages.add(role=role, content=content)
             r.chat.SetInParent()
         s = r.sampling
-        for name, value in (("temperature", temperature), ("seed", seed), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p),
+        for name, value in (("temperature", temperature), ("seed", seed), ("top_k", top_k),
+                            ("top_p", top_p), ("min_p", min_p),
                             ("repetition_penalty", repetition_penalty), ("logprobs", logprobs)):
             if value is not None:
                 setattr(s, name, value)
@@ -336,9 +383,11 @@ class Cluster:
         return r
 
     def stream(self, request, timeout=None, wait_for_ready=False, metadata=None):
-        call = self.channel.unary_stream("/tandem.v1.Inference/Generate", request_serializer=pb.GenerateRequest.SerializeToString,
+        call = self.channel.unary_stream("/tandem.v1.Inference/Generate",
+                                         request_serializer=pb.GenerateRequest.SerializeToString,
                                          response_deserializer=pb.GenerateResponse.FromString)
-        return call(request, timeout=timeout or 60 * SLOW, wait_for_ready=wait_for_ready, metadata=metadata)
+        return call(request, timeout=timeout or 60 * SLOW, wait_for_ready=wait_for_ready,
+                    metadata=metadata)
 
     def generate(self, request=None, timeout=None, metadata=None, **kwargs):
         """Runs one request to its terminal status; never raises for a gRPC error."""
@@ -349,7 +398,8 @@ class Cluster:
                 r.n_messages += 1
                 r.tokens += m.token_ids
                 r.text += m.text
-                r.logprobs += [(lp.logprob, [(t.token, t.logprob) for t in lp.top]) for lp in m.logprobs]
+                r.logprobs += [(lp.logprob, [(t.token, t.logprob) for t in lp.top])
+                               for lp in m.logprobs]
                 if m.finish_reason:
                     r.finish, r.usage, r.ledger, r.seed, r.stop_reason = m.finish_reason, m.usage, m.ledger, m.seed, m.stop_reason
         except grpc.RpcError:
@@ -360,7 +410,10 @@ class Cluster:
 
     def requests(self, many):
         """Requests of token ids, as one_process takes them."""
-        return [self.request(ids=q["ids"], ignore_eos=True, **{k: v for k, v in q.items() if k != "ids"}) for q in many]
+        return [
+            self.request(ids=q["ids"], ignore_eos=True,
+                         **{k: v for k, v in q.items() if k != "ids"}) for q in many
+        ]
 
     def generate_many(self, requests, stagger_s=0.0, timeout=None):
         """All at once, a thread each; results in order."""
@@ -369,7 +422,7 @@ class Cluster:
         def run(i):
             results[i] = self.generate(requests[i], timeout)
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(len(requests))]
+        threads = [threading.Thread(target=run, args=(i, )) for i in range(len(requests))]
         for t in threads:
             t.start()
             if stagger_s:

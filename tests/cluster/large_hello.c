@@ -1,5 +1,6 @@
-/* large_hello.c - preloaded into a daemon, makes the ClientHello of its own port check larger than one TCP segment, as a
- * later OpenSSL would: ten more protocols are offered. Says on stderr how large it is, and each time that it is sent. */
+/* large_hello.c - preloaded into a daemon, makes the ClientHello of its own port check larger
+ * than one TCP segment, as a later OpenSSL would: ten more protocols are offered. Says on stderr
+ * how large it is, and each time that it is sent. */
 #include <dlfcn.h>
 #include <openssl/ssl.h>
 #include <stdatomic.h>
@@ -11,8 +12,8 @@ enum { N_PROTOCOLS = 10, PROTOCOL_BYTES = 200, MIN_BYTES = 2000 };
 
 static atomic_int n_sent;
 
-__attribute__((visibility("default"))) int SSL_set_alpn_protos(SSL *ssl, const unsigned char *protos,
-                                                               unsigned n)
+__attribute__((visibility("default"))) int
+SSL_set_alpn_protos(SSL *ssl, const unsigned char *protos, unsigned n)
 {
     unsigned char all[256 + N_PROTOCOLS * (1 + PROTOCOL_BYTES)];
     int (*real)(SSL *, const unsigned char *, unsigned);

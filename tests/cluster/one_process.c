@@ -1,9 +1,11 @@
-/* one_process - the oracle of the invariance test: the engine alone, no daemons. Reads a JSON array of requests on stdin, runs them with the given
- * batching, chunking and order, prints a JSON array of {"tokens": [...], "logprobs": [...]} in the order of the input.
+/* one_process - the oracle of the invariance test: the engine alone, no daemons. Reads a JSON array
+ * of requests on stdin, runs them with the given batching, chunking and order, prints a JSON array
+ * of {"tokens": [...], "logprobs": [...]} in the order of the input.
  *
  * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY [TP [cpu|cuda]]
  *
- * MODEL that is a file is a config: random weights. TP: ranks, which are processes of this program. */
+ * MODEL that is a file is a config: random weights. TP: ranks, which are processes of this
+ * program. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,14 +45,21 @@ static void fill(struct td_engine *e, struct run *r, const json_t *o, size_t i)
     int32_t n = 0;
     size_t at;
     json_array_foreach(ids, at, v) tokens[n++] = (int32_t)json_integer_value(v);
-    struct td_sampling s = {.temperature = (float)num(o, "temperature", 1), .top_k = (int32_t)num(o, "top_k", 0), .top_p = (float)num(o, "top_p", 1),
-                            .min_p = (float)num(o, "min_p", 0), .repetition_penalty = (float)num(o, "repetition_penalty", 1),
-                            .presence_penalty = (float)num(o, "presence_penalty", 0), .frequency_penalty = (float)num(o, "frequency_penalty", 0),
-                            .seed = (uint64_t)num(o, "seed", 0), .n_logprobs = (int32_t)num(o, "logprobs", -1)};
+    struct td_sampling s = {.temperature = (float)num(o, "temperature", 1),
+                            .top_k = (int32_t)num(o, "top_k", 0),
+                            .top_p = (float)num(o, "top_p", 1),
+                            .min_p = (float)num(o, "min_p", 0),
+                            .repetition_penalty = (float)num(o, "repetition_penalty", 1),
+                            .presence_penalty = (float)num(o, "presence_penalty", 0),
+                            .frequency_penalty = (float)num(o, "frequency_penalty", 0),
+                            .seed = (uint64_t)num(o, "seed", 0),
+                            .n_logprobs = (int32_t)num(o, "logprobs", -1)};
     r->seq = td_engine_seq_get(e);
     if (!r->seq) die("no sequence", &err);
     r->seq->priority = i;
-    if (td_engine_seq_set(e, r->seq, tokens, n, n, &s, NULL, 0, (int64_t)num(o, "max_tokens", 16), &err)) die("request", &err);
+    if (td_engine_seq_set(e, r->seq, tokens, n, n, &s, NULL, 0, (int64_t)num(o, "max_tokens", 16),
+                          &err))
+        die("request", &err);
     r->seq->owner = r;
     r->started = true;
 }
@@ -77,7 +86,8 @@ int main(int argc, char **argv)
     struct td_ranks_place place;
     if (td_ranks_take(&argc, argv, &place, &err)) die("rank", &err);
     if (argc != 8 && argc != 9 && argc != 10) {
-        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE KV_MEMORY [TP [DEVICE]]\n");
+        fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE "
+                        "KV_MEMORY [TP [DEVICE]]\n");
         return 2;
     }
     int concurrency = (int)strtol(argv[3], NULL, 10), chunk = (int)strtol(argv[4], NULL, 10);
@@ -85,14 +95,25 @@ int main(int argc, char **argv)
     int32_t tp = argc >= 9 ? (int32_t)strtol(argv[8], NULL, 10) : 1;
     struct stat st;
     bool is_config = stat(argv[1], &st) == 0 && S_ISREG(st.st_mode);
-    struct td_engine_config c = {.model_dir = is_config ? NULL : argv[1], .random_config = is_config ? argv[1] : NULL, .dtype = argv[2],
-                                 .n_threads = tp * (1 + (int)(order_seed % 2)), .kv_memory = argv[7], .block_size = 16,
-                                 .max_seqs = concurrency, .max_batch = concurrency, .max_step_tokens = chunk,
-                                 .prefix_cache = argv[6][0] == '1', .quiet = true, .device = argc == 10 ? argv[9] : "cpu", .device_index = place.rank,
+    struct td_engine_config c = {.model_dir = is_config ? NULL : argv[1],
+                                 .random_config = is_config ? argv[1] : NULL,
+                                 .dtype = argv[2],
+                                 .n_threads = tp * (1 + (int)(order_seed % 2)),
+                                 .kv_memory = argv[7],
+                                 .block_size = 16,
+                                 .max_seqs = concurrency,
+                                 .max_batch = concurrency,
+                                 .max_step_tokens = chunk,
+                                 .prefix_cache = argv[6][0] == '1',
+                                 .quiet = true,
+                                 .device = argc == 10 ? argv[9] : "cpu",
+                                 .device_index = place.rank,
                                  .deterministic = true};
     static struct td_ranks ranks;
     if (place.rank > 0 || tp > 1) {
-        if (place.rank > 0 ? td_ranks_join(&place, &ranks, &err) : td_ranks_start(tp, c.n_threads, &ranks, &err)) die("ranks", &err);
+        if (place.rank > 0 ? td_ranks_join(&place, &ranks, &err)
+                           : td_ranks_start(tp, c.n_threads, &ranks, &err))
+            die("ranks", &err);
         c.comm = ranks.comm;
     }
     if (place.rank > 0) return td_engine_follow(&c, &err) ? 1 : 0;
@@ -117,7 +138,8 @@ int main(int argc, char **argv)
         order[i - 1] = order[j];
         order[j] = t;
     }
-    struct td_seq **running = calloc(MAX_REQUESTS, sizeof(struct td_seq *)), **preempted = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
+    struct td_seq **running = calloc(MAX_REQUESTS, sizeof(struct td_seq *)),
+                  **preempted = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
     struct td_seq **waiting = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
     struct td_step_item *items = calloc((size_t)concurrency, sizeof *items);
     if (!running || !preempted || !waiting || !items) return 1;
@@ -131,7 +153,8 @@ int main(int argc, char **argv)
         }
         while (n_waiting > 0 && td_engine_admit(e, waiting[0], false, n_running) == TD_OK) {
             int32_t at = n_running++;
-            for (; at > 0 && waiting[0]->priority < running[at - 1]->priority; at--) running[at] = running[at - 1];
+            for (; at > 0 && waiting[0]->priority < running[at - 1]->priority; at--)
+                running[at] = running[at - 1];
             running[at] = waiting[0];
             memmove(waiting, waiting + 1, (size_t)--n_waiting * sizeof *waiting);
         }
@@ -148,7 +171,8 @@ int main(int argc, char **argv)
             if (!items[i].sampled) continue;
             struct run *r = items[i].seq->owner;
             json_array_append_new(r->tokens, json_integer(items[i].out.token));
-            if (items[i].seq->sampling.n_logprobs >= 0) json_array_append_new(r->logprobs, json_real((double)items[i].out.logprob));
+            if (items[i].seq->sampling.n_logprobs >= 0)
+                json_array_append_new(r->logprobs, json_real((double)items[i].out.logprob));
             if (!items[i].seq->finish) continue;
             remove_seq(running, &n_running, items[i].seq);
             finish(e, r);
@@ -156,8 +180,11 @@ int main(int argc, char **argv)
         }
     }
     json_t *out = json_array();
-    for (size_t i = 0; i < n; i++) json_array_append_new(out, json_pack("{s:o, s:o}", "tokens", runs[i].tokens, "logprobs", runs[i].logprobs));
-    json_t *result = json_pack("{s:o, s:I}", "results", out, "preemptions", (json_int_t)preemptions);
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(
+            out, json_pack("{s:o, s:o}", "tokens", runs[i].tokens, "logprobs", runs[i].logprobs));
+    json_t *result =
+        json_pack("{s:o, s:I}", "results", out, "preemptions", (json_int_t)preemptions);
     json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
     putchar('\n');
     json_decref(result);

@@ -1,4 +1,5 @@
-"""A scripted server with the OpenAI completions API on loopback, out of the standard library: what it answers to which request is the test's."""
+"""A scripted server with the OpenAI completions API on loopback, out of the standard library:
+what it answers to which request is the test's."""
 import http.server
 import json
 import ssl
@@ -7,12 +8,18 @@ import threading
 
 def chunk(text, finish=None, **more):
     """One event of a stream as a real server writes it: characters as they are, not escaped."""
-    event = {"id": "cmpl-1", "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": finish, **more}], "usage": None}
+    event = {
+        "id": "cmpl-1", "object": "text_completion",
+        "choices": [{"index": 0, "text": text, "finish_reason": finish, **more}], "usage": None
+    }
     return b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
 
 
 def usage(prompt, completion, cached=None):
-    u = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    u = {
+        "prompt_tokens": prompt, "completion_tokens": completion,
+        "total_tokens": prompt + completion
+    }
     if cached is not None:
         u["prompt_tokens_details"] = {"cached_tokens": cached}
     return b"data: " + json.dumps({"choices": [], "usage": u}).encode() + b"\n\n"
@@ -58,7 +65,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.start()
         data = b"".join(events)
         for at in range(0, len(data), cut or len(data)):
-            self.write(data[at: at + (cut or len(data))])
+            self.write(data[at:at + (cut or len(data))])
         self.end()
 
     def hang_up(self):
@@ -101,9 +108,11 @@ class Listener(http.server.ThreadingHTTPServer):
 
 
 class OpenAI:
-    """with OpenAI(script) as s: s.url, s.bodies. script(answer, index, body) answers the POST of that number."""
-
-    def __init__(self, script, models=(200, {"data": [{"id": "some/model", "max_model_len": 4096, "meta": {"n_vocab": 500}}]}), tls=None):
+    """with OpenAI(script) as s: s.url, s.bodies. script(answer, index, body) answers the POST of
+    that number."""
+    def __init__(self, script, models=(200, {
+        "data": [{"id": "some/model", "max_model_len": 4096, "meta": {"n_vocab": 500}}]
+    }), tls=None):
         self.script, self.models = script, models
         self.lock, self.got, self.release = threading.Lock(), threading.Event(), threading.Event()
         self.keys = set()  # what all requests said they are: Authorization
@@ -115,7 +124,8 @@ class OpenAI:
             context.load_cert_chain(*tls)
             self.listener.socket = context.wrap_socket(self.listener.socket, server_side=True)
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.listener.server_address[1]}"
-        self.thread = threading.Thread(target=self.listener.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread = threading.Thread(target=self.listener.serve_forever,
+                                       kwargs={"poll_interval": 0.05})
 
     def __enter__(self):
         self.thread.start()

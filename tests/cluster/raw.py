@@ -1,4 +1,5 @@
-"""Bytes below gRPC and protobuf, as no client of ours sends them: for the tests of floods and of bad input."""
+"""Bytes below gRPC and protobuf, as no client of ours sends them: for the tests of floods and of
+bad input."""
 import contextlib
 import socket
 import struct
@@ -18,8 +19,11 @@ def frame(kind, flags, stream, payload):
 
 
 def call_headers(path):
-    """HPACK, no indexing but of the static table: :method POST, :scheme http, :path, :authority x, content-type, te."""
-    return b"\x83\x86\x04" + bytes([len(path)]) + path + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers"
+    """HPACK, no indexing but of the static table: :method POST, :scheme http, :path, :authority
+    x, content-type, te."""
+    return b"\x83\x86\x04" + bytes([
+        len(path)
+    ]) + path + b"\x01\x01x" + b"\x0f\x10\x10application/grpc" + b"\x00\x02te\x08trailers"
 
 
 def dial(port, source=None):
@@ -32,7 +36,8 @@ def dial(port, source=None):
 
 
 def http2(port, source=None, context=None):
-    """A connection that has said hello: PREFACE and empty SETTINGS; over TLS with an ssl.SSLContext."""
+    """A connection that has said hello: PREFACE and empty SETTINGS; over TLS with an
+    ssl.SSLContext."""
     s = dial(port, source)
     if context:
         s = context.wrap_socket(s, server_hostname="localhost")
@@ -81,7 +86,8 @@ def field(number, data):
 
 def call(channel, path, data, timeout=None, metadata=None, **kw):
     """Sends one message of raw bytes; returns (code, details, list of raw messages)."""
-    c = channel.unary_stream(path, request_serializer=None, response_deserializer=None)(data, timeout=timeout or 20 * SLOW, metadata=metadata, **kw)
+    c = channel.unary_stream(path, request_serializer=None, response_deserializer=None)(
+        data, timeout=timeout or 20 * SLOW, metadata=metadata, **kw)
     out = []
     with contextlib.suppress(grpc.RpcError):
         out.extend(c)

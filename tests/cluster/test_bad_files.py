@@ -1,5 +1,6 @@
-"""Daemons started on broken model directories and impossible options: each exits with a failure within seconds of processor time and one line
-on stderr that names file, field, value and limit; never by a signal, never with a sanitizer report."""
+"""Daemons started on broken model directories and impossible options: each exits with a failure
+within seconds of processor time and one line on stderr that names file, field, value and
+limit; never by a signal, never with a sanitizer report."""
 import json
 import os
 import resource
@@ -14,7 +15,10 @@ import pytest
 
 from harness import BIN, POCKET, SANITIZER, SHORT, SLOW
 
-FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+FILES = [
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json"
+]
 
 
 def cpu_s():
@@ -23,23 +27,31 @@ def cpu_s():
 
 
 def start(program, args, env=None, seconds=5):
-    """Runs a program that must refuse to start, for at most so many seconds of processor time; returns (exit status, the error line)."""
+    """Runs a program that must refuse to start, for at most so many seconds of processor time;
+    returns (exit status, the error line)."""
     before = cpu_s()
     full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
-    p = subprocess.run([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True,
-                       timeout=60 * SLOW, env=full, check=False)  # the deadline of one that hangs
+    p = subprocess.run([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL,
+                       capture_output=True, timeout=60 * SLOW, env=full,
+                       check=False)  # the deadline of one that hangs
     text = p.stderr.decode("utf-8", "replace")
     assert not SANITIZER.search(text), text[-5000:]
     assert p.returncode in (1, 2), (p.returncode, text[-3000:])
     assert cpu_s() - before < seconds * SLOW
-    errors = [line for line in text.splitlines() if line.startswith(f"{program}: error: ") or "lvl=error" in line]
+    errors = [
+        line for line in text.splitlines()
+        if line.startswith(f"{program}: error: ") or "lvl=error" in line
+    ]
     assert len(errors) == 1 and text.splitlines()[-1] == errors[0], text[-3000:]
     assert len(errors[0]) < 700
     return p.returncode, errors[0]
 
 
 ROUTER = ["--listen", "127.0.0.1:0"]
-WORKER = ["--listen", "127.0.0.1:0", "--router", "127.0.0.1:1", "--kv-memory", "1MiB", "--threads", 1, "--dtype", "f32"]
+WORKER = [
+    "--listen", "127.0.0.1:0", "--router", "127.0.0.1:1", "--kv-memory", "1MiB", "--threads", 1,
+    "--dtype", "f32"
+]
 
 
 @pytest.fixture
@@ -52,13 +64,14 @@ def model(tmp_path):
     return d
 
 
-# ---- ways to break a file --------------------------------------------------------------------------------------------------------------------
+# ---- ways to break a file
+# -------------------------------------------------------------------------------------------------
 
 
 def cut(name, keep):
     def do(d):
         data = (d / name).read_bytes()
-        (d / name).write_bytes(data[: keep if isinstance(keep, int) else int(len(data) * keep)])
+        (d / name).write_bytes(data[:keep if isinstance(keep, int) else int(len(data) * keep)])
 
     return do
 
@@ -81,7 +94,6 @@ def as_directory(name):
 
 def fifo(name):
     """A pipe that nobody writes to: reading it must not wait for ever."""
-
     def do(d):
         (d / name).unlink()
         os.mkfifo(d / name)
@@ -111,14 +123,13 @@ def config(**fields):
 
 def header(change):
     """Edits the header of model.safetensors; the data stay."""
-
     def do(d):
         data = (d / "model.safetensors").read_bytes()
         n = struct.unpack("<Q", data[:8])[0]
-        j = json.loads(data[8 : 8 + n])
+        j = json.loads(data[8:8 + n])
         h = change(j)
         h = json.dumps(j).encode() if h is None else h
-        (d / "model.safetensors").write_bytes(struct.pack("<Q", len(h)) + h + data[8 + n :])
+        (d / "model.safetensors").write_bytes(struct.pack("<Q", len(h)) + h + data[8 + n:])
 
     return do
 
@@ -169,22 +180,26 @@ def set_in(*path_and_value):
 
 ST = "model.safetensors"
 WEIGHTS = [  # what a worker finds
-    ("missing", remove(ST), [ST]),
-    ("empty", cut(ST, 0), [ST, "0 bytes"]),
+    ("missing", remove(ST), [ST]), ("empty", cut(ST, 0), [ST, "0 bytes"]),
     ("seven_bytes", cut(ST, 7), [ST, "7 bytes"]),
-    ("half_header", cut(ST, 100), [ST, "header length"]),
-    ("half_data", cut(ST, 0.5), [ST, "bytes"]),
+    ("half_header", cut(ST, 100), [ST, "header length"]), ("half_data", cut(ST, 0.5), [ST,
+                                                                                       "bytes"]),
     ("one_byte_less", cut(ST, -1), [ST, "bytes"]),
-    ("header_length_huge", lambda d: (d / ST).write_bytes(b"\xff" * 8 + b"{}"), [ST, "header length", "18446744073709551615"]),
+    ("header_length_huge", lambda d:
+     (d / ST).write_bytes(b"\xff" * 8 + b"{}"), [ST, "header length", "18446744073709551615"]),
     ("header_length_0", lambda d: (d / ST).write_bytes(bytes(8) + b"{}"), [ST, "header"]),
     ("header_no_json", header(lambda j: b"hello"), [ST, "header"]),
     ("header_list", header(lambda j: b"[1]"), [ST, "header", "object"]),
     ("header_empty", header(lambda j: b"{}"), [ST, "no tensor"]),
-    ("header_deep", header(lambda j: b'{"a":' + b"[" * 100000 + b"]" * 100000 + b"}"), [ST, "header"]),
+    ("header_deep", header(lambda j: b'{"a":' + b"[" * 100000 + b"]" * 100000 + b"}"), [
+        ST, "header"
+    ]),
     ("header_duplicate",
-     header(lambda j: b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'),
-     [ST, "header"]),
-    ("past_end", header(past_end), [ST, NORM]),
+     header(
+         lambda j:
+         b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],'
+         b'"data_offsets":[0,4]}}'
+     ), [ST, "header"]), ("past_end", header(past_end), [ST, NORM]),
     ("overlap", header(overlap), [ST]),
     ("begin_after_end", tensor(NORM, data_offsets=[10, 5]), [ST, NORM, "data_offsets"]),
     ("negative_offset", tensor(NORM, data_offsets=[-4, 5]), [ST, NORM, "data_offsets"]),
@@ -199,23 +214,32 @@ WEIGHTS = [  # what a worker finds
     ("dtype_integer", tensor(NORM, dtype="I16"), [NORM, "I16"]),
     ("extra_key", tensor(NORM, colour="red"), [ST, NORM]),
     ("name_long", renamed(NORM, "x" * 10000), [ST, "10000"]),
-    ("tensor_missing", renamed(K0, "model.layers.0.self_attn.z_proj.weight"), ["layers.0.self_attn"]),
+    ("tensor_missing", renamed(K0,
+                               "model.layers.0.self_attn.z_proj.weight"), ["layers.0.self_attn"]),
     ("tensor_transposed", header(lambda j: j[K0].update(shape=j[K0]["shape"][::-1])), [K0, "64"]),
     ("metadata_no_object", header(lambda j: j.update(__metadata__=3)), [ST, "__metadata__"]),
-    ("many_tensors", header(lambda j: json.dumps({f"t{i}": {"dtype": "F32", "shape": [0],
-                                                            "data_offsets": [0, 0]} for i in range(200001)}).encode()),
-                                                            [ST, "200001", "200000"]),
-    ("directory", as_directory(ST), [ST]),
-    ("fifo", fifo(ST), [ST]),
-    ("index_of_nothing", lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text("{}")), ["index.json", "weight_map"]),
-    ("index_escapes", lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"../../etc/passwd"}}')),
-     ["index.json", "passwd"]),
-    ("index_of_missing_shard",
-     lambda d: ((d / ST).unlink(), (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"model-1.safetensors"}}')),
-     ["model-1.safetensors"]),
-    ("index_names_no_tensor",
-     lambda d: (os.rename(d / ST, d / "s1.safetensors"), (d / f"{ST}.index.json").write_text('{"weight_map":{"nope":"s1.safetensors"}}')),
-     ["index.json"]),
+    ("many_tensors",
+     header(lambda j: json.dumps(
+         {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+          for i in range(200001)}).encode()), [ST, "200001", "200000"]),
+    ("directory", as_directory(ST), [ST]), ("fifo", fifo(ST), [ST]),
+    ("index_of_nothing", lambda d:
+     ((d / ST).unlink(), (d / f"{ST}.index.json").write_text("{}")), ["index.json", "weight_map"]),
+    ("index_escapes", lambda d:
+     ((d / ST).unlink(),
+      (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"../../etc/passwd"}}')), [
+          "index.json", "passwd"
+      ]),
+    ("index_of_missing_shard", lambda d:
+     ((d / ST).unlink(),
+      (d / f"{ST}.index.json").write_text('{"weight_map":{"a":"model-1.safetensors"}}')), [
+          "model-1.safetensors"
+      ]),
+    ("index_names_no_tensor", lambda d:
+     (os.rename(d / ST, d / "s1.safetensors"),
+      (d / f"{ST}.index.json").write_text('{"weight_map":{"nope":"s1.safetensors"}}')), [
+          "index.json"
+      ]),
 ]
 CONFIG = [  # both daemons read it
     ("missing", remove("config.json"), ["config.json"]),
@@ -234,28 +258,40 @@ CONFIG = [  # both daemons read it
     ("hidden_0", config(hidden_size=0), ["config.json", "hidden_size", "0"]),
     ("hidden_text", config(hidden_size="many"), ["config.json", "hidden_size"]),
     ("hidden_float", config(hidden_size=192.5), ["config.json", "hidden_size"]),
-    ("hidden_absurd", config(hidden_size=2**40), ["config.json", "hidden_size", str(2**40)]),
+    ("hidden_absurd", config(hidden_size=2**40), ["config.json", "hidden_size",
+                                                  str(2**40)]),
     ("layers_negative", config(num_hidden_layers=-1), ["config.json", "num_hidden_layers", "-1"]),
-    ("layers_absurd", config(num_hidden_layers=10**9), ["config.json", "num_hidden_layers", str(10**9)]),
-    ("heads_0", config(num_attention_heads=0), ["config.json", "num_attention_heads", "0"]),
-    ("kv_heads_do_not_divide", config(num_key_value_heads=4), ["config.json", "num_key_value_heads", "4", "6"]),
-    ("head_dim_odd", config(head_dim=33), ["config.json", "head_dim", "33"]),
+    ("layers_absurd", config(num_hidden_layers=10**9), [
+        "config.json", "num_hidden_layers", str(10**9)
+    ]), ("heads_0", config(num_attention_heads=0), ["config.json", "num_attention_heads", "0"]),
+    ("kv_heads_do_not_divide", config(num_key_value_heads=4), [
+        "config.json", "num_key_value_heads", "4", "6"
+    ]), ("head_dim_odd", config(head_dim=33), ["config.json", "head_dim", "33"]),
     ("vocab_0", config(vocab_size=0), ["config.json", "vocab_size", "0"]),
-    ("positions_0", config(max_position_embeddings=0), ["config.json", "max_position_embeddings", "0"]),
-    ("eps_negative", config(rms_norm_eps=-1e-5), ["config.json", "rms_norm_eps"]),
+    ("positions_0", config(max_position_embeddings=0), [
+        "config.json", "max_position_embeddings", "0"
+    ]), ("eps_negative", config(rms_norm_eps=-1e-5), ["config.json", "rms_norm_eps"]),
     ("theta_0", config(rope_theta=0), ["config.json", "rope_theta", "0"]),
-    ("rope_unknown", config(rope_scaling={"rope_type": "spiral", "factor": 2}), ["config.json", "rope_type", "spiral"]),
-    ("rope_factor_0", config(rope_scaling={"rope_type": "linear", "factor": 0}), ["config.json", "factor", "0"]),
-    ("rope_contradiction", config(rope_scaling={"rope_type": "linear", "type": "llama3", "factor": 2}),
-     ["config.json", "rope_type", "linear", "llama3"]),
-    ("dtype_unknown", config(torch_dtype="float8"), ["config.json", "float8"]),
+    ("rope_unknown", config(rope_scaling={"rope_type": "spiral", "factor": 2}), [
+        "config.json", "rope_type", "spiral"
+    ]),
+    ("rope_factor_0", config(rope_scaling={"rope_type": "linear", "factor": 0}), [
+        "config.json", "factor", "0"
+    ]),
+    ("rope_contradiction",
+     config(rope_scaling={"rope_type": "linear", "type": "llama3", "factor": 2}), [
+         "config.json", "rope_type", "linear", "llama3"
+     ]), ("dtype_unknown", config(torch_dtype="float8"), ["config.json", "float8"]),
     ("eos_range", config(eos_token_id=99999), ["eos_token_id", "99999", "2047"]),
     ("quantized", config(quantization_config={"bits": 4}), ["config.json", "quantization_config"]),
     ("bias_text", config(attention_bias="yes"), ["config.json", "attention_bias"]),
     ("generation_no_json", write("generation_config.json", b"{"), ["generation_config.json"]),
-    ("generation_temperature", edit("generation_config.json", lambda j: j.update(temperature=-3)),
-     ["generation_config.json", "temperature", "-3"]),
-    ("generation_top_p", edit("generation_config.json", lambda j: j.update(top_p=7)), ["generation_config.json", "top_p", "7"]),
+    ("generation_temperature", edit("generation_config.json", lambda j: j.update(temperature=-3)), [
+        "generation_config.json", "temperature", "-3"
+    ]),
+    ("generation_top_p", edit("generation_config.json", lambda j: j.update(top_p=7)), [
+        "generation_config.json", "top_p", "7"
+    ]),
 ]
 DISAGREE = [  # config and weights: the worker sees it
     ("hidden", config(hidden_size=384, head_dim=64), ["embed_tokens", "384", "192"]),
@@ -281,21 +317,39 @@ TOKENIZER = [  # the router reads it
     ("vocab_list", tok(set_in("model", "vocab", [])), ["tokenizer.json", "vocab"]),
     ("vocab_empty", tok(set_in("model", "vocab", {})), ["tokenizer.json", "vocab"]),
     ("id_negative", tok(set_in("model", "vocab", "zz", -5)), ["tokenizer.json", "zz", "-5"]),
-    ("id_huge", tok(set_in("model", "vocab", "zz", 2**40)), ["tokenizer.json", "zz", str(2**40)]),
+    ("id_huge", tok(set_in("model", "vocab", "zz", 2**40)), ["tokenizer.json", "zz",
+                                                             str(2**40)]),
     ("id_text", tok(set_in("model", "vocab", "zz", "five")), ["tokenizer.json", "zz"]),
     ("id_twice", tok(set_in("model", "vocab", "zz", 100)), ["tokenizer.json", "100"]),
-    ("merges_unknown", tok(lambda j: j["model"]["merges"].insert(3, "zzz yyy")), ["tokenizer.json", "merges[3]", "zzz"]),
-    ("merges_number", tok(lambda j: j["model"]["merges"].insert(3, 7)), ["tokenizer.json", "merges[3]"]),
-    ("merges_one_word", tok(lambda j: j["model"]["merges"].insert(3, "a")), ["tokenizer.json", "merges[3]"]),
-    ("pre_tokenizer_unknown", tok(lambda j: j.update(pre_tokenizer={"type": "Magic"})), ["tokenizer.json", "pre_tokenizer", "Magic"]),
-    ("regex_broken", tok(lambda j: j.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated",
-                                                           "invert": False})), ["tokenizer.json", "pre_tokenizer"]),
-    ("normalizer_unknown", tok(lambda j: j.update(normalizer={"type": "Magic"})), ["tokenizer.json", "normalizer", "Magic"]),
-    ("decoder_unknown", tok(lambda j: j.update(decoder={"type": "Magic"})), ["tokenizer.json", "decoder", "Magic"]),
+    ("merges_unknown", tok(lambda j: j["model"]["merges"].insert(3, "zzz yyy")), [
+        "tokenizer.json", "merges[3]", "zzz"
+    ]),
+    ("merges_number", tok(lambda j: j["model"]["merges"].insert(3, 7)), [
+        "tokenizer.json", "merges[3]"
+    ]),
+    ("merges_one_word", tok(lambda j: j["model"]["merges"].insert(3, "a")), [
+        "tokenizer.json", "merges[3]"
+    ]),
+    ("pre_tokenizer_unknown", tok(lambda j: j.update(pre_tokenizer={"type": "Magic"})), [
+        "tokenizer.json", "pre_tokenizer", "Magic"
+    ]),
+    ("regex_broken",
+     tok(lambda j: j.update(pre_tokenizer={
+         "type": "Split", "pattern": {"Regex": "(["}, "behavior": "Isolated", "invert": False
+     })), ["tokenizer.json", "pre_tokenizer"]),
+    ("normalizer_unknown", tok(lambda j: j.update(normalizer={"type": "Magic"})), [
+        "tokenizer.json", "normalizer", "Magic"
+    ]),
+    ("decoder_unknown", tok(lambda j: j.update(decoder={"type": "Magic"})), [
+        "tokenizer.json", "decoder", "Magic"
+    ]),
     ("added_no_list", tok(lambda j: j.update(added_tokens=5)), ["tokenizer.json", "added_tokens"]),
-    ("added_empty", tok(lambda j: j["added_tokens"][0].update(content="")), ["tokenizer.json", "added_tokens[0]"]),
-    ("template_file_no_json", write("tokenizer_config.json", b"{"), ["tokenizer_config.json"]),
-    ("template_number", edit("tokenizer_config.json", lambda j: j.update(chat_template=5)), ["tokenizer_config.json", "chat_template"]),
+    ("added_empty", tok(lambda j: j["added_tokens"][0].update(content="")), [
+        "tokenizer.json", "added_tokens[0]"
+    ]), ("template_file_no_json", write("tokenizer_config.json", b"{"), ["tokenizer_config.json"]),
+    ("template_number", edit("tokenizer_config.json", lambda j: j.update(chat_template=5)), [
+        "tokenizer_config.json", "chat_template"
+    ]),
 ]
 
 
@@ -307,7 +361,9 @@ def check(program, model, parts, seconds=5):
 
 
 def cases(table):
-    table = table[::3] if SHORT else table  # sanitizer builds: the fuzzers and unit tests have the rest
+    table = table[::
+                  # sanitizer builds: the fuzzers and unit tests have the rest
+                  3] if SHORT else table
     return pytest.mark.parametrize("case", table, ids=[c[0] for c in table])
 
 
@@ -386,13 +442,18 @@ def adapter_instead(d):
     return adapter_beside(gguf_alone(d))
 
 
-NOT_OURS = [(gguf_alone, ["model-Q8_0.gguf", "does not read GGUF", "Hugging Face directory"]), (gguf_for_weights, ["model-Q8_0.gguf and no .safetensors", "does not read GGUF"]),
-            (gguf_file, ["model-Q8_0.gguf is a GGUF file, which this version does not read"]), (gguf_by_magic, ["blob is a GGUF file"]),
-            (adapter_beside, ["adapter_config.json", "LoRA adapters are not supported by this version"]), (adapter_instead, ["adapter_config.json: LoRA"])]
+NOT_OURS = [(gguf_alone, ["model-Q8_0.gguf", "does not read GGUF", "Hugging Face directory"]),
+            (gguf_for_weights, ["model-Q8_0.gguf and no .safetensors", "does not read GGUF"]),
+            (gguf_file, ["model-Q8_0.gguf is a GGUF file, which this version does not read"]),
+            (gguf_by_magic, ["blob is a GGUF file"]),
+            (adapter_beside, [
+                "adapter_config.json", "LoRA adapters are not supported by this version"
+            ]), (adapter_instead, ["adapter_config.json: LoRA"])]
 
 
 @pytest.mark.parametrize("case", NOT_OURS, ids=[c[0].__name__ for c in NOT_OURS])
-@pytest.mark.parametrize("program", ["tandem-router", "tandem-prefill", "tandem-decode", "tokenize", "logits"])
+@pytest.mark.parametrize("program",
+                         ["tandem-router", "tandem-prefill", "tandem-decode", "tokenize", "logits"])
 def test_a_gguf_or_an_adapter_is_told_by_name(program, case, model, tmp_path):
     what, parts = case
     path = what(model)
@@ -400,8 +461,10 @@ def test_a_gguf_or_an_adapter_is_told_by_name(program, case, model, tmp_path):
         check(program, path, parts)
         return
     more = ["--tokens", "1", "--out", tmp_path / "x"] if program == "logits" else []
-    p = subprocess.run([os.path.join(BIN, "tandem"), program, "--model", path, *more], input=b"", capture_output=True, timeout=60 * SLOW, check=False)
-    if program == "tokenize" and what is gguf_for_weights:  # the tokenizer is there, and it needs no weights
+    p = subprocess.run([os.path.join(BIN, "tandem"), program, "--model", path, *more], input=b"",
+                       capture_output=True, timeout=60 * SLOW, check=False)
+    # the tokenizer is there, and it needs no weights
+    if program == "tokenize" and what is gguf_for_weights:
         assert p.returncode == 0, p.stderr
         return
     assert p.returncode == 1, (p.returncode, p.stderr)
@@ -409,8 +472,13 @@ def test_a_gguf_or_an_adapter_is_told_by_name(program, case, model, tmp_path):
         assert part in p.stderr.decode(), (part, p.stderr)
 
 
-SECRET_DIR = tempfile.TemporaryDirectory(prefix="tandem-test-")  # for ports beyond loopback, which are refused without an identity
-SECRET = ["--cluster-secret-file", proofs.write_secret(os.path.join(SECRET_DIR.name, "secret"), "bad-files-0123456789abcdefghijklmn")]
+SECRET_DIR = tempfile.TemporaryDirectory(
+    prefix="tandem-test-")  # for ports beyond loopback, which are refused without an identity
+SECRET = [
+    "--cluster-secret-file",
+    proofs.write_secret(os.path.join(SECRET_DIR.name, "secret"),
+                        "bad-files-0123456789abcdefghijklmn")
+]
 BAD_OPTIONS = [
     ("tandem-decode", ["--kv-memory", "lots"], 2, ["kv_memory", "lots"]),
     ("tandem-decode", ["--kv-memory", "1"], 2, ["kv_memory", "block"]),
@@ -432,10 +500,12 @@ BAD_OPTIONS = [
     ("tandem-decode", [*SECRET, "--listen", "0.0.0.0:0"], 2, ["advertise", "0.0.0.0"]),
     ("tandem-decode", [*SECRET, "--transfer-host", "203.0.113.7"], 1, ["203.0.113.7"]),
     ("tandem-decode", ["--metrics-listen", "7"], 2, ["metrics_listen", "7"]),
-    ("tandem-decode", ["--metrics-listen", "127.0.0.1:99999999"], None, ["metrics_listen", "99999999", "65535"]),
+    ("tandem-decode", ["--metrics-listen",
+                       "127.0.0.1:99999999"], None, ["metrics_listen", "99999999", "65535"]),
     ("tandem-decode", ["--listen", "127.0.0.1:99999999"], None, ["listen", "99999999"]),
     ("tandem-decode", ["--tls-cert", "x.pem"], 2, ["tls_cert", "tls_key"]),
-    ("tandem-decode", ["--tls-cert", "no-cert.pem", "--tls-key", "no-key.pem"], None, ["no-cert.pem"]),
+    ("tandem-decode", ["--tls-cert", "no-cert.pem", "--tls-key",
+                       "no-key.pem"], None, ["no-cert.pem"]),
     ("tandem-decode", ["--drain-timeout-ms", "soon"], 2, ["drain-timeout-ms", "soon"]),
     ("tandem-router", ["--decision-log", "/nowhere/log"], 1, ["decision_log", "/nowhere/log"]),
     ("tandem-router", ["--policy", "magic"], 2, ["policy", "magic", "round_robin"]),
@@ -448,7 +518,9 @@ BAD_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("case", BAD_OPTIONS, ids=[" ".join(a for a in c[1] if a not in SECRET)[:40] for c in BAD_OPTIONS])
+@pytest.mark.parametrize("case", BAD_OPTIONS, ids=[
+    " ".join(a for a in c[1] if a not in SECRET)[:40] for c in BAD_OPTIONS
+])
 def test_option(case):
     program, args, status, parts = case
     base = ROUTER if program == "tandem-router" else WORKER
@@ -463,15 +535,17 @@ def test_port_in_use():
         s.bind(("127.0.0.1", 0))
         s.listen()
         at = f"127.0.0.1:{s.getsockname()[1]}"
-        for program, args in (("tandem-router", [*ROUTER, "--listen", at]), ("tandem-prefill", [*WORKER, "--listen", at]),
-                              ("tandem-router", [*ROUTER, "--metrics-listen", at])):
+        for program, args in (("tandem-router", [*ROUTER, "--listen", at]), ("tandem-prefill", [
+                *WORKER, "--listen", at
+        ]), ("tandem-router", [*ROUTER, "--metrics-listen", at])):
             _, line = start(program, ["--model", POCKET, *args])
             assert at in line
 
 
 def test_environment():
     """A bad value is named by where it came from."""
-    _, line = start("tandem-router", ["--model", POCKET, *ROUTER], env={"TANDEM_MAX_REQUESTS": "many"})
+    _, line = start("tandem-router", ["--model", POCKET, *ROUTER],
+                    env={"TANDEM_MAX_REQUESTS": "many"})
     assert "TANDEM_MAX_REQUESTS" in line and "many" in line
     _, line = start("tandem-decode", ["--model", POCKET, *WORKER], env={"TANDEM_FAULT": "nonsense"})
     assert "TANDEM_FAULT" in line and "nonsense" in line

@@ -1,7 +1,8 @@
 """kill -9 and SIGSTOP of each daemon at each named step of the protocol, under load (I3, I4).
 
-The step is hit exactly, by TANDEM_FAULT in the victim's environment (common/base/fault.h). Two workers of each role serve; one is the victim.
-Every request must end OK with the tokens of an undisturbed run (the client never sees a worker die), and all pools must be empty again."""
+The step is hit exactly, by TANDEM_FAULT in the victim's environment (common/base/fault.h). Two
+workers of each role serve; one is the victim. Every request must end OK with the tokens of an
+undisturbed run (the client never sees a worker die), and all pools must be empty again."""
 import signal
 import threading
 import time
@@ -14,11 +15,18 @@ from harness import SHORT, SLOW, Cluster
 OK = grpc.StatusCode.OK
 N = 12
 
-DECODE_POINTS = ["decode_accepted:1", "decode_armed:2", "ticket_sent:3", "slot_ready:2", "decode_token:1", "decode_token:40", "decode_last:1"]
-PREFILL_POINTS = ["prefill_accepted:2", "prefill_started:2", "chunk_submitted:1", "chunk_submitted:7", "first_token_sent:2", "final_submitted:2", "push_done:2"]
+DECODE_POINTS = [
+    "decode_accepted:1", "decode_armed:2", "ticket_sent:3", "slot_ready:2", "decode_token:1",
+    "decode_token:40", "decode_last:1"
+]
+PREFILL_POINTS = [
+    "prefill_accepted:2", "prefill_started:2", "chunk_submitted:1", "chunk_submitted:7",
+    "first_token_sent:2", "final_submitted:2", "push_done:2"
+]
 ROUTER_POINTS = ["router_request:3", "router_ticket:3", "router_first_token:3", "router_token:30"]
 if SHORT:  # sanitizer builds: one early, one middle, one late step of each
-    DECODE_POINTS, PREFILL_POINTS, ROUTER_POINTS = DECODE_POINTS[1:6:2], PREFILL_POINTS[1::3], ROUTER_POINTS[1::2]
+    DECODE_POINTS, PREFILL_POINTS, ROUTER_POINTS = DECODE_POINTS[1:6:2], PREFILL_POINTS[
+        1::3], ROUTER_POINTS[1::2]
 
 
 def requests(c):
@@ -26,12 +34,16 @@ def requests(c):
     out = []
     for i in range(N):
         prompt = f"Story {i}. " + "The little fox walked over the hill. " * (1 + i % 4 * 6)
-        out.append(c.request(prompt=prompt, max_tokens=12 + i, temperature=0.0 if i % 2 else 0.9, seed=100 + i, ignore_eos=True))
+        out.append(
+            c.request(prompt=prompt, max_tokens=12 + i, temperature=0.0 if i % 2 else 0.9,
+                      seed=100 + i, ignore_eos=True))
     return out
 
 
 CHUNKS = ["--max-step-tokens", 64]
-SPREAD = ["--policy", "least_token"]  # goodput would send repeats of a prompt to the worker that has it, and the victim might see none
+SPREAD = [
+    "--policy", "least_token"
+]  # goodput would send repeats of a prompt to the worker that has it, and the victim might see none
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +66,8 @@ def assert_same(results, baseline):
 
 
 def run_until(c, baseline, reached):
-    """Rounds of the load until the victim has met its fault point (which worker gets what is the router's business); all of them must be right."""
+    """Rounds of the load until the victim has met its fault point (which worker gets what is the
+    router's business); all of them must be right."""
     for _ in range(8):
         assert_same(c.generate_many(requests(c)), baseline)
         if reached():
@@ -66,7 +79,8 @@ def run_until(c, baseline, reached):
 @pytest.mark.parametrize("point", DECODE_POINTS + PREFILL_POINTS)
 def test_kill_worker(baseline, point, path):
     victim = ("decode-0" if point in DECODE_POINTS else "prefill-0")
-    with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", path], router_args=SPREAD, envs={victim: spec(point, "kill")}) as c:
+    with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", path], router_args=SPREAD,
+                 envs={victim: spec(point, "kill")}) as c:
         run_until(c, baseline, lambda: not c.workers[victim].alive())
         assert c.workers[victim].wait_exit(1) == -signal.SIGKILL
         c.wait_idle(4)
@@ -79,13 +93,15 @@ def test_kill_worker(baseline, point, path):
 @pytest.mark.parametrize("point", DECODE_POINTS + PREFILL_POINTS)
 def test_stop_worker_then_continue(baseline, point):
     victim = ("decode-0" if point in DECODE_POINTS else "prefill-0")
-    with Cluster(prefill=2, decode=2, worker_args=CHUNKS, router_args=SPREAD, envs={victim: spec(point, "stop")}) as c:
+    with Cluster(prefill=2, decode=2, worker_args=CHUNKS, router_args=SPREAD,
+                 envs={victim: spec(point, "stop")}) as c:
         d = c.workers[victim]
         run_until(c, baseline, lambda: "ev=fault_fires" in d.log())
         d.stopped = True
         c.wait_idle(4)
         d.signal(signal.SIGCONT)  # it wakes with requests that are no longer its own
-        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4, "the stopped worker to come back", 10 * SLOW)
+        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4,
+                   "the stopped worker to come back", 10 * SLOW)
         c.wait_idle(4)
         assert_same(c.generate_many(requests(c)), baseline)
         c.wait_idle(4)
@@ -93,24 +109,31 @@ def test_stop_worker_then_continue(baseline, point):
 
 @pytest.mark.parametrize("point", ROUTER_POINTS)
 def test_kill_router(baseline, point):
-    with Cluster(prefill=1, decode=1, worker_args=CHUNKS, envs={"router": spec(point, "kill")}) as c:
+    with Cluster(prefill=1, decode=1, worker_args=CHUNKS, envs={"router": spec(point,
+                                                                               "kill")}) as c:
         results = c.generate_many(requests(c))
         assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
-        for i, r in enumerate(results):  # exactly one terminal status each; a prefix of the right tokens
+        for i, r in enumerate(
+                results):  # exactly one terminal status each; a prefix of the right tokens
             assert r.code in (OK, grpc.StatusCode.UNAVAILABLE), (i, r.code, r.details)
-            assert r.tokens == baseline[i][0][: len(r.tokens)], i
+            assert r.tokens == baseline[i][0][:len(r.tokens)], i
         assert any(r.code == grpc.StatusCode.UNAVAILABLE for r in results)
         c.start_router(listen=f"127.0.0.1:{c.port}", env={"TANDEM_FAULT": ""})
-        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 2, "the workers to come back", 10 * SLOW)
+        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 2,
+                   "the workers to come back", 10 * SLOW)
         c.wait_idle(2)  # nothing of the dead router's requests is held
         assert_same(c.generate_many(requests(c)), baseline)
         c.wait_idle(4)
 
 
 def test_stop_router_frees_workers(baseline):
-    """A frozen router holds nothing for ever: its calls fail by keepalive, the workers free what they held."""
+    """A frozen router holds nothing for ever: its calls fail by keepalive, the workers free what
+    they held."""
     with Cluster(worker_args=CHUNKS) as c:
-        streams = [c.stream(c.request(prompt=f"Story {i}", max_tokens=1500, temperature=0, ignore_eos=True)) for i in range(4)]
+        streams = [
+            c.stream(c.request(prompt=f"Story {i}", max_tokens=1500, temperature=0,
+                               ignore_eos=True)) for i in range(4)
+        ]
         for s in streams:
             next(s)
         c.router.signal(signal.SIGSTOP)
@@ -120,7 +143,8 @@ def test_stop_router_frees_workers(baseline):
         c.router.signal(signal.SIGCONT)
         for s in streams:
             s.cancel()
-        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 2, "the workers to come back", 15 * SLOW)
+        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 2,
+                   "the workers to come back", 15 * SLOW)
         c.wait_idle(4)
         assert_same(c.generate_many(requests(c)), baseline)
 
@@ -132,7 +156,8 @@ def test_drain_worker_under_load(baseline, role):
         import threading
 
         box = []
-        t = threading.Thread(target=lambda: box.extend(c.generate_many(requests(c) * 2, stagger_s=0.005)))
+        t = threading.Thread(
+            target=lambda: box.extend(c.generate_many(requests(c) * 2, stagger_s=0.005)))
         t.start()
         victim = c.workers[f"{role}-0"]
         victim.signal(signal.SIGTERM)
@@ -143,16 +168,19 @@ def test_drain_worker_under_load(baseline, role):
 
 
 def test_drain_timeout_hands_over(baseline):
-    """A drain that may not finish the running requests hands them to the other decode worker, token for token."""
+    """A drain that may not finish the running requests hands them to the other decode worker,
+    token for token."""
     with Cluster(prefill=1, decode=1, worker_args=[*CHUNKS, "--drain-timeout-ms", 0]) as c:
-        long = c.request(prompt="Story 1", max_tokens=600 if SHORT else 900, temperature=0.8, seed=5, ignore_eos=True)
+        long = c.request(prompt="Story 1", max_tokens=600 if SHORT else 900, temperature=0.8,
+                         seed=5, ignore_eos=True)
         want = c.generate(long)
         import threading
 
         box = []
         t = threading.Thread(target=lambda: box.append(c.generate(long)))
         t.start()
-        c.wait_for(lambda: any(w.role == "decode" and w.running for w in c.status().workers), "the request to run", 10 * SLOW)
+        c.wait_for(lambda: any(w.role == "decode" and w.running for w in c.status().workers),
+                   "the request to run", 10 * SLOW)
         c.workers["decode-0"].signal(signal.SIGTERM)
         c.start_worker("decode", wait=False)
         t.join()
@@ -169,10 +197,14 @@ def health(channel):
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_pains_05_a_peers_death_leaves_health_alone(baseline, victim):
-    """A worker dies in the middle of hand-overs: those that it shared them with say SERVING all the while, hold nothing of it, and serve on."""
+    """A worker dies in the middle of hand-overs: those that it shared them with say SERVING all
+    the while, hold nothing of it, and serve on."""
     point = "chunk_submitted:3" if victim == "prefill-0" else "slot_ready:2"
-    with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", "tcp"], router_args=SPREAD, envs={victim: spec(point, "kill")}) as c:
-        others = {w.name: grpc.insecure_channel(w.address) for w in c.status().workers if w.name != victim}
+    with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", "tcp"],
+                 router_args=SPREAD, envs={victim: spec(point, "kill")}) as c:
+        others = {
+            w.name: grpc.insecure_channel(w.address) for w in c.status().workers if w.name != victim
+        }
         seen, over = {name: [] for name in others}, threading.Event()
 
         def watch():
@@ -202,15 +234,19 @@ def test_pains_05_a_peers_death_leaves_health_alone(baseline, victim):
 
 
 def test_pains_06_the_first_legs_reason_reaches_the_client():
-    """The prefill leg fails at once, and with nobody to go on with the client is told that, in the leg's words, and not that decode waited for
-    nothing: the other leg is ended with it, long before any deadline."""
-    with Cluster(router_args=["--max-failovers", 0], worker_args=[*CHUNKS, "--transfer", "tcp", "--peer-timeout-ms", 60000],
-                 envs={"prefill-0": spec("chunk_submitted:1", "kill")}) as c:
+    """The prefill leg fails at once, and with nobody to go on with the client is told that, in
+    the leg's words, and not that decode waited for nothing: the other leg is ended with it,
+    long before any deadline."""
+    with Cluster(router_args=["--max-failovers", 0],
+                 worker_args=[*CHUNKS, "--transfer", "tcp", "--peer-timeout-ms",
+                              60000], envs={"prefill-0": spec("chunk_submitted:1", "kill")}) as c:
         start = time.monotonic()
-        r = c.generate(prompt="The little fox walked over the hill. " * 12, max_tokens=8, temperature=0, ignore_eos=True, timeout=120 * SLOW)
+        r = c.generate(prompt="The little fox walked over the hill. " * 12, max_tokens=8,
+                       temperature=0, ignore_eos=True, timeout=120 * SLOW)
         took = time.monotonic() - start
         assert c.workers["prefill-0"].wait_exit(5 * SLOW) == -signal.SIGKILL
-        assert r.code == grpc.StatusCode.UNAVAILABLE and "the prefill worker failed (prefill-0: " in r.details, (r.code, r.details)
+        assert r.code == grpc.StatusCode.UNAVAILABLE and "the prefill worker failed (prefill-0: " in r.details, (
+            r.code, r.details)
         assert took < 20 * SLOW, f"{took:.1f} s"  # the peer's time-out alone is a minute
         c.wait_idle(4)
         assert health(c.channel) == 1

@@ -1,4 +1,5 @@
-"""Workers come and go all the time, drained or killed, under a constant load: the client never sees it (I4), and every answer is the reference (I1)."""
+"""Workers come and go all the time, drained or killed, under a constant load: the client never
+sees it (I4), and every answer is the reference (I1)."""
 import os
 import random
 import signal
@@ -14,19 +15,21 @@ OK = grpc.StatusCode.OK
 
 
 def reference_requests(c):
-    return [c.request(prompt=f"Story {i}. " + "The little fox walked over the hill. " * (i % 5 * 3), max_tokens=8 + 5 * i,
-                      temperature=0.0 if i % 2 else 0.9, seed=50 + i,
-                      ignore_eos=True) for i in range(10)]
+    return [
+        c.request(prompt=f"Story {i}. " + "The little fox walked over the hill. " * (i % 5 * 3),
+                  max_tokens=8 + 5 * i, temperature=0.0 if i % 2 else 0.9, seed=50 + i,
+                  ignore_eos=True) for i in range(10)
+    ]
 
 
 class Load:
-    """n_clients threads, each with one request at a time, until stopped; every answer is compared."""
-
+    """n_clients threads, each with one request at a time, until stopped; every answer is
+    compared."""
     def __init__(self, c, requests, want, n_clients=4):
         self.c, self.requests, self.want = c, requests, want
         self.stop_asked, self.n_done, self.wrong, self.failovers = threading.Event(), 0, [], 0
         self.lock = threading.Lock()
-        self.threads = [threading.Thread(target=self._run, args=(i,)) for i in range(n_clients)]
+        self.threads = [threading.Thread(target=self._run, args=(i, )) for i in range(n_clients)]
         for t in self.threads:
             t.start()
 
@@ -38,7 +41,8 @@ class Load:
             with self.lock:
                 self.n_done += 1
                 if r.code != OK or r.tokens != self.want[i]:
-                    self.wrong.append((i, r.code, r.details, r.tokens == self.want[i][: len(r.tokens)]))
+                    self.wrong.append(
+                        (i, r.code, r.details, r.tokens == self.want[i][:len(r.tokens)]))
                 elif r.ledger:
                     self.failovers += r.ledger.failovers
 
@@ -51,7 +55,8 @@ class Load:
 
 @pytest.mark.parametrize("mode", ["pd"] if SHORT else ["pd", "hybrid"])
 def test_workers_come_and_go(mode, tmp_path):
-    n_events = 4 if SHORT else 24 if mode == "pd" else 12  # counted, not timed: each role leaves in both ways, however slow the machine is
+    # counted, not timed: each role leaves in both ways, however slow the machine is
+    n_events = 4 if SHORT else 24 if mode == "pd" else 12
     log = tmp_path / "decisions"
     with Cluster(prefill=1, decode=1, mode=mode, router_args=["--decision-log", log]) as c:
         want = [c.generate(r).tokens for r in reference_requests(c)]
@@ -63,8 +68,12 @@ def test_workers_come_and_go(mode, tmp_path):
         try:
             for events in range(n_events):
                 role = ("prefill", "decode")[events % 2]
-                new = c.start_worker(role)  # joined before the old one goes: there is always somebody
-                mine = [d for n, d in c.workers.items() if n.startswith(role) and d is not new and d.alive() and d not in left]
+                new = c.start_worker(
+                    role)  # joined before the old one goes: there is always somebody
+                mine = [
+                    d for n, d in c.workers.items()
+                    if n.startswith(role) and d is not new and d.alive() and d not in left
+                ]
                 victim = rng.choice(mine)
                 how = signal.SIGKILL if events % 4 >= 2 else signal.SIGTERM
                 victim.signal(how)
@@ -82,22 +91,27 @@ def test_workers_come_and_go(mode, tmp_path):
         s = c.status()
         assert s.failed == 0 and s.failovers >= load.failovers
     # the router's log of all this, replayed through its core, gives the same decisions (I5)
-    replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW)
+    replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log],
+                            capture_output=True, timeout=60 * SLOW)
     assert replay.returncode == 0, replay.stderr.decode()[-3000:]
     text = log.read_text()
-    assert replay.stdout.decode() == f'{text.count(chr(10) + "e ")} events, {text.count(chr(10) + "a ")} actions: the same\n'
+    assert replay.stdout.decode(
+    ) == f'{text.count(chr(10) + "e ")} events, {text.count(chr(10) + "a ")} actions: the same\n'
     assert text.count("\ne kind=5 ") >= n_events and text.count("\na kind=5 ") >= load.n_done
 
 
 def test_the_last_one_of_a_role_leaves_and_comes_back():
-    """For a while nobody serves a role: requests wait in the router's queue and are served when somebody joins."""
+    """For a while nobody serves a role: requests wait in the router's queue and are served when
+    somebody joins."""
     with Cluster(prefill=1, decode=1) as c:
         requests = reference_requests(c)
         want = [c.generate(r).tokens for r in requests]
-        leaves = [("decode", signal.SIGKILL), ("prefill", signal.SIGTERM), ("decode", signal.SIGTERM), ("prefill", signal.SIGKILL)]
+        leaves = [("decode", signal.SIGKILL), ("prefill", signal.SIGTERM),
+                  ("decode", signal.SIGTERM), ("prefill", signal.SIGKILL)]
         for role, how in leaves[:1] if SHORT else leaves:
             box = []
-            t = threading.Thread(target=lambda: box.extend(c.generate_many(requests, stagger_s=0.01)))
+            t = threading.Thread(
+                target=lambda: box.extend(c.generate_many(requests, stagger_s=0.01)))
             t.start()
             old = [d for n, d in c.workers.items() if n.startswith(role) and d.alive()]
             for d in old:
@@ -106,6 +120,7 @@ def test_the_last_one_of_a_role_leaves_and_comes_back():
                 d.wait_exit(20 * SLOW)
             c.start_worker(role)
             t.join()
-            assert [r.code for r in box] == [OK] * len(requests), (role, how, [r.details for r in box])
+            assert [r.code
+                    for r in box] == [OK] * len(requests), (role, how, [r.details for r in box])
             assert [r.tokens for r in box] == want
         c.wait_idle(4)

@@ -1,5 +1,6 @@
-"""Who floods a daemon from outside: connections, slow HTTP, endless headers, huge or many messages. Each attack is small, and each daemon must go on
-serving others while it lasts and be as before when it is over."""
+"""Who floods a daemon from outside: connections, slow HTTP, endless headers, huge or many
+messages. Each attack is small, and each daemon must go on serving others while it lasts and
+be as before when it is over."""
 import contextlib
 import ctypes
 import errno
@@ -50,9 +51,11 @@ def check_serves(c):
 
 
 def test_a_listener_survives_running_out_of_descriptors():
-    """gRPC core gives up its listener at the first EMFILE; the limit is lowered under the running router, so no bound of ours comes first."""
+    """gRPC core gives up its listener at the first EMFILE; the limit is lowered under the
+    running router, so no bound of ours comes first."""
     port = free_port()
-    with Cluster(router_args=["--metrics-listen", f"127.0.0.1:{port}", "--port-check-ms", 200]) as c:
+    with Cluster(
+            router_args=["--metrics-listen", f"127.0.0.1:{port}", "--port-check-ms", 200]) as c:
         resource.prlimit(c.router.pid, resource.RLIMIT_NOFILE, (1024, 1024))
         held = []
         for _ in range(1200):
@@ -62,8 +65,10 @@ def test_a_listener_survives_running_out_of_descriptors():
         time.sleep(1)  # the attack: all of them held for a second
         for s in held:
             s.close()
-        # Core has seen that they are gone: until then there is no descriptor, and whoever comes is turned away.
-        c.wait_for(lambda: len(os.listdir(f"/proc/{c.router.pid}/fd")) < 900, "their descriptors back", 20 * SLOW)
+        # Core has seen that they are gone: until then there is no descriptor, and whoever comes is
+        # turned away.
+        c.wait_for(lambda: len(os.listdir(f"/proc/{c.router.pid}/fd")) < 900,
+                   "their descriptors back", 20 * SLOW)
         check_serves(c)
         assert healthz(port, 10 * SLOW) == 200
         assert c.router.alive()
@@ -80,7 +85,8 @@ def test_connections_are_capped_by_address_and_in_all():
         for s in mine + other:
             s.close()
         # Room is given back as soon as somebody needs it.
-        Cluster.wait_for(lambda: is_served(dial(c.port, "127.0.0.2")), "room for a connection", 5 * SLOW)
+        Cluster.wait_for(lambda: is_served(dial(c.port, "127.0.0.2")), "room for a connection",
+                         5 * SLOW)
         check_serves(c)
 
 
@@ -89,18 +95,23 @@ def worker_port(c, name):
 
 
 def test_a_worker_has_the_same_caps():
-    """Connections and calls of one address at a worker's port: it is no longer open to as many as descriptors allow, and says how many it refused."""
+    """Connections and calls of one address at a worker's port: it is no longer open to as many
+    as descriptors allow, and says how many it refused."""
     metrics = free_port()
     with Cluster(prefill=1, decode=0) as c:
-        c.start_worker("decode", args=["--max-connections", 60, "--max-connections-per-peer", 40, "--max-calls-per-peer", 8, "--metrics-listen",
-                                       f"127.0.0.1:{metrics}"])
+        c.start_worker(
+            "decode", args=[
+                "--max-connections", 60, "--max-connections-per-peer", 40, "--max-calls-per-peer",
+                8, "--metrics-listen", f"127.0.0.1:{metrics}"
+            ])
         worker, port = c.workers["decode-0"], worker_port(c, "decode-0")
         mine = [dial(port, "127.0.0.2") for _ in range(50)]
         assert sum(is_served(s) for s in mine) == 40
         other = [dial(port, "127.0.0.3") for _ in range(30)]
         assert 10 <= sum(is_served(s) for s in other) <= 20  # what is left, less the router's
         assert "ev=connections_refused why=peer_limit peer=127.0.0.2" in worker.log()
-        c.wait_for(lambda: metric(metrics, "td_connections_refused_total") >= 20, "the count of the refused", 10 * SLOW)
+        c.wait_for(lambda: metric(metrics, "td_connections_refused_total") >= 20,
+                   "the count of the refused", 10 * SLOW)
         check_serves(c)  # the router's own connection stands
         for s in mine + other:
             s.close()
@@ -116,16 +127,20 @@ def test_a_worker_has_the_same_caps():
             s.close()
             return False
 
-        # The one that found room is kept: a second one would need another place, which may not have been given back yet.
+        # The one that found room is kept: a second one would need another place, which may not have
+        # been given back yet.
         c.wait_for(room, "room for a connection", 5 * SLOW)
         with served[0] as s:
             for i in range(12):
-                s.sendall(frame(HEADERS, END_HEADERS, 1 + 2 * i, call_headers(b"/tandem.v1.Worker/Decode")))
+                s.sendall(
+                    frame(HEADERS, END_HEADERS, 1 + 2 * i,
+                          call_headers(b"/tandem.v1.Worker/Decode")))
             c.wait_for(lambda: c.status() and read_refused(s) == 4, "four refused calls", 10 * SLOW)
             check_serves(c)
 
 
-# --- HTTP/2 ---------------------------------------------------------------------------------------------------------
+# --- HTTP/2
+# -------------------------------------------------------------------------------------------------
 
 CALL = call_headers(b"/tandem.v1.Inference/Generate")
 
@@ -138,7 +153,8 @@ def memory(pid):
 
 
 def flood(s, payload, most):
-    """Sends payload again and again until the server ends the connection; how many bytes that took. At most `most`."""
+    """Sends payload again and again until the server ends the connection; how many bytes that
+    took. At most `most`."""
     n = 0
     try:
         while n < most:
@@ -150,14 +166,19 @@ def flood(s, payload, most):
 
 
 def continuation_flood(s, headers):
-    """HEADERS without END_HEADERS, then CONTINUATION after CONTINUATION: the server must end it within what sockets buffer."""
+    """HEADERS without END_HEADERS, then CONTINUATION after CONTINUATION: the server must end it
+    within what sockets buffer."""
     s.sendall(frame(HEADERS, 0, 1, CALL))
     flood(s, frame(CONTINUATION, 0, 1, headers) * 16, 64 << 20)
 
 
 # What a header costs core is not what it costs the wire: an indexed one is a byte there.
-HEADER_BYTES = {"indexed": b"\x90" * 16000, "empty values": b"\x00\x01a\x00" * 4000, "one endless value": b"\x00\x01a\x7f\xff\xff\xff\xff\x07" + b"x" * 16000}
-# One connection's headers may hold 64 KiB x 72 = 4.7 MB in core; the rest is malloc's and the sockets'.
+HEADER_BYTES = {
+    "indexed": b"\x90" * 16000, "empty values": b"\x00\x01a\x00" * 4000,
+    "one endless value": b"\x00\x01a\x7f\xff\xff\xff\xff\x07" + b"x" * 16000
+}
+# One connection's headers may hold 64 KiB x 72 = 4.7 MB in core; the rest is malloc's and the
+# sockets'.
 MAX_GROWTH_MB = 32 * SLOW
 
 
@@ -173,7 +194,8 @@ def test_endless_headers_cost_little(kind):
 
 
 def test_many_unfinished_headers_cost_little():
-    """Each of 400 connections stays within its own bound and never sends the rest. 32 may be so at once, and take 1.2 MB each (the 400: 460 MB)."""
+    """Each of 400 connections stays within its own bound and never sends the rest. 32 may be so
+    at once, and take 1.2 MB each (the 400: 460 MB)."""
     with Cluster(prefill=0, decode=0) as c:
         before = memory(c.router.pid)[0]
         held = []
@@ -189,8 +211,9 @@ def test_many_unfinished_headers_cost_little():
 
 
 def test_who_makes_room_is_freed_first():
-    """Two bursts of 32 large blocks, the second when the first has had its second, and read in one turn of the router: it is not let in before core has
-    freed the first (it was: twice the memory)."""
+    """Two bursts of 32 large blocks, the second when the first has had its second, and read in
+    one turn of the router: it is not let in before core has freed the first (it was: twice
+    the memory)."""
     with Cluster(prefill=0, decode=0) as c:
         before = memory(c.router.pid)[0]
         bursts = [[http2(c.port) for _ in range(32)] for _ in range(2)]
@@ -199,7 +222,8 @@ def test_who_makes_room_is_freed_first():
         for s in bursts[0]:
             s.sendall(block)
         assert c.status().live == 0
-        c.wait_for(lambda: memory(c.router.pid)[0] - before > 32 * 0.9, "the first burst", 20 * SLOW)
+        c.wait_for(lambda: memory(c.router.pid)[0] - before > 32 * 0.9, "the first burst",
+                   20 * SLOW)
         one = memory(c.router.pid)[1] - before
         c.router.signal(signal.SIGSTOP)
         for s in bursts[1]:
@@ -208,7 +232,8 @@ def test_who_makes_room_is_freed_first():
         c.router.signal(signal.SIGCONT)
         c.router.wait_log("ev=connection_ended why=large_header_blocks")
         assert c.status().live == 0  # answered after what came before it
-        c.wait_for(lambda: any(not is_open(s) for s in bursts[1]), "newcomers that found no place", 20 * SLOW)
+        c.wait_for(lambda: any(not is_open(s) for s in bursts[1]), "newcomers that found no place",
+                   20 * SLOW)
         assert memory(c.router.pid)[1] - before < 1.5 * one
         for s in bursts[0] + bursts[1]:
             s.close()
@@ -220,7 +245,8 @@ def test_streams_before_the_settings_ack_are_few():
         before = memory(c.router.pid)[0]
         with http2(c.port) as s, pytest.raises(OSError):
             for first in range(1, 200001, 2000):
-                s.sendall(b"".join(frame(HEADERS, END_HEADERS, first + i, CALL) for i in range(0, 2000, 2)))
+                s.sendall(b"".join(
+                    frame(HEADERS, END_HEADERS, first + i, CALL) for i in range(0, 2000, 2)))
         c.router.wait_log("ev=connection_ended why=streams_before_settings_ack")
         assert memory(c.router.pid)[1] - before < MAX_GROWTH_MB
         assert c.status().live == 0
@@ -232,16 +258,20 @@ def test_calls_taken_back_at_once_are_few():
         with http2(c.port) as s, pytest.raises(OSError):
             s.sendall(frame(SETTINGS, 1, 0, b""))
             for first in range(1, 200001, 2000):
-                s.sendall(b"".join(frame(HEADERS, END_HEADERS, first + i, CALL) + frame(RST_STREAM, 0, first + i, b"\0\0\0\x08")
-                                   for i in range(0, 2000, 2)))
+                s.sendall(b"".join(
+                    frame(HEADERS, END_HEADERS, first + i, CALL) +
+                    frame(RST_STREAM, 0, first + i, b"\0\0\0\x08") for i in range(0, 2000, 2)))
         c.router.wait_log("ev=connection_ended why=cheap_frames")
         c.wait_for(lambda: c.status().live == 0, "no live call", 10 * SLOW)
 
 
 def make_certificate(folder, days=2):
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", str(days), "-subj", "/CN=localhost",
-                    "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True,
-                   capture_output=True)
+    subprocess.run([
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+        "-days",
+        str(days), "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout", folder / "key.pem", "-out", folder / "cert.pem"
+    ], check=True, capture_output=True)
     return ["--tls-cert", folder / "cert.pem", "--tls-key", folder / "key.pem"]
 
 
@@ -250,14 +280,16 @@ def test_endless_headers_cost_little_with_tls_too(tmp_path):
     credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
     context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     context.set_alpn_protocols(["h2"])
-    with Cluster(prefill=0, decode=0, router_args=[*args, "--port-check-ms", 100], tls=credentials) as c:
+    with Cluster(prefill=0, decode=0, router_args=[*args, "--port-check-ms", 100],
+                 tls=credentials) as c:
         before = memory(c.router.pid)[0]
         with http2(c.port, context=context) as s:
             continuation_flood(s, HEADER_BYTES["indexed"])
         c.router.wait_log("ev=connection_ended why=header_block_bytes")
         assert memory(c.router.pid)[1] - before < MAX_GROWTH_MB
         assert c.status().live == 0
-        assert "ev=port_silent" not in c.router.log() and "andshak" not in c.router.log()  # the port's own check leaves no trace
+        assert "ev=port_silent" not in c.router.log() and "andshak" not in c.router.log(
+        )  # the port's own check leaves no trace
 
 
 def test_calls_are_capped_by_address():
@@ -271,7 +303,8 @@ def test_calls_are_capped_by_address():
 
 
 def read_refused(s, seen={}):
-    """How many streams of the connection have ended with trailers so far (HEADERS with END_STREAM)."""
+    """How many streams of the connection have ended with trailers so far (HEADERS with
+    END_STREAM)."""
     buf = seen.setdefault(s, bytearray())
     s.setblocking(False)
     with contextlib.suppress(BlockingIOError):
@@ -315,9 +348,12 @@ def listener_of(pid, port):
 
 
 def test_a_daemon_whose_listener_died_says_so_and_ends():
-    """The listener is shut down behind the router's back: health follows the port, then the process ends with an error."""
+    """The listener is shut down behind the router's back: health follows the port, then the
+    process ends with an error."""
     port = free_port()
-    with Cluster(router_args=["--metrics-listen", f"127.0.0.1:{port}", "--port-check-ms", 300 * SLOW]) as c:
+    with Cluster(
+            router_args=["--metrics-listen", f"127.0.0.1:{port}", "--port-check-ms", 300 *
+                         SLOW]) as c:
         assert healthz(port, 10 * SLOW) == 200
         with listener_of(c.router.pid, c.port) as listener:
             listener.shutdown(socket.SHUT_RDWR)
@@ -330,7 +366,8 @@ def test_a_daemon_whose_listener_died_says_so_and_ends():
 
 
 def test_slow_http_does_not_hide_health():
-    """64 half-open connections, then 130 new ones a second that each send a byte at a time: /healthz answers within a second all along."""
+    """64 half-open connections, then 130 new ones a second that each send a byte at a time:
+    /healthz answers within a second all along."""
     port = free_port()
     with Cluster(prefill=0, decode=0, router_args=["--metrics-listen", f"127.0.0.1:{port}"]):
         held = [dial(port) for _ in range(64)]
@@ -363,36 +400,46 @@ def test_slow_http_does_not_hide_health():
             s.close()
 
 
-# --- messages -------------------------------------------------------------------------------------------------------
+# --- messages
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_million_elements_are_refused_before_they_are_unpacked():
     million = 1_000_000
     bodies = {
-        "chat.messages": field(3, field(1, b"") * million),
-        "token_ids": field(4, field(1, b"\x01" * million)),
-        "stop.stop": field(7, field(2, b"") * million),
-        "sampling.logit_bias": field(6, field(9, b"") * million),
+        "chat.messages": field(3,
+                               field(1, b"") * million), "token_ids": field(
+                                   4, field(1, b"\x01" * million)), "stop.stop": field(
+                                       7,
+                                       field(2, b"") * million), "sampling.logit_bias": field(
+                                           6,
+                                           field(9, b"") * million),
     }
     with Cluster(prefill=0, decode=0) as c:
         call(c.channel, GENERATE, bodies["chat.messages"][:1000])
         before = memory(c.router.pid)[0]
         for name, body in bodies.items():
             code, details, _ = call(c.channel, GENERATE, body)
-            assert code == grpc.StatusCode.INVALID_ARGUMENT and f"{name} has 1000000 elements, limit " in details, (name, code, details)
-        # The bytes of one message, twice (as it came and in one piece), and the sockets'. Unpacked, a million messages were 100 MB.
+            assert code == grpc.StatusCode.INVALID_ARGUMENT and f"{name} has 1000000 elements, limit " in details, (
+                name, code, details)
+        # The bytes of one message, twice (as it came and in one piece), and the sockets'. Unpacked,
+        # a million messages were 100 MB.
         assert memory(c.router.pid)[1] - before < 16 * SLOW
 
 
-# --- the log --------------------------------------------------------------------------------------------------------
+# --- the log
+# -------------------------------------------------------------------------------------------------
 
 
 def test_cancels_cannot_fill_the_log():
-    """300 cancels: a burst of lines, then a few a second, and the rest is told as a number. A request's name is quoted whatever its bytes."""
+    """300 cancels: a burst of lines, then a few a second, and the rest is told as a number. A
+    request's name is quoted whatever its bytes."""
     with Cluster() as c:
         evil = 'x" lvl=error\nts=2026-01-01T00:00:00.000Z lvl=error ev=forged \x1b[2J\u00e9'
         for i in range(300):
-            s = c.stream(c.request(ids=[1, 2, 3], max_tokens=1000, ignore_eos=True, request_id=evil if i == 0 else f"r{i}"))
+            s = c.stream(
+                c.request(ids=[1, 2, 3], max_tokens=1000, ignore_eos=True,
+                          request_id=evil if i == 0 else f"r{i}"))
             next(s)
             s.cancel()
         c.wait_idle()
@@ -400,10 +447,13 @@ def test_cancels_cannot_fill_the_log():
         def counts():
             log = c.router.log()
             return log.count("ev=request_cancelled "), sum(
-                int(n) for n in re.findall(r"(?:ev=request_cancelled .*|event=request_cancelled) suppressed=(\d+)", log))
+                int(n) for n in re.findall(
+                    r"(?:ev=request_cancelled .*|event=request_cancelled) suppressed=(\d+)", log))
 
-        # A pause of a second among the cancels, as on a busy machine, tells a number in between: the sum says that it is over.
-        c.wait_for(lambda: sum(counts()) >= 300, "every cancel in the log, told or counted", 10 * SLOW)
+        # A pause of a second among the cancels, as on a busy machine, tells a number in between:
+        # the sum says that it is over.
+        c.wait_for(lambda: sum(counts()) >= 300, "every cancel in the log, told or counted",
+                   10 * SLOW)
         told, left_out = counts()
         log = c.router.log()
         assert told >= 20 and left_out > 0 and told + left_out == 300, (told, left_out)
@@ -411,7 +461,8 @@ def test_cancels_cannot_fill_the_log():
         assert r'req="x\" lvl=error\nts=' in log
 
 
-# --- TLS handshakes -------------------------------------------------------------------------------------------------
+# --- TLS handshakes
+# -------------------------------------------------------------------------------------------------
 
 
 def shakes_hands(port, context, source="127.0.0.1"):
@@ -426,32 +477,39 @@ def shakes_hands(port, context, source="127.0.0.1"):
 
 @contextlib.contextmanager
 def tls_router(tmp_path, *args):
-    """(cluster, a client's context); the router's handshakes have a minute, so that only the bounds end them."""
+    """(cluster, a client's context); the router's handshakes have a minute, so that only the
+    bounds end them."""
     options = make_certificate(tmp_path)
     credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
     context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     context.set_alpn_protocols(["h2"])
-    with Cluster(prefill=0, decode=0, router_args=[*options, "--handshake-timeout-ms", 60000, *args], tls=credentials) as c:
+    with Cluster(prefill=0, decode=0,
+                 router_args=[*options, "--handshake-timeout-ms", 60000,
+                              *args], tls=credentials) as c:
         yield c, context
 
 
 def test_half_open_handshakes_keep_nobody_out(tmp_path):
-    """Connections that never say their hello: one address has half of the places, more are closed, and the oldest makes room once it had its second."""
+    """Connections that never say their hello: one address has half of the places, more are
+    closed, and the oldest makes room once it had its second."""
     metrics = free_port()
-    with tls_router(tmp_path, "--max-handshakes", 16, "--metrics-listen", f"127.0.0.1:{metrics}") as (c, context):
+    with tls_router(tmp_path, "--max-handshakes", 16, "--metrics-listen",
+                    f"127.0.0.1:{metrics}") as (c, context):
         mine = [dial(c.port, "127.0.0.2") for _ in range(40)]
         c.router.wait_log("ev=connections_refused why=handshakes peer=127.0.0.2")
         c.wait_for(lambda: sum(is_open(s) for s in mine) == 8, "all but eight closed", 10 * SLOW)
         assert shakes_hands(c.port, context)  # of another address: the other half is free
         others = [dial(c.port, f"127.0.0.{3 + i % 4}") for i in range(40)]
-        c.wait_for(lambda: metric(metrics, "td_tls_handshakes") >= 15, "all handshakes in progress", 10 * SLOW)  # one may be the port's own check
+        c.wait_for(lambda: metric(metrics, "td_tls_handshakes") >= 15, "all handshakes in progress",
+                   10 * SLOW)  # one may be the port's own check
         c.wait_for(lambda: shakes_hands(c.port, context), "room for whom waited", 10 * SLOW)
         c.router.wait_log("ev=connection_ended why=handshake_not_finished")
         assert sum(is_open(s) for s in mine + others) <= 16
         assert c.status().live == 0 and c.router.alive()
         for s in mine + others:
             s.close()
-        c.wait_for(lambda: metric(metrics, "td_tls_handshakes") <= 1, "no handshake left", 10 * SLOW)
+        c.wait_for(lambda: metric(metrics, "td_tls_handshakes") <= 1, "no handshake left",
+                   10 * SLOW)
 
 
 def test_handshakes_that_are_done_do_not_count(tmp_path):
@@ -461,7 +519,8 @@ def test_handshakes_that_are_done_do_not_count(tmp_path):
                 s = stack.enter_context(http2(c.port, context=context))
                 assert is_served(s)
             assert shakes_hands(c.port, context)
-        assert "ev=connections_refused" not in c.router.log() and "ev=connection_ended" not in c.router.log()
+        assert "ev=connections_refused" not in c.router.log(
+        ) and "ev=connection_ended" not in c.router.log()
 
 
 def test_handshakes_have_a_rate(tmp_path):
@@ -473,7 +532,8 @@ def test_handshakes_have_a_rate(tmp_path):
         assert 8 <= n <= most + 1, (n, most)
         c.router.wait_log("ev=connections_refused why=handshakes_per_s peer=127.0.0.2")
         assert shakes_hands(c.port, context, "127.0.0.3")
-        c.wait_for(lambda: shakes_hands(c.port, context, "127.0.0.2"), "the next second's", 10 * SLOW)
+        c.wait_for(lambda: shakes_hands(c.port, context, "127.0.0.2"), "the next second's",
+                   10 * SLOW)
 
 
 def pump(ssl_object, incoming, outgoing, s, piece=None):
@@ -494,7 +554,8 @@ def pump(ssl_object, incoming, outgoing, s, piece=None):
 
 @pytest.mark.parametrize("piece", [1300, 100])
 def test_a_large_hello_in_segments(tmp_path, piece):
-    """A ClientHello with post-quantum key shares is larger than one segment (OpenSSL 3.5: 1,542 bytes). Here the protocols that it offers make it so."""
+    """A ClientHello with post-quantum key shares is larger than one segment (OpenSSL 3.5: 1,542
+    bytes). Here the protocols that it offers make it so."""
     with tls_router(tmp_path) as (c, context):
         context.set_alpn_protocols(["h2", *("x" * 198 + f"{i:02}" for i in range(10))])
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -517,17 +578,23 @@ def test_a_large_hello_in_segments(tmp_path, piece):
             assert said[3] == SETTINGS
 
 
-@pytest.mark.skipif(bool(os.environ.get("TANDEM_TEST_SANITIZER")), reason="the sanitizer's runtime must be loaded first")
+@pytest.mark.skipif(bool(os.environ.get("TANDEM_TEST_SANITIZER")),
+                    reason="the sanitizer's runtime must be loaded first")
 def test_the_port_checks_own_hello_may_be_large(tmp_path):
-    """The daemon's check of its own port says a ClientHello of this machine's OpenSSL: one of 1,542 bytes did not fit, and no daemon with TLS started."""
+    """The daemon's check of its own port says a ClientHello of this machine's OpenSSL: one of
+    1,542 bytes did not fit, and no daemon with TLS started."""
     large = os.path.join(os.path.dirname(BIN), "lib", "libtd_large_hello.so")
     options = make_certificate(tmp_path)
     port = free_port()
-    args = [*options, "--listen", "127.0.0.1:0", "--model", POCKET, "--metrics-listen", f"127.0.0.1:{port}", "--port-check-ms", 50]
+    args = [
+        *options, "--listen", "127.0.0.1:0", "--model", POCKET, "--metrics-listen",
+        f"127.0.0.1:{port}", "--port-check-ms", 50
+    ]
     d = Daemon("router", "tandem-router", args, tmp_path, env={"LD_PRELOAD": large})
     try:
         d.wait_log("ev=ready ")
-        d.wait_log(r"large hello: number 5, 2\d{3} bytes")  # the check goes on: those before were answered
+        d.wait_log(
+            r"large hello: number 5, 2\d{3} bytes")  # the check goes on: those before were answered
         assert healthz(port, 5 * SLOW) == 200 and "ev=port_silent" not in d.log()
     finally:
         d.process.terminate()
@@ -549,21 +616,28 @@ def test_a_handshake_has_a_deadline(tmp_path, said):
         assert c.status().live == 0
 
 
-# --- certificates ---------------------------------------------------------------------------------------------------
+# --- certificates
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_certificate_that_ends_soon_is_told(tmp_path):
     port = free_port()
     args = make_certificate(tmp_path, days=3)
     credentials = grpc.ssl_channel_credentials((tmp_path / "cert.pem").read_bytes())
-    with Cluster(prefill=0, decode=0, router_args=[*args, "--metrics-listen", f"127.0.0.1:{port}"], tls=credentials) as c:
-        c.router.wait_log(r"lvl=warn .*ev=tls_certificate_expires file=\S+cert.pem days_left=(2\.9|3\.0) expired=false")
+    with Cluster(prefill=0, decode=0, router_args=[*args, "--metrics-listen", f"127.0.0.1:{port}"],
+                 tls=credentials) as c:
+        c.router.wait_log(
+            r"lvl=warn .*ev=tls_certificate_expires file=\S+cert.pem days_left=(2\.9|3\.0) "
+            r"expired=false"
+        )
         assert 2.9 < metric(port, 'td_tls_certificate_expiry_days{file="cert"}') <= 3.0
         make_certificate(tmp_path, days=100)
 
         def renewed():
-            with contextlib.suppress(grpc.FutureTimeoutError):  # a handshake makes the server look at its files
-                channel = grpc.secure_channel(f"127.0.0.1:{c.port}", credentials, [("grpc.use_local_subchannel_pool", 1)])
+            with contextlib.suppress(
+                    grpc.FutureTimeoutError):  # a handshake makes the server look at its files
+                channel = grpc.secure_channel(f"127.0.0.1:{c.port}", credentials,
+                                              [("grpc.use_local_subchannel_pool", 1)])
                 with contextlib.closing(channel):
                     grpc.channel_ready_future(channel).result(0.3)
             return "ev=tls_reloaded" in c.router.log()
@@ -574,22 +648,32 @@ def test_a_certificate_that_ends_soon_is_told(tmp_path):
 
 def test_an_expired_certificate_is_told(tmp_path):
     args = make_certificate(tmp_path)
-    (tmp_path / "ca.conf").write_text("[ca]\ndefault_ca = a\n[a]\ndatabase = index.txt\nserial = serial\nnew_certs_dir = .\ndefault_md = sha256\n"
-                                      "policy = p\n[p]\ncommonName = supplied\n[req]\ndistinguished_name = d\n[d]\n")
+    (tmp_path / "ca.conf").write_text(
+        "[ca]\ndefault_ca = a\n[a]\ndatabase = index.txt\nserial = serial\nnew_certs_dir = "
+        ".\ndefault_md = sha256\n"
+        "policy = p\n[p]\ncommonName = supplied\n[req]\ndistinguished_name = d\n[d]\n")
     (tmp_path / "index.txt").write_text("")
     (tmp_path / "serial").write_text("01\n")
-    for command in ("req -new -key key.pem -subj /CN=localhost -config ca.conf -out request.pem",
-                    "ca -batch -config ca.conf -selfsign -keyfile key.pem -in request.pem -startdate 20200101000000Z -enddate 20200102000000Z -notext -out cert.pem"):
+    for command in (
+            "req -new -key key.pem -subj /CN=localhost -config ca.conf -out request.pem",
+            "ca -batch -config ca.conf -selfsign -keyfile key.pem -in request.pem -startdate "
+            "20200101000000Z -enddate 20200102000000Z -notext -out cert.pem"
+    ):
         subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=tmp_path)
-    router = Daemon("router", "tandem-router", ["--model", POCKET, "--listen", "127.0.0.1:0", *args], tmp_path)
+    router = Daemon("router", "tandem-router",
+                    ["--model", POCKET, "--listen", "127.0.0.1:0", *args], tmp_path)
     try:
-        router.wait_log(r"lvl=error .*ev=tls_certificate_expires file=\S+cert.pem days_left=-[0-9.]+ expired=true")
+        router.wait_log(
+            r"lvl=error .*ev=tls_certificate_expires file=\S+cert.pem days_left=-[0-9.]+ "
+            r"expired=true"
+        )
     finally:
         router.process.terminate()
         router.wait_exit(20 * SLOW)
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------
+# --- memory
+# -------------------------------------------------------------------------------------------------
 
 
 def send_many(port, body, n):
@@ -610,8 +694,9 @@ def send_many(port, body, n):
 
 
 def check_large_messages(c, before, limit_mb):
-    """What the router took at most, and that it gives it back. Not in sanitizer builds: their allocators keep freed blocks to catch a late use (256 MiB of
-    them), and give no memory back. The answers are checked there as well."""
+    """What the router took at most, and that it gives it back. Not in sanitizer builds: their
+    allocators keep freed blocks to catch a late use (256 MiB of them), and give no memory
+    back. The answers are checked there as well."""
     if os.environ.get("TANDEM_TEST_SANITIZER"):
         return
     assert memory(c.router.pid)[1] - before < limit_mb + MAX_GROWTH_MB
@@ -619,30 +704,40 @@ def check_large_messages(c, before, limit_mb):
 
 
 def check_given_back(c, before):
-    """Of what a flood took, less than the 16 MiB stay from which on the router asks malloc to return what is free; and 8 MiB that live on (logs, tables)."""
+    """Of what a flood took, less than the 16 MiB stay from which on the router asks malloc to
+    return what is free; and 8 MiB that live on (logs, tables)."""
     c.wait_for(lambda: memory(c.router.pid)[0] - before < (16 + 8) * SLOW, "memory back", 20 * SLOW)
 
 
 def test_messages_that_no_context_can_hold_are_refused_as_they_begin():
-    """31 MiB where the model's context can hold 32 KiB: 48 of them took 710 MB, and kept it. What is on its way when core refuses is part of what all
-    messages together may take."""
+    """31 MiB where the model's context can hold 32 KiB: 48 of them took 710 MB, and kept it.
+    What is on its way when core refuses is part of what all messages together may take."""
     body = field(2, b"x" * (31 << 20))
     with Cluster(prefill=0, decode=0, router_args=["--max-calls-bytes", "64MiB"]) as c:
         before = memory(c.router.pid)[0]
         [(code, details)] = send_many(c.port, body, 1)
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max (" in details and f"vs. {4 << 20})" in details, details
         codes = {code for code, _ in send_many(c.port, body, 24)}
-        assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}, codes  # too large, or no room at all for the moment
+        assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+                         }, codes  # too large, or no room at all for the moment
         check_large_messages(c, before, 64)
 
 
 def test_all_messages_together_have_a_bound():
-    """The same, allowed one by one by an explicit limit: all together take no more than max_calls_bytes and a message more for each of two in hand."""
-    with Cluster(prefill=0, decode=0, router_args=["--max-message-bytes", "32MiB", "--max-calls-bytes", "128MiB"]) as c:
+    """The same, allowed one by one by an explicit limit: all together take no more than
+    max_calls_bytes and a message more for each of two in hand."""
+    with Cluster(prefill=0, decode=0,
+                 router_args=["--max-message-bytes", "32MiB", "--max-calls-bytes", "128MiB"]) as c:
         before = memory(c.router.pid)[0]
         codes = [code for code, _ in send_many(c.port, field(2, b"x" * (31 << 20)), 24)]
-        told = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
-        assert set(codes) <= told and grpc.StatusCode.INVALID_ARGUMENT in codes, codes  # too long for the context; no room; sent away to try again
+        told = {
+            grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED,
+            grpc.StatusCode.UNAVAILABLE
+        }
+        assert set(
+            codes
+        # too long for the context; no room; sent away to try again
+        ) <= told and grpc.StatusCode.INVALID_ARGUMENT in codes, codes
         check_large_messages(c, before, 128 + 2 * 32)
         check_code, _, _ = call(c.channel, TOKENIZE, field(2, b"x" * 100))
         assert check_code == grpc.StatusCode.OK

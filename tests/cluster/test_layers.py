@@ -1,5 +1,6 @@
-"""Layers of a chunk are handed over while its later ones are computed (--transfer-parts): the tokens and logprobs are those of one process on every path, with
-digests of every block and without, with prefix hits, and when a worker or its device goes in the middle of such a step."""
+"""Layers of a chunk are handed over while its later ones are computed (--transfer-parts): the
+tokens and logprobs are those of one process on every path, with digests of every block and
+without, with prefix hits, and when a worker or its device goes in the middle of such a step."""
 import os
 import random
 import signal
@@ -19,9 +20,14 @@ SPREAD = ["--policy", "least_token"]
 def make_requests():
     rng = random.Random(23)
     shared = [rng.randrange(3, 1024) for _ in range(40)]
-    return [{"ids": (shared if i % 3 == 0 else []) + [rng.randrange(3, 1024) for _ in range(rng.choice([1, 15, 16, 17, 33, 100]))],
-             "max_tokens": rng.choice([1, 2, 9, 17]), "seed": rng.randrange(1 << 40), "logprobs": 0, "temperature": rng.choice([0.0, 0.8]),
-             "top_k": rng.choice([0, 20]), "top_p": rng.choice([1.0, 0.8])} for i in range(N)]
+    return [{
+        "ids": (shared if i % 3 == 0 else []) +
+        [rng.randrange(3, 1024)
+         for _ in range(rng.choice([1, 15, 16, 17, 33, 100]))], "max_tokens": rng.choice(
+             [1, 2, 9,
+              17]), "seed": rng.randrange(1 << 40), "logprobs": 0, "temperature": rng.choice(
+                  [0.0, 0.8]), "top_k": rng.choice([0, 20]), "top_p": rng.choice([1.0, 0.8])
+    } for i in range(N)]
 
 
 REQUESTS = make_requests()
@@ -56,23 +62,28 @@ def test_same_tokens(oracle, path, n_parts, tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_TRANSFER_PARTS", n_parts)
     if path == "rdma":
         monkeypatch.setenv("TANDEM_VERBS_FAKE", f"path={tmp_path / 'fabric'}")
-    digests = ["--kv-digest", "always" if n_parts == "2" else "off"]  # one that differed would mend what these look for
+    digests = ["--kv-digest", "always" if n_parts == "2" else "off"
+               ]  # one that differed would mend what these look for
     with Cluster(dtype="bf16", worker_args=[*ARGS, "--transfer", path, *digests]) as c:
         requests = requests_of(c)
         results = c.generate_many(requests)
         check_results(results, oracle)
         assert any(r.ledger.transfer_path == path for r in results)
         check_results(c.generate_many(requests[::-1]), oracle[::-1])  # with prefix hits
-        check_results([c.generate(r) for r in requests], oracle)      # one at a time
+        check_results([c.generate(r) for r in requests], oracle)  # one at a time
         c.wait_idle()
 
 
 @pytest.mark.parametrize("what,n", [("kill", 1), ("kill", 8), ("stop", 3)])
 @pytest.mark.parametrize("path", ["shm"] if SHORT else ["shm", "tcp"])
 def test_prefill_gone_between_layers(oracle, path, what, n):
-    """Killed, or stopped for longer than its peers believe in it, when some layers of a chunk are on their way and others are not computed."""
-    env = {"prefill-0": {"TANDEM_FAULT": f"layers_submitted:{what}:{n}", "TANDEM_TRANSFER_PARTS": "5"}}
-    with Cluster(prefill=2, decode=2, dtype="bf16", worker_args=[*ARGS, "--transfer", path], router_args=SPREAD, envs=env) as c:
+    """Killed, or stopped for longer than its peers believe in it, when some layers of a chunk
+    are on their way and others are not computed."""
+    env = {
+        "prefill-0": {"TANDEM_FAULT": f"layers_submitted:{what}:{n}", "TANDEM_TRANSFER_PARTS": "5"}
+    }
+    with Cluster(prefill=2, decode=2, dtype="bf16", worker_args=[*ARGS, "--transfer", path],
+                 router_args=SPREAD, envs=env) as c:
         d = c.workers["prefill-0"]
         for _ in range(8):
             check_results(c.generate_many(requests_of(c)), oracle)
@@ -85,8 +96,10 @@ def test_prefill_gone_between_layers(oracle, path, what, n):
             return
         d.stopped = True
         c.wait_idle(4)
-        d.signal(signal.SIGCONT)  # it computes the other layers and hands over what nobody waits for
-        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4, "the stopped worker to come back", 10 * SLOW)
+        d.signal(
+            signal.SIGCONT)  # it computes the other layers and hands over what nobody waits for
+        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4,
+                   "the stopped worker to come back", 10 * SLOW)
         check_results(c.generate_many(requests_of(c)), oracle)
         c.wait_idle(4)
 
@@ -96,7 +109,10 @@ def test_decode_killed(oracle):
         box = []
         t = threading.Thread(target=lambda: box.extend(c.generate_many(requests_of(c))))
         t.start()
-        c.wait_for(lambda: any(w.name == "decode-0" and w.running for w in c.status().workers) or not t.is_alive(), "decode to run", 20 * SLOW)
+        c.wait_for(
+            lambda: any(w.name == "decode-0" and w.running
+                        for w in c.status().workers) or not t.is_alive(), "decode to run",
+            20 * SLOW)
         c.workers["decode-0"].signal(signal.SIGKILL)
         t.join()
         check_results(box, oracle)
@@ -104,11 +120,13 @@ def test_decode_killed(oracle):
 
 
 def test_cancelled(oracle):
-    """Clients that leave while their prompts are computed: nothing is held for them afterwards, and those beside them have their tokens."""
+    """Clients that leave while their prompts are computed: nothing is held for them afterwards,
+    and those beside them have their tokens."""
     long = {"ids": [3 + i % 1000 for i in range(1500)], "max_tokens": 8, "temperature": 0}
     with Cluster(dtype="bf16", worker_args=[*ARGS, "--no-prefix-cache", "--transfer", "shm"]) as c:
         gone = [c.stream(c.request(**long)) for _ in range(4)]
-        c.wait_for(lambda: any(w.name == "prefill-0" and w.running for w in c.status().workers), "a prompt to be computed", 20 * SLOW)
+        c.wait_for(lambda: any(w.name == "prefill-0" and w.running for w in c.status().workers),
+                   "a prompt to be computed", 20 * SLOW)
         box = []
         t = threading.Thread(target=lambda: box.extend(c.generate_many(requests_of(c))))
         t.start()
@@ -127,7 +145,8 @@ def on_device(library, monkeypatch, **kwargs):
 
 @pytest.mark.parametrize("path", ["tcp", "cuda-ipc"])
 def test_device(emulated_oracle, path, monkeypatch):
-    """The emulated device does its work as late as CUDA allows: a layer that is sent before its mark was waited for is old bytes."""
+    """The emulated device does its work as late as CUDA allows: a layer that is sent before its
+    mark was waited for is old bytes."""
     with on_device(EMULATED, monkeypatch, worker_args=["--transfer", path]) as c:
         results = c.generate_many(requests_of(c))
         check_results(results, emulated_oracle)
@@ -136,8 +155,12 @@ def test_device(emulated_oracle, path, monkeypatch):
 
 
 def test_device_lost_between_layers(emulated_oracle, monkeypatch):
-    with on_device(EMULATED, monkeypatch, prefill=2, router_args=SPREAD, worker_args=["--transfer", "cuda-ipc"], envs={
-            "prefill-0": dict(os.environ, TD_CUDA_EMU_FAULT="launch:150", TANDEM_CUDA_LIBRARY=EMULATED, TANDEM_TRANSFER_PARTS="5")}) as c:
+    with on_device(
+            EMULATED, monkeypatch, prefill=2, router_args=SPREAD,
+            worker_args=["--transfer", "cuda-ipc"], envs={
+                "prefill-0": dict(os.environ, TD_CUDA_EMU_FAULT="launch:150",
+                                  TANDEM_CUDA_LIBRARY=EMULATED, TANDEM_TRANSFER_PARTS="5")
+            }) as c:
         lost = c.workers["prefill-0"]
         for _ in range(8):
             check_results(c.generate_many(requests_of(c)), emulated_oracle)

@@ -1,4 +1,5 @@
-"""The router's /metrics say what happened: ends of requests, tokens, failovers, stages; and /healthz answers."""
+"""The router's /metrics say what happened: ends of requests, tokens, failovers, stages; and
+/healthz answers."""
 import re
 import urllib.error
 import urllib.request
@@ -20,11 +21,18 @@ def scrape(port):
 
 def test_metrics_say_what_happened():
     port = free_port()
-    with Cluster(decode=2, router_args=["--metrics-listen", f"127.0.0.1:{port}"], envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:20"}}) as c:
+    with Cluster(decode=2, router_args=["--metrics-listen", f"127.0.0.1:{port}"],
+                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:20"}}) as c:
         results = []
-        for round in range(10):  # the router may give the first ones all to the other worker, which is as good
-            results += c.generate_many([c.request(prompt=f"Story {round} {i}", max_tokens=30, temperature=0, ignore_eos=True) for i in range(6)])
-            if c.status().failovers and len(results) > 20:  # and as many as the router wants before it says how many workers it needs
+        for round in range(
+                10):  # the router may give the first ones all to the other worker, which is as good
+            results += c.generate_many([
+                c.request(prompt=f"Story {round} {i}", max_tokens=30, temperature=0,
+                          ignore_eos=True) for i in range(6)
+            ])
+            if c.status().failovers and len(
+                    results
+            ) > 20:  # and as many as the router wants before it says how many workers it needs
                 break
         n = len(results)
         assert [r.code for r in results] == [OK] * n, [r.details for r in results]
@@ -35,26 +43,37 @@ def test_metrics_say_what_happened():
         c.wait_idle()
         status = c.status()
         assert status.failovers >= 1, "the fault point was not reached"
-        c.wait_for(lambda: scrape(port)["td_request_failovers_total"] == status.failovers, "the failovers in the metrics", 5)
+        c.wait_for(lambda: scrape(port)["td_request_failovers_total"] == status.failovers,
+                   "the failovers in the metrics", 5)
         c.wait_for(lambda: scrape(port)["td_num_requests_running"] == 0, "no request running", 5)
-        c.wait_for(lambda: scrape(port)['td_recommended_workers{role="prefill"}'] >= 1, "a recommendation", 10)
+        c.wait_for(lambda: scrape(port)['td_recommended_workers{role="prefill"}'] >= 1,
+                   "a recommendation", 10)
         m = scrape(port)
-        assert m["td_request_success_total"] == m["td_e2e_request_latency_seconds_count"] == m["td_time_to_first_token_seconds_count"] == n
+        assert m["td_request_success_total"] == m["td_e2e_request_latency_seconds_count"] == m[
+            "td_time_to_first_token_seconds_count"] == n
         assert m["td_time_per_output_token_seconds_count"] == m["td_kv_transfer_seconds_count"] == n
         assert m["td_request_failure_total"] == 1 and m["td_request_cancelled_total"] == 1
-        assert m["td_prompt_tokens_total"] > sum(r.usage.prompt_tokens for r in results)  # the cancelled one too
-        assert m["td_generation_tokens_total"] > sum(r.usage.output_tokens for r in results) == 30 * n
+        assert m["td_prompt_tokens_total"] > sum(r.usage.prompt_tokens
+                                                 for r in results)  # the cancelled one too
+        assert m["td_generation_tokens_total"] > sum(r.usage.output_tokens
+                                                     for r in results) == 30 * n
         assert m["td_num_requests_waiting"] == 0 and m["td_token_mismatch_total"] == 0
-        assert 0 < m["td_wasted_prefill_tokens_total"] <= m["td_prompt_tokens_total"] + m["td_generation_tokens_total"]  # the killed worker's
+        assert 0 < m["td_wasted_prefill_tokens_total"] <= m["td_prompt_tokens_total"] + m[
+            "td_generation_tokens_total"]  # the killed worker's
         bounds = {name: v for name, v in m.items() if name.startswith("td_goodput_bound{")}
         assert sorted(bounds.values()) == [0] * (len(bounds) - 1) + [1] and len(bounds) >= 4, bounds
         for role in ("prefill", "decode"):
-            assert m[f'td_recommended_workers{{role="{role}"}}'] >= 1 and m[f'td_needed_workers{{role="{role}"}}'] > 0
+            assert m[f'td_recommended_workers{{role="{role}"}}'] >= 1 and m[
+                f'td_needed_workers{{role="{role}"}}'] > 0
         for objective in ("ttft", "tpot"):
-            assert 0 <= m[f'td_prediction_coverage{{objective="{objective}"}}'] <= 1 and m[f'td_prediction_mape{{objective="{objective}"}}'] > 0
-        stages = sum(m[f'td_stage_seconds_sum{{stage="{s}"}}'] for s in ("router_queue", "reserve", "prefill_queue", "prefill", "rpc"))
+            assert 0 <= m[f'td_prediction_coverage{{objective="{objective}"}}'] <= 1 and m[
+                f'td_prediction_mape{{objective="{objective}"}}'] > 0
+        stages = sum(m[f'td_stage_seconds_sum{{stage="{s}"}}']
+                     for s in ("router_queue", "reserve", "prefill_queue", "prefill", "rpc"))
         assert abs(stages - m["td_time_to_first_token_seconds_sum"]) < 1e-9  # I6, in sum
-        assert abs(sum(r.ledger.ttft_us for r in results) / 1e6 - m["td_time_to_first_token_seconds_sum"]) < 1e-9
+        assert abs(
+            sum(r.ledger.ttft_us
+                for r in results) / 1e6 - m["td_time_to_first_token_seconds_sum"]) < 1e-9
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as r:
             assert r.read() == b"ok\n"
         try:

@@ -1,4 +1,5 @@
-"""Corners of a cluster's life: who may register, what a router leaves behind, workers that lie, a port that is taken."""
+"""Corners of a cluster's life: who may register, what a router leaves behind, workers that lie,
+a port that is taken."""
 import concurrent.futures
 import ctypes
 import json
@@ -20,9 +21,12 @@ LONG = dict(temperature=0, ignore_eos=True)
 
 
 def test_router_leaves_with_live_requests():
-    """A router that may not wait cancels its clients' calls, exits 0, and the workers hold nothing for it any more."""
+    """A router that may not wait cancels its clients' calls, exits 0, and the workers hold
+    nothing for it any more."""
     with Cluster(router_args=["--drain-timeout-ms", 0]) as c:
-        streams = [c.stream(c.request(prompt=f"Story {i}", max_tokens=1800, **LONG)) for i in range(6)]
+        streams = [
+            c.stream(c.request(prompt=f"Story {i}", max_tokens=1800, **LONG)) for i in range(6)
+        ]
         for s in streams:
             next(s)
         c.router.signal(signal.SIGTERM)
@@ -40,7 +44,8 @@ def test_router_leaves_with_live_requests():
 
 
 def test_second_worker_of_a_name_is_turned_away():
-    """Two processes of one name: the one that lives keeps its place and its requests; the other is told why, and comes in when the first has gone."""
+    """Two processes of one name: the one that lives keeps its place and its requests; the other
+    is told why, and comes in when the first has gone."""
     with Cluster(prefill=1, decode=1, **PATIENT) as c:
         want = c.generate(prompt="Once upon a time", max_tokens=900, **LONG)
         stream = c.stream(c.request(prompt="Once upon a time", max_tokens=900, **LONG))
@@ -57,17 +62,26 @@ def test_second_worker_of_a_name_is_turned_away():
         assert tokens == want.tokens and ledger.failovers == 0
         first.signal(signal.SIGKILL)
         first.wait_exit(10)
-        c.wait_for(lambda: any(w.pid == second.pid and w.state == "ready" for w in c.status().workers), "the second to join", 10 * SLOW)
-        assert c.generate(prompt="Once upon a time", max_tokens=90, **LONG).tokens == want.tokens[:90]
+        c.wait_for(
+            lambda: any(w.pid == second.pid and w.state == "ready" for w in c.status().workers),
+            "the second to join", 10 * SLOW)
+        assert c.generate(prompt="Once upon a time", max_tokens=90,
+                          **LONG).tokens == want.tokens[:90]
 
 
 def test_signal_while_the_weights_load(tmp_path):
     """A worker that has nothing to drain yet does not load to the end first."""
     config = os.path.join(os.path.dirname(POCKET), "pocket", "config.json")
     with open(config, encoding="utf-8") as f:
-        big = {**json.load(f), "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 64}
+        big = {
+            **json.load(f), "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+            "num_attention_heads": 64
+        }
     (tmp_path / "config.json").write_text(json.dumps(big))
-    d = Daemon("early", "tandem-decode", ["--random-weights", tmp_path / "config.json", "--kv-memory", "64MiB", "--threads", 1], str(tmp_path))
+    d = Daemon(
+        "early", "tandem-decode",
+        ["--random-weights", tmp_path / "config.json", "--kv-memory", "64MiB", "--threads", 1],
+        str(tmp_path))
 
     def loading():
         with open(f"/proc/{d.pid}/status", encoding="ascii") as f:
@@ -86,7 +100,8 @@ def test_signal_while_the_weights_load(tmp_path):
 
 
 def test_engine_thread_that_hangs():
-    """Health means progress: a worker whose engine stands still while its RPC thread answers loses its requests to others, and comes back."""
+    """Health means progress: a worker whose engine stands still while its RPC thread answers
+    loses its requests to others, and comes back."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     seize, interrupt, detach = 0x4206, 0x4207, 17
@@ -122,9 +137,11 @@ def test_engine_thread_that_hangs():
 
 @pytest.mark.parametrize("mode", ["pd", "colocated"])
 def test_ledger_survives_a_failover(mode):
-    """The stages are those of the attempt that made the first token, also when a later attempt made the rest."""
-    with Cluster(prefill=1 if mode == "pd" else 0, decode=2, mode=mode, envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:5"}},
-                 router_args=["--policy", "round_robin"], **PATIENT) as c:
+    """The stages are those of the attempt that made the first token, also when a later attempt
+    made the rest."""
+    with Cluster(prefill=1 if mode == "pd" else 0, decode=2, mode=mode, envs={
+            "decode-0": {"TANDEM_FAULT": "decode_token:kill:5"}
+    }, router_args=["--policy", "round_robin"], **PATIENT) as c:
         results = [c.generate(prompt="The old boat " * 20, max_tokens=24, **LONG) for _ in range(2)]
         assert all(r.code == OK and len(r.tokens) == 24 for r in results)
         assert results[0].tokens == results[1].tokens
@@ -138,35 +155,46 @@ def test_ledger_survives_a_failover(mode):
 
 @pytest.mark.parametrize("listen,why", [("taken", "in use"), ("127.0.0.1:0", "port")])
 def test_up_refuses_a_port_it_cannot_have(listen, why):
-    """`tandem up` on a port that serves something else must not hand its workers to a stranger's router."""
+    """`tandem up` on a port that serves something else must not hand its workers to a stranger's
+    router."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
         address = f"127.0.0.1:{s.getsockname()[1]}" if listen == "taken" else listen
-        done = subprocess.run([os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", address, "--start-timeout-ms", "20000"], capture_output=True,
-                              text=True, timeout=60 * SLOW, check=False)
+        done = subprocess.run([
+            os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", address,
+            "--start-timeout-ms", "20000"
+        ], capture_output=True, text=True, timeout=60 * SLOW, check=False)
     assert done.returncode != 0 and why in done.stderr, done.stderr
     assert "is up" not in done.stdout
 
 
-# ---- workers that lie ------------------------------------------------------------------------------------------------------------------------
+# ---- workers that lie
+# -------------------------------------------------------------------------------------------------
 
 
 class FakeWorker:
-    """A worker made of lies: registers like a real one, answers Decode (or Prefill) with what `script(request)` yields, then with `code`."""
-
+    """A worker made of lies: registers like a real one, answers Decode (or Prefill) with what
+    `script(request)` yields, then with `code`."""
     def __init__(self, cluster, script, code=OK, name="liar", role="decode"):
         real = [w for w in cluster.status().workers if w.role == "decode"][0]
         self.script, self.code, self.calls = script, code, 0
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
-        decode, prefill = ((wpb.DecodeRequest, wpb.DecodeEvent), (wpb.PrefillRequest, wpb.PrefillEvent))
+        decode, prefill = ((wpb.DecodeRequest, wpb.DecodeEvent), (wpb.PrefillRequest,
+                                                                  wpb.PrefillEvent))
         request, event = decode if role == "decode" else prefill
-        handlers = {role.capitalize(): grpc.unary_stream_rpc_method_handler(self.answer, request.FromString, event.SerializeToString)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Worker", handlers),))
+        handlers = {
+            role.capitalize(): grpc.unary_stream_rpc_method_handler(self.answer, request.FromString,
+                                                                    event.SerializeToString)
+        }
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            "tandem.v1.Worker", handlers), ))
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
-        hello = wpb.Hello(name=name, role=role, address=f"127.0.0.1:{port}", incarnation=7, protocol=1, layout_hash=layout_hash(cluster), model="pocket",
-                          block_size=real.block_size, kv_blocks=real.kv_blocks, max_model_len=2048, vocab=vocab(), max_seqs=64, pid=1)
+        hello = wpb.Hello(name=name, role=role, address=f"127.0.0.1:{port}", incarnation=7,
+                          protocol=1, layout_hash=layout_hash(cluster), model="pocket",
+                          block_size=real.block_size, kv_blocks=real.kv_blocks, max_model_len=2048,
+                          vocab=vocab(), max_seqs=64, pid=1)
         self.stop = threading.Event()
         self.snapshots = queue.SimpleQueue()
 
@@ -179,7 +207,8 @@ class FakeWorker:
                 snapshot.seq = seq
                 yield wpb.WorkerMessage(snapshot=snapshot)
 
-        join = cluster.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
+        join = cluster.channel.stream_stream("/tandem.v1.Registry/Join",
+                                             request_serializer=wpb.WorkerMessage.SerializeToString,
                                              response_deserializer=wpb.RouterMessage.FromString)
         self.stream = join(messages())
         first = next(self.stream)
@@ -204,12 +233,13 @@ def vocab():
 
 def layout_hash(cluster):
     """What the router tells a worker of another layout: the hash of those it has."""
-
     def messages():
-        yield wpb.WorkerMessage(hello=wpb.Hello(name="probe", role="decode", address="127.0.0.1:1", protocol=1, layout_hash=1, block_size=16, kv_blocks=1,
-                                                max_model_len=1, vocab=vocab(), max_seqs=1))
+        yield wpb.WorkerMessage(hello=wpb.Hello(
+            name="probe", role="decode", address="127.0.0.1:1", protocol=1, layout_hash=1,
+            block_size=16, kv_blocks=1, max_model_len=1, vocab=vocab(), max_seqs=1))
 
-    join = cluster.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
+    join = cluster.channel.stream_stream("/tandem.v1.Registry/Join",
+                                         request_serializer=wpb.WorkerMessage.SerializeToString,
                                          response_deserializer=wpb.RouterMessage.FromString)
     answer = next(join(messages()))
     return int(re.search(r"differs from \S+'s ([0-9a-f]{16})", answer.reject.reason).group(1), 16)
@@ -228,20 +258,23 @@ def n_of(request):
 
 
 LIES = {
-    "nothing": lambda r: [],
-    "empty event": lambda r: [wpb.DecodeEvent()],
-    "no tokens": lambda r: [tokens()],
-    "gap": lambda r: [tokens(out(n_of(r) + 1, 5))],
+    "nothing": lambda r: [], "empty event": lambda r: [wpb.DecodeEvent()],
+    "no tokens": lambda r: [tokens()], "gap": lambda r: [tokens(out(n_of(r) + 1, 5))],
     "prompt overwritten": lambda r: [tokens(out(0, 5))],
     "huge index": lambda r: [tokens(out(0xFFFFFFFF, 5))],
     "token out of range": lambda r: [tokens(out(n_of(r), 1 << 30))],
     "negative token": lambda r: [tokens(out(n_of(r), -1))],
     "unknown finish": lambda r: [tokens(out(n_of(r), -7, 9))],
     "ticket without grant": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1))],
-    "ticket of nonsense": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"\xff" * 70000, cached_tokens=0))],
-    "ticket cached too much": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x", cached_tokens=0xFFFFFFFF))],
-    "ticket twice": lambda r: [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x" * 40)), wpb.DecodeEvent(ticket=wpb.Ticket(slot=2, grant=b"y" * 40))],
-    "times with a strange path": lambda r: [wpb.DecodeEvent(times=wpb.DecodeTimes(transfer_path="\u00e9\n" * 50, preemptions=0xFFFFFFFF))],
+    "ticket of nonsense": lambda r:
+    [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"\xff" * 70000, cached_tokens=0))],
+    "ticket cached too much": lambda r:
+    [wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x", cached_tokens=0xFFFFFFFF))],
+    "ticket twice": lambda r: [
+        wpb.DecodeEvent(ticket=wpb.Ticket(slot=1, grant=b"x" * 40)),
+        wpb.DecodeEvent(ticket=wpb.Ticket(slot=2, grant=b"y" * 40))
+    ], "times with a strange path": lambda r:
+    [wpb.DecodeEvent(times=wpb.DecodeTimes(transfer_path="\u00e9\n" * 50, preemptions=0xFFFFFFFF))],
 }
 
 
@@ -253,7 +286,8 @@ def honest():
 
 @pytest.mark.parametrize("lie", LIES)
 def test_lying_decode_worker(honest, lie):
-    """Whatever it says, the client gets the honest worker's tokens, and the router forgets the liar's legs."""
+    """Whatever it says, the client gets the honest worker's tokens, and the router forgets the
+    liar's legs."""
     c, want = honest
     fake = FakeWorker(c, LIES[lie], name="liar " + lie)
     try:
@@ -289,7 +323,8 @@ def test_worker_gone_after_the_last_token(honest):
 
 
 def test_first_token_event_after_decode_has_ended():
-    """Decode was done before the prefill worker's event arrived: the answer still says what the prefix cache held and how long the prefill took."""
+    """Decode was done before the prefill worker's event arrived: the answer still says what the
+    prefix cache held and how long the prefill took."""
     with Cluster() as c:
         started, held = threading.Event(), []
 
@@ -300,22 +335,33 @@ def test_first_token_event_after_decode_has_ended():
 
         def prefill(r):
             started.set()
-            for _ in range(10000):  # until the router has closed decode's leg; it waits for us half a second
+            for _ in range(
+                    10000
+            ):  # until the router has closed decode's leg; it waits for us half a second
                 st = c.status()
                 if [w.assigned for w in st.workers if w.name == "fake decode"] == [0]:
                     held.append(st.live == 1)
                     break
-            yield wpb.PrefillEvent(first=wpb.FirstToken(out=out(n_of(r), 10), times=wpb.PrefillTimes(queue_us=1, prefill_us=77, cached_tokens=16)))
+            yield wpb.PrefillEvent(first=wpb.FirstToken(
+                out=out(n_of(r), 10), times=wpb.PrefillTimes(queue_us=1, prefill_us=77,
+                                                             cached_tokens=16)))
             yield wpb.PrefillEvent(done=wpb.PrefillDone())
 
-        fakes = [FakeWorker(c, decode, name="fake decode"), FakeWorker(c, prefill, name="fake prefill", role="prefill")]
+        fakes = [
+            FakeWorker(c, decode, name="fake decode"),
+            FakeWorker(c, prefill, name="fake prefill", role="prefill")
+        ]
         try:
             for w in c.workers.values():
                 w.signal(signal.SIGTERM)
                 assert w.wait_exit(10 * SLOW) == 0
             c.wait_for(lambda: len(c.status().workers) == 2, "the honest ones to leave", 10 * SLOW)
             waited = []
-            for _ in range(5):  # a busy machine may take longer than the router waits: then it says nothing of the prefill, but it answers
+            for _ in range(
+                    5
+            # a busy machine may take longer than the router waits: then it says nothing of the
+            # prefill, but it answers
+            ):
                 started.clear()
                 held.clear()
                 r = c.generate(ids=list(range(5, 45)), max_tokens=4, **LONG)
@@ -331,12 +377,14 @@ def test_first_token_event_after_decode_has_ended():
 
 
 def test_flood_of_prefix_blocks(honest):
-    """A snapshot with more blocks than any of ours tells is not believed, said once, and does no harm."""
+    """A snapshot with more blocks than any of ours tells is not believed, said once, and does no
+    harm."""
     c, want = honest
     fake = FakeWorker(c, LIES["nothing"], name="flood")
     try:
         fake.snapshots.put(wpb.Snapshot(blocks_added=range(1, 5000)))
-        c.router.wait_log(r"ev=blocks_flood worker=flood added=4999 evicted=0 limit=4096", 10 * SLOW)
+        c.router.wait_log(r"ev=blocks_flood worker=flood added=4999 evicted=0 limit=4096",
+                          10 * SLOW)
         assert c.generate(prompt="Once upon a time", max_tokens=8, **LONG).tokens == want
     finally:
         fake.close()

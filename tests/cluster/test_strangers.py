@@ -1,4 +1,5 @@
-"""Nobody in who does not belong: each attack with plain grpcio, as somebody would who reaches the port. SECURITY.md lists them."""
+"""Nobody in who does not belong: each attack with plain grpcio, as somebody would who reaches
+the port. SECURITY.md lists them."""
 import base64
 import concurrent.futures
 import json
@@ -16,7 +17,8 @@ from harness import BIN, PATIENT, POCKET, SLOW, Cluster, Daemon, free_port, pb, 
 
 OK, UNAUTHENTICATED, DENIED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 SECRET, WRONG = "5ecret-0123456789abcdefghijklmnop", "wr0ng!-0123456789abcdefghijklmnop"
-DECODE, PREFILL, ABORT, PROVE = (f"/tandem.v1.Worker/{m}" for m in ("Decode", "Prefill", "Abort", "Prove"))
+DECODE, PREFILL, ABORT, PROVE = (f"/tandem.v1.Worker/{m}"
+                                 for m in ("Decode", "Prefill", "Abort", "Prove"))
 JOIN = "/tandem.v1.Registry/Join"
 WAIT_S = 20 * SLOW
 
@@ -38,16 +40,17 @@ def vocab():
 
 
 def hello(address, name="stranger", role="decode", layout_hash=1, **rest):
-    return wpb.Hello(name=name, role=role, address=address, incarnation=77, protocol=1, layout_hash=layout_hash, block_size=16, kv_blocks=64,
-                     max_model_len=512, vocab=vocab(), max_seqs=8, **rest)
+    return wpb.Hello(name=name, role=role, address=address, incarnation=77, protocol=1,
+                     layout_hash=layout_hash, block_size=16, kv_blocks=64, max_model_len=512,
+                     vocab=vocab(), max_seqs=8, **rest)
 
 
 class Joining:
     """A Registry stream, message by message."""
-
     def __init__(self, channel):
         self.out = queue.SimpleQueue()
-        join = channel.stream_stream(JOIN, request_serializer=wpb.WorkerMessage.SerializeToString, response_deserializer=wpb.RouterMessage.FromString)
+        join = channel.stream_stream(JOIN, request_serializer=wpb.WorkerMessage.SerializeToString,
+                                     response_deserializer=wpb.RouterMessage.FromString)
         self.stream = join(iter(self.out.get, None), timeout=WAIT_S)
 
     def say(self, **message):
@@ -77,9 +80,11 @@ def worker_call(port, path, request, metadata=None, creds=None, name=None):
     """(code, details, first message) of a call to a worker, or anybody."""
     target = f"127.0.0.1:{port}"
     options = [("grpc.use_local_subchannel_pool", 1)]
-    with (grpc.secure_channel(target, creds, options) if creds else grpc.insecure_channel(target, options)) as channel:
-        stream = channel.unary_stream(path, request_serializer=lambda m: m.SerializeToString(), response_deserializer=bytes)(
-            request, timeout=WAIT_S, metadata=metadata)
+    with (grpc.secure_channel(target, creds, options) if creds else grpc.insecure_channel(
+            target, options)) as channel:
+        stream = channel.unary_stream(path, request_serializer=lambda m: m.SerializeToString(),
+                                      response_deserializer=bytes)(request, timeout=WAIT_S,
+                                                                   metadata=metadata)
         first = None
         try:
             first = next(stream)
@@ -93,25 +98,41 @@ def worker_call(port, path, request, metadata=None, creds=None, name=None):
 
 def decode_request(request=5, attempt=1):
     spec = wpb.SamplingSpec(top_k=0, top_p=1, repetition_penalty=1, n_logprobs=-1, max_tokens=4)
-    return wpb.DecodeRequest(seq=wpb.Sequence(request=request, attempt=attempt, tokens=[1, 2, 3], n_prompt=3, sampling=spec), local_prefill=True)
+    return wpb.DecodeRequest(
+        seq=wpb.Sequence(request=request, attempt=attempt, tokens=[1, 2, 3], n_prompt=3,
+                         sampling=spec), local_prefill=True)
 
 
 def ports(c):
-    return {name: int(d.wait_log(r"ev=ready .*address=127\.0\.0\.1:(\d+)").group(1)) for name, d in c.workers.items()}
+    return {
+        name: int(d.wait_log(r"ev=ready .*address=127\.0\.0\.1:(\d+)").group(1))
+        for name, d in c.workers.items()
+    }
 
 
-# ---- without an identity: loopback only, and even there nobody takes another's place ------------------------------------------------------------
+# ---- without an identity: loopback only, and even there nobody takes another's place
+# -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program, args, words", [
-    ("tandem-router", ["--listen", "0.0.0.0:0"], ["listen is 0.0.0.0:0", "Registry", "--cluster-secret-file", "--tls-worker-names", "--worker-listen"]),
-    ("tandem-router", ["--listen", "127.0.0.1:0", "--worker-listen", "[::]:0"], ["worker_listen is [::]:0", "Registry", "--cluster-secret-file"]),
-    ("tandem-decode", ["--listen", "0.0.0.0:0", "--advertise", "localhost"], ["listen is 0.0.0.0:0", "Worker", "--cluster-secret-file", "--tls-router-names"]),
-    ("tandem-prefill", ["--listen", "myhost:0"], ["listen is myhost:0", "Worker", "--cluster-secret-file", "--tls-router-names"]),
-    ("tandem-decode", ["--transfer-host", "0.0.0.0"], ["transfer_host is 0.0.0.0", "KV transfers", "--cluster-secret-file", "--tls-worker-names"]),
-    ("tandem-prefill", ["--transfer-host", "::", "--transfer", "tcp"], ["transfer_host is ::", "KV transfers", "--cluster-secret-file"])])
+@pytest.mark.parametrize(
+    "program, args, words",
+    [("tandem-router", ["--listen", "0.0.0.0:0"], [
+        "listen is 0.0.0.0:0", "Registry", "--cluster-secret-file", "--tls-worker-names",
+        "--worker-listen"
+    ]),
+     ("tandem-router", ["--listen", "127.0.0.1:0", "--worker-listen", "[::]:0"
+                        ], ["worker_listen is [::]:0", "Registry", "--cluster-secret-file"]),
+     ("tandem-decode", ["--listen", "0.0.0.0:0", "--advertise", "localhost"],
+      ["listen is 0.0.0.0:0", "Worker", "--cluster-secret-file", "--tls-router-names"]),
+     ("tandem-prefill", ["--listen", "myhost:0"],
+      ["listen is myhost:0", "Worker", "--cluster-secret-file", "--tls-router-names"]),
+     ("tandem-decode", ["--transfer-host", "0.0.0.0"],
+      ["transfer_host is 0.0.0.0", "KV transfers", "--cluster-secret-file", "--tls-worker-names"]),
+     ("tandem-prefill", ["--transfer-host", "::", "--transfer", "tcp"
+                         ], ["transfer_host is ::", "KV transfers", "--cluster-secret-file"])])
 def test_ports_beyond_loopback_are_refused(program, args, words):
-    done = subprocess.run([os.path.join(BIN, program), "--model", POCKET, *args], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = subprocess.run([os.path.join(BIN, program), "--model", POCKET, *args],
+                          capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 2, done.stderr
     assert all(w in done.stderr for w in words), done.stderr
 
@@ -122,14 +143,17 @@ def test_an_address_is_whose_process_answers_there():
         real = next(w for w in c.status().workers if w.role == "decode")
         stream = c.stream(c.request(prompt="A fox", max_tokens=200, temperature=0, ignore_eos=True))
         next(stream)
-        for key, reason in ((b"k" * 32, "another process"), (b"", "belongs to a worker that lives")):
+        for key, reason in ((b"k" * 32, "another process"), (b"",
+                                                             "belongs to a worker that lives")):
             for name in ("stranger", real.name):
-                joining = Joining(c.channel).say(hello=hello(real.address, name=name, layout_hash=real.layout_hash, instance_key=key))
+                joining = Joining(c.channel).say(hello=hello(
+                    real.address, name=name, layout_hash=real.layout_hash, instance_key=key))
                 assert reason in joining.rejected()[1]
         # ... and one that answers at an address of its own with a key that is not the hello's
         assert sum(len(m.token_ids) for m in stream) == 199
         now = c.status()
-        assert sorted(w.pid for w in now.workers) == sorted(d.pid for d in c.workers.values()) and now.failovers == 0
+        assert sorted(w.pid for w in now.workers) == sorted(
+            d.pid for d in c.workers.values()) and now.failovers == 0
         # the worker's own process may come back, as it does when its stream broke
         c.workers["decode-0"].signal(9)
         c.start_worker("decode")
@@ -137,13 +161,16 @@ def test_an_address_is_whose_process_answers_there():
 
 
 def test_abort_by_counting():
-    """Request numbers cannot be counted through: who reaches a worker without proof ends nobody's request."""
+    """Request numbers cannot be counted through: who reaches a worker without proof ends
+    nobody's request."""
     with Cluster(**PATIENT) as c:
         stream = c.stream(c.request(prompt="A fox", max_tokens=400, temperature=0, ignore_eos=True))
         next(stream)
         for port in ports(c).values():
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-                abort = channel.unary_unary(ABORT, request_serializer=wpb.AbortRequest.SerializeToString, response_deserializer=wpb.AbortResponse.FromString)
+                abort = channel.unary_unary(ABORT,
+                                            request_serializer=wpb.AbortRequest.SerializeToString,
+                                            response_deserializer=wpb.AbortResponse.FromString)
                 for n in range(64):
                     abort(wpb.AbortRequest(request=n, attempt=0xffffffff), timeout=WAIT_S)
         assert sum(len(m.token_ids) for m in stream) == 399
@@ -152,20 +179,26 @@ def test_abort_by_counting():
         assert seen == {""}
         ids = [next(c.stream(c.request(prompt="A fox", max_tokens=1))).request_id for _ in range(4)]
         numbers = sorted(int(i, 16) for i in ids)
-        assert len(set(numbers)) == 4 and min(b - a for a, b in zip(numbers, numbers[1:])) > 1 << 32, ids
+        assert len(set(numbers)) == 4 and min(b - a
+                                              for a, b in zip(numbers, numbers[1:])) > 1 << 32, ids
         c.wait_idle()
 
 
-# ---- with a secret ------------------------------------------------------------------------------------------------------------------------------
+# ---- with a secret
+# -------------------------------------------------------------------------------------------------
 
 
 def with_secret(path):
-    return {"router_args": ["--cluster-secret-file", path], "worker_args": ["--cluster-secret-file", path]}
+    return {
+        "router_args": ["--cluster-secret-file", path],
+        "worker_args": ["--cluster-secret-file", path]
+    }
 
 
 def test_a_cluster_with_a_secret_serves(secret_file, plain_tokens):
     """... and goes on after its router and a worker were replaced."""
     with Cluster(prefill=1, decode=2, **with_secret(secret_file)) as c:
+
         def same():
             r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
             assert (r.code, r.tokens) == (OK, plain_tokens), r.details
@@ -183,13 +216,17 @@ def test_a_cluster_with_a_secret_serves(secret_file, plain_tokens):
 
 class FakeWorker:
     """A server that answers Prove as it is told."""
-
     def __init__(self, answer, creds=None):
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-        handlers = {"Prove": grpc.unary_unary_rpc_method_handler(lambda request, context: wpb.ProveResponse(mac=answer(request.nonce, context)),
-                                                                 wpb.ProveRequest.FromString, wpb.ProveResponse.SerializeToString)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Worker", handlers),))
-        self.port = self.server.add_secure_port("127.0.0.1:0", creds) if creds else self.server.add_insecure_port("127.0.0.1:0")
+        handlers = {
+            "Prove": grpc.unary_unary_rpc_method_handler(
+                lambda request, context: wpb.ProveResponse(mac=answer(request.nonce, context)),
+                wpb.ProveRequest.FromString, wpb.ProveResponse.SerializeToString)
+        }
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            "tandem.v1.Worker", handlers), ))
+        self.port = self.server.add_secure_port(
+            "127.0.0.1:0", creds) if creds else self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
 
     def close(self):
@@ -210,7 +247,8 @@ def test_strangers_join_no_cluster_with_a_secret(secret_file):
             code, reason = Joining(c.channel).say(hello=hello("127.0.0.1:1")).rejected()
             assert code == UNAUTHENTICATED and "--cluster-secret-file" in reason
             # a wrong secret; a proof of nothing
-            for proof in (lambda n: proofs.worker(WRONG, n, me), lambda n: b"", lambda n: n[1], lambda n: proofs.worker("", n, me)):
+            for proof in (lambda n: proofs.worker(WRONG, n, me), lambda n: b"", lambda n: n[1],
+                          lambda n: proofs.worker("", n, me)):
                 joining = Joining(c.channel).say(hello=me)
                 theirs = joining.hear().challenge.nonce
                 assert len(theirs) == 32
@@ -218,7 +256,8 @@ def test_strangers_join_no_cluster_with_a_secret(secret_file):
                 code, reason = joining.rejected()
                 assert code == DENIED and "does not know this router's cluster secret" in reason
             # snapshots before the proof count for nothing, and a second hello ends it
-            joining = Joining(c.channel).say(hello=me).say(snapshot=wpb.Snapshot(seq=1)).say(drain=wpb.Drain()).say(hello=me)
+            joining = Joining(c.channel).say(hello=me).say(snapshot=wpb.Snapshot(seq=1)).say(
+                drain=wpb.Drain()).say(hello=me)
             joining.hear()
             assert "said already" in joining.rejected()[1]
             # who knows the secret is let in: so that the refusals above are for what they say
@@ -237,7 +276,8 @@ def test_strangers_join_no_cluster_with_a_secret(secret_file):
             again = Joining(c.channel).say(hello=me)
             again.hear()
             assert again.say(proof=wpb.Proof(mac=welcome.proof)).rejected()[0] == DENIED
-            # a member that gives an address where another process answers: one that does not know the secret, one of another Join
+            # a member that gives an address where another process answers: one that does not know
+            # the secret, one of another Join
             for answers[0], shift in ((WRONG, 0), (SECRET, 1)):
                 joining = Joining(c.channel).say(hello=me)
                 nonces[:] = [ours, joining.hear().challenge.nonce]
@@ -253,15 +293,19 @@ def test_strangers_join_no_cluster_with_a_secret(secret_file):
 
 
 class FakeRouter:
-    """A Registry that greets the first worker as `secret` tells it (None: it proves nothing), and keeps its stream open."""
-
+    """A Registry that greets the first worker as `secret` tells it (None: it proves nothing),
+    and keeps its stream open."""
     def __init__(self, secret, challenge=True):
         self.secret, self.challenge = secret, challenge
         self.hello, self.nonces, self.heard, self.proof = None, None, [], None
         self.joined, self.stop = threading.Event(), threading.Event()
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
-        handlers = {"Join": grpc.stream_stream_rpc_method_handler(self.join, wpb.WorkerMessage.FromString, wpb.RouterMessage.SerializeToString)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Registry", handlers),))
+        handlers = {
+            "Join": grpc.stream_stream_rpc_method_handler(self.join, wpb.WorkerMessage.FromString,
+                                                          wpb.RouterMessage.SerializeToString)
+        }
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            "tandem.v1.Registry", handlers), ))
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
 
@@ -285,7 +329,10 @@ class FakeRouter:
 
 
 def lone_worker(tmp_path, router_port, *args):
-    return Daemon("decode", "tandem-decode", ["--model", POCKET, "--router", f"127.0.0.1:{router_port}", "--kv-memory", "4MiB", "--threads", 1, *args], str(tmp_path))
+    return Daemon("decode", "tandem-decode", [
+        "--model", POCKET, "--router", f"127.0.0.1:{router_port}", "--kv-memory", "4MiB",
+        "--threads", 1, *args
+    ], str(tmp_path))
 
 
 def end(daemon):
@@ -294,10 +341,13 @@ def end(daemon):
     daemon.check_sanitizers()
 
 
-@pytest.mark.parametrize("secret, challenge, reason", [(None, False, "it proves no cluster secret"), (WRONG, True, "does not know this worker's cluster secret"),
-                                                       (SECRET, False, "does not know this worker's cluster secret")])
+@pytest.mark.parametrize("secret, challenge, reason",
+                         [(None, False, "it proves no cluster secret"),
+                          (WRONG, True, "does not know this worker's cluster secret"),
+                          (SECRET, False, "does not know this worker's cluster secret")])
 def test_a_worker_believes_no_strange_router(tmp_path, secret_file, secret, challenge, reason):
-    """It leaves with the reason in its log, and has told it nothing but its hello. (SECRET without a challenge: over no nonce of the router's.)"""
+    """It leaves with the reason in its log, and has told it nothing but its hello. (SECRET
+    without a challenge: over no nonce of the router's.)"""
     router = FakeRouter(secret, challenge)
     worker = lone_worker(tmp_path, router.port, "--cluster-secret-file", secret_file)
     try:
@@ -310,7 +360,8 @@ def test_a_worker_believes_no_strange_router(tmp_path, secret_file, secret, chal
 
 
 def test_calls_of_strangers(tmp_path, secret_file):
-    """A worker takes calls of the router it has joined, each once; nobody computes on it for free, and nobody ends what is not theirs."""
+    """A worker takes calls of the router it has joined, each once; nobody computes on it for
+    free, and nobody ends what is not theirs."""
     router = FakeRouter(SECRET)
     worker = lone_worker(tmp_path, router.port, "--cluster-secret-file", secret_file)
     try:
@@ -320,23 +371,43 @@ def test_calls_of_strangers(tmp_path, secret_file):
         port = int(router.hello.address.rsplit(":", 1)[1])
         n = router.nonces
         abort = wpb.AbortRequest(request=5, attempt=1)
-        for path, request in ((DECODE, decode_request()), (ABORT, abort), (PREFILL, wpb.PrefillRequest(seq=decode_request().seq)), (PROVE, wpb.ProveRequest(nonce=n[0]))):
+        for path, request in ((DECODE, decode_request()), (ABORT, abort),
+                              (PREFILL, wpb.PrefillRequest(seq=decode_request().seq)),
+                              (PROVE, wpb.ProveRequest(nonce=n[0]))):
             code, why, first = worker_call(port, path, request)
-            assert code == UNAUTHENTICATED and first is None and "cluster secret" in why, (path, code, why)
+            assert code == UNAUTHENTICATED and first is None and "cluster secret" in why, (path,
+                                                                                           code,
+                                                                                           why)
         good = proofs.call(SECRET, n, DECODE, 5, 1, 10)
         value = good[0][1]
         other = [n[0], n[1][:8] + os.urandom(24)]
-        for what, metadata in (("no proof", (("tandem-proof", "x"),)), ("too long", (("tandem-proof", value + "0"),)),
-                               ("wrong secret", proofs.call(WRONG, n, DECODE, 5, 1, 11)), ("no secret", proofs.call("", n, DECODE, 5, 1, 11)),
-                               ("another method's", proofs.call(SECRET, n, ABORT, 5, 1, 11)), ("another Join's", proofs.call(SECRET, other, DECODE, 5, 1, 11)),
-                               ("another request's", proofs.call(SECRET, n, DECODE, 6, 1, 12)), ("another attempt's", proofs.call(SECRET, n, DECODE, 5, 2, 13)),
-                               ("counter 0", proofs.call(SECRET, n, DECODE, 5, 1, 0)), ("a changed bit", (("tandem-proof", value[:-1] + ("0" if value[-1] != "0" else "1")),))):
+        for what, metadata in (("no proof", (("tandem-proof", "x"), )),
+                               ("too long", (("tandem-proof", value + "0"), )),
+                               ("wrong secret", proofs.call(WRONG, n, DECODE, 5, 1, 11)),
+                               ("no secret", proofs.call(
+                                   "", n, DECODE, 5, 1,
+                                   11)), ("another method's", proofs.call(
+                                       SECRET, n, ABORT, 5, 1,
+                                       11)), ("another Join's",
+                                              proofs.call(SECRET, other, DECODE, 5, 1,
+                                                          11)), ("another request's",
+                                                                 proofs.call(
+                                                                     SECRET, n, DECODE, 6, 1,
+                                                                     12)), ("another attempt's",
+                                                                            proofs.call(
+                                                                                SECRET, n, DECODE,
+                                                                                5, 2, 13)),
+                               ("counter 0", proofs.call(
+                                   SECRET, n, DECODE, 5,
+                                   1, 0)), ("a changed bit",
+                                            (("tandem-proof",
+                                              value[:-1] + ("0" if value[-1] != "0" else "1")), ))):
             code, why, first = worker_call(port, DECODE, decode_request(), metadata)
             assert code in (UNAUTHENTICATED, DENIED) and first is None, (what, code, why)
         code, why, first = worker_call(port, DECODE, decode_request(), good)
-        assert code == OK and first, why                        # ... and the right one is taken
+        assert code == OK and first, why  # ... and the right one is taken
         code, why, _ = worker_call(port, DECODE, decode_request(), good)
-        assert code == DENIED and "used before" in why          # once
+        assert code == DENIED and "used before" in why  # once
         code, why, _ = worker_call(port, ABORT, abort, proofs.call(SECRET, n, ABORT, 5, 1, 20))
         assert code == OK, why
         assert SECRET not in worker.log()
@@ -348,7 +419,6 @@ def test_calls_of_strangers(tmp_path, secret_file):
 
 class Tap:
     """A proxy that keeps every byte that passes."""
-
     def __init__(self, port):
         self.port_behind, self.bytes, self.lock = port, bytearray(), threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -385,7 +455,8 @@ class Tap:
 
 
 def test_the_secret_is_never_on_the_wire(secret_file):
-    """What goes between a worker and its router, and from the router to a worker, recorded: neither the secret, nor its usual other spellings, nor a log line."""
+    """What goes between a worker and its router, and from the router to a worker, recorded:
+    neither the secret, nor its usual other spellings, nor a log line."""
     with Cluster(prefill=0, decode=0, mode="colocated", **with_secret(secret_file)) as c:
         tap = Tap(c.port)
         try:
@@ -393,20 +464,25 @@ def test_the_secret_is_never_on_the_wire(secret_file):
             assert c.generate(prompt="A fox", max_tokens=3).code == OK
             c.wait_for(lambda: len(tap.bytes) > 1000, "bytes through the tap", WAIT_S)
             assert b"decode-0" in tap.bytes  # it is the hello that was recorded
-            for spelling in (SECRET.encode(), SECRET.encode().hex().encode(), base64.b64encode(SECRET.encode())[:-4], SECRET[:12].encode()):
+            for spelling in (SECRET.encode(), SECRET.encode().hex().encode(),
+                             base64.b64encode(SECRET.encode())[:-4], SECRET[:12].encode()):
                 assert spelling not in bytes(tap.bytes)
             for d in c.all:
-                assert SECRET not in d.log() and SECRET.encode() not in open(f"/proc/{d.pid}/cmdline", "rb").read()
+                assert SECRET not in d.log() and SECRET.encode() not in open(
+                    f"/proc/{d.pid}/cmdline", "rb").read()
             c.wait_idle()
         finally:
             tap.close()
 
 
-# ---- what the status tells whom ------------------------------------------------------------------------------------------------------------------
+# ---- what the status tells whom
+# -------------------------------------------------------------------------------------------------
 
 
 def status_of(channel, metadata=None):
-    call = channel.unary_unary("/tandem.v1.Inference/Status", request_serializer=pb.StatusRequest.SerializeToString, response_deserializer=pb.StatusResponse.FromString)
+    call = channel.unary_unary("/tandem.v1.Inference/Status",
+                               request_serializer=pb.StatusRequest.SerializeToString,
+                               response_deserializer=pb.StatusResponse.FromString)
     return call(pb.StatusRequest(), timeout=WAIT_S, metadata=metadata)
 
 
@@ -419,44 +495,64 @@ def test_status_tells_clients_no_more_than_they_need(secret_file, tmp_path):
     with Cluster(**with_secret(secret_file)) as c:
         s = status_of(c.channel)
         assert s.withheld and len(s.challenge) == 32 and s.model
-        assert sorted(told(s), key=str) == [{"role": "decode", "state": "ready"}, {"role": "prefill", "state": "ready"}]
+        assert sorted(told(s), key=str) == [{"role": "decode", "state": "ready"},
+                                            {"role": "prefill", "state": "ready"}]
         changed = bytes([s.challenge[0] ^ 1]) + s.challenge[1:]  # its expiry, forged
-        for bad in (proofs.status(WRONG, s.challenge), proofs.status("", s.challenge), proofs.status(SECRET, os.urandom(32)), proofs.status(SECRET, changed),
-                    proofs.status(SECRET, bytes(32)), (("tandem-status-proof", "x"),)):
+        for bad in (proofs.status(WRONG, s.challenge), proofs.status(
+                "", s.challenge), proofs.status(
+                    SECRET,
+                    os.urandom(32)), proofs.status(SECRET, changed), proofs.status(
+                        SECRET, bytes(32)), (("tandem-status-proof", "x"), )):
             assert status_of(c.channel, bad).withheld, bad
         s = status_of(c.channel, proofs.status(SECRET, s.challenge))
-        assert not s.withheld and not s.challenge and {w.name for w in s.workers} == {"prefill-0", "decode-0"} and all(w.address and w.pid for w in s.workers)
+        assert not s.withheld and not s.challenge and {w.name for w in s.workers} == {
+            "prefill-0", "decode-0"
+        } and all(w.address and w.pid for w in s.workers)
         # the operator's command, with and without
         at = [os.path.join(BIN, "tandem"), "status", "--server", f"127.0.0.1:{c.port}"]
         env = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
-        out = subprocess.run(at, capture_output=True, text=True, timeout=WAIT_S, check=True, env=env).stdout
+        out = subprocess.run(at, capture_output=True, text=True, timeout=WAIT_S, check=True,
+                             env=env).stdout
         assert "--cluster-secret-file" in out and "prefill-0" not in out and "127.0.0.1" not in out
-        for args, more in (([*at, "--cluster-secret-file", secret_file], {}), (at, {"TANDEM_CLUSTER_SECRET_FILE": secret_file})):
-            out = subprocess.run(args, capture_output=True, text=True, timeout=WAIT_S, check=True, env={**env, **more}).stdout
+        for args, more in (([*at, "--cluster-secret-file",
+                             secret_file], {}), (at, {"TANDEM_CLUSTER_SECRET_FILE": secret_file})):
+            out = subprocess.run(args, capture_output=True, text=True, timeout=WAIT_S, check=True,
+                                 env={**env, **more}).stdout
             assert "prefill-0" in out and "127.0.0.1" in out and SECRET not in out
         other = proofs.write_secret(tmp_path / "other", WRONG)
-        out = subprocess.run([*at, "--cluster-secret-file", other], capture_output=True, text=True, timeout=WAIT_S, check=True, env=env).stdout
+        out = subprocess.run([*at, "--cluster-secret-file", other], capture_output=True, text=True,
+                             timeout=WAIT_S, check=True, env=env).stdout
         assert "prefill-0" not in out
-        doctor = [os.path.join(BIN, "tandem"), "doctor", "--local=false", "--router", f"127.0.0.1:{c.port}"]
-        done = subprocess.run(doctor, capture_output=True, text=True, timeout=WAIT_S, check=False, env=env)
+        doctor = [
+            os.path.join(BIN, "tandem"), "doctor", "--local=false", "--router",
+            f"127.0.0.1:{c.port}"
+        ]
+        done = subprocess.run(doctor, capture_output=True, text=True, timeout=WAIT_S, check=False,
+                              env=env)
         assert done.returncode == 1 and "--cluster-secret-file" in done.stdout
-        done = subprocess.run([*doctor, "--cluster-secret-file", secret_file], capture_output=True, text=True, timeout=WAIT_S, check=False, env=env)
+        done = subprocess.run([*doctor, "--cluster-secret-file", secret_file], capture_output=True,
+                              text=True, timeout=WAIT_S, check=False, env=env)
         assert "prefill-0" in done.stdout and "decode-0" in done.stdout, done.stdout
 
 
-# ---- a port of their own for workers --------------------------------------------------------------------------------------------------------------
+# ---- a port of their own for workers
+# -------------------------------------------------------------------------------------------------
 
 
 def test_workers_have_a_port_of_their_own(secret_file, plain_tokens):
     port = free_port()
-    with Cluster(prefill=0, decode=0, router_args=["--cluster-secret-file", secret_file, "--worker-listen", f"127.0.0.1:{port}"],
-                 worker_args=["--cluster-secret-file", secret_file, "--router", f"127.0.0.1:{port}"]) as c:
+    with Cluster(
+            prefill=0, decode=0, router_args=[
+                "--cluster-secret-file", secret_file, "--worker-listen", f"127.0.0.1:{port}"
+            ], worker_args=["--cluster-secret-file", secret_file, "--router",
+                            f"127.0.0.1:{port}"]) as c:
         assert int(c.router.wait_log(r"ev=ready .*worker_port=(\d+)").group(1)) == port
         c.start_worker("prefill")
         c.start_worker("decode")
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert (r.code, r.tokens) == (OK, plain_tokens), r.details
-        assert Joining(c.channel).say(hello=hello("127.0.0.1:1")).rejected()[0] == grpc.StatusCode.UNIMPLEMENTED
+        assert Joining(c.channel).say(
+            hello=hello("127.0.0.1:1")).rejected()[0] == grpc.StatusCode.UNIMPLEMENTED
         code, _, _ = worker_call(port, "/tandem.v1.Inference/Models", pb.ModelsRequest())
         assert code == grpc.StatusCode.UNIMPLEMENTED
         code, _, _ = worker_call(port, "/tandem.v1.Inference/Generate", c.request(prompt="x"))
@@ -464,26 +560,35 @@ def test_workers_have_a_port_of_their_own(secret_file, plain_tokens):
         c.wait_idle()
 
 
-# ---- with certificates ----------------------------------------------------------------------------------------------------------------------------
+# ---- with certificates
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory):
-    """One CA; a router's, a worker's and a client's certificate by name, and one of the worker's names that is for clients only (EKU)."""
+    """One CA; a router's, a worker's and a client's certificate by name, and one of the worker's
+    names that is for clients only (EKU)."""
     d = tmp_path_factory.mktemp("certs")
 
     def openssl(*args):
         subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=d)
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "30", "-subj", "/CN=ca")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "30", "-subj",
+            "/CN=ca")
     here, both = "IP:127.0.0.1,DNS:localhost", "serverAuth,clientAuth"
-    for name, alt, usage in (("router", f"{here},DNS:r0.routers.test", both), ("worker", f"{here},DNS:w0.workers.test", both), ("client", f"{here},DNS:c0.clients.test", both),
-                             ("operator", "DNS:night.operators.test", "clientAuth"), ("half", f"{here},DNS:w1.workers.test", "clientAuth"),
+    for name, alt, usage in (("router", f"{here},DNS:r0.routers.test",
+                              both), ("worker", f"{here},DNS:w0.workers.test",
+                                      both), ("client", f"{here},DNS:c0.clients.test", both),
+                             ("operator", "DNS:night.operators.test",
+                              "clientAuth"), ("half", f"{here},DNS:w1.workers.test", "clientAuth"),
                              ("server", f"{here},DNS:w2.workers.test", "serverAuth")):
-        (d / "ext").write_text(f"basicConstraints=CA:FALSE\nsubjectAltName={alt}\nextendedKeyUsage={usage}\n")
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=w0.workers.test")  # a CN is nobody's identity
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "30", "-extfile", "ext", "-out", f"{name}.pem")
+        (d / "ext").write_text(
+            f"basicConstraints=CA:FALSE\nsubjectAltName={alt}\nextendedKeyUsage={usage}\n")
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj",
+                "/CN=w0.workers.test")  # a CN is nobody's identity
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+                "-CAcreateserial", "-days", "30", "-extfile", "ext", "-out", f"{name}.pem")
     return d
 
 
@@ -491,35 +596,51 @@ NAMES = ["--tls-worker-names", "*.workers.test", "--tls-router-names", "*.router
 
 
 def tls_args(certs, name):
-    return ["--tls-cert", certs / f"{name}.pem", "--tls-key", certs / f"{name}.key", "--tls-ca", certs / "ca.pem", *NAMES]
+    return [
+        "--tls-cert", certs / f"{name}.pem", "--tls-key", certs / f"{name}.key", "--tls-ca",
+        certs / "ca.pem", *NAMES
+    ]
 
 
 def creds(certs, name):
-    return grpc.ssl_channel_credentials(*((certs / f).read_bytes() for f in ("ca.pem", f"{name}.key", f"{name}.pem")))
+    return grpc.ssl_channel_credentials(*((certs / f).read_bytes()
+                                          for f in ("ca.pem", f"{name}.key", f"{name}.pem")))
 
 
 def test_certificates_by_role(certs, plain_tokens):
-    """One CA signs all: a client's certificate joins nothing and calls no worker, a worker's calls no worker, a server's only is no client's."""
-    with Cluster(router_args=tls_args(certs, "router"), worker_args=tls_args(certs, "worker"), tls=creds(certs, "client")) as c:
+    """One CA signs all: a client's certificate joins nothing and calls no worker, a worker's
+    calls no worker, a server's only is no client's."""
+    with Cluster(router_args=tls_args(certs, "router"), worker_args=tls_args(certs, "worker"),
+                 tls=creds(certs, "client")) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert (r.code, r.tokens) == (OK, plain_tokens), r.details
         code, why = Joining(c.channel).say(hello=hello("127.0.0.1:1")).rejected()
         assert code == DENIED and "tls_worker_names" in why
         for port in ports(c).values():
             for who in ("client", "worker", "half"):
-                for path, request in ((DECODE, decode_request()), (ABORT, wpb.AbortRequest(request=1)), (PROVE, wpb.ProveRequest(nonce=b"n" * 32))):
+                for path, request in ((DECODE, decode_request()), (ABORT,
+                                                                   wpb.AbortRequest(request=1)),
+                                      (PROVE, wpb.ProveRequest(nonce=b"n" * 32))):
                     code, why, first = worker_call(port, path, request, creds=creds(certs, who))
-                    assert code == DENIED and "tls_router_names" in why and first is None, (who, path, code, why)
-            code, _, _ = worker_call(port, ABORT, wpb.AbortRequest(request=1), creds=creds(certs, "server"))
+                    assert code == DENIED and "tls_router_names" in why and first is None, (who,
+                                                                                            path,
+                                                                                            code,
+                                                                                            why)
+            code, _, _ = worker_call(port, ABORT, wpb.AbortRequest(request=1), creds=creds(
+                certs, "server"))
             assert code == grpc.StatusCode.UNAVAILABLE  # extendedKeyUsage: refused in the handshake
-            code, why, _ = worker_call(port, ABORT, wpb.AbortRequest(request=1), creds=creds(certs, "router"))
+            code, why, _ = worker_call(port, ABORT, wpb.AbortRequest(request=1), creds=creds(
+                certs, "router"))
             assert code == OK, why
         c.wait_idle()
 
 
 def test_status_by_certificate(certs):
-    with Cluster(prefill=0, mode="colocated", router_args=[*tls_args(certs, "router"), "--tls-operator-names", "*.operators.test"],
-                 worker_args=tls_args(certs, "worker"), tls=creds(certs, "client")) as c:
+    with Cluster(
+            prefill=0, mode="colocated",
+            router_args=[*tls_args(certs, "router"), "--tls-operator-names",
+                         "*.operators.test"], worker_args=tls_args(certs, "worker"), tls=creds(
+                             certs, "client")) as c:
         assert told(c.status()) == [{"role": "decode", "state": "ready"}]
         for who in ("operator", "worker", "router"):
             with grpc.secure_channel(f"127.0.0.1:{c.port}", creds(certs, who)) as channel:
@@ -528,18 +649,26 @@ def test_status_by_certificate(certs):
 
 
 def test_a_client_is_no_worker_to_the_router(certs):
-    """A member's hello gives the address of a server that shows a client's certificate: the router sends it nothing, not even a call."""
+    """A member's hello gives the address of a server that shows a client's certificate: the
+    router sends it nothing, not even a call."""
     asked = []
-    with Cluster(prefill=0, decode=0, router_args=tls_args(certs, "router"), tls=creds(certs, "client")) as c:
+    with Cluster(prefill=0, decode=0, router_args=tls_args(certs, "router"), tls=creds(
+            certs, "client")) as c:
         with grpc.secure_channel(f"127.0.0.1:{c.port}", creds(certs, "worker")) as channel:
-            for who, joins in (("client", False), ("half", False), ("router", False), ("worker", True)):
+            for who, joins in (("client", False), ("half", False), ("router", False), ("worker",
+                                                                                       True)):
+
                 def answer(nonce, _):
                     asked.append(who)
                     return proofs.instance_of_key(b"k" * 32, nonce)
 
                 pem = [(certs / f).read_bytes() for f in (f"{who}.key", f"{who}.pem")]
-                fake = FakeWorker(answer, grpc.ssl_server_credentials([tuple(pem)], (certs / "ca.pem").read_bytes(), True))
-                joining = Joining(channel).say(hello=hello(f"127.0.0.1:{fake.port}", instance_key=b"k" * 32))
+                fake = FakeWorker(
+                    answer,
+                    grpc.ssl_server_credentials([tuple(pem)], (certs / "ca.pem").read_bytes(),
+                                                True))
+                joining = Joining(channel).say(
+                    hello=hello(f"127.0.0.1:{fake.port}", instance_key=b"k" * 32))
                 if joins:
                     assert joining.hear().WhichOneof("message") == "welcome"
                     joining.close()
@@ -559,10 +688,15 @@ def test_a_client_is_no_router_to_a_worker(certs, tmp_path):
         seen.append(next(messages))
         yield wpb.RouterMessage()
 
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.v1.Registry", {
-        "Join": grpc.stream_stream_rpc_method_handler(join, wpb.WorkerMessage.FromString, wpb.RouterMessage.SerializeToString)}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+        "tandem.v1.Registry", {
+            "Join": grpc.stream_stream_rpc_method_handler(join, wpb.WorkerMessage.FromString,
+                                                          wpb.RouterMessage.SerializeToString)
+        }), ))
     pem = [(certs / f).read_bytes() for f in ("client.key", "client.pem")]
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([tuple(pem)], (certs / "ca.pem").read_bytes(), True))
+    port = server.add_secure_port(
+        "127.0.0.1:0",
+        grpc.ssl_server_credentials([tuple(pem)], (certs / "ca.pem").read_bytes(), True))
     server.start()
     worker = lone_worker(tmp_path, port, *tls_args(certs, "worker"))
     try:
@@ -575,18 +709,21 @@ def test_a_client_is_no_router_to_a_worker(certs, tmp_path):
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize("args, words", [
-    (["--tls-worker-names", "*.workers.test"], ["tls_worker_names", "tls_ca"]),
-    (["--cluster-secret-file", "/nowhere/secret"], ["cluster_secret_file", "/nowhere/secret"]),
-    (["--cluster-secret-file", os.devnull], ["cluster_secret_file", "/dev/null"])])
+@pytest.mark.parametrize(
+    "args, words",
+    [(["--tls-worker-names", "*.workers.test"], ["tls_worker_names", "tls_ca"]),
+     (["--cluster-secret-file", "/nowhere/secret"], ["cluster_secret_file", "/nowhere/secret"]),
+     (["--cluster-secret-file", os.devnull], ["cluster_secret_file", "/dev/null"])])
 def test_identities_that_cannot_be(args, words):
     for program in ("tandem-router", "tandem-decode"):
-        done = subprocess.run([os.path.join(BIN, program), "--model", POCKET, *args], capture_output=True, text=True, timeout=WAIT_S, check=False)
+        done = subprocess.run([os.path.join(BIN, program), "--model", POCKET, *args],
+                              capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert done.returncode in (1, 2) and all(w in done.stderr for w in words), done.stderr
 
 
 def test_secrets_others_can_read_are_refused(tmp_path):
     path = proofs.write_secret(tmp_path / "s", SECRET, 0o644)
-    done = subprocess.run([os.path.join(BIN, "tandem-router"), "--model", POCKET, "--cluster-secret-file", path], capture_output=True, text=True, timeout=WAIT_S,
-                          check=False)
+    done = subprocess.run(
+        [os.path.join(BIN, "tandem-router"), "--model", POCKET, "--cluster-secret-file", path],
+        capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 2 and path in done.stderr and SECRET not in done.stderr, done.stderr

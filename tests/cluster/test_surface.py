@@ -1,4 +1,5 @@
-"""What operators and standard tools touch: health, reflection, TLS, metrics, the decision log, every command's help and its work, back-pressure."""
+"""What operators and standard tools touch: health, reflection, TLS, metrics, the decision log,
+every command's help and its work, back-pressure."""
 import json
 import os
 import re
@@ -30,17 +31,17 @@ COMMANDS = ["up", "generate", "chat", "status", "doctor", "tokenize", "logits", 
 def run(args, stdin=b"", timeout=60, env=None):
     """One command to its end: (exit status, stdout, stderr)."""
     full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
-    p = subprocess.run([os.path.join(BIN, args[0]), *map(str, args[1:])], input=stdin, capture_output=True, timeout=timeout * SLOW,
-                       env=full, check=False)
+    p = subprocess.run([os.path.join(BIN, args[0]), *map(str, args[1:])], input=stdin,
+                       capture_output=True, timeout=timeout * SLOW, env=full, check=False)
     err = p.stderr.decode("utf-8", "replace")
     assert not SANITIZER.search(err), err[-5000:]
     return p.returncode, p.stdout, err
 
 
-# ---- help, version, unknown flags --------------------------------------------------------------------------------------------------------------
+# ---- help, version, unknown flags
+# -------------------------------------------------------------------------------------------------
 
 PROGRAMS = [[d] for d in DAEMONS] + [["tandem", c] for c in COMMANDS]
-
 
 PROGRAMS = PROGRAMS[::3] if SHORT else PROGRAMS
 
@@ -53,13 +54,15 @@ def test_help_version_and_unknown_flags(program):
     assert len(flags) > 5 and {"--help", "--version", "--print-config"} <= set(flags)
     rc, out, err = run([*program, "--version"])
     assert rc == 0 and re.search(r"\d+\.\d+\.\d+", out.decode()) and not err
-    required = ["--model", POCKET] if "--model" in flags and program[-1] not in ("generate", "chat") else []
+    required = ["--model", POCKET
+                ] if "--model" in flags and program[-1] not in ("generate", "chat") else []
     if program[-1] == "logits":
         required += ["--tokens", "1", "--out", "/dev/null"]
     rc, out, err = run([*program, *required, "--print-config"])
     assert rc == 0 and not err, err
     printed = dict(line.split("=", 1) for line in out.decode().splitlines())
-    assert {f[2:].replace("-", "_") for f in flags} - {"help", "version", "print_config"} == set(printed)
+    assert {f[2:].replace("-", "_")
+            for f in flags} - {"help", "version", "print_config"} == set(printed)
     name = flags[0][2:]
     wrong = "--" + name[:-1] + ("x" if name[-1] != "x" else "y") + "zz"
     rc, out, err = run([*program, *required, wrong, "1"])
@@ -68,32 +71,44 @@ def test_help_version_and_unknown_flags(program):
     assert rc == 2 and flags[0] in err, err
 
 
-KV_PORT = {"transfer_port": "4711", "transfer_lanes": "2", "transfer_zerocopy": "off", "rdma_devices": "a,b", "rdma_port": "2", "rdma_gid_index": "3",
-           "rdma_qps_per_rail": "4", "rdma_timeout": "18", "rdma_traffic_class": "98", "rdma_service_level": "5", "rdma_pull": "true",
-           "rdma_windows": "true", "rdma_srq_peers": "9", "kv_tls": "off", "kv_tls_peer_name": "*.kv.tandem", "tls_cert": "c", "tls_key": "k",
-           "tls_ca": "ca", "tls_server_name": "router.tandem"}
+KV_PORT = {
+    "transfer_port": "4711", "transfer_lanes": "2", "transfer_zerocopy": "off",
+    "rdma_devices": "a,b", "rdma_port": "2", "rdma_gid_index": "3", "rdma_qps_per_rail": "4",
+    "rdma_timeout": "18", "rdma_traffic_class": "98", "rdma_service_level": "5",
+    "rdma_pull": "true", "rdma_windows": "true", "rdma_srq_peers": "9", "kv_tls": "off",
+    "kv_tls_peer_name": "*.kv.tandem", "tls_cert": "c", "tls_key": "k", "tls_ca": "ca",
+    "tls_server_name": "router.tandem"
+}
 
 
-@pytest.mark.parametrize("program", [["tandem-prefill"], ["tandem-decode"], ["tandem", "doctor"]], ids=["prefill", "decode", "doctor"])
+@pytest.mark.parametrize("program", [["tandem-prefill"], ["tandem-decode"], ["tandem", "doctor"]],
+                         ids=["prefill", "decode", "doctor"])
 def test_kv_port_options_are_the_same_everywhere(program):
-    """What a worker takes, doctor takes: by flag and (but for the port, which is the worker's) by variable, with the same bounds and words."""
+    """What a worker takes, doctor takes: by flag and (but for the port, which is the worker's)
+    by variable, with the same bounds and words."""
     rc, out, err = run([*program, "--help"])
     assert rc == 0, err
     wanted = run(["tandem-decode", "--help"])[1].decode()
-    pages = [dict(re.findall(r"^  --([a-z0-9-]+)(.*?)(?=^  --|\Z)", page, re.M | re.S)) for page in (out.decode(), wanted)]
+    pages = [
+        dict(re.findall(r"^  --([a-z0-9-]+)(.*?)(?=^  --|\Z)", page, re.M | re.S))
+        for page in (out.decode(), wanted)
+    ]
     for name in KV_PORT:
         flag = name.replace("_", "-")
         assert flag in pages[0], flag
         if not name.startswith("tls_"):  # doctor's words for those differ
             assert pages[0][flag] == pages[1][flag], flag
-    rc, out, err = run([*program, *(f"--{k.replace('_', '-')}={v}" for k, v in KV_PORT.items()), "--print-config"])
+    rc, out, err = run(
+        [*program, *(f"--{k.replace('_', '-')}={v}" for k, v in KV_PORT.items()), "--print-config"])
     printed = dict(line.split("=", 1) for line in out.decode().splitlines())
     assert rc == 0 and {k: printed[k] for k in KV_PORT} == KV_PORT, err
-    rc, out, err = run([*program, "--print-config"], env={f"TANDEM_{k.upper()}": v for k, v in KV_PORT.items()})
+    rc, out, err = run([*program, "--print-config"],
+                       env={f"TANDEM_{k.upper()}": v for k, v in KV_PORT.items()})
     printed = dict(line.split("=", 1) for line in out.decode().splitlines())
     expected = {**KV_PORT, "transfer_port": "0"} if program[-1] == "doctor" else KV_PORT
     assert rc == 0 and {k: printed[k] for k in KV_PORT} == expected, err
-    for bad in ("--rdma-port=0", "--rdma-gid-index=-2", "--rdma-traffic-class=256", "--kv-tls=maybe", "--transfer-lanes=9"):
+    for bad in ("--rdma-port=0", "--rdma-gid-index=-2", "--rdma-traffic-class=256",
+                "--kv-tls=maybe", "--transfer-lanes=9"):
         rc, _, err = run([*program, bad])
         assert rc == 2 and bad[2:].split("=")[0].replace("-", "_") in err.replace("-", "_"), err
 
@@ -111,20 +126,24 @@ def test_no_cluster_is_said_so():
         assert rc == 1 and "UNAVAILABLE" in err and "127.0.0.1:1" in err, err
 
 
-# ---- tandem up and its clients -----------------------------------------------------------------------------------------------------------------
+# ---- tandem up and its clients
+# -------------------------------------------------------------------------------------------------
 
 
 class Up:
     """`tandem up` as a user starts it; stdout and stderr are read as they come."""
-
     def __init__(self, *args):
         self.at = f"127.0.0.1:{free_port()}"
         env = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
-        self.p = subprocess.Popen([os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", self.at, "--dtype", "f32",
-                                   "--kv-memory", "16MiB", *map(str, args)],
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, start_new_session=True)
+        self.p = subprocess.Popen([
+            os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", self.at, "--dtype",
+            "f32", "--kv-memory", "16MiB", *map(str, args)
+        ], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
+                                  start_new_session=True)
         self.out, self.err = b"", b""
-        self.threads = [threading.Thread(target=self._read, args=(n,), daemon=True) for n in ("out", "err")]
+        self.threads = [
+            threading.Thread(target=self._read, args=(n, ), daemon=True) for n in ("out", "err")
+        ]
         for t in self.threads:
             t.start()
         self.wait_for(lambda: b"--cluster-secret-file" in self.out and self.out.endswith(b"\n"), 60)
@@ -163,7 +182,10 @@ class Up:
         text = self.err.decode("utf-8", "replace")
         assert not SANITIZER.search(text), text[-5000:]
         deadline = time.monotonic() + 5 * SLOW
-        while left := [p for p in [*(f"/proc/{pid}" for pid in self.pids), os.path.dirname(self.secret)] if os.path.exists(p)]:
+        while left := [
+                p for p in [*(f"/proc/{pid}" for pid in self.pids),
+                            os.path.dirname(self.secret)] if os.path.exists(p)
+        ]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.01)
 
@@ -182,7 +204,8 @@ def up():
 def test_up_makes_a_secret(up):
     """For this user's eyes, its daemons and whoever is told where it is."""
     folder, file = os.stat(os.path.dirname(up.secret)), os.stat(up.secret)
-    assert (folder.st_mode & 0o777, file.st_mode & 0o777, file.st_uid) == (0o700, 0o600, os.getuid())
+    assert (folder.st_mode & 0o777, file.st_mode & 0o777, file.st_uid) == (0o700, 0o600,
+                                                                           os.getuid())
     with open(up.secret, encoding="ascii") as f:
         assert re.fullmatch(r"[0-9a-f]{64}\n", f.read())
     for pid in up.children():
@@ -196,23 +219,35 @@ def test_up_generate(up):
     prompt = "Once upon a time"
     rc, out, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, prompt)
     assert rc == 0 and out.endswith(b"\n") and len(out) > 20 and not err, err
-    again = up.cli("generate", "--max-tokens", 16, "--temperature", 0, stdin=prompt.encode())  # the prompt from stdin
+    again = up.cli("generate", "--max-tokens", 16, "--temperature", 0,
+                   stdin=prompt.encode())  # the prompt from stdin
     assert again[1] == out
-    rc, ids, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--token-ids", "--prompt", prompt)
+    rc, ids, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--token-ids",
+                          "--prompt", prompt)
     assert rc == 0 and len(ids.split()) == 16 and all(x.isdigit() for x in ids.split())
     text = run(["tandem", "tokenize", "--model", POCKET, "--decode", "--whole"], ids)[1]
     assert text.strip() == out.decode().strip().encode()
-    rc, with_stats, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--stats", prompt)
+    rc, with_stats, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--stats",
+                                 prompt)
     assert rc == 0 and with_stats == out
-    for word in ("TTFT", "TPOT", "router queue", "prefill", "KV transfer", "finish length", "failovers"):
+    for word in ("TTFT", "TPOT", "router queue", "prefill", "KV transfer", "finish length",
+                 "failovers"):
         assert word in err, err
-    stages = [float(re.search(rf"  {name} +([\d.]+) ms", err).group(1)) for name in ("router queue", "reserve", "prefill queue", "prefill",
-        "rpc")]
-    assert abs(sum(stages) - float(re.search(r"TTFT +([\d.]+) ms", err).group(1))) < 0.01  # it adds up
-    seeded = [up.cli("generate", "--max-tokens", 12, "--temperature", 1, "--seed", 5, prompt)[1] for _ in range(2)]
+    stages = [
+        float(re.search(rf"  {name} +([\d.]+) ms", err).group(1))
+        for name in ("router queue", "reserve", "prefill queue", "prefill", "rpc")
+    ]
+    assert abs(sum(stages) -
+               float(re.search(r"TTFT +([\d.]+) ms", err).group(1))) < 0.01  # it adds up
+    seeded = [
+        up.cli("generate", "--max-tokens", 12, "--temperature", 1, "--seed", 5, prompt)[1]
+        for _ in range(2)
+    ]
     assert seeded[0] == seeded[1]
-    tokens = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"], prompt.encode())[1].split()
-    rc, by_ids, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--ids", b",".join(tokens).decode())
+    tokens = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"],
+                 prompt.encode())[1].split()
+    rc, by_ids, err = up.cli("generate", "--max-tokens", 16, "--temperature", 0, "--ids",
+                             b",".join(tokens).decode())
     assert rc == 0 and by_ids == out, err
     rc, out, err = up.cli("generate", "--max-tokens", 0, prompt)
     assert rc == 1 and "INVALID_ARGUMENT" in err and "max_tokens" in err
@@ -220,35 +255,45 @@ def test_up_generate(up):
     assert rc == 1 and "NOT_FOUND" in err
     rc, out, err = up.cli("generate", "--ids", "1,x", prompt)
     assert rc == 2 and "ids" in err
-    rc, out, err = up.cli("generate", "--max-tokens", 1500, "--ignore-eos", "--timeout-ms", 100, prompt)
+    rc, out, err = up.cli("generate", "--max-tokens", 1500, "--ignore-eos", "--timeout-ms", 100,
+                          prompt)
     assert rc == 1 and "DEADLINE_EXCEEDED" in err
 
 
 def test_up_chat(up):
     """Two turns through a pipe; the second one sees the first."""
     turn = ["--max-tokens", 12, "--temperature", 0]
-    rc, out, err = up.cli("chat", *turn, "--system", "You are kind.", stdin=b"Tell me about a fox.\n\nAnd a hen?\n/quit\nnever sent\n")
+    rc, out, err = up.cli("chat", *turn, "--system", "You are kind.",
+                          stdin=b"Tell me about a fox.\n\nAnd a hen?\n/quit\nnever sent\n")
     assert rc == 0 and not err and len(out.strip().splitlines()) >= 2, (out, err)
     one = up.cli("chat", *turn, "--system", "You are kind.", stdin=b"Tell me about a fox.\n")
     assert one[0] == 0 and out.startswith(one[1])
     second = up.cli("chat", *turn, "--system", "You are kind.", stdin=b"And a hen?\n")
     assert out[len(one[1]):] != second[1]
-    rc, out, err = up.cli("generate", "--chat", *turn, "--system", "You are kind.", "Tell me about a fox.")
+    rc, out, err = up.cli("generate", "--chat", *turn, "--system", "You are kind.",
+                          "Tell me about a fox.")
     assert rc == 0 and out == one[1]
 
 
 def test_up_status(up):
-    up.wait_for(lambda: all(w["kv_blocks_held"] == 0 for w in up.status()["workers"]), 10)  # the last snapshots may be of the request before
+    up.wait_for(lambda: all(w["kv_blocks_held"] == 0 for w in up.status()["workers"]),
+                10)  # the last snapshots may be of the request before
     s = up.status()
-    assert s["model"] == os.path.basename(os.path.realpath(POCKET)) and s["mode"] == "pd" and s["live"] == s["queued"] == 0
-    assert sorted(w["name"] for w in s["workers"]) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+    assert s["model"] == os.path.basename(
+        os.path.realpath(POCKET)) and s["mode"] == "pd" and s["live"] == s["queued"] == 0
+    assert sorted(
+        w["name"] for w in s["workers"]) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
     for w in s["workers"]:
-        assert w["state"] == "ready" and w["kv_blocks"] > 0 and w["role"] in w["name"] and w["kv_blocks_held"] == 0
+        assert w["state"] == "ready" and w["kv_blocks"] > 0 and w["role"] in w["name"] and w[
+            "kv_blocks_held"] == 0
     rc, table, err = up.cli("status")
     assert rc == 0 and not err
     lines = table.decode().splitlines()
-    assert s["model"] in lines[0] and "requests/s   bound by" in lines[1] and "WORKER" in lines[2] and len(lines) == 7
-    assert all(re.search(rf"^{w['name']} .*{w['role']} .*ready .*{w['address']}", table.decode(), re.M) for w in s["workers"])
+    assert s["model"] in lines[0] and "requests/s   bound by" in lines[1] and "WORKER" in lines[
+        2] and len(lines) == 7
+    assert all(
+        re.search(rf"^{w['name']} .*{w['role']} .*ready .*{w['address']}", table.decode(), re.M)
+        for w in s["workers"])
 
 
 def test_up_second_interrupt_and_killed_children():
@@ -257,9 +302,11 @@ def test_up_second_interrupt_and_killed_children():
     os.kill(victim["pid"], signal.SIGKILL)
     u.wait_for(lambda: b"prefill-0 was killed by signal 9" in u.err, 10)
     assert u.p.poll() is None  # a lost worker only makes the cluster smaller
-    # what waits for a prefill worker that will not come keeps the drain waiting: a second Ctrl-C does not
-    waiting = subprocess.Popen([os.path.join(BIN, "tandem"), "generate", "--server", u.at, "Once"], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # what waits for a prefill worker that will not come keeps the drain waiting: a second Ctrl-C
+    # does not
+    waiting = subprocess.Popen([os.path.join(BIN, "tandem"), "generate", "--server", u.at, "Once"],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
     u.wait_for(lambda: u.status()["live"] == 1, 10)
     u.p.send_signal(signal.SIGINT)
     u.wait_for(lambda: len(u.children()) == 1, 20)  # the workers have gone; the router drains
@@ -282,7 +329,8 @@ def test_up_killed_leaves_nothing():
 
 
 def test_up_that_cannot():
-    rc, _, err = run(["tandem", "up", "--model", "/nowhere", "--listen", f"127.0.0.1:{free_port()}"])
+    rc, _, err = run(
+        ["tandem", "up", "--model", "/nowhere", "--listen", f"127.0.0.1:{free_port()}"])
     assert rc == 1 and "/nowhere" in err
     rc, _, err = run(["tandem", "up", "--model", POCKET, "--prefill", 0])
     assert rc == 2 and "prefill" in err
@@ -294,7 +342,8 @@ def test_up_that_cannot():
         assert rc == 1 and at in err
 
 
-# ---- commands without a cluster ------------------------------------------------------------------------------------------------------------------
+# ---- commands without a cluster
+# -------------------------------------------------------------------------------------------------
 
 
 def test_tokenize_round_trip():
@@ -306,12 +355,14 @@ def test_tokenize_round_trip():
     assert back[0] == 0 and back[1].decode() == text + "\n"
     rc, whole, _ = run(["tandem", "tokenize", "--model", POCKET, "--whole"], text.encode())
     assert rc == 0 and whole.count(b"\n") == 1
-    assert run(["tandem", "tokenize", "--model", POCKET, "--whole", "--decode"], whole)[1].decode() == text
-    special = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"], b"fox")[1].split()
+    assert run(["tandem", "tokenize", "--model", POCKET, "--whole", "--decode"],
+               whole)[1].decode() == text
+    special = run(["tandem", "tokenize", "--model", POCKET, "--whole", "--add-special"],
+                  b"fox")[1].split()
     plain = run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"fox")[1].split()
-    assert special[-len(plain):] == plain or special[: len(plain)] == plain
-    assert run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a\0b")[1] != run(["tandem", "tokenize", "--model", POCKET,
-        "--whole"], b"a")[1]
+    assert special[-len(plain):] == plain or special[:len(plain)] == plain
+    assert run(["tandem", "tokenize", "--model", POCKET, "--whole"], b"a\0b")[1] != run(
+        ["tandem", "tokenize", "--model", POCKET, "--whole"], b"a")[1]
     rc, _, err = run(["tandem", "tokenize", "--model", POCKET], b"fine\nbad \xff\n")
     assert rc == 2 and "line 2" in err and "UTF-8" in err
     rc, _, err = run(["tandem", "tokenize", "--model", POCKET, "--decode"], b"5 99999999\n")
@@ -322,13 +373,16 @@ def test_tokenize_round_trip():
 
 
 def test_logits(tmp_path):
-    ids = [5, 300, 301, 302, 1999, 7, 8, 9, 10, 400, 401, 402, 403, 404, 405, 406, 407, 408, 409]  # more than a block
+    ids = [5, 300, 301, 302, 1999, 7, 8, 9, 10, 400, 401, 402, 403, 404, 405, 406, 407, 408,
+           409]  # more than a block
     out = {}
     for chunk in (0, 1, 5):
         for dtype in ("f32", "bf16"):
             path = tmp_path / f"{chunk}-{dtype}"
-            rc, stdout, err = run(["tandem", "logits", "--model", POCKET, "--tokens", ",".join(map(str, ids)), "--chunk", chunk, "--dtype",
-                                   dtype, "--threads", 1, "--out", path])
+            rc, stdout, err = run([
+                "tandem", "logits", "--model", POCKET, "--tokens", ",".join(map(str, ids)),
+                "--chunk", chunk, "--dtype", dtype, "--threads", 1, "--out", path
+            ])
             assert rc == 0 and not stdout, err
             out[chunk, dtype] = path.read_bytes()
     assert len(out[0, "f32"]) == len(ids) * 2048 * 4
@@ -337,7 +391,8 @@ def test_logits(tmp_path):
     row = struct.unpack("<2048f", out[0, "f32"][-2048 * 4:])
     assert max(row) - min(row) > 1 and all(abs(x) < 1e4 for x in row)
     base = ["tandem", "logits", "--model", POCKET, "--out", tmp_path / "x"]
-    for tokens, part in (("", "empty"), ("1,x", "x"), ("2048", "2047"), ("-1", "2047"), ("5," * 3000, "2048")):
+    for tokens, part in (("", "empty"), ("1,x", "x"), ("2048", "2047"), ("-1", "2047"),
+                         ("5," * 3000, "2048")):
         rc, _, err = run([*base, "--tokens", tokens])
         assert rc == 2 and part in err, err
     rc, _, err = run([*base[:-1], "/nowhere/x", "--tokens", "1"])
@@ -357,49 +412,67 @@ def poison(model, tensor, element):
 
 
 def test_logits_of_weights_that_are_no_numbers(tmp_path):
-    """A NaN in one token's embedding: the position where that token first stands is named, and the exit status is 1; without that token nothing is wrong."""
+    """A NaN in one token's embedding: the position where that token first stands is named, and
+    the exit status is 1; without that token nothing is wrong."""
     model = tmp_path / "model"
     shutil.copytree(POCKET, model)
-    poison(model, "model.embed_tokens.weight", 300 * json.loads((model / "config.json").read_text())["hidden_size"] + 5)
+    poison(model, "model.embed_tokens.weight", 300 * json.loads(
+        (model / "config.json").read_text())["hidden_size"] + 5)
     tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", True)
-    base = ["tandem", "logits", "--model", model, "--dtype", "f32", "--threads", 1, "--out", tmp_path / "x"]
+    base = [
+        "tandem", "logits", "--model", model, "--dtype", "f32", "--threads", 1, "--out",
+        tmp_path / "x"
+    ]
     for chunk in (0, 1):
         rc, _, err = run([*base, "--tokens", "5,7,300,8", "--chunk", chunk])
         first = "position 0 (token 5): the logit of id 300 is" if tied else "position 2 (token 300): the logit of id 0 is"
         assert rc == 1 and first in err and "the weights hold NaN or infinity, or config.json does not fit them" in err, err
         assert (tmp_path / "x").stat().st_size == (0 if tied or chunk == 0 else 2 * 2048 * 4)
-    rc, _, err = run(["tandem", "logits", "--model", POCKET, "--dtype", "f32", "--threads", 1, "--out", tmp_path / "x", "--tokens", "5,7,300,8"])
-    said = [line for line in err.splitlines() if not line.startswith("touching memory of ")]  # its progress, on a machine that is slow at it
+    rc, _, err = run([
+        "tandem", "logits", "--model", POCKET, "--dtype", "f32", "--threads", 1, "--out",
+        tmp_path / "x", "--tokens", "5,7,300,8"
+    ])
+    said = [line for line in err.splitlines() if not line.startswith("touching memory of ")
+            ]  # its progress, on a machine that is slow at it
     assert rc == 0 and not said, err
 
 
 def test_engine_bench():
-    tiny = ["--batch", 2, "--prompt-len", 24, "--output-len", 3, "--repeat", 1, "--threads", 1, "--kv-memory", "64MiB", "--json"]
-    models = [["--model", POCKET]] if SHORT else [["--model", POCKET],
-                                                  ["--random-weights", os.path.join(ROOT, "bench/configs/llama-110m.json"), "--dtype",
-                                                   "bf16"]]
+    tiny = [
+        "--batch", 2, "--prompt-len", 24, "--output-len", 3, "--repeat", 1, "--threads", 1,
+        "--kv-memory", "64MiB", "--json"
+    ]
+    models = [["--model", POCKET]] if SHORT else [[
+        "--model", POCKET
+    ], ["--random-weights",
+        os.path.join(ROOT, "bench/configs/llama-110m.json"), "--dtype", "bf16"]]
     for model in models:
         rc, out, err = run(["tandem", "engine-bench", *model, *tiny], timeout=100)
         assert rc == 0, err
         j = json.loads(out)
-        assert j["batch"] == 2 and j["prefill_tok_s"]["median"] > 0 and j["decode_tok_s"]["min"] <= j["decode_tok_s"]["median"] <= j["decode_tok_s"]["max"]
+        assert j["batch"] == 2 and j["prefill_tok_s"]["median"] > 0 and j["decode_tok_s"][
+            "min"] <= j["decode_tok_s"]["median"] <= j["decode_tok_s"]["max"]
     assert SHORT or 90e6 < j["parameters"] < 130e6
     rc, _, err = run(["tandem", "engine-bench"])
     assert rc == 2 and "--model" in err
-    for wrong, says in ((["--attn", "mma,abc"], 'attn is "mma,abc", must be mma, wgmma'), (["--overlap", "1"], 'device is "cpu", must be cuda')):
+    for wrong, says in ((["--attn", "mma,abc"], 'attn is "mma,abc", must be mma, wgmma'), ([
+            "--overlap", "1"
+    ], 'device is "cpu", must be cuda')):
         rc, _, err = run(["tandem", "engine-bench", "--model", POCKET, "--cases", "1x8", *wrong])
         assert rc == 2 and says in err, err
     rc, _, err = run(["tandem", "engine-bench", "--model", POCKET, *tiny, "--prompt-len", 5000])
     assert rc != 0 and "5000" in err, err
 
 
-# ---- health, reflection ------------------------------------------------------------------------------------------------------------------------
+# ---- health, reflection
+# -------------------------------------------------------------------------------------------------
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
 def health(channel, service=""):
-    code, details, out = call(channel, "/grpc.health.v1.Health/Check", field(1, service.encode()) if service else b"")
+    code, details, out = call(channel, "/grpc.health.v1.Health/Check",
+                              field(1, service.encode()) if service else b"")
     if code != OK:
         return code
     return out[0][1] if out[0] else 0  # field 1, an enum
@@ -412,21 +485,27 @@ def channel_of(address):
 def test_health_and_drain():
     with Cluster() as c:
         workers = {w.name: channel_of(w.address) for w in c.status().workers}
-        assert health(c.channel) == health(c.channel, "tandem.v1.Inference") == health(c.channel, "tandem.v1.Registry") == SERVING
+        assert health(c.channel) == health(c.channel, "tandem.v1.Inference") == health(
+            c.channel, "tandem.v1.Registry") == SERVING
         assert health(c.channel, "no.such.Service") == Code.NOT_FOUND
         for name, ch in workers.items():
             assert health(ch) == health(ch, "tandem.v1.Worker") == SERVING, name
-        watches = {name: ch.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60 * SLOW) for name,
-                   ch in [("router", c.channel), *workers.items()]}
+        watches = {
+            name: ch.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60 * SLOW)
+            for name, ch in [("router", c.channel), *workers.items()]
+        }
         for w in watches.values():
             assert next(w) == b"\x08\x01"
-        unknown = c.channel.unary_stream("/grpc.health.v1.Health/Watch")(field(1, b"no.such"), timeout=60 * SLOW)
+        unknown = c.channel.unary_stream("/grpc.health.v1.Health/Watch")(field(1, b"no.such"),
+                                                                         timeout=60 * SLOW)
         assert next(unknown) == b"\x08\x03"
         unknown.cancel()
         n = 250 if SHORT else 1500
-        long = c.stream(c.request(prompt="Once upon a time", max_tokens=n, temperature=0, ignore_eos=True))
+        long = c.stream(
+            c.request(prompt="Once upon a time", max_tokens=n, temperature=0, ignore_eos=True))
         next(long)
-        for name, d in [("prefill-0", c.workers["prefill-0"]), ("decode-0", c.workers["decode-0"]), ("router", c.router)]:
+        for name, d in [("prefill-0", c.workers["prefill-0"]), ("decode-0", c.workers["decode-0"]),
+                        ("router", c.router)]:
             d.signal(signal.SIGTERM)
             assert next(watches[name]) == b"\x08\x02", name  # NOT_SERVING while it drains
         assert sum(len(m.token_ids) for m in long) == n - 1  # and what runs is finished
@@ -463,28 +542,36 @@ def fields_of(data):
             out.append((key >> 3, varint()))
         else:
             n = varint()
-            out.append((key >> 3, data[i : i + n]))
+            out.append((key >> 3, data[i:i + n]))
             i += n
     return out
 
 
 @pytest.mark.parametrize("version", ["v1"] if SHORT else ["v1", "v1alpha"])
 def test_reflection(version):
-    """Nothing but reflection is known: services are listed, the descriptors make a Generate call."""
+    """Nothing but reflection is known: services are listed, the descriptors make a Generate
+    call."""
     with Cluster() as c:
-        listed, unknown, by_symbol = reflect(c.channel, version, field(7, b"*"), field(4, b"no.such.Thing"),
+        listed, unknown, by_symbol = reflect(c.channel, version, field(7, b"*"),
+                                             field(4, b"no.such.Thing"),
                                              field(4, b"tandem.v1.Inference"))
         names = {dict(fields_of(v))[1].decode() for k, v in fields_of(dict(fields_of(listed))[6])}
-        assert {"tandem.v1.Inference", "tandem.v1.Registry", "grpc.health.v1.Health",
-                f"grpc.reflection.{version}.ServerReflection"} <= names
+        assert {
+            "tandem.v1.Inference", "tandem.v1.Registry", "grpc.health.v1.Health",
+            f"grpc.reflection.{version}.ServerReflection"
+        } <= names
         assert dict(fields_of(dict(fields_of(unknown))[7]))[1] == Code.NOT_FOUND.value[0]
         pool = descriptor_pool.DescriptorPool()
-        files = [descriptor_pb2.FileDescriptorProto.FromString(v) for k, v in fields_of(dict(fields_of(by_symbol))[4])]
+        files = [
+            descriptor_pb2.FileDescriptorProto.FromString(v)
+            for k, v in fields_of(dict(fields_of(by_symbol))[4])
+        ]
         for f in files:
             pool.Add(f)
         method = pool.FindServiceByName("tandem.v1.Inference").methods_by_name["Generate"]
         factory = message_factory.MessageFactory(pool)
-        request, response = factory.GetPrototype(method.input_type), factory.GetPrototype(method.output_type)
+        request, response = factory.GetPrototype(method.input_type), factory.GetPrototype(
+            method.output_type)
         r = request(prompt="Once upon a time", return_token_ids=True)
         r.stop.max_tokens = 5
         r.sampling.temperature = 0
@@ -493,40 +580,45 @@ def test_reflection(version):
         got = [t for m in out for t in response.FromString(m).token_ids]
         assert got == c.generate(prompt="Once upon a time", max_tokens=5, temperature=0).tokens
         worker = channel_of(c.status().workers[0].address)
-        (listed,) = reflect(worker, version, field(7, b""))
+        (listed, ) = reflect(worker, version, field(7, b""))
         assert b"tandem.v1.Worker" in listed
         worker.close()
 
 
-# ---- TLS -----------------------------------------------------------------------------------------------------------------------------------------
+# ---- TLS
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory):
-    """Two CAs; certificates of the first: a server's, a client's, a worker's with a name of its own, one that holds no address; one of the second."""
+    """Two CAs; certificates of the first: a server's, a client's, a worker's with a name of its
+    own, one that holds no address; one of the second."""
     d = tmp_path_factory.mktemp("certs")
 
     def openssl(*args):
         subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=d)
 
     for ca in ("ca", "other-ca"):
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{ca}.key", "-out",
-                f"{ca}.pem", "-days", "30", "-subj", f"/CN={ca}")
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-days", "30", "-subj", f"/CN={ca}")
     here = "IP:127.0.0.1,DNS:localhost"
-    for name, ca, alt in (("server", "ca", here), ("client", "ca", here), ("stranger", "other-ca", here), ("worker", "ca", f"{here},DNS:w0.kv.tandem"),
-                          ("named", "ca", "DNS:cluster.tandem")):
+    for name, ca, alt in (("server", "ca", here), ("client", "ca", here), ("stranger", "other-ca",
+                                                                           here),
+                          ("worker", "ca", f"{here},DNS:w0.kv.tandem"), ("named", "ca",
+                                                                         "DNS:cluster.tandem")):
         (d / "ext").write_text(f"subjectAltName={alt}\n")
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr",
-                "-subj", f"/CN={name}")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "30",
-                "-extfile", "ext", "-out", f"{name}.pem")
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout",
+                f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key",
+                "-CAcreateserial", "-days", "30", "-extfile", "ext", "-out", f"{name}.pem")
     return d
 
 
 def credentials(certs, ca="ca", name=None):
     read = lambda f: (certs / f).read_bytes()  # noqa: E731
     if name:
-        return grpc.ssl_channel_credentials(read(f"{ca}.pem"), read(f"{name}.key"), read(f"{name}.pem"))
+        return grpc.ssl_channel_credentials(read(f"{ca}.pem"), read(f"{name}.key"),
+                                            read(f"{name}.pem"))
     return grpc.ssl_channel_credentials(read(f"{ca}.pem"))
 
 
@@ -534,7 +626,8 @@ def reaches(port, creds):
     """A status call over fresh credentials: its code."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     target = f"127.0.0.1:{port}"
-    channel = grpc.secure_channel(target, creds, options) if creds else grpc.insecure_channel(target, options)
+    channel = grpc.secure_channel(target, creds, options) if creds else grpc.insecure_channel(
+        target, options)
     try:
         return call(channel, "/tandem.v1.Inference/Status", b"", timeout=10 * SLOW)[0]
     finally:
@@ -549,8 +642,10 @@ def plain_tokens():
 
 @pytest.mark.parametrize("mutual", [True] if SHORT else [True, False])
 def test_tls(certs, plain_tokens, mutual):
-    args = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca",
-            certs / "ca.pem"] + ([] if mutual else ["--no-tls-client-auth"])
+    args = [
+        "--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca",
+        certs / "ca.pem"
+    ] + ([] if mutual else ["--no-tls-client-auth"])
     own = credentials(certs, name="client" if mutual else None)
     with Cluster(router_args=args, worker_args=args, tls=own) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
@@ -559,15 +654,21 @@ def test_tls(certs, plain_tokens, mutual):
         for port in ports:  # router and workers alike: UNIMPLEMENTED = the worker answered
             assert reaches(port, own) in (OK, Code.UNIMPLEMENTED)
             assert reaches(port, None) == Code.UNAVAILABLE  # plaintext
-            assert reaches(port, credentials(certs, ca="other-ca")) == Code.UNAVAILABLE  # a client that trusts somebody else
-            no_certificate, stranger = reaches(port, credentials(certs)), reaches(port, credentials(certs, name="stranger"))
+            assert reaches(port, credentials(
+                certs, ca="other-ca")) == Code.UNAVAILABLE  # a client that trusts somebody else
+            no_certificate, stranger = reaches(port, credentials(certs)), reaches(
+                port, credentials(certs, name="stranger"))
             if mutual:
                 assert no_certificate == stranger == Code.UNAVAILABLE
             else:
                 assert no_certificate in (OK, Code.UNIMPLEMENTED)
-        cli = ["tandem", "generate", "--server", f"127.0.0.1:{c.port}", "--tls-ca", certs / "ca.pem", "--max-tokens", 16, "--temperature",
-               0, "--token-ids", "Once upon a time"]
-        with_identity = [*cli, "--tls-cert", certs / "client.pem", "--tls-key", certs / "client.key"]
+        cli = [
+            "tandem", "generate", "--server", f"127.0.0.1:{c.port}", "--tls-ca", certs / "ca.pem",
+            "--max-tokens", 16, "--temperature", 0, "--token-ids", "Once upon a time"
+        ]
+        with_identity = [
+            *cli, "--tls-cert", certs / "client.pem", "--tls-key", certs / "client.key"
+        ]
         rc, out, err = run(with_identity)
         assert rc == 0 and [int(x) for x in out.split()] == plain_tokens, err
         assert run(cli)[0] == (1 if mutual else 0)
@@ -576,8 +677,14 @@ def test_tls(certs, plain_tokens, mutual):
 
 
 def test_worker_of_another_ca_is_refused(certs):
-    good = ["--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca", certs / "ca.pem"]
-    bad = ["--tls-cert", certs / "stranger.pem", "--tls-key", certs / "stranger.key", "--tls-ca", certs / "ca.pem"]
+    good = [
+        "--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca",
+        certs / "ca.pem"
+    ]
+    bad = [
+        "--tls-cert", certs / "stranger.pem", "--tls-key", certs / "stranger.key", "--tls-ca",
+        certs / "ca.pem"
+    ]
     with Cluster(router_args=good, worker_args=good, tls=credentials(certs, name="client")) as c:
         stranger = c.start_worker("decode", wait=False, args=bad)
         stranger.wait_log(r"ev=router_lost")
@@ -586,15 +693,21 @@ def test_worker_of_another_ca_is_refused(certs):
 
 
 def tls_args(certs, name="server"):
-    return ["--tls-cert", certs / f"{name}.pem", "--tls-key", certs / f"{name}.key", "--tls-ca", certs / "ca.pem"]
+    return [
+        "--tls-cert", certs / f"{name}.pem", "--tls-key", certs / f"{name}.key", "--tls-ca",
+        certs / "ca.pem"
+    ]
 
 
 def test_kv_goes_over_tls(certs, plain_tokens):
-    """With certificates given, KV between hosts is encrypted without another option; the tokens are the same, and new certificates are taken."""
+    """With certificates given, KV between hosts is encrypted without another option; the tokens
+    are the same, and new certificates are taken."""
     live = [certs / "kv.pem", certs / "kv.key"]
     for source, copy in zip(("server.pem", "server.key"), live):
         shutil.copy(certs / source, copy)
-    with Cluster(router_args=tls_args(certs), worker_args=[*tls_args(certs, "kv"), "--transfer", "tcp"], tls=credentials(certs, name="client")) as c:
+    with Cluster(router_args=tls_args(certs),
+                 worker_args=[*tls_args(certs, "kv"), "--transfer", "tcp"], tls=credentials(
+                     certs, name="client")) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert (r.code, r.tokens) == (OK, plain_tokens), r.details
         for worker in c.workers.values():
@@ -612,19 +725,24 @@ def test_kv_goes_over_tls(certs, plain_tokens):
         c.wait_idle()
 
 
-MIXED = {"kv_tls": (["--transfer", "tcp", "--kv-tls", "off"], ["--transfer", "tcp"], "kv_tls is on here and off on {first}"),
-         "kv_tls of auto": ([], ["--kv-tls", "off"], "kv_tls is off here and on on {first}"),
-         "transfer": (["--transfer", "tcp"], ["--transfer", "shm"], "transfer is shm here and tcp on {first}")}
+MIXED = {
+    "kv_tls": (["--transfer", "tcp", "--kv-tls",
+                "off"], ["--transfer", "tcp"], "kv_tls is on here and off on {first}"),
+    "kv_tls of auto": ([], ["--kv-tls", "off"], "kv_tls is off here and on on {first}"),
+    "transfer": (["--transfer", "tcp"], ["--transfer",
+                                         "shm"], "transfer is shm here and tcp on {first}")
+}
 
 
 @pytest.mark.parametrize("what", MIXED)
 @pytest.mark.parametrize("first", ["decode"] if SHORT else ["decode", "prefill"])
 def test_workers_that_cannot_exchange_kv_are_never_paired(certs, what, first):
-    """The second kind is turned away, by the option's name at both ends; requests wait for a worker that fits, and find it."""
+    """The second kind is turned away, by the option's name at both ends; requests wait for a
+    worker that fits, and find it."""
     first_args, second_args, sentence = MIXED[what]
     second = "prefill" if first == "decode" else "decode"
-    with Cluster(prefill=0, decode=0, router_args=[*tls_args(certs), "--queue-timeout-ms", 200], worker_args=tls_args(certs),
-                 tls=credentials(certs, name="client")) as c:
+    with Cluster(prefill=0, decode=0, router_args=[*tls_args(certs), "--queue-timeout-ms", 200],
+                 worker_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
         one = c.start_worker(first, args=first_args)
         other = c.start_worker(second, wait=False, args=second_args)
         reason = sentence.format(first=one.name)
@@ -632,7 +750,8 @@ def test_workers_that_cannot_exchange_kv_are_never_paired(certs, what, first):
         other.wait_log(f'ev=registration_rejected .*{reason}')
         assert [w.name for w in c.status().workers] == [one.name]
         r = c.generate(prompt="A fox", max_tokens=2)
-        assert r.code == Code.UNAVAILABLE and "no worker of the needed role is connected" in r.details, (r.code, r.details)
+        assert r.code == Code.UNAVAILABLE and "no worker of the needed role is connected" in r.details, (
+            r.code, r.details)
         fits = c.start_worker(second, args=first_args)
         r = c.generate(prompt="A fox", max_tokens=2, temperature=0)
         assert (r.code, len(r.tokens)) == (OK, 2), r.details
@@ -640,27 +759,39 @@ def test_workers_that_cannot_exchange_kv_are_never_paired(certs, what, first):
             for w in (one, fits):
                 w.signal(signal.SIGTERM)
                 assert w.wait_exit(30 * SLOW) == 0
-            c.wait_for(lambda: [w.name for w in c.status().workers] == [other.name], f"{other.name} to join", 30 * SLOW)
+            c.wait_for(lambda: [w.name for w in c.status().workers] == [other.name],
+                       f"{other.name} to join", 30 * SLOW)
         c.wait_idle()
 
 
-HELLOS = {"says nothing, as older ones": ({}, None), "the same": ({"kv_tls": "off", "transfer": "tcp"}, None), "auto": ({"kv_tls": "off", "transfer": "auto"}, None),
-          "TLS": ({"kv_tls": "on", "transfer": "tcp"}, "kv_tls is on here and off on decode-0"), "TLS alone": ({"kv_tls": "on"}, "kv_tls is on here"),
-          "shm": ({"transfer": "shm"}, "transfer is shm here and tcp on decode-0"), "rdma": ({"kv_tls": "off", "transfer": "rdma"}, "transfer is rdma here"),
-          "too long": ({"kv_tls": "o" * 8}, "at most 7 bytes"), "too long a path": ({"transfer": "t" * 16}, "at most 15 bytes")}
+HELLOS = {
+    "says nothing, as older ones": ({}, None),
+    "the same": ({"kv_tls": "off", "transfer": "tcp"}, None), "auto": ({
+        "kv_tls": "off", "transfer": "auto"
+    }, None), "TLS": ({"kv_tls": "on", "transfer": "tcp"}, "kv_tls is on here and off on decode-0"),
+    "TLS alone": ({"kv_tls": "on"}, "kv_tls is on here"),
+    "shm": ({"transfer": "shm"}, "transfer is shm here and tcp on decode-0"), "rdma": ({
+        "kv_tls": "off", "transfer": "rdma"
+    }, "transfer is rdma here"), "too long": ({"kv_tls": "o" * 8}, "at most 7 bytes"),
+    "too long a path": ({"transfer": "t" * 16}, "at most 15 bytes")
+}
 
 
 def test_hellos_and_kv_ports():
-    """What a worker says of its KV port, and what it leaves out, against one that speaks plain tcp."""
+    """What a worker says of its KV port, and what it leaves out, against one that speaks plain
+    tcp."""
     with Cluster(prefill=0, decode=1, worker_args=["--transfer", "tcp"]) as c:
         real = c.status().workers[0]
         with open(os.path.join(POCKET, "config.json"), encoding="utf-8") as f:
             vocab = json.load(f)["vocab_size"]
-        join = c.channel.stream_stream("/tandem.v1.Registry/Join", request_serializer=wpb.WorkerMessage.SerializeToString,
+        join = c.channel.stream_stream("/tandem.v1.Registry/Join",
+                                       request_serializer=wpb.WorkerMessage.SerializeToString,
                                        response_deserializer=wpb.RouterMessage.FromString)
         for i, (what, (says, refused_for)) in enumerate(HELLOS.items()):
-            hello = wpb.Hello(name=f"new-{i}", role="prefill", address=f"127.0.0.1:{i + 1}", incarnation=i + 1, protocol=1, layout_hash=real.layout_hash,
-                              block_size=real.block_size, kv_blocks=8, max_model_len=64, vocab=vocab, max_seqs=4, **says)
+            hello = wpb.Hello(name=f"new-{i}", role="prefill", address=f"127.0.0.1:{i + 1}",
+                              incarnation=i + 1, protocol=1, layout_hash=real.layout_hash,
+                              block_size=real.block_size, kv_blocks=8, max_model_len=64,
+                              vocab=vocab, max_seqs=4, **says)
             stream = join(iter([wpb.WorkerMessage(hello=hello)]), timeout=30 * SLOW)
             answer = next(stream)
             if refused_for:
@@ -673,7 +804,8 @@ def test_hellos_and_kv_ports():
 
 def test_colocated_workers_need_not_agree(certs):
     """Nobody sends KV there: what the KV ports speak is nobody's business."""
-    with Cluster(prefill=0, decode=0, mode="colocated", router_args=tls_args(certs), worker_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
+    with Cluster(prefill=0, decode=0, mode="colocated", router_args=tls_args(certs),
+                 worker_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
         c.start_worker("decode")
         c.start_worker("decode", args=["--kv-tls", "off", "--transfer", "tcp"])
         assert len(c.status().workers) == 2
@@ -689,23 +821,29 @@ def kv_bytes(c):
 
 
 def test_kv_peers_by_name(certs, plain_tokens):
-    """Workers whose certificates hold the name talk as always. Whoever else has a certificate of the same CA is not heard on the KV port."""
-    with Cluster(router_args=tls_args(certs), worker_args=[*tls_args(certs, "worker"), "--transfer", "tcp", *NAME], tls=credentials(certs, name="client")) as c:
+    """Workers whose certificates hold the name talk as always. Whoever else has a certificate of
+    the same CA is not heard on the KV port."""
+    with Cluster(router_args=tls_args(certs),
+                 worker_args=[*tls_args(certs, "worker"), "--transfer", "tcp",
+                              *NAME], tls=credentials(certs, name="client")) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert (r.code, r.tokens) == (OK, plain_tokens), r.details
         for worker in c.workers.values():
             worker.wait_log(r"ev=kv_path path=tcp .*over TLS")
         grpc_ports = {int(w.address.rsplit(":", 1)[1]) for w in c.status().workers}
         for worker in c.workers.values():
-            (port,) = set(tcp_ports(worker.pid)) - grpc_ports
-            assert told_by_kv_port(certs, port, "client") == "bad certificate"  # of the CA, and another name
+            (port, ) = set(tcp_ports(worker.pid)) - grpc_ports
+            assert told_by_kv_port(certs, port,
+                                   "client") == "bad certificate"  # of the CA, and another name
             assert told_by_kv_port(certs, port, "stranger") == "unknown ca"
-            assert told_by_kv_port(certs, port, "worker") is None  # let in; what it says then is no KV
+            assert told_by_kv_port(certs, port,
+                                   "worker") is None  # let in; what it says then is no KV
         c.wait_idle()
 
 
 def told_by_kv_port(certs, port, name):
-    """The alert with which a KV port answers this certificate; None: it took it, and closed for what was said inside."""
+    """The alert with which a KV port answers this certificate; None: it took it, and closed for
+    what was said inside."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(certs / "ca.pem")
     context.load_cert_chain(certs / f"{name}.pem", certs / f"{name}.key")
@@ -726,14 +864,16 @@ def told_by_kv_port(certs, port, name):
 
 @pytest.mark.parametrize("wrong", ["prefill", "decode"])
 def test_kv_goes_to_and_comes_from_nobody_of_another_name(certs, wrong):
-    """A prefill that is not one could write into a decode's pool; a decode that is not one would be sent everybody's prompts. Neither gets a byte."""
+    """A prefill that is not one could write into a decode's pool; a decode that is not one would
+    be sent everybody's prompts. Neither gets a byte."""
     right = "decode" if wrong == "prefill" else "prefill"
-    with Cluster(prefill=0, decode=0, router_args=[*tls_args(certs), "--max-failovers", 1], worker_args=["--transfer", "tcp"],
-                 tls=credentials(certs, name="client")) as c:
+    with Cluster(prefill=0, decode=0, router_args=[*tls_args(certs), "--max-failovers", 1],
+                 worker_args=["--transfer", "tcp"], tls=credentials(certs, name="client")) as c:
         c.start_worker(right, args=[*tls_args(certs, "worker"), *NAME])
         stranger = c.start_worker(wrong, args=tls_args(certs, "client"))
         r = c.generate(prompt="Once upon a time", max_tokens=4, temperature=0)
-        assert r.code == Code.UNAVAILABLE and len(r.tokens) <= 2, (r.code, r.details)  # of each attempt prefill's own token, which needs no KV of others
+        assert r.code == Code.UNAVAILABLE and len(r.tokens) <= 2, (
+            r.code, r.details)  # of each attempt prefill's own token, which needs no KV of others
         assert re.search("hostname mismatch|bad certificate", r.details), r.details
         assert all("ev=kv_path " not in w.log() for w in c.workers.values())
         c.wait_idle()
@@ -749,43 +889,56 @@ def test_kv_goes_to_and_comes_from_nobody_of_another_name(certs, wrong):
 
 def test_kv_tls_that_contradicts_itself(certs):
     def says(*args):
-        rc, _, err = run(["tandem-decode", "--model", POCKET, "--listen", "127.0.0.1:0", "--kv-memory", "4MiB", *args])
+        rc, _, err = run([
+            "tandem-decode", "--model", POCKET, "--listen", "127.0.0.1:0", "--kv-memory", "4MiB",
+            *args
+        ])
         assert rc == 2, err
         return err
 
-    assert "kv_tls_peer_name is \"a.b\", and the KV port would be without TLS: it needs tls_cert" in says("--kv-tls-peer-name", "a.b")
+    assert "kv_tls_peer_name is \"a.b\", and the KV port would be without TLS: it needs tls_cert" in says(
+        "--kv-tls-peer-name", "a.b")
     assert "kv_tls is off" in says("--kv-tls-peer-name", "a.b", "--kv-tls", "off", *tls_args(certs))
     assert "must be a DNS name" in says("--kv-tls-peer-name", "a*.b", *tls_args(certs))
 
 
-# ---- names and addresses that are dialled ----------------------------------------------------------------------------------------------------------
+# ---- names and addresses that are dialled
+# -------------------------------------------------------------------------------------------------
 
 
 class NamedCluster(Cluster):
     """Its certificate holds a name and no address: everybody who dials it must be told the name."""
-
     def connect(self):
         if self.channel:
             self.channel.close()
-        options = [("grpc.ssl_target_name_override", "cluster.tandem"), ("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.ssl_target_name_override", "cluster.tandem"),
+                   ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.secure_channel(f"127.0.0.1:{self.port}", self.tls, options)
 
 
 def test_server_names(certs, plain_tokens):
     named = ["--tls-server-name", "cluster.tandem"]
     both = [*tls_args(certs, "named"), *named]
-    with NamedCluster(router_args=both, worker_args=both, tls=credentials(certs, name="client")) as c:
+    with NamedCluster(router_args=both, worker_args=both, tls=credentials(certs,
+                                                                          name="client")) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert (r.code, r.tokens) == (OK, plain_tokens), r.details
-        for args in ([], ["--tls-server-name", "w0.kv.tandem"]):  # a host, and a name, that the router's certificate does not hold
+        for args in ([], ["--tls-server-name", "w0.kv.tandem"
+                          ]):  # a host, and a name, that the router's certificate does not hold
             lost = c.start_worker("decode", wait=False, args=["--tls-server-name", "", *args])
             lost.wait_log(r"ev=router_lost")
         cli = ["--server", f"127.0.0.1:{c.port}", *tls_args(certs, "client")]
         assert run(["tandem", "status", *cli])[0] == 1
         assert run(["tandem", "status", *cli, *named])[0] == 0
-        rc, out, err = run(["tandem", "generate", *cli, *named, "--max-tokens", 16, "--temperature", 0, "--token-ids", "Once upon a time"])
+        rc, out, err = run([
+            "tandem", "generate", *cli, *named, "--max-tokens", 16, "--temperature", 0,
+            "--token-ids", "Once upon a time"
+        ])
         assert rc == 0 and [int(x) for x in out.split()] == plain_tokens, err
-        doctor = ["tandem", "doctor", "--local=false", "--router", f"127.0.0.1:{c.port}", *tls_args(certs, "client"), "--timeout-ms", 5000 * SLOW]
+        doctor = [
+            "tandem", "doctor", "--local=false", "--router", f"127.0.0.1:{c.port}",
+            *tls_args(certs, "client"), "--timeout-ms", 5000 * SLOW
+        ]
         rc, out, _ = run([*doctor, *named])
         assert rc == 0 and b"prefill-0" in out and b"decode-0" in out, out
         assert run(doctor)[0] == 1
@@ -795,7 +948,8 @@ def test_server_names(certs, plain_tokens):
 
 def test_router_that_does_not_know_its_workers_names(certs):
     """It says so of each, and sends them nothing."""
-    with Cluster(prefill=0, decode=0, router_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
+    with Cluster(prefill=0, decode=0, router_args=tls_args(certs), tls=credentials(
+            certs, name="client")) as c:
         d = c.start_worker("decode", args=tls_args(certs, "named"), wait=False)
         c.router.wait_log(r"ev=worker_unreachable worker=decode-0")
         assert "is not in peer certificate" in d.wait_log(r"ev=registration_rejected .*").group(0)
@@ -805,13 +959,22 @@ def test_router_that_does_not_know_its_workers_names(certs):
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
 @pytest.mark.parametrize("advertise", ["::1", "[::1]"])
 def test_ipv6(plain_tokens, advertise, tmp_path):
-    """Addresses that go from daemon to daemon: in brackets where a port follows, whichever way the operator wrote them."""
-    secret = ["--cluster-secret-file", proofs.write_secret(tmp_path / "secret", "ipv6-0123456789abcdefghijklmnopqrst")]
-    with Cluster(router_args=["--listen", "[::]:0", *secret],
-                 worker_args=[*secret, "--listen", "[::]:0", "--advertise", advertise, "--transfer-host", advertise, "--transfer", "tcp"]) as c:
+    """Addresses that go from daemon to daemon: in brackets where a port follows, whichever way
+    the operator wrote them."""
+    secret = [
+        "--cluster-secret-file",
+        proofs.write_secret(tmp_path / "secret", "ipv6-0123456789abcdefghijklmnopqrst")
+    ]
+    with Cluster(
+            router_args=["--listen", "[::]:0", *secret], worker_args=[
+                *secret, "--listen", "[::]:0", "--advertise", advertise, "--transfer-host",
+                advertise, "--transfer", "tcp"
+            ]) as c:
         for w in c.status().workers:
             assert re.fullmatch(r"\[::1\]:\d+", w.address), w.address
-        c.start_worker("decode", args=["--router", f"[::1]:{c.port}", "--listen", "[::1]:0", "--advertise", ""])
+        c.start_worker(
+            "decode",
+            args=["--router", f"[::1]:{c.port}", "--listen", "[::1]:0", "--advertise", ""])
         assert all(re.fullmatch(r"\[::1\]:\d+", w.address) for w in c.status().workers)
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
         assert (r.code, r.tokens) == (OK, plain_tokens), r.details
@@ -820,13 +983,16 @@ def test_ipv6(plain_tokens, advertise, tmp_path):
         c.wait_idle()
 
 
-@pytest.mark.parametrize("advertise", ["127.0.0.1:7610", "[worker-0]", "[::1]:7610", "fe80::1%lo", "two words"])
+@pytest.mark.parametrize("advertise",
+                         ["127.0.0.1:7610", "[worker-0]", "[::1]:7610", "fe80::1%lo", "two words"])
 def test_advertise_that_nobody_can_dial(advertise):
-    rc, _, err = run(["tandem-decode", "--model", POCKET, "--listen", "127.0.0.1:0", "--advertise", advertise])
+    rc, _, err = run(
+        ["tandem-decode", "--model", POCKET, "--listen", "127.0.0.1:0", "--advertise", advertise])
     assert rc == 2 and "advertise: host" in err, err
 
 
-# ---- metrics, decision log -----------------------------------------------------------------------------------------------------------------------
+# ---- metrics, decision log
+# -------------------------------------------------------------------------------------------------
 
 
 def http(port, path, method="GET"):
@@ -839,7 +1005,8 @@ def http(port, path, method="GET"):
 
 
 def parse_metrics(text):
-    """Prometheus text format, strictly enough: {name{labels}: value}; each series has a TYPE before it."""
+    """Prometheus text format, strictly enough: {name{labels}: value}; each series has a TYPE
+    before it."""
     values, types = {}, {}
     for line in text.splitlines():
         if line.startswith("# TYPE "):
@@ -847,8 +1014,10 @@ def parse_metrics(text):
             assert name not in types and kind in ("counter", "gauge", "histogram"), line
             types[name] = kind
         elif not line.startswith("#"):
-            m = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-zA-Z_]\w*="(?:\\.|[^"\\])*"(?:,[a-zA-Z_]\w*="(?:\\.|[^"\\])*")*\})? (\S+)',
-                             line)
+            m = re.fullmatch(
+                r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-zA-Z_]\w*="(?:\\.|[^"\\])*"(?:,[a-zA-Z_]\w*="(?:\\.|[^"\\])*")*\})? '
+                r'(\S+)',
+                line)
             assert m, line
             base = re.sub(r"_(bucket|sum|count)$", "", m[1])
             assert m[1] in types or types.get(base) == "histogram", line
@@ -864,7 +1033,10 @@ def test_metrics(tmp_path):
                  worker_args=["--metrics-listen", "127.0.0.1:0"]) as c:
         port = next(p for p in tcp_ports(c.router.pid) if p != c.port)
         n = 7
-        results = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=5, temperature=0, ignore_eos=True) for i in range(n)])
+        results = c.generate_many([
+            c.request(prompt=f"Fox {i}", max_tokens=5, temperature=0, ignore_eos=True)
+            for i in range(n)
+        ])
         assert all(r.code == OK for r in results)
         bad = c.generate(prompt="", max_tokens=5)
         assert bad.code == Code.INVALID_ARGUMENT
@@ -876,13 +1048,17 @@ def test_metrics(tmp_path):
         assert m['td_time_to_first_token_seconds_bucket{le="+Inf"}'] == n
         buckets = [v for k, v in m.items() if k.startswith("td_time_to_first_token_seconds_bucket")]
         assert buckets == sorted(buckets)
-        assert m["td_generation_tokens_total"] == 5 * n and m["td_request_failure_total"] == 1 and m["td_token_mismatch_total"] == 0
+        assert m["td_generation_tokens_total"] == 5 * n and m[
+            "td_request_failure_total"] == 1 and m["td_token_mismatch_total"] == 0
         want = sum(r.ledger.ttft_us for r in results) / 1e6
         assert abs(m["td_time_to_first_token_seconds_sum"] - want) < 1e-4 * n
-        assert abs(sum(v for k, v in m.items() if k.startswith("td_stage_seconds_sum")) - want) < 1e-4 * n  # the stages add up there too
-        assert http(port, "/healthz")[0] == 200 and http(port, "/nothing")[0] == 404 and http(port, "/metrics", "POST")[0] == 405
+        assert abs(sum(v for k, v in m.items() if k.startswith("td_stage_seconds_sum")) -
+                   want) < 1e-4 * n  # the stages add up there too
+        assert http(port, "/healthz")[0] == 200 and http(port, "/nothing")[0] == 404 and http(
+            port, "/metrics", "POST")[0] == 405
         for name, d in c.workers.items():
-            rpc = int(next(w for w in c.status().workers if w.name == name).address.rsplit(":", 1)[1])
+            rpc = int(
+                next(w for w in c.status().workers if w.name == name).address.rsplit(":", 1)[1])
             pages = []
             for p in tcp_ports(d.pid):
                 if p != rpc:
@@ -894,26 +1070,39 @@ def test_metrics(tmp_path):
             for s, _, text in pages:
                 assert s != 200 or parse_metrics(text) is not None
     lines = log.read_text().splitlines()
-    assert lines[0].startswith("c version=3 mode=0 policy=goodput") and lines[1].startswith("k name=default ")
-    assert all(re.fullmatch(r"[ckea]( \w+=\S*)+( reason=.*)?|h( [0-9a-f]{16})+", line) for line in lines)
-    events, actions = ([int(x) for x in re.findall(rf"^{kind} kind=(\d+)", "\n".join(lines), re.M)] for kind in "ea")
-    assert events.count(10) == n and actions.count(1) == n and actions.count(2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h
+    assert lines[0].startswith("c version=3 mode=0 policy=goodput") and lines[1].startswith(
+        "k name=default ")
+    assert all(
+        re.fullmatch(r"[ckea]( \w+=\S*)+( reason=.*)?|h( [0-9a-f]{16})+", line) for line in lines)
+    events, actions = ([int(x) for x in re.findall(rf"^{kind} kind=(\d+)", "\n".join(lines), re.M)]
+                       for kind in "ea")
+    assert events.count(10) == n and actions.count(1) == n and actions.count(
+        2) == n and actions.count(5) == n and actions.count(6) == 0  # router/core/core.h
 
 
-# ---- exhaustion is back-pressure -------------------------------------------------------------------------------------------------------------------
+# ---- exhaustion is back-pressure
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option,limit", [("--max-requests", 4), ("--max-queued", 3)])
 def test_too_many_requests(option, limit):
-    """While no worker can take any, as many as the limit wait and the rest is told at once when to come back; those that wait are finished."""
+    """While no worker can take any, as many as the limit wait and the rest is told at once when
+    to come back; those that wait are finished."""
     n = 10 if SHORT else 40
-    with Cluster(decode=0, router_args=[option, limit, "--queue-timeout-ms", 30000 * SLOW], worker_args=["--max-seqs", 4]) as c:
-        streams = [c.stream(c.request(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True)) for _ in range(n)]
-        c.wait_for(lambda: sum(s.done() for s in streams) == n - limit, f"{n - limit} refused requests", 20 * SLOW)
+    with Cluster(decode=0, router_args=[option, limit, "--queue-timeout-ms", 30000 * SLOW],
+                 worker_args=["--max-seqs", 4]) as c:
+        streams = [
+            c.stream(c.request(prompt="A fox", max_tokens=40, temperature=0, ignore_eos=True))
+            for _ in range(n)
+        ]
+        c.wait_for(lambda: sum(s.done() for s in streams) == n - limit,
+                   f"{n - limit} refused requests", 20 * SLOW)
         assert c.status().queued == limit
         waiting = [s for s in streams if not s.done()]
         for s in streams:
-            assert s in waiting or (s.code() == Code.RESOURCE_EXHAUSTED and int(dict(s.trailing_metadata())["retry-delay-ms"]) > 0 and s.details()), s
+            assert s in waiting or (s.code() == Code.RESOURCE_EXHAUSTED
+                                    and int(dict(s.trailing_metadata())["retry-delay-ms"]) > 0
+                                    and s.details()), s
         c.start_worker("decode")
         tokens = [[t for m in s for t in m.token_ids] for s in waiting]
         assert [s.code() for s in waiting] == [OK] * limit
@@ -924,12 +1113,19 @@ def test_too_many_requests(option, limit):
 
 @pytest.mark.parametrize("mode", ["pd"] if SHORT else ["pd", "colocated"])
 def test_tiny_pools(mode):
-    """Sequences that together need many times the pool: they wait or are preempted, none fails, each has the tokens it has alone."""
+    """Sequences that together need many times the pool: they wait or are preempted, none fails,
+    each has the tokens it has alone."""
     n = 6 if SHORT else 30
-    with Cluster(mode=mode, kv_memory="1MiB", worker_args=["--max-seqs", 8, "--max-batch", 4, "--max-step-tokens", 32],
-                 router_args=["--policy", "least_token"]) as c:  # 25 blocks of 16; a policy that does not look at KV, so that workers must preempt
-        requests = [c.request(prompt=f"Story {i}. " + "The fox ran. " * (i % 9), max_tokens=60 + 9 * (i % 7), temperature=0.7 * (i % 2),
-                              seed=i, ignore_eos=True) for i in range(n)]
+    with Cluster(mode=mode, kv_memory="1MiB", worker_args=[
+            "--max-seqs", 8, "--max-batch", 4, "--max-step-tokens", 32
+    ], router_args=[
+            "--policy", "least_token"
+    ]) as c:  # 25 blocks of 16; a policy that does not look at KV, so that workers must preempt
+        requests = [
+            c.request(prompt=f"Story {i}. " + "The fox ran. " * (i % 9),
+                      max_tokens=60 + 9 * (i % 7), temperature=0.7 * (i % 2), seed=i,
+                      ignore_eos=True) for i in range(n)
+        ]
         together = c.generate_many(requests)
         assert [r.code for r in together] == [OK] * n, [r.details for r in together if r.code != OK]
         c.wait_idle(10)
@@ -942,14 +1138,20 @@ def test_tiny_pools(mode):
 def test_cancelled_while_waiting():
     """Requests that queue for a place and are cancelled there leave nothing behind."""
     with Cluster(kv_memory="1MiB", worker_args=["--max-seqs", 2]) as c:
-        streams = [c.stream(c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True)) for i in range(30)]
+        streams = [
+            c.stream(c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True))
+            for i in range(30)
+        ]
         c.wait_for(lambda: c.status().queued > 5, "a queue", 10 * SLOW)
         for s in streams:
             s.cancel()
         c.wait_idle()
-        expired = c.generate_many([c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True) for i in range(20)],
-                                  timeout=0.02)
-        assert {r.code for r in expired} <= {OK, Code.DEADLINE_EXCEEDED} and any(r.code != OK for r in expired)
+        expired = c.generate_many([
+            c.request(prompt=f"Fox {i}", max_tokens=300, temperature=0, ignore_eos=True)
+            for i in range(20)
+        ], timeout=0.02)
+        assert {r.code for r in expired} <= {OK, Code.DEADLINE_EXCEEDED} and any(r.code != OK
+                                                                                 for r in expired)
         c.wait_idle()
 
 

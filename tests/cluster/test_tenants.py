@@ -1,4 +1,5 @@
-"""Tenants: the prefix caches of different owners are apart (no hit, no count, no KV less to send that would tell), and what parts them changes no token."""
+"""Tenants: the prefix caches of different owners are apart (no hit, no count, no KV less to send
+that would tell), and what parts them changes no token."""
 import hashlib
 import json
 import os
@@ -20,9 +21,9 @@ PROMPT = "The little fox walked over the hill and saw a dog. " * 16
 def computed(c, port, before):
     """Prompt tokens that the worker at `port` has computed since it had computed `before`.
 
-    The worker writes its metrics at the end of a turn of its step loop, after the answer has left. So this
-    waits for the worker's own counters: every request here computes at least one prompt token, and in one step."""
-
+    The worker writes its metrics at the end of a turn of its step loop, after the answer has
+    left. So this waits for the worker's own counters: every request here computes at least one
+    prompt token, and in one step."""
     def counted():
         m = scrape(port)
         return m["td_num_requests_running"] == 0 and m["td_prompt_tokens_total"] > before
@@ -33,7 +34,8 @@ def computed(c, port, before):
 
 
 def probe(mode):
-    """Owners in turn send one prompt; for each: (cached_tokens, tokens prefilled, KV bytes sent to decode) and the tokens of the answer."""
+    """Owners in turn send one prompt; for each: (cached_tokens, tokens prefilled, KV bytes sent
+    to decode) and the tokens of the answer."""
     port = free_port()
     alone = ["--metrics-listen", f"127.0.0.1:{port}"]
     pd = mode == "pd"
@@ -43,7 +45,8 @@ def probe(mode):
 
         def ask(**who):
             nonlocal total
-            r = c.generate(prompt=PROMPT, max_tokens=4, temperature=0.7, seed=11, ignore_eos=True, **who)
+            r = c.generate(prompt=PROMPT, max_tokens=4, temperature=0.7, seed=11, ignore_eos=True,
+                           **who)
             assert r.code == OK, r.details
             n = computed(c, port, total)
             total += n
@@ -57,11 +60,14 @@ def probe(mode):
         again = ask(tenant="a")
         assert again[:2] == (hit, n - hit) and again[2] <= first[2], again
         # Whoever is not a computes all of it and has all of it sent, as if nobody had asked before.
-        for who in (dict(tenant="b"), dict(tenant="a", cache_salt="x"), dict(tenant="a", cache_salt="y"), dict(cache_salt="a"), dict(), dict(tenant="ax")):
+        for who in (dict(tenant="b"), dict(
+                tenant="a", cache_salt="x"), dict(
+                    tenant="a", cache_salt="y"), dict(cache_salt="a"), dict(), dict(tenant="ax")):
             got = ask(**who)
             assert got == first, (who, got, first)
         # Each has its own, and only its own.
-        for who in (dict(tenant="b"), dict(tenant="a", cache_salt="x"), dict(cache_salt="a"), dict()):
+        for who in (dict(tenant="b"), dict(tenant="a",
+                                           cache_salt="x"), dict(cache_salt="a"), dict()):
             got = ask(**who)
             assert got[:2] == (hit, n - hit), (who, got)
         assert answers == [answers[0]] * len(answers)  # a salt never changes a token (I1)
@@ -85,7 +91,8 @@ def test_limits_are_named():
         c.wait_idle()
 
 
-# ---- the file of tenants ---------------------------------------------------------------------------------------------------------------------
+# ---- the file of tenants
+# -------------------------------------------------------------------------------------------------
 
 ACME, BETA, NEW = "key-of-acme-0123456789", "key-of-beta-0123456789", "new-key-of-beta-98765432"
 
@@ -106,81 +113,125 @@ def bearer(key):
 
 
 def test_who_is_no_tenant_is_refused_and_names_bind(tmp_path):
-    """A key says whose a request is, whatever the request says; who has none is refused before its prompt is looked at. All of it replays (I5)."""
+    """A key says whose a request is, whatever the request says; who has none is refused before
+    its prompt is looked at. All of it replays (I5)."""
     path, log, port = tmp_path / "tenants.json", tmp_path / "decisions", free_port()
     acme = {"name": "acme", "keys": [hashed(ACME)], "classes": ["gold", "chat"]}
     write(path, acme, {"name": "beta", "keys": [hashed(BETA)], "weight": 3, "classes": ["bulk"]})
-    args = ["--tenants", path, "--slo-class", "chat gold bulk", "--decision-log", log, "--metrics-listen", f"127.0.0.1:{port}"]
+    args = [
+        "--tenants", path, "--slo-class", "chat gold bulk", "--decision-log", log,
+        "--metrics-listen", f"127.0.0.1:{port}"
+    ]
     ask = dict(prompt=PROMPT, max_tokens=4, temperature=0, ignore_eos=True)
     with Cluster(router_args=args, **PATIENT) as c:
-        refused = [(None, {}, UNAUTHENTICATED, "send a key"), (None, dict(tenant="acme"), UNAUTHENTICATED, "send a key"),
-                   (bearer("wrong-" + ACME), {}, UNAUTHENTICATED, "is no tenant's"), (bearer(hashed(ACME)), {}, UNAUTHENTICATED, "is no tenant's"),
-                   (bearer(ACME), dict(tenant="beta"), DENIED, 'tenant is "beta"; the caller is tenant "acme"'),
-                   (bearer(ACME), dict(slo_class="bulk"), DENIED, 'slo_class is "bulk", which tenant "acme" may not use'),
+        refused = [(None, {}, UNAUTHENTICATED, "send a key"),
+                   (None, dict(tenant="acme"), UNAUTHENTICATED, "send a key"),
+                   (bearer("wrong-" + ACME), {}, UNAUTHENTICATED, "is no tenant's"),
+                   (bearer(hashed(ACME)), {}, UNAUTHENTICATED, "is no tenant's"),
+                   (bearer(ACME), dict(tenant="beta"), DENIED,
+                    'tenant is "beta"; the caller is tenant "acme"'),
+                   (bearer(ACME), dict(slo_class="bulk"), DENIED,
+                    'slo_class is "bulk", which tenant "acme" may not use'),
                    (bearer(ACME), dict(tenant="t" * 65), INVALID, "tenant has 65 bytes, limit 64")]
         for metadata, fields, code, message in refused:
             r = c.generate(prompt="Once", max_tokens=2, metadata=metadata, **fields)
-            assert r.code == code and message in r.details and ACME not in r.details, (fields, r.code, r.details)
-        for name, request, response in (("Tokenize", pb.TokenizeRequest(prompt="Once"), pb.TokenizeResponse), ("Models", pb.ModelsRequest(), pb.ModelsResponse)):
-            call = c.channel.unary_unary(f"/tandem.v1.Inference/{name}", request_serializer=type(request).SerializeToString, response_deserializer=response.FromString)
+            assert r.code == code and message in r.details and ACME not in r.details, (fields,
+                                                                                       r.code,
+                                                                                       r.details)
+        for name, request, response in (("Tokenize", pb.TokenizeRequest(prompt="Once"),
+                                         pb.TokenizeResponse), ("Models", pb.ModelsRequest(),
+                                                                pb.ModelsResponse)):
+            call = c.channel.unary_unary(f"/tandem.v1.Inference/{name}",
+                                         request_serializer=type(request).SerializeToString,
+                                         response_deserializer=response.FromString)
             with pytest.raises(grpc.RpcError) as e:
                 call(request, timeout=10 * SLOW)
             assert e.value.code() == UNAUTHENTICATED, name
             call(request, timeout=10 * SLOW, metadata=bearer(BETA))
         first = c.generate(metadata=bearer(ACME), tenant="acme", **ask)
-        assert first.code == OK and first.usage.cached_tokens == 0 and first.ledger.slo_class == "chat", (first.details, first.ledger)
+        assert first.code == OK and first.usage.cached_tokens == 0 and first.ledger.slo_class == "chat", (
+            first.details, first.ledger)
         c.wait_idle()
-        other = c.generate(metadata=bearer(BETA), **ask)  # the field is left out: the key says whose it is
-        assert (other.code, other.usage.cached_tokens, other.ledger.slo_class, other.tokens) == (OK, 0, "bulk", first.tokens), (other.details, other.usage)
+        other = c.generate(metadata=bearer(BETA),
+                           **ask)  # the field is left out: the key says whose it is
+        assert (other.code, other.usage.cached_tokens, other.ledger.slo_class,
+                other.tokens) == (OK, 0, "bulk", first.tokens), (other.details, other.usage)
         c.wait_idle()
         again = c.generate(metadata=bearer(ACME), **ask)
         assert again.usage.cached_tokens > 0 and again.tokens == first.tokens
         seen = scrape(port)
-        assert seen['td_tenant_refusals_total{reason="unknown"}'] == 6 and seen['td_tenant_refusals_total{reason="denied"}'] == 2
+        assert seen['td_tenant_refusals_total{reason="unknown"}'] == 6 and seen[
+            'td_tenant_refusals_total{reason="denied"}'] == 2
         # A new file is in force within a second or two; a broken one changes nothing, and says why.
         write(path, acme, {"name": "beta", "keys": [hashed(NEW), hashed(BETA)]})
         c.router.wait_log(r"ev=tenants_loaded n=2(?s:.*)ev=tenants_loaded n=2")
-        assert all(c.generate(metadata=bearer(key), prompt="Once", max_tokens=2).code == OK for key in (NEW, BETA))
+        assert all(
+            c.generate(metadata=bearer(key), prompt="Once", max_tokens=2).code == OK
+            for key in (NEW, BETA))
         path.write_text('{"tenants": [{"name": "acme", "keys": ["' + ACME + '"]}]}')
-        c.router.wait_log(r'ev=tenants_refused action=keep_old err=".*tenant \\"acme\\": keys\[0\] is not')
+        c.router.wait_log(
+            r'ev=tenants_refused action=keep_old err=".*tenant \\"acme\\": keys\[0\] is not')
         assert c.generate(metadata=bearer(NEW), prompt="Once", max_tokens=2).code == OK
         write(path, {"name": "beta", "keys": [hashed(NEW)]})
         c.router.wait_log(r"ev=tenants_loaded n=1")
         r = c.generate(metadata=bearer(BETA), prompt="Once", max_tokens=2)
         assert r.code == UNAUTHENTICATED, r.code
         assert c.generate(metadata=bearer(NEW), prompt="Once", max_tokens=2).code == OK
-        key_file = tmp_path / "key"  # the command line sends a key, and says nothing of a bad one but where it is
-        for text, status, words in ((NEW + "\n", 0, b""), (BETA, 1, b"UNAUTHENTICATED: the key in authorization is no tenant's"), ("", 2, b"first line must have 1..512"),
+        # the command line sends a key, and says nothing of a bad one but where it is
+        key_file = tmp_path / "key"
+        for text, status, words in ((NEW + "\n", 0, b""),
+                                    (BETA, 1,
+                                     b"UNAUTHENTICATED: the key in authorization is no tenant's"),
+                                    ("", 2, b"first line must have 1..512"),
                                     ("k\u00e9y", 2, b"character 2 of the key")):
             key_file.write_text(text)
-            p = subprocess.run([os.path.join(BIN, "tandem"), "generate", "--server", f"127.0.0.1:{c.port}", "--max-tokens", "2", "--api-key-file", key_file, "Once"],
-                               capture_output=True, timeout=60 * SLOW)
-            assert p.returncode == status and words in p.stderr and BETA.encode() not in p.stderr, (text, p.returncode, p.stderr)
+            p = subprocess.run([
+                os.path.join(BIN, "tandem"), "generate", "--server", f"127.0.0.1:{c.port}",
+                "--max-tokens", "2", "--api-key-file", key_file, "Once"
+            ], capture_output=True, timeout=60 * SLOW)
+            assert p.returncode == status and words in p.stderr and BETA.encode() not in p.stderr, (
+                text, p.returncode, p.stderr)
         # So does a bench: with what it asks before the load, the load itself, and a sweep's points.
-        load = ["--server", f"127.0.0.1:{c.port}", "--num-prompts", "4", "--isl", "8", "--osl", "2", "--goodput", "ttft:60000",
-                "--max-sched-lag-ms", "100000", "--result-dir", tmp_path, "--no-send-slo", "--api-key-file", key_file]
-        for text, good, words in ((NEW, True, b""), (BETA, False, b"UNAUTHENTICATED: the key in authorization is no tenant's"),
+        load = [
+            "--server", f"127.0.0.1:{c.port}", "--num-prompts", "4", "--isl", "8", "--osl", "2",
+            "--goodput", "ttft:60000", "--max-sched-lag-ms", "100000", "--result-dir", tmp_path,
+            "--no-send-slo", "--api-key-file", key_file
+        ]
+        for text, good, words in ((NEW, True, b""),
+                                  (BETA, False,
+                                   b"UNAUTHENTICATED: the key in authorization is no tenant's"),
                                   ("", False, b"first line must have 1..512")):
             key_file.write_text(text)
             for command in (["serve"], ["sweep", "--rates", "20"]):
-                p = subprocess.run([os.path.join(BIN, "tandem"), "bench", *command, *load], capture_output=True, timeout=60 * SLOW)
-                assert (p.returncode == 0) == good and words in p.stderr, (command, text, p.returncode, p.stdout, p.stderr)
+                p = subprocess.run([os.path.join(BIN, "tandem"), "bench", *command, *load],
+                                   capture_output=True, timeout=60 * SLOW)
+                assert (p.returncode == 0) == good and words in p.stderr, (command, text,
+                                                                           p.returncode, p.stdout,
+                                                                           p.stderr)
                 assert BETA.encode() not in p.stderr
         c.wait_idle()
         logged = c.router.log()
         assert ACME not in logged and BETA not in logged and NEW not in logged and "ev=keys_in_clear" in logged and "ev=tenant_refused" in logged
-    # what the core was told of whose share is how large: acme, beta, acme, then beta after the file gave it no weight
-    weights = [int(w) for w in re.findall(r"^e kind=10 .* weight=(\d+) ", log.read_text(), re.MULTILINE)]
+    # what the core was told of whose share is how large: acme, beta, acme, then beta after the file
+    # gave it no weight
+    weights = [
+        int(w) for w in re.findall(r"^e kind=10 .* weight=(\d+) ", log.read_text(), re.MULTILINE)
+    ]
     assert weights[:3] == [1000, 3000, 1000] and set(weights[3:]) == {1000}, weights
-    replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log], capture_output=True, timeout=60 * SLOW)
-    assert replay.returncode == 0 and b": the same\n" in replay.stdout, (replay.stdout, replay.stderr.decode()[-3000:])
+    replay = subprocess.run([os.path.join(BIN, "tandem"), "sim", "replay", log],
+                            capture_output=True, timeout=60 * SLOW)
+    assert replay.returncode == 0 and b": the same\n" in replay.stdout, (
+        replay.stdout, replay.stderr.decode()[-3000:])
 
 
 def test_a_certificate_is_a_tenant(tmp_path, certs):  # noqa: F811
     path = tmp_path / "tenants.json"
-    write(path, {"name": "acme", "certificates": ["*.clients.test"]}, {"name": "beta", "keys": [hashed(BETA)]})
-    with Cluster(router_args=["--tenants", path, *tls_args(certs, "router")], worker_args=[*PATIENT["worker_args"], *tls_args(certs, "worker")],
-                 worker_timeout_ms=20000, tls=creds(certs, "client")) as c:
+    write(path, {"name": "acme", "certificates": ["*.clients.test"]},
+          {"name": "beta", "keys": [hashed(BETA)]})
+    with Cluster(router_args=["--tenants", path, *tls_args(certs, "router")],
+                 worker_args=[*PATIENT["worker_args"],
+                              *tls_args(certs, "worker")], worker_timeout_ms=20000, tls=creds(
+                                  certs, "client")) as c:
         r = c.generate(prompt="Once", max_tokens=2)
         assert r.code == OK, r.details
         r = c.generate(prompt="Once", max_tokens=2, tenant="beta")

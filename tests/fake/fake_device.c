@@ -16,18 +16,18 @@
 #define WAITING 256
 #define PAGE 4096u
 
-struct area {                  /* an allocation, or another process's as opened here */
-    uint8_t *address, *bytes;  /* address: what the program is told */
+struct area {                 /* an allocation, or another process's as opened here */
+    uint8_t *address, *bytes; /* address: what the program is told */
     size_t n_bytes;
-    int fd;                    /* own allocations; -1: opened */
+    int fd; /* own allocations; -1: opened */
 };
 
-struct waiting {               /* a batch that was issued and has not run */
+struct waiting { /* a batch that was issued and has not run */
     uint64_t ticket;
     struct td_device_run *runs;
     size_t n_runs;
     bool on_device;
-    int n_polls;               /* so many more times `done` says "not yet" */
+    int n_polls; /* so many more times `done` says "not yet" */
 };
 
 struct fake_device {
@@ -36,7 +36,10 @@ struct fake_device {
     bool eager, slow, blind, wrong, held, peermem;
     uint64_t fails_at, n_copies, n_tickets, n_run, random;
     struct area area[AREAS];
-    struct { uint8_t *bytes; size_t n; } pinned[4];
+    struct {
+        uint8_t *bytes;
+        size_t n;
+    } pinned[4];
     struct waiting waiting[WAITING];
     uint32_t head, n_waiting;
 };
@@ -51,7 +54,10 @@ struct handle {
 #define DEVICES 16
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_device *all[DEVICES];
-static struct { uint8_t *address, *bytes; size_t n_bytes; } places[DEVICES * AREAS];
+static struct {
+    uint8_t *address, *bytes;
+    size_t n_bytes;
+} places[DEVICES * AREAS];
 
 static void place_add(const struct area *a)
 {
@@ -80,7 +86,8 @@ static uint8_t *translate(const void *at, size_t n)
     pthread_mutex_lock(&all_lock);
     for (int i = 0; i < DEVICES * AREAS && !found; i++) {
         size_t offset = (size_t)((uintptr_t)at - (uintptr_t)places[i].address);
-        if (places[i].address && (uintptr_t)at >= (uintptr_t)places[i].address && offset <= places[i].n_bytes && n <= places[i].n_bytes - offset)
+        if (places[i].address && (uintptr_t)at >= (uintptr_t)places[i].address &&
+            offset <= places[i].n_bytes && n <= places[i].n_bytes - offset)
             found = places[i].bytes + offset;
     }
     pthread_mutex_unlock(&all_lock);
@@ -91,19 +98,23 @@ static bool is_pinned(const struct fake_device *d, const void *at, size_t n)
 {
     for (int i = 0; i < 4; i++) {
         size_t offset = (size_t)((uintptr_t)at - (uintptr_t)d->pinned[i].bytes);
-        if (d->pinned[i].bytes && (uintptr_t)at >= (uintptr_t)d->pinned[i].bytes && offset <= d->pinned[i].n && n <= d->pinned[i].n - offset)
+        if (d->pinned[i].bytes && (uintptr_t)at >= (uintptr_t)d->pinned[i].bytes &&
+            offset <= d->pinned[i].n && n <= d->pinned[i].n - offset)
             return true;
     }
     return false;
 }
 
-/* A device's own copy: the thread sanitizer watches no device. It may read what is being written, when its source was given up under it (cuda-ipc):
- * what it brings then counts for nothing. */
+/* A device's own copy: the thread sanitizer watches no device. It may read what is being
+ * written, when its source was given up under it (cuda-ipc): what it brings then counts for
+ * nothing. */
 static void device_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 #if defined(__SANITIZE_THREAD__)
-    struct iovec local = {.iov_base = to, .iov_len = bytes}, remote = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
-    TD_ASSERT(syscall(SYS_process_vm_readv, getpid(), &local, 1ul, &remote, 1ul, 0ul) == (long)bytes);
+    struct iovec local = {.iov_base = to, .iov_len = bytes},
+                 remote = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
+    TD_ASSERT(syscall(SYS_process_vm_readv, getpid(), &local, 1ul, &remote, 1ul, 0ul) ==
+              (long)bytes);
 #else
     memcpy(to, from, bytes);
 #endif
@@ -113,8 +124,10 @@ static void run_oldest(struct fake_device *d)
 {
     struct waiting *w = &d->waiting[d->head];
     for (size_t i = 0; i < w->n_runs; i++) {
-        if (w->on_device) device_copy(w->runs[i].to, w->runs[i].from, w->runs[i].bytes);
-        else memcpy(w->runs[i].to, w->runs[i].from, w->runs[i].bytes);
+        if (w->on_device)
+            device_copy(w->runs[i].to, w->runs[i].from, w->runs[i].bytes);
+        else
+            memcpy(w->runs[i].to, w->runs[i].from, w->runs[i].bytes);
     }
     d->n_run = w->ticket;
     free(w->runs);
@@ -133,7 +146,8 @@ static bool is_dead(const struct fake_device *d)
     return d->fails_at && d->n_copies >= d->fails_at;
 }
 
-static td_status copy(void *ctx, enum td_device_copy kind, const struct td_device_run *runs, size_t n_runs, uint64_t *ret_ticket, struct td_err *err)
+static td_status copy(void *ctx, enum td_device_copy kind, const struct td_device_run *runs,
+                      size_t n_runs, uint64_t *ret_ticket, struct td_err *err)
 {
     struct fake_device *d = ctx;
     pthread_mutex_lock(&d->lock);
@@ -145,18 +159,23 @@ static td_status copy(void *ctx, enum td_device_copy kind, const struct td_devic
     TD_ASSERT(n_runs > 0);
     while (d->n_waiting == WAITING) run_oldest(d);
     struct waiting *w = &d->waiting[(d->head + d->n_waiting++) % WAITING];
-    *w = (struct waiting){.ticket = ++d->n_tickets, .runs = calloc(n_runs, sizeof *runs), .n_runs = n_runs, .on_device = kind == TD_COPY_ON_DEVICE};
+    *w = (struct waiting){.ticket = ++d->n_tickets,
+                          .runs = calloc(n_runs, sizeof *runs),
+                          .n_runs = n_runs,
+                          .on_device = kind == TD_COPY_ON_DEVICE};
     TD_ASSERT(w->runs);
     d->random = d->random * 6364136223846793005ull + 1442695040888963407ull;
     w->n_polls = d->slow ? (int)(d->random >> 33) % 4 : 0;
     for (size_t i = 0; i < n_runs; i++) {
         uint8_t *to = kind == TD_COPY_TO_HOST ? runs[i].to : translate(runs[i].to, runs[i].bytes);
-        const uint8_t *from = kind == TD_COPY_TO_DEVICE ? runs[i].from : translate(runs[i].from, runs[i].bytes);
+        const uint8_t *from =
+            kind == TD_COPY_TO_DEVICE ? runs[i].from : translate(runs[i].from, runs[i].bytes);
         TD_ASSERT(to && from && runs[i].bytes);
         if (kind == TD_COPY_TO_HOST) TD_ASSERT(is_pinned(d, to, runs[i].bytes));
         if (kind == TD_COPY_TO_DEVICE) TD_ASSERT(is_pinned(d, from, runs[i].bytes));
         w->runs[i] = (struct td_device_run){.to = to, .from = from, .bytes = runs[i].bytes};
-        memset(to, 0xa5, runs[i].bytes < 4096 ? runs[i].bytes : 4096); /* whoever looks too early sees this */
+        /* whoever looks too early sees this */
+        memset(to, 0xa5, runs[i].bytes < 4096 ? runs[i].bytes : 4096);
         if (runs[i].bytes > 4096) to[runs[i].bytes - 1] = 0xa5;
     }
     *ret_ticket = w->ticket;
@@ -173,8 +192,10 @@ static td_status done(void *ctx, uint64_t ticket, struct td_err *err)
     TD_ASSERT(ticket && ticket <= d->n_tickets);
     if (is_dead(d)) status = failed(d, err);
     while (!status && d->n_run < ticket) {
-        if (d->held || d->waiting[d->head].n_polls-- > 0) status = TD_INPROGRESS;
-        else run_oldest(d);
+        if (d->held || d->waiting[d->head].n_polls-- > 0)
+            status = TD_INPROGRESS;
+        else
+            run_oldest(d);
     }
     pthread_mutex_unlock(&d->lock);
     return status;
@@ -198,7 +219,8 @@ static td_status alloc_pinned(void *ctx, size_t bytes, void **ret_memory, struct
     while (i < 4 && d->pinned[i].bytes) i++;
     TD_ASSERT(i < 4);
     d->pinned[i].bytes = calloc(1, bytes);
-    if (!d->pinned[i].bytes) return td_fail(err, TD_ERR_NOMEM, "%zu bytes of page-locked memory", bytes);
+    if (!d->pinned[i].bytes)
+        return td_fail(err, TD_ERR_NOMEM, "%zu bytes of page-locked memory", bytes);
     d->pinned[i].n = bytes;
     *ret_memory = d->pinned[i].bytes;
     return TD_OK;
@@ -208,7 +230,8 @@ static void drop_pinned(struct fake_device *d, void *memory)
 {
     for (int i = 0; i < 4; i++) {
         if (d->pinned[i].bytes != memory) continue;
-        TD_ASSERT(!d->n_waiting || is_dead(d)); /* or a copy would land in what is not there any more */
+        TD_ASSERT(!d->n_waiting || is_dead(d)); /* or a copy would land in what is not there any
+                                                   more */
         d->pinned[i].bytes = NULL;
         return;
     }
@@ -230,13 +253,11 @@ static td_status pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
 static td_status no_pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
 {
     (void)ctx, (void)memory, (void)bytes;
-    return td_fail(err, TD_ERR_UNSUPPORTED, "operation not supported: memory that is not the driver's");
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "operation not supported: memory that is not the driver's");
 }
 
-static void unpin(void *ctx, void *memory)
-{
-    drop_pinned(ctx, memory);
-}
+static void unpin(void *ctx, void *memory) { drop_pinned(ctx, memory); }
 
 static void release_pinned(void *ctx, void *memory)
 {
@@ -278,15 +299,19 @@ static struct area *free_area(struct fake_device *d)
     return NULL;
 }
 
-static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset, struct td_err *err)
+static td_status ipc_export(void *ctx, const void *memory,
+                            uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset,
+                            struct td_err *err)
 {
     struct fake_device *d = ctx;
     (void)err;
     for (int i = 0; i < AREAS; i++) {
         const struct area *a = &d->area[i];
-        if (!a->address || a->fd < 0 || (uintptr_t)memory < (uintptr_t)a->address || (uintptr_t)memory >= (uintptr_t)a->address + a->n_bytes)
+        if (!a->address || a->fd < 0 || (uintptr_t)memory < (uintptr_t)a->address ||
+            (uintptr_t)memory >= (uintptr_t)a->address + a->n_bytes)
             continue;
-        struct handle h = {.magic = HANDLE_MAGIC, .bytes = a->n_bytes, .pid = (int32_t)getpid(), .fd = a->fd};
+        struct handle h = {
+            .magic = HANDLE_MAGIC, .bytes = a->n_bytes, .pid = (int32_t)getpid(), .fd = a->fd};
         memset(ret_handle, 0, TD_DEVICE_HANDLE_BYTES);
         memcpy(ret_handle, &h, sizeof h);
         *ret_offset = (uint64_t)((uintptr_t)memory - (uintptr_t)a->address);
@@ -297,12 +322,15 @@ static td_status ipc_export(void *ctx, const void *memory, uint8_t ret_handle[TD
 }
 
 /* The own allocation that [at, at + n) lies in; NULL: none. */
-static const struct area *area_of(const struct fake_device *d, const void *at, size_t n, uint64_t *ret_offset)
+static const struct area *area_of(const struct fake_device *d, const void *at, size_t n,
+                                  uint64_t *ret_offset)
 {
     for (int i = 0; i < AREAS; i++) {
         const struct area *a = &d->area[i];
         size_t offset = (size_t)((uintptr_t)at - (uintptr_t)a->address);
-        if (!a->address || a->fd < 0 || (uintptr_t)at < (uintptr_t)a->address || offset > a->n_bytes || n > a->n_bytes - offset) continue;
+        if (!a->address || a->fd < 0 || (uintptr_t)at < (uintptr_t)a->address ||
+            offset > a->n_bytes || n > a->n_bytes - offset)
+            continue;
         *ret_offset = offset;
         return a;
     }
@@ -321,7 +349,8 @@ bool fake_device_peermem(const void *at, size_t n, int *ret_fd, uint64_t *ret_of
 }
 
 /* The allocation itself passes for one: the fake NIC maps it. */
-static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
+static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd,
+                        uint64_t *ret_offset, struct td_err *err)
 {
     const struct area *a = area_of(ctx, memory, bytes, ret_offset);
     if (!a) return td_fail(err, TD_ERR_UNSUPPORTED, "not an allocation");
@@ -330,30 +359,43 @@ static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd
     return TD_OK;
 }
 
-static td_status no_dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd, uint64_t *ret_offset, struct td_err *err)
+static td_status no_dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd,
+                           uint64_t *ret_offset, struct td_err *err)
 {
     (void)ctx, (void)memory, (void)bytes, (void)ret_fd, (void)ret_offset;
     return td_fail(err, TD_ERR_UNSUPPORTED, "the driver exports no dma-buf");
 }
 
-static td_status no_export(void *ctx, const void *memory, uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset, struct td_err *err)
+static td_status no_export(void *ctx, const void *memory,
+                           uint8_t ret_handle[TD_DEVICE_HANDLE_BYTES], uint64_t *ret_offset,
+                           struct td_err *err)
 {
     (void)ctx, (void)memory, (void)ret_handle, (void)ret_offset;
-    return td_fail(err, TD_ERR_UNSUPPORTED, "operation not supported: memory of a virtual allocation");
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "operation not supported: memory of a virtual allocation");
 }
 
-static td_status ipc_open(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES], void **ret_base, struct td_err *err)
+static td_status ipc_open(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES], void **ret_base,
+                          struct td_err *err)
 {
     struct fake_device *d = ctx;
     struct handle h;
     char path[64];
     memcpy(&h, handle, sizeof h);
-    if (d->blind) return td_fail(err, TD_ERR_UNSUPPORTED, "peer access is not supported between these two devices");
-    if (h.magic != HANDLE_MAGIC || h.bytes > (uint64_t)1 << 32) return td_fail(err, TD_ERR_UNSUPPORTED, "invalid resource handle");
-    if (h.pid == (int32_t)getpid()) return td_fail(err, TD_ERR_UNSUPPORTED, "invalid device context"); /* as CUDA: not in the process that exported */
+    if (d->blind)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "peer access is not supported between these two devices");
+    if (h.magic != HANDLE_MAGIC || h.bytes > (uint64_t)1 << 32)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "invalid resource handle");
+    /* as CUDA: not in the process that exported */
+    if (h.pid == (int32_t)getpid())
+        return td_fail(err, TD_ERR_UNSUPPORTED, "invalid device context");
     snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
-    int fd = d->wrong ? memfd_create("fake-device-wrong", MFD_CLOEXEC) : open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return td_fail(err, TD_ERR_UNSUPPORTED, "the exporting process is gone: %s", strerror(errno));
+    int fd =
+        d->wrong ? memfd_create("fake-device-wrong", MFD_CLOEXEC) : open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "the exporting process is gone: %s",
+                       strerror(errno));
     pthread_mutex_lock(&d->lock);
     struct area *a = free_area(d);
     bool ok = (!d->wrong || ftruncate(fd, (off_t)h.bytes) == 0) && map(a, fd, h.bytes);
@@ -368,11 +410,13 @@ static void ipc_close(void *ctx, void *base)
     struct fake_device *d = ctx;
     bool found = false;
     pthread_mutex_lock(&d->lock);
-    for (uint32_t k = 0; k < d->n_waiting; k++) /* a copy from it would read what is not there any more */
+    for (uint32_t k = 0; k < d->n_waiting; k++) /* a copy from it would read what is not there
+                                                   any more */
         for (size_t i = 0; i < d->waiting[(d->head + k) % WAITING].n_runs && !is_dead(d); i++)
             for (int a = 0; a < AREAS; a++) {
                 const uint8_t *from = d->waiting[(d->head + k) % WAITING].runs[i].from;
-                TD_ASSERT(d->area[a].address != base || from < d->area[a].bytes || from >= d->area[a].bytes + d->area[a].n_bytes);
+                TD_ASSERT(d->area[a].address != base || from < d->area[a].bytes ||
+                          from >= d->area[a].bytes + d->area[a].n_bytes);
             }
     for (int i = 0; i < AREAS && !found; i++) {
         if (d->area[i].address != base || d->area[i].fd >= 0) continue;
@@ -402,29 +446,27 @@ struct fake_device *fake_device_open(const char *words)
     TD_ASSERT(at < DEVICES);
     all[at] = d;
     pthread_mutex_unlock(&all_lock);
-    d->table = (struct td_device_memory){.ctx = d,
-                                         .name = "Fake Device",
-                                         .uuid = "GPU-00000000-fake",
-                                         .rdma_order = TD_RDMA_ORDER_NONE,
-                                         .alloc_pinned = alloc_pinned,
-                                         .release_pinned = release_pinned,
-                                         .pin = strstr(words, "no-pin") ? no_pin : pin,
-                                         .unpin = unpin,
-                                         .copy = copy,
-                                         .done = done,
-                                         .wait = wait_for,
-                                         .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export,
-                                         .ipc_open = ipc_open,
-                                         .ipc_close = ipc_close,
-                                         .dmabuf = strstr(words, "no-dmabuf") || d->peermem ? no_dmabuf : dmabuf};
+    d->table = (struct td_device_memory){
+        .ctx = d,
+        .name = "Fake Device",
+        .uuid = "GPU-00000000-fake",
+        .rdma_order = TD_RDMA_ORDER_NONE,
+        .alloc_pinned = alloc_pinned,
+        .release_pinned = release_pinned,
+        .pin = strstr(words, "no-pin") ? no_pin : pin,
+        .unpin = unpin,
+        .copy = copy,
+        .done = done,
+        .wait = wait_for,
+        .ipc_export = strstr(words, "no-ipc") ? no_export : ipc_export,
+        .ipc_open = ipc_open,
+        .ipc_close = ipc_close,
+        .dmabuf = strstr(words, "no-dmabuf") || d->peermem ? no_dmabuf : dmabuf};
     if (strstr(words, "owner")) d->table.rdma_order = TD_RDMA_ORDER_OWNER;
     return d;
 }
 
-const struct td_device_memory *fake_device_memory(const struct fake_device *d)
-{
-    return &d->table;
-}
+const struct td_device_memory *fake_device_memory(const struct fake_device *d) { return &d->table; }
 
 void *fake_device_alloc(struct fake_device *d, size_t bytes)
 {
@@ -474,7 +516,8 @@ void fake_device_close(struct fake_device *d)
         others[i] = all[i];
     }
     pthread_mutex_unlock(&all_lock);
-    /* memory that is freed waits for the device: nothing reads it afterwards. Nobody else opens or closes meanwhile */
+    /* memory that is freed waits for the device: nothing reads it afterwards. Nobody else opens
+       or closes meanwhile */
     for (int i = 0; i < DEVICES; i++) {
         if (!others[i]) continue;
         pthread_mutex_lock(&others[i]->lock);

@@ -1,18 +1,27 @@
-/* nccl_stub.c - a libnccl.so.2 for the emulated GPU: the calls of kernels/cuda/nccl_api.h among processes of one host, and NCCL's rules.
+/* nccl_stub.c - a libnccl.so.2 for the emulated GPU: the calls of kernels/cuda/nccl_api.h among
+ * processes of one host, and NCCL's rules.
  *
- * Why here: no test machine has NCCL and two GPUs, so the calls of comm.cu would be executed for the first time on a customer's. Where NCCL would
- * hang, crash or give wrong sums, this prints "nccl stub: ..." and ends the process with abort():
- *   (1) any call on a communicator that was destroyed or aborted, also by a graph that is launched later;
- *   (2) a destroy or abort while another thread is inside a call on it, and two threads inside at once;
- *   (3) a destroy or abort while graphs hold its calls: NCCL spins until they are gone. So does this, for SPIN_MS;
+ * Why here: no test machine has NCCL and two GPUs, so the calls of comm.cu would be executed for
+ * the first time on a customer's. Where NCCL would hang, crash or give wrong sums, this prints
+ * "nccl stub: ..." and ends the process with abort():
+ *   (1) any call on a communicator that was destroyed or aborted, also by a graph that is launched
+ *       later;
+ *   (2) a destroy or abort while another thread is inside a call on it, and two threads inside at
+ *       once;
+ *   (3) a destroy or abort while graphs hold its calls: NCCL spins until they are gone. So does
+ *       this, for SPIN_MS;
  *   (4) a group that is not ended, a send or receive to oneself or to no rank;
- *   (5) a call on a communicator that does not block while its joining, or an earlier call, is in progress: ncclCommGetAsyncError must have said that
- *       it is over. Every call there is in progress until it was asked for the second time;
- *   (6) ranks that do not make the same calls in the same order with the same counts; a call that another rank never makes (WAIT_MS).
- * Sums of three ranks or more are taken in an order that depends on element and size, as NCCL's are: who needs one order must not use them.
+ *   (5) a call on a communicator that does not block while its joining, or an earlier call, is in
+ *       progress: ncclCommGetAsyncError must have said that it is over. Every call there is in
+ *       progress until it was asked for the second time;
+ *   (6) ranks that do not make the same calls in the same order with the same counts; a call that
+ *       another rank never makes (WAIT_MS).
+ * Sums of three ranks or more are taken in an order that depends on element and size, as NCCL's
+ * are: who needs one order must not use them.
  *
- * How. A message goes from rank to rank through a mailbox in shared memory that holds one piece of it; a call is a list of messages to and from, run
- * by the stream (a host function), piece by piece as mailboxes allow. A sum sends everything to everyone. */
+ * How. A message goes from rank to rank through a mailbox in shared memory that holds one piece
+ * of it; a call is a list of messages to and from, run by the stream (a host function), piece by
+ * piece as mailboxes allow. A sum sends everything to everyone. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -43,10 +52,10 @@ EXPORT td_nccl_stub_count_fn td_nccl_stub_inside, td_nccl_stub_ended;
 EXPORT td_nccl_stub_fail_fn td_nccl_stub_fail;
 
 #define MAX_RANKS 8
-#define PIECE 8192       /* floats of a mailbox */
+#define PIECE 8192 /* floats of a mailbox */
 #define MAX_GROUP 64
 #define SPIN_MS 1500
-#define WAIT_MS 60000    /* an emulated GPU beside others on a busy machine is slow */
+#define WAIT_MS 60000 /* an emulated GPU beside others on a busy machine is slow */
 #define ALIVE 0x4e43434cu
 
 struct mailbox {
@@ -68,8 +77,9 @@ struct td_nccl_comm {
     struct shared *shared;
     _Atomic int n_inside, n_graphs, n_queued;
     _Atomic bool is_aborted;
-    bool is_blocking, has_joined;     /* has_joined: told so */
-    _Atomic int n_asks;               /* not blocking: so many times ncclCommGetAsyncError still says "in progress" */
+    bool is_blocking, has_joined; /* has_joined: told so */
+    _Atomic int n_asks;           /* not blocking: so many times ncclCommGetAsyncError still
+                                     says "in progress" */
     char name[64];
 };
 
@@ -120,10 +130,12 @@ static uint64_t now_ms(void)
 
 static void enter(struct td_nccl_comm *comm, const char *call)
 {
-    if (!comm || comm->magic != ALIVE) die("%s on a communicator that was destroyed or aborted", call);
+    if (!comm || comm->magic != ALIVE)
+        die("%s on a communicator that was destroyed or aborted", call);
     if (!comm->has_joined) die("%s before all ranks have joined", call);
     if (comm->n_asks > 0 && group_depth == 0) die("%s while an earlier call is in progress", call);
-    if (atomic_fetch_add(&comm->n_inside, 1) > 0) die("%s while another thread is inside a call on the communicator", call);
+    if (atomic_fetch_add(&comm->n_inside, 1) > 0)
+        die("%s while another thread is inside a call on the communicator", call);
     atomic_fetch_add(&n_inside_all, 1);
     int fd = atomic_exchange(&hold_fd, -1);
     char byte;
@@ -142,7 +154,8 @@ static void leave(struct td_nccl_comm *comm)
 static bool move_piece(struct call *c, struct message *m)
 {
     struct shared *s = c->comm->shared;
-    struct mailbox *box = m->is_send ? &s->mail[c->comm->rank][m->peer] : &s->mail[m->peer][c->comm->rank];
+    struct mailbox *box =
+        m->is_send ? &s->mail[c->comm->rank][m->peer] : &s->mail[m->peer][c->comm->rank];
     if (atomic_load_explicit(&box->is_full, memory_order_acquire) == m->is_send) return false;
     size_t n = m->n - m->at < PIECE ? m->n - m->at : PIECE;
     if (m->is_send) {
@@ -150,8 +163,9 @@ static bool move_piece(struct call *c, struct message *m)
         box->kind = c->kind, box->total = m->n, box->n = n;
     } else {
         if (box->kind != c->kind || box->total != m->n || box->n != n)
-            die("rank %d expects %zu floats of a %s from rank %d, which sends %llu of a %s", c->comm->rank, m->n,
-                c->kind == 's' ? "sum" : "send", m->peer, (unsigned long long)box->total, box->kind == 's' ? "sum" : "send");
+            die("rank %d expects %zu floats of a %s from rank %d, which sends %llu of a %s",
+                c->comm->rank, m->n, c->kind == 's' ? "sum" : "send", m->peer,
+                (unsigned long long)box->total, box->kind == 's' ? "sum" : "send");
         memcpy(m->to + m->at, box->data, n * sizeof(float));
     }
     atomic_store_explicit(&box->is_full, m->is_send, memory_order_release);
@@ -165,10 +179,12 @@ static void add_up(const struct call *c)
     for (size_t i = 0; i < c->n_sum; i++) {
         float sum = 0;
         for (int k = 0; k < n_ranks; k++) {
-            int r = n_ranks == 2 ? k : (int)((i / 4 + c->n_sum + (size_t)k) % (size_t)n_ranks); /* two terms have one sum */
+            /* two terms have one sum */
+            int r = n_ranks == 2 ? k : (int)((i / 4 + c->n_sum + (size_t)k) % (size_t)n_ranks);
             float term = r == c->comm->rank ? c->messages[0].from[i] : 0;
             for (int j = 0; j < c->n_messages; j++)
-                if (!c->messages[j].is_send && c->messages[j].peer == r) term = c->messages[j].to[i];
+                if (!c->messages[j].is_send && c->messages[j].peer == r)
+                    term = c->messages[j].to[i];
             sum = k == 0 ? term : sum + term;
         }
         c->sum[i] = sum;
@@ -187,7 +203,8 @@ static void run_call(void *arg)
 {
     struct call *c = arg;
     uint64_t deadline = now_ms() + WAIT_MS;
-    if (c->comm->magic != ALIVE && !c->comm->is_aborted) die("a launched graph holds a call on a communicator that was destroyed");
+    if (c->comm->magic != ALIVE && !c->comm->is_aborted)
+        die("a launched graph holds a call on a communicator that was destroyed");
     for (int i = 0; i < c->n_messages; i++) c->messages[i].at = 0;
     for (bool is_done = false; !is_done && !c->comm->is_aborted;) {
         bool moved = false;
@@ -196,13 +213,19 @@ static void run_call(void *arg)
             struct message *m = &c->messages[i];
             bool is_behind = false; /* messages of one pair and direction arrive in order */
             for (int j = 0; j < i; j++)
-                is_behind |= c->messages[j].peer == m->peer && c->messages[j].is_send == m->is_send && c->messages[j].at < c->messages[j].n;
+                is_behind |= c->messages[j].peer == m->peer &&
+                             c->messages[j].is_send == m->is_send &&
+                             c->messages[j].at < c->messages[j].n;
             if (m->at < m->n && !is_behind) moved |= move_piece(c, m);
             is_done &= m->at == m->n;
         }
-        if (moved) deadline = now_ms() + WAIT_MS;
-        else if (!is_done) sched_yield();
-        if (now_ms() > deadline) die("rank %d waited %d s for a call that another rank did not make", c->comm->rank, WAIT_MS / 1000);
+        if (moved)
+            deadline = now_ms() + WAIT_MS;
+        else if (!is_done)
+            sched_yield();
+        if (now_ms() > deadline)
+            die("rank %d waited %d s for a call that another rank did not make", c->comm->rank,
+                WAIT_MS / 1000);
     }
     if (c->kind == 's' && !c->comm->is_aborted) add_up(c);
     if (!c->is_recorded) {
@@ -241,7 +264,8 @@ static int add_message(const char *call, struct message m, struct td_nccl_comm *
         r = issue(c, stream);
     } else {
         if (n_group == MAX_GROUP) die("a group of more than %d calls", MAX_GROUP);
-        if (n_group > 0 && (comm != group_comm || stream != group_stream)) die("%s: a group on two communicators or streams", call);
+        if (n_group > 0 && (comm != group_comm || stream != group_stream))
+            die("%s: a group on two communicators or streams", call);
         group_comm = comm, group_stream = stream, group[n_group++] = m;
     }
     leave(comm);
@@ -256,19 +280,23 @@ int ncclGetUniqueId(struct td_nccl_id *ret_id)
     memset(ret_id, 0, sizeof *ret_id);
     snprintf(ret_id->bytes, sizeof ret_id->bytes, "/td-nccl-stub-%d-%d", (int)getpid(), n++);
     int fd = shm_open(ret_id->bytes, O_RDWR | O_CREAT | O_EXCL, 0600);
-    if (fd < 0 || ftruncate(fd, sizeof(struct shared))) die("%s: %s", ret_id->bytes, strerror(errno));
+    if (fd < 0 || ftruncate(fd, sizeof(struct shared)))
+        die("%s: %s", ret_id->bytes, strerror(errno));
     close(fd);
     return TD_NCCL_SUCCESS;
 }
 
-/* Every communicator of this process. None is ever freed: a call on one that has ended must find its magic gone. */
+/* Every communicator of this process. None is ever freed: a call on one that has ended must find
+ * its magic gone. */
 static struct td_nccl_comm *_Atomic kept;
 
 static struct td_nccl_comm *comm_new(int n_ranks, struct td_nccl_id id, int rank)
 {
-    if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks) die("ncclCommInitRank: rank %d of %d", rank, n_ranks);
+    if (n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks)
+        die("ncclCommInitRank: rank %d of %d", rank, n_ranks);
     int fd = shm_open(id.bytes, O_RDWR, 0);
-    struct shared *shared = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    struct shared *shared =
+        fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (shared == MAP_FAILED) die("ncclCommInitRank: %s: %s", id.bytes, strerror(errno));
     close(fd);
     struct td_nccl_comm *c = calloc(1, sizeof *c);
@@ -277,7 +305,8 @@ static struct td_nccl_comm *comm_new(int n_ranks, struct td_nccl_id id, int rank
     c->rank = rank, c->n_ranks = n_ranks, c->shared = shared;
     snprintf(c->name, sizeof c->name, "%.63s", id.bytes);
     c->next_kept = atomic_load(&kept);
-    while (!atomic_compare_exchange_weak(&kept, &c->next_kept, c)) {}
+    while (!atomic_compare_exchange_weak(&kept, &c->next_kept, c)) {
+    }
     atomic_fetch_add(&shared->n_joined, 1);
     return c;
 }
@@ -296,15 +325,18 @@ int ncclCommInitRank(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl
     c->is_blocking = true;
     for (uint64_t deadline = now_ms() + WAIT_MS; !all_have_joined(c); sched_yield())
         if (now_ms() > deadline)
-            die("ncclCommInitRank: %d of %d ranks came within %d s", (int)c->shared->n_joined, n_ranks, WAIT_MS / 1000);
+            die("ncclCommInitRank: %d of %d ranks came within %d s", (int)c->shared->n_joined,
+                n_ranks, WAIT_MS / 1000);
     *ret_comm = c;
     return TD_NCCL_SUCCESS;
 }
 
 #ifndef TD_NCCL_STUB_IS_OLD
-int ncclCommInitRankConfig(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id, int rank, struct td_nccl_config *config)
+int ncclCommInitRankConfig(struct td_nccl_comm **ret_comm, int n_ranks, struct td_nccl_id id,
+                           int rank, struct td_nccl_config *config)
 {
-    if (config->magic != TD_NCCL_CONFIG_MAGIC || config->size < sizeof *config || config->version < TD_NCCL_CONFIG_VERSION)
+    if (config->magic != TD_NCCL_CONFIG_MAGIC || config->size < sizeof *config ||
+        config->version < TD_NCCL_CONFIG_VERSION)
         die("ncclCommInitRankConfig: the config is not one of NCCL's");
     if (config->blocking) return ncclCommInitRank(ret_comm, n_ranks, id, rank);
     *ret_comm = comm_new(n_ranks, id, rank);
@@ -315,17 +347,22 @@ int ncclCommInitRankConfig(struct td_nccl_comm **ret_comm, int n_ranks, struct t
 /* The communicator itself stays: later calls on it are to be found out. */
 static int end(struct td_nccl_comm *comm, const char *call, bool is_abort)
 {
-    if (!comm || comm->magic != ALIVE) die("%s on a communicator that was destroyed or aborted", call);
+    if (!comm || comm->magic != ALIVE)
+        die("%s on a communicator that was destroyed or aborted", call);
     atomic_fetch_add(&n_ended, 1);
-    if (comm->n_inside > 0) die("%s while another thread is inside a call on the communicator", call);
+    if (comm->n_inside > 0)
+        die("%s while another thread is inside a call on the communicator", call);
     if (!comm->has_joined && !is_abort) die("%s before all ranks have joined", call);
     if (!comm->has_joined && comm->rank == 0) shm_unlink(comm->name);
     if (is_abort) comm->is_aborted = true;
     comm->magic = 0;
     uint64_t deadline = now_ms() + SPIN_MS;
     for (; comm->n_graphs > 0; sched_yield())
-        if (now_ms() > deadline) die("%s: %d calls are held by graphs that were not destroyed: NCCL spins for ever", call, (int)comm->n_graphs);
-    if (!is_abort && comm->n_queued > 0) die("%s: %d calls are still to run", call, (int)comm->n_queued);
+        if (now_ms() > deadline)
+            die("%s: %d calls are held by graphs that were not destroyed: NCCL spins for ever",
+                call, (int)comm->n_graphs);
+    if (!is_abort && comm->n_queued > 0)
+        die("%s: %d calls are still to run", call, (int)comm->n_queued);
     return TD_NCCL_SUCCESS;
 }
 
@@ -335,19 +372,23 @@ int ncclCommDestroy(struct td_nccl_comm *comm) { return end(comm, "ncclCommDestr
 
 int ncclCommGetAsyncError(struct td_nccl_comm *comm, int *ret_error)
 {
-    if (!comm || comm->magic != ALIVE) die("ncclCommGetAsyncError on a communicator that was destroyed or aborted");
+    if (!comm || comm->magic != ALIVE)
+        die("ncclCommGetAsyncError on a communicator that was destroyed or aborted");
     *ret_error = async_error;
     if (!all_have_joined(comm)) *ret_error = TD_NCCL_IN_PROGRESS;
     int n = comm->n_asks;
-    while (n > 0 && !atomic_compare_exchange_weak(&comm->n_asks, &n, n - 1)) {}
+    while (n > 0 && !atomic_compare_exchange_weak(&comm->n_asks, &n, n - 1)) {
+    }
     if (n > 1) *ret_error = TD_NCCL_IN_PROGRESS;
     return TD_NCCL_SUCCESS;
 }
 
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, struct td_nccl_comm *comm, void *stream)
+int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, struct td_nccl_comm *comm,
+                  void *stream)
 {
     enter(comm, "ncclAllReduce");
-    if (type != TD_NCCL_FLOAT || op != TD_NCCL_SUM || group_depth > 0) die("ncclAllReduce: only sums of floats outside groups are here");
+    if (type != TD_NCCL_FLOAT || op != TD_NCCL_SUM || group_depth > 0)
+        die("ncclAllReduce: only sums of floats outside groups are here");
     struct call *c = call_new(comm, 's', 2 * (comm->n_ranks - 1));
     c->sum = to, c->n_sum = n;
     for (int r = 0, i = 0; r < comm->n_ranks; r++) {
@@ -361,10 +402,13 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, struct
     return result;
 }
 
-int ncclSend(const void *from, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream)
+int ncclSend(const void *from, size_t n, int type, int peer, struct td_nccl_comm *comm,
+             void *stream)
 {
     if (type != TD_NCCL_FLOAT) die("ncclSend: only floats are here");
-    return add_message("ncclSend", (struct message){.is_send = true, .peer = peer, .from = from, .n = n}, comm, stream);
+    return add_message("ncclSend",
+                       (struct message){.is_send = true, .peer = peer, .from = from, .n = n}, comm,
+                       stream);
 }
 
 int ncclRecv(void *to, size_t n, int type, int peer, struct td_nccl_comm *comm, void *stream)

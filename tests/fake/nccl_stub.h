@@ -1,4 +1,5 @@
-/* nccl_stub.h - what a test asks of nccl_stub.c beside NCCL's own calls; found with dlsym. Any thread. */
+/* nccl_stub.h - what a test asks of nccl_stub.c beside NCCL's own calls; found with dlsym. Any
+ * thread. */
 #ifndef TD_TESTS_FAKE_NCCL_STUB_H
 #define TD_TESTS_FAKE_NCCL_STUB_H
 

@@ -1,23 +1,30 @@
 /* verbs_fake.c - see verbs_fake.h.
  *
- * A node's queue pairs, completion queues and keys are its own memory, under one lock that its NIC thread and its control calls share; only the rings
- * between a poster or poller and the NIC go without it. Nodes talk by messages, as NICs do by packets: shared memory holds, for each
- * ordered pair of nodes, a ring with one writer and one reader, and a few words per node that others only look at. So nothing shared is ever locked,
- * and a node may die between any two instructions: what it had not published was not sent.
+ * A node's queue pairs, completion queues and keys are its own memory, under one lock that its NIC
+ * thread and its control calls share; only the rings between a poster or poller and the NIC go
+ * without it. Nodes talk by messages, as NICs do by packets: shared memory holds, for each ordered
+ * pair of nodes, a ring with one writer and one reader, and a few words per node that others only
+ * look at. So nothing shared is ever locked, and a node may die between any two instructions: what
+ * it had not published was not sent.
  *
- *   post_send -> SQ ring -> NIC: checks, REQUEST --ring--> NIC of the target: checks, takes the payload, receive completion
- *   poll     <- CQ ring <- NIC: completion     <--ring--- REPLY: ok, lost, receiver not ready, or the error
+ *   post_send -> SQ ring -> NIC: checks, REQUEST --ring--> NIC of the target: checks, takes the
+ *       payload, receive completion
+ *   poll     <- CQ ring <- NIC: completion     <--ring--- REPLY: ok, lost, receiver not ready, or
+ *                                              the error
  *
  * Invariants
- * (1) No node writes another's memory. The target copies a WRITE into its own memory, the requester a READ into its own, by process_vm_readv when
- *     the other node is another process. Both hold their node's lock meanwhile, so that dereg and qp_error are fences as soon as they return,
+ * (1) No node writes another's memory. The target copies a WRITE into its own memory, the requester
+ *     a READ into its own, by process_vm_readv when the other node is another process. Both hold
+ *     their node's lock meanwhile, so that dereg and qp_error are fences as soon as they return,
  *     even while the other process is stopped.
- * (2) What was read counts only if the source could not have been reused: `live` and `key_live` of the source's node are looked at after the
- *     copy, and their owner clears them before a flush or dereg is seen. A copy that fails this look was a packet torn by its sender's end.
- * (3) Each request gets exactly one reply while both nodes live. A node has at most INFLIGHT_MAX requests without reply at another,
- *     so a ring of RING_CELLS never lacks room for replies.
- * (4) A LOST reply says that hardware would have kept silent: the requester sends again until its time is over. Silence itself is never taken
- *     for loss while the other node lives: a stopped process is slow, not lost.
+ * (2) What was read counts only if the source could not have been reused: `live` and `key_live` of
+ *     the source's node are looked at after the copy, and their owner clears them before a flush or
+ *     dereg is seen. A copy that fails this look was a packet torn by its sender's end.
+ * (3) Each request gets exactly one reply while both nodes live. A node has at most INFLIGHT_MAX
+ *     requests without reply at another, so a ring of RING_CELLS never lacks room for replies.
+ * (4) A LOST reply says that hardware would have kept silent: the requester sends again until its
+ *     time is over. Silence itself is never taken for loss while the other node lives: a stopped
+ *     process is slow, not lost.
  * (5) A completion queue has one producer at a time (the lock's holder) and one consumer. */
 #include "tests/fake/verbs_fake.h"
 
@@ -45,31 +52,48 @@
 #include "common/base/clock.h"
 
 enum {
-    RING_CELLS = 1024, INFLIGHT_MAX = 256, QPS_MAX = 4096, KEYS_MAX = 16384, RULES_MAX = 64, ASYNC_MAX = 64, STASH_MAX = 32,
-    QP_WORDS = QPS_MAX / 64, TURN_REQUESTS = 32, TURN_CELLS = 64
+    RING_CELLS = 1024,
+    INFLIGHT_MAX = 256,
+    QPS_MAX = 4096,
+    KEYS_MAX = 16384,
+    RULES_MAX = 64,
+    ASYNC_MAX = 64,
+    STASH_MAX = 32,
+    QP_WORDS = QPS_MAX / 64,
+    TURN_REQUESTS = 32,
+    TURN_CELLS = 64
 };
 #define TURN_BYTES (512u << 10) /* of payload under one hold of the lock */
 #define MAGIC 0x31656b6166647674ull
 #define VERSION 1u
 #define MAX_MESSAGE (1ull << 31)
 #define PSN_MASK 0xffffffu
-#define PSN_NONE UINT32_MAX /* expected after a request whose payload was gone with its sender: nothing that comes behind it is taken */
+/* expected after a request whose payload was gone with its sender: nothing that comes behind it
+   is taken */
+#define PSN_NONE UINT32_MAX
 
 /* ---- what nodes share ---- */
 
 enum cell_kind { CELL_REQUEST = 1, CELL_REPLY };
 enum reply { REPLY_OK = 0, REPLY_LOST = 100, REPLY_RNR = 101 }; /* others: a td_vb_wc_status */
-enum { CELL_SIGNALED = 1, CELL_TAKEN = 2 /* reply to a READ of this very node: the bytes are there */ };
+enum {
+    CELL_SIGNALED = 1,
+    CELL_TAKEN = 2 /* reply to a READ of this very node: the bytes are there */
+};
 
 struct cell {
-    uint32_t src_inc, dst_inc;        /* incarnations of the nodes: what is for or from an earlier one is nobody's */
+    uint32_t src_inc, dst_inc; /* incarnations of the nodes: what is for or from an
+                                  earlier one is nobody's */
     uint8_t kind, op, n_sge, flags;
     uint32_t status;
     uint32_t src_qp, dst_qp, psn, round;
     uint32_t src_gid, dst_gid;        /* gid codes */
     uint32_t imm, rkey, mtu, reads;   /* a READ's reply: rkey is the key that was used */
-    uint64_t seq, remote_addr, bytes; /* a READ's reply: remote_addr is where to read in the target's memory */
-    struct { uint64_t addr, bytes; } sge[TD_VB_SGE_MAX];
+    uint64_t seq, remote_addr, bytes; /* a READ's reply: remote_addr is where to read in the
+                                         target's memory */
+    struct {
+        uint64_t addr, bytes;
+    } sge[TD_VB_SGE_MAX];
 };
 
 struct ring {
@@ -79,19 +103,21 @@ struct ring {
 };
 
 struct counters {
-    _Atomic uint64_t requests_sent, retransmits, writes_landed, bytes_landed, reads_served, late, dropped, rkeys, rnr, overruns, broken, held;
+    _Atomic uint64_t requests_sent, retransmits, writes_landed, bytes_landed, reads_served, late,
+        dropped, rkeys, rnr, overruns, broken, held;
 };
 
 struct node {
-    _Alignas(64) _Atomic uint32_t inc;  /* incarnation; odd: taken */
+    _Alignas(64) _Atomic uint32_t inc; /* incarnation; odd: taken */
     _Atomic uint32_t pid;
-    _Atomic uint64_t start;             /* with pid it names a process for good */
+    _Atomic uint64_t start; /* with pid it names a process for good */
     _Alignas(64) _Atomic uint32_t sleeping, wake;
-    _Atomic uint32_t control;           /* counts changes of ports_down and hold */
+    _Atomic uint32_t control;                         /* counts changes of ports_down and hold */
     _Atomic uint32_t ports_down[TD_FAKE_DEVICES_MAX]; /* bit per port, from 0 */
     struct counters n;
-    _Alignas(64) _Atomic uint32_t live[QPS_MAX];      /* the number of the queue pair that is in RTR or RTS here */
-    _Atomic uint32_t key_live[KEYS_MAX];              /* the rkey that is registered here */
+    _Alignas(64) _Atomic uint32_t live[QPS_MAX]; /* the number of the queue pair that is in
+                                                    RTR or RTS here */
+    _Atomic uint32_t key_live[KEYS_MAX];         /* the rkey that is registered here */
 };
 
 struct shared {
@@ -109,14 +135,14 @@ struct fake_device {
     uint32_t index;
     struct fake_device *next;
     uint32_t n_qps, n_cqs, n_keys, n_srqs;
-    struct fake_srq *dead_srqs;         /* completions may still point to them */
+    struct fake_srq *dead_srqs; /* completions may still point to them */
     int async_fd;
     struct td_vb_async events[ASYNC_MAX];
     uint32_t events_head;
-    atomic_uint events_n;               /* written under the lock */
+    atomic_uint events_n; /* written under the lock */
 };
 
-struct late {                           /* bytes on their way to a dma-buf */
+struct late { /* bytes on their way to a dma-buf */
     struct late *next;
     const struct fake_device *device;
     uint8_t *to;
@@ -124,7 +150,7 @@ struct late {                           /* bytes on their way to a dma-buf */
     uint8_t payload[];
 };
 
-struct key {                            /* a memory region or a window */
+struct key { /* a memory region or a window */
     union {
         struct td_vb_mr mr;
         struct td_vb_mw mw;
@@ -133,17 +159,18 @@ struct key {                            /* a memory region or a window */
     uint32_t index;
     struct fake_device *device;
     unsigned access;
-    uint64_t base, bytes;               /* as remote addresses */
+    uint64_t base, bytes; /* as remote addresses */
     uint8_t *host;
-    void *map;                          /* of a dma-buf */
+    void *map; /* of a dma-buf */
     size_t map_bytes;
-    uint32_t n_windows;                 /* region: bound to it */
-    uint32_t bound_rkey, bound_qp;      /* window: 0 = free */
+    uint32_t n_windows;            /* region: bound to it */
+    uint32_t bound_rkey, bound_qp; /* window: 0 = free */
     struct key *region;
 };
 
 struct cqe {
-    uint64_t id, free_to;               /* free_to: sends before this position are the poster's again */
+    uint64_t id, free_to; /* free_to: sends before this position are the poster's
+                             again */
     uint32_t qp_num, imm;
     uint8_t status, op;
     bool is_recv;
@@ -154,11 +181,11 @@ struct fake_cq {
     struct fake_device *device;
     struct cqe *ring;
     uint64_t mask;
-    uint64_t n_poisoned;                /* of its entries, from the first on: the pusher's */
+    uint64_t n_poisoned; /* of its entries, from the first on: the pusher's */
     uint32_t depth, n_qps;
     int fd;
-    bool dead;                          /* under the lock */
-    atomic_bool blank;                  /* nothing is handed out any more */
+    bool dead;         /* under the lock */
+    atomic_bool blank; /* nothing is handed out any more */
     _Alignas(64) _Atomic uint64_t head;
     _Alignas(64) _Atomic uint64_t tail;
     atomic_bool armed;
@@ -167,8 +194,8 @@ struct fake_cq {
 struct receives {
     uint64_t *ids, mask;
     uint32_t depth;
-    _Atomic uint64_t tail;              /* the poster's */
-    uint64_t taken;                     /* the NIC's */
+    _Atomic uint64_t tail; /* the poster's */
+    uint64_t taken;        /* the NIC's */
 };
 
 struct fake_srq {
@@ -182,20 +209,26 @@ struct fake_srq {
 enum state { RESET, INIT, RTR, RTS, ERR };
 enum { WQE_SIGNALED = 1, WQE_FENCE = 2, WQE_SEEN = 4 };
 
-struct wqe {                            /* struct td_vb_sge or struct bind follow */
+struct wqe { /* struct td_vb_sge or struct bind follow */
     uint64_t id, remote_addr, bytes;
     uint32_t rkey, imm, psn;
     uint8_t op, flags, n_sge, fault, fault_status;
 };
 
-struct bind { struct key *window, *region; uint64_t addr, bytes; };
+struct bind {
+    struct key *window, *region;
+    uint64_t addr, bytes;
+};
 
-struct qp_slot {                        /* outlives its queue pair: the poller writes here */
+struct qp_slot { /* outlives its queue pair: the poller writes here */
     _Alignas(64) _Atomic uint32_t num;
     _Atomic uint64_t sq_freed, rq_freed;
 };
 
-struct stashed { struct cell cell; uint32_t from; };
+struct stashed {
+    struct cell cell;
+    uint32_t from;
+};
 
 struct fake_qp {
     struct td_vb_qp pub;
@@ -215,7 +248,7 @@ struct fake_qp {
     uint64_t sq_mask;
     uint32_t sq_depth, sge_max;
     struct receives r;
-    _Alignas(64) _Atomic uint64_t sq_tail; /* the poster's */
+    _Alignas(64) _Atomic uint64_t sq_tail;   /* the poster's */
     _Alignas(64) uint64_t sq_sent, sq_acked; /* from here on under the lock */
     uint32_t tx_psn, round, reads_out, dst_inc;
     uint64_t first_loss_ns, wait_until_ns;
@@ -230,11 +263,14 @@ struct held {
     struct held *next;
     uint32_t from;
     uint64_t due_ns;
-    uint8_t *payload;                   /* of a WRITE */
+    uint8_t *payload; /* of a WRITE */
     struct cell cell;
 };
 
-struct rule { struct td_fake_rule r; uint64_t left; };
+struct rule {
+    struct td_fake_rule r;
+    uint64_t left;
+};
 
 struct td_fake_fabric {
     struct td_verbs vb;
@@ -244,10 +280,10 @@ struct td_fake_fabric {
     uint32_t node, inc;
     pthread_t nic;
     pthread_mutex_t lock;
-    atomic_uint want;                   /* control calls that wait for the lock */
+    atomic_uint want; /* control calls that wait for the lock */
     atomic_bool stop;
     _Alignas(64) _Atomic uint64_t dirty_summary;
-    _Atomic uint64_t dirty[QP_WORDS];   /* queue pairs with news from their poster */
+    _Atomic uint64_t dirty[QP_WORDS]; /* queue pairs with news from their poster */
     struct qp_slot slots[QPS_MAX];
 
     /* under the lock */
@@ -256,7 +292,8 @@ struct td_fake_fabric {
     uint32_t key_next, key_variant;
     struct fake_device *devices;
     uint64_t random;
-    uint64_t run[QP_WORDS], pending[QP_WORDS], stashes[QP_WORDS]; /* to look at: now; from time to time; when idle */
+    /* to look at: now; from time to time; when idle */
+    uint64_t run[QP_WORDS], pending[QP_WORDS], stashes[QP_WORDS];
     bool run_all_pending;
     uint64_t tick_ns;
     uint32_t inflight[TD_FAKE_NODES_MAX], inflight_inc[TD_FAKE_NODES_MAX];
@@ -264,7 +301,8 @@ struct td_fake_fabric {
     struct held *held, **held_end;
     uint32_t held_of[QPS_MAX], held_stamp[QPS_MAX], held_pass;
     uint32_t control_seen, ports_down_seen[TD_FAKE_DEVICES_MAX];
-    uint8_t gid_kind[TD_FAKE_DEVICES_MAX][TD_FAKE_PORTS_MAX][TD_FAKE_GIDS], gid_type[TD_FAKE_DEVICES_MAX][TD_FAKE_PORTS_MAX][TD_FAKE_GIDS];
+    uint8_t gid_kind[TD_FAKE_DEVICES_MAX][TD_FAKE_PORTS_MAX][TD_FAKE_GIDS],
+        gid_type[TD_FAKE_DEVICES_MAX][TD_FAKE_PORTS_MAX][TD_FAKE_GIDS];
     bool gid_down[TD_FAKE_DEVICES_MAX][TD_FAKE_PORTS_MAX][TD_FAKE_GIDS];
     struct rule rules[RULES_MAX];
     uint32_t n_rules;
@@ -272,7 +310,7 @@ struct td_fake_fabric {
     uint8_t *bounce;
     size_t bounce_bytes;
     uint64_t turn_bytes;
-    struct late *late, **late_end;      /* option device_late: in the order in which they came */
+    struct late *late, **late_end; /* option device_late: in the order in which they came */
 };
 
 static void qp_to_err(struct fake_qp *qp, bool event);
@@ -352,7 +390,10 @@ static void node_wake(struct node *n)
     syscall(SYS_futex, &n->wake, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-static struct ring *ring_to(struct td_fake_fabric *f, uint32_t to) { return &f->shared->rings[f->node][to]; }
+static struct ring *ring_to(struct td_fake_fabric *f, uint32_t to)
+{
+    return &f->shared->rings[f->node][to];
+}
 
 static struct cell *ring_reserve(struct ring *r)
 {
@@ -363,16 +404,19 @@ static struct cell *ring_reserve(struct ring *r)
 
 static void ring_publish(struct td_fake_fabric *f, uint32_t to)
 {
-    atomic_fetch_add(&ring_to(f, to)->tail, 1); /* one writer; sequentially consistent against `sleeping` */
+    atomic_fetch_add(&ring_to(f, to)->tail, 1); /* one writer; sequentially consistent against
+                                                   `sleeping` */
     node_wake(&f->shared->nodes[to]);
 }
 
 /* ---- addresses ---- */
 
-/* A gid code is node | device | port | kind | type, a byte each but for the last two: four bits. Types are no part of the 16 bytes. */
+/* A gid code is node | device | port | kind | type, a byte each but for the last two: four bits.
+ *     Types are no part of the 16 bytes. */
 enum { KIND_LID = 15 };
 
-static uint32_t gid_code(uint32_t node, uint32_t device, uint32_t port, uint32_t kind, uint32_t type)
+static uint32_t gid_code(uint32_t node, uint32_t device, uint32_t port, uint32_t kind,
+                         uint32_t type)
 {
     return node << 24 | device << 16 | port << 8 | kind << 4 | type;
 }
@@ -381,8 +425,10 @@ static void gid_encode(uint32_t code, uint8_t raw[16])
 {
     static const uint8_t prefix[][13] = {
         [TD_FAKE_GID_LINK_LOCAL] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe},
-        [TD_FAKE_GID_V4_PRIVATE] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10}, [TD_FAKE_GID_V4] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198},
-        [TD_FAKE_GID_V6_LOCAL] = {0xfd, 0, 0, 0x7d}, [TD_FAKE_GID_V6] = {0x20, 1, 0xd, 0xb8}};
+        [TD_FAKE_GID_V4_PRIVATE] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10},
+        [TD_FAKE_GID_V4] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198},
+        [TD_FAKE_GID_V6_LOCAL] = {0xfd, 0, 0, 0x7d},
+        [TD_FAKE_GID_V6] = {0x20, 1, 0xd, 0xb8}};
     memcpy(raw, prefix[(code >> 4) & 15], 13);
     raw[13] = (uint8_t)(code >> 24);
     raw[14] = (uint8_t)(code >> 16);
@@ -403,11 +449,15 @@ static bool gid_decode(const uint8_t raw[16], uint32_t type, uint32_t *ret_code)
     return false;
 }
 
-static uint16_t lid_of(uint32_t node, uint32_t device, uint32_t port) { return (uint16_t)(1 + node * 64 + device * 4 + port - 1); }
+static uint16_t lid_of(uint32_t node, uint32_t device, uint32_t port)
+{
+    return (uint16_t)(1 + node * 64 + device * 4 + port - 1);
+}
 
 static bool port_is_up(struct td_fake_fabric *f, uint32_t device, uint32_t port)
 {
-    return !(atomic_load_explicit(&f->me->ports_down[device], memory_order_relaxed) >> (port - 1) & 1);
+    return !(atomic_load_explicit(&f->me->ports_down[device], memory_order_relaxed) >> (port - 1) &
+             1);
 }
 
 /* ---- events and completions ---- */
@@ -458,8 +508,8 @@ static void cq_die(struct fake_cq *cq)
     }
 }
 
-/* An entry that is read before it is written shows. Poison goes before the tail: to fill all of a deep queue that takes ten entries would be most of
- * what a node's start costs. */
+/* An entry that is read before it is written shows. Poison goes before the tail: to fill all of
+ * a deep queue that takes ten entries would be most of what a node's start costs. */
 #define CQ_POISON_STEP 256
 
 static void cq_poison_to(struct fake_cq *cq, uint64_t end)
@@ -481,26 +531,42 @@ static void cq_push(struct fake_cq *cq, const struct cqe *e)
     }
     if (tail + CQ_POISON_STEP / 2 > cq->n_poisoned) cq_poison_to(cq, tail + CQ_POISON_STEP);
     cq->ring[tail & cq->mask] = *e;
-    atomic_store(&cq->tail, tail + 1); /* sequentially consistent against cq_arm and the poll after it */
+    atomic_store(&cq->tail, tail + 1); /* sequentially consistent against cq_arm and the poll
+                                          after it */
     if (atomic_load(&cq->armed) && atomic_exchange(&cq->armed, false)) fd_raise(cq->fd);
 }
 
-static struct wqe *wqe_at(const struct fake_qp *qp, uint64_t position) { return (struct wqe *)(qp->sq + (position & qp->sq_mask) * qp->stride); }
+static struct wqe *wqe_at(const struct fake_qp *qp, uint64_t position)
+{
+    return (struct wqe *)(qp->sq + (position & qp->sq_mask) * qp->stride);
+}
 
 static void send_complete(struct fake_qp *qp, uint64_t position, enum td_vb_wc_status status)
 {
     const struct wqe *w = wqe_at(qp, position);
-    struct cqe e = {.id = w->id, .free_to = position + 1, .qp_num = qp->pub.num, .status = (uint8_t)status, .op = status ? 0 : w->op};
+    struct cqe e = {.id = w->id,
+                    .free_to = position + 1,
+                    .qp_num = qp->pub.num,
+                    .status = (uint8_t)status,
+                    .op = status ? 0 : w->op};
     cq_push(qp->cq, &e);
 }
 
-static bool receives_any(const struct receives *r) { return atomic_load_explicit(&r->tail, memory_order_acquire) != r->taken; }
+static bool receives_any(const struct receives *r)
+{
+    return atomic_load_explicit(&r->tail, memory_order_acquire) != r->taken;
+}
 
 static void receive_complete(struct fake_qp *qp, enum td_vb_wc_status status, uint32_t imm)
 {
     struct receives *r = qp->srq ? &qp->srq->r : &qp->r;
-    struct cqe e = {.id = r->ids[r->taken++ & r->mask], .qp_num = qp->pub.num, .status = (uint8_t)status, .op = status ? 0 : TD_VB_RECV_IMM,
-                    .imm = imm, .is_recv = true, .srq = qp->srq};
+    struct cqe e = {.id = r->ids[r->taken++ & r->mask],
+                    .qp_num = qp->pub.num,
+                    .status = (uint8_t)status,
+                    .op = status ? 0 : TD_VB_RECV_IMM,
+                    .imm = imm,
+                    .is_recv = true,
+                    .srq = qp->srq};
     cq_push(qp->cq, &e);
 }
 
@@ -519,7 +585,9 @@ static void qp_flush(struct fake_qp *qp)
 static void stash_drop(struct fake_qp *qp)
 {
     if (qp->n_stashed) COUNT(qp->f, late, qp->n_stashed);
-    for (uint32_t i = 0; i < qp->n_stashed; i++) reply(qp->f, qp->stash[i].from, &qp->stash[i].cell, REPLY_LOST); /* invariant 3 */
+    /* invariant 3 */
+    for (uint32_t i = 0; i < qp->n_stashed; i++)
+        reply(qp->f, qp->stash[i].from, &qp->stash[i].cell, REPLY_LOST);
     qp->n_stashed = 0;
     bit_clear(qp->f->stashes, qp->index);
 }
@@ -533,7 +601,9 @@ static void qp_to_err(struct fake_qp *qp, bool event)
     qp->round++;
     stash_drop(qp);
     COUNT(f, broken, 1);
-    if (event) async_raise(qp->device, (struct td_vb_async){.kind = TD_VB_ASYNC_QP_FATAL, .qp_num = qp->pub.num});
+    if (event)
+        async_raise(qp->device,
+                    (struct td_vb_async){.kind = TD_VB_ASYNC_QP_FATAL, .qp_num = qp->pub.num});
     qp_flush(qp);
 }
 
@@ -550,20 +620,27 @@ static bool range_within(uint64_t addr, uint64_t bytes, uint64_t base, uint64_t 
     return addr >= base && bytes <= limit && addr - base <= limit - bytes;
 }
 
-static uint8_t *local_memory(struct td_fake_fabric *f, const struct fake_device *d, const struct td_vb_sge *s, unsigned access)
+static uint8_t *local_memory(struct td_fake_fabric *f, const struct fake_device *d,
+                             const struct td_vb_sge *s, unsigned access)
 {
     uint32_t index = s->lkey >> 8;
     struct key *k = index < KEYS_MAX ? f->keys[index] : NULL;
-    if (!k || k->is_window || k->device != d || k->pub.mr.lkey != s->lkey || (k->access & access) != access) return NULL;
-    return range_within(s->addr, s->bytes, k->base, k->bytes) ? k->host + (s->addr - k->base) : NULL;
+    if (!k || k->is_window || k->device != d || k->pub.mr.lkey != s->lkey ||
+        (k->access & access) != access)
+        return NULL;
+    return range_within(s->addr, s->bytes, k->base, k->bytes) ? k->host + (s->addr - k->base)
+                                                              : NULL;
 }
 
-static uint8_t *remote_memory(struct td_fake_fabric *f, const struct fake_qp *qp, uint32_t rkey, uint64_t addr, uint64_t bytes, unsigned access)
+static uint8_t *remote_memory(struct td_fake_fabric *f, const struct fake_qp *qp, uint32_t rkey,
+                              uint64_t addr, uint64_t bytes, unsigned access)
 {
     uint32_t index = rkey >> 8;
     struct key *k = index < KEYS_MAX ? f->keys[index] : NULL;
     if (!k || k->device != qp->device || (k->access & access) != access) return NULL;
-    if (k->is_window ? !k->bound_rkey || k->bound_rkey != rkey || k->bound_qp != qp->pub.num : k->pub.mr.rkey != rkey) return NULL;
+    if (k->is_window ? !k->bound_rkey || k->bound_rkey != rkey || k->bound_qp != qp->pub.num
+                     : k->pub.mr.rkey != rkey)
+        return NULL;
     return range_within(addr, bytes, k->base, k->bytes) ? k->host + (addr - k->base) : NULL;
 }
 
@@ -573,18 +650,22 @@ static uint8_t *remote_memory(struct td_fake_fabric *f, const struct fake_qp *qp
 static bool sender_is_live(struct td_fake_fabric *f, uint32_t from, const struct cell *c)
 {
     struct node *n = &f->shared->nodes[from];
-    return atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp && atomic_load(&n->inc) == c->src_inc;
+    return atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp &&
+           atomic_load(&n->inc) == c->src_inc;
 }
 
-/* From another process, all `bytes`; false when it is gone or has no such memory. The bare system call: the thread sanitizer knows nothing of what
- * other processes tell each other, so it must not watch what comes from them, as it would not watch a NIC. */
+/* From another process, all `bytes`; false when it is gone or has no such memory. The bare
+ * system call: the thread sanitizer knows nothing of what other processes tell each other, so it
+ * must not watch what comes from them, as it would not watch a NIC. */
 static bool read_process(uint32_t pid, uint8_t *to, uint64_t bytes, struct iovec *pieces, int n)
 {
     struct iovec local = {.iov_base = to, .iov_len = bytes};
-    return syscall(SYS_process_vm_readv, pid, &local, 1ul, pieces, (unsigned long)n, 0ul) == (long)bytes;
+    return syscall(SYS_process_vm_readv, pid, &local, 1ul, pieces, (unsigned long)n, 0ul) ==
+           (long)bytes;
 }
 
-static bool read_other(struct td_fake_fabric *f, uint32_t from, uint8_t *to, uint64_t bytes, struct iovec *pieces, int n)
+static bool read_other(struct td_fake_fabric *f, uint32_t from, uint8_t *to, uint64_t bytes,
+                       struct iovec *pieces, int n)
 {
     return read_process(atomic_load(&f->shared->nodes[from].pid), to, bytes, pieces, n);
 }
@@ -600,7 +681,8 @@ static void place(uint8_t *to, const uint8_t *from, uint64_t bytes, bool is_fore
     struct iovec piece = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
     if (is_foreign && read_process((uint32_t)getpid(), to, bytes, &piece, 1)) return;
 #endif
-    (void)is_foreign; /* within this process the sanitizer does watch, and finds memory that is used before its completion */
+    (void)is_foreign; /* within this process the sanitizer does watch, and finds memory that is
+                         used before its completion */
     memcpy(to, from, bytes);
 }
 
@@ -615,16 +697,21 @@ static bool gather(struct td_fake_fabric *f, uint32_t from, const struct cell *c
         return true;
     }
     struct iovec pieces[TD_VB_SGE_MAX];
-    for (uint32_t i = 0; i < c->n_sge; i++) pieces[i] = (struct iovec){.iov_base = (void *)(uintptr_t)c->sge[i].addr, .iov_len = c->sge[i].bytes};
+    for (uint32_t i = 0; i < c->n_sge; i++)
+        pieces[i] = (struct iovec){.iov_base = (void *)(uintptr_t)c->sge[i].addr,
+                                   .iov_len = c->sge[i].bytes};
     return read_other(f, from, to, c->bytes, pieces, c->n_sge);
 }
 
 /* Lines of 64 bytes of the target, in an order of their own. */
-static void scatter_lines(struct td_fake_fabric *f, uint8_t *to, const uint8_t *payload, uint64_t bytes, bool is_foreign)
+static void scatter_lines(struct td_fake_fabric *f, uint8_t *to, const uint8_t *payload,
+                          uint64_t bytes, bool is_foreign)
 {
-    uint64_t first = 64 - ((uintptr_t)to & 63), n = bytes <= first ? 1 : 1 + (bytes - first + 63) / 64, space = pow2_from(n);
+    uint64_t first = 64 - ((uintptr_t)to & 63),
+             n = bytes <= first ? 1 : 1 + (bytes - first + 63) / 64, space = pow2_from(n);
     uint64_t step = fake_random(f) | 1, at = fake_random(f);
-    for (uint64_t i = 0; i < space; i++, at += step) { /* an odd step visits every value of a power of two once */
+    for (uint64_t i = 0; i < space; i++, at += step) { /* an odd step visits every value of a
+                                                          power of two once */
         uint64_t line = at & (space - 1);
         if (line >= n) continue;
         uint64_t begin = line ? first + (line - 1) * 64 : 0, end = first + line * 64;
@@ -647,13 +734,16 @@ static bool is_dmabuf(const struct td_fake_fabric *f, const uint8_t *at)
 {
     for (uint32_t i = 0; i < KEYS_MAX; i++) {
         const struct key *k = f->keys[i];
-        if (k && k->map && (uintptr_t)at >= (uintptr_t)k->map && (uintptr_t)at < (uintptr_t)k->map + k->map_bytes) return true;
+        if (k && k->map && (uintptr_t)at >= (uintptr_t)k->map &&
+            (uintptr_t)at < (uintptr_t)k->map + k->map_bytes)
+            return true;
     }
     return false;
 }
 
 /* False: no memory for it, so it lands at once. */
-static bool late_add(struct td_fake_fabric *f, const struct fake_device *d, uint8_t *to, const uint8_t *payload, uint64_t bytes)
+static bool late_add(struct td_fake_fabric *f, const struct fake_device *d, uint8_t *to,
+                     const uint8_t *payload, uint64_t bytes)
 {
     struct late *l = malloc(sizeof *l + bytes);
     if (!l) return false;
@@ -685,7 +775,8 @@ static void late_over(struct td_fake_fabric *f, const struct fake_device *d, boo
 }
 
 /* False: the sender is gone or its memory is, and nothing counts as landed. */
-static bool land(struct td_fake_fabric *f, const struct fake_device *d, uint32_t from, const struct cell *c, uint8_t *to, const uint8_t *payload)
+static bool land(struct td_fake_fabric *f, const struct fake_device *d, uint32_t from,
+                 const struct cell *c, uint8_t *to, const uint8_t *payload)
 {
     if (f->o.no_copy || !c->bytes) return payload || sender_is_live(f, from, c);
     bool late = f->o.device_late && is_dmabuf(f, to);
@@ -696,14 +787,17 @@ static bool land(struct td_fake_fabric *f, const struct fake_device *d, uint32_t
         payload = into;
     }
     if (payload == to || (late && late_add(f, d, to, payload, c->bytes))) return true;
-    if (f->o.relaxed) scatter_lines(f, to, payload, c->bytes, from != f->node);
-    else place(to, payload, c->bytes, from != f->node);
+    if (f->o.relaxed)
+        scatter_lines(f, to, payload, c->bytes, from != f->node);
+    else
+        place(to, payload, c->bytes, from != f->node);
     return true;
 }
 
 /* ---- the target's side ---- */
 
-static struct cell *reply_begin(struct td_fake_fabric *f, uint32_t to, const struct cell *c, uint32_t status)
+static struct cell *reply_begin(struct td_fake_fabric *f, uint32_t to, const struct cell *c,
+                                uint32_t status)
 {
     struct node *n = &f->shared->nodes[to];
     struct cell *r = atomic_load(&n->inc) == c->src_inc ? ring_reserve(ring_to(f, to)) : NULL;
@@ -733,7 +827,8 @@ static uint32_t psn_after(uint32_t psn, uint64_t bytes, uint32_t mtu)
     return (uint32_t)(psn + packets) & PSN_MASK;
 }
 
-static void refuse(struct fake_qp *qp, uint32_t from, const struct cell *c, enum td_vb_wc_status status)
+static void refuse(struct fake_qp *qp, uint32_t from, const struct cell *c,
+                   enum td_vb_wc_status status)
 {
     struct td_fake_fabric *f = qp->f;
     reply(f, from, c, status);
@@ -741,11 +836,13 @@ static void refuse(struct fake_qp *qp, uint32_t from, const struct cell *c, enum
 }
 
 /* Carries out a WRITE or WRITE_IMM that was accepted. */
-static bool write_finish(struct fake_qp *qp, uint32_t from, const struct cell *c, const uint8_t *payload)
+static bool write_finish(struct fake_qp *qp, uint32_t from, const struct cell *c,
+                         const uint8_t *payload)
 {
     struct td_fake_fabric *f = qp->f;
     uint8_t *to = NULL;
-    if (c->bytes && !(to = remote_memory(f, qp, c->rkey, c->remote_addr, c->bytes, TD_VB_REMOTE_WRITE))) {
+    if (c->bytes &&
+        !(to = remote_memory(f, qp, c->rkey, c->remote_addr, c->bytes, TD_VB_REMOTE_WRITE))) {
         COUNT(f, rkeys, 1);
         if (payload) COUNT(f, late, 1);
         refuse(qp, from, c, TD_VB_WC_REM_ACCESS);
@@ -754,7 +851,8 @@ static bool write_finish(struct fake_qp *qp, uint32_t from, const struct cell *c
     if (!land(f, qp->device, from, c, to, payload)) {
         COUNT(f, dropped, 1);
         qp->rx_psn = PSN_NONE;
-        reply(f, from, c, sender_is_live(f, from, c) ? TD_VB_WC_LOC_PROT : REPLY_LOST); /* live, so its memory is what is gone */
+        /* live, so its memory is what is gone */
+        reply(f, from, c, sender_is_live(f, from, c) ? TD_VB_WC_LOC_PROT : REPLY_LOST);
         return true;
     }
     COUNT(f, writes_landed, 1);
@@ -780,7 +878,9 @@ static void stash_land(struct fake_qp *qp)
     }
     for (uint32_t i = 0; i < n; i++) {
         struct stashed *s = &qp->stash[order[i]];
-        uint8_t *to = s->cell.bytes ? remote_memory(f, qp, s->cell.rkey, s->cell.remote_addr, s->cell.bytes, TD_VB_REMOTE_WRITE) : NULL;
+        uint8_t *to = s->cell.bytes ? remote_memory(f, qp, s->cell.rkey, s->cell.remote_addr,
+                                                    s->cell.bytes, TD_VB_REMOTE_WRITE)
+                                    : NULL;
         if (s->cell.bytes && !to) {
             COUNT(f, rkeys, 1);
             if (order[i] < bad) bad = order[i];
@@ -800,10 +900,12 @@ static void stash_land(struct fake_qp *qp)
         }
         if (gone[i]) {
             qp->rx_psn = PSN_NONE;
-            reply(f, s->from, &s->cell, sender_is_live(f, s->from, &s->cell) ? TD_VB_WC_LOC_PROT : REPLY_LOST);
+            reply(f, s->from, &s->cell,
+                  sender_is_live(f, s->from, &s->cell) ? TD_VB_WC_LOC_PROT : REPLY_LOST);
             continue;
         }
-        if (atomic_load(&qp->state) == ERR || qp->rx_psn == PSN_NONE) { /* refused just now, or the CQ overran, or one before it was lost */
+        if (atomic_load(&qp->state) == ERR || qp->rx_psn == PSN_NONE) {
+            /* refused just now, or the CQ overran, or one before it was lost */
             reply(f, s->from, &s->cell, REPLY_LOST);
             continue;
         }
@@ -816,22 +918,27 @@ static bool qp_takes(struct td_fake_fabric *f, const struct fake_qp *qp, const s
 {
     if (!qp) return false;
     int state = atomic_load(&qp->state);
-    return (state == RTR || state == RTS) && qp->route.remote_qp == c->src_qp && qp->src_gid == c->dst_gid && qp->dst_gid == c->src_gid &&
+    return (state == RTR || state == RTS) && qp->route.remote_qp == c->src_qp &&
+           qp->src_gid == c->dst_gid && qp->dst_gid == c->src_gid &&
            port_is_up(f, qp->device->index, qp->port) && qp->rx_psn == c->psn;
 }
 
-static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cell *c, const uint8_t *payload, bool was_held)
+static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cell *c,
+                       const uint8_t *payload, bool was_held)
 {
     struct fake_qp *qp = qp_find(f, c->dst_qp);
     bool is_write = c->op != TD_VB_READ, takes = qp_takes(f, qp, c);
-    bool lacks_receive = takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r);
+    bool lacks_receive =
+        takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r);
     if (qp && qp->n_stashed && (!takes || lacks_receive)) { /* replies go in order */
         stash_land(qp);
         takes = takes && atomic_load(&qp->state) != ERR;
     }
     if (!takes) {
-        if (is_write && was_held) COUNT(f, late, 1);
-        else if (is_write) COUNT(f, dropped, 1);
+        if (is_write && was_held)
+            COUNT(f, late, 1);
+        else if (is_write)
+            COUNT(f, dropped, 1);
         reply(f, from, c, REPLY_LOST);
         return;
     }
@@ -851,12 +958,14 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     }
     uint32_t small = c->mtu < qp->route.mtu_bytes ? c->mtu : qp->route.mtu_bytes;
     uint64_t needed = is_write ? TD_VB_REMOTE_WRITE : TD_VB_REMOTE_READ;
-    if (!(qp->access & needed) || (c->mtu != qp->route.mtu_bytes && c->bytes > small) || (!is_write && c->reads > qp->route.rd_atomic_in)) {
+    if (!(qp->access & needed) || (c->mtu != qp->route.mtu_bytes && c->bytes > small) ||
+        (!is_write && c->reads > qp->route.rd_atomic_in)) {
         if (qp->n_stashed) stash_land(qp);
         refuse(qp, from, c, TD_VB_WC_REM_INV_REQ);
         return;
     }
-    uint8_t *memory = c->bytes ? remote_memory(f, qp, c->rkey, c->remote_addr, c->bytes, (unsigned)needed) : NULL;
+    uint8_t *memory =
+        c->bytes ? remote_memory(f, qp, c->rkey, c->remote_addr, c->bytes, (unsigned)needed) : NULL;
     if (c->bytes && !memory) {
         if (qp->n_stashed) stash_land(qp);
         COUNT(f, rkeys, 1);
@@ -866,14 +975,16 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     }
     qp->rx_psn = psn_after(c->psn, c->bytes, c->mtu);
     if (may_wait) {
-        if (!qp->stash && !(qp->stash = malloc(STASH_MAX * sizeof *qp->stash))) { /* in order, then */
+        if (!qp->stash && !(qp->stash = malloc(STASH_MAX * sizeof *qp->stash))) {
+            /* in order, then */
             write_finish(qp, from, c, NULL);
             return;
         }
         qp->stash[qp->n_stashed].cell = *c;
         qp->stash[qp->n_stashed++].from = from;
         bit_set(f->stashes, qp->index);
-        if (c->op == TD_VB_WRITE_IMM || (c->flags & CELL_SIGNALED) || qp->n_stashed == STASH_MAX) stash_land(qp);
+        if (c->op == TD_VB_WRITE_IMM || (c->flags & CELL_SIGNALED) || qp->n_stashed == STASH_MAX)
+            stash_land(qp);
         return;
     }
     if (is_write) {
@@ -883,11 +994,13 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     struct cell *r = reply_begin(f, from, c, REPLY_OK);
     if (!r) return;
     COUNT(f, reads_served, 1);
-    if (f->late && is_dmabuf(f, memory)) late_over(f, qp->device, true); /* what it reads lies behind them */
+    /* what it reads lies behind them */
+    if (f->late && is_dmabuf(f, memory)) late_over(f, qp->device, true);
     r->remote_addr = (uint64_t)(uintptr_t)memory;
     r->rkey = c->rkey;
     struct fake_qp *asker = from == f->node ? qp_find(f, c->src_qp) : NULL;
-    if (asker && asker->round == c->round) { /* at once, as a response carries the bytes; another process fetches them when it gets the reply */
+    if (asker && asker->round == c->round) { /* at once, as a response carries the bytes; another
+                                                process fetches them when it gets the reply */
         r->status = read_take(asker, from, r);
         r->flags = CELL_TAKEN;
     }
@@ -896,20 +1009,25 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
 
 /* ---- the network: requests that are held ---- */
 
-static bool hold_matches(uint32_t hold, const struct cell *c) { return hold && (hold == TD_FAKE_ALL || hold == c->src_qp || hold == c->dst_qp); }
+static bool hold_matches(uint32_t hold, const struct cell *c)
+{
+    return hold && (hold == TD_FAKE_ALL || hold == c->src_qp || hold == c->dst_qp);
+}
 
 /* False: it goes on at once. */
 static bool hold_take(struct td_fake_fabric *f, uint32_t from, const struct cell *c)
 {
     uint32_t index = c->dst_qp % QPS_MAX;
-    if (!f->o.delay_us && !f->held_of[index] && !hold_matches(atomic_load(&f->shared->hold), c)) return false;
+    if (!f->o.delay_us && !f->held_of[index] && !hold_matches(atomic_load(&f->shared->hold), c))
+        return false;
     struct held *h = malloc(sizeof *h);
     if (!h) return false;
     *h = (struct held){.from = from, .cell = *c};
     if (f->o.delay_us) h->due_ns = td_now_ns() + fake_random(f) % (f->o.delay_us * TD_NS_PER_US);
     if (c->op != TD_VB_READ) {
         h->payload = malloc(c->bytes ? c->bytes : 1);
-        bool ok = h->payload && sender_is_live(f, from, c) && (f->o.no_copy || !c->bytes || gather(f, from, c, h->payload)) &&
+        bool ok = h->payload && sender_is_live(f, from, c) &&
+                  (f->o.no_copy || !c->bytes || gather(f, from, c, h->payload)) &&
                   sender_is_live(f, from, c);
         if (!ok) { /* it never left its sender */
             free(h->payload);
@@ -979,7 +1097,8 @@ static void send_rewind(struct fake_qp *qp)
 static uint64_t retry_ns(const struct fake_qp *qp)
 {
     if (!qp->route.timeout) return UINT64_MAX;
-    uint64_t by_code = (4096ull << qp->route.timeout) * (qp->route.retry + 1u), bound = qp->f->o.retry_ms * TD_NS_PER_MS;
+    uint64_t by_code = (4096ull << qp->route.timeout) * (qp->route.retry + 1u),
+             bound = qp->f->o.retry_ms * TD_NS_PER_MS;
     return by_code < bound ? by_code : bound;
 }
 
@@ -999,8 +1118,10 @@ static void on_lost(struct fake_qp *qp)
 static void on_rnr(struct fake_qp *qp, uint32_t code)
 {
     /* In steps of 10 us, as the InfiniBand specification counts them. */
-    static const uint32_t wait[32] = {65536, 1,   2,   3,   4,   6,    8,    12,   16,   24,   32,   48,   64,    96,    128,   192,
-                                      256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
+    static const uint32_t wait[32] = {65536, 1,    2,    3,     4,     6,     8,     12,
+                                      16,    24,   32,   48,    64,    96,    128,   192,
+                                      256,   384,  512,  768,   1024,  1536,  2048,  3072,
+                                      4096,  6144, 8192, 12288, 16384, 24576, 32768, 49152};
     if (qp->route.rnr_retry != 7 && qp->rnr_left-- == 0) {
         send_fail(qp, TD_VB_WC_RNR_RETRY_EXC);
         return;
@@ -1042,18 +1163,24 @@ static enum td_vb_wc_status read_take(struct fake_qp *qp, uint32_t from, const s
     for (uint32_t i = 0; i < w->n_sge && ok; i++) {
         uint8_t *to = local_memory(f, qp->device, &sge[i], TD_VB_LOCAL_WRITE);
         if (!to) return TD_VB_WC_LOC_PROT;
-        if (atomic_load(key_live) != c->rkey || atomic_load(&n->live[c->src_qp % QPS_MAX]) != c->src_qp) return TD_VB_WC_RETRY_EXC;
+        if (atomic_load(key_live) != c->rkey ||
+            atomic_load(&n->live[c->src_qp % QPS_MAX]) != c->src_qp)
+            return TD_VB_WC_RETRY_EXC;
         struct iovec piece = {.iov_base = (void *)(uintptr_t)at, .iov_len = sge[i].bytes};
         if (f->o.no_copy) continue;
         uint8_t *into = f->o.device_late && is_dmabuf(f, to) ? bounce_get(f, sge[i].bytes) : to;
         if (!into) into = to;
-        if (from == f->node) memcpy(into, piece.iov_base, piece.iov_len);
-        else ok = !piece.iov_len || read_other(f, from, into, piece.iov_len, &piece, 1);
-        if (ok && into != to && !late_add(f, qp->device, to, into, sge[i].bytes)) memcpy(to, into, sge[i].bytes);
+        if (from == f->node)
+            memcpy(into, piece.iov_base, piece.iov_len);
+        else
+            ok = !piece.iov_len || read_other(f, from, into, piece.iov_len, &piece, 1);
+        if (ok && into != to && !late_add(f, qp->device, to, into, sge[i].bytes))
+            memcpy(to, into, sge[i].bytes);
         at += sge[i].bytes;
         f->turn_bytes += sge[i].bytes;
     }
-    ok = ok && atomic_load(key_live) == c->rkey && atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp &&
+    ok = ok && atomic_load(key_live) == c->rkey &&
+         atomic_load(&n->live[c->src_qp % QPS_MAX]) == c->src_qp &&
          atomic_load(&n->inc) == c->src_inc;
     return ok ? TD_VB_WC_SUCCESS : TD_VB_WC_RETRY_EXC;
 }
@@ -1069,14 +1196,18 @@ static void on_reply(struct td_fake_fabric *f, uint32_t from, const struct cell 
     bit_set(f->run, qp->index);
     if (c->status != REPLY_OK) {
         if (!send_done(qp, c->seq)) return;
-        if (c->status == REPLY_LOST) on_lost(qp);
-        else if (c->status == REPLY_RNR) on_rnr(qp, c->imm);
-        else send_fail(qp, c->status);
+        if (c->status == REPLY_LOST)
+            on_lost(qp);
+        else if (c->status == REPLY_RNR)
+            on_rnr(qp, c->imm);
+        else
+            send_fail(qp, c->status);
         return;
     }
     if (c->op == TD_VB_READ) {
         if (!send_done(qp, c->seq)) return;
-        enum td_vb_wc_status status = c->flags & CELL_TAKEN ? TD_VB_WC_SUCCESS : read_take(qp, from, c);
+        enum td_vb_wc_status status =
+            c->flags & CELL_TAKEN ? TD_VB_WC_SUCCESS : read_take(qp, from, c);
         if (status) {
             send_fail(qp, status);
             return;
@@ -1086,12 +1217,14 @@ static void on_reply(struct td_fake_fabric *f, uint32_t from, const struct cell 
     send_done(qp, c->seq + 1);
 }
 
-static bool rule_strikes(struct td_fake_fabric *f, const struct fake_qp *qp, bool at_post, struct td_fake_rule *ret_rule)
+static bool rule_strikes(struct td_fake_fabric *f, const struct fake_qp *qp, bool at_post,
+                         struct td_fake_rule *ret_rule)
 {
     bool strikes = false;
     for (uint32_t i = 0; i < f->n_rules; i++) {
         struct rule *r = &f->rules[i];
-        if ((r->r.fault == TD_FAKE_POST_PARTIAL) != at_post || (r->r.device != TD_FAKE_ALL && r->r.device != qp->device->index) ||
+        if ((r->r.fault == TD_FAKE_POST_PARTIAL) != at_post ||
+            (r->r.device != TD_FAKE_ALL && r->r.device != qp->device->index) ||
             (r->r.qp_num && r->r.qp_num != qp->pub.num) || strikes || --r->left)
             continue;
         strikes = true;
@@ -1112,10 +1245,12 @@ static void faults_choose(struct fake_qp *qp, struct wqe *w)
         w->fault = (uint8_t)rule.fault;
         w->fault_status = (uint8_t)rule.status;
     } else if (f->o.fault_ppm && fake_random(f) % 1000000 < f->o.fault_ppm) {
-        static const uint8_t status[4] = {TD_VB_WC_RETRY_EXC, TD_VB_WC_RETRY_EXC, TD_VB_WC_REM_OP, TD_VB_WC_WR_FLUSH};
+        static const uint8_t status[4] = {TD_VB_WC_RETRY_EXC, TD_VB_WC_RETRY_EXC, TD_VB_WC_REM_OP,
+                                          TD_VB_WC_WR_FLUSH};
         uint32_t which = (uint32_t)(fake_random(f) % 4);
         w->fault = which == 0 ? TD_FAKE_FAIL_BEFORE : TD_FAKE_FAIL_AFTER;
-        w->fault_status = status[which]; /* flushed, first of its queue pair: what a break without a word looks like */
+        w->fault_status = status[which]; /* flushed, first of its queue pair: what a break
+                                            without a word looks like */
     }
 }
 
@@ -1125,7 +1260,8 @@ static enum td_vb_wc_status local_operation(struct fake_qp *qp, const struct wqe
     struct td_fake_fabric *f = qp->f;
     if (w->op == TD_VB_LOCAL_INV) {
         struct key *k = w->rkey >> 8 < KEYS_MAX ? f->keys[w->rkey >> 8] : NULL;
-        if (!k || !k->is_window || k->device != qp->device || !k->bound_rkey || k->bound_rkey != w->rkey || k->bound_qp != qp->pub.num)
+        if (!k || !k->is_window || k->device != qp->device || !k->bound_rkey ||
+            k->bound_rkey != w->rkey || k->bound_qp != qp->pub.num)
             return TD_VB_WC_LOC_QP_OP;
         k->bound_rkey = 0;
         k->region->n_windows--;
@@ -1136,7 +1272,8 @@ static enum td_vb_wc_status local_operation(struct fake_qp *qp, const struct wqe
     struct key *k = b->window, *region = b->region;
     /* The window must be free: a window of type 2 is ended before it is bound again. */
     unsigned needed = TD_VB_MW_BIND | TD_VB_LOCAL_WRITE;
-    if (k->device != qp->device || region->device != qp->device || k->bound_rkey || (region->access & needed) != needed || !b->bytes ||
+    if (k->device != qp->device || region->device != qp->device || k->bound_rkey ||
+        (region->access & needed) != needed || !b->bytes ||
         !range_within(b->addr, b->bytes, region->base, region->bytes))
         return TD_VB_WC_MW_BIND;
     k->bound_rkey = w->rkey;
@@ -1158,7 +1295,8 @@ static enum td_vb_wc_status send_check(struct fake_qp *qp, struct wqe *w, struct
     uint8_t n = 0;
     for (uint32_t i = 0; i < w->n_sge; i++) {
         if (!sge[i].bytes) continue;
-        uint8_t *memory = local_memory(qp->f, qp->device, &sge[i], w->op == TD_VB_READ ? TD_VB_LOCAL_WRITE : 0);
+        uint8_t *memory =
+            local_memory(qp->f, qp->device, &sge[i], w->op == TD_VB_READ ? TD_VB_LOCAL_WRITE : 0);
         if (!memory) return TD_VB_WC_LOC_PROT;
         c->sge[n].addr = (uint64_t)(uintptr_t)memory;
         c->sge[n++].bytes = sge[i].bytes;
@@ -1171,7 +1309,8 @@ static enum td_vb_wc_status send_check(struct fake_qp *qp, struct wqe *w, struct
     return TD_VB_WC_SUCCESS;
 }
 
-/* Sends what can be sent now. Whatever stops it (credit, a fence, a pause, an earlier request) ends in a reply or the tick, which come back here. */
+/* Sends what can be sent now. Whatever stops it (credit, a fence, a pause, an earlier request)
+ * ends in a reply or the tick, which come back here. */
 static void send_turn(struct fake_qp *qp)
 {
     struct td_fake_fabric *f = qp->f;
@@ -1196,7 +1335,8 @@ static void send_turn(struct fake_qp *qp)
             qp->stalled = true;
             break;
         }
-        bool is_first = qp->sq_acked == qp->sq_sent; /* errors found here are told after all that is earlier */
+        bool is_first = qp->sq_acked == qp->sq_sent; /* errors found here are told after all that
+                                                        is earlier */
         if (w->fault == TD_FAKE_FAIL_BEFORE) {
             if (is_first) send_fail(qp, w->fault_status);
             break;
@@ -1272,12 +1412,14 @@ static void tick(struct td_fake_fabric *f, uint64_t now_ns)
         for (uint64_t bits = f->pending[w]; bits; bits &= bits - 1) {
             uint32_t i = w * 64 + (uint32_t)__builtin_ctzll(bits);
             struct fake_qp *qp = f->qps[i];
-            if (!qp || atomic_load(&qp->state) != RTS || (qp->sq_sent == qp->sq_acked && qp->sq_sent == atomic_load(&qp->sq_tail))) {
+            if (!qp || atomic_load(&qp->state) != RTS ||
+                (qp->sq_sent == qp->sq_acked && qp->sq_sent == atomic_load(&qp->sq_tail))) {
                 bit_clear(f->pending, i);
                 continue;
             }
             if (qp->wait_until_ns && now_ns >= qp->wait_until_ns) qp->wait_until_ns = 0;
-            if (qp->sq_sent != qp->sq_acked && !qp->stalled) { /* invariant 4: only death is silence */
+            if (qp->sq_sent != qp->sq_acked && !qp->stalled) {
+                /* invariant 4: only death is silence */
                 struct node *n = &f->shared->nodes[qp->dst_node];
                 bool look = now_ns - f->alive_ns[qp->dst_node] > 5 * TD_NS_PER_MS;
                 if (look) f->alive_ns[qp->dst_node] = now_ns;
@@ -1299,7 +1441,10 @@ static void control_apply(struct td_fake_fabric *f)
         for (uint32_t port = 1; port <= f->o.ports; port++) {
             if (!(changed >> (port - 1) & 1)) continue;
             bool is_down = down >> (port - 1) & 1;
-            async_raise_all(f, d, (struct td_vb_async){.kind = is_down ? TD_VB_ASYNC_PORT_ERR : TD_VB_ASYNC_PORT_ACTIVE, .port = (uint8_t)port});
+            async_raise_all(f, d,
+                            (struct td_vb_async){.kind = is_down ? TD_VB_ASYNC_PORT_ERR
+                                                                 : TD_VB_ASYNC_PORT_ACTIVE,
+                                                 .port = (uint8_t)port});
         }
     }
 }
@@ -1310,12 +1455,15 @@ static bool rings_take(struct td_fake_fabric *f)
     uint32_t n_nodes = atomic_load_explicit(&f->shared->n_nodes, memory_order_relaxed);
     for (uint32_t from = 0; from < n_nodes; from++) {
         struct ring *r = &f->shared->rings[from][f->node];
-        uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed), tail = atomic_load_explicit(&r->tail, memory_order_acquire);
+        uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed),
+                 tail = atomic_load_explicit(&r->tail, memory_order_acquire);
         for (int n = 0; head != tail && n < TURN_CELLS && f->turn_bytes < TURN_BYTES; n++) {
             const struct cell *c = &r->cells[head % RING_CELLS];
             if (c->dst_inc == f->inc) {
-                if (c->kind == CELL_REPLY) on_reply(f, from, c);
-                else if (!hold_take(f, from, c)) on_request(f, from, c, NULL, false);
+                if (c->kind == CELL_REPLY)
+                    on_reply(f, from, c);
+                else if (!hold_take(f, from, c))
+                    on_request(f, from, c, NULL, false);
             }
             atomic_store_explicit(&r->head, ++head, memory_order_release);
             any = true;
@@ -1363,9 +1511,11 @@ static bool nic_has_news(struct td_fake_fabric *f)
     uint32_t n_nodes = atomic_load(&f->shared->n_nodes);
     for (uint32_t from = 0; from < n_nodes; from++) {
         struct ring *r = &f->shared->rings[from][f->node];
-        if (atomic_load(&r->tail) != atomic_load_explicit(&r->head, memory_order_relaxed)) return true;
+        if (atomic_load(&r->tail) != atomic_load_explicit(&r->head, memory_order_relaxed))
+            return true;
     }
-    return atomic_load(&f->dirty_summary) || atomic_load(&f->me->control) != f->control_seen || atomic_load(&f->stop);
+    return atomic_load(&f->dirty_summary) || atomic_load(&f->me->control) != f->control_seen ||
+           atomic_load(&f->stop);
 }
 
 static bool nic_waits_for_time(const struct td_fake_fabric *f)
@@ -1411,7 +1561,9 @@ static void *nic_main(void *arg)
         atomic_store(&f->me->sleeping, 1);
         if (!nic_has_news(f)) {
             /* Never without an end: a node may die between lowering `sleeping` and the wake. */
-            struct timespec timeout = {.tv_nsec = !timed ? 20000000 : f->o.delay_us ? 50000 : 500000};
+            struct timespec timeout = {.tv_nsec = !timed          ? 20000000
+                                                  : f->o.delay_us ? 50000
+                                                                  : 500000};
             syscall(SYS_futex, &f->me->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
         }
         atomic_store(&f->me->sleeping, 0);
@@ -1421,12 +1573,17 @@ static void *nic_main(void *arg)
 
 /* ---- the table: devices ---- */
 
-static struct td_fake_fabric *fabric_of(struct td_vb_device *d) { return ((struct fake_device *)d)->f; }
+static struct td_fake_fabric *fabric_of(struct td_vb_device *d)
+{
+    return ((struct fake_device *)d)->f;
+}
 
-static int fake_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX], uint32_t *ret_n)
+static int fake_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX],
+                     uint32_t *ret_n)
 {
     struct td_fake_fabric *f = vb->ctx;
-    for (uint32_t i = 0; i < f->o.devices; i++) snprintf(names[i], TD_VB_NAME_MAX, "fake%" PRIu32, i);
+    for (uint32_t i = 0; i < f->o.devices; i++)
+        snprintf(names[i], TD_VB_NAME_MAX, "fake%" PRIu32, i);
     *ret_n = f->o.devices;
     return 0;
 }
@@ -1469,7 +1626,8 @@ static void fake_close(struct td_vb_device *device)
     if (!d) return;
     struct td_fake_fabric *f = d->f;
     fake_lock(f);
-    TD_ASSERT(!d->n_qps && !d->n_cqs && !d->n_keys && !d->n_srqs); /* the caller's bug: what it made it destroys first */
+    /* the caller's bug: what it made it destroys first */
+    TD_ASSERT(!d->n_qps && !d->n_cqs && !d->n_keys && !d->n_srqs);
     for (struct fake_device **at = &f->devices; *at; at = &(*at)->next) {
         if (*at != d) continue;
         *at = d->next;
@@ -1491,32 +1649,43 @@ static int fake_query(struct td_vb_device *d, struct td_vb_limits *ret_limits)
     return 0;
 }
 
-static bool port_exists(const struct td_fake_fabric *f, uint32_t port) { return port >= 1 && port <= f->o.ports; }
+static bool port_exists(const struct td_fake_fabric *f, uint32_t port)
+{
+    return port >= 1 && port <= f->o.ports;
+}
 
 static int fake_query_port(struct td_vb_device *device, uint8_t port, struct td_vb_port *ret_port)
 {
     struct fake_device *d = (struct fake_device *)device;
     struct td_fake_fabric *f = d->f;
     if (!port_exists(f, port)) return EINVAL;
-    *ret_port = (struct td_vb_port){.active = port_is_up(f, d->index, port), .ethernet = !f->o.infiniband, .mtu_bytes = f->o.mtu_bytes,
-                                    .lid = f->o.infiniband ? lid_of(f->node, d->index, port) : 0, .bits_per_s = 100000000000ull,
+    *ret_port = (struct td_vb_port){.active = port_is_up(f, d->index, port),
+                                    .ethernet = !f->o.infiniband,
+                                    .mtu_bytes = f->o.mtu_bytes,
+                                    .lid = f->o.infiniband ? lid_of(f->node, d->index, port) : 0,
+                                    .bits_per_s = 100000000000ull,
                                     .n_gids = TD_FAKE_GIDS};
     return 0;
 }
 
-static int fake_query_gid(struct td_vb_device *device, uint8_t port, uint32_t index, struct td_vb_gid *ret_gid)
+static int fake_query_gid(struct td_vb_device *device, uint8_t port, uint32_t index,
+                          struct td_vb_gid *ret_gid)
 {
     struct fake_device *d = (struct fake_device *)device;
     struct td_fake_fabric *f = d->f;
     if (!port_exists(f, port) || index >= TD_FAKE_GIDS) return EINVAL;
     fake_lock(f);
-    uint32_t kind = f->gid_kind[d->index][port - 1][index], type = f->gid_type[d->index][port - 1][index];
+    uint32_t kind = f->gid_kind[d->index][port - 1][index],
+             type = f->gid_type[d->index][port - 1][index];
     bool is_down = f->gid_down[d->index][port - 1][index];
     fake_unlock(f);
     if (kind == TD_FAKE_GID_EMPTY) return ENODATA;
-    struct td_vb_gid gid = {.index = index, .type = (enum td_vb_gid_type)type, .netdev_up = !is_down && !f->o.infiniband};
+    struct td_vb_gid gid = {.index = index,
+                            .type = (enum td_vb_gid_type)type,
+                            .netdev_up = !is_down && !f->o.infiniband};
     gid_encode(gid_code(f->node, d->index, port, kind, type), gid.raw);
-    if (!f->o.infiniband) snprintf(gid.netdev, sizeof gid.netdev, "fake%" PRIu32 "p%u", d->index, (unsigned)port);
+    if (!f->o.infiniband)
+        snprintf(gid.netdev, sizeof gid.netdev, "fake%" PRIu32 "p%u", d->index, (unsigned)port);
     *ret_gid = gid;
     return 0;
 }
@@ -1540,7 +1709,8 @@ static bool fake_async_get(struct td_vb_device *device, struct td_vb_async *ret_
 
 /* ---- the table: memory ---- */
 
-/* Under the lock; lowest free index from the last one on, as keys of hardware come back after a while. */
+/* Under the lock; lowest free index from the last one on, as keys of hardware come back after a
+ * while. */
 static int key_place(struct td_fake_fabric *f, struct key *k)
 {
     for (uint32_t n = 0; n < KEYS_MAX; n++) {
@@ -1558,56 +1728,76 @@ static int key_place(struct td_fake_fabric *f, struct key *k)
 static bool memory_is_there(uint64_t addr)
 {
     uint8_t byte;
-    struct iovec local = {.iov_base = &byte, .iov_len = 1}, remote = {.iov_base = (void *)(uintptr_t)addr, .iov_len = 1};
+    struct iovec local = {.iov_base = &byte, .iov_len = 1},
+                 remote = {.iov_base = (void *)(uintptr_t)addr, .iov_len = 1};
     return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
-static int region_make(struct fake_device *d, uint8_t *host, uint64_t base, uint64_t bytes, unsigned access, void *map, size_t map_bytes,
-                       struct td_vb_mr **ret_mr)
+static int region_make(struct fake_device *d, uint8_t *host, uint64_t base, uint64_t bytes,
+                       unsigned access, void *map, size_t map_bytes, struct td_vb_mr **ret_mr)
 {
     struct td_fake_fabric *f = d->f;
     const struct td_vb_limits *l = &f->o.limits;
-    unsigned known = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ | TD_VB_MW_BIND | TD_VB_RELAXED_ORDERING;
+    unsigned known = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ | TD_VB_MW_BIND |
+                     TD_VB_RELAXED_ORDERING;
     if (!bytes || bytes > l->max_mr_bytes || base + bytes < base || access & ~known ||
         ((access & TD_VB_REMOTE_WRITE) && !(access & TD_VB_LOCAL_WRITE)) ||
         ((access & TD_VB_MW_BIND) && !l->max_mw))
         return EINVAL;
     struct key *k = calloc(1, sizeof *k);
     if (!k) return ENOMEM;
-    *k = (struct key){.device = d, .access = access, .base = base, .bytes = bytes, .host = host, .map = map, .map_bytes = map_bytes};
+    *k = (struct key){.device = d,
+                      .access = access,
+                      .base = base,
+                      .bytes = bytes,
+                      .host = host,
+                      .map = map,
+                      .map_bytes = map_bytes};
     fake_lock(f);
     int e = key_place(f, k);
     if (!e) {
         uint32_t variant = (f->key_variant += 2) & 0xfe; /* so that mixing up the two keys shows */
-        k->pub.mr = (struct td_vb_mr){.addr = base, .bytes = bytes, .lkey = k->index << 8 | variant, .rkey = k->index << 8 | variant | 1,
+        k->pub.mr = (struct td_vb_mr){.addr = base,
+                                      .bytes = bytes,
+                                      .lkey = k->index << 8 | variant,
+                                      .rkey = k->index << 8 | variant | 1,
                                       .device = (struct td_vb_device *)d};
         atomic_store(&f->me->key_live[k->index], k->pub.mr.rkey);
     }
     fake_unlock(f);
-    if (e) free(k);
-    else *ret_mr = &k->pub.mr;
+    if (e)
+        free(k);
+    else
+        *ret_mr = &k->pub.mr;
     return e;
 }
 
-static int fake_reg(struct td_vb_device *device, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+static int fake_reg(struct td_vb_device *device, void *addr, uint64_t bytes, unsigned access,
+                    struct td_vb_mr **ret_mr)
 {
     uint64_t base = (uint64_t)(uintptr_t)addr;
-    if (bytes && base + bytes > base && (!memory_is_there(base) || !memory_is_there(base + bytes - 1))) return EFAULT;
+    if (bytes && base + bytes > base &&
+        (!memory_is_there(base) || !memory_is_there(base + bytes - 1)))
+        return EFAULT;
     return region_make((struct fake_device *)device, addr, base, bytes, access, NULL, 0, ret_mr);
 }
 
 /* Anything that can be mapped passes for a dma-buf, a memfd for example. */
-static int fake_reg_dmabuf(struct td_vb_device *device, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access,
-                           struct td_vb_mr **ret_mr)
+static int fake_reg_dmabuf(struct td_vb_device *device, uint64_t offset, uint64_t bytes,
+                           uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr)
 {
     uint64_t page = 4096, before = offset % page;
     struct stat st;
     if (fstat(fd, &st)) return errno;
-    if (!bytes || offset + bytes < offset || (uint64_t)st.st_size < offset + bytes || iova % page != before) return EINVAL;
+    if (!bytes || offset + bytes < offset || (uint64_t)st.st_size < offset + bytes ||
+        iova % page != before)
+        return EINVAL;
     size_t map_bytes = bytes + before;
-    uint8_t *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - before));
+    uint8_t *map =
+        mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - before));
     if (map == MAP_FAILED) return EOPNOTSUPP;
-    int e = region_make((struct fake_device *)device, map + before, iova, bytes, access, map, map_bytes, ret_mr);
+    int e = region_make((struct fake_device *)device, map + before, iova, bytes, access, map,
+                        map_bytes, ret_mr);
     if (e) munmap(map, map_bytes);
     return e;
 }
@@ -1644,7 +1834,8 @@ static int fake_mw_alloc(struct td_vb_device *device, struct td_vb_mw **ret_mw)
     k->device = d;
     fake_lock(f);
     uint32_t n = 0;
-    for (uint32_t i = 0; i < KEYS_MAX; i++) n += f->keys[i] && f->keys[i]->is_window && f->keys[i]->device == d;
+    for (uint32_t i = 0; i < KEYS_MAX; i++)
+        n += f->keys[i] && f->keys[i]->is_window && f->keys[i]->device == d;
     int e = n >= f->o.limits.max_mw ? ENOMEM : key_place(f, k);
     fake_unlock(f);
     if (e) {
@@ -1674,7 +1865,8 @@ static int fake_cq_create(struct td_vb_device *device, uint32_t depth, struct td
         free(cq);
         return e;
     }
-    *cq = (struct fake_cq){.device = d, .ring = ring, .mask = pow2_from(depth) - 1, .depth = depth, .fd = fd};
+    *cq = (struct fake_cq){
+        .device = d, .ring = ring, .mask = pow2_from(depth) - 1, .depth = depth, .fd = fd};
     cq_poison_to(cq, CQ_POISON_STEP);
     fake_lock(d->f);
     d->n_cqs++;
@@ -1710,19 +1902,26 @@ static int fake_poll(struct td_vb_cq *c, struct td_vb_wc *wcs, int max)
 {
     struct fake_cq *cq = (struct fake_cq *)c;
     struct td_fake_fabric *f = cq->device->f;
-    uint64_t head = atomic_load_explicit(&cq->head, memory_order_relaxed), tail = atomic_load(&cq->tail), from = head;
+    uint64_t head = atomic_load_explicit(&cq->head, memory_order_relaxed),
+             tail = atomic_load(&cq->tail), from = head;
     int n = 0;
     if (atomic_load_explicit(&cq->blank, memory_order_relaxed)) return 0;
     while (n < max && head != tail) {
         const struct cqe *e = &cq->ring[head++ & cq->mask];
         struct qp_slot *slot = &f->slots[e->qp_num % QPS_MAX];
         bool has_qp = atomic_load_explicit(&slot->num, memory_order_acquire) == e->qp_num;
-        if (e->is_recv && e->srq) atomic_fetch_add_explicit(&e->srq->freed, 1, memory_order_release);
-        else if (has_qp && e->is_recv) atomic_fetch_add_explicit(&slot->rq_freed, 1, memory_order_release);
-        else if (has_qp) atomic_store_explicit(&slot->sq_freed, e->free_to, memory_order_release);
+        if (e->is_recv && e->srq)
+            atomic_fetch_add_explicit(&e->srq->freed, 1, memory_order_release);
+        else if (has_qp && e->is_recv)
+            atomic_fetch_add_explicit(&slot->rq_freed, 1, memory_order_release);
+        else if (has_qp)
+            atomic_store_explicit(&slot->sq_freed, e->free_to, memory_order_release);
         if (!has_qp) continue; /* completions go with their queue pair */
-        wcs[n++] = (struct td_vb_wc){.id = e->id, .status = (enum td_vb_wc_status)e->status, .op = (enum td_vb_op)e->op, .imm = e->imm,
-            .qp_num = e->qp_num};
+        wcs[n++] = (struct td_vb_wc){.id = e->id,
+                                     .status = (enum td_vb_wc_status)e->status,
+                                     .op = (enum td_vb_op)e->op,
+                                     .imm = e->imm,
+                                     .qp_num = e->qp_num};
     }
     if (head != from) atomic_store_explicit(&cq->head, head, memory_order_release);
     return n;
@@ -1742,7 +1941,8 @@ static int receives_post(struct receives *r, uint64_t freed, uint64_t id, uint32
     uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
     if (tail - freed + n > r->depth) return ENOMEM;
     for (uint32_t i = 0; i < n; i++) r->ids[(tail + i) & r->mask] = id;
-    atomic_store(&r->tail, tail + n); /* sequentially consistent against the state that post_recv looks at next */
+    atomic_store(&r->tail, tail + n); /* sequentially consistent against the state that post_recv
+                                         looks at next */
     return 0;
 }
 
@@ -1790,21 +1990,27 @@ static int fake_srq_post(struct td_vb_srq *s, uint64_t id, uint32_t n)
 
 /* ---- the table: queue pairs ---- */
 
-static int fake_qp_create(struct td_vb_device *device, struct td_vb_cq *c, struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
+static int fake_qp_create(struct td_vb_device *device, struct td_vb_cq *c,
+                          struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
 {
     struct fake_device *d = (struct fake_device *)device;
     struct fake_cq *cq = (struct fake_cq *)c;
     struct fake_srq *srq = (struct fake_srq *)caps->srq;
     struct td_fake_fabric *f = d->f;
     const struct td_vb_limits *l = &f->o.limits;
-    if (!cq || cq->device != d || (srq && srq->device != d) || !caps->send_wr || caps->send_wr > l->max_qp_wr ||
-        (!srq && caps->recv_wr > l->max_qp_wr) ||
+    if (!cq || cq->device != d || (srq && srq->device != d) || !caps->send_wr ||
+        caps->send_wr > l->max_qp_wr || (!srq && caps->recv_wr > l->max_qp_wr) ||
         caps->send_sge > l->max_sge || caps->send_sge > TD_VB_SGE_MAX)
         return EINVAL;
     struct fake_qp *qp = aligned_alloc(64, (sizeof *qp + 63) / 64 * 64);
     if (!qp) return ENOMEM;
-    *qp = (struct fake_qp){.pub = {.device = device}, .f = f, .device = d, .cq = cq, .srq = srq, .sq_depth = caps->send_wr,
-        .sge_max = caps->send_sge};
+    *qp = (struct fake_qp){.pub = {.device = device},
+                           .f = f,
+                           .device = d,
+                           .cq = cq,
+                           .srq = srq,
+                           .sq_depth = caps->send_wr,
+                           .sge_max = caps->send_sge};
     size_t tail_bytes = caps->send_sge * sizeof(struct td_vb_sge);
     if (tail_bytes < sizeof(struct bind)) tail_bytes = sizeof(struct bind);
     qp->stride = (sizeof(struct wqe) + tail_bytes + 15) / 16 * 16;
@@ -1816,7 +2022,9 @@ static int fake_qp_create(struct td_vb_device *device, struct td_vb_cq *c, struc
     for (uint32_t tries = 0; !e; tries++) {
         if (tries == 2 * QPS_MAX) e = ENOMEM;
         uint32_t num = atomic_fetch_add(&f->shared->qp_next, 1) & PSN_MASK;
-        if (num < 2 || f->qps[num % QPS_MAX]) continue; /* 0 and 1 are the management queue pairs of every port */
+        if (num < 2 || f->qps[num % QPS_MAX])
+            continue; /* 0 and 1 are the management queue pairs
+                         of every port */
         qp->pub.num = num;
         qp->index = num % QPS_MAX;
         qp->slot = &f->slots[qp->index];
@@ -1886,14 +2094,18 @@ static int fake_qp_rtr(struct td_vb_qp *q, const struct td_vb_route *route)
     struct fake_qp *qp = (struct fake_qp *)q;
     struct td_fake_fabric *f = qp->f;
     uint32_t d = qp->device->index, mtu = route->mtu_bytes;
-    bool good_mtu = (mtu == 256 || mtu == 512 || mtu == 1024 || mtu == 2048 || mtu == 4096) && mtu <= f->o.mtu_bytes;
-    if (atomic_load(&qp->state) != INIT || route->port != qp->port || !good_mtu || route->remote_qp < 2 || route->remote_qp > PSN_MASK ||
-        route->remote_psn > PSN_MASK || route->rd_atomic_in > f->o.limits.max_rd_atomic_in || route->min_rnr_timer > 31 || route->sl > 15 ||
-        route->ethernet == f->o.infiniband)
+    bool good_mtu = (mtu == 256 || mtu == 512 || mtu == 1024 || mtu == 2048 || mtu == 4096) &&
+                    mtu <= f->o.mtu_bytes;
+    if (atomic_load(&qp->state) != INIT || route->port != qp->port || !good_mtu ||
+        route->remote_qp < 2 || route->remote_qp > PSN_MASK || route->remote_psn > PSN_MASK ||
+        route->rd_atomic_in > f->o.limits.max_rd_atomic_in || route->min_rnr_timer > 31 ||
+        route->sl > 15 || route->ethernet == f->o.infiniband)
         return EINVAL;
     uint32_t src, dst;
     fake_lock(f);
-    uint32_t kind = route->gid_index < TD_FAKE_GIDS ? f->gid_kind[d][route->port - 1][route->gid_index] : TD_FAKE_GID_EMPTY;
+    uint32_t kind = route->gid_index < TD_FAKE_GIDS
+                        ? f->gid_kind[d][route->port - 1][route->gid_index]
+                        : TD_FAKE_GID_EMPTY;
     uint32_t type = kind ? f->gid_type[d][route->port - 1][route->gid_index] : 0;
     fake_unlock(f);
     if (f->o.infiniband) {
@@ -1923,7 +2135,8 @@ static int fake_qp_rts(struct td_vb_qp *q, const struct td_vb_route *route)
 {
     struct fake_qp *qp = (struct fake_qp *)q;
     struct td_fake_fabric *f = qp->f;
-    if (atomic_load(&qp->state) != RTR || route->local_psn > PSN_MASK || route->timeout > 31 || route->retry > 7 || route->rnr_retry > 7 ||
+    if (atomic_load(&qp->state) != RTR || route->local_psn > PSN_MASK || route->timeout > 31 ||
+        route->retry > 7 || route->rnr_retry > 7 ||
         route->rd_atomic_out > f->o.limits.max_rd_atomic_out)
         return EINVAL;
     fake_lock(f);
@@ -1962,8 +2175,10 @@ static int fake_post_recv(struct td_vb_qp *q, uint64_t id, uint32_t n)
     struct fake_qp *qp = (struct fake_qp *)q;
     int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
     if (qp->srq || state == RESET) return EINVAL;
-    int e = receives_post(&qp->r, atomic_load_explicit(&qp->slot->rq_freed, memory_order_acquire), id, n);
-    /* The state again, after the receives are seen: a queue pair that broke in between flushes them. */
+    int e = receives_post(&qp->r, atomic_load_explicit(&qp->slot->rq_freed, memory_order_acquire),
+                          id, n);
+    /* The state again, after the receives are seen: a queue pair that broke in between flushes
+       them. */
     if (!e && atomic_load(&qp->state) == ERR) qp_ring_doorbell(qp);
     return e;
 }
@@ -1982,7 +2197,8 @@ static uint32_t post_faults(struct fake_qp *qp, uint32_t n, int *ret_error)
     return taken;
 }
 
-static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n, uint32_t *ret_n_posted)
+static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n,
+                          uint32_t *ret_n_posted)
 {
     struct fake_qp *qp = (struct fake_qp *)q;
     struct td_fake_fabric *f = qp->f;
@@ -1990,8 +2206,10 @@ static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
     uint32_t i = 0, limit = n;
     *ret_n_posted = 0;
     if (state != RTS && state != ERR) return EINVAL;
-    if (atomic_load_explicit(&f->n_post_rules, memory_order_relaxed)) limit = post_faults(qp, n, &fault);
-    uint64_t tail = atomic_load_explicit(&qp->sq_tail, memory_order_relaxed), freed = atomic_load_explicit(&qp->slot->sq_freed, memory_order_acquire);
+    if (atomic_load_explicit(&f->n_post_rules, memory_order_relaxed))
+        limit = post_faults(qp, n, &fault);
+    uint64_t tail = atomic_load_explicit(&qp->sq_tail, memory_order_relaxed),
+             freed = atomic_load_explicit(&qp->slot->sq_freed, memory_order_acquire);
     for (; i < limit; i++) {
         struct td_vb_send *s = &wrs[i];
         if (tail + i - freed >= qp->sq_depth) {
@@ -2004,8 +2222,13 @@ static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
         }
         struct wqe *w = wqe_at(qp, tail + i);
         uint8_t flags = (uint8_t)((s->signaled ? WQE_SIGNALED : 0) | (s->fence ? WQE_FENCE : 0));
-        *w = (struct wqe){.id = s->id, .remote_addr = s->remote_addr, .rkey = s->rkey, .imm = s->imm, .op = (uint8_t)s->op, .flags = flags,
-            .n_sge = (uint8_t)s->n_sge};
+        *w = (struct wqe){.id = s->id,
+                          .remote_addr = s->remote_addr,
+                          .rkey = s->rkey,
+                          .imm = s->imm,
+                          .op = (uint8_t)s->op,
+                          .flags = flags,
+                          .n_sge = (uint8_t)s->n_sge};
         if (s->op == TD_VB_BIND_MW) {
             if (!s->mw || !s->bind_mr || !f->o.limits.mw_type2) {
                 error = EINVAL;
@@ -2013,8 +2236,10 @@ static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
             }
             w->rkey = s->mw->rkey = (s->mw->rkey & ~0xffu) | ((s->mw->rkey + 1) & 0xff);
             w->n_sge = 0;
-            *(struct bind *)(w + 1) = (struct bind){.window = (struct key *)s->mw, .region = (struct key *)s->bind_mr, .addr = s->bind_addr,
-                .bytes = s->bind_bytes};
+            *(struct bind *)(w + 1) = (struct bind){.window = (struct key *)s->mw,
+                                                    .region = (struct key *)s->bind_mr,
+                                                    .addr = s->bind_addr,
+                                                    .bytes = s->bind_bytes};
         } else if (s->op == TD_VB_LOCAL_INV) {
             w->n_sge = 0;
         } else if (s->op == TD_VB_WRITE || s->op == TD_VB_WRITE_IMM || s->op == TD_VB_READ) {
@@ -2037,11 +2262,24 @@ static int fake_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
 
 void td_fake_options_default(struct td_fake_options *ret_options)
 {
-    *ret_options = (struct td_fake_options){
-        .devices = 1, .ports = 1, .mtu_bytes = 4096, .spin_us = 5, .retry_ms = 50,
-        .limits = {.max_qp = 1024, .max_qp_wr = 16384, .max_sge = TD_VB_SGE_MAX, .max_cqe = 1u << 20, .max_srq = 64, .max_srq_wr = 32768,
-                   .max_mw = 4096, .max_rd_atomic_in = 16, .max_rd_atomic_out = 16, .max_mr_bytes = 1ull << 40, .mw_type2 = true,
-                   .relaxed_ordering = true, .n_ports = 1}};
+    *ret_options = (struct td_fake_options){.devices = 1,
+                                            .ports = 1,
+                                            .mtu_bytes = 4096,
+                                            .spin_us = 5,
+                                            .retry_ms = 50,
+                                            .limits = {.max_qp = 1024,
+                                                       .max_qp_wr = 16384,
+                                                       .max_sge = TD_VB_SGE_MAX,
+                                                       .max_cqe = 1u << 20,
+                                                       .max_srq = 64,
+                                                       .max_srq_wr = 32768,
+                                                       .max_mw = 4096,
+                                                       .max_rd_atomic_in = 16,
+                                                       .max_rd_atomic_out = 16,
+                                                       .max_mr_bytes = 1ull << 40,
+                                                       .mw_type2 = true,
+                                                       .relaxed_ordering = true,
+                                                       .n_ports = 1}};
 }
 
 void td_fake_options_tiny(struct td_fake_options *o)
@@ -2060,7 +2298,9 @@ static void options_complete(struct td_fake_options *o)
     struct td_fake_options def;
     td_fake_options_default(&def);
     struct td_vb_limits *l = &o->limits;
-    if (!l->max_qp && !l->max_qp_wr) *l = def.limits; /* a struct that nobody filled in: zero means none for some of them */
+    if (!l->max_qp && !l->max_qp_wr)
+        *l = def.limits; /* a struct that nobody filled in: zero
+                            means none for some of them */
     if (!o->devices) o->devices = def.devices;
     if (!o->ports) o->ports = def.ports;
     if (!o->mtu_bytes) o->mtu_bytes = def.mtu_bytes;
@@ -2072,19 +2312,27 @@ static td_status options_check(const struct td_fake_options *o, struct td_err *e
 {
     uint32_t m = o->mtu_bytes;
     if (o->fail_nth && (!o->fail_status || o->fail_status >= TD_VB_WC_N_STATUSES))
-        return td_fail(err, TD_ERR_INVALID, "fake verbs: fail_status is %" PRIu32 ", must be 1 to %d", o->fail_status, TD_VB_WC_N_STATUSES - 1);
-    if (o->devices > TD_FAKE_DEVICES_MAX)
-        return td_fail(err, TD_ERR_INVALID, "fake verbs: devices is %" PRIu32 ", must be 1 to %d", o->devices, TD_FAKE_DEVICES_MAX);
-    if (o->ports > TD_FAKE_PORTS_MAX)
-        return td_fail(err, TD_ERR_INVALID, "fake verbs: ports is %" PRIu32 ", must be 1 or %d", o->ports, TD_FAKE_PORTS_MAX);
-    if (m != 256 && m != 512 && m != 1024 && m != 2048 && m != 4096)
-        return td_fail(err, TD_ERR_INVALID, "fake verbs: mtu is %" PRIu32 ", must be 256, 512, 1024, 2048 or 4096", m);
-    if (!o->limits.max_qp_wr || !o->limits.max_cqe || o->limits.max_sge > TD_VB_SGE_MAX || o->limits.max_qp > QPS_MAX / 2 ||
-        o->limits.max_rd_atomic_in > 255 || o->limits.max_rd_atomic_out > 255)
         return td_fail(err, TD_ERR_INVALID,
-                       "fake verbs: max_qp_wr %" PRIu32 " and max_cqe %" PRIu32 " must not be 0, max_sge %" PRIu32 " at most %d, max_qp %" PRIu32
+                       "fake verbs: fail_status is %" PRIu32 ", must be 1 to %d", o->fail_status,
+                       TD_VB_WC_N_STATUSES - 1);
+    if (o->devices > TD_FAKE_DEVICES_MAX)
+        return td_fail(err, TD_ERR_INVALID, "fake verbs: devices is %" PRIu32 ", must be 1 to %d",
+                       o->devices, TD_FAKE_DEVICES_MAX);
+    if (o->ports > TD_FAKE_PORTS_MAX)
+        return td_fail(err, TD_ERR_INVALID, "fake verbs: ports is %" PRIu32 ", must be 1 or %d",
+                       o->ports, TD_FAKE_PORTS_MAX);
+    if (m != 256 && m != 512 && m != 1024 && m != 2048 && m != 4096)
+        return td_fail(err, TD_ERR_INVALID,
+                       "fake verbs: mtu is %" PRIu32 ", must be 256, 512, 1024, 2048 or 4096", m);
+    if (!o->limits.max_qp_wr || !o->limits.max_cqe || o->limits.max_sge > TD_VB_SGE_MAX ||
+        o->limits.max_qp > QPS_MAX / 2 || o->limits.max_rd_atomic_in > 255 ||
+        o->limits.max_rd_atomic_out > 255)
+        return td_fail(err, TD_ERR_INVALID,
+                       "fake verbs: max_qp_wr %" PRIu32 " and max_cqe %" PRIu32
+                       " must not be 0, max_sge %" PRIu32 " at most %d, max_qp %" PRIu32
                        " at most %d, rd_atomic at most 255",
-                       o->limits.max_qp_wr, o->limits.max_cqe, o->limits.max_sge, TD_VB_SGE_MAX, o->limits.max_qp, QPS_MAX / 2);
+                       o->limits.max_qp_wr, o->limits.max_cqe, o->limits.max_sge, TD_VB_SGE_MAX,
+                       o->limits.max_qp, QPS_MAX / 2);
     return TD_OK;
 }
 
@@ -2095,58 +2343,96 @@ static const struct option_row {
     enum option_type type;
     size_t offset;
 } option_rows[] = {
-#define ROW(name, type, field) {name, type, offsetof(struct td_fake_options, field)}
-    {"path", PATH, 0}, {"tiny", TINY, 0}, {"rd_atomic", RD_ATOMIC, 0},
-    ROW("seed", U64, seed), ROW("devices", U32, devices), ROW("ports", U32, ports), ROW("mtu", U32, mtu_bytes),
-    ROW("infiniband", BOOL, infiniband), ROW("unordered", BOOL, unordered), ROW("relaxed", BOOL, relaxed),
-    ROW("device_late", BOOL, device_late), ROW("no_copy", BOOL, no_copy), ROW("spin_us", U32, spin_us), ROW("retry_ms", U32, retry_ms),
-    ROW("delay_us", U32, delay_us), ROW("fault_ppm", U32, fault_ppm), ROW("fail_nth", U64, fail_nth), ROW("fail_status", U32, fail_status),
-    ROW("fail_after", BOOL, fail_after), ROW("max_qp", U32, limits.max_qp), ROW("max_qp_wr", U32, limits.max_qp_wr),
-    ROW("max_sge", U32, limits.max_sge), ROW("max_cqe", U32, limits.max_cqe), ROW("max_srq", U32, limits.max_srq),
-    ROW("max_srq_wr", U32, limits.max_srq_wr), ROW("max_mw", U32, limits.max_mw), ROW("max_mr_bytes", U64, limits.max_mr_bytes),
+#define ROW(name, type, field)                                                                     \
+    {                                                                                              \
+        name, type, offsetof(struct td_fake_options, field)                                        \
+    }
+    {"path", PATH, 0},
+    {"tiny", TINY, 0},
+    {"rd_atomic", RD_ATOMIC, 0},
+    ROW("seed", U64, seed),
+    ROW("devices", U32, devices),
+    ROW("ports", U32, ports),
+    ROW("mtu", U32, mtu_bytes),
+    ROW("infiniband", BOOL, infiniband),
+    ROW("unordered", BOOL, unordered),
+    ROW("relaxed", BOOL, relaxed),
+    ROW("device_late", BOOL, device_late),
+    ROW("no_copy", BOOL, no_copy),
+    ROW("spin_us", U32, spin_us),
+    ROW("retry_ms", U32, retry_ms),
+    ROW("delay_us", U32, delay_us),
+    ROW("fault_ppm", U32, fault_ppm),
+    ROW("fail_nth", U64, fail_nth),
+    ROW("fail_status", U32, fail_status),
+    ROW("fail_after", BOOL, fail_after),
+    ROW("max_qp", U32, limits.max_qp),
+    ROW("max_qp_wr", U32, limits.max_qp_wr),
+    ROW("max_sge", U32, limits.max_sge),
+    ROW("max_cqe", U32, limits.max_cqe),
+    ROW("max_srq", U32, limits.max_srq),
+    ROW("max_srq_wr", U32, limits.max_srq_wr),
+    ROW("max_mw", U32, limits.max_mw),
+    ROW("max_mr_bytes", U64, limits.max_mr_bytes),
     ROW("mw_type2", BOOL, limits.mw_type2),
 #undef ROW
 };
 
-static td_status option_set(struct td_fake_options *o, char path[256], const char *key, size_t key_bytes, const char *value, struct td_err *err)
+static td_status option_set(struct td_fake_options *o, char path[256], const char *key,
+                            size_t key_bytes, const char *value, struct td_err *err)
 {
     for (size_t i = 0; i < sizeof option_rows / sizeof *option_rows; i++) {
         const struct option_row *row = &option_rows[i];
         if (strlen(row->name) != key_bytes || memcmp(row->name, key, key_bytes) != 0) continue;
         if (row->type == PATH) {
             if ((size_t)snprintf(path, 256, "%s", value) >= 256)
-                return td_fail(err, TD_ERR_INVALID, "fake verbs: path has %zu characters, at most 255", strlen(value));
+                return td_fail(err, TD_ERR_INVALID,
+                               "fake verbs: path has %zu characters, at most 255", strlen(value));
             return TD_OK;
         }
         char *end;
         errno = 0;
         uint64_t number = strtoull(value, &end, 10);
-        uint64_t max = row->type == U64 ? UINT64_MAX : row->type == U32 ? UINT32_MAX : row->type == RD_ATOMIC ? 255 : 1;
+        uint64_t max = row->type == U64         ? UINT64_MAX
+                       : row->type == U32       ? UINT32_MAX
+                       : row->type == RD_ATOMIC ? 255
+                                                : 1;
         if (value[0] < '0' || value[0] > '9' || *end || errno || number > max)
-            return td_fail(err, TD_ERR_INVALID, "fake verbs: %s is \"%s\", must be a number of 0 to %" PRIu64, row->name, value, max);
+            return td_fail(err, TD_ERR_INVALID,
+                           "fake verbs: %s is \"%s\", must be a number of 0 to %" PRIu64, row->name,
+                           value, max);
         void *at = (char *)o + row->offset;
-        if (row->type == U64) *(uint64_t *)at = number;
-        else if (row->type == U32) *(uint32_t *)at = (uint32_t)number;
-        else if (row->type == BOOL) *(bool *)at = number;
-        else if (row->type == RD_ATOMIC) o->limits.max_rd_atomic_in = o->limits.max_rd_atomic_out = (uint32_t)number;
-        else if (number) td_fake_options_tiny(o);
+        if (row->type == U64)
+            *(uint64_t *)at = number;
+        else if (row->type == U32)
+            *(uint32_t *)at = (uint32_t)number;
+        else if (row->type == BOOL)
+            *(bool *)at = number;
+        else if (row->type == RD_ATOMIC)
+            o->limits.max_rd_atomic_in = o->limits.max_rd_atomic_out = (uint32_t)number;
+        else if (number)
+            td_fake_options_tiny(o);
         return TD_OK;
     }
     return td_fail(err, TD_ERR_INVALID, "fake verbs: unknown option \"%.*s\"", (int)key_bytes, key);
 }
 
-td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options, char path[256], struct td_err *err)
+td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options,
+                                char path[256], struct td_err *err)
 {
     struct td_fake_options o;
     char copy[1024], *at = copy, *word;
     td_fake_options_default(&o);
     path[0] = 0;
     if ((size_t)snprintf(copy, sizeof copy, "%s", text) >= sizeof copy)
-        return td_fail(err, TD_ERR_INVALID, "fake verbs: the options have %zu characters, at most %zu", strlen(text), sizeof copy - 1);
+        return td_fail(err, TD_ERR_INVALID,
+                       "fake verbs: the options have %zu characters, at most %zu", strlen(text),
+                       sizeof copy - 1);
     while ((word = strsep(&at, ","))) {
         if (!*word) continue;
         char *value = strchr(word, '=');
-        td_status status = option_set(&o, path, word, value ? (size_t)(value - word) : strlen(word), value ? value + 1 : "1", err);
+        td_status status = option_set(&o, path, word, value ? (size_t)(value - word) : strlen(word),
+                                      value ? value + 1 : "1", err);
         if (status) return status;
     }
     o.path = path[0] ? path : NULL;
@@ -2157,10 +2443,12 @@ td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_op
 
 /* ---- fabrics ---- */
 
-static td_status shared_map(const char *path, struct shared **ret_shared, int *ret_fd, struct td_err *err)
+static td_status shared_map(const char *path, struct shared **ret_shared, int *ret_fd,
+                            struct td_err *err)
 {
     struct shared *s = NULL;
-    int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : memfd_create("tandem-verbs-fake", MFD_CLOEXEC);
+    int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600)
+                  : memfd_create("tandem-verbs-fake", MFD_CLOEXEC);
     /* The kernel drops this lock with its holder. */
     if (fd < 0 || flock(fd, LOCK_EX)) goto err_errno;
     struct stat st;
@@ -2184,7 +2472,8 @@ static td_status shared_map(const char *path, struct shared **ret_shared, int *r
 err_errno:;
     int e = errno;
     if (fd >= 0) close(fd);
-    return td_fail(err, TD_ERR_IO, "fake verbs: fabric %s: %s", path ? path : "(anonymous)", strerror(e));
+    return td_fail(err, TD_ERR_IO, "fake verbs: fabric %s: %s", path ? path : "(anonymous)",
+                   strerror(e));
 }
 
 /* With the file locked. */
@@ -2201,11 +2490,15 @@ static bool node_claim(struct td_fake_fabric *f)
         atomic_store(&n->sleeping, 0);
         atomic_store(&n->control, 0);
         for (uint32_t k = 0; k < TD_FAKE_DEVICES_MAX; k++) atomic_store(&n->ports_down[k], 0);
-        for (size_t k = 0; k < sizeof n->n / sizeof(uint64_t); k++) atomic_store((_Atomic uint64_t *)&n->n + k, 0);
-        for (uint32_t k = 0; k < QPS_MAX; k++) atomic_store_explicit(&n->live[k], 0, memory_order_relaxed);
-        for (uint32_t k = 0; k < KEYS_MAX; k++) atomic_store_explicit(&n->key_live[k], 0, memory_order_relaxed);
+        for (size_t k = 0; k < sizeof n->n / sizeof(uint64_t); k++)
+            atomic_store((_Atomic uint64_t *)&n->n + k, 0);
+        for (uint32_t k = 0; k < QPS_MAX; k++)
+            atomic_store_explicit(&n->live[k], 0, memory_order_relaxed);
+        for (uint32_t k = 0; k < KEYS_MAX; k++)
+            atomic_store_explicit(&n->key_live[k], 0, memory_order_relaxed);
         /* What lies there was for an earlier incarnation. */
-        for (uint32_t k = 0; k < TD_FAKE_NODES_MAX; k++) atomic_store(&s->rings[k][i].head, atomic_load(&s->rings[k][i].tail));
+        for (uint32_t k = 0; k < TD_FAKE_NODES_MAX; k++)
+            atomic_store(&s->rings[k][i].head, atomic_load(&s->rings[k][i].tail));
         f->node = i;
         f->me = n;
         f->inc = inc + 1;
@@ -2216,20 +2509,47 @@ static bool node_claim(struct td_fake_fabric *f)
     return false;
 }
 
-static const struct td_verbs fake_verbs = {
-    .name = "fake", .list = fake_list, .open = fake_open, .close = fake_close, .query = fake_query, .query_port = fake_query_port,
-    .query_gid = fake_query_gid, .async_fd = fake_async_fd, .async_get = fake_async_get, .reg = fake_reg, .reg_dmabuf = fake_reg_dmabuf,
-    .dereg = fake_dereg, .mw_alloc = fake_mw_alloc, .mw_free = fake_mw_free, .cq_create = fake_cq_create, .cq_destroy = fake_cq_destroy,
-    .cq_fd = fake_cq_fd, .cq_arm = fake_cq_arm, .cq_clear = fake_cq_clear, .poll = fake_poll, .srq_create = fake_srq_create,
-    .srq_destroy = fake_srq_destroy, .srq_post = fake_srq_post, .qp_create = fake_qp_create, .qp_destroy = fake_qp_destroy, .qp_init = fake_qp_init,
-    .qp_rtr = fake_qp_rtr, .qp_rts = fake_qp_rts, .qp_error = fake_qp_error, .post_recv = fake_post_recv, .post_send = fake_post_send};
+static const struct td_verbs fake_verbs = {.name = "fake",
+                                           .list = fake_list,
+                                           .open = fake_open,
+                                           .close = fake_close,
+                                           .query = fake_query,
+                                           .query_port = fake_query_port,
+                                           .query_gid = fake_query_gid,
+                                           .async_fd = fake_async_fd,
+                                           .async_get = fake_async_get,
+                                           .reg = fake_reg,
+                                           .reg_dmabuf = fake_reg_dmabuf,
+                                           .dereg = fake_dereg,
+                                           .mw_alloc = fake_mw_alloc,
+                                           .mw_free = fake_mw_free,
+                                           .cq_create = fake_cq_create,
+                                           .cq_destroy = fake_cq_destroy,
+                                           .cq_fd = fake_cq_fd,
+                                           .cq_arm = fake_cq_arm,
+                                           .cq_clear = fake_cq_clear,
+                                           .poll = fake_poll,
+                                           .srq_create = fake_srq_create,
+                                           .srq_destroy = fake_srq_destroy,
+                                           .srq_post = fake_srq_post,
+                                           .qp_create = fake_qp_create,
+                                           .qp_destroy = fake_qp_destroy,
+                                           .qp_init = fake_qp_init,
+                                           .qp_rtr = fake_qp_rtr,
+                                           .qp_rts = fake_qp_rts,
+                                           .qp_error = fake_qp_error,
+                                           .post_recv = fake_post_recv,
+                                           .post_send = fake_post_send};
 
 static void gids_init(struct td_fake_fabric *f)
 {
-    /* As drivers lay them out: link-local, then the address of the netdev, each as version 1 and 2; an empty one among them. */
-    static const uint8_t kind[TD_FAKE_GIDS] = {TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_EMPTY, TD_FAKE_GID_V4_PRIVATE,
+    /* As drivers lay them out: link-local, then the address of the netdev, each as version 1 and
+       2; an empty one among them. */
+    static const uint8_t kind[TD_FAKE_GIDS] = {TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_LINK_LOCAL,
+                                               TD_FAKE_GID_EMPTY, TD_FAKE_GID_V4_PRIVATE,
                                                TD_FAKE_GID_V4_PRIVATE};
-    static const uint8_t type[TD_FAKE_GIDS] = {TD_VB_GID_ROCE_V1, TD_VB_GID_ROCE_V2, 0, TD_VB_GID_ROCE_V1, TD_VB_GID_ROCE_V2};
+    static const uint8_t type[TD_FAKE_GIDS] = {TD_VB_GID_ROCE_V1, TD_VB_GID_ROCE_V2, 0,
+                                               TD_VB_GID_ROCE_V1, TD_VB_GID_ROCE_V2};
     for (uint32_t d = 0; d < f->o.devices; d++) {
         for (uint32_t p = 0; p < f->o.ports; p++) {
             memcpy(f->gid_kind[d][p], kind, sizeof kind);
@@ -2240,7 +2560,8 @@ static void gids_init(struct td_fake_fabric *f)
     }
 }
 
-td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_fake_fabric **ret_fabric, struct td_err *err)
+td_status td_fake_fabric_open(const struct td_fake_options *options,
+                              struct td_fake_fabric **ret_fabric, struct td_err *err)
 {
     struct td_fake_options o = *options;
     options_complete(&o);
@@ -2258,15 +2579,20 @@ td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_f
     if (status) goto err_free;
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* EINVAL without Yama, which is fine */
     if (!node_claim(f)) {
-        status = td_fail(err, TD_ERR_LIMIT, "fake verbs: all %d nodes of %s are taken", TD_FAKE_NODES_MAX, o.path);
+        status = td_fail(err, TD_ERR_LIMIT, "fake verbs: all %d nodes of %s are taken",
+                         TD_FAKE_NODES_MAX, o.path);
         goto err_unmap;
     }
     f->random = o.seed * 0x2545f4914f6cdd1dull + f->node + 1;
-    if (!atomic_load(&f->shared->qp_next)) atomic_store(&f->shared->qp_next, (uint32_t)fake_random(f) & PSN_MASK);
+    if (!atomic_load(&f->shared->qp_next))
+        atomic_store(&f->shared->qp_next, (uint32_t)fake_random(f) & PSN_MASK);
     f->key_next = 1 + (uint32_t)(fake_random(f) % 64);
     gids_init(f);
     if (o.fail_nth) {
-        struct td_fake_rule rule = {.fault = o.fail_after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE, .device = TD_FAKE_ALL, .nth = o.fail_nth,
+        struct td_fake_rule rule = {.fault =
+                                        o.fail_after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE,
+                                    .device = TD_FAKE_ALL,
+                                    .nth = o.fail_nth,
                                     .status = (enum td_vb_wc_status)o.fail_status};
         f->rules[f->n_rules++] = (struct rule){.r = rule, .left = rule.nth};
     }
@@ -2390,20 +2716,25 @@ static void node_tell(struct node *n)
     node_wake(n);
 }
 
-bool td_fake_port_set(struct td_fake_fabric *f, uint32_t node, uint32_t device, uint8_t port, bool up)
+bool td_fake_port_set(struct td_fake_fabric *f, uint32_t node, uint32_t device, uint8_t port,
+                      bool up)
 {
-    if (node >= TD_FAKE_NODES_MAX || device >= TD_FAKE_DEVICES_MAX || port < 1 || port > TD_FAKE_PORTS_MAX) return false;
+    if (node >= TD_FAKE_NODES_MAX || device >= TD_FAKE_DEVICES_MAX || port < 1 ||
+        port > TD_FAKE_PORTS_MAX)
+        return false;
     struct node *n = &f->shared->nodes[node];
     uint32_t inc = atomic_load(&n->inc), bit = 1u << (port - 1);
     if (!node_alive(n, inc)) return false;
-    if (up) atomic_fetch_and(&n->ports_down[device], ~bit);
-    else atomic_fetch_or(&n->ports_down[device], bit);
+    if (up)
+        atomic_fetch_and(&n->ports_down[device], ~bit);
+    else
+        atomic_fetch_or(&n->ports_down[device], bit);
     node_tell(n);
     return true;
 }
 
-bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index, enum td_fake_gid kind, enum td_vb_gid_type type,
-                     bool netdev_up)
+bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index,
+                     enum td_fake_gid kind, enum td_vb_gid_type type, bool netdev_up)
 {
     if (device >= f->o.devices || !port_exists(f, port) || index >= TD_FAKE_GIDS) return false;
     fake_lock(f);
@@ -2421,7 +2752,8 @@ void td_fake_hold(struct td_fake_fabric *f, uint32_t qp_num)
     for (uint32_t i = 0; i < TD_FAKE_NODES_MAX; i++) node_tell(&f->shared->nodes[i]);
 }
 
-void td_fake_counters_get(const struct td_fake_fabric *f, uint32_t node, struct td_fake_counters *ret_counters)
+void td_fake_counters_get(const struct td_fake_fabric *f, uint32_t node,
+                          struct td_fake_counters *ret_counters)
 {
     struct td_fake_counters sum = {0};
     for (uint32_t i = 0; i < TD_FAKE_NODES_MAX; i++) {
@@ -2438,7 +2770,8 @@ void td_fake_counters_get(const struct td_fake_fabric *f, uint32_t node, struct 
         sum.rnr += atomic_load(&n->rnr);
         sum.cq_overruns += atomic_load(&n->overruns);
         sum.qps_broken += atomic_load(&n->broken);
-        if (atomic_load(&f->shared->nodes[i].inc) & 1) sum.held += atomic_load(&n->held); /* the network of a node ends with it */
+        /* the network of a node ends with it */
+        if (atomic_load(&f->shared->nodes[i].inc) & 1) sum.held += atomic_load(&n->held);
     }
     *ret_counters = sum;
 }

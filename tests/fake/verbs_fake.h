@@ -1,14 +1,19 @@
-/* verbs_fake.h - a provider of verbs in memory, which behaves to a program as reliable queue pairs of a NIC do, and misbehaves on demand.
+/* verbs_fake.h - a provider of verbs in memory, which behaves to a program as reliable queue pairs
+ * of a NIC do, and misbehaves on demand.
  *
- * A fabric is a piece of shared memory: a file that several processes open, or anonymous for one process. Each opener is a node: it has
- * devices of its own and one thread, its NIC. A node that dies, at whatever instruction, leaves nothing locked: requests to it
- * end in RETRY_EXC. Two fabrics opened on one path in one process are two nodes. Linux; the nodes share a pid namespace and a user.
+ * A fabric is a piece of shared memory: a file that several processes open, or anonymous for one
+ * process. Each opener is a node: it has devices of its own and one thread, its NIC. A node that
+ * dies, at whatever instruction, leaves nothing locked: requests to it end in RETRY_EXC. Two
+ * fabrics opened on one path in one process are two nodes. Linux; the nodes share a pid namespace
+ * and a user.
  *
- * What is checked as on hardware: states and attributes of queue pairs, both ends' numbers, addresses, packet numbers and MTU, local and remote
- * keys with their bounds and rights, protection domains, depths of all queues, who may use a window. What is not: latency,
- * congestion, more than one path. Every random choice comes from `seed`; timing between threads is the machine's.
+ * What is checked as on hardware: states and attributes of queue pairs, both ends' numbers,
+ * addresses, packet numbers and MTU, local and remote keys with their bounds and rights, protection
+ * domains, depths of all queues, who may use a window. What is not: latency, congestion, more than
+ * one path. Every random choice comes from `seed`; timing between threads is the machine's.
  *
- * Threads: the calls below may come from any thread, except open and close; they take the node's lock and may wait for one copy of a payload. */
+ * Threads: the calls below may come from any thread, except open and close; they take the node's
+ * lock and may wait for one copy of a payload. */
 #ifndef TD_TESTS_FAKE_VERBS_FAKE_H
 #define TD_TESTS_FAKE_VERBS_FAKE_H
 
@@ -21,67 +26,83 @@
 #define TD_FAKE_NODES_MAX 16
 #define TD_FAKE_DEVICES_MAX 16
 #define TD_FAKE_PORTS_MAX 2
-#define TD_FAKE_GIDS 8          /* entries of a port's table */
+#define TD_FAKE_GIDS 8 /* entries of a port's table */
 #define TD_FAKE_ALL UINT32_MAX
 
 struct td_fake_fabric;
 
 /* Zeroed fields take their defaults, which td_fake_options_default fills in. */
 struct td_fake_options {
-    const char *path;           /* NULL: anonymous, this process alone; borrowed during open */
+    const char *path; /* NULL: anonymous, this process alone; borrowed during open */
     uint64_t seed;
     uint32_t devices, ports, mtu_bytes;
-    bool infiniband;            /* addressed by lid; else RoCE */
-    bool unordered;             /* WRITEs that come to this node land in any order up to the next request of their QP that makes a completion */
-    bool relaxed;               /* the bytes of one WRITE land in 64-byte lines in any order */
-    bool device_late; /* what is written to a dma-buf stays on its way until the same device has served a READ of one, as a NIC's writes to a GPU
-                                 * may: a completion says nothing about them */
-    bool no_copy;               /* no payload moves: to time everything else */
-    uint32_t spin_us;           /* how long the NIC looks for work before it sleeps */
-    uint32_t retry_ms;          /* RETRY_EXC comes after at most this long, whatever a QP's time-out says */
-    uint32_t delay_us;          /* each request that comes to this node stays in the network for up to this long, its payload as it was when sent */
-    uint32_t fault_ppm;         /* of a million requests sent, so many fail: RETRY_EXC before or after landing, REM_OP, or the QP breaks silently */
-    uint64_t fail_nth;          /* the nth request that this node sends, 0: none, fails with fail_status (a td_vb_wc_status), */
+    bool infiniband;    /* addressed by lid; else RoCE */
+    bool unordered;     /* WRITEs that come to this node land in any order up to the next
+                           request of their QP that makes a completion */
+    bool relaxed;       /* the bytes of one WRITE land in 64-byte lines in any order */
+    bool device_late;   /* what is written to a dma-buf stays on its way until the same device has
+                           served a READ of one, as a NIC's writes to a GPU may: a completion says
+                           nothing about them */
+    bool no_copy;       /* no payload moves: to time everything else */
+    uint32_t spin_us;   /* how long the NIC looks for work before it sleeps */
+    uint32_t retry_ms;  /* RETRY_EXC comes after at most this long, whatever a QP's
+                           time-out says */
+    uint32_t delay_us;  /* each request that comes to this node stays in the network for
+                           up to this long, its payload as it was when sent */
+    uint32_t fault_ppm; /* of a million requests sent, so many fail: RETRY_EXC before or
+                           after landing, REM_OP, or the QP breaks silently */
+    uint64_t fail_nth;  /* the nth request that this node sends, 0: none, fails with
+                           fail_status (a td_vb_wc_status), */
     uint32_t fail_status;
     bool fail_after;            /* ... after it was carried out at the other end */
     struct td_vb_limits limits; /* n_ports is taken from `ports` */
 };
 
 void td_fake_options_default(struct td_fake_options *ret_options);
-void td_fake_options_tiny(struct td_fake_options *options); /* max_qp_wr 4, rd_atomic 1, max_mr_bytes 1 MiB, max_sge 1, no SRQ, no windows */
+/* max_qp_wr 4, rd_atomic 1, max_mr_bytes 1 MiB, max_sge 1, no SRQ, no windows */
+void td_fake_options_tiny(struct td_fake_options *options);
 
-/* Errors: TD_ERR_INVALID (an option), TD_ERR_LIMIT (no node left), TD_ERR_IO, TD_ERR_CORRUPT (the file is no fabric of this build).
- * The file is made when it is not there; who made the path unlinks it. A memfd as /proc/PID/fd/N needs no unlinking.
- * Sets PR_SET_PTRACER_ANY: every process of this user may read this one's memory. */
-td_status td_fake_fabric_open(const struct td_fake_options *options, struct td_fake_fabric **ret_fabric, struct td_err *err);
-void td_fake_fabric_close(struct td_fake_fabric *f);            /* all devices are closed before; NULL is fine */
+/* Errors: TD_ERR_INVALID (an option), TD_ERR_LIMIT (no node left), TD_ERR_IO, TD_ERR_CORRUPT
+ * (the file is no fabric of this build). The file is made when it is not there; who made the
+ * path unlinks it. A memfd as /proc/PID/fd/N needs no unlinking. Sets PR_SET_PTRACER_ANY: every
+ * process of this user may read this one's memory. */
+td_status td_fake_fabric_open(const struct td_fake_options *options,
+                              struct td_fake_fabric **ret_fabric, struct td_err *err);
+/* all devices are closed before; NULL is fine */
+void td_fake_fabric_close(struct td_fake_fabric *f);
 const struct td_verbs *td_fake_verbs(struct td_fake_fabric *f); /* valid until close */
 struct td_fake_fabric *td_fake_fabric_of(const struct td_verbs *vb);
-uint32_t td_fake_node(const struct td_fake_fabric *f);          /* this node's number */
+uint32_t td_fake_node(const struct td_fake_fabric *f); /* this node's number */
 
-/* TANDEM_VERBS_FAKE="path=/dev/shm/x,devices=2,seed=7,unordered=1": the fabric of this process, opened at the first call and never closed.
- * Keys: path seed devices ports mtu infiniband unordered relaxed device_late no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status
- * fail_after tiny max_qp max_qp_wr max_sge max_cqe max_srq max_srq_wr max_mw rd_atomic max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not
- * set. */
+/* TANDEM_VERBS_FAKE="path=/dev/shm/x,devices=2,seed=7,unordered=1": the fabric of this process,
+ * opened at the first call and never closed. Keys: path seed devices ports mtu infiniband
+ * unordered relaxed device_late no_copy spin_us retry_ms delay_us fault_ppm fail_nth fail_status
+ * fail_after tiny max_qp max_qp_wr max_sge max_cqe max_srq max_srq_wr max_mw rd_atomic
+ * max_mr_bytes mw_type2. TD_ERR_NOT_FOUND: the variable is not set. */
 td_status td_verbs_fake_from_env(const struct td_verbs **ret_verbs, struct td_err *err);
-td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options, char path[256], struct td_err *err);
+td_status td_fake_options_parse(const char *text, struct td_fake_options *ret_options,
+                                char path[256], struct td_err *err);
 
 /* ---- faults ---- */
 
 enum td_fake_fault {
-    TD_FAKE_FAIL_BEFORE = 1,    /* nothing is sent; completes with `status` in its turn; the QP goes to ERR and the rest is flushed */
-    TD_FAKE_FAIL_AFTER,         /* the request is carried out at the other end; RETRY_EXC: the acknowledgement got lost */
-    TD_FAKE_POST_PARTIAL,       /* post_send takes requests up to the one before the nth and answers `error` */
-    TD_FAKE_STALL               /* the QP sends nothing from the nth request on, and says nothing, until it goes to ERR */
+    TD_FAKE_FAIL_BEFORE = 1, /* nothing is sent; completes with `status` in its turn; the QP
+                                goes to ERR and the rest is flushed */
+    TD_FAKE_FAIL_AFTER,      /* the request is carried out at the other end; RETRY_EXC: the
+                                acknowledgement got lost */
+    TD_FAKE_POST_PARTIAL,    /* post_send takes requests up to the one before the nth and
+                                answers `error` */
+    TD_FAKE_STALL            /* the QP sends nothing from the nth request on, and says
+                                nothing, until it goes to ERR */
 };
 
 struct td_fake_rule {
     enum td_fake_fault fault;
-    uint32_t device;            /* index, or TD_FAKE_ALL */
-    uint32_t qp_num;            /* 0: any QP of the device */
-    uint64_t nth;               /* counts matching requests from 1, from when the rule is added */
+    uint32_t device; /* index, or TD_FAKE_ALL */
+    uint32_t qp_num; /* 0: any QP of the device */
+    uint64_t nth;    /* counts matching requests from 1, from when the rule is added */
     enum td_vb_wc_status status;
-    int error;                  /* errno */
+    int error; /* errno */
 };
 /* Each rule strikes once. At most 64 wait at a time; false when there is no room. */
 bool td_fake_rule_add(struct td_fake_fabric *f, const struct td_fake_rule *rule);
@@ -92,28 +113,44 @@ bool td_fake_qp_break(struct td_fake_fabric *f, uint32_t qp_num, bool event);
 /* The CQ dies: CQ_ERR, no completion any more, its QPs go to ERR, each with QP_FATAL. */
 void td_fake_cq_break(struct td_fake_fabric *f, struct td_vb_cq *cq);
 bool td_fake_async(struct td_fake_fabric *f, uint32_t device, const struct td_vb_async *event);
-/* Of any living node. Down: nothing passes in either direction and requests end in RETRY_EXC. The node gets PORT_ERR or PORT_ACTIVE. */
-bool td_fake_port_set(struct td_fake_fabric *f, uint32_t node, uint32_t device, uint8_t port, bool up);
+/* Of any living node. Down: nothing passes in either direction and requests end in RETRY_EXC.
+ * The node gets PORT_ERR or PORT_ACTIVE. */
+bool td_fake_port_set(struct td_fake_fabric *f, uint32_t node, uint32_t device, uint8_t port,
+                      bool up);
 
-enum td_fake_gid { TD_FAKE_GID_EMPTY, TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_V4_PRIVATE, TD_FAKE_GID_V4, TD_FAKE_GID_V6_LOCAL, TD_FAKE_GID_V6 };
+enum td_fake_gid {
+    TD_FAKE_GID_EMPTY,
+    TD_FAKE_GID_LINK_LOCAL,
+    TD_FAKE_GID_V4_PRIVATE,
+    TD_FAKE_GID_V4,
+    TD_FAKE_GID_V6_LOCAL,
+    TD_FAKE_GID_V6
+};
 /* Changes an entry of a port's table, with GID_CHANGE. */
-bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index, enum td_fake_gid kind, enum td_vb_gid_type type,
-                     bool netdev_up);
+bool td_fake_gid_set(struct td_fake_fabric *f, uint32_t device, uint8_t port, uint32_t index,
+                     enum td_fake_gid kind, enum td_vb_gid_type type, bool netdev_up);
 
-/* While held, requests of the whole fabric that are sent by or to qp_num (TD_FAKE_ALL: any) stay in the network with their payload as it is now.
- * What is released then is carried out as if it just came: it may land although its sender has been flushed or destroyed since, and is dropped
- * when the target QP or its memory is gone. 0 ends the hold. At most 256 requests from one node to another are in the network at a time. */
+/* While held, requests of the whole fabric that are sent by or to qp_num (TD_FAKE_ALL: any) stay
+ * in the network with their payload as it is now. What is released then is carried out as if it
+ * just came: it may land although its sender has been flushed or destroyed since, and is dropped
+ * when the target QP or its memory is gone. 0 ends the hold. At most 256 requests from one node
+ * to another are in the network at a time. */
 void td_fake_hold(struct td_fake_fabric *f, uint32_t qp_num);
 
 struct td_fake_counters {
     uint64_t requests_sent, retransmits;                /* as requester */
     uint64_t writes_landed, bytes_landed, reads_served; /* as responder */
-    uint64_t writes_dropped_late;                       /* came out of a hold or delay and found its QP or memory gone */
-    uint64_t writes_dropped;                            /* came directly and found no QP in a state to take it; a retransmission counts again */
+    uint64_t writes_dropped_late;                       /* came out of a hold or delay and found
+                                                           its QP or memory gone */
+    uint64_t writes_dropped;                            /* came directly and found no QP in a
+                                                           state to take it; a retransmission
+                                                           counts again */
     uint64_t rkey_violations, rnr, cq_overruns, qps_broken;
-    uint64_t held;                                      /* now in the network */
+    uint64_t held; /* now in the network */
 };
-/* Of one node, dead or alive, since it opened; TD_FAKE_ALL: the sum. A snapshot; not of one instant. */
-void td_fake_counters_get(const struct td_fake_fabric *f, uint32_t node, struct td_fake_counters *ret_counters);
+/* Of one node, dead or alive, since it opened; TD_FAKE_ALL: the sum. A snapshot; not of one
+ * instant. */
+void td_fake_counters_get(const struct td_fake_fabric *f, uint32_t node,
+                          struct td_fake_counters *ret_counters);
 
 #endif

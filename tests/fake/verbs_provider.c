@@ -1,9 +1,11 @@
-/* verbs_provider.c - the devices in memory as a library that a program loads (common/transfer/rdma/verbs.h). */
+/* verbs_provider.c - the devices in memory as a library that a program loads
+ * (common/transfer/rdma/verbs.h). */
 #include "tests/fake/verbs_fake.h"
 
 td_status td_verbs_provider(const struct td_verbs **ret_verbs, struct td_err *err);
 
-__attribute__((visibility("default"))) td_status td_verbs_provider(const struct td_verbs **ret_verbs, struct td_err *err)
+__attribute__((visibility("default"))) td_status
+td_verbs_provider(const struct td_verbs **ret_verbs, struct td_err *err)
 {
     return td_verbs_fake_from_env(ret_verbs, err);
 }

@@ -1,5 +1,6 @@
-/* bench_dataset_fuzz.c - the load generator's files from outside: prompts, traces (first byte: which kind) and results. What is accepted keeps
- * the promises of dataset.h; what is refused says why. */
+/* bench_dataset_fuzz.c - the load generator's files from outside: prompts, traces (first byte:
+ * which kind) and results. What is accepted keeps the promises of dataset.h; what is refused
+ * says why. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,7 +14,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
-static td_status count_bytes(void *ctx, const char *const *texts, size_t n, int32_t *counts, struct td_err *err)
+static td_status count_bytes(void *ctx, const char *const *texts, size_t n, int32_t *counts,
+                             struct td_err *err)
 {
     (void)ctx;
     (void)err;
@@ -23,8 +25,16 @@ static td_status count_bytes(void *ctx, const char *const *texts, size_t n, int3
 
 static void read_dataset(enum bench_dataset_kind kind, const char *path)
 {
-    struct bench_dataset_config c = {.kind = kind, .path = path, .seed = 1, .vocab = VOCAB, .time_scale = 0.5, .length_scale = 0.25, .spread = true,
-                                     .max_input_len = MAX_INPUT, .shuffle = true, .count_tokens = count_bytes};
+    struct bench_dataset_config c = {.kind = kind,
+                                     .path = path,
+                                     .seed = 1,
+                                     .vocab = VOCAB,
+                                     .time_scale = 0.5,
+                                     .length_scale = 0.25,
+                                     .spread = true,
+                                     .max_input_len = MAX_INPUT,
+                                     .shuffle = true,
+                                     .count_tokens = count_bytes};
     struct bench_dataset *d = NULL;
     struct td_err err = {0};
     td_status s = bench_dataset_open(&c, &d, &err);
@@ -35,7 +45,8 @@ static void read_dataset(enum bench_dataset_kind kind, const char *path)
     double at_s = 0;
     for (size_t i = 0; i < bench_dataset_size(d); i++) {
         const struct bench_item *it = bench_dataset_item(d, i);
-        TD_ASSERT(it->output_len >= 1 && (it->text ? it->text[0] != 0 : it->input_len >= 1 && it->input_len <= MAX_INPUT));
+        TD_ASSERT(it->output_len >= 1 &&
+                  (it->text ? it->text[0] != 0 : it->input_len >= 1 && it->input_len <= MAX_INPUT));
         if (bench_dataset_is_trace(kind)) TD_ASSERT(it->at_s >= at_s);
         at_s = it->at_s;
         int32_t ids[MAX_INPUT];
@@ -60,7 +71,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         struct bench_result r = {0};
         struct td_err err = {0};
         td_status s = bench_result_read(path, &r, &err);
-        TD_ASSERT(s ? err.code == s && err.msg[0] : !r.requests && r.n_pcts <= BENCH_MAX_PCTS && r.n_classes <= BENCH_MAX_CLASSES);
+        TD_ASSERT(s ? err.code == s && err.msg[0]
+                    : !r.requests && r.n_pcts <= BENCH_MAX_PCTS &&
+                          r.n_classes <= BENCH_MAX_CLASSES);
         bench_result_free(&r);
     }
     close(fd);

@@ -1,5 +1,5 @@
-/* bench_sweep_fuzz.c - sweep.csv and sweep.json from outside: what is accepted can be drawn, told and written, whatever its numbers are; what is
- * refused says why. */
+/* bench_sweep_fuzz.c - sweep.csv and sweep.json from outside: what is accepted can be drawn,
+ * told and written, whatever its numbers are; what is refused says why. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,5 +1,6 @@
-/* chat_template_fuzz.c - any bytes as a template, rendered for a few chats. Nothing may crash, leak, run
- * long or hold more bytes than its budget; text has its stated length and no more than it may. */
+/* chat_template_fuzz.c - any bytes as a template, rendered for a few chats. Nothing may crash,
+ * leak, run long or hold more bytes than its budget; text has its stated length and no more than
+ * it may. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,10 +12,11 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
-static const struct td_chat_message messages[] = {{"system", "be\xc2\xa0 brief ", 11},
-                                                  {"user", " Hello\n", 7},
-                                                  {"assistant", "<think>\nhm\n</think>\n\nHi \xf0\x9f\x98\x80", 28},
-                                                  {"user", "a\0b\xff\xe3\x80", 6}};
+static const struct td_chat_message messages[] = {
+    {"system", "be\xc2\xa0 brief ", 11},
+    {"user", " Hello\n", 7},
+    {"assistant", "<think>\nhm\n</think>\n\nHi \xf0\x9f\x98\x80", 28},
+    {"user", "a\0b\xff\xe3\x80", 6}};
 
 enum { MAX_TEXT = 1 << 16 };
 
@@ -34,11 +36,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     char *text = NULL;
     size_t n = 0;
 
-    if (td_chat_template_parse((const char *)data, n_bytes, "<s>", n_bytes % 2 ? "</s>" : NULL, &t, &err) == TD_OK) {
+    if (td_chat_template_parse((const char *)data, n_bytes, "<s>", n_bytes % 2 ? "</s>" : NULL, &t,
+                               &err) == TD_OK) {
         td_chat_template_set_max_bytes(t, MAX_TEXT);
         for (size_t k = 1; k <= 4; k++) {
             heap_begin();
-            bool ok = td_chat_template_render(t, messages + (k == 3), k - (k == 3), k % 2, &text, &n, &err) == TD_OK;
+            bool ok = td_chat_template_render(t, messages + (k == 3), k - (k == 3), k % 2, &text,
+                                              &n, &err) == TD_OK;
             check_heap(4, heap_end());
             if (ok) {
                 TD_ASSERT(text[n] == 0 && n <= MAX_TEXT);
@@ -51,14 +55,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     }
     /* past the families' gate */
     if (td_jinja_parse((const char *)data, n_bytes, &jinja, &err) == TD_OK) {
-        struct td_jinja_input input = {.messages = messages, .n_messages = 4, .add_generation_prompt = true, .bos_token = "<s>",
+        struct td_jinja_input input = {.messages = messages,
+                                       .n_messages = 4,
+                                       .add_generation_prompt = true,
+                                       .bos_token = "<s>",
                                        .max_text_bytes = MAX_TEXT};
         heap_begin();
         bool ok = td_jinja_render(jinja, &input, &text, &n, &err) == TD_OK;
         check_heap(4, heap_end());
         TD_ASSERT(!ok || n <= MAX_TEXT);
-        if (ok)
-            free(text);
+        if (ok) free(text);
         td_jinja_free(jinja);
     }
     return 0;

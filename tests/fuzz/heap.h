@@ -1,4 +1,5 @@
-/* heap.h - what a call holds at most, measured by the sanitizer's own allocator and not by the code under test. Fuzzers only; one thread. */
+/* heap.h - what a call holds at most, measured by the sanitizer's own allocator and not by the
+ * code under test. Fuzzers only; one thread. */
 #ifndef TD_FUZZ_HEAP_H
 #define TD_FUZZ_HEAP_H
 
@@ -27,7 +28,8 @@ static void heap_on_free(const volatile void *p)
 static inline void heap_begin(void)
 {
     static bool installed;
-    if (!installed) installed = __sanitizer_install_malloc_and_free_hooks(heap_on_malloc, heap_on_free) > 0;
+    if (!installed)
+        installed = __sanitizer_install_malloc_and_free_hooks(heap_on_malloc, heap_on_free) > 0;
     heap_live = heap_peak = 0;
     heap_counting = true;
 }

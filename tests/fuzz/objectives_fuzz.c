@@ -1,5 +1,6 @@
-/* objectives_fuzz.c - what the router reads of objectives, from hostile bytes: the class table, the latency table, a decision log line by line; the
- * first byte says which. What is accepted must be usable. */
+/* objectives_fuzz.c - what the router reads of objectives, from hostile bytes: the class table,
+ * the latency table, a decision log line by line; the first byte says which. What is accepted
+ * must be usable. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +14,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 static struct td_core_config config;
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 
-static void need_message(td_status s, const struct td_err *err) { TD_ASSERT(s == TD_OK || (err->code == s && err->msg[0])); }
+static void need_message(td_status s, const struct td_err *err)
+{
+    TD_ASSERT(s == TD_OK || (err->code == s && err->msg[0]));
+}
 
 static void start_core(void)
 {
@@ -35,11 +39,13 @@ static void read_table(const uint8_t *text, size_t n_bytes)
     fclose(in);
     need_message(s, &err);
     if (s) return;
-    for (uint32_t i = 0; i < config.n_thetas; i++) TD_ASSERT(names[i][0] && strlen(names[i]) < ROUTER_NODE_CLASS_NAME);
+    for (uint32_t i = 0; i < config.n_thetas; i++)
+        TD_ASSERT(names[i][0] && strlen(names[i]) < ROUTER_NODE_CLASS_NAME);
     start_core();
 }
 
-/* Lines of a decision log, and the core they describe: any sequence of events leaves it standing. */
+/* Lines of a decision log, and the core they describe: any sequence of events leaves it
+ * standing. */
 static void read_log(char *text)
 {
     static uint64_t hashes[TD_CORE_MAX_HASHES];
@@ -52,11 +58,15 @@ static void read_log(char *text)
         need_message(s, &err);
         if (s) break;
         if (what == TD_READ_CONFIG) {
-            TD_ASSERT(reader.config.n_classes <= TD_CORE_MAX_CLASSES && reader.config.n_thetas <= TD_CORE_MAX_NODE_CLASSES);
-            if (reader.config.max_requests > 64 || reader.config.max_prefix_entries > 4096) break; /* what it may ask for is bounded, but large */
+            TD_ASSERT(reader.config.n_classes <= TD_CORE_MAX_CLASSES &&
+                      reader.config.n_thetas <= TD_CORE_MAX_NODE_CLASSES);
+            /* what it may ask for is bounded, but large */
+            if (reader.config.max_requests > 64 || reader.config.max_prefix_entries > 4096) break;
             if (td_core_create(&reader.config, &core, &err)) break;
         }
-        if (what == TD_READ_EVENT) TD_ASSERT(td_core_step(core, &reader.event, actions) <= 8 * (size_t)reader.config.max_requests);
+        if (what == TD_READ_EVENT)
+            TD_ASSERT(td_core_step(core, &reader.event, actions) <=
+                      8 * (size_t)reader.config.max_requests);
     }
     td_core_destroy(core);
 }

@@ -1,6 +1,8 @@
-/* rpc_frames_fuzz.c - the counter of HTTP/2 frames (common/rpc/frames.h). The first byte says in which pieces the rest comes.
+/* rpc_frames_fuzz.c - the counter of HTTP/2 frames (common/rpc/frames.h). The first byte says in
+ * which pieces the rest comes.
  *
- * However the bytes are cut, the verdict and the state after each are the same; a block never holds more than its bound. */
+ * However the bytes are cut, the verdict and the state after each are the same; a block never
+ * holds more than its bound. */
 #include <stdlib.h>
 #include <string.h>
 

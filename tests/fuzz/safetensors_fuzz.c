@@ -1,5 +1,6 @@
-/* safetensors_fuzz.c - a file's bytes, the first 8 of which become the true header length when the first input byte is odd (so that
- * the JSON behind them is reached). What is accepted must tile the data exactly. */
+/* safetensors_fuzz.c - a file's bytes, the first 8 of which become the true header length when
+ * the first input byte is odd (so that the JSON behind them is reached). What is accepted must
+ * tile the data exactly. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -36,7 +37,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         volatile uint8_t sink = 0;
         for (int32_t i = 0; i < st.n_tensors; i++) {
             const struct td_tensor *t = &st.tensors[i];
-            TD_ASSERT(td_safetensors_find(&st, t->name) == t && t->data >= file && t->data + t->n_bytes <= file + n);
+            TD_ASSERT(td_safetensors_find(&st, t->name) == t && t->data >= file &&
+                      t->data + t->n_bytes <= file + n);
             for (uint64_t k = 0; k < t->n_bytes; k++) sink = (uint8_t)(sink + t->data[k]);
             sum += t->n_bytes;
         }

@@ -1,5 +1,6 @@
-/* sim_files_fuzz.c - what the simulator reads from outside; the first byte says which: traces, latency files, splitwise-sim's table, fleets, faults,
- * lists, lengths. What is accepted keeps the promises of its header; what is refused says why. */
+/* sim_files_fuzz.c - what the simulator reads from outside; the first byte says which: traces,
+ * latency files, splitwise-sim's table, fleets, faults, lists, lengths. What is accepted keeps
+ * the promises of its header; what is refused says why. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,8 @@ static void trace_of(const char *path, bool spread)
     TD_ASSERT(t.n > 0);
     for (uint32_t i = 0; i < t.n; i++) {
         const struct td_sim_request *r = &t.requests[i];
-        TD_ASSERT(r->n_prompt >= 1 && r->n_output >= 1 && (uint64_t)r->hash_at + r->n_hashes <= t.n_hashes);
+        TD_ASSERT(r->n_prompt >= 1 && r->n_output >= 1 &&
+                  (uint64_t)r->hash_at + r->n_hashes <= t.n_hashes);
         TD_ASSERT(i == 0 || r->at_ns >= t.requests[i - 1].at_ns);
     }
     uint64_t tokens, hits = td_sim_prefix_hits(&t, 7, &tokens);
@@ -39,7 +41,8 @@ static void perf_of(const char *spec)
         TD_ASSERT(err.code == s && err.msg[0]);
         return;
     }
-    struct td_perf_batch b = {.prefill_rows = 100, .attention_work = 5000, .decode_rows = 3, .context_tokens = 900};
+    struct td_perf_batch b = {
+        .prefill_rows = 100, .attention_work = 5000, .decode_rows = 3, .context_tokens = 900};
     TD_ASSERT(!isnan(td_perf_step_s(&p, &b)) && p.gpus >= 1);
 }
 
@@ -50,7 +53,8 @@ static void text_of(int kind, const char *text)
         struct td_sim_config c = {0};
         struct td_sim_group d = {.max_batch = 1, .max_step_tokens = 1, .max_seqs = 1};
         td_status s = td_sim_fleet_parse(text, &d, &c, &err);
-        TD_ASSERT(s ? err.msg[0] != 0 : c.n_groups >= 1 && c.n_groups <= TD_SIM_MAX_GROUPS && c.groups[0].count >= 1);
+        TD_ASSERT(s ? err.msg[0] != 0
+                    : c.n_groups >= 1 && c.n_groups <= TD_SIM_MAX_GROUPS && c.groups[0].count >= 1);
     } else if (kind == 1) {
         struct td_sim_fault *f = NULL;
         uint32_t n = 0;
@@ -86,9 +90,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     int fd = memfd_create("fuzz", MFD_CLOEXEC);
     char path[128];
     if (fd < 0 || write(fd, data + 1, n_bytes - 1) != (ssize_t)(n_bytes - 1)) abort();
-    snprintf(path, sizeof path, kind == 3 ? "splitwise:/proc/self/fd/%d:m:h:8" : "/proc/self/fd/%d", fd);
-    if (kind < 2) trace_of(path, kind);
-    else perf_of(path);
+    snprintf(path, sizeof path, kind == 3 ? "splitwise:/proc/self/fd/%d:m:h:8" : "/proc/self/fd/%d",
+             fd);
+    if (kind < 2)
+        trace_of(path, kind);
+    else
+        perf_of(path);
     close(fd);
     return 0;
 }

@@ -1,9 +1,10 @@
 /* tokenizer_fuzz.c - a tokenizer.json and a text, both from outside.
  *
- * Input: JSON, a NUL, then the text. With no model in the JSON a small byte-level one is put in, so that most inputs reach the components.
- * Invariants, for every file that is accepted: the ids of a valid text exist; decoding them works; streaming them, cut at any place, gives the
- * same text in valid pieces. Neither way holds more bytes than its budget: a realloc has its old and new block for a moment, so up to twice that, and
- * PCRE2's own (its JIT stack, 8 MiB). */
+ * Input: JSON, a NUL, then the text. With no model in the JSON a small byte-level one is put in,
+ * so that most inputs reach the components. Invariants, for every file that is accepted: the ids
+ * of a valid text exist; decoding them works; streaming them, cut at any place, gives the same
+ * text in valid pieces. Neither way holds more bytes than its budget: a realloc has its old and
+ * new block for a moment, so up to twice that, and PCRE2's own (its JIT stack, 8 MiB). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,8 @@ static char *with_model(const char *text, size_t n)
         json_object_set_new(vocab, "\xE2\x96\x81", json_integer(257));
         json_object_set_new(vocab, "<0xE2>", json_integer(258));
         json_object_set_new(root, "model",
-                            json_pack("{s:o, s:[s], s:b, s:s}", "vocab", vocab, "merges", "a a", "byte_fallback", 1, "unk_token", "a"));
+                            json_pack("{s:o, s:[s], s:b, s:s}", "vocab", vocab, "merges", "a a",
+                                      "byte_fallback", 1, "unk_token", "a"));
         out = json_dumps(root, 0);
     }
     json_decref(root);
@@ -55,29 +57,36 @@ static void check(const struct td_tokenizer *t, const char *text, size_t n)
     check_heap(n, heap_end());
     if (encoded == TD_OK && list.n) {
         size_t n_ids_bytes = 0, n_one;
-        for (size_t i = 0; i < list.n; i++) n_ids_bytes += td_tokenizer_token_text(t, list.ids[i], &n_one) ? n_one : 0;
+        for (size_t i = 0; i < list.n; i++)
+            n_ids_bytes += td_tokenizer_token_text(t, list.ids[i], &n_one) ? n_one : 0;
         for (int skip_special = 0; skip_special < 2; skip_special++) {
             char *whole;
             size_t n_whole, n_streamed = 0, bad, n_piece;
             struct td_detokenizer *d;
             const char *piece;
             heap_begin();
-            td_status s = td_tokenizer_decode(t, list.ids, list.n, skip_special, &whole, &n_whole, NULL);
+            td_status s =
+                td_tokenizer_decode(t, list.ids, list.n, skip_special, &whole, &n_whole, NULL);
             check_heap(n_ids_bytes, heap_end());
-            if (s == TD_ERR_LIMIT) continue; /* the decoder makes too much text, or needs too many steps */
+            if (s == TD_ERR_LIMIT)
+                continue; /* the decoder makes too much text, or needs too
+                             many steps */
             TD_ASSERT(s == TD_OK && td_utf8_valid(whole, n_whole, &bad));
             TD_ASSERT(td_detokenizer_create(t, NULL, 0, skip_special, &d) == TD_OK);
             for (size_t i = 0; i <= list.n; i++) {
-                s = i < list.n ? td_detokenizer_push(d, list.ids[i], &piece, &n_piece) : td_detokenizer_finish(d, &piece, &n_piece);
+                s = i < list.n ? td_detokenizer_push(d, list.ids[i], &piece, &n_piece)
+                               : td_detokenizer_finish(d, &piece, &n_piece);
                 TD_ASSERT(s == TD_OK && td_utf8_valid(piece, n_piece, &bad));
-                TD_ASSERT(n_piece <= n_whole - n_streamed && !memcmp(whole + n_streamed, piece, n_piece));
+                TD_ASSERT(n_piece <= n_whole - n_streamed &&
+                          !memcmp(whole + n_streamed, piece, n_piece));
                 n_streamed += n_piece;
             }
             TD_ASSERT(n_streamed == n_whole);
             td_detokenizer_free(d);
             if (td_detokenizer_create(t, list.ids, list.n / 2, skip_special, &d) == TD_OK) {
                 for (size_t i = list.n / 2; i < list.n; i++) {
-                    TD_ASSERT(td_detokenizer_push(d, list.ids[i], &piece, &n_piece) == TD_OK && td_utf8_valid(piece, n_piece, &bad));
+                    TD_ASSERT(td_detokenizer_push(d, list.ids[i], &piece, &n_piece) == TD_OK &&
+                              td_utf8_valid(piece, n_piece, &bad));
                 }
                 td_detokenizer_free(d);
             }
@@ -95,7 +104,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     struct td_tokenizer *t = NULL;
     struct td_err err = {0};
     char *whole = with_model((const char *)bytes, n_json);
-    td_status s = td_tokenizer_parse(whole ? whole : (const char *)bytes, whole ? strlen(whole) : n_json, &t, &err);
+    td_status s = td_tokenizer_parse(whole ? whole : (const char *)bytes,
+                                     whole ? strlen(whole) : n_json, &t, &err);
     TD_ASSERT(s == TD_OK || (t == NULL && err.msg[0] && err.code == s));
     if (!s) check(t, text, n_text < TEXT_MAX ? n_text : TEXT_MAX);
     td_tokenizer_free(t);

@@ -1,7 +1,8 @@
-/* xfer_frame_fuzz.c - a peer that says anything: the input is a stream of headers and payloads, read the way a connection reads them, into the
- * receiver's and the sender's core. Headers are repaired as a real attacker would (magic, version, crc; sometimes the right slot, generation, handle
- * or key), so that the fuzzer gets behind them. The cores' own assertions are the oracle, and: SLOT_READY only after the bytes of the whole grant
- * were placed. */
+/* xfer_frame_fuzz.c - a peer that says anything: the input is a stream of headers and payloads,
+ * read the way a connection reads them, into the receiver's and the sender's core. Headers are
+ * repaired as a real attacker would (magic, version, crc; sometimes the right slot, generation,
+ * handle or key), so that the fuzzer gets behind them. The cores' own assertions are the oracle,
+ * and: SLOT_READY only after the bytes of the whole grant were placed. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -37,9 +38,13 @@ static void check_events(struct td_xfer_core *c, const uint64_t *placed)
 {
     struct td_xfer_event e;
     while (td_xfer_core_poll(c, &e, 1)) {
-        TD_ASSERT(e.note_bytes <= TD_XFER_NOTE_MAX && strnlen(e.reason, sizeof e.reason) < sizeof e.reason);
-        if (e.kind == TD_XFER_SLOT_READY) TD_ASSERT(placed[e.id] >= e.bytes && e.bytes == (uint64_t)c->slots[e.id].n_blocks * BLOCK_BYTES);
-        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_SLOT_FAILED) td_xfer_core_revoke(c, e.id, "seen");
+        TD_ASSERT(e.note_bytes <= TD_XFER_NOTE_MAX &&
+                  strnlen(e.reason, sizeof e.reason) < sizeof e.reason);
+        if (e.kind == TD_XFER_SLOT_READY)
+            TD_ASSERT(placed[e.id] >= e.bytes &&
+                      e.bytes == (uint64_t)c->slots[e.id].n_blocks * BLOCK_BYTES);
+        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_SLOT_FAILED)
+            td_xfer_core_revoke(c, e.id, "seen");
     }
 }
 
@@ -47,7 +52,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     static struct td_xfer_core c;
     static uint8_t payload[TD_XFER_PAYLOAD_MAX];
-    struct td_xfer_core_hooks hooks = {.random_u64 = random_hook, .send = send_hook, .op_handle = handle_hook};
+    struct td_xfer_core_hooks hooks = {
+        .random_u64 = random_hook, .send = send_hook, .op_handle = handle_hook};
     uint64_t placed[4] = {0}, now = 1;
     uint32_t slot, op;
     struct td_xfer_turns turns = {0};
@@ -55,10 +61,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     counter = 0;
     TD_ASSERT(td_xfer_core_create(&c, 4, 2, 100, 0, &hooks, NULL) == TD_OK);
     td_xfer_core_mem(&c, BLOCK_BYTES, 8);
-    for (int32_t i = 0; i < 3; i++) TD_ASSERT(td_xfer_core_grant(&c, ids, 5 * (i > 0), i == 2 ? 50 : TD_NEVER_NS, 0, &slot, NULL) == TD_OK);
+    for (int32_t i = 0; i < 3; i++)
+        TD_ASSERT(td_xfer_core_grant(&c, ids, 5 * (i > 0), i == 2 ? 50 : TD_NEVER_NS, 0, &slot,
+                                     NULL) == TD_OK);
     struct td_xfer_grant_blob grant = {.n_blocks = 2, .block_bytes = BLOCK_BYTES, .slot = 1};
     TD_ASSERT(td_xfer_core_op_start(&c, &grant, TD_NEVER_NS, 0, &op, NULL) == TD_OK);
-    td_xfer_core_op_attach(&c, op, 1, n_bytes % 4 == 3 ? TD_XFER_PATH_RDMA : TD_XFER_PATH_TCP, false);
+    td_xfer_core_op_attach(&c, op, 1, n_bytes % 4 == 3 ? TD_XFER_PATH_RDMA : TD_XFER_PATH_TCP,
+                           false);
     TD_ASSERT(td_xfer_core_submit(&c, now, op, 0, ids, 2, n_bytes % 2, NULL, 0) == TD_OK);
 
     while (n_bytes >= 65) {
@@ -77,26 +86,31 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         }
         if (repair & 1) f.slot %= 4;
         if ((repair & 2) && f.slot < 4) f.generation = c.slots[f.slot].generation;
-        if ((repair & 4) && f.slot < 4) f.handle = c.slots[f.slot].handle, f.attempt = c.slots[f.slot].attempt;
+        if ((repair & 4) && f.slot < 4)
+            f.handle = c.slots[f.slot].handle, f.attempt = c.slots[f.slot].attempt;
         if (f.type >= TD_XFER_DONE && (repair & 4))
-            f.op = op, f.slot = 1, f.generation = 0, f.handle = c.ops[op].handle, f.attempt = c.ops[op].attempt;
+            f.op = op, f.slot = 1, f.generation = 0, f.handle = c.ops[op].handle,
+            f.attempt = c.ops[op].attempt;
         size_t have = f.length < n_bytes ? f.length : n_bytes;
         if (have > sizeof payload) have = sizeof payload;
         memset(payload, 0, sizeof payload);
         memcpy(payload, data, have);
         data += have;
         n_bytes -= have;
-        if (f.type == TD_XFER_OPEN && (repair & 8) && f.slot < 4) memcpy(payload, c.slots[f.slot].key, TD_XFER_KEY_BYTES);
+        if (f.type == TD_XFER_OPEN && (repair & 8) && f.slot < 4)
+            memcpy(payload, c.slots[f.slot].key, TD_XFER_KEY_BYTES);
         uint64_t conn = 1 + (repair >> 4) % 3;
         enum td_xfer_path path = conn == 3 ? TD_XFER_PATH_SHM : TD_XFER_PATH_TCP;
         switch (f.type) {
         case TD_XFER_OPEN:
-            if (td_xfer_core_rx_open(&c, conn, path, &f, payload) == TD_OK && c.slots[f.slot].conn == conn && c.slots[f.slot].handle == f.handle &&
+            if (td_xfer_core_rx_open(&c, conn, path, &f, payload) == TD_OK &&
+                c.slots[f.slot].conn == conn && c.slots[f.slot].handle == f.handle &&
                 c.slots[f.slot].bytes_got == 0)
                 placed[f.slot] = 0;
             break;
         case TD_XFER_DATA:
-            if (td_xfer_core_rx_data(&c, conn, &f) == TD_OK && td_xfer_core_place_begin(&c, conn, &f)) {
+            if (td_xfer_core_rx_data(&c, conn, &f) == TD_OK &&
+                td_xfer_core_place_begin(&c, conn, &f)) {
                 if (repair & 0x80) td_xfer_core_revoke(&c, f.slot, "meanwhile");
                 placed[f.slot] += f.length;
                 td_xfer_core_place_end(&c, now, f.slot, f.length);
@@ -110,22 +124,38 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             td_xfer_core_rx_ref(&c, conn, &f, first, refs, (int32_t)(f.length / 4 - 1), 8);
             break;
         }
-        case TD_XFER_FINAL: td_xfer_core_rx_final(&c, now, f.last_us + repair, conn, &f, payload); break;
+        case TD_XFER_FINAL:
+            td_xfer_core_rx_final(&c, now, f.last_us + repair, conn, &f, payload);
+            break;
         case TD_XFER_TARGETS: { /* with keys, or without */
             struct td_xfer_run runs[TD_XFER_RUNS_MAX];
             uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = repair >> 6;
             int32_t n, before = c.ops[op].n_runs;
             if (td_xfer_targets_decode(payload, f.length, n_keys, runs, keys, &n) == TD_OK &&
                 td_xfer_core_rx_targets(&c, conn, &f, runs, n, 8, n_keys) == TD_OK && n_keys)
-                TD_ASSERT(c.ops[op].n_runs == before + n && c.ops[op].n_runs <= c.ops[op].n_targets && c.ops[op].n_targets <= grant.n_blocks);
+                TD_ASSERT(c.ops[op].n_runs == before + n &&
+                          c.ops[op].n_runs <= c.ops[op].n_targets &&
+                          c.ops[op].n_targets <= grant.n_blocks);
             break;
         }
-        case TD_XFER_ABORT: td_xfer_core_rx_abort(&c, conn, &f, "abort"); break;
-        case TD_XFER_DONE: td_xfer_core_rx_done(&c, now, conn, &f); break;
-        case TD_XFER_FAIL: td_xfer_core_rx_fail(&c, now, conn, &f, "fail"); break;
-        case TD_XFER_PING: td_xfer_core_tick(&c, now += 10); break;
-        case TD_XFER_MEM: td_xfer_core_conn_lost(&c, now, conn, TD_ERR_PEER, "lost", repair & 8 ? TD_XFER_CUT : TD_XFER_LOST); break;
-        default: break;
+        case TD_XFER_ABORT:
+            td_xfer_core_rx_abort(&c, conn, &f, "abort");
+            break;
+        case TD_XFER_DONE:
+            td_xfer_core_rx_done(&c, now, conn, &f);
+            break;
+        case TD_XFER_FAIL:
+            td_xfer_core_rx_fail(&c, now, conn, &f, "fail");
+            break;
+        case TD_XFER_PING:
+            td_xfer_core_tick(&c, now += 10);
+            break;
+        case TD_XFER_MEM:
+            td_xfer_core_conn_lost(&c, now, conn, TD_ERR_PEER, "lost",
+                                   repair & 8 ? TD_XFER_CUT : TD_XFER_LOST);
+            break;
+        default:
+            break;
         }
         struct td_xfer_copy copy;
         if (td_xfer_core_copy_next(&c, &turns, 250, 2, &copy)) {

@@ -1,13 +1,16 @@
-/* xfer_setup_fuzz.c - a peer that says anything while a connection is being set up: HELLO, MEM, the offers and answers of RDMA and of device memory,
- * with descriptors that do or do not ride along, on both roles, over tcp and the unix socket. xfer_frame_fuzz has the frames that come after it.
+/* xfer_setup_fuzz.c - a peer that says anything while a connection is being set up: HELLO, MEM, the
+ * offers and answers of RDMA and of device memory, with descriptors that do or do not ride along,
+ * on both roles, over tcp and the unix socket. xfer_frame_fuzz has the frames that come after it.
  *
- * The engines are whole: one with the host's memory and devices of the provider in memory, one with a device's memory,
- * one as the first that asks for a cluster secret, which this side knows; each input is one connection.
- * First byte: which engine, which role, which socket, which path. Then frames: a byte of repairs, a header, its payload.
- * Repairs put right what a real attacker would (magic, version, crc; on demand the connection's tag, the type's length,
- * sizes that both sides know, the MAC of the secret), so that the fuzzer gets behind them.
+ * The engines are whole: one with the host's memory and devices of the provider in memory, one with
+ * a device's memory, one as the first that asks for a cluster secret, which this side knows; each
+ * input is one connection. First byte: which engine, which role, which socket, which path. Then
+ * frames: a byte of repairs, a header, its payload. Repairs put right what a real attacker would
+ * (magic, version, crc; on demand the connection's tag, the type's length, sizes that both sides
+ * know, the MAC of the secret), so that the fuzzer gets behind them.
  *
- * Oracle: the engine's assertions, and: a peer that has gone leaves no connection, no op and no descriptor behind. */
+ * Oracle: the engine's assertions, and: a peer that has gone leaves no connection, no op and no
+ * descriptor behind. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -68,20 +71,27 @@ static void load_secret(void)
     char path[64];
     struct td_err err = {0};
     int fd = memfd_create("secret", MFD_CLOEXEC);
-    need(fd >= 0 && dprintf(fd, "0123456789abcdef0123456789abcdef") == 32 && fchmod(fd, 0600) == 0, "memfd");
+    need(fd >= 0 && dprintf(fd, "0123456789abcdef0123456789abcdef") == 32 && fchmod(fd, 0600) == 0,
+         "memfd");
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     need(td_cluster_secret_load(path, &secret, &err) == TD_OK, err.msg);
     close(fd);
 }
 
-static void make_mac(bool acceptor, const struct td_xfer_hello *own, uint8_t ret_mac[TD_XFER_SECRET_BYTES])
+static void make_mac(bool acceptor, const struct td_xfer_hello *own,
+                     uint8_t ret_mac[TD_XFER_SECRET_BYTES])
 {
     const struct td_xfer_frame *f = &talk.hello_frame;
     uint32_t numbers[5] = {f->slot, f->op, (uint32_t)f->conn, (uint32_t)(f->conn >> 32), talk.port};
-    const struct td_secret_field fields[] = {{talk.hello.secret, 32}, {talk.challenge, 32}, {&talk.hello.hello, sizeof talk.hello.hello},
-                                             {numbers, sizeof numbers}, {talk.host, strlen(talk.host)}, {own, sizeof *own}};
+    const struct td_secret_field fields[] = {{talk.hello.secret, 32},
+                                             {talk.challenge, 32},
+                                             {&talk.hello.hello, sizeof talk.hello.hello},
+                                             {numbers, sizeof numbers},
+                                             {talk.host, strlen(talk.host)},
+                                             {own, sizeof *own}};
     const char *label = acceptor ? "tandem kv 1 acceptor" : "tandem kv 1 initiator";
-    need(td_cluster_secret_prove(secret, label, fields, acceptor ? 6 : 5, ret_mac) == TD_OK, "no MAC");
+    need(td_cluster_secret_prove(secret, label, fields, acceptor ? 6 : 5, ret_mac) == TD_OK,
+         "no MAC");
 }
 
 static void open_ends(void)
@@ -112,21 +122,24 @@ static void open_ends(void)
             need(td_fake_fabric_open(&options, &fabric, &err) == TD_OK, err.msg);
             rdma.verbs = td_fake_verbs(fabric);
             config.rdma = &rdma;
-            need(td_arena_create(BLOCK_BYTES * N_BLOCKS, true, "fuzz", &e->arena, &err) == TD_OK, err.msg);
+            need(td_arena_create(BLOCK_BYTES * N_BLOCKS, true, "fuzz", &e->arena, &err) == TD_OK,
+                 err.msg);
         } else {
             struct fake_device *d = fake_device_open("eager");
             config.memory = fake_device_memory(d);
-            e->arena = (struct td_arena){.bytes = BLOCK_BYTES * N_BLOCKS + TD_XFER_PROBE_BYTES, .memfd = -1};
+            e->arena = (struct td_arena){.bytes = BLOCK_BYTES * N_BLOCKS + TD_XFER_PROBE_BYTES,
+                                         .memfd = -1};
             e->arena.base = fake_device_alloc(d, e->arena.bytes);
         }
         need(td_xfer_open(&config, &e->x, &err) == TD_OK, err.msg);
         need(td_xfer_mem_add(e->x, &e->arena, BLOCK_BYTES, N_BLOCKS, &err) == TD_OK, err.msg);
-        need(td_xfer_grant(e->x, ids, 2, TD_NEVER_NS, 0, &e->slot, blob, &n, &err) == TD_OK, err.msg);
+        need(td_xfer_grant(e->x, ids, 2, TD_NEVER_NS, 0, &e->slot, blob, &n, &err) == TD_OK,
+             err.msg);
         need(td_xfer_grant_decode(blob, n, &e->grant, &err) == TD_OK, err.msg);
     }
 }
 
-/* --- a connection ----------------------------------------------------------------------------------------------------------------- */
+/* --- a connection ----------------------------------------------------------------------------- */
 
 static socklen_t unix_address(const char *name, struct sockaddr_un *a)
 {
@@ -148,13 +161,18 @@ static int dial(const struct end *e, bool local)
 {
     int fd = limited(socket(local ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     struct sockaddr_un u;
-    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(e->grant.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in in = {.sin_family = AF_INET,
+                             .sin_port = htons(e->grant.port),
+                             .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t n = unix_address(e->grant.shm_name, &u);
-    need(connect(fd, local ? (struct sockaddr *)&u : (struct sockaddr *)&in, local ? n : sizeof in) == 0, "connect");
+    need(connect(fd, local ? (struct sockaddr *)&u : (struct sockaddr *)&in,
+                 local ? n : sizeof in) == 0,
+         "connect");
     return fd;
 }
 
-/* All n bytes; false: the other side has closed. Silence is an error: it answers a HELLO, and closes when this side has. */
+/* All n bytes; false: the other side has closed. Silence is an error: it answers a HELLO, and
+ * closes when this side has. */
 static bool take(int fd, void *to, size_t n)
 {
     for (uint8_t *p = to; n;) {
@@ -174,8 +192,11 @@ static bool take_hello(int fd, uint64_t *ret_nonce)
     struct td_xfer_frame f;
     struct td_xfer_hello hello;
     if (!take(fd, header, sizeof header)) return false;
-    need(td_xfer_frame_decode(header, &f, NULL) == TD_OK && f.length <= sizeof payload, "the engine sent a malformed frame");
-    if (!take(fd, payload, f.length) || f.status || (f.length != sizeof hello && f.length != sizeof talk.hello)) return false;
+    need(td_xfer_frame_decode(header, &f, NULL) == TD_OK && f.length <= sizeof payload,
+         "the engine sent a malformed frame");
+    if (!take(fd, payload, f.length) || f.status ||
+        (f.length != sizeof hello && f.length != sizeof talk.hello))
+        return false;
     memcpy(&hello, payload, sizeof hello);
     *ret_nonce = hello.nonce;
     if (f.type == TD_XFER_HELLO && f.length == sizeof talk.hello) {
@@ -191,7 +212,8 @@ static bool take_challenge(int fd)
     uint8_t header[64], payload[TD_XFER_PAYLOAD_MAX];
     struct td_xfer_frame f;
     if (!take(fd, header, sizeof header)) return false;
-    need(td_xfer_frame_decode(header, &f, NULL) == TD_OK && f.length <= sizeof payload, "the engine sent a malformed frame");
+    need(td_xfer_frame_decode(header, &f, NULL) == TD_OK && f.length <= sizeof payload,
+         "the engine sent a malformed frame");
     if (!take(fd, payload, f.length) || f.type != TD_XFER_CHALLENGE) return false;
     memcpy(talk.challenge, payload, sizeof talk.challenge);
     return true;
@@ -205,9 +227,13 @@ static int small_memfd(bool sealed)
     return fd;
 }
 
-static void put(int fd, bool local, const uint8_t *header, const uint8_t *payload, size_t n, int n_fds, bool sealed)
+static void put(int fd, bool local, const uint8_t *header, const uint8_t *payload, size_t n,
+                int n_fds, bool sealed)
 {
-    union { struct cmsghdr header; char room[CMSG_SPACE(3 * sizeof(int))]; } control = {0};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(3 * sizeof(int))];
+    } control = {0};
     struct iovec iov[2] = {{(void *)(uintptr_t)header, 64}, {(void *)(uintptr_t)payload, n}};
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
     int fds[3];
@@ -226,22 +252,38 @@ static void put(int fd, bool local, const uint8_t *header, const uint8_t *payloa
     (void)k;
 }
 
-/* --- what the input says ---------------------------------------------------------------------------------------------------------- */
+/* --- what the input says ---------------------------------------------------------------------- */
 
-enum repair { FIX_TAG = 1, FIX_LENGTH = 2, FIX_SIZES = 4, SEALED = 8, ONE_FD = 16, TWO_FDS = 32, FIX_PATH = 64, RAW = 128 };
+enum repair {
+    FIX_TAG = 1,
+    FIX_LENGTH = 2,
+    FIX_SIZES = 4,
+    SEALED = 8,
+    ONE_FD = 16,
+    TWO_FDS = 32,
+    FIX_PATH = 64,
+    RAW = 128
+};
 
 static uint32_t natural_length(uint8_t type, const struct end *e)
 {
     switch (type) {
     case TD_XFER_HELLO:
-    case TD_XFER_HELLO_ACK: return e == &ends[2] ? sizeof(struct td_xfer_secret_hello) : sizeof(struct td_xfer_hello);
+    case TD_XFER_HELLO_ACK:
+        return e == &ends[2] ? sizeof(struct td_xfer_secret_hello) : sizeof(struct td_xfer_hello);
     case TD_XFER_CHALLENGE:
-    case TD_XFER_PROOF: return TD_XFER_SECRET_BYTES;
-    case TD_XFER_MEM: return sizeof(struct td_xfer_mem);
-    case TD_XFER_RDMA_OFFER: return TD_XFER_RDMA_SETUP_BYTES;
-    case TD_XFER_RDMA_ACCEPT: return TD_XFER_RDMA_SETUP_BYTES + 2 * 4;
-    case TD_XFER_DEVICE_OFFER: return sizeof(struct td_xfer_device_mem);
-    default: return 0;
+    case TD_XFER_PROOF:
+        return TD_XFER_SECRET_BYTES;
+    case TD_XFER_MEM:
+        return sizeof(struct td_xfer_mem);
+    case TD_XFER_RDMA_OFFER:
+        return TD_XFER_RDMA_SETUP_BYTES;
+    case TD_XFER_RDMA_ACCEPT:
+        return TD_XFER_RDMA_SETUP_BYTES + 2 * 4;
+    case TD_XFER_DEVICE_OFFER:
+        return sizeof(struct td_xfer_device_mem);
+    default:
+        return 0;
     }
 }
 
@@ -293,15 +335,17 @@ static void fix_sizes(uint8_t type, uint8_t *payload, const struct end *e)
             s.rail[i].index = i;
             s.rail[i].ethernet &= 1;
             s.rail[i].mtu_bytes = 256u << s.rail[i].mtu_bytes % 5;
-            for (int q = 0; q < TD_XFER_RAIL_QPS_MAX; q++) s.rail[i].qpn[q] &= 0xffffff, s.rail[i].psn[q] &= 0xffffff;
+            for (int q = 0; q < TD_XFER_RAIL_QPS_MAX; q++)
+                s.rail[i].qpn[q] &= 0xffffff, s.rail[i].psn[q] &= 0xffffff;
         }
         memcpy(payload, &s, TD_XFER_RDMA_SETUP_BYTES + 8);
     }
 }
 
 /* The next frame of the input; false: it is over. */
-static bool next_frame(const uint8_t **data, size_t *n_bytes, const struct end *e, uint64_t tag, uint32_t path, uint8_t header[64],
-                       uint8_t payload[TD_XFER_PAYLOAD_MAX], struct td_xfer_frame *f, uint8_t *repair)
+static bool next_frame(const uint8_t **data, size_t *n_bytes, const struct end *e, uint64_t tag,
+                       uint32_t path, uint8_t header[64], uint8_t payload[TD_XFER_PAYLOAD_MAX],
+                       struct td_xfer_frame *f, uint8_t *repair)
 {
     if (*n_bytes < 65) return false;
     *repair = (*data)[0];
@@ -325,7 +369,9 @@ static bool next_frame(const uint8_t **data, size_t *n_bytes, const struct end *
     f->flags = 0;
     if (f->status > 0) f->status = (int16_t)-f->status;
     if (f->type != TD_XFER_FINAL) f->last_us = 0;
-    if (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING && f->type != TD_XFER_FINAL) f->clock_us = 0;
+    if (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING &&
+        f->type != TD_XFER_FINAL)
+        f->clock_us = 0;
     td_xfer_frame_encode(f, header);
     return true;
 }
@@ -343,7 +389,8 @@ static void all_gone(struct end *e)
 }
 
 /* This side speaks until its words are over, and then listens to the end. */
-static void speak(int fd, bool local, const struct end *e, uint32_t path, uint64_t their_nonce, const uint8_t *data, size_t n_bytes)
+static void speak(int fd, bool local, const struct end *e, uint32_t path, uint64_t their_nonce,
+                  const uint8_t *data, size_t n_bytes)
 {
     uint8_t header[64], payload[TD_XFER_PAYLOAD_MAX], repair;
     struct td_xfer_frame f;
@@ -355,19 +402,23 @@ static void speak(int fd, bool local, const struct end *e, uint32_t path, uint64
         struct td_xfer_hello h;
         memcpy(&h, payload, sizeof h);
         if (f.type == TD_XFER_CHALLENGE) memcpy(talk.challenge, payload, sizeof talk.challenge);
-        if (!greeted && f.type == TD_XFER_HELLO && !their_nonce && f.length == sizeof talk.hello && e == &ends[2] && !(repair & RAW)) {
+        if (!greeted && f.type == TD_XFER_HELLO && !their_nonce && f.length == sizeof talk.hello &&
+            e == &ends[2] && !(repair & RAW)) {
             talk.hello_frame = f;
             memcpy(&talk.hello, payload, sizeof talk.hello);
             if (!take_challenge(fd)) return;
         }
         if (f.type == TD_XFER_HELLO_ACK && e == &ends[2]) tag = their_nonce ^ h.nonce;
-        if (f.type == TD_XFER_PROOF && e == &ends[2] && !their_nonce && f.length == TD_XFER_SECRET_BYTES && !(repair & RAW)) {
+        if (f.type == TD_XFER_PROOF && e == &ends[2] && !their_nonce &&
+            f.length == TD_XFER_SECRET_BYTES && !(repair & RAW)) {
             uint64_t nonce;
             if (!take_hello(fd, &nonce)) return; /* refused */
             tag = nonce ^ talk.hello.hello.nonce;
         }
         if (!greeted && f.type == TD_XFER_HELLO_ACK) tag = their_nonce ^ h.nonce;
-        if (!greeted && f.type == TD_XFER_HELLO && !their_nonce && f.length == sizeof h && !(repair & RAW)) { /* else it waits for more */
+        if (!greeted && f.type == TD_XFER_HELLO && !their_nonce && f.length == sizeof h &&
+            !(repair & RAW)) {
+            /* else it waits for more */
             uint64_t nonce;
             if (!take_hello(fd, &nonce)) return;
             tag = nonce ^ h.nonce;
@@ -375,10 +426,12 @@ static void speak(int fd, bool local, const struct end *e, uint32_t path, uint64
         greeted = true;
     }
     shutdown(fd, SHUT_WR);
-    while (take(fd, payload, 1)) {}
+    while (take(fd, payload, 1)) {
+    }
 }
 
-static void as_initiator(struct end *e, bool local, uint32_t path, const uint8_t *data, size_t n_bytes)
+static void as_initiator(struct end *e, bool local, uint32_t path, const uint8_t *data,
+                         size_t n_bytes)
 {
     int fd = dial(e, local);
     talk = (struct talk){.host = e->grant.host, .port = e->grant.port};
@@ -387,14 +440,24 @@ static void as_initiator(struct end *e, bool local, uint32_t path, const uint8_t
 }
 
 /* The engine dials: an op whose grant names this side. */
-static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t *data, size_t n_bytes)
+static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t *data,
+                        size_t n_bytes)
 {
     struct sockaddr_un u;
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t n = sizeof in;
-    struct td_xfer_grant_blob g = {.slot = 1, .generation = 1, .n_blocks = 1, .incarnation = 77, .layout_hash = LAYOUT, .block_bytes = BLOCK_BYTES,
-                                   .path = (uint8_t)path, .has_rdma = true, .device = e == &ends[1], .secret = e == &ends[2],
-                                   .host = "127.0.0.1", .instance = "liar"};
+    struct td_xfer_grant_blob g = {.slot = 1,
+                                   .generation = 1,
+                                   .n_blocks = 1,
+                                   .incarnation = 77,
+                                   .layout_hash = LAYOUT,
+                                   .block_bytes = BLOCK_BYTES,
+                                   .path = (uint8_t)path,
+                                   .has_rdma = true,
+                                   .device = e == &ends[1],
+                                   .secret = e == &ends[2],
+                                   .host = "127.0.0.1",
+                                   .instance = "liar"};
     uint8_t blob[TD_XFER_BLOB_MAX];
     int listener = limited(socket(local ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     memcpy(g.proof, e->grant.proof, sizeof g.proof);
@@ -402,7 +465,9 @@ static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t 
         snprintf(g.shm_name, sizeof g.shm_name, "tandem-fuzz-%d", (int)getpid());
         n = unix_address(g.shm_name, &u);
     }
-    need(bind(listener, local ? (struct sockaddr *)&u : (struct sockaddr *)&in, n) == 0 && listen(listener, 1) == 0, "listen");
+    need(bind(listener, local ? (struct sockaddr *)&u : (struct sockaddr *)&in, n) == 0 &&
+             listen(listener, 1) == 0,
+         "listen");
     if (!local) {
         need(getsockname(listener, (struct sockaddr *)&in, &n) == 0, "getsockname");
         g.port = ntohs(in.sin_port);
@@ -416,11 +481,14 @@ static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t 
         struct td_xfer_event event = {0};
         td_xfer_submit(e->x, op, 0, &block, 1, true, NULL, 0);
         int fd = -1;
-        for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); fd < 0 && !event.kind;) { /* a path that this side lacks fails at once */
+        for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); fd < 0 && !event.kind;) {
+            /* a path that this side lacks fails at once */
             struct pollfd p = {.fd = listener, .events = POLLIN};
             need(td_now_ns() < until, "it neither dials nor fails");
-            if (poll(&p, 1, 1) > 0) fd = limited(accept(listener, NULL, NULL));
-            else td_xfer_poll(e->x, &event, 1);
+            if (poll(&p, 1, 1) > 0)
+                fd = limited(accept(listener, NULL, NULL));
+            else
+                td_xfer_poll(e->x, &event, 1);
         }
         uint64_t nonce;
         if (fd >= 0) {
@@ -448,7 +516,8 @@ static int count_fds(void)
     for (struct dirent *entry; (entry = readdir(d));) {
         char what[16] = "";
         if (readlinkat(dirfd(d), entry->d_name, what, sizeof what - 1) < 0) continue;
-        n += !strncmp(what, "socket:", 7) || !strncmp(what, "/memfd:", 7) || !strncmp(what, "anon_inode:", 11);
+        n += !strncmp(what, "socket:", 7) || !strncmp(what, "/memfd:", 7) ||
+             !strncmp(what, "anon_inode:", 11);
     }
     closedir(d);
     return n;
@@ -457,7 +526,8 @@ static int count_fds(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     static int n_fds;
-    static const uint8_t paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA, TD_XFER_PATH_CUDA_IPC};
+    static const uint8_t paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA,
+                                    TD_XFER_PATH_CUDA_IPC};
     if (n_bytes < 1) return 0;
     bool first = !ends[0].x;
     if (first) open_ends();
@@ -465,14 +535,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     uint32_t path = paths[data[0] >> 2 & 3];
     bool local = path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
     if (data[0] & 32 && path == TD_XFER_PATH_SHM) path = TD_XFER_PATH_SHM_STAGED;
-    if (data[0] & 2) as_acceptor(e, local, path, data + 1, n_bytes - 1);
-    else as_initiator(e, local != !!(data[0] & 16), path, data + 1, n_bytes - 1); /* bit 4: the path that it names does not go by this socket */
+    if (data[0] & 2)
+        as_acceptor(e, local, path, data + 1, n_bytes - 1);
+    else
+        as_initiator(e, local != !!(data[0] & 16), path, data + 1,
+                     n_bytes - 1); /* bit 4: the path that it names does not go by this socket */
     all_gone(&ends[0]);
     all_gone(&ends[1]);
     all_gone(&ends[2]);
     if (first) n_fds = count_fds();
     /* what it has yet to accept comes and goes */
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); count_fds() > n_fds; poll(NULL, 0, 1))
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); count_fds() > n_fds;
+         poll(NULL, 0, 1))
         need(td_now_ns() < until, "descriptors were left open");
     return 0;
 }

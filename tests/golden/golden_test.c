@@ -1,6 +1,6 @@
-/* golden_test.c - every model of tests/golden/fixtures against the logits of Hugging Face transformers, with every table of kernels
- * that this CPU runs. f32: within 1e-4 of the largest logit, and the same bits however the prompt is cut. bf16: reported, with
- * loose bounds. */
+/* golden_test.c - every model of tests/golden/fixtures against the logits of Hugging Face
+ * transformers, with every table of kernels that this CPU runs. f32: within 1e-4 of the largest
+ * logit, and the same bits however the prompt is cut. bf16: reported, with loose bounds. */
 #include "tests/golden/model_rig.h"
 
 #include <dirent.h>
@@ -36,7 +36,8 @@ static void golden_open(struct golden *d, const char *name)
     json_decref(root);
     snprintf(path, sizeof path, "%s/logits.f32", d->dir);
     char *bytes;
-    if (td_file_read(path, (size_t)1 << 24, &bytes, &d->logits_bytes, &err)) fail_msg("%s", err.msg);
+    if (td_file_read(path, (size_t)1 << 24, &bytes, &d->logits_bytes, &err))
+        fail_msg("%s", err.msg);
     d->logits = (float *)(void *)bytes;
 }
 
@@ -66,7 +67,8 @@ static int golden_names(char names[MODELS_MAX][200])
 static void check_f32(const struct golden *d, const struct td_ops *ops, double *worst)
 {
     struct rig g;
-    rig_open(&g, &(struct td_model_params){.dir = d->dir, .dtype = "f32", .ops = ops}, 2, BLOCK_SIZE, 64, 64);
+    rig_open(&g, &(struct td_model_params){.dir = d->dir, .dtype = "f32", .ops = ops}, 2,
+             BLOCK_SIZE, 64, 64);
     size_t n = (size_t)d->n * (size_t)g.vocab;
     assert_int_equal(d->logits_bytes, n * sizeof(float));
     float *whole = rig_prompt(&g, 0, d->tokens, d->n, d->n);
@@ -78,9 +80,10 @@ static void check_f32(const struct golden *d, const struct td_ops *ops, double *
         if (fabs((double)d->logits[i]) > largest) largest = fabs((double)d->logits[i]);
     }
     if (!(off <= 1e-4 * largest))
-        fail_msg("%s, %s: position %zu, token %zu: logit %g, reference %g; off by %g of the largest (%g), must be at most 1e-4",
-                 d->name, ops->name, at / (size_t)g.vocab, at % (size_t)g.vocab, (double)whole[at], (double)d->logits[at],
-                 off / largest, largest);
+        fail_msg("%s, %s: position %zu, token %zu: logit %g, reference %g; off by %g of the "
+                 "largest (%g), must be at most 1e-4",
+                 d->name, ops->name, at / (size_t)g.vocab, at % (size_t)g.vocab, (double)whole[at],
+                 (double)d->logits[at], off / largest, largest);
     if (off / largest > *worst) *worst = off / largest;
 
     static const int32_t chunks[] = {1, 7, 16};
@@ -88,8 +91,9 @@ static void check_f32(const struct golden *d, const struct td_ops *ops, double *
         float *cut = rig_prompt(&g, k + 1, d->tokens, d->n, chunks[k]);
         for (size_t i = 0; i < n; i++)
             if (memcmp(&whole[i], &cut[i], sizeof(float)) != 0)
-                fail_msg("%s, %s: chunks of %d: position %zu, token %zu is %a, whole prompt %a", d->name, ops->name, chunks[k],
-                         i / (size_t)g.vocab, i % (size_t)g.vocab, (double)cut[i], (double)whole[i]);
+                fail_msg("%s, %s: chunks of %d: position %zu, token %zu is %a, whole prompt %a",
+                         d->name, ops->name, chunks[k], i / (size_t)g.vocab, i % (size_t)g.vocab,
+                         (double)cut[i], (double)whole[i]);
         free(cut);
     }
     free(whole);
@@ -114,7 +118,8 @@ static void f32_logits_and_chunks(void **state)
             check_f32(&d, ops, &worst);
             golden_close(&d);
         }
-        printf("golden f32 %s: %d models, worst error %.2g of the largest logit\n", ops_names[o], n, worst);
+        printf("golden f32 %s: %d models, worst error %.2g of the largest logit\n", ops_names[o], n,
+               worst);
     }
 }
 
@@ -128,13 +133,15 @@ static double log_sum_exp(const float *x, int32_t n)
 static double kl(const float *p, const float *q, int32_t n)
 {
     double lp = log_sum_exp(p, n), lq = log_sum_exp(q, n), sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
+    for (int32_t i = 0; i < n; i++)
+        sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
     return sum;
 }
 
-/* bf16 keeps 8 bits: one rounding is 2^-9, and a logit of 10 that went through some ten products is off by a few hundredths. So the
- * mean KL to the f32 distribution must stay below 1e-2 (a wrong head or norm gives more than 1), and 9 of 10 positions must keep
- * their best token: these models are random, so ties within the error do happen. */
+/* bf16 keeps 8 bits: one rounding is 2^-9, and a logit of 10 that went through some ten products
+ * is off by a few hundredths. So the mean KL to the f32 distribution must stay below 1e-2 (a
+ * wrong head or norm gives more than 1), and 9 of 10 positions must keep their best token: these
+ * models are random, so ties within the error do happen. */
 static void bf16_agreement(void **state)
 {
     (void)state;
@@ -149,19 +156,23 @@ static void bf16_agreement(void **state)
             struct golden d;
             struct rig g;
             golden_open(&d, names[i]);
-            rig_open(&g, &(struct td_model_params){.dir = d.dir, .dtype = "bf16", .ops = ops}, 2, BLOCK_SIZE, 64, 64);
-            float *whole = rig_prompt(&g, 0, d.tokens, d.n, d.n), *cut = rig_prompt(&g, 1, d.tokens, d.n, 7);
+            rig_open(&g, &(struct td_model_params){.dir = d.dir, .dtype = "bf16", .ops = ops}, 2,
+                     BLOCK_SIZE, 64, 64);
+            float *whole = rig_prompt(&g, 0, d.tokens, d.n, d.n),
+                  *cut = rig_prompt(&g, 1, d.tokens, d.n, 7);
             assert_memory_equal(whole, cut, d.logits_bytes);
             double model_kl = 0;
             for (int32_t p = 0; p < d.n; p++) {
-                const float *a = d.logits + (size_t)p * (size_t)g.vocab, *b = whole + (size_t)p * (size_t)g.vocab;
+                const float *a = d.logits + (size_t)p * (size_t)g.vocab,
+                            *b = whole + (size_t)p * (size_t)g.vocab;
                 same += rig_argmax(a, g.vocab) == rig_argmax(b, g.vocab);
                 double one = kl(a, b, g.vocab);
                 model_kl += one;
                 if (one > kl_max) kl_max = one;
             }
             if (!(model_kl / d.n < 1e-2))
-                fail_msg("%s, %s: mean KL of bf16 is %g, must be below 1e-2", names[i], ops->name, model_kl / d.n);
+                fail_msg("%s, %s: mean KL of bf16 is %g, must be below 1e-2", names[i], ops->name,
+                         model_kl / d.n);
             kl_sum += model_kl;
             total += d.n;
             free(whole);
@@ -169,14 +180,15 @@ static void bf16_agreement(void **state)
             rig_close(&g);
             golden_close(&d);
         }
-        printf("golden bf16 %s: top-1 %d of %d (%.1f %%), KL mean %.2g, max %.2g\n", ops->name, same, total, 100.0 * same / total,
-               kl_sum / total, kl_max);
+        printf("golden bf16 %s: top-1 %d of %d (%.1f %%), KL mean %.2g, max %.2g\n", ops->name,
+               same, total, 100.0 * same / total, kl_sum / total, kl_max);
         assert_true(same * 10 >= total * 9);
     }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(f32_logits_and_chunks), cmocka_unit_test(bf16_agreement)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(f32_logits_and_chunks),
+                                       cmocka_unit_test(bf16_agreement)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* layers_rig.h - what a forward tells of finished layers is true: how often, in which order, and what lies in the cache at that moment. */
+/* layers_rig.h - what a forward tells of finished layers is true: how often, in which order, and
+ * what lies in the cache at that moment. */
 #ifndef TD_TESTS_LAYERS_RIG_H
 #define TD_TESTS_LAYERS_RIG_H
 
@@ -22,23 +23,28 @@ static inline void layers_note(void *ctx, int32_t n_layers)
 }
 
 /* One row's K and V of one layer: as in `want`, or (NULL) still poison? */
-static inline bool layers_row(const struct rig *g, const uint8_t *cache, const uint8_t *want, int32_t seq, int32_t position, int32_t layer)
+static inline bool layers_row(const struct rig *g, const uint8_t *cache, const uint8_t *want,
+                              int32_t seq, int32_t position, int32_t layer)
 {
     const struct td_kv_layout *l = &g->kv;
     uint8_t nan[4096];
     memset(nan, 0xff, sizeof nan);
     assert_true(l->row_bytes <= sizeof nan);
     for (int32_t k = 0; k < 2 * l->n_kv_heads; k++) {
-        size_t at = (size_t)g->tables[seq][position / l->block_size] * l->block_bytes + (size_t)layer * l->layer_bytes +
-                    ((size_t)k * (size_t)l->block_size + (size_t)(position % l->block_size)) * l->row_bytes;
+        size_t at =
+            (size_t)g->tables[seq][position / l->block_size] * l->block_bytes +
+            (size_t)layer * l->layer_bytes +
+            ((size_t)k * (size_t)l->block_size + (size_t)(position % l->block_size)) * l->row_bytes;
         if (memcmp(cache + at, want ? want + at : nan, l->row_bytes) != 0) return false;
     }
     return true;
 }
 
-/* A prompt in chunks of `chunk`, layers told in groups of `every`. logits: of the last row of each chunk, of all its rows, or of
- * none. strict: nothing of the layers behind is there yet, since this table never runs ahead. */
-static inline void layers_check(struct rig *g, int32_t seq, const int32_t *tokens, int32_t n, int32_t chunk, int32_t every, int logits, bool strict)
+/* A prompt in chunks of `chunk`, layers told in groups of `every`. logits: of the last row of
+ * each chunk, of all its rows, or of none. strict: nothing of the layers behind is there yet,
+ * since this table never runs ahead. */
+static inline void layers_check(struct rig *g, int32_t seq, const int32_t *tokens, int32_t n,
+                                int32_t chunk, int32_t every, int logits, bool strict)
 {
     int32_t n_layers = g->kv.n_layers, positions[256], row_seq[256] = {0}, wanted[256];
     const int32_t *table = g->tables[seq];
@@ -71,13 +77,15 @@ static inline void layers_check(struct rig *g, int32_t seq, const int32_t *token
         assert_int_equal(s.n_calls, is_graph ? 0 : (n_layers + every - 1) / every);
         uint8_t *after = rig_cache_copy(g);
         for (int c = 0; c < s.n_calls; c++) {
-            assert_int_equal(s.n_layers[c], (c + 1) * every < n_layers ? (c + 1) * every : n_layers);
+            assert_int_equal(s.n_layers[c],
+                             (c + 1) * every < n_layers ? (c + 1) * every : n_layers);
             for (int32_t i = 0; i < m; i++)
                 for (int32_t layer = 0; layer < n_layers; layer++) {
                     bool told = layer < s.n_layers[c];
                     if (told && !layers_row(g, s.cache[c], after, seq, done + i, layer))
                         fail_msg("call %d: layer %d of row %d is not there", c, layer, i);
-                    if (told && layers_row(g, s.cache[c], NULL, seq, done + i, layer)) fail_msg("call %d: layer %d of row %d is poison", c, layer, i);
+                    if (told && layers_row(g, s.cache[c], NULL, seq, done + i, layer))
+                        fail_msg("call %d: layer %d of row %d is poison", c, layer, i);
                     if (!told && strict && !layers_row(g, s.cache[c], NULL, seq, done + i, layer))
                         fail_msg("call %d: layer %d of row %d is there", c, layer, i);
                 }
@@ -95,7 +103,8 @@ static inline void layers_check_all(struct rig *g, bool strict)
     for (int k = 0; k < 4; k++)
         for (int32_t every = 1; every <= g->kv.n_layers + 1; every++)
             for (int logits = 0; logits < 3; logits++)
-                if (chunks[k] > 1 || every == 2) layers_check(g, k, tokens, n, chunks[k], every, logits, strict);
+                if (chunks[k] > 1 || every == 2)
+                    layers_check(g, k, tokens, n, chunks[k], every, logits, strict);
 }
 
 #endif

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/fixtures: small random models in Hugging Face layout and the logits that Hugging Face transformers computes for them.
+"""Makes tests/golden/fixtures: small random models in Hugging Face layout and the logits that
+Hugging Face transformers computes for them.
 
 Run in a throw-away environment that has torch and transformers; `make check` needs neither:
     python tests/golden/make_golden.py
-Weights come from a fixed seed and are scaled so that attention is far from uniform and logits reach about 10. Logits are computed in f32
-(eager attention) from the directory as it lies on disk, so that file formats are covered too; fixtures/PROVENANCE.md records versions.
+Weights come from a fixed seed and are scaled so that attention is far from uniform and logits reach
+about 10. Logits are computed in f32 (eager attention) from the directory as it lies on disk, so
+that file formats are covered too; fixtures/PROVENANCE.md records versions.
 """
 import json
 import math
@@ -22,45 +24,73 @@ SEED = 20240607
 PROMPT = 48
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 
-BASE = dict(vocab_size=128, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
-            rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
-LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+BASE = dict(vocab_size=128, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=128, rms_norm_eps=1e-5, bos_token_id=1,
+            eos_token_id=2, tie_word_embeddings=False)
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+              high_freq_factor=4.0, original_max_position_embeddings=32)
 
 # name: (config class, overrides, stored dtype, old-style config.json, shard size)
-# head_dim 16, theta 10^4 and an old length of 32 put the llama3 frequencies in all three of its ranges.
+# head_dim 16, theta 10^4 and an old length of 32 put the llama3 frequencies in all three of its
+# ranges.
 MODELS = {
     "llama1_mha": (LlamaConfig, dict(rms_norm_eps=1e-6), torch.float32, True, None),
     "llama2_gqa": (LlamaConfig, dict(num_key_value_heads=2), torch.bfloat16, False, None),
-    "llama3_rope_tied": (LlamaConfig, dict(hidden_size=64, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters=LLAMA3),
-                         torch.bfloat16, False, None),
-    "llama3_rope_old_config": (LlamaConfig, dict(hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=LLAMA3),
-                               torch.float16, True, None),
-    "llama_linear_rope": (LlamaConfig, dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)), torch.float16, True, None),
-    "llama_all_biases": (LlamaConfig, dict(attention_bias=True, mlp_bias=True, num_key_value_heads=2), torch.bfloat16, False, None),
+    "llama3_rope_tied": (LlamaConfig,
+                         dict(hidden_size=64, num_key_value_heads=2, tie_word_embeddings=True,
+                              rope_parameters=LLAMA3), torch.bfloat16, False, None),
+    "llama3_rope_old_config": (LlamaConfig,
+                               dict(hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True,
+                                    rope_parameters=LLAMA3), torch.float16, True, None),
+    "llama_linear_rope": (
+        LlamaConfig, dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
+        torch.float16, True, None),
+    "llama_all_biases": (LlamaConfig, dict(attention_bias=True, mlp_bias=True,
+                                           num_key_value_heads=2), torch.bfloat16, False, None),
     "llama_mqa_sharded": (LlamaConfig, dict(num_key_value_heads=1), torch.bfloat16, False, "20KB"),
-    "llama_odd_sizes": (LlamaConfig, dict(vocab_size=97, hidden_size=40, intermediate_size=54, num_attention_heads=5, head_dim=10,
-                                          num_key_value_heads=5), torch.bfloat16, False, None),
-    "mistral_window": (MistralConfig, dict(num_key_value_heads=2, sliding_window=13), torch.bfloat16, False, None),
-    "mistral_head_dim_no_window": (MistralConfig, dict(num_key_value_heads=2, head_dim=20, sliding_window=None), torch.float16, False, None),
-    "qwen2_bias_tied": (Qwen2Config, dict(num_key_value_heads=2, tie_word_embeddings=True), torch.bfloat16, True, None),
-    "qwen2_mixed_window": (Qwen2Config, dict(num_key_value_heads=2, num_hidden_layers=3, use_sliding_window=True, sliding_window=9, max_window_layers=1),
-                           torch.bfloat16, False, None),
-    "qwen2_mixed_window_sharded_f32": (Qwen2Config, dict(num_key_value_heads=4, intermediate_size=40, use_sliding_window=True, sliding_window=16,
-                                                         max_window_layers=1), torch.float32, True, "40KB"),
-    "qwen3_head_dim": (Qwen3Config, dict(num_key_value_heads=2, head_dim=24, tie_word_embeddings=True), torch.bfloat16, False, None),
-    "qwen3_bias_window": (Qwen3Config, dict(num_key_value_heads=2, head_dim=16, attention_bias=True, use_sliding_window=True, sliding_window=11,
-                                            max_window_layers=1), torch.float16, False, None),
+    "llama_odd_sizes": (LlamaConfig,
+                        dict(vocab_size=97, hidden_size=40, intermediate_size=54,
+                             num_attention_heads=5, head_dim=10,
+                             num_key_value_heads=5), torch.bfloat16, False, None),
+    "mistral_window": (MistralConfig, dict(num_key_value_heads=2,
+                                           sliding_window=13), torch.bfloat16, False,
+                       None), "mistral_head_dim_no_window": (MistralConfig,
+                                                             dict(num_key_value_heads=2,
+                                                                  head_dim=20, sliding_window=None),
+                                                             torch.float16, False, None),
+    "qwen2_bias_tied": (Qwen2Config, dict(num_key_value_heads=2,
+                                          tie_word_embeddings=True), torch.bfloat16, True, None),
+    "qwen2_mixed_window": (Qwen2Config,
+                           dict(num_key_value_heads=2, num_hidden_layers=3, use_sliding_window=True,
+                                sliding_window=9,
+                                max_window_layers=1), torch.bfloat16, False, None),
+    "qwen2_mixed_window_sharded_f32": (Qwen2Config,
+                                       dict(num_key_value_heads=4, intermediate_size=40,
+                                            use_sliding_window=True, sliding_window=16,
+                                            max_window_layers=1), torch.float32, True,
+                                       "40KB"), "qwen3_head_dim": (Qwen3Config,
+                                                                   dict(
+                                                                       num_key_value_heads=2,
+                                                                       head_dim=24,
+                                                                       tie_word_embeddings=True),
+                                                                   torch.bfloat16, False, None),
+    "qwen3_bias_window": (Qwen3Config,
+                          dict(num_key_value_heads=2, head_dim=16, attention_bias=True,
+                               use_sliding_window=True, sliding_window=11,
+                               max_window_layers=1), torch.float16, False, None),
 }
 
 
 def init(model, gen):
-    """Unit-variance products; q and k larger, so that softmax is peaked; norms and biases away from 1 and 0."""
+    """Unit-variance products; q and k larger, so that softmax is peaked; norms and biases away
+    from 1 and 0."""
     for name, p in model.named_parameters():
         r = torch.randn(p.shape, generator=gen)
         if p.dim() == 2 and "embed" in name:
             p.data = r
         elif p.dim() == 2:
-            gain = 1.6 if ("q_proj" in name or "k_proj" in name) else 3.0 if "lm_head" in name else 1.0
+            gain = 1.6 if ("q_proj" in name
+                           or "k_proj" in name) else 3.0 if "lm_head" in name else 1.0
             p.data = r * gain / math.sqrt(p.shape[1])
         elif "bias" in name:
             p.data = 0.3 * r
@@ -96,7 +126,8 @@ def make(name, cls, overrides, dtype, old_style, shard):
     if old_style:
         to_old_style(os.path.join(out, "config.json"))
 
-    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
+                                                  attn_implementation="eager").eval()
     tokens = torch.randint(0, config.vocab_size, (1, PROMPT), generator=gen)
     with torch.no_grad():
         logits = loaded(tokens).logits[0].contiguous()
@@ -104,8 +135,9 @@ def make(name, cls, overrides, dtype, old_style, shard):
     with open(os.path.join(out, "logits.f32"), "wb") as f:
         flat = logits.flatten().tolist()
         f.write(struct.pack("<%df" % len(flat), *flat))
-    json.dump({"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
-              open(os.path.join(out, "tokens.json"), "w"), indent=1)
+    json.dump(
+        {"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
+        open(os.path.join(out, "tokens.json"), "w"), indent=1)
     print("%-32s seed %d largest logit %.2f" % (name, seed, float(logits.abs().max())))
 
 
@@ -127,7 +159,8 @@ directory as it lies here. No trained weights, no third-party data.
 * python %s, torch %s, transformers %s, safetensors %s
 * base seed %d; each model's seed is in its tokens.json
 * weights are stored in the dtype that config.json names and widened to f32 before the logits are computed
-""" % (sys.version.split()[0], torch.__version__, transformers.__version__, __import__("safetensors").__version__, SEED))
+""" % (sys.version.split()[0], torch.__version__, transformers.__version__,
+        __import__("safetensors").__version__, SEED))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-/* model_rig.h - a model with a KV arena of its own, for the tests of the forward pass: sequences, shuffled block tables, chunks. */
+/* model_rig.h - a model with a KV arena of its own, for the tests of the forward pass:
+ * sequences, shuffled block tables, chunks. */
 #ifndef TD_TESTS_MODEL_RIG_H
 #define TD_TESTS_MODEL_RIG_H
 
@@ -50,24 +51,28 @@ static inline uint8_t *rig_cache_copy(const struct rig *g)
     struct td_err err = {0};
     uint8_t *copy = malloc(g->cache_bytes);
     assert_non_null(copy);
-    if (!dev) memcpy(copy, g->cache, g->cache_bytes);
-    else if (dev->download(copy, g->cache, g->cache_bytes, &err)) fail_msg("download: %s", err.msg);
+    if (!dev)
+        memcpy(copy, g->cache, g->cache_bytes);
+    else if (dev->download(copy, g->cache, g->cache_bytes, &err))
+        fail_msg("download: %s", err.msg);
     return copy;
 }
 
 /* max_len: tokens per sequence. The cache starts as NaN: reading a slot that nobody wrote shows. */
-static inline void rig_open(struct rig *g, const struct td_model_params *params, int n_threads, int32_t block_size,
-                            int32_t max_rows, int32_t max_len)
+static inline void rig_open(struct rig *g, const struct td_model_params *params, int n_threads,
+                            int32_t block_size, int32_t max_rows, int32_t max_len)
 {
     struct td_err err = {0};
     struct td_model_params p = *params;
     *g = (struct rig){.max_rows = max_rows};
-    if (td_thread_pool_create(n_threads, NULL, 0, &g->threads, &err)) fail_msg("threads: %s", err.msg);
+    if (td_thread_pool_create(n_threads, NULL, 0, &g->threads, &err))
+        fail_msg("threads: %s", err.msg);
     p.threads = g->threads;
     p.quiet = true;
     if (td_model_open(&p, &g->model, &err)) fail_msg("open: %s", err.msg);
     if (td_model_kv_layout(g->model, block_size, &g->kv, &err)) fail_msg("layout: %s", err.msg);
-    if (td_workspace_create(g->model, max_rows, max_rows, &g->ws, &err)) fail_msg("workspace: %s", err.msg);
+    if (td_workspace_create(g->model, max_rows, max_rows, &g->ws, &err))
+        fail_msg("workspace: %s", err.msg);
     g->vocab = td_model_config(g->model)->vocab;
     g->blocks_per_seq = (max_len + block_size - 1) / block_size;
     int32_t n_blocks = g->blocks_per_seq * RIG_SEQS;
@@ -90,17 +95,22 @@ static inline void rig_close(struct rig *g)
 {
     for (int32_t s = 0; s < RIG_SEQS; s++) free(g->tables[s]);
     const struct td_device *dev = td_model_device(g->model);
-    if (dev) dev->release(g->cache);
-    else free(g->cache);
+    if (dev)
+        dev->release(g->cache);
+    else
+        free(g->cache);
     td_workspace_destroy(g->ws);
     td_model_close(g->model);
     td_thread_pool_destroy(g->threads);
 }
 
-/* Runs tokens [done, done + n) of sequence `seq` as one forward; logits of all n rows (or, with last_only, of the last) to out. */
-static inline void rig_chunk(struct rig *g, int32_t seq, const int32_t *tokens, int32_t done, int32_t n, bool last_only, float *out)
+/* Runs tokens [done, done + n) of sequence `seq` as one forward; logits of all n rows (or, with
+ * last_only, of the last) to out. */
+static inline void rig_chunk(struct rig *g, int32_t seq, const int32_t *tokens, int32_t done,
+                             int32_t n, bool last_only, float *out)
 {
-    int32_t *positions = malloc((size_t)n * 4), *row_seq = malloc((size_t)n * 4), *wanted = malloc((size_t)n * 4);
+    int32_t *positions = malloc((size_t)n * 4), *row_seq = malloc((size_t)n * 4),
+            *wanted = malloc((size_t)n * 4);
     for (int32_t i = 0; i < n; i++) {
         positions[i] = done + i;
         row_seq[i] = 0;
@@ -125,12 +135,14 @@ static inline void rig_chunk(struct rig *g, int32_t seq, const int32_t *tokens, 
 }
 
 /* Logits of every position of a prompt, `chunk` tokens at a time, into malloc'd [n, vocab]. */
-static inline float *rig_prompt(struct rig *g, int32_t seq, const int32_t *tokens, int32_t n, int32_t chunk)
+static inline float *rig_prompt(struct rig *g, int32_t seq, const int32_t *tokens, int32_t n,
+                                int32_t chunk)
 {
     float *out = malloc((size_t)n * (size_t)g->vocab * sizeof(float));
     assert_non_null(out);
     for (int32_t i = 0; i < n; i += chunk)
-        rig_chunk(g, seq, tokens, i, n - i < chunk ? n - i : chunk, false, out + (size_t)i * (size_t)g->vocab);
+        rig_chunk(g, seq, tokens, i, n - i < chunk ? n - i : chunk, false,
+                  out + (size_t)i * (size_t)g->vocab);
     return out;
 }
 
@@ -154,7 +166,8 @@ static inline const char *rig_data_path(char *buf, size_t buf_bytes, const char 
 static inline int32_t *rig_ids(const json_t *list, int32_t *ret_n)
 {
     int32_t n = (int32_t)json_array_size(list), *ids = malloc((size_t)n * 4 + 4);
-    for (int32_t i = 0; i < n; i++) ids[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    for (int32_t i = 0; i < n; i++)
+        ids[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
     *ret_n = n;
     return ids;
 }

@@ -1,4 +1,5 @@
-/* tinystories_test.c - a trained model's published greedy text, token for token, and its top logits. */
+/* tinystories_test.c - a trained model's published greedy text, token for token, and its top
+ * logits. */
 #include "tests/golden/model_rig.h"
 
 #include <math.h>
@@ -20,7 +21,8 @@ static void check_case(struct rig *g, const json_t *c, const char *ops)
         else
             rig_chunk(g, 0, tokens, n_prompt + i - 1, 1, true, logits);
         int32_t next = rig_argmax(logits, g->vocab);
-        if (next != greedy[i]) fail_msg("%s: token %d is %d, published %d", ops, i, next, greedy[i]);
+        if (next != greedy[i])
+            fail_msg("%s: token %d is %d, published %d", ops, i, next, greedy[i]);
         tokens[n_prompt + i] = next;
         const json_t *top = json_object_get(json_array_get(steps, (size_t)i), "top5");
         for (size_t k = 0; k < json_array_size(top); k++) {
@@ -32,7 +34,8 @@ static void check_case(struct rig *g, const json_t *c, const char *ops)
     }
     /* The reference is float64; logits reach 20, so 1e-3 is 5e-5 of the largest. */
     if (!(worst < 1e-3f)) fail_msg("%s: a top-5 logit is off by %g", ops, (double)worst);
-    printf("tinystories %s: %d tokens equal, worst top-5 logit off by %.2g\n", ops, n_greedy, (double)worst);
+    printf("tinystories %s: %d tokens equal, worst top-5 logit off by %.2g\n", ops, n_greedy,
+           (double)worst);
     free(logits);
     free(tokens);
     free(prompt);
@@ -57,13 +60,15 @@ static void published_greedy_text(void **state)
         const struct td_ops *ops = td_ops_by_name(names[i]);
         if (!ops) continue;
         struct rig g;
-        rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = "f32", .ops = ops}, 2, 16, 128, 512);
+        rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = "f32", .ops = ops}, 2, 16, 128,
+                 512);
         int n_cases = 0;
         size_t k;
         json_t *c;
         json_array_foreach(json_object_get(root, "cases"), k, c)
         {
-            if (strcmp(json_string_value(json_object_get(c, "model")), "model.safetensors") != 0) continue;
+            if (strcmp(json_string_value(json_object_get(c, "model")), "model.safetensors") != 0)
+                continue;
             check_case(&g, c, names[i]);
             n_cases++;
         }

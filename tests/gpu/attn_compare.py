@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
-"""attn_compare.py RESULTS.csv [--published DIR] [--no-torch] - our attention beside the framework's and the published times.
+"""attn_compare.py RESULTS.csv [--published DIR] [--no-torch] - our attention beside the framework's
+and the published times.
 
-RESULTS.csv is what tandem-cuda-attn-bench wrote on this machine. For each of its lines this measures torch's scaled_dot_product_attention (its fused kernels only,
-the keys and values contiguous: it reads no block table) with the same batch, rows, keys, heads and window, by CUDA events over the same number of calls, rotating over as many
-copies of K and V as keep them out of L2. --published: a folder of aiconfigurator's attention_*_{context,generation}_attention_perf.csv.gz; the rows of equal shape
-are printed beside. Prints CSV; `times_faster` is the best of the others over ours. Needs a GPU and torch, unless --no-torch.
+RESULTS.csv is what tandem-cuda-attn-bench wrote on this machine. For each of its lines this
+measures torch's scaled_dot_product_attention (its fused kernels only, the keys and values
+contiguous: it reads no block table) with the same batch, rows, keys, heads and window, by CUDA
+events over the same number of calls, rotating over as many copies of K and V as keep them out of
+L2. --published: a folder of aiconfigurator's
+attention_*_{context,generation}_attention_perf.csv.gz; the rows of equal shape are printed beside.
+Prints CSV; `times_faster` is the best of the others over ours. Needs a GPU and torch, unless
+--no-torch.
 """
 import argparse
 import csv
@@ -24,8 +29,11 @@ def published_times(folder):
                 if row["kv_cache_dtype"] != "bfloat16" or row["attn_dtype"] != "bfloat16":
                     continue
                 q, step = int(row["isl"]), int(row["step"])
-                shape = (int(row["batch_size"]), q, q + step, int(row["num_heads"]), int(row["num_key_value_heads"]), int(row["head_dim"]), int(row["window_size"]))
-                times.setdefault(shape, []).append((float(row["latency"]) * 1000, f'{row["framework"]}-{row["version"]}'))
+                shape = (int(row["batch_size"]), q, q + step, int(
+                    row["num_heads"]), int(row["num_key_value_heads"]), int(
+                        row["head_dim"]), int(row["window_size"]))
+                times.setdefault(shape, []).append(
+                    (float(row["latency"]) * 1000, f'{row["framework"]}-{row["version"]}'))
     return times
 
 
@@ -61,7 +69,8 @@ def torch_time(torch, shape, calls, repeats):
             with torch.cuda.graph(graph):
                 run()
             for _ in range(repeats + 2):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(
+                    enable_timing=True)
                 start.record()
                 graph.replay()
                 end.record()
@@ -88,16 +97,25 @@ def main():
     published = published_times(a.published) if a.published else {}
     with open(a.results) as f:
         lines = [line for line in f if not line.startswith("#")]
-    print("batch,q,context,heads,kv_heads,head_dim,window,us,torch_us,published_us,published_by,times_faster")
+    print(
+        "batch,q,context,heads,kv_heads,head_dim,window,us,torch_us,published_us,published_by,"
+        "times_faster"
+    )
     for row in csv.DictReader(lines):
-        shape = tuple(int(row[name]) for name in ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"))
-        ours, torch_us = float(row["us"]), torch_time(torch, shape, a.calls, a.repeats) if torch else None
+        shape = tuple(
+            int(row[name])
+            for name in ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"))
+        ours, torch_us = float(
+            row["us"]), torch_time(torch, shape, a.calls, a.repeats) if torch else None
         # a published decode step's keys are isl + step: as many as ours, or one fewer
-        near = published.get(shape, []) or published.get(shape[:2] + (shape[2] + 1,) + shape[3:], [])
+        near = published.get(shape, []) or published.get(shape[:2] +
+                                                         (shape[2] + 1, ) + shape[3:], [])
         best, who = min(near) if near else (None, "")
         others = [t for t in (torch_us, best) if t is not None]
         text = lambda t: "" if t is None else f"{t:.2f}"
-        print(",".join(map(str, shape)) + f",{ours:.2f},{text(torch_us)},{text(best)},{who}," + (f"{min(others) / ours:.2f}" if others else ""), flush=True)
+        print(
+            ",".join(map(str, shape)) + f",{ours:.2f},{text(torch_us)},{text(best)},{who}," +
+            (f"{min(others) / ours:.2f}" if others else ""), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""script_test.py BUILD_DIR - tests/gpu/run from its bundle, in a root directory that holds glibc, a shell and Python and nothing that tandem is built with.
+"""script_test.py BUILD_DIR - tests/gpu/run from its bundle, in a root directory that holds glibc, a
+shell and Python and nothing that tandem is built with.
 
-The three calls run in their smallest form on the emulated GPU; a step that hangs is killed and told; what is left when time is over is told; and without a GPU
-every step says so by name. Where the machine gives no mount namespace, all of it runs beside the machine's own libraries, which is said."""
+The three calls run in their smallest form on the emulated GPU; a step that hangs is killed and
+told; what is left when time is over is told; and without a GPU every step says so by name. Where
+the machine gives no mount namespace, all of it runs beside the machine's own libraries, which is
+said."""
 import csv
 import glob
 import os
@@ -16,9 +19,11 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-EXPECTED_SKIPS = re.compile(r"--tiny|compute-sanitizer is not on the path|No module named|takes two GPUs")
+EXPECTED_SKIPS = re.compile(
+    r"--tiny|compute-sanitizer is not on the path|No module named|takes two GPUs")
 # Packages of tandem's build whose libraries must not be in the root beside the bundle.
-FOREIGN = ("libgrpc", "libprotobuf", "libibverbs", "libjansson", "libxxhash", "libpcre2", "libutf8proc", "libcmocka", "libmicrohttpd")
+FOREIGN = ("libgrpc", "libprotobuf", "libibverbs", "libjansson", "libxxhash", "libpcre2",
+           "libutf8proc", "libcmocka", "libmicrohttpd")
 
 
 def copy_program(path, root):
@@ -32,7 +37,8 @@ def copy_program(path, root):
 
 
 def make_root(root):
-    """Python with its standard library, sh, and glibc with what programs may ask of it. A symbolic link /lib would hide what lies behind it: it is made first."""
+    """Python with its standard library, sh, and glibc with what programs may ask of it. A
+    symbolic link /lib would hide what lies behind it: it is made first."""
     for name in ("bin", "sbin", "lib", "lib64"):
         if os.path.islink("/" + name):
             os.makedirs(os.path.join(root, "usr", name), exist_ok=True)
@@ -47,12 +53,19 @@ def make_root(root):
     if not os.path.exists(root + "/bin/sh"):
         os.symlink(os.path.realpath(shutil.which("sh")), root + "/bin/sh")
     library = sysconfig.get_path("stdlib")
-    shutil.copytree(library, root + library, ignore=shutil.ignore_patterns("test", "__pycache__", "*-packages", "idlelib", "tkinter"), dirs_exist_ok=True)
+    shutil.copytree(
+        library, root + library, ignore=shutil.ignore_patterns(
+            "test", "__pycache__", "*-packages", "idlelib", "tkinter"), dirs_exist_ok=True)
     for module in glob.glob(os.path.join(library, "lib-dynload", "*.so")):
-        if re.match(r"_(lzma|bz2|hashlib|json|struct|socket|posixsubprocess|random|csv|datetime|ctypes|queue)\b", os.path.basename(module)):
+        if re.match(
+                r"_(lzma|bz2|hashlib|json|struct|socket|posixsubprocess|random|csv|datetime|ctypes|queue)\b",
+                os.path.basename(module)):
             copy_program(module, root)
-    libc = next(line.split()[2] for line in subprocess.run(["ldd", python], capture_output=True, text=True, check=True).stdout.splitlines() if "libc.so.6" in line)
-    for name in ("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2", "libutil.so.1", "libnss_files.so.2"):
+    libc = next(line.split()[2] for line in subprocess.run(
+        ["ldd", python], capture_output=True, text=True, check=True).stdout.splitlines()
+                if "libc.so.6" in line)
+    for name in ("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2",
+                 "libutil.so.1", "libnss_files.so.2"):
         path = os.path.join(os.path.dirname(libc), name)
         if os.path.exists(path) and not os.path.exists(root + path):
             shutil.copy(os.path.realpath(path), root + path)
@@ -61,14 +74,20 @@ def make_root(root):
 
 
 def inside(root, *args, timeout=240):
-    """The command in that root, with /proc and /dev of this machine; an empty environment but for the path. root "": outside."""
+    """The command in that root, with /proc and /dev of this machine; an empty environment but
+    for the path. root "": outside."""
     if not root:
-        return subprocess.run(["env", "-i", "PATH=/usr/bin:/bin", "HOME=/tmp", *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, timeout=timeout, check=False)
+        return subprocess.run(["env", "-i", "PATH=/usr/bin:/bin", "HOME=/tmp", *map(str, args)],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
     script = 'mount --rbind /proc "$1/proc" && mount --rbind /dev "$1/dev" && exec chroot "$@"'
-    command = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c", script, "sh", root, "/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "HOME=/tmp",
-               *args]
-    return subprocess.run([str(a) for a in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
+    command = [
+        "unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c",
+        script, "sh", root, "/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "HOME=/tmp", *args
+    ]
+    return subprocess.run([str(a) for a in command], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=timeout, check=False)
 
 
 def verdicts(out, call, done):
@@ -85,18 +104,29 @@ def main():
     with tempfile.TemporaryDirectory() as top:
         root = os.path.join(top, "root")
         bundle = os.path.join(top, "gpu-bundle")
-        subprocess.run([sys.executable, os.path.join(ROOT, "tests", "gpu", "run"), "--part", "bundle", "--tiny", "--bin", os.path.join(build, "bin"), "--library",
-                        os.path.join(build, "bin", "libtandem_cuda_emu.so"), "--bundle", bundle, "--commit", "none"], check=True)
+        subprocess.run([
+            sys.executable,
+            os.path.join(ROOT, "tests", "gpu", "run"), "--part", "bundle", "--tiny", "--bin",
+            os.path.join(build, "bin"), "--library",
+            os.path.join(build, "bin", "libtandem_cuda_emu.so"), "--bundle", bundle, "--commit",
+            "none"
+        ], check=True)
         make_root(root)
-        found = [n for n in sum((files for _, _, files in os.walk(root)), []) if n.startswith(FOREIGN)]
+        found = [
+            n for n in sum((files for _, _, files in os.walk(root)), []) if n.startswith(FOREIGN)
+        ]
         assert not found, f"the root is not bare: {found}"
         with tarfile.open(bundle + ".tar.xz") as tar:
-            tar.extraction_filter = lambda member, path: member  # our own archive; without it Python 3.12 warns and 3.14 filters
+            # our own archive; without it Python 3.12 warns and 3.14 filters
+            tar.extraction_filter = lambda member, path: member
             tar.extractall(root)
         out, place, python = root + "/out", "", "/usr/bin/python3"
         probe = inside(root, python, "-c", "print('here')")
         if probe.stdout.strip() != "here":
-            print(f"no mount namespace on this machine ({probe.stdout.strip()[-200:]}): not in a bare root")
+            print(
+                f"no mount namespace on this machine ({probe.stdout.strip()[-200:]}): not in a "
+                "bare root"
+            )
             place, python, root = root, sys.executable, ""
         bundle = place + "/gpu-bundle"
         run = [python, bundle + "/tests/gpu/run", "--out", place + "/out"]
@@ -104,15 +134,19 @@ def main():
 
         # Without a GPU: told by name, at once.
         done = inside(root, *run, "--part", "kernels:cuda_attn_test,golden", timeout=60)
-        assert done.returncode == 1 and len(re.findall(r"^== \S+: FAILED: .*CUDA is not available", done.stdout, re.M)) == 2, done.stdout
+        assert done.returncode == 1 and len(
+            re.findall(r"^== \S+: FAILED: .*CUDA is not available", done.stdout,
+                       re.M)) == 2, done.stdout
         print("no device: told by name")
 
         # A step that hangs, and the end of the call's time.
         start = time.monotonic()
         done = inside(root, *run, *emulated, "--call", 2, "--limit", 13, "--hang", "floors")
         seen = verdicts(out, 2, done)
-        assert done.returncode == 1 and seen["floors"][0] == "FAIL" and re.fullmatch(r"still running after 1\d s, killed", seen["floors"][1]), done.stdout
-        assert all(v[0] == "SKIP" and "s left of the call" in v[1] for step, v in seen.items() if step != "floors"), done.stdout
+        assert done.returncode == 1 and seen["floors"][0] == "FAIL" and re.fullmatch(
+            r"still running after 1\d s, killed", seen["floors"][1]), done.stdout
+        assert all(v[0] == "SKIP" and "s left of the call" in v[1] for step, v in seen.items()
+                   if step != "floors"), done.stdout
         assert time.monotonic() - start < 60
         print("a step that hangs: killed and told")
 
@@ -120,7 +154,10 @@ def main():
             done = inside(root, *run, *emulated, "--call", call)
             print(done.stdout)
             seen = verdicts(out, call, done)
-            bad = {step: v for step, v in seen.items() if v[0] == "FAIL" or v[0] == "SKIP" and not EXPECTED_SKIPS.search(v[1])}
+            bad = {
+                step: v for step, v in seen.items()
+                if v[0] == "FAIL" or v[0] == "SKIP" and not EXPECTED_SKIPS.search(v[1])
+            }
             if bad or done.returncode:
                 with open(f"{out}/call{call}.log", encoding="utf-8") as f:
                     print(f.read()[-12000:])

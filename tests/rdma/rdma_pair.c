@@ -48,16 +48,21 @@ int rdma_main(int argc, char **argv, int (*all_tests)(void))
     return n_failed ? 1 : 0;
 }
 
-static void end_open(struct rdma_end *e, struct td_vb_device *device, const struct rdma_pair_options *o, bool use_srq)
+static void end_open(struct rdma_end *e, struct td_vb_device *device,
+                     const struct rdma_pair_options *o, bool use_srq)
 {
     *e = (struct rdma_end){.device = device};
     assert_int_equal(vb->cq_create(device, 2048, &e->cq), 0);
     if (use_srq) assert_int_equal(vb->srq_create(device, 64, &e->srq), 0);
-    e->caps = (struct td_vb_qp_caps){.send_wr = o->send_wr ? o->send_wr : 64, .recv_wr = o->recv_wr ? o->recv_wr : 64,
-                                     .send_sge = o->send_sge ? o->send_sge : 1, .inline_bytes = o->inline_bytes, .srq = e->srq};
+    e->caps = (struct td_vb_qp_caps){.send_wr = o->send_wr ? o->send_wr : 64,
+                                     .recv_wr = o->recv_wr ? o->recv_wr : 64,
+                                     .send_sge = o->send_sge ? o->send_sge : 1,
+                                     .inline_bytes = o->inline_bytes,
+                                     .srq = e->srq};
     struct td_vb_qp_caps asked = e->caps;
     assert_int_equal(vb->qp_create(device, e->cq, &e->caps, &e->qp), 0);
-    assert_true(e->caps.send_wr >= asked.send_wr && e->caps.send_sge >= asked.send_sge && e->caps.inline_bytes >= asked.inline_bytes);
+    assert_true(e->caps.send_wr >= asked.send_wr && e->caps.send_sge >= asked.send_sge &&
+                e->caps.inline_bytes >= asked.inline_bytes);
     e->mem = aligned_alloc(4096, PAIR_BYTES);
     assert_non_null(e->mem);
     memset(e->mem, 0, PAIR_BYTES);
@@ -69,14 +74,25 @@ static void end_open(struct rdma_end *e, struct td_vb_device *device, const stru
     assert_int_equal(vb->qp_init(e->qp, 1, 0, TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ), 0);
 }
 
-void end_connect(struct rdma_end *e, const struct rdma_end *peer, uint32_t mtu_bytes, const struct rdma_pair_options *o)
+void end_connect(struct rdma_end *e, const struct rdma_end *peer, uint32_t mtu_bytes,
+                 const struct rdma_pair_options *o)
 {
     struct td_vb_gid gid;
     assert_int_equal(vb->query_gid(peer->device, 1, GID_INDEX, &gid), 0);
-    struct td_vb_route r = {.port = 1, .hop_limit = 64, .gid_index = GID_INDEX, .ethernet = true, .mtu_bytes = mtu_bytes ? mtu_bytes : 4096,
-                            .remote_qp = peer->qp->num, .remote_psn = peer->qp->num & 0xffff, .local_psn = e->qp->num & 0xffff,
-                            .timeout = o->timeout ? o->timeout : 14, .retry = o->retry ? o->retry : 7, .rnr_retry = 0, .min_rnr_timer = 12,
-                            .rd_atomic_in = 4, .rd_atomic_out = 4};
+    struct td_vb_route r = {.port = 1,
+                            .hop_limit = 64,
+                            .gid_index = GID_INDEX,
+                            .ethernet = true,
+                            .mtu_bytes = mtu_bytes ? mtu_bytes : 4096,
+                            .remote_qp = peer->qp->num,
+                            .remote_psn = peer->qp->num & 0xffff,
+                            .local_psn = e->qp->num & 0xffff,
+                            .timeout = o->timeout ? o->timeout : 14,
+                            .retry = o->retry ? o->retry : 7,
+                            .rnr_retry = 0,
+                            .min_rnr_timer = 12,
+                            .rd_atomic_in = 4,
+                            .rd_atomic_out = 4};
     memcpy(r.remote_gid, gid.raw, sizeof r.remote_gid);
     assert_int_equal(vb->qp_rtr(e->qp, &r), 0);
     assert_int_equal(vb->qp_rts(e->qp, &r), 0);
@@ -110,9 +126,14 @@ void pair_close(struct rdma_pair *p)
 
 struct td_vb_send write_of(const struct rdma_pair *p, uint64_t id, uint32_t offset, uint32_t bytes)
 {
-    return (struct td_vb_send){.id = id, .op = TD_VB_WRITE, .signaled = true, .n_sge = 1,
-                               .sge = {{.addr = (uintptr_t)p->a.mem + offset, .bytes = bytes, .lkey = p->a.mr->lkey}},
-                               .remote_addr = p->b.mr->addr + offset, .rkey = p->b.mr->rkey};
+    return (struct td_vb_send){
+        .id = id,
+        .op = TD_VB_WRITE,
+        .signaled = true,
+        .n_sge = 1,
+        .sge = {{.addr = (uintptr_t)p->a.mem + offset, .bytes = bytes, .lkey = p->a.mr->lkey}},
+        .remote_addr = p->b.mr->addr + offset,
+        .rkey = p->b.mr->rkey};
 }
 
 void post(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n)
@@ -139,8 +160,9 @@ void expect_wc(struct td_vb_cq *cq, uint64_t id, enum td_vb_wc_status status)
 {
     struct td_vb_wc wc = wait_wc(cq);
     if (wc.status != status || wc.id != id)
-        fail_msg("completion %llu: %s (vendor %u), expected %llu: %s", (unsigned long long)wc.id, td_vb_wc_status_name(wc.status), wc.vendor_error,
-                 (unsigned long long)id, td_vb_wc_status_name(status));
+        fail_msg("completion %llu: %s (vendor %u), expected %llu: %s", (unsigned long long)wc.id,
+                 td_vb_wc_status_name(wc.status), wc.vendor_error, (unsigned long long)id,
+                 td_vb_wc_status_name(status));
 }
 
 void expect_none(struct td_vb_cq *cq)
@@ -162,11 +184,13 @@ void run_program(const char *name, ...)
     char *argv[24] = {(char *)(uintptr_t)name};
     va_list args;
     va_start(args, name);
-    for (int i = 1; i < 23 && (argv[i] = va_arg(args, char *)); i++) {}
+    for (int i = 1; i < 23 && (argv[i] = va_arg(args, char *)); i++) {
+    }
     va_end(args);
     pid_t pid;
     int status = -1;
     assert_int_equal(posix_spawnp(&pid, name, NULL, NULL, argv, environ), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (status != 0) fail_msg("%s %s %s ...: status %d", name, argv[1], argv[2] ? argv[2] : "", status);
+    if (status != 0)
+        fail_msg("%s %s %s ...: status %d", name, argv[1], argv[2] ? argv[2] : "", status);
 }

@@ -1,6 +1,7 @@
-/* verbs_fault_test.c - what RC queue pairs survive and what they report: loss, delay, duplicates, damage, a link that goes down for a second,
- * addresses that come and go, ends that disagree about the MTU. Changes the network of the machine it runs on, so only for scripts/rdma-vm: it
- * needs v0 and v1 as that sets them up, and root. */
+/* verbs_fault_test.c - what RC queue pairs survive and what they report: loss, delay,
+ * duplicates, damage, a link that goes down for a second, addresses that come and go, ends that
+ * disagree about the MTU. Changes the network of the machine it runs on, so only for
+ * scripts/rdma-vm: it needs v0 and v1 as that sets them up, and root. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
@@ -26,13 +27,15 @@ struct stream {
     uint64_t n_posted, n_done;
 };
 
-/* Keeps the window full and takes completions, for at least n more of them and until the time that is given. */
+/* Keeps the window full and takes completions, for at least n more of them and until the time
+ * that is given. */
 static void stream_on(struct stream *s, uint64_t n, uint64_t until_ns)
 {
     uint64_t want = s->n_done + n, deadline_ns = td_now_ns() + WAIT_MS * 1000000ull;
     while (s->n_done < want || td_now_ns() < until_ns) {
         while (s->n_posted - s->n_done < WINDOW) {
-            struct td_vb_send wr = write_of(s->p, s->n_posted, (uint32_t)(s->n_posted % N_PLACES) * BYTES, BYTES);
+            struct td_vb_send wr =
+                write_of(s->p, s->n_posted, (uint32_t)(s->n_posted % N_PLACES) * BYTES, BYTES);
             post(s->p->a.qp, &wr, 1);
             s->n_posted++;
         }
@@ -41,7 +44,8 @@ static void stream_on(struct stream *s, uint64_t n, uint64_t until_ns)
         assert_in_range(n_wc, 0, 1);
         if (n_wc == 1) {
             if (wc.status || wc.id != s->n_done)
-                fail_msg("WRITE %llu of %llu: %s", (unsigned long long)wc.id, (unsigned long long)s->n_done, td_vb_wc_status_name(wc.status));
+                fail_msg("WRITE %llu of %llu: %s", (unsigned long long)wc.id,
+                         (unsigned long long)s->n_done, td_vb_wc_status_name(wc.status));
             s->n_done++;
             deadline_ns = td_now_ns() + WAIT_MS * 1000000ull;
         } else {
@@ -54,23 +58,29 @@ static void stream_on(struct stream *s, uint64_t n, uint64_t until_ns)
 static void stream_end(struct stream *s)
 {
     while (s->n_done < s->n_posted) expect_wc(s->p->a.cq, s->n_done++, TD_VB_WC_SUCCESS);
-    assert_memory_equal(s->p->a.mem, s->p->b.mem, (s->n_posted < N_PLACES ? s->n_posted : N_PLACES) * BYTES);
+    assert_memory_equal(s->p->a.mem, s->p->b.mem,
+                        (s->n_posted < N_PLACES ? s->n_posted : N_PLACES) * BYTES);
 }
 
-/* Both directions. Queue pairs are connected before: the way to RTR asks for the peer's MAC address, and one lost ARP packet is an ETIMEDOUT. */
+/* Both directions. Queue pairs are connected before: the way to RTR asks for the peer's MAC
+ * address, and one lost ARP packet is an ETIMEDOUT. */
 static void netem_is(const char *const *w)
 {
-    for (int i = 0; i < 2; i++) run_program("tc", "qdisc", "replace", "dev", i ? "v1" : "v0", "root", "netem", w[0], w[1], w[2], w[3], NULL);
+    for (int i = 0; i < 2; i++)
+        run_program("tc", "qdisc", "replace", "dev", i ? "v1" : "v0", "root", "netem", w[0], w[1],
+                    w[2], w[3], NULL);
 }
 
 static int netem_is_off(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) run_program("tc", "qdisc", "replace", "dev", i ? "v1" : "v0", "root", "noqueue", NULL);
+    for (int i = 0; i < 2; i++)
+        run_program("tc", "qdisc", "replace", "dev", i ? "v1" : "v0", "root", "noqueue", NULL);
     return 0;
 }
 
-/* What the target met that a good network does not bring: packets out of order, missing ones included, and packets seen before. */
+/* What the target met that a good network does not bring: packets out of order, missing ones
+ * included, and packets seen before. */
 static uint64_t n_odd_packets(void)
 {
     static const char *const counters[] = {"out_of_seq_request", "duplicate_request"};
@@ -78,7 +88,8 @@ static uint64_t n_odd_packets(void)
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
         char path[160];
         unsigned long long n = 0;
-        snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/1/hw_counters/%s", name_b, counters[i]);
+        snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/1/hw_counters/%s", name_b,
+                 counters[i]);
         FILE *f = fopen(path, "re");
         assert_non_null(f);
         assert_int_equal(fscanf(f, "%llu", &n), 1);
@@ -91,9 +102,13 @@ static uint64_t n_odd_packets(void)
 static void bad_networks_are_survived(void **state)
 {
     (void)state;
-    /* No jitter: it reorders packets all the time, and a sender that goes back to the first one missing then hardly moves. */
-    static const char *const netems[][5] = {
-        {"loss", "1%"}, {"delay", "2ms"}, {"duplicate", "2%"}, {"corrupt", "2%"}, {"delay", "1ms", "reorder", "2%"}};
+    /* No jitter: it reorders packets all the time, and a sender that goes back to the first one
+       missing then hardly moves. */
+    static const char *const netems[][5] = {{"loss", "1%"},
+                                            {"delay", "2ms"},
+                                            {"duplicate", "2%"},
+                                            {"corrupt", "2%"},
+                                            {"delay", "1ms", "reorder", "2%"}};
     for (size_t i = 0; i < sizeof netems / sizeof *netems; i++) {
         const char *const *w = netems[i];
         struct rdma_pair p;
@@ -105,8 +120,9 @@ static void bad_networks_are_survived(void **state)
         stream_on(&s, 64, 0);
         stream_end(&s);
         n_odd = n_odd_packets() - n_odd;
-        printf("%s %s %s %s: %llu WRITEs of 64 KiB in %.2f s, %llu packets out of order or twice\n", w[0], w[1], w[2] ? w[2] : "", w[3] ? w[3] : "",
-               (unsigned long long)s.n_done, (double)(td_now_ns() - begin_ns) / 1e9, (unsigned long long)n_odd);
+        printf("%s %s %s %s: %llu WRITEs of 64 KiB in %.2f s, %llu packets out of order or twice\n",
+               w[0], w[1], w[2] ? w[2] : "", w[3] ? w[3] : "", (unsigned long long)s.n_done,
+               (double)(td_now_ns() - begin_ns) / 1e9, (unsigned long long)n_odd);
         if (i != 1) assert_true(n_odd > 0); /* netem did its part */
         netem_is_off(NULL);
         pair_close(&p);
@@ -162,7 +178,8 @@ static void wait_event(struct td_vb_device *d, enum td_vb_async_kind kind)
 static void drain_events(struct td_vb_device *d)
 {
     struct td_vb_async e;
-    while (vb->async_get(d, &e)) {}
+    while (vb->async_get(d, &e)) {
+    }
     struct pollfd f = {.fd = vb->async_fd(d), .events = POLLIN};
     assert_int_equal(poll(&f, 1, 0), 0);
 }
@@ -189,11 +206,13 @@ static void link_goes_down_and_up(void **state)
     uint64_t n_through = s.n_done - n_before;
     assert_true(n_through <= WINDOW); /* what had arrived may still complete; no more */
     run_program("ip", "link", "set", "v1", "up", NULL);
-    run_program("ip", "route", "replace", "10.9.1.1/32", "dev", "v1", "table", "102", NULL); /* went with the link */
+    /* went with the link */
+    run_program("ip", "route", "replace", "10.9.1.1/32", "dev", "v1", "table", "102", NULL);
     wait_event(device_b, TD_VB_ASYNC_PORT_ACTIVE);
     stream_on(&s, 50, 0);
     stream_end(&s);
-    printf("%llu WRITEs, %llu completed while the link was down\n", (unsigned long long)s.n_done, (unsigned long long)n_through);
+    printf("%llu WRITEs, %llu completed while the link was down\n", (unsigned long long)s.n_done,
+           (unsigned long long)n_through);
     assert_int_equal(vb->query_port(device_b, 1, &port), 0);
     assert_true(port.active);
     drain_events(device_a);
@@ -210,7 +229,8 @@ static int find_gid(struct td_vb_device *d, const char *address)
         struct td_vb_gid g;
         int rc = vb->query_gid(d, 1, i, &g);
         assert_true(rc == 0 || rc == ENODATA);
-        if (rc == 0 && g.type == TD_VB_GID_ROCE_V2 && memcmp(g.raw, wanted, sizeof wanted) == 0) return (int)i;
+        if (rc == 0 && g.type == TD_VB_GID_ROCE_V2 && memcmp(g.raw, wanted, sizeof wanted) == 0)
+            return (int)i;
     }
     return -1;
 }
@@ -239,14 +259,17 @@ static void addresses_come_and_go(void **state)
     pair_close(&p);
 }
 
-/* Both ends must use one MTU: with two a WRITE of several packets is refused, whichever end has the larger one. */
+/* Both ends must use one MTU: with two a WRITE of several packets is refused, whichever end has
+ * the larger one. */
 static void mtus_must_agree(void **state)
 {
     (void)state;
-    static const uint32_t mtus[][2] = {{1024, 1024}, {2048, 2048}, {256, 256}, {4096, 1024}, {1024, 4096}};
+    static const uint32_t mtus[][2] = {
+        {1024, 1024}, {2048, 2048}, {256, 256}, {4096, 1024}, {1024, 4096}};
     for (size_t i = 0; i < sizeof mtus / sizeof *mtus; i++) {
         struct rdma_pair p;
-        pair_open(&p, &(struct rdma_pair_options){.timeout = 16, .mtu_a = mtus[i][0], .mtu_b = mtus[i][1]});
+        pair_open(&p, &(struct rdma_pair_options){
+                          .timeout = 16, .mtu_a = mtus[i][0], .mtu_b = mtus[i][1]});
         fill(p.a.mem, BYTES, 400);
         struct td_vb_send wr = write_of(&p, 1, 0, BYTES);
         post(p.a.qp, &wr, 1);
@@ -289,7 +312,4 @@ static int all_tests(void)
     return cmocka_run_group_tests_name("verbs_fault_test", tests, NULL, NULL);
 }
 
-int main(int argc, char **argv)
-{
-    return rdma_main(argc, argv, all_tests);
-}
+int main(int argc, char **argv) { return rdma_main(argc, argv, all_tests); }

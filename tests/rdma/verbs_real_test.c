@@ -1,5 +1,6 @@
-/* verbs_real_test.c - every function of the verbs table over libibverbs and two devices (Soft-RoCE in scripts/rdma-vm; any two RoCE devices
- * that reach each other will do: verbs_real_test DEVICE DEVICE). */
+/* verbs_real_test.c - every function of the verbs table over libibverbs and two devices
+ * (Soft-RoCE in scripts/rdma-vm; any two RoCE devices that reach each other will do:
+ * verbs_real_test DEVICE DEVICE). */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -31,7 +32,8 @@ static void devices_are_listed(void **state)
     struct td_vb_device *d = NULL;
     const struct td_verbs *again = NULL;
     assert_int_equal(vb->list(vb, names, &n), 0);
-    for (uint32_t i = 0; i < n; i++) n_found += strcmp(names[i], name_a) == 0 || strcmp(names[i], name_b) == 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_found += strcmp(names[i], name_a) == 0 || strcmp(names[i], name_b) == 0;
     assert_int_equal(n_found, 2);
     assert_int_equal(vb->open(vb, "no_such_device", &d), ENODEV);
     assert_null(d);
@@ -44,10 +46,13 @@ static void limits_are_told(void **state)
     (void)state;
     struct td_vb_limits l;
     assert_int_equal(vb->query(device_a, &l), 0);
-    printf("%s: qp %u, wr %u, sge %u, cqe %u, srq %u, mw %u%s, rd_atomic in %u out %u, mr %llu, relaxed ordering %s\n", name_a, l.max_qp, l.max_qp_wr,
-           l.max_sge, l.max_cqe, l.max_srq, l.max_mw, l.mw_type2 ? " type 2" : "", l.max_rd_atomic_in, l.max_rd_atomic_out,
+    printf("%s: qp %u, wr %u, sge %u, cqe %u, srq %u, mw %u%s, rd_atomic in %u out %u, mr %llu, "
+           "relaxed ordering %s\n",
+           name_a, l.max_qp, l.max_qp_wr, l.max_sge, l.max_cqe, l.max_srq, l.max_mw,
+           l.mw_type2 ? " type 2" : "", l.max_rd_atomic_in, l.max_rd_atomic_out,
            (unsigned long long)l.max_mr_bytes, l.relaxed_ordering ? "may be asked" : "no");
-    assert_true(l.max_qp >= 64 && l.max_qp_wr >= 256 && l.max_sge >= 4 && l.max_cqe >= 1024 && l.max_mr_bytes >= 1u << 30);
+    assert_true(l.max_qp >= 64 && l.max_qp_wr >= 256 && l.max_sge >= 4 && l.max_cqe >= 1024 &&
+                l.max_mr_bytes >= 1u << 30);
     assert_true(l.max_rd_atomic_in >= 1 && l.max_rd_atomic_out >= 1);
     assert_true(l.n_ports >= 1);
 }
@@ -57,10 +62,11 @@ static void port_is_told(void **state)
     (void)state;
     struct td_vb_port p;
     assert_int_equal(vb->query_port(device_a, 1, &p), 0);
-    printf("%s: active %d, ethernet %d, mtu %u, %llu Mbit/s, %u gids\n", name_a, p.active, p.ethernet, p.mtu_bytes,
-           (unsigned long long)(p.bits_per_s / 1000000), p.n_gids);
+    printf("%s: active %d, ethernet %d, mtu %u, %llu Mbit/s, %u gids\n", name_a, p.active,
+           p.ethernet, p.mtu_bytes, (unsigned long long)(p.bits_per_s / 1000000), p.n_gids);
     assert_true(p.active && p.ethernet);
-    assert_true(p.mtu_bytes >= 1024 && p.mtu_bytes <= 4096 && (p.mtu_bytes & (p.mtu_bytes - 1)) == 0);
+    assert_true(p.mtu_bytes >= 1024 && p.mtu_bytes <= 4096 &&
+                (p.mtu_bytes & (p.mtu_bytes - 1)) == 0);
     assert_true(p.bits_per_s > 0 && p.n_gids > GID_INDEX);
     assert_int_not_equal(vb->query_port(device_a, 99, &p), 0);
 }
@@ -73,7 +79,8 @@ static void gids_are_told(void **state)
     struct td_vb_port p;
     assert_int_equal(vb->query_gid(device_a, 1, GID_INDEX, &g), 0);
     assert_int_equal(vb->query_gid(device_b, 1, GID_INDEX, &other), 0);
-    printf("%s: gid %u type %d netdev %s %s\n", name_a, g.index, g.type, g.netdev, g.netdev_up ? "up" : "down");
+    printf("%s: gid %u type %d netdev %s %s\n", name_a, g.index, g.type, g.netdev,
+           g.netdev_up ? "up" : "down");
     assert_int_equal(g.index, GID_INDEX);
     assert_int_equal(g.type, TD_VB_GID_ROCE_V2);
     assert_memory_equal(g.raw, ipv4_mapped, sizeof ipv4_mapped);
@@ -137,7 +144,8 @@ static void relaxed_ordering_registers(void **state)
     uint8_t *mem = aligned_alloc(4096, 8192);
     assert_non_null(mem);
     assert_int_equal(vb->query(device_a, &l), 0);
-    int rc = vb->reg(device_a, mem, 8192, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_RELAXED_ORDERING, &mr);
+    int rc = vb->reg(device_a, mem, 8192,
+                     TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_RELAXED_ORDERING, &mr);
     assert_int_equal(rc, l.relaxed_ordering ? 0 : EOPNOTSUPP);
     if (mr) {
         assert_int_equal(mr->addr, (uintptr_t)mem);
@@ -204,7 +212,8 @@ static void many_completions_in_one_poll(void **state)
     }
     post(p.a.qp, wrs, N);
     int n = 0;
-    for (int tries = 0; n < N && tries < 10000000; tries++) { /* more than the provider's own batch of 64 may lie there */
+    for (int tries = 0; n < N && tries < 10000000; tries++) {
+        /* more than the provider's own batch of 64 may lie there */
         int m = vb->poll(p.a.cq, wcs + n, N + 1 - n);
         assert_in_range(m, 0, N - n);
         n += m;
@@ -223,11 +232,13 @@ static void gather_of_pieces(void **state)
     struct td_vb_send wr = write_of(&p, 1, 0, BYTES);
     wr.n_sge = N;
     for (uint32_t i = 0; i < N; i++)
-        wr.sge[i] = (struct td_vb_sge){.addr = (uintptr_t)p.a.mem + (N - i) * 10000, .bytes = BYTES + i, .lkey = p.a.mr->lkey};
+        wr.sge[i] = (struct td_vb_sge){
+            .addr = (uintptr_t)p.a.mem + (N - i) * 10000, .bytes = BYTES + i, .lkey = p.a.mr->lkey};
     post(p.a.qp, &wr, 1);
     expect_wc(p.a.cq, 1, TD_VB_WC_SUCCESS);
     uint32_t at = 0;
-    for (uint32_t i = 0; i < N; at += BYTES + i, i++) assert_memory_equal(p.b.mem + at, p.a.mem + (N - i) * 10000, BYTES + i);
+    for (uint32_t i = 0; i < N; at += BYTES + i, i++)
+        assert_memory_equal(p.b.mem + at, p.a.mem + (N - i) * 10000, BYTES + i);
     assert_int_equal(p.b.mem[at], 0);
     pair_close(&p);
 }
@@ -253,7 +264,8 @@ static void inline_needs_no_key(void **state)
     wr.sge[0].lkey = 0xdead;
     post(p.a.qp, &wr, 1);
     struct td_vb_wc wc = wait_wc(p.a.cq);
-    assert_true(wc.status == TD_VB_WC_LOC_PROT || wc.status == TD_VB_WC_LOC_QP_OP); /* the latter is Soft-RoCE's word for it */
+    /* the latter is Soft-RoCE's word for it */
+    assert_true(wc.status == TD_VB_WC_LOC_PROT || wc.status == TD_VB_WC_LOC_QP_OP);
     pair_close(&p);
 }
 
@@ -264,7 +276,9 @@ static void write_imm_of_nothing(void **state)
     pair_open(&p, NULL);
     assert_int_equal(vb->post_recv(p.b.qp, 77, 2), 0);
     fill(p.a.mem, 4096, 5);
-    struct td_vb_send wrs[2] = {write_of(&p, 1, 0, 4096), {.id = 2, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = 0x01020304}};
+    struct td_vb_send wrs[2] = {
+        write_of(&p, 1, 0, 4096),
+        {.id = 2, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = 0x01020304}};
     wrs[0].signaled = false;
     wrs[1].remote_addr = p.b.mr->addr;
     wrs[1].rkey = p.b.mr->rkey;
@@ -381,7 +395,11 @@ static void shared_receives(void **state)
     assert_int_equal(vb->srq_post(p.b.srq, 55, 4), 0);
     for (uint32_t i = 0; i < 4; i++) {
         struct rdma_pair *from = i % 2 ? &q : &p;
-        struct td_vb_send wr = {.id = i, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = i, .remote_addr = from->b.mr->addr,
+        struct td_vb_send wr = {.id = i,
+                                .op = TD_VB_WRITE_IMM,
+                                .signaled = true,
+                                .imm = i,
+                                .remote_addr = from->b.mr->addr,
                                 .rkey = from->b.mr->rkey};
         post(from->a.qp, &wr, 1);
         expect_wc(from->a.cq, i, TD_VB_WC_SUCCESS);
@@ -406,10 +424,16 @@ static void bad_keys_are_refused(void **state)
         fill(p.b.mem, 4096, 9);
         struct td_vb_send wrs[2] = {write_of(&p, 1, 0, 4096), write_of(&p, 2, 0, 64)};
         switch (which) {
-        case 0: wrs[0].rkey ^= 0x00ff0000; break;
-        case 1: wrs[0].remote_addr += PAIR_BYTES - 2048; break; /* half of it stands outside */
-        case 2:                                                 /* deregistered */
-            assert_int_equal(vb->reg(p.b.device, p.b.mem, 8192, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &gone), 0);
+        case 0:
+            wrs[0].rkey ^= 0x00ff0000;
+            break;
+        case 1:
+            wrs[0].remote_addr += PAIR_BYTES - 2048;
+            break; /* half of it stands outside */
+        case 2:    /* deregistered */
+            assert_int_equal(
+                vb->reg(p.b.device, p.b.mem, 8192, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &gone),
+                0);
             wrs[0].rkey = gone->rkey;
             assert_int_equal(vb->dereg(gone), 0);
             break;
@@ -429,7 +453,8 @@ static void bad_keys_are_refused(void **state)
     }
 }
 
-/* The target of a refused WRITE learns of it, too: its receives come back and its queue pair is of no more use. */
+/* The target of a refused WRITE learns of it, too: its receives come back and its queue pair is
+ * of no more use. */
 static void target_of_a_bad_key_fails_too(void **state)
 {
     (void)state;
@@ -456,7 +481,8 @@ static void fork_leaves_registered_pages(void **state)
         (void)pause(); /* lives, and shares the pages, until it is killed */
         _exit(0);
     }
-    memset(p.b.mem, 1, 65536); /* without care this would move the parent to other pages than the device knows */
+    memset(p.b.mem, 1, 65536); /* without care this would move the parent to other pages than the
+                                  device knows */
     struct td_vb_send wr = write_of(&p, 1, 0, 65536);
     post(p.a.qp, &wr, 1);
     expect_wc(p.a.cq, 1, TD_VB_WC_SUCCESS);
@@ -486,7 +512,8 @@ static void error_state_flushes_all(void **state)
     enum { N_SENDS = 20, N_RECVS = 30 };
     struct rdma_pair p;
     struct td_vb_send wrs[N_SENDS];
-    pair_open(&p, &(struct rdma_pair_options){.timeout = 20}); /* seconds until it would give up by itself */
+    /* seconds until it would give up by itself */
+    pair_open(&p, &(struct rdma_pair_options){.timeout = 20});
     vb->qp_destroy(p.b.qp);
     p.b.qp = NULL;
     assert_int_equal(vb->post_recv(p.a.qp, 1000, N_RECVS), 0);
@@ -497,7 +524,8 @@ static void error_state_flushes_all(void **state)
     post(p.a.qp, wrs, N_SENDS);
     assert_int_equal(vb->qp_error(p.a.qp), 0);
     uint32_t n_recvs = 0, next = 0;
-    for (uint32_t i = 0; i < N_SENDS + N_RECVS; i++) { /* signalled or not: each comes back once, sends in order */
+    for (uint32_t i = 0; i < N_SENDS + N_RECVS; i++) { /* signalled or not: each comes back once,
+                                                          sends in order */
         struct td_vb_wc wc = wait_wc(p.a.cq);
         assert_int_equal(wc.status, TD_VB_WC_WR_FLUSH);
         assert_int_equal(wc.qp_num, p.a.qp->num);
@@ -532,7 +560,8 @@ static void full_queue_takes_a_part(void **state)
     assert_int_not_equal(vb->post_send(p.a.qp, wrs, 1, &n_more), 0);
     assert_int_equal(n_more, 0);
     assert_int_equal(vb->qp_error(p.a.qp), 0);
-    for (uint32_t i = 0; i < n_posted; i++) expect_wc(p.a.cq, i, TD_VB_WC_WR_FLUSH); /* exactly those */
+    /* exactly those */
+    for (uint32_t i = 0; i < n_posted; i++) expect_wc(p.a.cq, i, TD_VB_WC_WR_FLUSH);
     expect_none(p.a.cq);
     pair_close(&p);
 }
@@ -542,7 +571,8 @@ static void bad_request_stops_the_chain(void **state)
     (void)state;
     struct rdma_pair p;
     pair_open(&p, NULL);
-    struct td_vb_send wrs[3] = {write_of(&p, 1, 0, 64), write_of(&p, 2, 64, 64), write_of(&p, 3, 128, 64)};
+    struct td_vb_send wrs[3] = {write_of(&p, 1, 0, 64), write_of(&p, 2, 64, 64),
+                                write_of(&p, 3, 128, 64)};
     uint32_t n_posted = UINT32_MAX;
     fill(p.a.mem, 192, 10);
     wrs[1].n_sge = TD_VB_SGE_MAX + 1;
@@ -578,7 +608,12 @@ static void windows_open_and_close(void **state)
         pair_open(&p, NULL);
         assert_int_equal(vb->mw_alloc(p.b.device, &mw), 0);
         uint32_t first_key = mw->rkey;
-        struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 8192,
+        struct td_vb_send bind = {.id = 1,
+                                  .op = TD_VB_BIND_MW,
+                                  .signaled = true,
+                                  .mw = mw,
+                                  .bind_mr = p.b.mr,
+                                  .bind_addr = p.b.mr->addr + 8192,
                                   .bind_bytes = 4096};
         post(p.b.qp, &bind, 1);
         assert_int_not_equal(mw->rkey, first_key);
@@ -598,7 +633,8 @@ static void windows_open_and_close(void **state)
             wr.rkey = mw->rkey;
         } else { /* the window is closed */
             uint32_t old_key = mw->rkey;
-            struct td_vb_send inv = {.id = 4, .op = TD_VB_LOCAL_INV, .signaled = true, .rkey = old_key};
+            struct td_vb_send inv = {
+                .id = 4, .op = TD_VB_LOCAL_INV, .signaled = true, .rkey = old_key};
             post(p.b.qp, &inv, 1);
             wc = wait_wc(p.b.cq);
             assert_int_equal(wc.status, TD_VB_WC_SUCCESS);
@@ -617,7 +653,9 @@ static void windows_open_and_close(void **state)
         post(p.a.qp, &wr, 1);
         wc = wait_wc(p.a.cq);
         if (which == 0 && wc.status == TD_VB_WC_SUCCESS && strncmp(name_b, "rxe", 3) == 0) {
-            printf("%s: a window lets through what stands outside of it: Soft-RoCE looks at the region's bounds alone\n", name_b);
+            printf("%s: a window lets through what stands outside of it: Soft-RoCE looks at the "
+                   "region's bounds alone\n",
+                   name_b);
         } else {
             assert_int_equal(wc.status, TD_VB_WC_REM_ACCESS);
             assert_int_equal(p.b.mem[12288], 0);
@@ -672,7 +710,4 @@ static int all_tests(void)
     return cmocka_run_group_tests_name("verbs_real_test", tests, NULL, NULL);
 }
 
-int main(int argc, char **argv)
-{
-    return rdma_main(argc, argv, all_tests);
-}
+int main(int argc, char **argv) { return rdma_main(argc, argv, all_tests); }

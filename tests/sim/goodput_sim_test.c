@@ -1,5 +1,6 @@
-/* Where the goodput policy lost, each case as a short simulation: seeds paired with another policy or mode under the same arrivals, or a class or a
- * tenant against what it must reach. Chosen so that the loss was several times the interval of the seeds. */
+/* Where the goodput policy lost, each case as a short simulation: seeds paired with another
+ * policy or mode under the same arrivals, or a class or a tenant against what it must reach.
+ * Chosen so that the loss was several times the interval of the seeds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,12 +28,19 @@ static struct td_perf perf_of(const char *spec)
     return p;
 }
 
-/* Network cards of 12.5 GB/s, as `tandem sim` has them; the router knows the workers' times, as in the tables of docs/goodput.md. */
-static void fleet_of(struct td_sim_config *c, const char *latency, uint32_t n_prefill, uint32_t n_decode)
+/* Network cards of 12.5 GB/s, as `tandem sim` has them; the router knows the workers' times, as
+ * in the tables of docs/goodput.md. */
+static void fleet_of(struct td_sim_config *c, const char *latency, uint32_t n_prefill,
+                     uint32_t n_decode)
 {
     td_sim_config_init(c);
-    struct td_sim_group g = {.count = n_prefill, .perf = perf_of(latency), .max_batch = 256, .max_step_tokens = 2048, .max_seqs = 512,
-                             .nic_bytes_per_s = 12.5e9, .slow = 1};
+    struct td_sim_group g = {.count = n_prefill,
+                             .perf = perf_of(latency),
+                             .max_batch = 256,
+                             .max_step_tokens = 2048,
+                             .max_seqs = 512,
+                             .nic_bytes_per_s = 12.5e9,
+                             .slow = 1};
     if (n_prefill) c->groups[c->n_groups++] = g;
     g.count = n_decode;
     g.decode = true;
@@ -48,22 +56,26 @@ static void objectives_of(struct td_sim_config *c, double ttft_ms, double tpot_m
     c->ttft_s = ttft_ms * 1e-3;
     c->tpot_s = tpot_ms * 1e-3;
     c->router.n_classes = 1;
-    c->router.classes[0] = (struct td_core_class){.name = "default", .ttft_ms = ttft_ms, .tpot_ms = tpot_ms, .weight = 1};
+    c->router.classes[0] = (struct td_core_class){
+        .name = "default", .ttft_ms = ttft_ms, .tpot_ms = tpot_ms, .weight = 1};
 }
 
 static struct td_sim_trace trace_of(const struct load *l, uint64_t seed)
 {
-    struct td_sim_load x = {.arrival = TD_ARRIVAL_POISSON, .rate = l->rate, .duration_s = l->duration_s, .seed = seed};
+    struct td_sim_load x = {
+        .arrival = TD_ARRIVAL_POISSON, .rate = l->rate, .duration_s = l->duration_s, .seed = seed};
     struct td_sim_trace t = {0};
     struct td_err err = {0};
-    if (td_sim_length_parse(l->isl, "isl", &x.isl, &err) || td_sim_length_parse(l->osl, "osl", &x.osl, &err) ||
-        td_sim_trace_make(&x, NULL, &t, &err))
+    if (td_sim_length_parse(l->isl, "isl", &x.isl, &err) ||
+        td_sim_length_parse(l->osl, "osl", &x.osl, &err) || td_sim_trace_make(&x, NULL, &t, &err))
         fail_msg("%s", err.msg);
     return t;
 }
 
-/* Runs the trace; attainment in % of all, and of each class and tenant where ret_classes or ret_tenants is given (tenant 1 is ret_tenants[0]). */
-static double run(struct td_sim_config *c, const struct td_sim_trace *t, uint64_t seed, double *ret_classes, double *ret_tenants, uint32_t n_tenants)
+/* Runs the trace; attainment in % of all, and of each class and tenant where ret_classes or
+ * ret_tenants is given (tenant 1 is ret_tenants[0]). */
+static double run(struct td_sim_config *c, const struct td_sim_trace *t, uint64_t seed,
+                  double *ret_classes, double *ret_tenants, uint32_t n_tenants)
 {
     struct td_sim_result r;
     struct td_sim_summary s;
@@ -101,8 +113,10 @@ static void expect_not_below(const char *what, const double *a, const double *b,
     double difference[N_SEEDS], half, unused;
     for (int i = 0; i < N_SEEDS; i++) difference[i] = a[i] - b[i];
     double mean = mean_of(difference, &half);
-    print_message("%s: %.1f %% against %.1f %%, by seed %+.1f +- %.1f\n", what, mean_of(a, &unused), mean_of(b, &unused), mean, half);
-    if (mean + fmin(half, 3) < -slack) fail_msg("%s: %.1f points below, more than %.1f", what, -mean, slack);
+    print_message("%s: %.1f %% against %.1f %%, by seed %+.1f +- %.1f\n", what, mean_of(a, &unused),
+                  mean_of(b, &unused), mean, half);
+    if (mean + fmin(half, 3) < -slack)
+        fail_msg("%s: %.1f points below, more than %.1f", what, -mean, slack);
 }
 
 static void expect_at_least(const char *what, const double *a, double least)
@@ -112,10 +126,10 @@ static void expect_at_least(const char *what, const double *a, double least)
     if (mean < least) fail_msg("%s: %.1f %%, at least %.1f", what, mean, least);
 }
 
-/* ---- the first seconds ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the first seconds ----------------------------------------------------------------------- */
 
-/* A TPOT margin of 1.2 to begin with, which rose while batches filled, refused a fifth of what conductor, which has no margin, served well: 50.0
- * against 63.2 %. */
+/* A TPOT margin of 1.2 to begin with, which rose while batches filled, refused a fifth of what
+ * conductor, which has no margin, served well: 50.0 against 63.2 %. */
 static void test_cold_start(void **state)
 {
     (void)state;
@@ -135,10 +149,10 @@ static void test_cold_start(void **state)
     expect_not_below("cold start, goodput against conductor", a, b, 3);
 }
 
-/* ---- the link ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the link -------------------------------------------------------------------------------- */
 
-/* One prompt in twenty has 48 to 65 thousand tokens and 12 s; their chunks made the link seem five times as slow as it is, and a fifth of the chat
- * beside them was refused for its TPOT. */
+/* One prompt in twenty has 48 to 65 thousand tokens and 12 s; their chunks made the link seem
+ * five times as slow as it is, and a fifth of the chat beside them was refused for its TPOT. */
 static void test_long_prompts_beside_chat(void **state)
 {
     (void)state;
@@ -148,8 +162,10 @@ static void test_long_prompts_beside_chat(void **state)
     fleet_of(&c, "llama-8b-h200", 2, 2);
     c.kv_bytes_per_token = 0;
     c.router.n_classes = 2;
-    c.router.classes[0] = (struct td_core_class){.name = "chat", .ttft_ms = 400, .tpot_ms = 25, .weight = 4};
-    c.router.classes[1] = (struct td_core_class){.name = "long", .ttft_ms = 12000, .tpot_ms = 40, .weight = 1};
+    c.router.classes[0] =
+        (struct td_core_class){.name = "chat", .ttft_ms = 400, .tpot_ms = 25, .weight = 4};
+    c.router.classes[1] =
+        (struct td_core_class){.name = "long", .ttft_ms = 12000, .tpot_ms = 40, .weight = 1};
     for (uint64_t i = 0; i < N_SEEDS; i++) {
         struct td_sim_trace t = trace_of(&l, i + 1);
         for (uint32_t k = 0; k < t.n; k++) {
@@ -165,10 +181,10 @@ static void test_long_prompts_beside_chat(void **state)
     expect_at_least("both", all, 95);
 }
 
-/* ---- tenants ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tenants --------------------------------------------------------------------------------- */
 
-/* Three tenants with a third of what the fleet serves well between them, beside one that asks for all of it twice: they fell to where the
- * flood was. */
+/* Three tenants with a third of what the fleet serves well between them, beside one that asks
+ * for all of it twice: they fell to where the flood was. */
 static void test_tenants_beside_a_flood(void **state)
 {
     (void)state;
@@ -178,7 +194,11 @@ static void test_tenants_beside_a_flood(void **state)
     c.warmup_s = 10; /* whose flood it is shows when its first answers are over */
     objectives_of(&c, 400, 50);
     for (uint64_t i = 0; i < N_SEEDS; i++) {
-        struct td_sim_load x = {.arrival = TD_ARRIVAL_POISSON, .rate = 36, .duration_s = 60, .seed = i + 1, .n_tenants = 4};
+        struct td_sim_load x = {.arrival = TD_ARRIVAL_POISSON,
+                                .rate = 36,
+                                .duration_s = 60,
+                                .seed = i + 1,
+                                .n_tenants = 4};
         struct td_err err = {0};
         struct td_sim_trace t;
         td_sim_length_parse("lognormal:900,0.5", "isl", &x.isl, &err);
@@ -195,9 +215,10 @@ static void test_tenants_beside_a_flood(void **state)
     expect_at_least("three tenants beside a flood", three, 92);
 }
 
-/* ---- classes ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- classes --------------------------------------------------------------------------------- */
 
-/* Gold's, silver's and bulk's requests by turns. order: which class of the router each of them is. */
+/* Gold's, silver's and bulk's requests by turns. order: which class of the router each of them
+ * is. */
 static void classes_of(struct td_sim_config *c, const uint32_t *order, const double *weights)
 {
     static const struct td_core_class classes[] = {
@@ -211,8 +232,9 @@ static void classes_of(struct td_sim_config *c, const uint32_t *order, const dou
     }
 }
 
-/* Ceilings that lesser classes might not pass, whatever the heavier ones attained, threw a fifth of the capacity away: with looser objectives for
- * most of the requests fewer were good than with the tightest for all. Gold is still to have what was asked for. */
+/* Ceilings that lesser classes might not pass, whatever the heavier ones attained, threw a fifth
+ * of the capacity away: with looser objectives for most of the requests fewer were good than
+ * with the tightest for all. Gold is still to have what was asked for. */
 static void test_classes_beside_one_class(void **state)
 {
     (void)state;
@@ -265,10 +287,11 @@ static void test_equal_weights_are_equal(void **state)
     td_sim_result_free(&r[1]);
 }
 
-/* ---- hybrid ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- hybrid ---------------------------------------------------------------------------------- */
 
-/* One prefill worker is too few for five decode workers. Hybrid may use it besides what the five could do alone, and lost to them all the same: 89.6
- * against 97.2 %, since every step with prefill rows had to keep the TPOT. */
+/* One prefill worker is too few for five decode workers. Hybrid may use it besides what the five
+ * could do alone, and lost to them all the same: 89.6 against 97.2 %, since every step with
+ * prefill rows had to keep the TPOT. */
 static void test_hybrid_beside_colocated(void **state)
 {
     (void)state;

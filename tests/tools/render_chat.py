@@ -1,9 +1,11 @@
 #!/usr/bin/python3
-"""Renders chats with the real Jinja, configured as transformers does it: the oracle of chat_template_test.
+"""Renders chats with the real Jinja, configured as transformers does it: the oracle of
+chat_template_test.
 
-Input: a JSON file {"templates": [source, ...], "chats": [{"template": index, "messages": [...], "add_generation_prompt": bool,
-"bos_token": str or null, "eos_token": str or null}, ...]}. Output: a JSON list with {"text": str} or {"error": str} for each chat.
-strftime_now is fixed to 26 July 2024, the date our renderer gives by default. Exit status 77: no jinja2 here.
+Input: a JSON file {"templates": [source, ...], "chats": [{"template": index, "messages": [...],
+"add_generation_prompt": bool, "bos_token": str or null, "eos_token": str or null}, ...]}. Output: a
+JSON list with {"text": str} or {"error": str} for each chat. strftime_now is fixed to 26 July 2024,
+the date our renderer gives by default. Exit status 77: no jinja2 here.
 """
 import datetime
 import json
@@ -18,7 +20,8 @@ except ImportError:
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %}: transformers marks the assistant's tokens with it; the text is that of its body."""
+    """{% generation %}: transformers marks the assistant's tokens with it; the text is that of
+    its body."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -32,12 +35,13 @@ def raise_exception(message):
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
 
 
 def main():
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                       extensions=[Generation, "jinja2.ext.loopcontrols"])
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = datetime.datetime(2024, 7, 26).strftime
@@ -56,8 +60,11 @@ def main():
         try:
             if isinstance(template, Exception):
                 raise template
-            answers.append({"text": template.render(messages=chat["messages"], tools=None, documents=None,
-                                                    add_generation_prompt=chat["add_generation_prompt"], **tokens)})
+            answers.append({
+                "text": template.render(messages=chat["messages"], tools=None, documents=None,
+                                        add_generation_prompt=chat["add_generation_prompt"],
+                                        **tokens)
+            })
         except Exception as e:  # whatever the template runs into is this chat's answer
             answers.append({"error": f"{type(e).__name__}: {e}"})
     json.dump(answers, sys.stdout)

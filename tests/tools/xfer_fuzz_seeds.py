@@ -1,14 +1,17 @@
 #!/usr/bin/python3
 """Makes seeds of the transfer fuzzers: tests/tools/xfer_fuzz_seeds.py frames|setup [FOLDER]
 
-frames: from real traffic. A prefill and a decode worker serve models/pocket on loopback; a packet socket (needs
-CAP_NET_RAW) listens to the decode worker's KV port, streams are put together by sequence number and cut into frames.
-What is written is what xfer_frame_fuzz reads: a byte of repairs, the frame's header, its payload. Its receiver has a
-grant of 5 blocks of 96 bytes in slot 1, so slots become 1 and offsets and lengths of DATA, FINAL and REF are scaled
-from the real block's bytes to 96; bytes of blocks are left out (zeros). Keys, handles and generations are put right by
-the fuzzer itself. A padding byte or three at the end chooses tcp or rdma for its sender, as n_bytes % 4.
+frames: from real traffic. A prefill and a decode worker serve models/pocket on loopback; a packet
+socket (needs CAP_NET_RAW) listens to the decode worker's KV port, streams are put together by
+sequence number and cut into frames. What is written is what xfer_frame_fuzz reads: a byte of
+repairs, the frame's header, its payload. Its receiver has a grant of 5 blocks of 96 bytes in slot
+1, so slots become 1 and offsets and lengths of DATA, FINAL and REF are scaled from the real block's
+bytes to 96; bytes of blocks are left out (zeros). Keys, handles and generations are put right by
+the fuzzer itself. A padding byte or three at the end chooses tcp or rdma for its sender, as n_bytes
+% 4.
 
-setup: the seeds of xfer_setup_fuzz without a secret, as a side that knows the cluster secret would say them."""
+setup: the seeds of xfer_setup_fuzz without a secret, as a side that knows the cluster secret
+would say them."""
 import os
 import socket
 import struct
@@ -27,7 +30,6 @@ FUZZ_BLOCK, FUZZ_BLOCKS, MAX_SEED = 96, 5, 4096
 
 class Wire(threading.Thread):
     """Segments of TCP to and from one port, until stop()."""
-
     def __init__(self, port):
         super().__init__(daemon=True)
         self.port, self.done, self.segments = port, threading.Event(), []
@@ -42,7 +44,8 @@ class Wire(threading.Thread):
                 packet, address = self.socket.recvfrom(1 << 17)
             except socket.timeout:
                 continue
-            if address[2] == socket.PACKET_OUTGOING or packet[9] != socket.IPPROTO_TCP:  # each is seen twice on lo
+            if address[2] == socket.PACKET_OUTGOING or packet[
+                    9] != socket.IPPROTO_TCP:  # each is seen twice on lo
                 continue
             ip, total = (packet[0] & 15) * 4, struct.unpack_from(">H", packet, 2)[0] or len(packet)
             source, target, seq = struct.unpack_from(">HHI", packet, ip)
@@ -102,14 +105,18 @@ def record(name, rdma=False, digest="off", chunk=512, n_tokens=5 * 16 - 4, cance
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         env = {"TANDEM_VERBS_FAKE": f"path={folder}/fabric"} if rdma else {}
-        path = ["--transfer", "rdma" if rdma else "tcp", "--kv-digest", digest, "--max-step-tokens", chunk]
+        path = [
+            "--transfer", "rdma" if rdma else "tcp", "--kv-digest", digest, "--max-step-tokens",
+            chunk
+        ]
         with Cluster(prefill=0, decode=0) as c:
             c.start_worker("decode", env=env, args=[*path, "--transfer-port", port])
             c.start_worker("prefill", env=env, args=path)
             c.wait_workers(2)
             wire = Wire(port)
             wire.start()
-            request = c.request(ids=[3 + i * 7 % 500 for i in range(n_tokens)], max_tokens=2, ignore_eos=True)
+            request = c.request(ids=[3 + i * 7 % 500 for i in range(n_tokens)], max_tokens=2,
+                                ignore_eos=True)
             if cancel:
                 c.stream(request).cancel()
             else:
@@ -119,7 +126,10 @@ def record(name, rdma=False, digest="off", chunk=512, n_tokens=5 * 16 - 4, cance
     frames = wire.frames()
     hello = next(p for _, h, p in frames if h[2] == HELLO)
     block_bytes = struct.unpack_from("<Q", hello, 16)[0]
-    print(f"{name}: {len(frames)} frames of types {[h[2] for _, h, _ in frames]}, blocks of {block_bytes} bytes", flush=True)
+    print(
+        f"{name}: {len(frames)} frames of types {[h[2] for _, h, _ in frames]}, blocks of "
+        f"{block_bytes} bytes",
+        flush=True)
     return as_seed(frames, block_bytes, rdma)
 
 
@@ -137,21 +147,25 @@ def setup_seeds():
         return bytes([fix_length_and_sizes]) + HEADER.pack(0, 0, kind, *[0] * 13) + bytes(32)
 
     folder = os.path.join(CORPUS, "xfer_setup_fuzz")
-    for name in ("tcp_initiator", "shm_initiator", "rdma_initiator", "tcp_acceptor", "rdma_acceptor"):
+    for name in ("tcp_initiator", "shm_initiator", "rdma_initiator", "tcp_acceptor",
+                 "rdma_acceptor"):
         with open(os.path.join(folder, name), "rb") as f:
             seed = f.read()
         hello, rest = seed[1:66 + 112] + bytes(32), seed[66 + 112:]
         first = bytes([seed[0] | secret_engine])
-        yield f"secret_{name}", first + (hello + bare(PROOF) if "initiator" in name else bare(CHALLENGE) + hello) + rest
+        yield f"secret_{name}", first + (hello + bare(PROOF)
+                                         if "initiator" in name else bare(CHALLENGE) + hello) + rest
         if name == "tcp_initiator":
             yield "secret_no_proof", first + hello + rest
             yield "secret_wrong_proof", first + hello + b"\x02" + bare(PROOF)[1:] + rest
-            yield "secret_old_hello", first + b"\0" + HEADER.pack(0, 0, HELLO, *[0] * 8, 112, *[0] * 4) + seed[66:66 + 112] + rest
+            yield "secret_old_hello", first + b"\0" + HEADER.pack(
+                0, 0, HELLO, *[0] * 8, 112, *[0] * 4) + seed[66:66 + 112] + rest
 
 
 def main():
     what = {"frames": frame_seeds, "setup": setup_seeds}[sys.argv[1]]
-    folder = sys.argv[2] if len(sys.argv) > 2 else os.path.join(CORPUS, f"xfer_{sys.argv[1].rstrip('s')}_fuzz")
+    folder = sys.argv[2] if len(sys.argv) > 2 else os.path.join(
+        CORPUS, f"xfer_{sys.argv[1].rstrip('s')}_fuzz")
     for name, seed in what():
         with open(os.path.join(folder, name), "wb") as f:
             f.write(seed)

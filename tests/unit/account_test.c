@@ -1,4 +1,5 @@
-/* router/core/account: the account of one worker against a reference that adds up the open legs anew after every call, in any order of calls. */
+/* router/core/account: the account of one worker against a reference that adds up the open legs
+ * anew after every call, in any order of calls. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,22 +23,31 @@ static uint32_t rnd(uint32_t n)
 static struct td_core_worker worker_of(enum td_core_role role)
 {
     struct td_core_worker w = {0};
-    td_account_join(&w, &(struct td_core_event){.kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64, .d = 2048});
+    td_account_join(&w,
+                    &(struct td_core_event){
+                        .kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64, .d = 2048});
     return w;
 }
 
-static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, uint64_t calls_seen, double now_s)
+static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, uint64_t calls_seen,
+                     double now_s)
 {
-    td_account_snapshot(w, &(struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .a = seq, .b = 7, .c = queued, .d = 3, .e = calls_seen}, now_s);
+    td_account_snapshot(
+        w,
+        &(struct td_core_event){
+            .kind = TD_EV_WORKER_SNAPSHOT, .a = seq, .b = 7, .c = queued, .d = 3, .e = calls_seen},
+        now_s);
 }
 
-/* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open: core.c looks for the next one then. */
+/* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open:
+ * core.c looks for the next one then. */
 static void check(const struct td_core_worker *w, const struct td_leg *legs, double now_s)
 {
     struct {
         uint32_t assigned, n_pending, n_active, n_tightest;
         uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
-        double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES], link_by_rank_s[TD_CORE_MAX_CLASSES];
+        double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES],
+            link_by_rank_s[TD_CORE_MAX_CLASSES];
         uint32_t n_sending, n_told, n_chunked, n_by_rank[TD_CORE_MAX_CLASSES];
     } t = {.tightest = INFINITY};
     for (int i = 0; i < LEGS; i++) {
@@ -83,26 +93,31 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     assert_true(fabs(w->pending_s - t.pending_s) < 1e-9 * (1 + t.pending_s));
     for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
         assert_int_equal(w->pending_by_turn[rank].n, t.n_by_rank[rank]);
-        assert_true(fabs(w->pending_by_turn[rank].s - t.s_by_rank[rank]) < 1e-9 * (1 + t.pending_s));
+        assert_true(fabs(w->pending_by_turn[rank].s - t.s_by_rank[rank]) <
+                    1e-9 * (1 + t.pending_s));
         if (t.n_by_rank[rank] == 0) assert_true(w->pending_by_turn[rank].s <= 0);
     }
     if (t.n_pending == 0) assert_true(w->pending_s <= 0); /* exactly: nothing is carried on */
     if (w->role == TD_ROLE_DECODE) {
         assert_true(w->min_tpot_s <= t.tightest);
-        if (t.assigned == 0) assert_true(w->min_tpot_s >= INFINITY && w->n_min_tpot == 0);
-        else if (w->n_min_tpot > 0) assert_true(w->min_tpot_s >= t.tightest && w->n_min_tpot == t.n_tightest);
+        if (t.assigned == 0)
+            assert_true(w->min_tpot_s >= INFINITY && w->n_min_tpot == 0);
+        else if (w->n_min_tpot > 0)
+            assert_true(w->min_tpot_s >= t.tightest && w->n_min_tpot == t.n_tightest);
     } else {
         assert_int_equal(w->n_sending, t.n_sending);
         assert_int_equal(w->n_told, t.n_told);
         assert_int_equal(w->n_chunked, t.n_chunked);
         for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
-            assert_true(fabs(w->link_by_turn_s[rank] - t.link_by_rank_s[rank]) < 1e-9 * (1 + t.link_s));
+            assert_true(fabs(w->link_by_turn_s[rank] - t.link_by_rank_s[rank]) <
+                        1e-9 * (1 + t.link_s));
             if (t.assigned == 0) assert_true(w->link_by_turn_s[rank] <= 0);
         }
         assert_true(t.n_sending < 2 || w->crowded);
         assert_true(fabs(w->link_s - t.link_s) < 1e-9 * (1 + t.link_s));
         if (t.assigned == 0) assert_true(w->link_s <= 0 && !w->crowded);
-        assert_true(w->free_at_s <= now_s + w->pending_s + 1e-9); /* never more than all of what is open: at once when nothing is */
+        /* never more than all of what is open: at once when nothing is */
+        assert_true(w->free_at_s <= now_s + w->pending_s + 1e-9);
     }
 }
 
@@ -125,30 +140,43 @@ static void play(uint64_t seed, enum td_core_role role)
         case 0:
         case 1:
             if (l->worker != TD_NO_WORKER) break;
-            if (role == TD_ROLE_PREFILL) td_account_prefill_open(&w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n, (double)n * 1e-4, now_s);
-            else td_account_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0, objectives[rnd(5)]);
+            if (role == TD_ROLE_PREFILL)
+                td_account_prefill_open(&w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n,
+                                        (double)n * 1e-4, now_s);
+            else
+                td_account_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0,
+                                       objectives[rnd(5)]);
             assert_int_equal(l->worker, 3);
-            if (role == TD_ROLE_DECODE) w.calls_sent++;
-            else if (rnd(2)) td_account_prefill_tell(&w, l);
-            if (role == TD_ROLE_PREFILL && rnd(4)) td_account_link_open(&w, l, (double)n * 1e-4 * (double)rnd(3), now_s + (double)rnd(3) * 0.1);
+            if (role == TD_ROLE_DECODE)
+                w.calls_sent++;
+            else if (rnd(2))
+                td_account_prefill_tell(&w, l);
+            if (role == TD_ROLE_PREFILL && rnd(4))
+                td_account_link_open(&w, l, (double)n * 1e-4 * (double)rnd(3),
+                                     now_s + (double)rnd(3) * 0.1);
             break;
         case 2: /* again and again: once counts */
-            if (role == TD_ROLE_PREFILL) td_account_prefill_done(&w, l, now_s);
-            else td_account_decode_active(&w, l);
+            if (role == TD_ROLE_PREFILL)
+                td_account_prefill_done(&w, l, now_s);
+            else
+                td_account_decode_active(&w, l);
             break;
         case 3:
             if (role == TD_ROLE_DECODE) td_account_decode_grow(&w, l, rnd(400));
             break;
         case 4: /* true or absurd */
-            snapshot(&w, ++seq, rnd(3) ? rnd(20000) : UINT64_MAX, rnd(2) ? w.calls_sent : w.calls_sent - rnd(2), now_s);
+            snapshot(&w, ++seq, rnd(3) ? rnd(20000) : UINT64_MAX,
+                     rnd(2) ? w.calls_sent : w.calls_sent - rnd(2), now_s);
             break;
         default:
             was_open = l->worker != TD_NO_WORKER;
             td_account_close(&w, l, now_s);
             assert_int_equal(l->worker, TD_NO_WORKER);
             /* what all who are there have to send is all that the link is behind the computing */
-            if (role == TD_ROLE_PREFILL && was_open) assert_true(w.link_free_at_s <= fmax(now_s, w.free_at_s) + w.link_s + 1e-9);
-            if (w.role == TD_ROLE_DECODE && w.assigned && w.n_min_tpot == 0) { /* core.c's part: the next tightest */
+            if (role == TD_ROLE_PREFILL && was_open)
+                assert_true(w.link_free_at_s <= fmax(now_s, w.free_at_s) + w.link_s + 1e-9);
+            if (w.role == TD_ROLE_DECODE && w.assigned && w.n_min_tpot == 0) {
+                /* core.c's part: the next tightest */
                 w.min_tpot_s = INFINITY;
                 for (int k = 0; k < LEGS; k++) {
                     if (legs[k].worker == TD_NO_WORKER || legs[k].tpot_s > w.min_tpot_s) continue;
@@ -173,7 +201,8 @@ static void test_random_play(void **state)
 
 #define NEAR(x, y) assert_true(fabs((x) - (y)) < 1e-9)
 
-/* When a prefill worker would begin a new prompt: assignments move it at once, first tokens and true snapshots set it anew. */
+/* When a prefill worker would begin a new prompt: assignments move it at once, first tokens and
+ * true snapshots set it anew. */
 static void test_free_at(void **state)
 {
     (void)state;
@@ -209,7 +238,8 @@ static void test_free_at(void **state)
     td_account_close(&w, &a, 17); /* it was done: its time was given back then */
     NEAR(w.free_at_s, 16);
     assert_int_equal(w.assigned, 0);
-    td_account_prefill_open(&w, &a, 0, 0, 100, 1, 20); /* idle meanwhile: from now on, not from then */
+    td_account_prefill_open(&w, &a, 0, 0, 100, 1, 20); /* idle meanwhile: from now on, not from
+                                                          then */
     NEAR(w.free_at_s, 21);
 }
 
@@ -230,17 +260,20 @@ static void test_decode_promises(void **state)
     assert_int_equal(w.promised_tokens, 170);
     td_account_decode_grow(&w, &b, 5); /* longer than expected: what it holds is promised */
     assert_int_equal(w.promised_tokens, 175);
-    td_account_decode_grow(&w, &a, 60); /* before its first decode token: the prefill's token may be counted already */
+    td_account_decode_grow(&w, &a, 60); /* before its first decode token: the prefill's token may
+                                           be counted already */
     assert_int_equal(w.reserved_tokens, 160);
     td_account_close(&w, &a, 1);
     assert_int_equal(w.promised_tokens, 25);
     td_account_close(&w, &b, 1);
     td_account_close(&w, &b, 1);
-    assert_int_equal(w.assigned + w.promised_tokens + w.reserved_tokens + w.active_tokens + w.assigned_tokens + w.n_min_tpot, 0);
+    assert_int_equal(w.assigned + w.promised_tokens + w.reserved_tokens + w.active_tokens +
+                         w.assigned_tokens + w.n_min_tpot,
+                     0);
 }
 
-/* A call that never reached its worker is in no snapshot's count. Before: after it no snapshot was ever again taken to have seen all calls, and the
- * ledger was corrected by none. */
+/* A call that never reached its worker is in no snapshot's count. Before: after it no snapshot
+ * was ever again taken to have seen all calls, and the ledger was corrected by none. */
 static void test_a_call_that_never_arrived(void **state)
 {
     (void)state;
@@ -271,7 +304,8 @@ static void test_a_call_that_never_arrived(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_call_that_never_arrived), cmocka_unit_test(test_free_at),
+        cmocka_unit_test(test_a_call_that_never_arrived),
+        cmocka_unit_test(test_free_at),
         cmocka_unit_test(test_decode_promises),
         cmocka_unit_test(test_random_play),
     };

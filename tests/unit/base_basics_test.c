@@ -53,12 +53,15 @@ static void long_messages_are_cut(void **state)
 static void every_status_has_its_own_name(void **state)
 {
     (void)state;
-    static const td_status all[] = {TD_OK,          TD_INPROGRESS,      TD_ERR_AGAIN,   TD_ERR_INVALID, TD_ERR_NOT_FOUND, TD_ERR_LIMIT,
-                                    TD_ERR_UNSUPPORTED, TD_ERR_CANCELLED, TD_ERR_DEADLINE, TD_ERR_CORRUPT, TD_ERR_STALE,     TD_ERR_PEER,
-                                    TD_ERR_IO,      TD_ERR_NOMEM,       TD_ERR_DEVICE,  TD_ERR_INTERNAL};
+    static const td_status all[] = {
+        TD_OK,          TD_INPROGRESS,      TD_ERR_AGAIN,     TD_ERR_INVALID,  TD_ERR_NOT_FOUND,
+        TD_ERR_LIMIT,   TD_ERR_UNSUPPORTED, TD_ERR_CANCELLED, TD_ERR_DEADLINE, TD_ERR_CORRUPT,
+        TD_ERR_STALE,   TD_ERR_PEER,        TD_ERR_IO,        TD_ERR_NOMEM,    TD_ERR_DEVICE,
+        TD_ERR_INTERNAL};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         assert_string_not_equal(td_status_name(all[i]), "unknown");
-        for (size_t j = 0; j < i; j++) assert_string_not_equal(td_status_name(all[i]), td_status_name(all[j]));
+        for (size_t j = 0; j < i; j++)
+            assert_string_not_equal(td_status_name(all[i]), td_status_name(all[j]));
     }
     assert_string_equal(td_status_name((td_status)-99), "unknown");
 }
@@ -87,7 +90,8 @@ static void clock_goes_forward_and_deadlines_saturate(void **state)
     assert_true(td_wall_ns() > 1700000000ull * TD_NS_PER_S);
     assert_true(td_deadline_after_ms(5, 2) == 5 + 2 * TD_NS_PER_MS);
     assert_true(td_deadline_after_ms(5, UINT64_MAX) == TD_NEVER_NS);
-    assert_true(td_deadline_after_ms(5, UINT64_MAX / TD_NS_PER_MS) == 5 + UINT64_MAX / TD_NS_PER_MS * TD_NS_PER_MS);
+    assert_true(td_deadline_after_ms(5, UINT64_MAX / TD_NS_PER_MS) ==
+                5 + UINT64_MAX / TD_NS_PER_MS * TD_NS_PER_MS);
     assert_true(td_deadline_after_ms(UINT64_MAX - 1, 1) == TD_NEVER_NS);
     assert_true(td_deadline_after_ms(TD_NEVER_NS, 0) == TD_NEVER_NS);
 }
@@ -95,7 +99,10 @@ static void clock_goes_forward_and_deadlines_saturate(void **state)
 static void bf16_rounds_to_nearest_even(void **state)
 {
     (void)state;
-    static const struct { uint32_t f32; uint16_t bf16; } cases[] = {
+    static const struct {
+        uint32_t f32;
+        uint16_t bf16;
+    } cases[] = {
         {0x3f800000, 0x3f80}, /* 1                                        */
         {0x3f808000, 0x3f80}, /* halfway between 0x3f80 and 0x3f81: even  */
         {0x3f818000, 0x3f82}, /* halfway between 0x3f81 and 0x3f82: even  */
@@ -112,8 +119,10 @@ static void bf16_rounds_to_nearest_even(void **state)
     }
     for (uint32_t h = 0; h < 65536; h++) { /* every bf16 value survives the round trip */
         float f = td_bf16_to_f32((uint16_t)h);
-        if (isnan(f)) assert_true(isnan(td_bf16_to_f32(td_f32_to_bf16(f))));
-        else assert_int_equal(td_f32_to_bf16(f), h);
+        if (isnan(f))
+            assert_true(isnan(td_bf16_to_f32(td_f32_to_bf16(f))));
+        else
+            assert_int_equal(td_f32_to_bf16(f), h);
     }
     assert_int_equal(td_dtype_bytes(TD_F32), 4);
     assert_int_equal(td_dtype_bytes(TD_BF16), 2);

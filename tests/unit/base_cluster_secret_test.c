@@ -1,5 +1,5 @@
-/* base_cluster_secret_test.c - the MAC against published vectors, what a file may hold and who may read it, rotation,
- * and that no two lists of fields share a proof. */
+/* base_cluster_secret_test.c - the MAC against published vectors, what a file may hold and who
+ * may read it, rotation, and that no two lists of fields share a proof. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -34,10 +34,7 @@ static void write_mode(const char *text, size_t n, mode_t mode)
     assert_int_equal(chmod(path, mode), 0);
 }
 
-static void write_text(const char *text)
-{
-    write_mode(text, strlen(text), 0600);
-}
+static void write_text(const char *text) { write_mode(text, strlen(text), 0600); }
 
 static struct td_cluster_secret *load(const char *text)
 {
@@ -178,12 +175,14 @@ static void a_proof_is_good_for_its_own_fields_only(void **state)
     assert_false(td_cluster_secret_verify(a, "role x", joined, 1, mac));
     assert_false(td_cluster_secret_verify(a, "role x", more, 3, mac));
     /* golden: what is authenticated, byte for byte, as Python's hmac has it */
-    static const uint8_t golden[] = {0x41, 0x9c, 0x85, 0xad, 0xda, 0xdd, 0xe7, 0x02, 0x01, 0x7e, 0x3e,
-                                     0x9e, 0x89, 0xec, 0x59, 0xb3, 0x52, 0x02, 0x06, 0xe0, 0x93, 0xc5,
-                                     0x2f, 0x43, 0x3e, 0xad, 0x86, 0x93, 0x7f, 0x70, 0xe9, 0x7b};
+    static const uint8_t golden[] = {0x41, 0x9c, 0x85, 0xad, 0xda, 0xdd, 0xe7, 0x02,
+                                     0x01, 0x7e, 0x3e, 0x9e, 0x89, 0xec, 0x59, 0xb3,
+                                     0x52, 0x02, 0x06, 0xe0, 0x93, 0xc5, 0x2f, 0x43,
+                                     0x3e, 0xad, 0x86, 0x93, 0x7f, 0x70, 0xe9, 0x7b};
     const struct td_secret_field three[] = {{"ab", 2}, {NULL, 0}, {"\0\1\2", 3}};
     uint8_t written_down[TD_CLUSTER_MAC_BYTES];
-    assert_int_equal(td_cluster_secret_prove(a, "tandem kv 1 initiator", three, 3, written_down), TD_OK);
+    assert_int_equal(td_cluster_secret_prove(a, "tandem kv 1 initiator", three, 3, written_down),
+                     TD_OK);
     assert_memory_equal(written_down, golden, sizeof golden);
     for (size_t i = 0; i < sizeof mac; i++) {
         mac[i] ^= 1;
@@ -196,8 +195,8 @@ static void a_proof_is_good_for_its_own_fields_only(void **state)
     td_cluster_secret_destroy(NULL);
 }
 
-/* Two daemons through the three steps of a rotation, one always a step behind: each accepts the other's proof at every
- * moment. */
+/* Two daemons through the three steps of a rotation, one always a step behind: each accepts the
+ * other's proof at every moment. */
 static void a_rotation_never_locks_anybody_out(void **state)
 {
     (void)state;
@@ -245,7 +244,8 @@ EVP_MAC *EVP_MAC_fetch(OSSL_LIB_CTX *ctx, const char *algorithm, const char *pro
     return real(ctx, algorithm, properties);
 }
 
-/* The router makes a proof for each request: looking up the algorithm took longer than the proof. */
+/* The router makes a proof for each request: looking up the algorithm took longer than the
+ * proof. */
 static void the_algorithm_is_looked_up_once(void **state)
 {
     (void)state;

@@ -69,7 +69,8 @@ static void *ring_many(void *arg)
     return NULL;
 }
 
-/* The owner counts items only after a ring. A lost ring would leave items uncounted and the wait would reach its deadline. */
+/* The owner counts items only after a ring. A lost ring would leave items uncounted and the wait
+ * would reach its deadline. */
 static void no_ring_of_many_threads_is_lost(void **state)
 {
     (void)state;
@@ -77,7 +78,8 @@ static void no_ring_of_many_threads_is_lost(void **state)
     atomic_init(&t.items, 0);
     assert_int_equal(td_doorbell_open(&t.bell, NULL), TD_OK);
     pthread_t threads[N_RINGERS];
-    for (int i = 0; i < N_RINGERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, ring_many, &t), 0);
+    for (int i = 0; i < N_RINGERS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ring_many, &t), 0);
     unsigned n_seen = 0;
     while (n_seen < N_RINGERS * N_ITEMS) {
         assert_true(td_doorbell_wait(&t.bell, td_now_ns() + 30 * TD_NS_PER_S));

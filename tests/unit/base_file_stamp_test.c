@@ -1,4 +1,5 @@
-/* base_file_stamp_test.c - every way in which a certificate is renewed changes its stamp, and nothing else does. */
+/* base_file_stamp_test.c - every way in which a certificate is renewed changes its stamp, and
+ * nothing else does. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -26,7 +27,8 @@ static void write_file(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-/* The clock that stamps inodes ticks every few ms: waits, with a bound, until a file made now is stamped later than `path`. */
+/* The clock that stamps inodes ticks every few ms: waits, with a bound, until a file made now is
+ * stamped later than `path`. */
 static void wait_for_a_tick(const char *path)
 {
     struct stat st, now;
@@ -37,7 +39,8 @@ static void wait_for_a_tick(const char *path)
         write_file(probe, "x");
         assert_int_equal(stat(probe, &now), 0);
         assert_int_equal(unlink(probe), 0);
-        if (now.st_ctim.tv_sec != st.st_ctim.tv_sec || now.st_ctim.tv_nsec != st.st_ctim.tv_nsec) return;
+        if (now.st_ctim.tv_sec != st.st_ctim.tv_sec || now.st_ctim.tv_nsec != st.st_ctim.tv_nsec)
+            return;
     }
     fail_msg("the file system's clock stands still");
 }
@@ -76,8 +79,10 @@ static void every_renewal_is_seen(void **state)
         void (*renew)(void);
         bool by_link;
     } cases[] = {
-        {"rewritten in place, longer", rewrite_longer, false}, {"rewritten in place, same length and time", rewrite_same_size_and_time, false},
-        {"renamed over", rename_over, false},                  {"removed", remove_it, false},
+        {"rewritten in place, longer", rewrite_longer, false},
+        {"rewritten in place, same length and time", rewrite_same_size_and_time, false},
+        {"renamed over", rename_over, false},
+        {"removed", remove_it, false},
         {"its link points elsewhere", swap_link, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -91,7 +96,8 @@ static void every_renewal_is_seen(void **state)
         td_file_stamps_take(paths, 3, before);
         wait_for_a_tick(file);
         td_file_stamps_take(paths, 3, still);
-        if (!td_file_stamps_equal(before, still, 3)) fail_msg("%s: nothing was touched, and the stamps differ", cases[i].name);
+        if (!td_file_stamps_equal(before, still, 3))
+            fail_msg("%s: nothing was touched, and the stamps differ", cases[i].name);
         cases[i].renew();
         td_file_stamps_take(paths, 3, after);
         if (td_file_stamps_equal(before, after, 3)) fail_msg("%s: not seen", cases[i].name);
@@ -123,7 +129,8 @@ static void a_file_that_is_not_there_is_no_file(void **state)
 static void every_field_counts(void **state)
 {
     (void)state;
-    const struct td_file_stamp base = {.modified = {5, 6}, .changed = {7, 8}, .bytes = 9, .inode = 10, .device = 11};
+    const struct td_file_stamp base = {
+        .modified = {5, 6}, .changed = {7, 8}, .bytes = 9, .inode = 10, .device = 11};
     struct td_file_stamp s[7];
     for (size_t i = 0; i < 7; i++) s[i] = base;
     s[0].modified.tv_sec++;
@@ -163,7 +170,8 @@ static int close_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_renewal_is_seen), cmocka_unit_test(a_file_that_is_not_there_is_no_file),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_renewal_is_seen),
+                                       cmocka_unit_test(a_file_that_is_not_there_is_no_file),
                                        cmocka_unit_test(every_field_counts)};
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

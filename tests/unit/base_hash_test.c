@@ -1,5 +1,5 @@
-/* base_hash_test.c - published vectors of CRC32C, both of its versions against each other, and the keyed hashes.
- * Includes hash.c to reach the version that this CPU does not choose. */
+/* base_hash_test.c - published vectors of CRC32C, both of its versions against each other, and
+ * the keyed hashes. Includes hash.c to reach the version that this CPU does not choose. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

@@ -22,7 +22,8 @@ static json_t *parse(const char *text)
 static void fields_are_read(void **state)
 {
     (void)state;
-    json_t *o = parse("{\"i\": -5, \"f\": 2.5, \"w\": 32000.0, \"b\": true, \"s\": \"text\", \"z\": null}");
+    json_t *o =
+        parse("{\"i\": -5, \"f\": 2.5, \"w\": 32000.0, \"b\": true, \"s\": \"text\", \"z\": null}");
     int64_t i = 0;
     double f = 0;
     bool b = false, present = false;
@@ -60,7 +61,8 @@ static void fields_are_read(void **state)
 static void wrong_fields_are_named(void **state)
 {
     (void)state;
-    json_t *o = parse("{\"i\": 11, \"h\": 2.5, \"t\": \"x\", \"n\": \"a\\u0000b\", \"l\": [1,2], \"m\": 1e300, \"e\": 9223372036854775808.0}");
+    json_t *o = parse("{\"i\": 11, \"h\": 2.5, \"t\": \"x\", \"n\": \"a\\u0000b\", \"l\": [1,2], "
+                      "\"m\": 1e300, \"e\": 9223372036854775808.0}");
     int64_t i = 77;
     double f = 7.5;
     bool b = true;
@@ -71,8 +73,11 @@ static void wrong_fields_are_named(void **state)
     assert_int_equal(td_json_i64(o, "config.json", "h", 0, 10, &i, NULL, &err), TD_ERR_INVALID);
     assert_string_equal(err.msg, "config.json: h is 2.5, must be an integer in 0..10");
     assert_int_equal(td_json_i64(o, "config.json", "t", 0, 10, &i, NULL, &err), TD_ERR_INVALID);
-    assert_int_equal(td_json_i64(o, "config.json", "m", INT64_MIN, INT64_MAX, &i, NULL, &err), TD_ERR_INVALID);
-    assert_int_equal(td_json_i64(o, "config.json", "e", INT64_MIN, INT64_MAX, &i, NULL, &err), TD_ERR_INVALID); /* 2^63 */
+    assert_int_equal(td_json_i64(o, "config.json", "m", INT64_MIN, INT64_MAX, &i, NULL, &err),
+                     TD_ERR_INVALID);
+    /* 2^63 */
+    assert_int_equal(td_json_i64(o, "config.json", "e", INT64_MIN, INT64_MAX, &i, NULL, &err),
+                     TD_ERR_INVALID);
     assert_int_equal(td_json_f64(o, "config.json", "i", 0, 10.5, &f, NULL, &err), TD_ERR_INVALID);
     assert_string_equal(err.msg, "config.json: i is 11, must be a number in 0..10.5");
     assert_int_equal(td_json_f64(o, "config.json", "t", 0, 10, &f, NULL, &err), TD_ERR_INVALID);
@@ -104,11 +109,19 @@ static void long_values_are_cut_in_messages(void **state)
 static void syntax_errors_name_the_line(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "{", "{\"a\": }", "[1,\n2,\n,]", "{\"a\": 1} x", "\"text\"", "{\"a\": 1e999}", "{\"a\": \"\xff\"}"};
+    static const char *const bad[] = {"",
+                                      "{",
+                                      "{\"a\": }",
+                                      "[1,\n2,\n,]",
+                                      "{\"a\": 1} x",
+                                      "\"text\"",
+                                      "{\"a\": 1e999}",
+                                      "{\"a\": \"\xff\"}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         json_t *root = NULL;
         struct td_err err;
-        if (td_json_load_text(bad[i], strlen(bad[i]), "bad.json", &root, &err) != TD_ERR_INVALID) fail_msg("'%s' was taken", bad[i]);
+        if (td_json_load_text(bad[i], strlen(bad[i]), "bad.json", &root, &err) != TD_ERR_INVALID)
+            fail_msg("'%s' was taken", bad[i]);
         assert_null(root);
         assert_non_null(strstr(err.msg, "bad.json: line "));
     }
@@ -117,14 +130,17 @@ static void syntax_errors_name_the_line(void **state)
 static void big_integers_become_reals_and_others_stay(void **state)
 {
     (void)state;
-    json_t *o = parse("{\"model_max_length\": 1000000000000000019884624838656, \"n\": 7, \"neg\": -99999999999999999999,\n"
-                      "\"s\": \"1000000000000000019884624838656 \\\" 99999999999999999999\", \"max\": 999999999999999999,\n"
+    json_t *o = parse("{\"model_max_length\": 1000000000000000019884624838656, \"n\": 7, \"neg\": "
+                      "-99999999999999999999,\n"
+                      "\"s\": \"1000000000000000019884624838656 \\\" 99999999999999999999\", "
+                      "\"max\": 999999999999999999,\n"
                       "\"r\": 0.33333333333333333333333, \"e\": 12345678901234567890e2}");
     assert_true(json_is_real(json_object_get(o, "model_max_length")));
     assert_true(json_real_value(json_object_get(o, "model_max_length")) == 1e30);
     assert_true(json_is_integer(json_object_get(o, "n")));
     assert_true(json_real_value(json_object_get(o, "neg")) == -1e20);
-    assert_string_equal(json_string_value(json_object_get(o, "s")), "1000000000000000019884624838656 \" 99999999999999999999");
+    assert_string_equal(json_string_value(json_object_get(o, "s")),
+                        "1000000000000000019884624838656 \" 99999999999999999999");
     assert_true(json_integer_value(json_object_get(o, "max")) == 999999999999999999);
     assert_true(json_real_value(json_object_get(o, "r")) == 1.0 / 3.0);
     assert_true(json_real_value(json_object_get(o, "e")) == 12345678901234567890e2);

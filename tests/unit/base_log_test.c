@@ -14,7 +14,10 @@
 static void quoting(void **state)
 {
     (void)state;
-    static const struct { const char *value, *expected; size_t buf_bytes; } cases[] = {
+    static const struct {
+        const char *value, *expected;
+        size_t buf_bytes;
+    } cases[] = {
         {"plain", "plain", 64},
         {"prefill-2:7000/x", "prefill-2:7000/x", 64},
         {"", "\"\"", 64},
@@ -26,21 +29,23 @@ static void quoting(void **state)
         {"bell\a", "\"bell\\x07\"", 64},
         {"del\x7f", "\"del\\x7f\"", 64},
         {"gr\xc3\xbc\xc3\x9f", "gr\xc3\xbc\xc3\x9f", 64},
-        {"abcdef", "abc", 4},            /* cut */
-        {"ab cdef", "\"ab \"", 6},       /* the closing quote keeps its place */
-        {"ab\"c", "\"ab\"", 6},          /* an escape is never cut in half */
-        {"ab\xc3\xbc", "ab", 4},         /* nor is a character */
+        {"abcdef", "abc", 4},      /* cut */
+        {"ab cdef", "\"ab \"", 6}, /* the closing quote keeps its place */
+        {"ab\"c", "\"ab\"", 6},    /* an escape is never cut in half */
+        {"ab\xc3\xbc", "ab", 4},   /* nor is a character */
         {"ab\xc3\xbc", "ab\xc3\xbc", 5},
-        {"\xc3", "\xc3", 8},             /* broken UTF-8 at the end: no read past the NUL */
+        {"\xc3", "\xc3", 8}, /* broken UTF-8 at the end: no read past the NUL */
         {"\xf0\x9f", "\xf0\x9f", 8},
         {"a b", "", 2},
         {"a b", "\"\"", 3},
         {"abc", "", 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *buf = malloc(cases[i].buf_bytes); /* exact, so that a sanitizer sees one byte too many */
+        char *buf = malloc(cases[i].buf_bytes); /* exact, so that a sanitizer sees one byte too
+                                                   many */
         assert_ptr_equal(td_log_quote(buf, cases[i].buf_bytes, cases[i].value), buf);
-        if (strcmp(buf, cases[i].expected) != 0) fail_msg("quote(%s) is %s, expected %s", cases[i].value, buf, cases[i].expected);
+        if (strcmp(buf, cases[i].expected) != 0)
+            fail_msg("quote(%s) is %s, expected %s", cases[i].value, buf, cases[i].expected);
         free(buf);
     }
     char untouched = 'x';
@@ -88,7 +93,8 @@ static void a_flood_of_lines_is_cut(void **state)
     capture_run(&c, flood_and_tell, NULL);
     int n = 0;
     for (const char *at = c.text; (at = strstr(at, "ev=flooded")); at++) n++;
-    assert_in_range(n, TD_LOG_BURST, TD_LOG_BURST + 10 * TD_LOG_PER_S); /* should it take ten seconds */
+    /* should it take ten seconds */
+    assert_in_range(n, TD_LOG_BURST, TD_LOG_BURST + 10 * TD_LOG_PER_S);
     assert_null(strstr(c.text, "ev=lines_suppressed event=flooded"));
 }
 
@@ -129,11 +135,14 @@ static void a_line_has_its_shape(void **state)
     static const char pattern[] = "ts=dddd-dd-ddTdd:dd:dd.dddZ ";
     for (int i = 0; i < 3; i++) {
         for (size_t k = 0; k < sizeof pattern - 1; k++) {
-            if (pattern[k] == 'd') assert_in_range(lines[i][k], '0', '9');
-            else assert_int_equal(lines[i][k], pattern[k]);
+            if (pattern[k] == 'd')
+                assert_in_range(lines[i][k], '0', '9');
+            else
+                assert_int_equal(lines[i][k], pattern[k]);
         }
     }
-    assert_string_equal(lines[0] + 28, "lvl=warn d=decode ev=kv_recv_timeout peer=prefill-2 waited_ms=500");
+    assert_string_equal(lines[0] + 28,
+                        "lvl=warn d=decode ev=kv_recv_timeout peer=prefill-2 waited_ms=500");
     assert_memory_equal(lines[1] + 28, "lvl=info d=decode ev=started", 28);
     assert_string_equal(lines[2] + 28, "lvl=error d=decode ev=broken text=a b c");
 }
@@ -164,7 +173,8 @@ enum { N_THREADS = 4, N_LINES = 50 };
 
 static void *log_from_thread(void *arg)
 {
-    for (int i = 0; i < N_LINES; i++) td_info("work", "thread=%c n=%d end=here", *(const char *)arg, i);
+    for (int i = 0; i < N_LINES; i++)
+        td_info("work", "thread=%c n=%d end=here", *(const char *)arg, i);
     return NULL;
 }
 
@@ -175,7 +185,8 @@ static void log_from_threads(void *arg)
     pthread_t threads[N_THREADS];
     td_log_start("t", TD_LOG_INFO);
     for (int i = 0; i < N_THREADS; i++) {
-        if (pthread_create(&threads[i], NULL, log_from_thread, (void *)(uintptr_t)&names[i])) abort();
+        if (pthread_create(&threads[i], NULL, log_from_thread, (void *)(uintptr_t)&names[i]))
+            abort();
     }
     for (int i = 0; i < N_THREADS; i++) pthread_join(threads[i], NULL);
 }
@@ -191,7 +202,8 @@ static void lines_of_threads_never_mix(void **state)
     for (char *line; (line = strsep(&rest, "\n")) && *line; n_lines++) {
         char name, end[8];
         int n;
-        assert_int_equal(sscanf(line, "ts=%*s lvl=info d=t ev=work thread=%c n=%d end=%7s", &name, &n, end), 3);
+        assert_int_equal(
+            sscanf(line, "ts=%*s lvl=info d=t ev=work thread=%c n=%d end=%7s", &name, &n, end), 3);
         assert_string_equal(end, "here");
         assert_int_equal(n, next[name - 'a']++); /* each thread's own lines in order, none lost */
     }

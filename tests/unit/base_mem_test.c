@@ -53,7 +53,8 @@ static void too_much_is_refused_before_it_is_touched(void **state)
         for (int shareable = 0; shareable < 2; shareable++) {
             struct td_arena arena = {0};
             struct td_err err;
-            assert_int_equal(td_arena_create(sizes[i], shareable, "kv", &arena, &err), TD_ERR_NOMEM);
+            assert_int_equal(td_arena_create(sizes[i], shareable, "kv", &arena, &err),
+                             TD_ERR_NOMEM);
             assert_non_null(strstr(err.msg, "arena kv"));
             assert_null(arena.base);
         }
@@ -120,7 +121,8 @@ static void files_are_mapped_and_read(void **state)
     assert_int_equal(td_file_read(missing, 10, &text, NULL, &err), TD_ERR_NOT_FOUND);
     assert_int_equal(td_file_map_open(".", &map, &err), TD_ERR_INVALID);
     assert_int_equal(mkfifo(missing, 0600), 0);
-    assert_int_equal(td_file_read(missing, 10, &text, NULL, &err), TD_ERR_INVALID); /* and does not hang */
+    /* and does not hang */
+    assert_int_equal(td_file_read(missing, 10, &text, NULL, &err), TD_ERR_INVALID);
     assert_null(text);
 
     unlink(missing);
@@ -129,7 +131,8 @@ static void files_are_mapped_and_read(void **state)
     assert_int_equal(rmdir(template), 0);
 }
 
-/* Reserved 2 MiB pages serve a large shared arena whole, are given back, and their want is no error. */
+/* Reserved 2 MiB pages serve a large shared arena whole, are given back, and their want is no
+ * error. */
 static void reserved_pages_serve_large_shared_arenas(void **state)
 {
     (void)state;
@@ -151,13 +154,16 @@ static void reserved_pages_serve_large_shared_arenas(void **state)
     p[bytes - 1] = 7;
     td_arena_destroy(&arena);
     td_arena_destroy(&small);
-    if (n_free < 33) print_message("no 33 reserved pages are free here (vm.nr_hugepages): small ones were taken\n");
+    if (n_free < 33)
+        print_message(
+            "no 33 reserved pages are free here (vm.nr_hugepages): small ones were taken\n");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arenas_are_aligned_zeroed_and_writable), cmocka_unit_test(reserved_pages_serve_large_shared_arenas),
+        cmocka_unit_test(arenas_are_aligned_zeroed_and_writable),
+        cmocka_unit_test(reserved_pages_serve_large_shared_arenas),
         cmocka_unit_test(too_much_is_refused_before_it_is_touched),
         cmocka_unit_test(files_are_mapped_and_read),
     };

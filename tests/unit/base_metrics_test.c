@@ -18,9 +18,11 @@ static const double bounds[] = {0.001, 0.5, 2};
 static void rendering_is_exact(void **state)
 {
     (void)state;
-    struct td_metric *a = td_counter("td_requests_total", "stage=\"prefill\"", "Requests\nby \\ stage.");
+    struct td_metric *a =
+        td_counter("td_requests_total", "stage=\"prefill\"", "Requests\nby \\ stage.");
     struct td_metric *g = td_gauge("td_kv_usage", "", "Share of KV blocks in use.");
-    struct td_metric *b = td_counter("td_requests_total", "stage=\"decode\"", "Requests\nby \\ stage.");
+    struct td_metric *b =
+        td_counter("td_requests_total", "stage=\"decode\"", "Requests\nby \\ stage.");
     struct td_metric *h = td_histogram("td_ttft_seconds", "", "Time to first token.", bounds, 3);
     struct td_metric *l = td_histogram("td_step_seconds", "kind=\"d\"", "Step.", bounds, 3);
     assert_ptr_equal(td_counter("td_requests_total", "stage=\"prefill\"", "again"), a);
@@ -62,9 +64,14 @@ static void rendering_is_exact(void **state)
                               "td_step_seconds_sum{kind=\"d\"} 1\n"
                               "td_step_seconds_count{kind=\"d\"} 1\n");
     free(text);
-    static const struct { double value; const char *line; } values[] = {
-        {NAN, "td_kv_usage NaN\n"}, {INFINITY, "td_kv_usage +Inf\n"}, {-INFINITY, "td_kv_usage -Inf\n"},
-        {1.0 / 3, "td_kv_usage 0.33333333333333331\n"}, {1e21, "td_kv_usage 1e+21\n"}};
+    static const struct {
+        double value;
+        const char *line;
+    } values[] = {{NAN, "td_kv_usage NaN\n"},
+                  {INFINITY, "td_kv_usage +Inf\n"},
+                  {-INFINITY, "td_kv_usage -Inf\n"},
+                  {1.0 / 3, "td_kv_usage 0.33333333333333331\n"},
+                  {1e21, "td_kv_usage 1e+21\n"}};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         td_metric_set(g, values[i].value);
         text = td_metrics_render(NULL);
@@ -88,9 +95,12 @@ static void *update_many(void *arg)
 static void updates_of_many_threads_add_up(void **state)
 {
     (void)state;
-    struct td_metric *m[] = {td_counter("td_t_total", "", "c"), td_histogram("td_t_seconds", "", "h", td_seconds_bounds, td_n_seconds_bounds)};
+    struct td_metric *m[] = {
+        td_counter("td_t_total", "", "c"),
+        td_histogram("td_t_seconds", "", "h", td_seconds_bounds, td_n_seconds_bounds)};
     pthread_t threads[N_THREADS];
-    for (int i = 0; i < N_THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, update_many, m), 0);
+    for (int i = 0; i < N_THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, update_many, m), 0);
     for (int i = 0; i < 10; i++) free(td_metrics_render(NULL)); /* a scrape in the middle of it */
     for (int i = 0; i < N_THREADS; i++) pthread_join(threads[i], NULL);
     assert_true(td_metric_value(m[0]) == N_THREADS * N_UPDATES);
@@ -100,13 +110,17 @@ static void updates_of_many_threads_add_up(void **state)
     assert_non_null(strstr(text, "td_t_seconds_bucket{le=\"0.5\"} 20000\n"));
     assert_non_null(strstr(text, "td_t_seconds_count 20000\n"));
     free(text);
-    assert_true(td_n_seconds_bounds <= 32 && td_seconds_bounds[0] == 0.0001 && td_seconds_bounds[td_n_seconds_bounds - 1] == 60);
+    assert_true(td_n_seconds_bounds <= 32 && td_seconds_bounds[0] == 0.0001 &&
+                td_seconds_bounds[td_n_seconds_bounds - 1] == 60);
 }
 
 static void add_to_gauge(void *arg) { td_metric_add(arg, 1); }
 static void change_type(void *arg) { (void)arg, td_gauge("td_twice", "x=\"1\"", "h"); }
 static void bad_name(void *arg) { (void)arg, td_gauge("td bad", "", "h"); }
-static void unsorted_bounds(void *arg) { (void)arg, td_histogram("td_h", "", "h", (double[]){2, 1}, 2); }
+static void unsorted_bounds(void *arg)
+{
+    (void)arg, td_histogram("td_h", "", "h", (double[]){2, 1}, 2);
+}
 
 static void misuse_aborts(void **state)
 {

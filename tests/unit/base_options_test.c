@@ -19,25 +19,34 @@ struct config {
     const char *model, *dtype;
 };
 
+// clang-format off
 static const struct td_option table[] = {
     {"verbose", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct config, verbose), "Say more."},
     {"delta", TD_OPT_I64, "-3", -10, 10, NULL, offsetof(struct config, delta), "A signed number."},
-    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 600000, NULL, offsetof(struct config, drain_timeout_ms), "How long a drain\nmay take."},
-    {"kv_memory", TD_OPT_SIZE, "1GiB", 1048576, 1e13, NULL, offsetof(struct config, kv_memory), "Memory for KV blocks."},
+    {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 600000, NULL,
+     offsetof(struct config, drain_timeout_ms),
+     "How long a drain\nmay take."},
+    {"kv_memory", TD_OPT_SIZE, "1GiB", 1048576, 1e13, NULL, offsetof(struct config, kv_memory),
+     "Memory for KV blocks."},
     {"ratio", TD_OPT_F64, "0.5", 0, 1, NULL, offsetof(struct config, ratio), "A share."},
-    {"model", TD_OPT_STR, "models/pocket", 0, 0, NULL, offsetof(struct config, model), "Model folder."},
-    {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "f32|f16|bf16", offsetof(struct config, dtype), "Element type."},
+    {"model", TD_OPT_STR, "models/pocket", 0, 0, NULL, offsetof(struct config, model),
+     "Model folder."},
+    {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "f32|f16|bf16", offsetof(struct config, dtype),
+     "Element type."},
     TD_OPTION_ALIAS("precision", "dtype"),
     TD_OPTION_ALIAS("kv_bytes", "kv_memory"),
     TD_OPTION_ALIAS("kv_pool", "kv_memory"),
     TD_OPTION_ALIAS("chatty", "verbose"),
     {0},
 };
+// clang-format on
 
+// clang-format off
 static const struct td_option table_required[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, offsetof(struct config, model), "Model folder."},
     {0},
 };
+// clang-format on
 
 /* argv from a list that ends with NULL; the program's name is put before it. */
 struct load {
@@ -51,10 +60,11 @@ struct load {
 static struct load load_with(const struct td_option *t, const char *const *args)
 {
     struct load l = {0};
-    char *argv[16] = {(char *)(uintptr_t)"prog"};
+    char *argv[16] = {(char *)(uintptr_t) "prog"};
     int argc = 1;
     for (; args[argc - 1]; argc++) argv[argc] = (char *)(uintptr_t)args[argc - 1];
-    l.status = td_options_load(t, &l.config, "prog", "does things", argc, argv, l.positional, 2, &l.n_positional, &l.err);
+    l.status = td_options_load(t, &l.config, "prog", "does things", argc, argv, l.positional, 2,
+                               &l.n_positional, &l.err);
     return l;
 }
 
@@ -115,8 +125,10 @@ static void environment_beats_default_and_flag_beats_both(void **state)
 static void spellings(void **state)
 {
     (void)state;
-    static const char *const drain[][3] = {
-        {"--drain-timeout-ms", "5", NULL}, {"--drain_timeout_ms", "5", NULL}, {"--drain-timeout-ms=5", NULL}, {"--drain_timeout-ms=5", NULL}};
+    static const char *const drain[][3] = {{"--drain-timeout-ms", "5", NULL},
+                                           {"--drain_timeout_ms", "5", NULL},
+                                           {"--drain-timeout-ms=5", NULL},
+                                           {"--drain_timeout-ms=5", NULL}};
     for (size_t i = 0; i < sizeof drain / sizeof *drain; i++) {
         struct load l = load_with(table, drain[i]);
         assert_int_equal(l.status, TD_OK);
@@ -124,17 +136,22 @@ static void spellings(void **state)
     }
     assert_true(load_with(table, (const char *const[]){"--verbose", NULL}).config.verbose);
     assert_true(load_with(table, (const char *const[]){"--verbose=true", NULL}).config.verbose);
-    assert_false(load_with(table, (const char *const[]){"--verbose", "--verbose=false", NULL}).config.verbose);
-    assert_int_equal(load_with(table, (const char *const[]){"--delta", "-7", NULL}).config.delta, -7);
-    assert_string_equal(load_with(table, (const char *const[]){"--model=--odd", NULL}).config.model, "--odd");
+    assert_false(load_with(table, (const char *const[]){"--verbose", "--verbose=false", NULL})
+                     .config.verbose);
+    assert_int_equal(load_with(table, (const char *const[]){"--delta", "-7", NULL}).config.delta,
+                     -7);
+    assert_string_equal(load_with(table, (const char *const[]){"--model=--odd", NULL}).config.model,
+                        "--odd");
     assert_string_equal(load_with(table, (const char *const[]){"--model=", NULL}).config.model, "");
-    assert_string_equal(load_with(table, (const char *const[]){"--dtype", "f32", NULL}).config.dtype, "f32");
+    assert_string_equal(
+        load_with(table, (const char *const[]){"--dtype", "f32", NULL}).config.dtype, "f32");
 }
 
 static void positional_arguments_keep_their_order(void **state)
 {
     (void)state;
-    struct load l = load_with(table, (const char *const[]){"one", "--delta", "4", "--", "--model", NULL});
+    struct load l =
+        load_with(table, (const char *const[]){"one", "--delta", "4", "--", "--model", NULL});
     assert_int_equal(l.status, TD_OK);
     assert_int_equal(l.n_positional, 2);
     assert_string_equal(l.positional[0], "one");
@@ -150,8 +167,11 @@ static void positional_arguments_keep_their_order(void **state)
 static void bad_input_is_refused_by_name(void **state)
 {
     (void)state;
-    static const struct { const char *args[3], *parts[3]; } cases[] = {
-        {{"--drain-timout-ms=5"}, {"unknown option --drain-timout-ms", "did you mean --drain-timeout-ms"}},
+    static const struct {
+        const char *args[3], *parts[3];
+    } cases[] = {
+        {{"--drain-timout-ms=5"},
+         {"unknown option --drain-timout-ms", "did you mean --drain-timeout-ms"}},
         {{"--modle", "x"}, {"unknown option --modle", "--model"}},
         {{"--hlep"}, {"--help"}},
         {{"-v"}, {"unknown option -v"}},
@@ -181,7 +201,8 @@ static void bad_input_is_refused_by_name(void **state)
         struct load l = load_with(table, cases[i].args);
         if (l.status != TD_ERR_INVALID) fail_msg("%s: status %d", cases[i].args[0], l.status);
         for (size_t k = 0; k < 3 && cases[i].parts[k]; k++) {
-            if (!strstr(l.err.msg, cases[i].parts[k])) fail_msg("%s: '%s' lacks '%s'", cases[i].args[0], l.err.msg, cases[i].parts[k]);
+            if (!strstr(l.err.msg, cases[i].parts[k]))
+                fail_msg("%s: '%s' lacks '%s'", cases[i].args[0], l.err.msg, cases[i].parts[k]);
         }
     }
 }
@@ -193,16 +214,19 @@ static void environment_errors_name_the_variable(void **state)
     struct load l = load_with(table, (const char *const[]){NULL});
     assert_int_equal(l.status, TD_ERR_INVALID);
     assert_memory_equal(l.err.msg, "TANDEM_RATIO: is 2, must be in 0..1", 35);
-    char *argv[] = {(char *)(uintptr_t)"prog", NULL};
+    char *argv[] = {(char *)(uintptr_t) "prog", NULL};
     struct config config;
-    assert_int_equal(td_options_load(table, &config, "p", "s", 1, argv, NULL, 0, NULL, NULL), TD_ERR_INVALID);
+    assert_int_equal(td_options_load(table, &config, "p", "s", 1, argv, NULL, 0, NULL, NULL),
+                     TD_ERR_INVALID);
 }
 
+// clang-format off
 static const struct td_option table_own[] = {
     {"listen", TD_OPT_OWN_STR, "here:0", 0, 0, NULL, offsetof(struct config, model), "Address."},
     {"delta", TD_OPT_I64, "1", -10, 10, NULL, offsetof(struct config, delta), "A signed number."},
     {0},
 };
+// clang-format on
 
 static void a_role_has_variables_of_its_own(void **state)
 {
@@ -211,9 +235,9 @@ static void a_role_has_variables_of_its_own(void **state)
         const char *program, *listen;
         int64_t delta;
     } cases[] = {
-        {"tandem-decode", "decode:1", 3},   /* its own win */
-        {"tandem-prefill", "here:0", 2},    /* a shared number counts, a shared address does not */
-        {"tandem up", "router:1", 2},       /* no daemon: the shared ones are its own */
+        {"tandem-decode", "decode:1", 3}, /* its own win */
+        {"tandem-prefill", "here:0", 2},  /* a shared number counts, a shared address does not */
+        {"tandem up", "router:1", 2},     /* no daemon: the shared ones are its own */
     };
     setenv("TANDEM_LISTEN", "router:1", 1);
     setenv("TANDEM_DECODE_LISTEN", "decode:1", 1);
@@ -224,15 +248,19 @@ static void a_role_has_variables_of_its_own(void **state)
         struct config config = {0};
         struct td_err err = {0};
         char *argv[] = {(char *)(uintptr_t)cases[i].program, NULL};
-        assert_int_equal(td_options_load(table_own, &config, cases[i].program, "", 1, argv, NULL, 0, NULL, &err), TD_OK);
+        assert_int_equal(
+            td_options_load(table_own, &config, cases[i].program, "", 1, argv, NULL, 0, NULL, &err),
+            TD_OK);
         assert_string_equal(config.model, cases[i].listen);
         assert_int_equal(config.delta, cases[i].delta);
     }
     setenv("TANDEM_DECODE_DELTA", "99", 1);
     struct config config = {0};
     struct td_err err = {0};
-    char *argv[] = {(char *)(uintptr_t)"tandem-decode", NULL};
-    assert_int_equal(td_options_load(table_own, &config, "tandem-decode", "", 1, argv, NULL, 0, NULL, &err), TD_ERR_INVALID);
+    char *argv[] = {(char *)(uintptr_t) "tandem-decode", NULL};
+    assert_int_equal(
+        td_options_load(table_own, &config, "tandem-decode", "", 1, argv, NULL, 0, NULL, &err),
+        TD_ERR_INVALID);
     assert_string_equal(err.msg, "TANDEM_DECODE_DELTA: is 99, must be in -10..10");
 }
 
@@ -243,18 +271,21 @@ static void required_options_are_asked_for(void **state)
     assert_int_equal(l.status, TD_ERR_INVALID);
     assert_non_null(strstr(l.err.msg, "--model"));
     assert_non_null(strstr(l.err.msg, "TANDEM_MODEL"));
-    assert_int_equal(load_with(table_required, (const char *const[]){"--model=x", NULL}).status, TD_OK);
+    assert_int_equal(load_with(table_required, (const char *const[]){"--model=x", NULL}).status,
+                     TD_OK);
     setenv("TANDEM_MODEL", "y", 1);
     assert_string_equal(load_with(table_required, (const char *const[]){NULL}).config.model, "y");
 }
 
 static void load_in_child(void *arg) { load_with(table, arg); }
 
-/* An alias sets the row it names, whatever its type; messages speak of that row, and no variable belongs to the alias. */
+/* An alias sets the row it names, whatever its type; messages speak of that row, and no variable
+ * belongs to the alias. */
 static void aliases(void **state)
 {
     (void)state;
-    struct load l = load_with(table, (const char *const[]){"--precision=f16", "--kv-bytes", "2MiB", "--chatty", NULL});
+    struct load l = load_with(
+        table, (const char *const[]){"--precision=f16", "--kv-bytes", "2MiB", "--chatty", NULL});
     assert_int_equal(l.status, TD_OK);
     assert_string_equal(l.config.dtype, "f16");
     assert_int_equal(l.config.kv_memory, 2 << 20);
@@ -292,28 +323,49 @@ static void help_version_and_print_config(void **state)
     }
     capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--version", NULL});
     assert_string_equal(c.text, "prog " TD_VERSION "\n");
-    capture_run(&c, load_in_child, (void *)(uintptr_t)(const char *const[]){"--print-config", "--delta=9", "--kv_memory=2MB", NULL});
-    assert_string_equal(c.text, "verbose=false\ndelta=9\ndrain_timeout_ms=30000\nkv_memory=2000000\nratio=0.5\nmodel=models/pocket\ndtype=bf16\n");
+    capture_run(&c, load_in_child,
+                (void *)(uintptr_t)(const char *const[]){"--print-config", "--delta=9",
+                                                         "--kv_memory=2MB", NULL});
+    assert_string_equal(c.text, "verbose=false\ndelta=9\ndrain_timeout_ms=30000\nkv_memory="
+                                "2000000\nratio=0.5\nmodel=models/pocket\ndtype=bf16\n");
 }
 
 static void sizes(void **state)
 {
     (void)state;
-    static const struct { const char *text; uint64_t bytes; } good[] = {
-        {"0", 0},           {"512", 512},           {"1K", 1024},        {"64KiB", 65536},         {"3M", 3u << 20},      {"2GiB", 2ull << 30},
-        {"1T", 1ull << 40}, {"1TiB", 1ull << 40},   {"1KB", 1000},       {"5MB", 5000000},         {"1GB", 1000000000},   {"2TB", 2000000000000ull},
-        {"7B", 7},          {"16777215TiB", 16777215ull << 40},          {"18446744073709551615", UINT64_MAX},
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {
+        {"0", 0},
+        {"512", 512},
+        {"1K", 1024},
+        {"64KiB", 65536},
+        {"3M", 3u << 20},
+        {"2GiB", 2ull << 30},
+        {"1T", 1ull << 40},
+        {"1TiB", 1ull << 40},
+        {"1KB", 1000},
+        {"5MB", 5000000},
+        {"1GB", 1000000000},
+        {"2TB", 2000000000000ull},
+        {"7B", 7},
+        {"16777215TiB", 16777215ull << 40},
+        {"18446744073709551615", UINT64_MAX},
     };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         uint64_t bytes = 0;
         assert_int_equal(td_parse_size(good[i].text, &bytes, NULL), TD_OK);
         assert_true(bytes == good[i].bytes);
     }
-    static const char *const bad[] = {"", "KiB", "-1", "+1", " 1", "1 KiB", "1.5GiB", "1kb", "1KiBs", "0x10", "16777216TiB", "18446744073709551616"};
+    static const char *const bad[] = {"",      "KiB",   "-1",          "+1",
+                                      " 1",    "1 KiB", "1.5GiB",      "1kb",
+                                      "1KiBs", "0x10",  "16777216TiB", "18446744073709551616"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         uint64_t bytes = 77;
         struct td_err err;
-        if (td_parse_size(bad[i], &bytes, &err) != TD_ERR_INVALID) fail_msg("'%s' was taken", bad[i]);
+        if (td_parse_size(bad[i], &bytes, &err) != TD_ERR_INVALID)
+            fail_msg("'%s' was taken", bad[i]);
         assert_true(bytes == 77); /* outputs stay as they were */
         assert_non_null(strstr(err.msg, bad[i]));
     }
@@ -338,11 +390,9 @@ static void die_tells_usage_errors_from_others(void **state)
     assert_int_equal(capture_exit(&c), 1);
 }
 
-static void load_table(void *arg)
-{
-    (void)load_with(arg, (const char *const[]){NULL});
-}
+static void load_table(void *arg) { (void)load_with(arg, (const char *const[]){NULL}); }
 
+// clang-format off
 static void a_name_has_one_row(void **state)
 {
     (void)state;
@@ -371,6 +421,7 @@ static void a_name_has_one_row(void **state)
     capture_run(&c, load_table, aliased);
     assert_true(capture_aborted(&c));
 }
+// clang-format on
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, clean_environment, clean_environment)
 

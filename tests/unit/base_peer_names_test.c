@@ -1,5 +1,6 @@
-/* base_peer_names_test.c - tables of names that a list of patterns takes and leaves, and of patterns that are refused.
- * */
+/* base_peer_names_test.c - tables of names that a list of patterns takes and leaves, and of
+ * patterns that are refused.
+ */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

@@ -87,12 +87,14 @@ static void destroy_while_out(void *arg)
 static void misuse_aborts(void **state)
 {
     (void)state;
-    static void (*const wrongs[])(void *) = {put_twice, put_inside, put_foreign, put_null, destroy_while_out};
+    static void (*const wrongs[])(void *) = {put_twice, put_inside, put_foreign, put_null,
+                                             destroy_while_out};
     for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++) {
         struct td_pool *pool = make_pool(24, 2);
         struct capture c;
         capture_run(&c, wrongs[i], pool);
-        if (!capture_aborted(&c) || !strstr(c.text, "pool.c")) fail_msg("misuse %zu went through: %s", i, c.text);
+        if (!capture_aborted(&c) || !strstr(c.text, "pool.c"))
+            fail_msg("misuse %zu went through: %s", i, c.text);
         td_pool_destroy(pool);
     }
 }

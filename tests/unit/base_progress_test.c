@@ -1,4 +1,5 @@
-/* base_progress_test.c - short work is silent, long work reports; time is moved by setting start_ns back. */
+/* base_progress_test.c - short work is silent, long work reports; time is moved by setting
+ * start_ns back. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -40,7 +41,8 @@ static void long_work_reports_in_plain_lines(void **state)
     age_ns = TD_NS_PER_S; /* over 0.5 s, under 5 s: only the end */
     capture_run(&c, work, &age_ns);
     assert_int_equal(n_lines(c.text), 1);
-    assert_non_null(strstr(c.text, "loading weights: 100% (4.0 MiB of 4.0 MiB, 4.0 MiB/s, took 1.0 s)\n"));
+    assert_non_null(
+        strstr(c.text, "loading weights: 100% (4.0 MiB of 4.0 MiB, 4.0 MiB/s, took 1.0 s)\n"));
     age_ns = 6 * TD_NS_PER_S;
     capture_run(&c, work, &age_ns);
     assert_int_equal(n_lines(c.text), 2);
@@ -69,7 +71,8 @@ static void other_units_and_terminals(void **state)
     capture_run(&c, count, NULL);
     assert_int_equal(capture_exit(&c), 0);
     assert_non_null(strstr(c.text, "training: 100% (0 steps of 0 steps, 0 steps/s, waiting)\n"));
-    assert_non_null(strstr(c.text, "\rtraining: 100% (12 steps of 0 steps, 2 steps/s, took 6.0 s)\033[K\n"));
+    assert_non_null(
+        strstr(c.text, "\rtraining: 100% (12 steps of 0 steps, 2 steps/s, took 6.0 s)\033[K\n"));
 }
 
 int main(void)

@@ -1,4 +1,5 @@
-/* base_signals_test.c - stop signals that are blocked wait to be taken, one at a time, and no other signal is taken for one. */
+/* base_signals_test.c - stop signals that are blocked wait to be taken, one at a time, and no
+ * other signal is taken for one. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -16,7 +17,8 @@ static void only_the_two(void **state)
     (void)state;
     sigset_t set;
     td_stop_signals(&set);
-    for (int sig = 1; sig < SIGRTMIN; sig++) assert_int_equal(sigismember(&set, sig), sig == SIGTERM || sig == SIGINT);
+    for (int sig = 1; sig < SIGRTMIN; sig++)
+        assert_int_equal(sigismember(&set, sig), sig == SIGTERM || sig == SIGINT);
 }
 
 static void what_is_pending_is_taken_once(void **state)
@@ -40,7 +42,8 @@ static void a_time_out_ends(void **state)
 {
     (void)state;
     uint64_t began = td_now_ns();
-    assert_int_equal(td_stop_signal_wait(1050), 0); /* a second and a part of one: both halves of the time are used */
+    assert_int_equal(td_stop_signal_wait(1050), 0); /* a second and a part of one: both halves of
+                                                       the time are used */
     assert_true(td_now_ns() - began >= 1050 * TD_NS_PER_MS);
 }
 
@@ -80,7 +83,8 @@ static int block(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(only_the_two), cmocka_unit_test(what_is_pending_is_taken_once),
-                                       cmocka_unit_test(a_time_out_ends), cmocka_unit_test(another_signal_is_none)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_the_two), cmocka_unit_test(what_is_pending_is_taken_once),
+        cmocka_unit_test(a_time_out_ends), cmocka_unit_test(another_signal_is_none)};
     return cmocka_run_group_tests(tests, block, NULL);
 }

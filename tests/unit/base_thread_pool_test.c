@@ -1,4 +1,5 @@
-/* base_thread_pool_test.c - runs, barriers, sleeping and spinning members; meant to run under TSan too. */
+/* base_thread_pool_test.c - runs, barriers, sleeping and spinning members; meant to run under
+ * TSan too. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -13,7 +14,8 @@
 
 enum { MAX_PARTS = 8 };
 
-/* Plain, unsynchronised memory: what makes it safe is the pool, and TSan would say if it were not. */
+/* Plain, unsynchronised memory: what makes it safe is the pool, and TSan would say if it were
+ * not. */
 struct work {
     struct td_thread_pool *pool;
     uint64_t calls[MAX_PARTS], seen_parts[MAX_PARTS], shared, values[2][MAX_PARTS];
@@ -28,8 +30,8 @@ static void count_call(void *ctx, int part, int n_parts)
     w->seen_parts[part] = (uint64_t)n_parts;
 }
 
-/* In each step every member publishes a number, and after the barrier checks the numbers of all others. Two rows in turn, so that
- * one barrier per step is enough. */
+/* In each step every member publishes a number, and after the barrier checks the numbers of all
+ * others. Two rows in turn, so that one barrier per step is enough. */
 static void meet(void *ctx, int part, int n_parts)
 {
     struct work *w = ctx;
@@ -37,12 +39,17 @@ static void meet(void *ctx, int part, int n_parts)
         uint64_t *row = w->values[step & 1];
         row[part] = (uint64_t)step * 100 + (uint64_t)part;
         td_thread_pool_barrier(w->pool);
-        for (int i = 0; i < n_parts; i++) w->wrong[part] += row[i] != (uint64_t)step * 100 + (uint64_t)i;
+        for (int i = 0; i < n_parts; i++)
+            w->wrong[part] += row[i] != (uint64_t)step * 100 + (uint64_t)i;
     }
 }
 
-struct shape { int n_threads; unsigned spin_us; };
-static const struct shape shapes[] = {{1, 50}, {2, 0}, {2, 50}, {2, 2000}, {3, 50}, {4, 0}, {8, 50}};
+struct shape {
+    int n_threads;
+    unsigned spin_us;
+};
+static const struct shape shapes[] = {{1, 50}, {2, 0}, {2, 50}, {2, 2000},
+                                      {3, 50}, {4, 0}, {8, 50}};
 
 static void every_part_runs_once_per_run(void **state)
 {
@@ -50,14 +57,17 @@ static void every_part_runs_once_per_run(void **state)
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         struct work w = {0};
         struct td_err err;
-        assert_int_equal(td_thread_pool_create(shapes[s].n_threads, NULL, shapes[s].spin_us, &w.pool, &err), TD_OK);
+        assert_int_equal(
+            td_thread_pool_create(shapes[s].n_threads, NULL, shapes[s].spin_us, &w.pool, &err),
+            TD_OK);
         assert_int_equal(td_thread_pool_size(w.pool), shapes[s].n_threads);
         enum { N_RUNS = 500 };
         for (uint64_t run = 1; run <= N_RUNS; run++) {
             td_thread_pool_run(w.pool, count_call, &w);
             for (int i = 0; i < MAX_PARTS; i++) {
                 assert_int_equal(w.calls[i], i < shapes[s].n_threads ? run : 0);
-                assert_int_equal(w.seen_parts[i], i < shapes[s].n_threads ? shapes[s].n_threads : 0);
+                assert_int_equal(w.seen_parts[i],
+                                 i < shapes[s].n_threads ? shapes[s].n_threads : 0);
             }
         }
         td_thread_pool_destroy(w.pool);
@@ -70,7 +80,9 @@ static void barriers_separate_steps(void **state)
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         struct work w = {.n_barriers = 300};
         struct td_err err;
-        assert_int_equal(td_thread_pool_create(shapes[s].n_threads, NULL, shapes[s].spin_us, &w.pool, &err), TD_OK);
+        assert_int_equal(
+            td_thread_pool_create(shapes[s].n_threads, NULL, shapes[s].spin_us, &w.pool, &err),
+            TD_OK);
         for (int run = 0; run < 5; run++) {
             td_thread_pool_run(w.pool, meet, &w);
             for (int i = 0; i < MAX_PARTS; i++) assert_int_equal(w.wrong[i], 0);
@@ -86,7 +98,8 @@ static void sleeping_members_wake(void **state)
     struct td_err err;
     assert_int_equal(td_thread_pool_create(2, NULL, 1, &w.pool, &err), TD_OK);
     for (uint64_t run = 1; run <= 20; run++) {
-        uint64_t end_ns = td_now_ns() + 2 * TD_NS_PER_MS; /* long after the member's spin has ended */
+        /* long after the member's spin has ended */
+        uint64_t end_ns = td_now_ns() + 2 * TD_NS_PER_MS;
         while (td_now_ns() < end_ns) sched_yield();
         td_thread_pool_run(w.pool, count_call, &w);
         assert_int_equal(w.calls[1], run);
@@ -159,22 +172,38 @@ static void sizes_are_bounded(void **state)
 static void cpu_lists(void **state)
 {
     (void)state;
-    static const struct { const char *text; int n, cpus[6]; } good[] = {
-        {"0", 1, {0}}, {"0-3,8", 5, {0, 1, 2, 3, 8}}, {"5,2", 2, {5, 2}}, {"7-7", 1, {7}}, {"0-5", 6, {0, 1, 2, 3, 4, 5}}, {"1023", 1, {1023}}};
+    static const struct {
+        const char *text;
+        int n, cpus[6];
+    } good[] = {{"0", 1, {0}},   {"0-3,8", 5, {0, 1, 2, 3, 8}},  {"5,2", 2, {5, 2}},
+                {"7-7", 1, {7}}, {"0-5", 6, {0, 1, 2, 3, 4, 5}}, {"1023", 1, {1023}}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         int cpus[6], n = -1;
         assert_int_equal(td_parse_cpu_list(good[i].text, cpus, 6, &n, NULL), TD_OK);
         assert_int_equal(n, good[i].n);
         assert_memory_equal(cpus, good[i].cpus, (size_t)n * sizeof *cpus);
     }
-    static const struct { const char *text; td_status status; } bad[] = {
-        {"", TD_ERR_INVALID},      {",", TD_ERR_INVALID},       {"0,", TD_ERR_INVALID},        {"-3", TD_ERR_INVALID},   {"3-", TD_ERR_INVALID},
-        {"3-1", TD_ERR_INVALID},   {"1024", TD_ERR_INVALID},    {"0 1", TD_ERR_INVALID},       {"a", TD_ERR_INVALID},    {"0-6", TD_ERR_LIMIT},
-        {"0-2000000000", TD_ERR_INVALID}, {"99999999999999999999", TD_ERR_INVALID}, {"1-2-3", TD_ERR_INVALID}};
+    static const struct {
+        const char *text;
+        td_status status;
+    } bad[] = {{"", TD_ERR_INVALID},
+               {",", TD_ERR_INVALID},
+               {"0,", TD_ERR_INVALID},
+               {"-3", TD_ERR_INVALID},
+               {"3-", TD_ERR_INVALID},
+               {"3-1", TD_ERR_INVALID},
+               {"1024", TD_ERR_INVALID},
+               {"0 1", TD_ERR_INVALID},
+               {"a", TD_ERR_INVALID},
+               {"0-6", TD_ERR_LIMIT},
+               {"0-2000000000", TD_ERR_INVALID},
+               {"99999999999999999999", TD_ERR_INVALID},
+               {"1-2-3", TD_ERR_INVALID}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int cpus[6], n = -1;
         struct td_err err;
-        if (td_parse_cpu_list(bad[i].text, cpus, 6, &n, &err) != bad[i].status) fail_msg("'%s' gave %s", bad[i].text, err.msg);
+        if (td_parse_cpu_list(bad[i].text, cpus, 6, &n, &err) != bad[i].status)
+            fail_msg("'%s' gave %s", bad[i].text, err.msg);
         assert_int_equal(n, -1);
     }
 }

@@ -1,4 +1,5 @@
-/* bench_dataset_test.c - what is sent: seeded prompts, shared prefixes, traces with their times, and files that are wrong. */
+/* bench_dataset_test.c - what is sent: seeded prompts, shared prefixes, traces with their times,
+ * and files that are wrong. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -63,7 +64,7 @@ static size_t common_prefix(const int32_t *a, const int32_t *b, size_t n)
     return i;
 }
 
-/* --- made from the seed --------------------------------------------------------------------------------------------------------------- */
+/* --- made from the seed ----------------------------------------------------------------------- */
 
 static void random_prompts(void **state)
 {
@@ -88,7 +89,8 @@ static void random_prompts(void **state)
         assert_int_equal(bench_dataset_item(again, i)->input_len, it->input_len);
         tokens(again, i, b);
         assert_memory_equal(a, b, (size_t)it->input_len * sizeof *a);
-        if (i) assert_in_range(common_prefix(a, first, 32), 8, 11); /* the shared prefix and no more than chance: 1 in 2048 a token */
+        /* the shared prefix and no more than chance: 1 in 2048 a token */
+        if (i) assert_in_range(common_prefix(a, first, 32), 8, 11);
     }
     assert_int_equal(least, 24);
     assert_int_equal(most, 40);
@@ -124,13 +126,15 @@ static void prefix_repetition(void **state)
     bench_dataset_close(d);
 }
 
-/* --- traces --------------------------------------------------------------------------------------------------------------------------- */
+/* --- traces ----------------------------------------------------------------------------------- */
 
-static const char g_mooncake[] = "{\"timestamp\": 1000, \"input_length\": 1300, \"output_length\": 40, \"hash_ids\": [0, 1, 2]}\n"
-                                 "{\"timestamp\": 1000, \"input_length\": 1100, \"output_length\": 0, \"hash_ids\": [0, 1, 7]}\n"
-                                 "\n"
-                                 "{\"timestamp\": 4000, \"input_length\": 512, \"output_length\": 9, \"hash_ids\": [0]}\r\n"
-                                 "{\"timestamp\": 4000, \"input_length\": 600, \"output_length\": 9, \"hash_ids\": [1, 9]}\n";
+static const char g_mooncake[] =
+    "{\"timestamp\": 1000, \"input_length\": 1300, \"output_length\": 40, \"hash_ids\": [0, 1, "
+    "2]}\n"
+    "{\"timestamp\": 1000, \"input_length\": 1100, \"output_length\": 0, \"hash_ids\": [0, 1, 7]}\n"
+    "\n"
+    "{\"timestamp\": 4000, \"input_length\": 512, \"output_length\": 9, \"hash_ids\": [0]}\r\n"
+    "{\"timestamp\": 4000, \"input_length\": 600, \"output_length\": 9, \"hash_ids\": [1, 9]}\n";
 
 static void mooncake(void **state)
 {
@@ -141,28 +145,35 @@ static void mooncake(void **state)
     struct bench_dataset *d = open_ok(&c);
     assert_int_equal(bench_dataset_size(d), 4);
     assert_int_equal(bench_dataset_block_tokens(d), 16);
-    static const struct { double at_s; int32_t input, output; } want[] = {{0, 41, 1}, {0.75, 34, 1}, {1.5, 16, 1}, {2.25, 19, 1}};
+    static const struct {
+        double at_s;
+        int32_t input, output;
+    } want[] = {{0, 41, 1}, {0.75, 34, 1}, {1.5, 16, 1}, {2.25, 19, 1}};
     int32_t ids[4][64];
     for (size_t i = 0; i < 4; i++) {
         const struct bench_item *it = bench_dataset_item(d, i);
-        if (fabs(it->at_s - want[i].at_s) > 1e-12) fail_msg("request %zu at %g s, expected %g", i, it->at_s, want[i].at_s);
+        if (fabs(it->at_s - want[i].at_s) > 1e-12)
+            fail_msg("request %zu at %g s, expected %g", i, it->at_s, want[i].at_s);
         assert_int_equal(it->input_len, want[i].input);
         assert_int_equal(it->output_len, want[i].output);
         tokens(d, i, ids[i]);
     }
-    assert_in_range(common_prefix(ids[0], ids[1], 34), 32, 33);   /* ids 0, 1 shared, 2 and 7 differ */
-    assert_in_range(common_prefix(ids[0], ids[2], 16), 16, 16);   /* id 0 */
+    /* ids 0, 1 shared, 2 and 7 differ */
+    assert_in_range(common_prefix(ids[0], ids[1], 34), 32, 33);
+    assert_in_range(common_prefix(ids[0], ids[2], 16), 16, 16); /* id 0 */
     assert_in_range(common_prefix(ids[0], ids[3], 19), 0, 1);
-    assert_int_equal(common_prefix(ids[0] + 16, ids[3], 16), 16); /* block 1 is the same wherever it stands */
+    /* block 1 is the same wherever it stands */
+    assert_int_equal(common_prefix(ids[0] + 16, ids[3], 16), 16);
     bench_dataset_close(d);
 
     c.spread = false;
     c.length_scale = 1;
     c.time_scale = 1;
-    c.block_tokens = 4;  /* fewer tokens than the lengths say: the ids decide */
+    c.block_tokens = 4; /* fewer tokens than the lengths say: the ids decide */
     c.max_output_len = 20;
     d = open_ok(&c);
-    assert_true(bench_dataset_item(d, 1)->at_s == 0 && bench_dataset_item(d, 2)->at_s == 3 && bench_dataset_item(d, 3)->at_s == 3);
+    assert_true(bench_dataset_item(d, 1)->at_s == 0 && bench_dataset_item(d, 2)->at_s == 3 &&
+                bench_dataset_item(d, 3)->at_s == 3);
     assert_int_equal(bench_dataset_item(d, 0)->input_len, 12);
     assert_int_equal(bench_dataset_item(d, 0)->output_len, 20);
     assert_int_equal(bench_dataset_item(d, 1)->output_len, 1); /* 0 in the trace */
@@ -174,15 +185,17 @@ static void mooncake(void **state)
 static void azure(void **state)
 {
     (void)state;
-    struct bench_dataset_config c = config_of(BENCH_AZURE, file_of("TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
-                                                                   "2023-11-16 23:59:59.9500000,4808,10\r\n"
-                                                                   "2023-11-17 00:00:00.0500000,3180,0\r\n"
-                                                                   "2023-11-17T00:00:01+00:00,5,7\r\n"));
+    struct bench_dataset_config c =
+        config_of(BENCH_AZURE, file_of("TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+                                       "2023-11-16 23:59:59.9500000,4808,10\r\n"
+                                       "2023-11-17 00:00:00.0500000,3180,0\r\n"
+                                       "2023-11-17T00:00:01+00:00,5,7\r\n"));
     struct bench_dataset *d = open_ok(&c);
     assert_int_equal(bench_dataset_size(d), 3);
     static const double at[] = {0, 0.1, 1.05};
     for (size_t i = 0; i < 3; i++)
-        if (fabs(bench_dataset_item(d, i)->at_s - at[i]) > 1e-6) fail_msg("request %zu at %.9g s", i, bench_dataset_item(d, i)->at_s);
+        if (fabs(bench_dataset_item(d, i)->at_s - at[i]) > 1e-6)
+            fail_msg("request %zu at %.9g s", i, bench_dataset_item(d, i)->at_s);
     assert_int_equal(bench_dataset_item(d, 0)->input_len, 4808);
     assert_int_equal(bench_dataset_item(d, 1)->output_len, 1);
     bench_dataset_close(d);
@@ -196,24 +209,27 @@ static void azure(void **state)
 static void timed_trace(void **state)
 {
     (void)state;
-    struct bench_dataset_config c = config_of(BENCH_TIMED, file_of("{\"timestamp\": 0.5, \"prompt\": \"hello\", \"output_length\": 3}\n"
-                                                                   "{\"timestamp\": 2.5, \"input_length\": 10, \"output_length\": 4}\n"));
+    struct bench_dataset_config c = config_of(
+        BENCH_TIMED, file_of("{\"timestamp\": 0.5, \"prompt\": \"hello\", \"output_length\": 3}\n"
+                             "{\"timestamp\": 2.5, \"input_length\": 10, \"output_length\": 4}\n"));
     struct bench_dataset *d = open_ok(&c);
     assert_string_equal(bench_dataset_item(d, 0)->text, "hello");
     assert_null(bench_dataset_item(d, 1)->text);
     assert_int_equal(bench_dataset_item(d, 1)->input_len, 10);
-    if (fabs(bench_dataset_item(d, 1)->at_s - 0.002) > 1e-12) fail_msg("at %g", bench_dataset_item(d, 1)->at_s);
+    if (fabs(bench_dataset_item(d, 1)->at_s - 0.002) > 1e-12)
+        fail_msg("at %g", bench_dataset_item(d, 1)->at_s);
     bench_dataset_close(d);
     unlink(g_path);
 }
 
-/* --- texts ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- texts ------------------------------------------------------------------------------------ */
 
 static void custom(void **state)
 {
     (void)state;
     struct bench_dataset_config c =
-        config_of(BENCH_CUSTOM, file_of("{\"prompt\": \"one\", \"output_tokens\": 5}\n{\"prompt\": \"two\"}\n{\"prompt\": \"three\"}"));
+        config_of(BENCH_CUSTOM, file_of("{\"prompt\": \"one\", \"output_tokens\": 5}\n{\"prompt\": "
+                                        "\"two\"}\n{\"prompt\": \"three\"}"));
     struct bench_dataset *d = open_ok(&c);
     assert_int_equal(bench_dataset_size(d), 3);
     assert_string_equal(bench_dataset_item(d, 0)->text, "one");
@@ -233,7 +249,8 @@ static void custom(void **state)
     for (c.seed = 0; c.seed < 20; c.seed++) { /* each row once, in an order of the seed's */
         d = open_ok(&c);
         unsigned seen = 0;
-        for (size_t i = 0; i < 3; i++) seen |= 1u << (bench_dataset_item(d, i)->text[1] - 'a'); /* n, w, h */
+        /* n, w, h */
+        for (size_t i = 0; i < 3; i++) seen |= 1u << (bench_dataset_item(d, i)->text[1] - 'a');
         assert_int_equal(__builtin_popcount(seen), 3);
         moved |= bench_dataset_item(d, 0)->text[0] != 'o';
         bench_dataset_close(d);
@@ -243,7 +260,8 @@ static void custom(void **state)
 }
 
 /* A tokenizer of words. */
-static td_status count_words(void *ctx, const char *const *texts, size_t n, int32_t *counts, struct td_err *err)
+static td_status count_words(void *ctx, const char *const *texts, size_t n, int32_t *counts,
+                             struct td_err *err)
 {
     (void)err;
     for (size_t i = 0; i < n; i++) {
@@ -258,13 +276,18 @@ static void sharegpt(void **state)
 {
     (void)state;
     size_t n_counted = 0;
-    struct bench_dataset_config c =
-        config_of(BENCH_SHAREGPT,
-                  file_of("[{\"conversations\": [{\"from\": \"human\", \"value\": \"a b c d e\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
-                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"too short\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
-                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"p q r s\"}, {\"from\": \"gpt\", \"value\": \"short\"}]},"
-                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"nobody answers this one\"}]},"
-                          " {\"conversations\": [{\"from\": \"human\", \"value\": \"w x y z\"}, {\"from\": \"gpt\", \"value\": \"1 2 3 4\"}]}]"));
+    struct bench_dataset_config c = config_of(
+        BENCH_SHAREGPT,
+        file_of(
+            "[{\"conversations\": [{\"from\": \"human\", \"value\": \"a b c d e\"}, {\"from\": "
+            "\"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
+            " {\"conversations\": [{\"from\": \"human\", \"value\": \"too short\"}, {\"from\": "
+            "\"gpt\", \"value\": \"1 2 3 4 5 6\"}]},"
+            " {\"conversations\": [{\"from\": \"human\", \"value\": \"p q r s\"}, {\"from\": "
+            "\"gpt\", \"value\": \"short\"}]},"
+            " {\"conversations\": [{\"from\": \"human\", \"value\": \"nobody answers this one\"}]},"
+            " {\"conversations\": [{\"from\": \"human\", \"value\": \"w x y z\"}, {\"from\": "
+            "\"gpt\", \"value\": \"1 2 3 4\"}]}]"));
     c.count_tokens = count_words;
     c.count_ctx = &n_counted;
     struct bench_dataset *d = open_ok(&c);
@@ -283,7 +306,7 @@ static void sharegpt(void **state)
     unlink(g_path);
 }
 
-/* --- wrong files ---------------------------------------------------------------------------------------------------------------------- */
+/* --- wrong files ------------------------------------------------------------------------------ */
 
 static void malformed_files(void **state)
 {
@@ -295,49 +318,93 @@ static void malformed_files(void **state)
     } cases[] = {
         {BENCH_MOONCAKE, "", {"has no request"}},
         {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n{\"timestamp\": 1, \"inp",
+         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": "
+         "[0]}\n{\"timestamp\": 1, \"inp",
          {"line 2", "premature end"}},
         {BENCH_MOONCAKE, "[1]\n", {"line 1", "must be an object"}},
-        {BENCH_MOONCAKE, "{\"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "timestamp is missing"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "timestamp", "-1"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": \"now\", \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "timestamp", "now"}},
-        {BENCH_MOONCAKE, "\n\n{\"timestamp\": 0, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 3", "input_length is missing"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}\n", {"line 1", "input_length", "0"}},
         {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 99999999999, \"output_length\": 1, \"hash_ids\": []}\n",
+         "{\"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+         {"line 1", "timestamp is missing"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+         {"line 1", "timestamp", "-1"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": \"now\", \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+         {"line 1", "timestamp", "now"}},
+        {BENCH_MOONCAKE,
+         "\n\n{\"timestamp\": 0, \"output_length\": 1, \"hash_ids\": [0]}\n",
+         {"line 3", "input_length is missing"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}\n",
+         {"line 1", "input_length", "0"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 99999999999, \"output_length\": 1, \"hash_ids\": "
+         "[]}\n",
          {"line 1", "input_length", "99999999999"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5.5, \"output_length\": 1, \"hash_ids\": [0]}\n", {"line 1", "input_length", "5.5"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"hash_ids\": [0]}\n", {"line 1", "output_length is missing"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1e9, \"hash_ids\": [0]}\n", {"line 1", "output_length"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n", {"line 1", "hash_ids is missing"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 5.5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+         {"line 1", "input_length", "5.5"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 5, \"hash_ids\": [0]}\n",
+         {"line 1", "output_length is missing"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1e9, \"hash_ids\": [0]}\n",
+         {"line 1", "output_length"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n",
+         {"line 1", "hash_ids is missing"}},
         {BENCH_MOONCAKE,
          "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [0]}\n",
          {"line 1", "hash_ids has 1 ids", "must be 2"}},
-        {BENCH_MOONCAKE, "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [-3]}\n", {"line 1", "hash_ids[0]"}},
         {BENCH_MOONCAKE,
-         "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n{\"timestamp\": 4, \"input_length\": 5, "
+         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [-3]}\n",
+         {"line 1", "hash_ids[0]"}},
+        {BENCH_MOONCAKE,
+         "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": "
+         "[0]}\n{\"timestamp\": 4, \"input_length\": 5, "
          "\"output_length\": 1, \"hash_ids\": [0]}\n",
          {"line 2", "timestamp", "sort"}},
-        {BENCH_TIMED, "{\"timestamp\": 0, \"output_length\": 1}\n", {"line 1", "input_length is missing"}},
-        {BENCH_TIMED, "{\"timestamp\": 0, \"prompt\": \"\", \"output_length\": 1}\n", {"line 1", "prompt is empty"}},
+        {BENCH_TIMED,
+         "{\"timestamp\": 0, \"output_length\": 1}\n",
+         {"line 1", "input_length is missing"}},
+        {BENCH_TIMED,
+         "{\"timestamp\": 0, \"prompt\": \"\", \"output_length\": 1}\n",
+         {"line 1", "prompt is empty"}},
         {BENCH_AZURE, "", {"line 1", "header"}},
         {BENCH_AZURE, "TIMESTAMP,Tokens\n", {"line 1", "header"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12\n", {"line 2", "three fields"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12,1,1\n", {"line 2", "three fields"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n16 Nov 2023,12,1\n", {"line 2", "TIMESTAMP", "16 Nov 2023"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97x,12,1\n", {"line 2", "TIMESTAMP"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,twelve,1\n", {"line 2", "ContextTokens", "twelve"}},
-        {BENCH_AZURE, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,-1\n", {"line 2", "GeneratedTokens", "-1"}},
         {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,1\n2023-11-16 18:17:02,12,1\n",
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12\n",
+         {"line 2", "three fields"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12,1,1\n",
+         {"line 2", "three fields"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n16 Nov 2023,12,1\n",
+         {"line 2", "TIMESTAMP", "16 Nov 2023"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97x,12,1\n",
+         {"line 2", "TIMESTAMP"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,twelve,1\n",
+         {"line 2", "ContextTokens", "twelve"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,-1\n",
+         {"line 2", "GeneratedTokens", "-1"}},
+        {BENCH_AZURE,
+         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,1\n2023-11-16 "
+         "18:17:02,12,1\n",
          {"line 3", "TIMESTAMP", "sort"}},
         {BENCH_CUSTOM, "{\"text\": \"a\"}\n", {"line 1", "prompt is missing"}},
         {BENCH_CUSTOM, "{\"prompt\": 5}\n", {"line 1", "prompt"}},
-        {BENCH_CUSTOM, "{\"prompt\": \"a\", \"output_tokens\": 0}\n", {"line 1", "output_tokens", "0"}},
+        {BENCH_CUSTOM,
+         "{\"prompt\": \"a\", \"output_tokens\": 0}\n",
+         {"line 1", "output_tokens", "0"}},
         {BENCH_CUSTOM, "\n\n", {"has no request"}},
         {BENCH_SHAREGPT, "{}", {"must be an array"}},
         {BENCH_SHAREGPT, "[{\"conversation\": []}]", {"item 0", "conversations is missing"}},
-        {BENCH_SHAREGPT, "[{\"conversations\": [{\"value\": 1}, {\"value\": \"b\"}]}]", {"item 0", "value"}},
+        {BENCH_SHAREGPT,
+         "[{\"conversations\": [{\"value\": 1}, {\"value\": \"b\"}]}]",
+         {"item 0", "value"}},
         {BENCH_SHAREGPT, "[]", {"has no request"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -351,7 +418,8 @@ static void malformed_files(void **state)
         if (s != TD_ERR_INVALID) fail_msg("case %zu: status %d '%s'", i, s, err.msg);
         if (!strstr(err.msg, g_path)) fail_msg("case %zu: '%s' does not name the file", i, err.msg);
         for (size_t k = 0; k < 3 && cases[i].parts[k]; k++)
-            if (!strstr(err.msg, cases[i].parts[k])) fail_msg("case %zu: '%s' lacks '%s'", i, err.msg, cases[i].parts[k]);
+            if (!strstr(err.msg, cases[i].parts[k]))
+                fail_msg("case %zu: '%s' lacks '%s'", i, err.msg, cases[i].parts[k]);
         unlink(g_path);
     }
 }
@@ -361,8 +429,9 @@ static void bad_configs(void **state)
     (void)state;
     struct bench_dataset_config c = config_of(BENCH_RANDOM, ""), bad[10];
     c.n_requests = 5;
-    static const char *const fields[] = {"num_prompts", "input_len",  "output_len",   "random_range_ratio", "vocabulary",
-                                         "num_prompts", "time_scale", "length_scale", "--dataset-path",     "--dataset-path"};
+    static const char *const fields[] = {
+        "num_prompts", "input_len",  "output_len",   "random_range_ratio", "vocabulary",
+        "num_prompts", "time_scale", "length_scale", "--dataset-path",     "--dataset-path"};
     for (size_t i = 0; i < 10; i++) bad[i] = c;
     bad[0].n_requests = 0;
     bad[1].input_len = 0;
@@ -372,7 +441,7 @@ static void bad_configs(void **state)
     bad[5].n_requests = UINT64_MAX;
     bad[6].kind = BENCH_MOONCAKE, bad[6].time_scale = 0;
     bad[7].kind = BENCH_MOONCAKE, bad[7].length_scale = NAN;
-    bad[8].kind = BENCH_AZURE;                       /* no file */
+    bad[8].kind = BENCH_AZURE; /* no file */
     bad[9].kind = BENCH_CUSTOM, bad[9].path = "/nonexistent/prompts.jsonl";
     for (size_t i = 0; i < 10; i++) {
         struct bench_dataset *d = NULL;
@@ -382,7 +451,7 @@ static void bad_configs(void **state)
     }
 }
 
-/* --- the published traces ------------------------------------------------------------------------------------------------------------- */
+/* --- the published traces --------------------------------------------------------------------- */
 
 static int compare(const void *a, const void *b)
 {
@@ -397,7 +466,8 @@ static const char *data_file(const char *name, char path[512])
     return access(path, R_OK) ? NULL : path;
 }
 
-/* Counts of the whole Mooncake conversation trace, and of its prefix hits with an endless cache, as published with the data. */
+/* Counts of the whole Mooncake conversation trace, and of its prefix hits with an endless cache,
+ * as published with the data. */
 static void mooncake_conversation(void **state)
 {
     (void)state;
@@ -407,7 +477,9 @@ static void mooncake_conversation(void **state)
     struct bench_dataset *d = open_ok(&c);
     assert_int_equal(bench_dataset_size(d), 12031);
     uint64_t n_blocks = 0, n_input = 0;
-    for (size_t i = 0; i < 12031; i++) n_blocks += bench_dataset_item(d, i)->n_hashes, n_input += (uint64_t)bench_dataset_item(d, i)->input_len;
+    for (size_t i = 0; i < 12031; i++)
+        n_blocks += bench_dataset_item(d, i)->n_hashes,
+            n_input += (uint64_t)bench_dataset_item(d, i)->input_len;
     assert_int_equal(n_blocks, 288500);
     assert_int_equal((n_input + 6015) / 12031, 12035);
     /* Leading blocks seen before: 36.6 %. Unique ids: 182,790. */
@@ -429,7 +501,8 @@ static void mooncake_conversation(void **state)
     assert_int_equal(n_unique, 182790);
     assert_int_equal((n_hit * 1000 + n_blocks / 2) / n_blocks, 366);
     /* Spread groups: no two requests at one time, and the order kept. */
-    for (size_t i = 1; i < 12031; i++) assert_true(bench_dataset_item(d, i)->at_s > bench_dataset_item(d, i - 1)->at_s);
+    for (size_t i = 1; i < 12031; i++)
+        assert_true(bench_dataset_item(d, i)->at_s > bench_dataset_item(d, i - 1)->at_s);
     assert_in_range((uint64_t)bench_dataset_item(d, 12030)->at_s, 3536, 3540);
     bench_dataset_close(d);
 }
@@ -437,7 +510,11 @@ static void mooncake_conversation(void **state)
 static void azure_traces(void **state)
 {
     (void)state;
-    static const struct { const char *name; size_t n; uint64_t duration_s, input_p50, output_p50; } traces[] = {
+    static const struct {
+        const char *name;
+        size_t n;
+        uint64_t duration_s, input_p50, output_p50;
+    } traces[] = {
         {"azure-llm-2023/AzureLLMInferenceTrace_code.csv", 8819, 3436, 1469, 13},
         {"azure-llm-2023/AzureLLMInferenceTrace_conv.csv", 19366, 3502, 1020, 129},
     };
@@ -448,7 +525,8 @@ static void azure_traces(void **state)
         struct bench_dataset *d = open_ok(&c);
         size_t n = bench_dataset_size(d);
         assert_int_equal(n, traces[t].n);
-        assert_in_range((uint64_t)bench_dataset_item(d, n - 1)->at_s, traces[t].duration_s - 1, traces[t].duration_s + 1);
+        assert_in_range((uint64_t)bench_dataset_item(d, n - 1)->at_s, traces[t].duration_s - 1,
+                        traces[t].duration_s + 1);
         int64_t *lens = malloc(n * sizeof *lens);
         assert_non_null(lens);
         for (size_t i = 0; i < n; i++) lens[i] = bench_dataset_item(d, i)->input_len;
@@ -465,9 +543,12 @@ static void azure_traces(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_prompts), cmocka_unit_test(prefix_repetition), cmocka_unit_test(mooncake), cmocka_unit_test(azure),
-        cmocka_unit_test(timed_trace), cmocka_unit_test(custom), cmocka_unit_test(sharegpt), cmocka_unit_test(malformed_files),
-        cmocka_unit_test(bad_configs), cmocka_unit_test(mooncake_conversation), cmocka_unit_test(azure_traces),
+        cmocka_unit_test(random_prompts), cmocka_unit_test(prefix_repetition),
+        cmocka_unit_test(mooncake),       cmocka_unit_test(azure),
+        cmocka_unit_test(timed_trace),    cmocka_unit_test(custom),
+        cmocka_unit_test(sharegpt),       cmocka_unit_test(malformed_files),
+        cmocka_unit_test(bad_configs),    cmocka_unit_test(mooncake_conversation),
+        cmocka_unit_test(azure_traces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* bench_fit_test.c - the fit of the step models: planted coefficients come back, none is ever negative. */
+/* bench_fit_test.c - the fit of the step models: planted coefficients come back, none is ever
+ * negative. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -15,7 +16,8 @@ static void assert_ratio(double got, double want, double tolerance, const char *
     if (!(fabs(got / want - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, want);
 }
 
-/* A grid like calibrate's, with the coefficients of a real model's order of magnitude. noise: of each time, relative. */
+/* A grid like calibrate's, with the coefficients of a real model's order of magnitude. noise: of
+ * each time, relative. */
 static size_t prefill_grid(struct fit_sample *f, const double *a, double noise)
 {
     static const double us[] = {16, 64, 128, 256, 512}, hs[] = {0, 128, 512, 1024};
@@ -41,7 +43,8 @@ static void planted_prefill(void **state)
     n = prefill_grid(f, a, 0.05);
     assert_int_equal(fit_non_negative(f, n, 3, got, NULL), TD_OK);
     for (int i = 0; i < 3; i++) assert_ratio(got[i], a[i], 0.15, "times 5 % off");
-    for (size_t i = 0; i < n; i++) assert_ratio(fit_predict(got, &f[i], 3), f[i].y, 0.1, "predicted");
+    for (size_t i = 0; i < n; i++)
+        assert_ratio(fit_predict(got, &f[i], 3), f[i].y, 0.1, "predicted");
 }
 
 static void planted_decode(void **state)
@@ -55,7 +58,8 @@ static void planted_decode(void **state)
         for (double context = 16; context <= 2048; context *= 4)
             for (int c = 0; c < 3; c++, n++) {
                 double chunk = c * 128, over = c == 2 ? 512 : 0;
-                f[n] = (struct fit_sample){{1, batch, batch * context, chunk, chunk * (over + chunk / 2)}, 0};
+                f[n] = (struct fit_sample){
+                    {1, batch, batch * context, chunk, chunk * (over + chunk / 2)}, 0};
                 f[n].y = fit_predict(b, &f[n], 5);
             }
     assert_int_equal(fit_non_negative(f, n, 5, got, NULL), TD_OK);
@@ -79,7 +83,8 @@ static void never_negative(void **state)
 static void unknown_stays_zero(void **state)
 {
     (void)state;
-    struct fit_sample f[3] = {{{1, 1, 0, 0, 0}, 2}, {{1, 2, 0, 0, 0}, 3}, {{1, 3, 0, 0, 0}, 4}}; /* nothing mixed was run */
+    /* nothing mixed was run */
+    struct fit_sample f[3] = {{{1, 1, 0, 0, 0}, 2}, {{1, 2, 0, 0, 0}, 3}, {{1, 3, 0, 0, 0}, 4}};
     double got[FIT_MAX];
     assert_int_equal(fit_non_negative(f, 3, 5, got, NULL), TD_OK);
     assert_ratio(got[0], 1, 1e-9, "constant");
@@ -102,8 +107,9 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(planted_prefill),    cmocka_unit_test(planted_decode), cmocka_unit_test(never_negative),
-        cmocka_unit_test(unknown_stays_zero), cmocka_unit_test(refused),
+        cmocka_unit_test(planted_prefill), cmocka_unit_test(planted_decode),
+        cmocka_unit_test(never_negative),  cmocka_unit_test(unknown_stays_zero),
+        cmocka_unit_test(refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

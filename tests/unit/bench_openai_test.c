@@ -1,4 +1,5 @@
-/* bench_openai_test.c - server-sent events cut at every byte; what is in a chunk of a completion; what a body says about a failure. */
+/* bench_openai_test.c - server-sent events cut at every byte; what is in a chunk of a
+ * completion; what a body says about a failure. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -28,7 +29,8 @@ static td_status on_event(const char *data, size_t n_bytes, void *ctx, struct td
     return TD_OK;
 }
 
-/* The stream in pieces that end at a and b. Each piece is memory of its own, so that reading past it is seen. */
+/* The stream in pieces that end at a and b. Each piece is memory of its own, so that reading
+ * past it is seen. */
 static void feed_cut(const char *stream, size_t n, size_t a, size_t b, struct got *g)
 {
     struct bench_sse s = {0};
@@ -46,7 +48,9 @@ static void feed_cut(const char *stream, size_t n, size_t a, size_t b, struct go
 
 static void test_events_cut_anywhere(void **state)
 {
-    static const struct { const char *stream, *events; } cases[] = {
+    static const struct {
+        const char *stream, *events;
+    } cases[] = {
         {"data: one\n\ndata: two\n\n", "one|two|"},
         {"data: one\r\n\r\ndata: two\r\n\r\n", "one|two|"},
         {"data: one\r\rdata: two\r\r", "one|two|"},
@@ -71,7 +75,8 @@ static void test_events_cut_anywhere(void **state)
             for (size_t b = a; b <= n; b++) {
                 struct got g = {0};
                 feed_cut(cases[i].stream, n, a, b, &g);
-                if (strcmp(g.text, cases[i].events) != 0) fail_msg("case %zu cut at %zu and %zu: %s", i, a, b, g.text);
+                if (strcmp(g.text, cases[i].events) != 0)
+                    fail_msg("case %zu cut at %zu and %zu: %s", i, a, b, g.text);
             }
     }
 }
@@ -104,7 +109,8 @@ static void test_a_reader_that_refuses_ends_it(void **state)
     struct got g = {.fail_at = 2};
     static const char stream[] = "data: 1\n\ndata: 2\n\ndata: 3\n\n";
     (void)state;
-    assert_int_equal(bench_sse_feed(&s, stream, sizeof stream - 1, on_event, &g, &err), TD_ERR_PEER);
+    assert_int_equal(bench_sse_feed(&s, stream, sizeof stream - 1, on_event, &g, &err),
+                     TD_ERR_PEER);
     assert_string_equal(g.text, "1|");
     assert_int_equal(g.n_events, 2);
     bench_sse_free(&s);
@@ -112,18 +118,41 @@ static void test_a_reader_that_refuses_ends_it(void **state)
 
 static void test_chunks(void **state)
 {
-    static const struct { const char *data; struct bench_chunk want; } cases[] = {
-        {"[DONE]", {.is_done = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1}},
+    static const struct {
+        const char *data;
+        struct bench_chunk want;
+    } cases[] = {
+        {"[DONE]",
+         {.is_done = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1}},
         {"{\"choices\": [{\"index\": 0, \"text\": \" a\", \"finish_reason\": null}]}",
-         {.has_choice = true, .has_tokens = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1}},
+         {.has_choice = true,
+          .has_tokens = true,
+          .prompt_tokens = -1,
+          .completion_tokens = -1,
+          .cached_tokens = -1}},
         {"{\"choices\": [{\"text\": \"\", \"finish_reason\": null}], \"usage\": null}",
          {.has_choice = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1}},
         {"{\"choices\": [{\"text\": \"\", \"token_ids\": [5, 6]}]}",
-         {.has_choice = true, .has_tokens = true, .n_ids = 2, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1}},
+         {.has_choice = true,
+          .has_tokens = true,
+          .n_ids = 2,
+          .prompt_tokens = -1,
+          .completion_tokens = -1,
+          .cached_tokens = -1}},
         {"{\"choices\": [{\"text\": \"x\", \"finish_reason\": \"length\"}]}",
-         {.has_choice = true, .has_tokens = true, .has_finish = true, .prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1}},
-        {"{\"choices\": [], \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 3, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}",
-         {.has_usage = true, .has_cached = true, .prompt_tokens = 7, .completion_tokens = 3, .cached_tokens = 4}},
+         {.has_choice = true,
+          .has_tokens = true,
+          .has_finish = true,
+          .prompt_tokens = -1,
+          .completion_tokens = -1,
+          .cached_tokens = -1}},
+        {"{\"choices\": [], \"usage\": {\"prompt_tokens\": 7, \"completion_tokens\": 3, "
+         "\"prompt_tokens_details\": {\"cached_tokens\": 4}}}",
+         {.has_usage = true,
+          .has_cached = true,
+          .prompt_tokens = 7,
+          .completion_tokens = 3,
+          .cached_tokens = 4}},
         {"{\"usage\": {\"prompt_tokens\": 7, \"prompt_tokens_details\": null}}",
          {.has_usage = true, .prompt_tokens = 7, .completion_tokens = -1, .cached_tokens = -1}},
     };
@@ -132,17 +161,25 @@ static void test_chunks(void **state)
         struct bench_chunk got, want = cases[i].want;
         struct td_err err = {0};
         memset(&got, 0xee, sizeof got);
-        if (bench_chunk_parse(cases[i].data, strlen(cases[i].data), &got, &err)) fail_msg("case %zu: %s", i, err.msg);
-        if (got.is_done != want.is_done || got.has_choice != want.has_choice || got.has_tokens != want.has_tokens || got.n_ids != want.n_ids ||
-            got.has_finish != want.has_finish || got.has_usage != want.has_usage || got.has_cached != want.has_cached ||
-            got.prompt_tokens != want.prompt_tokens || got.completion_tokens != want.completion_tokens || got.cached_tokens != want.cached_tokens)
+        if (bench_chunk_parse(cases[i].data, strlen(cases[i].data), &got, &err))
+            fail_msg("case %zu: %s", i, err.msg);
+        if (got.is_done != want.is_done || got.has_choice != want.has_choice ||
+            got.has_tokens != want.has_tokens || got.n_ids != want.n_ids ||
+            got.has_finish != want.has_finish || got.has_usage != want.has_usage ||
+            got.has_cached != want.has_cached || got.prompt_tokens != want.prompt_tokens ||
+            got.completion_tokens != want.completion_tokens ||
+            got.cached_tokens != want.cached_tokens)
             fail_msg("case %zu: %s", i, cases[i].data);
     }
 }
 
 static void test_bad_chunks_are_named(void **state)
 {
-    static const struct { const char *data; td_status status; const char *says; } cases[] = {
+    static const struct {
+        const char *data;
+        td_status status;
+        const char *says;
+    } cases[] = {
         {"", TD_ERR_INVALID, "chunk"},
         {"{\"choices\": [", TD_ERR_INVALID, "chunk"},
         {"[1]", TD_ERR_INVALID, "object"},
@@ -150,10 +187,13 @@ static void test_bad_chunks_are_named(void **state)
         {"{\"choices\": [3]}", TD_ERR_INVALID, "choices[0]"},
         {"{\"choices\": [{\"text\": 3}]}", TD_ERR_INVALID, "text"},
         {"{\"choices\": [{\"text\": \"a\", \"token_ids\": 3}]}", TD_ERR_INVALID, "token_ids"},
-        {"{\"choices\": [{\"text\": \"a\", \"finish_reason\": 3}]}", TD_ERR_INVALID, "finish_reason"},
+        {"{\"choices\": [{\"text\": \"a\", \"finish_reason\": 3}]}", TD_ERR_INVALID,
+         "finish_reason"},
         {"{\"choices\": [], \"usage\": 3}", TD_ERR_INVALID, "usage"},
-        {"{\"choices\": [], \"usage\": {\"completion_tokens\": -1}}", TD_ERR_INVALID, "completion_tokens"},
-        {"{\"choices\": [], \"usage\": {\"prompt_tokens\": 4294967296}}", TD_ERR_INVALID, "4294967296"},
+        {"{\"choices\": [], \"usage\": {\"completion_tokens\": -1}}", TD_ERR_INVALID,
+         "completion_tokens"},
+        {"{\"choices\": [], \"usage\": {\"prompt_tokens\": 4294967296}}", TD_ERR_INVALID,
+         "4294967296"},
         {"{\"error\": {\"message\": \"engine died\", \"code\": 500}}", TD_ERR_PEER, "engine died"},
         {"{\"object\": \"error\", \"message\": \"too long\"}", TD_ERR_PEER, "too long"},
     };
@@ -162,14 +202,17 @@ static void test_bad_chunks_are_named(void **state)
         struct bench_chunk c = {.n_ids = 77};
         struct td_err err = {0};
         td_status s = bench_chunk_parse(cases[i].data, strlen(cases[i].data), &c, &err);
-        if (s != cases[i].status || !strstr(err.msg, cases[i].says)) fail_msg("case %zu: %d: %s", i, (int)s, err.msg);
+        if (s != cases[i].status || !strstr(err.msg, cases[i].says))
+            fail_msg("case %zu: %d: %s", i, (int)s, err.msg);
         assert_int_equal(c.n_ids, 77);
     }
 }
 
 static void test_failures_in_words(void **state)
 {
-    static const struct { const char *body, *says; } cases[] = {
+    static const struct {
+        const char *body, *says;
+    } cases[] = {
         {"{\"error\": {\"message\": \"no\\nroom\"}}", "no room"},
         {"{\"error\": \"busy\"}", "busy"},
         {"{\"message\": \"old\"}", "old"},
@@ -198,9 +241,12 @@ static void test_failures_in_words(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_events_cut_anywhere),           cmocka_unit_test(test_an_event_is_bounded),
-        cmocka_unit_test(test_a_reader_that_refuses_ends_it), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_bad_chunks_are_named),          cmocka_unit_test(test_failures_in_words),
+        cmocka_unit_test(test_events_cut_anywhere),
+        cmocka_unit_test(test_an_event_is_bounded),
+        cmocka_unit_test(test_a_reader_that_refuses_ends_it),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_bad_chunks_are_named),
+        cmocka_unit_test(test_failures_in_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* bench_result_test.c - from requests to verdicts and shares, objectives as text, and result files written and read back. */
+/* bench_result_test.c - from requests to verdicts and shares, objectives as text, and result
+ * files written and read back. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -18,7 +19,8 @@
 
 static void near(double got, double want, const char *what)
 {
-    if (!(fabs(got - want) <= 1e-9 * fmax(1, fabs(want)))) fail_msg("%s: %.12g, expected %.12g", what, got, want);
+    if (!(fabs(got - want) <= 1e-9 * fmax(1, fabs(want))))
+        fail_msg("%s: %.12g, expected %.12g", what, got, want);
 }
 
 static void result_init(struct bench_result *r, size_t capacity)
@@ -54,9 +56,10 @@ static void result_init(struct bench_result *r, size_t capacity)
     assert_non_null(r->requests);
 }
 
-/* Sent lag_ms after at_s; the first of n_tokens ttft_ms later, the others gap_ms apart; ended 1 ms after the last. */
-static struct bench_request *add(struct bench_result *r, double at_s, double lag_ms, double ttft_ms, int n_tokens, double gap_ms,
-                                 enum bench_outcome outcome)
+/* Sent lag_ms after at_s; the first of n_tokens ttft_ms later, the others gap_ms apart; ended 1
+ * ms after the last. */
+static struct bench_request *add(struct bench_result *r, double at_s, double lag_ms, double ttft_ms,
+                                 int n_tokens, double gap_ms, enum bench_outcome outcome)
 {
     struct bench_request *q = &r->requests[r->n_requests++];
     *q = (struct bench_request){.outcome = outcome,
@@ -88,16 +91,17 @@ static void one_of_each(struct bench_result *r)
 {
     result_init(r, 16);
     add(r, 0, 0, 50, 5, 4, BENCH_COMPLETED);
-    add(r, 1, 0, 50, 5, 4, BENCH_COMPLETED);   /* good */
-    add(r, 2, 60, 50, 5, 4, BENCH_COMPLETED);  /* sent late: 50 ms for vLLM, 110 ms for its objective */
-    add(r, 3, 0, 50, 5, 20, BENCH_COMPLETED);  /* TPOT 20 */
-    add(r, 4, 0, 50, 1, 0, BENCH_COMPLETED);   /* one token: good */
+    add(r, 1, 0, 50, 5, 4, BENCH_COMPLETED);  /* good */
+    add(r, 2, 60, 50, 5, 4, BENCH_COMPLETED); /* sent late: 50 ms for vLLM, 110 ms for its
+                                                 objective */
+    add(r, 3, 0, 50, 5, 20, BENCH_COMPLETED); /* TPOT 20 */
+    add(r, 4, 0, 50, 1, 0, BENCH_COMPLETED);  /* one token: good */
     add(r, 5, 0, 5, 0, 0, BENCH_REJECTED);
-    add(r, 6, 0, 50, 1, 0, BENCH_FAILED);      /* after its first token */
+    add(r, 6, 0, 50, 1, 0, BENCH_FAILED); /* after its first token */
     add(r, 7, 0, 900, 0, 0, BENCH_UNFINISHED);
     add(r, 8, 0, 900, 0, 0, BENCH_TIMED_OUT);
-    add(r, 9, 0, 30, 0, 0, BENCH_COMPLETED);   /* no token, ended at once: good */
-    add(r, 10, 0, 50, 5, 4, BENCH_COMPLETED);  /* good */
+    add(r, 9, 0, 30, 0, 0, BENCH_COMPLETED);  /* no token, ended at once: good */
+    add(r, 10, 0, 50, 5, 4, BENCH_COMPLETED); /* good */
 }
 
 static void verdicts_and_window(void **state)
@@ -118,10 +122,13 @@ static void verdicts_and_window(void **state)
                                                   {true, true, true, true, true},
                                                   {true, true, true, true, true}};
     for (size_t i = 0; i < 11; i++)
-        if (memcmp(&r.requests[i].ok, &want[i], sizeof want[i]) != 0) fail_msg("verdict of request %zu", i);
+        if (memcmp(&r.requests[i].ok, &want[i], sizeof want[i]) != 0)
+            fail_msg("verdict of request %zu", i);
     assert_int_equal(r.n_offered, 11);
     assert_int_equal(r.n_outcome[BENCH_COMPLETED], 7);
-    assert_int_equal(r.n_outcome[BENCH_REJECTED] + r.n_outcome[BENCH_TIMED_OUT] + r.n_outcome[BENCH_FAILED] + r.n_outcome[BENCH_UNFINISHED], 4);
+    assert_int_equal(r.n_outcome[BENCH_REJECTED] + r.n_outcome[BENCH_TIMED_OUT] +
+                         r.n_outcome[BENCH_FAILED] + r.n_outcome[BENCH_UNFINISHED],
+                     4);
     near(r.steady_t0_s, 1, "t0");
     near(r.steady_t1_s, 10, "t1");
     assert_int_equal(r.joint.n, 10);
@@ -150,11 +157,14 @@ static void verdicts_and_window(void **state)
     near(r.metric[BENCH_TPOT].median, 4, "TPOT");
     near(r.metric[BENCH_TPOT].max, 20, "TPOT");
     near(r.metric[BENCH_E2EL].max, 130, "E2EL");
-    /* Seven values: the median lies between the first and the last (1/128 outside on either side), the p99 has no upper bound. */
+    /* Seven values: the median lies between the first and the last (1/128 outside on either
+       side), the p99 has no upper bound. */
     near(r.metric[BENCH_E2EL].pct_ci95[0].lo, r.metric[BENCH_E2EL].min, "median's lower bound");
     near(r.metric[BENCH_E2EL].pct_ci95[0].hi, 130, "median's upper bound");
-    assert_true(isnan(r.metric[BENCH_E2EL].pct_ci95[1].hi) && !isnan(r.metric[BENCH_E2EL].pct_ci95[1].lo));
-    /* On time: 5 + 3 (110, 114, 118, 122, 126 against 100, 110 ..) + 5 + 1 + 0 + 1 + 0 + 0 + 5, of 5 + 5 + 5 + 1 + 5 + 5 + 5 + 5 + 5. */
+    assert_true(isnan(r.metric[BENCH_E2EL].pct_ci95[1].hi) &&
+                !isnan(r.metric[BENCH_E2EL].pct_ci95[1].lo));
+    /* On time: 5 + 3 (110, 114, 118, 122, 126 against 100, 110 ..) + 5 + 1 + 0 + 1 + 0 + 0 + 5,
+       of 5 + 5 + 5 + 1 + 5 + 5 + 5 + 5 + 5. */
     near(r.token_deadline_share, 20.0 / 41, "token deadlines");
     bench_result_free(&r);
 }
@@ -190,13 +200,15 @@ static void other_objectives(void **state)
     r.classes[0].of.slo = (struct bench_slo){.e2el_ms = 100, .tbt_ms = 10};
     struct bench_request *q = add(&r, 1, 0, 50, 11, 4, BENCH_COMPLETED); /* 90 ms */
     add(&r, 2, 0, 50, 15, 4, BENCH_COMPLETED);                           /* 106 ms */
-    q = add(&r, 3, 0, 50, 11, 4, BENCH_COMPLETED);                       /* one gap of ten is long: the mean of the longest tenth is that gap */
+    /* one gap of ten is long: the mean of the longest tenth is that gap */
+    q = add(&r, 3, 0, 50, 11, 4, BENCH_COMPLETED);
     q->gaps_s[7] = 0.013;
     q->last_s += 0.009;
     r.warmup = 0;
     bench_result_summarise(&r);
     assert_true(r.requests[0].ok.joint);
-    assert_true(!r.requests[1].ok.e2el && r.requests[1].ok.tbt && r.requests[1].ok.ttft && r.requests[1].ok.tpot);
+    assert_true(!r.requests[1].ok.e2el && r.requests[1].ok.tbt && r.requests[1].ok.ttft &&
+                r.requests[1].ok.tpot);
     assert_true(r.requests[2].ok.e2el && !r.requests[2].ok.tbt && !r.requests[2].ok.joint);
     assert_int_equal(r.tbt.k, 2);
     assert_int_equal(r.e2el.k, 2);
@@ -206,11 +218,14 @@ static void other_objectives(void **state)
 static void late_generator_fails_the_run(void **state)
 {
     (void)state;
-    static const struct { double lag_ms, ttft_ms, limit_ms; bool valid; } cases[] = {
-        {4.9, 0, 0, true}, {5.1, 0, 0, false},      /* 5 ms */
-        {1.9, 200, 0, true}, {2.1, 200, 0, false},  /* 1 % of the objective */
+    static const struct {
+        double lag_ms, ttft_ms, limit_ms;
+        bool valid;
+    } cases[] = {
+        {4.9, 0, 0, true},    {5.1, 0, 0, false},   /* 5 ms */
+        {1.9, 200, 0, true},  {2.1, 200, 0, false}, /* 1 % of the objective */
         {4.9, 2000, 0, true}, {5.1, 2000, 0, false},
-        {9, 200, 10, true}, {11, 200, 10, false},   /* as told */
+        {9, 200, 10, true},   {11, 200, 10, false}, /* as told */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct bench_result r;
@@ -221,7 +236,8 @@ static void late_generator_fails_the_run(void **state)
         struct bench_request *q = add(&r, 1, cases[i].lag_ms + 100, 5, 1, 0, BENCH_COMPLETED);
         q->ready_s += 0.1; /* held back by the concurrency: not the generator's delay */
         bench_result_summarise(&r);
-        if (r.valid != cases[i].valid) fail_msg("case %zu: valid %d, p99 %g", i, r.valid, r.sched_lag_p99_ms);
+        if (r.valid != cases[i].valid)
+            fail_msg("case %zu: valid %d, p99 %g", i, r.valid, r.sched_lag_p99_ms);
         assert_true(r.valid == !strstr(r.invalid_reason, "sched_lag_ms"));
         bench_result_free(&r);
     }
@@ -246,10 +262,10 @@ static void peaks(void **state)
     (void)state;
     struct bench_result r;
     result_init(&r, 8);
-    add(&r, 0.0, 0, 100, 11, 95, BENCH_COMPLETED);  /* tokens at 0.1 .. 0.955, 1.05 */
-    add(&r, 0.5, 0, 100, 3, 10, BENCH_COMPLETED);   /* 0.6 .. 0.62 */
+    add(&r, 0.0, 0, 100, 11, 95, BENCH_COMPLETED); /* tokens at 0.1 .. 0.955, 1.05 */
+    add(&r, 0.5, 0, 100, 3, 10, BENCH_COMPLETED);  /* 0.6 .. 0.62 */
     add(&r, 0.6, 0, 1, 0, 0, BENCH_REJECTED);
-    add(&r, 0.7, 0, 500, 1, 0, BENCH_COMPLETED);    /* 1.2 */
+    add(&r, 0.7, 0, 500, 1, 0, BENCH_COMPLETED); /* 1.2 */
     bench_result_summarise(&r);
     assert_int_equal(r.max_concurrent_requests, 3); /* at 0.6: the first two and the rejected */
     near(r.max_output_tokens_per_s, 10 + 3, "tokens in the first second");
@@ -288,7 +304,9 @@ static void batches_widen_the_interval(void **state)
     struct bench_result r;
     result_init(&r, 400);
     r.warmup = 0;
-    for (int i = 0; i < 400; i++) add(&r, i * 0.01, 0, i / 20 % 2 ? 50 : 500, 1, 0, BENCH_COMPLETED); /* good and bad in runs of twenty */
+    /* good and bad in runs of twenty */
+    for (int i = 0; i < 400; i++)
+        add(&r, i * 0.01, 0, i / 20 % 2 ? 50 : 500, 1, 0, BENCH_COMPLETED);
     bench_result_summarise(&r);
     assert_true(r.has_batch);
     near(r.ci95.lo, r.ci95_batch.lo, "the wider one");
@@ -297,7 +315,8 @@ static void batches_widen_the_interval(void **state)
     bench_result_free(&r);
 }
 
-/* One server, an arrival every 10 ms: at 8 ms a request nobody waits, at 12 ms everybody waits longer than the one before. */
+/* One server, an arrival every 10 ms: at 8 ms a request nobody waits, at 12 ms everybody waits
+ * longer than the one before. */
 static void saturation(void **state)
 {
     (void)state;
@@ -322,7 +341,7 @@ static void saturation(void **state)
     }
 }
 
-/* --- objectives as text --------------------------------------------------------------------------------------------------------------- */
+/* --- objectives as text ----------------------------------------------------------------------- */
 
 static void objectives(void **state)
 {
@@ -333,7 +352,10 @@ static void objectives(void **state)
     near(s.ttft_ms, 2000, "ttft");
     near(s.tpot_ms, 200.5, "tpot");
     near(s.e2el_ms, 7, "kept");
-    assert_int_equal(bench_slo_parse("time_to_first_token:1 inter_token_latency:2 request_latency:3 tbt:4", &s, &err), TD_OK);
+    assert_int_equal(
+        bench_slo_parse("time_to_first_token:1 inter_token_latency:2 request_latency:3 tbt:4", &s,
+                        &err),
+        TD_OK);
     assert_true(s.ttft_ms == 1 && s.tpot_ms == 2 && s.e2el_ms == 3 && s.tbt_ms == 4);
     static const char *const bad[][2] = {{"ttft", "METRIC:MILLISECONDS"},
                                          {"itl:5", "'itl'"},
@@ -347,7 +369,8 @@ static void objectives(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct bench_slo t = {0};
         assert_int_equal(bench_slo_parse(bad[i][0], &t, &err), TD_ERR_INVALID);
-        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, "--goodput")) fail_msg("%s: '%s'", bad[i][0], err.msg);
+        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, "--goodput"))
+            fail_msg("%s: '%s'", bad[i][0], err.msg);
     }
     double target = 0;
     assert_int_equal(bench_slo_preset("mlperf-llama2-70b-interactive", &s, &target, &err), TD_OK);
@@ -368,15 +391,21 @@ static void classes_as_text(void **state)
     assert_string_equal(c[0].name, "gold");
     assert_true(c[0].slo.ttft_ms == 450 && c[0].slo.tpot_ms == 200 && c[0].weight == 4);
     assert_true(c[1].slo.ttft_ms == 2000 && c[1].weight == 1);
-    static const char *const bad[][2] = {{"gold:ttft=0", "ttft"}, {"gold:weight=-1", "weight"}, {"gold:size=3", "'size'"}, {"gold gold", "twice"},
-                                         {":ttft=3", "name"}, {"gold:ttft", "NAME=VALUE"}, {"a b c d e f g h i j k l m n o p q", "more than 16"}};
+    static const char *const bad[][2] = {{"gold:ttft=0", "ttft"},
+                                         {"gold:weight=-1", "weight"},
+                                         {"gold:size=3", "'size'"},
+                                         {"gold gold", "twice"},
+                                         {":ttft=3", "name"},
+                                         {"gold:ttft", "NAME=VALUE"},
+                                         {"a b c d e f g h i j k l m n o p q", "more than 16"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(bench_slo_classes(bad[i][0], &base, c, &n, &err), TD_ERR_INVALID);
-        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, "--slo-class")) fail_msg("%s: '%s'", bad[i][0], err.msg);
+        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, "--slo-class"))
+            fail_msg("%s: '%s'", bad[i][0], err.msg);
     }
 }
 
-/* --- files ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------ */
 
 static char *slurp(const char *path)
 {
@@ -397,7 +426,8 @@ static void temp(char path[64])
     close(fd);
 }
 
-/* What was read back writes the same bytes again: nothing of the file is lost or changed on the way. */
+/* What was read back writes the same bytes again: nothing of the file is lost or changed on the
+ * way. */
 static void written_and_read_back(void **state)
 {
     (void)state;
@@ -412,9 +442,12 @@ static void written_and_read_back(void **state)
             snprintf(r.backend, sizeof r.backend, "openai");
             r.plain_server = true;
             r.n_prefill = r.n_decode = r.gpus = 0;
-            for (size_t i = 0; i < r.n_requests; i++) r.requests[i].has_cached = kind == 4, r.requests[i].input_unknown = kind == 3;
+            for (size_t i = 0; i < r.n_requests; i++)
+                r.requests[i].has_cached = kind == 4, r.requests[i].input_unknown = kind == 3;
         }
-        if (kind == 1) r.request_rate = NAN, r.burstiness = NAN, snprintf(r.arrival, sizeof r.arrival, "trace"), r.block_tokens = 16;
+        if (kind == 1)
+            r.request_rate = NAN, r.burstiness = NAN,
+            snprintf(r.arrival, sizeof r.arrival, "trace"), r.block_tokens = 16;
         if (kind == 2) {
             r.request_rate = INFINITY;
             r.max_concurrency = 4;
@@ -432,7 +465,8 @@ static void written_and_read_back(void **state)
         bench_result_summarise(&r);
         assert_int_equal(bench_result_write(&r, METRICS, false, a, &err), TD_OK);
         if (bench_result_read(a, &back, &err)) fail_msg("%s", err.msg);
-        assert_true(back.input_unknown == (kind == 3) && back.has_cached == (kind == 4) && back.plain_server == (kind >= 3));
+        assert_true(back.input_unknown == (kind == 3) && back.has_cached == (kind == 4) &&
+                    back.plain_server == (kind >= 3));
         near(back.joint.value, r.joint.value, "joint");
         assert_int_equal(back.joint.k, r.joint.k);
         near(back.ci95.lo, r.ci95.lo, "ci");
@@ -489,8 +523,20 @@ static void vllm_keys(void **state)
                                        "errors",
                                        "pd",
                                        "team"};
-    static const char *const ours[] = {"definitions",  "slo",       "attainment", "steady",     "rejected", "deflected", "wasted_prefill_tokens",
-                                       "sched_lag_ms", "stages_ms", "per_class",  "jain_index", "seed",     "arrival",   "topology",
+    static const char *const ours[] = {"definitions",
+                                       "slo",
+                                       "attainment",
+                                       "steady",
+                                       "rejected",
+                                       "deflected",
+                                       "wasted_prefill_tokens",
+                                       "sched_lag_ms",
+                                       "stages_ms",
+                                       "per_class",
+                                       "jain_index",
+                                       "seed",
+                                       "arrival",
+                                       "topology",
                                        "build"};
     struct bench_result r;
     one_of_each(&r);
@@ -502,12 +548,19 @@ static void vllm_keys(void **state)
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!json_object_get(o, keys[i])) fail_msg("%s is missing", keys[i]);
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-        if (!json_object_get(json_object_get(o, "pd"), ours[i])) fail_msg("pd.%s is missing", ours[i]);
+        if (!json_object_get(json_object_get(o, "pd"), ours[i]))
+            fail_msg("pd.%s is missing", ours[i]);
     assert_string_equal(json_string_value(json_object_get(o, "team")), "a=b");
-    assert_int_equal(json_integer_value(json_object_get(o, "completed")), 7); /* metadata replaces nothing */
+    /* metadata replaces nothing */
+    assert_int_equal(json_integer_value(json_object_get(o, "completed")), 7);
     const json_t *rejected = json_object_get(json_object_get(o, "pd"), "rejected");
-    static const struct { const char *key; int n; } reasons[] = {{"429", 4}, {"deadline", 2}, {"error", 1}, {"unfinished", 1}};
-    for (size_t i = 0; i < 4; i++) assert_int_equal(json_integer_value(json_object_get(rejected, reasons[i].key)), reasons[i].n);
+    static const struct {
+        const char *key;
+        int n;
+    } reasons[] = {{"429", 4}, {"deadline", 2}, {"error", 1}, {"unfinished", 1}};
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(json_integer_value(json_object_get(rejected, reasons[i].key)),
+                         reasons[i].n);
     assert_int_equal(json_integer_value(json_object_get(o, "failed")), 8);
     assert_int_equal(json_array_size(json_object_get(o, "errors")), 15);
     assert_int_equal(json_array_size(json_array_get(json_object_get(o, "itls"), 3)), 4);
@@ -524,7 +577,8 @@ static void files_of_others(void **state)
     temp(path);
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    fputs("{\"date\": \"20250101-000000\", \"backend\": \"vllm\", \"request_rate\": \"inf\", \"completed\": 10, \"failed\": 2, \"num_prompts\": 12, "
+    fputs("{\"date\": \"20250101-000000\", \"backend\": \"vllm\", \"request_rate\": \"inf\", "
+          "\"completed\": 10, \"failed\": 2, \"num_prompts\": 12, "
           "\"mean_ttft_ms\": 5, \"p99_ttft_ms\": 9.5, "
           "\"p99.9_ttft_ms\": 9.9, \"ttfts\": [0.1]}",
           f);
@@ -548,7 +602,8 @@ static void files_of_others(void **state)
         fputs(bad[i][0], f);
         fclose(f);
         assert_int_equal(bench_result_read(path, &r, &err), TD_ERR_INVALID);
-        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, path)) fail_msg("%s: '%s'", bad[i][0], err.msg);
+        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, path))
+            fail_msg("%s: '%s'", bad[i][0], err.msg);
     }
     unlink(path);
 }

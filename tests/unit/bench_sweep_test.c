@@ -1,4 +1,5 @@
-/* bench_sweep_test.c - the search against simulated clusters whose knee is known, settling, verdict, and files read back. */
+/* bench_sweep_test.c - the search against simulated clusters whose knee is known, settling,
+ * verdict, and files read back. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -16,18 +17,20 @@
 #include "bench/sweep/search.h"
 #include "bench/sweep/sweep.h"
 
-/* --- the search ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the search ------------------------------------------------------------------------------- */
 
-/* A cluster that serves all up to its knee and then less and less: attainment(rate) = 1 / (1 + (rate / knee)^steep / 9), which is 0.9 at the knee. */
+/* A cluster that serves all up to its knee and then less and less: attainment(rate) = 1 / (1 +
+ * (rate / knee)^steep / 9), which is 0.9 at the knee. */
 struct model {
     double knee, steep;
-    uint64_t n;               /* requests a run; 0: no chance, the bound is the share itself */
-    double flaky_above;       /* 0 = no: verification (seeds above 0) fails above this rate */
+    uint64_t n;         /* requests a run; 0: no chance, the bound is the share itself */
+    double flaky_above; /* 0 = no: verification (seeds above 0) fails above this rate */
     uint32_t n_runs, n_verify, fail_run;
     double rates[256];
 };
 
-static td_status run(void *ctx, const char *phase, double rate, uint64_t seed, uint32_t left, struct sweep_probe *ret, struct td_err *err)
+static td_status run(void *ctx, const char *phase, double rate, uint64_t seed, uint32_t left,
+                     struct sweep_probe *ret, struct td_err *err)
 {
     struct model *m = ctx;
     (void)left;
@@ -50,8 +53,13 @@ static td_status run(void *ctx, const char *phase, double rate, uint64_t seed, u
     return TD_OK;
 }
 
-static const struct sweep_search_config usual = {
-    .start_rate = 1, .min_rate = 0.05, .max_rate = 10000, .tolerance = 0.02, .attainment = 0.9, .n_verify = 3, .max_runs = 60};
+static const struct sweep_search_config usual = {.start_rate = 1,
+                                                 .min_rate = 0.05,
+                                                 .max_rate = 10000,
+                                                 .tolerance = 0.02,
+                                                 .attainment = 0.9,
+                                                 .n_verify = 3,
+                                                 .max_runs = 60};
 
 static void finds_the_knee(void **state)
 {
@@ -60,7 +68,8 @@ static void finds_the_knee(void **state)
         struct model m = {.knee = knee, .steep = 6};
         struct sweep_found f;
         assert_int_equal(sweep_search(&usual, run, &m, &f, NULL), TD_OK);
-        if (f.rate > knee * (1 + 1e-6) || f.rate < knee / 1.0201) fail_msg("knee %g: found %g", knee, f.rate);
+        if (f.rate > knee * (1 + 1e-6) || f.rate < knee / 1.0201)
+            fail_msg("knee %g: found %g", knee, f.rate);
         assert_true(f.verified && f.n_steps_down == 0);
         assert_true(f.failed_rate > knee && f.failed_rate <= f.rate * 1.0201);
         /* doublings, bisections of a factor of 2 to 2 %, and the verification */
@@ -68,8 +77,8 @@ static void finds_the_knee(void **state)
     }
 }
 
-/* With chance among 400 requests a run the bound is below the share: the found rate is on the safe side, never above the knee by more than the
- * tolerance. */
+/* With chance among 400 requests a run the bound is below the share: the found rate is on the
+ * safe side, never above the knee by more than the tolerance. */
 static void chance_is_on_the_safe_side(void **state)
 {
     (void)state;
@@ -79,7 +88,8 @@ static void chance_is_on_the_safe_side(void **state)
         struct sweep_found f;
         c.seed = seed * 100;
         assert_int_equal(sweep_search(&c, run, &m, &f, NULL), TD_OK);
-        if (!(f.rate > 8 && f.rate <= 12 * 1.02)) fail_msg("seed %llu: found %g", (unsigned long long)seed, f.rate);
+        if (!(f.rate > 8 && f.rate <= 12 * 1.02))
+            fail_msg("seed %llu: found %g", (unsigned long long)seed, f.rate);
     }
 }
 
@@ -100,7 +110,8 @@ static void bounds(void **state)
     struct sweep_found f;
     struct model never = {.knee = 0.001, .steep = 6};
     assert_int_equal(sweep_search(&usual, run, &never, &f, NULL), TD_OK);
-    assert_true(f.rate == 0 && !f.verified && f.n_runs <= 7 && never.rates[f.n_runs - 1] == usual.min_rate);
+    assert_true(f.rate == 0 && !f.verified && f.n_runs <= 7 &&
+                never.rates[f.n_runs - 1] == usual.min_rate);
     struct model always = {.knee = 1e9, .steep = 6};
     struct sweep_search_config c = usual;
     c.max_rate = 100;
@@ -123,20 +134,22 @@ static void bounds(void **state)
     assert_true(f.n_runs == 6 && f.rate == 8 && !f.verified);
 }
 
-/* --- rows, verdict, files --------------------------------------------------------------------------------------------------------------- */
+/* --- rows, verdict, files --------------------------------------------------------------------- */
 
-static void add(struct sweep *s, uint32_t config, const char *phase, double rate, double n, double good, double ttft, double tpot)
+static void add(struct sweep *s, uint32_t config, const char *phase, double rate, double n,
+                double good, double ttft, double tpot)
 {
     struct sweep_row *r = sweep_row_add(s);
     assert_non_null(r);
     r->config = config;
     snprintf(r->phase, sizeof r->phase, "%s", phase);
     struct td_stats_interval w = td_stats_wilson((uint64_t)good, (uint64_t)n);
-    r->rate = r->offered_rate = rate, r->seed = 1, r->offered = r->completed = r->n = n, r->n_good = good, r->attainment = good / n;
-    r->ci95_lo = w.lo, r->ci95_hi = w.hi, r->attainment_ttft = ttft, r->attainment_tpot = tpot, r->goodput = rate * good / n,
-    r->per_gpu_goodput = r->goodput / 2;
-    r->ttft_p50_ms = 20, r->ttft_p90_ms = 45, r->ttft_p99_ms = 80, r->tpot_p50_ms = 4, r->tpot_p90_ms = 6, r->tpot_p99_ms = 30, r->itl_p50_ms = 4,
-    r->itl_p99_ms = 60;
+    r->rate = r->offered_rate = rate, r->seed = 1, r->offered = r->completed = r->n = n,
+    r->n_good = good, r->attainment = good / n;
+    r->ci95_lo = w.lo, r->ci95_hi = w.hi, r->attainment_ttft = ttft, r->attainment_tpot = tpot,
+    r->goodput = rate * good / n, r->per_gpu_goodput = r->goodput / 2;
+    r->ttft_p50_ms = 20, r->ttft_p90_ms = 45, r->ttft_p99_ms = 80, r->tpot_p50_ms = 4,
+    r->tpot_p90_ms = 6, r->tpot_p99_ms = 30, r->itl_p50_ms = 4, r->itl_p99_ms = 60;
     r->rejected = r->failed = r->timed_out = r->unfinished = 0, r->saturated = 0, r->valid = 1;
     for (int k = 0; k < BENCH_N_STAGES; k++) r->stages_ms[k] = k == BENCH_PREFILL_QUEUE ? 30 : 1;
 }
@@ -152,8 +165,10 @@ static struct sweep two_configs(void)
                       .n_scales = 2,
                       .scales = {0.5, 1},
                       .grid = true};
-    s.configs[0] = (struct sweep_config){.name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = NAN};
-    s.configs[1] = (struct sweep_config){.name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = NAN};
+    s.configs[0] = (struct sweep_config){
+        .name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = NAN};
+    s.configs[1] = (struct sweep_config){
+        .name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = NAN};
     add(&s, 0, "grid", 2, 1000, 1000, 1, 1);
     add(&s, 0, "grid", 4, 1000, 950, 0.96, 0.99);
     add(&s, 0, "grid", 8, 1000, 300, 0.3, 0.99);
@@ -183,16 +198,22 @@ static void verdicts(void **state)
     (void)state;
     struct sweep s = two_configs();
     sweep_settle(&s);
-    assert_true(s.configs[0].goodput == 4 && s.configs[0].failed_rate == 8 && s.configs[1].goodput == 2 && s.configs[1].failed_rate == 4);
+    assert_true(s.configs[0].goodput == 4 && s.configs[0].failed_rate == 8 &&
+                s.configs[1].goodput == 2 && s.configs[1].failed_rate == 4);
     assert_int_equal(sweep_winner(&s), 0);
     char *text = verdict_of(&s);
-    assert_says(text, "pd 1:1 sustains 4 requests/s (2 per worker) with at least 90 % of the requests within TTFT 100 ms, TPOT 10 ms");
-    assert_says(text, "colocated 0:2 stops earlier: at 4 requests/s 50 % met both, TTFT came too late for 1 %, TPOT for 50 %. TPOT is what fails");
+    assert_says(text, "pd 1:1 sustains 4 requests/s (2 per worker) with at least 90 % of the "
+                      "requests within TTFT 100 ms, TPOT 10 ms");
+    assert_says(text, "colocated 0:2 stops earlier: at 4 requests/s 50 % met both, TTFT came too "
+                      "late for 1 %, TPOT for 50 %. TPOT is what fails");
     assert_says(text, "pd 1:1 itself has its limit here: at 8 requests/s 30 % met both");
-    assert_says(text, "TTFT is what fails: p90 is 45 ms. Of a mean TTFT of 34 ms, 88 % is prefill_queue.");
+    assert_says(
+        text, "TTFT is what fails: p90 is 45 ms. Of a mean TTFT of 34 ms, 88 % is prefill_queue.");
     free(text);
     /* colocated was seen to fail where pd passed: that is a difference. */
-    assert_says((text = verdict_of(&s)), "pd 1:1 won: 2.00 times the goodput per worker of the next, colocated 0:2 (2 requests/s).");
+    assert_says(
+        (text = verdict_of(&s)),
+        "pd 1:1 won: 2.00 times the goodput per worker of the next, colocated 0:2 (2 requests/s).");
     free(text);
     s.configs[1].failed_rate = 4.5; /* it might have passed at 4, too */
     assert_says((text = verdict_of(&s)), "No clear winner: colocated 0:2 has 1 per worker");
@@ -211,39 +232,57 @@ static void too_few_requests_are_called_that(void **state)
     (void)state;
     struct sweep s = two_configs();
     sweep_free(&s);
-    s = (struct sweep){.attainment = 0.9, .slo = {.ttft_ms = 100, .tpot_ms = 10}, .n_configs = 2, .grid = true};
-    s.configs[0] = (struct sweep_config){.name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = NAN};
-    s.configs[1] = (struct sweep_config){.name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = NAN};
+    s = (struct sweep){
+        .attainment = 0.9, .slo = {.ttft_ms = 100, .tpot_ms = 10}, .n_configs = 2, .grid = true};
+    s.configs[0] = (struct sweep_config){
+        .name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = NAN};
+    s.configs[1] = (struct sweep_config){
+        .name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = NAN};
     add(&s, 0, "grid", 3, 30, 30, 1, 1);
     add(&s, 0, "grid", 6, 30, 20, 0.7, 1);
     add(&s, 1, "grid", 3, 30, 15, 0.5, 1);
     sweep_settle(&s);
     char *text = verdict_of(&s);
-    assert_says(text, "No configuration is proven to meet TTFT 100 ms, TPOT 10 ms for 90 % of its requests at any rate that was run. Some did in "
+    assert_says(text, "No configuration is proven to meet TTFT 100 ms, TPOT 10 ms for 90 % of its "
+                      "requests at any rate that was run. Some did in "
                       "what was measured, of too few requests");
-    assert_says(text, "pd 1:1 may do more than is proven: at 3 requests/s 100 % met both, of too few requests: the 95 % interval begins at 88.6 %.");
+    assert_says(text, "pd 1:1 may do more than is proven: at 3 requests/s 100 % met both, of too "
+                      "few requests: the 95 % interval begins at 88.6 %.");
     assert_says(text, "pd 1:1 missed here: at 6 requests/s 67 % met both");
     assert_says(text, "colocated 0:2 meets no rate that was run: at 3 requests/s 50 % met both");
     free(text);
     sweep_free(&s);
 }
 
-/* A search that found 2 and at 4 had 94 % of too few requests: it did not meet "every rate that was run", nor did it fail one. */
+/* A search that found 2 and at 4 had 94 % of too few requests: it did not meet "every rate that
+ * was run", nor did it fail one. */
 static void a_search_that_ends_unproven_says_so(void **state)
 {
     (void)state;
     struct sweep s = two_configs();
     sweep_free(&s);
     s = (struct sweep){.attainment = 0.9, .slo = {.ttft_ms = 100, .tpot_ms = 10}, .n_configs = 2};
-    s.configs[0] = (struct sweep_config){.name = "pd 1:1", .mode = "pd", .prefill = 1, .decode = 1, .gpus = 2, .goodput = 2, .searched = true};
-    s.configs[1] = (struct sweep_config){.name = "colocated 0:2", .mode = "colocated", .decode = 2, .gpus = 2, .goodput = 2, .searched = true};
+    s.configs[0] = (struct sweep_config){.name = "pd 1:1",
+                                         .mode = "pd",
+                                         .prefill = 1,
+                                         .decode = 1,
+                                         .gpus = 2,
+                                         .goodput = 2,
+                                         .searched = true};
+    s.configs[1] = (struct sweep_config){.name = "colocated 0:2",
+                                         .mode = "colocated",
+                                         .decode = 2,
+                                         .gpus = 2,
+                                         .goodput = 2,
+                                         .searched = true};
     for (uint32_t c = 0; c < 2; c++) add(&s, c, "verify", 2, 1000, 1000, 1, 1);
     add(&s, 0, "bracket", 4, 50, 47, 0.94, 1);
     sweep_settle(&s);
     char *text = verdict_of(&s);
     assert_says(text, "pd 1:1 may do more than is proven: at 4 requests/s 94 % met both");
     assert_null(strstr(text, "pd 1:1 met the objectives at every rate"));
-    assert_says(text, "colocated 0:2 met the objectives at every rate that was run, up to 2 requests/s.");
+    assert_says(text,
+                "colocated 0:2 met the objectives at every rate that was run, up to 2 requests/s.");
     free(text);
     add(&s, 0, "bracket", 5, 1000, 500, 0.5, 1); /* one that failed says more */
     sweep_settle(&s);
@@ -263,9 +302,11 @@ static void pooling(void **state)
     s.rows[s.n_rows - 1].valid = 0;
     add(&s, 0, "throughput", 50, 1000, 0, 0, 0);
     assert_int_equal(sweep_pool(&s, 0, p, 8), 3);
-    assert_true(p[1].rate == 4 && p[1].n_runs == 2 && fabs(p[1].joint - 0.92) < 1e-12 && p[1].least == 0.89 && p[1].greatest == 0.95);
+    assert_true(p[1].rate == 4 && p[1].n_runs == 2 && fabs(p[1].joint - 0.92) < 1e-12 &&
+                p[1].least == 0.89 && p[1].greatest == 0.95);
     assert_true(fabs(p[1].lo - td_stats_wilson(1840, 2000).lo) < 1e-12);
-    add(&s, 0, "verify", 4, 1000, 1000, 1, 1); /* three runs further apart than chance: their spread is the interval */
+    add(&s, 0, "verify", 4, 1000, 1000, 1, 1); /* three runs further apart than chance: their
+                                                  spread is the interval */
     assert_int_equal(sweep_pool(&s, 0, p, 8), 3);
     assert_true(p[1].n_runs == 3 && p[1].lo < td_stats_wilson(2840, 3000).lo - 0.05);
     sweep_free(&s);
@@ -289,25 +330,31 @@ static void read_back(void **state)
     static const char *const names[] = {"sweep.json", "sweep.csv"};
     for (int k = 0; k < 2; k++) {
         snprintf(path, sizeof path, "%s/%s", dir, names[k]);
-        assert_int_equal(k ? sweep_csv_write(&s, path, &err) : sweep_json_write(&s, path, &err), TD_OK);
+        assert_int_equal(k ? sweep_csv_write(&s, path, &err) : sweep_json_write(&s, path, &err),
+                         TD_OK);
         assert_int_equal(sweep_read(path, &t, &err), TD_OK);
-        assert_true(t.n_rows == s.n_rows && t.n_configs == 2 && t.attainment == 0.9 && t.slo.ttft_ms == 100);
+        assert_true(t.n_rows == s.n_rows && t.n_configs == 2 && t.attainment == 0.9 &&
+                    t.slo.ttft_ms == 100);
         assert_string_equal(t.configs[1].name, "colocated 0:2");
-        assert_true(t.configs[0].goodput == 4 && t.configs[1].goodput == 2 && t.configs[0].gpus == 2);
+        assert_true(t.configs[0].goodput == 4 && t.configs[1].goodput == 2 &&
+                    t.configs[0].gpus == 2);
         for (size_t i = 0; i < s.n_rows; i++) {
             assert_true(t.rows[i].config == s.rows[i].config && t.rows[i].rate == s.rows[i].rate &&
                         fabs(t.rows[i].ci95_lo - s.rows[i].ci95_lo) < 1e-8);
-            assert_true(t.rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 && isnan(t.rows[i].load1) && t.rows[i].valid == 1);
+            assert_true(t.rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 && isnan(t.rows[i].load1) &&
+                        t.rows[i].valid == 1);
             assert_string_equal(t.rows[i].phase, "grid");
         }
         if (k == 0) {
             assert_non_null(t.rows[1].ttft_q);
-            assert_true(t.rows[1].ttft_q[5] == 6 && isnan(t.rows[1].ttft_q[95]) && t.rows[1].scale_joint[1] == 0.75 && t.rows[1].n_points == 1 &&
+            assert_true(t.rows[1].ttft_q[5] == 6 && isnan(t.rows[1].ttft_q[95]) &&
+                        t.rows[1].scale_joint[1] == 0.75 && t.rows[1].n_points == 1 &&
                         t.rows[1].points[0].observed_ms == 3);
             assert_null(t.rows[0].ttft_q);
         }
         if (k == 1) { /* a third shape makes goodput over P:D a figure: 2:1 beside 1:1 */
-            t.configs[1] = (struct sweep_config){.name = "pd 2:1", .mode = "pd", .prefill = 2, .decode = 1, .gpus = 3, .goodput = 6};
+            t.configs[1] = (struct sweep_config){
+                .name = "pd 2:1", .mode = "pd", .prefill = 2, .decode = 1, .gpus = 3, .goodput = 6};
         }
         assert_int_equal(plot_all(&t, dir, NULL, &err), TD_OK);
         sweep_free(&t);
@@ -325,7 +372,8 @@ static void read_back(void **state)
         {"config,rate\n", "has no row"},
         {"{}", "must have sweep, configs and rows"},
         {"{", "bad"},
-        {"{\"sweep\":{},\"configs\":[],\"rows\":[{\"config\":\"x\",\"rate\":1}]}", "\"x\" is not among configs"},
+        {"{\"sweep\":{},\"configs\":[],\"rows\":[{\"config\":\"x\",\"rate\":1}]}",
+         "\"x\" is not among configs"},
         {"{\"sweep\":{},\"configs\":[{\"name\":\"x\",\"gpus\":-1}],\"rows\":[]}", "gpus"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -340,8 +388,11 @@ static void read_back(void **state)
         assert_says(err.msg, "/bad");
     }
     unlink(path);
-    static const char *const plots[] = {"attainment", "goodput",  "attainment-pd-1-1", "attainment-colocated-0-2", "attainment-pd-2-1",
-                                        "stages",     "ttft-cdf", "slo-scale",         "predicted",                "goodput-shape-pd"},
+    static const char *const plots[] = {"attainment",        "goodput",
+                                        "attainment-pd-1-1", "attainment-colocated-0-2",
+                                        "attainment-pd-2-1", "stages",
+                                        "ttft-cdf",          "slo-scale",
+                                        "predicted",         "goodput-shape-pd"},
                              *const ends[] = {"svg", "csv", "png"};
     for (size_t i = 0; i < sizeof plots / sizeof *plots; i++)
         for (size_t k = 0; k < 3; k++) {
@@ -356,11 +407,15 @@ static void read_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_the_knee), cmocka_unit_test(chance_is_on_the_safe_side),
-        cmocka_unit_test(steps_down),     cmocka_unit_test(bounds),
-        cmocka_unit_test(verdicts),       cmocka_unit_test(too_few_requests_are_called_that),
+        cmocka_unit_test(finds_the_knee),
+        cmocka_unit_test(chance_is_on_the_safe_side),
+        cmocka_unit_test(steps_down),
+        cmocka_unit_test(bounds),
+        cmocka_unit_test(verdicts),
+        cmocka_unit_test(too_few_requests_are_called_that),
         cmocka_unit_test(a_search_that_ends_unproven_says_so),
-        cmocka_unit_test(pooling),        cmocka_unit_test(read_back),
+        cmocka_unit_test(pooling),
+        cmocka_unit_test(read_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* capture.h - runs a function in a child process and keeps what it wrote and how it ended: for aborts, exits and output. */
+/* capture.h - runs a function in a child process and keeps what it wrote and how it ended: for
+ * aborts, exits and output. */
 #ifndef TD_TESTS_CAPTURE_H
 #define TD_TESTS_CAPTURE_H
 
@@ -12,13 +13,19 @@
 #include <unistd.h>
 
 struct capture {
-    int wait_status;      /* of waitpid */
-    char text[16384];     /* stdout and stderr together, NUL-terminated */
+    int wait_status;  /* of waitpid */
+    char text[16384]; /* stdout and stderr together, NUL-terminated */
     size_t n_bytes;
 };
 
-static inline int capture_aborted(const struct capture *c) { return WIFSIGNALED(c->wait_status) && WTERMSIG(c->wait_status) == SIGABRT; }
-static inline int capture_exit(const struct capture *c) { return WIFEXITED(c->wait_status) ? WEXITSTATUS(c->wait_status) : -1; }
+static inline int capture_aborted(const struct capture *c)
+{
+    return WIFSIGNALED(c->wait_status) && WTERMSIG(c->wait_status) == SIGABRT;
+}
+static inline int capture_exit(const struct capture *c)
+{
+    return WIFEXITED(c->wait_status) ? WEXITSTATUS(c->wait_status) : -1;
+}
 
 /* Call it before the process has threads. The child ends with status 0 when fn returns. */
 static inline void capture_run(struct capture *c, void (*fn)(void *), void *arg)

@@ -1,4 +1,5 @@
-/* cli_input_test.c - an input of any length comes whole, zeros included; one that cannot be read is said so. */
+/* cli_input_test.c - an input of any length comes whole, zeros included; one that cannot be read
+ * is said so. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -13,7 +14,8 @@
 static void every_length_comes_whole(void **state)
 {
     (void)state;
-    static const size_t lengths[] = {0, 1, 65534, 65535, 65536, 65537, 131071, 131072, 300001}; /* around each growth of the buffer */
+    /* around each growth of the buffer */
+    static const size_t lengths[] = {0, 1, 65534, 65535, 65536, 65537, 131071, 131072, 300001};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         size_t n = lengths[i], got = SIZE_MAX;
         FILE *f = tmpfile();
@@ -48,6 +50,7 @@ static void an_error_is_no_short_text(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_length_comes_whole), cmocka_unit_test(an_error_is_no_short_text)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_length_comes_whole),
+                                       cmocka_unit_test(an_error_is_no_short_text)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
-/* common/model/comm: sums in the order of ranks bit for bit, every call against plain loops, and no wait that outlives a rank: killed anywhere,
- * stopped, never started, or in another call. Ranks are threads where the bytes are tested (so that TSan sees them) and processes where deaths
- * are. */
+/* common/model/comm: sums in the order of ranks bit for bit, every call against plain loops, and
+ * no wait that outlives a rank: killed anywhere, stopped, never started, or in another call.
+ * Ranks are threads where the bytes are tested (so that TSan sees them) and processes where
+ * deaths are. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -35,7 +36,7 @@ static float value(uint64_t seed, int32_t rank, size_t i)
     return v * (float)(1 << (z & 15));
 }
 
-/* ---- bytes: ranks are threads ------------------------------------------------------------------------------------------------------------ */
+/* ---- bytes: ranks are threads ---------------------------------------------------------------- */
 
 struct team {
     struct td_comm_segment segment;
@@ -51,7 +52,8 @@ struct thread_rank {
 
 enum { MAX_FLOATS = 3000, X_BYTES = MAX_FLOATS * 4 };
 
-static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t seed, float *x, float *all)
+static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t seed, float *x,
+                     float *all)
 {
     uint64_t z = mix(seed);
     size_t n = 1 + (z >> 8) % t->max_floats;
@@ -75,13 +77,17 @@ static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t s
         break;
     case 3: {
         int32_t first[TD_COMM_MAX_RANKS + 1] = {0}, n_rows = 1 + (int32_t)(z >> 40) % 5;
-        for (int32_t r = 0; r < t->n_ranks; r++) first[r + 1] = first[r] + (int32_t)(mix(seed + (uint64_t)r + 1) % 70); /* none, too */
+        /* none, too */
+        for (int32_t r = 0; r < t->n_ranks; r++)
+            first[r + 1] = first[r] + (int32_t)(mix(seed + (uint64_t)r + 1) % 70);
         int32_t width = first[rank + 1] - first[rank], total = first[t->n_ranks];
         for (int32_t i = 0; i < n_rows * width; i++) x[i] = value(seed, rank, (size_t)i);
         memset(all, 0xff, (size_t)(n_rows * total) * sizeof(float));
         bool in_place = rank == 0 && (z & 16);
-        for (int32_t i = 0; in_place && i < n_rows * width; i++) all[i / (width ? width : 1) * total + i % (width ? width : 1)] = x[i];
-        wrong += td_comm_gather_columns(c, in_place ? NULL : x, n_rows, first, rank == 0 ? all : NULL) != TD_OK;
+        for (int32_t i = 0; in_place && i < n_rows * width; i++)
+            all[i / (width ? width : 1) * total + i % (width ? width : 1)] = x[i];
+        wrong += td_comm_gather_columns(c, in_place ? NULL : x, n_rows, first,
+                                        rank == 0 ? all : NULL) != TD_OK;
         for (int32_t r = 0; rank == 0 && r < t->n_ranks; r++)
             for (int32_t i = 0; i < n_rows * (first[r + 1] - first[r]); i++) {
                 int32_t w = first[r + 1] - first[r];
@@ -110,7 +116,8 @@ static void *run_rank(void *arg)
         return NULL;
     }
     t->n_wrong += td_comm_rank(c) != me->rank || td_comm_n_ranks(c) != t->n_ranks;
-    float *x = calloc(MAX_FLOATS, sizeof(float)), *all = calloc((size_t)MAX_FLOATS * TD_COMM_MAX_RANKS, sizeof(float));
+    float *x = calloc(MAX_FLOATS, sizeof(float)),
+          *all = calloc((size_t)MAX_FLOATS * TD_COMM_MAX_RANKS, sizeof(float));
     for (int32_t i = 0; i < t->n_calls; i++) one_call(t, c, me->rank, (uint64_t)i + 1, x, all);
     free(x);
     free(all);
@@ -133,13 +140,17 @@ static void every_call_against_loops(void **state)
     static const struct {
         int32_t n_ranks, n_calls;
         size_t slot_bytes;
-    } cases[] = {{1, 50, 0}, {2, 1500, 0}, {2, 300, 192}, {3, 600, 1024}, {4, 600, 64 * 80}, {16, 60, 4096}};
+    } cases[] = {{1, 50, 0},     {2, 1500, 0},      {2, 300, 192},
+                 {3, 600, 1024}, {4, 600, 64 * 80}, {16, 60, 4096}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        struct team t = {.n_ranks = cases[k].n_ranks, .n_calls = cases[k].n_calls / (getenv("TANDEM_TEST_SHORT") ? 4 : 1), .max_floats = MAX_FLOATS};
+        struct team t = {.n_ranks = cases[k].n_ranks,
+                         .n_calls = cases[k].n_calls / (getenv("TANDEM_TEST_SHORT") ? 4 : 1),
+                         .max_floats = MAX_FLOATS};
         struct td_err err = {0};
         struct thread_rank ranks[TD_COMM_MAX_RANKS];
         pthread_t threads[TD_COMM_MAX_RANKS];
-        if (td_comm_segment_create(t.n_ranks, cases[k].slot_bytes, &t.segment, &err)) fail_msg("%s", err.msg);
+        if (td_comm_segment_create(t.n_ranks, cases[k].slot_bytes, &t.segment, &err))
+            fail_msg("%s", err.msg);
         for (int32_t r = 0; r < t.n_ranks; r++) {
             ranks[r] = (struct thread_rank){&t, r};
             assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
@@ -150,7 +161,7 @@ static void every_call_against_loops(void **state)
     }
 }
 
-/* ---- a rank of several threads ------------------------------------------------------------------------------------------------------------- */
+/* ---- a rank of several threads --------------------------------------------------------------- */
 
 struct team_rank {
     struct td_comm_segment *segment;
@@ -168,7 +179,8 @@ static void meet_pool(void *pool) { td_thread_pool_barrier(pool); }
 static void team_part(void *ctx, int part, int n_parts)
 {
     struct team_rank *me = ctx;
-    struct td_comm_team team = {.part = part, .n_parts = n_parts, .meet = meet_pool, .ctx = me->pool};
+    struct td_comm_team team = {
+        .part = part, .n_parts = n_parts, .meet = meet_pool, .ctx = me->pool};
     me->statuses[part] = td_comm_all_reduce_sum(me->comm, &team, me->x, me->n);
 }
 
@@ -178,7 +190,8 @@ static void *run_team_rank(void *arg)
     struct team_rank *me = arg;
     struct td_comm_config cfg = {0};
     struct td_err err = {0};
-    if (td_thread_pool_create(me->n_threads, NULL, 0, &me->pool, &err) || td_comm_open(me->segment, me->rank, &cfg, &me->comm, &err)) {
+    if (td_thread_pool_create(me->n_threads, NULL, 0, &me->pool, &err) ||
+        td_comm_open(me->segment, me->rank, &cfg, &me->comm, &err)) {
         me->wrong = 1;
         return NULL;
     }
@@ -212,9 +225,12 @@ static void teams_of_threads(void **state)
         struct team_rank ranks[3];
         pthread_t threads[3];
         int32_t n_ranks = k == 2 ? 3 : 2;
-        assert_int_equal(td_comm_segment_create(n_ranks, k == 1 ? 65536 : 0, &segment, NULL), TD_OK); /* one round, and several */
+        /* one round, and several */
+        assert_int_equal(td_comm_segment_create(n_ranks, k == 1 ? 65536 : 0, &segment, NULL),
+                         TD_OK);
         for (int32_t r = 0; r < n_ranks; r++) {
-            ranks[r] = (struct team_rank){.segment = &segment, .rank = r, .n_ranks = n_ranks, .n_threads = r == 1 ? 3 : 2};
+            ranks[r] = (struct team_rank){
+                .segment = &segment, .rank = r, .n_ranks = n_ranks, .n_threads = r == 1 ? 3 : 2};
             assert_int_equal(pthread_create(&threads[r], NULL, run_team_rank, &ranks[r]), 0);
         }
         for (int32_t r = 0; r < n_ranks; r++) pthread_join(threads[r], NULL);
@@ -237,7 +253,8 @@ static void refuses_by_name(void **state)
     assert_int_equal(td_comm_open(&s, 2, &cfg, &c, &err), TD_ERR_INVALID);
     assert_string_equal(err.msg, "rank is 2, must be 0..1");
     struct td_comm_segment joined = {0};
-    assert_int_equal(td_comm_segment_join(s.memfd, s.sockets[1][1], 2, &joined, &err), TD_ERR_CORRUPT);
+    assert_int_equal(td_comm_segment_join(s.memfd, s.sockets[1][1], 2, &joined, &err),
+                     TD_ERR_CORRUPT);
     int null = open("/dev/null", O_RDONLY);
     assert_int_equal(td_comm_segment_join(null, -1, 1, &joined, &err), TD_ERR_CORRUPT);
     close(null);
@@ -255,7 +272,7 @@ static void refuses_by_name(void **state)
     assert_int_equal(td_comm_check(NULL), TD_OK);
 }
 
-/* ---- deaths: ranks are processes ---------------------------------------------------------------------------------------------------------- */
+/* ---- deaths: ranks are processes ------------------------------------------------------------- */
 
 enum { ENDED_BY_PEER = 7, WRONG_REASON = 8, TOO_LATE = 9, GROUP = 4 };
 
@@ -275,10 +292,13 @@ static int call_until_failure(struct td_comm *c, const char *reason)
         fprintf(stderr, "status %d reason %s, expected %s\n", s, td_comm_reason(c, buf), reason);
         return WRONG_REASON;
     }
-    return td_comm_all_reduce_sum(c, NULL, x, 1) == TD_ERR_PEER && td_comm_check(c) == TD_ERR_PEER ? ENDED_BY_PEER : WRONG_REASON;
+    return td_comm_all_reduce_sum(c, NULL, x, 1) == TD_ERR_PEER && td_comm_check(c) == TD_ERR_PEER
+               ? ENDED_BY_PEER
+               : WRONG_REASON;
 }
 
-/* The status of a child that must end by then; a child that does not is killed and the test fails. */
+/* The status of a child that must end by then; a child that does not is killed and the test
+ * fails. */
 static int wait_child(pid_t pid, uint64_t deadline_ns)
 {
     int status = 0;
@@ -294,7 +314,8 @@ static int wait_child(pid_t pid, uint64_t deadline_ns)
     return status;
 }
 
-static pid_t start_rank(struct td_comm_segment *s, int32_t rank, uint32_t timeout_ms, const char *reason)
+static pid_t start_rank(struct td_comm_segment *s, int32_t rank, uint32_t timeout_ms,
+                        const char *reason)
 {
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -308,7 +329,8 @@ static pid_t start_rank(struct td_comm_segment *s, int32_t rank, uint32_t timeou
     return pid;
 }
 
-/* Any of the ranks, 0 too, killed at moments spread over the calls; the others see it within 2 s and know whom they lost. */
+/* Any of the ranks, 0 too, killed at moments spread over the calls; the others see it within 2 s
+ * and know whom they lost. */
 static void killed_rank_ends_all(void **state)
 {
     (void)state;
@@ -322,7 +344,8 @@ static void killed_rank_ends_all(void **state)
         snprintf(reason, sizeof reason, "rank %d (pid", victim);
         for (int32_t r = 0; r < GROUP; r++) pids[r] = start_rank(&s, r, 0, reason);
         struct timespec at = {.tv_nsec = (long)(mix(trial) % 3000000)};
-        clock_nanosleep(CLOCK_MONOTONIC, 0, &at, NULL); /* not a wait for a state: which one it hits is the point */
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &at, NULL); /* not a wait for a state: which one it
+                                                           hits is the point */
         kill(pids[victim], SIGKILL);
         uint64_t deadline = td_now_ns() + 2000 * TD_NS_PER_MS;
         /* The victim is reaped last: a zombie is dead, too. */
@@ -330,7 +353,8 @@ static void killed_rank_ends_all(void **state)
             if (r != victim) {
                 int status = wait_child(pids[r], deadline);
                 if (!WIFEXITED(status) || WEXITSTATUS(status) != ENDED_BY_PEER)
-                    fail_msg("trial %d: rank %d of a group that lost rank %d ended with %#x", (int)trial, r, victim, status);
+                    fail_msg("trial %d: rank %d of a group that lost rank %d ended with %#x",
+                             (int)trial, r, victim, status);
             }
         waitpid(pids[victim], NULL, 0);
         td_comm_segment_close(&s);
@@ -349,7 +373,8 @@ static void stopped_rank_is_given_up(void **state)
         if (r == 2) kill(pids[r], SIGSTOP);
     }
     uint64_t deadline = td_now_ns() + 5000 * TD_NS_PER_MS;
-    for (int32_t r = 0; r < 2; r++) assert_int_equal(WEXITSTATUS(wait_child(pids[r], deadline)), ENDED_BY_PEER);
+    for (int32_t r = 0; r < 2; r++)
+        assert_int_equal(WEXITSTATUS(wait_child(pids[r], deadline)), ENDED_BY_PEER);
     kill(pids[2], SIGCONT);
     assert_int_equal(WEXITSTATUS(wait_child(pids[2], deadline)), ENDED_BY_PEER);
     td_comm_segment_close(&s);
@@ -432,8 +457,12 @@ static void words_and_disagreement(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_call_against_loops), cmocka_unit_test(teams_of_threads),         cmocka_unit_test(refuses_by_name),
-        cmocka_unit_test(killed_rank_ends_all),     cmocka_unit_test(stopped_rank_is_given_up), cmocka_unit_test(rank_that_ends_before_it_opens),
+        cmocka_unit_test(every_call_against_loops),
+        cmocka_unit_test(teams_of_threads),
+        cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(killed_rank_ends_all),
+        cmocka_unit_test(stopped_rank_is_given_up),
+        cmocka_unit_test(rank_that_ends_before_it_opens),
         cmocka_unit_test(words_and_disagreement),
     };
     return cmocka_run_group_tests_name("base_comm", tests, NULL, NULL);

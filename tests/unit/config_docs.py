@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""docs/config.md is what the built daemons' --help says, and the comparison is seen to fail on a file that is not."""
+"""docs/config.md is what the built daemons' --help says, and the comparison is seen to fail on a
+file that is not."""
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ DOC = os.path.join(ROOT, "docs", "config.md")
 
 
 def check(path):
-    done = subprocess.run([SCRIPT, "--bin", os.environ["TANDEM_BIN"], "--check", "--out", path], capture_output=True, text=True, check=False)
+    done = subprocess.run([SCRIPT, "--bin", os.environ["TANDEM_BIN"], "--check", "--out", path],
+                          capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or done.stderr:
         sys.exit(f"gen-config-docs --check: status {done.returncode}\n{done.stderr}")
     return done.returncode, done.stdout

@@ -9,18 +9,25 @@
 
 #include "common/model/config.h"
 
-#define SIZES "\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":4,\"num_attention_heads\":4,\"vocab_size\":256,"
+#define SIZES                                                                                      \
+    "\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":4,\"num_attention_heads\":" \
+    "4,\"vocab_size\":256,"
 #define LLAMA "{\"model_type\":\"llama\"," SIZES "\"max_position_embeddings\":128"
-#define MISTRAL "{\"model_type\":\"mistral\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
-#define QWEN2 "{\"model_type\":\"qwen2\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
-#define QWEN3 "{\"model_type\":\"qwen3\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
+#define MISTRAL                                                                                    \
+    "{\"model_type\":\"mistral\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":"  \
+    "128"
+#define QWEN2                                                                                      \
+    "{\"model_type\":\"qwen2\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
+#define QWEN3                                                                                      \
+    "{\"model_type\":\"qwen3\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
 
 static struct td_model_config parse(const char *text, const char *generation)
 {
     struct td_model_config c;
     struct td_err err = {0};
     memset(&c, 0x5a, sizeof c);
-    if (td_model_config_parse(text, strlen(text), generation, generation ? strlen(generation) : 0, &c, &err))
+    if (td_model_config_parse(text, strlen(text), generation, generation ? strlen(generation) : 0,
+                              &c, &err))
         fail_msg("%s\nrefused: %s", text, err.msg);
     return c;
 }
@@ -39,13 +46,15 @@ static void defaults(void **state)
     assert_int_equal(c.vocab, 256);
     assert_int_equal(c.max_positions, 128);
     assert_true(c.rms_eps == 1e-6f && c.rope_theta == 10000 && c.rope_scaling == TD_ROPE_PLAIN);
-    assert_false(c.tied_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm || c.do_sample);
+    assert_false(c.tied_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm ||
+                 c.do_sample);
     assert_int_equal(c.window, 0);
     assert_int_equal(c.checkpoint_dtype, TD_F32);
     assert_int_equal(c.bos_id, 1);
     assert_int_equal(c.n_eos, 1);
     assert_int_equal(c.eos_ids[0], 2);
-    assert_true(c.temperature == 1 && c.top_p == 1 && c.top_k == 0 && c.min_p == 0 && c.repetition_penalty == 1);
+    assert_true(c.temperature == 1 && c.top_p == 1 && c.top_k == 0 && c.min_p == 0 &&
+                c.repetition_penalty == 1);
 
     c = parse(MISTRAL "}", NULL);
     assert_int_equal(c.window, 4096);
@@ -63,39 +72,50 @@ static void fields(void **state)
 {
     (void)state;
     struct td_model_config c;
-    assert_true(parse(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true}", NULL).o_bias);
-    c = parse(LLAMA
-              ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-5,\"head_dim\":32}",
+    assert_true(parse(LLAMA
+                      ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true}",
+                      NULL)
+                    .o_bias);
+    c = parse(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"rms_"
+                    "norm_eps\":1e-5,\"head_dim\":32}",
               NULL);
-    assert_true(c.qkv_bias && c.mlp_bias && c.tied_embeddings && c.rms_eps == 1e-5f && c.head_dim == 32);
+    assert_true(c.qkv_bias && c.mlp_bias && c.tied_embeddings && c.rms_eps == 1e-5f &&
+                c.head_dim == 32);
     c = parse("{\"model_type\":\"llama\"," SIZES "\"max_sequence_length\":77}", NULL);
     assert_int_equal(c.max_positions, 77);
 
-    c = parse(LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL);
+    c = parse(LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
+              NULL);
     assert_true(c.rope_scaling == TD_ROPE_LINEAR && c.rope_factor == 2 && c.rope_theta == 5e5);
-    static const char llama3[] =
-        "{\"rope_type\":\"llama3\",\"rope_theta\":500000.0,\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
-        "\"original_max_position_embeddings\":8192}}";
+    static const char llama3[] = "{\"rope_type\":\"llama3\",\"rope_theta\":500000.0,\"factor\":8,"
+                                 "\"low_freq_factor\":1,\"high_freq_factor\":4,"
+                                 "\"original_max_position_embeddings\":8192}}";
     char text[1024];
     snprintf(text, sizeof text, LLAMA ",\"rope_parameters\":%s", llama3);
     c = parse(text, NULL);
-    assert_true(c.rope_scaling == TD_ROPE_LLAMA3 && c.rope_factor == 8 && c.rope_low_freq_factor == 1 &&
-                c.rope_high_freq_factor == 4);
+    assert_true(c.rope_scaling == TD_ROPE_LLAMA3 && c.rope_factor == 8 &&
+                c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4);
     assert_true(c.rope_original_max_positions == 8192 && c.rope_theta == 5e5);
-    c = parse(LLAMA ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":123},\"rope_scaling\":null}", NULL);
+    c = parse(LLAMA ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":123},\"rope_"
+                    "scaling\":null}",
+              NULL);
     assert_true(c.rope_scaling == TD_ROPE_PLAIN && c.rope_theta == 123);
 
     c = parse(MISTRAL ",\"sliding_window\":null}", NULL);
     assert_int_equal(c.window, 0);
     c = parse(MISTRAL ",\"sliding_window\":7,\"head_dim\":20}", NULL);
     assert_true(c.window == 7 && c.head_dim == 20);
-    c = parse(QWEN2 ",\"use_sliding_window\":false,\"sliding_window\":7,\"max_window_layers\":2}", NULL);
+    c = parse(QWEN2 ",\"use_sliding_window\":false,\"sliding_window\":7,\"max_window_layers\":2}",
+              NULL);
     assert_int_equal(c.window, 0);
-    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":2}", NULL);
+    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":2}",
+              NULL);
     assert_true(c.window == 7 && c.window_first_layer == 2);
-    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":4}", NULL);
+    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":4}",
+              NULL);
     assert_int_equal(c.window, 0);
-    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"layer_types\":[\"full_attention\",\"sliding_attention\","
+    c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"layer_types\":[\"full_"
+                    "attention\",\"sliding_attention\","
                     "\"sliding_attention\","
                     "\"sliding_attention\"]}",
               NULL);
@@ -104,9 +124,12 @@ static void fields(void **state)
     assert_true(c.qkv_bias && c.o_bias && c.head_dim == 16);
 
     assert_int_equal(parse(LLAMA ",\"torch_dtype\":\"bfloat16\"}", NULL).checkpoint_dtype, TD_BF16);
-    assert_int_equal(parse(LLAMA ",\"dtype\":\"float16\",\"torch_dtype\":\"float16\"}", NULL).checkpoint_dtype, TD_F16);
+    assert_int_equal(
+        parse(LLAMA ",\"dtype\":\"float16\",\"torch_dtype\":\"float16\"}", NULL).checkpoint_dtype,
+        TD_F16);
     /* Off is as good as absent. */
-    parse(LLAMA ",\"sliding_window\":null,\"use_sliding_window\":false,\"quantization_config\":null,\"pruned_heads\":{},\"partial_"
+    parse(LLAMA ",\"sliding_window\":null,\"use_sliding_window\":false,\"quantization_config\":"
+                "null,\"pruned_heads\":{},\"partial_"
                 "rotary_factor\":1.0}",
           NULL);
 }
@@ -114,13 +137,18 @@ static void fields(void **state)
 static void special_ids_and_generation(void **state)
 {
     (void)state;
-    struct td_model_config c = parse(LLAMA ",\"eos_token_id\":[3,4,-1],\"bos_token_id\":null}", NULL);
+    struct td_model_config c =
+        parse(LLAMA ",\"eos_token_id\":[3,4,-1],\"bos_token_id\":null}", NULL);
     assert_true(c.bos_id == -1 && c.n_eos == 2 && c.eos_ids[0] == 3 && c.eos_ids[1] == 4);
     c = parse(LLAMA ",\"eos_token_id\":3}",
-              "{\"eos_token_id\":[9,8],\"bos_token_id\":7,\"do_sample\":true,\"temperature\":0.6,\"top_p\":0.9,\"top_k\":20,"
-              "\"min_p\":0.05,\"repetition_penalty\":1.1,\"transformers_version\":\"4.0\",\"max_length\":4096}");
-    assert_true(c.bos_id == 7 && c.n_eos == 2 && c.eos_ids[0] == 9 && c.eos_ids[1] == 8 && c.do_sample);
-    assert_true(c.temperature == 0.6f && c.top_p == 0.9f && c.top_k == 20 && c.min_p == 0.05f && c.repetition_penalty == 1.1f);
+              "{\"eos_token_id\":[9,8],\"bos_token_id\":7,\"do_sample\":true,\"temperature\":0.6,"
+              "\"top_p\":0.9,\"top_k\":20,"
+              "\"min_p\":0.05,\"repetition_penalty\":1.1,\"transformers_version\":\"4.0\",\"max_"
+              "length\":4096}");
+    assert_true(c.bos_id == 7 && c.n_eos == 2 && c.eos_ids[0] == 9 && c.eos_ids[1] == 8 &&
+                c.do_sample);
+    assert_true(c.temperature == 0.6f && c.top_p == 0.9f && c.top_k == 20 && c.min_p == 0.05f &&
+                c.repetition_penalty == 1.1f);
     /* config.json's ids stay when generation_config.json says nothing. */
     c = parse(LLAMA ",\"eos_token_id\":3,\"temperature\":0.5}", "{}");
     assert_true(c.n_eos == 1 && c.eos_ids[0] == 3 && c.temperature == 0.5f);
@@ -139,12 +167,16 @@ static const struct bad bad_configs[] = {
     {"{}", NULL, TD_ERR_INVALID, "model_type is missing"},
     {"{\"model_type\":5}", NULL, TD_ERR_INVALID, "model_type is 5"},
     {"{\"model_type\":\"gemma\"}", NULL, TD_ERR_UNSUPPORTED, "gemma"},
-    {LLAMA ",\"architectures\":[\"LlamaForSequenceClassification\"]}", NULL, TD_ERR_UNSUPPORTED, "LlamaForCausalLM"},
+    {LLAMA ",\"architectures\":[\"LlamaForSequenceClassification\"]}", NULL, TD_ERR_UNSUPPORTED,
+     "LlamaForCausalLM"},
     {LLAMA ",\"architectures\":\"x\"}", NULL, TD_ERR_UNSUPPORTED, "architectures"},
     {"{\"model_type\":\"llama\"}", NULL, TD_ERR_INVALID, "num_hidden_layers is missing"},
-    {"{\"model_type\":\"llama\"," SIZES "\"x\":1}", NULL, TD_ERR_UNSUPPORTED, "unknown field x (1)"},
-    {"{\"model_type\":\"llama\"," SIZES "\"use_cache\":true}", NULL, TD_ERR_INVALID, "max_position_embeddings is missing"},
-    {LLAMA ",\"num_hidden_layers\":0}", NULL, TD_ERR_INVALID, "num_hidden_layers is 0, must be an integer in 1..1024"},
+    {"{\"model_type\":\"llama\"," SIZES "\"x\":1}", NULL, TD_ERR_UNSUPPORTED,
+     "unknown field x (1)"},
+    {"{\"model_type\":\"llama\"," SIZES "\"use_cache\":true}", NULL, TD_ERR_INVALID,
+     "max_position_embeddings is missing"},
+    {LLAMA ",\"num_hidden_layers\":0}", NULL, TD_ERR_INVALID,
+     "num_hidden_layers is 0, must be an integer in 1..1024"},
     {LLAMA ",\"num_hidden_layers\":1000000}", NULL, TD_ERR_INVALID, "num_hidden_layers"},
     {LLAMA ",\"hidden_size\":-64}", NULL, TD_ERR_INVALID, "hidden_size is -64"},
     {LLAMA ",\"hidden_size\":64.5}", NULL, TD_ERR_INVALID, "hidden_size is 64.5"},
@@ -153,60 +185,81 @@ static const struct bad bad_configs[] = {
     {LLAMA ",\"hidden_size\":66}", NULL, TD_ERR_INVALID, "multiple of num_attention_heads (4)"},
     {LLAMA ",\"vocab_size\":100000000}", NULL, TD_ERR_INVALID, "vocab_size is 100000000"},
     {LLAMA ",\"intermediate_size\":0}", NULL, TD_ERR_INVALID, "intermediate_size"},
-    {LLAMA ",\"max_position_embeddings\":1000000000}", NULL, TD_ERR_INVALID, "max_position_embeddings"},
-    {LLAMA ",\"num_key_value_heads\":3}", NULL, TD_ERR_INVALID, "must divide num_attention_heads (4)"},
+    {LLAMA ",\"max_position_embeddings\":1000000000}", NULL, TD_ERR_INVALID,
+     "max_position_embeddings"},
+    {LLAMA ",\"num_key_value_heads\":3}", NULL, TD_ERR_INVALID,
+     "must divide num_attention_heads (4)"},
     {LLAMA ",\"num_key_value_heads\":8}", NULL, TD_ERR_INVALID, "num_key_value_heads is 8"},
-    {"{\"model_type\":\"qwen2\"," SIZES "\"max_position_embeddings\":128}", NULL, TD_ERR_INVALID, "num_key_value_heads is missing"},
+    {"{\"model_type\":\"qwen2\"," SIZES "\"max_position_embeddings\":128}", NULL, TD_ERR_INVALID,
+     "num_key_value_heads is missing"},
     {LLAMA ",\"head_dim\":7}", NULL, TD_ERR_UNSUPPORTED, "head_dim is 7, must be even"},
     {LLAMA ",\"head_dim\":512}", NULL, TD_ERR_INVALID, "head_dim is 512"},
-    {LLAMA ",\"hidden_size\":65536,\"num_attention_heads\":256,\"num_hidden_layers\":1024,\"intermediate_size\":1048576}", NULL,
-     TD_ERR_LIMIT, "parameters"},
+    {LLAMA ",\"hidden_size\":65536,\"num_attention_heads\":256,\"num_hidden_layers\":1024,"
+           "\"intermediate_size\":1048576}",
+     NULL, TD_ERR_LIMIT, "parameters"},
     {LLAMA ",\"hidden_act\":\"gelu\"}", NULL, TD_ERR_UNSUPPORTED, "hidden_act is gelu"},
     {LLAMA ",\"rms_norm_eps\":-1}", NULL, TD_ERR_INVALID, "rms_norm_eps"},
     {LLAMA ",\"attention_bias\":1}", NULL, TD_ERR_INVALID, "attention_bias"},
     {LLAMA ",\"tie_word_embeddings\":\"yes\"}", NULL, TD_ERR_INVALID, "tie_word_embeddings"},
     {LLAMA ",\"sliding_window\":64}", NULL, TD_ERR_UNSUPPORTED, "sliding_window is 64"},
-    {LLAMA ",\"quantization_config\":{\"bits\":4}}", NULL, TD_ERR_UNSUPPORTED, "quantization_config is {\"bits\":4}"},
+    {LLAMA ",\"quantization_config\":{\"bits\":4}}", NULL, TD_ERR_UNSUPPORTED,
+     "quantization_config is {\"bits\":4}"},
     {LLAMA ",\"partial_rotary_factor\":0.5}", NULL, TD_ERR_UNSUPPORTED, "partial_rotary_factor"},
     {LLAMA ",\"auto_map\":{\"AutoModel\":\"x.Y\"}}", NULL, TD_ERR_UNSUPPORTED, "auto_map"},
     {LLAMA ",\"dtype\":\"float64\"}", NULL, TD_ERR_UNSUPPORTED, "dtype is float64"},
-    {LLAMA ",\"dtype\":\"float32\",\"torch_dtype\":\"float16\"}", NULL, TD_ERR_INVALID, "must be the same"},
+    {LLAMA ",\"dtype\":\"float32\",\"torch_dtype\":\"float16\"}", NULL, TD_ERR_INVALID,
+     "must be the same"},
     {LLAMA ",\"rope_theta\":0}", NULL, TD_ERR_INVALID, "rope_theta is 0"},
     {LLAMA ",\"rope_scaling\":5}", NULL, TD_ERR_INVALID, "rope_scaling must be an object"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED, "rope_type is yarn"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED, "dynamic"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
+     "rope_type is yarn"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
+     "dynamic"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", NULL, TD_ERR_INVALID, "factor is missing"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", NULL, TD_ERR_INVALID, "factor is 0"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"llama3\",\"factor\":2}}", NULL, TD_ERR_INVALID,
-     "must be the same"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"mscale\":3}}", NULL, TD_ERR_UNSUPPORTED, "mscale is 3"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", NULL, TD_ERR_INVALID,
+     "factor is 0"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"llama3\",\"factor\":2}}", NULL,
+     TD_ERR_INVALID, "must be the same"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"mscale\":3}}", NULL,
+     TD_ERR_UNSUPPORTED, "mscale is 3"},
     {LLAMA ",\"rope_scaling\":{\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED, "factor is 2"},
-    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_"
+    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_"
+           "freq_factor\":4,\"original_max_"
            "position_embeddings\":8}}",
      NULL, TD_ERR_INVALID, "high_freq_factor is 4, must be above"},
-    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}}", NULL,
-     TD_ERR_INVALID, "original_max_position_embeddings is missing"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"rope_type\":\"default\"}}", NULL,
-     TD_ERR_UNSUPPORTED, "differ"},
-    {LLAMA ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", NULL, TD_ERR_UNSUPPORTED, "full_attention"},
-    {QWEN2 ",\"mlp_bias\":true}", NULL, TD_ERR_UNSUPPORTED, "mlp_bias is true, not supported: must be absent in a qwen2 model"},
+    {LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_"
+           "freq_factor\":4}}",
+     NULL, TD_ERR_INVALID, "original_max_position_embeddings is missing"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"rope_"
+           "type\":\"default\"}}",
+     NULL, TD_ERR_UNSUPPORTED, "differ"},
+    {LLAMA ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", NULL,
+     TD_ERR_UNSUPPORTED, "full_attention"},
+    {QWEN2 ",\"mlp_bias\":true}", NULL, TD_ERR_UNSUPPORTED,
+     "mlp_bias is true, not supported: must be absent in a qwen2 model"},
     {MISTRAL ",\"attention_bias\":true}", NULL, TD_ERR_UNSUPPORTED, "attention_bias"},
     {MISTRAL ",\"sliding_window\":0}", NULL, TD_ERR_INVALID, "sliding_window is 0"},
     {QWEN2 ",\"layer_types\":[\"full_attention\"]}", NULL, TD_ERR_INVALID,
      "layer_types has 1 entries, must be num_hidden_layers (4)"},
-    {QWEN2 ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"sliding_attention\"]}", NULL,
-     TD_ERR_INVALID, "layer_types[3]"},
-    {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_"
+    {QWEN2 ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"sliding_"
+           "attention\"]}",
+     NULL, TD_ERR_INVALID, "layer_types[3]"},
+    {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\","
+           "\"full_attention\",\"full_"
            "attention\"]}",
      NULL, TD_ERR_UNSUPPORTED, "layer_types[1]"},
-    {QWEN2 ",\"layer_types\":[\"linear_attention\",1,2,3]}", NULL, TD_ERR_UNSUPPORTED, "linear_attention"},
-    {LLAMA ",\"eos_token_id\":256}", NULL, TD_ERR_INVALID, "eos_token_id is 256, must be an integer in 0..255"},
+    {QWEN2 ",\"layer_types\":[\"linear_attention\",1,2,3]}", NULL, TD_ERR_UNSUPPORTED,
+     "linear_attention"},
+    {LLAMA ",\"eos_token_id\":256}", NULL, TD_ERR_INVALID,
+     "eos_token_id is 256, must be an integer in 0..255"},
     {LLAMA ",\"eos_token_id\":[1,\"x\"]}", NULL, TD_ERR_INVALID, "eos_token_id[1]"},
-    {LLAMA ",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", NULL, TD_ERR_LIMIT, "more than 16"},
+    {LLAMA ",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", NULL, TD_ERR_LIMIT,
+     "more than 16"},
     {LLAMA ",\"bos_token_id\":256}", NULL, TD_ERR_INVALID, "bos_token_id"},
     {LLAMA ",\"no_repeat_ngram_size\":3}", NULL, TD_ERR_UNSUPPORTED, "no_repeat_ngram_size is 3"},
     {LLAMA "}", "[]", TD_ERR_INVALID, "generation_config.json"},
-    {LLAMA "}", "{\"temperature\":-1}", TD_ERR_INVALID, "generation_config.json: temperature is -1"},
+    {LLAMA "}", "{\"temperature\":-1}", TD_ERR_INVALID,
+     "generation_config.json: temperature is -1"},
     {LLAMA "}", "{\"top_p\":0}", TD_ERR_INVALID, "top_p"},
     {LLAMA "}", "{\"num_beams\":4}", TD_ERR_UNSUPPORTED, "generation_config.json: num_beams is 4"},
     {LLAMA "}", "{\"frobnicate\":1}", TD_ERR_UNSUPPORTED, "frobnicate"},
@@ -222,11 +275,12 @@ static void refusals(void **state)
         struct td_err err = {0};
         memset(&c, 0x5a, sizeof c);
         memset(&before, 0x5a, sizeof before);
-        td_status s =
-            td_model_config_parse(b->text, strlen(b->text), b->generation, b->generation ? strlen(b->generation) : 0, &c, &err);
+        td_status s = td_model_config_parse(b->text, strlen(b->text), b->generation,
+                                            b->generation ? strlen(b->generation) : 0, &c, &err);
         if (s != b->status || err.code != s || !strstr(err.msg, b->says))
-            fail_msg("%s %s\n  answered %s: %s\n  expected %s: ...%s...", b->text, b->generation ? b->generation : "",
-                     td_status_name(s), err.msg, td_status_name(b->status), b->says);
+            fail_msg("%s %s\n  answered %s: %s\n  expected %s: ...%s...", b->text,
+                     b->generation ? b->generation : "", td_status_name(s), err.msg,
+                     td_status_name(b->status), b->says);
         assert_memory_equal(&c, &before, sizeof c);
     }
 }
@@ -239,17 +293,20 @@ static void files(void **state)
     assert_int_equal(td_model_config_load_file("bench/configs/llama-1.1b.json", &c, &err), TD_OK);
     assert_true(td_model_config_n_params(&c) == 1100048384); /* TinyLlama 1.1B as published */
     assert_int_equal(td_model_config_load_file("bench/configs/llama-110m.json", &c, &err), TD_OK);
-    assert_true(td_model_config_n_params(&c) > 100000000 && td_model_config_n_params(&c) < 120000000);
-    assert_int_equal(td_model_config_load("tests/golden/fixtures/qwen3_bias_window", &c, &err), TD_OK);
+    assert_true(td_model_config_n_params(&c) > 100000000 &&
+                td_model_config_n_params(&c) < 120000000);
+    assert_int_equal(td_model_config_load("tests/golden/fixtures/qwen3_bias_window", &c, &err),
+                     TD_OK);
     assert_true(c.arch == TD_ARCH_QWEN3 && c.window == 11 && c.window_first_layer == 1);
-    assert_int_equal(td_model_config_load("tests/golden/fixtures/absent", &c, &err), TD_ERR_NOT_FOUND);
+    assert_int_equal(td_model_config_load("tests/golden/fixtures/absent", &c, &err),
+                     TD_ERR_NOT_FOUND);
     assert_non_null(strstr(err.msg, "absent/config.json"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(defaults), cmocka_unit_test(fields),
-                                       cmocka_unit_test(special_ids_and_generation), cmocka_unit_test(refusals),
-                                       cmocka_unit_test(files)};
+                                       cmocka_unit_test(special_ids_and_generation),
+                                       cmocka_unit_test(refusals), cmocka_unit_test(files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,9 @@
-/* cuda_comm_test.c - the ranks' sums and gathers over NCCL's calls, and the order in which a communicator, its graphs and its users go.
+/* cuda_comm_test.c - the ranks' sums and gathers over NCCL's calls, and the order in which a
+ * communicator, its graphs and its users go.
  *
- * The library is nccl_stub.c (TD_CUDA_EMU_NCCL), which ends a process that breaks one of NCCL's rules. Every rank is a process with an emulated
- * device of its own; a case is a function that all ranks run, and passes when all end with status 0. */
+ * The library is nccl_stub.c (TD_CUDA_EMU_NCCL), which ends a process that breaks one of NCCL's
+ * rules. Every rank is a process with an emulated device of its own; a case is a function that
+ * all ranks run, and passes when all end with status 0. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -35,12 +37,12 @@ static td_nccl_stub_hold_fn *hold;
 static td_nccl_stub_count_fn *inside, *ended;
 static td_nccl_stub_fail_fn *fail_comm;
 
-#define CHECK(what)                                                                                     \
-    do {                                                                                                \
-        if (!(what)) {                                                                                  \
-            fprintf(stderr, "rank %d, line %d: not so: %s\n", (int)rank, __LINE__, #what);              \
-            _exit(1);                                                                                   \
-        }                                                                                               \
+#define CHECK(what)                                                                                \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "rank %d, line %d: not so: %s\n", (int)rank, __LINE__, #what);         \
+            _exit(1);                                                                              \
+        }                                                                                          \
     } while (0)
 
 /* Every rank is here. */
@@ -55,8 +57,10 @@ static void open_rank(bool deterministic)
     struct td_err err = {0};
     void *stub = dlopen(getenv("TD_CUDA_EMU_NCCL"), RTLD_NOW | RTLD_LOCAL);
     CHECK(stub);
-    *(void **)&hold = dlsym(stub, "td_nccl_stub_hold"), *(void **)&fail_comm = dlsym(stub, "td_nccl_stub_fail");
-    *(void **)&inside = dlsym(stub, "td_nccl_stub_inside"), *(void **)&ended = dlsym(stub, "td_nccl_stub_ended");
+    *(void **)&hold = dlsym(stub, "td_nccl_stub_hold"),
+           *(void **)&fail_comm = dlsym(stub, "td_nccl_stub_fail");
+    *(void **)&inside = dlsym(stub, "td_nccl_stub_inside"),
+           *(void **)&ended = dlsym(stub, "td_nccl_stub_ended");
     CHECK(hold && fail_comm && inside && ended);
     const struct td_device_config config = {.index = rank, .deterministic = deterministic};
     CHECK(td_device_open(&config, &ops, &err) == TD_OK);
@@ -82,7 +86,10 @@ static void close_rank(void)
     td_device_close(ops);
 }
 
-static float term(int32_t r, size_t i) { return (float)((double)((i * 7919 + (size_t)r * 104729) % 100003) * 1e-3 + 1e4 * r); }
+static float term(int32_t r, size_t i)
+{
+    return (float)((double)((i * 7919 + (size_t)r * 104729) % 100003) * 1e-3 + 1e4 * r);
+}
 
 static void issue_sum(size_t n)
 {
@@ -125,7 +132,8 @@ static void sums_and_gathers(void)
     int32_t first[MAX_RANKS + 1] = {0}, rows = 5;
     for (int32_t r = 0; r < n_ranks; r++) first[r + 1] = first[r] + 3 + r;
     int32_t columns = first[n_ranks], width = first[rank + 1] - first[rank];
-    for (int32_t i = 0; i < rows * (rank ? width : columns); i++) pinned[i] = (float)(1000 * rank + i);
+    for (int32_t i = 0; i < rows * (rank ? width : columns); i++)
+        pinned[i] = (float)(1000 * rank + i);
     if (dev->step_begin(0)) {
         dev->put(x, pinned, (size_t)(rows * (rank ? width : columns)) * sizeof(float));
         dev->ranks->gather_columns(rank ? x : NULL, rows, first, x);
@@ -134,7 +142,8 @@ static void sums_and_gathers(void)
     CHECK(dev->download(got, x, (size_t)(rows * columns) * sizeof(float), &err) == TD_OK);
     for (int32_t r = 1; r < n_ranks && rank == 0; r++)
         for (int32_t i = 0; i < rows; i++)
-            for (int32_t j = 0; j < 3 + r; j++) CHECK(got[i * columns + first[r] + j] == (float)(1000 * r + i * (3 + r) + j));
+            for (int32_t j = 0; j < 3 + r; j++)
+                CHECK(got[i * columns + first[r] + j] == (float)(1000 * r + i * (3 + r) + j));
     CHECK(dev->ranks->check(&err) == TD_OK);
     close_rank();
     CHECK(ended() == 1);
@@ -170,8 +179,9 @@ static void *abort_now(void *arg)
     return NULL;
 }
 
-/* While the owning thread is inside a call, another aborts; the call goes on when the abort has begun, which shows as a lost device. An abort that
- * did not wait would end the communicator at once: it has a tenth of a second for that. */
+/* While the owning thread is inside a call, another aborts; the call goes on when the abort has
+ * begun, which shows as a lost device. An abort that did not wait would end the communicator at
+ * once: it has a tenth of a second for that. */
 static void *abort_beside_a_call(void *arg)
 {
     const int *ends = arg;
@@ -179,7 +189,8 @@ static void *abort_beside_a_call(void *arg)
     while (inside() == 0) sched_yield();
     CHECK(pthread_create(&aborter, NULL, abort_now, NULL) == 0);
     while (!is_lost()) sched_yield();
-    for (uint64_t end = td_now_ns() + 100 * TD_NS_PER_MS; ended() == 0 && td_now_ns() < end;) sched_yield();
+    for (uint64_t end = td_now_ns() + 100 * TD_NS_PER_MS; ended() == 0 && td_now_ns() < end;)
+        sched_yield();
     CHECK(ended() == 0 && write(ends[1], "", 1) == 1);
     CHECK(pthread_join(aborter, NULL) == 0);
     return NULL;
@@ -206,7 +217,8 @@ static void abort_waits_for_a_call(void)
     CHECK(ended() == 1);
 }
 
-/* Rank 1 is gone, and rank 0 waits for a launched graph: an abort ends the wait, and returns itself once the graphs are dropped. */
+/* Rank 1 is gone, and rank 0 waits for a launched graph: an abort ends the wait, and returns
+ * itself once the graphs are dropped. */
 static void abort_ends_a_graph(void)
 {
     struct td_err err = {0};
@@ -223,7 +235,8 @@ static void abort_ends_a_graph(void)
     CHECK(pthread_join(aborter, NULL) == 0 && ended() == 1);
 }
 
-/* The device is lost while a step is recorded: nothing of the recording stays that an abort would wait for. */
+/* The device is lost while a step is recorded: nothing of the recording stays that an abort
+ * would wait for. */
 static void abort_while_recording(void)
 {
     struct td_err err = {0};
@@ -246,7 +259,8 @@ static void errors_are_told(void)
     fail_comm(TD_NCCL_IN_PROGRESS);
     CHECK(dev->ranks->check(&err) == TD_OK && !is_lost());
     fail_comm(TD_NCCL_REMOTE_ERROR);
-    CHECK(dev->ranks->check(&err) == TD_ERR_DEVICE && strstr(err.msg, "NCCL says remote process exited") && is_lost());
+    CHECK(dev->ranks->check(&err) == TD_ERR_DEVICE &&
+          strstr(err.msg, "NCCL says remote process exited") && is_lost());
     close_rank();
     CHECK(ended() == 1);
 }
@@ -267,12 +281,15 @@ static void a_rank_that_never_comes(void)
     CHECK(dev->ranks->new_id(board->id, &err) == TD_OK);
     uint64_t begin_ns = td_now_ns();
     CHECK(dev->ranks->join(board->id, &group, MAX_FLOATS, &err) == TD_ERR_DEVICE);
-    CHECK(td_now_ns() - begin_ns >= 299 * TD_NS_PER_MS); /* join counts whole milliseconds, the first of them begun */
-    CHECK(strstr(err.msg, "rank 0 of 2 joined over NCCL, and not all others did within 300 ms (TANDEM_NCCL_JOIN_TIMEOUT_MS)"));
+    /* join counts whole milliseconds, the first of them begun */
+    CHECK(td_now_ns() - begin_ns >= 299 * TD_NS_PER_MS);
+    CHECK(strstr(err.msg, "rank 0 of 2 joined over NCCL, and not all others did within 300 ms "
+                          "(TANDEM_NCCL_JOIN_TIMEOUT_MS)"));
     CHECK(ended() == 1 && dev->ranks->check(&err) == TD_OK); /* aborted once; nobody is joined */
     setenv("TANDEM_NCCL_JOIN_TIMEOUT_MS", "soon", 1);
     CHECK(dev->ranks->new_id(board->id, &err) == TD_OK);
-    CHECK(dev->ranks->join(board->id, &group, MAX_FLOATS, &err) == TD_ERR_INVALID && strstr(err.msg, "is \"soon\", must be 100..86400000"));
+    CHECK(dev->ranks->join(board->id, &group, MAX_FLOATS, &err) == TD_ERR_INVALID &&
+          strstr(err.msg, "is \"soon\", must be 100..86400000"));
     shm_unlink((const char *)board->id); /* nobody has joined that one */
     dev->ranks->leave();
     td_device_close(ops);
@@ -316,22 +333,24 @@ static void run_case(void (*f)(void), int n, int want_signal)
     for (int i = 0; i < n; i++) {
         int status;
         assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
-        if (want_signal && WIFSIGNALED(status) && WTERMSIG(status) == want_signal && n_wanted++ == 0) {
+        if (want_signal && WIFSIGNALED(status) && WTERMSIG(status) == want_signal &&
+            n_wanted++ == 0) {
             for (int j = i + 1; j < n; j++) kill(pids[j], SIGABRT); /* the others may wait for it */
             continue;
         }
         if (want_signal && WIFSIGNALED(status)) continue;
-        if (WIFSIGNALED(status)) fail_msg("rank %d of %d ended with signal %d", i, n, WTERMSIG(status));
+        if (WIFSIGNALED(status))
+            fail_msg("rank %d of %d ended with signal %d", i, n, WTERMSIG(status));
         if (want_signal == 0) assert_int_equal(WEXITSTATUS(status), 0);
     }
     assert_true(!want_signal || n_wanted > 0);
 }
 
-#define CASE(name, n, want_signal)         \
-    static void test_##name(void **state)  \
-    {                                      \
-        (void)state;                       \
-        run_case(name, n, want_signal);    \
+#define CASE(name, n, want_signal)                                                                 \
+    static void test_##name(void **state)                                                          \
+    {                                                                                              \
+        (void)state;                                                                               \
+        run_case(name, n, want_signal);                                                            \
     }
 CASE(sums_in_any_order, 3, 0)
 CASE(abort_waits_for_a_call, 2, 0)
@@ -351,18 +370,24 @@ static void test_sums_and_gathers(void **state)
 
 int main(void)
 {
-    if (!getenv("TD_CUDA_EMU_NCCL")) return 77; /* a real device: NCCL itself is asked by tests/gpu/run, part cluster-tp */
+    if (!getenv("TD_CUDA_EMU_NCCL"))
+        return 77; /* a real device: NCCL itself is asked by
+                      tests/gpu/run, part cluster-tp */
     setenv("TD_CUDA_EMU_DEVICES", "3", 1);
     setenv("TD_CUDA_EMU_MEMORY", "256M", 1);
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (board == MAP_FAILED) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums_and_gathers), cmocka_unit_test(test_sums_in_any_order),  cmocka_unit_test(test_abort_waits_for_a_call),
-        cmocka_unit_test(test_abort_ends_a_graph), cmocka_unit_test(test_abort_while_recording), cmocka_unit_test(test_errors_are_told),
-        cmocka_unit_test(test_destroy_under_a_graph), cmocka_unit_test(test_unequal_counts),
-        cmocka_unit_test(test_a_rank_that_never_comes), /* the last: an old library has no deadline */
+        cmocka_unit_test(test_sums_and_gathers),        cmocka_unit_test(test_sums_in_any_order),
+        cmocka_unit_test(test_abort_waits_for_a_call),  cmocka_unit_test(test_abort_ends_a_graph),
+        cmocka_unit_test(test_abort_while_recording),   cmocka_unit_test(test_errors_are_told),
+        cmocka_unit_test(test_destroy_under_a_graph),   cmocka_unit_test(test_unequal_counts),
+        cmocka_unit_test(test_a_rank_that_never_comes), /* the last: an old library has no
+                                                           deadline */
     };
     const char *is_old = getenv("TD_TEST_NCCL_IS_OLD");
-    if (is_old && *is_old) return _cmocka_run_group_tests("old NCCL", tests, sizeof tests / sizeof *tests - 1, NULL, NULL);
+    if (is_old && *is_old)
+        return _cmocka_run_group_tests("old NCCL", tests, sizeof tests / sizeof *tests - 1, NULL,
+                                       NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

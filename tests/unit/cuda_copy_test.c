@@ -1,5 +1,7 @@
-/* cuda_copy_test.c - the device's side of KV transfer (copy.cu): batches of runs in all three directions against the same moves in the host's
- * memory, tickets, handles between processes, and what becomes of them when the device is lost. TANDEM_CUDA_LIBRARY as in cuda_device_test.c. */
+/* cuda_copy_test.c - the device's side of KV transfer (copy.cu): batches of runs in all three
+ * directions against the same moves in the host's memory, tickets, handles between processes,
+ * and what becomes of them when the device is lost. TANDEM_CUDA_LIBRARY as in
+ * cuda_device_test.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,10 +46,7 @@ static void open_device(void)
     assert_non_null(m);
 }
 
-static void close_device(void)
-{
-    td_device_close(ops);
-}
+static void close_device(void) { td_device_close(ops); }
 
 static void *device_bytes(const void *from, size_t n)
 {
@@ -67,7 +66,8 @@ static uint8_t *pinned(size_t n)
 static void until_done(uint64_t ticket)
 {
     td_status s;
-    while ((s = m->done(m->ctx, ticket, &err)) == TD_INPROGRESS) {}
+    while ((s = m->done(m->ctx, ticket, &err)) == TD_INPROGRESS) {
+    }
     if (s) fail_msg("%s", err.msg);
     assert_int_equal(m->done(m->ctx, ticket, &err), TD_OK); /* once, always */
 }
@@ -77,14 +77,17 @@ static void fill(uint8_t *to, size_t n)
     for (size_t i = 0; i < n; i++) to[i] = (uint8_t)rnd(256);
 }
 
-/* Runs of every size and alignment, many at a time: destinations side by side in random order, so that they do not overlap. */
-static size_t make_runs(struct td_device_run *runs, uint8_t *to, uint8_t *from, size_t max_run, size_t align)
+/* Runs of every size and alignment, many at a time: destinations side by side in random order,
+ * so that they do not overlap. */
+static size_t make_runs(struct td_device_run *runs, uint8_t *to, uint8_t *from, size_t max_run,
+                        size_t align)
 {
     size_t n = 0;
     for (size_t at = 0; at < POOL && n < MAX_RUNS;) {
         size_t bytes = (1 + rnd(max_run)) * align;
         if (bytes > POOL - at) bytes = POOL - at;
-        runs[n++] = (struct td_device_run){.to = to + at, .from = from + rnd((POOL - bytes) / align + 1) * align, .bytes = bytes};
+        runs[n++] = (struct td_device_run){
+            .to = to + at, .from = from + rnd((POOL - bytes) / align + 1) * align, .bytes = bytes};
         at += bytes + rnd(3) * align;
     }
     for (size_t i = n; i > 1; i--) {
@@ -99,7 +102,9 @@ static size_t make_runs(struct td_device_run *runs, uint8_t *to, uint8_t *from, 
 static void copies_are_the_hosts(void **state)
 {
     (void)state;
-    static const struct { size_t max_run, align; } sizes[] = {{700, 1}, {4096, 16}, {200000, 1}, {900, 256}, {3, 65536}, {1 << 20, 3}};
+    static const struct {
+        size_t max_run, align;
+    } sizes[] = {{700, 1}, {4096, 16}, {200000, 1}, {900, 256}, {3, 65536}, {1 << 20, 3}};
     static struct td_device_run runs[MAX_RUNS];
     uint8_t *a = malloc(POOL), *b = malloc(POOL), *want = malloc(POOL), *got = malloc(POOL);
     assert_true(a && b && want && got);
@@ -111,13 +116,16 @@ static void copies_are_the_hosts(void **state)
             fill(a, POOL);
             fill(b, POOL);
             memcpy(want, b, POOL);
-            uint8_t *from = kind == TD_COPY_TO_DEVICE ? memcpy(pin, a, POOL) : device_bytes(a, POOL),
+            uint8_t *from =
+                        kind == TD_COPY_TO_DEVICE ? memcpy(pin, a, POOL) : device_bytes(a, POOL),
                     *to = kind == TD_COPY_TO_HOST ? memcpy(pin2, b, POOL) : device_bytes(b, POOL);
             size_t n = make_runs(runs, to, from, sizes[i].max_run, sizes[i].align);
             for (size_t k = 0; k < n; k++) {
-                memcpy(want + ((uint8_t *)runs[k].to - to), a + ((const uint8_t *)runs[k].from - from), runs[k].bytes);
+                memcpy(want + ((uint8_t *)runs[k].to - to),
+                       a + ((const uint8_t *)runs[k].from - from), runs[k].bytes);
             }
-            if (m->copy(m->ctx, (enum td_device_copy)kind, runs, n, &ticket, &err)) fail_msg("%s", err.msg);
+            if (m->copy(m->ctx, (enum td_device_copy)kind, runs, n, &ticket, &err))
+                fail_msg("%s", err.msg);
             memset(runs, 0xff, n * sizeof *runs); /* the caller's again */
             if (i & 1) {
                 until_done(ticket);
@@ -125,10 +133,14 @@ static void copies_are_the_hosts(void **state)
                 if (m->wait(m->ctx, ticket, &err)) fail_msg("%s", err.msg);
                 assert_int_equal(m->done(m->ctx, ticket, &err), TD_OK);
             }
-            if (kind == TD_COPY_TO_HOST) memcpy(got, to, POOL);
-            else if (dev->download(got, to, POOL, &err)) fail_msg("%s", err.msg);
+            if (kind == TD_COPY_TO_HOST)
+                memcpy(got, to, POOL);
+            else if (dev->download(got, to, POOL, &err))
+                fail_msg("%s", err.msg);
             for (size_t k = 0; k < POOL; k++)
-                if (got[k] != want[k]) fail_msg("sizes %zu, kind %d: byte %zu is %02x, want %02x", i, kind, k, got[k], want[k]);
+                if (got[k] != want[k])
+                    fail_msg("sizes %zu, kind %d: byte %zu is %02x, want %02x", i, kind, k, got[k],
+                             want[k]);
             if (kind != TD_COPY_TO_DEVICE) dev->release(from);
             if (kind != TD_COPY_TO_HOST) dev->release(to);
         }
@@ -141,8 +153,8 @@ static void copies_are_the_hosts(void **state)
     free(got);
 }
 
-/* A mapping that processes share, page-locked where it lies: copies large and small go there and come from there, and who has mapped it elsewhere
- * sees them. */
+/* A mapping that processes share, page-locked where it lies: copies large and small go there and
+ * come from there, and who has mapped it elsewhere sees them. */
 static void pages_that_are_there_are_pinned(void **state)
 {
     (void)state;
@@ -151,7 +163,8 @@ static void pages_that_are_there_are_pinned(void **state)
     uint64_t ticket;
     int fd = memfd_create("cuda-copy", MFD_CLOEXEC);
     assert_true(a && got && fd >= 0 && ftruncate(fd, (off_t)POOL) == 0);
-    uint8_t *here = mmap(NULL, POOL, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *there = mmap(NULL, POOL, PROT_READ, MAP_SHARED, fd, 0);
+    uint8_t *here = mmap(NULL, POOL, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0),
+            *there = mmap(NULL, POOL, PROT_READ, MAP_SHARED, fd, 0);
     assert_true(here != MAP_FAILED && there != MAP_FAILED);
     open_device();
     assert_int_equal(m->pin(m->ctx, NULL, POOL, &err), TD_ERR_UNSUPPORTED);
@@ -164,9 +177,12 @@ static void pages_that_are_there_are_pinned(void **state)
             memset(here, 0xee, POOL);
             uint8_t *from = device_bytes(a, POOL), *to = device_bytes(here, POOL);
             size_t n = 0;
-            for (size_t at = 0, bytes = i ? 300 : 1 << 20; at < POOL && n < MAX_RUNS; at += bytes, n++) {
+            for (size_t at = 0, bytes = i ? 300 : 1 << 20; at < POOL && n < MAX_RUNS;
+                 at += bytes, n++) {
                 if (i && n + 1 == MAX_RUNS) bytes = POOL - at;
-                runs[n] = (struct td_device_run){.to = here + at, .from = from + at, .bytes = bytes < POOL - at ? bytes : POOL - at};
+                runs[n] = (struct td_device_run){.to = here + at,
+                                                 .from = from + at,
+                                                 .bytes = bytes < POOL - at ? bytes : POOL - at};
             }
             if (m->copy(m->ctx, TD_COPY_TO_HOST, runs, n, &ticket, &err)) fail_msg("%s", err.msg);
             until_done(ticket);
@@ -192,7 +208,8 @@ static void pages_that_are_there_are_pinned(void **state)
     free(got);
 }
 
-/* More batches than there are events, on all streams at once; tickets are waited for in any order. */
+/* More batches than there are events, on all streams at once; tickets are waited for in any
+ * order. */
 static void many_batches_are_under_way(void **state)
 {
     (void)state;
@@ -208,7 +225,8 @@ static void many_batches_are_under_way(void **state)
     memset(pin + N * EACH, 0, N * EACH);
     uint8_t *target = device_bytes(got, N * EACH);
     for (size_t i = 0; i < N; i++) {
-        struct td_device_run down = {pin + N * EACH + i * EACH, d[0] + i * EACH, EACH}, up = {d[1] + i * EACH, pin + i * EACH, EACH},
+        struct td_device_run down = {pin + N * EACH + i * EACH, d[0] + i * EACH, EACH},
+                             up = {d[1] + i * EACH, pin + i * EACH, EACH},
                              on = {target + i * EACH, d[2] + i * EACH, EACH};
         assert_int_equal(m->copy(m->ctx, TD_COPY_TO_HOST, &down, 1, &tickets[0][i], &err), TD_OK);
         assert_int_equal(m->copy(m->ctx, TD_COPY_TO_DEVICE, &up, 1, &tickets[1][i], &err), TD_OK);
@@ -231,14 +249,17 @@ static void many_batches_are_under_way(void **state)
 
 #define IPC_BYTES ((size_t)1 << 20)
 
-/* The other process: opens what it is told, reads it through its own device, and says what it saw. */
+/* The other process: opens what it is told, reads it through its own device, and says what it
+ * saw. */
 static int child_main(int fd)
 {
     uint8_t handle[TD_DEVICE_HANDLE_BYTES];
     uint64_t offset, ticket;
     void *base = NULL;
     struct td_device_config config = {0};
-    if (read(fd, handle, sizeof handle) != sizeof handle || read(fd, &offset, sizeof offset) != sizeof offset) return 2;
+    if (read(fd, handle, sizeof handle) != sizeof handle ||
+        read(fd, &offset, sizeof offset) != sizeof offset)
+        return 2;
     if (td_device_open(&config, &ops, &err)) return 3;
     m = ops->device->memory;
     if (m->ipc_open(m->ctx, handle, &base, &err)) {
@@ -247,11 +268,17 @@ static int child_main(int fd)
     }
     uint8_t *pin;
     void *own, *p;
-    if (m->alloc_pinned(m->ctx, IPC_BYTES, &p, &err) || ops->device->alloc(IPC_BYTES, "test", &own, &err)) return 5;
+    if (m->alloc_pinned(m->ctx, IPC_BYTES, &p, &err) ||
+        ops->device->alloc(IPC_BYTES, "test", &own, &err))
+        return 5;
     pin = p;
-    struct td_device_run pull = {own, (uint8_t *)base + offset, IPC_BYTES}, down = {pin, own, IPC_BYTES};
-    if (m->copy(m->ctx, TD_COPY_ON_DEVICE, &pull, 1, &ticket, &err) || m->wait(m->ctx, ticket, &err)) return 6;
-    if (m->copy(m->ctx, TD_COPY_TO_HOST, &down, 1, &ticket, &err) || m->wait(m->ctx, ticket, &err)) return 7;
+    struct td_device_run pull = {own, (uint8_t *)base + offset, IPC_BYTES},
+                         down = {pin, own, IPC_BYTES};
+    if (m->copy(m->ctx, TD_COPY_ON_DEVICE, &pull, 1, &ticket, &err) ||
+        m->wait(m->ctx, ticket, &err))
+        return 6;
+    if (m->copy(m->ctx, TD_COPY_TO_HOST, &down, 1, &ticket, &err) || m->wait(m->ctx, ticket, &err))
+        return 7;
     m->ipc_close(m->ctx, base);
     for (size_t at = 0; at < IPC_BYTES;) {
         ssize_t k = write(fd, pin + at, IPC_BYTES - at);
@@ -261,8 +288,10 @@ static int child_main(int fd)
     handle[5] ^= 0x40; /* not a handle */
     memset(handle + 8, 0xee, 40);
     if (m->ipc_open(m->ctx, handle, &base, &err) != TD_ERR_UNSUPPORTED || !err.msg[0]) return 9;
-    struct td_device_run again = {pin, own, 64}; /* that was an answer and no failure of the device */
-    if (m->copy(m->ctx, TD_COPY_TO_HOST, &again, 1, &ticket, &err) || m->wait(m->ctx, ticket, &err)) return 10;
+    struct td_device_run again = {pin, own, 64}; /* that was an answer and no failure of the
+                                                    device */
+    if (m->copy(m->ctx, TD_COPY_TO_HOST, &again, 1, &ticket, &err) || m->wait(m->ctx, ticket, &err))
+        return 10;
     m->release_pinned(m->ctx, pin);
     ops->device->release(own);
     td_device_close(ops);
@@ -291,7 +320,8 @@ static void another_process_reads_the_allocation(void **state)
     open_device();
     void *pool = device_bytes(host, IPC_BYTES);
     if (m->ipc_export(m->ctx, pool, handle, &offset, &err)) fail_msg("%s", err.msg);
-    assert_int_equal(m->ipc_open(m->ctx, handle, &base, &err), TD_ERR_UNSUPPORTED); /* in the process that exported it */
+    /* in the process that exported it */
+    assert_int_equal(m->ipc_open(m->ctx, handle, &base, &err), TD_ERR_UNSUPPORTED);
     assert_true(err.msg[0]);
     assert_int_equal(write(pair[0], handle, sizeof handle), sizeof handle);
     assert_int_equal(write(pair[0], &offset, sizeof offset), sizeof offset);
@@ -302,7 +332,8 @@ static void another_process_reads_the_allocation(void **state)
     }
     assert_memory_equal(got, host, IPC_BYTES);
     assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (!WIFEXITED(status) || WEXITSTATUS(status)) fail_msg("the other process: status %x", (unsigned)status);
+    if (!WIFEXITED(status) || WEXITSTATUS(status))
+        fail_msg("the other process: status %x", (unsigned)status);
     dev->release(pool);
     close_device();
     close(pair[0]);
@@ -310,7 +341,8 @@ static void another_process_reads_the_allocation(void **state)
     free(got);
 }
 
-/* A copy that fails is the end of the device for this process, and says why; so do those after it, and the steps. */
+/* A copy that fails is the end of the device for this process, and says why; so do those after
+ * it, and the steps. */
 static void a_lost_device_says_so(void **state)
 {
     (void)state;
@@ -329,7 +361,9 @@ static void a_lost_device_says_so(void **state)
     uint64_t ticket;
     if (dev->alloc(4096, "test", &pool, &err)) fail_msg("%s", err.msg);
     struct td_device_run runs[8];
-    for (int i = 0; i < 8; i++) runs[i] = (struct td_device_run){(uint8_t *)pool + i * 64, pin + i * 64, 32}; /* small ones: a kernel */
+    /* small ones: a kernel */
+    for (int i = 0; i < 8; i++)
+        runs[i] = (struct td_device_run){(uint8_t *)pool + i * 64, pin + i * 64, 32};
     td_status s = m->copy(m->ctx, TD_COPY_TO_DEVICE, runs, 8, &ticket, &err);
     while (!s && (s = m->done(m->ctx, ticket, &err)) == TD_INPROGRESS) s = TD_OK;
     if (!s) s = m->wait(m->ctx, ticket, &err);
@@ -342,7 +376,8 @@ static void a_lost_device_says_so(void **state)
     assert_int_equal(unsetenv("TD_CUDA_EMU_FAULT"), 0);
 }
 
-/* A page that a copy comes to and cannot go on from: the thread that reads it waits in the handler until a byte comes through the pipe. */
+/* A page that a copy comes to and cannot go on from: the thread that reads it waits in the
+ * handler until a byte comes through the pipe. */
 static uint8_t *page;
 static size_t page_bytes;
 static int reached[2], go_on[2];
@@ -362,8 +397,8 @@ static void *wait_for_ticket(void *arg)
     return m->wait(m->ctx, *(uint64_t *)arg, &e) ? arg : NULL;
 }
 
-/* While one thread waits for a copy to the device that does not end, copies of the other kinds are issued, asked for and waited for, and the next to
- * the device is issued and asked for. */
+/* While one thread waits for a copy to the device that does not end, copies of the other kinds
+ * are issued, asked for and waited for, and the next to the device is issued and asked for. */
 static void a_wait_holds_up_nobody(void **state)
 {
     (void)state;
@@ -381,7 +416,8 @@ static void a_wait_holds_up_nobody(void **state)
     page = mmap(NULL, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(page != MAP_FAILED && pipe(reached) == 0 && pipe(go_on) == 0);
     assert_int_equal(m->pin(m->ctx, page, page_bytes, &err), TD_OK);
-    uint8_t *pin = pinned(page_bytes), *pool = device_bytes(pin, page_bytes), *pool2 = device_bytes(pin, page_bytes);
+    uint8_t *pin = pinned(page_bytes), *pool = device_bytes(pin, page_bytes),
+            *pool2 = device_bytes(pin, page_bytes);
     assert_int_equal(sigaction(SIGSEGV, &fault, &before[0]), 0);
     assert_int_equal(sigaction(SIGBUS, &fault, &before[1]), 0);
     assert_int_equal(mprotect(page, page_bytes, PROT_NONE), 0);
@@ -419,7 +455,8 @@ static void a_wait_holds_up_nobody(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--child") == 0) return child_main((int)strtol(argv[2], NULL, 10));
+    if (argc == 3 && strcmp(argv[1], "--child") == 0)
+        return child_main((int)strtol(argv[2], NULL, 10));
     program = argv[0];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_are_the_hosts),

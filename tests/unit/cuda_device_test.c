@@ -1,8 +1,9 @@
-/* cuda_device_test.c - opening a device and every reason why not; memory, copies, steps and graphs; and that a lost device stays lost with the first
- * reason.
+/* cuda_device_test.c - opening a device and every reason why not; memory, copies, steps and graphs;
+ * and that a lost device stays lost with the first reason.
  *
- * TANDEM_CUDA_LIBRARY names the library: the emulated device (CTest), where faults are planted by TD_CUDA_EMU_FAULT, or the real one on a machine
- * with a GPU, where the tests that plant faults say that they do nothing. */
+ * TANDEM_CUDA_LIBRARY names the library: the emulated device (CTest), where faults are planted
+ * by TD_CUDA_EMU_FAULT, or the real one on a machine with a GPU, where the tests that plant
+ * faults say that they do nothing. */
 #include <dlfcn.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -43,7 +44,7 @@ static void expect_text(const char *text)
     if (!strstr(err.msg, text)) fail_msg("the message should hold \"%s\": %s", text, err.msg);
 }
 
-/* ---- the loader -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the loader ------------------------------------------------------------------------------ */
 
 static void test_no_library(void **state)
 {
@@ -119,7 +120,8 @@ static void test_bad_index_and_second_open(void **state)
     expect_text("CUDA device index 4096: there ");
     open_device();
     assert_string_equal(ops->name, "cuda");
-    assert_true(dev->info.n_sms > 0 && dev->info.cc_major >= 8 && dev->info.memory_bytes > 0 && dev->info.name[0]);
+    assert_true(dev->info.n_sms > 0 && dev->info.cc_major >= 8 && dev->info.memory_bytes > 0 &&
+                dev->info.name[0]);
     assert_memory_equal(dev->info.uuid, "GPU-", 4);
     assert_int_equal(strlen(dev->info.uuid), 40);
     const struct td_ops *kept = ops;
@@ -131,7 +133,8 @@ static void test_bad_index_and_second_open(void **state)
     for (int i = 0; i < 3; i++) open_device(), close_device(); /* as often as one likes */
 }
 
-/* A device that is lost stays so for its process, so each fault has a process of its own: this program again, told what to do. */
+/* A device that is lost stays so for its process, so each fault has a process of its own: this
+ * program again, told what to do. */
 static const char *fault, *fault_text, *fault_extra;
 
 static void in_own_process(const char *what, const char *which, const char *text, const char *extra)
@@ -140,7 +143,8 @@ static void in_own_process(const char *what, const char *which, const char *text
         print_message("  (a real device: the fault %s is not planted)\n", which);
         return;
     }
-    char *argv[] = {(char *)"cuda_device_test", (char *)what, (char *)which, (char *)text, (char *)extra, NULL};
+    char *argv[] = {
+        (char *)"cuda_device_test", (char *)what, (char *)which, (char *)text, (char *)extra, NULL};
     pid_t pid = 0;
     int status = 0;
     fflush(stdout);
@@ -174,7 +178,8 @@ static void test_reasons_why_not(void **state)
         {"nodriver", "NVIDIA driver", TD_ERR_UNSUPPORTED},
         {"nodevice", "no device", TD_ERR_UNSUPPORTED},
         {"cc:75", "is sm_75: sm_80 or later is needed", TD_ERR_UNSUPPORTED},
-        {"cc:120,noimage", "is sm_120: this library was built without code for it", TD_ERR_UNSUPPORTED},
+        {"cc:120,noimage", "is sm_120: this library was built without code for it",
+         TD_ERR_UNSUPPORTED},
         {"launch:1", "does not run a first kernel", TD_ERR_DEVICE},
         {"malloc:1", "cudaErrorMemoryAllocation", TD_ERR_NOMEM},
         {"malloc:2", "cudaErrorMemoryAllocation", TD_ERR_NOMEM},
@@ -195,7 +200,7 @@ static void test_unknown_way_of_products(void **state)
     assert_int_equal(unsetenv("TANDEM_CUDA_GEMM"), 0);
 }
 
-/* ---- memory and copies ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory and copies ----------------------------------------------------------------------- */
 
 static void *alloc(size_t bytes)
 {
@@ -213,7 +218,8 @@ static void test_out_of_memory_is_no_loss(void **state)
     assert_int_equal(dev->free_bytes(&n_free, &n_total, &err), TD_OK);
     assert_true(n_free > 0 && n_free <= n_total && n_total >= dev->info.memory_bytes / 2);
     void *p = &p;
-    assert_int_equal(dev->alloc((size_t)n_total + (1 << 20), "the KV pool", &p, &err), TD_ERR_NOMEM);
+    assert_int_equal(dev->alloc((size_t)n_total + (1 << 20), "the KV pool", &p, &err),
+                     TD_ERR_NOMEM);
     print_message("  %s\n", err.msg);
     assert_ptr_equal(p, &p); /* untouched */
     expect_text(" for the KV pool asked, ");
@@ -233,7 +239,8 @@ static void test_copies(void **state)
     (void)state;
     open_device();
     /* a piece is 4 MiB: none, a byte, around one piece, around two, odd ends */
-    static const size_t sizes[] = {0, 1, 4095, (4u << 20) - 1, 4u << 20, (4u << 20) + 1, (8u << 20) + 3, (13u << 20) + 77};
+    static const size_t sizes[] = {
+        0, 1, 4095, (4u << 20) - 1, 4u << 20, (4u << 20) + 1, (8u << 20) + 3, (13u << 20) + 77};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         size_t n = sizes[i];
         uint8_t *host = malloc(n + 2), *back = malloc(n + 2);
@@ -254,7 +261,7 @@ static void test_copies(void **state)
     close_device();
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 enum { ROWS = 3, DIM = 40 };
 struct rig {
@@ -276,7 +283,8 @@ static struct rig rig_make(void)
 
 static void rig_free(struct rig *r)
 {
-    dev->release(r->in), dev->release(r->out), dev->release_pinned(r->pinned_in), dev->release_pinned(r->pinned_out);
+    dev->release(r->in), dev->release(r->out), dev->release_pinned(r->pinned_in),
+        dev->release_pinned(r->pinned_out);
 }
 
 /* out = silu(in) * in, twice over: put, two entries, get. */
@@ -305,8 +313,10 @@ static void rig_check(struct rig *r, uint64_t key, bool expect_issue)
     ref->silu_mul(want, x, x, ROWS, DIM, DIM, DIM, DIM, 0, 1);
     ref->silu_mul(want, want, x, ROWS, DIM, DIM, DIM, DIM, 0, 1);
     for (int i = 0; i < ROWS * DIM; i++)
-        if (!(fabs((double)r->pinned_out[i] - (double)want[i]) <= 1e-5 * fabs((double)want[i]) + 1e-6))
-            fail_msg("key %llu: [%d] = %.9g, want %.9g", (unsigned long long)key, i, (double)r->pinned_out[i], (double)want[i]);
+        if (!(fabs((double)r->pinned_out[i] - (double)want[i]) <=
+              1e-5 * fabs((double)want[i]) + 1e-6))
+            fail_msg("key %llu: [%d] = %.9g, want %.9g", (unsigned long long)key, i,
+                     (double)r->pinned_out[i], (double)want[i]);
 }
 
 static void test_steps_and_graphs(void **state)
@@ -327,7 +337,8 @@ static void test_steps_and_graphs(void **state)
     close_device();
 }
 
-/* Behind a copy no kernel begins early: a recording refuses it, and the emulated one does (emu/runtime.h). */
+/* Behind a copy no kernel begins early: a recording refuses it, and the emulated one does
+ * (emu/runtime.h). */
 static void test_early_launch(void **state)
 {
     (void)state;
@@ -350,7 +361,8 @@ static void test_graph_cache_is_bounded(void **state)
     struct rig r = rig_make();
     for (uint64_t key = 1; key <= N_GRAPHS; key++) rig_check(&r, key, true);
     for (uint64_t key = 1; key <= N_GRAPHS; key++) rig_check(&r, key, false); /* all are kept */
-    rig_check(&r, 1, false);                                                  /* 2 is now the one launched longest ago */
+    /* 2 is now the one launched longest ago */
+    rig_check(&r, 1, false);
     rig_check(&r, 1000, true);
     rig_check(&r, 1, false);
     rig_check(&r, 3, false);
@@ -358,13 +370,14 @@ static void test_graph_cache_is_bounded(void **state)
     rig_check(&r, 3, false);
     rig_check(&r, 4, true);
     /* A burst without a wait, longer than the cache: still right, and in order. */
-    for (uint64_t key = 2000; key < 2000 + N_GRAPHS + 10; key++) assert_int_equal(rig_step(&r, key, true), TD_OK);
+    for (uint64_t key = 2000; key < 2000 + N_GRAPHS + 10; key++)
+        assert_int_equal(rig_step(&r, key, true), TD_OK);
     rig_check(&r, 2000 + N_GRAPHS + 9, false);
     rig_free(&r);
     close_device();
 }
 
-/* ---- a lost device ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- a lost device --------------------------------------------------------------------------- */
 
 static void lose(void **state)
 {
@@ -388,11 +401,11 @@ static void lose(void **state)
     void *p = &p;
     uint64_t a = 1, b = 2;
     uint8_t bytes[8] = {0};
-#define SAME(call)                                                                                                                                   \
-    do {                                                                                                                                             \
-        err = (struct td_err){0};                                                                                                                    \
-        assert_int_equal((call), TD_ERR_DEVICE);                                                                                                     \
-        assert_string_equal(err.msg, first);                                                                                                         \
+#define SAME(call)                                                                                 \
+    do {                                                                                           \
+        err = (struct td_err){0};                                                                  \
+        assert_int_equal((call), TD_ERR_DEVICE);                                                   \
+        assert_string_equal(err.msg, first);                                                       \
     } while (0)
     SAME(dev->alloc(8, "a test", &p, &err));
     SAME(dev->alloc_pinned(8, "a test", &p, &err));
@@ -416,7 +429,8 @@ static void test_failed_launch_is_a_loss(void **state)
     (void)state;
     in_own_process("lose", "launch:4", "cudaErrorLaunchFailure", "0");
     in_own_process("lose", "launch:2", "cudaErrorLaunchFailure", "0");
-    in_own_process("lose", "launch:6", "cudaErrorLaunchFailure", "3"); /* inside a graph that ran before */
+    /* inside a graph that ran before */
+    in_own_process("lose", "launch:6", "cudaErrorLaunchFailure", "3");
 }
 
 static void test_ecc_is_a_loss(void **state)
@@ -444,9 +458,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_ecc_is_a_loss),
     };
     if (argc == 5) { /* in_own_process */
-        const struct CMUnitTest why[] = {cmocka_unit_test(why_not)}, loss[] = {cmocka_unit_test(lose)};
+        const struct CMUnitTest why[] = {cmocka_unit_test(why_not)},
+                                loss[] = {cmocka_unit_test(lose)};
         fault = argv[2], fault_text = argv[3], fault_extra = argv[4], is_emulated = true;
-        return strcmp(argv[1], "lose") == 0 ? cmocka_run_group_tests(loss, NULL, NULL) : cmocka_run_group_tests(why, NULL, NULL);
+        return strcmp(argv[1], "lose") == 0 ? cmocka_run_group_tests(loss, NULL, NULL)
+                                            : cmocka_run_group_tests(why, NULL, NULL);
     }
     rng_start();
     const char *named = getenv("TANDEM_CUDA_LIBRARY");
@@ -457,7 +473,8 @@ int main(int argc, char **argv)
     snprintf(library, sizeof library, "%s", named);
     if (try_open(0, NULL)) {
         printf("%s\n", err.msg);
-        return strstr(library, "_emu") ? 1 : 77; /* an emulated device needs nothing that could be missing */
+        return strstr(library, "_emu") ? 1 : 77; /* an emulated device needs nothing that could
+                                                    be missing */
     }
     is_emulated = ops->device->info.is_emulated;
     close_device();

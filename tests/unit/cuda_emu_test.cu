@@ -1,5 +1,6 @@
-/* The emulated GPU itself: what kernels/cuda relies on, checked with kernels whose results are known; and that wrong kernels and wrong calls are
- * found out. The layouts of fragments are written down here a second time, element by element, from the tables of the PTX ISA. */
+/* The emulated GPU itself: what kernels/cuda relies on, checked with kernels whose results are
+ * known; and that wrong kernels and wrong calls are found out. The layouts of fragments are
+ * written down here a second time, element by element, from the tables of the PTX ISA. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/ptx.h"
 #include "kernels/cuda/wgmma.h"
@@ -32,8 +33,10 @@ static uint32_t random_u32(void)
 static void set_env(const char *name, const char *value)
 {
     int n;
-    if (value) setenv(name, value, 1);
-    else unsetenv(name);
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
     (void)cudaGetDeviceCount(&n); /* reads it */
     (void)cudaGetLastError();
 }
@@ -53,7 +56,10 @@ template <class T> static T *device_of(const T *host, size_t n)
     return device;
 }
 
-template <class T> static void fetch(T *host, const T *device, size_t n) { OK(cudaMemcpy(host, device, n * sizeof *host, cudaMemcpyDeviceToHost)); }
+template <class T> static void fetch(T *host, const T *device, size_t n)
+{
+    OK(cudaMemcpy(host, device, n * sizeof *host, cudaMemcpyDeviceToHost));
+}
 
 /* ---- blocks, barriers, warp words */
 
@@ -99,7 +105,8 @@ template <int THREADS, bool HAS_BARRIER> __global__ void sum_rows(float *out, co
 {
     TD_SHARED_BYTES(float, parts);
     float sum = 0;
-    for (int i = (int)threadIdx.x; i < n; i += THREADS) sum += x[blockIdx.x * (unsigned)n + (unsigned)i];
+    for (int i = (int)threadIdx.x; i < n; i += THREADS)
+        sum += x[blockIdx.x * (unsigned)n + (unsigned)i];
     for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
     if (HAS_BARRIER) __syncthreads();
@@ -122,14 +129,21 @@ static void test_missing_barrier_is_found(void **state)
     for (unsigned seed = 1; seed <= SEEDS; seed++) {
         set_seed(seed);
         for (int has_barrier = 0; has_barrier < 2; has_barrier++) {
-            if (has_barrier) TD_LAUNCH((sum_rows<256, true>), ROWS, 256, 256 / 32 * sizeof(float), 0, dout, dx, N);
-            else TD_LAUNCH((sum_rows<256, false>), ROWS, 256, 256 / 32 * sizeof(float), 0, dout, dx, N);
+            if (has_barrier)
+                TD_LAUNCH((sum_rows<256, true>), ROWS, 256, 256 / 32 * sizeof(float), 0, dout, dx,
+                          N);
+            else
+                TD_LAUNCH((sum_rows<256, false>), ROWS, 256, 256 / 32 * sizeof(float), 0, dout, dx,
+                          N);
             fetch(out, dout, ROWS);
             for (int r = 0; r < ROWS; r++) {
                 float want = 0;
                 for (int i = 0; i < N; i++) want += x[r * N + i];
-                if (has_barrier) assert_true(out[r] == want);
-                else n_wrong += out[r] != want; /* NaN, where the poison of shared memory was read */
+                if (has_barrier)
+                    assert_true(out[r] == want);
+                else
+                    n_wrong += out[r] != want; /* NaN, where the poison of shared memory was
+                                                  read */
             }
         }
     }
@@ -242,7 +256,8 @@ static void test_words_of_a_warp(void **state)
     unsetenv("TD_CUDA_EMU_SEED");
 }
 
-__global__ void atomics(uint32_t *u, float *f, int *least, unsigned long long *most, uint32_t *order)
+__global__ void atomics(uint32_t *u, float *f, int *least, unsigned long long *most,
+                        uint32_t *order)
 {
     atomicAdd(f, 1.0f);
     atomicMin(least, (int)threadIdx.x - 7);
@@ -311,9 +326,11 @@ static void test_mma_fragments(void **state)
     for (int round = 0; round < 4; round++) {
         float a[16][16], b[16][8], c[16][8], fragment_c[32][4], fragment_d[32][4];
         uint16_t fragment_a[32][8], fragment_b[32][4];
-        /* PTX ISA, mma.m16n8k16, .bf16: A's element i of a lane is at row (groupID for i in {0,1,4,5}, else groupID + 8) and column (2 *
-         * threadID_in_group + (i & 1), and 8 more for i >= 4); B's at row (2 * threadID_in_group + (i & 1), and 8 more for i >= 2) and column
-         * groupID; C's at row (groupID for i < 2, else groupID + 8) and column (2 * threadID_in_group + (i & 1)). */
+        /* PTX ISA, mma.m16n8k16, .bf16: A's element i of a lane is at row (groupID for i in
+         * {0,1,4,5}, else groupID + 8) and column (2 * threadID_in_group + (i & 1), and 8 more
+         * for i >= 4); B's at row (2 * threadID_in_group + (i & 1), and 8 more for i >= 2) and
+         * column groupID; C's at row (groupID for i < 2, else groupID + 8) and column (2 *
+         * threadID_in_group + (i & 1)). */
         for (int lane = 0; lane < 32; lane++) {
             int group = lane >> 2, in_group = lane % 4;
             for (int i = 0; i < 8; i++) {
@@ -324,7 +341,8 @@ static void test_mma_fragments(void **state)
             for (int i = 0; i < 4; i++) {
                 int row = in_group * 2 + (i & 1) + (i < 2 ? 0 : 8);
                 b[row][group] = bf16_random(&fragment_b[lane][i]);
-                fragment_c[lane][i] = c[i < 2 ? group : group + 8][in_group * 2 + (i & 1)] = (float)(int)(random_u32() % 100) - 50;
+                fragment_c[lane][i] = c[i < 2 ? group : group + 8][in_group * 2 + (i & 1)] =
+                    (float)(int)(random_u32() % 100) - 50;
             }
         }
         uint32_t *da = device_of((const uint32_t *)(const void *)fragment_a, 32 * 4),
@@ -341,7 +359,8 @@ static void test_mma_fragments(void **state)
                     size += fabs((double)a[row][k] * (double)b[k][column]);
                 }
                 if (fabs(fragment_d[lane][i] - want) > 17 * 0x1p-24 * size)
-                    fail_msg("lane %d, d[%d]: %g, not %g", lane, i, (double)fragment_d[lane][i], want);
+                    fail_msg("lane %d, d[%d]: %g, not %g", lane, i, (double)fragment_d[lane][i],
+                             want);
             }
         }
         OK(cudaFree(da));
@@ -351,14 +370,16 @@ static void test_mma_fragments(void **state)
     }
 }
 
-/* Matrices at odd places, so that only the addresses that were given can be right. kind: 0 x4, 1 x4.trans, 2 x2, 3 x2.trans */
+/* Matrices at odd places, so that only the addresses that were given can be right. kind: 0 x4, 1
+ * x4.trans, 2 x2, 3 x2.trans */
 __global__ void ldmatrix_tile(uint32_t *out, const uint16_t *in, int kind)
 {
     TD_SHARED_BYTES(uint16_t, tile);
     for (unsigned i = threadIdx.x; i < 32 * 24; i += 32) tile[i] = in[i];
     __syncwarp();
     unsigned l = threadIdx.x, n = kind < 2 ? 32 : 16;
-    const uint16_t *row = tile + l * 7 % n * 24 + 8; /* rows of 48 bytes, shuffled; the eight in the middle */
+    const uint16_t *row = tile + l * 7 % n * 24 + 8; /* rows of 48 bytes, shuffled; the eight in
+                                                        the middle */
     if (l >= n) row = NULL;
     uint32_t r[4] = {0, 0, 0, 0};
     if (kind == 0) td_ldmatrix_x4(r, row);
@@ -382,7 +403,8 @@ static void test_ldmatrix_fragments(void **state)
         for (unsigned lane = 0; lane < 32; lane++) {
             for (unsigned i = 0; i < n; i++) {
                 for (unsigned half = 0; half < 2; half++) {
-                    /* Thread l holds row l / 4, elements 2 (l % 4) and the next; transposed: of the transposed matrix. */
+                    /* Thread l holds row l / 4, elements 2 (l % 4) and the next; transposed: of
+                       the transposed matrix. */
                     unsigned row = lane / 4, column = 2 * (lane % 4) + half;
                     if (kind & 1) {
                         unsigned swap = row;
@@ -391,7 +413,9 @@ static void test_ldmatrix_fragments(void **state)
                     }
                     uint32_t want = tile[(8 * i + row) * 7 % (8 * n) * 24 + 8 + column];
                     uint32_t is = out[4 * lane + i] >> (16 * half) & 0xffff;
-                    if (is != want) fail_msg("kind %d, lane %u, r[%u] half %u: %u, not %u", kind, lane, i, half, is, want);
+                    if (is != want)
+                        fail_msg("kind %d, lane %u, r[%u] half %u: %u, not %u", kind, lane, i, half,
+                                 is, want);
                 }
             }
         }
@@ -403,7 +427,8 @@ static void test_ldmatrix_fragments(void **state)
 __global__ void pack_and_exp2(uint32_t *out)
 {
     out[0] = td_pack_bf16x2(1.0f, -2.0f);
-    out[1] = td_pack_bf16x2(__uint_as_float(0x3f808000u), __uint_as_float(0x3f818000u)); /* halves: to even */
+    /* halves: to even */
+    out[1] = td_pack_bf16x2(__uint_as_float(0x3f808000u), __uint_as_float(0x3f818000u));
     out[2] = td_pack_bf16x2(__uint_as_float(0x7f800001u), __uint_as_float(0x7f7fffffu));
     out[3] = __float_as_uint(td_exp2(-3.0f));
     out[4] = __float_as_uint(td_exp2(-140.0f));
@@ -425,7 +450,8 @@ static void test_pack_and_exp2(void **state)
     OK(cudaFree(device));
 }
 
-/* out: what shared memory held right after the issue, after a wait that leaves one group, after a wait for all. */
+/* out: what shared memory held right after the issue, after a wait that leaves one group, after
+ * a wait for all. */
 __global__ void cp_async_steps(uint32_t *out, const uint32_t *in)
 {
     TD_SHARED_BYTES(uint32_t, s);
@@ -463,7 +489,8 @@ static void test_cp_async_lands_at_the_wait(void **state)
     OK(cudaFree(dout));
 }
 
-/* One thread brings a tile, then another over it; the others wait by parity and say when they have read. */
+/* One thread brings a tile, then another over it; the others wait by parity and say when they
+ * have read. */
 __global__ void bulk_tiles(uint32_t *out, const uint32_t *in, int n_tiles)
 {
     TD_SHARED_BYTES(uint32_t, tile);
@@ -484,7 +511,8 @@ __global__ void bulk_tiles(uint32_t *out, const uint32_t *in, int n_tiles)
             td_bulk_copy_g2s(tile + 128, in + n * 256 + 128, 128 * 4, &full);
         } else if (i >= 32) {
             td_mbarrier_wait_parity(&full, parity);
-            for (unsigned k = i - 32; k < 256; k += blockDim.x - 32) out[(unsigned)n * 256 + k] = tile[k] + 1;
+            for (unsigned k = i - 32; k < 256; k += blockDim.x - 32)
+                out[(unsigned)n * 256 + k] = tile[k] + 1;
             td_mbarrier_arrive(&empty);
         }
     }
@@ -508,10 +536,13 @@ static void test_bulk_copies_and_mbarriers(void **state)
     OK(cudaFree(dout));
 }
 
-/* d of one wgmma, and what it held before the wait. a: a panel for A from shared memory; r: fragments for A from registers. */
-static __global__ void wgmma_tile(float *d, float *before, const uint8_t *a, const uint32_t *r, const uint8_t *b, int column)
+/* d of one wgmma, and what it held before the wait. a: a panel for A from shared memory; r:
+ * fragments for A from registers. */
+static __global__ void wgmma_tile(float *d, float *before, const uint8_t *a, const uint32_t *r,
+                                  const uint8_t *b, int column)
 {
-    TD_SHARED_BYTES(uint8_t, panels); /* its room is a multiple of 1024, and so is where it begins here: not a promise of the hardware's */
+    TD_SHARED_BYTES(uint8_t, panels); /* its room is a multiple of 1024, and so is where it
+                                         begins here: not a promise of the hardware's */
     unsigned i = threadIdx.x;
     float x[32];
     for (unsigned k = i; k < 8192; k += 128) {
@@ -524,8 +555,10 @@ static __global__ void wgmma_tile(float *d, float *before, const uint8_t *a, con
     TD_WGMMA_GROUP(group);
     td_wgmma_hold(x);
     td_wgmma_fence();
-    if (column >= 0) td_wgmma_m64n64k16_ss(group, x, panels, panels + 8192, column, true);
-    else td_wgmma_m64n64k16_rs(group, x, r + i * 4, panels + 8192);
+    if (column >= 0)
+        td_wgmma_m64n64k16_ss(group, x, panels, panels + 8192, column, true);
+    else
+        td_wgmma_m64n64k16_rs(group, x, r + i * 4, panels + 8192);
     td_wgmma_commit();
     before[i] = x[i % 32];
     td_wgmma_wait(group);
@@ -533,10 +566,12 @@ static __global__ void wgmma_tile(float *d, float *before, const uint8_t *a, con
     for (int e = 0; e < 32; e++) d[i * 32 + (unsigned)e] = x[e];
 }
 
-/* PTX ISA: the 128-byte swizzle puts the 16-byte chunk c of row r of a group of eight rows (1024 bytes) at chunk c xor r. */
+/* PTX ISA: the 128-byte swizzle puts the 16-byte chunk c of row r of a group of eight rows (1024
+ * bytes) at chunk c xor r. */
 static uint16_t *panel_element(uint8_t *panel, int row, int column)
 {
-    return (uint16_t *)(void *)(panel + row / 8 * 1024 + row % 8 * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2);
+    return (uint16_t *)(void *)(panel + row / 8 * 1024 + row % 8 * 128 +
+                                ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2);
 }
 
 static void test_wgmma_fragments(void **state)
@@ -551,18 +586,20 @@ static void test_wgmma_fragments(void **state)
             b[row][column] = bf16_random(panel_element(panel_b, row, column));
         }
     }
-    /* A in registers: thread i of the warpgroup, element e: row 16 (i / 32) + (lane / 4) + 8 for e in {2, 3, 6, 7}, column 2 (lane % 4) + (e & 1) + 8
-     * for e >= 4. */
+    /* A in registers: thread i of the warpgroup, element e: row 16 (i / 32) + (lane / 4) + 8 for
+     * e in {2, 3, 6, 7}, column 2 (lane % 4) + (e & 1) + 8 for e >= 4. */
     for (int i = 0; i < 128; i++) {
         for (int e = 0; e < 8; e++) {
-            int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0), column = i % 4 * 2 + (e & 1) + (e < 4 ? 0 : 8);
+            int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0),
+                column = i % 4 * 2 + (e & 1) + (e < 4 ? 0 : 8);
             fragments[i][e] = *panel_element(panel_a, row, column);
         }
     }
     uint8_t *da = device_of(panel_a, 8192), *db = device_of(panel_b, 8192);
     uint32_t *dr = device_of((const uint32_t *)(const void *)fragments, 128 * 4);
     float *dd = device_of<float>(NULL, 128 * 32), *dbefore = device_of<float>(NULL, 128);
-    for (int column = -16; column < 64; column += 16) { /* below 0: A in registers, and B[k][n] instead of B[n][k] */
+    for (int column = -16; column < 64; column += 16) { /* below 0: A in registers, and B[k][n]
+                                                           instead of B[n][k] */
         TD_LAUNCH(wgmma_tile, 1, 128, 16384, 0, dd, dbefore, da, dr, db, column);
         OK(cudaGetLastError());
         fetch(&d[0][0], dd, 128 * 32);
@@ -570,15 +607,19 @@ static void test_wgmma_fragments(void **state)
         for (int i = 0; i < 128; i++) {
             assert_true(isnan(before[i]));
             for (int e = 0; e < 32; e++) {
-                int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0), n = e / 4 * 8 + i % 4 * 2 + (e & 1);
+                int row = i / 32 * 16 + i % 32 / 4 + (e & 2 ? 8 : 0),
+                    n = e / 4 * 8 + i % 4 * 2 + (e & 1);
                 double want = 1, size = 1;
                 for (int k = 0; k < 16; k++) {
-                    double product = column < 0 ? (double)a[row][k] * (double)b[k][n] : (double)a[row][column + k] * (double)b[n][column + k];
+                    double product = column < 0
+                                         ? (double)a[row][k] * (double)b[k][n]
+                                         : (double)a[row][column + k] * (double)b[n][column + k];
                     want += product;
                     size += fabs(product);
                 }
                 if (fabs(d[i][e] - want) > 17 * 0x1p-24 * size)
-                    fail_msg("column %d, thread %d, d[%d]: %g, not %g", column, i, e, (double)d[i][e], want);
+                    fail_msg("column %d, thread %d, d[%d]: %g, not %g", column, i, e,
+                             (double)d[i][e], want);
             }
         }
     }
@@ -591,17 +632,27 @@ static void test_wgmma_fragments(void **state)
 
 /* ---- wrong kernels: each ends the program with a report */
 
-__global__ void barrier_for_some(void) { if (threadIdx.x < 40) __syncthreads(); }
-__global__ void word_for_some(void) { if (threadIdx.x % 32 < 30) (void)__shfl_sync(FULL, 1, 0); }
+__global__ void barrier_for_some(void)
+{
+    if (threadIdx.x < 40) __syncthreads();
+}
+__global__ void word_for_some(void)
+{
+    if (threadIdx.x % 32 < 30) (void)__shfl_sync(FULL, 1, 0);
+}
 __global__ void different_words(void)
 {
-    if (threadIdx.x < 16) __syncwarp();
-    else (void)__ballot_sync(FULL, 1);
+    if (threadIdx.x < 16)
+        __syncwarp();
+    else
+        (void)__ballot_sync(FULL, 1);
 }
 __global__ void word_and_barrier(void)
 {
-    if (threadIdx.x == 3) __syncwarp();
-    else __syncthreads();
+    if (threadIdx.x == 3)
+        __syncwarp();
+    else
+        __syncthreads();
 }
 __global__ void part_mask(void) { (void)__shfl_sync(0xffffu, 1, 0); }
 __global__ void bad_width(void) { (void)__shfl_sync(FULL, 1, 0, 12); }
@@ -646,29 +697,51 @@ static void run_wrong(enum wrong what)
 {
     uint8_t *p;
     switch (what) {
-    case BARRIER_FOR_SOME: TD_LAUNCH(barrier_for_some, 1, 64, 0, 0); break;
-    case WORD_FOR_SOME: TD_LAUNCH(word_for_some, 1, 64, 0, 0); break;
-    case DIFFERENT_WORDS: TD_LAUNCH(different_words, 1, 64, 0, 0); break;
-    case WORD_AND_BARRIER: TD_LAUNCH(word_and_barrier, 1, 32, 0, 0); break;
-    case PART_MASK: TD_LAUNCH(part_mask, 1, 32, 0, 0); break;
-    case BAD_WIDTH: TD_LAUNCH(bad_width, 1, 32, 0, 0); break;
-    case SMALL_WARP: TD_LAUNCH(small_warp, 1, 48, 0, 0); break;
-    case SHARED_OVERRUN: TD_LAUNCH(shared_overrun, 1, 1, 100, 0); break;
-    case ODD_ROW: TD_LAUNCH(odd_row, 1, 32, 1024, 0); break;
-    case NOBODY_ARRIVES: TD_LAUNCH(nobody_arrives, 1, 64, 0, 0); break;
+    case BARRIER_FOR_SOME:
+        TD_LAUNCH(barrier_for_some, 1, 64, 0, 0);
+        break;
+    case WORD_FOR_SOME:
+        TD_LAUNCH(word_for_some, 1, 64, 0, 0);
+        break;
+    case DIFFERENT_WORDS:
+        TD_LAUNCH(different_words, 1, 64, 0, 0);
+        break;
+    case WORD_AND_BARRIER:
+        TD_LAUNCH(word_and_barrier, 1, 32, 0, 0);
+        break;
+    case PART_MASK:
+        TD_LAUNCH(part_mask, 1, 32, 0, 0);
+        break;
+    case BAD_WIDTH:
+        TD_LAUNCH(bad_width, 1, 32, 0, 0);
+        break;
+    case SMALL_WARP:
+        TD_LAUNCH(small_warp, 1, 48, 0, 0);
+        break;
+    case SHARED_OVERRUN:
+        TD_LAUNCH(shared_overrun, 1, 1, 100, 0);
+        break;
+    case ODD_ROW:
+        TD_LAUNCH(odd_row, 1, 32, 1024, 0);
+        break;
+    case NOBODY_ARRIVES:
+        TD_LAUNCH(nobody_arrives, 1, 64, 0, 0);
+        break;
     case DEVICE_OVERRUN:
         (void)cudaMalloc(&p, 100);
         TD_LAUNCH(device_overrun, 1, 1, 0, 0, p);
         (void)cudaFree(p);
         break;
-    case N_WRONG: break;
+    case N_WRONG:
+        break;
     }
     (void)cudaDeviceSynchronize();
 }
 
 static const struct {
     enum wrong what;
-    const char *says, *and_says; /* what stands in the report; ASan may be faster and speak for itself */
+    const char *says, *and_says; /* what stands in the report; ASan may be faster and speak for
+                                    itself */
 } wrongs[] = {
     {BARRIER_FOR_SOME, "kernel barrier_for_some, block (0,0,0), thread (", "__syncthreads"},
     {WORD_FOR_SOME, "kernel word_for_some", "__shfl_sync"},
@@ -702,18 +775,23 @@ static void test_wrong_kernels_are_reported(void **state)
         char text[4096];
         size_t n = 0;
         ssize_t got;
-        while (n < sizeof text - 1 && (got = read(pipes[0], text + n, sizeof text - 1 - n)) > 0) n += (size_t)got;
+        while (n < sizeof text - 1 && (got = read(pipes[0], text + n, sizeof text - 1 - n)) > 0)
+            n += (size_t)got;
         text[n] = 0;
         close(pipes[0]);
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
-        bool is_reported = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && strstr(text, wrongs[w].says) && strstr(text, wrongs[w].and_says);
-        bool is_asan = strstr(text, "AddressSanitizer: use-after-poison") && (WIFSIGNALED(status) || WEXITSTATUS(status) != 0);
-        if (!is_reported && !is_asan) fail_msg("wrong kernel %d: status 0x%x, said: %s", w, (unsigned)status, text);
+        bool is_reported = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT &&
+                           strstr(text, wrongs[w].says) && strstr(text, wrongs[w].and_says);
+        bool is_asan = strstr(text, "AddressSanitizer: use-after-poison") &&
+                       (WIFSIGNALED(status) || WEXITSTATUS(status) != 0);
+        if (!is_reported && !is_asan)
+            fail_msg("wrong kernel %d: status 0x%x, said: %s", w, (unsigned)status, text);
     }
 }
 
-/* With TD_CUDA_EMU_STRICT a host that follows a device pointer ends; copies and kernels do not notice. */
+/* With TD_CUDA_EMU_STRICT a host that follows a device pointer ends; copies and kernels do not
+ * notice. */
 static void test_host_may_not_follow_device_pointers(void **state)
 {
     (void)state;
@@ -733,8 +811,10 @@ static void test_host_may_not_follow_device_pointers(void **state)
         }
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
-        if (follows) assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-        else assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        if (follows)
+            assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        else
+            assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
 }
 
@@ -766,13 +846,19 @@ static void test_launch_limits(void **state)
     }
     OK(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024));
     TD_LAUNCH(nothing, 1, 32, 227 * 1024, 0);
-    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration); /* no carve-out: a rule of the house */
-    assert_int_equal(cudaFuncSetAttribute(nothing, cudaFuncAttributePreferredSharedMemoryCarveout, 101), cudaErrorInvalidValue);
-    OK(cudaFuncSetAttribute(nothing, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    /* no carve-out: a rule of the house */
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    assert_int_equal(
+        cudaFuncSetAttribute(nothing, cudaFuncAttributePreferredSharedMemoryCarveout, 101),
+        cudaErrorInvalidValue);
+    OK(cudaFuncSetAttribute(nothing, cudaFuncAttributePreferredSharedMemoryCarveout,
+                            cudaSharedmemCarveoutMaxShared));
     (void)cudaGetLastError();
     TD_LAUNCH(nothing, 1, 32, 227 * 1024, 0);
     OK(cudaGetLastError());
-    assert_int_equal(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1), cudaErrorInvalidValue);
+    assert_int_equal(
+        cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1),
+        cudaErrorInvalidValue);
     OK(cudaDeviceSynchronize());
     (void)cudaGetLastError();
 }
@@ -846,8 +932,10 @@ static void test_copies_are_checked(void **state)
     OK(cudaMemcpy(p, host, 100, cudaMemcpyHostToDevice));
     assert_int_equal(cudaMemcpy(p + 1, host, 100, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
     assert_int_equal(cudaMemcpy(host, p - 1, 2, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
-    assert_int_equal(cudaMemcpy(p, host, 100, cudaMemcpyDeviceToHost), cudaErrorInvalidMemcpyDirection);
-    assert_int_equal(cudaMemcpy(host, p, 100, cudaMemcpyHostToDevice), cudaErrorInvalidMemcpyDirection);
+    assert_int_equal(cudaMemcpy(p, host, 100, cudaMemcpyDeviceToHost),
+                     cudaErrorInvalidMemcpyDirection);
+    assert_int_equal(cudaMemcpy(host, p, 100, cudaMemcpyHostToDevice),
+                     cudaErrorInvalidMemcpyDirection);
     assert_int_equal(cudaMemset(host, 0, 100), cudaErrorInvalidValue);
     assert_int_equal(cudaMemset(p, 0, 101), cudaErrorInvalidValue);
     OK(cudaMemcpy(q, p, 100, cudaMemcpyDeviceToDevice));
@@ -940,7 +1028,8 @@ static void test_another_process_sees_the_bytes(void **state)
     void *again;
     OK(cudaIpcGetMemHandle(&handle, device));
     assert_int_equal(cudaIpcGetMemHandle(&handle, device + 1), cudaErrorInvalidValue);
-    assert_int_equal(cudaIpcOpenMemHandle(&again, handle, cudaIpcMemLazyEnablePeerAccess), cudaErrorDeviceUninitialized);
+    assert_int_equal(cudaIpcOpenMemHandle(&again, handle, cudaIpcMemLazyEnablePeerAccess),
+                     cudaErrorDeviceUninitialized);
     OK(cudaEventCreateWithFlags(&event, cudaEventInterprocess | cudaEventDisableTiming));
     OK(cudaIpcGetEventHandle(&event_handle, event));
     OK(cudaEventRecord(event));
@@ -951,16 +1040,24 @@ static void test_another_process_sees_the_bytes(void **state)
         uint32_t *theirs, copy[1000];
         cudaEvent_t their_event;
         int wrong = 0;
-        wrong |= cudaIpcOpenMemHandle((void **)&theirs, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess;
+        wrong |= cudaIpcOpenMemHandle((void **)&theirs, handle, cudaIpcMemLazyEnablePeerAccess) !=
+                 cudaSuccess;
         wrong |= (cudaIpcOpenEventHandle(&their_event, event_handle) != cudaSuccess) << 1;
         if (!wrong) {
             wrong |= (cudaEventSynchronize(their_event) != cudaSuccess) << 2;
-            wrong |= (cudaMemcpy(copy, theirs, sizeof copy, cudaMemcpyDeviceToHost) != cudaSuccess) << 3;
+            wrong |= (cudaMemcpy(copy, theirs, sizeof copy, cudaMemcpyDeviceToHost) != cudaSuccess)
+                     << 3;
             wrong |= (memcmp(copy, host, sizeof copy) != 0) << 4;
-            wrong |= (cudaMemcpy(copy, theirs, sizeof copy + 1, cudaMemcpyDeviceToHost) != cudaErrorInvalidValue) << 5;
+            wrong |= (cudaMemcpy(copy, theirs, sizeof copy + 1, cudaMemcpyDeviceToHost) !=
+                      cudaErrorInvalidValue)
+                     << 5;
             copy[999] = 4711;
-            wrong |= (cudaMemcpy(theirs + 999, copy + 999, 4, cudaMemcpyHostToDevice) != cudaSuccess) << 6;
-            wrong |= (cudaIpcCloseMemHandle(theirs) != cudaSuccess || cudaIpcCloseMemHandle(theirs) == cudaSuccess) << 7;
+            wrong |=
+                (cudaMemcpy(theirs + 999, copy + 999, 4, cudaMemcpyHostToDevice) != cudaSuccess)
+                << 6;
+            wrong |= (cudaIpcCloseMemHandle(theirs) != cudaSuccess ||
+                      cudaIpcCloseMemHandle(theirs) == cudaSuccess)
+                     << 7;
         }
         _exit(wrong);
     }
@@ -971,7 +1068,8 @@ static void test_another_process_sees_the_bytes(void **state)
     fetch(host, device, 1000);
     assert_int_equal(host[999], 4711);
     memset(&handle, 0, sizeof handle);
-    assert_int_equal(cudaIpcOpenMemHandle(&again, handle, cudaIpcMemLazyEnablePeerAccess), cudaErrorInvalidValue);
+    assert_int_equal(cudaIpcOpenMemHandle(&again, handle, cudaIpcMemLazyEnablePeerAccess),
+                     cudaErrorInvalidValue);
     OK(cudaEventDestroy(event));
     OK(cudaFree(device));
     (void)cudaGetLastError();
@@ -1055,10 +1153,13 @@ static void *launch_many(void *argument)
     uint32_t value = *(const uint32_t *)argument, *device, out[64];
     cudaStream_t stream;
     uintptr_t n_wrong = 0;
-    if (cudaMalloc(&device, sizeof out) || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return (void *)1;
+    if (cudaMalloc(&device, sizeof out) ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking))
+        return (void *)1;
     for (uint32_t r = 0; r < ROUNDS; r++) {
         TD_LAUNCH(shared_of_one_launch, 3, 64, 64, stream, device, value + r);
-        n_wrong += cudaMemcpyAsync(out, device, sizeof out, cudaMemcpyDeviceToHost, stream) != cudaSuccess;
+        n_wrong +=
+            cudaMemcpyAsync(out, device, sizeof out, cudaMemcpyDeviceToHost, stream) != cudaSuccess;
         n_wrong += cudaStreamSynchronize(stream) != cudaSuccess;
         for (uint32_t i = 0; i < 64; i++) n_wrong += out[i] != value + r + 63 - i;
     }

@@ -1,5 +1,5 @@
-/* cuda_library_test.cu - where cuBLASLt and NCCL are looked for, and what is said when they are not there. libm under another name plays the one that
- * is sought. */
+/* cuda_library_test.cu - where cuBLASLt and NCCL are looked for, and what is said when they are
+ * not there. libm under another name plays the one that is sought. */
 #include "kernels/cuda/library.cu"
 
 #include <errno.h>
@@ -41,7 +41,8 @@ static void take_away(char path[PATH_MAX])
 static void test_places(void **state)
 {
     (void)state;
-    static const char *const folders[] = {"home/lib64", "home/lib", "home/targets/x86_64-linux/lib"};
+    static const char *const folders[] = {"home/lib64", "home/lib",
+                                          "home/targets/x86_64-linux/lib"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         struct td_err err = {};
         char path[PATH_MAX], home[PATH_MAX];
@@ -69,7 +70,8 @@ static void test_named(void **state)
     assert_int_equal(dlclose(library), 0);
     take_away(path);
     setenv("TD_SOUGHT", "/nowhere/lib.so", 1);
-    assert_null(td_cuda_open_library(name, "TD_SOUGHT", "do without", &err)); /* that file and no other */
+    /* that file and no other */
+    assert_null(td_cuda_open_library(name, "TD_SOUGHT", "do without", &err));
     assert_int_equal(err.code, TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "TD_SOUGHT=/nowhere/lib.so does not load: "));
     unsetenv("TD_SOUGHT");
@@ -81,13 +83,15 @@ static void test_not_there(void **state)
     struct td_err err = {};
     assert_null(td_cuda_open_library(name, "TD_SOUGHT", "do without", &err));
     assert_int_equal(err.code, TD_ERR_UNSUPPORTED);
-    assert_string_equal(err.msg, "libtandem-sought.so.13 is neither where the loader looks nor in CUDA_HOME, CUDA_PATH or /usr/local/cuda*: "
+    assert_string_equal(err.msg, "libtandem-sought.so.13 is neither where the loader looks nor in "
+                                 "CUDA_HOME, CUDA_PATH or /usr/local/cuda*: "
                                  "install it, name the file with TD_SOUGHT, or do without");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_named), cmocka_unit_test(test_not_there)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places), cmocka_unit_test(test_named),
+                                       cmocka_unit_test(test_not_there)};
     unsetenv("CUDA_HOME"), unsetenv("CUDA_PATH");
     if (!mkdtemp(top)) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
-"""deploy/ speaks of what exists: the manifests parse; each daemon takes its flags and TANDEM_* variables as they stand there; ports, probes, names
-and times agree with one another; no workload selects another's pods; the dashboard asks for metrics that exist; the build of each Containerfile
-can be configured from the folders that it copies, and nothing else. Each check is first seen to catch a planted mistake. Skips (77) without python3-yaml."""
+"""deploy/ speaks of what exists: the manifests parse; each daemon takes its flags and TANDEM_*
+variables as they stand there; ports, probes, names and times agree with one another; no
+workload selects another's pods; the dashboard asks for metrics that exist; the build of each
+Containerfile can be configured from the folders that it copies, and nothing else. Each check
+is first seen to catch a planted mistake. Skips (77) without python3-yaml."""
 import copy
 import glob
 import json
@@ -23,7 +25,8 @@ except ImportError:
 
 BIN = os.environ["TANDEM_BIN"]
 DAEMONS = ("tandem-router", "tandem-prefill", "tandem-decode")
-HAND_OVER_MS = 5000  # what a worker may take after drain_timeout_ms (STOP_BOUND_MS in common/worker/worker.c)
+# what a worker may take after drain_timeout_ms (STOP_BOUND_MS in common/worker/worker.c)
+HAND_OVER_MS = 5000
 DOWNWARD = "10.0.0.1"  # stands for any field of the downward API
 
 
@@ -31,7 +34,8 @@ def effective_config(command, args, variables):
     """(NAME=VALUE pairs, None) as the daemon would run, or (None, its complaint)."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
     env.update(variables)
-    done = subprocess.run([os.path.join(BIN, command), *args, "--print-config"], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run([os.path.join(BIN, command), *args, "--print-config"],
+                          capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         return None, done.stderr.strip()
     return dict(line.split("=", 1) for line in done.stdout.splitlines()), None
@@ -53,28 +57,40 @@ def probe_problems(container, config):
         if "httpGet" in probe:
             port = named.get(probe["httpGet"]["port"], probe["httpGet"]["port"])
             if not config["metrics_listen"] or port != port_of(config["metrics_listen"]):
-                yield f"{kind} asks HTTP port {port}, metrics_listen is \"{config['metrics_listen']}\""
-    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen"), ("registry", "worker_listen")):
+                yield (f"{kind} asks HTTP port {port}, metrics_listen is "
+                       f"\"{config['metrics_listen']}\"")
+    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen"), ("registry",
+                                                                             "worker_listen")):
         if name in named and (not config.get(option) or named[name] != port_of(config[option])):
             yield f"port {name} is {named[name]}, {option} is \"{config.get(option)}\""
 
 
 def identity_problems(spec, container, config):
-    """A port that serves members of the cluster has an identity, or the daemon refuses to start; the secret's file is there, and others cannot read it."""
+    """A port that serves members of the cluster has an identity, or the daemon refuses to start;
+    the secret's file is there, and others cannot read it."""
     names = "tls_worker_names" if container["command"][0] == "tandem-router" else "tls_router_names"
     path = config["cluster_secret_file"]
     if not path and not config[names]:
-        yield f"no cluster_secret_file and no {names}: it would refuse to listen at {config.get('worker_listen') or config['listen']}"
+        yield (f"no cluster_secret_file and no {names}: it would refuse to listen at "
+               f"{config.get('worker_listen') or config['listen']}")
     if not path:
         return
-    mounts = [m["name"] for m in container.get("volumeMounts", []) if path.startswith(m["mountPath"] + "/")]
-    volumes = [v["secret"] for v in spec.get("volumes", []) if v["name"] in mounts and "secret" in v]
+    mounts = [
+        m["name"] for m in container.get("volumeMounts", [])
+        if path.startswith(m["mountPath"] + "/")
+    ]
+    volumes = [
+        v["secret"] for v in spec.get("volumes", []) if v["name"] in mounts and "secret" in v
+    ]
     if not volumes:
         yield f"cluster_secret_file {path} lies in no Secret's volume"
     elif volumes[0]["secretName"] != "tandem-cluster":
-        yield f"cluster_secret_file is of Secret {volumes[0]['secretName']}, others have tandem-cluster"
-    elif volumes[0].get("defaultMode", 0o644) & 0o027 or "fsGroup" not in spec.get("securityContext", {}):
-        yield f"{path}: others could read it, or the daemon could not: defaultMode 0440 with fsGroup"
+        yield (f"cluster_secret_file is of Secret {volumes[0]['secretName']}, others have "
+               "tandem-cluster")
+    elif volumes[0].get("defaultMode", 0o644) & 0o027 or "fsGroup" not in spec.get(
+            "securityContext", {}):
+        yield (f"{path}: others could read it, or the daemon could not: defaultMode 0440 with "
+               "fsGroup")
 
 
 def container_problems(spec, container, services):
@@ -84,12 +100,18 @@ def container_problems(spec, container, services):
         return
     variables = {}
     for e in container.get("env", []):
-        value = DOWNWARD if "valueFrom" in e else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], e["value"])
+        value = DOWNWARD if "valueFrom" in e else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]],
+                                                         e["value"])
         variables[e["name"]] = value
-    known = set(re.findall(r"\[(TANDEM_[A-Z0-9_]+)", subprocess.run([os.path.join(BIN, command), "--help"], capture_output=True, text=True, check=True).stdout))
+    known = set(
+        re.findall(
+            r"\[(TANDEM_[A-Z0-9_]+)",
+            subprocess.run([os.path.join(BIN, command), "--help"], capture_output=True, text=True,
+                           check=True).stdout))
     own = command.replace("-", "_").upper() + "_"  # TANDEM_DECODE_: the daemon's own variables
     for name in variables:
-        if name.startswith("TANDEM_") and name not in known and name.replace(own, "TANDEM_", 1) not in known:
+        if name.startswith("TANDEM_") and name not in known and name.replace(own, "TANDEM_",
+                                                                             1) not in known:
             yield f"{command} reads no variable {name}"
     config, complaint = effective_config(command, container.get("args", []), variables)
     if complaint:
@@ -97,12 +119,15 @@ def container_problems(spec, container, services):
         return
     yield from probe_problems(container, config)
     yield from identity_problems(spec, container, config)
-    sleep = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+    sleep = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get(
+        "command", ["sleep", "0"])
     need_ms = int(config["drain_timeout_ms"]) + HAND_OVER_MS + 1000 * int(sleep[1])
     if spec["terminationGracePeriodSeconds"] * 1000 <= need_ms:
-        yield f"terminationGracePeriodSeconds {spec['terminationGracePeriodSeconds']} must exceed {need_ms} ms: preStop + drain + hand-over"
+        yield (f"terminationGracePeriodSeconds {spec['terminationGracePeriodSeconds']} must "
+               f"exceed {need_ms} ms: preStop + drain + hand-over")
     if command != "tandem-router":
-        if (host := config["router"].rsplit(":", 1)[0]) not in services or port_of(config["router"]) not in services[host]:
+        if (host := config["router"].rsplit(":", 1)[0]) not in services or port_of(
+                config["router"]) not in services[host]:
             yield f"router is {config['router']}, the Services are {services}"
         elif host != "tandem-registry":
             yield f"router is {config['router']}: workers join at tandem-registry"
@@ -113,7 +138,10 @@ def container_problems(spec, container, services):
 
 
 def manifest_problems(documents):
-    services = {d["metadata"]["name"]: [p["port"] for p in d["spec"]["ports"]] for d in documents if d["kind"] == "Service"}
+    services = {
+        d["metadata"]["name"]: [p["port"] for p in d["spec"]["ports"]] for d in documents
+        if d["kind"] == "Service"
+    }
     n_containers = 0
     workloads = [d for d in documents if d["kind"] in ("Deployment", "StatefulSet")]
     for d in workloads:
@@ -122,7 +150,9 @@ def manifest_problems(documents):
         if not d["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items():
             yield f"{where}: the selector does not match the template's labels"
         for other in workloads:  # of one name: one takes the other's place
-            if other["metadata"]["name"] != d["metadata"]["name"] and d["spec"]["selector"]["matchLabels"].items() <= other["spec"]["template"]["metadata"]["labels"].items():
+            if other["metadata"]["name"] != d["metadata"]["name"] and d["spec"]["selector"][
+                    "matchLabels"].items() <= other["spec"]["template"]["metadata"]["labels"].items(
+                    ):
                 yield f"{where}: its selector takes the pods of {other['metadata']['name']}, too"
         volumes = {v["name"] for v in pod["spec"].get("volumes", [])}
         for c in pod["spec"]["containers"]:
@@ -137,7 +167,10 @@ def manifest_problems(documents):
 
 
 def dashboard_problems(text):
-    source = "".join(read(ROOT, p) for p in source_files(ROOT, (".c",)) if p.startswith(("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/", "decode/")))
+    source = "".join(
+        read(ROOT, p) for p in source_files(ROOT, (".c", ))
+        if p.startswith(("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/",
+                         "decode/")))
     metrics = set(re.findall(r'td_(?:counter|gauge|histogram)\("(td_\w+)"', source))
     json.loads(text)
     asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}
@@ -148,19 +181,27 @@ def dashboard_problems(text):
 
 
 def containerfile_problems(text):
-    """Configures as the build stage does, in a folder that holds what it copies, and looks for the targets that it builds."""
-    names = [n for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for n in line.split()]
+    """Configures as the build stage does, in a folder that holds what it copies, and looks for
+    the targets that it builds."""
+    names = [
+        n for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+        for n in line.split()
+    ]
     missing = [n for n in names if not os.path.exists(os.path.join(ROOT, n))]
     if missing:
         yield f"copies {', '.join(missing)}, which does not exist"
         return
-    run = re.search(r"^RUN cmake (.*?) \\\n && cmake --build (\S+) --target ([\w -]+)", text, re.MULTILINE)
+    run = re.search(r"^RUN cmake (.*?) \\\n && cmake --build (\S+) --target ([\w -]+)", text,
+                    re.MULTILINE)
     if not run:
-        yield "has no RUN cmake ... && cmake --build DIR --target ... of the form that is looked for"
+        yield ("has no RUN cmake ... && cmake --build DIR --target ... of the form that is "
+               "looked for")
         return
     configure, build_dir, targets = shlex.split(run[1]), run[2], run[3].split()
     if not shutil.which("nvcc"):  # the same folders and targets but for that one
-        configure, targets = [a for a in configure if a != "-DTANDEM_CUDA=ON"], [n for n in targets if n != "tandem_cuda"]
+        configure, targets = [a for a in configure if a != "-DTANDEM_CUDA=ON"], [
+            n for n in targets if n != "tandem_cuda"
+        ]
     with tempfile.TemporaryDirectory() as root:
         for n in names:
             os.makedirs(os.path.dirname(os.path.join(root, n)), exist_ok=True)
@@ -168,7 +209,8 @@ def containerfile_problems(text):
         for command in (["cmake", *configure], ["cmake", "--build", build_dir, "--target", "help"]):
             done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
             if done.returncode:
-                yield f"from its folders alone {shlex.join(command)} fails:\n{done.stdout[-300:]}{done.stderr[-800:]}"
+                yield (f"from its folders alone {shlex.join(command)} "
+                       f"fails:\n{done.stdout[-300:]}{done.stderr[-800:]}")
                 return
         for n in targets:
             if not re.search(rf"(^|[ /]){n}(:| |$)", done.stdout, re.MULTILINE):
@@ -177,7 +219,8 @@ def containerfile_problems(text):
 
 def planted(documents, change_pod, change=lambda d: None):
     broken = copy.deepcopy(documents)
-    decode = {(d["kind"], d["metadata"]["name"]): d for d in broken if "metadata" in d}[("Deployment", "tandem-decode")]
+    decode = {(d["kind"], d["metadata"]["name"]): d for d in broken
+              if "metadata" in d}[("Deployment", "tandem-decode")]
     change_pod(decode["spec"]["template"]["spec"])
     change(decode)
     return list(manifest_problems(broken))
@@ -188,26 +231,48 @@ def main():
     for path in sorted(glob.glob(os.path.join(ROOT, "deploy/kubernetes/*.yaml"))):
         documents += [d for d in yaml.safe_load_all(read(ROOT, path)) if d]
     dashboard = read(ROOT, "deploy/grafana-dashboard.json")
-    containerfiles = {name: read(ROOT, name) for name in ("deploy/Containerfile", "deploy/Containerfile.cuda")}
+    containerfiles = {
+        name: read(ROOT, name) for name in ("deploy/Containerfile", "deploy/Containerfile.cuda")
+    }
     mistakes = {
-        "an unknown flag": planted(documents, lambda s: s["containers"][0]["args"].append("--kv-memroy=1GiB")),
-        "a value out of bounds": planted(documents, lambda s: s["containers"][0]["args"].append("--block-size=7")),
-        "an unknown variable": planted(documents, lambda s: s["containers"][0]["env"].append({"name": "TANDEM_ADVERTISED", "value": "x"})),
-        "a wrong port": planted(documents, lambda s: s["containers"][0]["readinessProbe"]["grpc"].update(port=1)),
-        "a short grace period": planted(documents, lambda s: s.update(terminationGracePeriodSeconds=60)),
-        "no identity": planted(documents, lambda s: s["containers"][0]["args"].remove(next(a for a in s["containers"][0]["args"] if "secret" in a))),
-        "a secret that others can read": planted(documents, lambda s: s["volumes"][1]["secret"].update(defaultMode=0o444)),
-        "a secret that is not mounted": planted(documents, lambda s: s["containers"][0]["volumeMounts"].pop(1)),
-        "a worker that dials the clients' port": planted(documents, lambda s: s["containers"][0]["args"].append("--router=tandem-router:7600")),
-        "a missing metric": list(dashboard_problems(dashboard.replace("td_prompt_tokens_total", "td_promt_tokens_total"))),
-        "a selector of others": planted(documents, lambda s: None, lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
-        "a missing folder": list(containerfile_problems(containerfiles["deploy/Containerfile"].replace("COPY kernels kernels/\n", ""))),
+        "an unknown flag": planted(documents,
+                                   lambda s: s["containers"][0]["args"].append("--kv-memroy=1GiB")),
+        "a value out of bounds": planted(
+            documents, lambda s: s["containers"][0]["args"].append("--block-size=7")),
+        "an unknown variable": planted(
+            documents, lambda s: s["containers"][0]["env"].
+            append({"name": "TANDEM_ADVERTISED", "value": "x"})), "a wrong port": planted(
+                documents, lambda s: s["containers"][0]["readinessProbe"]["grpc"].update(port=1)),
+        "a short grace period": planted(
+            documents,
+            lambda s: s.update(terminationGracePeriodSeconds=60)), "no identity": planted(
+                documents, lambda s: s["containers"][0]["args"].remove(
+                    next(a for a in s["containers"][0]["args"]
+                         if "secret" in a))), "a secret that others can read": planted(
+                             documents,
+                             lambda s: s["volumes"][1]["secret"].update(defaultMode=0o444)),
+        "a secret that is not mounted": planted(
+            documents, lambda s: s["containers"][0]["volumeMounts"].pop(1)),
+        "a worker that dials the clients' port": planted(
+            documents, lambda s: s["containers"][0]["args"].append("--router=tandem-router:7600")),
+        "a missing metric": list(
+            dashboard_problems(dashboard.replace(
+                "td_prompt_tokens_total",
+                "td_promt_tokens_total"))), "a selector of others": planted(
+                    documents, lambda s: None,
+                    lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
+        "a missing folder": list(
+            containerfile_problems(containerfiles["deploy/Containerfile"].replace(
+                "COPY kernels kernels/\n", ""))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
-    problems = [*manifest_problems(documents), *dashboard_problems(dashboard),
-                *(f"{name}: {problem}" for name, text in containerfiles.items() for problem in containerfile_problems(text))]
+    problems = [
+        *manifest_problems(documents), *dashboard_problems(dashboard),
+        *(f"{name}: {problem}" for name, text in containerfiles.items()
+          for problem in containerfile_problems(text))
+    ]
     if problems:
         sys.exit("deploy_flags:\n  " + "\n  ".join(problems))
     print(f"deploy_flags: {len(documents)} documents, all as the daemons say")

@@ -1,19 +1,25 @@
 #!/usr/bin/python3
-"""What the documents name is there, and what an operator meets is in the documents: links of every Markdown file; log events, metrics; numbers of
-transfer frames and of the decision log's kinds. Each check is first seen to catch a planted mistake."""
+"""What the documents name is there, and what an operator meets is in the documents: links of
+every Markdown file; log events, metrics; numbers of transfer frames and of the decision log's
+kinds. Each check is first seen to catch a planted mistake."""
 import os
 import re
 import sys
 
 from tree import ROOT, code_only, read, source_files
 
-EVENT = re.compile(r'(?:\btd_(?:debug|info|warn|error)(?:_limited)?\(|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG), |\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"')
-ENDINGS = (".md",)
+EVENT = re.compile(
+    r'(?:\btd_(?:debug|info|warn|error)(?:_limited)?\(\s*|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG),\s+'
+    r'|\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"'
+)
+ENDINGS = (".md", )
 
 
 def markdown_files():
     for folder, subfolders, names in os.walk(ROOT):
-        subfolders[:] = [d for d in subfolders if not d.startswith(".") and not (folder == ROOT and d == "build")]
+        subfolders[:] = [
+            d for d in subfolders if not d.startswith(".") and not (folder == ROOT and d == "build")
+        ]
         for name in sorted(names):
             if name.endswith(ENDINGS):
                 yield os.path.relpath(os.path.join(folder, name), ROOT)
@@ -22,13 +28,16 @@ def markdown_files():
 def link_problems(path, text):
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        if "://" not in target and not os.path.exists(os.path.join(ROOT, os.path.dirname(path), target)):
+        if "://" not in target and not os.path.exists(
+                os.path.join(ROOT, os.path.dirname(path), target)):
             yield f"{path}: link to {target}, which is not there"
 
 
 def daemon_sources():
-    return {p: code_only(read(ROOT, p), keep_strings=True) for p in source_files(ROOT, (".c", ".h"))
-            if p.startswith(("common/", "router/", "prefill/", "decode/"))}
+    return {
+        p: code_only(read(ROOT, p), keep_strings=True) for p in source_files(ROOT, (".c", ".h"))
+        if p.startswith(("common/", "router/", "prefill/", "decode/"))
+    }
 
 
 def logged_events(sources):
@@ -48,7 +57,10 @@ def event_problems(page, logged):
 
 
 def metric_problems(page, sources):
-    have = {m for text in sources.values() for m in re.findall(r'td_(?:counter|gauge|histogram)\(\s*"(td_\w+)"', text)}
+    have = {
+        m for text in sources.values()
+        for m in re.findall(r'td_(?:counter|gauge|histogram)\(\s*"(td_\w+)"', text)
+    }
     told = set(re.findall(r"`(td_[a-z0-9_]+)[` ]", page.split("## Metrics", 1)[1]))
     for name in sorted(have - told):
         yield f"docs/operations.md: the metric {name} is missing"
@@ -77,31 +89,44 @@ def table_numbers(page, heading):
 
 
 def number_problems(page):
-    for heading, header, first, prefix in (
-            ("| type | name | from | payload |", "common/transfer/wire.h", "TD_XFER_HELLO", "TD_XFER_"),
-            ("| event kind | name |", "router/core/core.h", "TD_EV_TICK", "TD_EV_"),
-            ("| action kind | name |", "router/core/core.h", "TD_ACT_START_DECODE", "TD_ACT_")):
-        want = {n: name[len(prefix):] for n, name in enum_numbers(header, first).items() if not name.endswith("_N_TYPES")}
+    for heading, header, first, prefix in (("| type | name | from | payload |",
+                                            "common/transfer/wire.h", "TD_XFER_HELLO", "TD_XFER_"),
+                                           ("| event kind | name |", "router/core/core.h",
+                                            "TD_EV_TICK", "TD_EV_"),
+                                           ("| action kind | name |", "router/core/core.h",
+                                            "TD_ACT_START_DECODE", "TD_ACT_")):
+        want = {
+            n: name[len(prefix):] for n, name in enum_numbers(header, first).items()
+            if not name.endswith("_N_TYPES")
+        }
         got = table_numbers(page, heading)
         if got != want:
-            yield f"docs/wire.md: below '{heading}': {sorted(set(got.items()) ^ set(want.items()))} differ from {header}"
+            yield (f"docs/wire.md: below '{heading}': "
+                   f"{sorted(set(got.items()) ^ set(want.items()))} differ from {header}")
 
 
 def main():
-    operations, wire, sources = read(ROOT, "docs/operations.md"), read(ROOT, "docs/wire.md"), daemon_sources()
+    operations, wire, sources = read(ROOT, "docs/operations.md"), read(
+        ROOT, "docs/wire.md"), daemon_sources()
     logged = logged_events(sources)
     mistakes = {
-        "a dead link": list(link_problems("README.md", "see [this](docs/nothing.md)")),
-        "an event not told": list(event_problems(operations, logged | {"new_event"})),
-        "an event that is none": list(event_problems(operations.replace("`leg_broken`", "`leg_borken`"), logged)),
-        "a metric not told": list(metric_problems(operations.replace("td_prompt_tokens_total", "td_x"), sources)),
-        "a wrong number": list(number_problems(wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
+        "a dead link": list(link_problems(
+            "README.md", "see [this](docs/nothing.md)")), "an event not told": list(
+                event_problems(operations, logged | {"new_event"})), "an event that is none": list(
+                    event_problems(operations.replace("`leg_broken`", "`leg_borken`"), logged)),
+        "a metric not told": list(
+            metric_problems(operations.replace("td_prompt_tokens_total", "td_x"),
+                            sources)), "a wrong number": list(
+                                number_problems(wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"docs_names: these planted mistakes pass: {', '.join(missed)}")
     problems = [p for path in markdown_files() for p in link_problems(path, read(ROOT, path))]
-    problems += [*event_problems(operations, logged), *metric_problems(operations, sources), *number_problems(wire)]
+    problems += [
+        *event_problems(operations, logged), *metric_problems(operations, sources),
+        *number_problems(wire)
+    ]
     if problems:
         sys.exit("docs_names:\n  " + "\n  ".join(problems))
     print(f"docs_names: {len(logged)} log events, links, metrics and numbers agree")

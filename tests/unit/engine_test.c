@@ -1,7 +1,9 @@
-/* common/engine/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption, import, a neighbour's cancel, a failover - its
- * tokens and logprobs are those of a run alone (I1), and every block and sequence comes back. A small random model: two layers, block size 16.
- * So with an engine of several ranks (processes here), whose KV other engines take over whatever their number of ranks.
- * With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the device of TANDEM_CUDA_LIBRARY: one engine at a time. */
+/* common/engine/engine: whatever happens to a sequence - batch, chunks, prefix hits, preemption,
+ * import, a neighbour's cancel, a failover - its tokens and logprobs are those of a run alone
+ * (I1), and every block and sequence comes back. A small random model: two layers, block size
+ * 16. So with an engine of several ranks (processes here), whose KV other engines take over
+ * whatever their number of ranks. With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the
+ * device of TANDEM_CUDA_LIBRARY: one engine at a time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -29,9 +31,12 @@ static int write_one(char *path, size_t path_bytes, int n_kv_heads)
 {
     char text[1024];
     int n = snprintf(text, sizeof text,
-                     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,"
-                     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":%d,\"head_dim\":16,\"vocab_size\":128,"
-                     "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":false,"
+                     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_"
+                     "size\":64,\"intermediate_size\":128,"
+                     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":%d,"
+                     "\"head_dim\":16,\"vocab_size\":128,"
+                     "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000."
+                     "0,\"tie_word_embeddings\":false,"
                      "\"hidden_act\":\"silu\",\"torch_dtype\":\"float32\"}",
                      n_kv_heads);
     snprintf(path, path_bytes, "/tmp/engine_test_XXXXXX");
@@ -45,7 +50,8 @@ static int write_one(char *path, size_t path_bytes, int n_kv_heads)
 static int write_config(void **state)
 {
     (void)state;
-    return write_one(config_path, sizeof config_path, 2) || write_one(config4_path, sizeof config4_path, 4);
+    return write_one(config_path, sizeof config_path, 2) ||
+           write_one(config4_path, sizeof config4_path, 4);
 }
 
 static int remove_config(void **state)
@@ -71,7 +77,8 @@ struct group {
     struct td_comm_segment segment;
     struct td_comm *comm;
     pid_t pids[TD_COMM_MAX_RANKS];
-    struct td_ranks started; /* on a device: this program again, since a copy of a process that has used a device is of no use */
+    struct td_ranks started; /* on a device: this program again, since a copy of a process that
+                                has used a device is of no use */
 };
 
 static struct group groups[4];
@@ -88,7 +95,8 @@ static void start_ranks(struct td_engine_config *c, int32_t n_ranks, struct grou
     struct td_err err = {0};
     if (device()) {
         char text[256];
-        snprintf(text, sizeof text, "%s %d %d %d %s", c->random_config, c->max_seqs, c->max_batch, c->max_step_tokens, c->kv_memory);
+        snprintf(text, sizeof text, "%s %d %d %d %s", c->random_config, c->max_seqs, c->max_batch,
+                 c->max_step_tokens, c->kv_memory);
         setenv("TD_ENGINE_TEST_RANK", text, 1);
         if (td_ranks_start(n_ranks, 1, &g->started, &err)) fail_msg("%s", err.msg);
         for (int32_t r = 1; r < n_ranks; r++) g->pids[r] = g->started.pids[r];
@@ -153,10 +161,13 @@ static void close_engine(struct td_engine *e)
 static struct td_engine *open_engine(struct shape s)
 {
     char kv[32];
-    int32_t n_kv = s.n_kv_heads ? s.n_kv_heads : 2, copies = s.n_ranks > n_kv ? s.n_ranks / n_kv : 1;
+    int32_t n_kv = s.n_kv_heads ? s.n_kv_heads : 2,
+            copies = s.n_ranks > n_kv ? s.n_ranks / n_kv : 1;
     /* each device's own; or all ranks' together */
-    int32_t heads = device() && s.n_ranks > 1 ? n_kv / (s.n_ranks < n_kv ? s.n_ranks : n_kv) : n_kv * copies;
-    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * heads * 16 * 4); /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    int32_t heads =
+        device() && s.n_ranks > 1 ? n_kv / (s.n_ranks < n_kv ? s.n_ranks : n_kv) : n_kv * copies;
+    /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * heads * 16 * 4);
     struct td_engine_config c = {.random_config = n_kv == 4 ? config4_path : config_path,
                                  .dtype = "f32",
                                  .n_threads = s.n_threads ? s.n_threads : 1,
@@ -206,7 +217,7 @@ static uint32_t rnd(uint32_t n)
     return (uint32_t)(rng_state >> 33) % n;
 }
 
-/* ---- requests, and a driver that does what a worker does ---------------------------------------------------------------------------------- */
+/* ---- requests, and a driver that does what a worker does ------------------------------------- */
 
 struct request {
     int32_t prompt[MAX_LEN], n_prompt, max_tokens, stop_token;
@@ -232,7 +243,8 @@ static void make_requests(void)
     for (int i = 0; i < N; i++) {
         struct request *q = &requests[i];
         q->n_prompt = lengths[i % 12];
-        for (int32_t k = 0; k < q->n_prompt; k++) q->prompt[k] = i % 3 == 0 ? shared[k] : (int32_t)rnd(VOCAB);
+        for (int32_t k = 0; k < q->n_prompt; k++)
+            q->prompt[k] = i % 3 == 0 ? shared[k] : (int32_t)rnd(VOCAB);
         q->max_tokens = outs[(i + i / 12) % 6];
         q->seed = 1000 + (uint64_t)i;
         q->temperature = i % 2 ? 1.0f : 0.0f;
@@ -246,11 +258,17 @@ static struct td_seq *start(struct td_engine *e, struct request *q, uint64_t pri
     assert_non_null(seq);
     int32_t tokens[MAX_LEN];
     memcpy(tokens, q->prompt, (size_t)q->n_prompt * sizeof *tokens);
-    memcpy(tokens + q->n_prompt, q->out, (size_t)q->n_out * sizeof *tokens); /* n_out > 0: a failover goes on */
-    struct td_sampling s = {.temperature = q->temperature, .top_p = 1, .repetition_penalty = 1.1f, .frequency_penalty = 0.2f, .seed = q->seed,
+    /* n_out > 0: a failover goes on */
+    memcpy(tokens + q->n_prompt, q->out, (size_t)q->n_out * sizeof *tokens);
+    struct td_sampling s = {.temperature = q->temperature,
+                            .top_p = 1,
+                            .repetition_penalty = 1.1f,
+                            .frequency_penalty = 0.2f,
+                            .seed = q->seed,
                             .n_logprobs = 0};
     struct td_err err = {0};
-    if (td_engine_seq_set(e, seq, tokens, q->n_prompt + q->n_out, q->n_prompt, &s, &q->stop_token, q->stop_token >= 0, q->max_tokens, &err))
+    if (td_engine_seq_set(e, seq, tokens, q->n_prompt + q->n_out, q->n_prompt, &s, &q->stop_token,
+                          q->stop_token >= 0, q->max_tokens, &err))
         fail_msg("%s", err.msg);
     seq->priority = priority;
     seq->owner = q;
@@ -303,13 +321,15 @@ static void take_token(const struct td_step_item *it)
 
 static void turn(struct driver *d)
 {
-    while (d->n_waiting > 0 && td_engine_admit(d->e, d->waiting[0], false, d->greedy_admission ? 0 : d->n_running) == TD_OK) {
+    while (d->n_waiting > 0 && td_engine_admit(d->e, d->waiting[0], false,
+                                               d->greedy_admission ? 0 : d->n_running) == TD_OK) {
         struct td_seq *seq = d->waiting[0];
         take_out(d->waiting, &d->n_waiting, seq);
         insert(d->running, &d->n_running, seq);
     }
     int32_t n_preempted = 0;
-    int32_t n = td_engine_plan(d->e, d->running, d->n_running, d->items, d->preempted, &n_preempted);
+    int32_t n =
+        td_engine_plan(d->e, d->running, d->n_running, d->items, d->preempted, &n_preempted);
     assert_in_range(n, 0, td_engine_max_batch(d->e));
     d->n_running -= n_preempted;
     d->n_preemptions += (uint64_t)n_preempted;
@@ -331,7 +351,8 @@ static void turn(struct driver *d)
     }
 }
 
-/* Runs all; at most `concurrency` at once. A request that is cancelled starts again from what it has (a failover), so all finish. */
+/* Runs all; at most `concurrency` at once. A request that is cancelled starts again from what it
+ * has (a failover), so all finish. */
 static void run_all(struct driver *d, int32_t concurrency)
 {
     int32_t next = 0;
@@ -357,8 +378,10 @@ static void assert_as_alone(void)
 {
     for (int i = 0; i < N; i++) {
         assert_int_equal(requests[i].n_out, oracle[i].n_out);
-        assert_memory_equal(requests[i].out, oracle[i].out, (size_t)oracle[i].n_out * sizeof *oracle[i].out);
-        assert_memory_equal(requests[i].logprobs, oracle[i].logprobs, (size_t)oracle[i].n_out * sizeof *oracle[i].logprobs);
+        assert_memory_equal(requests[i].out, oracle[i].out,
+                            (size_t)oracle[i].n_out * sizeof *oracle[i].out);
+        assert_memory_equal(requests[i].logprobs, oracle[i].logprobs,
+                            (size_t)oracle[i].n_out * sizeof *oracle[i].logprobs);
         assert_int_equal(requests[i].finish, oracle[i].finish);
     }
 }
@@ -366,8 +389,12 @@ static void assert_as_alone(void)
 static void make_oracle_of(int32_t n_ranks, int32_t n_kv_heads)
 {
     make_requests();
-    struct driver d = {
-        .e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = 256, .n_ranks = n_ranks, .n_kv_heads = n_kv_heads})};
+    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64,
+                                                       .max_seqs = 1,
+                                                       .max_batch = 1,
+                                                       .chunk = 256,
+                                                       .n_ranks = n_ranks,
+                                                       .n_kv_heads = n_kv_heads})};
     run_all(&d, 1);
     assert_int_equal(d.n_preemptions, 0);
     assert_empty(d.e);
@@ -382,7 +409,7 @@ static void make_oracle_of(int32_t n_ranks, int32_t n_kv_heads)
 
 static void make_oracle(void) { make_oracle_of(1, 2); }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void test_batch_choose(void **state)
 {
@@ -394,16 +421,19 @@ static void test_batch_choose(void **state)
     } cases[] = {
         {{1, 1, 1}, {true, true, true}, 3, 8, 8, {1, 1, 1}, 3},
         {{1, 1, 1}, {true, true, true}, 3, 2, 8, {1, 1, 0}, 2},
-        {{100, 1, 50}, {false, true, false}, 3, 8, 64, {63, 1, 0}, 2},     /* decodes first, then the oldest prefill takes the rest */
+        /* decodes first, then the oldest prefill takes the rest */
+        {{100, 1, 50}, {false, true, false}, 3, 8, 64, {63, 1, 0}, 2},
         {{10, 1, 50}, {false, true, false}, 3, 8, 64, {10, 1, 50}, 3},
         {{10, 1, 50}, {false, true, false}, 3, 2, 64, {10, 1, 0}, 2},
-        {{10, 1, 1, 1}, {false, true, true, true}, 4, 8, 3, {0, 1, 1, 1}, 3}, /* decodes fill the budget */
+        /* decodes fill the budget */
+        {{10, 1, 1, 1}, {false, true, true, true}, 4, 8, 3, {0, 1, 1, 1}, 3},
         {{7}, {false}, 1, 1, 1, {1}, 1},
         {{0}, {false}, 0, 4, 4, {0}, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int32_t got[5] = {-1, -1, -1, -1, -1};
-        assert_int_equal(td_batch_choose(cases[i].remaining, cases[i].decode, cases[i].n, cases[i].max_items, cases[i].max_tokens, got),
+        assert_int_equal(td_batch_choose(cases[i].remaining, cases[i].decode, cases[i].n,
+                                         cases[i].max_items, cases[i].max_tokens, got),
                          cases[i].want_items);
         for (int32_t k = 0; k < cases[i].n; k++) assert_int_equal(got[k], cases[i].want[k]);
     }
@@ -418,22 +448,38 @@ static void test_as_alone(void **state)
         bool must_preempt;
     } cases[] = {
         {{.n_blocks = 400, .max_seqs = N, .max_batch = N, .chunk = 256}, N, 0, false},
-        {{.n_blocks = 400, .max_seqs = N, .max_batch = 3, .chunk = 7}, N, 0, false},              /* far more running than a batch holds */
-        {{.n_blocks = 400, .max_seqs = N, .max_batch = 8, .chunk = 16, .prefix = true}, 8, 0, false}, /* chunks that end on block boundaries */
+        /* far more running than a batch holds */
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = 3, .chunk = 7}, N, 0, false},
+        /* chunks that end on block boundaries */
+        {{.n_blocks = 400, .max_seqs = N, .max_batch = 8, .chunk = 16, .prefix = true},
+         8,
+         0,
+         false},
         {{.n_blocks = 30, .max_seqs = N, .max_batch = N, .chunk = 33}, N, 0, true},
         {{.n_blocks = 30, .max_seqs = N, .max_batch = N, .chunk = 64, .prefix = true}, N, 0, true},
-        {{.n_blocks = 9, .max_seqs = N, .max_batch = 4, .chunk = 20, .prefix = true}, N, 0, true},   /* hardly more than the longest alone */
+        /* hardly more than the longest alone */
+        {{.n_blocks = 9, .max_seqs = N, .max_batch = 4, .chunk = 20, .prefix = true}, N, 0, true},
         {{.n_blocks = 30, .max_seqs = N, .max_batch = 5, .chunk = 19, .prefix = true}, N, 60, true},
-        {{.n_blocks = 400, .max_seqs = N, .max_batch = 16, .chunk = 64, .n_threads = 2, .prefix = true}, 16, 30, false},
+        {{.n_blocks = 400,
+          .max_seqs = N,
+          .max_batch = 16,
+          .chunk = 64,
+          .n_threads = 2,
+          .prefix = true},
+         16,
+         30,
+         false},
     };
     make_oracle();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (getenv("TANDEM_TEST_SHORT") && (i == 0 || i == 4 || i == 5)) continue; /* the others have each of their sizes and switches, too */
+        /* the others have each of their sizes and switches, too */
+        if (getenv("TANDEM_TEST_SHORT") && (i == 0 || i == 4 || i == 5)) continue;
         make_requests();
         struct shape shape = cases[i].shape;
-        shape.no_graphs = i % 3 == 1;     /* of a device: neither matters */
+        shape.no_graphs = i % 3 == 1; /* of a device: neither matters */
         shape.host_sampling = i % 4 == 2;
-        struct driver d = {.e = open_engine(shape), .cancel_permille = cases[i].cancel_permille,
+        struct driver d = {.e = open_engine(shape),
+                           .cancel_permille = cases[i].cancel_permille,
                            .greedy_admission = cases[i].must_preempt};
         run_all(&d, cases[i].concurrency);
         assert_as_alone();
@@ -441,8 +487,10 @@ static void test_as_alone(void **state)
         if (cases[i].must_preempt) assert_true(d.n_preemptions > 0);
         struct td_kv_pool_stats st;
         td_kv_pool_stats(td_engine_kv(d.e), &st);
-        if (cases[i].shape.prefix) assert_true(st.n_prefix_hit_tokens > 0);
-        else assert_int_equal(st.n_cached, 0);
+        if (cases[i].shape.prefix)
+            assert_true(st.n_prefix_hit_tokens > 0);
+        else
+            assert_int_equal(st.n_cached, 0);
         close_engine(d.e);
     }
 }
@@ -451,7 +499,8 @@ static void test_as_alone(void **state)
 static void test_to_the_last_position(void **state)
 {
     (void)state;
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64})};
+    struct driver d = {.e = open_engine((struct shape){
+                           .n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64})};
     assert_int_equal(td_engine_max_len(d.e), 4 * BS); /* the pool bounds it, not the model's 256 */
     make_requests();
     struct request *q = &requests[9];
@@ -473,7 +522,8 @@ static void test_stop_token_is_the_last(void **state)
 {
     (void)state;
     make_oracle();
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 2, .max_batch = 2, .chunk = 256})};
+    struct driver d = {.e = open_engine((struct shape){
+                           .n_blocks = 64, .max_seqs = 2, .max_batch = 2, .chunk = 256})};
     struct request *q = &requests[5];
     assert_true(oracle[5].n_out > 2);
     for (int32_t at = 0; at < 3; at++) { /* at 0: the first token is the last */
@@ -493,13 +543,15 @@ static void test_stop_token_is_the_last(void **state)
 static void test_admission(void **state)
 {
     (void)state;
-    struct td_engine *e = open_engine((struct shape){.n_blocks = 6, .max_seqs = 4, .max_batch = 4, .chunk = 64, .prefix = true});
+    struct td_engine *e = open_engine(
+        (struct shape){.n_blocks = 6, .max_seqs = 4, .max_batch = 4, .chunk = 64, .prefix = true});
     make_requests();
-    requests[1].n_prompt = 2 * BS;      /* 2 blocks */
-    requests[2].n_prompt = 2 * BS + 1;  /* 3 */
+    requests[1].n_prompt = 2 * BS;     /* 2 blocks */
+    requests[2].n_prompt = 2 * BS + 1; /* 3 */
     requests[1].max_tokens = requests[2].max_tokens = requests[4].max_tokens = 2;
-    requests[4].n_prompt = 5 * BS + 1;  /* 6: all */
-    struct td_seq *a = start(e, &requests[1], 1), *b = start(e, &requests[2], 2), *all = start(e, &requests[4], 3);
+    requests[4].n_prompt = 5 * BS + 1; /* 6: all */
+    struct td_seq *a = start(e, &requests[1], 1), *b = start(e, &requests[2], 2),
+                  *all = start(e, &requests[4], 3);
     /* alone, headroom does not matter */
     assert_int_equal(td_engine_admit(e, all, false, 100), TD_OK);
     assert_int_equal(n_held(e), 6);
@@ -509,7 +561,8 @@ static void test_admission(void **state)
     assert_int_equal(n_held(e), 0);
     /* beside another it does */
     assert_int_equal(td_engine_admit(e, a, false, 1), TD_OK);
-    assert_int_equal(td_engine_admit(e, b, false, 2), TD_ERR_AGAIN); /* 4 free, 3 wanted, 2 to stay */
+    /* 4 free, 3 wanted, 2 to stay */
+    assert_int_equal(td_engine_admit(e, b, false, 2), TD_ERR_AGAIN);
     assert_int_equal(n_held(e), 2);
     assert_int_equal(td_engine_admit(e, b, false, 1), TD_OK);
     assert_int_equal(n_held(e), 5);
@@ -527,13 +580,17 @@ static void test_admission(void **state)
     close_engine(e);
 }
 
-/* A refused admission gives back the prefix hits it had taken; a hit never covers the last token; hits are of full blocks. */
+/* A refused admission gives back the prefix hits it had taken; a hit never covers the last
+ * token; hits are of full blocks. */
 static void test_prefix_hits(void **state)
 {
     (void)state;
     make_oracle();
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 8, .max_seqs = 4, .max_batch = 4, .chunk = 256, .prefix = true})};
-    struct request *q = &requests[9]; /* i % 3 == 0: the shared prefix; 64 tokens = exactly 4 blocks */
+    struct driver d = {
+        .e = open_engine((struct shape){
+            .n_blocks = 8, .max_seqs = 4, .max_batch = 4, .chunk = 256, .prefix = true})};
+    struct request *q = &requests[9]; /* i % 3 == 0: the shared prefix; 64 tokens = exactly 4
+                                         blocks */
     q->n_prompt = 4 * BS;
     q->max_tokens = 2;
     insert(d.waiting, &d.n_waiting, start(d.e, q, 0));
@@ -542,15 +599,18 @@ static void test_prefix_hits(void **state)
     q->n_out = 0;
     struct td_seq *again = start(d.e, q, 0);
     assert_int_equal(td_engine_admit(d.e, again, false, 0), TD_OK);
-    assert_int_equal(again->n_cached, 3 * BS); /* the fourth block holds the last token: it is computed */
+    assert_int_equal(again->n_cached, 3 * BS); /* the fourth block holds the last token: it is
+                                                  computed */
     struct td_seq *third = start(d.e, &requests[9], 1);
-    assert_int_equal(td_engine_admit(d.e, third, true, 4), TD_ERR_AGAIN); /* 1 wanted beside 3 hits, 4 free, 4 to stay */
+    /* 1 wanted beside 3 hits, 4 free, 4 to stay */
+    assert_int_equal(td_engine_admit(d.e, third, true, 4), TD_ERR_AGAIN);
     assert_int_equal(n_held(d.e), 4);
     assert_int_equal(td_engine_admit(d.e, third, true, 3), TD_OK);
     assert_int_equal(n_held(d.e), 5); /* three are shared */
     for (int i = 0; i < 3; i++) assert_int_equal(third->blocks[i], again->blocks[i]);
     assert_int_not_equal(third->blocks[3], again->blocks[3]);
-    stop(d.e, third); /* an import that never came: the shared ones stay, its own is published by nobody */
+    stop(d.e, third); /* an import that never came: the shared ones stay, its own is published by
+                         nobody */
     d.running[d.n_running++] = again;
     while (d.n_running + d.n_waiting > 0) turn(&d);
     assert_memory_equal(q->out, first, sizeof first);
@@ -559,16 +619,20 @@ static void test_prefix_hits(void **state)
 }
 
 /* One head of one token in a block of `parts`: the plain formula of engine_ranks.h. */
-static const uint8_t *kv_row(const uint8_t *block, int32_t parts, int32_t n_kv_heads, int32_t layer, int32_t kv, int32_t head, int32_t token)
+static const uint8_t *kv_row(const uint8_t *block, int32_t parts, int32_t n_kv_heads, int32_t layer,
+                             int32_t kv, int32_t head, int32_t token)
 {
     int32_t heads = n_kv_heads / parts, row = 16 * 4;
-    return block + ((((size_t)(head / heads) * 2 + (size_t)layer) * 2 + (size_t)kv) * (size_t)heads + (size_t)(head % heads)) * (size_t)(BS * row) +
+    return block +
+           ((((size_t)(head / heads) * 2 + (size_t)layer) * 2 + (size_t)kv) * (size_t)heads +
+            (size_t)(head % heads)) *
+               (size_t)(BS * row) +
            (size_t)(token * row);
 }
 
 /* The blocks of src, at p, are those of dst, at d: every byte of every head, in each copy. */
-static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct td_engine *d, const struct td_seq *dst, int32_t first,
-                           int32_t n_kv_heads)
+static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct td_engine *d,
+                           const struct td_seq *dst, int32_t first, int32_t n_kv_heads)
 {
     size_t bytes = td_kv_pool_layout(td_engine_kv(p))->block_bytes;
     struct td_kv_pool_stats st;
@@ -577,18 +641,24 @@ static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct
     for (int32_t b = first; b < dst->n_blocks; b++)
         for (int32_t copy = 0; copy < copies; copy++) {
             const uint8_t *from = td_kv_pool_block(td_engine_kv(p), src->blocks[b]);
-            const uint8_t *to = td_kv_pool_block(td_engine_kv(d), dst->blocks[b]) + (size_t)copy * (size_t)st.n_blocks * bytes;
+            const uint8_t *to = td_kv_pool_block(td_engine_kv(d), dst->blocks[b]) +
+                                (size_t)copy * (size_t)st.n_blocks * bytes;
             for (int32_t i = 0; i < 2 * 2 * n_kv_heads * BS; i++) {
-                int32_t layer = i & 1, kv = i >> 1 & 1, head = (i >> 2) % n_kv_heads, token = (i >> 2) / n_kv_heads;
+                int32_t layer = i & 1, kv = i >> 1 & 1, head = (i >> 2) % n_kv_heads,
+                        token = (i >> 2) / n_kv_heads;
                 if (memcmp(kv_row(from, td_engine_kv_parts(p), n_kv_heads, layer, kv, head, token),
-                           kv_row(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head, token), 64))
-                    fail_msg("%d to %d ranks: block %d copy %d layer %d %c head %d token %d differs", td_engine_n_ranks(p), td_engine_n_ranks(d), b,
-                             copy, layer, "KV"[kv], head, token);
+                           kv_row(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head, token),
+                           64))
+                    fail_msg(
+                        "%d to %d ranks: block %d copy %d layer %d %c head %d token %d differs",
+                        td_engine_n_ranks(p), td_engine_n_ranks(d), b, copy, layer, "KV"[kv], head,
+                        token);
             }
         }
 }
 
-/* What a hand-over does, with memcpy for a transfer: prefill on one engine, decode on the other; then a preemption there. */
+/* What a hand-over does, with memcpy for a transfer: prefill on one engine, decode on the other;
+ * then a preemption there. */
 static void import_all(struct shape of_p, struct shape of_d, int32_t max_running, bool preempt)
 {
     struct td_engine *p = open_engine(of_p);
@@ -613,10 +683,13 @@ static void import_all(struct shape of_p, struct shape of_d, int32_t max_running
         } while (!item.sampled);
         take_token(&item);
         for (int32_t b = dst->n_cached / BS; b < dst->n_blocks; b++)
-            memcpy(td_kv_pool_block(td_engine_kv(d.e), dst->blocks[b]), td_kv_pool_block(td_engine_kv(p), src->blocks[b]), block_bytes);
+            memcpy(td_kv_pool_block(td_engine_kv(d.e), dst->blocks[b]),
+                   td_kv_pool_block(td_engine_kv(p), src->blocks[b]), block_bytes);
         struct td_err err = {0};
         int32_t hit = dst->n_cached / BS;
-        if (td_engine_kv_arrange(d.e, dst->blocks + hit, dst->n_blocks - hit, td_engine_kv_parts(p), &err)) fail_msg("%s", err.msg);
+        if (td_engine_kv_arrange(d.e, dst->blocks + hit, dst->n_blocks - hit, td_engine_kv_parts(p),
+                                 &err))
+            fail_msg("%s", err.msg);
         assert_same_kv(p, src, d.e, dst, hit, n_kv_heads);
         stop(p, src);
         td_engine_imported(d.e, dst, item.out.token);
@@ -625,7 +698,8 @@ static void import_all(struct shape of_p, struct shape of_d, int32_t max_running
             stop(d.e, dst);
             continue;
         }
-        if (preempt && i % 5 == 4) { /* preempted right after: it is computed again here, the first token stays */
+        if (preempt && i % 5 == 4) { /* preempted right after: it is computed again here, the
+                                        first token stays */
             td_engine_release(d.e, dst);
             insert(d.waiting, &d.n_waiting, dst);
         } else {
@@ -645,12 +719,15 @@ static void test_import(void **state)
     (void)state;
     if (device()) skip(); /* it takes two engines */
     make_oracle();
-    import_all((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .prefix = true},
-               (struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .prefix = true}, 3, true);
+    import_all(
+        (struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .prefix = true},
+        (struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .prefix = true},
+        3, true);
     assert_as_alone();
 }
 
-/* An engine of several ranks keeps the same promise, against itself alone. KV heads split (2 of 2 or 4, 4 of 4) and shared (4 of 2). */
+/* An engine of several ranks keeps the same promise, against itself alone. KV heads split (2 of
+ * 2 or 4, 4 of 4) and shared (4 of 2). */
 static void test_ranks_as_alone(void **state)
 {
     (void)state;
@@ -660,13 +737,28 @@ static void test_ranks_as_alone(void **state)
         int32_t concurrency, cancel_permille;
         bool must_preempt;
     } cases[] = {
-        {{.n_blocks = 30, .max_seqs = N, .max_batch = 5, .chunk = 19, .prefix = true, .n_ranks = 2}, N, 60, true},
+        {{.n_blocks = 30, .max_seqs = N, .max_batch = 5, .chunk = 19, .prefix = true, .n_ranks = 2},
+         N,
+         60,
+         true},
         {{.n_blocks = 400, .max_seqs = N, .max_batch = N, .chunk = 33, .n_ranks = 4}, N, 0, false},
-        {{.n_blocks = 400, .max_seqs = N, .max_batch = 16, .chunk = 64, .prefix = true, .n_ranks = 4, .n_kv_heads = 4}, 16, 30, false},
+        {{.n_blocks = 400,
+          .max_seqs = N,
+          .max_batch = 16,
+          .chunk = 64,
+          .prefix = true,
+          .n_ranks = 4,
+          .n_kv_heads = 4},
+         16,
+         30,
+         false},
     };
-    for (size_t i = 0; i < (device() ? 1 : sizeof cases / sizeof *cases); i++) { /* emulated ranks are slow */
+    for (size_t i = 0; i < (device() ? 1 : sizeof cases / sizeof *cases); i++) {
+        /* emulated ranks are slow */
         make_oracle_of(cases[i].shape.n_ranks, cases[i].shape.n_kv_heads);
-        struct driver d = {.e = open_engine(cases[i].shape), .cancel_permille = cases[i].cancel_permille, .greedy_admission = cases[i].must_preempt};
+        struct driver d = {.e = open_engine(cases[i].shape),
+                           .cancel_permille = cases[i].cancel_permille,
+                           .greedy_admission = cases[i].must_preempt};
         assert_int_equal(td_engine_n_ranks(d.e), cases[i].shape.n_ranks);
         run_all(&d, cases[i].concurrency);
         assert_as_alone();
@@ -676,17 +768,28 @@ static void test_ranks_as_alone(void **state)
     }
 }
 
-/* Every pair of degrees: the KV is the sender's to the byte. Equal ones: the tokens are those of one engine of that degree, whatever happens to a
- * request. Unequal
- * ones: they are the same from run to run, in any batch (a preemption computes the prompt anew, at the receiver's degree, and may change them). */
+/* Every pair of degrees: the KV is the sender's to the byte. Equal ones: the tokens are those of
+ * one engine of that degree, whatever happens to a request. Unequal ones: they are the same from
+ * run to run, in any batch (a preemption computes the prompt anew, at the receiver's degree, and
+ * may change them). */
 static void test_every_pair_of_degrees(void **state)
 {
     (void)state;
     if (device()) skip();
     static const int32_t degrees[] = {1, 2, 4};
     for (int k = 0; k < 9; k++) {
-        struct shape p = {.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .n_ranks = degrees[k / 3], .n_kv_heads = 4};
-        struct shape d = {.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .n_ranks = degrees[k % 3], .n_kv_heads = 4};
+        struct shape p = {.n_blocks = 64,
+                          .max_seqs = 4,
+                          .max_batch = 4,
+                          .chunk = 24,
+                          .n_ranks = degrees[k / 3],
+                          .n_kv_heads = 4};
+        struct shape d = {.n_blocks = 64,
+                          .max_seqs = N,
+                          .max_batch = 8,
+                          .chunk = 64,
+                          .n_ranks = degrees[k % 3],
+                          .n_kv_heads = 4};
         bool equal = p.n_ranks == d.n_ranks;
         if (equal) {
             make_oracle_of(p.n_ranks, 4);
@@ -704,14 +807,20 @@ static void test_every_pair_of_degrees(void **state)
     /* a receiver whose ranks share heads; a sender whose ranks do */
     for (int k = 0; k < 2; k++) {
         make_requests();
-        import_all((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .n_ranks = k ? 4 : 1},
-                   (struct shape){.n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .n_ranks = k ? 1 : 4}, 3, false);
+        import_all(
+            (struct shape){
+                .n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 24, .n_ranks = k ? 4 : 1},
+            (struct shape){
+                .n_blocks = 64, .max_seqs = N, .max_batch = 8, .chunk = 64, .n_ranks = k ? 1 : 4},
+            3, false);
     }
     struct td_err err = {0};
     int32_t block = 0;
-    struct td_engine *e = open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64});
+    struct td_engine *e =
+        open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64});
     assert_int_equal(td_engine_kv_arrange(e, &block, 1, 4, &err), TD_ERR_INVALID);
-    assert_string_equal(err.msg, "KV in 4 parts: a model of 2 KV heads is in 1, 2, 4, 8 or 16 that divide them");
+    assert_string_equal(
+        err.msg, "KV in 4 parts: a model of 2 KV heads is in 1, 2, 4, 8 or 16 that divide them");
     assert_int_equal(td_engine_kv_arrange(e, &block, 1, 0, &err), TD_ERR_INVALID);
     close_engine(e);
 }
@@ -731,8 +840,11 @@ static void copy_block(struct td_engine *e, int32_t block_id, uint8_t *host, siz
     if (m->alloc_pinned(m->ctx, bytes, &p, &err)) fail_msg("%s", err.msg);
     uint8_t *pinned = p;
     if (!get) memcpy(pinned, host, bytes);
-    struct td_device_run run = {.to = get ? pinned : block, .from = get ? block : pinned, .bytes = bytes};
-    if (m->copy(m->ctx, get ? TD_COPY_TO_HOST : TD_COPY_TO_DEVICE, &run, 1, &ticket, &err) || m->wait(m->ctx, ticket, &err)) fail_msg("%s", err.msg);
+    struct td_device_run run = {
+        .to = get ? pinned : block, .from = get ? block : pinned, .bytes = bytes};
+    if (m->copy(m->ctx, get ? TD_COPY_TO_HOST : TD_COPY_TO_DEVICE, &run, 1, &ticket, &err) ||
+        m->wait(m->ctx, ticket, &err))
+        fail_msg("%s", err.msg);
     if (get) memcpy(host, pinned, bytes);
     m->release_pinned(m->ctx, pinned);
 }
@@ -742,7 +854,8 @@ static void test_kv_is_there_after_a_step(void **state)
 {
     (void)state;
     if (has_no_ranks()) skip();
-    struct td_engine *e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = BS, .n_ranks = 4, .n_kv_heads = 4});
+    struct td_engine *e = open_engine((struct shape){
+        .n_blocks = 64, .max_seqs = 1, .max_batch = 1, .chunk = BS, .n_ranks = 4, .n_kv_heads = 4});
     size_t bytes = td_kv_pool_layout(td_engine_kv(e))->block_bytes;
     uint8_t *seen = malloc(6 * bytes), *one = malloc(bytes);
     assert_true(seen && one);
@@ -763,7 +876,8 @@ static void test_kv_is_there_after_a_step(void **state)
         if (td_engine_step(e, &item, 1, &err)) fail_msg("%s", err.msg);
         for (size_t i = 0; i < 6; i++) {
             copy_block(e, seq->blocks[i], one, bytes, true);
-            if (memcmp(seen + i * bytes, one, bytes)) fail_msg("try %d: block %zu was not complete after its step", k, i);
+            if (memcmp(seen + i * bytes, one, bytes))
+                fail_msg("try %d: block %zu was not complete after its step", k, i);
         }
         stop(e, seq);
     }
@@ -778,7 +892,8 @@ static void test_rank_dies(void **state)
     (void)state;
     if (has_no_ranks()) skip();
     for (int how = 0; how < 2; how++) {
-        struct td_engine *e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 16, .n_ranks = 4});
+        struct td_engine *e = open_engine((struct shape){
+            .n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 16, .n_ranks = 4});
         struct group *g = group_of(e);
         struct td_err err = {0};
         make_requests();
@@ -794,7 +909,9 @@ static void test_rank_dies(void **state)
             item = (struct td_step_item){.seq = seq, .n_new = 16};
             s = td_engine_step(e, &item, 1, &err);
         } else { /* idle: seen by a look */
-            while (!(s = td_engine_check(e, &err)) && td_now_ns() - start_ns < 2000 * TD_NS_PER_MS) {}
+            while (!(s = td_engine_check(e, &err)) &&
+                   td_now_ns() - start_ns < 2000 * TD_NS_PER_MS) {
+            }
         }
         assert_int_equal(s, TD_ERR_PEER);
         assert_true(td_now_ns() - start_ns < 2000 * TD_NS_PER_MS);
@@ -849,7 +966,9 @@ static void test_rank_cannot_open(void **state)
 static void test_refusals(void **state)
 {
     (void)state;
-    struct td_engine *e = open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64}); /* longest: 64 */
+    /* longest: 64 */
+    struct td_engine *e =
+        open_engine((struct shape){.n_blocks = 4, .max_seqs = 2, .max_batch = 2, .chunk = 64});
     int32_t tokens[MAX_LEN] = {1, 2, 3}, stops[TD_MAX_STOP_TOKENS + 1] = {0};
     struct td_sampling ok = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}, hot = ok;
     hot.temperature = -1;
@@ -863,7 +982,8 @@ static void test_refusals(void **state)
         const char *want;
     } cases[] = {
         {tokens, 0, 1, &ok, 0, 1, "tokens is empty"},
-        {tokens, 64, 64, &ok, 0, 1, "tokens has 64 ids, must be below the longest sequence this worker can hold, 64"},
+        {tokens, 64, 64, &ok, 0, 1,
+         "tokens has 64 ids, must be below the longest sequence this worker can hold, 64"},
         {tokens, 3, 0, &ok, 0, 1, "n_prompt is 0, must be 1..3"},
         {tokens, 3, 4, &ok, 0, 1, "n_prompt is 4, must be 1..3"},
         {tokens, 3, -1, &ok, 0, 1, "n_prompt is -1"},
@@ -879,26 +999,31 @@ static void test_refusals(void **state)
     struct td_seq *seq = td_engine_seq_get(e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct td_err err = {0};
-        td_status s = td_engine_seq_set(e, seq, cases[i].tokens, cases[i].n_tokens, cases[i].n_prompt, cases[i].sampling, stops, cases[i].n_stops,
-                                        cases[i].max_tokens, &err);
+        td_status s = td_engine_seq_set(e, seq, cases[i].tokens, cases[i].n_tokens,
+                                        cases[i].n_prompt, cases[i].sampling, stops,
+                                        cases[i].n_stops, cases[i].max_tokens, &err);
         assert_int_equal(s, TD_ERR_INVALID);
-        if (!strstr(err.msg, cases[i].want)) fail_msg("case %zu says \"%s\", not \"%s\"", i, err.msg, cases[i].want);
+        if (!strstr(err.msg, cases[i].want))
+            fail_msg("case %zu says \"%s\", not \"%s\"", i, err.msg, cases[i].want);
     }
     struct td_err err = {0};
-    assert_int_equal(td_engine_seq_set(e, seq, tokens, 63, 63, &ok, stops, TD_MAX_STOP_TOKENS, 1, &err), TD_OK);
+    assert_int_equal(
+        td_engine_seq_set(e, seq, tokens, 63, 63, &ok, stops, TD_MAX_STOP_TOKENS, 1, &err), TD_OK);
     td_engine_seq_put(e, seq);
     assert_empty(e);
     close_engine(e);
 }
 
-/* A device that is lost in a step: that step and all later ones say so in the device's words; sequences and blocks still come back. */
+/* A device that is lost in a step: that step and all later ones say so in the device's words;
+ * sequences and blocks still come back. */
 static void test_device_lost(void **state)
 {
     (void)state;
     if (!device() || !strstr(getenv("TANDEM_CUDA_LIBRARY"), "deferred")) skip();
     make_requests();
     setenv("TD_DEFERRED_FAIL_AT", "3", 1);
-    struct driver d = {.e = open_engine((struct shape){.n_blocks = 64, .max_seqs = 2, .max_batch = 2, .chunk = 256})};
+    struct driver d = {.e = open_engine((struct shape){
+                           .n_blocks = 64, .max_seqs = 2, .max_batch = 2, .chunk = 256})};
     unsetenv("TD_DEFERRED_FAIL_AT");
     requests[4].max_tokens = 10;
     struct td_seq *seq = start(d.e, &requests[4], 0);
@@ -909,7 +1034,8 @@ static void test_device_lost(void **state)
     for (int i = 0; i < 2; i++) {
         struct td_err err = {0};
         int32_t n_preempted = 0;
-        assert_int_equal(td_engine_plan(d.e, d.running, d.n_running, d.items, d.preempted, &n_preempted), 1);
+        assert_int_equal(
+            td_engine_plan(d.e, d.running, d.n_running, d.items, d.preempted, &n_preempted), 1);
         assert_int_equal(td_engine_step(d.e, d.items, 1, &err), TD_ERR_DEVICE);
         if (!strstr(err.msg, "lost for this process")) fail_msg("says \"%s\"", err.msg);
         assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
@@ -924,7 +1050,8 @@ static void test_device_lost(void **state)
 static void test_pool_of_a_share(void **state)
 {
     (void)state;
-    enum { PER_SEQ = MAX_LEN / BS + 2, BLOCK_BYTES = BS * 2 * 2 * 2 * 16 * 4 }; /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    /* tokens x layers x K,V x kv heads x head_dim x f32 */
+    enum { PER_SEQ = MAX_LEN / BS + 2, BLOCK_BYTES = BS * 2 * 2 * 2 * 16 * 4 };
     static const struct {
         const char *kv_memory;
         int32_t max_seqs, max_model_len, least, most;
@@ -935,16 +1062,25 @@ static void test_pool_of_a_share(void **state)
         {"8MiB", 4, 0, (8 << 20) / BLOCK_BYTES, (8 << 20) / BLOCK_BYTES},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct td_engine_config c = {.random_config = config_path, .dtype = "f32", .n_threads = 1, .kv_memory = cases[i].kv_memory, .block_size = BS,
-                                     .max_seqs = cases[i].max_seqs, .max_model_len = cases[i].max_model_len, .max_batch = 1, .max_step_tokens = 16,
-                                     .quiet = true, .device = device()};
+        struct td_engine_config c = {.random_config = config_path,
+                                     .dtype = "f32",
+                                     .n_threads = 1,
+                                     .kv_memory = cases[i].kv_memory,
+                                     .block_size = BS,
+                                     .max_seqs = cases[i].max_seqs,
+                                     .max_model_len = cases[i].max_model_len,
+                                     .max_batch = 1,
+                                     .max_step_tokens = 16,
+                                     .quiet = true,
+                                     .device = device()};
         struct td_engine *e = NULL;
         struct td_err err = {0};
         struct td_kv_pool_stats st;
         if (td_engine_open(&c, &e, &err)) fail_msg("%s", err.msg);
         td_kv_pool_stats(td_engine_kv(e), &st);
         if (st.n_blocks < cases[i].least || st.n_blocks > cases[i].most)
-            fail_msg("case %zu: %d blocks, must be %d..%d", i, st.n_blocks, cases[i].least, cases[i].most);
+            fail_msg("case %zu: %d blocks, must be %d..%d", i, st.n_blocks, cases[i].least,
+                     cases[i].most);
         close_engine(e);
     }
 }
@@ -984,7 +1120,8 @@ static void test_device_refusals(void **state)
     c.device_index = 0;
     c.kv_memory = "1000GiB";
     assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_NOMEM);
-    if (!strstr(err.msg, "kv_memory asks for 1024000 MiB") || !strstr(err.msg, "are free")) fail_msg("says \"%s\"", err.msg);
+    if (!strstr(err.msg, "kv_memory asks for 1024000 MiB") || !strstr(err.msg, "are free"))
+        fail_msg("says \"%s\"", err.msg);
     c.kv_memory = "100%";
     assert_int_equal(td_engine_open(&c, &e, &err), TD_ERR_INVALID);
     c.kv_memory = "1MiB";
@@ -1014,7 +1151,9 @@ static int be_a_rank(const struct td_ranks_place *place)
                                  .device_index = place->rank,
                                  .deterministic = true};
     const char *text = getenv("TD_ENGINE_TEST_RANK");
-    if (!text || sscanf(text, "%63s %d %d %d %31s", path, &c.max_seqs, &c.max_batch, &c.max_step_tokens, kv) != 5) return 1;
+    if (!text || sscanf(text, "%63s %d %d %d %31s", path, &c.max_seqs, &c.max_batch,
+                        &c.max_step_tokens, kv) != 5)
+        return 1;
     td_status s = td_ranks_join(place, &ranks, &err);
     c.comm = ranks.comm;
     if (!s) s = td_engine_follow(&c, &err);
@@ -1027,7 +1166,8 @@ int main(int argc, char **argv)
     if (td_ranks_take(&argc, argv, &place, NULL)) return 1;
     if (place.rank > 0) return be_a_rank(&place);
     setenv("TD_CUDA_EMU_DEVICES", "4", 1); /* a device for each rank */
-    if (getenv("TD_CUDA_EMU_NCCL")) cmocka_set_test_filter("test_rank*"); /* what goes over NCCL: the rest has no ranks */
+    /* what goes over NCCL: the rest has no ranks */
+    if (getenv("TD_CUDA_EMU_NCCL")) cmocka_set_test_filter("test_rank*");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_choose),
         cmocka_unit_test(test_as_alone),

@@ -1,7 +1,8 @@
 /* forward_device_test.c - the forward pass on a device's table: what TANDEM_CUDA_LIBRARY names.
  *
- * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt is cut, whoever shares the batch, padded or not,
- * with graphs or without (I1). The models are those of tests/golden/fixtures: every architecture and oddity that the loader takes. With
+ * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt
+ * is cut, whoever shares the batch, padded or not, with graphs or without (I1). The models are
+ * those of tests/golden/fixtures: every architecture and oddity that the loader takes. With
  * TANDEM_DEVICE_TEST_MODELS=N only every N-th of them is run: an emulated GPU is slow. */
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
@@ -27,7 +28,8 @@ static int open_device(void **state)
         fprintf(stderr, "%s\n", err.msg);
         return -1;
     }
-    printf("device: %s, sm_%d%d, emulated %d\n", device->device->info.name, device->device->info.cc_major, device->device->info.cc_minor,
+    printf("device: %s, sm_%d%d, emulated %d\n", device->device->info.name,
+           device->device->info.cc_major, device->device->info.cc_minor,
            device->device->info.is_emulated);
     return 0;
 }
@@ -67,10 +69,7 @@ static void fixture_close(struct fixture *f)
     free(f->logits);
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(a, b);
-}
+static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
 static int fixture_names(char names[MODELS_MAX][200])
 {
@@ -99,31 +98,45 @@ static double off_by(const float *got, const float *want, size_t n)
     return off / largest;
 }
 
-static void same_bits(const char *what, const float *got, const float *want, size_t n, int32_t vocab)
+static void same_bits(const char *what, const float *got, const float *want, size_t n,
+                      int32_t vocab)
 {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&got[i], &want[i], sizeof(float)) != 0)
-            fail_msg("%s: row %zu, token %zu is %a, must be %a", what, i / (size_t)vocab, i % (size_t)vocab, (double)got[i], (double)want[i]);
+            fail_msg("%s: row %zu, token %zu is %a, must be %a", what, i / (size_t)vocab,
+                     i % (size_t)vocab, (double)got[i], (double)want[i]);
 }
 
-/* All sequences decode together, a token of each per step: every row's logits to out[s][position]. */
-static void decode_together(struct rig *g, int32_t tokens[RIG_SEQS][LEN_MAX], const int32_t *lens, int32_t n_seqs, float *out[RIG_SEQS])
+/* All sequences decode together, a token of each per step: every row's logits to
+ * out[s][position]. */
+static void decode_together(struct rig *g, int32_t tokens[RIG_SEQS][LEN_MAX], const int32_t *lens,
+                            int32_t n_seqs, float *out[RIG_SEQS])
 {
     for (int32_t p = 0;; p++) {
         int32_t ids[RIG_SEQS], positions[RIG_SEQS], rows[RIG_SEQS], owner[RIG_SEQS], n = 0;
         const int32_t *tables[RIG_SEQS];
         for (int32_t s = 0; s < n_seqs; s++) {
             if (p >= lens[s]) continue;
-            ids[n] = tokens[s][p], positions[n] = p, rows[n] = n, tables[n] = g->tables[s], owner[n++] = s;
+            ids[n] = tokens[s][p], positions[n] = p, rows[n] = n, tables[n] = g->tables[s],
+            owner[n++] = s;
         }
         if (n == 0) return;
         struct td_err err = {0};
-        struct td_forward_args a = {.tokens = ids, .positions = positions, .row_seq = rows, .block_tables = tables, .n_rows = n, .kv_base = g->cache, .kv = &g->kv,
-                                    .logit_rows = rows, .n_logit_rows = n, .err = &err};
+        struct td_forward_args a = {.tokens = ids,
+                                    .positions = positions,
+                                    .row_seq = rows,
+                                    .block_tables = tables,
+                                    .n_rows = n,
+                                    .kv_base = g->cache,
+                                    .kv = &g->kv,
+                                    .logit_rows = rows,
+                                    .n_logit_rows = n,
+                                    .err = &err};
         float *logits = NULL;
         if (td_model_forward(g->model, g->ws, &a, &logits)) fail_msg("forward: %s", err.msg);
         for (int32_t i = 0; i < n; i++)
-            memcpy(out[owner[i]] + (size_t)p * (size_t)g->vocab, logits + (size_t)i * (size_t)g->vocab, (size_t)g->vocab * sizeof(float));
+            memcpy(out[owner[i]] + (size_t)p * (size_t)g->vocab,
+                   logits + (size_t)i * (size_t)g->vocab, (size_t)g->vocab * sizeof(float));
     }
 }
 
@@ -133,16 +146,23 @@ static void check_model(const char *name, const char *dtype, double bound, doubl
     struct rig plain, dev;
     char what[400];
     fixture_open(&f, name);
-    rig_open(&plain, &(struct td_model_params){.dir = f.dir, .dtype = dtype, .ops = td_ops_by_name("ref")}, 1, BLOCK_SIZE, 64, 64);
-    rig_open(&dev, &(struct td_model_params){.dir = f.dir, .dtype = dtype, .ops = device}, 2, BLOCK_SIZE, 64, 64);
+    rig_open(&plain,
+             &(struct td_model_params){.dir = f.dir, .dtype = dtype, .ops = td_ops_by_name("ref")},
+             1, BLOCK_SIZE, 64, 64);
+    rig_open(&dev, &(struct td_model_params){.dir = f.dir, .dtype = dtype, .ops = device}, 2,
+             BLOCK_SIZE, 64, 64);
     assert_true(td_model_hash(plain.model) != td_model_hash(dev.model));
     assert_true(td_model_weight_bytes(dev.model) > 0);
     size_t vocab = (size_t)dev.vocab, n = (size_t)f.n * vocab;
-    float *want = rig_prompt(&plain, 0, f.tokens, f.n, f.n), *whole = rig_prompt(&dev, 0, f.tokens, f.n, f.n);
+    float *want = rig_prompt(&plain, 0, f.tokens, f.n, f.n),
+          *whole = rig_prompt(&dev, 0, f.tokens, f.n, f.n);
     double off = off_by(whole, want, n);
-    if (!(off <= bound)) fail_msg("%s, %s: off by %g of the largest logit, must be at most %g", name, dtype, off, bound);
+    if (!(off <= bound))
+        fail_msg("%s, %s: off by %g of the largest logit, must be at most %g", name, dtype, off,
+                 bound);
     if (off > *worst) *worst = off;
-    if (strcmp(dtype, "f32") == 0 && !((off = off_by(whole, f.logits, n)) <= 1e-4)) fail_msg("%s: off by %g of transformers' logits", name, off);
+    if (strcmp(dtype, "f32") == 0 && !((off = off_by(whole, f.logits, n)) <= 1e-4))
+        fail_msg("%s: off by %g of transformers' logits", name, off);
 
     static const int32_t chunks[] = {1, 7, 16};
     for (int32_t k = 0; k < 3; k++) {
@@ -153,7 +173,8 @@ static void check_model(const char *name, const char *dtype, double bound, doubl
     }
     float *last = malloc(vocab * sizeof(float));
     uint8_t *before = rig_cache_copy(&dev);
-    rig_chunk(&dev, 0, f.tokens, 0, f.n, true, last); /* the same tokens to the same slots, one row wanted */
+    rig_chunk(&dev, 0, f.tokens, 0, f.n, true, last); /* the same tokens to the same slots, one
+                                                         row wanted */
     uint8_t *after = rig_cache_copy(&dev);
     same_bits("the last row alone", last, whole + ((size_t)f.n - 1) * vocab, vocab, dev.vocab);
     assert_memory_equal(before, after, dev.cache_bytes);
@@ -167,7 +188,8 @@ static void check_model(const char *name, const char *dtype, double bound, doubl
     fixture_close(&f);
 }
 
-/* f32: other orders of sums. bf16: one rounding more or less of an input, 2^-9 each; and the device rounds probabilities. */
+/* f32: other orders of sums. bf16: one rounding more or less of an input, 2^-9 each; and the
+ * device rounds probabilities. */
 static void as_the_plain_kernels(void **state)
 {
     (void)state;
@@ -178,7 +200,8 @@ static void as_the_plain_kernels(void **state)
         check_model(names[i], "f32", 1e-4, &worst[0]);
         check_model(names[i], "bf16", 3e-2, &worst[1]);
     }
-    printf("%d models: f32 off by %.2g of the largest logit, bf16 by %.2g\n", n, worst[0], worst[1]);
+    printf("%d models: f32 off by %.2g of the largest logit, bf16 by %.2g\n", n, worst[0],
+           worst[1]);
 }
 
 static void batches_padding_and_graphs(void **state)
@@ -198,7 +221,11 @@ static void batches_padding_and_graphs(void **state)
             uint32_t z = 99;
             for (int no_graphs = 0; no_graphs < 2; no_graphs++) {
                 struct rig g;
-                rig_open(&g, &(struct td_model_params){.dir = f.dir, .dtype = dtypes[t], .ops = device, .no_graphs = no_graphs}, 1, BLOCK_SIZE, 64, LEN_MAX);
+                rig_open(
+                    &g,
+                    &(struct td_model_params){
+                        .dir = f.dir, .dtype = dtypes[t], .ops = device, .no_graphs = no_graphs},
+                    1, BLOCK_SIZE, 64, LEN_MAX);
                 size_t vocab = (size_t)g.vocab;
                 assert_int_equal(td_workspace_padded_rows(g.ws, 3), no_graphs ? 3 : 4);
                 assert_int_equal(td_workspace_padded_rows(g.ws, 5), no_graphs ? 5 : 8);
@@ -206,7 +233,9 @@ static void batches_padding_and_graphs(void **state)
                 assert_int_equal(td_workspace_padded_rows(g.ws, 63), no_graphs ? 63 : 64);
                 for (int32_t s = 0; s < RIG_SEQS; s++) {
                     if (!no_graphs) {
-                        for (int32_t i = 0; i < LEN_MAX; i++) tokens[s][i] = (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) % (uint32_t)vocab);
+                        for (int32_t i = 0; i < LEN_MAX; i++)
+                            tokens[s][i] = (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) %
+                                                     (uint32_t)vocab);
                         alone[s] = rig_prompt(&g, s, tokens[s], lens[s], lens[s]);
                         out[s] = malloc((size_t)lens[s] * vocab * sizeof(float));
                         assert_non_null(out[s]);
@@ -217,7 +246,8 @@ static void batches_padding_and_graphs(void **state)
                     decode_together(&g, tokens, lens, n_together[k], out);
                     for (int32_t s = 0; s < n_together[k]; s++) {
                         char what[100];
-                        snprintf(what, sizeof what, "%s %s, %d together, graphs %d, sequence %d", models[m], dtypes[t], n_together[k], !no_graphs, s);
+                        snprintf(what, sizeof what, "%s %s, %d together, graphs %d, sequence %d",
+                                 models[m], dtypes[t], n_together[k], !no_graphs, s);
                         same_bits(what, out[s], alone[s], (size_t)lens[s] * vocab, g.vocab);
                     }
                 }
@@ -231,41 +261,60 @@ static void batches_padding_and_graphs(void **state)
         }
 }
 
-/* Eight contexts that grow past 256 blocks in all: the block ids of a step then take more room, and that is another graph. */
+/* Eight contexts that grow past 256 blocks in all: the block ids of a step then take more room,
+ * and that is another graph. */
 static void contexts_grow(void **state)
 {
     (void)state;
     enum { FROM = 250, STEPS = 13, LEN = FROM + STEPS, STEP_ROWS = 50 };
-    static const char config[] = "{\"model_type\":\"llama\",\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":1,\"num_attention_heads\":2,"
-                                 "\"num_key_value_heads\":1,\"vocab_size\":32,\"max_position_embeddings\":512}";
+    static const char config[] =
+        "{\"model_type\":\"llama\",\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_"
+        "layers\":1,\"num_attention_heads\":2,"
+        "\"num_key_value_heads\":1,\"vocab_size\":32,\"max_position_embeddings\":512}";
     char path[] = "/tmp/td_forward_device_XXXXXX";
     static int32_t tokens[RIG_SEQS][LEN];
     float *first = NULL;
     int fd = mkstemp(path);
-    assert_true(fd >= 0 && write(fd, config, sizeof config - 1) == (ssize_t)sizeof config - 1 && close(fd) == 0);
+    assert_true(fd >= 0 && write(fd, config, sizeof config - 1) == (ssize_t)sizeof config - 1 &&
+                close(fd) == 0);
     for (int no_graphs = 0; no_graphs < 2; no_graphs++) {
         struct rig g;
-        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "f32", .ops = device, .no_graphs = no_graphs},
+        rig_open(&g,
+                 &(struct td_model_params){
+                     .random_config = path, .dtype = "f32", .ops = device, .no_graphs = no_graphs},
                  1, BLOCK_SIZE, STEP_ROWS, LEN);
         size_t step_floats = (size_t)RIG_SEQS * (size_t)g.vocab;
         float *all = malloc(STEPS * step_floats * sizeof(float));
         assert_non_null(all);
         uint32_t z = 5;
         for (int32_t s = 0; s < RIG_SEQS; s++) {
-            for (int32_t i = 0; i < LEN; i++) tokens[s][i] = (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) % (uint32_t)g.vocab);
-            for (int32_t at = 0; at < FROM; at += STEP_ROWS) rig_chunk(&g, s, tokens[s], at, STEP_ROWS, true, NULL);
+            for (int32_t i = 0; i < LEN; i++)
+                tokens[s][i] =
+                    (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) % (uint32_t)g.vocab);
+            for (int32_t at = 0; at < FROM; at += STEP_ROWS)
+                rig_chunk(&g, s, tokens[s], at, STEP_ROWS, true, NULL);
         }
         for (int32_t step = 0; step < STEPS; step++) {
             int32_t ids[RIG_SEQS], positions[RIG_SEQS], rows[RIG_SEQS];
             const int32_t *tables[RIG_SEQS];
-            for (int32_t s = 0; s < RIG_SEQS; s++) ids[s] = tokens[s][FROM + step], positions[s] = FROM + step, rows[s] = s, tables[s] = g.tables[s];
-            struct td_forward_args a = {.tokens = ids, .positions = positions, .row_seq = rows, .block_tables = tables, .n_rows = RIG_SEQS,
-                                        .kv_base = g.cache, .kv = &g.kv, .logit_rows = rows, .n_logit_rows = RIG_SEQS};
+            for (int32_t s = 0; s < RIG_SEQS; s++)
+                ids[s] = tokens[s][FROM + step], positions[s] = FROM + step, rows[s] = s,
+                tables[s] = g.tables[s];
+            struct td_forward_args a = {.tokens = ids,
+                                        .positions = positions,
+                                        .row_seq = rows,
+                                        .block_tables = tables,
+                                        .n_rows = RIG_SEQS,
+                                        .kv_base = g.cache,
+                                        .kv = &g.kv,
+                                        .logit_rows = rows,
+                                        .n_logit_rows = RIG_SEQS};
             float *logits = NULL;
             assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
             memcpy(all + (size_t)step * step_floats, logits, step_floats * sizeof(float));
         }
-        if (!first) first = all;
+        if (!first)
+            first = all;
         else {
             same_bits("contexts past 256 blocks", all, first, STEPS * step_floats, g.vocab);
             free(all);
@@ -282,26 +331,45 @@ static void count_issue(void *ctx, const float *logits, int32_t n_rows)
     ++*(int *)ctx;
 }
 
-/* However many shapes of steps there were: the fourth step of a shape is a graph's (the strict table looks at the third), and so are those of a shape that
- * is in use meanwhile. */
+/* However many shapes of steps there were: the fourth step of a shape is a graph's (the strict
+ * table looks at the third), and so are those of a shape that is in use meanwhile. */
 static void shapes_come_and_go(void **state)
 {
     (void)state;
     enum { SHAPES = 600, IN_USE = 1 << 20, NEW_ONES = 5, STEPS_OF_EACH = 4 };
     struct rig g;
-    rig_open(&g, &(struct td_model_params){.random_config = FIXTURES "/llama_odd_sizes/config.json", .dtype = "f32", .ops = device}, 1, BLOCK_SIZE, 16, 16);
+    rig_open(&g,
+             &(struct td_model_params){.random_config = FIXTURES "/llama_odd_sizes/config.json",
+                                       .dtype = "f32",
+                                       .ops = device},
+             1, BLOCK_SIZE, 16, 16);
     int n_issued = 0, n_in_use = 0;
     for (int i = 0; i < SHAPES + NEW_ONES * STEPS_OF_EACH; i++) {
         bool is_in_use = i < SHAPES && i % 10 == 9;
-        uint64_t shape = is_in_use ? IN_USE : i < SHAPES ? (uint64_t)i : IN_USE + 1 + (uint64_t)(i - SHAPES) / STEPS_OF_EACH;
-        int seen = is_in_use ? n_in_use++ : i < SHAPES ? 0 : (i - SHAPES) % STEPS_OF_EACH, before = n_issued;
-        const struct td_forward_tail tail = {.issue = count_issue, .ctx = &n_issued, .shape = shape};
+        uint64_t shape = is_in_use    ? IN_USE
+                         : i < SHAPES ? (uint64_t)i
+                                      : IN_USE + 1 + (uint64_t)(i - SHAPES) / STEPS_OF_EACH;
+        int seen = is_in_use    ? n_in_use++
+                   : i < SHAPES ? 0
+                                : (i - SHAPES) % STEPS_OF_EACH,
+            before = n_issued;
+        const struct td_forward_tail tail = {
+            .issue = count_issue, .ctx = &n_issued, .shape = shape};
         const int32_t zero = 0, *tables[] = {g.tables[0]};
-        struct td_forward_args a = {.tokens = (int32_t[]){1}, .positions = &zero, .row_seq = &zero, .block_tables = tables, .n_rows = 1,
-                                    .kv_base = g.cache, .kv = &g.kv, .logit_rows = &zero, .n_logit_rows = 1, .tail = &tail};
+        struct td_forward_args a = {.tokens = (int32_t[]){1},
+                                    .positions = &zero,
+                                    .row_seq = &zero,
+                                    .block_tables = tables,
+                                    .n_rows = 1,
+                                    .kv_base = g.cache,
+                                    .kv = &g.kv,
+                                    .logit_rows = &zero,
+                                    .n_logit_rows = 1,
+                                    .tail = &tail};
         float *logits;
         assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
-        if (seen != 2 && n_issued != before + (seen < 2)) fail_msg("step %d: issued %d times, must be %d", i, n_issued - before, seen < 2);
+        if (seen != 2 && n_issued != before + (seen < 2))
+            fail_msg("step %d: issued %d times, must be %d", i, n_issued - before, seen < 2);
     }
     rig_close(&g);
 }
@@ -314,8 +382,14 @@ static void random_weights_are_the_hosts(void **state)
     for (int t = 0; t < 2; t++) {
         struct rig plain, dev;
         const char *config = FIXTURES "/llama_odd_sizes/config.json";
-        rig_open(&plain, &(struct td_model_params){.random_config = config, .dtype = dtypes[t], .ops = td_ops_by_name("ref")}, 1, BLOCK_SIZE, 16, 16);
-        rig_open(&dev, &(struct td_model_params){.random_config = config, .dtype = dtypes[t], .ops = device}, 3, BLOCK_SIZE, 16, 16);
+        rig_open(&plain,
+                 &(struct td_model_params){
+                     .random_config = config, .dtype = dtypes[t], .ops = td_ops_by_name("ref")},
+                 1, BLOCK_SIZE, 16, 16);
+        rig_open(
+            &dev,
+            &(struct td_model_params){.random_config = config, .dtype = dtypes[t], .ops = device},
+            3, BLOCK_SIZE, 16, 16);
         float *want = rig_prompt(&plain, 0, tokens, 7, 7), *got = rig_prompt(&dev, 0, tokens, 7, 3);
         double off = off_by(got, want, 7 * (size_t)dev.vocab);
         if (!(off <= (t ? 3e-2 : 1e-4))) fail_msg("%s: off by %g", dtypes[t], off);
@@ -331,10 +405,14 @@ static void layers_are_told_when_they_are_there(void **state)
     (void)state;
     struct rig g;
     bool strict = strcmp(device->device->info.name, "deferred") == 0; /* a GPU runs ahead */
-    rig_open(&g, &(struct td_model_params){.dir = FIXTURES "/" LAYERS_FIXTURE, .dtype = "f32", .ops = device}, 1, BLOCK_SIZE, 64, 64);
+    rig_open(&g,
+             &(struct td_model_params){
+                 .dir = FIXTURES "/" LAYERS_FIXTURE, .dtype = "f32", .ops = device},
+             1, BLOCK_SIZE, 64, 64);
     layers_check_all(&g, strict);
     const struct td_forward_layers none = {.every = 0};
-    struct td_forward_args a = {.tokens = (int32_t[]){1}, .n_rows = 1, .kv_base = g.cache, .kv = &g.kv, .layers = &none};
+    struct td_forward_args a = {
+        .tokens = (int32_t[]){1}, .n_rows = 1, .kv_base = g.cache, .kv = &g.kv, .layers = &none};
     float *out;
     assert_int_equal(td_model_forward(g.model, g.ws, &a, &out), TD_ERR_INVALID);
     rig_close(&g);
@@ -346,7 +424,10 @@ static void too_much_is_refused(void **state)
     struct td_err err = {0};
     struct rig g;
     uint64_t n_free, total, now;
-    rig_open(&g, &(struct td_model_params){.dir = FIXTURES "/llama_odd_sizes", .dtype = "bf16", .ops = device}, 1, BLOCK_SIZE, 16, 16);
+    rig_open(&g,
+             &(struct td_model_params){
+                 .dir = FIXTURES "/llama_odd_sizes", .dtype = "bf16", .ops = device},
+             1, BLOCK_SIZE, 16, 16);
     assert_int_equal(device->device->free_bytes(&n_free, &total, &err), TD_OK);
     struct td_workspace *ws = NULL;
     td_status s = td_workspace_create(g.model, 1 << 20, 1 << 20, &ws, &err);
@@ -358,7 +439,8 @@ static void too_much_is_refused(void **state)
     assert_int_equal(s, TD_ERR_NOMEM);
     assert_non_null(strstr(err.msg, "max_step_tokens"));
     assert_non_null(strstr(err.msg, "free"));
-    assert_int_equal(device->device->free_bytes(&now, &total, &err), TD_OK); /* nothing stays behind */
+    /* nothing stays behind */
+    assert_int_equal(device->device->free_bytes(&now, &total, &err), TD_OK);
     assert_true(now == n_free);
     rig_close(&g);
 }

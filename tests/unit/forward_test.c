@@ -1,4 +1,5 @@
-/* forward_test.c - the loader's refusals, and the forward pass's promise: a row's bits depend on its own sequence alone (I1). */
+/* forward_test.c - the loader's refusals, and the forward pass's promise: a row's bits depend on
+ * its own sequence alone (I1). */
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
@@ -37,7 +38,7 @@ static int teardown(void **state)
     return rmdir(dir);
 }
 
-/* ---- a checkpoint written here, with one thing wrong at a time ------------------------------------------------------------------------ */
+/* ---- a checkpoint written here, with one thing wrong at a time ------------------------------- */
 
 struct part {
     const char *name, *dtype;
@@ -61,8 +62,9 @@ static const struct part whole[] = {
 };
 enum { N_PARTS = sizeof whole / sizeof *whole };
 
-#define CONFIG                                                                                                                     \
-    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,\"num_attention_heads\":2,"      \
+#define CONFIG                                                                                     \
+    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":"  \
+    "1,\"num_attention_heads\":2,"                                                                 \
     "\"num_key_value_heads\":1,\"vocab_size\":16,\"max_position_embeddings\":32"
 
 /* `pad` spaces after the header: the data starts at any alignment. */
@@ -76,16 +78,18 @@ static void write_checkpoint(const struct part *parts, int n_parts, int pad, uin
                        (parts[i].dtype[0] == 'F' && parts[i].dtype[1] == '3' ? 4 : 2);
         char shape[32];
         snprintf(shape, sizeof shape, parts[i].cols ? "%d,%d" : "%d", parts[i].rows, parts[i].cols);
-        n +=
-            (size_t)snprintf(header + n, sizeof header - n, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                             i ? "," : "", parts[i].name, parts[i].dtype, shape, at, at + bytes);
+        n += (size_t)snprintf(
+            header + n, sizeof header - n,
+            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", i ? "," : "",
+            parts[i].name, parts[i].dtype, shape, at, at + bytes);
         at += bytes;
     }
     n += (size_t)snprintf(header + n, sizeof header - n, "}%*s", pad, "");
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)n >> (8 * i));
     memcpy(file + 8, header, n);
     assert_true(8 + n + at < sizeof file);
-    /* Values by name and index, so that moving a tensor moves its values: small f32, or the same rounded to 16 bits of 1.xx */
+    /* Values by name and index, so that moving a tensor moves its values: small f32, or the same
+       rounded to 16 bits of 1.xx */
     uint8_t *data = file + 8 + n;
     for (int i = 0; i < n_parts; i++) {
         bool wide = parts[i].dtype[1] == '3';
@@ -93,7 +97,8 @@ static void write_checkpoint(const struct part *parts, int n_parts, int pad, uin
         for (const char *c = parts[i].name; *c; c++) z = z * 31 + (uint8_t)*c;
         for (int k = 0; k < parts[i].rows * (parts[i].cols ? parts[i].cols : 1); k++) {
             z = z * 1664525u + 1013904223u;
-            float v = (float)(int32_t)(z >> 24) / 256.0f - 0.5f; /* eight bits: exact in every type */
+            /* eight bits: exact in every type */
+            float v = (float)(int32_t)(z >> 24) / 256.0f - 0.5f;
             uint16_t half = td_f32_to_bf16(v);
             memcpy(data, wide ? (const void *)&v : (const void *)&half, wide ? 4 : 2);
             data += wide ? 4 : 2;
@@ -102,15 +107,16 @@ static void write_checkpoint(const struct part *parts, int n_parts, int pad, uin
     write_file("model.safetensors", file, (size_t)(data - file));
 }
 
-static td_status try_open(const char *config, const char *dtype, int32_t max_len, int n_threads, struct td_err *err,
-                          uint64_t *ret_hash, uint64_t *ret_bytes)
+static td_status try_open(const char *config, const char *dtype, int32_t max_len, int n_threads,
+                          struct td_err *err, uint64_t *ret_hash, uint64_t *ret_bytes)
 {
     struct td_thread_pool *threads;
     struct td_model *model = NULL;
     write_file("config.json", config, strlen(config));
     *err = (struct td_err){0};
     assert_int_equal(td_thread_pool_create(n_threads, NULL, 0, &threads, err), TD_OK);
-    struct td_model_params p = {.dir = dir, .dtype = dtype, .threads = threads, .max_model_len = max_len, .quiet = true};
+    struct td_model_params p = {
+        .dir = dir, .dtype = dtype, .threads = threads, .max_model_len = max_len, .quiet = true};
     td_status s = td_model_open(&p, &model, err);
     if (!s && ret_hash) *ret_hash = td_model_hash(model);
     if (!s && ret_bytes) *ret_bytes = td_model_weight_bytes(model);
@@ -120,12 +126,14 @@ static td_status try_open(const char *config, const char *dtype, int32_t max_len
     return s;
 }
 
-static void expect(const char *config, const char *dtype, int32_t max_len, td_status want, const char *says)
+static void expect(const char *config, const char *dtype, int32_t max_len, td_status want,
+                   const char *says)
 {
     struct td_err err;
     td_status s = try_open(config, dtype, max_len, 2, &err, NULL, NULL);
     if (s != want || !strstr(err.msg, says))
-        fail_msg("answered %s: %s\n  expected %s: ...%s...", td_status_name(s), err.msg, td_status_name(want), says);
+        fail_msg("answered %s: %s\n  expected %s: ...%s...", td_status_name(s), err.msg,
+                 td_status_name(want), says);
 }
 
 static void loader_refuses(void **state)
@@ -138,13 +146,19 @@ static void loader_refuses(void **state)
     expect(CONFIG "}", "f32", 33, TD_ERR_INVALID, "max_model_len is 33, must be in 1..32");
     expect(CONFIG "}", "f32", -1, TD_ERR_INVALID, "max_model_len is -1");
     expect(CONFIG "}", "int3", 0, TD_ERR_INVALID, "dtype is int3");
-    expect(CONFIG ",\"attention_bias\":true}", "f32", 0, TD_ERR_CORRUPT, "model.layers.0.self_attn.q_proj.bias [8] is missing");
-    expect(CONFIG ",\"num_hidden_layers\":2}", "f32", 0, TD_ERR_CORRUPT, "model.layers.1.input_layernorm.weight [8] is missing");
-    expect(CONFIG ",\"vocab_size\":17}", "f32", 0, TD_ERR_CORRUPT, "model.embed_tokens.weight has shape [16, 8], must be [17, 8]");
-    expect(CONFIG ",\"head_dim\":6}", "f32", 0, TD_ERR_CORRUPT, "q_proj.weight has shape [8, 8], must be [12, 8]");
-    expect(CONFIG ",\"tie_word_embeddings\":true}", "f32", 0, TD_ERR_CORRUPT, "lm_head.weight differ");
+    expect(CONFIG ",\"attention_bias\":true}", "f32", 0, TD_ERR_CORRUPT,
+           "model.layers.0.self_attn.q_proj.bias [8] is missing");
+    expect(CONFIG ",\"num_hidden_layers\":2}", "f32", 0, TD_ERR_CORRUPT,
+           "model.layers.1.input_layernorm.weight [8] is missing");
+    expect(CONFIG ",\"vocab_size\":17}", "f32", 0, TD_ERR_CORRUPT,
+           "model.embed_tokens.weight has shape [16, 8], must be [17, 8]");
+    expect(CONFIG ",\"head_dim\":6}", "f32", 0, TD_ERR_CORRUPT,
+           "q_proj.weight has shape [8, 8], must be [12, 8]");
+    expect(CONFIG ",\"tie_word_embeddings\":true}", "f32", 0, TD_ERR_CORRUPT,
+           "lm_head.weight differ");
 
-    for (int i = 0; i < N_PARTS; i++) { /* each one missing, and each one in a type we do not compute with */
+    for (int i = 0; i < N_PARTS; i++) { /* each one missing, and each one in a type we do not
+                                           compute with */
         memcpy(parts, whole, sizeof whole);
         parts[i] = parts[N_PARTS - 1];
         write_checkpoint(parts, N_PARTS - 1, 0, 0);
@@ -163,19 +177,22 @@ static void loader_refuses(void **state)
     expect(CONFIG "}", "f32", 0, TD_OK, "");
     parts[N_PARTS + 1] = (struct part){"model.layers.0.self_attn.q_norm.weight", "F32", 4, 0};
     write_checkpoint(parts, N_PARTS + 2, 0, 0);
-    expect(CONFIG "}", "f32", 0, TD_ERR_UNSUPPORTED, "model.layers.0.self_attn.q_norm.weight has no place");
+    expect(CONFIG "}", "f32", 0, TD_ERR_UNSUPPORTED,
+           "model.layers.0.self_attn.q_norm.weight has no place");
     /* tied: under either name alone */
     write_checkpoint(whole, N_PARTS - 1, 0, 0);
     expect(CONFIG ",\"tie_word_embeddings\":true}", "f32", 0, TD_OK, "");
     write_checkpoint(whole + 1, N_PARTS - 1, 0, 0);
     expect(CONFIG ",\"tie_word_embeddings\":true}", "f32", 0, TD_OK, "");
     write_checkpoint(whole + 1, N_PARTS - 2, 0, 0);
-    expect(CONFIG ",\"tie_word_embeddings\":true}", "f32", 0, TD_ERR_CORRUPT, "model.embed_tokens.weight");
+    expect(CONFIG ",\"tie_word_embeddings\":true}", "f32", 0, TD_ERR_CORRUPT,
+           "model.embed_tokens.weight");
     write_file("model.safetensors", "short", 5);
     expect(CONFIG "}", "f32", 0, TD_ERR_CORRUPT, "5 bytes");
 }
 
-/* Any alignment of the data, mixed types in one fused matrix: the same values give the same logits. */
+/* Any alignment of the data, mixed types in one fused matrix: the same values give the same
+ * logits. */
 static void storage_does_not_matter(void **state)
 {
     (void)state;
@@ -216,21 +233,25 @@ static void hash_tells_weights_apart(void **state)
     assert_true(a == b); /* a shorter context computes the same */
     assert_int_equal(try_open(CONFIG "}", "bf16", 0, 1, &err, &b, &bytes_bf16), TD_OK);
     assert_true(a != b && bytes_bf16 < bytes_f32);
-    assert_int_equal(try_open(CONFIG ",\"rms_norm_eps\":1e-5}", "f32", 0, 1, &err, &b, NULL), TD_OK);
+    assert_int_equal(try_open(CONFIG ",\"rms_norm_eps\":1e-5}", "f32", 0, 1, &err, &b, NULL),
+                     TD_OK);
     assert_true(a != b);
     write_checkpoint(whole, N_PARTS, 0, 1);
     assert_int_equal(try_open(CONFIG "}", "f32", 0, 1, &err, &b, NULL), TD_OK);
     assert_true(a != b);
 }
 
-/* ---- random weights ------------------------------------------------------------------------------------------------------------------- */
+/* ---- random weights -------------------------------------------------------------------------- */
 
-/* Large enough for every tile and tail of the kernels: 3 KV heads, sizes that are no multiples of 32. */
-static const char random_config[] =
-    "{\"model_type\":\"qwen3\",\"hidden_size\":200,\"intermediate_size\":344,\"num_hidden_layers\":3,\"num_attention_heads\":6,"
-    "\"num_key_value_heads\":3,\"head_dim\":32,\"vocab_size\":777,\"max_position_embeddings\":512,\"attention_bias\":true,"
-    "\"use_sliding_window\":true,\"sliding_window\":21,\"max_window_layers\":2,\"tie_word_embeddings\":true,\"dtype\":"
-    "\"bfloat16\"}";
+/* Large enough for every tile and tail of the kernels: 3 KV heads, sizes that are no multiples
+ * of 32. */
+static const char random_config[] = "{\"model_type\":\"qwen3\",\"hidden_size\":200,\"intermediate_"
+                                    "size\":344,\"num_hidden_layers\":3,\"num_attention_heads\":6,"
+                                    "\"num_key_value_heads\":3,\"head_dim\":32,\"vocab_size\":777,"
+                                    "\"max_position_embeddings\":512,\"attention_bias\":true,"
+                                    "\"use_sliding_window\":true,\"sliding_window\":21,\"max_"
+                                    "window_layers\":2,\"tie_word_embeddings\":true,\"dtype\":"
+                                    "\"bfloat16\"}";
 
 static const char *write_random_config(void)
 {
@@ -250,22 +271,26 @@ static void random_weights_are_sane(void **state)
     for (int32_t i = 0; i < 40; i++) tokens[i] = (i * 7919 + 13) % 777;
     for (int k = 0; k < 3; k++) {
         struct rig g;
-        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = dtypes[k]}, 1 + k, 16, 64, 64);
+        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = dtypes[k]}, 1 + k,
+                 16, 64, 64);
         hashes[k] = td_model_hash(g.model);
         assert_int_equal(td_model_dtype(g.model), k < 2 ? TD_BF16 : TD_F32);
         float *logits = rig_prompt(&g, 0, tokens, 40, 40);
         double sum = 0, sum2 = 0, n = 40.0 * 777;
-        for (size_t i = 0; i < 40 * 777; i++) sum += (double)logits[i], sum2 += (double)logits[i] * (double)logits[i];
+        for (size_t i = 0; i < 40 * 777; i++)
+            sum += (double)logits[i], sum2 += (double)logits[i] * (double)logits[i];
         double deviation = sqrt(sum2 / n - sum / n * sum / n);
         if (!(deviation > 0.3 && deviation < 3))
-            fail_msg("%s: logits have a standard deviation of %g, must be near 1", dtypes[k], deviation);
+            fail_msg("%s: logits have a standard deviation of %g, must be near 1", dtypes[k],
+                     deviation);
         free(logits);
         rig_close(&g);
     }
-    assert_true(hashes[0] == hashes[1] && hashes[0] != hashes[2]); /* auto is bf16 here; 1 thread or 2 */
+    /* auto is bf16 here; 1 thread or 2 */
+    assert_true(hashes[0] == hashes[1] && hashes[0] != hashes[2]);
 }
 
-/* ---- invariance ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- invariance ------------------------------------------------------------------------------ */
 
 #define SEQS 5
 #define LEN_MAX 75
@@ -282,9 +307,10 @@ static void make_tokens(int32_t tokens[SEQS][LEN_MAX], int32_t vocab)
 
 static const int32_t lens[SEQS] = {75, 1, 33, 64, 17};
 
-/* Runs all sequences together: step by step each takes up to `take[s]` tokens, in the order of `order`. Every row's logits to
- * out[s][position]. */
-static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int32_t *order, const int32_t *take, float *out[SEQS])
+/* Runs all sequences together: step by step each takes up to `take[s]` tokens, in the order of
+ * `order`. Every row's logits to out[s][position]. */
+static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int32_t *order,
+                        const int32_t *take, float *out[SEQS])
 {
     int32_t done[SEQS] = {0};
     for (;;) {
@@ -294,7 +320,8 @@ static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int3
             int32_t seq, position;
         } owner[256];
         for (int k = 0; k < SEQS; k++) {
-            int32_t s = order[k], room = g->max_rows - n, m = lens[s] - done[s] < take[s] ? lens[s] - done[s] : take[s];
+            int32_t s = order[k], room = g->max_rows - n,
+                    m = lens[s] - done[s] < take[s] ? lens[s] - done[s] : take[s];
             if (m > room) m = room;
             if (m <= 0) continue;
             for (int32_t i = 0; i < m; i++, n++) {
@@ -320,8 +347,8 @@ static void run_batched(struct rig *g, int32_t tokens[SEQS][LEN_MAX], const int3
         float *logits = NULL;
         assert_int_equal(td_model_forward(g->model, g->ws, &a, &logits), TD_OK);
         for (int32_t i = 0; i < n; i++)
-            memcpy(out[owner[i].seq] + (size_t)owner[i].position * (size_t)g->vocab, logits + (size_t)i * (size_t)g->vocab,
-                   (size_t)g->vocab * sizeof(float));
+            memcpy(out[owner[i].seq] + (size_t)owner[i].position * (size_t)g->vocab,
+                   logits + (size_t)i * (size_t)g->vocab, (size_t)g->vocab * sizeof(float));
     }
 }
 
@@ -335,33 +362,41 @@ static bool is_short(void)
 static void check_invariance(const char *path, const char *dtype, const struct td_ops *ops)
 {
     static const int32_t forwards[SEQS] = {0, 1, 2, 3, 4}, backwards[SEQS] = {4, 3, 2, 1, 0};
-    static const int32_t takes[][SEQS] = {{75, 75, 75, 75, 75}, {1, 1, 1, 1, 1}, {16, 1, 7, 33, 5}, {3, 64, 17, 2, 16}};
+    static const int32_t takes[][SEQS] = {
+        {75, 75, 75, 75, 75}, {1, 1, 1, 1, 1}, {16, 1, 7, 33, 5}, {3, 64, 17, 2, 16}};
     int32_t tokens[SEQS][LEN_MAX];
     float *alone[SEQS], *out[SEQS];
     uint64_t hash = 0;
     for (int n_threads = 1; n_threads <= 3; n_threads++) {
         struct rig g;
-        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = dtype, .ops = ops}, n_threads, 16, 128, LEN_MAX);
+        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = dtype, .ops = ops},
+                 n_threads, 16, 128, LEN_MAX);
         make_tokens(tokens, g.vocab);
         if (n_threads == 1) {
             hash = td_model_hash(g.model);
-            for (int32_t s = 0; s < SEQS; s++) alone[s] = rig_prompt(&g, s, tokens[s], lens[s], lens[s]);
-            for (int32_t s = 0; s < SEQS; s++) out[s] = malloc((size_t)lens[s] * (size_t)g.vocab * sizeof(float));
+            for (int32_t s = 0; s < SEQS; s++)
+                alone[s] = rig_prompt(&g, s, tokens[s], lens[s], lens[s]);
+            for (int32_t s = 0; s < SEQS; s++)
+                out[s] = malloc((size_t)lens[s] * (size_t)g.vocab * sizeof(float));
         }
         assert_true(td_model_hash(g.model) == hash);
         for (size_t k = 0; k < 4; k++) {
             /* Reference kernels are slow: two threads and two cuts are enough for them. */
-            if (strcmp(ops->name, "ref") == 0 && (n_threads != 2 || k % 2 == 0 || (is_short() && k != 3))) continue;
-            /* Sanitizer builds: two of the cuts with two threads, the other two with three; one thread is what `alone` was. */
+            if (strcmp(ops->name, "ref") == 0 &&
+                (n_threads != 2 || k % 2 == 0 || (is_short() && k != 3)))
+                continue;
+            /* Sanitizer builds: two of the cuts with two threads, the other two with three; one
+               thread is what `alone` was. */
             if (is_short() && (n_threads == 1 || (size_t)n_threads % 2 == k % 2)) continue;
             memset(g.cache, 0xff, (size_t)(g.blocks_per_seq * RIG_SEQS) * g.kv.block_bytes);
             run_batched(&g, tokens, k % 2 ? backwards : forwards, takes[k], out);
             for (int32_t s = 0; s < SEQS; s++)
                 for (size_t i = 0; i < (size_t)lens[s] * (size_t)g.vocab; i++)
                     if (memcmp(&out[s][i], &alone[s][i], sizeof(float)) != 0)
-                        fail_msg("%s %s, %d threads, cut %zu: sequence %d, position %zu, token %zu is %a in the batch, %a alone",
-                                 ops->name, dtype, n_threads, k, s, i / (size_t)g.vocab, i % (size_t)g.vocab, (double)out[s][i],
-                                 (double)alone[s][i]);
+                        fail_msg("%s %s, %d threads, cut %zu: sequence %d, position %zu, token %zu "
+                                 "is %a in the batch, %a alone",
+                                 ops->name, dtype, n_threads, k, s, i / (size_t)g.vocab,
+                                 i % (size_t)g.vocab, (double)out[s][i], (double)alone[s][i]);
         }
         rig_close(&g);
     }
@@ -391,15 +426,18 @@ static void unwanted_rows_do_not_matter(void **state)
     const char *path = write_random_config();
     int32_t tokens[SEQS][LEN_MAX];
     struct rig g;
-    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "bf16"}, 2, 8, 128, LEN_MAX);
+    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "bf16"}, 2, 8, 128,
+             LEN_MAX);
     make_tokens(tokens, g.vocab);
     size_t cache_bytes = (size_t)(g.blocks_per_seq * RIG_SEQS) * g.kv.block_bytes;
-    float *all = rig_prompt(&g, 0, tokens[0], LEN_MAX, LEN_MAX), *last = malloc((size_t)g.vocab * sizeof(float));
+    float *all = rig_prompt(&g, 0, tokens[0], LEN_MAX, LEN_MAX),
+          *last = malloc((size_t)g.vocab * sizeof(float));
     uint8_t *cache = malloc(cache_bytes);
     memcpy(cache, g.cache, cache_bytes);
     memset(g.cache, 0xff, cache_bytes);
     rig_chunk(&g, 0, tokens[0], 0, LEN_MAX, true, last);
-    assert_memory_equal(last, all + (size_t)(LEN_MAX - 1) * (size_t)g.vocab, (size_t)g.vocab * sizeof(float));
+    assert_memory_equal(last, all + (size_t)(LEN_MAX - 1) * (size_t)g.vocab,
+                        (size_t)g.vocab * sizeof(float));
     assert_memory_equal(cache, g.cache, cache_bytes);
 
     memset(g.cache, 0xff, cache_bytes);
@@ -423,7 +461,8 @@ static void unwanted_rows_do_not_matter(void **state)
     a.n_logit_rows = 3;
     assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
     for (size_t i = 0; i < 3; i++)
-        assert_memory_equal(logits + i * (size_t)g.vocab, all + (size_t)some[i] * (size_t)g.vocab, (size_t)g.vocab * sizeof(float));
+        assert_memory_equal(logits + i * (size_t)g.vocab, all + (size_t)some[i] * (size_t)g.vocab,
+                            (size_t)g.vocab * sizeof(float));
     free(cache);
     free(all);
     free(last);
@@ -434,29 +473,39 @@ static void ref_and_best_agree(void **state)
 {
     (void)state;
 #if defined(__SANITIZE_THREAD__)
-    skip(); /* a comparison of figures: batch_and_threads_do_not_matter runs the same kernels on as many threads */
+    skip(); /* a comparison of figures: batch_and_threads_do_not_matter runs the same kernels on
+               as many threads */
 #endif
     const char *path = write_random_config();
     int32_t tokens[SEQS][LEN_MAX];
     static const char *const dtypes[] = {"f32", "bf16"};
-    /* f32: sums of up to 344 products in another order, three layers. bf16: one rounding more or less of an input, 2^-9 each. */
+    /* f32: sums of up to 344 products in another order, three layers. bf16: one rounding more or
+       less of an input, 2^-9 each. */
     static const double bounds[] = {2e-5, 2e-2};
     for (int k = 0; k < 2; k++) {
         struct rig a, b;
-        rig_open(&a, &(struct td_model_params){.random_config = path, .dtype = dtypes[k], .ops = td_ops_by_name("ref")}, 2, 16, 128,
-                 LEN_MAX);
-        rig_open(&b, &(struct td_model_params){.random_config = path, .dtype = dtypes[k], .ops = td_ops_best()}, 2, 16, 128,
-                 LEN_MAX);
+        rig_open(&a,
+                 &(struct td_model_params){
+                     .random_config = path, .dtype = dtypes[k], .ops = td_ops_by_name("ref")},
+                 2, 16, 128, LEN_MAX);
+        rig_open(&b,
+                 &(struct td_model_params){
+                     .random_config = path, .dtype = dtypes[k], .ops = td_ops_best()},
+                 2, 16, 128, LEN_MAX);
         make_tokens(tokens, a.vocab);
-        float *x = rig_prompt(&a, 0, tokens[0], LEN_MAX, LEN_MAX), *y = rig_prompt(&b, 0, tokens[0], LEN_MAX, LEN_MAX);
+        float *x = rig_prompt(&a, 0, tokens[0], LEN_MAX, LEN_MAX),
+              *y = rig_prompt(&b, 0, tokens[0], LEN_MAX, LEN_MAX);
         double off = 0, largest = 0;
         for (size_t i = 0; i < (size_t)LEN_MAX * (size_t)a.vocab; i++) {
             off = fmax(off, fabs((double)x[i] - (double)y[i]));
             largest = fmax(largest, fabs((double)x[i]));
             assert_true(isfinite(y[i]));
         }
-        printf("ref and %s, %s: off by %.2g of the largest logit\n", td_ops_best()->name, dtypes[k], off / largest);
-        if (!(off / largest < bounds[k])) fail_msg("%s: ref and best differ by %g of the largest logit", dtypes[k], off / largest);
+        printf("ref and %s, %s: off by %.2g of the largest logit\n", td_ops_best()->name, dtypes[k],
+               off / largest);
+        if (!(off / largest < bounds[k]))
+            fail_msg("%s: ref and best differ by %g of the largest logit", dtypes[k],
+                     off / largest);
         free(x);
         free(y);
         rig_close(&a);
@@ -469,7 +518,8 @@ static void layers_are_told_when_they_are_there(void **state)
     (void)state;
     for (int n_threads = is_short() ? 3 : 1; n_threads <= 3; n_threads += 2) {
         struct rig g;
-        rig_open(&g, &(struct td_model_params){.dir = "models/pocket", .dtype = "bf16"}, n_threads, 8, 64, 64);
+        rig_open(&g, &(struct td_model_params){.dir = "models/pocket", .dtype = "bf16"}, n_threads,
+                 8, 64, 64);
         layers_check_all(&g, true);
         rig_close(&g);
     }
@@ -481,7 +531,9 @@ static void bad_calls(void **state)
     const char *path = write_random_config();
     struct td_err err = {0};
     struct rig g;
-    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "bf16", .max_model_len = 64}, 2, 8, 16, 64);
+    rig_open(&g,
+             &(struct td_model_params){.random_config = path, .dtype = "bf16", .max_model_len = 64},
+             2, 8, 16, 64);
     assert_int_equal(td_model_max_len(g.model), 64);
     struct td_kv_layout layout;
     assert_int_equal(td_model_kv_layout(g.model, 12, &layout, &err), TD_ERR_INVALID);
@@ -521,9 +573,12 @@ static void bad_calls(void **state)
     rig_close(&g);
 
     struct td_model *model;
-    assert_int_equal(td_model_open(&(struct td_model_params){.dtype = "f32"}, &model, &err), TD_ERR_INVALID);
-    assert_int_equal(td_model_open(&(struct td_model_params){.dir = "/absent", .random_config = path}, &model, &err),
+    assert_int_equal(td_model_open(&(struct td_model_params){.dtype = "f32"}, &model, &err),
                      TD_ERR_INVALID);
+    assert_int_equal(
+        td_model_open(&(struct td_model_params){.dir = "/absent", .random_config = path}, &model,
+                      &err),
+        TD_ERR_INVALID);
 }
 
 int main(void)

@@ -1,5 +1,7 @@
-/* The properties that the goodput policy must have, seen from outside: events in, actions out. Monotone predictions, exact retry delays, hold and
- * reject, no herd, bounded deflection, head-of-line rules, learned margins that cover, and a defined outcome for each kind of nonsense. */
+/* The properties that the goodput policy must have, seen from outside: events in, actions out.
+ * Monotone predictions, exact retry delays, hold and reject, no herd, bounded deflection,
+ * head-of-line rules, learned margins that cover, and a defined outcome for each kind of
+ * nonsense. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,9 +18,13 @@
 enum { SLOTS = 4096 };
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 
-/* prefill: 10 ms + 0.1 ms a token; decode: 10 ms + 0.1 ms a sequence + 1 us a token of context + 0.1 ms a prefill row; link: 1 GB/s. */
-static const struct td_lat_theta theta = {
-    .prefill = {10e-3, 1e-4, 0}, .decode = {10e-3, 1e-4, 1e-6, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true};
+/* prefill: 10 ms + 0.1 ms a token; decode: 10 ms + 0.1 ms a sequence + 1 us a token of context +
+ * 0.1 ms a prefill row; link: 1 GB/s. */
+static const struct td_lat_theta theta = {.prefill = {10e-3, 1e-4, 0},
+                                          .decode = {10e-3, 1e-4, 1e-6, 1e-4, 0},
+                                          .link_tau = 1e-4,
+                                          .link_bytes_per_s = 1e9,
+                                          .known = true};
 
 static struct td_core_config config_of(enum td_core_mode mode)
 {
@@ -44,32 +50,56 @@ static struct td_core *core_of(const struct td_core_config *cfg)
     return c;
 }
 
-static size_t step(struct td_core *c, struct td_core_event e) { return td_core_step(c, &e, actions); }
-
-struct node { uint64_t kv_tokens, max_seqs, node_class, bytes; };
-static const struct node usual = {1000000, 1024, 0, 1000};
-static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role, struct node n)
+static size_t step(struct td_core *c, struct td_core_event e)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = n.kv_tokens, .b = n.max_seqs,
-                                          .c = n.node_class, .d = 2048, .e = n.bytes});
+    return td_core_step(c, &e, actions);
 }
 
-struct ask { uint64_t n, max, ttft_us, tpot_us, slo_class; };
+struct node {
+    uint64_t kv_tokens, max_seqs, node_class, bytes;
+};
+static const struct node usual = {1000000, 1024, 0, 1000};
+static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role,
+                   struct node n)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                          .now_ns = now,
+                                          .worker = worker,
+                                          .role = role,
+                                          .a = n.kv_tokens,
+                                          .b = n.max_seqs,
+                                          .c = n.node_class,
+                                          .d = 2048,
+                                          .e = n.bytes});
+}
+
+struct ask {
+    uint64_t n, max, ttft_us, tpot_us, slo_class;
+};
 static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, struct ask a)
 {
-    return step(
-        c, (struct td_core_event){
-               .kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = a.n, .b = a.max, .c = a.slo_class, .e = a.ttft_us, .f = a.tpot_us});
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                          .now_ns = now,
+                                          .slot = slot,
+                                          .id = id,
+                                          .a = a.n,
+                                          .b = a.max,
+                                          .c = a.slo_class,
+                                          .e = a.ttft_us,
+                                          .f = a.tpot_us});
 }
-static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint64_t id, uint64_t a, uint64_t b)
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
+                  uint64_t id, uint64_t a, uint64_t b)
 {
-    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = id, .a = a, .b = b});
+    return step(c, (struct td_core_event){
+                       .kind = kind, .now_ns = now, .slot = slot, .id = id, .a = a, .b = b});
 }
 
 /* The worker is heard of: nothing changed there. */
 static void hear(struct td_core *c, uint64_t now, uint32_t worker, uint64_t seq)
 {
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = worker, .a = seq});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = worker, .a = seq});
 }
 
 /* Placed: its prefill and its hand-over are played through, so that it decodes. */
@@ -81,8 +111,8 @@ static void make_decode(struct td_core *c, uint64_t now, uint32_t slot, uint64_t
     leg(c, TD_EV_PREFILL_END, now, slot, id, 0, 0);
 }
 
-/* One request in 128 by its number, one in 4 where idle workers are predicted to miss by little, is placed in spite of its objectives; most of these
- * tests are about the others. */
+/* One request in 128 by its number, one in 4 where idle workers are predicted to miss by little,
+ * is placed in spite of its objectives; most of these tests are about the others. */
 static bool explores(uint64_t id) { return (id * 0x9e3779b97f4a7c15ull >> 32) % 4 == 0; }
 static uint64_t last_id;
 static uint64_t plain_id(void)
@@ -98,17 +128,22 @@ static void expect_empty_accounts(const struct td_core *c, uint32_t n_workers)
         struct td_core_account a;
         td_core_account(c, w, &a);
         assert_int_equal(a.assigned + a.n_pending + a.n_active + a.n_min_tpot, 0);
-        assert_int_equal(a.assigned_tokens + a.promised_tokens + a.pending_tokens + a.active_tokens + a.reserved_tokens + a.local_tokens, 0);
-        assert_true(a.pending_s <= 0 && a.pending_s >= 0 && (isinf(a.min_tpot_s) || a.min_tpot_s <= 0)); /* 0 for a worker that never joined */
+        assert_int_equal(a.assigned_tokens + a.promised_tokens + a.pending_tokens +
+                             a.active_tokens + a.reserved_tokens + a.local_tokens,
+                         0);
+        /* 0 for a worker that never joined */
+        assert_true(a.pending_s <= 0 && a.pending_s >= 0 &&
+                    (isinf(a.min_tpot_s) || a.min_tpot_s <= 0));
         assert_false(a.kept);
     }
 }
 
-/* ---- predictions ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- predictions ----------------------------------------------------------------------------- */
 
-/* What the core predicts for one more request of n tokens behind `ahead` prompts of 1,000 tokens that wait for their prefill and `batch` sequences of
- * `context` that decode. */
-static struct td_core_action predict(uint64_t n, uint32_t ahead, uint32_t batch, uint64_t context, uint64_t bytes)
+/* What the core predicts for one more request of n tokens behind `ahead` prompts of 1,000 tokens
+ * that wait for their prefill and `batch` sequences of `context` that decode. */
+static struct td_core_action predict(uint64_t n, uint32_t ahead, uint32_t batch, uint64_t context,
+                                     uint64_t bytes)
 {
     struct td_core_config cfg = config_of(TD_MODE_PD);
     struct td_core *c = core_of(&cfg);
@@ -118,7 +153,9 @@ static struct td_core_action predict(uint64_t n, uint32_t ahead, uint32_t batch,
         assert_int_equal(arrive(c, 0, 1 + i, 1000 + i, (struct ask){context, 20, 0, 0, 0}), 1);
         make_decode(c, 0, 1 + i, 1000 + i, context);
     }
-    for (uint32_t i = 0; i < ahead; i++) assert_int_equal(arrive(c, 20 * SEC, 2000 + i, 5000 + i, (struct ask){1000, 20, 0, 0, 0}), 1);
+    for (uint32_t i = 0; i < ahead; i++)
+        assert_int_equal(arrive(c, 20 * SEC, 2000 + i, 5000 + i, (struct ask){1000, 20, 0, 0, 0}),
+                         1);
     assert_int_equal(arrive(c, 20 * SEC, 0, 1, (struct ask){n, 20, 0, 0, 0}), 1);
     struct td_core_action a = actions[0];
     assert_int_equal(a.kind, TD_ACT_START_DECODE);
@@ -138,14 +175,16 @@ static void test_predictions_are_monotone(void **state)
     /* to the microsecond for the simplest: 1,000 tokens on an idle worker take 10 + 100 ms */
     assert_in_range(predict(1000, 0, 0, 0, 1000).ttft_us, 109990, 110010);
     last = 0;
-    for (uint32_t ahead = 0; ahead < 40; ahead += 3) { /* in the backlog: each of those ahead takes 110 ms */
+    for (uint32_t ahead = 0; ahead < 40; ahead += 3) { /* in the backlog: each of those ahead
+                                                          takes 110 ms */
         uint64_t t = predict(500, ahead, 0, 0, 1000).ttft_us;
         assert_in_range(t, 60000 + ahead * 110000ull - 20, 60000 + ahead * 110000ull + 20);
         last = t;
     }
     assert_true(last > 4000000);
     last = 0;
-    for (uint64_t bytes = 1000; bytes < 1u << 30; bytes *= 8) { /* bytes lie between the first token and the second: they are TPOT */
+    for (uint64_t bytes = 1000; bytes < 1u << 30; bytes *= 8) {
+        /* bytes lie between the first token and the second: they are TPOT */
         uint64_t t = predict(1000, 0, 0, 0, bytes).tpot_us;
         assert_true(t > last);
         last = t;
@@ -165,12 +204,13 @@ static void test_predictions_are_monotone(void **state)
     assert_true(last > 11600 + 16 * 50000 / 2);
 }
 
-/* ---- admission ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- admission ------------------------------------------------------------------------------- */
 
-/* Refused before any prefill, and told to come back after just the wait that was predicted: backlog + prefill - objective (margins have no price on
- * an idle fleet). */
-/* Somebody decodes there under a TPOT objective of 20 ms. A prompt of 20,000 tokens would make every step longer than that, though its own objective
- * allows it: it waits, or goes where nobody was promised anything. */
+/* Refused before any prefill, and told to come back after just the wait that was predicted:
+ * backlog + prefill - objective (margins have no price on an idle fleet). */
+/* Somebody decodes there under a TPOT objective of 20 ms. A prompt of 20,000 tokens would make
+ * every step longer than that, though its own objective allows it: it waits, or goes where
+ * nobody was promised anything. */
 static void test_promises_to_those_who_decode_are_kept(void **state)
 {
     (void)state;
@@ -181,7 +221,8 @@ static void test_promises_to_those_who_decode_are_kept(void **state)
             join(c, 0, 0, TD_ROLE_PREFILL, usual);
             join(c, 0, 1, TD_ROLE_DECODE, usual);
             uint64_t first = plain_id(), second = plain_id();
-            assert_int_equal(arrive(c, 0, 0, first, (struct ask){1000, 100, 0, loose ? 200000 : 20000, 0}), 1);
+            assert_int_equal(
+                arrive(c, 0, 0, first, (struct ask){1000, 100, 0, loose ? 200000 : 20000, 0}), 1);
             make_decode(c, 0, 0, first, 1000);
             if (n_decode == 2) join(c, 0, 2, TD_ROLE_DECODE, usual);
             size_t n = arrive(c, SEC, 1, second, (struct ask){20000, 100, 0, 200000, 0});
@@ -191,7 +232,8 @@ static void test_promises_to_those_who_decode_are_kept(void **state)
                 if (!loose) assert_int_equal(actions[0].worker, 2);
             } else {
                 assert_int_equal(n, 0);
-                assert_true(leg(c, TD_EV_DECODE_END, 2 * SEC, 0, first, 0, 0) >= 2); /* the first is over: now there is nobody to disturb */
+                /* the first is over: now there is nobody to disturb */
+                assert_true(leg(c, TD_EV_DECODE_END, 2 * SEC, 0, first, 0, 0) >= 2);
                 assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
                 assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
                 assert_int_equal(actions[1].id, second);
@@ -208,8 +250,10 @@ static void test_retry_is_the_predicted_wait(void **state)
         struct td_core *c = core_of(&cfg);
         join(c, 0, 0, TD_ROLE_PREFILL, usual);
         join(c, 0, 1, TD_ROLE_DECODE, usual);
-        for (uint32_t i = 0; i < ahead; i++) assert_int_equal(arrive(c, 0, 1 + i, plain_id(), (struct ask){1000, 20, 0, 0, 0}), 1);
-        assert_int_equal(arrive(c, 0, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1); /* 110 ms of its own, 200 ms allowed */
+        for (uint32_t i = 0; i < ahead; i++)
+            assert_int_equal(arrive(c, 0, 1 + i, plain_id(), (struct ask){1000, 20, 0, 0, 0}), 1);
+        /* 110 ms of its own, 200 ms allowed */
+        assert_int_equal(arrive(c, 0, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_FAIL);
         assert_int_equal(actions[0].code, 8);
         assert_string_equal(actions[0].reason, "the TTFT objective cannot be met now");
@@ -224,8 +268,8 @@ static void test_retry_is_the_predicted_wait(void **state)
     }
 }
 
-/* No decode worker has room: it waits while there is slack, and is refused when that has run down, not at the end of the queue time; nothing was
- * prefilled. */
+/* No decode worker has room: it waits while there is slack, and is refused when that has run
+ * down, not at the end of the queue time; nothing was prefilled. */
 static void test_hold_then_reject(void **state)
 {
     (void)state;
@@ -270,7 +314,8 @@ static void test_impossible_objectives(void **state)
     join(c, 0, 0, TD_ROLE_PREFILL, usual);
     join(c, 0, 1, TD_ROLE_DECODE, usual);
     uint32_t placed = 0, refused = 0;
-    for (uint32_t i = 0; i < 1024; i++) { /* whichever objective is out of reach: told at once, but for the one in 128 from which the margins learn */
+    for (uint32_t i = 0; i < 1024; i++) { /* whichever objective is out of reach: told at once,
+                                             but for the one in 128 from which the margins learn */
         struct ask a = {1000, 20, i % 2 ? 1 : 0, i % 2 ? 0 : 1, 0};
         uint64_t now = (uint64_t)i * SEC;
         size_t n = arrive(c, now, 0, 1 + i, a);
@@ -278,7 +323,9 @@ static void test_impossible_objectives(void **state)
         if (actions[0].kind == TD_ACT_FAIL) {
             assert_int_equal(actions[0].code, 8);
             assert_true(actions[0].retry_ms >= 1);
-            if (i % 2 == 0) assert_string_equal(actions[0].reason, "the TPOT objective is below what any worker can do");
+            if (i % 2 == 0)
+                assert_string_equal(actions[0].reason,
+                                    "the TPOT objective is below what any worker can do");
             refused++;
         } else {
             assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
@@ -288,13 +335,14 @@ static void test_impossible_objectives(void **state)
     }
     assert_in_range(placed, 2, 24);
     assert_int_equal(placed + refused, 1024);
-    assert_int_equal(arrive(c, 2000 * SEC, 0, plain_id(), (struct ask){1000, 20, 1, 1, 1}), 1); /* best effort: late rather than never */
+    /* best effort: late rather than never */
+    assert_int_equal(arrive(c, 2000 * SEC, 0, plain_id(), (struct ask){1000, 20, 1, 1, 1}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     td_core_destroy(c);
 }
 
-/* The model was learned in a slow hour, and the fleet is idle: it must find out that it has become fast, though nothing there meets an objective as
- * predicted. */
+/* The model was learned in a slow hour, and the fleet is idle: it must find out that it has
+ * become fast, though nothing there meets an objective as predicted. */
 static void test_idle_and_thought_slow(void **state)
 {
     (void)state;
@@ -303,8 +351,17 @@ static void test_idle_and_thought_slow(void **state)
     struct td_core *c = core_of(&cfg);
     join(c, 0, 0, TD_ROLE_DECODE, usual);
     for (int i = 0; i < 4; i++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .a = 256, .b = 32768, .e = 1500000});
-    for (int i = 0; i < 64; i++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .c = 1, .d = 280, .e = 20000});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = 1,
+                                       .worker = 0,
+                                       .a = 256,
+                                       .b = 32768,
+                                       .e = 1500000});
+    for (int i = 0; i < 64; i++)
+        step(
+            c,
+            (struct td_core_event){
+                .kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .c = 1, .d = 280, .e = 20000});
     uint32_t in_a_row = 0, n = 0, longest = 0;
     for (uint64_t now = SEC; n < 128; n++, now += SEC) { /* in truth 100 ms and 2 ms */
         uint64_t id = n + 1;
@@ -315,19 +372,32 @@ static void test_idle_and_thought_slow(void **state)
             continue;
         }
         if (++in_a_row > longest) longest = in_a_row;
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now + 100 * MS, .worker = 0, .a = 256, .b = 32768, .e = 100000});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = now + 100 * MS,
+                                       .worker = 0,
+                                       .a = 256,
+                                       .b = 32768,
+                                       .e = 100000});
         for (uint32_t k = 1; k <= 20; k++) {
             uint64_t t = now + (100 + 2 * k) * MS;
-            if (k > 1) step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = t, .worker = 0, .c = 1, .d = 256 + k, .e = 2000});
+            if (k > 1)
+                step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                               .now_ns = t,
+                                               .worker = 0,
+                                               .c = 1,
+                                               .d = 256 + k,
+                                               .e = 2000});
             leg(c, TD_EV_TOKEN, t, 0, id, 256 + k, k == 20);
         }
         leg(c, TD_EV_DECODE_END, now + 150 * MS, 0, id, 0, 0);
     }
-    if (longest < 64) fail_msg("only %u requests in a row were placed on a fleet that idles", longest);
+    if (longest < 64)
+        fail_msg("only %u requests in a row were placed on a fleet that idles", longest);
     td_core_destroy(c);
 }
 
-/* Objectives that are no numbers of this world: 0 is none; huge ones are bounded; a class that does not exist is the first. */
+/* Objectives that are no numbers of this world: 0 is none; huge ones are bounded; a class that
+ * does not exist is the first. */
 static void test_strange_objectives(void **state)
 {
     (void)state;
@@ -337,10 +407,12 @@ static void test_strange_objectives(void **state)
         struct td_core *c = core_of(&cfg);
         join(c, 0, 0, TD_ROLE_PREFILL, usual);
         join(c, 0, 1, TD_ROLE_DECODE, usual);
-        assert_int_equal(arrive(c, 1, 0, plain_id(), (struct ask){10, UINT64_MAX, values[i], values[i], 77}), 1);
+        assert_int_equal(
+            arrive(c, 1, 0, plain_id(), (struct ask){10, UINT64_MAX, values[i], values[i], 77}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
         assert_true(actions[0].ttft_us > 0 && actions[0].ttft_us < SEC);
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 50 * SEC}), 0);
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 50 * SEC}),
+                         0);
         td_core_destroy(c);
     }
     struct td_err err;
@@ -351,25 +423,31 @@ static void test_strange_objectives(void **state)
         cfg.n_classes = 1;
         cfg.classes[0] = (struct td_core_class){.name = "x", .weight = 1};
         size_t k = i / 2;
-        if (k < sizeof bad / sizeof *bad) *(i % 2 ? &cfg.classes[0].tpot_ms : &cfg.classes[0].ttft_ms) = bad[k];
-        else if (i == 2 * sizeof bad / sizeof *bad) cfg.classes[0].ttft_ms = NAN;
-        else if (i == 2 * sizeof bad / sizeof *bad + 1) cfg.classes[0].weight = NAN;
-        else cfg.classes[0].weight = 0;
+        if (k < sizeof bad / sizeof *bad)
+            *(i % 2 ? &cfg.classes[0].tpot_ms : &cfg.classes[0].ttft_ms) = bad[k];
+        else if (i == 2 * sizeof bad / sizeof *bad)
+            cfg.classes[0].ttft_ms = NAN;
+        else if (i == 2 * sizeof bad / sizeof *bad + 1)
+            cfg.classes[0].weight = NAN;
+        else
+            cfg.classes[0].weight = 0;
         assert_int_equal(td_core_create(&cfg, &c, &err), TD_ERR_INVALID);
         assert_non_null(strstr(err.msg, "slo_class x: "));
     }
 }
 
-/* ---- ceilings --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- ceilings -------------------------------------------------------------------------------- */
 
-/* Two classes on one worker of each role, with places and KV for a thousand: before anything is known of what gold attains, bulk, which has no
- * objectives, may take 0.8 of the time that gold's leave, whether it comes one by one or stands in the queue when the workers join, and gold is
- * placed at once on what is left. */
+/* Two classes on one worker of each role, with places and KV for a thousand: before anything is
+ * known of what gold attains, bulk, which has no objectives, may take 0.8 of the time that
+ * gold's leave, whether it comes one by one or stands in the queue when the workers join, and
+ * gold is placed at once on what is left. */
 static void ceiling_case(double ttft_ms, double tpot_ms, bool decoding, bool at_once, uint32_t want)
 {
     enum { BULK = 20 };
     struct td_core_config cfg = config_of(TD_MODE_PD);
-    cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = ttft_ms, .tpot_ms = tpot_ms, .weight = 4};
+    cfg.classes[0] =
+        (struct td_core_class){.name = "gold", .ttft_ms = ttft_ms, .tpot_ms = tpot_ms, .weight = 4};
     cfg.classes[1] = (struct td_core_class){.name = "bulk", .weight = 1};
     cfg.n_classes = 2;
     struct td_core *c = core_of(&cfg);
@@ -385,14 +463,16 @@ static void ceiling_case(double ttft_ms, double tpot_ms, bool decoding, bool at_
     }
     if (at_once) n_placed = (uint32_t)join(c, 0, 1, TD_ROLE_DECODE, usual);
     if (n_placed != want) {
-        fail_msg("ttft %g ms, tpot %g ms, %s: %u of bulk were placed, not %u", ttft_ms, tpot_ms, at_once ? "at once" : "one by one", n_placed, want);
+        fail_msg("ttft %g ms, tpot %g ms, %s: %u of bulk were placed, not %u", ttft_ms, tpot_ms,
+                 at_once ? "at once" : "one by one", n_placed, want);
     }
     uint64_t gold = plain_id();
     size_t n = arrive(c, 0, 100, gold, (struct ask){1000, 20, 0, 0, 0});
     assert_int_equal(n, 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(actions[0].id, gold);
-    if (decoding) { /* two of them end: below the ceiling again, and the first of those that wait comes in */
+    if (decoding) { /* two of them end: below the ceiling again, and the first of those that wait
+                       comes in */
         make_decode(c, 0, 100, gold, 1000);
         size_t n_more = 0;
         for (uint32_t i = 0; i < 3; i++) {
@@ -407,7 +487,8 @@ static void ceiling_case(double ttft_ms, double tpot_ms, bool decoding, bool at_
 static void test_ceilings_count_time(void **state)
 {
     (void)state;
-    /* a step of one takes 10.1 ms, and 1.1 ms more for each of theirs; 20 ms leave 9.9 ms, of which 0.8 are over with the eighth */
+    /* a step of one takes 10.1 ms, and 1.1 ms more for each of theirs; 20 ms leave 9.9 ms, of
+       which 0.8 are over with the eighth */
     ceiling_case(0, 20, true, false, 8);
     ceiling_case(0, 20, false, true, 8);
     /* each prefill takes 110 ms of 1000 ms: 0.8 are over with the eighth */
@@ -417,7 +498,7 @@ static void test_ceilings_count_time(void **state)
     ceiling_case(0, 0, false, false, 20);
 }
 
-/* ---- who waits for whom -------------------------------------------------------------------------------------------------------------- */
+/* ---- who waits for whom ---------------------------------------------------------------------- */
 
 static uint64_t ttft_of(struct td_core *c, uint32_t slot, struct ask a)
 {
@@ -427,11 +508,14 @@ static uint64_t ttft_of(struct td_core *c, uint32_t slot, struct ask a)
 }
 static void expect_us(uint64_t got, uint64_t want, const char *what)
 {
-    if (got < want - 20 || got > want + 20) fail_msg("%s: predicted %llu us, not %llu", what, (unsigned long long)got, (unsigned long long)want);
+    if (got < want - 20 || got > want + 20)
+        fail_msg("%s: predicted %llu us, not %llu", what, (unsigned long long)got,
+                 (unsigned long long)want);
 }
 
-/* The workers' queues go by the router's key, class first: a gold prompt waits for gold ones before it and for the step that runs, not for all of
- * bulk's. A prompt of 3,000 tokens takes two steps of 2,048 rows, 320 ms together, the first of them 214.8 ms. */
+/* The workers' queues go by the router's key, class first: a gold prompt waits for gold ones
+ * before it and for the step that runs, not for all of bulk's. A prompt of 3,000 tokens takes
+ * two steps of 2,048 rows, 320 ms together, the first of them 214.8 ms. */
 static void test_lesser_classes_are_not_waited_for(void **state)
 {
     (void)state;
@@ -443,18 +527,24 @@ static void test_lesser_classes_are_not_waited_for(void **state)
     join(c, 0, 0, TD_ROLE_PREFILL, usual);
     join(c, 0, 1, TD_ROLE_DECODE, usual);
     expect_us(ttft_of(c, 0, (struct ask){3000, 20, 0, 0, 1}), 320000, "the first of bulk");
-    expect_us(ttft_of(c, 1, (struct ask){3000, 20, 0, 0, 1}), 640000, "the second of bulk, behind the first");
-    expect_us(ttft_of(c, 2, (struct ask){500, 20, 350000, 0, 0}), 214800 + 60000, "gold, behind one step of bulk");
-    expect_us(ttft_of(c, 3, (struct ask){500, 20, 350000, 0, 0}), 214800 + 120000, "gold, behind gold and one step of bulk");
-    expect_us(ttft_of(c, 4, (struct ask){500, 20, 0, 0, 1}), 640000 + 120000 + 60000, "bulk, behind everybody");
-    assert_int_equal(arrive(c, 0, 5, plain_id(), (struct ask){500, 20, 350000, 0, 0}), 1); /* 394.8 of 350 ms */
+    expect_us(ttft_of(c, 1, (struct ask){3000, 20, 0, 0, 1}), 640000,
+              "the second of bulk, behind the first");
+    expect_us(ttft_of(c, 2, (struct ask){500, 20, 350000, 0, 0}), 214800 + 60000,
+              "gold, behind one step of bulk");
+    expect_us(ttft_of(c, 3, (struct ask){500, 20, 350000, 0, 0}), 214800 + 120000,
+              "gold, behind gold and one step of bulk");
+    expect_us(ttft_of(c, 4, (struct ask){500, 20, 0, 0, 1}), 640000 + 120000 + 60000,
+              "bulk, behind everybody");
+    /* 394.8 of 350 ms */
+    assert_int_equal(arrive(c, 0, 5, plain_id(), (struct ask){500, 20, 350000, 0, 0}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
     assert_in_range(actions[0].retry_ms, 44, 46);
     td_core_destroy(c);
 }
 
-/* Nor is their KV: a gold prompt's gets every other turn of the link beside bulk's, and waits as long as it takes itself. 1 ms of the link a token:
- * bulk's 1,000 need 1 s, of which 110 ms pass while it is computed. */
+/* Nor is their KV: a gold prompt's gets every other turn of the link beside bulk's, and waits as
+ * long as it takes itself. 1 ms of the link a token: bulk's 1,000 need 1 s, of which 110 ms pass
+ * while it is computed. */
 static void test_lesser_classes_do_not_hold_the_link(void **state)
 {
     (void)state;
@@ -473,15 +563,18 @@ static void test_lesser_classes_do_not_hold_the_link(void **state)
         uint64_t gap_us = (slo_class == 0 ? 100000 + 100000 : 890000 + 100000) / 20;
         if (slo_class == 0) step_us = actions[0].tpot_us - gap_us;
         assert_in_range(step_us, 10000, 12000);
-        expect_us(actions[0].tpot_us, step_us + gap_us, slo_class ? "bulk, behind all of bulk's KV" : "gold, every other turn of the link");
+        expect_us(actions[0].tpot_us, step_us + gap_us,
+                  slo_class ? "bulk, behind all of bulk's KV"
+                            : "gold, every other turn of the link");
         td_core_destroy(c);
     }
 }
 
-/* ---- silence --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- silence --------------------------------------------------------------------------------- */
 
-/* What is known of a worker that is silent for longer than two of the reports that even an idle one sends gets old: its margins widen, up to 1.5
- * times after 2 s. What fits tightly waits, or goes where more is known; what fits well still goes there. */
+/* What is known of a worker that is silent for longer than two of the reports that even an idle
+ * one sends gets old: its margins widen, up to 1.5 times after 2 s. What fits tightly waits, or
+ * goes where more is known; what fits well still goes there. */
 static void test_silence_widens_margins(void **state)
 {
     (void)state;
@@ -489,7 +582,8 @@ static void test_silence_widens_margins(void **state)
     struct td_core *c = core_of(&cfg);
     for (uint32_t w = 0; w < 4; w++) join(c, 0, w, w < 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE, usual);
     /* 1,000 tokens: 110 ms of 120; a step of 11.1 ms and the hand-over's share of 12 */
-    const struct ask tight = {1000, 200, 120000, 12000, 0}, wide = {1000, 200, 180000, 18000, 0}, late = {1000, 200, 120000, 0, 0};
+    const struct ask tight = {1000, 200, 120000, 12000, 0}, wide = {1000, 200, 180000, 18000, 0},
+                     late = {1000, 200, 120000, 0, 0};
     uint64_t seq = 0, now = 10 * SEC;
     seq++;
     for (uint32_t w = 0; w < 4; w++) hear(c, now, w, seq);
@@ -515,7 +609,8 @@ static void test_silence_widens_margins(void **state)
         assert_int_equal(actions[0].worker, 1);
         leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
     }
-    now += 900 * MS; /* all are silent for 0.9 s and more, 1.13 times; 0 and 2 for 2.3 s, 1.5 times and no more */
+    now += 900 * MS; /* all are silent for 0.9 s and more, 1.13 times; 0 and 2 for 2.3 s, 1.5
+                        times and no more */
     uint64_t id = plain_id();
     assert_int_equal(arrive(c, now, 0, id, wide), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
@@ -523,7 +618,8 @@ static void test_silence_widens_margins(void **state)
     assert_int_equal(arrive(c, now, 0, plain_id(), late), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
     id = plain_id();
-    assert_int_equal(arrive(c, now, 0, id, (struct ask){1000, 200, 1000000, 12000, 0}), 0); /* there is slack: it waits ... */
+    /* there is slack: it waits ... */
+    assert_int_equal(arrive(c, now, 0, id, (struct ask){1000, 200, 1000000, 12000, 0}), 0);
     hear(c, now, 1, ++seq);
     struct td_core_stats st;
     td_core_stats(c, &st);
@@ -534,12 +630,13 @@ static void test_silence_widens_margins(void **state)
     td_core_destroy(c);
 }
 
-/* ---- no herd -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- no herd --------------------------------------------------------------------------------- */
 
 static void test_no_herd(void **state)
 {
     (void)state;
-    for (int with = 0; with < 4; with++) { /* with objectives or without; with a model or before one */
+    for (int with = 0; with < 4; with++) { /* with objectives or without; with a model or before
+                                              one */
         enum { N = 10 };
         struct td_core_config cfg = config_of(TD_MODE_PD);
         cfg.n_thetas = with & 2 ? 1 : 0;
@@ -549,22 +646,27 @@ static void test_no_herd(void **state)
         uint32_t n[2 * N] = {0};
         for (uint32_t i = 0; i < 1000; i++) {
             uint64_t id = plain_id();
-            assert_int_equal(arrive(c, 1, i, id, (struct ask){500, 50, with & 1 ? 60000000 : 0, with & 1 ? 500000 : 0, 0}), 1);
+            assert_int_equal(
+                arrive(c, 1, i, id,
+                       (struct ask){500, 50, with & 1 ? 60000000 : 0, with & 1 ? 500000 : 0, 0}),
+                1);
             assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
             n[actions[0].worker]++;
             assert_int_equal(leg(c, TD_EV_TICKET, 1, i, id, 0, 0), 1);
             n[actions[0].worker]++;
         }
         for (uint32_t w = 0; w < 2 * N; w++)
-            if (n[w] < 90 || n[w] > 110) fail_msg("case %d: worker %u has %u of 1000", with, w, n[w]);
+            if (n[w] < 90 || n[w] > 110)
+                fail_msg("case %d: worker %u has %u of 1000", with, w, n[w]);
         td_core_destroy(c);
     }
 }
 
-/* ---- deflection ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- deflection ------------------------------------------------------------------------------ */
 
-/* TPOT is a mean over the sequence: a decode worker prefills a prompt whose chunk is longer than a whole step may take, while few of its steps carry
- * prefill; once all of them do, the mean of 40.4 ms decides. (Every step once had to keep the objective, and hybrid lost to colocated.) */
+/* TPOT is a mean over the sequence: a decode worker prefills a prompt whose chunk is longer than
+ * a whole step may take, while few of its steps carry prefill; once all of them do, the mean of
+ * 40.4 ms decides. (Every step once had to keep the objective, and hybrid lost to colocated.) */
 static void test_deflection_is_judged_by_the_mean(void **state)
 {
     (void)state;
@@ -584,12 +686,20 @@ static void test_deflection_is_judged_by_the_mean(void **state)
             assert_true(actions[0].local); /* an empty worker is free to */
             leg(c, TD_EV_TOKEN, 0, 0, resident, 101, 0);
             for (uint32_t i = 0; mixed && i < 500; i++)
-                step(c, (struct td_core_event){
-                            .kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 1, .a = 300, .b = 300 * 150, .c = 1, .d = 101, .e = 40200});
+                step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                               .now_ns = 1,
+                                               .worker = 1,
+                                               .a = 300,
+                                               .b = 300 * 150,
+                                               .c = 1,
+                                               .d = 101,
+                                               .e = 40200});
             bool may = !mixed || tpot_us > 40400; /* alone 10.4 ms; 300 rows take 30 more */
             size_t n = arrive(c, 2, 1, plain_id(), (struct ask){600, 20, 200000, 0, 0});
             bool local = n == 1 && actions[0].kind == TD_ACT_START_DECODE;
-            if (local != may) fail_msg("tpot %llu us, mixed %d: %s", (unsigned long long)tpot_us, mixed, may ? "not deflected" : "deflected");
+            if (local != may)
+                fail_msg("tpot %llu us, mixed %d: %s", (unsigned long long)tpot_us, mixed,
+                         may ? "not deflected" : "deflected");
             if (local) assert_true(actions[0].local);
             n_local += local;
             n_refused += !local;
@@ -599,45 +709,56 @@ static void test_deflection_is_judged_by_the_mean(void **state)
     assert_true(n_local > 50 && n_refused > 20);
 }
 
-/* ---- head of line --------------------------------------------------------------------------------------------------------------------- */
+/* ---- head of line ---------------------------------------------------------------------------- */
 
-/* Many requests that fit nowhere now, or ever, stand before small ones: those are placed; and the large ones that can fit do get their turn. */
+/* Many requests that fit nowhere now, or ever, stand before small ones: those are placed; and
+ * the large ones that can fit do get their turn. */
 static void test_large_do_not_block_small(void **state)
 {
     (void)state;
-    static const char *const policies[] = {"goodput",     "round_robin", "least_request", "least_token", "power_of_two",
-                                           "cache_aware", "lmetric",     "kv_cost",       "conductor"};
+    static const char *const policies[] = {"goodput",     "round_robin",  "least_request",
+                                           "least_token", "power_of_two", "cache_aware",
+                                           "lmetric",     "kv_cost",      "conductor"};
     for (size_t k = 0; k < sizeof policies / sizeof *policies; k++) {
         struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
         cfg.policy = policies[k];
         struct td_core *c = core_of(&cfg);
         join(c, 0, 0, TD_ROLE_DECODE, (struct node){10000, 64, 0, 1000});
         /* larger than the worker */
-        for (uint32_t i = 0; i < 100; i++) assert_int_equal(arrive(c, 1, i, plain_id(), (struct ask){20000 + i * 7 % 100, 20, 0, 0, 0}), 0);
+        for (uint32_t i = 0; i < 100; i++)
+            assert_int_equal(
+                arrive(c, 1, i, plain_id(), (struct ask){20000 + i * 7 % 100, 20, 0, 0, 0}), 0);
         assert_int_equal(arrive(c, 2, 200, plain_id(), (struct ask){100, 20, 0, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
         /* also when they have waited long: nothing is kept for what never fits */
         assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 7 * SEC}), 0);
         assert_int_equal(arrive(c, 7 * SEC, 201, plain_id(), (struct ask){100, 20, 0, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 9 * SEC}), 100); /* their queue time has passed */
+        /* their queue time has passed */
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 9 * SEC}),
+                         100);
         for (uint32_t i = 0; i < 100; i++) assert_int_equal(actions[i].code, 8);
         td_core_destroy(c);
     }
 }
 
-/* (goodput: the baselines do not look at how full a worker is.) A stream of small requests would fill every gap for ever; one that needs most of a
- * worker comes in all the same, within its queue time. */
+/* (goodput: the baselines do not look at how full a worker is.) A stream of small requests would
+ * fill every gap for ever; one that needs most of a worker comes in all the same, within its
+ * queue time. */
 static void test_small_do_not_starve_large(void **state)
 {
     (void)state;
     struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
     struct td_core *c = core_of(&cfg);
     enum { N = 3 };
-    for (uint32_t w = 0; w < N; w++) join(c, 0, w, TD_ROLE_DECODE, (struct node){1000, 64, 0, 1000});
-    struct { uint64_t id, until; } small[64] = {{0}};
+    for (uint32_t w = 0; w < N; w++)
+        join(c, 0, w, TD_ROLE_DECODE, (struct node){1000, 64, 0, 1000});
+    struct {
+        uint64_t id, until;
+    } small[64] = {{0}};
     uint64_t large = 0, now = 0, placed_at = 0, n_small = 0, n_meanwhile = 0;
-    /* every 10 ms a small one of 100 tokens that takes a second: three workers full of them, and more waiting */
+    /* every 10 ms a small one of 100 tokens that takes a second: three workers full of them, and
+       more waiting */
     for (uint32_t i = 0; placed_at == 0; i++) {
         now += 10 * MS;
         if (now > 12 * SEC) fail_msg("the large one starved");
@@ -657,8 +778,10 @@ static void test_small_do_not_starve_large(void **state)
             }
             for (size_t j = 0; j < n; j++) {
                 if (actions[j].kind != TD_ACT_START_DECODE) continue;
-                if (actions[j].id == large && large) placed_at = now;
-                else small[actions[j].slot].until = now + SEC;
+                if (actions[j].id == large && large)
+                    placed_at = now;
+                else
+                    small[actions[j].slot].until = now + SEC;
                 n_small++;
                 n_meanwhile += large && now > 2 * SEC + 3 * SEC;
             }
@@ -669,12 +792,14 @@ static void test_small_do_not_starve_large(void **state)
     td_core_destroy(c);
 }
 
-/* Objectives that cannot be kept just now, of a class that goes first, do not stop a lesser class: many of them, of many sizes. */
+/* Objectives that cannot be kept just now, of a class that goes first, do not stop a lesser
+ * class: many of them, of many sizes. */
 static void test_tight_do_not_block_loose(void **state)
 {
     (void)state;
     struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
-    cfg.classes[0] = (struct td_core_class){.name = "gold", .weight = 4}; /* the objective is the requests' own: no room is kept for the class */
+    /* the objective is the requests' own: no room is kept for the class */
+    cfg.classes[0] = (struct td_core_class){.name = "gold", .weight = 4};
     cfg.classes[1] = (struct td_core_class){.name = "bulk", .weight = 1};
     cfg.n_classes = 2;
     struct td_core *c = core_of(&cfg);
@@ -685,14 +810,16 @@ static void test_tight_do_not_block_loose(void **state)
         leg(c, TD_EV_TOKEN, 1, i, id, 101, 0);
     }
     uint32_t held = 0;
-    for (uint32_t i = 0; i < 200; i++) held += arrive(c, 2, 100 + i, plain_id(), (struct ask){10 + i * 37 % 200, 400, 0, 12000, 0}) == 0;
+    for (uint32_t i = 0; i < 200; i++)
+        held += arrive(c, 2, 100 + i, plain_id(),
+                       (struct ask){10 + i * 37 % 200, 400, 0, 12000, 0}) == 0;
     assert_int_equal(held, 200);
     assert_int_equal(arrive(c, 3, 400, plain_id(), (struct ask){100, 20, 0, 0, 1}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     td_core_destroy(c);
 }
 
-/* ---- what cannot be ------------------------------------------------------------------------------------------------------------------- */
+/* ---- what cannot be -------------------------------------------------------------------------- */
 
 static void test_lies(void **state)
 {
@@ -701,13 +828,15 @@ static void test_lies(void **state)
     struct td_core *c = core_of(&cfg);
     struct td_core_worker_view v;
     /* capacity that cannot be: not joined */
-    static const struct node liars[] = {{0, 8, 0, 1}, {UINT64_MAX, 8, 0, 1}, {1000, 0, 0, 1}, {1000, UINT64_MAX, 0, 1}};
+    static const struct node liars[] = {
+        {0, 8, 0, 1}, {UINT64_MAX, 8, 0, 1}, {1000, 0, 0, 1}, {1000, UINT64_MAX, 0, 1}};
     for (uint32_t i = 0; i < 4; i++) {
         join(c, 1, i, TD_ROLE_DECODE, liars[i]);
         td_core_worker_view(c, i, &v);
         assert_int_equal(v.state, TD_WORKER_ABSENT);
     }
-    assert_int_equal(join(c, 1, TD_CORE_MAX_WORKERS, TD_ROLE_DECODE, usual), 0); /* an index that is none */
+    /* an index that is none */
+    assert_int_equal(join(c, 1, TD_CORE_MAX_WORKERS, TD_ROLE_DECODE, usual), 0);
     assert_int_equal(join(c, 1, 4, (enum td_core_role)2, usual), 0);
     td_core_worker_view(c, 4, &v);
     assert_int_equal(v.state, TD_WORKER_ABSENT);
@@ -728,21 +857,34 @@ static void test_lies(void **state)
     /* a step that cannot be teaches nothing; one that can does */
     double before = v.step_s;
     for (uint32_t i = 0; i < 50; i++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = UINT64_MAX});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = 3,
+                                       .worker = 5,
+                                       .c = 1,
+                                       .d = 100,
+                                       .e = UINT64_MAX});
     for (uint32_t i = 0; i < 50; i++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = UINT64_MAX, .d = 100, .e = 1000});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = 3,
+                                       .worker = 5,
+                                       .c = UINT64_MAX,
+                                       .d = 100,
+                                       .e = 1000});
     td_core_worker_view(c, 5, &v);
     assert_true(v.correction >= 1 && v.correction <= 1);
     (void)before;
     for (uint32_t i = 0; i < 50; i++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = 20000});
+        step(
+            c,
+            (struct td_core_event){
+                .kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = 20000});
     td_core_worker_view(c, 5, &v);
     assert_true(v.step_s > 0.015 && v.step_s < 0.025);
     td_core_destroy(c);
 }
 
-/* Time that goes back counts as the latest seen; snapshots out of order change nothing; one from the future silences its sender until it is suspect,
- * and nobody else. */
+/* Time that goes back counts as the latest seen; snapshots out of order change nothing; one from
+ * the future silences its sender until it is suspect, and nobody else. */
 static void test_time_and_snapshots(void **state)
 {
     (void)state;
@@ -762,15 +904,24 @@ static void test_time_and_snapshots(void **state)
     leg(c, TD_EV_CANCEL, 3, 0, id, 0, 0);
     /* seq: 5, then 4 (old), then 5 (twice): the time of the last that counted stands */
     for (uint64_t seq = 5, t = 11; t < 14; seq = t == 11 ? 4 : 5, t++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = t * SEC / 1, .worker = 0, .a = seq, .b = 100, .e = UINT64_MAX});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                       .now_ns = t * SEC / 1,
+                                       .worker = 0,
+                                       .a = seq,
+                                       .b = 100,
+                                       .e = UINT64_MAX});
     td_core_worker_view(c, 0, &v);
     assert_int_equal(v.snapshot_ns, 11 * SEC);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 0, .a = 6});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 0, .a = 6});
     /* dropped: taken, nothing would be newer */
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 1, .a = UINT64_MAX});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 1, .a = UINT64_MAX});
     for (uint64_t i = 1; i <= 12; i++) {
         uint64_t now = 14 * SEC + i * 100 * MS;
-        for (uint32_t w = 0; w < 2; w++) step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = w, .a = 6 + i});
+        for (uint32_t w = 0; w < 2; w++)
+            step(c, (struct td_core_event){
+                        .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = w, .a = 6 + i});
         step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
     }
     td_core_worker_view(c, 0, &v);
@@ -781,7 +932,7 @@ static void test_time_and_snapshots(void **state)
     td_core_destroy(c);
 }
 
-/* ---- coverage: a closed loop of toy workers ------------------------------------------------------------------------------------------- */
+/* ---- coverage: a closed loop of toy workers -------------------------------------------------- */
 
 enum { P = 2, D = 4, W = P + D };
 struct toy {
@@ -799,7 +950,8 @@ static double uniform(void)
     rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
     return (double)(rng_state >> 11) / 9007199254740992.0;
 }
-static double noise(void) { return 0.8 + 0.2 * (uniform() + uniform()); } /* 0.8..1.2 */
+/* 0.8..1.2 */
+static double noise(void) { return 0.8 + 0.2 * (uniform() + uniform()); }
 
 static void toy_apply(struct td_core *c, size_t n);
 static void toy_event(struct td_core *c, struct td_core_event e)
@@ -821,15 +973,20 @@ static void toy_apply(struct td_core *c, size_t n)
         case TD_ACT_START_DECODE:
             t->decode = a->worker;
             t->attempt = a->attempt;
-            toy_event(c, (struct td_core_event){.kind = TD_EV_TICKET, .slot = a->slot, .id = a->id, .attempt = a->attempt});
+            toy_event(
+                c, (struct td_core_event){
+                       .kind = TD_EV_TICKET, .slot = a->slot, .id = a->id, .attempt = a->attempt});
             break;
         case TD_ACT_START_PREFILL:
             t->prefill = a->worker;
             fifo[a->worker][fifo_tail[a->worker]++ % SLOTS] = a->slot;
             break;
         case TD_ACT_COMPLETE:
-        case TD_ACT_FAIL: t->live = false; break;
-        default: break;
+        case TD_ACT_FAIL:
+            t->live = false;
+            break;
+        default:
+            break;
         }
     }
 }
@@ -840,14 +997,26 @@ static void toy_prefill(struct td_core *c, uint32_t p)
     struct toy *t = &toys[slot];
     fifo_head[p]++;
     if (!t->live) return;
-    toy_event(c, (struct td_core_event){
-                     .kind = TD_EV_WORKER_STEP, .worker = p, .a = t->n, .b = t->n * t->n / 2, .e = (uint64_t)((double)step_end_ns[p] * 1e-3)});
+    toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                        .worker = p,
+                                        .a = t->n,
+                                        .b = t->n * t->n / 2,
+                                        .e = (uint64_t)((double)step_end_ns[p] * 1e-3)});
     t->in_decode = true;
     t->context = t->n + 1;
     uint64_t id = t->id;
     uint32_t attempt = t->attempt;
-    toy_event(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .slot = slot, .id = id, .attempt = attempt, .b = t->context});
-    toy_event(c, (struct td_core_event){.kind = TD_EV_PREFILL_END, .slot = slot, .id = id, .attempt = attempt, .b = t->n * 1000, .c = t->n + 100});
+    toy_event(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                        .slot = slot,
+                                        .id = id,
+                                        .attempt = attempt,
+                                        .b = t->context});
+    toy_event(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
+                                        .slot = slot,
+                                        .id = id,
+                                        .attempt = attempt,
+                                        .b = t->n * 1000,
+                                        .c = t->n + 100});
 }
 
 static void toy_decode(struct td_core *c, uint32_t d)
@@ -860,16 +1029,26 @@ static void toy_decode(struct td_core *c, uint32_t d)
             k += toys[s].context;
         }
     if (b == 0) return;
-    toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .worker = d, .c = b, .d = k, .e = (uint64_t)((double)step_end_ns[d] * 1e-3)});
+    toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                        .worker = d,
+                                        .c = b,
+                                        .d = k,
+                                        .e = (uint64_t)((double)step_end_ns[d] * 1e-3)});
     for (uint32_t s = 0; s < SLOTS; s++) {
         struct toy *t = &toys[s];
         if (!t->live || !t->in_decode || t->decode != d) continue;
         t->context++;
         t->left--;
-        toy_event(c, (struct td_core_event){.kind = TD_EV_TOKEN, .slot = s, .id = t->id, .attempt = t->attempt, .a = t->context, .b = t->left == 0});
+        toy_event(c, (struct td_core_event){.kind = TD_EV_TOKEN,
+                                            .slot = s,
+                                            .id = t->id,
+                                            .attempt = t->attempt,
+                                            .a = t->context,
+                                            .b = t->left == 0});
         if (t->left > 0) continue;
         t->in_decode = false;
-        toy_event(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .slot = s, .id = t->id, .attempt = t->attempt});
+        toy_event(c, (struct td_core_event){
+                         .kind = TD_EV_DECODE_END, .slot = s, .id = t->id, .attempt = t->attempt});
     }
 }
 
@@ -890,7 +1069,8 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
             }
             if (!node_free_ns[p] && fifo_head[p] != fifo_tail[p]) {
                 const struct toy *t = &toys[fifo[p][fifo_head[p] % SLOTS]];
-                step_end_ns[p] = (uint64_t)((8e6 + 2e5 * (double)t->n) * noise() * slow[p]); /* its length */
+                /* its length */
+                step_end_ns[p] = (uint64_t)((8e6 + 2e5 * (double)t->n) * noise() * slow[p]);
                 node_free_ns[p] = toy_now + step_end_ns[p];
             }
         }
@@ -902,14 +1082,19 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
             uint32_t b = 0;
             uint64_t k = 0;
             for (uint32_t s = 0; !node_free_ns[d] && s < SLOTS; s++)
-                if (toys[s].live && toys[s].in_decode && toys[s].decode == d) b++, k += toys[s].context;
+                if (toys[s].live && toys[s].in_decode && toys[s].decode == d)
+                    b++, k += toys[s].context;
             if (b) {
-                step_end_ns[d] = (uint64_t)((12e6 + 3e5 * b + 400.0 * (double)k) * noise() * slow[d]);
+                step_end_ns[d] =
+                    (uint64_t)((12e6 + 3e5 * b + 400.0 * (double)k) * noise() * slow[d]);
                 node_free_ns[d] = toy_now + step_end_ns[d];
             }
         }
         if (toy_now / (100 * MS) != (toy_now - MS) / (100 * MS)) {
-            for (uint32_t w = 0; w < W; w++) toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .worker = w, .a = toy_now / 1000000});
+            for (uint32_t w = 0; w < W; w++)
+                toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                                    .worker = w,
+                                                    .a = toy_now / 1000000});
             toy_event(c, (struct td_core_event){.kind = TD_EV_TICK});
         }
         while (toy_now >= next_ns) {
@@ -918,8 +1103,15 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
             uint32_t s = slot++ % SLOTS;
             uint64_t n = 50 + (uint64_t)(uniform() * 400);
             uint32_t out = 10 + (uint32_t)(uniform() * 60);
-            toys[s] = (struct toy){.live = true, .id = plain_id(), .n = n, .out = out, .left = out - 1};
-            toy_event(c, (struct td_core_event){.kind = TD_EV_REQUEST, .slot = s, .id = toys[s].id, .a = n, .b = out, .e = 2000000, .f = 200000});
+            toys[s] =
+                (struct toy){.live = true, .id = plain_id(), .n = n, .out = out, .left = out - 1};
+            toy_event(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                                .slot = s,
+                                                .id = toys[s].id,
+                                                .a = n,
+                                                .b = out,
+                                                .e = 2000000,
+                                                .f = 200000});
         }
         td_core_stats(c, &st);
     }
@@ -931,15 +1123,19 @@ static void expect_coverage(const struct td_core *c, const char *when)
     for (int what = 0; what < 2; what++) {
         struct td_lat_quality q;
         td_latency_quality(td_core_latency(c), (enum td_lat_objective)what, &q);
-        print_message("%s: %s coverage %.3f of %llu, mape %.3f\n", when, names[what], q.coverage, (unsigned long long)q.n, q.mape);
-        if (!(q.coverage >= 0.85 && q.coverage <= 0.95)) fail_msg("%s: %s coverage is %.3f, should be 0.85..0.95", when, names[what], q.coverage);
+        print_message("%s: %s coverage %.3f of %llu, mape %.3f\n", when, names[what], q.coverage,
+                      (unsigned long long)q.n, q.mape);
+        if (!(q.coverage >= 0.85 && q.coverage <= 0.95))
+            fail_msg("%s: %s coverage is %.3f, should be 0.85..0.95", when, names[what],
+                     q.coverage);
     }
 }
 
 static void test_margins_cover(void **state)
 {
     (void)state;
-    struct td_core_config cfg = config_of(TD_MODE_PD); /* its prior is wrong by half and more: learned as well */
+    struct td_core_config cfg = config_of(TD_MODE_PD); /* its prior is wrong by half and more:
+                                                          learned as well */
     struct td_core *c = core_of(&cfg);
     for (uint32_t w = 0; w < W; w++) {
         slow[w] = 1;

@@ -1,11 +1,13 @@
 #!/usr/bin/python3
-"""headers_alone.py BUILD_DIR: each header compiles as the first and only include of a file, with the flags of its folder.
+"""headers_alone.py BUILD_DIR: each header compiles as the first and only include of a file, with
+the flags of its folder.
 
-Flags come from BUILD_DIR/compile_commands.json: a header is compiled like a source file of its folder; like the one with the same last word
-in its name when there is one (vec_avx512.h like gemm_avx512.c), because that word may be an instruction set. TEMPLATES are left out, and so
-are headers that only sources include which this build leaves out (one without daemons need not have gRPC's headers). A header that no source
-includes at all is one too many. Two headers planted first, one that lacks an include and one that does not, show that the check can tell them
-apart."""
+Flags come from BUILD_DIR/compile_commands.json: a header is compiled like a source file of its
+folder; like the one with the same last word in its name when there is one (vec_avx512.h like
+gemm_avx512.c), because that word may be an instruction set. TEMPLATES are left out, and so are
+headers that only sources include which this build leaves out (one without daemons need not have
+gRPC's headers). A header that no source includes at all is one too many. Two headers planted
+first, one that lacks an include and one that does not, show that the check can tell them apart."""
 import fnmatch
 import json
 import os
@@ -17,16 +19,19 @@ import tempfile
 
 from tree import ROOT, code_only, read, source_files
 
-# Bodies that are written once and included by one file per instruction set, after the header that defines the vectors of that set.
-TEMPLATES = ("kernels/cpu/*_simd.h",)
-# CUDA's headers, compiled as the emulated GPU's C++ is: with the flags of a .cu file. Left out of a build that has none.
+# Bodies that are written once and included by one file per instruction set, after the header that
+# defines the vectors of that set.
+TEMPLATES = ("kernels/cpu/*_simd.h", )
+# CUDA's headers, compiled as the emulated GPU's C++ is: with the flags of a .cu file. Left out of a
+# build that has none.
 CUDA = ("kernels/cuda/*.h", "tests/fake/cuda_emu/emu.h")
 CUDA_BUT_C = "tests/fake/cuda_emu/*.h"
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]*)"', re.MULTILINE)
 
 
 def is_cuda(header):
-    return header == CUDA[1] or (fnmatch.fnmatch(header, CUDA[0]) and not fnmatch.fnmatch(header, CUDA_BUT_C))
+    return header == CUDA[1] or (fnmatch.fnmatch(header, CUDA[0])
+                                 and not fnmatch.fnmatch(header, CUDA_BUT_C))
 
 
 def last_word(path):
@@ -37,12 +42,15 @@ def sources(build_dir):
     """(path from ROOT, compile command) of each of our files that this build compiles."""
     with open(os.path.join(build_dir, "compile_commands.json"), encoding="utf-8") as f:
         commands = json.load(f)
-    found = [(os.path.relpath(os.path.realpath(entry["file"]), ROOT), entry["command"]) for entry in commands]
-    return [(path, command) for path, command in found if not path.startswith("..") and not path.startswith("build" + os.sep)]
+    found = [(os.path.relpath(os.path.realpath(entry["file"]), ROOT), entry["command"])
+             for entry in commands]
+    return [(path, command) for path, command in found
+            if not path.startswith("..") and not path.startswith("build" + os.sep)]
 
 
 def included(paths):
-    """Every file of the tree that one of these includes in quotes, or what it includes does. Conditions are not looked at."""
+    """Every file of the tree that one of these includes in quotes, or what it includes does.
+    Conditions are not looked at."""
     seen, to_read = set(), list(paths)
     while to_read:
         for quoted in INCLUDE.findall(code_only(read(ROOT, to_read.pop()), keep_strings=True)):
@@ -53,7 +61,8 @@ def included(paths):
 
 
 def compile_flags(compiled):
-    """folder -> {last word of a source file's name: its flags, without what names the file itself}. Of .cu files: folder "cuda"."""
+    """folder -> {last word of a source file's name: its flags, without what names the file
+    itself}. Of .cu files: folder "cuda"."""
     flags = {}
     for path, command in compiled:
         words, kept, skip = shlex.split(command), [], False
@@ -76,28 +85,35 @@ def compile_header(flags, header, root, scratch):
     source = os.path.join(scratch, "alone.c")
     with open(source, "w", encoding="utf-8") as f:
         f.write(f'#include "{header}"\nextern int td_alone;\n')
-    return subprocess.run(flags + ["-I", root, "-fsyntax-only", "-x", language, source], capture_output=True, text=True, check=False)
+    return subprocess.run(flags + ["-I", root, "-fsyntax-only", "-x", language, source],
+                          capture_output=True, text=True, check=False)
 
 
 def self_test(flags, scratch):
-    for name, text, is_good in (("good.h", "#include <stdint.h>\nuint32_t td_f(void);\n", True), ("bad.h", "uint32_t td_f(void);\n", False)):
+    for name, text, is_good in (("good.h", "#include <stdint.h>\nuint32_t td_f(void);\n", True),
+                                ("bad.h", "uint32_t td_f(void);\n", False)):
         with open(os.path.join(scratch, name), "w", encoding="utf-8") as f:
             f.write(text)
         if (compile_header(flags, name, scratch, scratch).returncode == 0) != is_good:
-            sys.exit(f"headers_alone.py is broken: it cannot tell that {name} is {'good' if is_good else 'bad'}")
+            sys.exit(
+                f"headers_alone.py is broken: it cannot tell that {name} is "
+                f"{'good' if is_good else 'bad'}"
+            )
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit("usage: headers_alone.py BUILD_DIR")
     compiled = sources(sys.argv[1])
-    flags, of_build, of_tree = compile_flags(compiled), included(path for path, _ in compiled), included(source_files(ROOT, (".c", ".cu")))
+    flags, of_build, of_tree = compile_flags(compiled), included(
+        path for path, _ in compiled), included(source_files(ROOT, (".c", ".cu")))
     n_checked, left_out, failed = 0, [], []
     with tempfile.TemporaryDirectory() as scratch:
         self_test(next(iter(next(iter(flags.values())).values())), scratch)
-        for header in source_files(ROOT, (".h",)):
+        for header in source_files(ROOT, (".h", )):
             text = code_only(read(ROOT, header), keep_strings=True)
-            # A header of a folder without sources of its own is compiled like its parent folder's files.
+            # A header of a folder without sources of its own is compiled like its parent folder's
+            # files.
             folder = os.path.dirname(header)
             while folder and folder not in flags:
                 folder = os.path.dirname(folder)
@@ -110,7 +126,8 @@ def main():
             if not folder or header not in of_build:
                 left_out.append(header)
                 continue
-            if not re.search(r"^#ifndef\s+\w+\s*\n#define\s+\w+", text, re.MULTILINE) and "#pragma once" not in text:
+            if not re.search(r"^#ifndef\s+\w+\s*\n#define\s+\w+", text,
+                             re.MULTILINE) and "#pragma once" not in text:
                 failed.append(header)
                 print(f"{header}: has no include guard")
                 continue
@@ -118,14 +135,19 @@ def main():
                 left_out.append(header)
                 continue
             of_folder = flags[folder]
-            result = compile_header(of_folder.get(last_word(header)) or next(iter(of_folder.values())), header, ROOT, scratch)
+            result = compile_header(
+                of_folder.get(last_word(header)) or next(iter(of_folder.values())), header, ROOT,
+                scratch)
             n_checked += 1
             if result.returncode != 0:
                 failed.append(header)
                 print(f"{header}: does not compile alone:\n{result.stderr}")
     for header in left_out:
         print(f"{header}: left out, a template or of a part that this build leaves out")
-    print(f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} left out")
+    print(
+        f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} "
+        "left out"
+    )
     if n_checked == 0:
         sys.exit("no header was compiled: the check looked at nothing")
     sys.exit(1 if failed else 0)

@@ -1,4 +1,5 @@
-/* identity_test.c - what router and worker prove to each other: each proof is good once, for one side, one Join, one call. */
+/* identity_test.c - what router and worker prove to each other: each proof is good once, for one
+ * side, one Join, one call. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,7 +54,8 @@ static int teardown(void **state)
     return 0;
 }
 
-static Tandem__V1__Hello hello_of(const char *role, const char *name, const char *address, uint64_t incarnation)
+static Tandem__V1__Hello hello_of(const char *role, const char *name, const char *address,
+                                  uint64_t incarnation)
 {
     Tandem__V1__Hello h = TANDEM__V1__HELLO__INIT;
     h.role = (char *)(uintptr_t)role;
@@ -77,11 +79,16 @@ static void a_worker_proves_what_it_said(void **state)
     later.router[31] ^= 1; /* a recorded proof, at the next Join */
     assert_false(td_join_verify_worker(secret, &later, &h, &m));
     const Tandem__V1__Hello lies[] = {
-        hello_of("prefill", "d0", "10.0.0.1:7610", 7), hello_of("decode", "d1", "10.0.0.1:7610", 7), hello_of("decode", "d0", "10.0.0.2:7610", 7),
-        hello_of("decode", "d0", "10.0.0.1:7610", 8),  hello_of("decoded", "0", "10.0.0.1:7610", 7), /* the same bytes in a row */
+        hello_of("prefill", "d0", "10.0.0.1:7610", 7),
+        hello_of("decode", "d1", "10.0.0.1:7610", 7),
+        hello_of("decode", "d0", "10.0.0.2:7610", 7),
+        /* the same bytes in a row */
+        hello_of("decode", "d0", "10.0.0.1:7610", 8),
+        hello_of("decoded", "0", "10.0.0.1:7610", 7),
     };
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++)
-        if (td_join_verify_worker(secret, &nonces, &lies[i], &m)) fail_msg("lie %zu was believed", i);
+        if (td_join_verify_worker(secret, &nonces, &lies[i], &m))
+            fail_msg("lie %zu was believed", i);
     for (size_t i = 0; i < sizeof mac; i++) {
         mac[i] ^= 0x10;
         assert_false(td_join_verify_worker(secret, &nonces, &h, &m));
@@ -128,7 +135,8 @@ static void an_instance_answers_for_itself(void **state)
     uint8_t key[2][32], nonce[TD_CLUSTER_NONCE_BYTES], mac[TD_CLUSTER_MAC_BYTES];
     td_random_fill(key, sizeof key);
     td_cluster_nonce(nonce);
-    const ProtobufCBinaryData mine = {32, key[0]}, theirs = {32, key[1]}, n = {sizeof nonce, nonce}, cut = {31, nonce}, m = {sizeof mac, mac};
+    const ProtobufCBinaryData mine = {32, key[0]}, theirs = {32, key[1]}, n = {sizeof nonce, nonce},
+                              cut = {31, nonce}, m = {sizeof mac, mac};
     td_status s = td_instance_prove(NULL, NULL, &mine, &n, mac);
     if (s == TD_ERR_UNSUPPORTED) skip();
     assert_int_equal(s, TD_OK);
@@ -138,7 +146,8 @@ static void an_instance_answers_for_itself(void **state)
     assert_int_equal(td_instance_prove(secret, &nonces, &mine, &n, mac), TD_OK);
     assert_true(td_instance_verify(secret, &nonces, &mine, &n, &m));
     struct td_join_nonces another = nonces;
-    another.worker[0] ^= 1; /* another worker of the cluster, which knows the secret, is not this one */
+    another.worker[0] ^= 1; /* another worker of the cluster, which knows the secret, is not this
+                               one */
     assert_false(td_instance_verify(secret, &another, &mine, &n, &m));
     assert_false(td_instance_verify(NULL, &nonces, &mine, &n, &m));
 }
@@ -169,8 +178,10 @@ static void a_call_is_proved_once(void **state)
     changed[2].counter++;
     changed[3].mac[31] ^= 1;
     for (int i = 0; i < 4; i++)
-        if (td_call_proof_check(secret, &nonces, &w, PATH, &changed[i], &why)) fail_msg("change %d was believed", i);
-    assert_true(td_call_proof_check(secret, &nonces, &w, PATH, &p, &why)); /* what was refused has used nothing up */
+        if (td_call_proof_check(secret, &nonces, &w, PATH, &changed[i], &why))
+            fail_msg("change %d was believed", i);
+    /* what was refused has used nothing up */
+    assert_true(td_call_proof_check(secret, &nonces, &w, PATH, &p, &why));
     assert_false(td_call_proof_check(secret, &nonces, &w, PATH, &p, &why));
     assert_non_null(strstr(why, "before"));
 }
@@ -183,7 +194,8 @@ static void texts_that_are_no_proofs(void **state)
     struct td_call_proof p;
     assert_int_equal(td_call_prove(secret, &nonces, PATH, 1, 2, 3, text), TD_OK);
     size_t n = strlen(text);
-    for (size_t i = 0; i < n; i++) { /* cut short, and a byte that is not of the form at each place */
+    for (size_t i = 0; i < n; i++) { /* cut short, and a byte that is not of the form at each
+                                        place */
         char cut[TD_CALL_PROOF_MAX];
         memcpy(cut, text, n + 1);
         cut[i] = 0;
@@ -209,11 +221,15 @@ static void counters_are_taken_once(void **state)
     uint64_t top = 0;
     assert_false(td_replay_accept(&w, 0));
     for (int i = 0; i < 200000; i++) {
-        uint64_t edge = (uint64_t)i * N / 200000 + 1, c = edge + 200 - (uint64_t)rand_r(&seed) % 6000;
-        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_WINDOW + 5; /* a jump over the whole window */
+        uint64_t edge = (uint64_t)i * N / 200000 + 1,
+                 c = edge + 200 - (uint64_t)rand_r(&seed) % 6000;
+        /* a jump over the whole window */
+        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_WINDOW + 5;
         if (c > N) continue; /* below zero, too */
         bool want = c > 0 && !taken[c] && !(top > c && top - c >= TD_REPLAY_WINDOW);
-        if (td_replay_accept(&w, c) != want) fail_msg("counter %llu, top %llu: should be %d", (unsigned long long)c, (unsigned long long)top, want);
+        if (td_replay_accept(&w, c) != want)
+            fail_msg("counter %llu, top %llu: should be %d", (unsigned long long)c,
+                     (unsigned long long)top, want);
         if (want) taken[c] = true;
         if (c > top) top = c;
     }
@@ -227,28 +243,43 @@ static void ports_beyond_loopback_want_an_identity(void **state)
     (void)state;
     struct td_identity id = {0};
     struct td_err err = {0};
-    static const char *const near[] = {"127.0.0.1:7600", "127.8.9.1:0", "localhost:1", "[::1]:7600", "unix:/run/x", "[::ffff:127.0.0.1]:4"};
-    static const char *const far[] = {"0.0.0.0:7600", "[::]:7600", "10.0.0.1:1", "host:1", "localhost.evil.org:1", ":7600", "128.0.0.1:1", "[::2]:1"};
+    static const char *const near[] = {"127.0.0.1:7600", "127.8.9.1:0", "localhost:1",
+                                       "[::1]:7600",     "unix:/run/x", "[::ffff:127.0.0.1]:4"};
+    static const char *const far[] = {
+        "0.0.0.0:7600",         "[::]:7600", "10.0.0.1:1",  "host:1",
+        "localhost.evil.org:1", ":7600",     "128.0.0.1:1", "[::2]:1"};
     for (size_t i = 0; i < sizeof near / sizeof *near; i++)
-        assert_int_equal(td_identity_check_port(&id, "listen", near[i], "Worker", "tls-router-names", false, &err), TD_OK);
+        assert_int_equal(td_identity_check_port(&id, "listen", near[i], "Worker",
+                                                "tls-router-names", false, &err),
+                         TD_OK);
     for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
         err.msg[0] = 0;
-        if (!td_identity_check_port(&id, "listen", far[i], "Worker", "tls-router-names", false, &err)) fail_msg("%s was taken for loopback", far[i]);
+        if (!td_identity_check_port(&id, "listen", far[i], "Worker", "tls-router-names", false,
+                                    &err))
+            fail_msg("%s was taken for loopback", far[i]);
         assert_non_null(strstr(err.msg, far[i]));
         assert_non_null(strstr(err.msg, "--cluster-secret-file"));
         assert_non_null(strstr(err.msg, "--tls-router-names"));
-        assert_int_equal(td_identity_check_port(&id, "listen", far[i], "Worker", "tls-router-names", true, &err), TD_OK);
+        assert_int_equal(
+            td_identity_check_port(&id, "listen", far[i], "Worker", "tls-router-names", true, &err),
+            TD_OK);
     }
     if (!secret) return;
     id.secret = secret;
-    assert_int_equal(td_identity_check_port(&id, "listen", "0.0.0.0:1", "Worker", "tls-router-names", false, &err), TD_OK);
+    assert_int_equal(td_identity_check_port(&id, "listen", "0.0.0.0:1", "Worker",
+                                            "tls-router-names", false, &err),
+                     TD_OK);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_worker_proves_what_it_said), cmocka_unit_test(a_proof_is_of_one_side),  cmocka_unit_test(an_instance_answers_for_itself),
-        cmocka_unit_test(a_call_is_proved_once),        cmocka_unit_test(texts_that_are_no_proofs), cmocka_unit_test(counters_are_taken_once),
+        cmocka_unit_test(a_worker_proves_what_it_said),
+        cmocka_unit_test(a_proof_is_of_one_side),
+        cmocka_unit_test(an_instance_answers_for_itself),
+        cmocka_unit_test(a_call_is_proved_once),
+        cmocka_unit_test(texts_that_are_no_proofs),
+        cmocka_unit_test(counters_are_taken_once),
         cmocka_unit_test(ports_beyond_loopback_want_an_identity),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

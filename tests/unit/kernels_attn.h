@@ -1,5 +1,6 @@
-/* kernels_attn.h - what the tests of attention share: a paged cache of four sequences whose slots hold NaN unless a row of the call may read them,
- * and how far an attention in f32 may be from ref. */
+/* kernels_attn.h - what the tests of attention share: a paged cache of four sequences whose
+ * slots hold NaN unless a row of the call may read them, and how far an attention in f32 may be
+ * from ref. */
 #ifndef TD_TESTS_KERNELS_ATTN_H
 #define TD_TESTS_KERNELS_ATTN_H
 
@@ -7,7 +8,8 @@
 
 enum { N_SEQS = 4, MAX_BLOCKS = 700, LEN_MAX = 1300, ROWS_MAX = 17500 };
 
-/* A cache with N_SEQS sequences. The true K and V of every position are kept in f32 (k, v); `expose` writes some into the cache. */
+/* A cache with N_SEQS sequences. The true K and V of every position are kept in f32 (k, v);
+ * `expose` writes some into the cache. */
 struct world {
     struct td_kv_view kv;
     int64_t kv_bytes;
@@ -20,11 +22,13 @@ struct world {
     float scale;
 };
 
-static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio, int32_t head_dim, int32_t block_size,
-                       enum td_dtype dtype, const int32_t *len, int32_t window)
+static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio, int32_t head_dim,
+                              int32_t block_size, enum td_dtype dtype, const int32_t *len,
+                              int32_t window)
 {
     memset(w, 0, sizeof *w);
-    w->kv = (struct td_kv_view){.n_kv_heads = n_kv_heads, .block_size = block_size, .head_dim = head_dim, .dtype = dtype};
+    w->kv = (struct td_kv_view){
+        .n_kv_heads = n_kv_heads, .block_size = block_size, .head_dim = head_dim, .dtype = dtype};
     w->kv_bytes = (int64_t)n_kv_heads * block_size * head_dim * (int64_t)td_dtype_bytes(dtype);
     w->kv.block_bytes = 2 * w->kv_bytes + 64 * rng_int(0, 2); /* other layers lie between */
     w->n_heads = n_kv_heads * ratio;
@@ -41,16 +45,20 @@ static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio
         size_t row = (size_t)n_kv_heads * (size_t)head_dim;
         w->len[s] = len[s];
         w->table_ptrs[s] = w->tables[s];
-        for (int32_t b = 0; b < (len[s] + block_size - 1) / block_size; b++) w->tables[s][b] = ids[at++];
-        w->k[s] = alloc_poisoned((size_t)len[s] * row * 4), rng_fill(w->k[s], (int64_t)((size_t)len[s] * row));
-        w->v[s] = alloc_poisoned((size_t)len[s] * row * 4), rng_fill(w->v[s], (int64_t)((size_t)len[s] * row));
+        for (int32_t b = 0; b < (len[s] + block_size - 1) / block_size; b++)
+            w->tables[s][b] = ids[at++];
+        w->k[s] = alloc_poisoned((size_t)len[s] * row * 4),
+        rng_fill(w->k[s], (int64_t)((size_t)len[s] * row));
+        w->v[s] = alloc_poisoned((size_t)len[s] * row * 4),
+        rng_fill(w->v[s], (int64_t)((size_t)len[s] * row));
         w->q[s] = alloc_poisoned((size_t)len[s] * row * (size_t)ratio * 4),
         rng_fill(w->q[s], (int64_t)((size_t)len[s] * row) * ratio);
     }
     /* sequence 1 starts with blocks of sequence 0 */
     w->n_shared = (len[0] < len[1] ? len[0] : len[1]) / block_size / 2;
     for (int32_t b = 0; b < w->n_shared; b++) w->tables[1][b] = w->tables[0][b];
-    size_t shared = (size_t)w->n_shared * (size_t)block_size * (size_t)n_kv_heads * (size_t)head_dim * 4;
+    size_t shared =
+        (size_t)w->n_shared * (size_t)block_size * (size_t)n_kv_heads * (size_t)head_dim * 4;
     memcpy(w->k[1], w->k[0], shared), memcpy(w->v[1], w->v[0], shared);
     w->cache_bytes = (size_t)(n_blocks * w->kv.block_bytes);
     w->cache = alloc_poisoned(w->cache_bytes);
@@ -72,7 +80,8 @@ static inline void rows_add(struct rows *r, int32_t seq, int32_t from, int32_t n
     for (int32_t i = 0; i < n; i++) r->seq[r->n] = seq, r->pos[r->n++] = from + i;
 }
 
-/* Everything NaN, then what the rows of this call may read: for each sequence from the window of its first row to its last row. */
+/* Everything NaN, then what the rows of this call may read: for each sequence from the window of
+ * its first row to its last row. */
 static inline void world_expose(struct world *w, const struct rows *rows)
 {
     static struct rows all; /* large; only what was added to it is read */
@@ -81,7 +90,8 @@ static inline void world_expose(struct world *w, const struct rows *rows)
         int32_t lo = INT32_MAX, hi = -1;
         for (int32_t r = 0; r < rows->n; r++) {
             if (rows->seq[r] != s || rows->pos[r] < 0) continue;
-            int32_t p = rows->pos[r], first = w->window > 0 && p - w->window + 1 > 0 ? p - w->window + 1 : 0;
+            int32_t p = rows->pos[r],
+                    first = w->window > 0 && p - w->window + 1 > 0 ? p - w->window + 1 : 0;
             lo = first < lo ? first : lo, hi = p > hi ? p : hi;
         }
         if (hi < 0) continue;
@@ -101,12 +111,15 @@ static inline void world_expose(struct world *w, const struct rows *rows)
     }
 }
 
-/* A score is a chain of head_dim multiply-adds: off by at most (4 + 4 sqrt(d)) 2^-24 sum |q k| scale, and scaling to powers of two
- * adds 4 ulp of it. A probability is off by that much relatively, the output by twice that times the largest |v|, plus the
+/* A score is a chain of head_dim multiply-adds: off by at most (4 + 4 sqrt(d)) 2^-24 sum |q k|
+ *     scale, and scaling to powers of two
+ * adds 4 ulp of it. A probability is off by that much relatively, the output by twice that times
+ *     the largest |v|, plus the
  * roundings of its own chain over n keys. */
 static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head)
 {
-    int32_t d = w->kv.head_dim, first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0;
+    int32_t d = w->kv.head_dim,
+            first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0;
     int32_t kv_head = head / (w->n_heads / w->kv.n_kv_heads);
     const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
     double most = 0, v_max = 0;
@@ -114,7 +127,8 @@ static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t 
         const float *k = w->k[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d,
                     *v = w->v[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d;
         double sum = 0;
-        for (int32_t i = 0; i < d; i++) sum += fabs((double)q[i] * (double)k[i]), v_max = fmax(v_max, fabs((double)v[i]));
+        for (int32_t i = 0; i < d; i++)
+            sum += fabs((double)q[i] * (double)k[i]), v_max = fmax(v_max, fabs((double)v[i]));
         most = fmax(most, sum * (double)w->scale);
     }
     return 0x1p-24 * (2 * (8 + 4 * sqrt(d)) * most + 8 + 4 * sqrt(pos - first + 1)) * v_max * 1.01;

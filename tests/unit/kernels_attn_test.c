@@ -1,15 +1,19 @@
-/* kernels_attn_test.c - paged attention: every table against ref over head ratios, head sizes, windows and block tables, with NaN
- * in every slot that no row of the call may read; and the bits of a row alone, in chunks of any size, in decode and in company. */
+/* kernels_attn_test.c - paged attention: every table against ref over head ratios, head sizes,
+ * windows and block tables, with NaN in every slot that no row of the call may read; and the
+ * bits of a row alone, in chunks of any size, in decode and in company. */
 #include "tests/unit/kernels_attn.h"
 
 static bool is_short; /* TANDEM_TEST_SHORT: as the sanitizer stages run it */
 
 /* Computes the rows into out [n][heads * head_dim], poisoned before. */
-static void attend(struct world *w, const struct td_ops *ops, const struct rows *rows, int n_parts, float *out)
+static void attend(struct world *w, const struct td_ops *ops, const struct rows *rows, int n_parts,
+                   float *out)
 {
     int64_t row = (int64_t)w->n_heads * w->kv.head_dim, stride = row + 3;
-    float *q = alloc_poisoned((size_t)(rows->n * stride) * 4), *o = alloc_poisoned((size_t)(rows->n * stride) * 4);
-    for (int32_t r = 0; r < rows->n; r++) memcpy(q + r * stride, w->q[rows->seq[r]] + rows->pos[r] * row, (size_t)row * 4);
+    float *q = alloc_poisoned((size_t)(rows->n * stride) * 4),
+          *o = alloc_poisoned((size_t)(rows->n * stride) * 4);
+    for (int32_t r = 0; r < rows->n; r++)
+        memcpy(q + r * stride, w->q[rows->seq[r]] + rows->pos[r] * row, (size_t)row * 4);
     struct td_attn_args a = {.kv = w->kv,
                              .q = q,
                              .out = o,
@@ -22,13 +26,15 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
                              .n_heads = w->n_heads,
                              .scale = w->scale,
                              .window = w->window};
-    size_t need = ops->attn_scratch_bytes(w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, w->kv.block_size);
+    size_t need =
+        ops->attn_scratch_bytes(w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, w->kv.block_size);
     a.scratch_bytes_per_part = (need + 63) / 64 * 64;
     a.scratch = alloc_poisoned(a.scratch_bytes_per_part * (size_t)n_parts);
     for (int p = n_parts - 1; p >= 0; p--) ops->attn(&a, p, n_parts);
     for (int32_t r = 0; r < rows->n; r++) {
         memcpy(out + r * row, o + r * stride, (size_t)row * 4);
-        for (int g = 0; g < 3; g++) assert_memory_equal(o + r * stride + row + g, "\xff\xff\xff\xff", 4);
+        for (int g = 0; g < 3; g++)
+            assert_memory_equal(o + r * stride + row + g, "\xff\xff\xff\xff", 4);
     }
     free(q), free(o), free(a.scratch);
 }
@@ -36,22 +42,23 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
 static void test_against_ref(void **state)
 {
     (void)state;
-    static const int32_t ratios[] = {1, 4, 8}, head_dims[] = {16, 64, 96, 128, 34}, block_sizes[] = {16, 7, 32, 1, 64},
-                         windows[] = {0, 0, 1, 5, 64, 100};
+    static const int32_t ratios[] = {1, 4, 8}, head_dims[] = {16, 64, 96, 128, 34},
+                         block_sizes[] = {16, 7, 32, 1, 64}, windows[] = {0, 0, 1, 5, 64, 100};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
         if (!ops) continue;
         for (int c = 0; c < (is_short ? 15 : 60); c++) { /* 15: each ratio with each head size */
             int32_t bs = block_sizes[rng_int(0, 4)];
-            int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3), rng_int(1, 200)};
+            int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3),
+                                   rng_int(1, 200)};
             if (c % 4 == 1) len[0] = bs + 1, len[1] = bs > 1 ? bs - 1 : 1, len[3] = bs;
             if (c % 4 == 2) len[0] = 65, len[1] = 64, len[3] = 63;
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_make(w, rng_int(1, 3), ratios[c % 3], head_dims[c / 3 % 5], bs, c % 2 ? TD_BF16 : TD_F32, len,
-                       windows[rng_int(0, 5)]);
+            world_make(w, rng_int(1, 3), ratios[c % 3], head_dims[c / 3 % 5], bs,
+                       c % 2 ? TD_BF16 : TD_F32, len, windows[rng_int(0, 5)]);
             int32_t chunk = rng_int(1, len[0]);
             rows_add(rows, 2, len[2] - 1, 1);         /* decode */
             rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
@@ -59,7 +66,8 @@ static void test_against_ref(void **state)
             rows_add(rows, 3, len[3] - 1, 1);
             world_expose(w, rows);
             int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
-            float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4), *o1 = alloc_poisoned((size_t)(rows->n * row) * 4);
+            float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4),
+                  *o1 = alloc_poisoned((size_t)(rows->n * row) * 4);
             attend(w, ref, rows, 1, o0);
             attend(w, ops, rows, rng_int(1, 3), o1);
             for (int32_t r = 0; r < rows->n; r++)
@@ -68,10 +76,12 @@ static void test_against_ref(void **state)
                     for (int32_t i = 0; i < w->kv.head_dim; i++) {
                         int64_t at = r * row + (int64_t)h * w->kv.head_dim + i;
                         if (!(fabs((double)o1[at] - (double)o0[at]) <= tolerance))
-                            fail_msg("%s %s heads %d/%d dim %d block %d window %d: seq %d pos %d head %d [%d] = %.9g, ref %.9g, "
+                            fail_msg("%s %s heads %d/%d dim %d block %d window %d: seq %d pos %d "
+                                     "head %d [%d] = %.9g, ref %.9g, "
                                      "tolerance %.3g",
-                                     ops->name, td_dtype_name(w->kv.dtype), w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, bs,
-                                     w->window, rows->seq[r], rows->pos[r], h, i, (double)o1[at], (double)o0[at], tolerance);
+                                     ops->name, td_dtype_name(w->kv.dtype), w->n_heads,
+                                     w->kv.n_kv_heads, w->kv.head_dim, bs, w->window, rows->seq[r],
+                                     rows->pos[r], h, i, (double)o1[at], (double)o0[at], tolerance);
                     }
                 }
             free(o0), free(o1), free(rows);
@@ -84,7 +94,8 @@ static void test_chunks_and_company_leave_the_bits(void **state)
 {
     (void)state;
     static const int32_t windows[] = {0, 70, 0, 9};
-    static const int32_t dims[] = {64, 128, 96, 16}, ratios[] = {4, 1, 8, 3}, block_sizes[] = {16, 7, 32, 16};
+    static const int32_t dims[] = {64, 128, 96, 16}, ratios[] = {4, 1, 8, 3},
+                         block_sizes[] = {16, 7, 32, 16};
     for (int t = 0; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
         if (!ops) continue;
@@ -93,27 +104,33 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_make(w, 2, ratios[c], dims[c], block_sizes[c], c % 2 ? TD_F32 : TD_BF16, len, windows[c]);
+            world_make(w, 2, ratios[c], dims[c], block_sizes[c], c % 2 ? TD_F32 : TD_BF16, len,
+                       windows[c]);
             int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
-            float *whole = alloc_poisoned((size_t)(len[0] * row) * 4), *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
+            float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
+                  *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
             rows_add(rows, 0, 0, len[0]);
             world_expose(w, rows);
             attend(w, ops, rows, 1, whole);
             const int32_t chunks[] = {1, 2, 7, 16, 64, 100, 299, len[0]};
             for (int i = 0; i < 8; i++)
-                for (int32_t p = 0; p < len[0]; p += chunks[i]) { /* chunk 1 from position 0 on: decode */
-                    int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i], parts = rng_int(1, 3);
+                for (int32_t p = 0; p < len[0]; p += chunks[i]) {
+                    /* chunk 1 from position 0 on: decode */
+                    int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i],
+                            parts = rng_int(1, 3);
                     if (chunks[i] <= (is_short ? 2 : 1) && (t == 0 || is_short) && p % 9) continue;
                     rows->n = 0;
                     rows_add(rows, 0, p, n);
                     world_expose(w, rows); /* later positions are NaN now */
                     attend(w, ops, rows, parts, some);
                     if (memcmp(some, whole + p * row, (size_t)(n * row) * 4) != 0)
-                        fail_msg("%s case %d: rows %d..%d as a chunk in %d parts differ from the whole prompt", ops->name, c, p,
-                                 p + n - 1, parts);
+                        fail_msg("%s case %d: rows %d..%d as a chunk in %d parts differ from the "
+                                 "whole prompt",
+                                 ops->name, c, p, p + n - 1, parts);
                 }
             for (int i = 0; i < 5; i++) { /* in company, in the middle of a batch */
-                int32_t n = rng_int(1, 40), p = rng_int(0, len[0] - n), before, parts = rng_int(1, 3);
+                int32_t n = rng_int(1, 40), p = rng_int(0, len[0] - n), before,
+                        parts = rng_int(1, 3);
                 rows->n = 0;
                 rows_add(rows, 3, len[3] - 1, 1);
                 rows_add(rows, 2, rng_int(0, 100), rng_int(1, 30));
@@ -123,7 +140,8 @@ static void test_chunks_and_company_leave_the_bits(void **state)
                 world_expose(w, rows);
                 attend(w, ops, rows, parts, some);
                 if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
-                    fail_msg("%s case %d: rows %d..%d in company differ", ops->name, c, p, p + n - 1);
+                    fail_msg("%s case %d: rows %d..%d in company differ", ops->name, c, p,
+                             p + n - 1);
             }
             free(whole), free(some), free(rows);
             world_free(w), free(w);
@@ -145,7 +163,8 @@ static void test_later_infinity_stays_later(void **state)
         assert_true(w && rows);
         world_make(w, 1, 4, 64, 16, TD_BF16, len, 0);
         int64_t row = (int64_t)w->n_heads * 64;
-        float *clean = alloc_poisoned((size_t)(LEN * row) * 4), *dirty = alloc_poisoned((size_t)(LEN * row) * 4);
+        float *clean = alloc_poisoned((size_t)(LEN * row) * 4),
+              *dirty = alloc_poisoned((size_t)(LEN * row) * 4);
         rows_add(rows, 0, 0, LEN);
         world_expose(w, rows);
         attend(w, ops, rows, 1, clean);

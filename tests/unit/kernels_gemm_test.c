@@ -1,5 +1,5 @@
-/* kernels_gemm_test.c - packing and the matrix product: every table against ref on odd shapes, and the bits of a row alone against
- * its bits in company. */
+/* kernels_gemm_test.c - packing and the matrix product: every table against ref on odd shapes,
+ * and the bits of a row alone against its bits in company. */
 #include "tests/unit/kernels_test.h"
 
 struct shape {
@@ -11,29 +11,36 @@ struct weights {
     void *packed;
 };
 
-static struct weights weights_make(const struct td_ops *ops, const void *src, enum td_dtype src_dtype, enum td_dtype dtype,
-                                   int32_t n, int32_t k)
+static struct weights weights_make(const struct td_ops *ops, const void *src,
+                                   enum td_dtype src_dtype, enum td_dtype dtype, int32_t n,
+                                   int32_t k)
 {
     struct weights r = {.packed = alloc_poisoned(ops->packed_bytes(n, k, dtype))};
     r.w = (struct td_weight){.data = r.packed, .n_out = n, .n_in = k, .dtype = dtype};
-    for (int32_t row = (n - 1) / 64 * 64; row >= 0; row -= 64) /* backwards: ranges must not depend on one another */
-        ops->pack(r.packed, n, k, dtype, (const char *)src + (size_t)row * (size_t)k * td_dtype_bytes(src_dtype), src_dtype, row,
-                  n - row < 64 ? n - row : 64);
+    /* backwards: ranges must not depend on one another */
+    for (int32_t row = (n - 1) / 64 * 64; row >= 0; row -= 64)
+        ops->pack(r.packed, n, k, dtype,
+                  (const char *)src + (size_t)row * (size_t)k * td_dtype_bytes(src_dtype),
+                  src_dtype, row, n - row < 64 ? n - row : 64);
     return r;
 }
 
-/* An output is one chain of k fused multiply-adds in f32, each rounding the partial sum by at most 2^-24 of it: errors of random
- * sign grow as sqrt(k), the partial sums are at most sum |x w|. 4 for the tail of the distribution, 4 for bias and residual. */
+/* An output is one chain of k fused multiply-adds in f32, each rounding the partial sum by at most
+ * 2^-24 of it: errors of random
+ * sign grow as sqrt(k), the partial sums are at most sum |x w|. 4 for the tail of the
+ *     distribution, 4 for bias and residual. */
 static double gemm_tolerance(int32_t k, double sum_abs)
 {
     return 0x1p-24 * (4 + 4 * sqrt(k)) * sum_abs;
 }
 
-static void check_shape(const struct td_ops *ref, const struct td_ops *ops, struct shape s, enum td_dtype src_dtype,
-                        enum td_dtype dtype, bool with_bias, bool accumulate, int n_parts)
+static void check_shape(const struct td_ops *ref, const struct td_ops *ops, struct shape s,
+                        enum td_dtype src_dtype, enum td_dtype dtype, bool with_bias,
+                        bool accumulate, int n_parts)
 {
     int64_t xs = s.k + rng_int(0, 5), ys = s.n + rng_int(0, 5);
-    float *x = alloc_poisoned((size_t)(s.m * xs) * 4), *y0 = alloc_poisoned((size_t)(s.m * ys) * 4), *y1, *bias = NULL;
+    float *x = alloc_poisoned((size_t)(s.m * xs) * 4), *y0 = alloc_poisoned((size_t)(s.m * ys) * 4),
+          *y1, *bias = NULL;
     void *src = alloc_poisoned((size_t)s.n * (size_t)s.k * td_dtype_bytes(src_dtype));
     for (int64_t i = 0; i < (int64_t)s.n * s.k; i++) put(src, src_dtype, i, rng_normal());
     for (int32_t m = 0; m < s.m; m++) rng_fill(x + m * xs, s.k);
@@ -45,9 +52,16 @@ static void check_shape(const struct td_ops *ref, const struct td_ops *ops, stru
         bias = alloc_poisoned((size_t)s.n * 4);
         rng_fill(bias, s.n);
     }
-    struct weights w0 = weights_make(ref, src, src_dtype, dtype, s.n, s.k), w1 = weights_make(ops, src, src_dtype, dtype, s.n, s.k);
-    struct td_gemm_args a = {
-        .w = &w0.w, .x = x, .y = y0, .bias = bias, .n_rows = s.m, .x_stride = xs, .y_stride = ys, .accumulate = accumulate};
+    struct weights w0 = weights_make(ref, src, src_dtype, dtype, s.n, s.k),
+                   w1 = weights_make(ops, src, src_dtype, dtype, s.n, s.k);
+    struct td_gemm_args a = {.w = &w0.w,
+                             .x = x,
+                             .y = y0,
+                             .bias = bias,
+                             .n_rows = s.m,
+                             .x_stride = xs,
+                             .y_stride = ys,
+                             .accumulate = accumulate};
     a.scratch = alloc_poisoned(ref->gemm_scratch_bytes(s.m, s.k));
     run_gemm(ref, &a, 1);
     free(a.scratch);
@@ -62,11 +76,14 @@ static void check_shape(const struct td_ops *ref, const struct td_ops *ops, stru
             }
             double sum_abs = 2.0 + (bias ? fabs((double)bias[n]) : 0);
             for (int32_t k = 0; k < s.k; k++)
-                sum_abs += fabs((double)x[m * xs + k] * (double)td_widen(src, src_dtype, n * s.k + k));
+                sum_abs +=
+                    fabs((double)x[m * xs + k] * (double)td_widen(src, src_dtype, n * s.k + k));
             double r = (double)y0[m * ys + n], v = (double)y1[m * ys + n];
             if (!(fabs(v - r) <= gemm_tolerance(s.k, sum_abs)))
-                fail_msg("%s m=%d n=%d k=%d %s from %s parts=%d bias=%d acc=%d: y[%d,%d] = %.9g, ref %.9g", ops->name, s.m, s.n,
-                         s.k, td_dtype_name(dtype), td_dtype_name(src_dtype), n_parts, with_bias, accumulate, m, (int)n, v, r);
+                fail_msg("%s m=%d n=%d k=%d %s from %s parts=%d bias=%d acc=%d: y[%d,%d] = %.9g, "
+                         "ref %.9g",
+                         ops->name, s.m, s.n, s.k, td_dtype_name(dtype), td_dtype_name(src_dtype),
+                         n_parts, with_bias, accumulate, m, (int)n, v, r);
         }
     free(x), free(y0), free(y1), free(bias), free(src), free(w0.packed), free(w1.packed);
 }
@@ -74,9 +91,11 @@ static void check_shape(const struct td_ops *ref, const struct td_ops *ops, stru
 static void test_against_ref(void **state)
 {
     (void)state;
-    static const int32_t ns[] = {1, 5, 31, 32, 33, 63, 64, 65, 130, 200}, ks[] = {1, 2, 3, 15, 16, 17, 40, 100, 255, 257, 300, 600};
-    static const enum td_dtype types[][2] = {{TD_F32, TD_F32}, {TD_BF16, TD_BF16}, {TD_F16, TD_F16}, {TD_BF16, TD_F32},
-                                             {TD_F16, TD_F32}, {TD_F32, TD_BF16},  {TD_F16, TD_BF16}};
+    static const int32_t ns[] = {1, 5, 31, 32, 33, 63, 64, 65, 130, 200},
+                         ks[] = {1, 2, 3, 15, 16, 17, 40, 100, 255, 257, 300, 600};
+    static const enum td_dtype types[][2] = {
+        {TD_F32, TD_F32}, {TD_BF16, TD_BF16}, {TD_F16, TD_F16}, {TD_BF16, TD_F32},
+        {TD_F16, TD_F32}, {TD_F32, TD_BF16},  {TD_F16, TD_BF16}};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
@@ -84,7 +103,8 @@ static void test_against_ref(void **state)
         for (int32_t m = 1; m <= 40; m++)
             for (int d = 0; d < 7; d++) {
                 struct shape s = {m, ns[rng_int(0, 9)], ks[rng_int(0, 11)]};
-                check_shape(ref, ops, s, types[d][0], types[d][1], rng_int(0, 1), rng_int(0, 1), rng_int(1, 3));
+                check_shape(ref, ops, s, types[d][0], types[d][1], rng_int(0, 1), rng_int(0, 1),
+                            rng_int(1, 3));
             }
         check_shape(ref, ops, (struct shape){330, 161, 530}, TD_BF16, TD_BF16, true, true,
                     1); /* several blocks of rows, k and panels */
@@ -94,8 +114,9 @@ static void test_against_ref(void **state)
 }
 
 /* Row i of x through the weights: in a batch of n rows starting at row `first`. */
-static void product(const struct td_ops *ops, const struct td_weight *w, const float *x, int32_t first, int32_t n,
-                    const float *bias, const float *residual, float *y, int n_parts)
+static void product(const struct td_ops *ops, const struct td_weight *w, const float *x,
+                    int32_t first, int32_t n, const float *bias, const float *residual, float *y,
+                    int n_parts)
 {
     struct td_gemm_args a = {.w = w,
                              .x = x + (int64_t)first * w->n_in,
@@ -123,8 +144,10 @@ static void test_rows_do_not_know_each_other(void **state)
         for (int c = 0; c < 4; c++) {
             int32_t n = ns[c], k = ks[c];
             enum td_dtype dtype = types[c % 3];
-            float *x = alloc_poisoned((size_t)M * (size_t)k * 4), *whole = alloc_poisoned((size_t)M * (size_t)n * 4),
-                  *some = alloc_poisoned((size_t)M * (size_t)n * 4), *bias = alloc_poisoned((size_t)n * 4),
+            float *x = alloc_poisoned((size_t)M * (size_t)k * 4),
+                  *whole = alloc_poisoned((size_t)M * (size_t)n * 4),
+                  *some = alloc_poisoned((size_t)M * (size_t)n * 4),
+                  *bias = alloc_poisoned((size_t)n * 4),
                   *residual = alloc_poisoned((size_t)M * (size_t)n * 4);
             void *src = alloc_poisoned((size_t)n * (size_t)k * td_dtype_bytes(dtype));
             for (int64_t i = 0; i < (int64_t)n * k; i++) put(src, dtype, i, rng_normal());
@@ -137,8 +160,10 @@ static void test_rows_do_not_know_each_other(void **state)
                     int32_t first = rng_int(0, M - m);
                     product(ops, &w.w, x, first, m, bias, residual, some, parts);
                     if (memcmp(some, whole + (int64_t)first * n, (size_t)m * (size_t)n * 4) != 0)
-                        fail_msg("%s %s n=%d k=%d: rows %d..%d computed as %d rows in %d parts differ from the same rows of %d",
-                                 ops->name, td_dtype_name(dtype), n, k, first, first + m - 1, m, parts, M);
+                        fail_msg("%s %s n=%d k=%d: rows %d..%d computed as %d rows in %d parts "
+                                 "differ from the same rows of %d",
+                                 ops->name, td_dtype_name(dtype), n, k, first, first + m - 1, m,
+                                 parts, M);
                 }
             free(x), free(whole), free(some), free(bias), free(residual), free(src), free(w.packed);
         }

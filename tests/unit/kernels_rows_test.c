@@ -1,15 +1,17 @@
-/* kernels_rows_test.c - norm, rotary embedding, storing K and V, SwiGLU, embedding: every table against ref, any number of parts,
- * gaps between rows untouched. */
+/* kernels_rows_test.c - norm, rotary embedding, storing K and V, SwiGLU, embedding: every table
+ * against ref, any number of parts, gaps between rows untouched. */
 #include "tests/unit/kernels_test.h"
 
 static const int32_t dims[] = {1, 7, 8, 15, 16, 17, 31, 64, 65, 100, 128, 576, 1000, 2048};
 enum { N_DIMS = 14 };
 
-static void check_close(const char *what, const char *table, int64_t i, float v, float r, double tolerance)
+static void check_close(const char *what, const char *table, int64_t i, float v, float r,
+                        double tolerance)
 {
     bool both_nan = isnan(v) && isnan(r);
     if (!both_nan && !(fabs((double)v - (double)r) <= tolerance))
-        fail_msg("%s %s: [%lld] = %.9g, ref %.9g, tolerance %.3g", table, what, (long long)i, (double)v, (double)r, tolerance);
+        fail_msg("%s %s: [%lld] = %.9g, ref %.9g, tolerance %.3g", table, what, (long long)i,
+                 (double)v, (double)r, tolerance);
 }
 
 static void test_rmsnorm(void **state)
@@ -21,12 +23,20 @@ static void test_rmsnorm(void **state)
         for (int c = 0; ops && c < 3 * N_DIMS; c++) {
             int32_t dim = dims[c % N_DIMS], rows = rng_int(1, 9);
             int64_t xs = dim + rng_int(0, 3), os = dim + rng_int(0, 3);
-            float *x = alloc_poisoned((size_t)(rows * xs) * 4), *w = alloc_poisoned((size_t)dim * 4),
-                  *o0 = alloc_poisoned((size_t)(rows * os) * 4), *o1 = alloc_poisoned((size_t)(rows * os) * 4);
+            float *x = alloc_poisoned((size_t)(rows * xs) * 4),
+                  *w = alloc_poisoned((size_t)dim * 4),
+                  *o0 = alloc_poisoned((size_t)(rows * os) * 4),
+                  *o1 = alloc_poisoned((size_t)(rows * os) * 4);
             for (int32_t r = 0; r < rows; r++) rng_fill(x + r * xs, dim);
             rng_fill(w, dim);
-            struct td_rmsnorm_args a = {
-                .x = x, .w = w, .out = o0, .n_rows = rows, .dim = dim, .x_stride = xs, .out_stride = os, .eps = 1e-5f};
+            struct td_rmsnorm_args a = {.x = x,
+                                        .w = w,
+                                        .out = o0,
+                                        .n_rows = rows,
+                                        .dim = dim,
+                                        .x_stride = xs,
+                                        .out_stride = os,
+                                        .eps = 1e-5f};
             ref->rmsnorm(&a, 0, 1);
             int parts = rng_int(1, 3);
             a.out = o1;
@@ -34,8 +44,10 @@ static void test_rmsnorm(void **state)
             for (int64_t i = 0; i < rows * os; i++) {
                 if (i % os >= dim)
                     assert_memory_equal(&o0[i], &o1[i], 4);
-                else /* the mean has sqrt(dim) random roundings of its positive terms, then half an ulp each of five operations */
-                    check_close("rmsnorm", ops->name, i, o1[i], o0[i], 0x1p-24 * (6 + sqrt(dim)) * fabs((double)o0[i]));
+                else /* the mean has sqrt(dim) random roundings of its positive terms, then half
+                        an ulp each of five operations */
+                    check_close("rmsnorm", ops->name, i, o1[i], o0[i],
+                                0x1p-24 * (6 + sqrt(dim)) * fabs((double)o0[i]));
             }
             /* a row alone and in place: the same bits */
             int32_t r = rows - 1;
@@ -59,17 +71,24 @@ static void test_rope(void **state)
         for (int c = 0; ops && c < 24; c++) {
             int32_t dim = head_dims[c % 8], heads = rng_int(1, 5), rows = rng_int(1, 7), pos[7];
             int64_t xs = (int64_t)heads * dim + rng_int(0, 3);
-            float *cs = alloc_poisoned((size_t)(MAX_POS * dim) * 4), *x0 = alloc_poisoned((size_t)(rows * xs) * 4),
+            float *cs = alloc_poisoned((size_t)(MAX_POS * dim) * 4),
+                  *x0 = alloc_poisoned((size_t)(rows * xs) * 4),
                   *x1 = alloc_poisoned((size_t)(rows * xs) * 4);
             for (int p = 0; p < MAX_POS; p++)
                 for (int i = 0; i < dim / 2; i++) {
                     float angle = rng_normal() * 10;
                     cs[p * dim + i] = cosf(angle), cs[p * dim + dim / 2 + i] = sinf(angle);
                 }
-            for (int r = 0; r < rows; r++) pos[r] = rng_int(0, MAX_POS - 1), rng_fill(x0 + r * xs, heads * dim);
+            for (int r = 0; r < rows; r++)
+                pos[r] = rng_int(0, MAX_POS - 1), rng_fill(x0 + r * xs, heads * dim);
             memcpy(x1, x0, (size_t)(rows * xs) * 4);
-            struct td_rope_args a = {
-                .x = x0, .cos_sin = cs, .positions = pos, .n_rows = rows, .n_heads = heads, .head_dim = dim, .x_stride = xs};
+            struct td_rope_args a = {.x = x0,
+                                     .cos_sin = cs,
+                                     .positions = pos,
+                                     .n_rows = rows,
+                                     .n_heads = heads,
+                                     .head_dim = dim,
+                                     .x_stride = xs};
             ref->rope(&a, 0, 1);
             a.x = x1;
             int parts = rng_int(1, 3);
@@ -85,31 +104,40 @@ static void test_rope(void **state)
     }
 }
 
-/* Bytes must be equal: rounding to bf16 is one function, and nothing but the slots named is written. */
+/* Bytes must be equal: rounding to bf16 is one function, and nothing but the slots named is
+ * written. */
 static void test_kv_store(void **state)
 {
     (void)state;
-    const uint32_t special[] = {0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0x00000001, 0x807fffff,
-                                0x3f808000, 0x3f818000, 0x7f7fffff, 0x80000000, 0x00808000, 0x3f80ffff};
+    const uint32_t special[] = {0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001,
+                                0x00000001, 0x807fffff, 0x3f808000, 0x3f818000,
+                                0x7f7fffff, 0x80000000, 0x00808000, 0x3f80ffff};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
         for (int c = 0; ops && c < 40; c++) {
             static const int32_t head_dims[] = {16, 64, 96, 128, 34};
             enum td_dtype dtype = c % 2 ? TD_BF16 : TD_F32;
-            struct td_kv_view kv = {
-                .n_kv_heads = rng_int(1, 4), .block_size = rng_int(1, 20), .head_dim = head_dims[c % 5], .dtype = dtype};
-            int64_t kv_bytes = (int64_t)kv.n_kv_heads * kv.block_size * kv.head_dim * (int64_t)td_dtype_bytes(dtype);
+            struct td_kv_view kv = {.n_kv_heads = rng_int(1, 4),
+                                    .block_size = rng_int(1, 20),
+                                    .head_dim = head_dims[c % 5],
+                                    .dtype = dtype};
+            int64_t kv_bytes = (int64_t)kv.n_kv_heads * kv.block_size * kv.head_dim *
+                               (int64_t)td_dtype_bytes(dtype);
             enum { N_BLOCKS = 6, ROWS = 9 };
             kv.block_bytes = 2 * kv_bytes + 64;
             int32_t blocks[2][3] = {{4, 0, 2}, {5, 1, 3}}, pos[ROWS], seq[ROWS];
             const int32_t *tables[2] = {blocks[0], blocks[1]};
             int64_t stride = (int64_t)kv.n_kv_heads * kv.head_dim + 3;
-            float *k = alloc_poisoned((size_t)(ROWS * stride) * 4), *v = alloc_poisoned((size_t)(ROWS * stride) * 4);
+            float *k = alloc_poisoned((size_t)(ROWS * stride) * 4),
+                  *v = alloc_poisoned((size_t)(ROWS * stride) * 4);
             rng_fill(k, ROWS * stride), rng_fill(v, ROWS * stride);
-            for (int i = 0; i < 12; i++) memcpy(&k[rng_int(0, (int32_t)(ROWS * stride) - 1)], &special[i], 4);
-            for (int r = 0; r < ROWS; r++) seq[r] = r % 2, pos[r] = (r / 2 * 7 + r % 2) % (3 * kv.block_size);
-            for (int r = 0; r < ROWS; r++) /* two rows may fall on one slot in small blocks: the same content then */
+            for (int i = 0; i < 12; i++)
+                memcpy(&k[rng_int(0, (int32_t)(ROWS * stride) - 1)], &special[i], 4);
+            for (int r = 0; r < ROWS; r++)
+                seq[r] = r % 2, pos[r] = (r / 2 * 7 + r % 2) % (3 * kv.block_size);
+            for (int r = 0; r < ROWS; r++) /* two rows may fall on one slot in small blocks: the
+                                              same content then */
                 for (int q = 0; q < r; q++)
                     if (seq[q] == seq[r] && pos[q] == pos[r])
                         memcpy(k + r * stride, k + q * stride, (size_t)stride * 4),
@@ -144,19 +172,25 @@ static void test_silu_mul(void **state)
         for (int c = 0; ops && c < 3 * N_DIMS; c++) {
             int32_t dim = dims[c % N_DIMS], rows = rng_int(1, 4);
             int64_t gs = dim + rng_int(0, 3), us = dim + rng_int(0, 3), os = dim + rng_int(0, 3);
-            float *g = alloc_poisoned((size_t)(rows * gs) * 4), *u = alloc_poisoned((size_t)(rows * us) * 4),
-                  *o0 = alloc_poisoned((size_t)(rows * os) * 4), *o1 = alloc_poisoned((size_t)(rows * os) * 4);
-            for (int64_t i = 0; i < rows * gs; i++) g[i] = rng_normal() * (float)(c % 3 == 0 ? 1 : c % 3 == 1 ? 10 : 60);
+            float *g = alloc_poisoned((size_t)(rows * gs) * 4),
+                  *u = alloc_poisoned((size_t)(rows * us) * 4),
+                  *o0 = alloc_poisoned((size_t)(rows * os) * 4),
+                  *o1 = alloc_poisoned((size_t)(rows * os) * 4);
+            for (int64_t i = 0; i < rows * gs; i++)
+                g[i] = rng_normal() * (float)(c % 3 == 0 ? 1 : c % 3 == 1 ? 10 : 60);
             rng_fill(u, rows * us);
             g[0] = c & 1 ? -200.0f : NAN;
             ref->silu_mul(o0, g, u, rows, dim, os, gs, us, 0, 1);
             int parts = rng_int(1, 3);
-            for (int p = 0; p < parts; p++) ops->silu_mul(o1, g, u, rows, dim, os, gs, us, p, parts);
+            for (int p = 0; p < parts; p++)
+                ops->silu_mul(o1, g, u, rows, dim, os, gs, us, p, parts);
             for (int64_t i = 0; i < rows * os; i++) {
                 if (i % os >= dim)
                     assert_memory_equal(&o0[i], &o1[i], 4);
-                else /* exp to 2 ulp, then three roundings; silu below -87 is under 1e-35 either way */
-                    check_close("silu_mul", ops->name, i, o1[i], o0[i], 0x1p-24 * 8 * fabs((double)o0[i]) + 1e-34);
+                else /* exp to 2 ulp, then three roundings; silu below -87 is under 1e-35 either
+                        way */
+                    check_close("silu_mul", ops->name, i, o1[i], o0[i],
+                                0x1p-24 * 8 * fabs((double)o0[i]) + 1e-34);
             }
             if (gs == dim) { /* in place, and each row alone: the same bits */
                 for (int32_t r = 0; r < rows; r++) {
@@ -181,14 +215,17 @@ static void test_embed(void **state)
             int32_t dim = dims[c % N_DIMS], ids[ROWS];
             enum td_dtype dtype = types[c % 3];
             size_t bytes = (size_t)VOCAB * (size_t)dim * td_dtype_bytes(dtype);
-            uint8_t *table = malloc(bytes); /* exact size: reading past the end shows under a sanitizer */
+            uint8_t *table = malloc(bytes); /* exact size: reading past the end shows under a
+                                               sanitizer */
             assert_non_null(table);
             for (size_t i = 0; i < bytes; i++) table[i] = (uint8_t)rng_u64();
-            for (int64_t i = 0; i < VOCAB * dim; i++) /* signalling NaN of f16 may turn quiet: not asked of anyone */
+            for (int64_t i = 0; i < VOCAB * dim; i++) /* signalling NaN of f16 may turn quiet:
+                                                         not asked of anyone */
                 if (isnan(td_widen(table, dtype, i))) put(table, dtype, i, 1.5f);
             for (int r = 0; r < ROWS; r++) ids[r] = rng_int(0, VOCAB - 1);
             ids[3] = VOCAB - 1;
-            float *o0 = alloc_poisoned((size_t)(ROWS * dim) * 4), *o1 = alloc_poisoned((size_t)(ROWS * dim) * 4);
+            float *o0 = alloc_poisoned((size_t)(ROWS * dim) * 4),
+                  *o1 = alloc_poisoned((size_t)(ROWS * dim) * 4);
             ref->embed(o0, table, dtype, ids, ROWS, dim, 0, 1);
             for (int p = 0; p < 2; p++) ops->embed(o1, table, dtype, ids, ROWS, dim, p, 2);
             assert_memory_equal(o0, o1, (size_t)(ROWS * dim) * 4);
@@ -200,8 +237,9 @@ static void test_embed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),  cmocka_unit_test(test_rope),  cmocka_unit_test(test_kv_store),
-        cmocka_unit_test(test_silu_mul), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rmsnorm),  cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_kv_store), cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_embed),
     };
     rng_start();
     return cmocka_run_group_tests(tests, NULL, NULL);

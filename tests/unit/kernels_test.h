@@ -1,5 +1,6 @@
-/* kernels_test.h - what the kernel tests share: a seeded generator whose seed is printed (SEED= repeats a run), memory with exact
- * sizes, the tables this CPU runs, and running an entry in parts. */
+/* kernels_test.h - what the kernel tests share: a seeded generator whose seed is printed (SEED=
+ * repeats a run), memory with exact sizes, the tables this CPU runs, and running an entry in
+ * parts. */
 #ifndef TD_TESTS_KERNELS_TEST_H
 #define TD_TESTS_KERNELS_TEST_H
 
@@ -86,9 +87,11 @@ static inline void put(void *dst, enum td_dtype t, int64_t i, float v)
         uint32_t u;
         memcpy(&u, &v, sizeof u);
         int32_t e = (int32_t)(u >> 23 & 255) - 112;
-        uint16_t h = (uint16_t)((u >> 16 & 0x8000u) | (e <= 0   ? (u >> 13 & 0x3ffu) /* some subnormal */
-                                                       : e > 30 ? 0x7bffu
-                                                                : (uint32_t)e << 10 | (u >> 13 & 0x3ffu)));
+        /* some subnormal */
+        uint16_t h =
+            (uint16_t)((u >> 16 & 0x8000u) | (e <= 0   ? (u >> 13 & 0x3ffu)
+                                              : e > 30 ? 0x7bffu
+                                                       : (uint32_t)e << 10 | (u >> 13 & 0x3ffu)));
         ((uint16_t *)dst)[i] = h;
     }
 }

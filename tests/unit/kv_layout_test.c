@@ -8,10 +8,14 @@
 
 #include "common/kv/kv_layout.h"
 
-static struct td_kv_layout make(int32_t n_layers, int32_t n_kv_heads, int32_t head_dim, int32_t block_size, enum td_dtype dtype)
+static struct td_kv_layout make(int32_t n_layers, int32_t n_kv_heads, int32_t head_dim,
+                                int32_t block_size, enum td_dtype dtype)
 {
-    return (struct td_kv_layout){
-        .n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim, .block_size = block_size, .dtype = dtype};
+    return (struct td_kv_layout){.n_layers = n_layers,
+                                 .n_kv_heads = n_kv_heads,
+                                 .head_dim = head_dim,
+                                 .block_size = block_size,
+                                 .dtype = dtype};
 }
 
 static void sizes(void **state)
@@ -49,8 +53,8 @@ static void bounds(void **state)
         {63, 64, 256, 128, TD_F32, TD_OK, ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct td_kv_layout l =
-            make(cases[i].n_layers, cases[i].n_kv_heads, cases[i].head_dim, cases[i].block_size, (enum td_dtype)cases[i].dtype);
+        struct td_kv_layout l = make(cases[i].n_layers, cases[i].n_kv_heads, cases[i].head_dim,
+                                     cases[i].block_size, (enum td_dtype)cases[i].dtype);
         struct td_err err = {0};
         td_status s = td_kv_layout_init(&l, &err);
         if (s != cases[i].status || !strstr(err.msg, cases[i].says))
@@ -61,18 +65,22 @@ static void bounds(void **state)
 static void hash(void **state)
 {
     (void)state;
-    struct td_kv_layout l[6] = {make(4, 2, 16, 16, TD_F32), make(5, 2, 16, 16, TD_F32), make(4, 3, 16, 16, TD_F32),
-                                make(4, 2, 18, 16, TD_F32), make(4, 2, 16, 32, TD_F32), make(4, 2, 16, 16, TD_BF16)};
+    struct td_kv_layout l[6] = {make(4, 2, 16, 16, TD_F32), make(5, 2, 16, 16, TD_F32),
+                                make(4, 3, 16, 16, TD_F32), make(4, 2, 18, 16, TD_F32),
+                                make(4, 2, 16, 32, TD_F32), make(4, 2, 16, 16, TD_BF16)};
     for (int i = 0; i < 6; i++)
-        for (int k = 0; k < 6; k++) assert_int_equal(td_kv_layout_hash(&l[i], 7) == td_kv_layout_hash(&l[k], 7), i == k);
+        for (int k = 0; k < 6; k++)
+            assert_int_equal(td_kv_layout_hash(&l[i], 7) == td_kv_layout_hash(&l[k], 7), i == k);
     assert_true(td_kv_layout_hash(&l[0], 7) != td_kv_layout_hash(&l[0], 8));
-    /* Workers of different builds compare this number: changing how it is made needs a new TD_KV_LAYOUT_VERSION. */
+    /* Workers of different builds compare this number: changing how it is made needs a new
+       TD_KV_LAYOUT_VERSION. */
     assert_int_equal(TD_KV_LAYOUT_VERSION, 1);
     assert_true(td_kv_layout_hash(&l[0], 7) == UINT64_C(0x63c050edba36c9dc));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(bounds), cmocka_unit_test(hash)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(bounds),
+                                       cmocka_unit_test(hash)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* kv_pool_test.c - the block pool against a naive model that stores every block's whole prefix and searches by comparing all of it. */
+/* kv_pool_test.c - the block pool against a naive model that stores every block's whole prefix
+ * and searches by comparing all of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,10 +18,15 @@
 #define MAX_DEPTH 6
 #define MAX_REQUESTS 12
 
-static struct td_kv_pool *pool_with(int32_t n_blocks, bool prefix_cache, struct td_hash128 (*hash)(const void *, size_t, uint64_t))
+static struct td_kv_pool *pool_with(int32_t n_blocks, bool prefix_cache,
+                                    struct td_hash128 (*hash)(const void *, size_t, uint64_t))
 {
     struct td_kv_pool_config c = {
-        .layout = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 8, .block_size = BLOCK_SIZE, .dtype = TD_BF16},
+        .layout = {.n_layers = 2,
+                   .n_kv_heads = 2,
+                   .head_dim = 8,
+                   .block_size = BLOCK_SIZE,
+                   .dtype = TD_BF16},
         .n_blocks = n_blocks,
         .prefix_cache = prefix_cache,
         .hash = hash,
@@ -32,7 +38,10 @@ static struct td_kv_pool *pool_with(int32_t n_blocks, bool prefix_cache, struct 
     return pool;
 }
 
-static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache) { return pool_with(n_blocks, prefix_cache, NULL); }
+static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache)
+{
+    return pool_with(n_blocks, prefix_cache, NULL);
+}
 
 #define NO_SALT ((struct td_prefix_salt){0, 0})
 
@@ -43,7 +52,7 @@ static uint32_t rnd(uint32_t n)
     return (uint32_t)(rng_state >> 33) % n;
 }
 
-/* --- the model ------------------------------------------------------------------------------------------------------------------ */
+/* --- the model -------------------------------------------------------------------------------- */
 
 enum { M_FREE, M_HELD, M_CACHED };
 
@@ -52,7 +61,7 @@ struct model_block {
     bool published;
     int32_t prefix[MAX_DEPTH * BLOCK_SIZE]; /* every token up to and including this block */
     struct td_prefix_salt salt;
-    int depth, parent;                      /* parent -1 at depth 0 */
+    int depth, parent; /* parent -1 at depth 0 */
     uint64_t name, parent_name;
 };
 
@@ -86,14 +95,21 @@ static bool model_reachable(const struct model *m, int id)
     return true;
 }
 
-static bool same_salt(struct td_prefix_salt a, struct td_prefix_salt b) { return a.lo == b.lo && a.hi == b.hi; }
+static bool same_salt(struct td_prefix_salt a, struct td_prefix_salt b)
+{
+    return a.lo == b.lo && a.hi == b.hi;
+}
 
-static int model_find(const struct model *m, struct td_prefix_salt salt, const int32_t *tokens, int depth)
+static int model_find(const struct model *m, struct td_prefix_salt salt, const int32_t *tokens,
+                      int depth)
 {
     int found = -1;
     for (int i = 0; i < m->n; i++) {
-        if (!m->b[i].published || m->b[i].depth != depth || !same_salt(m->b[i].salt, salt) || !model_reachable(m, i)) continue;
-        if (memcmp(m->b[i].prefix, tokens, (size_t)(depth + 1) * BLOCK_SIZE * sizeof *tokens) != 0) continue;
+        if (!m->b[i].published || m->b[i].depth != depth || !same_salt(m->b[i].salt, salt) ||
+            !model_reachable(m, i))
+            continue;
+        if (memcmp(m->b[i].prefix, tokens, (size_t)(depth + 1) * BLOCK_SIZE * sizeof *tokens) != 0)
+            continue;
         assert_int_equal(found, -1); /* one name for one content */
         found = i;
     }
@@ -176,13 +192,15 @@ static void model_alloc(struct model *m, struct td_kv_pool *pool, int n, int32_t
 static void request_start(struct model *m, struct td_kv_pool *pool, struct request *r)
 {
     int n = 1 + (int)rnd(MAX_DEPTH);
-    r->salt = (struct td_prefix_salt[]){NO_SALT, NO_SALT, {1, 0}, {0, 1}}[rnd(4)]; /* two owners with a salt, and everybody else */
+    /* two owners with a salt, and everybody else */
+    r->salt = (struct td_prefix_salt[]){NO_SALT, NO_SALT, {1, 0}, {0, 1}}[rnd(4)];
     for (int i = 0; i < n * BLOCK_SIZE; i++) r->tokens[i] = i % BLOCK_SIZE ? 7 : (int32_t)rnd(2);
     int max = (int)rnd(MAX_DEPTH + 1), want = 0;
     int32_t hit[MAX_DEPTH], expect[MAX_DEPTH];
     for (; want < n && want < max; want++)
         if ((expect[want] = model_find(m, r->salt, r->tokens, want)) < 0) break;
-    int got = td_kv_prefix_lookup(pool, r->salt, r->tokens, n * BLOCK_SIZE + (int)rnd(BLOCK_SIZE), max < n ? max : n, hit);
+    int got = td_kv_prefix_lookup(pool, r->salt, r->tokens, n * BLOCK_SIZE + (int)rnd(BLOCK_SIZE),
+                                  max < n ? max : n, hit);
     assert_int_equal(got, want);
     for (int i = 0; i < got; i++) {
         struct model_block *b = &m->b[hit[i]];
@@ -207,17 +225,21 @@ static void request_start(struct model *m, struct td_kv_pool *pool, struct reque
 static void request_publish(struct model *m, struct td_kv_pool *pool, struct request *r)
 {
     int to = r->n_done + (int)rnd((uint32_t)(r->n - r->n_done) + 1);
-    /* Where the pool starts from the last block of the caller, one that can be found, the model does so too. */
+    /* Where the pool starts from the last block of the caller, one that can be found, the model
+       does so too. */
     int parent = -1, i = 0;
     if (r->n_done > 0) {
         int last = r->ids[r->n_done - 1];
-        if (m->b[last].published && m->b[last].depth == r->n_done - 1 && model_reachable(m, last)) parent = last, i = r->n_done;
+        if (m->b[last].published && m->b[last].depth == r->n_done - 1 && model_reachable(m, last))
+            parent = last, i = r->n_done;
     }
     for (; i < to; i++) {
         int id = -1;
         for (int k = 0; k < m->n; k++) /* published with these tokens after this very parent */
-            if (m->b[k].published && m->b[k].depth == i && m->b[k].parent == parent && model_parent_alive(m, k) && same_salt(m->b[k].salt, r->salt) &&
-                memcmp(m->b[k].prefix, r->tokens, (size_t)(i + 1) * BLOCK_SIZE * sizeof r->tokens[0]) == 0)
+            if (m->b[k].published && m->b[k].depth == i && m->b[k].parent == parent &&
+                model_parent_alive(m, k) && same_salt(m->b[k].salt, r->salt) &&
+                memcmp(m->b[k].prefix, r->tokens,
+                       (size_t)(i + 1) * BLOCK_SIZE * sizeof r->tokens[0]) == 0)
                 id = k;
         if (id < 0) {
             struct model_block *b = &m->b[r->ids[i]];
@@ -262,9 +284,12 @@ static void random_operations_agree_with_the_model(void **state)
         struct td_kv_pool *pool = pool_of(m.n, true);
         for (int step = 0; step < 400; step++) {
             struct request *q = &r[rnd(MAX_REQUESTS)];
-            if (q->n == 0) request_start(&m, pool, q);
-            else if (rnd(2)) request_publish(&m, pool, q);
-            else request_drop(&m, pool, q);
+            if (q->n == 0)
+                request_start(&m, pool, q);
+            else if (rnd(2))
+                request_publish(&m, pool, q);
+            else
+                request_drop(&m, pool, q);
             if (rnd(200) == 0) {
                 td_kv_prefix_clear(pool);
                 while (m.n_lru) model_evict(&m);
@@ -285,10 +310,11 @@ static void random_operations_agree_with_the_model(void **state)
         n_hits += s.n_prefix_hit_tokens;
         td_kv_pool_destroy(pool);
     }
-    assert_true(n_evictions > 1000 && n_hits > 1000); /* the walk did reach what it is meant to test */
+    assert_true(n_evictions > 1000 && n_hits > 1000); /* the walk did reach what it is meant to
+                                                         test */
 }
 
-/* --- single properties ---------------------------------------------------------------------------------------------------------- */
+/* --- single properties ------------------------------------------------------------------------ */
 
 static void alloc_prefers_adjacent_blocks(void **state)
 {
@@ -296,11 +322,12 @@ static void alloc_prefers_adjacent_blocks(void **state)
     struct td_kv_pool *pool = pool_of(32, false);
     int32_t ids[32], more[8];
     assert_int_equal(td_kv_pool_alloc(pool, 32, ids), TD_OK);
-    for (int i = 0; i < 32; i += 2) td_kv_pool_unref(pool, i);   /* holes of one */
-    for (int i = 17; i < 24; i += 2) td_kv_pool_unref(pool, i);  /* 16..24 is one run of 9 */
+    for (int i = 0; i < 32; i += 2) td_kv_pool_unref(pool, i);  /* holes of one */
+    for (int i = 17; i < 24; i += 2) td_kv_pool_unref(pool, i); /* 16..24 is one run of 9 */
     assert_int_equal(td_kv_pool_alloc(pool, 8, more), TD_OK);
     for (int i = 0; i < 8; i++) assert_int_equal(more[i], 16 + i);
-    assert_int_equal(td_kv_pool_alloc(pool, 13, ids), TD_ERR_AGAIN); /* 12 are left: all or nothing */
+    /* 12 are left: all or nothing */
+    assert_int_equal(td_kv_pool_alloc(pool, 13, ids), TD_ERR_AGAIN);
     struct td_kv_pool_stats s;
     td_kv_pool_stats(pool, &s);
     assert_int_equal(s.n_free, 12);
@@ -319,7 +346,8 @@ static void the_oldest_leaf_is_evicted_first(void **state)
     td_kv_prefix_publish(pool, NO_SALT, tokens_a, a, 0, 3);
     assert_int_equal(td_kv_pool_alloc(pool, 2, b), TD_OK);
     td_kv_prefix_publish(pool, NO_SALT, tokens_b, b, 0, 2);
-    for (int i = 0; i < 3; i++) td_kv_pool_unref(pool, a[i]); /* root first, and still the leaf goes first */
+    /* root first, and still the leaf goes first */
+    for (int i = 0; i < 3; i++) td_kv_pool_unref(pool, a[i]);
     for (int i = 0; i < 2; i++) td_kv_pool_unref(pool, b[i]);
     assert_int_equal(td_kv_pool_alloc(pool, 2, ids), TD_OK); /* the free one, then a[2] */
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens_a, 12, 8, ids + 2), 2);
@@ -332,8 +360,8 @@ static void the_oldest_leaf_is_evicted_first(void **state)
     td_kv_pool_destroy(pool);
 }
 
-/* The worst that somebody who can aim at hashes could do: all blocks have the same. Whose KV is served is still decided by every token, by what
- * stands before, and by the salt. */
+/* The worst that somebody who can aim at hashes could do: all blocks have the same. Whose KV is
+ * served is still decided by every token, by what stands before, and by the salt. */
 static struct td_hash128 same_hash(const void *data, size_t n_bytes, uint64_t seed)
 {
     (void)data;
@@ -346,7 +374,8 @@ static void equal_hashes_are_told_apart_by_their_tokens(void **state)
 {
     (void)state;
     struct td_kv_pool *pool = pool_with(12, true, same_hash);
-    const int32_t a_tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b_tokens[8] = {11, 12, 13, 14, 15, 16, 17, 18},
+    const int32_t a_tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8},
+                  b_tokens[8] = {11, 12, 13, 14, 15, 16, 17, 18},
                   mixed[8] = {1, 2, 3, 4, 15, 16, 17, 18}, late[8] = {1, 2, 3, 4, 5, 6, 7, 9};
     int32_t a[2], b[2], c[2], hit[2];
     assert_int_equal(td_kv_pool_alloc(pool, 2, a), TD_OK);
@@ -354,10 +383,13 @@ static void equal_hashes_are_told_apart_by_their_tokens(void **state)
     assert_int_equal(td_kv_pool_alloc(pool, 2, c), TD_OK);
     td_kv_prefix_publish(pool, NO_SALT, a_tokens, a, 0, 2);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, b_tokens, 8, 2, hit), 0);
-    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, late, 8, 2, hit), 1); /* the last token of the second block differs */
+    /* the last token of the second block differs */
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, late, 8, 2, hit), 1);
     assert_int_equal(hit[0], a[0]);
-    assert_int_equal(td_kv_prefix_lookup(pool, (struct td_prefix_salt){1, 0}, a_tokens, 8, 2, hit), 0);
-    td_kv_prefix_publish(pool, NO_SALT, b_tokens, b, 0, 2); /* has a name of its own, and both are found */
+    assert_int_equal(td_kv_prefix_lookup(pool, (struct td_prefix_salt){1, 0}, a_tokens, 8, 2, hit),
+                     0);
+    /* has a name of its own, and both are found */
+    td_kv_prefix_publish(pool, NO_SALT, b_tokens, b, 0, 2);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, b_tokens, 8, 2, hit), 2);
     assert_memory_equal(hit, b, sizeof hit);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, a_tokens, 8, 2, hit), 2);
@@ -365,8 +397,10 @@ static void equal_hashes_are_told_apart_by_their_tokens(void **state)
     /* b's second block is known, but not after a's first */
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, mixed, 8, 2, hit), 1);
     assert_int_equal(hit[0], a[0]);
-    /* Publishing goes on from the caller's own block before: not from one that holds other tokens than the caller says. */
-    const int32_t going_on[8] = {11, 12, 13, 14, 21, 22, 23, 24}, not_after_a[8] = {1, 2, 3, 4, 21, 22, 23, 24};
+    /* Publishing goes on from the caller's own block before: not from one that holds other
+       tokens than the caller says. */
+    const int32_t going_on[8] = {11, 12, 13, 14, 21, 22, 23, 24},
+                  not_after_a[8] = {1, 2, 3, 4, 21, 22, 23, 24};
     td_kv_prefix_publish(pool, NO_SALT, going_on, (int32_t[2]){a[0], c[0]}, 1, 2);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, not_after_a, 8, 2, hit), 1);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, going_on, 8, 2, hit), 2);
@@ -378,12 +412,14 @@ static void a_hit_shares_the_block_and_survives_its_first_owner(void **state)
 {
     (void)state;
     struct td_kv_pool *pool = pool_of(4, true);
-    int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, other[8] = {1, 2, 3, 4, 5, 6, 7, 0}, ids[2], hit[4];
+    int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, other[8] = {1, 2, 3, 4, 5, 6, 7, 0}, ids[2],
+            hit[4];
     assert_int_equal(td_kv_pool_alloc(pool, 2, ids), TD_OK);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 9, 4, hit), 0);
     td_kv_prefix_publish(pool, NO_SALT, tokens, ids, 0, 1);
     td_kv_prefix_publish(pool, NO_SALT, tokens, ids, 1, 2);
-    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 7, 4, hit), 1); /* a partial block is no block */
+    /* a partial block is no block */
+    assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 7, 4, hit), 1);
     td_kv_pool_unref(pool, hit[0]);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, other, 8, 4, hit), 1);
     td_kv_pool_unref(pool, hit[0]);
@@ -403,7 +439,8 @@ static void a_hit_shares_the_block_and_survives_its_first_owner(void **state)
     td_kv_pool_destroy(pool);
 }
 
-/* The salt is compared, not only hashed into the chain: a chain of the same tokens under another salt is not found, at no depth and by no name. */
+/* The salt is compared, not only hashed into the chain: a chain of the same tokens under another
+ * salt is not found, at no depth and by no name. */
 static void salts_never_meet(void **state)
 {
     (void)state;
@@ -425,12 +462,14 @@ static void salts_never_meet(void **state)
     /* The router's names: those of each owner's seed, and the seed itself without a salt. */
     uint64_t added[8], evicted[8], want_a[2], want_b[2];
     size_t n_added, n_evicted;
-    assert_true(td_prefix_seed(77, NO_SALT) == 77 && td_prefix_seed(77, salt_a) != td_prefix_seed(77, salt_b));
+    assert_true(td_prefix_seed(77, NO_SALT) == 77 &&
+                td_prefix_seed(77, salt_a) != td_prefix_seed(77, salt_b));
     td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(77, salt_a), want_a, 2);
     td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(77, salt_b), want_b, 2);
     td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 4);
-    for (int i = 0; i < 2; i++) assert_true(added[i] == want_a[i] && added[2 + i] == want_b[i] && want_a[i] != want_b[i]);
+    for (int i = 0; i < 2; i++)
+        assert_true(added[i] == want_a[i] && added[2 + i] == want_b[i] && want_a[i] != want_b[i]);
     td_kv_report_begin(pool, 78); /* another router: named anew, still each by its salt */
     td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(78, salt_a), want_a, 2);
     td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);

@@ -1,4 +1,5 @@
-/* kv_port_test.c - options of the KV port become what they say, and those that contradict one another are refused by name. */
+/* kv_port_test.c - options of the KV port become what they say, and those that contradict one
+ * another are refused by name. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -19,10 +20,13 @@ static struct td_kv_port_config options(int argc, char **argv)
 {
     static struct options o;
     struct td_err err = {0};
-    if (td_options_load(rows, &o, "test", "", argc, argv, NULL, 0, NULL, &err)) fail_msg("%s", err.msg);
+    if (td_options_load(rows, &o, "test", "", argc, argv, NULL, 0, NULL, &err))
+        fail_msg("%s", err.msg);
     return o.kv_port;
 }
-#define OPTIONS(...) options((int)(sizeof(char *[]){"test", __VA_ARGS__} / sizeof(char *)), (char *[]){"test", __VA_ARGS__})
+#define OPTIONS(...)                                                                               \
+    options((int)(sizeof(char *[]){"test", __VA_ARGS__} / sizeof(char *)),                         \
+            (char *[]){"test", __VA_ARGS__})
 
 static void every_option_arrives(void **state)
 {
@@ -31,13 +35,16 @@ static void every_option_arrives(void **state)
     struct td_kv_port port;
     struct td_xfer_config c = {.instance = "stays", .max_slots = 7};
     struct td_peer_names *names;
-    struct td_cluster_secret *secret = (struct td_cluster_secret *)&c; /* is passed on, not looked at */
+    /* is passed on, not looked at */
+    struct td_cluster_secret *secret = (struct td_cluster_secret *)&c;
     assert_int_equal(td_peer_names_parse("names", "*.kv.tandem", &names, NULL), TD_OK);
     const struct td_kv_port_files files = {"cert", "key", "ca", names, secret};
     struct td_kv_port_config o =
-        OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off", "--rdma-devices=b,a", "--rdma-port=2", "--rdma-gid-index=5",
-                "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98", "--rdma-service-level=3", "--rdma-pull", "--rdma-windows",
-                "--rdma-gpu-flush=on", "--rdma-srq-peers=9", "--kv-tls=on", "--kv-tls-peer-name=*.kv.tandem");
+        OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off",
+                "--rdma-devices=b,a", "--rdma-port=2", "--rdma-gid-index=5",
+                "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98",
+                "--rdma-service-level=3", "--rdma-pull", "--rdma-windows", "--rdma-gpu-flush=on",
+                "--rdma-srq-peers=9", "--kv-tls=on", "--kv-tls-peer-name=*.kv.tandem");
     assert_int_equal(td_kv_port_fill(&o, "rdma", &files, &vb, &port, &c, NULL), TD_OK);
     assert_string_equal(c.instance, "stays");
     assert_int_equal(c.max_slots, 7);
@@ -71,7 +78,8 @@ static void every_option_arrives(void **state)
     assert_int_equal(port.rdma.traffic_class, -1);
     assert_int_equal(c.tcp_zerocopy, TD_XFER_ZEROCOPY_AUTO);
     td_peer_names_destroy(names);
-    assert_false(port.rdma.pull || port.rdma.windows || port.rdma.gpu_flush != TD_XFER_GPU_FLUSH_AUTO);
+    assert_false(port.rdma.pull || port.rdma.windows ||
+                 port.rdma.gpu_flush != TD_XFER_GPU_FLUSH_AUTO);
 }
 
 static void who_speaks_tls(void **state)
@@ -79,25 +87,36 @@ static void who_speaks_tls(void **state)
     (void)state;
     static const struct {
         const char *kv_tls, *transfer, *cert, *ca, *peer_name;
-        int tls;                      /* 1, 0; -1 = refused */
+        int tls; /* 1, 0; -1 = refused */
         const char *says;
     } cases[] = {
-        {"auto", "auto", "c", "a", "", 1, ""},     {"auto", "tcp", "c", "", "", 0, ""},  {"auto", "tcp", "", "a", "", 0, ""},
-        {"on", "tcp", "c", "a", "", 1, ""},        {"off", "tcp", "c", "a", "", 0, ""},  {"auto", "rdma", "c", "a", "", 1, ""},
-        {"auto", "shm", "c", "a", "", 0, ""},      {"on", "shm", "c", "a", "n", 0, ""},  {"auto", "tcp", "c", "a", "n", 1, ""},
-        {"on", "tcp", "", "", "", -1, "tls_cert is empty"}, {"on", "tcp", "c", "", "", -1, "tls_ca is empty"},
-        {"off", "tcp", "c", "a", "n", -1, "kv_tls is off"}, {"auto", "tcp", "c", "", "n", -1, "it needs tls_cert, tls_key and tls_ca"},
+        {"auto", "auto", "c", "a", "", 1, ""},
+        {"auto", "tcp", "c", "", "", 0, ""},
+        {"auto", "tcp", "", "a", "", 0, ""},
+        {"on", "tcp", "c", "a", "", 1, ""},
+        {"off", "tcp", "c", "a", "", 0, ""},
+        {"auto", "rdma", "c", "a", "", 1, ""},
+        {"auto", "shm", "c", "a", "", 0, ""},
+        {"on", "shm", "c", "a", "n", 0, ""},
+        {"auto", "tcp", "c", "a", "n", 1, ""},
+        {"on", "tcp", "", "", "", -1, "tls_cert is empty"},
+        {"on", "tcp", "c", "", "", -1, "tls_ca is empty"},
+        {"off", "tcp", "c", "a", "n", -1, "kv_tls is off"},
+        {"auto", "tcp", "c", "", "n", -1, "it needs tls_cert, tls_key and tls_ca"},
         {"auto", "shm", "", "", "n", -1, "kv_tls_peer_name is \"n\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct td_kv_port port;
         struct td_xfer_config c = {0};
         struct td_err err = {0};
-        const struct td_kv_port_files files = {.tls_cert = cases[i].cert, .tls_key = "key", .tls_ca = cases[i].ca};
+        const struct td_kv_port_files files = {
+            .tls_cert = cases[i].cert, .tls_key = "key", .tls_ca = cases[i].ca};
         struct td_kv_port_config o =
-            OPTIONS("--kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name", (char *)(uintptr_t)cases[i].peer_name);
+            OPTIONS("--kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name",
+                    (char *)(uintptr_t)cases[i].peer_name);
         td_status s = td_kv_port_fill(&o, cases[i].transfer, &files, NULL, &port, &c, &err);
-        if (s != (cases[i].tls < 0 ? TD_ERR_INVALID : TD_OK) || !strstr(err.msg, cases[i].says)) fail_msg("case %zu: %d \"%s\"", i, s, err.msg);
+        if (s != (cases[i].tls < 0 ? TD_ERR_INVALID : TD_OK) || !strstr(err.msg, cases[i].says))
+            fail_msg("case %zu: %d \"%s\"", i, s, err.msg);
         if (s) continue;
         assert_int_equal(port.use_tls, cases[i].tls);
         assert_ptr_equal(c.tls, cases[i].tls ? &port.tls : NULL);
@@ -132,7 +151,8 @@ static void the_named_library_is_used(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_option_arrives), cmocka_unit_test(who_speaks_tls), cmocka_unit_test(paths_by_name),
-                                       cmocka_unit_test(the_named_library_is_used)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_arrives), cmocka_unit_test(who_speaks_tls),
+        cmocka_unit_test(paths_by_name), cmocka_unit_test(the_named_library_is_used)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

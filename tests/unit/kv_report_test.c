@@ -1,5 +1,6 @@
-/* The reports of the KV pool against a model of the router's set: after any sequence of publishing, eviction, lookups, new routers and partial
- * reports, once all is told the router's set is exactly the chains that a lookup in the pool finds. */
+/* The reports of the KV pool against a model of the router's set: after any sequence of
+ * publishing, eviction, lookups, new routers and partial reports, once all is told the router's
+ * set is exactly the chains that a lookup in the pool finds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,13 +13,19 @@
 #include "common/kv/kv_pool.h"
 #include "common/base/prefix_hash.h"
 
-/* All prompts are walks in a tree of this shape: every chain there can be is known by its number. */
+/* All prompts are walks in a tree of this shape: every chain there can be is known by its
+ * number. */
 enum { BLOCK = 4, FANOUT = 3, DEPTH = 4, CHAINS = 3 + 9 + 27 + 81, BLOCKS = 24, REQUESTS = 8 };
 
 static struct td_kv_pool *pool_of(bool prefix_cache)
 {
-    struct td_kv_pool_config c = {.layout = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 8, .block_size = BLOCK, .dtype = TD_BF16},
-                                  .n_blocks = BLOCKS, .prefix_cache = prefix_cache};
+    struct td_kv_pool_config c = {.layout = {.n_layers = 1,
+                                             .n_kv_heads = 1,
+                                             .head_dim = 8,
+                                             .block_size = BLOCK,
+                                             .dtype = TD_BF16},
+                                  .n_blocks = BLOCKS,
+                                  .prefix_cache = prefix_cache};
     struct td_err err = {0};
     struct td_kv_pool *pool = NULL;
     assert_int_equal(td_kv_layout_init(&c.layout, &err), TD_OK);
@@ -42,11 +49,12 @@ static int32_t chain_tokens(uint32_t k, int32_t tokens[DEPTH * BLOCK])
     for (; k >= level; level *= FANOUT, depth++) k -= level;
     for (uint32_t d = depth; d > 0; d--, k /= FANOUT)
         /* the same blocks at every depth: only the chain tells them apart */
-        for (uint32_t t = 0; t < BLOCK; t++) tokens[(d - 1) * BLOCK + t] = (int32_t)(100 * (k % FANOUT) + t);
+        for (uint32_t t = 0; t < BLOCK; t++)
+            tokens[(d - 1) * BLOCK + t] = (int32_t)(100 * (k % FANOUT) + t);
     return (int32_t)depth;
 }
 
-/* ---- the router's side ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the router's side ----------------------------------------------------------------------- */
 
 static uint64_t names[CHAINS]; /* under the seed in force */
 static bool told[CHAINS];
@@ -59,7 +67,8 @@ static void new_router(struct td_kv_pool *pool)
     seed = rng_state ^ 0x5851f42d4c957f2dull;
     for (uint32_t k = 0; k < CHAINS; k++) {
         size_t depth = (size_t)chain_tokens(k, tokens);
-        assert_int_equal(td_prefix_hashes(tokens, depth * BLOCK, BLOCK, seed, hashes, DEPTH), depth);
+        assert_int_equal(td_prefix_hashes(tokens, depth * BLOCK, BLOCK, seed, hashes, DEPTH),
+                         depth);
         names[k] = hashes[depth - 1];
         told[k] = false;
     }
@@ -102,28 +111,35 @@ static void expect_truth(struct td_kv_pool *pool, const char *when)
     for (uint32_t k = 0; k < CHAINS; k++) {
         bool there = findable(pool, k);
         if (there != told[k])
-            fail_msg("%s: chain %u is %sin the pool, the router has it %s", when, k, there ? "" : "not ", told[k] ? "all the same" : "not");
+            fail_msg("%s: chain %u is %sin the pool, the router has it %s", when, k,
+                     there ? "" : "not ", told[k] ? "all the same" : "not");
     }
 }
 
 static void drain(struct td_kv_pool *pool, size_t max)
 {
     size_t n_reports = 0;
-    while (take(pool, max) > 0) assert_true(++n_reports <= 4 * BLOCKS); /* a report is bounded by the pool */
+    /* a report is bounded by the pool */
+    while (take(pool, max) > 0) assert_true(++n_reports <= 4 * BLOCKS);
 }
 
-/* ---- requests --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-struct held { int32_t ids[DEPTH], n; };
+struct held {
+    int32_t ids[DEPTH], n;
+};
 
-/* A request as the engine makes one: looks its prompt up, takes blocks for the rest, publishes what it computed. False: the pool is full. */
+/* A request as the engine makes one: looks its prompt up, takes blocks for the rest, publishes
+ * what it computed. False: the pool is full. */
 static bool open_request(struct td_kv_pool *pool, struct held *h, uint32_t k)
 {
     int32_t tokens[DEPTH * BLOCK], depth = chain_tokens(k, tokens);
     int32_t hit = td_kv_prefix_lookup(pool, NO_SALT, tokens, depth * BLOCK, depth, h->ids);
     h->n = hit;
-    if (td_kv_pool_alloc(pool, depth - hit, h->ids + hit) == TD_OK) h->n = depth;
-    else return false;
+    if (td_kv_pool_alloc(pool, depth - hit, h->ids + hit) == TD_OK)
+        h->n = depth;
+    else
+        return false;
     td_kv_prefix_publish(pool, NO_SALT, tokens, h->ids, hit, depth);
     return true;
 }
@@ -166,7 +182,9 @@ static void play(uint64_t s)
             break;
         case 5:
         case 6:
-        case 7: close_request(pool, h); break;
+        case 7:
+            close_request(pool, h);
+            break;
         default:
             if (h->n == 0 && !open_request(pool, h, rnd(CHAINS))) close_request(pool, h);
         }
@@ -199,7 +217,8 @@ static void test_plain(void **state)
     td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added + n_evicted, 0);
     new_router(pool);
-    td_kv_report_take(pool, 3, added, &n_added, evicted, &n_evicted); /* the beginning of a chain before its end */
+    /* the beginning of a chain before its end */
+    td_kv_report_take(pool, 3, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 3);
     assert_int_equal(n_evicted, 0);
     assert_int_equal(chain_of(added[0]), 2);

@@ -1,5 +1,6 @@
-/* prefix_index_test.c - the index against a table of booleans, over seeded random adds, evictions of leaves and resets; its bounds; chain hashes.
- * Includes prefix_index.c to reach the bucket of a hash, so that hashes can be aimed at one. */
+/* prefix_index_test.c - the index against a table of booleans, over seeded random adds,
+ * evictions of leaves and resets; its bounds; chain hashes. Includes prefix_index.c to reach the
+ * bucket of a hash, so that hashes can be aimed at one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,20 +40,26 @@ static uint64_t dropped(const struct td_prefix_index *x)
     return s.n_dropped;
 }
 
-/* --- a tree of prefixes and who truly holds what ------------------------------------------------------------------------------------------ */
+/* --- a tree of prefixes and who truly holds what ---------------------------------------------- */
 
 #define N_NODES 600
 #define N_WORKERS 1000
 #define MAX_DEPTH 120
 
-static struct { int parent, depth; uint64_t hash; } tree[N_NODES];
+static struct {
+    int parent, depth;
+    uint64_t hash;
+} tree[N_NODES];
 static bool truth[N_WORKERS][N_NODES];
 static uint64_t n_true;
 
 static void grow_tree(void)
 {
     for (int i = 0; i < N_NODES; i++) {
-        tree[i].parent = i < 3 ? -1 : below(4) && tree[i - 1].depth + 1 < MAX_DEPTH ? i - 1 : (int)below((uint32_t)i); /* long chains that fork */
+        /* long chains that fork */
+        tree[i].parent = i < 3                                           ? -1
+                         : below(4) && tree[i - 1].depth + 1 < MAX_DEPTH ? i - 1
+                                                                         : (int)below((uint32_t)i);
         if (tree[i].parent >= 0 && tree[tree[i].parent].depth + 1 >= MAX_DEPTH) tree[i].parent = -1;
         tree[i].depth = tree[i].parent < 0 ? 0 : tree[tree[i].parent].depth + 1;
         tree[i].hash = (uint64_t)below(1u << 31) << 32 | below(4) << 8; /* few low bits */
@@ -67,7 +74,8 @@ static void grow_tree(void)
 static size_t path_to(int node, int *ret_nodes, uint64_t *ret_hashes)
 {
     size_t n = (size_t)tree[node].depth + 1;
-    for (size_t i = n; i-- > 0; node = tree[node].parent) ret_nodes[i] = node, ret_hashes[i] = tree[node].hash;
+    for (size_t i = n; i-- > 0; node = tree[node].parent)
+        ret_nodes[i] = node, ret_hashes[i] = tree[node].hash;
     return n;
 }
 
@@ -112,7 +120,9 @@ static void check_query(const struct td_prefix_index *x, uint32_t n_workers, int
     static struct td_prefix_match got[N_WORKERS], some[N_WORKERS];
     static uint32_t expected[N_WORKERS];
     size_t n = path_to(node, nodes, hashes), n_hashes = n, n_expected = 0;
-    for (uint32_t extra = below(40); extra > 0; extra--) hashes[n_hashes++] = 0x5000000000000001ull + extra; /* blocks that nobody has */
+    /* blocks that nobody has */
+    for (uint32_t extra = below(40); extra > 0; extra--)
+        hashes[n_hashes++] = 0x5000000000000001ull + extra;
     for (uint32_t w = 0; w < n_workers; w++) {
         expected[w] = 0;
         while (expected[w] < n && truth[w][nodes[expected[w]]]) expected[w]++;
@@ -124,9 +134,11 @@ static void check_query(const struct td_prefix_index *x, uint32_t n_workers, int
         assert_true(got[i].worker < n_workers);
         assert_int_equal(got[i].n_blocks, expected[got[i].worker]);
         assert_true(i == 0 || got[i - 1].n_blocks >= got[i].n_blocks);
-        for (size_t k = 0; k < i && n_got < 50; k++) assert_int_not_equal(got[k].worker, got[i].worker);
+        for (size_t k = 0; k < i && n_got < 50; k++)
+            assert_int_not_equal(got[k].worker, got[i].worker);
     }
-    size_t max = below((uint32_t)n_got + 2), n_some = td_prefix_index_match(x, hashes, n_hashes, some, max);
+    size_t max = below((uint32_t)n_got + 2),
+           n_some = td_prefix_index_match(x, hashes, n_hashes, some, max);
     assert_int_equal(n_some, max < n_got ? max : n_got);
     assert_memory_equal(some, got, n_some * sizeof *some); /* the longest ones */
     uint32_t w = below(n_workers);
@@ -141,9 +153,12 @@ static void fuzz(uint64_t seed, uint32_t n_workers, int n_ops)
     for (int op = 0; op < n_ops; op++) {
         uint32_t worker = below(n_workers), kind = below(100);
         int node = (int)below(N_NODES);
-        if (kind < 45) add_path(x, worker, node);
-        else if (kind < 98) evict_leaf(x, worker, node);
-        else reset(x, worker);
+        if (kind < 45)
+            add_path(x, worker, node);
+        else if (kind < 98)
+            evict_leaf(x, worker, node);
+        else
+            reset(x, worker);
         assert_true(entries(x) == n_true && dropped(x) == 0);
         if (op % 4 == 0) check_query(x, n_workers, (int)below(N_NODES));
     }
@@ -174,7 +189,8 @@ static void everybody_holds_the_system_prompt(void **state)
     static struct td_prefix_match m[N_WORKERS];
     for (uint32_t i = 0; i < 40; i++) hashes[i] = i * 0x100000001ull;
     for (uint32_t w = 0; w < N_WORKERS; w++) {
-        for (uint32_t i = 0; i < 20 + (w == 700 ? 9 : w % 3); i++) td_prefix_index_add(x, w, hashes[i]);
+        for (uint32_t i = 0; i < 20 + (w == 700 ? 9 : w % 3); i++)
+            td_prefix_index_add(x, w, hashes[i]);
     }
     assert_int_equal(td_prefix_index_match(x, hashes, 40, m, N_WORKERS), N_WORKERS);
     assert_true(m[0].worker == 700 && m[0].n_blocks == 29);
@@ -188,7 +204,8 @@ static void everybody_holds_the_system_prompt(void **state)
     td_prefix_index_destroy(x);
 }
 
-/* Reports were lost, so that sets do not nest: every holder of the first block is told once, with a run that ends at a block it holds. */
+/* Reports were lost, so that sets do not nest: every holder of the first block is told once,
+ * with a run that ends at a block it holds. */
 static void holes_lose_no_worker(void **state)
 {
     (void)state;
@@ -211,7 +228,8 @@ static void holes_lose_no_worker(void **state)
         size_t n = td_prefix_index_match(x, hashes, BLOCKS, m, WORKERS);
         assert_int_equal(n, n_roots);
         for (size_t i = 0; i < n; i++) {
-            assert_true(held[m[i].worker][0] && !told[m[i].worker] && m[i].n_blocks >= 1 && held[m[i].worker][m[i].n_blocks - 1]);
+            assert_true(held[m[i].worker][0] && !told[m[i].worker] && m[i].n_blocks >= 1 &&
+                        held[m[i].worker][m[i].n_blocks - 1]);
             assert_true(i == 0 || m[i - 1].n_blocks >= m[i].n_blocks);
             told[m[i].worker] = true;
         }
@@ -229,13 +247,13 @@ static void a_full_index_drops_and_counts(void **state)
     struct td_prefix_index *x = make(8, 1000);
     for (uint64_t i = 0; i < 1000; i++) td_prefix_index_add(x, i % 8, i / 8);
     assert_true(entries(x) == 1000 && dropped(x) == 0);
-    td_prefix_index_add(x, 3, 5);               /* there already: nothing is dropped */
+    td_prefix_index_add(x, 3, 5); /* there already: nothing is dropped */
     assert_true(entries(x) == 1000 && dropped(x) == 0);
     for (uint64_t i = 0; i < 10; i++) td_prefix_index_add(x, 3, 5000 + i);
     assert_true(entries(x) == 1000 && dropped(x) == 10);
     uint64_t new_hash = 5000;
     assert_int_equal(td_prefix_index_depth(x, 3, &new_hash, 1), 0);
-    td_prefix_index_evict(x, 3, 777777);        /* not there */
+    td_prefix_index_evict(x, 3, 777777); /* not there */
     td_prefix_index_evict(x, 3, 5);
     assert_int_equal(entries(x), 999);
     td_prefix_index_add(x, 3, new_hash);
@@ -244,8 +262,9 @@ static void a_full_index_drops_and_counts(void **state)
     td_prefix_index_reset(x, 3);
     assert_int_equal(entries(x), 875);
     assert_int_equal(td_prefix_index_depth(x, 3, &new_hash, 1), 0);
-    for (int round = 0; round < 50; round++) {  /* every place is used again */
-        for (uint64_t i = 0; i < 125; i++) td_prefix_index_add(x, 3, 100 + i + (uint64_t)round * 1000);
+    for (int round = 0; round < 50; round++) { /* every place is used again */
+        for (uint64_t i = 0; i < 125; i++)
+            td_prefix_index_add(x, 3, 100 + i + (uint64_t)round * 1000);
         assert_true(entries(x) == 1000 && dropped(x) == 10);
         td_prefix_index_reset(x, 3);
     }
@@ -271,7 +290,8 @@ static void hashes_aimed_at_one_bucket_are_bounded(void **state)
     td_prefix_index_destroy(x);
 
     x = make(1, 1 << 16); /* values in a row, and rows of high bits alone, spread */
-    for (uint64_t i = 0; i < 1 << 15; i++) td_prefix_index_add(x, 0, i), td_prefix_index_add(x, 0, (i + 1) << 48);
+    for (uint64_t i = 0; i < 1 << 15; i++)
+        td_prefix_index_add(x, 0, i), td_prefix_index_add(x, 0, (i + 1) << 48);
     assert_true(entries(x) == 1 << 16 && dropped(x) == 0);
     td_prefix_index_destroy(x);
 }
@@ -279,14 +299,21 @@ static void hashes_aimed_at_one_bucket_are_bounded(void **state)
 static void create_names_what_is_wrong(void **state)
 {
     (void)state;
-    static const struct { uint32_t workers; uint64_t entries; const char *part; } cases[] = {
-        {0, 10, "max_workers is 0"}, {65536, 10, "max_workers is 65536"}, {10, 0, "max_entries is 0"},
+    static const struct {
+        uint32_t workers;
+        uint64_t entries;
+        const char *part;
+    } cases[] = {
+        {0, 10, "max_workers is 0"},
+        {65536, 10, "max_workers is 65536"},
+        {10, 0, "max_entries is 0"},
         {10, 1ull << 40, "max_entries is 1099511627776"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct td_prefix_index *x = NULL;
         struct td_err err = {0};
-        assert_int_equal(td_prefix_index_create(cases[i].workers, cases[i].entries, &x, &err), TD_ERR_INVALID);
+        assert_int_equal(td_prefix_index_create(cases[i].workers, cases[i].entries, &x, &err),
+                         TD_ERR_INVALID);
         assert_null(x);
         assert_non_null(strstr(err.msg, cases[i].part));
     }
@@ -301,7 +328,8 @@ static void chain_hashes_name_whole_prefixes(void **state)
     for (int i = 0; i < 70; i++) tokens[i] = i;
     memset(h, 0, sizeof h);
     assert_int_equal(td_prefix_hashes(tokens, 70, 16, 1, h, 8), 4); /* 6 tokens make no block */
-    assert_true(h[0] == 0xb091a3e938db53dcull && h[3] == 0xa369b922df36e3a8ull); /* what workers and routers of every version must agree on */
+    /* what workers and routers of every version must agree on */
+    assert_true(h[0] == 0xb091a3e938db53dcull && h[3] == 0xa369b922df36e3a8ull);
     assert_true(h[4] == 0);
     assert_int_equal(td_prefix_hashes(tokens, 70, 16, 1, other, 2), 2);
     assert_memory_equal(h, other, 2 * sizeof *h);
@@ -311,7 +339,9 @@ static void chain_hashes_name_whole_prefixes(void **state)
     tokens[17]++;                                              /* block 1 */
     assert_int_equal(td_prefix_hashes(tokens, 64, 16, 1, other, 8), 4);
     assert_true(other[0] == h[0] && other[1] != h[1] && other[2] != h[2] && other[3] != h[3]);
-    for (int i = 0; i < 64; i++) tokens[i] = i % 16; /* equal blocks at different places are different prefixes */
+    for (int i = 0; i < 64; i++)
+        tokens[i] = i % 16; /* equal blocks at different places are
+                               different prefixes */
     assert_int_equal(td_prefix_hashes(tokens, 64, 16, 1, other, 8), 4);
     assert_true(other[0] == h[0] && other[1] != other[0] && other[2] != other[1]);
 }
@@ -319,10 +349,14 @@ static void chain_hashes_name_whole_prefixes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(few_workers_equal_the_reference), cmocka_unit_test(a_thousand_workers_equal_the_reference),
-        cmocka_unit_test(everybody_holds_the_system_prompt), cmocka_unit_test(holes_lose_no_worker),
-        cmocka_unit_test(a_full_index_drops_and_counts), cmocka_unit_test(hashes_aimed_at_one_bucket_are_bounded),
-        cmocka_unit_test(create_names_what_is_wrong), cmocka_unit_test(chain_hashes_name_whole_prefixes),
+        cmocka_unit_test(few_workers_equal_the_reference),
+        cmocka_unit_test(a_thousand_workers_equal_the_reference),
+        cmocka_unit_test(everybody_holds_the_system_prompt),
+        cmocka_unit_test(holes_lose_no_worker),
+        cmocka_unit_test(a_full_index_drops_and_counts),
+        cmocka_unit_test(hashes_aimed_at_one_bucket_are_bounded),
+        cmocka_unit_test(create_names_what_is_wrong),
+        cmocka_unit_test(chain_hashes_name_whole_prefixes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

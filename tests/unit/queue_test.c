@@ -1,5 +1,5 @@
-/* router/core/queue: who is next among those that wait. Cases for each rule, then random play against a reference that computes every choice from all
- * of its items. */
+/* router/core/queue: who is next among those that wait. Cases for each rule, then random play
+ * against a reference that computes every choice from all of its items. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,25 +23,32 @@ static struct td_queue *order_of(uint32_t n_classes)
     return o;
 }
 
-static void put(struct td_queue *o, uint32_t slot, uint32_t slo_class, uint64_t tenant, int32_t priority, uint64_t deadline_ns, uint64_t now_ns)
+static void put(struct td_queue *o, uint32_t slot, uint32_t slo_class, uint64_t tenant,
+                int32_t priority, uint64_t deadline_ns, uint64_t now_ns)
 {
-    struct td_queue_key k = {.slo_class = slo_class, .tenant = tenant, .priority = priority, .deadline_ns = deadline_ns, .id = slot, .bound = true,
+    struct td_queue_key k = {.slo_class = slo_class,
+                             .tenant = tenant,
+                             .priority = priority,
+                             .deadline_ns = deadline_ns,
+                             .id = slot,
+                             .bound = true,
                              .hopeless = now_ns > deadline_ns};
     td_queue_insert(o, slot, &k, 1, now_ns);
 }
 
 /* A whole walk; the slots it gave. */
-static void expect_walk(struct td_queue *o, double fullness, uint64_t now_ns, const uint32_t *want, uint32_t n)
+static void expect_walk(struct td_queue *o, double fullness, uint64_t now_ns, const uint32_t *want,
+                        uint32_t n)
 {
     td_queue_walk(o, fullness, now_ns);
     for (uint32_t i = 0; i < n; i++) assert_int_equal(td_queue_next(o), want[i]);
     assert_int_equal(td_queue_next(o), TD_QUEUE_NONE);
     assert_int_equal(td_queue_next(o), TD_QUEUE_NONE);
 }
-#define EXPECT_WALK(o, fullness, now, ...)                                                                                                           \
-    do {                                                                                                                                             \
-        const uint32_t want_[] = {__VA_ARGS__};                                                                                                      \
-        expect_walk(o, fullness, now, want_, sizeof want_ / sizeof *want_);                                                                          \
+#define EXPECT_WALK(o, fullness, now, ...)                                                         \
+    do {                                                                                           \
+        const uint32_t want_[] = {__VA_ARGS__};                                                    \
+        expect_walk(o, fullness, now, want_, sizeof want_ / sizeof *want_);                        \
     } while (0)
 
 static void test_classes_and_ceilings(void **state)
@@ -52,7 +59,8 @@ static void test_classes_and_ceilings(void **state)
     struct td_err err;
     assert_int_equal(td_queue_create(SLOTS, 3, ranks, &o, &err), TD_OK);
     expect_walk(o, 0, 1, NULL, 0);
-    put(o, 0, 0, 0, 100, 1 * SEC, 1); /* the least class, with the greatest priority and the earliest deadline */
+    put(o, 0, 0, 0, 100, 1 * SEC, 1); /* the least class, with the greatest priority and the
+                                         earliest deadline */
     put(o, 1, 1, 0, 0, 9 * SEC, 1);
     put(o, 2, 2, 0, 0, 5 * SEC, 1);
     EXPECT_WALK(o, 0, 2, 1, 2, 0);
@@ -61,7 +69,7 @@ static void test_classes_and_ceilings(void **state)
     EXPECT_WALK(o, 0.799, 2, 1, 2);
     EXPECT_WALK(o, 0.8, 2, 1);
     EXPECT_WALK(o, 1, 2, 1); /* the first class is never held back by fullness */
-    td_queue_walk(o, 0, 2); /* what was placed counts during the walk, too */
+    td_queue_walk(o, 0, 2);  /* what was placed counts during the walk, too */
     assert_int_equal(td_queue_next(o), 1);
     td_queue_fill(o, 0.7);
     assert_int_equal(td_queue_next(o), 2);
@@ -95,8 +103,9 @@ static void test_within_a_tenant(void **state)
     td_queue_destroy(o);
 }
 
-/* No domino: deadlines that pass while requests wait put them behind those that can still be met; among themselves earliest first; a priority is not
- * lost, and who has no deadline never becomes hopeless. */
+/* No domino: deadlines that pass while requests wait put them behind those that can still be
+ * met; among themselves earliest first; a priority is not lost, and who has no deadline never
+ * becomes hopeless. */
 static void test_hopeless_while_waiting(void **state)
 {
     (void)state;
@@ -155,10 +164,11 @@ static void test_tenants_share(void **state)
     td_queue_destroy(o);
 }
 
-/* Least attained service over time: tenants that always have something waiting and send requests of sizes 1:4 get the same tokens, up to what the
- * fifth of the score that is waiting can shift (0.2 / 0.8 of the greater service). */
-/* Who has attained more than its share of what all active tenants attained is above it, by weights; who is alone never is; who has not asked for a
- * minute shares no more. */
+/* Least attained service over time: tenants that always have something waiting and send requests
+ * of sizes 1:4 get the same tokens, up to what the fifth of the score that is waiting can shift
+ * (0.2 / 0.8 of the greater service). */
+/* Who has attained more than its share of what all active tenants attained is above it, by
+ * weights; who is alone never is; who has not asked for a minute shares no more. */
 static void test_shares(void **state)
 {
     (void)state;
@@ -178,7 +188,8 @@ static void test_shares(void **state)
     assert_true(td_queue_below_share(o, 7, now) && td_queue_above_share(o, 8, now));
     td_queue_ask(o, 7, 4, now += 61 * SEC);
     assert_false(td_queue_below_share(o, 7, now)); /* the other has not asked for a minute */
-    assert_false(td_queue_above_share(o, 0, now) || td_queue_below_share(o, 99, now)); /* never asked */
+    /* never asked */
+    assert_false(td_queue_above_share(o, 0, now) || td_queue_below_share(o, 99, now));
     td_queue_destroy(o);
 }
 
@@ -201,12 +212,14 @@ static void test_fairness_in_the_long_run(void **state)
         turns[t]++;
         put(o, slot, 0, 1 + t, 0, 1000 * SEC + now, now);
     }
-    if (got[0] < 0.75 * got[1] || got[1] < 0.75 * got[0]) fail_msg("tokens %g and %g", got[0], got[1]);
+    if (got[0] < 0.75 * got[1] || got[1] < 0.75 * got[0])
+        fail_msg("tokens %g and %g", got[0], got[1]);
     assert_true(turns[0] > 2 * turns[1]); /* by turns they would be even */
     td_queue_destroy(o);
 }
 
-/* Who was held lets the other tenants try before its second; the walk survives the removal of what it gave. */
+/* Who was held lets the other tenants try before its second; the walk survives the removal of
+ * what it gave. */
 static void test_walk_under_removal(void **state)
 {
     (void)state;
@@ -230,7 +243,8 @@ static void test_walk_under_removal(void **state)
     td_queue_destroy(o);
 }
 
-/* More tenants than accounts: everybody is served, once; accounts of those who have gone are used again; an evicted one starts anew. */
+/* More tenants than accounts: everybody is served, once; accounts of those who have gone are
+ * used again; an evicted one starts anew. */
 static void test_many_tenants(void **state)
 {
     (void)state;
@@ -238,7 +252,8 @@ static void test_many_tenants(void **state)
     static bool seen[SLOTS];
     memset(seen, 0, sizeof seen);
     for (uint32_t i = 0; i < 3000; i++) put(o, i, 0, 1 + i, 0, SEC, 0);
-    for (uint32_t i = 3000; i < 3500; i++) put(o, i, 0, 1 + i - 1000, 0, SEC, 0); /* second ones of some */
+    /* second ones of some */
+    for (uint32_t i = 3000; i < 3500; i++) put(o, i, 0, 1 + i - 1000, 0, SEC, 0);
     td_queue_walk(o, 0, 1);
     for (uint32_t n = 0; n < 3500; n++) {
         uint32_t slot = td_queue_next(o);
@@ -252,7 +267,8 @@ static void test_many_tenants(void **state)
         if (td_queue_has(o, i)) td_queue_remove(o, i);
     assert_int_equal(td_queue_n(o), 0);
     assert_true(td_queue_work_s(o, 0) <= 0);
-    /* Long after, all accounts are idle and worth nothing: new tenants get their own, so least service holds among them. */
+    /* Long after, all accounts are idle and worth nothing: new tenants get their own, so least
+       service holds among them. */
     td_queue_charge(o, 100001, 500, 3600 * SEC);
     put(o, 0, 0, 100001, 0, 9000 * SEC, 3600 * SEC);
     put(o, 1, 0, 100002, 0, 9000 * SEC, 3600 * SEC);
@@ -260,8 +276,8 @@ static void test_many_tenants(void **state)
     td_queue_destroy(o);
 }
 
-/* At the limit: a flood of tenants that come once finds few accounts to look at, shares one while nobody may be forgotten, and the one that may be is
- * found by one of the next 64. */
+/* At the limit: a flood of tenants that come once finds few accounts to look at, shares one
+ * while nobody may be forgotten, and the one that may be is found by one of the next 64. */
 static void test_tenants_at_the_limit(void **state)
 {
     (void)state;
@@ -271,13 +287,15 @@ static void test_tenants_at_the_limit(void **state)
     assert_true(td_queue_looks(o) == 0); /* there is an account for each */
     for (uint32_t i = 0; i < FLOOD; i++) td_queue_charge(o, 100000 + i, 1, 0);
     assert_true(td_queue_looks(o) <= 16ull * FLOOD);
-    /* nobody was forgotten: who had an account has its service, and goes after one who has none; the flood shares what it was given */
+    /* nobody was forgotten: who had an account has its service, and goes after one who has none;
+       the flood shares what it was given */
     put(o, 0, 0, 1 + OWN / 2, 0, 9 * SEC, 1);
     put(o, 1, 0, 0, 0, 9 * SEC, 1);
     put(o, 2, 0, 100000 + FLOOD, 0, 9 * SEC, 1);
     EXPECT_WALK(o, 0, 2, 1, 0, 2);
     for (uint32_t i = 0; i < 3; i++) td_queue_remove(o, i);
-    /* 600 s later all are worth a token but one tenant of the flood's account, which is charged on; each new one has its own at once */
+    /* 600 s later all are worth a token but one tenant of the flood's account, which is charged
+       on; each new one has its own at once */
     uint64_t before = td_queue_looks(o), now = 700 * SEC;
     for (uint32_t i = 0; i < OWN; i++) td_queue_charge(o, 300000 + i, 1000, now);
     assert_true(td_queue_looks(o) - before == OWN);
@@ -313,7 +331,7 @@ static void test_wire_key(void **state)
     td_queue_destroy(o);
 }
 
-/* ---- random play ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- random play ----------------------------------------------------------------------------- */
 
 enum { PLAY_SLOTS = 200, TENANTS = 6, CLASSES = 3 };
 static uint64_t rng_state;
@@ -323,28 +341,39 @@ static uint32_t rnd(uint32_t n)
     return (uint32_t)(rng_state >> 33) % n;
 }
 
-struct ref_item { bool in, given; struct td_queue_key key; uint64_t since_ns; double work_s; };
+struct ref_item {
+    bool in, given;
+    struct td_queue_key key;
+    uint64_t since_ns;
+    double work_s;
+};
 static struct ref_item ref[PLAY_SLOTS];
 static double ref_service[TENANTS + 1];
 static uint64_t ref_service_ns[TENANTS + 1];
 
-static double ref_service_at(uint32_t t, uint64_t now) { return ref_service[t] * exp2(-(double)(now - ref_service_ns[t]) * 1e-9 / 60); }
+static double ref_service_at(uint32_t t, uint64_t now)
+{
+    return ref_service[t] * exp2(-(double)(now - ref_service_ns[t]) * 1e-9 / 60);
+}
 
 static bool ref_before(const struct ref_item *a, const struct ref_item *b, uint64_t now)
 {
-    bool ha = a->key.hopeless || (a->key.bound && now > a->key.deadline_ns), hb = b->key.hopeless || (b->key.bound && now > b->key.deadline_ns);
+    bool ha = a->key.hopeless || (a->key.bound && now > a->key.deadline_ns),
+         hb = b->key.hopeless || (b->key.bound && now > b->key.deadline_ns);
     if (a->key.priority != b->key.priority) return a->key.priority > b->key.priority;
     if (ha != hb) return hb;
     if (a->key.deadline_ns != b->key.deadline_ns) return a->key.deadline_ns < b->key.deadline_ns;
     return a->key.id < b->key.id;
 }
 
-/* The first of (class, tenant) in order, all or only those that this walk has not given; NONE = none. */
+/* The first of (class, tenant) in order, all or only those that this walk has not given; NONE =
+ * none. */
 static uint32_t ref_first(uint32_t c, uint32_t t, bool only_new, uint64_t now)
 {
     uint32_t best = TD_QUEUE_NONE;
     for (uint32_t i = 0; i < PLAY_SLOTS; i++)
-        if (ref[i].in && ref[i].key.slo_class == c && ref[i].key.tenant == t && !(only_new && ref[i].given) &&
+        if (ref[i].in && ref[i].key.slo_class == c && ref[i].key.tenant == t &&
+            !(only_new && ref[i].given) &&
             (best == TD_QUEUE_NONE || ref_before(&ref[i], &ref[best], now)))
             best = i;
     return best;
@@ -368,7 +397,9 @@ static void ref_check(uint32_t slot, double fullness, uint64_t now)
             next[t] = ref_first(c, t, true, now);
             score[t] = INFINITY;
             if (next[t] == TD_QUEUE_NONE) continue;
-            score[t] = 0.8 * ref_service_at(t, now) / most - 0.2 * (double)(now - ref[head].since_ns) / longest + (next[t] == head ? 0 : 2);
+            score[t] = 0.8 * ref_service_at(t, now) / most -
+                       0.2 * (double)(now - ref[head].since_ns) / longest +
+                       (next[t] == head ? 0 : 2);
             least = fmin(least, score[t]);
         }
         if (least >= INFINITY) continue;
@@ -376,7 +407,8 @@ static void ref_check(uint32_t slot, double fullness, uint64_t now)
         uint32_t t = (uint32_t)ref[slot].key.tenant;
         assert_int_equal(ref[slot].key.slo_class, c);
         assert_int_equal(slot, next[t]);
-        if (score[t] > least + 1e-9) fail_msg("tenant %u has %g, the least is %g", t, score[t], least);
+        if (score[t] > least + 1e-9)
+            fail_msg("tenant %u has %g, the least is %g", t, score[t], least);
         return;
     }
     assert_int_equal(slot, TD_QUEUE_NONE);
@@ -400,15 +432,16 @@ static void play(uint64_t seed)
         case 1:
         case 2:
             if (ref[s].in) break;
-            ref[s] = (struct ref_item){.in = true,
-                                       .since_ns = now,
-                                       .work_s = 1 + rnd(9),
-                                       .key = {.slo_class = rnd(CLASSES),
-                                               .tenant = t,
-                                               .priority = (int32_t)rnd(3) - 1,
-                                               .bound = rnd(3) > 0,
-                                               .id = ++next_id,
-                                               .deadline_ns = now + rnd(5000) * (SEC / 1000) - SEC / 2}};
+            ref[s] =
+                (struct ref_item){.in = true,
+                                  .since_ns = now,
+                                  .work_s = 1 + rnd(9),
+                                  .key = {.slo_class = rnd(CLASSES),
+                                          .tenant = t,
+                                          .priority = (int32_t)rnd(3) - 1,
+                                          .bound = rnd(3) > 0,
+                                          .id = ++next_id,
+                                          .deadline_ns = now + rnd(5000) * (SEC / 1000) - SEC / 2}};
             ref[s].key.hopeless = ref[s].key.bound && now > ref[s].key.deadline_ns;
             td_queue_insert(o, s, &ref[s].key, ref[s].work_s, now);
             n++;
@@ -464,11 +497,17 @@ static void test_random_play(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_classes_and_ceilings), cmocka_unit_test(test_within_a_tenant), cmocka_unit_test(test_hopeless_while_waiting),
-        cmocka_unit_test(test_tenants_share), cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_fairness_in_the_long_run), cmocka_unit_test(test_walk_under_removal),
+        cmocka_unit_test(test_classes_and_ceilings),
+        cmocka_unit_test(test_within_a_tenant),
+        cmocka_unit_test(test_hopeless_while_waiting),
+        cmocka_unit_test(test_tenants_share),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_fairness_in_the_long_run),
+        cmocka_unit_test(test_walk_under_removal),
         cmocka_unit_test(test_tenants_at_the_limit),
-        cmocka_unit_test(test_many_tenants), cmocka_unit_test(test_wire_key), cmocka_unit_test(test_random_play),
+        cmocka_unit_test(test_many_tenants),
+        cmocka_unit_test(test_wire_key),
+        cmocka_unit_test(test_random_play),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* rank_kv_test.c - KV that came from another number of parts, brought into order on devices: the whole pools, all copies, against the same import
- * in the host's memory (which engine_test.c has compared with the plain formula). The devices are fakes, whose addresses nobody can follow and
+/* rank_kv_test.c - KV that came from another number of parts, brought into order on devices: the
+ * whole pools, all copies, against the same import in the host's memory (which engine_test.c has
+ * compared with the plain formula). The devices are fakes, whose addresses nobody can follow and
  * whose copies run late. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,15 +34,18 @@ static void plan(struct td_rank_kv *kv, int32_t n_kv_heads, int32_t n_ranks)
                                 .block_size = 4,
                                 .dtype = TD_BF16};
     *kv = (struct td_rank_kv){0};
-    if (td_kv_layout_init(&part, &err) || td_rank_kv_plan(kv, &part, n_kv_heads, n_ranks, 2, &err)) fail_msg("%s", err.msg);
+    if (td_kv_layout_init(&part, &err) || td_rank_kv_plan(kv, &part, n_kv_heads, n_ranks, 2, &err))
+        fail_msg("%s", err.msg);
 }
 
 /* Byte i of a copy of the pool, on the ranks' devices. */
-static uint8_t *byte_of(struct fake_device *d, const struct td_rank_kv *kv, void *const *rank_base, int32_t copy, size_t i)
+static uint8_t *byte_of(struct fake_device *d, const struct td_rank_kv *kv, void *const *rank_base,
+                        int32_t copy, size_t i)
 {
     size_t in = i % kv->whole.block_bytes;
     int32_t rank = (int32_t)(in / kv->part.block_bytes) * kv->n_copies + copy;
-    return fake_device_bytes(d, rank_base[rank]) + i / kv->whole.block_bytes * kv->part.block_bytes + in % kv->part.block_bytes;
+    return fake_device_bytes(d, rank_base[rank]) +
+           i / kv->whole.block_bytes * kv->part.block_bytes + in % kv->part.block_bytes;
 }
 
 static void one_case(int32_t n_kv_heads, int32_t n_ranks, int32_t from_parts)
@@ -57,12 +61,17 @@ static void one_case(int32_t n_kv_heads, int32_t n_ranks, int32_t from_parts)
     uint8_t *base = malloc((size_t)host.n_copies * copy_bytes);
     assert_non_null(base);
     td_rank_kv_on_host(&host, 0, base, N_BLOCKS);
-    for (int32_t r = 0; r < n_ranks; r++) rank_base[r] = fake_device_alloc(d, N_BLOCKS * there.part.block_bytes + TAIL);
+    for (int32_t r = 0; r < n_ranks; r++)
+        rank_base[r] = fake_device_alloc(d, N_BLOCKS * there.part.block_bytes + TAIL);
     void *scratch = fake_device_alloc(d, TD_RANK_SCRATCH_BLOCKS * there.whole.block_bytes);
-    if (td_rank_kv_over_devices(&there, fake_device_memory(d), rank_base, NULL, N_BLOCKS, TAIL, scratch, &err)) fail_msg("%s", err.msg);
+    if (td_rank_kv_over_devices(&there, fake_device_memory(d), rank_base, NULL, N_BLOCKS, TAIL,
+                                scratch, &err))
+        fail_msg("%s", err.msg);
     if (td_thread_pool_create(2, NULL, 0, &threads, &err)) fail_msg("%s", err.msg);
     for (int32_t copy = 0; copy < host.n_copies; copy++)
-        for (size_t i = 0; i < copy_bytes; i++) *byte_of(d, &there, rank_base, copy, i) = base[(size_t)copy * copy_bytes + i] = (uint8_t)draw(256);
+        for (size_t i = 0; i < copy_bytes; i++)
+            *byte_of(d, &there, rank_base, copy, i) = base[(size_t)copy * copy_bytes + i] =
+                (uint8_t)draw(256);
 
     int32_t ids[N_BLOCKS];
     for (int32_t i = 0; i < N_BLOCKS; i++) ids[i] = i;
@@ -77,8 +86,9 @@ static void one_case(int32_t n_kv_heads, int32_t n_ranks, int32_t from_parts)
     for (int32_t copy = 0; copy < host.n_copies; copy++)
         for (size_t i = 0; i < copy_bytes; i++)
             if (*byte_of(d, &there, rank_base, copy, i) != base[(size_t)copy * copy_bytes + i])
-                fail_msg("%d KV heads, %d ranks, from %d parts: copy %d block %zu byte %zu differs", n_kv_heads, n_ranks,
-                         from_parts, copy, i / host.whole.block_bytes, i % host.whole.block_bytes);
+                fail_msg("%d KV heads, %d ranks, from %d parts: copy %d block %zu byte %zu differs",
+                         n_kv_heads, n_ranks, from_parts, copy, i / host.whole.block_bytes,
+                         i % host.whole.block_bytes);
     td_thread_pool_destroy(threads);
     td_rank_kv_free(&host);
     td_rank_kv_free(&there);

@@ -1,4 +1,5 @@
-/* rdma_select_test.c - tables of GIDs, offers and times: what is chosen, what is refused and with which words. */
+/* rdma_select_test.c - tables of GIDs, offers and times: what is chosen, what is refused and
+ * with which words. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +20,8 @@
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
 /* "10.0.0.1" becomes a mapped address. */
-static struct td_vb_gid gid(uint32_t index, enum td_vb_gid_type type, const char *address, const char *netdev, bool up)
+static struct td_vb_gid gid(uint32_t index, enum td_vb_gid_type type, const char *address,
+                            const char *netdev, bool up)
 {
     struct td_vb_gid g = {.index = index, .type = type, .netdev_up = up};
     snprintf(g.netdev, sizeof g.netdev, "%s", netdev);
@@ -39,20 +41,39 @@ static void classes_of_gids(void **state)
         const char *address;
         enum td_rdma_gid_class class;
     } cases[] = {
-        {"8.8.8.8", TD_RDMA_GID_V4_ROUTABLE},       {"172.15.0.1", TD_RDMA_GID_V4_ROUTABLE},   {"172.32.0.1", TD_RDMA_GID_V4_ROUTABLE},
-        {"100.63.0.1", TD_RDMA_GID_V4_ROUTABLE},    {"192.169.0.1", TD_RDMA_GID_V4_ROUTABLE},  {"10.1.2.3", TD_RDMA_GID_V4_PRIVATE},
-        {"172.16.0.1", TD_RDMA_GID_V4_PRIVATE},     {"172.31.9.9", TD_RDMA_GID_V4_PRIVATE},    {"192.168.1.1", TD_RDMA_GID_V4_PRIVATE},
-        {"100.64.0.1", TD_RDMA_GID_V4_PRIVATE},     {"169.254.3.4", TD_RDMA_GID_V4_LINK_LOCAL}, {"127.0.0.1", TD_RDMA_GID_UNUSABLE},
-        {"0.0.0.0", TD_RDMA_GID_UNUSABLE},          {"224.0.0.1", TD_RDMA_GID_UNUSABLE},       {"255.255.255.255", TD_RDMA_GID_UNUSABLE},
-        {"2001:db8::1", TD_RDMA_GID_V6_GLOBAL},     {"fd00::1", TD_RDMA_GID_V6_UNIQUE_LOCAL},  {"fc00::1", TD_RDMA_GID_V6_UNIQUE_LOCAL},
-        {"fe80::1", TD_RDMA_GID_V6_LINK_LOCAL},     {"febf::1", TD_RDMA_GID_V6_LINK_LOCAL},    {"::", TD_RDMA_GID_UNUSABLE},
-        {"::1", TD_RDMA_GID_UNUSABLE},              {"ff02::1", TD_RDMA_GID_UNUSABLE},         {"::2", TD_RDMA_GID_V6_GLOBAL},
+        {"8.8.8.8", TD_RDMA_GID_V4_ROUTABLE},
+        {"172.15.0.1", TD_RDMA_GID_V4_ROUTABLE},
+        {"172.32.0.1", TD_RDMA_GID_V4_ROUTABLE},
+        {"100.63.0.1", TD_RDMA_GID_V4_ROUTABLE},
+        {"192.169.0.1", TD_RDMA_GID_V4_ROUTABLE},
+        {"10.1.2.3", TD_RDMA_GID_V4_PRIVATE},
+        {"172.16.0.1", TD_RDMA_GID_V4_PRIVATE},
+        {"172.31.9.9", TD_RDMA_GID_V4_PRIVATE},
+        {"192.168.1.1", TD_RDMA_GID_V4_PRIVATE},
+        {"100.64.0.1", TD_RDMA_GID_V4_PRIVATE},
+        {"169.254.3.4", TD_RDMA_GID_V4_LINK_LOCAL},
+        {"127.0.0.1", TD_RDMA_GID_UNUSABLE},
+        {"0.0.0.0", TD_RDMA_GID_UNUSABLE},
+        {"224.0.0.1", TD_RDMA_GID_UNUSABLE},
+        {"255.255.255.255", TD_RDMA_GID_UNUSABLE},
+        {"2001:db8::1", TD_RDMA_GID_V6_GLOBAL},
+        {"fd00::1", TD_RDMA_GID_V6_UNIQUE_LOCAL},
+        {"fc00::1", TD_RDMA_GID_V6_UNIQUE_LOCAL},
+        {"fe80::1", TD_RDMA_GID_V6_LINK_LOCAL},
+        {"febf::1", TD_RDMA_GID_V6_LINK_LOCAL},
+        {"::", TD_RDMA_GID_UNUSABLE},
+        {"::1", TD_RDMA_GID_UNUSABLE},
+        {"ff02::1", TD_RDMA_GID_UNUSABLE},
+        {"::2", TD_RDMA_GID_V6_GLOBAL},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct td_vb_gid g = gid(0, TD_VB_GID_ROCE_V2, cases[i].address, "eth0", true);
-        if (td_rdma_gid_class_of(&g, true) != cases[i].class) fail_msg("%s is class %d", cases[i].address, (int)td_rdma_gid_class_of(&g, true));
+        if (td_rdma_gid_class_of(&g, true) != cases[i].class)
+            fail_msg("%s is class %d", cases[i].address, (int)td_rdma_gid_class_of(&g, true));
         g.type = TD_VB_GID_ROCE_V1;
-        assert_int_equal(td_rdma_gid_class_of(&g, true), cases[i].class == TD_RDMA_GID_UNUSABLE ? TD_RDMA_GID_UNUSABLE : TD_RDMA_GID_ROCE_V1);
+        assert_int_equal(td_rdma_gid_class_of(&g, true), cases[i].class == TD_RDMA_GID_UNUSABLE
+                                                             ? TD_RDMA_GID_UNUSABLE
+                                                             : TD_RDMA_GID_ROCE_V1);
         g.type = TD_VB_GID_IB;
         assert_int_equal(td_rdma_gid_class_of(&g, true), TD_RDMA_GID_UNUSABLE);
     }
@@ -69,7 +90,8 @@ static void check_ranked(const struct td_rdma_gid_ask *ask, const char *expected
     struct td_err err = {0};
     char got[256] = "";
     if (td_rdma_gid_rank(ask, positions, &n, &err)) fail_msg("wanted %s: %s", expected, err.msg);
-    for (uint32_t i = 0, at = 0; i < n; i++) at += (uint32_t)snprintf(got + at, sizeof got - at, "%s%u", i ? " " : "", positions[i]);
+    for (uint32_t i = 0, at = 0; i < n; i++)
+        at += (uint32_t)snprintf(got + at, sizeof got - at, "%s%u", i ? " " : "", positions[i]);
     assert_string_equal(got, expected);
 }
 
@@ -78,7 +100,8 @@ static void check_refused(const struct td_rdma_gid_ask *ask, td_status status, c
     uint32_t positions[TD_RDMA_GIDS_MAX] = {77}, n = 99;
     struct td_err err = {0};
     td_status s = td_rdma_gid_rank(ask, positions, &n, &err);
-    if (s != status || !strstr(err.msg, says)) fail_msg("%s '%s', not '%s'", td_status_name(s), err.msg, says);
+    if (s != status || !strstr(err.msg, says))
+        fail_msg("%s '%s', not '%s'", td_status_name(s), err.msg, says);
     assert_int_equal(positions[0], 77);
     assert_int_equal(n, 99);
 }
@@ -87,20 +110,26 @@ static void gids_are_ranked(void **state)
 {
     (void)state;
     struct td_vb_gid table[] = {
-        gid(0, TD_VB_GID_ROCE_V1, "fe80::1", "eth0", true),     /* the usual start of a RoCE port's table */
+        /* the usual start of a RoCE port's table */
+        gid(0, TD_VB_GID_ROCE_V1, "fe80::1", "eth0", true),
         gid(1, TD_VB_GID_ROCE_V2, "fe80::1", "eth0", true),
         gid(2, TD_VB_GID_ROCE_V1, "10.0.0.1", "eth0", true),
         gid(3, TD_VB_GID_ROCE_V2, "10.0.0.1", "eth0", true),
         gid(4, TD_VB_GID_ROCE_V2, "2001:db8::1", "eth0", true),
-        gid(5, TD_VB_GID_ROCE_V2, "8.8.4.4", "", false),        /* in no network device that we can see */
-        gid(6, TD_VB_GID_ROCE_V2, "8.8.8.8", "eth1", false),    /* down */
+        /* in no network device that we can see */
+        gid(5, TD_VB_GID_ROCE_V2, "8.8.4.4", "", false),
+        gid(6, TD_VB_GID_ROCE_V2, "8.8.8.8", "eth1", false), /* down */
         gid(7, TD_VB_GID_ROCE_V2, "192.168.0.1", "eth0.5", true),
         gid(8, TD_VB_GID_ROCE_V2, "fd00::1", "eth0", true),
         gid(9, TD_VB_GID_ROCE_V2, "169.254.0.9", "eth0", true),
         gid(10, TD_VB_GID_ROCE_V2, "127.0.0.1", "lo", true),
         gid(11, TD_VB_GID_ROCE_V2, "9.9.9.9", "eth0", true),
     };
-    struct td_rdma_gid_ask ask = {.device = "mlx5_0", .ethernet = true, .gids = table, .n_gids = COUNT(table), .index = TD_RDMA_AUTO};
+    struct td_rdma_gid_ask ask = {.device = "mlx5_0",
+                                  .ethernet = true,
+                                  .gids = table,
+                                  .n_gids = COUNT(table),
+                                  .index = TD_RDMA_AUTO};
     check_ranked(&ask, "11 5 3 7 4 8 9 1 0 2");
     ask.peer = &table[3];
     check_ranked(&ask, "11 5 3 7 9");
@@ -124,24 +153,32 @@ static void gids_are_ranked(void **state)
     ask.index = 0;
     check_ranked(&ask, "0");
     ask.index = 6;
-    check_refused(&ask, TD_ERR_INVALID, "mlx5_0: GID index 6 is set and its network device eth1 is down: bring it up");
+    check_refused(&ask, TD_ERR_INVALID,
+                  "mlx5_0: GID index 6 is set and its network device eth1 is down: bring it up");
     ask.index = 10;
     check_refused(&ask, TD_ERR_INVALID, "GID index 10 is set and holds no address to speak from");
     ask.index = 12;
-    check_refused(&ask, TD_ERR_INVALID, "GID index 12 is set and the port has no such entry (12 in use)");
+    check_refused(&ask, TD_ERR_INVALID,
+                  "GID index 12 is set and the port has no such entry (12 in use)");
     ask.index = -2;
     check_refused(&ask, TD_ERR_INVALID, "GID index is -2, must be -1 (automatic) or more");
     ask.index = 4;
     ask.peer = &table[3];
-    check_refused(&ask, TD_ERR_INVALID, "GID index 4 is set and is RoCE v2 over IPv6, and the peer's is RoCE v2 over IPv4");
+    check_refused(
+        &ask, TD_ERR_INVALID,
+        "GID index 4 is set and is RoCE v2 over IPv6, and the peer's is RoCE v2 over IPv4");
     ask.index = TD_RDMA_AUTO;
     ask.n_gids = 2;
-    check_refused(&ask, TD_ERR_UNSUPPORTED, "none of 2 GIDs can be used: 0 without an address, 0 on a network device that is down, 2 of another kind "
-                                            "than the peer's (RoCE v2 over IPv4): give the network device an address");
+    check_refused(&ask, TD_ERR_UNSUPPORTED,
+                  "none of 2 GIDs can be used: 0 without an address, 0 on a network device that is "
+                  "down, 2 of another kind "
+                  "than the peer's (RoCE v2 over IPv4): give the network device an address");
     ask.peer = NULL;
     ask.gids = &table[6];
     ask.n_gids = 1;
-    check_refused(&ask, TD_ERR_UNSUPPORTED, "none of 1 GIDs can be used: 0 without an address, 1 on a network device that is down");
+    check_refused(
+        &ask, TD_ERR_UNSUPPORTED,
+        "none of 1 GIDs can be used: 0 without an address, 1 on a network device that is down");
     ask.n_gids = 0;
     check_refused(&ask, TD_ERR_UNSUPPORTED, "none of 0 GIDs");
     ask.n_gids = TD_RDMA_GIDS_MAX + 1;
@@ -156,7 +193,8 @@ static void infiniband_speaks_from_its_first_gid(void **state)
         gid(0, TD_VB_GID_IB, "fe80::1", "", false),
     };
     struct td_vb_gid roce = gid(0, TD_VB_GID_ROCE_V2, "10.0.0.1", "eth0", true);
-    struct td_rdma_gid_ask ask = {.device = "mlx5_1", .gids = table, .n_gids = COUNT(table), .index = TD_RDMA_AUTO};
+    struct td_rdma_gid_ask ask = {
+        .device = "mlx5_1", .gids = table, .n_gids = COUNT(table), .index = TD_RDMA_AUTO};
     check_ranked(&ask, "1");
     ask.peer = &table[0];
     check_ranked(&ask, "1");
@@ -164,13 +202,21 @@ static void infiniband_speaks_from_its_first_gid(void **state)
     check_ranked(&ask, "0");
     ask.index = TD_RDMA_AUTO;
     ask.peer = &roce;
-    check_refused(&ask, TD_ERR_UNSUPPORTED, "2 of another kind than the peer's (RoCE v2 over IPv4)");
+    check_refused(&ask, TD_ERR_UNSUPPORTED,
+                  "2 of another kind than the peer's (RoCE v2 over IPv4)");
 }
 
 /* A NIC of today. */
-static const struct td_vb_limits big = {.max_qp = 131072, .max_qp_wr = 32768, .max_sge = 30, .max_cqe = 4194303, .max_srq = 65536,
-                                        .max_srq_wr = 32767, .max_rd_atomic_in = 16, .max_rd_atomic_out = 128};
-static const struct td_vb_port port_400g = {.active = true, .ethernet = true, .mtu_bytes = 4096, .bits_per_s = 400000000000ull};
+static const struct td_vb_limits big = {.max_qp = 131072,
+                                        .max_qp_wr = 32768,
+                                        .max_sge = 30,
+                                        .max_cqe = 4194303,
+                                        .max_srq = 65536,
+                                        .max_srq_wr = 32767,
+                                        .max_rd_atomic_in = 16,
+                                        .max_rd_atomic_out = 128};
+static const struct td_vb_port port_400g = {
+    .active = true, .ethernet = true, .mtu_bytes = 4096, .bits_per_s = 400000000000ull};
 
 static struct td_rdma_plan planned(const struct td_vb_limits *l, const struct td_vb_port *port)
 {
@@ -216,7 +262,9 @@ static void a_device_is_planned(void **state)
     assert_int_equal(planned(&l, &port_400g).srq_depth, 0);
     l.max_cqe = 8193;
     assert_int_equal(planned(&l, &port_400g).srq_depth, 4096);
-    l = (struct td_vb_limits){.max_qp = 2, .max_qp_wr = 4, .max_sge = 1, .max_cqe = 8, .max_rd_atomic_in = 1}; /* tiny, and it works */
+    /* tiny, and it works */
+    l = (struct td_vb_limits){
+        .max_qp = 2, .max_qp_wr = 4, .max_sge = 1, .max_cqe = 8, .max_rd_atomic_in = 1};
     p = planned(&l, &port_400g);
     assert_int_equal(p.send_depth, 4);
     assert_int_equal(p.recv_depth, 4);
@@ -236,12 +284,18 @@ static void no_plan_is_beyond_its_device(void **state)
         for (uint32_t cqe = 0; cqe < 200000; cqe = cqe * 3 + 1)
             for (uint32_t qps = 0; qps < 600; qps = qps * 4 + 1)
                 for (uint32_t srq = 0; srq < 9000; srq = srq * 8 + 7) {
-                    struct td_vb_limits l = {.max_qp = qps, .max_qp_wr = wr, .max_sge = qps, .max_cqe = cqe, .max_srq = srq & 1, .max_srq_wr = srq};
+                    struct td_vb_limits l = {.max_qp = qps,
+                                             .max_qp_wr = wr,
+                                             .max_sge = qps,
+                                             .max_cqe = cqe,
+                                             .max_srq = srq & 1,
+                                             .max_srq_wr = srq};
                     struct td_rdma_plan p, untouched;
                     memset(&p, 0x5a, sizeof p);
                     memset(&untouched, 0x5a, sizeof untouched);
                     if (td_rdma_plan("x", &l, &port_400g, &p, NULL)) {
-                        assert_true(qps == 0 || wr < 2 || cqe < (wr < 256 ? wr : 256) + (wr < 64 ? wr : 64));
+                        assert_true(qps == 0 || wr < 2 ||
+                                    cqe < (wr < 256 ? wr : 256) + (wr < 64 ? wr : 64));
                         assert_memory_equal(&p, &untouched, sizeof p);
                         n_refused++;
                         continue;
@@ -254,24 +308,33 @@ static void no_plan_is_beyond_its_device(void **state)
                     assert_in_range(p.n_sge, 1, qps);
                     assert_in_range(p.srq_depth, 0, srq);
                     assert_in_range((uint64_t)p.n_peers * p.n_qps, 0, qps);
-                    assert_in_range((uint64_t)p.n_peers * p.n_qps * (p.send_depth + p.recv_depth) + p.srq_depth, 0, cqe);
+                    assert_in_range((uint64_t)p.n_peers * p.n_qps * (p.send_depth + p.recv_depth) +
+                                        p.srq_depth,
+                                    0, cqe);
                 }
     assert_true(n > 500 && n_refused > 200);
 }
 
 static void small_devices_are_named(void **state)
 {
-    static const struct { struct td_vb_limits l; const char *says; } cases[] = {
-        {{.max_qp = 0, .max_qp_wr = 64, .max_sge = 4, .max_cqe = 4096}, "device mlx5_0 allows 0 queue pairs (max_qp)"},
-        {{.max_qp = 8, .max_qp_wr = 1, .max_sge = 4, .max_cqe = 4096}, "1 work requests (max_qp_wr)"},
+    static const struct {
+        struct td_vb_limits l;
+        const char *says;
+    } cases[] = {
+        {{.max_qp = 0, .max_qp_wr = 64, .max_sge = 4, .max_cqe = 4096},
+         "device mlx5_0 allows 0 queue pairs (max_qp)"},
+        {{.max_qp = 8, .max_qp_wr = 1, .max_sge = 4, .max_cqe = 4096},
+         "1 work requests (max_qp_wr)"},
         {{.max_qp = 8, .max_qp_wr = 64, .max_sge = 0, .max_cqe = 4096}, "0 pieces (max_sge)"},
-        {{.max_qp = 8, .max_qp_wr = 64, .max_sge = 4, .max_cqe = 127}, "127 completions (max_cqe): too few"},
+        {{.max_qp = 8, .max_qp_wr = 64, .max_sge = 4, .max_cqe = 127},
+         "127 completions (max_cqe): too few"},
     };
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct td_rdma_plan p;
         struct td_err err = {0};
-        assert_int_equal(td_rdma_plan("mlx5_0", &cases[i].l, &port_400g, &p, &err), TD_ERR_UNSUPPORTED);
+        assert_int_equal(td_rdma_plan("mlx5_0", &cases[i].l, &port_400g, &p, &err),
+                         TD_ERR_UNSUPPORTED);
         if (!strstr(err.msg, cases[i].says)) fail_msg("case %zu: %s", i, err.msg);
     }
 }
@@ -282,21 +345,29 @@ static void both_sides_settle_on_the_same(void **state)
     static const uint8_t reads[] = {0, 1, 4, 16};
     (void)state;
     for (int i = 0; i < 3 * 3 * 4 * 4 * 4 * 4; i++) {
-        struct td_rdma_side a = {.ethernet = true, .mtu_bytes = mtus[i % 3], .rd_atomic_in = reads[i / 9 % 4], .rd_atomic_out = reads[i / 36 % 4]};
-        struct td_rdma_side b = {
-            .ethernet = true, .mtu_bytes = mtus[i / 3 % 3], .rd_atomic_in = reads[i / 144 % 4], .rd_atomic_out = reads[i / 576 % 4]};
-        struct td_vb_route x = {.remote_qp = 7, .gid_index = 3, .timeout = 5, .traffic_class = 9}, y = {0};
+        struct td_rdma_side a = {.ethernet = true,
+                                 .mtu_bytes = mtus[i % 3],
+                                 .rd_atomic_in = reads[i / 9 % 4],
+                                 .rd_atomic_out = reads[i / 36 % 4]};
+        struct td_rdma_side b = {.ethernet = true,
+                                 .mtu_bytes = mtus[i / 3 % 3],
+                                 .rd_atomic_in = reads[i / 144 % 4],
+                                 .rd_atomic_out = reads[i / 576 % 4]};
+        struct td_vb_route x = {.remote_qp = 7, .gid_index = 3, .timeout = 5, .traffic_class = 9},
+                           y = {0};
         assert_int_equal(td_rdma_settle(&a, &b, &x, NULL), TD_OK);
         assert_int_equal(td_rdma_settle(&b, &a, &y, NULL), TD_OK);
         assert_int_equal(x.mtu_bytes, a.mtu_bytes < b.mtu_bytes ? a.mtu_bytes : b.mtu_bytes);
         assert_int_equal(x.mtu_bytes, y.mtu_bytes);
-        assert_int_equal(x.rd_atomic_in, a.rd_atomic_in < b.rd_atomic_out ? a.rd_atomic_in : b.rd_atomic_out);
+        assert_int_equal(x.rd_atomic_in,
+                         a.rd_atomic_in < b.rd_atomic_out ? a.rd_atomic_in : b.rd_atomic_out);
         assert_int_equal(x.rd_atomic_in, y.rd_atomic_out);
         assert_int_equal(x.rd_atomic_out, y.rd_atomic_in);
         assert_int_equal(x.hop_limit, 64);
         assert_int_equal(x.min_rnr_timer, 12);
         assert_true(x.ethernet);
-        assert_true(x.remote_qp == 7 && x.gid_index == 3 && x.timeout == 5 && x.traffic_class == 9); /* the caller's */
+        /* the caller's */
+        assert_true(x.remote_qp == 7 && x.gid_index == 3 && x.timeout == 5 && x.traffic_class == 9);
     }
     struct td_rdma_side roce = {.ethernet = true, .mtu_bytes = 1024}, ib = {.mtu_bytes = 1024};
     struct td_vb_route before = {.mtu_bytes = 77}, route = before;
@@ -349,15 +420,19 @@ static void the_ports_traffic_class_is_kept(void **state)
         enum td_vb_gid_type type;
         uint8_t class;
     } cases[] = {
-        {"mlx5_0", 1, 0, TD_VB_GID_ROCE_V2, 96}, {"mlx5_0", 1, 0, TD_VB_GID_ROCE_V1, 96}, {"mlx5_0", 1, 8, TD_VB_GID_ROCE_V2, 8},
-        {"mlx5_0", 1, -1, TD_VB_GID_ROCE_V2, 0}, {"mlx5_0", 1, 0, TD_VB_GID_IB, 0},       {"mlx5_0", 1, 8, TD_VB_GID_IB, 8},
-        {"mlx5_0", 2, 0, TD_VB_GID_ROCE_V2, 255}, {"mlx5_0", 3, 0, TD_VB_GID_ROCE_V2, 106}, {"mlx5_1", 1, 0, TD_VB_GID_ROCE_V2, 106},
-        {"mlx5_1", 1, 0, TD_VB_GID_ROCE_V1, 0},  {"mlx5_2", 1, 0, TD_VB_GID_ROCE_V2, 106}, {"mlx5_3", 1, 0, TD_VB_GID_ROCE_V2, 106},
+        {"mlx5_0", 1, 0, TD_VB_GID_ROCE_V2, 96},  {"mlx5_0", 1, 0, TD_VB_GID_ROCE_V1, 96},
+        {"mlx5_0", 1, 8, TD_VB_GID_ROCE_V2, 8},   {"mlx5_0", 1, -1, TD_VB_GID_ROCE_V2, 0},
+        {"mlx5_0", 1, 0, TD_VB_GID_IB, 0},        {"mlx5_0", 1, 8, TD_VB_GID_IB, 8},
+        {"mlx5_0", 2, 0, TD_VB_GID_ROCE_V2, 255}, {"mlx5_0", 3, 0, TD_VB_GID_ROCE_V2, 106},
+        {"mlx5_1", 1, 0, TD_VB_GID_ROCE_V2, 106}, {"mlx5_1", 1, 0, TD_VB_GID_ROCE_V1, 0},
+        {"mlx5_2", 1, 0, TD_VB_GID_ROCE_V2, 106}, {"mlx5_3", 1, 0, TD_VB_GID_ROCE_V2, 106},
         {"mlx5_4", 1, 0, TD_VB_GID_ROCE_V2, 106}, {"none", 1, 0, TD_VB_GID_ROCE_V2, 106},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        uint8_t class = td_rdma_traffic_class(root, cases[i].device, cases[i].port, cases[i].option, cases[i].type);
-        if (class != cases[i].class) fail_msg("case %zu, %s: %u, not %u", i, cases[i].device, class, cases[i].class);
+        uint8_t class = td_rdma_traffic_class(root, cases[i].device, cases[i].port, cases[i].option,
+                                              cases[i].type);
+        if (class != cases[i].class)
+            fail_msg("case %zu, %s: %u, not %u", i, cases[i].device, class, cases[i].class);
     }
     nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }

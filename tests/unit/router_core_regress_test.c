@@ -1,4 +1,5 @@
-/* router/core: a test for each defect that a review found; what stands over a test is what went wrong before. */
+/* router/core: a test for each defect that a review found; what stands over a test is what went
+ * wrong before. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,34 +18,69 @@ static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
 
 static struct td_core *core_of(enum td_core_mode mode, const char *policy, double ttft_ms)
 {
-    struct td_core_config c = {.mode = mode, .policy = policy, .max_requests = N_SLOTS, .max_queued = N_SLOTS, .worker_timeout_ms = 100000,
-                               .queue_timeout_ms = 5000, .stall_ms = 20000, .max_failovers = 1, .n_classes = 1, .n_thetas = 1};
+    struct td_core_config c = {.mode = mode,
+                               .policy = policy,
+                               .max_requests = N_SLOTS,
+                               .max_queued = N_SLOTS,
+                               .worker_timeout_ms = 100000,
+                               .queue_timeout_ms = 5000,
+                               .stall_ms = 20000,
+                               .max_failovers = 1,
+                               .n_classes = 1,
+                               .n_thetas = 1};
     c.classes[0] = (struct td_core_class){.name = "default", .ttft_ms = ttft_ms, .weight = 1};
-    c.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-3, 0}, .decode = {10e-3, 1e-4, 0, 0, 0}, .link_bytes_per_s = 1e9, .known = true};
+    c.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-3, 0},
+                                        .decode = {10e-3, 1e-4, 0, 0, 0},
+                                        .link_bytes_per_s = 1e9,
+                                        .known = true};
     struct td_core *core = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&c, &core, &err), TD_OK);
     return core;
 }
 
-static size_t step(struct td_core *c, struct td_core_event e) { return td_core_step(c, &e, actions); }
-
-static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role, uint64_t max_seqs)
+static size_t step(struct td_core *c, struct td_core_event e)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = 100000, .b = max_seqs});
+    return td_core_step(c, &e, actions);
+}
+
+static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role,
+                   uint64_t max_seqs)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                          .now_ns = now,
+                                          .worker = worker,
+                                          .role = role,
+                                          .a = 100000,
+                                          .b = max_seqs});
 }
 
 static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t n_prompt)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = slot + 1, .a = n_prompt, .b = 16});
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                          .now_ns = now,
+                                          .slot = slot,
+                                          .id = slot + 1,
+                                          .a = n_prompt,
+                                          .b = 16});
 }
 
-static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint32_t attempt, uint64_t a, uint64_t b)
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
+                  uint32_t attempt, uint64_t a, uint64_t b)
 {
-    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = slot + 1, .attempt = attempt, .a = a, .b = b});
+    return step(c, (struct td_core_event){.kind = kind,
+                                          .now_ns = now,
+                                          .slot = slot,
+                                          .id = slot + 1,
+                                          .attempt = attempt,
+                                          .a = a,
+                                          .b = b});
 }
 
-static size_t tick(struct td_core *c, uint64_t now) { return step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now}); }
+static size_t tick(struct td_core *c, uint64_t now)
+{
+    return step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
+}
 
 static void assert_at_rest(const struct td_core *c)
 {
@@ -54,11 +90,14 @@ static void assert_at_rest(const struct td_core *c)
     for (uint32_t w = 0; w < 4; w++) {
         struct td_core_account a;
         td_core_account(c, w, &a);
-        assert_int_equal(a.assigned + a.n_pending + a.n_active + a.assigned_tokens + a.promised_tokens + a.pending_tokens + a.planned_tokens, 0);
+        assert_int_equal(a.assigned + a.n_pending + a.n_active + a.assigned_tokens +
+                             a.promised_tokens + a.pending_tokens + a.planned_tokens,
+                         0);
     }
 }
 
-/* Decode's last token overtook the prefill worker's first-token event: the request was complete, and its cached tokens and prefill time read 0. */
+/* Decode's last token overtook the prefill worker's first-token event: the request was complete,
+ * and its cached tokens and prefill time read 0. */
 static void test_last_message_waits_for_the_prefill_figures(void **state)
 {
     (void)state;
@@ -72,7 +111,8 @@ static void test_last_message_waits_for_the_prefill_figures(void **state)
         assert_int_equal(leg(c, TD_EV_TOKEN, 4 * MS, 0, 0, 42, how != STOPPED), 0);
         if (how == STOPPED) {
             assert_int_equal(leg(c, TD_EV_STOP, 5 * MS, 0, 0, 0, 0), 1);
-            assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE); /* it computes no more, but the prefill worker may speak */
+            /* it computes no more, but the prefill worker may speak */
+            assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
         } else {
             assert_int_equal(leg(c, TD_EV_DECODE_END, 5 * MS, 0, 0, 0, 0), 0);
         }
@@ -83,10 +123,19 @@ static void test_last_message_waits_for_the_prefill_figures(void **state)
         size_t n = 0, before = how == PREFILL_GONE;
         switch (how) {
         case FIRST_TOKEN:
-        case STOPPED: n = leg(c, TD_EV_FIRST_TOKEN, 301 * MS, 0, 0, 0, 41); break;
-        case PREFILL_ENDS: n = leg(c, TD_EV_PREFILL_END, 301 * MS, 0, 0, 0, 0); break;
-        case PREFILL_FAILS: n = leg(c, TD_EV_PREFILL_END, 301 * MS, 0, 0, 14, 0); break;
-        case PREFILL_GONE: n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 301 * MS, .worker = 0}); break;
+        case STOPPED:
+            n = leg(c, TD_EV_FIRST_TOKEN, 301 * MS, 0, 0, 0, 41);
+            break;
+        case PREFILL_ENDS:
+            n = leg(c, TD_EV_PREFILL_END, 301 * MS, 0, 0, 0, 0);
+            break;
+        case PREFILL_FAILS:
+            n = leg(c, TD_EV_PREFILL_END, 301 * MS, 0, 0, 14, 0);
+            break;
+        case PREFILL_GONE:
+            n = step(c, (struct td_core_event){
+                            .kind = TD_EV_WORKER_GONE, .now_ns = 301 * MS, .worker = 0});
+            break;
         default:
             assert_int_equal(tick(c, 504 * MS), 0);
             n = tick(c, 506 * MS);
@@ -111,8 +160,8 @@ static void test_last_message_waits_for_the_prefill_figures(void **state)
     td_core_destroy(c);
 }
 
-/* A job whose reservation is under way is in no worker's queue yet: a snapshot took it for done, and the next request went where that one was
- * going. */
+/* A job whose reservation is under way is in no worker's queue yet: a snapshot took it for done,
+ * and the next request went where that one was going. */
 static void test_snapshot_leaves_planned_work(void **state)
 {
     (void)state;
@@ -124,11 +173,13 @@ static void test_snapshot_leaves_planned_work(void **state)
     assert_int_equal(arrive(c, 2, 1, 1000), 1);
     td_core_worker_view(c, 0, &v);
     assert_true(fabs(v.backlog_s - 2) < 0.01);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 0, .a = 1});
+    step(c,
+         (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 0, .a = 1});
     td_core_worker_view(c, 0, &v);
     assert_true(fabs(v.backlog_s - 2) < 0.01);
     leg(c, TD_EV_TICKET, 4, 0, 0, 0, 0); /* told of the first one, half of which is computed now */
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 5, .worker = 0, .a = 2, .c = 500, .e = 1});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 5, .worker = 0, .a = 2, .c = 500, .e = 1});
     td_core_worker_view(c, 0, &v);
     assert_true(fabs(v.backlog_s - 1.5) < 0.01);
     leg(c, TD_EV_CANCEL, 6, 0, 0, 0, 0);
@@ -164,7 +215,8 @@ static void test_refusals_of_one_event_are_bounded(void **state)
     td_core_destroy(c);
 }
 
-/* Each time a planned prefill worker had left before the ticket came, the clock of queue_timeout_ms began anew. */
+/* Each time a planned prefill worker had left before the ticket came, the clock of
+ * queue_timeout_ms began anew. */
 static void test_lost_plans_count_as_waiting(void **state)
 {
     (void)state;
@@ -176,7 +228,10 @@ static void test_lost_plans_count_as_waiting(void **state)
         assert_int_equal(join(c, ms * MS, 0, TD_ROLE_PREFILL, 8), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
         assert_int_equal(actions[0].attempt, attempt);
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = (ms + 1) * MS, .worker = 0}), 0);
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE,
+                                                        .now_ns = (ms + 1) * MS,
+                                                        .worker = 0}),
+                         0);
         assert_int_equal(leg(c, TD_EV_TICKET, (ms + 2) * MS, 0, attempt, 0, 0), 1);
         assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
     }
@@ -188,7 +243,8 @@ static void test_lost_plans_count_as_waiting(void **state)
     td_core_destroy(c);
 }
 
-/* What the last attempt of a request had computed was not counted as wasted; a first token said twice was counted as two prefix hits. */
+/* What the last attempt of a request had computed was not counted as wasted; a first token said
+ * twice was counted as two prefix hits. */
 static void test_tokens_are_counted_once(void **state)
 {
     (void)state;
@@ -201,8 +257,15 @@ static void test_tokens_are_counted_once(void **state)
         assert_int_equal(actions[0].attempt, attempt);
         leg(c, TD_EV_TICKET, 4, 0, attempt, 0, 0);
         for (int again = 0; again < 2; again++)
-            step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = 5, .slot = 0, .id = 1, .attempt = attempt, .b = 41, .c = 16});
-        assert_true(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 1}) > 0);
+            step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                           .now_ns = 5,
+                                           .slot = 0,
+                                           .id = 1,
+                                           .attempt = attempt,
+                                           .b = 41,
+                                           .c = 16});
+        assert_true(step(c, (struct td_core_event){
+                                .kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 1}) > 0);
     }
     assert_int_equal(actions[2].kind, TD_ACT_FAIL); /* max_failovers is 1 */
     td_core_stats(c, &st);
@@ -212,7 +275,8 @@ static void test_tokens_are_counted_once(void **state)
     td_core_destroy(c);
 }
 
-/* Where decode workers prefill for themselves, prefill workers were recommended, and named as what bounds goodput. */
+/* Where decode workers prefill for themselves, prefill workers were recommended, and named as
+ * what bounds goodput. */
 static void test_colocated_needs_no_prefill_workers(void **state)
 {
     (void)state;
@@ -228,7 +292,8 @@ static void test_colocated_needs_no_prefill_workers(void **state)
         }
         struct td_core_advice a;
         td_core_advice(c, &a);
-        print_message("colocated %d: want %u + %u, need %.2f + %.2f\n", colocated, a.want[0], a.want[1], a.need[0], a.need[1]);
+        print_message("colocated %d: want %u + %u, need %.2f + %.2f\n", colocated, a.want[0],
+                      a.want[1], a.need[0], a.need[1]);
         if (colocated) {
             assert_int_equal(a.want[TD_ROLE_PREFILL], 0);
             assert_true(a.need[TD_ROLE_PREFILL] <= 0);
@@ -244,8 +309,9 @@ static void test_colocated_needs_no_prefill_workers(void **state)
     }
 }
 
-/* A long prefill with nobody decoding beside it counted as rows mixed into every later decode step: on an idle colocated worker the next request with
- * a TPOT objective was held until its TTFT slack was gone, then refused. Only steps that had both disturb decoding. */
+/* A long prefill with nobody decoding beside it counted as rows mixed into every later decode
+ * step: on an idle colocated worker the next request with a TPOT objective was held until its
+ * TTFT slack was gone, then refused. Only steps that had both disturb decoding. */
 static void test_lone_prefills_disturb_nobody(void **state)
 {
     (void)state;
@@ -253,9 +319,15 @@ static void test_lone_prefills_disturb_nobody(void **state)
         struct td_core *c = core_of(TD_MODE_COLOCATED, "goodput", 250);
         join(c, MS, 0, TD_ROLE_DECODE, 16);
         uint64_t now = 2 * MS;
-        /* what a worker of such a model says: 512 rows in 138 ms, then 47 steps of 0.13 ms; `mixed`: rows in most of them, too */
+        /* what a worker of such a model says: 512 rows in 138 ms, then 47 steps of 0.13 ms;
+           `mixed`: rows in most of them, too */
         for (int i = 0; i < 40; i++) {
-            step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP, .now_ns = now += 140 * MS, .worker = 0, .a = 512, .b = 131072, .e = 138000});
+            step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                           .now_ns = now += 140 * MS,
+                                           .worker = 0,
+                                           .a = 512,
+                                           .b = 131072,
+                                           .e = 138000});
             for (uint64_t k = 0; k < 47; k++)
                 step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                                .now_ns = now += MS / 5,
@@ -266,10 +338,18 @@ static void test_lone_prefills_disturb_nobody(void **state)
                                                .d = 512 + k,
                                                .e = mixed ? 135000 : 130});
         }
-        size_t n =
-            step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = 1, .a = 512, .b = 48, .e = 250000, .f = 6000});
-        /* An empty worker is given it in the first case; where every step carries a chunk, 6 ms a token cannot be had. */
-        assert_true(mixed ? n == 0 || actions[0].kind == TD_ACT_FAIL : n == 1 && actions[0].kind == TD_ACT_START_DECODE);
+        size_t n = step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                                  .now_ns = now,
+                                                  .slot = 0,
+                                                  .id = 1,
+                                                  .a = 512,
+                                                  .b = 48,
+                                                  .e = 250000,
+                                                  .f = 6000});
+        /* An empty worker is given it in the first case; where every step carries a chunk, 6 ms
+           a token cannot be had. */
+        assert_true(mixed ? n == 0 || actions[0].kind == TD_ACT_FAIL
+                          : n == 1 && actions[0].kind == TD_ACT_START_DECODE);
         td_core_destroy(c);
     }
 }
@@ -286,7 +366,8 @@ static void test_a_snapshot_from_the_future(void **state)
     uint64_t last = 0;
     for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
         uint64_t now = (10 + i) * MS;
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = 0, .a = seqs[i]});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = 0, .a = seqs[i]});
         if (taken[i]) last = now;
         td_core_worker_view(c, 0, &v);
         assert_int_equal(v.snapshot_ns, last);
@@ -306,7 +387,8 @@ static void test_deflected_by_choice(void **state)
     td_core_stats(c, &st);
     assert_int_equal(st.deflected, 0);
     join(c, 3, 1, TD_ROLE_PREFILL, 8);
-    for (uint32_t slot = 1; slot < 9; slot++) arrive(c, 3 + slot, slot, 100); /* the prefill worker has a row of them: some are deflected */
+    /* the prefill worker has a row of them: some are deflected */
+    for (uint32_t slot = 1; slot < 9; slot++) arrive(c, 3 + slot, slot, 100);
     td_core_stats(c, &st);
     assert_true(st.deflected > 0 && st.deflected < 8);
     td_core_destroy(c);
@@ -325,17 +407,26 @@ static struct td_core *slow_link(uint64_t max_prefix_entries)
                                .max_failovers = 1,
                                .max_prefix_entries = max_prefix_entries,
                                .n_thetas = 1};
-    g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0}, .decode = {1e-3, 0, 0, 0, 0}, .link_bytes_per_s = 1e6, .known = true};
+    g.thetas[0] = (struct td_lat_theta){.prefill = {0, 1e-6, 0},
+                                        .decode = {1e-3, 0, 0, 0, 0},
+                                        .link_bytes_per_s = 1e6,
+                                        .known = true};
     struct td_core *c = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
     for (uint32_t w = 0; w < 2; w++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 1, .worker = w, .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL, .a = 100000,
-                                       .b = 8, .e = 1000});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                       .now_ns = 1,
+                                       .worker = w,
+                                       .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                       .a = 100000,
+                                       .b = 8,
+                                       .e = 1000});
     return c;
 }
 
-/* A prompt of which the decode worker has nine tenths was charged to the link as a whole: the next one seemed to wait for it. */
+/* A prompt of which the decode worker has nine tenths was charged to the link as a whole: the
+ * next one seemed to wait for it. */
 static void test_the_link_is_charged_for_what_is_sent(void **state)
 {
     (void)state;
@@ -343,42 +434,70 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
     for (uint64_t i = 0; i < 10; i++) hashes[i] = 77 + i;
     for (int held = 0; held < 2; held++) {
         struct td_core *c = slow_link(1000);
-        for (int i = 0; held && i < 9; i++) step(c, (struct td_core_event){.kind = TD_EV_BLOCK_ADD, .now_ns = 2, .worker = 1, .a = hashes[i]});
-        struct td_core_event r = {
-            .kind = TD_EV_REQUEST, .now_ns = 3, .slot = 0, .id = 1, .a = 161, .b = 16, .hashes = hashes, .n_hashes = 10, .hash_tokens = 16};
-        assert_int_equal(step(c, r), 1); /* 1 ms of link time a token: 161 or 17 ms */
+        for (int i = 0; held && i < 9; i++)
+            step(c, (struct td_core_event){
+                        .kind = TD_EV_BLOCK_ADD, .now_ns = 2, .worker = 1, .a = hashes[i]});
+        struct td_core_event r = {.kind = TD_EV_REQUEST,
+                                  .now_ns = 3,
+                                  .slot = 0,
+                                  .id = 1,
+                                  .a = 161,
+                                  .b = 16,
+                                  .hashes = hashes,
+                                  .n_hashes = 10,
+                                  .hash_tokens = 16};
+        assert_int_equal(step(c, r), 1);          /* 1 ms of link time a token: 161 or 17 ms */
         assert_int_equal(arrive(c, 4, 1, 10), 1); /* another, behind it on the same link */
         tpot_us[held] = actions[0].tpot_us;
         td_core_destroy(c);
     }
     if (!(tpot_us[0] > tpot_us[1] + 5000))
-        fail_msg("predicted TPOT behind a whole prompt %llu us, behind a tenth of it %llu us", (unsigned long long)tpot_us[0],
-                 (unsigned long long)tpot_us[1]);
+        fail_msg("predicted TPOT behind a whole prompt %llu us, behind a tenth of it %llu us",
+                 (unsigned long long)tpot_us[0], (unsigned long long)tpot_us[1]);
 }
 
-/* Transfers that were predicted too long added up: the link seemed seconds behind with nothing on it, and requests with a TPOT objective were
- * refused. Nor does a transfer that shared the link say how fast the link is. */
+/* Transfers that were predicted too long added up: the link seemed seconds behind with nothing
+ * on it, and requests with a TPOT objective were refused. Nor does a transfer that shared the
+ * link say how fast the link is. */
 static void test_long_predictions_of_the_link_do_not_add_up(void **state)
 {
     (void)state;
     struct td_core *c = slow_link(0);
     uint64_t now = 1, first_us = 0;
-    for (uint64_t i = 0; i < 50; i++) { /* never idle: the next is placed before the last one's transfer has ended, 1 ms later each */
+    for (uint64_t i = 0; i < 50; i++) { /* never idle: the next is placed before the last one's
+                                           transfer has ended, 1 ms later each */
         uint32_t slot = (uint32_t)(i % 8), last = (uint32_t)((i + 7) % 8);
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = i + 1, .a = 160, .b = 16}), 1);
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                                        .now_ns = now,
+                                                        .slot = slot,
+                                                        .id = i + 1,
+                                                        .a = 160,
+                                                        .b = 16}),
+                         1);
         if (i == 1) first_us = actions[0].tpot_us;
         if (i > 1 && actions[0].tpot_us > first_us + 100) {
-            fail_msg("request %llu: TPOT is predicted as %llu us, of the second it was %llu", (unsigned long long)i,
-                     (unsigned long long)actions[0].tpot_us, (unsigned long long)first_us);
+            fail_msg("request %llu: TPOT is predicted as %llu us, of the second it was %llu",
+                     (unsigned long long)i, (unsigned long long)actions[0].tpot_us,
+                     (unsigned long long)first_us);
         }
-        step(c, (struct td_core_event){.kind = TD_EV_TICKET, .now_ns = now, .slot = slot, .id = i + 1});
-        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = slot, .id = i + 1, .b = 161});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_TICKET, .now_ns = now, .slot = slot, .id = i + 1});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = slot, .id = i + 1, .b = 161});
         if (i == 0) continue;
         /* both were on the link: that 160,000 bytes took 1.6 s says nothing of it */
-        step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END, .now_ns = now, .slot = last, .id = i, .b = 160000, .c = 1600000});
-        step(c, (struct td_core_event){.kind = TD_EV_TOKEN, .now_ns = now, .slot = last, .id = i, .a = 176, .b = 1});
-        step(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = last, .id = i});
+        step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
+                                       .now_ns = now,
+                                       .slot = last,
+                                       .id = i,
+                                       .b = 160000,
+                                       .c = 1600000});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_TOKEN, .now_ns = now, .slot = last, .id = i, .a = 176, .b = 1});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_DECODE_END, .now_ns = now, .slot = last, .id = i});
     }
     td_core_destroy(c);
 }
@@ -390,13 +509,21 @@ static double link_bytes_per_s(const struct td_core *c)
     return t.link_bytes_per_s;
 }
 
-/* Chunks of a long prompt that was still computing were on the link beside short prompts' KV, and only transfers whose computing was over counted as
- * crowding: the learned speed fell to a ninth, and requests were refused for their TPOT. What shared the link teaches only that it is no slower. */
+/* Chunks of a long prompt that was still computing were on the link beside short prompts' KV,
+ * and only transfers whose computing was over counted as crowding: the learned speed fell to a
+ * ninth, and requests were refused for their TPOT. What shared the link teaches only that it is
+ * no slower. */
 static void test_chunks_of_prompts_still_computing_crowd_the_link(void **state)
 {
     (void)state;
     struct td_core *c = slow_link(0);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = 2, .worker = 0, .role = TD_ROLE_PREFILL, .a = 100000, .b = 8, .d = 512,
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                   .now_ns = 2,
+                                   .worker = 0,
+                                   .role = TD_ROLE_PREFILL,
+                                   .a = 100000,
+                                   .b = 8,
+                                   .d = 512,
                                    .e = 1000});
     double before = link_bytes_per_s(c);
     arrive(c, 3, 7, 20000); /* its 40 chunks are computed all the time */
@@ -404,25 +531,41 @@ static void test_chunks_of_prompts_still_computing_crowd_the_link(void **state)
     uint64_t now = 3;
     for (uint64_t i = 0; i < 101; i++) {
         uint64_t id = 100 + i, us = i == 100 ? 80000 : 1440000;
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = id, .a = 160, .b = 16}), 1);
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
+        assert_int_equal(
+            step(c,
+                 (struct td_core_event){
+                     .kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = id, .a = 160, .b = 16}),
+            1);
         step(c, (struct td_core_event){.kind = TD_EV_TICKET, .now_ns = now, .slot = 0, .id = id});
-        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = 0, .id = id, .b = 161});
-        /* 160,000 bytes beside the other's: in nine times what they need; the last one in half of it */
-        step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END, .now_ns = now, .slot = 0, .id = id, .b = 160000, .c = us});
-        step(c, (struct td_core_event){.kind = TD_EV_TOKEN, .now_ns = now, .slot = 0, .id = id, .a = 176, .b = 1});
-        step(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = id});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = 0, .id = id, .b = 161});
+        /* 160,000 bytes beside the other's: in nine times what they need; the last one in half
+           of it */
+        step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
+                                       .now_ns = now,
+                                       .slot = 0,
+                                       .id = id,
+                                       .b = 160000,
+                                       .c = us});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_TOKEN, .now_ns = now, .slot = 0, .id = id, .a = 176, .b = 1});
+        step(c,
+             (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = id});
         double learned = link_bytes_per_s(c);
         if (i < 100 && !(fabs(learned - before) < 1e-6 * before))
-            fail_msg("after %llu crowded transfers the link has %.0f bytes/s, before %.0f", (unsigned long long)i + 1, learned, before);
+            fail_msg("after %llu crowded transfers the link has %.0f bytes/s, before %.0f",
+                     (unsigned long long)i + 1, learned, before);
     }
-    if (!(link_bytes_per_s(c) > 1.02 * before)) fail_msg("a transfer faster than the link was thought to be taught nothing");
+    if (!(link_bytes_per_s(c) > 1.02 * before))
+        fail_msg("a transfer faster than the link was thought to be taught nothing");
     td_core_destroy(c);
 }
 
-/* All requests of a dead worker come back at once, in any order, and belong before those that wait: a search for the place of each took time squared.
- * The
- * bound is on the growth: four times as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
+/* All requests of a dead worker come back at once, in any order, and belong before those that
+ * wait: a search for the place of each took time squared. The bound is on the growth: four times
+ * as many may take 12 times as long at most, where squared is 16 and the queue's own is 5. */
 static double time_of_failovers(uint32_t n, bool in_order, uint64_t seed)
 {
     static struct td_queue_key keys[16384];
@@ -457,8 +600,11 @@ static void test_many_come_back_at_once(void **state)
     for (int in_order = 0; in_order < 2; in_order++) { /* each before all others, or anywhere */
         double least = INFINITY;
         for (uint64_t i = 0; i < 5; i++)
-            least = fmin(least, time_of_failovers(16384, in_order, i) / fmax(1e-5, time_of_failovers(4096, in_order, i)));
-        if (!(least < 12)) fail_msg("16,384 insertions take %.1f times as long as 4,096 (in order: %d)", least, in_order);
+            least = fmin(least, time_of_failovers(16384, in_order, i) /
+                                    fmax(1e-5, time_of_failovers(4096, in_order, i)));
+        if (!(least < 12))
+            fail_msg("16,384 insertions take %.1f times as long as 4,096 (in order: %d)", least,
+                     in_order);
     }
 }
 

@@ -1,5 +1,6 @@
-/* router/core: every request ends exactly once, the ledger returns to zero, stale events change nothing, and a recorded log replays to the same
- * actions (I5). The random test plays workers and clients against the core and checks the invariants after every event. */
+/* router/core: every request ends exactly once, the ledger returns to zero, stale events change
+ * nothing, and a recorded log replays to the same actions (I5). The random test plays workers
+ * and clients against the core and checks the invariants after every event. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -31,18 +32,31 @@ static struct td_core *core_of(enum td_core_mode mode, const char *policy)
     return core;
 }
 
-static size_t step(struct td_core *c, struct td_core_event e) { return td_core_step(c, &e, actions); }
+static size_t step(struct td_core *c, struct td_core_event e)
+{
+    return td_core_step(c, &e, actions);
+}
 static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = 10000, .b = 8});
+    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                          .now_ns = now,
+                                          .worker = worker,
+                                          .role = role,
+                                          .a = 10000,
+                                          .b = 8});
 }
 static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t n)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = n, .b = 16});
+    return step(c,
+                (struct td_core_event){
+                    .kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = n, .b = 16});
 }
-static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot, uint64_t id, uint32_t attempt, uint64_t a)
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
+                  uint64_t id, uint32_t attempt, uint64_t a)
 {
-    return step(c, (struct td_core_event){.kind = kind, .now_ns = now, .slot = slot, .id = id, .attempt = attempt, .a = a});
+    return step(
+        c, (struct td_core_event){
+               .kind = kind, .now_ns = now, .slot = slot, .id = id, .attempt = attempt, .a = a});
 }
 
 static void test_life_pd(void **state)
@@ -160,10 +174,9 @@ static void test_a_cold_first_call_does_not_turn_a_prompt_away(void **state)
         uint32_t worker = actions[0].worker, hit = i ? 32 : 0;
         if (i == 0) warm = worker;
         assert_int_equal(worker, warm);
-        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
-                                       .now_ns = at + (i ? 5 : 106) * MS,
-                                       .id = id,
-                                       .c = hit});
+        step(c,
+             (struct td_core_event){
+                 .kind = TD_EV_FIRST_TOKEN, .now_ns = at + (i ? 5 : 106) * MS, .id = id, .c = hit});
         for (int b = 0; i == 0 && b < 2; b++)
             step(c, (struct td_core_event){
                         .kind = TD_EV_BLOCK_ADD, .now_ns = at, .worker = warm, .a = hashes[b]});
@@ -184,7 +197,8 @@ static void test_failover_keeps_place_and_ignores_the_past(void **state)
     leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
     leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
     /* the decode worker dies: the prefill leg is cancelled and attempt 1 waits */
-    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1}), 2);
+    assert_int_equal(
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1}), 2);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
     assert_int_equal(actions[1].kind, TD_ACT_CANCEL_DECODE);
     assert_int_equal(leg(c, TD_EV_TOKEN, 6, 0, 1, 0, 42), 0); /* attempt 0 speaks of the past */
@@ -208,7 +222,8 @@ static void test_prefill_death_after_handover_is_harmless(void **state)
     leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
     leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
     leg(c, TD_EV_TOKEN, 5, 0, 1, 0, 42);
-    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 0}), 1);
+    assert_int_equal(
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 0}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
     assert_int_equal(leg(c, TD_EV_PREFILL_END, 6, 0, 1, 0, 14), 0);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 7, 0, 1, 0, 0), 1);
@@ -225,10 +240,15 @@ static uint32_t calls_unseen(const struct td_core *c, uint32_t worker)
 
 static void snapshot(struct td_core *c, uint32_t worker, uint64_t seq, uint64_t calls_taken)
 {
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 10, .worker = worker, .a = seq, .e = calls_taken});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 10,
+                                   .worker = worker,
+                                   .a = seq,
+                                   .e = calls_taken});
 }
 
-/* What a worker's snapshot says is of the time before a call that it has not taken, also when the request has ended. */
+/* What a worker's snapshot says is of the time before a call that it has not taken, also when
+ * the request has ended. */
 static void test_calls_that_no_snapshot_has_seen(void **state)
 {
     (void)state;
@@ -251,7 +271,8 @@ static void test_calls_that_no_snapshot_has_seen(void **state)
     leg(c, TD_EV_TOKEN, 5, 0, 1, 0, 42);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 0), 1);
     assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
-    assert_int_equal(calls_unseen(c, 1), 1); /* over, and its worker has told nothing since it began */
+    assert_int_equal(calls_unseen(c, 1), 1); /* over, and its worker has told nothing since it
+                                                began */
     snapshot(c, 1, 2, 1);
     assert_int_equal(calls_unseen(c, 1), 0);
     td_core_destroy(c);
@@ -266,23 +287,35 @@ static void test_statuses(void **state)
     /* a request that a worker refuses gets one second opinion, then the client is told */
     arrive(c, 2, 0, 1, 40);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 3), 0);
-    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 1, .a = 1}), 1);
+    assert_int_equal(step(c,
+                          (struct td_core_event){
+                              .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 1, .a = 1}),
+                     1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 1, 3), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
     assert_int_equal(actions[0].code, 3);
-    /* a full worker is not asked again before its next snapshot, and nobody's failovers are used up */
+    /* a full worker is not asked again before its next snapshot, and nobody's failovers are used
+       up */
     arrive(c, 4, 0, 2, 40);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 5, 0, 2, 0, 8), 0);
     assert_int_equal(td_core_failovers(c, 0), 0);
-    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 6, .worker = 1, .a = 2}), 1);
+    assert_int_equal(step(c,
+                          (struct td_core_event){
+                              .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 6, .worker = 1, .a = 2}),
+                     1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(actions[0].attempt, 1);
     /* failovers are bounded */
     for (uint32_t i = 0; i < 3; i++) {
-        assert_int_equal(leg(c, TD_EV_DECODE_END, 7 + i, 0, 2, 1 + i, 14), 0); /* the failed worker is shunned ... */
+        /* the failed worker is shunned ... */
+        assert_int_equal(leg(c, TD_EV_DECODE_END, 7 + i, 0, 2, 1 + i, 14), 0);
         /* ... until it speaks */
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 7 + i, .worker = 1, .a = 3 + i}), 1);
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                                        .now_ns = 7 + i,
+                                                        .worker = 1,
+                                                        .a = 3 + i}),
+                         1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     }
     assert_int_equal(leg(c, TD_EV_DECODE_END, 20, 0, 2, 4, 14), 1);
@@ -300,16 +333,20 @@ static void test_silence_and_time(void **state)
     join(c, 0, 2, TD_ROLE_DECODE);
     arrive(c, 1, 0, 1, 40);
     uint32_t first = actions[0].worker, other = 3 - first;
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = 0, .a = 1});
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = other, .a = 1});
-    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1001 * MS}), 2); /* `first` has been silent for 1001 ms */
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = 0, .a = 1});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = other, .a = 1});
+    /* `first` has been silent for 1001 ms */
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1001 * MS}), 2);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
     assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
     assert_int_equal(actions[1].worker, other);
     struct td_core_worker_view v;
     td_core_worker_view(c, first, &v);
     assert_int_equal(v.state, TD_WORKER_SUSPECT);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1100 * MS, .worker = first, .a = 1});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1100 * MS, .worker = first, .a = 1});
     td_core_worker_view(c, first, &v);
     assert_int_equal(v.state, TD_WORKER_READY);
     td_core_destroy(c);
@@ -328,7 +365,8 @@ static void test_silence_and_time(void **state)
     td_core_destroy(c);
 }
 
-/* The router itself did not run: nobody's silence of that time counts, but a client's wait does; and who stays silent after it is lost as ever. */
+/* The router itself did not run: nobody's silence of that time counts, but a client's wait does;
+ * and who stays silent after it is lost as ever. */
 static void test_a_pause_of_the_router_blames_nobody(void **state)
 {
     (void)state;
@@ -339,16 +377,20 @@ static void test_a_pause_of_the_router_blames_nobody(void **state)
         arrive(c, 3, 0, 1, 10);
         leg(c, TD_EV_TICKET, 4, 0, 1, 0, 0);
         uint64_t back = 60000 * MS;
-        size_t n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back, .b = paused ? 60000 : 0});
-        if (paused) assert_int_equal(n, 0);
-        else assert_true(n > 0); /* the same without a word on it: everybody is lost */
+        size_t n = step(
+            c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back, .b = paused ? 60000 : 0});
+        if (paused)
+            assert_int_equal(n, 0);
+        else
+            assert_true(n > 0); /* the same without a word on it: everybody is lost */
         struct td_core_worker_view v;
         for (uint32_t w = 0; w < 2; w++) {
             td_core_worker_view(c, w, &v);
             assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
         }
         /* more than there is time: as much as there is */
-        step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 999 * MS, .b = UINT64_MAX});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_TICK, .now_ns = back + 999 * MS, .b = UINT64_MAX});
         td_core_worker_view(c, 0, &v);
         assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
         step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 2000 * MS});
@@ -381,12 +423,13 @@ static void test_modes(void **state)
     struct td_core_config bad = {.policy = "best", .max_requests = 1};
     struct td_err err;
     assert_int_equal(td_core_create(&bad, &c, &err), TD_ERR_INVALID);
-    assert_string_equal(
-        err.msg,
-        "policy is \"best\", must be one of goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|conductor");
+    assert_string_equal(err.msg, "policy is \"best\", must be one of "
+                                 "goodput|round_robin|least_request|least_token|power_of_two|cache_"
+                                 "aware|lmetric|kv_cost|conductor");
 }
 
-/* The client has its last token; the worker dies before it could say OK. A new attempt would have nothing to compute: the request is complete. */
+/* The client has its last token; the worker dies before it could say OK. A new attempt would
+ * have nothing to compute: the request is complete. */
 static void test_loss_after_the_last_token(void **state)
 {
     (void)state;
@@ -400,14 +443,20 @@ static void test_loss_after_the_last_token(void **state)
         uint32_t worker = actions[0].worker;
         leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
         leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
-        step(c, (struct td_core_event){.kind = TD_EV_TOKEN, .now_ns = 5, .slot = 0, .id = 1, .a = 56, .b = 1});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_TOKEN, .now_ns = 5, .slot = 0, .id = 1, .a = 56, .b = 1});
         size_t n = 0;
-        if (how == GONE) n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = worker});
+        if (how == GONE)
+            n = step(c, (struct td_core_event){
+                            .kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = worker});
         if (how == CODE) n = leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 14);
-        if (how == SILENT) n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
+        if (how == SILENT)
+            n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
         if (how == STALL) {
             for (uint32_t w = 0; w < 3; w++)
-                step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 20500 * MS, .worker = w, .a = 1});
+                step(c,
+                     (struct td_core_event){
+                         .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 20500 * MS, .worker = w, .a = 1});
             n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 20500 * MS});
         }
         assert_true(n >= 1);
@@ -421,17 +470,28 @@ static void test_loss_after_the_last_token(void **state)
     }
 }
 
-/* ---- one token ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- one token ------------------------------------------------------------------------------- */
 
 static size_t join_new(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role)
 {
     bool one_token = role == TD_ROLE_PREFILL;
-    struct td_core_event e = {.kind = TD_EV_WORKER_JOIN, .now_ns = now, .worker = worker, .role = role, .a = 10000, .b = 8, .f = one_token};
+    struct td_core_event e = {.kind = TD_EV_WORKER_JOIN,
+                              .now_ns = now,
+                              .worker = worker,
+                              .role = role,
+                              .a = 10000,
+                              .b = 8,
+                              .f = one_token};
     return step(c, e);
 }
 static size_t ask(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t max_tokens)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = 40, .b = max_tokens});
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                          .now_ns = now,
+                                          .slot = slot,
+                                          .id = id,
+                                          .a = 40,
+                                          .b = max_tokens});
 }
 
 static void expect_account(const struct td_core *c, uint32_t worker, uint32_t n)
@@ -442,7 +502,8 @@ static void expect_account(const struct td_core *c, uint32_t worker, uint32_t n)
     if (n == 0) assert_int_equal(v.assigned_tokens, 0);
 }
 
-/* One token and no more: a prefill worker alone makes it, with every policy, whether or not there is a decode worker, or room on one. */
+/* One token and no more: a prefill worker alone makes it, with every policy, whether or not
+ * there is a decode worker, or room on one. */
 static void test_one_token_needs_no_decode_worker(void **state)
 {
     (void)state;
@@ -464,7 +525,8 @@ static void test_one_token_needs_no_decode_worker(void **state)
             assert_true(actions[0].local);
             expect_account(c, 0, 1);
             if (n_decode) expect_account(c, 1, 8);
-            assert_int_equal(leg(c, TD_EV_TICKET, 4, 0, 1, 0, 0), 0); /* nobody's: nothing comes of it */
+            /* nobody's: nothing comes of it */
+            assert_int_equal(leg(c, TD_EV_TICKET, 4, 0, 1, 0, 0), 0);
             assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 5, 0, 1, 0, 1), 1);
             assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
             expect_account(c, 0, 0);
@@ -473,7 +535,8 @@ static void test_one_token_needs_no_decode_worker(void **state)
     }
 }
 
-/* The prefill worker dies, or says nothing of use: the request goes to another, still without a decode leg. */
+/* The prefill worker dies, or says nothing of use: the request goes to another, still without a
+ * decode leg. */
 static void test_one_token_fails_over(void **state)
 {
     (void)state;
@@ -485,9 +548,12 @@ static void test_one_token_fails_over(void **state)
         assert_int_equal(ask(c, 2, 0, 1, 1), 1);
         assert_int_equal(actions[0].worker, 0);
         size_t n = 0;
-        if (how == GONE) n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 3, .worker = 0});
+        if (how == GONE)
+            n = step(c,
+                     (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 3, .worker = 0});
         if (how == CODE) n = leg(c, TD_EV_PREFILL_END, 3, 0, 1, 0, 14);
-        if (how == NOT_THE_LAST) assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 3, 0, 1, 0, 0), 0); /* a worker that is mistaken */
+        /* a worker that is mistaken */
+        if (how == NOT_THE_LAST) assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 3, 0, 1, 0, 0), 0);
         if (how == NO_TOKEN || how == NOT_THE_LAST) n = leg(c, TD_EV_PREFILL_END, 3, 0, 1, 0, 0);
         assert_true(n >= 1);
         assert_int_equal(actions[n - 1].kind, TD_ACT_START_PREFILL);
@@ -502,7 +568,8 @@ static void test_one_token_fails_over(void **state)
     }
 }
 
-/* The last token but one is known and the pair is lost: what is left is one token, too. A fleet with an older prefill worker goes the long way. */
+/* The last token but one is known and the pair is lost: what is left is one token, too. A fleet
+ * with an older prefill worker goes the long way. */
 static void test_one_token_left_and_older_workers(void **state)
 {
     (void)state;
@@ -512,7 +579,8 @@ static void test_one_token_left_and_older_workers(void **state)
     assert_int_equal(ask(c, 2, 0, 1, 2), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
-    step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN, .now_ns = 4, .slot = 0, .id = 1, .b = 41});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_FIRST_TOKEN, .now_ns = 4, .slot = 0, .id = 1, .b = 41});
     size_t n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1});
     assert_int_equal(n, 3);
     assert_int_equal(actions[2].kind, TD_ACT_START_PREFILL);
@@ -537,11 +605,14 @@ static void test_one_token_left_and_older_workers(void **state)
 
 static size_t sender_finished(struct td_core *c, uint64_t now)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = 1, .a = 14, .b = 1});
+    return step(c,
+                (struct td_core_event){
+                    .kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = 1, .a = 14, .b = 1});
 }
 
-/* "The sender has finished the request" comes before its first token: that is waited for, and no worker is blamed. The wait ends with the token, with
- * the prefill leg's end, with the death of its worker, or after 5 s. */
+/* "The sender has finished the request" comes before its first token: that is waited for, and no
+ * worker is blamed. The wait ends with the token, with the prefill leg's end, with the death of
+ * its worker, or after 5 s. */
 static void test_sender_finished_overtakes_the_token(void **state)
 {
     (void)state;
@@ -566,31 +637,45 @@ static void test_sender_finished_overtakes_the_token(void **state)
         }
         if (how == TOKEN) n = leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 1);
         if (how == END) n = leg(c, TD_EV_PREFILL_END, 4, 0, 1, 0, 13);
-        if (how == GONE) n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4, .worker = 0});
+        if (how == GONE)
+            n = step(c,
+                     (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4, .worker = 0});
         if (how == NEVER)
             for (uint64_t ms = 500; n == 0 && ms <= 6000; ms += 500) {
                 for (uint32_t w = 0; w < 2; w++)
-                    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = ms * MS, .worker = w, .a = ms});
+                    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                                   .now_ns = ms * MS,
+                                                   .worker = w,
+                                                   .a = ms});
                 n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = ms * MS});
                 if (n == 0) assert_true(ms <= 5000);
             }
-        if (how == CANCEL) n = step(c, (struct td_core_event){.kind = TD_EV_CANCEL, .now_ns = 4, .slot = 0, .id = 1});
-        if (how == END) assert_int_equal(n, 0); /* its worker is shunned: the new attempt waits for the next snapshot */
-        else assert_true(n >= 1);
+        if (how == CANCEL)
+            n = step(c,
+                     (struct td_core_event){.kind = TD_EV_CANCEL, .now_ns = 4, .slot = 0, .id = 1});
+        if (how == END)
+            assert_int_equal(n, 0); /* its worker is shunned: the new attempt waits
+                                       for the next snapshot */
+        else
+            assert_true(n >= 1);
         struct td_core_stats st;
         td_core_stats(c, &st);
         bool fails_over = how == END || how == GONE || how == NEVER;
         assert_int_equal(st.failovers, fails_over);
-        if (how == TOKEN || how == TOKEN_FIRST) assert_int_equal(actions[n - 1].kind, TD_ACT_COMPLETE);
-        if (how == NEVER) assert_int_equal(actions[n - 1].kind, TD_ACT_START_DECODE); /* a new attempt, with both legs */
-        if (how == GONE || how == NEVER || how == CANCEL) assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
+        if (how == TOKEN || how == TOKEN_FIRST)
+            assert_int_equal(actions[n - 1].kind, TD_ACT_COMPLETE);
+        /* a new attempt, with both legs */
+        if (how == NEVER) assert_int_equal(actions[n - 1].kind, TD_ACT_START_DECODE);
+        if (how == GONE || how == NEVER || how == CANCEL)
+            assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
         assert_int_equal(st.live, fails_over);
         expect_account(c, 1, how == NEVER);
         td_core_destroy(c);
     }
 }
 
-/* Said when it cannot be so (a token was seen, the leg had no sender, it ended well), it is a failure like any other. */
+/* Said when it cannot be so (a token was seen, the leg had no sender, it ended well), it is a
+ * failure like any other. */
 static void test_sender_finished_is_not_believed_blindly(void **state)
 {
     (void)state;
@@ -613,21 +698,29 @@ static void test_sender_finished_is_not_believed_blindly(void **state)
     td_core_destroy(c);
 }
 
-/* A log from before workers said that they answer alone (f of their join): the same actions come, to the character. */
+/* A log from before workers said that they answer alone (f of their join): the same actions
+ * come, to the character. */
 static void test_older_log_replays(void **state)
 {
     (void)state;
     static const char *const log[] = {
-        ("c version=3 mode=0 policy=least_token max_requests=64 max_queued=32 hybrid_local_tokens=10 "
-         "worker_timeout_ms=1000 queue_timeout_ms=5000 stall_ms=20000 max_failovers=3 max_prefix_entries=0 "
+        ("c version=3 mode=0 policy=least_token max_requests=64 max_queued=32 "
+         "hybrid_local_tokens=10 "
+         "worker_timeout_ms=1000 queue_timeout_ms=5000 stall_ms=20000 max_failovers=3 "
+         "max_prefix_entries=0 "
          "attainment=0x0p+0 seed=0 classes=0 thetas=0\n"),
-        "e kind=2 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
-        "e kind=2 now=1 worker=1 slot=0 attempt=0 role=1 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
-        "e kind=10 now=2 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=40 b=1 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
+        "e kind=2 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 "
+        "f=0 weight=1 hashes=0 hash_tokens=0\n",
+        "e kind=2 now=1 worker=1 slot=0 attempt=0 role=1 priority=0 id=0 a=10000 b=8 c=0 d=0 e=0 "
+        "f=0 weight=1 hashes=0 hash_tokens=0\n",
+        "e kind=10 now=2 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=40 b=1 c=0 d=0 e=0 f=0 "
+        "weight=1 hashes=0 hash_tokens=0\n",
         "a kind=1 slot=0 id=1 attempt=0 worker=1 local=0 code=0 retry_ms=0 ",
-        "e kind=11 now=3 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=0 b=0 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
+        "e kind=11 now=3 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=0 b=0 c=0 d=0 e=0 f=0 "
+        "weight=1 hashes=0 hash_tokens=0\n",
         "a kind=2 slot=0 id=1 attempt=0 worker=0 local=0 code=0 retry_ms=0 ",
-        "e kind=15 now=4 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=14 b=0 c=0 d=0 e=0 f=0 weight=1 hashes=0 hash_tokens=0\n",
+        "e kind=15 now=4 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=14 b=0 c=0 d=0 e=0 f=0 "
+        "weight=1 hashes=0 hash_tokens=0\n",
         "a kind=4 slot=0 id=1 attempt=0 worker=0 local=0 code=0 retry_ms=0 "};
     struct td_core_reader reader = {0};
     struct td_core *c = NULL;
@@ -637,7 +730,8 @@ static void test_older_log_replays(void **state)
         enum td_core_read what;
         char ours[TD_CORE_LINE_MAX];
         assert_int_equal(td_core_read_line(&reader, log[i], &what, &err), TD_OK);
-        if (what == TD_READ_CONFIG) assert_int_equal(td_core_create(&reader.config, &c, &err), TD_OK);
+        if (what == TD_READ_CONFIG)
+            assert_int_equal(td_core_create(&reader.config, &c, &err), TD_OK);
         if (what == TD_READ_EVENT) {
             assert_int_equal(at, n);
             n = td_core_step(c, &reader.event, actions);
@@ -652,7 +746,8 @@ static void test_older_log_replays(void **state)
     td_core_destroy(c);
 }
 
-/* The client's own deadline ended the leg: the worker is not shunned for it, nothing is tried again. */
+/* The client's own deadline ended the leg: the worker is not shunned for it, nothing is tried
+ * again. */
 static void test_deadline_blames_nobody(void **state)
 {
     (void)state;
@@ -675,7 +770,8 @@ static void test_prefill_that_says_nothing(void **state)
     join(c, 1, 1, TD_ROLE_DECODE);
     arrive(c, 2, 0, 1, 40);
     leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
-    assert_int_equal(leg(c, TD_EV_PREFILL_END, 4, 0, 1, 0, 0), 1); /* OK, but no first token: a failed attempt, not a delivery */
+    /* OK, but no first token: a failed attempt, not a delivery */
+    assert_int_equal(leg(c, TD_EV_PREFILL_END, 4, 0, 1, 0, 0), 1);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
     assert_int_equal(td_core_failovers(c, 0), 1);
     td_core_destroy(c);
@@ -688,7 +784,8 @@ static void test_draining_survives_suspicion(void **state)
     join(c, 0, 0, TD_ROLE_DECODE);
     step(c, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .worker = 0});
     step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1600 * MS, .worker = 0, .a = 1});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1600 * MS, .worker = 0, .a = 1});
     struct td_core_worker_view v;
     td_core_worker_view(c, 0, &v);
     assert_int_equal(v.state, TD_WORKER_DRAINING);
@@ -696,7 +793,8 @@ static void test_draining_survives_suspicion(void **state)
     td_core_destroy(c);
 }
 
-/* Waiting is bounded for everybody: for one that workers send back again and again, and for one behind a newcomer at the queue's head. */
+/* Waiting is bounded for everybody: for one that workers send back again and again, and for one
+ * behind a newcomer at the queue's head. */
 static void test_every_wait_ends(void **state)
 {
     (void)state;
@@ -709,7 +807,12 @@ static void test_every_wait_ends(void **state)
         assert_int_equal(leg(c, TD_EV_DECODE_END, now, 0, 1, i, 8), 0);
         now += 200 * MS;
         n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
-        if (n == 0) assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = 0, .a = i + 1}), 1);
+        if (n == 0)
+            assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                                            .now_ns = now,
+                                                            .worker = 0,
+                                                            .a = i + 1}),
+                             1);
     }
     assert_int_equal(n, 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
@@ -722,7 +825,8 @@ static void test_every_wait_ends(void **state)
     assert_int_equal(arrive(c, 0, 0, 1, 40), 1);
     step(c, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .worker = 0});
     assert_int_equal(arrive(c, 2, 1, 2, 40), 0);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4000 * MS, .worker = 0}); /* 1 goes to the head, and its clock starts anew */
+    /* 1 goes to the head, and its clock starts anew */
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4000 * MS, .worker = 0});
     n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5100 * MS});
     assert_int_equal(n, 1);
     assert_int_equal(actions[0].id, 2);
@@ -732,8 +836,14 @@ static void test_every_wait_ends(void **state)
 static void test_no_queue_still_serves(void **state)
 {
     (void)state;
-    struct td_core_config cfg = {.mode = TD_MODE_COLOCATED, .policy = "least_token", .max_requests = 4, .max_queued = 0, .worker_timeout_ms = 1000,
-                                 .queue_timeout_ms = 5000, .stall_ms = 20000, .max_failovers = 3};
+    struct td_core_config cfg = {.mode = TD_MODE_COLOCATED,
+                                 .policy = "least_token",
+                                 .max_requests = 4,
+                                 .max_queued = 0,
+                                 .worker_timeout_ms = 1000,
+                                 .queue_timeout_ms = 5000,
+                                 .stall_ms = 20000,
+                                 .max_failovers = 3};
     struct td_core *c = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
@@ -745,10 +855,16 @@ static void test_no_queue_still_serves(void **state)
     td_core_destroy(c);
 }
 
-/* ---- random play --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- random play ----------------------------------------------------------------------------- */
 
 enum { SLOTS = 64, WORKERS = 6, EVENTS = 30000 };
-struct model_request { bool live; uint64_t id; uint32_t attempt, stage; bool decode_open, prefill_open; uint64_t tokens; };
+struct model_request {
+    bool live;
+    uint64_t id;
+    uint32_t attempt, stage;
+    bool decode_open, prefill_open;
+    uint64_t tokens;
+};
 
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
@@ -769,8 +885,10 @@ static void apply(struct model_request *q, const struct td_core_action *a)
         break;
     case TD_ACT_START_PREFILL:
         assert_false(q->prefill_open);
-        if (a->local) assert_false(q->decode_open);
-        else assert_true(q->decode_open && q->stage == 1 && q->attempt == a->attempt);
+        if (a->local)
+            assert_false(q->decode_open);
+        else
+            assert_true(q->decode_open && q->stage == 1 && q->attempt == a->attempt);
         q->attempt = a->attempt;
         q->prefill_open = true;
         q->stage = 2;
@@ -784,7 +902,9 @@ static void apply(struct model_request *q, const struct td_core_action *a)
         q->prefill_open = false;
         break;
     case TD_ACT_COMPLETE:
-    case TD_ACT_FAIL: q->live = false; break; /* a second end would find it dead (1) */
+    case TD_ACT_FAIL:
+        q->live = false;
+        break; /* a second end would find it dead (1) */
     }
 }
 
@@ -795,25 +915,31 @@ static size_t write_line(char *log, size_t at, int n)
     return at + (size_t)n;
 }
 
-static const char *const policies[] = {"goodput",     "round_robin", "least_request", "least_token", "power_of_two",
-                                       "cache_aware", "lmetric",     "kv_cost",       "conductor"};
+static const char *const policies[] = {"goodput",     "round_robin",  "least_request",
+                                       "least_token", "power_of_two", "cache_aware",
+                                       "lmetric",     "kv_cost",      "conductor"};
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
-/* With no request live every number of every account is back where it began, whatever came before. */
+/* With no request live every number of every account is back where it began, whatever came
+ * before. */
 static void expect_empty_accounts(const struct td_core *c)
 {
     for (uint32_t w = 0; w < WORKERS; w++) {
         struct td_core_account a;
         td_core_account(c, w, &a);
-        if (a.assigned || a.n_pending || a.n_active || a.n_min_tpot || a.assigned_tokens || a.promised_tokens || a.pending_tokens ||
-            a.active_tokens || a.reserved_tokens || a.local_tokens || a.kept || a.pending_s > 0 || a.pending_s < 0 ||
+        if (a.assigned || a.n_pending || a.n_active || a.n_min_tpot || a.assigned_tokens ||
+            a.promised_tokens || a.pending_tokens || a.active_tokens || a.reserved_tokens ||
+            a.local_tokens || a.kept || a.pending_s > 0 || a.pending_s < 0 ||
             (a.min_tpot_s > 0 && a.min_tpot_s < 1e300))
-            fail_msg("worker %u: %u assigned, %u pending, %u active, %u with the tightest objective; tokens %llu assigned, %llu promised, %llu "
+            fail_msg("worker %u: %u assigned, %u pending, %u active, %u with the tightest "
+                     "objective; tokens %llu assigned, %llu promised, %llu "
                      "pending, %llu active, "
                      "%llu reserved, %llu local; %g s pending",
-                     w, a.assigned, a.n_pending, a.n_active, a.n_min_tpot, (unsigned long long)a.assigned_tokens,
-                     (unsigned long long)a.promised_tokens, (unsigned long long)a.pending_tokens, (unsigned long long)a.active_tokens,
-                     (unsigned long long)a.reserved_tokens, (unsigned long long)a.local_tokens, a.pending_s);
+                     w, a.assigned, a.n_pending, a.n_active, a.n_min_tpot,
+                     (unsigned long long)a.assigned_tokens, (unsigned long long)a.promised_tokens,
+                     (unsigned long long)a.pending_tokens, (unsigned long long)a.active_tokens,
+                     (unsigned long long)a.reserved_tokens, (unsigned long long)a.local_tokens,
+                     a.pending_s);
     }
 }
 
@@ -823,23 +949,28 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
 {
     rng_state = seed;
     print_message("seed %llu mode %d policy %s\n", (unsigned long long)seed, (int)mode, policy);
-    struct td_core_config cfg = {
-        .mode = mode,
-        .policy = policy,
-        .max_requests = SLOTS,
-        .max_queued = 40,
-        .hybrid_local_tokens = 50,
-        .worker_timeout_ms = 300,
-        .queue_timeout_ms = 2000,
-        .stall_ms = 1500,
-        .max_failovers = 4,
-        .max_prefix_entries = 256,
-        .attainment = 0.9,
-        .seed = seed,
-        .classes = {{"default", 0, 0, 1, false}, {"gold", 40, 5, 4, false}, {"bulk", 400, 50, 0.5, true}},
-        .n_classes = 3,
-        .thetas = {{.prefill = {1e-3, 1e-4, 1e-9}, .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0}, .link_tau = 1e-4, .link_bytes_per_s = 1e9, .known = true}},
-        .n_thetas = (uint32_t)(seed % 2)};
+    struct td_core_config cfg = {.mode = mode,
+                                 .policy = policy,
+                                 .max_requests = SLOTS,
+                                 .max_queued = 40,
+                                 .hybrid_local_tokens = 50,
+                                 .worker_timeout_ms = 300,
+                                 .queue_timeout_ms = 2000,
+                                 .stall_ms = 1500,
+                                 .max_failovers = 4,
+                                 .max_prefix_entries = 256,
+                                 .attainment = 0.9,
+                                 .seed = seed,
+                                 .classes = {{"default", 0, 0, 1, false},
+                                             {"gold", 40, 5, 4, false},
+                                             {"bulk", 400, 50, 0.5, true}},
+                                 .n_classes = 3,
+                                 .thetas = {{.prefill = {1e-3, 1e-4, 1e-9},
+                                             .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0},
+                                             .link_tau = 1e-4,
+                                             .link_bytes_per_s = 1e9,
+                                             .known = true}},
+                                 .n_thetas = (uint32_t)(seed % 2)};
     struct td_core *c = NULL, *replay = NULL;
     struct td_err err;
     assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
@@ -872,7 +1003,9 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             e.slot = s;
             e.id = q[s].id;
             break;
-        case 0: e.kind = TD_EV_TICK; break;
+        case 0:
+            e.kind = TD_EV_TICK;
+            break;
         case 16: /* what workers report: true or absurd */
             e = (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = now,
@@ -884,13 +1017,18 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
                                        .e = rnd(20) ? rnd(20000) : UINT64_MAX};
             break;
         case 17:
-            e = (struct td_core_event){.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET,
+            e = (struct td_core_event){.kind = rnd(30)
+                                                   ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT)
+                                                   : TD_EV_BLOCKS_RESET,
                                        .now_ns = now,
                                        .worker = rnd(WORKERS + 1),
                                        .a = rnd(200)};
             break;
         case 1:
-            e.kind = joined[w] ? (rnd(20) ? TD_EV_WORKER_SNAPSHOT : rnd(2) ? TD_EV_WORKER_DRAIN : TD_EV_WORKER_GONE) : TD_EV_WORKER_JOIN;
+            e.kind = joined[w] ? (rnd(20)  ? TD_EV_WORKER_SNAPSHOT
+                                  : rnd(2) ? TD_EV_WORKER_DRAIN
+                                           : TD_EV_WORKER_GONE)
+                               : TD_EV_WORKER_JOIN;
             e.worker = w;
             e.role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
             e.a = e.kind == TD_EV_WORKER_JOIN ? 5000 : ++snap_seq;
@@ -934,15 +1072,20 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             bool current = q[s].live && e.id == q[s].id && e.attempt == q[s].attempt;
             if (current) { /* a real leg does not speak after its end, nor out of order */
                 if (e.kind == TD_EV_TICKET && (!q[s].decode_open || q[s].stage != 1)) continue;
-                if ((e.kind == TD_EV_TOKEN || e.kind == TD_EV_DECODE_END) && !q[s].decode_open) continue;
-                if ((e.kind == TD_EV_FIRST_TOKEN || e.kind == TD_EV_PREFILL_END) && !q[s].prefill_open) continue;
+                if ((e.kind == TD_EV_TOKEN || e.kind == TD_EV_DECODE_END) && !q[s].decode_open)
+                    continue;
+                if ((e.kind == TD_EV_FIRST_TOKEN || e.kind == TD_EV_PREFILL_END) &&
+                    !q[s].prefill_open)
+                    continue;
                 if (e.kind == TD_EV_TOKEN && q[s].stage == 1) continue;
             }
             static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
             e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)]
-                  : e.kind == TD_EV_FIRST_TOKEN ? rnd(8) == 0
-                  : q[s].tokens + rnd(3);
-            e.b = e.kind == TD_EV_TOKEN ? rnd(10) == 0 : e.kind == TD_EV_DECODE_END ? rnd(3) == 0 : q[s].tokens + 1;
+                  : e.kind == TD_EV_FIRST_TOKEN                             ? rnd(8) == 0
+                                                                            : q[s].tokens + rnd(3);
+            e.b = e.kind == TD_EV_TOKEN        ? rnd(10) == 0
+                  : e.kind == TD_EV_DECODE_END ? rnd(3) == 0
+                                               : q[s].tokens + 1;
             if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
             if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
             break;
@@ -951,11 +1094,15 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         assert_true(at + (n + 4) * TD_CORE_LINE_MAX < capacity);
         at = write_line(log, at, td_core_event_format(&e, log + at, TD_CORE_LINE_MAX));
         int bytes;
-        for (uint32_t k = 0; (bytes = td_core_hashes_format(&e, k, log + at, TD_CORE_LINE_MAX)) > 0; k++) at = write_line(log, at, bytes);
+        for (uint32_t k = 0; (bytes = td_core_hashes_format(&e, k, log + at, TD_CORE_LINE_MAX)) > 0;
+             k++)
+            at = write_line(log, at, bytes);
         for (size_t k = 0; k < n; k++) {
-            at = write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
+            at =
+                write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
             struct model_request *r = &q[actions[k].slot];
-            if (e.kind == TD_EV_CANCEL && e.slot == actions[k].slot && actions[k].kind >= TD_ACT_COMPLETE)
+            if (e.kind == TD_EV_CANCEL && e.slot == actions[k].slot &&
+                actions[k].kind >= TD_ACT_COMPLETE)
                 fail_msg("a cancelled request was answered");
             apply(r, &actions[k]);
             ended += actions[k].kind >= TD_ACT_COMPLETE;
@@ -970,7 +1117,9 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         for (w = 0; w < WORKERS; w++) {
             struct td_core_account a;
             td_core_account(c, w, &a);
-            if (a.stale) fail_msg("event %d of kind %d: what scans read of worker %u is not its account", i, (int)e.kind, w);
+            if (a.stale)
+                fail_msg("event %d of kind %d: what scans read of worker %u is not its account", i,
+                         (int)e.kind, w);
         }
     }
     /* time passes, nobody speaks: everything ends */
@@ -994,7 +1143,8 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         enum td_core_read what;
         assert_int_equal(td_core_read_line(&reader, p, &what, &err), TD_OK);
         p = strchr(p, '\n') + 1;
-        if (what == TD_READ_CONFIG) assert_int_equal(td_core_create(&reader.config, &replay, &err), TD_OK);
+        if (what == TD_READ_CONFIG)
+            assert_int_equal(td_core_create(&reader.config, &replay, &err), TD_OK);
         if (what != TD_READ_EVENT) continue;
         size_t n = td_core_step(replay, &reader.event, actions);
         for (size_t k = 0; k < n; k++) {
@@ -1032,25 +1182,30 @@ static void test_log_refuses_nonsense(void **state)
         "c version=3 mode=0",
         "k name=a",
         "t known=1",
-        "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 weight=0 hashes=513 hash_tokens=16"};
+        "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 "
+        "weight=0 hashes=513 hash_tokens=16"};
     uint64_t hashes[TD_CORE_MAX_HASHES];
     enum td_core_read what;
     struct td_err err;
     struct td_core_reader r = {.hashes = hashes};
-    assert_int_equal(td_core_read_line(&r, "e kind=1 now=1 worker=0", &what, &err), TD_ERR_CORRUPT); /* before the configuration */
+    /* before the configuration */
+    assert_int_equal(td_core_read_line(&r, "e kind=1 now=1 worker=0", &what, &err), TD_ERR_CORRUPT);
     assert_int_equal(td_core_read_line(&r, "c version=1 mode=0", &what, &err), TD_ERR_UNSUPPORTED);
-    struct td_core_config cfg = {.policy = "goodput", .max_requests = 4, .classes = {{"a", 1, 2, 3, true}}, .n_classes = 1};
+    struct td_core_config cfg = {
+        .policy = "goodput", .max_requests = 4, .classes = {{"a", 1, 2, 3, true}}, .n_classes = 1};
     char line[TD_CORE_LINE_MAX];
     td_core_config_format(&cfg, 0, line, sizeof line);
     assert_int_equal(td_core_read_line(&r, line, &what, &err), TD_OK);
     assert_int_equal(what, TD_READ_MORE);
-    assert_int_equal(td_core_read_line(&r, "e kind=1 now=1 worker=0", &what, &err), TD_ERR_CORRUPT); /* a class is missing */
+    /* a class is missing */
+    assert_int_equal(td_core_read_line(&r, "e kind=1 now=1 worker=0", &what, &err), TD_ERR_CORRUPT);
     td_core_config_format(&cfg, 1, line, sizeof line);
     assert_int_equal(td_core_read_line(&r, line, &what, &err), TD_OK);
     assert_int_equal(what, TD_READ_CONFIG);
     assert_string_equal(r.config.classes[0].name, "a");
     assert_true(r.config.classes[0].best_effort);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(td_core_read_line(&r, bad[i], &what, &err), TD_ERR_CORRUPT);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(td_core_read_line(&r, bad[i], &what, &err), TD_ERR_CORRUPT);
 }
 
 int main(void)

@@ -1,4 +1,5 @@
-/* rpc_frames_test.c - what a client may send in HTTP/2 frames: each bound, at it and one above it, in pieces of every size. */
+/* rpc_frames_test.c - what a client may send in HTTP/2 frames: each bound, at it and one above
+ * it, in pieces of every size. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -11,7 +12,18 @@
 #include "common/rpc/frames.h"
 #include "common/rpc/records.h"
 
-enum { DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION };
+enum {
+    DATA,
+    HEADERS,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    PUSH,
+    PING,
+    GOAWAY,
+    WINDOW_UPDATE,
+    CONTINUATION
+};
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
 
 struct bytes {
@@ -33,7 +45,8 @@ static void add(struct bytes *b, const void *at, size_t n)
 static void frame(struct bytes *b, uint8_t type, uint8_t flags, uint32_t n)
 {
     static const uint8_t payload[1 << 14];
-    const uint8_t head[9] = {(uint8_t)(n >> 16), (uint8_t)(n >> 8), (uint8_t)n, type, flags, 0, 0, 0, 1};
+    const uint8_t head[9] = {
+        (uint8_t)(n >> 16), (uint8_t)(n >> 8), (uint8_t)n, type, flags, 0, 0, 0, 1};
     add(b, head, sizeof head);
     add(b, payload, n);
 }
@@ -93,7 +106,7 @@ static void test_header_blocks(void **state)
 {
     (void)state;
     struct bytes b = begin();
-    for (int i = 0; i < 2; i++) {            /* each counted from its own start */
+    for (int i = 0; i < 2; i++) { /* each counted from its own start */
         frame(&b, HEADERS, 0, 1 << 14);
         for (int n = 2 << 14; n <= TD_RPC_MAX_BLOCK_BYTES; n += 1 << 14)
             frame(&b, CONTINUATION, n == TD_RPC_MAX_BLOCK_BYTES ? END_HEADERS : 0, 1 << 14);
@@ -102,7 +115,8 @@ static void test_header_blocks(void **state)
 
     b = begin();
     frame(&b, HEADERS, 0, 1 << 14);
-    for (int n = 2 << 14; n <= TD_RPC_MAX_BLOCK_BYTES; n += 1 << 14) frame(&b, CONTINUATION, 0, 1 << 14);
+    for (int n = 2 << 14; n <= TD_RPC_MAX_BLOCK_BYTES; n += 1 << 14)
+        frame(&b, CONTINUATION, 0, 1 << 14);
     frame(&b, CONTINUATION, 0, 1);
     expect(b, "header_block_bytes");
 
@@ -125,9 +139,11 @@ static void test_large_blocks_are_told(void **state)
     size_t n_whole = b.n;
     assert_null(td_rpc_frames_take(&f, b.at, n_whole - (1 << 14) + TD_RPC_LARGE_BLOCK_BYTES, 1));
     assert_false(td_rpc_frames_in_large_block(&f));
-    assert_null(td_rpc_frames_take(&f, b.at + n_whole - (1 << 14) + TD_RPC_LARGE_BLOCK_BYTES, 1, 1));
+    assert_null(
+        td_rpc_frames_take(&f, b.at + n_whole - (1 << 14) + TD_RPC_LARGE_BLOCK_BYTES, 1, 1));
     assert_true(td_rpc_frames_in_large_block(&f));
-    assert_null(td_rpc_frames_take(&f, b.at + n_whole - (1 << 14) + TD_RPC_LARGE_BLOCK_BYTES + 1, (1 << 14) - TD_RPC_LARGE_BLOCK_BYTES - 1, 1));
+    assert_null(td_rpc_frames_take(&f, b.at + n_whole - (1 << 14) + TD_RPC_LARGE_BLOCK_BYTES + 1,
+                                   (1 << 14) - TD_RPC_LARGE_BLOCK_BYTES - 1, 1));
     assert_false(td_rpc_frames_in_large_block(&f));
     free(b.at);
 }
@@ -146,9 +162,12 @@ static void test_streams_before_the_ack(void **state)
 static void test_cheap_frames(void **state)
 {
     (void)state;
-    static const struct { uint8_t type; uint32_t n; } kinds[] = {{RST_STREAM, 4}, {SETTINGS, 0}, {PRIORITY, 5}, {DATA, 0}};
+    static const struct {
+        uint8_t type;
+        uint32_t n;
+    } kinds[] = {{RST_STREAM, 4}, {SETTINGS, 0}, {PRIORITY, 5}, {DATA, 0}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        struct bytes b = begin();            /* its SETTINGS is one of them */
+        struct bytes b = begin(); /* its SETTINGS is one of them */
         for (int i = 1; i < TD_RPC_CHEAP_FRAMES; i++) frame(&b, kinds[k].type, 0, kinds[k].n);
         expect(b, NULL);
         b = begin();
@@ -161,7 +180,8 @@ static void test_cheap_frames(void **state)
     for (int i = 1; i < TD_RPC_CHEAP_FRAMES; i++) frame(&b, RST_STREAM, 0, 4);
     frame(&one, RST_STREAM, 0, 4);
     assert_null(td_rpc_frames_take(&f, b.at, b.n, TD_NS_PER_S));
-    for (int i = 0; i < TD_RPC_CHEAP_FRAMES_PER_S; i++) assert_null(td_rpc_frames_take(&f, one.at, one.n, 2 * TD_NS_PER_S));
+    for (int i = 0; i < TD_RPC_CHEAP_FRAMES_PER_S; i++)
+        assert_null(td_rpc_frames_take(&f, one.at, one.n, 2 * TD_NS_PER_S));
     assert_non_null(td_rpc_frames_take(&f, one.at, one.n, 2 * TD_NS_PER_S));
     free(b.at);
     free(one.at);

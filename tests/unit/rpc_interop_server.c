@@ -1,11 +1,14 @@
 /* rpc_interop_server.c - common/rpc as a program, for rpc_interop_test.py.
  *
- *   rpc_interop_server serve ADDRESS [CERT KEY [CA]]     prints "port N"; reads commands from stdin: serving, not_serving, quit (or EOF)
- *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE n_ids details"; TEXT "-" = one call per
+ *   rpc_interop_server serve ADDRESS [CERT KEY [CA]]     prints "port N"; reads commands from
+ *       stdin: serving, not_serving, quit (or EOF)
+ *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE
+ *       n_ids details"; TEXT "-" = one call per
  *                                                                   line of stdin, over one channel
  *
- * Inference.Generate answers the prompt byte by byte, max_tokens bytes at most, then a last message; its trailing metadata
- * peer-names says who its caller has proved to be. Tokenize answers the bytes as ids. */
+ * Inference.Generate answers the prompt byte by byte, max_tokens bytes at most, then a last
+ * message; its trailing metadata peer-names says who its caller has proved to be. Tokenize
+ * answers the bytes as ids. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,12 +31,14 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
 {
     (void)ctx;
     const Tandem__V1__GenerateRequest *request = (const void *)msg;
-    if (request->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT || !td_rpc_utf8_valid(request->prompt.data, request->prompt.len)) {
-        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "prompt: must be UTF-8 text", NULL, 0);
+    if (request->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT ||
+        !td_rpc_utf8_valid(request->prompt.data, request->prompt.len)) {
+        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "prompt: must be UTF-8 text", NULL,
+                           0);
         return;
     }
     size_t i = 0;
-    while (i < request->prompt.len) {        /* whole characters */
+    while (i < request->prompt.len) { /* whole characters */
         size_t n = 1;
         while (i + n < request->prompt.len && (request->prompt.data[i + n] & 0xc0) == 0x80) n++;
         Tandem__V1__GenerateResponse chunk = TANDEM__V1__GENERATE_RESPONSE__INIT;
@@ -59,7 +64,8 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     (void)ctx;
     const Tandem__V1__TokenizeRequest *request = (const void *)msg;
     Tandem__V1__TokenizeResponse response = TANDEM__V1__TOKENIZE_RESPONSE__INIT;
-    size_t n = request->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT ? request->prompt.len : 0;
+    size_t n =
+        request->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT ? request->prompt.len : 0;
     int32_t *ids = malloc((n + 1) * sizeof *ids);
     if (!ids) abort();
     for (size_t i = 0; i < n; i++) ids[i] = request->prompt.data[i];
@@ -81,8 +87,10 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 }
 
 static const struct td_rpc_method inference[] = {
-    {"/tandem.v1.Inference/Generate", &tandem__v1__generate_request__descriptor, false, on_generate, on_end, NULL, NULL},
-    {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_request__descriptor, false, on_tokenize, on_end, NULL, NULL},
+    {"/tandem.v1.Inference/Generate", &tandem__v1__generate_request__descriptor, false, on_generate,
+     on_end, NULL, NULL},
+    {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_request__descriptor, false, on_tokenize,
+     on_end, NULL, NULL},
     {0},
 };
 
@@ -104,7 +112,10 @@ static int serve(int argc, char **argv)
         tls.key_file = argv[2];
         tls.ca_file = argc > 3 ? argv[3] : NULL;
     }
-    struct td_rpc_server_config config = {.address = argv[0], .tls = argc > 1 ? &tls : NULL, .services = services, .reflection = true,
+    struct td_rpc_server_config config = {.address = argv[0],
+                                          .tls = argc > 1 ? &tls : NULL,
+                                          .services = services,
+                                          .reflection = true,
                                           .limits = {.max_message_bytes = 1 << 20}};
     if (td_rpc_loop_create("rpc", &loop, &err)) return die(&err);
     config.loop = loop;
@@ -132,7 +143,8 @@ struct answer {
 static void on_answer(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
     (void)call;
-    ((struct answer *)user)->n_ids = ((const Tandem__V1__TokenizeResponse *)(const void *)msg)->n_ids;
+    ((struct answer *)user)->n_ids =
+        ((const Tandem__V1__TokenizeResponse *)(const void *)msg)->n_ids;
 }
 
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result, void *user)
@@ -149,7 +161,8 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result
 
 static void call_text(struct td_rpc_channel *channel, const char *text)
 {
-    static const struct td_rpc_client_method method = {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor, false};
+    static const struct td_rpc_client_method method = {
+        "/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor, false};
     static const struct td_rpc_handler handler = {on_answer, on_done};
     struct answer a = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0};
     Tandem__V1__TokenizeRequest request = TANDEM__V1__TOKENIZE_REQUEST__INIT;
@@ -194,7 +207,8 @@ int main(int argc, char **argv)
 {
     td_log_start("rpc_interop_server", TD_LOG_INFO);
     if (argc >= 3 && argc != 4 && strcmp(argv[1], "serve") == 0) return serve(argc - 2, argv + 2);
-    if (argc >= 4 && argc != 6 && strcmp(argv[1], "call") == 0) return call_once(argc - 2, argv + 2);
+    if (argc >= 4 && argc != 6 && strcmp(argv[1], "call") == 0)
+        return call_once(argc - 2, argv + 2);
     fprintf(stderr, "usage: see the top of rpc_interop_server.c\n");
     return 2;
 }

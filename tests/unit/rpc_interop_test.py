@@ -1,6 +1,8 @@
-"""common/rpc as other implementations see it: python3-grpcio against rpc_interop_server, and the C client against python.
+"""common/rpc as other implementations see it: python3-grpcio against rpc_interop_server, and the C
+client against python.
 
-TD_RPC_SERVER = the built program, TD_PYTHON = folder of the generated stubs (ctest sets both). Certificates are made here by openssl.
+TD_RPC_SERVER = the built program, TD_PYTHON = folder of the generated stubs (ctest sets both).
+Certificates are made here by openssl.
 """
 import concurrent.futures
 import os
@@ -26,7 +28,8 @@ WAIT_S = 20
 
 class Server:
     def __init__(self, *args):
-        self.process = subprocess.Popen([PROGRAM, "serve", *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([PROGRAM, "serve", *args], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
         line = self.process.stdout.readline().split()
         assert line and line[0] == "port", line
         self.port = int(line[1])
@@ -44,7 +47,7 @@ class Server:
     def stop(self):
         if self.process.poll() is None:
             self.process.stdin.close()
-        assert self.process.wait(WAIT_S) == 0      # a sanitizer's finding is a non-zero status
+        assert self.process.wait(WAIT_S) == 0  # a sanitizer's finding is a non-zero status
 
     @property
     def target(self):
@@ -65,19 +68,24 @@ def channel(server):
 
 
 def generate(channel):
-    return channel.unary_stream("/tandem.v1.Inference/Generate", request_serializer=inference_pb2.GenerateRequest.SerializeToString,
+    return channel.unary_stream("/tandem.v1.Inference/Generate",
+                                request_serializer=inference_pb2.GenerateRequest.SerializeToString,
                                 response_deserializer=inference_pb2.GenerateResponse.FromString)
 
 
 def tokenize(channel):
-    return channel.unary_unary("/tandem.v1.Inference/Tokenize", request_serializer=inference_pb2.TokenizeRequest.SerializeToString,
+    return channel.unary_unary("/tandem.v1.Inference/Tokenize",
+                               request_serializer=inference_pb2.TokenizeRequest.SerializeToString,
                                response_deserializer=inference_pb2.TokenizeResponse.FromString)
 
 
 def proto_classes(tmp_path, *files):
-    """Classes of our grpc/* protos, without a generated grpc package that would hide the real one."""
+    """Classes of our grpc/* protos, without a generated grpc package that would hide the real
+    one."""
     out = tmp_path / "set.desc"
-    subprocess.run(["protoc", "-I", f"{ROOT}/proto", "--include_imports", f"--descriptor_set_out={out}", *files], check=True)
+    subprocess.run([
+        "protoc", "-I", f"{ROOT}/proto", "--include_imports", f"--descriptor_set_out={out}", *files
+    ], check=True)
     fds = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
     return pool_classes(fds.file)
 
@@ -97,17 +105,22 @@ def pool_classes(files):
 
 def test_stream_and_text(channel):
     prompt = "NUL \0 inside, é, 😀"
-    call = generate(channel)(inference_pb2.GenerateRequest(prompt=prompt), metadata=[("x-key", "k1")], timeout=WAIT_S)
+    call = generate(channel)(inference_pb2.GenerateRequest(prompt=prompt),
+                             metadata=[("x-key", "k1")], timeout=WAIT_S)
     chunks = list(call)
     assert "".join(c.text for c in chunks) == prompt
     assert chunks[-1].finish_reason == inference_pb2.FINISH_STOP and chunks[-1].request_id == "k1"
     assert ("tandem-ledger", "ttft_us=1") in [(m.key, m.value) for m in call.trailing_metadata()]
-    assert list(tokenize(channel)(inference_pb2.TokenizeRequest(prompt="ab\0"), timeout=WAIT_S).ids) == [97, 98, 0]
+    assert list(
+        tokenize(channel)(inference_pb2.TokenizeRequest(prompt="ab\0"),
+                          timeout=WAIT_S).ids) == [97, 98, 0]
 
 
 def test_invalid(channel):
-    raw = channel.unary_unary("/tandem.v1.Inference/Tokenize", request_serializer=bytes, response_deserializer=bytes)
-    for body in [b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x02\xc3\x28"]:       # not protobuf; cut short; model is not UTF-8
+    raw = channel.unary_unary("/tandem.v1.Inference/Tokenize", request_serializer=bytes,
+                              response_deserializer=bytes)
+    for body in [b"\xff\xff\xff", b"\x0a\x05ab",
+                 b"\x0a\x02\xc3\x28"]:  # not protobuf; cut short; model is not UTF-8
         with pytest.raises(grpc.RpcError) as e:
             raw(body, timeout=WAIT_S)
         assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -115,23 +128,28 @@ def test_invalid(channel):
     with pytest.raises(grpc.RpcError) as e:
         raw(b"\x12\x80\x80\x40" + b"x" * (1 << 20), timeout=WAIT_S)
     assert e.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    raw_stream = channel.unary_stream("/tandem.v1.Inference/Generate", request_serializer=bytes, response_deserializer=bytes)
+    raw_stream = channel.unary_stream("/tandem.v1.Inference/Generate", request_serializer=bytes,
+                                      response_deserializer=bytes)
     with pytest.raises(grpc.RpcError) as e:
-        list(raw_stream(b"\x12\x02\xc3\x28", timeout=WAIT_S))                 # an as-bytes field is its reader's to check
-    assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT and e.value.details() == "prompt: must be UTF-8 text"
+        list(raw_stream(b"\x12\x02\xc3\x28",
+                        timeout=WAIT_S))  # an as-bytes field is its reader's to check
+    assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT and e.value.details(
+    ) == "prompt: must be UTF-8 text"
 
 
 def test_unknown_method(channel):
     for path in ["/tandem.v1.Inference/Nope", "/no.Such/Service", "/x"]:
         with pytest.raises(grpc.RpcError) as e:
-            channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)(b"", timeout=WAIT_S)
+            channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)(
+                b"", timeout=WAIT_S)
         assert e.value.code() == grpc.StatusCode.UNIMPLEMENTED
         assert e.value.details() == f"unknown method {path}"
 
 
 def test_gzip_is_refused(channel):
     with pytest.raises(grpc.RpcError) as e:
-        tokenize(channel)(inference_pb2.TokenizeRequest(prompt="a" * 1000), compression=grpc.Compression.Gzip, timeout=WAIT_S)
+        tokenize(channel)(inference_pb2.TokenizeRequest(prompt="a" * 1000),
+                          compression=grpc.Compression.Gzip, timeout=WAIT_S)
     assert e.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -148,23 +166,29 @@ def test_cancel_and_deadline(server, channel):
 
 def test_metadata_over_limit(channel):
     with pytest.raises(grpc.RpcError) as e:
-        tokenize(channel)(inference_pb2.TokenizeRequest(prompt="a"), metadata=[("x-key", "v" * 40000)], timeout=WAIT_S)
+        tokenize(channel)(inference_pb2.TokenizeRequest(prompt="a"),
+                          metadata=[("x-key", "v" * 40000)], timeout=WAIT_S)
     assert e.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_many_at_once(channel):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         texts = [f"request {i} " * (i % 7 + 1) for i in range(200)]
-        got = pool.map(lambda t: "".join(c.text for c in generate(channel)(inference_pb2.GenerateRequest(prompt=t), timeout=WAIT_S)), texts)
+        got = pool.map(
+            lambda t: "".join(c.text for c in generate(channel)
+                              (inference_pb2.GenerateRequest(prompt=t), timeout=WAIT_S)), texts)
         assert list(got) == texts
 
 
 def test_health(server, channel, tmp_path):
     classes = proto_classes(tmp_path, "grpc/health/v1/health.proto")
-    request, response = classes("grpc.health.v1.HealthCheckRequest"), classes("grpc.health.v1.HealthCheckResponse")
-    check = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=request.SerializeToString,
+    request, response = classes("grpc.health.v1.HealthCheckRequest"), classes(
+        "grpc.health.v1.HealthCheckResponse")
+    check = channel.unary_unary("/grpc.health.v1.Health/Check",
+                                request_serializer=request.SerializeToString,
                                 response_deserializer=response.FromString)
-    watch = channel.unary_stream("/grpc.health.v1.Health/Watch", request_serializer=request.SerializeToString,
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch",
+                                 request_serializer=request.SerializeToString,
                                  response_deserializer=response.FromString)
     for name in ["", "tandem.v1.Inference"]:
         assert check(request(service=name), timeout=WAIT_S).status == response.NOT_SERVING
@@ -193,27 +217,38 @@ def test_health(server, channel, tmp_path):
 def test_reflection(channel, tmp_path, version):
     package = f"grpc.reflection.{version}"
     classes = proto_classes(tmp_path, f"grpc/reflection/{version}/reflection.proto")
-    request, response = classes(f"{package}.ServerReflectionRequest"), classes(f"{package}.ServerReflectionResponse")
-    info = channel.stream_stream(f"/{package}.ServerReflection/ServerReflectionInfo", request_serializer=request.SerializeToString,
+    request, response = classes(f"{package}.ServerReflectionRequest"), classes(
+        f"{package}.ServerReflectionResponse")
+    info = channel.stream_stream(f"/{package}.ServerReflection/ServerReflectionInfo",
+                                 request_serializer=request.SerializeToString,
                                  response_deserializer=response.FromString)
 
     def ask(**kwargs):
         return list(info(iter([request(host="h", **kwargs)]), timeout=WAIT_S))[0]
 
     services = [s.name for s in ask(list_services="*").list_services_response.service]
-    assert services == ["tandem.v1.Inference", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
-                        "grpc.reflection.v1alpha.ServerReflection"]
+    assert services == [
+        "tandem.v1.Inference", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection"
+    ]
     assert ask(file_containing_symbol="no.Such").error_response.error_code == 5
     assert ask(file_by_filename="no.proto").error_response.error_code == 5
-    assert ask(file_containing_extension=dict(containing_type="x", extension_number=1)).error_response.error_code == 5
-    assert ask(all_extension_numbers_of_type="tandem.v1.Usage").all_extension_numbers_response.base_type_name == "tandem.v1.Usage"
+    assert ask(file_containing_extension=dict(containing_type="x",
+                                              extension_number=1)).error_response.error_code == 5
+    assert ask(all_extension_numbers_of_type="tandem.v1.Usage"
+               ).all_extension_numbers_response.base_type_name == "tandem.v1.Usage"
     assert ask().error_response.error_code == 12
     answer = ask(file_containing_symbol="tandem.v1.Registry")
     assert answer.valid_host == "h" and answer.original_request.file_containing_symbol == "tandem.v1.Registry"
-    assert len(answer.file_descriptor_response.file_descriptor_proto) == 2       # worker.proto and what it imports
+    assert len(answer.file_descriptor_response.file_descriptor_proto
+               ) == 2  # worker.proto and what it imports
 
-    # a call from nothing but reflection; on one stream, several questions; members and enum values are symbols too
-    names = ["tandem.v1.Inference.Tokenize", "tandem.v1.GenerateRequest.prompt", "tandem.v1.FINISH_STOP", "tandem.v1.FinishReason"]
+    # a call from nothing but reflection; on one stream, several questions; members and enum values
+    # are symbols too
+    names = [
+        "tandem.v1.Inference.Tokenize", "tandem.v1.GenerateRequest.prompt", "tandem.v1.FINISH_STOP",
+        "tandem.v1.FinishReason"
+    ]
     answers = list(info(iter([request(file_containing_symbol=n) for n in names]), timeout=WAIT_S))
     files = {bytes(b) for a in answers for b in a.file_descriptor_response.file_descriptor_proto}
     assert len(files) == 1
@@ -221,13 +256,18 @@ def test_reflection(channel, tmp_path, version):
     method = next(m for s in protos[0].service for m in s.method if m.name == "Tokenize")
     learned = pool_classes(protos)
     ask_type, answer_type = learned(method.input_type[1:]), learned(method.output_type[1:])
-    call = channel.unary_unary("/tandem.v1.Inference/Tokenize", request_serializer=ask_type.SerializeToString,
+    call = channel.unary_unary("/tandem.v1.Inference/Tokenize",
+                               request_serializer=ask_type.SerializeToString,
                                response_deserializer=answer_type.FromString)
     assert list(call(ask_type(prompt="hé"), timeout=WAIT_S).ids) == [104, 195, 169]
 
 
 def test_garbage_on_the_port(server, channel):
-    for noise in [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100, os.urandom(1000), b"\x16\x03\x01" * 40]:
+    for noise in [
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+            os.urandom(1000), b"\x16\x03\x01" * 40
+    ]:
         with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as s:
             s.sendall(noise)
             try:
@@ -236,33 +276,37 @@ def test_garbage_on_the_port(server, channel):
             except ConnectionResetError:
                 pass
     silent = [socket.create_connection(("127.0.0.1", server.port), WAIT_S) for _ in range(50)]
-    assert list(tokenize(channel)(inference_pb2.TokenizeRequest(prompt="a"), timeout=WAIT_S).ids) == [97]
+    assert list(tokenize(channel)(inference_pb2.TokenizeRequest(prompt="a"),
+                                  timeout=WAIT_S).ids) == [97]
     for s in silent:
         s.close()
 
 
-# ---- TLS -----------------------------------------------------------------------------------------------------------------------------
+# ---- TLS
+# -------------------------------------------------------------------------------------------------
 
 
 def openssl(*args):
-    subprocess.run(["openssl", *args], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(["openssl", *args], check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
 
 
 class Authority:
     def __init__(self, folder, name):
         self.folder, self.name = folder, name
         self.cert, self.key = folder / f"{name}.pem", folder / f"{name}.key"
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-                "-keyout", self.key, "-out", self.cert)
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-days", "2", "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.cert)
 
     def sign(self, name, cert=None, key=None, alt="IP:127.0.0.1,DNS:tandem.test", usage=None):
         cert, key = cert or self.folder / f"{name}.pem", key or self.folder / f"{name}.key"
         csr, ext = self.folder / f"{name}.csr", self.folder / "ext"
-        ext.write_text("basicConstraints=CA:FALSE\n" + (f"subjectAltName={alt}\n" if alt else "") + (f"extendedKeyUsage={usage}\n" if usage else ""))
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{key}.new",
-                "-out", csr)
-        openssl("x509", "-req", "-in", csr, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2", "-extfile", ext,
-                "-out", f"{cert}.new")
+        ext.write_text("basicConstraints=CA:FALSE\n" + (f"subjectAltName={alt}\n" if alt else "") +
+                       (f"extendedKeyUsage={usage}\n" if usage else ""))
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
+                f"/CN={name}", "-keyout", f"{key}.new", "-out", csr)
+        openssl("x509", "-req", "-in", csr, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial",
+                "-days", "2", "-extfile", ext, "-out", f"{cert}.new")
         os.replace(f"{key}.new", key)
         os.replace(f"{cert}.new", cert)
         return str(cert), str(key)
@@ -285,7 +329,8 @@ def refused(*args, **kwargs):
 
 
 def c_call(server, *tls):
-    out = subprocess.run([PROGRAM, "call", server.target, "abc", *map(str, tls)], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    out = subprocess.run([PROGRAM, "call", server.target, "abc", *map(str, tls)],
+                         stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     return int(out.stdout.split()[0]), int(out.stdout.split()[1])
 
 
@@ -294,10 +339,10 @@ def test_mutual_tls(tmp_path):
     own, client, stranger = ca.sign("server"), ca.sign("client"), other.sign("stranger")
     s = Server("127.0.0.1:0", *own, str(ca.cert))
     assert tls_call(s, ca.cert, client) == [116]
-    assert refused(s, ca.cert)                               # no certificate
-    assert refused(s, ca.cert, stranger)                     # not signed by our CA
-    assert refused(s, other.cert, client)                    # the client does not trust the server
-    assert refused(s, ca.cert, client, name="other.test")    # the name is not in the certificate
+    assert refused(s, ca.cert)  # no certificate
+    assert refused(s, ca.cert, stranger)  # not signed by our CA
+    assert refused(s, other.cert, client)  # the client does not trust the server
+    assert refused(s, ca.cert, client, name="other.test")  # the name is not in the certificate
     assert tls_call(s, ca.cert, client, name="tandem.test") == [116]
     with grpc.insecure_channel(s.target) as c, pytest.raises(grpc.RpcError):
         tokenize(c)(inference_pb2.TokenizeRequest(prompt="t"), timeout=WAIT_S)
@@ -324,25 +369,34 @@ def test_names_of_the_peer(tmp_path):
     own = ca.sign("server")
 
     def creds(pair):
-        return grpc.ssl_channel_credentials(ca.cert.read_bytes(), *(pair and [open(pair[1], "rb").read(), open(pair[0], "rb").read()] or []))
+        return grpc.ssl_channel_credentials(
+            ca.cert.read_bytes(),
+            *(pair and [open(pair[1], "rb").read(),
+                        open(pair[0], "rb").read()] or []))
 
     s = Server("127.0.0.1:0", *own, str(ca.cert))
     many = ca.sign("many", alt="DNS:a.test,URI:spiffe://td/w,DNS:b.test,IP:10.0.0.7,email:x@y.test")
-    assert peer_names(s.target, creds(many)) == "dns=a.test,dns=b.test,uri=spiffe://td/w,ip=10.0.0.7,email=x@y.test,cn=many"
+    assert peer_names(
+        s.target,
+        creds(many)) == "dns=a.test,dns=b.test,uri=spiffe://td/w,ip=10.0.0.7,email=x@y.test,cn=many"
     assert peer_names(s.target, creds(ca.sign("bare", alt=None))) == "cn=bare"
     # extendedKeyUsage is OpenSSL's to enforce: a server's certificate is no client's
-    assert peer_names(s.target, creds(ca.sign("caller", usage="clientAuth"))) == "dns=tandem.test,ip=127.0.0.1,cn=caller"
-    assert peer_names(s.target, creds(ca.sign("both", usage="clientAuth,serverAuth"))) == "dns=tandem.test,ip=127.0.0.1,cn=both"
-    only_server, only_client = ca.sign("only_server", usage="serverAuth"), ca.sign("only_client", usage="clientAuth")
+    assert peer_names(s.target, creds(ca.sign(
+        "caller", usage="clientAuth"))) == "dns=tandem.test,ip=127.0.0.1,cn=caller"
+    assert peer_names(s.target, creds(ca.sign(
+        "both", usage="clientAuth,serverAuth"))) == "dns=tandem.test,ip=127.0.0.1,cn=both"
+    only_server, only_client = ca.sign("only_server", usage="serverAuth"), ca.sign(
+        "only_client", usage="clientAuth")
     assert refused(s, ca.cert, only_server)
     s.stop()
-    s = Server("127.0.0.1:0", *own)                          # asks for no certificate: nobody is verified, whatever they hold
+    s = Server("127.0.0.1:0",
+               *own)  # asks for no certificate: nobody is verified, whatever they hold
     assert peer_names(s.target, creds(many)) == "none"
     s.stop()
     s = Server("127.0.0.1:0")
     assert peer_names(s.target, None) == "none"
     s.stop()
-    s = Server("127.0.0.1:0", *only_client)                  # ... and a client's certificate is no server's
+    s = Server("127.0.0.1:0", *only_client)  # ... and a client's certificate is no server's
     assert refused(s, ca.cert)
     assert c_call(s, ca.cert)[0] == 14
     s.stop()
@@ -359,14 +413,14 @@ def test_server_tls_only(tmp_path):
 def test_certificates_rotate(tmp_path):
     first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
     cert, key = first.sign("server")
-    trusted = tmp_path / "trusted.pem"                       # the server's client CA, rotated as well
+    trusted = tmp_path / "trusted.pem"  # the server's client CA, rotated as well
     trusted.write_bytes(first.cert.read_bytes())
     old_client, new_client = first.sign("old"), second.sign("new")
     s = Server("127.0.0.1:0", cert, key, str(trusted))
     assert tls_call(s, first.cert, old_client) == [116]
     kept = open(cert, "rb").read()
     with open(cert, "w") as f:
-        f.write("no certificate at all")                     # the old one stays in use
+        f.write("no certificate at all")  # the old one stays in use
     assert tls_call(s, first.cert, old_client) == [116]
     with open(cert, "wb") as f:
         f.write(kept)
@@ -380,12 +434,14 @@ def test_certificates_rotate(tmp_path):
 
 def test_client_certificates_rotate(tmp_path):
     first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
-    trusted = tmp_path / "trusted.pem"                       # the client's
+    trusted = tmp_path / "trusted.pem"  # the client's
     trusted.write_bytes(first.cert.read_bytes())
     cert, key = first.sign("client")
     s = Server("127.0.0.1:0", *first.sign("server"), str(first.cert))
     port = s.port
-    c = subprocess.Popen([PROGRAM, "call", s.target, "-", str(trusted), cert, key], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    c = subprocess.Popen(
+        [PROGRAM, "call", s.target, "-", str(trusted), cert, key], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True)
 
     def ask():
         c.stdin.write("abc\n")
@@ -395,13 +451,13 @@ def test_client_certificates_rotate(tmp_path):
     assert ask() == 0
     s.stop()
     s = Server(f"127.0.0.1:{port}", *second.sign("server2"), str(second.cert))
-    assert ask() == 14                                       # neither trusts the other
+    assert ask() == 14  # neither trusts the other
     second.sign("client", cert=cert, key=key)
     trusted.write_bytes(second.cert.read_bytes())
     until = time.monotonic() + WAIT_S
     while ask() != 0:
         assert time.monotonic() < until
-        time.sleep(0.05)                                     # paces the questions; the answer decides
+        time.sleep(0.05)  # paces the questions; the answer decides
     c.stdin.close()
     assert c.wait(WAIT_S) == 0
     s.stop()
@@ -411,27 +467,33 @@ def test_bad_files_are_named(tmp_path):
     ca = Authority(tmp_path, "ca")
     cert, key = ca.sign("server")
     _, foreign_key = ca.sign("another")
-    for args, word in [((str(tmp_path / "absent.pem"), key), "absent.pem"), ((cert, str(tmp_path / "ext")), "not a PEM file"),
+    for args, word in [((str(tmp_path / "absent.pem"), key), "absent.pem"),
+                       ((cert, str(tmp_path / "ext")), "not a PEM file"),
                        ((cert, foreign_key), "does not fit its key")]:
-        p = subprocess.run([PROGRAM, "serve", "127.0.0.1:0", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60,
-                           stdin=subprocess.DEVNULL)
+        p = subprocess.run([PROGRAM, "serve", "127.0.0.1:0", *args], stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, timeout=60, stdin=subprocess.DEVNULL)
         assert p.returncode == 1 and word in p.stderr, p.stderr
 
 
-# ---- the C client and a python server ------------------------------------------------------------------------------------------------
+# ---- the C client and a python server
+# -------------------------------------------------------------------------------------------------
 
 
 def test_c_client_python_server():
     def answer(request, context):
         return inference_pb2.TokenizeResponse(ids=list(request.prompt.encode()))
 
-    handler = grpc.method_handlers_generic_handler("tandem.v1.Inference", {
-        "Tokenize": grpc.unary_unary_rpc_method_handler(answer, inference_pb2.TokenizeRequest.FromString,
-                                                        inference_pb2.TokenizeResponse.SerializeToString)})
+    handler = grpc.method_handlers_generic_handler(
+        "tandem.v1.Inference", {
+            "Tokenize": grpc.unary_unary_rpc_method_handler(
+                answer, inference_pb2.TokenizeRequest.FromString,
+                inference_pb2.TokenizeResponse.SerializeToString)
+        })
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((handler,))
+    server.add_generic_rpc_handlers((handler, ))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    out = subprocess.run([PROGRAM, "call", f"127.0.0.1:{port}", "héé"], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    out = subprocess.run([PROGRAM, "call", f"127.0.0.1:{port}", "héé"], stdout=subprocess.PIPE,
+                         text=True, timeout=60, check=True)
     assert out.stdout.split()[:2] == ["0", "5"]
     server.stop(0).wait()

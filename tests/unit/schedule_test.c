@@ -1,4 +1,5 @@
-/* common/engine/schedule: order, admission and preemption, from tables of counts. (Batches: engine_test.c, beside the engine that runs them.) */
+/* common/engine/schedule: order, admission and preemption, from tables of counts. (Batches:
+ * engine_test.c, beside the engine that runs them.) */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,25 +37,26 @@ static void test_admit(void **state)
         int32_t need, hit, headroom;
         td_status want;
     } cases[] = {
-        {{10, 0, 10}, 10, 0, 0, TD_OK},
-        {{10, 0, 10}, 11, 0, 0, TD_ERR_LIMIT},
-        {{10, 0, 10}, 11, 11, 0, TD_ERR_LIMIT},   /* what can never be held is refused though all of it is cached now */
-        {{10, 0, 10}, 10, 0, 3, TD_OK},           /* alone: no headroom */
-        {{10, 4, 6}, 6, 0, 0, TD_OK},
-        {{10, 4, 6}, 7, 0, 0, TD_ERR_AGAIN},
-        {{10, 4, 6}, 6, 0, 1, TD_ERR_AGAIN},      /* others run: one block is theirs */
-        {{10, 4, 4}, 6, 2, 0, TD_OK},             /* hits need no block, and are no longer available to anybody */
-        {{10, 4, 3}, 6, 2, 0, TD_ERR_AGAIN},
-        {{10, 4, 5}, 6, 2, 1, TD_OK},
+        {{10, 0, 10}, 10, 0, 0, TD_OK},         {{10, 0, 10}, 11, 0, 0, TD_ERR_LIMIT},
+        {{10, 0, 10}, 11, 11, 0, TD_ERR_LIMIT}, /* what can never be held is refused though all
+                                                   of it is cached now */
+        {{10, 0, 10}, 10, 0, 3, TD_OK},         /* alone: no headroom */
+        {{10, 4, 6}, 6, 0, 0, TD_OK},           {{10, 4, 6}, 7, 0, 0, TD_ERR_AGAIN},
+        {{10, 4, 6}, 6, 0, 1, TD_ERR_AGAIN}, /* others run: one block is theirs */
+        {{10, 4, 4}, 6, 2, 0, TD_OK},        /* hits need no block, and are no longer
+                                                available to anybody */
+        {{10, 4, 3}, 6, 2, 0, TD_ERR_AGAIN},    {{10, 4, 5}, 6, 2, 1, TD_OK},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        td_status got = td_schedule_admit(&cases[i].room, cases[i].need, cases[i].hit, cases[i].headroom);
+        td_status got =
+            td_schedule_admit(&cases[i].room, cases[i].need, cases[i].hit, cases[i].headroom);
         if (got != cases[i].want) printf("case %zu: got %d\n", i, got);
         assert_int_equal(got, cases[i].want);
     }
 }
 
-/* A pool of counts: held[i] blocks of want[i], n_free in the pool; decode[i] says whether i grows. */
+/* A pool of counts: held[i] blocks of want[i], n_free in the pool; decode[i] says whether i
+ * grows. */
 struct pool {
     int32_t held[8], want[8], n_free, n_preempted, preempted[8];
     bool decode[8];
@@ -95,27 +97,35 @@ static void test_grow(void **state)
     } cases[] = {
         {{.held = {2, 2}, .want = {2, 2}, .decode = {1, 1}}, 2, 2, 0, {2, 2}}, /* nobody lacks */
         {{.held = {2, 2}, .want = {3, 3}, .decode = {1, 1}, .n_free = 2}, 2, 2, 0, {3, 3}},
-        {{.held = {2, 2, 5}, .want = {3, 3, 6}, .decode = {1, 1, 1}}, 3, 2, 3, {3, 3, 0}}, /* the last makes room for both */
-        {{.held = {2, 1, 1}, .want = {3, 2, 2}, .decode = {1, 1, 1}}, 3, 1, 1, {3, 0, 0}}, /* the middle one is the next to go: its own turn */
-        {{.held = {2, 2, 4}, .want = {3, 2, 9}, .decode = {1, 1, 0}}, 3, 2, 3, {3, 2, 0}}, /* a prefill at the back goes as well */
-        {{.held = {3}, .want = {4}, .decode = {1}}, 1, 0, 3, {0}},                         /* alone and too big: it waits */
-        {{.held = {3, 4}, .want = {9, 9}, .decode = {0, 0}}, 2, 2, 0, {3, 4}},             /* prefills hold all they need */
+        /* the last makes room for both */
+        {{.held = {2, 2, 5}, .want = {3, 3, 6}, .decode = {1, 1, 1}}, 3, 2, 3, {3, 3, 0}},
+        /* the middle one is the next to go: its own turn */
+        {{.held = {2, 1, 1}, .want = {3, 2, 2}, .decode = {1, 1, 1}}, 3, 1, 1, {3, 0, 0}},
+        /* a prefill at the back goes as well */
+        {{.held = {2, 2, 4}, .want = {3, 2, 9}, .decode = {1, 1, 0}}, 3, 2, 3, {3, 2, 0}},
+        /* alone and too big: it waits */
+        {{.held = {3}, .want = {4}, .decode = {1}}, 1, 0, 3, {0}},
+        /* prefills hold all they need */
+        {{.held = {3, 4}, .want = {9, 9}, .decode = {0, 0}}, 2, 2, 0, {3, 4}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pool p = cases[i].p;
         int32_t left = td_schedule_grow(&pool_ops, &p, cases[i].n);
-        if (left != cases[i].want_left || p.n_free != cases[i].want_free) printf("case %zu: left %d free %d\n", i, left, p.n_free);
+        if (left != cases[i].want_left || p.n_free != cases[i].want_free)
+            printf("case %zu: left %d free %d\n", i, left, p.n_free);
         assert_int_equal(left, cases[i].want_left);
         assert_int_equal(p.n_free, cases[i].want_free);
         assert_int_equal(p.n_preempted, cases[i].n - left);
-        for (int32_t k = 0; k < p.n_preempted; k++) assert_int_equal(p.preempted[k], cases[i].n - 1 - k); /* from the back */
+        /* from the back */
+        for (int32_t k = 0; k < p.n_preempted; k++)
+            assert_int_equal(p.preempted[k], cases[i].n - 1 - k);
         for (int32_t k = 0; k < cases[i].n; k++) assert_int_equal(p.held[k], cases[i].want_held[k]);
     }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_blocks), cmocka_unit_test(test_admit),
-                                       cmocka_unit_test(test_grow)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_blocks),
+                                       cmocka_unit_test(test_admit), cmocka_unit_test(test_grow)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

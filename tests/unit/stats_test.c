@@ -1,4 +1,5 @@
-/* stats_test.c - the report's arithmetic against values worked out by hand (or, where said, from published tables). */
+/* stats_test.c - the report's arithmetic against values worked out by hand (or, where said, from
+ * published tables). */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -29,7 +30,8 @@ static void percentiles(void **state)
     assert_true(isnan(td_stats_percentile(x, 0, 50)));
     double y[101];
     for (int i = 0; i <= 100; i++) y[i] = i;
-    for (int p = 0; p <= 100; p++) assert_near(td_stats_percentile(y, 101, p), p, 1e-12, "the ramp");
+    for (int p = 0; p <= 100; p++)
+        assert_near(td_stats_percentile(y, 101, p), p, 1e-12, "the ramp");
 }
 
 static void moments(void **state)
@@ -46,9 +48,12 @@ static void moments(void **state)
 static void wilson(void **state)
 {
     (void)state;
-    static const struct { uint64_t k, n; double lo, hi; } cases[] = {
-        {81, 263, 0.2553, 0.3662}, {15, 148, 0.0624, 0.1605}, {0, 20, 0, 0.1611}, {1, 29, 0.0061, 0.1718},
-        {20, 20, 0.8389, 1}, {0, 0, 0, 1},
+    static const struct {
+        uint64_t k, n;
+        double lo, hi;
+    } cases[] = {
+        {81, 263, 0.2553, 0.3662}, {15, 148, 0.0624, 0.1605}, {0, 20, 0, 0.1611},
+        {1, 29, 0.0061, 0.1718},   {20, 20, 0.8389, 1},       {0, 0, 0, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct td_stats_interval w = td_stats_wilson(cases[i].k, cases[i].n);
@@ -63,7 +68,8 @@ static void wilson(void **state)
 static void batch_means(void **state)
 {
     (void)state;
-    /* Three values that do not fit, then twenty pairs, alternately (1, 1) and (0, 0): sample deviation of the means sqrt(20 * 0.25 / 19). */
+    /* Three values that do not fit, then twenty pairs, alternately (1, 1) and (0, 0): sample
+       deviation of the means sqrt(20 * 0.25 / 19). */
     double x[43] = {9, 9, 9};
     for (int b = 0; b < 20; b++) x[3 + 2 * b] = x[4 + 2 * b] = b % 2;
     struct td_stats_interval ci = {-7, -7};
@@ -89,8 +95,8 @@ static void rising(void **state)
     struct bench_rng r = bench_rng_at(5, 0, 0);
     for (int i = 0; i < 400; i++) {
         double noise = bench_rng_unit(&r) - 0.5;
-        up[i] = 1 + i / 100.0 + noise;       /* 1 to 5 */
-        slight[i] = 10 + i / 100.0 + noise;  /* 10 to 14: certain, and not twice */
+        up[i] = 1 + i / 100.0 + noise;      /* 1 to 5 */
+        slight[i] = 10 + i / 100.0 + noise; /* 10 to 14: certain, and not twice */
         flat[i] = 3 + noise;
         down[i] = 5 - i / 100.0 + noise;
         waves[i] = 3 + 2 * sin(i / 400.0 * 4 * 3.14159265) + noise;
@@ -102,7 +108,7 @@ static void rising(void **state)
     assert_false(td_stats_rises(flat, 400, 0));
     assert_false(td_stats_rises(down, 400, 0));
     assert_false(td_stats_rises(waves, 400, 0));
-    assert_false(td_stats_rises(late, 30, 0)); /* too few */
+    assert_false(td_stats_rises(late, 30, 0));                       /* too few */
     for (int i = 0; i < 400; i++) flat[i] = i / 20 == 10 ? 1000 : 1; /* one burst in the middle */
     assert_false(td_stats_rises(flat, 400, 0));
 }
@@ -110,19 +116,24 @@ static void rising(void **state)
 static void percentile_ranks(void **state)
 {
     (void)state;
-    static const struct { size_t n; double p; size_t lo, hi; } cases[] = {
-        {1000, 90, 881, 919},  /* the design note's example */
-        {10, 50, 2, 9},        /* the sign test's: P(X <= 1) = 11/1024 */
-        {5, 50, 0, 6},         /* 1/32 > 2.5 %: five values bound nothing */
-        {6, 50, 1, 6},         /* 1/64: six do */
-        {100, 99, 97, 101},    /* P(X <= 96) = 1.8 %; the largest of 100 may lie below the p99 */
+    static const struct {
+        size_t n;
+        double p;
+        size_t lo, hi;
+    } cases[] = {
+        {1000, 90, 881, 919}, /* the design note's example */
+        {10, 50, 2, 9},       /* the sign test's: P(X <= 1) = 11/1024 */
+        {5, 50, 0, 6},        /* 1/32 > 2.5 %: five values bound nothing */
+        {6, 50, 1, 6},        /* 1/64: six do */
+        {100, 99, 97, 101},   /* P(X <= 96) = 1.8 %; the largest of 100 may lie below the p99 */
         {1, 50, 0, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t lo = 99, hi = 99;
         td_stats_percentile_ranks(cases[i].n, cases[i].p, &lo, &hi);
         if (lo != cases[i].lo || hi != cases[i].hi)
-            fail_msg("n %zu p %g: ranks %zu..%zu, expected %zu..%zu", cases[i].n, cases[i].p, lo, hi, cases[i].lo, cases[i].hi);
+            fail_msg("n %zu p %g: ranks %zu..%zu, expected %zu..%zu", cases[i].n, cases[i].p, lo,
+                     hi, cases[i].lo, cases[i].hi);
     }
     /* Coverage seen: uniform samples, true p90 = 0.9. */
     int covered = 0;
@@ -162,12 +173,14 @@ static void worst_tenth(void **state)
     assert_true(isnan(td_stats_worst_tenth(z, 0)));
 }
 
-/* The generator's values are part of what makes a run repeatable: SplitMix64's published sequence for the seed 1234567. */
+/* The generator's values are part of what makes a run repeatable: SplitMix64's published
+ * sequence for the seed 1234567. */
 static void generator(void **state)
 {
     (void)state;
     struct bench_rng r = {1234567};
-    static const uint64_t want[] = {6457827717110365317ull, 3203168211198807973ull, 9817491932198370423ull, 4593380528125082431ull,
+    static const uint64_t want[] = {6457827717110365317ull, 3203168211198807973ull,
+                                    9817491932198370423ull, 4593380528125082431ull,
                                     16408922859458223821ull};
     for (size_t i = 0; i < 5; i++) assert_true(bench_rng_u64(&r) == want[i]);
     uint64_t counts[7] = {0};
@@ -175,15 +188,19 @@ static void generator(void **state)
     for (int i = 0; i < 70000; i++) counts[bench_rng_below(&r, 7)]++, sum += bench_rng_unit(&r);
     for (int k = 0; k < 7; k++) assert_near((double)counts[k], 10000, 500, "below(7)");
     assert_near(sum / 70000, 0.5, 0.005, "mean of unit");
-    struct bench_rng a = bench_rng_at(1, 2, 3), b = bench_rng_at(1, 2, 4), c = bench_rng_at(1, 3, 3), d = bench_rng_at(2, 2, 3);
+    struct bench_rng a = bench_rng_at(1, 2, 3), b = bench_rng_at(1, 2, 4),
+                     c = bench_rng_at(1, 3, 3), d = bench_rng_at(2, 2, 3);
     assert_true(a.state != b.state && a.state != c.state && a.state != d.state);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(percentiles), cmocka_unit_test(moments), cmocka_unit_test(wilson), cmocka_unit_test(batch_means), cmocka_unit_test(rising),
-        cmocka_unit_test(percentile_ranks), cmocka_unit_test(jain), cmocka_unit_test(worst_tenth), cmocka_unit_test(generator),
+        cmocka_unit_test(percentiles), cmocka_unit_test(moments),
+        cmocka_unit_test(wilson),      cmocka_unit_test(batch_means),
+        cmocka_unit_test(rising),      cmocka_unit_test(percentile_ranks),
+        cmocka_unit_test(jain),        cmocka_unit_test(worst_tenth),
+        cmocka_unit_test(generator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,8 @@
 static const struct td_core_config classes = {
     .n_classes = 3, .classes = {{.name = "default"}, {.name = "gold"}, {.name = "bulk"}}};
 
-/* SHA-256 of "key-of-acme-0123456789", "second-key-of-acme-01234" and "key-of-beta-0123456789", by sha256sum. */
+/* SHA-256 of "key-of-acme-0123456789", "second-key-of-acme-01234" and "key-of-beta-0123456789",
+ * by sha256sum. */
 #define ACME "sha256:20f03f9b9b50f0e4d02549f151bcfdf21f6122673088163251b9be2792f0efb9"
 #define ACME2 "sha256:041c2af89a099e4d70cd080050ccc19cd2b5e63900354b545e3d70d6f05b2612"
 #define BETA "sha256:709d52fb63a8a567f02f3abc98f026a9d4b2983be451972d934275a68bf8e91c"
@@ -23,7 +24,8 @@ static struct router_tenants *parse(const char *text)
 {
     struct router_tenants *t = NULL;
     struct td_err err = {0};
-    if (router_tenants_parse(text, strlen(text), "file", &classes, &t, &err)) fail_msg("%s", err.msg);
+    if (router_tenants_parse(text, strlen(text), "file", &classes, &t, &err))
+        fail_msg("%s", err.msg);
     return t;
 }
 
@@ -37,19 +39,22 @@ static void test_who_a_caller_is(void **state)
 {
     (void)state;
     struct router_tenants *t = parse(
-        "{\"tenants\": [{\"name\": \"acme\", \"keys\": [\"" ACME "\", \"" ACME2 "\"], \"weight\": 2.5, \"classes\": [\"bulk\", \"gold\"]},"
-        "{\"name\": \"beta\", \"keys\": [\"" BETA "\"], \"certificates\": [\"*.beta.example\", \"URI:spiffe://x/beta\"]},"
+        "{\"tenants\": [{\"name\": \"acme\", \"keys\": [\"" ACME "\", \"" ACME2
+        "\"], \"weight\": 2.5, \"classes\": [\"bulk\", \"gold\"]},"
+        "{\"name\": \"beta\", \"keys\": [\"" BETA
+        "\"], \"certificates\": [\"*.beta.example\", \"URI:spiffe://x/beta\"]},"
         "{\"name\": \"gamma\", \"certificates\": [\"*.gamma.example\", \"both.beta.example\"]}]}");
     assert_int_equal(router_tenants_n(t), 3);
     assert_true(router_tenants_have_keys(t));
     const struct {
         const char *authorization, *dns, *claimed;
         enum router_tenant_verdict verdict;
-        const char *says;              /* the tenant, or part of the message */
+        const char *says; /* the tenant, or part of the message */
     } rows[] = {
         {"Bearer key-of-acme-0123456789", NULL, "", ROUTER_TENANT_OK, "acme"},
         {"bearer   second-key-of-acme-01234 ", NULL, "acme", ROUTER_TENANT_OK, "acme"},
-        {"Bearer key-of-acme-0123456789", NULL, "beta", ROUTER_TENANT_DENIED, "tenant is \"beta\"; the caller is tenant \"acme\""},
+        {"Bearer key-of-acme-0123456789", NULL, "beta", ROUTER_TENANT_DENIED,
+         "tenant is \"beta\"; the caller is tenant \"acme\""},
         {"Bearer key-of-acme-0123456788", NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
         {"Bearer key-of-acme-012345678", NULL, "acme", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
         {"Bearer short", NULL, "", ROUTER_TENANT_UNKNOWN, "has 5 bytes; keys have 16..512"},
@@ -57,7 +62,8 @@ static void test_who_a_caller_is(void **state)
         {"Basic key-of-acme-0123456789", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
         {"key-of-acme-0123456789", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
         {"", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
-        {"Bearer " ACME, NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"}, /* who reads the file has no key */
+        /* who reads the file has no key */
+        {"Bearer " ACME, NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
         {NULL, NULL, "", ROUTER_TENANT_UNKNOWN, "send a key"},
         {NULL, NULL, "acme", ROUTER_TENANT_UNKNOWN, "send a key"},
         {NULL, "a.beta.example", "", ROUTER_TENANT_OK, "beta"},
@@ -66,18 +72,24 @@ static void test_who_a_caller_is(void **state)
         {NULL, "beta.example", "", ROUTER_TENANT_UNKNOWN, "no name of the caller's certificate"},
         {NULL, "both.beta.example", "", ROUTER_TENANT_OK, "beta"}, /* the first in the file */
         {"Bearer key-of-beta-0123456789", "a.beta.example", "beta", ROUTER_TENANT_OK, "beta"},
-        {"Bearer key-of-beta-0123456789", "other.example", "", ROUTER_TENANT_OK, "beta"}, /* a certificate that is nobody's */
-        {"Bearer key-of-acme-0123456789", "a.beta.example", "", ROUTER_TENANT_DENIED, "the key is tenant \"acme\"'s and the certificate"},
-        {"Bearer nobodys-key-0123456789", "a.beta.example", "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
+        /* a certificate that is nobody's */
+        {"Bearer key-of-beta-0123456789", "other.example", "", ROUTER_TENANT_OK, "beta"},
+        {"Bearer key-of-acme-0123456789", "a.beta.example", "", ROUTER_TENANT_DENIED,
+         "the key is tenant \"acme\"'s and the certificate"},
+        {"Bearer nobodys-key-0123456789", "a.beta.example", "", ROUTER_TENANT_UNKNOWN,
+         "is no tenant's"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct router_caller c = {.authorization = rows[i].authorization, .claimed = rows[i].claimed,
-                                  .certificate_is = rows[i].dns ? dns_is : NULL, .arg = (void *)(uintptr_t)rows[i].dns};
+        struct router_caller c = {.authorization = rows[i].authorization,
+                                  .claimed = rows[i].claimed,
+                                  .certificate_is = rows[i].dns ? dns_is : NULL,
+                                  .arg = (void *)(uintptr_t)rows[i].dns};
         const struct router_tenant *who = NULL;
         struct td_err err = {0};
         enum router_tenant_verdict v = router_tenant_of(t, &c, &who, &err);
         const char *said = who ? who->name : err.msg;
-        if (v != rows[i].verdict || !strstr(said, rows[i].says)) fail_msg("row %zu: %d \"%s\"", i, v, said);
+        if (v != rows[i].verdict || !strstr(said, rows[i].says))
+            fail_msg("row %zu: %d \"%s\"", i, v, said);
         if (strstr(err.msg, "0123456789")) fail_msg("row %zu tells a key: %s", i, err.msg);
         if (!who || strcmp(who->name, "acme")) continue;
         assert_true(who->weight == 2.5 && who->classes == 6 && who->first_class == 2);
@@ -96,14 +108,19 @@ static void test_bad_files(void **state)
     (void)state;
 #define T(fields) "{\"tenants\": [{" fields "}]}"
 #define KEY "\"keys\": [\"" ACME "\"]"
-    static const struct { const char *text, *says; } rows[] = {
+    static const struct {
+        const char *text, *says;
+    } rows[] = {
         {"", "file"},
         {"[]", "must be {\"tenants\": [...]}"},
         {"{\"tenants\": {}}", "must be"},
         {"{\"tenants\": [], \"x\": 1}", "nothing else"},
-        {"{\"tenants\": [1]}", "tenants[0] is not an object"}, {T(KEY), "tenants[0]: name must have 1..64 bytes"},
-        {T("\"name\": \"\", " KEY), "name must have"}, {T("\"name\": 7, " KEY), "name"},
-        {T("\"name\": \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\", " KEY), "name must have 1..64 bytes"},
+        {"{\"tenants\": [1]}", "tenants[0] is not an object"},
+        {T(KEY), "tenants[0]: name must have 1..64 bytes"},
+        {T("\"name\": \"\", " KEY), "name must have"},
+        {T("\"name\": 7, " KEY), "name"},
+        {T("\"name\": \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\", " KEY),
+         "name must have 1..64 bytes"},
         {T("\"name\": \"a\\nb\", " KEY), "control character"},
         {T("\"name\": \"a\""), "\"a\" has neither keys nor certificates"},
         {T("\"name\": \"a\", " KEY ", \"wieght\": 1"), "\"wieght\" is no field"},
@@ -113,20 +130,25 @@ static void test_bad_files(void **state)
         {T("\"name\": \"a\", \"keys\": []"), "keys has 0 entries, must have 1..16"},
         {T("\"name\": \"a\", \"keys\": \"k\""), "keys is not a list"},
         {T("\"name\": \"a\", \"keys\": [1]"), "keys[0] is not a text"},
-        {T("\"name\": \"a\", \"keys\": [\"my-secret-key-in-clear\"]"), "keys[0] is not \"sha256:\""},
+        {T("\"name\": \"a\", \"keys\": [\"my-secret-key-in-clear\"]"),
+         "keys[0] is not \"sha256:\""},
         {T("\"name\": \"a\", \"keys\": [\"" ACME "0\"]"), "64 hexadecimal digits"},
         {T("\"name\": \"a\", \"certificates\": [\"a,b\"]"), "without a comma"},
         {T("\"name\": \"a\", \"certificates\": [\"a.*.b\"]"), "certificates"},
         {T("\"name\": \"a\", " KEY ", \"classes\": [\"silver\"]"), "classes[0] is \"silver\""},
         {T("\"name\": \"a\", " KEY ", \"classes\": []"), "classes has 0"},
-        {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"a\", " KEY "}]}", "tenant \"a\" is there twice"},
-        {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"b\", " KEY "}]}", "have the same key"},
+        {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"a\", " KEY "}]}",
+         "tenant \"a\" is there twice"},
+        {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"b\", " KEY "}]}",
+         "have the same key"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct router_tenants *t = NULL;
         struct td_err err = {0};
-        td_status s = router_tenants_parse(rows[i].text, strlen(rows[i].text), "file", &classes, &t, &err);
-        if (s == TD_OK || t || !strstr(err.msg, rows[i].says)) fail_msg("%s: %s \"%s\"", rows[i].text, td_status_name(s), err.msg);
+        td_status s =
+            router_tenants_parse(rows[i].text, strlen(rows[i].text), "file", &classes, &t, &err);
+        if (s == TD_OK || t || !strstr(err.msg, rows[i].says))
+            fail_msg("%s: %s \"%s\"", rows[i].text, td_status_name(s), err.msg);
         if (strstr(err.msg, "my-secret")) fail_msg("tells a key: %s", err.msg);
     }
     struct router_tenants *t = NULL;
@@ -138,7 +160,8 @@ static void test_bad_files(void **state)
 static void test_salts(void **state)
 {
     (void)state;
-    static const char *const texts[][2] = {{"a", ""}, {"", "a"}, {"ab", "c"}, {"a", "bc"}, {"abc", ""}, {"", "abc"}, {"b", ""}, {"a", "b"}};
+    static const char *const texts[][2] = {{"a", ""},   {"", "a"},   {"ab", "c"}, {"a", "bc"},
+                                           {"abc", ""}, {"", "abc"}, {"b", ""},   {"a", "b"}};
     enum { N = sizeof texts / sizeof *texts };
     struct td_prefix_salt s[N], none = router_cache_salt("", "");
     assert_true(none.lo == 0 && none.hi == 0);
@@ -148,8 +171,10 @@ static void test_salts(void **state)
         assert_true(s[i].lo == again.lo && s[i].hi == again.hi && (s[i].lo || s[i].hi));
         for (int k = 0; k < i; k++) assert_true(s[i].lo != s[k].lo && s[i].hi != s[k].hi);
     }
-    /* Fixed for ever: workers keep blocks under it while routers of other versions come. printf 'tandem prefix salt 1\\0\\001a\\0' | sha256sum */
-    uint8_t bytes[16], want[16] = {0x4f, 0xbf, 0x1d, 0xe1, 0x1f, 0xba, 0xd0, 0x98, 0x79, 0xa5, 0x5f, 0x32, 0x80, 0x03, 0xc6, 0x4c};
+    /* Fixed for ever: workers keep blocks under it while routers of other versions come. printf
+       'tandem prefix salt 1\\0\\001a\\0' | sha256sum */
+    uint8_t bytes[16], want[16] = {0x4f, 0xbf, 0x1d, 0xe1, 0x1f, 0xba, 0xd0, 0x98,
+                                   0x79, 0xa5, 0x5f, 0x32, 0x80, 0x03, 0xc6, 0x4c};
     memcpy(bytes, &s[0], 16);
     assert_memory_equal(bytes, want, 16);
 }

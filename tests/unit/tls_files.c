@@ -24,10 +24,7 @@ void tls_files_open(void)
     assert_non_null(mkdtemp(dir));
 }
 
-int tls_files_close(void)
-{
-    return rmdir(dir);
-}
+int tls_files_close(void) { return rmdir(dir); }
 
 const char *tls_files_in(const char *name)
 {
@@ -48,7 +45,8 @@ static void extend(X509 *cert, X509 *issuer, int nid, const char *value)
     X509_EXTENSION_free(e);
 }
 
-struct tls_files_id tls_files_make(const struct tls_files_id *issuer, const struct tls_files_make *m)
+struct tls_files_id tls_files_make(const struct tls_files_id *issuer,
+                                   const struct tls_files_make *m)
 {
     static long serial = 1;
     struct tls_files_id id = {X509_new(), EVP_EC_gen("P-256")};
@@ -59,7 +57,8 @@ struct tls_files_id tls_files_make(const struct tls_files_id *issuer, const stru
     X509_gmtime_adj(X509_getm_notAfter(id.cert), m->to_s ? m->to_s : 3600);
     X509_set_pubkey(id.cert, id.key);
     X509_NAME *subject = X509_get_subject_name(id.cert);
-    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)m->name, -1, -1, 0);
+    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)m->name, -1, -1,
+                               0);
     X509 *by = issuer ? issuer->cert : id.cert;
     X509_set_issuer_name(id.cert, X509_get_subject_name(by));
     extend(id.cert, by, NID_basic_constraints, m->ca ? "critical,CA:TRUE" : "CA:FALSE");
@@ -89,9 +88,6 @@ void tls_files_free(struct tls_files_id *id)
 
 #else
 
-const char *tls_files_in(const char *name)
-{
-    return name;
-}
+const char *tls_files_in(const char *name) { return name; }
 
 #endif

@@ -1,9 +1,10 @@
-/* tokenizer_test.c - the tokenizer against published vectors, against Hugging Face's own answers for every component, against a plain BPE,
- * and against bad files.
+/* tokenizer_test.c - the tokenizer against published vectors, against Hugging Face's own answers
+ * for every component, against a plain BPE, and against bad files.
  *
- * Vectors come from TANDEM_DATA (skipped without it); tests/golden/tokenizer_components.json is committed and always run. Vocabularies that
- * exist only in other formats (GPT-2's two files, Mistral's SentencePiece models) are made into tokenizer.json here, by the rules that
- * Hugging Face's converters use. */
+ * Vectors come from TANDEM_DATA (skipped without it); tests/golden/tokenizer_components.json is
+ * committed and always run. Vocabularies that exist only in other formats (GPT-2's two files,
+ * Mistral's SentencePiece models) are made into tokenizer.json here, by the rules that Hugging
+ * Face's converters use. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -48,7 +49,8 @@ static char *read_data(const char *name, size_t *ret_n)
 {
     char *text;
     struct td_err err = {0};
-    if (td_file_read(data_path(name), (size_t)256 << 20, &text, ret_n, &err)) fail_msg("%s", err.msg);
+    if (td_file_read(data_path(name), (size_t)256 << 20, &text, ret_n, &err))
+        fail_msg("%s", err.msg);
     return text;
 }
 
@@ -88,7 +90,8 @@ static struct td_tokenizer *load(const char *dir)
 static struct td_tokenizer *load_llama3(void)
 {
     char command[4200];
-    snprintf(command, sizeof command, "gzip -dc '%s'", data_path("tokenizers-derived/llama3/tokenizer.json.gz"));
+    snprintf(command, sizeof command, "gzip -dc '%s'",
+             data_path("tokenizers-derived/llama3/tokenizer.json.gz"));
     FILE *f = popen(command, "r");
     assert_non_null(f);
     size_t n = 0, capacity = (size_t)32 << 20, got;
@@ -107,11 +110,14 @@ static struct td_tokenizer *load_gpt2(void)
     json_t *vocab = read_json(data_path("tokenizers-hf/gpt2/vocab.json")), *merges = json_array();
     size_t n;
     char *text = read_data("tokenizers-hf/gpt2/merges.txt", &n), *save = NULL;
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) json_array_append_new(merges, json_string(line));
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+        json_array_append_new(merges, json_string(line));
     free(text);
-    json_t *root = json_pack("{s:{s:s, s:o, s:o}, s:{s:s, s:b}, s:{s:s}, s:[{s:i, s:s, s:b}]}", "model", "type", "BPE", "vocab", vocab, "merges",
-                             merges, "pre_tokenizer", "type", "ByteLevel", "add_prefix_space", 0, "decoder", "type", "ByteLevel", "added_tokens",
-                             "id", 50256, "content", "<|endoftext|>", "special", 1);
+    json_t *root =
+        json_pack("{s:{s:s, s:o, s:o}, s:{s:s, s:b}, s:{s:s}, s:[{s:i, s:s, s:b}]}", "model",
+                  "type", "BPE", "vocab", vocab, "merges", merges, "pre_tokenizer", "type",
+                  "ByteLevel", "add_prefix_space", 0, "decoder", "type", "ByteLevel",
+                  "added_tokens", "id", 50256, "content", "<|endoftext|>", "special", 1);
     assert_non_null(root);
     struct td_tokenizer *t = parse_json(root);
     json_decref(root);
@@ -120,15 +126,18 @@ static struct td_tokenizer *load_gpt2(void)
 
 /* ---- checks ---- */
 
-static struct td_token_list encode(const struct td_tokenizer *t, const char *text, size_t n, bool add_special)
+static struct td_token_list encode(const struct td_tokenizer *t, const char *text, size_t n,
+                                   bool add_special)
 {
     struct td_token_list list = {0};
     struct td_err err = {0};
-    if (td_tokenizer_encode(t, text, n, add_special, NO_LIMIT, &list, &err)) fail_msg("%s", err.msg);
+    if (td_tokenizer_encode(t, text, n, add_special, NO_LIMIT, &list, &err))
+        fail_msg("%s", err.msg);
     return list;
 }
 
-static char *decode(const struct td_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, size_t *ret_n)
+static char *decode(const struct td_tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                    size_t *ret_n)
 {
     char *text;
     struct td_err err = {0};
@@ -144,7 +153,8 @@ static void print_ids(const char *name, const int32_t *ids, size_t n)
     print_error("\n");
 }
 
-static void check_ids(const struct td_token_list *got, const int32_t *want, size_t n, const char *what)
+static void check_ids(const struct td_token_list *got, const int32_t *want, size_t n,
+                      const char *what)
 {
     if (got->n == n && (!n || !memcmp(got->ids, want, n * sizeof *want))) return;
     print_ids("got ", got->ids, got->n);
@@ -156,12 +166,14 @@ static struct td_token_list ids_of(const json_t *array)
 {
     struct td_token_list list = {0};
     for (size_t i = 0; i < json_array_size(array); i++)
-        assert_int_equal(td_token_list_add(&list, (int32_t)json_integer_value(json_array_get(array, i))), TD_OK);
+        assert_int_equal(
+            td_token_list_add(&list, (int32_t)json_integer_value(json_array_get(array, i))), TD_OK);
     return list;
 }
 
 /* The stream of ids[n_prefix..n) after the prefix; every piece must be valid UTF-8. */
-static char *stream(const struct td_tokenizer *t, const int32_t *ids, size_t n_prefix, size_t n, bool skip_special, size_t *ret_n)
+static char *stream(const struct td_tokenizer *t, const int32_t *ids, size_t n_prefix, size_t n,
+                    bool skip_special, size_t *ret_n)
 {
     struct td_detokenizer *d;
     struct td_tok_buf all = {0};
@@ -169,8 +181,11 @@ static char *stream(const struct td_tokenizer *t, const int32_t *ids, size_t n_p
     for (size_t i = n_prefix; i <= n; i++) {
         const char *piece;
         size_t n_piece, bad;
-        assert_int_equal(i < n ? td_detokenizer_push(d, ids[i], &piece, &n_piece) : td_detokenizer_finish(d, &piece, &n_piece), TD_OK);
-        if (!td_utf8_valid(piece, n_piece, &bad)) fail_msg("piece %zu is not valid UTF-8 at byte %zu", i, bad);
+        assert_int_equal(i < n ? td_detokenizer_push(d, ids[i], &piece, &n_piece)
+                               : td_detokenizer_finish(d, &piece, &n_piece),
+                         TD_OK);
+        if (!td_utf8_valid(piece, n_piece, &bad))
+            fail_msg("piece %zu is not valid UTF-8 at byte %zu", i, bad);
         assert_int_equal(td_tok_buf_append(&all, piece, n_piece), TD_OK);
     }
     td_detokenizer_free(d);
@@ -179,18 +194,23 @@ static char *stream(const struct td_tokenizer *t, const int32_t *ids, size_t n_p
     return all.bytes;
 }
 
-/* The stream, with the prefix cut at `n_prefix`, gives what the whole decode does. When decode(prefix) is no beginning of decode(all) (the
- * prefix ends within a character), the stream must still end as decode(all) does. */
-static void check_stream(const struct td_tokenizer *t, const int32_t *ids, size_t n_prefix, size_t n, bool skip_special)
+/* The stream, with the prefix cut at `n_prefix`, gives what the whole decode does. When
+ * decode(prefix) is no beginning of decode(all) (the prefix ends within a character), the stream
+ * must still end as decode(all) does. */
+static void check_stream(const struct td_tokenizer *t, const int32_t *ids, size_t n_prefix,
+                         size_t n, bool skip_special)
 {
     size_t n_whole, n_before, n_streamed;
-    char *whole = decode(t, ids, n, skip_special, &n_whole), *before = decode(t, ids, n_prefix, skip_special, &n_before);
+    char *whole = decode(t, ids, n, skip_special, &n_whole),
+         *before = decode(t, ids, n_prefix, skip_special, &n_before);
     char *streamed = stream(t, ids, n_prefix, n, skip_special, &n_streamed);
     bool begins = n_before <= n_whole && !memcmp(before, whole, n_before);
-    if (begins ? n_streamed != n_whole - n_before || memcmp(streamed, whole + n_before, n_streamed)
-               : n_streamed > n_whole || memcmp(streamed, whole + n_whole - n_streamed, n_streamed)) {
+    if (begins
+            ? n_streamed != n_whole - n_before || memcmp(streamed, whole + n_before, n_streamed)
+            : n_streamed > n_whole || memcmp(streamed, whole + n_whole - n_streamed, n_streamed)) {
         print_ids("ids", ids, n);
-        fail_msg("prefix %zu of %zu: whole \"%s\", before \"%s\", streamed \"%s\"", n_prefix, n, whole, before, streamed);
+        fail_msg("prefix %zu of %zu: whole \"%s\", before \"%s\", streamed \"%s\"", n_prefix, n,
+                 whole, before, streamed);
     }
     free(whole);
     free(before);
@@ -210,8 +230,10 @@ static uint32_t random_below(uint32_t n)
 
 /* ---- published vectors ---- */
 
-/* NAME.inp: texts; NAME.out: a line of ids each. `first` is put before each expectation (-1: nothing). */
-static void check_llama_cpp(const struct td_tokenizer *t, const char *name, bool add_special, int32_t first, size_t n_want)
+/* NAME.inp: texts; NAME.out: a line of ids each. `first` is put before each expectation (-1:
+ * nothing). */
+static void check_llama_cpp(const struct td_tokenizer *t, const char *name, bool add_special,
+                            int32_t first, size_t n_want)
 {
     char file[200];
     size_t n_in, n_out, n_cases = 0;
@@ -226,7 +248,8 @@ static void check_llama_cpp(const struct td_tokenizer *t, const char *name, bool
         if (first >= 0) td_token_list_add(&want, first);
         if (newline) *newline = '\0';
         char *save = NULL;
-        for (char *number = strtok_r(line, " ", &save); number; number = strtok_r(NULL, " ", &save)) {
+        for (char *number = strtok_r(line, " ", &save); number;
+             number = strtok_r(NULL, " ", &save)) {
             td_token_list_add(&want, (int32_t)strtol(number, NULL, 10));
         }
         struct td_token_list got = encode(t, text, n, add_special);
@@ -246,11 +269,13 @@ static void check_llama_cpp(const struct td_tokenizer *t, const char *name, bool
     free(out);
 }
 
-/* What transformers' clean_up_tokenization_spaces does: two of the published decodings were made with it. */
+/* What transformers' clean_up_tokenization_spaces does: two of the published decodings were made
+ * with it. */
 static void clean_up(char *text)
 {
-    static const char *const pairs[][2] = {{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"},
-                                           {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    static const char *const pairs[][2] = {
+        {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
+        {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         size_t n_from = strlen(pairs[i][0]), n_to = strlen(pairs[i][1]);
         for (char *at = text; (at = strstr(at, pairs[i][0])); at += n_to) {
@@ -260,15 +285,19 @@ static void clean_up(char *text)
     }
 }
 
-/* 18 texts with the ids and both decodings that Hugging Face published; add_bos: the vectors begin with a BOS that the file does not add. */
+/* 18 texts with the ids and both decodings that Hugging Face published; add_bos: the vectors
+ * begin with a BOS that the file does not add. */
 static void check_hf(const struct td_tokenizer *t, const char *name, int32_t add_bos, bool cleaned)
 {
-    json_t *root = read_json(data_path("tokenizer-vectors-hf/tokenizer_tests.json")), *cases = json_object_get(root, name);
+    json_t *root = read_json(data_path("tokenizer-vectors-hf/tokenizer_tests.json")),
+           *cases = json_object_get(root, name);
     assert_int_equal(json_array_size(cases), 18);
     for (size_t i = 0; i < 18; i++) {
         json_t *c = json_array_get(cases, i), *input = json_object_get(c, "input");
-        struct td_token_list want = ids_of(json_object_get(json_object_get(c, "encoded"), "input_ids"));
-        struct td_token_list got = {0}, text_ids = encode(t, json_string_value(input), json_string_length(input), true);
+        struct td_token_list want =
+            ids_of(json_object_get(json_object_get(c, "encoded"), "input_ids"));
+        struct td_token_list got = {0}, text_ids = encode(t, json_string_value(input),
+                                                          json_string_length(input), true);
         if (add_bos >= 0) td_token_list_add(&got, add_bos);
         for (size_t k = 0; k < text_ids.n; k++) td_token_list_add(&got, text_ids.ids[k]);
         check_ids(&got, want.ids, want.n, json_string_value(input));
@@ -276,7 +305,9 @@ static void check_hf(const struct td_tokenizer *t, const char *name, int32_t add
             size_t n;
             char *text = decode(t, want.ids, want.n, skip_special, &n);
             if (cleaned) clean_up(text);
-            assert_string_equal(text, json_string_value(json_object_get(c, skip_special ? "decoded_without_special" : "decoded_with_special")));
+            assert_string_equal(
+                text, json_string_value(json_object_get(c, skip_special ? "decoded_without_special"
+                                                                        : "decoded_with_special")));
             free(text);
             for (size_t k = 0; k <= want.n; k++) check_stream(t, want.ids, k, want.n, skip_special);
         }
@@ -339,7 +370,8 @@ static void test_llama3_vectors(void **state)
     check_llama_cpp(t, "ggml-vocab-llama-bpe.gguf", true, 128000, 47);
     check_hf(t, "pcuenq/Llama-3.2-1B-Instruct-tokenizer", -1, true);
     check_french(t, "llama_3.2_encoded", -1);
-    struct td_token_list ids = encode(t, "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>", 54, true);
+    struct td_token_list ids =
+        encode(t, "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>", 54, true);
     const int32_t want[] = {128000, 128006, 882, 128007, 271, 6151, 128009};
     check_ids(&ids, want, 7, "special tokens in text");
     td_token_list_free(&ids);
@@ -361,7 +393,8 @@ static void test_phi2_spaces(void **state)
     for (size_t n = 2; n <= 80; n++) {
         struct td_token_list got = encode(t, spaces, n, true);
         size_t n_got = 0;
-        for (size_t i = 0; i < got.n; i++) n_got += got.ids[i] >= 50257 ? (size_t)(50288 - got.ids[i]) : 1;
+        for (size_t i = 0; i < got.n; i++)
+            n_got += got.ids[i] >= 50257 ? (size_t)(50288 - got.ids[i]) : 1;
         assert_int_equal(n_got, n);
         assert_int_equal(got.n, (n + 30) / 31);
         td_token_list_free(&got);
@@ -374,18 +407,22 @@ static void test_tinystories(void **state)
     (void)state;
     need_data();
     struct td_tokenizer *t = load("tinystories-656k");
-    json_t *root = read_json(data_path("tinystories-656k/reference_greedy.json")), *cases = json_object_get(root, "cases");
+    json_t *root = read_json(data_path("tinystories-656k/reference_greedy.json")),
+           *cases = json_object_get(root, "cases");
     assert_true(json_array_size(cases) > 0);
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *c = json_array_get(cases, i), *prompt = json_object_get(c, "prompt");
-        struct td_token_list want = ids_of(json_object_get(c, "prompt_ids")), greedy = ids_of(json_object_get(c, "greedy_ids"));
-        struct td_token_list got = encode(t, json_string_value(prompt), json_string_length(prompt), true);
+        struct td_token_list want = ids_of(json_object_get(c, "prompt_ids")),
+                             greedy = ids_of(json_object_get(c, "greedy_ids"));
+        struct td_token_list got =
+            encode(t, json_string_value(prompt), json_string_length(prompt), true);
         check_ids(&got, want.ids, want.n, json_string_value(prompt));
         for (size_t k = 0; k < greedy.n; k++) td_token_list_add(&want, greedy.ids[k]);
         size_t n;
         char *text = stream(t, want.ids, got.n, want.n, true, &n);
         const char *published = json_string_value(json_object_get(c, "text"));
-        if (published) assert_memory_equal(text, published, n < strlen(published) ? n : strlen(published));
+        if (published)
+            assert_memory_equal(text, published, n < strlen(published) ? n : strlen(published));
         assert_true(n > 10);
         free(text);
         td_token_list_free(&want);
@@ -398,8 +435,18 @@ static void test_tinystories(void **state)
 
 /* ---- Mistral: SentencePiece models to tokenizer.json ---- */
 
-struct piece { char *text; size_t n; float score; int type; }; /* type: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte */
-struct merge { float score; int32_t id, left, right; size_t n_left; };
+/* type: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte */
+struct piece {
+    char *text;
+    size_t n;
+    float score;
+    int type;
+};
+struct merge {
+    float score;
+    int32_t id, left, right;
+    size_t n_left;
+};
 
 static uint64_t varint(const uint8_t *b, size_t n, size_t *at)
 {
@@ -418,8 +465,10 @@ static size_t read_pieces(const uint8_t *b, size_t n, struct piece *pieces, size
     size_t n_pieces = 0;
     for (size_t at = 0; at < n;) {
         uint64_t key = varint(b, n, &at);
-        if ((key & 7) == 0) varint(b, n, &at);
-        else if ((key & 7) == 5) at += 4;
+        if ((key & 7) == 0)
+            varint(b, n, &at);
+        else if ((key & 7) == 5)
+            at += 4;
         if ((key & 7) != 2) continue;
         size_t size = varint(b, n, &at), stop = at + size;
         assert_true(stop <= n);
@@ -460,7 +509,8 @@ static struct td_tokenizer *load_sentencepiece(const struct piece *pieces, size_
     for (size_t i = 0; i < n; i++) {
         json_object_set_new(vocab, pieces[i].text, json_integer((json_int_t)i));
         if (pieces[i].type != 2 && pieces[i].type != 3) continue;
-        json_array_append_new(added, json_pack("{s:i, s:s, s:b, s:b}", "id", (int)i, "content", pieces[i].text, "special", 1, "normalized", 0));
+        json_array_append_new(added, json_pack("{s:i, s:s, s:b, s:b}", "id", (int)i, "content",
+                                               pieces[i].text, "special", 1, "normalized", 0));
     }
     struct merge *list = calloc(n * 4, sizeof *list);
     size_t n_merges = 0;
@@ -469,20 +519,27 @@ static struct td_tokenizer *load_sentencepiece(const struct piece *pieces, size_
         for (size_t k = 1; pieces[i].type == 1 && k < pieces[i].n; k++) {
             if (((uint8_t)pieces[i].text[k] & 0xC0) == 0x80) continue;
             snprintf(part, 4096, "%.*s", (int)k, pieces[i].text);
-            const json_t *left = json_object_get(vocab, part), *right = json_object_get(vocab, pieces[i].text + k);
+            const json_t *left = json_object_get(vocab, part),
+                         *right = json_object_get(vocab, pieces[i].text + k);
             if (!left || !right) continue;
             assert_true(n_merges < n * 4);
-            list[n_merges++] = (struct merge){pieces[i].score, (int32_t)i, (int32_t)json_integer_value(left), (int32_t)json_integer_value(right), k};
+            list[n_merges++] =
+                (struct merge){pieces[i].score, (int32_t)i, (int32_t)json_integer_value(left),
+                               (int32_t)json_integer_value(right), k};
         }
     }
     free(part);
     qsort(list, n_merges, sizeof *list, by_score);
-    for (size_t i = 0; i < n_merges; i++) json_array_append_new(merges, json_pack("[s, s]", pieces[list[i].left].text, pieces[list[i].right].text));
+    for (size_t i = 0; i < n_merges; i++)
+        json_array_append_new(
+            merges, json_pack("[s, s]", pieces[list[i].left].text, pieces[list[i].right].text));
     free(list);
-    json_t *root = json_pack("{s:{s:s, s:s, s:b, s:b, s:o, s:o}, s:o, s:{s:s, s:[{s:s, s:s}, {s:s, s:{s:s}, s:s}]}}", "model", "type", "BPE",
-                             "unk_token", "<unk>", "fuse_unk", 1, "byte_fallback", 1, "vocab", vocab, "merges", merges, "added_tokens", added,
-                             "normalizer", "type", "Sequence", "normalizers", "type", "Prepend", "prepend", "\u2581", "type", "Replace", "pattern",
-                             "String", " ", "content", "\u2581");
+    json_t *root = json_pack(
+        "{s:{s:s, s:s, s:b, s:b, s:o, s:o}, s:o, s:{s:s, s:[{s:s, s:s}, {s:s, s:{s:s}, s:s}]}}",
+        "model", "type", "BPE", "unk_token", "<unk>", "fuse_unk", 1, "byte_fallback", 1, "vocab",
+        vocab, "merges", merges, "added_tokens", added, "normalizer", "type", "Sequence",
+        "normalizers", "type", "Prepend", "prepend", "\u2581", "type", "Replace", "pattern",
+        "String", " ", "content", "\u2581");
     assert_non_null(root);
     struct td_tokenizer *t = parse_json(root);
     json_decref(root);
@@ -509,10 +566,15 @@ static void test_mistral_vectors(void **state)
 {
     (void)state;
     need_data();
-    static const char *const models[] = {"tokenizer.model.v1", "mistral_instruct_tokenizer_240216.model.v2",
+    static const char *const models[] = {"tokenizer.model.v1",
+                                         "mistral_instruct_tokenizer_240216.model.v2",
                                          "mistral_instruct_tokenizer_240323.model.v3"};
-    static const char *const samples[] = {"no_tools", "get_weather_full", "get_weather_no_history", "get_weather_no_system_prompt",
-                                          "parallel_calls", "several_calls"};
+    static const char *const samples[] = {"no_tools",
+                                          "get_weather_full",
+                                          "get_weather_no_history",
+                                          "get_weather_no_system_prompt",
+                                          "parallel_calls",
+                                          "several_calls"};
     enum { MAX = 40000 };
     struct piece *pieces = calloc(MAX, sizeof *pieces);
     for (size_t v = 0; v < 3; v++) {
@@ -527,10 +589,12 @@ static void test_mistral_vectors(void **state)
             snprintf(file, sizeof file, "mistral-chat-vectors/%s/text_v%zu.txt", samples[k], v + 1);
             size_t n_text;
             char *text = read_data(file, &n_text);
-            snprintf(file, sizeof file, "mistral-chat-vectors/%s/tokens_v%zu.json", samples[k], v + 1);
+            snprintf(file, sizeof file, "mistral-chat-vectors/%s/tokens_v%zu.json", samples[k],
+                     v + 1);
             json_t *root = read_json(data_path(file));
             struct td_token_list want = ids_of(json_object_get(root, "tokens"));
-            /* The text shows pieces: "\u2581" for the space that each stretch after a control token begins with, too. */
+            /* The text shows pieces: "\u2581" for the space that each stretch after a control
+               token begins with, too. */
             replace_all(text, "\u2581", " ");
             replace_all(text, "<0x0A>", "\n");
             for (size_t i = 0; i < n_pieces; i++) {
@@ -558,20 +622,24 @@ static void test_mistral_vectors(void **state)
 static void test_components(void **state)
 {
     (void)state;
-    json_t *root = read_json("tests/golden/tokenizer_components.json"), *cases = json_object_get(root, "cases");
+    json_t *root = read_json("tests/golden/tokenizer_components.json"),
+           *cases = json_object_get(root, "cases");
     size_t n_texts = 0;
     assert_true(json_array_size(cases) >= 100);
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *c = json_array_get(cases, i), *file = json_deep_copy(json_object_get(c, "file"));
-        json_t *model = json_copy(json_object_get(json_object_get(root, "models"), json_string_value(json_object_get(c, "model"))));
+        json_t *model = json_copy(json_object_get(json_object_get(root, "models"),
+                                                  json_string_value(json_object_get(c, "model"))));
         json_object_update(model, json_object_get(c, "switches"));
         json_object_set_new(file, "model", model);
         struct td_tokenizer *t = parse_json(file);
         json_t *texts = json_object_get(c, "texts");
         for (size_t k = 0; k < json_array_size(texts); k++, n_texts++) {
             json_t *row = json_array_get(texts, k), *text = json_array_get(row, 0);
-            struct td_token_list want = ids_of(json_array_get(row, 1)), again = ids_of(json_array_get(row, 2));
-            struct td_token_list got = encode(t, json_string_value(text), json_string_length(text), true);
+            struct td_token_list want = ids_of(json_array_get(row, 1)),
+                                 again = ids_of(json_array_get(row, 2));
+            struct td_token_list got =
+                encode(t, json_string_value(text), json_string_length(text), true);
             char what[64];
             snprintf(what, sizeof what, "cases[%zu].texts[%zu]", i, k);
             check_ids(&got, want.ids, want.n, what);
@@ -579,11 +647,14 @@ static void test_components(void **state)
                 const json_t *decoded = json_array_get(row, 3 + special);
                 size_t n;
                 char *back = decode(t, again.ids, again.n, special, &n);
-                if (n != json_string_length(decoded) || memcmp(back, json_string_value(decoded), n)) {
-                    fail_msg("%s: decoded \"%s\", want \"%s\"", what, back, json_string_value(decoded));
+                if (n != json_string_length(decoded) ||
+                    memcmp(back, json_string_value(decoded), n)) {
+                    fail_msg("%s: decoded \"%s\", want \"%s\"", what, back,
+                             json_string_value(decoded));
                 }
                 free(back);
-                for (size_t prefix = 0; prefix <= again.n; prefix++) check_stream(t, again.ids, prefix, again.n, special);
+                for (size_t prefix = 0; prefix <= again.n; prefix++)
+                    check_stream(t, again.ids, prefix, again.n, special);
             }
             td_token_list_free(&want);
             td_token_list_free(&again);
@@ -592,15 +663,19 @@ static void test_components(void **state)
         td_tokenizer_free(t);
         json_decref(file);
     }
-    print_message("%zu cases, %zu texts, %s\n", json_array_size(cases), n_texts, json_string_value(json_object_get(root, "made_by")));
+    print_message("%zu cases, %zu texts, %s\n", json_array_size(cases), n_texts,
+                  json_string_value(json_object_get(root, "made_by")));
     json_decref(root);
 }
 
 /* ---- a Qwen-style file made here: NFC, Split by regex, ByteLevel ---- */
 
-#define QWEN_REGEX "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QWEN_REGEX                                                                                 \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "                          \
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* All 256 byte characters, ids 0..255, and the merges given as "left right" lines, whose results take the ids that follow. */
+/* All 256 byte characters, ids 0..255, and the merges given as "left right" lines, whose results
+ * take the ids that follow. */
 static json_t *byte_level_model(const char *const *merge_lines, size_t n)
 {
     json_t *vocab = json_object(), *merges = json_array();
@@ -612,8 +687,10 @@ static json_t *byte_level_model(const char *const *merge_lines, size_t n)
     for (size_t i = 0; i < n; i++) {
         char joined[200];
         const char *space = strchr(merge_lines[i], ' ');
-        snprintf(joined, sizeof joined, "%.*s%s", (int)(space - merge_lines[i]), merge_lines[i], space + 1);
-        if (!json_object_get(vocab, joined)) json_object_set_new(vocab, joined, json_integer((json_int_t)json_object_size(vocab)));
+        snprintf(joined, sizeof joined, "%.*s%s", (int)(space - merge_lines[i]), merge_lines[i],
+                 space + 1);
+        if (!json_object_get(vocab, joined))
+            json_object_set_new(vocab, joined, json_integer((json_int_t)json_object_size(vocab)));
         json_array_append_new(merges, json_string(merge_lines[i]));
     }
     return json_pack("{s:s, s:o, s:o}", "type", "BPE", "vocab", vocab, "merges", merges);
@@ -621,13 +698,18 @@ static json_t *byte_level_model(const char *const *merge_lines, size_t n)
 
 static struct td_tokenizer *qwen(void)
 {
-    static const char *const merges[] = {"h e", "l l",     "he ll", "hell o", "Ġ w", "o r",   "Ġw or",
-                                         "l d", "Ġwor ld", "Ã ©",   "Ċ Ċ",    "a a", "aa aa", "aaaa aaaa"};
-    json_t *root = json_pack("{s:o, s:{s:s}, s:{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, {s:s, s:b, s:b}]}, s:{s:s}, s:[{s:i, s:s, s:b}, {s:i, s:s, s:b}]}",
-                             "model", byte_level_model(merges, sizeof merges / sizeof *merges), "normalizer", "type", "NFC", "pre_tokenizer", "type",
-                             "Sequence", "pretokenizers", "type", "Split", "pattern", "Regex", QWEN_REGEX, "behavior", "Isolated", "invert", 0,
-                             "type", "ByteLevel", "add_prefix_space", 0, "use_regex", 0, "decoder", "type", "ByteLevel", "added_tokens", "id", 300,
-                             "content", "<|im_start|>", "special", 1, "id", 301, "content", "<|im_end|>", "special", 1);
+    static const char *const merges[] = {"h e", "l l",   "he ll", "hell o",   "Ġ w",
+                                         "o r", "Ġw or", "l d",   "Ġwor ld",  "Ã ©",
+                                         "Ċ Ċ", "a a",   "aa aa", "aaaa aaaa"};
+    json_t *root =
+        json_pack("{s:o, s:{s:s}, s:{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, {s:s, s:b, s:b}]}, s:{s:s}, "
+                  "s:[{s:i, s:s, s:b}, {s:i, s:s, s:b}]}",
+                  "model", byte_level_model(merges, sizeof merges / sizeof *merges), "normalizer",
+                  "type", "NFC", "pre_tokenizer", "type", "Sequence", "pretokenizers", "type",
+                  "Split", "pattern", "Regex", QWEN_REGEX, "behavior", "Isolated", "invert", 0,
+                  "type", "ByteLevel", "add_prefix_space", 0, "use_regex", 0, "decoder", "type",
+                  "ByteLevel", "added_tokens", "id", 300, "content", "<|im_start|>", "special", 1,
+                  "id", 301, "content", "<|im_end|>", "special", 1);
     assert_non_null(root);
     struct td_tokenizer *t = parse_json(root);
     json_decref(root);
@@ -640,7 +722,8 @@ static void test_qwen_style(void **state)
     struct td_tokenizer *t = qwen();
     const char *text = "<|im_start|>hello world\n\n42 cafe\u0301<|im_end|>";
     struct td_token_list got = encode(t, text, strlen(text), true);
-    const int32_t want[] = {300, 259, 264, 266, '4', '2', ' ', 'c', 'a', 'f', 265, 301}; /* e + U+0301 is one character after NFC */
+    /* e + U+0301 is one character after NFC */
+    const int32_t want[] = {300, 259, 264, 266, '4', '2', ' ', 'c', 'a', 'f', 265, 301};
     check_ids(&got, want, sizeof want / sizeof *want, text);
     size_t n;
     char *back = decode(t, got.ids, got.n, true, &n);
@@ -659,10 +742,14 @@ static void test_qwen_style(void **state)
 /* Any scalar value, ASCII and white space often. */
 static size_t random_text(char *out, size_t max_chars)
 {
-    static const char *const often[] = {" ", "  ", "\n", "\t", "a", "aa", "he", "hello", " world", "'s", "12", "\u2581", "\u00a0", "\u3000", "."};
+    static const char *const often[] = {" ",  "  ",     "\n",     "\t",     "a",
+                                        "aa", "he",     "hello",  " world", "'s",
+                                        "12", "\u2581", "\u00a0", "\u3000", "."};
     size_t n = 0, n_chars = random_below((uint32_t)max_chars + 1);
     for (size_t i = 0; i < n_chars; i++) {
-        uint32_t kind = random_below(4), cp = kind == 0 ? random_below(0x110000) : kind == 1 ? random_below(0x800) : 0;
+        uint32_t kind = random_below(4), cp = kind == 0   ? random_below(0x110000)
+                                              : kind == 1 ? random_below(0x800)
+                                                          : 0;
         if (kind > 1) {
             const char *s = often[random_below(sizeof often / sizeof *often)];
             memcpy(out + n, s, strlen(s));
@@ -677,9 +764,11 @@ static size_t random_text(char *out, size_t max_chars)
 static void test_byte_level_round_trip(void **state)
 {
     (void)state;
-    static const char *const merges[] = {"h e", "l l", "he ll", "Ġ w", "Ġ Ġ", "ĠĠ ĠĠ", "a a", "Ã ©", "ð Ł", "ðŁ ĺ"};
-    json_t *root = json_pack("{s:o, s:{s:s, s:b}, s:{s:s}}", "model", byte_level_model(merges, 10), "pre_tokenizer", "type", "ByteLevel",
-                             "add_prefix_space", 0, "decoder", "type", "ByteLevel");
+    static const char *const merges[] = {"h e",   "l l", "he ll", "Ġ w", "Ġ Ġ",
+                                         "ĠĠ ĠĠ", "a a", "Ã ©",   "ð Ł", "ðŁ ĺ"};
+    json_t *root = json_pack("{s:o, s:{s:s, s:b}, s:{s:s}}", "model", byte_level_model(merges, 10),
+                             "pre_tokenizer", "type", "ByteLevel", "add_prefix_space", 0, "decoder",
+                             "type", "ByteLevel");
     struct td_tokenizer *t = parse_json(root);
     json_decref(root);
     random_state = 1;
@@ -688,7 +777,8 @@ static void test_byte_level_round_trip(void **state)
         size_t n = random_text(text, 60), n_back;
         struct td_token_list ids = encode(t, text, n, false);
         char *back = decode(t, ids.ids, ids.n, false, &n_back);
-        if (n != n_back || memcmp(text, back, n)) fail_msg("round %d: \"%.*s\" came back as \"%s\"", round, (int)n, text, back);
+        if (n != n_back || memcmp(text, back, n))
+            fail_msg("round %d: \"%.*s\" came back as \"%s\"", round, (int)n, text, back);
         free(back);
         check_stream(t, ids.ids, random_below((uint32_t)ids.n + 1), ids.n, false);
         td_token_list_free(&ids);
@@ -696,7 +786,8 @@ static void test_byte_level_round_trip(void **state)
     td_tokenizer_free(t);
 }
 
-/* Random ids, so that characters are cut anywhere: what is shown is always valid, and in the end what the whole decode says. */
+/* Random ids, so that characters are cut anywhere: what is shown is always valid, and in the end
+ * what the whole decode says. */
 static void test_stream_of_random_ids(void **state)
 {
     (void)state;
@@ -708,11 +799,15 @@ static void test_stream_of_random_ids(void **state)
         json_object_set_new(vocab, name, json_integer(i));
     }
     const char *const more[] = {"\u2581", "\u2581the", "a", "\u00e9", "\u2581\u2581", "<unk>"};
-    for (size_t i = 0; i < 6; i++) json_object_set_new(vocab, more[i], json_integer((json_int_t)(256 + i)));
-    json_t *root = json_pack("{s:{s:o, s:[], s:b}, s:{s:s, s:[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}, {s:s, s:s, s:i, s:i}]}, s:[{s:i, s:s, s:b}]}",
-                             "model", "vocab", vocab, "merges", "byte_fallback", 1, "decoder", "type", "Sequence", "decoders", "type", "Replace",
-                             "pattern", "String", "\u2581", "content", " ", "type", "ByteFallback", "type", "Fuse", "type", "Strip", "content", " ",
-                             "start", 1, "stop", 0, "added_tokens", "id", 261, "content", "<unk>", "special", 1);
+    for (size_t i = 0; i < 6; i++)
+        json_object_set_new(vocab, more[i], json_integer((json_int_t)(256 + i)));
+    json_t *root = json_pack("{s:{s:o, s:[], s:b}, s:{s:s, s:[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}, "
+                             "{s:s, s:s, s:i, s:i}]}, s:[{s:i, s:s, s:b}]}",
+                             "model", "vocab", vocab, "merges", "byte_fallback", 1, "decoder",
+                             "type", "Sequence", "decoders", "type", "Replace", "pattern", "String",
+                             "\u2581", "content", " ", "type", "ByteFallback", "type", "Fuse",
+                             "type", "Strip", "content", " ", "start", 1, "stop", 0, "added_tokens",
+                             "id", 261, "content", "<unk>", "special", 1);
     assert_non_null(root);
     t[1] = parse_json(root);
     json_decref(root);
@@ -724,7 +819,11 @@ static void test_stream_of_random_ids(void **state)
         for (size_t i = 0; i < n; i++) {
             do ids[i] = (int32_t)random_below((uint32_t)td_tokenizer_vocab(which));
             while (!td_tokenizer_token_text(which, ids[i], NULL));
-            if (random_below(3)) ids[i] = round & 1 ? (int32_t[]){0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 10, 256}[random_below(8)] : ids[i];
+            if (random_below(3))
+                ids[i] =
+                    round & 1
+                        ? (int32_t[]){0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 10, 256}[random_below(8)]
+                        : ids[i];
         }
         check_stream(which, ids, random_below((uint32_t)n + 1), n, random_below(2));
     }
@@ -732,7 +831,8 @@ static void test_stream_of_random_ids(void **state)
     td_tokenizer_free(t[1]);
 }
 
-/* The moment matters too: text must not wait for the next token when nothing can change it, and must wait when something can. */
+/* The moment matters too: text must not wait for the next token when nothing can change it, and
+ * must wait when something can. */
 static void test_stream_is_prompt(void **state)
 {
     (void)state;
@@ -741,16 +841,30 @@ static void test_stream_is_prompt(void **state)
     const char *text;
     size_t n;
     assert_int_equal(td_detokenizer_create(t, NULL, 0, true, &d), TD_OK);
-    const struct { int32_t id; const char *shown; } steps[] = {
-        {259, "hello"}, {0xF0, ""}, {0x9F, ""}, {0x98, ""}, {0x80, "\U0001f600"}, {264, " world"}, {300, ""}, {265, "\u00e9"},
-        {0xE2, ""}, {'a', "\uFFFD" "a"}, {0xC3, ""},
+    const struct {
+        int32_t id;
+        const char *shown;
+    } steps[] = {
+        {259, "hello"},
+        {0xF0, ""},
+        {0x9F, ""},
+        {0x98, ""},
+        {0x80, "\U0001f600"},
+        {264, " world"},
+        {300, ""},
+        {265, "\u00e9"},
+        {0xE2, ""},
+        {'a', "\uFFFD"
+              "a"},
+        {0xC3, ""},
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         assert_int_equal(td_detokenizer_push(d, steps[i].id, &text, &n), TD_OK);
         if (n != strlen(steps[i].shown) || memcmp(text, steps[i].shown, n))
             fail_msg("step %zu: \"%.*s\", want \"%s\"", i, (int)n, text, steps[i].shown);
     }
-    assert_int_equal(td_detokenizer_push(d, 299, &text, &n), TD_OK); /* an id of the model's that the tokenizer lacks */
+    /* an id of the model's that the tokenizer lacks */
+    assert_int_equal(td_detokenizer_push(d, 299, &text, &n), TD_OK);
     assert_int_equal(n, 0);
     assert_int_equal(td_detokenizer_finish(d, &text, &n), TD_OK);
     assert_int_equal(n, 3);
@@ -789,7 +903,8 @@ static int32_t add_token(struct td_bpe *b, const char *text, size_t n)
     return id;
 }
 
-/* A vocabulary of three letters with `n_merges` random merges in random order of rank: most orders occur that real files never have. */
+/* A vocabulary of three letters with `n_merges` random merges in random order of rank: most
+ * orders occur that real files never have. */
 static void random_bpe(struct td_bpe *b, size_t n_merges)
 {
     *b = (struct td_bpe){.unk_id = -1};
@@ -797,14 +912,17 @@ static void random_bpe(struct td_bpe *b, size_t n_merges)
     for (char c = 'a'; c <= 'c'; c++) add_token(b, &c, 1);
     assert_int_equal(td_bpe_reserve_merges(b, n_merges), TD_OK);
     for (size_t i = 0; i < n_merges; i++) {
-        int32_t left = (int32_t)random_below((uint32_t)b->vocab.n_ids), right = (int32_t)random_below((uint32_t)b->vocab.n_ids);
+        int32_t left = (int32_t)random_below((uint32_t)b->vocab.n_ids),
+                right = (int32_t)random_below((uint32_t)b->vocab.n_ids);
         char joined[64];
         size_t n_left, n_right;
-        const char *l = td_vocab_text(&b->vocab, left, &n_left), *r = td_vocab_text(&b->vocab, right, &n_right);
+        const char *l = td_vocab_text(&b->vocab, left, &n_left),
+                   *r = td_vocab_text(&b->vocab, right, &n_right);
         if (n_left + n_right > 12) continue;
         memcpy(joined, l, n_left);
         memcpy(joined + n_left, r, n_right);
-        td_bpe_add_merge(b, left, right, random_below(1000) * 64 + (uint32_t)i, add_token(b, joined, n_left + n_right));
+        td_bpe_add_merge(b, left, right, random_below(1000) * 64 + (uint32_t)i,
+                         add_token(b, joined, n_left + n_right));
     }
     td_bpe_index(b);
 }
@@ -850,7 +968,8 @@ static void test_long_words_are_cheap(void **state)
     td_vocab_init(&b.vocab);
     assert_int_equal(td_bpe_reserve_merges(&b, 6), TD_OK);
     add_token(&b, token, 1);
-    for (uint32_t i = 0; i < 6; i++) td_bpe_add_merge(&b, (int32_t)i, (int32_t)i, i, add_token(&b, token, (size_t)2 << i));
+    for (uint32_t i = 0; i < 6; i++)
+        td_bpe_add_merge(&b, (int32_t)i, (int32_t)i, i, add_token(&b, token, (size_t)2 << i));
     td_bpe_index(&b);
     size_t n = (size_t)1 << 20;
     char *word = malloc(n);
@@ -859,12 +978,14 @@ static void test_long_words_are_cheap(void **state)
     for (int i = 0; i < 2; i++) {
         struct td_token_list got = {0};
         scratch.n_steps = 0;
-        assert_int_equal(td_bpe_encode_word(&b, &scratch, word, i ? n : n / 16, NO_LIMIT, &got), TD_OK);
+        assert_int_equal(td_bpe_encode_word(&b, &scratch, word, i ? n : n / 16, NO_LIMIT, &got),
+                         TD_OK);
         assert_int_equal(got.n, (i ? n : n / 16) / 64);
         steps[i] = scratch.n_steps;
         td_token_list_free(&got);
     }
-    print_message("%zu letters: %" PRIu64 " steps; %zu: %" PRIu64 "\n", n / 16, steps[0], n, steps[1]);
+    print_message("%zu letters: %" PRIu64 " steps; %zu: %" PRIu64 "\n", n / 16, steps[0], n,
+                  steps[1]);
     assert_true(steps[1] < 60 * n); /* 3 pushes and pops of at most log2(n) = 20 levels each */
     assert_true(steps[1] < steps[0] * 16 * 2);
     free(word);
@@ -872,13 +993,15 @@ static void test_long_words_are_cheap(void **state)
     td_bpe_free(&b);
 }
 
-/* A megabyte through the whole pipeline: one regex match may cost only a multiple of its text (a match limit enforces it), so these pass only
- * if nothing in the regex is worse than linear per match. */
+/* A megabyte through the whole pipeline: one regex match may cost only a multiple of its text (a
+ * match limit enforces it), so these pass only if nothing in the regex is worse than linear per
+ * match. */
 static void test_long_texts(void **state)
 {
     (void)state;
     struct td_tokenizer *t = qwen();
-    size_t n = (size_t)1 << (getenv("TANDEM_TEST_SHORT") ? 17 : 20); /* times are for a build without sanitizers to show */
+    /* times are for a build without sanitizers to show */
+    size_t n = (size_t)1 << (getenv("TANDEM_TEST_SHORT") ? 17 : 20);
     char *text = malloc(n);
     static const char *const units[] = {"a", " ", "\n", "' ", "1", "\u00e9", "e\u0301\u0323"};
     for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
@@ -895,7 +1018,8 @@ static void test_long_texts(void **state)
     td_tokenizer_free(t);
 }
 
-/* Marks in the worst order: canonical ordering must not be quadratic (this would take minutes), and must be right. */
+/* Marks in the worst order: canonical ordering must not be quadratic (this would take minutes),
+ * and must be right. */
 static void test_marks_in_bad_order(void **state)
 {
     (void)state;
@@ -903,7 +1027,8 @@ static void test_marks_in_bad_order(void **state)
     size_t n_marks = getenv("TANDEM_TEST_SHORT") ? 50000 : 400000, n = 1;
     char *text = malloc(1 + n_marks * 2);
     text[0] = 'x';
-    for (size_t i = 0; i < n_marks; i++) n += (size_t)td_utf8_put(i % 2 ? 0x323 : 0x301, text + n); /* classes 220 and 230 */
+    /* classes 220 and 230 */
+    for (size_t i = 0; i < n_marks; i++) n += (size_t)td_utf8_put(i % 2 ? 0x323 : 0x301, text + n);
     struct td_token_list ids = encode(t, text, n, false);
     size_t n_back;
     char *back = decode(t, ids.ids, ids.n, false, &n_back);
@@ -921,7 +1046,11 @@ static void test_marks_in_bad_order(void **state)
 static void test_regex_refusals(void **state)
 {
     (void)state;
-    static const struct { const char *regex; td_status status; const char *says; } cases[] = {
+    static const struct {
+        const char *regex;
+        td_status status;
+        const char *says;
+    } cases[] = {
         {"a&&b", TD_OK, ""},
         {"[a&&b]", TD_ERR_UNSUPPORTED, "&&"},
         {"[a[^b]]", TD_ERR_UNSUPPORTED, "[^]"},
@@ -944,13 +1073,17 @@ static void test_regex_refusals(void **state)
         {"[a", TD_ERR_UNSUPPORTED, "[ without ]"},
         {"*a", TD_ERR_INVALID, "invalid regex"},
         {"\\", TD_ERR_UNSUPPORTED, "\\ at the end"},
-        {"((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((a", TD_ERR_INVALID, "nested"},
+        {"((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((("
+         "(((((((((((((((((((a",
+         TD_ERR_INVALID, "nested"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct td_tok_pattern p = {0};
         struct td_err err = {0};
-        td_status s = td_tok_pattern_regex(cases[i].regex, strlen(cases[i].regex), "here", &p, &err);
-        if (s != cases[i].status || !strstr(err.msg, cases[i].says)) fail_msg("%s: %s \"%s\"", cases[i].regex, td_status_name(s), err.msg);
+        td_status s =
+            td_tok_pattern_regex(cases[i].regex, strlen(cases[i].regex), "here", &p, &err);
+        if (s != cases[i].status || !strstr(err.msg, cases[i].says))
+            fail_msg("%s: %s \"%s\"", cases[i].regex, td_status_name(s), err.msg);
         td_tok_pattern_free(&p);
     }
 }
@@ -990,24 +1123,36 @@ static json_t *chain(const char *list, size_t n, const char *op)
     return json_pack("{s:s, s:o}", "type", "Sequence", list, a);
 }
 
-/* Files whose operations multiply the text: 4^9, 2^60, a kilobyte before each of 300 pieces ... Each is refused with the operation's name while it
- * holds little; before there were budgets the first of them took 4.5 GB and 42 s for these 900 bytes. */
+/* Files whose operations multiply the text: 4^9, 2^60, a kilobyte before each of 300 pieces ...
+ * Each is refused with the operation's name while it holds little; before there were budgets the
+ * first of them took 4.5 GB and 42 s for these 900 bytes. */
 static void test_growth_is_bounded(void **state)
 {
     (void)state;
-    static const char *const four = "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"aaaa\"}";
+    static const char *const four =
+        "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"aaaa\"}";
     char kilobyte[1100];
     snprintf(kilobyte, sizeof kilobyte, "{\"type\": \"Prepend\", \"prepend\": \"%01000d\"}", 0);
-    const struct { const char *part, *list, *op; size_t n; const char *text, *says; } bombs[] = {
-        {"normalizer", "normalizers", four, 9, "a", "normalizer 4 of 9 Replace makes more than 94336 bytes"},
-        {"normalizer", "normalizers", "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a|\"}, \"content\": \"aaa\"}", 60, "a",
+    const struct {
+        const char *part, *list, *op;
+        size_t n;
+        const char *text, *says;
+    } bombs[] = {
+        {"normalizer", "normalizers", four, 9, "a",
+         "normalizer 4 of 9 Replace makes more than 94336 bytes"},
+        {"normalizer", "normalizers",
+         "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a|\"}, \"content\": \"aaa\"}", 60, "a",
          " Replace makes more than"},
-        {"normalizer", "normalizers", "{\"type\": \"ByteLevel\"}", 60, "\xc3\xa9", " of 60 ByteLevel makes more than"},
-        {"normalizer", "normalizers", kilobyte, 1, "<x>", "normalizer 1 of 1 Prepend makes more than"},
-        {"pre_tokenizer", "pretokenizers", "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": false}", 60, "\xc3\xa9",
-         "pre_tokenizer 7 of 60 makes more than"},
+        {"normalizer", "normalizers", "{\"type\": \"ByteLevel\"}", 60, "\xc3\xa9",
+         " of 60 ByteLevel makes more than"},
+        {"normalizer", "normalizers", kilobyte, 1, "<x>",
+         "normalizer 1 of 1 Prepend makes more than"},
         {"pre_tokenizer", "pretokenizers",
-         "{\"type\": \"Metaspace\", \"replacement\": \"\xe2\x96\x81\", \"prepend_scheme\": \"always\", \"split\": false}",
+         "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": false}", 60,
+         "\xc3\xa9", "pre_tokenizer 7 of 60 makes more than"},
+        {"pre_tokenizer", "pretokenizers",
+         "{\"type\": \"Metaspace\", \"replacement\": \"\xe2\x96\x81\", \"prepend_scheme\": "
+         "\"always\", \"split\": false}",
          60, "\xc3\xa9", NULL}, /* adds one mark, once */
     };
     char text[901];
@@ -1018,37 +1163,46 @@ static void test_growth_is_bounded(void **state)
             memcpy(text + n, bombs[i].text, n_unit);
             if (bombs[i].text[0] == '<' && n + n_unit < 899) text[n + n_unit] = 'b', n++;
         }
-        json_t *root = json_pack("{s:o, s:o, s:[{s:i, s:s, s:b, s:b}]}", "model", byte_level_model(NULL, 0), bombs[i].part,
-                                 chain(bombs[i].list, bombs[i].n, bombs[i].op), "added_tokens", "id", 300, "content", "<x>", "special", 1,
-                                 "normalized", 0);
+        json_t *root =
+            json_pack("{s:o, s:o, s:[{s:i, s:s, s:b, s:b}]}", "model", byte_level_model(NULL, 0),
+                      bombs[i].part, chain(bombs[i].list, bombs[i].n, bombs[i].op), "added_tokens",
+                      "id", 300, "content", "<x>", "special", 1, "normalized", 0);
         assert_non_null(root);
         struct td_tokenizer *t = parse_json(root);
         json_decref(root);
         struct td_token_list list = {0};
         struct td_err err = {0};
         td_status s = td_tokenizer_encode(t, text, n, true, 4096, &list, &err);
-        if (!bombs[i].says) assert_int_not_equal(s, TD_ERR_NOMEM);
-        else if (s != TD_ERR_INVALID || !strstr(err.msg, bombs[i].says)) fail_msg("bomb %zu: %s \"%s\"", i, td_status_name(s), err.msg);
+        if (!bombs[i].says)
+            assert_int_not_equal(s, TD_ERR_NOMEM);
+        else if (s != TD_ERR_INVALID || !strstr(err.msg, bombs[i].says))
+            fail_msg("bomb %zu: %s \"%s\"", i, td_status_name(s), err.msg);
         td_token_list_free(&list);
         td_tokenizer_free(t);
     }
     /* In the file itself: an added token that the normalizers see; and in the decoder. */
-    json_t *root = json_pack("{s:o, s:o, s:[{s:i, s:s, s:b, s:b}]}", "model", byte_level_model(NULL, 0), "normalizer", chain("normalizers", 30, four),
-                             "added_tokens", "id", 300, "content", "aaaa", "special", 0, "normalized", 1);
+    json_t *root =
+        json_pack("{s:o, s:o, s:[{s:i, s:s, s:b, s:b}]}", "model", byte_level_model(NULL, 0),
+                  "normalizer", chain("normalizers", 30, four), "added_tokens", "id", 300,
+                  "content", "aaaa", "special", 0, "normalized", 1);
     char *json = json_dumps(root, 0);
     json_decref(root);
     struct td_tokenizer *t = NULL;
     struct td_err err = {0};
     assert_int_equal(td_tokenizer_parse(json, strlen(json), &t, &err), TD_ERR_LIMIT);
-    assert_non_null(strstr(err.msg, "added_tokens: \"aaaa\": normalizer 8 of 30 (Replace) makes more than 65664 bytes of its 4"));
+    assert_non_null(strstr(err.msg, "added_tokens: \"aaaa\": normalizer 8 of 30 (Replace) makes "
+                                    "more than 65664 bytes of its 4"));
     free(json);
-    root = json_pack("{s:o, s:o}", "model", byte_level_model(NULL, 0), "decoder", chain("decoders", 30, four));
+    root = json_pack("{s:o, s:o}", "model", byte_level_model(NULL, 0), "decoder",
+                     chain("decoders", 30, four));
     t = parse_json(root);
     json_decref(root);
     char *back;
     size_t n_back;
-    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){'a', 'a'}, 2, false, &back, &n_back, &err), TD_ERR_LIMIT);
-    assert_non_null(strstr(err.msg, "token 0 of 2: tokenizer.json's decoder makes more than 65568 bytes"));
+    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){'a', 'a'}, 2, false, &back, &n_back, &err),
+                     TD_ERR_LIMIT);
+    assert_non_null(
+        strstr(err.msg, "token 0 of 2: tokenizer.json's decoder makes more than 65568 bytes"));
     struct td_detokenizer *d;
     const char *shown;
     assert_int_equal(td_detokenizer_create(t, NULL, 0, false, &d), TD_OK);
@@ -1064,13 +1218,22 @@ static void test_growth_is_bounded(void **state)
 static void test_ordinary_growth_has_room(void **state)
 {
     (void)state;
-    static const char *const units[] = {" ", "a", "a.", "\xef\xb7\xba", "\xcd\x84", "\xf0\x9f\x98\x80", "\n", "<|im_start|>.", "a\xcc\x81 \n.1"};
+    static const char *const units[] = {" ",
+                                        "a",
+                                        "a.",
+                                        "\xef\xb7\xba",
+                                        "\xcd\x84",
+                                        "\xf0\x9f\x98\x80",
+                                        "\n",
+                                        "<|im_start|>.",
+                                        "a\xcc\x81 \n.1"};
     static const char *const forms[] = {"NFC", "NFD", "NFKC", "NFKD"};
     size_t n = 64 << 10;
     char *text = malloc(n);
     for (size_t f = 0; f < 5; f++) {
-        json_t *root = json_pack("{s:o, s:{s:s, s:b, s:b}, s:[{s:i, s:s, s:b}]}", "model", byte_level_model(NULL, 0), "pre_tokenizer",
-                                 "type", "ByteLevel", "add_prefix_space", 1, "use_regex", 1, "added_tokens", "id", 300,
+        json_t *root = json_pack("{s:o, s:{s:s, s:b, s:b}, s:[{s:i, s:s, s:b}]}", "model",
+                                 byte_level_model(NULL, 0), "pre_tokenizer", "type", "ByteLevel",
+                                 "add_prefix_space", 1, "use_regex", 1, "added_tokens", "id", 300,
                                  "content", "<|im_start|>", "special", 1);
         if (f < 4) json_object_set_new(root, "normalizer", json_pack("{s:s}", "type", forms[f]));
         struct td_tokenizer *t = parse_json(root);
@@ -1080,7 +1243,8 @@ static void test_ordinary_growth_has_room(void **state)
             for (; at + n_unit <= n; at += n_unit) memcpy(text + at, units[i], n_unit);
             struct td_token_list list = {0};
             struct td_err err = {0};
-            if (td_tokenizer_encode(t, text, at, true, NO_LIMIT, &list, &err)) fail_msg("%s, text %zu: %s", f < 4 ? forms[f] : "plain", i, err.msg);
+            if (td_tokenizer_encode(t, text, at, true, NO_LIMIT, &list, &err))
+                fail_msg("%s, text %zu: %s", f < 4 ? forms[f] : "plain", i, err.msg);
             assert_true(list.n > 0);
             td_token_list_free(&list);
         }
@@ -1091,7 +1255,9 @@ static void test_ordinary_growth_has_room(void **state)
 
 /* ---- bad files and bad calls ---- */
 
-#define MODEL(more) "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}" more "}"
+#define MODEL(more)                                                                                \
+    "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}" more \
+    "}"
 
 static void test_bad_files(void **state)
 {
@@ -1110,31 +1276,54 @@ static void test_bad_files(void **state)
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":[],\"merges\":[]}}", TD_ERR_INVALID, "vocab"},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}", TD_ERR_INVALID, "vocab"},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}", TD_ERR_LIMIT, "-1"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":2097152},\"merges\":[]}}", TD_ERR_LIMIT, "2097152"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":4611686018427387904},\"merges\":[]}}", TD_ERR_LIMIT, "4611686018427387904"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":2147483648},\"merges\":[]}}", TD_ERR_LIMIT, "2147483648"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":\"0\"},\"merges\":[]}}", TD_ERR_INVALID, "not an integer"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}}", TD_ERR_CORRUPT, "both \"a\" and \"b\""},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":2097152},\"merges\":[]}}", TD_ERR_LIMIT,
+         "2097152"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":4611686018427387904},\"merges\":[]}}",
+         TD_ERR_LIMIT, "4611686018427387904"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":2147483648},\"merges\":[]}}", TD_ERR_LIMIT,
+         "2147483648"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":\"0\"},\"merges\":[]}}", TD_ERR_INVALID,
+         "not an integer"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}}", TD_ERR_CORRUPT,
+         "both \"a\" and \"b\""},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0}}}", TD_ERR_INVALID, "merges must be"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a z\"]}}", TD_ERR_CORRUPT, "\"z\" is not in the vocabulary"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[\"a b\"]}}", TD_ERR_CORRUPT, "merges[0]: \"ab\""},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}", TD_ERR_INVALID, "merges[0]"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}", TD_ERR_INVALID, "merges[0]"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}", TD_ERR_INVALID, "merges[0]"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[7]}}", TD_ERR_INVALID, "merges[0]"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"a\",7]]}}", TD_ERR_INVALID, "merges[0]"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"dropout\":0.1}}", TD_ERR_UNSUPPORTED, "dropout"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"dropout\":0.0}}", TD_OK, ""},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"u\"}}", TD_ERR_CORRUPT, "unk_token"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"end_of_word_suffix\":\"</w>\"}}", TD_ERR_UNSUPPORTED, "</w>"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"continuing_subword_prefix\":\"##\"}}", TD_ERR_UNSUPPORTED, "##"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"byte_fallback\":1}}", TD_ERR_INVALID, "byte_fallback"},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"new_thing\":1}}", TD_ERR_UNSUPPORTED, "\"new_thing\""},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a z\"]}}", TD_ERR_CORRUPT,
+         "\"z\" is not in the vocabulary"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[\"a b\"]}}",
+         TD_ERR_CORRUPT, "merges[0]: \"ab\""},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}", TD_ERR_INVALID,
+         "merges[0]"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}",
+         TD_ERR_INVALID, "merges[0]"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}", TD_ERR_INVALID,
+         "merges[0]"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[7]}}", TD_ERR_INVALID,
+         "merges[0]"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"a\",7]]}}",
+         TD_ERR_INVALID, "merges[0]"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"dropout\":0.1}}",
+         TD_ERR_UNSUPPORTED, "dropout"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"dropout\":0.0}}", TD_OK,
+         ""},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"u\"}}",
+         TD_ERR_CORRUPT, "unk_token"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"end_of_word_suffix\":\"<"
+         "/w>\"}}",
+         TD_ERR_UNSUPPORTED, "</w>"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"continuing_subword_"
+         "prefix\":\"##\"}}",
+         TD_ERR_UNSUPPORTED, "##"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"byte_fallback\":1}}",
+         TD_ERR_INVALID, "byte_fallback"},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],\"new_thing\":1}}",
+         TD_ERR_UNSUPPORTED, "\"new_thing\""},
         {MODEL(",\"other\":1"), TD_ERR_UNSUPPORTED, "\"other\""},
         {MODEL(",\"version\":\"2.0\""), TD_ERR_UNSUPPORTED, "2.0"},
-        {MODEL(",\"padding\":{\"strategy\":\"BatchLongest\",\"pad_to_multiple_of\":null}"), TD_OK, ""},
+        {MODEL(",\"padding\":{\"strategy\":\"BatchLongest\",\"pad_to_multiple_of\":null}"), TD_OK,
+         ""},
         {MODEL(",\"padding\":{\"strategy\":{\"Fixed\":8}}"), TD_ERR_UNSUPPORTED, "padding"},
-        {MODEL(",\"padding\":{\"strategy\":\"BatchLongest\",\"pad_to_multiple_of\":8}"), TD_ERR_UNSUPPORTED, "padding"},
+        {MODEL(",\"padding\":{\"strategy\":\"BatchLongest\",\"pad_to_multiple_of\":8}"),
+         TD_ERR_UNSUPPORTED, "padding"},
         {MODEL(",\"truncation\":{\"max_length\":1}"), TD_OK, ""},
         {MODEL(",\"added_tokens\":7"), TD_ERR_INVALID, "added_tokens"},
         {MODEL(",\"added_tokens\":[7]"), TD_ERR_INVALID, "added_tokens[0]"},
@@ -1142,45 +1331,72 @@ static void test_bad_files(void **state)
         {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"\"}]"), TD_ERR_INVALID, "content"},
         {MODEL(",\"added_tokens\":[{\"content\":\"x\"}]"), TD_ERR_INVALID, "id of \"x\""},
         {MODEL(",\"added_tokens\":[{\"id\":1,\"content\":\"x\"}]"), TD_ERR_CORRUPT, "id 1"},
-        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"a\"}]"), TD_ERR_CORRUPT, "\"a\" has id 5"},
-        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"},{\"id\":5,\"content\":\"y\"}]"), TD_ERR_CORRUPT, "id 5"},
-        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"},{\"id\":6,\"content\":\"x\"}]"), TD_ERR_CORRUPT, "twice"},
+        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"a\"}]"), TD_ERR_CORRUPT,
+         "\"a\" has id 5"},
+        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"},{\"id\":5,\"content\":\"y\"}]"),
+         TD_ERR_CORRUPT, "id 5"},
+        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"},{\"id\":6,\"content\":\"x\"}]"),
+         TD_ERR_CORRUPT, "twice"},
         {MODEL(",\"added_tokens\":[{\"id\":2097152,\"content\":\"x\"}]"), TD_ERR_LIMIT, "2097152"},
-        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\",\"special\":\"yes\"}]"), TD_ERR_INVALID, "special"},
-        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\",\"color\":1}]"), TD_ERR_UNSUPPORTED, "\"color\""},
-        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\" \"}],\"normalizer\":{\"type\":\"Strip\"}"), TD_ERR_UNSUPPORTED, "leaves nothing"},
+        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\",\"special\":\"yes\"}]"),
+         TD_ERR_INVALID, "special"},
+        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\",\"color\":1}]"), TD_ERR_UNSUPPORTED,
+         "\"color\""},
+        {MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\" "
+               "\"}],\"normalizer\":{\"type\":\"Strip\"}"),
+         TD_ERR_UNSUPPORTED, "leaves nothing"},
         {MODEL(",\"normalizer\":7"), TD_ERR_INVALID, "normalizer"},
         {MODEL(",\"normalizer\":{}"), TD_ERR_INVALID, "type is missing"},
-        {MODEL(",\"normalizer\":{\"type\":\"Precompiled\"}"), TD_ERR_UNSUPPORTED, "\"Precompiled\""},
+        {MODEL(",\"normalizer\":{\"type\":\"Precompiled\"}"), TD_ERR_UNSUPPORTED,
+         "\"Precompiled\""},
         {MODEL(",\"normalizer\":{\"type\":\"Prepend\"}"), TD_ERR_INVALID, "prepend is missing"},
         {MODEL(",\"normalizer\":{\"type\":\"NFC\",\"x\":1}"), TD_ERR_UNSUPPORTED, "\"x\""},
-        {MODEL(",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"\"}"), TD_ERR_INVALID, "empty"},
-        {MODEL(",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(\"},\"content\":\"\"}"), TD_ERR_INVALID, "invalid regex"},
-        {MODEL(",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{},\"content\":\"\"}"), TD_ERR_INVALID, "pattern"},
-        {MODEL(",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":7}"), TD_ERR_INVALID, "array"},
-        {MODEL(",\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}"), TD_ERR_UNSUPPORTED, "\"BertPreTokenizer\""},
-        {MODEL(",\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":\"Odd\"}"), TD_ERR_UNSUPPORTED, "\"Odd\""},
-        {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"xy\"}"), TD_ERR_INVALID, "one character"},
-        {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"odd\"}"), TD_ERR_UNSUPPORTED, "odd"},
-        {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"add_prefix_space\":false}"),
+        {MODEL(",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":"
+               "\"\"}"),
+         TD_ERR_INVALID, "empty"},
+        {MODEL(",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(\"},\"content\":"
+               "\"\"}"),
+         TD_ERR_INVALID, "invalid regex"},
+        {MODEL(",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{},\"content\":\"\"}"),
+         TD_ERR_INVALID, "pattern"},
+        {MODEL(",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":7}"), TD_ERR_INVALID,
+         "array"},
+        {MODEL(",\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}"), TD_ERR_UNSUPPORTED,
+         "\"BertPreTokenizer\""},
+        {MODEL(",\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":"
+               "\"Odd\"}"),
+         TD_ERR_UNSUPPORTED, "\"Odd\""},
+        {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"xy\"}"),
+         TD_ERR_INVALID, "one character"},
+        {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_"
+               "scheme\":\"odd\"}"),
+         TD_ERR_UNSUPPORTED, "odd"},
+        {MODEL(",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_"
+               "scheme\":\"first\",\"add_prefix_space\":false}"),
          TD_ERR_INVALID, "contradicts"},
-        {MODEL(",\"post_processor\":{\"type\":\"BertProcessing\"}"), TD_ERR_UNSUPPORTED, "\"BertProcessing\""},
-        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"pair\":[],\"special_tokens\":{}}"), TD_ERR_INVALID,
-         "sequence A"},
-        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":{\"id\":\"A\"}}],"
+        {MODEL(",\"post_processor\":{\"type\":\"BertProcessing\"}"), TD_ERR_UNSUPPORTED,
+         "\"BertProcessing\""},
+        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"pair\":[],"
+               "\"special_tokens\":{}}"),
+         TD_ERR_INVALID, "sequence A"},
+        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"
+               "{\"id\":\"s\"}},{\"Sequence\":{\"id\":\"A\"}}],"
                "\"special_tokens\":{\"s\":{\"ids\":[9]}}}"),
          TD_ERR_CORRUPT, "id 9"},
-        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":{\"id\":\"A\"}}],"
+        {MODEL(",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"
+               "{\"id\":\"s\"}},{\"Sequence\":{\"id\":\"A\"}}],"
                "\"special_tokens\":{}}"),
          TD_ERR_INVALID, "no ids for \"s\""},
         {MODEL(",\"decoder\":{\"type\":\"WordPiece\"}"), TD_ERR_UNSUPPORTED, "\"WordPiece\""},
-        {MODEL(",\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}"), TD_ERR_INVALID, "start"},
+        {MODEL(",\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}"),
+         TD_ERR_INVALID, "start"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct td_tokenizer *t = NULL;
         struct td_err err = {0};
         td_status s = td_tokenizer_parse(cases[i].json, strlen(cases[i].json), &t, &err);
-        if (s != cases[i].status || !strstr(err.msg, cases[i].says)) fail_msg("%s: %s \"%s\"", cases[i].json, td_status_name(s), err.msg);
+        if (s != cases[i].status || !strstr(err.msg, cases[i].says))
+            fail_msg("%s: %s \"%s\"", cases[i].json, td_status_name(s), err.msg);
         if (s) assert_null(t);
         td_tokenizer_free(t);
     }
@@ -1193,26 +1409,32 @@ static void test_deep_and_wide_files(void **state)
     for (int shape = 0; shape < 2; shape++) {
         for (size_t n = 5; n < 200000; n *= 20) {
             struct td_tok_buf b = {0};
-            const char *const head = "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":", *const open =
-                                                                                                           "{\"type\":\"Sequence\",\"normalizers\":[";
+            const char *const head =
+                                  "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":",
+                              *const open = "{\"type\":\"Sequence\",\"normalizers\":[";
             const char *const leaf = "{\"type\":\"Lowercase\"}";
             td_tok_buf_append(&b, head, strlen(head));
             for (size_t i = 0; i < (shape ? 1 : n); i++) td_tok_buf_append(&b, open, strlen(open));
-            for (size_t i = 0; i < (shape ? n : 1); i++) td_tok_buf_append(&b, i ? "," : "", i ? 1 : 0), td_tok_buf_append(&b, leaf, strlen(leaf));
+            for (size_t i = 0; i < (shape ? n : 1); i++)
+                td_tok_buf_append(&b, i ? "," : "", i ? 1 : 0),
+                    td_tok_buf_append(&b, leaf, strlen(leaf));
             for (size_t i = 0; i < (shape ? 1 : n); i++) td_tok_buf_append(&b, "]}", 2);
             td_tok_buf_append(&b, "}", 1);
             struct td_tokenizer *t = NULL;
             struct td_err err = {0};
             td_status s = td_tokenizer_parse(b.bytes, b.n, &t, &err);
-            if (n == 5) assert_int_equal(s, TD_OK);
-            else assert_true(s == TD_ERR_LIMIT || (s == TD_ERR_INVALID && strstr(err.msg, "depth")));
+            if (n == 5)
+                assert_int_equal(s, TD_OK);
+            else
+                assert_true(s == TD_ERR_LIMIT || (s == TD_ERR_INVALID && strstr(err.msg, "depth")));
             td_tokenizer_free(t);
             td_tok_buf_free(&b);
         }
     }
     struct td_tokenizer *t = NULL;
     struct td_err err = {0};
-    assert_int_equal(td_tokenizer_parse("", (size_t)65 << 20, &t, &err), TD_ERR_LIMIT); /* refused before it is read */
+    /* refused before it is read */
+    assert_int_equal(td_tokenizer_parse("", (size_t)65 << 20, &t, &err), TD_ERR_LIMIT);
     assert_int_not_equal(td_tokenizer_load("/nonexistent", &t, &err), TD_OK);
     assert_non_null(strstr(err.msg, "/nonexistent/tokenizer.json"));
     assert_null(t);
@@ -1223,7 +1445,8 @@ static void test_truncated_at_every_byte(void **state)
 {
     (void)state;
     static const char json[] =
-        MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"}],\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"Fuse\"}");
+        MODEL(",\"added_tokens\":[{\"id\":5,\"content\":\"x\"}],\"pre_tokenizer\":{\"type\":"
+              "\"ByteLevel\"},\"decoder\":{\"type\":\"Fuse\"}");
     for (size_t n = 0; n < sizeof json - 1; n++) {
         struct td_tokenizer *t = NULL;
         struct td_err err = {0};
@@ -1242,17 +1465,21 @@ static void test_bad_calls(void **state)
         const char *text;
         const char *at;
     } bad[] = {
-        {"ab\xff", "byte 2"},           {"\xc3", "byte 0"},       {"a\xed\xa0\x80", "byte 1"}, {"\xc0\x80", "byte 0"},
+        {"ab\xff", "byte 2"},           {"\xc3", "byte 0"},
+        {"a\xed\xa0\x80", "byte 1"},    {"\xc0\x80", "byte 0"},
         {"\xf4\x90\x80\x80", "byte 0"}, {"ok\xe2\x82", "byte 2"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(td_tokenizer_encode(t, bad[i].text, strlen(bad[i].text), true, NO_LIMIT, &list, &err), TD_ERR_INVALID);
+        assert_int_equal(
+            td_tokenizer_encode(t, bad[i].text, strlen(bad[i].text), true, NO_LIMIT, &list, &err),
+            TD_ERR_INVALID);
         assert_non_null(strstr(err.msg, bad[i].at));
         assert_int_equal(list.n, 0);
     }
     assert_int_equal(td_tokenizer_encode(t, "xyz", 3, true, 3, &list, &err), TD_OK);
     assert_int_equal(list.n, 3);
-    assert_int_equal(td_tokenizer_encode(t, "xyz", 3, true, 5, &list, &err), TD_ERR_LIMIT); /* 3 are there: 6 in all */
+    /* 3 are there: 6 in all */
+    assert_int_equal(td_tokenizer_encode(t, "xyz", 3, true, 5, &list, &err), TD_ERR_LIMIT);
     assert_non_null(strstr(err.msg, "more than 5 tokens"));
     assert_int_equal(list.n, 3); /* as it was */
     assert_int_equal(td_tokenizer_encode(t, "xyz", 3, true, 6, &list, &err), TD_OK);
@@ -1266,17 +1493,21 @@ static void test_bad_calls(void **state)
 
     char *text;
     size_t n;
-    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){'a', 299}, 2, false, &text, &n, &err), TD_ERR_INVALID);
+    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){'a', 299}, 2, false, &text, &n, &err),
+                     TD_ERR_INVALID);
     assert_non_null(strstr(err.msg, "id 299"));
-    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){-5}, 1, false, &text, &n, &err), TD_ERR_INVALID);
-    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){INT32_MAX}, 1, false, &text, &n, &err), TD_ERR_INVALID);
+    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){-5}, 1, false, &text, &n, &err),
+                     TD_ERR_INVALID);
+    assert_int_equal(td_tokenizer_decode(t, (int32_t[]){INT32_MAX}, 1, false, &text, &n, &err),
+                     TD_ERR_INVALID);
     assert_int_equal(td_tokenizer_decode(t, NULL, 0, false, &text, &n, &err), TD_OK);
     assert_int_equal(n, 0);
     assert_string_equal(text, "");
     free(text);
     struct td_detokenizer *d;
     const char *shown;
-    assert_int_equal(td_detokenizer_create(t, (int32_t[]){'a', 299, -5, INT32_MAX}, 4, false, &d), TD_OK);
+    assert_int_equal(td_detokenizer_create(t, (int32_t[]){'a', 299, -5, INT32_MAX}, 4, false, &d),
+                     TD_OK);
     assert_int_equal(td_detokenizer_push(d, 'b', &shown, &n), TD_OK);
     assert_int_equal(n, 1);
     assert_memory_equal(shown, "b", 1);
@@ -1312,7 +1543,8 @@ static void test_threads_share_a_tokenizer(void **state)
     pthread_t threads[4];
     void *alone = encode_many(t);
     assert_non_null(alone);
-    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, encode_many, t), 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_many, t), 0);
     for (int i = 0; i < 4; i++) {
         void *result;
         pthread_join(threads[i], &result);
@@ -1346,9 +1578,15 @@ static void test_utf8_and_bytes(void **state)
         }
     }
     uint32_t cp;
-    assert_int_equal(td_utf8_next("\xe2\x82" "a", 3, &cp), -2);
+    assert_int_equal(td_utf8_next("\xe2\x82"
+                                  "a",
+                                  3, &cp),
+                     -2);
     assert_int_equal(td_utf8_next("\xed\xa0\x80", 3, &cp), -1);
-    assert_int_equal(td_utf8_next("\xf0\x9f\x98" "a", 4, &cp), -3);
+    assert_int_equal(td_utf8_next("\xf0\x9f\x98"
+                                  "a",
+                                  4, &cp),
+                     -3);
     assert_int_equal(td_utf8_next("\x80", 1, &cp), -1);
 }
 

@@ -1,4 +1,5 @@
-"""What the checks of the source tree share: which files are ours, and C without its comments and strings."""
+"""What the checks of the source tree share: which files are ours, and C without its comments and
+strings."""
 import os
 import re
 import sys
@@ -9,11 +10,14 @@ SOURCE_ENDINGS = (".c", ".h", ".cu", ".cuh")
 
 
 def source_files(root, endings=SOURCE_ENDINGS):
-    """Paths of C and CUDA files relative to root, sorted; build outputs and hidden folders are left out."""
+    """Paths of C and CUDA files relative to root, sorted; build outputs and hidden folders are
+    left out."""
     found = []
     for folder, subfolders, names in os.walk(root):
         at_root = os.path.samefile(folder, root)
-        subfolders[:] = [d for d in subfolders if not d.startswith(".") and not (at_root and d == "build")]
+        subfolders[:] = [
+            d for d in subfolders if not d.startswith(".") and not (at_root and d == "build")
+        ]
         for name in names:
             if name.endswith(endings):
                 found.append(os.path.relpath(os.path.join(folder, name), root))
@@ -29,8 +33,8 @@ _TOKEN = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])
 
 
 def code_only(text, keep_strings=False):
-    """The text with comments blanked (strings too, unless kept); line breaks stay, so line numbers hold."""
-
+    """The text with comments blanked (strings too, unless kept); line breaks stay, so line
+    numbers hold."""
     def blank(match):
         token = match.group(0)
         if token[0] in "\"'":

@@ -1,4 +1,5 @@
-/* verbs_fake_test.c - the provider in memory behaves as reliable queue pairs do, keeps its faults' promises, and outlives a killed peer. */
+/* verbs_fake_test.c - the provider in memory behaves as reliable queue pairs do, keeps its
+ * faults' promises, and outlives a killed peer. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -28,9 +29,9 @@
 
 #define PATIENCE_NS (20 * TD_NS_PER_S) /* for what must come: only a broken provider waits it out */
 #define BUFFER_BYTES (1u << 20)
-#define WAIT_WHILE(condition)                                                                             \
-    for (uint64_t deadline_ns = td_now_ns() + PATIENCE_NS; condition; sched_yield()) {                    \
-        if (td_now_ns() > deadline_ns) fail_msg("after 20 s it is still so: %s", #condition);             \
+#define WAIT_WHILE(condition)                                                                      \
+    for (uint64_t deadline_ns = td_now_ns() + PATIENCE_NS; condition; sched_yield()) {             \
+        if (td_now_ns() > deadline_ns) fail_msg("after 20 s it is still so: %s", #condition);      \
     }
 
 extern char **environ;
@@ -38,7 +39,7 @@ static const char *program;
 
 /* ---- one end of a connection ---- */
 
-struct info {            /* what ends tell each other */
+struct info { /* what ends tell each other */
     uint8_t gid[16];
     uint16_t lid;
     uint32_t qp_num, psn, rkey, node;
@@ -47,7 +48,7 @@ struct info {            /* what ends tell each other */
 
 struct end_options {
     uint32_t send_wr, recv_wr, cq_depth, srq_wr, device;
-    unsigned access;     /* of the memory; 0: everything */
+    unsigned access; /* of the memory; 0: everything */
 };
 
 struct end {
@@ -96,29 +97,50 @@ static void end_open(struct end *e, const struct td_verbs *vb, const struct end_
     assert_int_equal(vb->open(vb, name, &e->device), 0);
     assert_int_equal(vb->query_port(e->device, 1, &port), 0);
     e->infiniband = !port.ethernet;
-    e->memory = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    e->memory =
+        mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(e->memory, MAP_FAILED);
     unsigned all = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ;
     struct td_vb_limits limits;
     assert_int_equal(vb->query(e->device, &limits), 0);
     if (limits.max_mw) all |= TD_VB_MW_BIND;
-    assert_int_equal(vb->reg(e->device, e->memory, BUFFER_BYTES, o.access ? o.access : all, &e->mr), 0);
+    assert_int_equal(vb->reg(e->device, e->memory, BUFFER_BYTES, o.access ? o.access : all, &e->mr),
+                     0);
     assert_int_equal(vb->cq_create(e->device, o.cq_depth ? o.cq_depth : 1024, &e->cq), 0);
     if (o.srq_wr) assert_int_equal(vb->srq_create(e->device, o.srq_wr, &e->srq), 0);
-    struct td_vb_qp_caps caps = {.send_wr = o.send_wr ? o.send_wr : limits.max_qp_wr < 64 ? limits.max_qp_wr : 64,
-                                 .recv_wr = o.recv_wr ? o.recv_wr : limits.max_qp_wr < 64 ? limits.max_qp_wr : 64,
-                                 .send_sge = limits.max_sge, .inline_bytes = 64, .srq = e->srq};
+    struct td_vb_qp_caps caps = {.send_wr = o.send_wr               ? o.send_wr
+                                            : limits.max_qp_wr < 64 ? limits.max_qp_wr
+                                                                    : 64,
+                                 .recv_wr = o.recv_wr               ? o.recv_wr
+                                            : limits.max_qp_wr < 64 ? limits.max_qp_wr
+                                                                    : 64,
+                                 .send_sge = limits.max_sge,
+                                 .inline_bytes = 64,
+                                 .srq = e->srq};
     assert_int_equal(vb->qp_create(e->device, e->cq, &caps, &e->qp), 0);
     struct td_vb_gid gid;
     uint32_t gid_index = e->infiniband ? 0 : 4;
     assert_int_equal(vb->query_gid(e->device, 1, gid_index, &gid), 0);
-    e->info = (struct info){.lid = port.lid, .qp_num = e->qp->num, .psn = (e->qp->num * 7919 + 0xfffff0) & 0xffffff, .rkey = e->mr->rkey,
-                            .addr = e->mr->addr, .node = td_fake_node(td_fake_fabric_of(vb))};
+    e->info = (struct info){.lid = port.lid,
+                            .qp_num = e->qp->num,
+                            .psn = (e->qp->num * 7919 + 0xfffff0) & 0xffffff,
+                            .rkey = e->mr->rkey,
+                            .addr = e->mr->addr,
+                            .node = td_fake_node(td_fake_fabric_of(vb))};
     memcpy(e->info.gid, gid.raw, 16);
-    e->route = (struct td_vb_route){.port = 1, .gid_index = gid_index, .hop_limit = 64, .ethernet = port.ethernet, .mtu_bytes = 1024,
-                                    .local_psn = e->info.psn, .timeout = 14, .retry = 7, .rnr_retry = 7, .min_rnr_timer = 1,
-                                    .rd_atomic_in = limits.max_rd_atomic_in > 16 ? 16 : (uint8_t)limits.max_rd_atomic_in,
-                                    .rd_atomic_out = limits.max_rd_atomic_out > 16 ? 16 : (uint8_t)limits.max_rd_atomic_out};
+    e->route = (struct td_vb_route){
+        .port = 1,
+        .gid_index = gid_index,
+        .hop_limit = 64,
+        .ethernet = port.ethernet,
+        .mtu_bytes = 1024,
+        .local_psn = e->info.psn,
+        .timeout = 14,
+        .retry = 7,
+        .rnr_retry = 7,
+        .min_rnr_timer = 1,
+        .rd_atomic_in = limits.max_rd_atomic_in > 16 ? 16 : (uint8_t)limits.max_rd_atomic_in,
+        .rd_atomic_out = limits.max_rd_atomic_out > 16 ? 16 : (uint8_t)limits.max_rd_atomic_out};
 }
 
 static void end_route(struct end *e, const struct info *peer)
@@ -150,9 +172,13 @@ static void end_close(struct end *e)
     *e = (struct end){0};
 }
 
-struct pair { struct td_fake_fabric *f; struct end a, b; };
+struct pair {
+    struct td_fake_fabric *f;
+    struct end a, b;
+};
 
-static void pair_open_with(struct pair *p, const struct td_fake_options *o, const struct end_options *a, const struct end_options *b)
+static void pair_open_with(struct pair *p, const struct td_fake_options *o,
+                           const struct end_options *a, const struct end_options *b)
 {
     p->f = fabric_with(o);
     end_open(&p->a, td_fake_verbs(p->f), a);
@@ -176,10 +202,16 @@ static void pair_close(struct pair *p)
 
 /* ---- verbs in few words ---- */
 
-static struct td_vb_send write_of(const struct end *e, uint64_t id, uint64_t from, uint64_t to, uint32_t bytes)
+static struct td_vb_send write_of(const struct end *e, uint64_t id, uint64_t from, uint64_t to,
+                                  uint32_t bytes)
 {
-    return (struct td_vb_send){.id = id, .op = TD_VB_WRITE, .signaled = true, .n_sge = 1, .sge = {{e->mr->addr + from, bytes, e->mr->lkey}},
-                               .remote_addr = e->peer.addr + to, .rkey = e->peer.rkey};
+    return (struct td_vb_send){.id = id,
+                               .op = TD_VB_WRITE,
+                               .signaled = true,
+                               .n_sge = 1,
+                               .sge = {{e->mr->addr + from, bytes, e->mr->lkey}},
+                               .remote_addr = e->peer.addr + to,
+                               .rkey = e->peer.rkey};
 }
 
 static struct td_vb_send imm_of(uint64_t id, uint32_t imm)
@@ -187,7 +219,8 @@ static struct td_vb_send imm_of(uint64_t id, uint32_t imm)
     return (struct td_vb_send){.id = id, .op = TD_VB_WRITE_IMM, .signaled = true, .imm = imm};
 }
 
-static struct td_vb_send read_of(const struct end *e, uint64_t id, uint64_t to, uint64_t from, uint32_t bytes)
+static struct td_vb_send read_of(const struct end *e, uint64_t id, uint64_t to, uint64_t from,
+                                 uint32_t bytes)
 {
     struct td_vb_send s = write_of(e, id, to, from, bytes);
     s.op = TD_VB_READ;
@@ -227,7 +260,8 @@ static void expect_wc(struct end *e, uint64_t id, enum td_vb_wc_status status)
 {
     struct td_vb_wc wc = poll_one(e);
     if (wc.id != id || wc.status != status)
-        fail_msg("completion %" PRIu64 " is %s, not %" PRIu64 " %s", wc.id, td_vb_wc_status_name(wc.status), id, td_vb_wc_status_name(status));
+        fail_msg("completion %" PRIu64 " is %s, not %" PRIu64 " %s", wc.id,
+                 td_vb_wc_status_name(wc.status), id, td_vb_wc_status_name(status));
     assert_int_equal(wc.qp_num, e->info.qp_num);
 }
 
@@ -270,7 +304,8 @@ static struct td_fake_counters counters(struct td_fake_fabric *f)
 
 static void fill(uint8_t *to, uint64_t bytes, uint64_t seed)
 {
-    for (uint64_t i = 0; i < bytes; i++) to[i] = (uint8_t)((i + seed * 131) * 0x9e3779b97f4a7c15ull >> 56);
+    for (uint64_t i = 0; i < bytes; i++)
+        to[i] = (uint8_t)((i + seed * 131) * 0x9e3779b97f4a7c15ull >> 56);
 }
 
 static bool is_filled(const uint8_t *at, uint64_t bytes, uint64_t seed)
@@ -302,7 +337,8 @@ static void writes_land_and_imm_tells(void **state)
         pair_open_with(&p, &o, NULL, &(struct end_options){.device = 1});
         fill(p.a.memory, BUFFER_BYTES, 3);
         assert_int_equal(p.b.vb->post_recv(p.b.qp, 77, 2), 0);
-        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 100, 5000), write_of(&p.a, 2, 5000, 5100, 300000), imm_of(3, 0xabcd1234)};
+        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 100, 5000),
+                                    write_of(&p.a, 2, 5000, 5100, 300000), imm_of(3, 0xabcd1234)};
         wrs[0].signaled = false;
         post(&p.a, wrs, 3);
         struct td_vb_wc wc = poll_one(&p.b);
@@ -312,7 +348,8 @@ static void writes_land_and_imm_tells(void **state)
         assert_int_equal(wc.imm, 0xabcd1234);
         assert_int_equal(wc.qp_num, p.b.qp->num);
         assert_true(is_filled(p.b.memory + 100, 305000, 3));
-        assert_true(is_zero(p.b.memory, 100) && is_zero(p.b.memory + 305100, BUFFER_BYTES - 305100));
+        assert_true(is_zero(p.b.memory, 100) &&
+                    is_zero(p.b.memory + 305100, BUFFER_BYTES - 305100));
         wc = poll_one(&p.a);
         assert_true(wc.id == 2 && wc.status == TD_VB_WC_SUCCESS && wc.op == TD_VB_WRITE);
         wc = poll_one(&p.a);
@@ -325,14 +362,15 @@ static void writes_land_and_imm_tells(void **state)
     }
 }
 
-
 static void a_read_fetches_and_fences(void **state)
 {
     (void)state;
     struct pair p;
     pair_open(&p);
     fill(p.b.memory, 70000, 5);
-    struct td_vb_send wrs[3] = {read_of(&p.a, 1, 200, 0, 70000), write_of(&p.a, 2, 200, 100000, 70000), read_of(&p.a, 3, 300000, 100000, 70000)};
+    struct td_vb_send wrs[3] = {read_of(&p.a, 1, 200, 0, 70000),
+                                write_of(&p.a, 2, 200, 100000, 70000),
+                                read_of(&p.a, 3, 300000, 100000, 70000)};
     wrs[1].fence = true; /* or it might send what the READ has not fetched yet */
     post(&p.a, wrs, 3);
     for (uint64_t id = 1; id <= 3; id++) expect_wc(&p.a, id, TD_VB_WC_SUCCESS);
@@ -345,7 +383,8 @@ static void a_read_fetches_and_fences(void **state)
     end_open(&self, td_fake_verbs(p.f), NULL);
     end_connect(&self, &self.info);
     fill(self.memory, 1000, 8);
-    struct td_vb_send mine[2] = {write_of(&self, 1, 0, 5000, 1000), read_of(&self, 2, 9000, 5000, 1000)};
+    struct td_vb_send mine[2] = {write_of(&self, 1, 0, 5000, 1000),
+                                 read_of(&self, 2, 9000, 5000, 1000)};
     post(&self, mine, 2);
     expect_wc(&self, 1, TD_VB_WC_SUCCESS);
     expect_wc(&self, 2, TD_VB_WC_SUCCESS);
@@ -377,7 +416,8 @@ static void pieces_gather_and_scatter(void **state)
     assert_true(is_zero(p.b.memory, 50) && is_zero(p.b.memory + 50 + n, 1000));
     post_one(&p.a, r);
     expect_wc(&p.a, 2, TD_VB_WC_SUCCESS);
-    for (uint32_t i = 0; i < 16; i++) assert_memory_equal(p.a.memory + 500000 + 9000 * i, p.a.memory + 9000 * i, 17 * i);
+    for (uint32_t i = 0; i < 16; i++)
+        assert_memory_equal(p.a.memory + 500000 + 9000 * i, p.a.memory + 9000 * i, 17 * i);
     struct td_vb_send bad = w;
     uint32_t posted = 9;
     bad.n_sge = 17;
@@ -452,15 +492,36 @@ static void states_and_attributes_are_checked(void **state)
     assert_int_equal(vb->post_send(a.qp, &w, 1, &posted), EINVAL);
     assert_int_equal(vb->post_recv(a.qp, 1, 1), 0);
     assert_int_equal(vb->qp_rts(a.qp, &a.route), EINVAL);
-    static const struct { const char *what; size_t offset; uint32_t bytes, value; int error; } rtr[] = {
-#define CASE(field, value, error) {#field " " #value, offsetof(struct td_vb_route, field), sizeof((struct td_vb_route *)0)->field, value, error}
-        CASE(port, 2, EINVAL), CASE(mtu_bytes, 4096, EINVAL), CASE(mtu_bytes, 1500, EINVAL), CASE(mtu_bytes, 0, EINVAL), CASE(remote_qp, 0, EINVAL),
-        CASE(remote_qp, 0x1000000, EINVAL), CASE(remote_psn, 0x1000000, EINVAL), CASE(rd_atomic_in, 17, EINVAL), CASE(min_rnr_timer, 32, EINVAL),
-        CASE(gid_index, 2, EINVAL), CASE(gid_index, 99, EINVAL), CASE(ethernet, 0, EINVAL), CASE(sl, 16, EINVAL),
+    static const struct {
+        const char *what;
+        size_t offset;
+        uint32_t bytes, value;
+        int error;
+    } rtr[] = {
+#define CASE(field, value, error)                                                                  \
+    {#field " " #value, offsetof(struct td_vb_route, field),                                       \
+     sizeof((struct td_vb_route *)0)->field, value, error}
+        CASE(port, 2, EINVAL),
+        CASE(mtu_bytes, 4096, EINVAL),
+        CASE(mtu_bytes, 1500, EINVAL),
+        CASE(mtu_bytes, 0, EINVAL),
+        CASE(remote_qp, 0, EINVAL),
+        CASE(remote_qp, 0x1000000, EINVAL),
+        CASE(remote_psn, 0x1000000, EINVAL),
+        CASE(rd_atomic_in, 17, EINVAL),
+        CASE(min_rnr_timer, 32, EINVAL),
+        CASE(gid_index, 2, EINVAL),
+        CASE(gid_index, 99, EINVAL),
+        CASE(ethernet, 0, EINVAL),
+        CASE(sl, 16, EINVAL),
         CASE(remote_gid[0], 0xff, ETIMEDOUT)};
-    static const struct { const char *what; size_t offset; uint32_t bytes, value; int error; } rts[] = {
-        CASE(local_psn, 0x1000000, EINVAL), CASE(timeout, 32, EINVAL), CASE(retry, 8, EINVAL), CASE(rnr_retry, 8, EINVAL),
-        CASE(rd_atomic_out, 17, EINVAL)};
+    static const struct {
+        const char *what;
+        size_t offset;
+        uint32_t bytes, value;
+        int error;
+    } rts[] = {CASE(local_psn, 0x1000000, EINVAL), CASE(timeout, 32, EINVAL),
+               CASE(retry, 8, EINVAL), CASE(rnr_retry, 8, EINVAL), CASE(rd_atomic_out, 17, EINVAL)};
 #undef CASE
     for (size_t i = 0; i < sizeof rtr / sizeof *rtr; i++) {
         struct td_vb_route r = a.route;
@@ -511,8 +572,8 @@ static void objects_are_checked_against_limits(void **state)
     assert_int_equal(vb->open(vb, "fake1", &d), ENODEV);
     assert_int_equal(vb->open(vb, "fake0", &d), 0);
     assert_int_equal(vb->query(d, &l), 0);
-    assert_true(l.max_qp_wr == 4 && l.max_rd_atomic_in == 1 && l.max_rd_atomic_out == 1 && l.max_mr_bytes == 1u << 20 && l.max_sge == 1 &&
-        !l.max_srq && !l.max_mw);
+    assert_true(l.max_qp_wr == 4 && l.max_rd_atomic_in == 1 && l.max_rd_atomic_out == 1 &&
+                l.max_mr_bytes == 1u << 20 && l.max_sge == 1 && !l.max_srq && !l.max_mw);
     assert_int_equal(vb->cq_create(d, 101, &cq), EINVAL);
     assert_int_equal(vb->cq_create(d, 0, &cq), EINVAL);
     assert_int_equal(vb->cq_create(d, 100, &cq), 0);
@@ -520,16 +581,21 @@ static void objects_are_checked_against_limits(void **state)
     assert_int_equal(vb->mw_alloc(d, &mw), EOPNOTSUPP);
     assert_int_equal(vb->reg(d, memory, (1u << 20) + 1, 0, &mr), EINVAL);
     assert_int_equal(vb->reg(d, memory, 0, 0, &mr), EINVAL);
-    assert_int_equal(vb->reg(d, memory, 10, TD_VB_REMOTE_WRITE, &mr), EINVAL); /* remote without local */
+    /* remote without local */
+    assert_int_equal(vb->reg(d, memory, 10, TD_VB_REMOTE_WRITE, &mr), EINVAL);
     assert_int_equal(vb->reg(d, memory, 10, TD_VB_LOCAL_WRITE | TD_VB_MW_BIND, &mr), EINVAL);
     assert_int_equal(vb->reg(d, (void *)4096, 10, 0, &mr), EFAULT);
     assert_int_equal(vb->reg(d, memory, 1u << 20, 0, &mr), 0);
     assert_int_equal(vb->dereg(mr), 0);
-    static const struct { uint32_t send_wr, recv_wr, sge; int error; } caps[] = {
-        {5, 4, 1, EINVAL}, {4, 5, 1, EINVAL}, {4, 4, 2, EINVAL}, {0, 4, 1, EINVAL}, {4, 4, 1, 0}, {4, 4, 1, 0}, {4, 4, 1, ENOMEM}};
+    static const struct {
+        uint32_t send_wr, recv_wr, sge;
+        int error;
+    } caps[] = {{5, 4, 1, EINVAL}, {4, 5, 1, EINVAL}, {4, 4, 2, EINVAL}, {0, 4, 1, EINVAL},
+                {4, 4, 1, 0},      {4, 4, 1, 0},      {4, 4, 1, ENOMEM}};
     uint32_t n = 0;
     for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
-        struct td_vb_qp_caps c = {.send_wr = caps[i].send_wr, .recv_wr = caps[i].recv_wr, .send_sge = caps[i].sge};
+        struct td_vb_qp_caps c = {
+            .send_wr = caps[i].send_wr, .recv_wr = caps[i].recv_wr, .send_sge = caps[i].sge};
         int e = vb->qp_create(d, cq, &c, &qps[n]);
         if (e != caps[i].error) fail_msg("qp_create, case %zu: %d, not %d", i, e, caps[i].error);
         n += !e;
@@ -552,7 +618,8 @@ static void depths_are_kept(void **state)
     (void)state;
     struct pair p;
     struct td_fake_options o = options();
-    pair_open_with(&p, &o, &(struct end_options){.send_wr = 5}, &(struct end_options){.recv_wr = 3});
+    pair_open_with(&p, &o, &(struct end_options){.send_wr = 5},
+                   &(struct end_options){.recv_wr = 3});
     const struct td_verbs *vb = p.a.vb;
     struct td_vb_send wrs[7];
     uint32_t posted;
@@ -629,7 +696,8 @@ static void a_full_completion_queue_dies(void **state)
     for (uint32_t i = 0; i < 4; i++) post_one(&p.a, write_of(&p.a, i, 0, 0, 8));
     expect_async(&p.a, TD_VB_ASYNC_CQ_ERR);
     assert_int_equal(expect_async(&p.a, TD_VB_ASYNC_QP_FATAL).qp_num, p.a.qp->num);
-    for (uint32_t i = 0; i < 3; i++) expect_wc(&p.a, i, TD_VB_WC_SUCCESS); /* what it held; nothing follows, not even flushes */
+    /* what it held; nothing follows, not even flushes */
+    for (uint32_t i = 0; i < 3; i++) expect_wc(&p.a, i, TD_VB_WC_SUCCESS);
     post_one(&p.a, write_of(&p.a, 9, 0, 0, 8));
     post_one(&p.b, write_of(&p.b, 1, 0, 0, 8));
     expect_wc(&p.b, 1, TD_VB_WC_RETRY_EXC); /* its queue pair is in ERR */
@@ -679,7 +747,17 @@ static void completions_go_with_their_queue_pair(void **state)
 
 /* ---- errors of requests ---- */
 
-enum { BAD_RKEY = 1, LKEY_AS_RKEY, BELOW, ABOVE, OVER_END, WRAP, NOT_WRITABLE, DEREGISTERED, OTHER_DOMAIN };
+enum {
+    BAD_RKEY = 1,
+    LKEY_AS_RKEY,
+    BELOW,
+    ABOVE,
+    OVER_END,
+    WRAP,
+    NOT_WRITABLE,
+    DEREGISTERED,
+    OTHER_DOMAIN
+};
 
 static void remote_keys_are_checked(void **state)
 {
@@ -687,12 +765,14 @@ static void remote_keys_are_checked(void **state)
     for (int bad = BAD_RKEY; bad <= OTHER_DOMAIN; bad++) {
         struct pair p;
         struct td_fake_options o = options();
-        struct end_options b = {.access = bad == NOT_WRITABLE ? TD_VB_LOCAL_WRITE | TD_VB_REMOTE_READ : 0};
+        struct end_options b = {
+            .access = bad == NOT_WRITABLE ? TD_VB_LOCAL_WRITE | TD_VB_REMOTE_READ : 0};
         pair_open_with(&p, &o, NULL, &b);
         struct end other = {0};
         struct td_vb_mr *extra = NULL;
         assert_int_equal(p.b.vb->post_recv(p.b.qp, 70, 1), 0);
-        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), write_of(&p.a, 2, 0, 0, 4096), write_of(&p.a, 3, 0, 8192, 8)};
+        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), write_of(&p.a, 2, 0, 0, 4096),
+                                    write_of(&p.a, 3, 0, 8192, 8)};
         if (bad == NOT_WRITABLE) wrs[0] = read_of(&p.a, 1, 0, 0, 8); /* reading is allowed */
         wrs[1].signaled = wrs[2].signaled = false;
         if (bad == BAD_RKEY) wrs[1].rkey ^= 0x10000;
@@ -702,7 +782,9 @@ static void remote_keys_are_checked(void **state)
         if (bad == OVER_END) wrs[1].remote_addr += BUFFER_BYTES - 4095;
         if (bad == WRAP) wrs[1].remote_addr = UINT64_MAX - 100;
         if (bad == DEREGISTERED) {
-            assert_int_equal(p.b.vb->reg(p.b.device, p.b.memory, 4096, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &extra), 0);
+            assert_int_equal(p.b.vb->reg(p.b.device, p.b.memory, 4096,
+                                         TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &extra),
+                             0);
             wrs[1].rkey = extra->rkey;
             assert_int_equal(p.b.vb->dereg(extra), 0);
         }
@@ -715,7 +797,8 @@ static void remote_keys_are_checked(void **state)
         post(&p.a, wrs, 3);
         expect_wc(&p.a, 1, TD_VB_WC_SUCCESS);
         struct td_vb_wc wc = poll_one(&p.a);
-        if (wc.id != 2 || wc.status != TD_VB_WC_REM_ACCESS) fail_msg("case %d: %" PRIu64 " %s", bad, wc.id, td_vb_wc_status_name(wc.status));
+        if (wc.id != 2 || wc.status != TD_VB_WC_REM_ACCESS)
+            fail_msg("case %d: %" PRIu64 " %s", bad, wc.id, td_vb_wc_status_name(wc.status));
         expect_wc(&p.a, 3, TD_VB_WC_WR_FLUSH);
         /* The target's queue pair is in error as well, and its receives come back. */
         assert_int_equal(expect_async(&p.b, TD_VB_ASYNC_QP_FATAL).qp_num, p.b.qp->num);
@@ -735,7 +818,8 @@ static void local_keys_are_checked(void **state)
         struct td_fake_options o = options();
         struct end_options a = {.access = bad == 4 ? TD_VB_REMOTE_READ : 0};
         pair_open_with(&p, &o, &a, NULL);
-        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), write_of(&p.a, 2, 0, 0, 4096), write_of(&p.a, 3, 0, 8, 8)};
+        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), write_of(&p.a, 2, 0, 0, 4096),
+                                    write_of(&p.a, 3, 0, 8, 8)};
         wrs[1].signaled = false;
         if (bad == 0) wrs[1].sge[0].lkey ^= 0x10000;
         if (bad == 1) wrs[1].sge[0].lkey = p.a.mr->rkey;
@@ -771,7 +855,8 @@ static void a_receiver_that_is_not_ready(void **state)
         p.a.route.rnr_retry = retries;
         end_connect(&p.a, &p.b.info);
         end_connect(&p.b, &p.a.info);
-        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), imm_of(2, 5), write_of(&p.a, 3, 0, 0, 8)};
+        struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), imm_of(2, 5),
+                                    write_of(&p.a, 3, 0, 0, 8)};
         post(&p.a, wrs, 3);
         expect_wc(&p.a, 1, TD_VB_WC_SUCCESS);
         expect_wc(&p.a, 2, TD_VB_WC_RNR_RETRY_EXC);
@@ -781,7 +866,16 @@ static void a_receiver_that_is_not_ready(void **state)
     }
 }
 
-enum { NO_PEER, PEER_IN_ERR, PEER_NOT_YET, BAD_PSN, BAD_QPN, BAD_GID_TYPE, PORT_DOWN_HERE, N_LOSSES };
+enum {
+    NO_PEER,
+    PEER_IN_ERR,
+    PEER_NOT_YET,
+    BAD_PSN,
+    BAD_QPN,
+    BAD_GID_TYPE,
+    PORT_DOWN_HERE,
+    N_LOSSES
+};
 
 static void requests_nobody_takes_end_in_time(void **state)
 {
@@ -833,7 +927,9 @@ static void both_ends_agree_or_the_request_is_invalid(void **state)
         assert_int_equal(p.b.vb->qp_rtr(p.b.qp, &p.b.route), 0);
         struct td_vb_send wrs[8];
         uint32_t n = bad == 1 ? 8 : 1;
-        for (uint32_t i = 0; i < n; i++) wrs[i] = bad == 1 || bad == 3 ? read_of(&p.a, i, 0, 0, 8) : write_of(&p.a, i, 0, 0, 1025);
+        for (uint32_t i = 0; i < n; i++)
+            wrs[i] =
+                bad == 1 || bad == 3 ? read_of(&p.a, i, 0, 0, 8) : write_of(&p.a, i, 0, 0, 1025);
         if (bad == 0) { /* one packet fits both */
             post_one(&p.a, write_of(&p.a, 99, 0, 0, 1024));
             expect_wc(&p.a, 99, TD_VB_WC_SUCCESS);
@@ -843,7 +939,9 @@ static void both_ends_agree_or_the_request_is_invalid(void **state)
         assert_int_equal(poll_n(&p.a, wcs, (int)n), n);
         uint32_t at = bad == 1 ? 2 : 0; /* two READs are in time, the third is one too many */
         for (uint32_t i = 0; i < n; i++)
-            assert_int_equal(wcs[i].status, i < at ? TD_VB_WC_SUCCESS : i == at ? TD_VB_WC_REM_INV_REQ : TD_VB_WC_WR_FLUSH);
+            assert_int_equal(wcs[i].status, i < at    ? TD_VB_WC_SUCCESS
+                                            : i == at ? TD_VB_WC_REM_INV_REQ
+                                                      : TD_VB_WC_WR_FLUSH);
         expect_async(&p.b, TD_VB_ASYNC_QP_FATAL);
         pair_close(&p);
     }
@@ -859,8 +957,13 @@ static void windows_open_and_close(void **state)
     const struct td_verbs *vb = p.b.vb;
     struct td_vb_mw *mw;
     assert_int_equal(vb->mw_alloc(p.b.device, &mw), 0);
-    struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 4096,
-        .bind_bytes = 4096};
+    struct td_vb_send bind = {.id = 1,
+                              .op = TD_VB_BIND_MW,
+                              .signaled = true,
+                              .mw = mw,
+                              .bind_mr = p.b.mr,
+                              .bind_addr = p.b.mr->addr + 4096,
+                              .bind_bytes = 4096};
     uint32_t before = mw->rkey;
     post_one(&p.b, bind);
     expect_wc(&p.b, 1, TD_VB_WC_SUCCESS);
@@ -891,7 +994,18 @@ static void windows_open_and_close(void **state)
     pair_close(&p);
 }
 
-enum { BEFORE_WINDOW = 1, PAST_WINDOW, READ_WINDOW, WRONG_QP, BOUND_TWICE, BEYOND_REGION, NO_BIND_RIGHT, END_UNBOUND, END_OLD_KEY, N_WINDOW_CASES };
+enum {
+    BEFORE_WINDOW = 1,
+    PAST_WINDOW,
+    READ_WINDOW,
+    WRONG_QP,
+    BOUND_TWICE,
+    BEYOND_REGION,
+    NO_BIND_RIGHT,
+    END_UNBOUND,
+    END_OLD_KEY,
+    N_WINDOW_CASES
+};
 
 static void windows_are_checked(void **state)
 {
@@ -899,18 +1013,25 @@ static void windows_are_checked(void **state)
     for (int bad = BEFORE_WINDOW; bad < N_WINDOW_CASES; bad++) {
         struct pair p;
         struct td_fake_options o = options();
-        struct end_options eo = {.access = bad == NO_BIND_RIGHT ? TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE : 0};
+        struct end_options eo = {
+            .access = bad == NO_BIND_RIGHT ? TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE : 0};
         pair_open_with(&p, &o, NULL, &eo);
         struct end c = {0}, d = {0};
         struct td_vb_mw *mw;
         assert_int_equal(p.b.vb->mw_alloc(p.b.device, &mw), 0);
-        struct td_vb_send bind = {.id = 1, .op = TD_VB_BIND_MW, .signaled = true, .mw = mw, .bind_mr = p.b.mr, .bind_addr = p.b.mr->addr + 64,
-            .bind_bytes = 64};
+        struct td_vb_send bind = {.id = 1,
+                                  .op = TD_VB_BIND_MW,
+                                  .signaled = true,
+                                  .mw = mw,
+                                  .bind_mr = p.b.mr,
+                                  .bind_addr = p.b.mr->addr + 64,
+                                  .bind_bytes = 64};
         if (bad == BEYOND_REGION) bind.bind_bytes = BUFFER_BYTES;
         post_one(&p.b, bind);
         bool binds = bad != BEYOND_REGION && bad != NO_BIND_RIGHT;
         expect_wc(&p.b, 1, binds ? TD_VB_WC_SUCCESS : TD_VB_WC_MW_BIND);
-        struct td_vb_send inv = {.id = 2, .op = TD_VB_LOCAL_INV, .signaled = true, .rkey = mw->rkey};
+        struct td_vb_send inv = {
+            .id = 2, .op = TD_VB_LOCAL_INV, .signaled = true, .rkey = mw->rkey};
         if (bad == BOUND_TWICE) {
             post_one(&p.b, bind);
             expect_wc(&p.b, 1, TD_VB_WC_MW_BIND);
@@ -924,7 +1045,8 @@ static void windows_are_checked(void **state)
             expect_wc(&p.b, 2, TD_VB_WC_LOC_QP_OP);
         } else if (binds) {
             struct end *from = &p.a;
-            if (bad == WRONG_QP) { /* another connection of the same two devices, whose target end shares the protection domain */
+            if (bad == WRONG_QP) { /* another connection of the same two devices, whose target
+                                      end shares the protection domain */
                 end_open(&c, p.a.vb, NULL);
                 end_open(&d, p.a.vb, NULL);
                 struct td_vb_qp_caps caps = {.send_wr = 4, .recv_wr = 4, .send_sge = 1};
@@ -938,7 +1060,9 @@ static void windows_are_checked(void **state)
             struct td_vb_send w = write_of(from, 3, 0, 0, 64);
             w.op = bad == READ_WINDOW ? TD_VB_READ : TD_VB_WRITE;
             w.rkey = mw->rkey;
-            w.remote_addr = p.b.mr->addr + (bad == BEFORE_WINDOW ? 63 : bad == PAST_WINDOW ? 65 : 64);
+            w.remote_addr = p.b.mr->addr + (bad == BEFORE_WINDOW ? 63
+                                            : bad == PAST_WINDOW ? 65
+                                                                 : 64);
             post_one(from, w);
             expect_wc(from, 3, TD_VB_WC_REM_ACCESS);
         }
@@ -959,8 +1083,11 @@ static void a_memfd_passes_for_a_dma_buf(void **state)
     uint8_t *view = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     struct td_vb_mr *mr;
     unsigned access = TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE;
-    assert_int_equal(p.b.vb->reg_dmabuf(p.b.device, 8192, 65536, 0x7000000000, fd, access, &mr), EINVAL); /* past its end */
-    assert_int_equal(p.b.vb->reg_dmabuf(p.b.device, 8192, 4096, 0x7000000001, fd, access, &mr), EINVAL);
+    /* past its end */
+    assert_int_equal(p.b.vb->reg_dmabuf(p.b.device, 8192, 65536, 0x7000000000, fd, access, &mr),
+                     EINVAL);
+    assert_int_equal(p.b.vb->reg_dmabuf(p.b.device, 8192, 4096, 0x7000000001, fd, access, &mr),
+                     EINVAL);
     assert_int_equal(p.b.vb->reg_dmabuf(p.b.device, 8192, 4096, 0x7000000000, fd, access, &mr), 0);
     fill(p.a.memory, 4096, 2);
     struct td_vb_send w = write_of(&p.a, 1, 0, 0, 4000);
@@ -982,14 +1109,19 @@ static void any_status_at_any_position(void **state)
     (void)state;
     struct pair p = {.f = fabric()};
     for (int after = 0; after < 2; after++) {
-        for (enum td_vb_wc_status status = TD_VB_WC_LOC_LEN; status < TD_VB_WC_N_STATUSES; status++) {
+        for (enum td_vb_wc_status status = TD_VB_WC_LOC_LEN; status < TD_VB_WC_N_STATUSES;
+             status++) {
             for (uint32_t at = 1; at <= 5; at++) {
                 end_open(&p.a, td_fake_verbs(p.f), &(struct end_options){.cq_depth = 16});
                 end_open(&p.b, td_fake_verbs(p.f), &(struct end_options){.cq_depth = 16});
                 end_connect(&p.a, &p.b.info);
                 end_connect(&p.b, &p.a.info);
-                struct td_fake_rule rule = {.fault = after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE, .device = TD_FAKE_ALL, .qp_num = p.a.qp->num,
-                                            .nth = at, .status = status};
+                struct td_fake_rule rule = {.fault =
+                                                after ? TD_FAKE_FAIL_AFTER : TD_FAKE_FAIL_BEFORE,
+                                            .device = TD_FAKE_ALL,
+                                            .qp_num = p.a.qp->num,
+                                            .nth = at,
+                                            .status = status};
                 assert_true(td_fake_rule_add(p.f, &rule));
                 assert_int_equal(p.b.vb->post_recv(p.b.qp, 1, 1), 0);
                 struct td_vb_send wrs[5];
@@ -1001,15 +1133,22 @@ static void any_status_at_any_position(void **state)
                 post(&p.a, wrs, 5);
                 for (uint32_t i = 0; i < 5; i++) {
                     if (i + 1 < at && !wrs[i].signaled) continue;
-                    expect_wc(&p.a, i, i + 1 < at ? TD_VB_WC_SUCCESS : i + 1 == at ? status : TD_VB_WC_WR_FLUSH);
+                    expect_wc(&p.a, i,
+                              i + 1 < at    ? TD_VB_WC_SUCCESS
+                              : i + 1 == at ? status
+                                            : TD_VB_WC_WR_FLUSH);
                 }
                 expect_none(&p.a);
-                uint32_t sure = after ? at : at - 1; /* landed for sure; what was sent behind it may have */
+                uint32_t sure = after ? at : at - 1; /* landed for sure; what was sent behind it
+                                                        may have */
                 for (uint32_t i = 0; i < 4; i++) {
-                    if (i < sure) assert_true(is_filled(p.b.memory + 64 * i, 64, 1));
-                    else if (!after) assert_true(is_zero(p.b.memory + 64 * i, 64));
+                    if (i < sure)
+                        assert_true(is_filled(p.b.memory + 64 * i, 64, 1));
+                    else if (!after)
+                        assert_true(is_zero(p.b.memory + 64 * i, 64));
                 }
-                if (after && at == 5) expect_imm(&p.b, 7); /* the acknowledgement got lost, not the request */
+                /* the acknowledgement got lost, not the request */
+                if (after && at == 5) expect_imm(&p.b, 7);
                 expect_no_async(&p.b);
                 end_close(&p.a);
                 end_close(&p.b);
@@ -1026,7 +1165,8 @@ static void a_post_may_take_a_part(void **state)
     pair_open(&p);
     const struct td_verbs *vb = p.a.vb;
     for (uint64_t nth = 1; nth <= 4; nth++) {
-        struct td_fake_rule rule = {.fault = TD_FAKE_POST_PARTIAL, .device = 0, .nth = nth, .error = EIO};
+        struct td_fake_rule rule = {
+            .fault = TD_FAKE_POST_PARTIAL, .device = 0, .nth = nth, .error = EIO};
         assert_true(td_fake_rule_add(p.f, &rule));
         struct td_vb_send wrs[4];
         uint32_t posted;
@@ -1046,8 +1186,11 @@ static void a_stalled_queue_says_nothing(void **state)
     (void)state;
     struct pair p;
     pair_open(&p);
-    assert_true(td_fake_rule_add(p.f, &(struct td_fake_rule){.fault = TD_FAKE_STALL, .device = TD_FAKE_ALL, .qp_num = p.a.qp->num, .nth = 2}));
-    struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), write_of(&p.a, 2, 0, 8, 8), write_of(&p.a, 3, 0, 16, 8)};
+    assert_true(td_fake_rule_add(
+        p.f, &(struct td_fake_rule){
+                 .fault = TD_FAKE_STALL, .device = TD_FAKE_ALL, .qp_num = p.a.qp->num, .nth = 2}));
+    struct td_vb_send wrs[3] = {write_of(&p.a, 1, 0, 0, 8), write_of(&p.a, 2, 0, 8, 8),
+                                write_of(&p.a, 3, 0, 16, 8)};
     fill(p.a.memory, 8, 1);
     post(&p.a, wrs, 3);
     expect_wc(&p.a, 1, TD_VB_WC_SUCCESS);
@@ -1071,8 +1214,10 @@ static void one_end_breaks_alone(void **state)
         assert_false(td_fake_qp_break(p.f, 1, true));
         assert_true(td_fake_qp_break(p.f, p.b.qp->num, event));
         expect_wc(&p.b, 5, TD_VB_WC_WR_FLUSH);
-        if (event) assert_int_equal(expect_async(&p.b, TD_VB_ASYNC_QP_FATAL).qp_num, p.b.qp->num);
-        else expect_no_async(&p.b);
+        if (event)
+            assert_int_equal(expect_async(&p.b, TD_VB_ASYNC_QP_FATAL).qp_num, p.b.qp->num);
+        else
+            expect_no_async(&p.b);
         expect_none(&p.a); /* it learns when it sends */
         post_one(&p.a, imm_of(1, 1));
         expect_wc(&p.a, 1, TD_VB_WC_RETRY_EXC);
@@ -1115,8 +1260,11 @@ static void ports_go_down_and_come_back(void **state)
     struct td_vb_wc wcs[2];
     bool timeout_is_short = (4096ull << p.a.route.timeout) * 8 < 600 * TD_NS_PER_MS;
     assert_true(timeout_is_short);
-    if (poll_n(&p.a, wcs, 1) == 1 && wcs[0].status == TD_VB_WC_SUCCESS) expect_imm(&p.b, 3);
-    else assert_int_equal(wcs[0].status, TD_VB_WC_RETRY_EXC); /* a machine that was away for half a second */
+    if (poll_n(&p.a, wcs, 1) == 1 && wcs[0].status == TD_VB_WC_SUCCESS)
+        expect_imm(&p.b, 3);
+    else
+        assert_int_equal(wcs[0].status,
+                         TD_VB_WC_RETRY_EXC); /* a machine that was away for half a second */
     pair_close(&p);
 }
 
@@ -1161,7 +1309,8 @@ static void events_come_on_demand(void **state)
     assert_true(td_fake_gid_set(p.f, 0, 1, 2, TD_FAKE_GID_V6, TD_VB_GID_ROCE_V2, false));
     assert_int_equal(expect_async(&p.a, TD_VB_ASYNC_GID_CHANGE).port, 1);
     assert_int_equal(p.a.vb->query_gid(p.a.device, 1, 2, &gid), 0);
-    assert_true(gid.type == TD_VB_GID_ROCE_V2 && !gid.netdev_up && gid.raw[0] == 0x20 && gid.netdev[0] && gid.index == 2);
+    assert_true(gid.type == TD_VB_GID_ROCE_V2 && !gid.netdev_up && gid.raw[0] == 0x20 &&
+                gid.netdev[0] && gid.index == 2);
     pair_close(&p);
 }
 
@@ -1188,10 +1337,13 @@ static void unordered_writes_obey_completions_only(void **state)
         expect_imm(&p.b, 1);
         assert_true(p.b.memory[0] >= 1 && p.b.memory[0] <= 8); /* all of them have landed */
         assert_int_equal(counters(p.f).writes_landed, 9);
-        if (p.b.memory[0] == 8) last_came_last = true;
-        else last_came_earlier = true;
+        if (p.b.memory[0] == 8)
+            last_came_last = true;
+        else
+            last_came_earlier = true;
         /* After a completion nothing that was before it may land any more. */
-        struct td_vb_send more[3] = {write_of(&p.a, 20, 0, 4000, 1), write_of(&p.a, 21, 1, 4000, 1), imm_of(22, 2)};
+        struct td_vb_send more[3] = {write_of(&p.a, 20, 0, 4000, 1), write_of(&p.a, 21, 1, 4000, 1),
+                                     imm_of(22, 2)};
         post(&p.a, more, 3);
         expect_wc(&p.a, 8, TD_VB_WC_SUCCESS);
         expect_wc(&p.a, 20, TD_VB_WC_SUCCESS);
@@ -1229,7 +1381,15 @@ static void relaxed_bytes_all_land(void **state)
     pair_close(&p);
 }
 
-enum { SENDER_FLUSHED, SENDER_DESTROYED, TARGET_IN_ERR, TARGET_DESTROYED, MEMORY_GONE, NOTHING_HAPPENED, N_LATE };
+enum {
+    SENDER_FLUSHED,
+    SENDER_DESTROYED,
+    TARGET_IN_ERR,
+    TARGET_DESTROYED,
+    MEMORY_GONE,
+    NOTHING_HAPPENED,
+    N_LATE
+};
 
 static void held_writes_land_late_or_never(void **state)
 {
@@ -1330,8 +1490,10 @@ static void a_rate_of_faults(void **state)
             post_one(&a, write_of(&a, i, 0, 0, 8));
             struct td_vb_wc wc = poll_one(&a);
             assert_int_equal(wc.id, i);
-            if (broken) assert_int_equal(wc.status, TD_VB_WC_WR_FLUSH);
-            else if (wc.status) failures++, broken = true;
+            if (broken)
+                assert_int_equal(wc.status, TD_VB_WC_WR_FLUSH);
+            else if (wc.status)
+                failures++, broken = true;
         }
         expect_none(&a);
         end_close(&a);
@@ -1343,7 +1505,13 @@ static void a_rate_of_faults(void **state)
 
 /* ---- many threads ---- */
 
-struct poster { struct end *e; uint32_t n; bool ok; atomic_uint *n_busy; }; /* who is done goes on giving the others receives */
+/* who is done goes on giving the others receives */
+struct poster {
+    struct end *e;
+    uint32_t n;
+    bool ok;
+    atomic_uint *n_busy;
+};
 
 static void *post_many(void *arg)
 {
@@ -1356,9 +1524,12 @@ static void *post_many(void *arg)
         struct td_vb_send wrs[8];
         uint32_t n = 0, k;
         for (; n < 8 && posted + n < p->n; n++) {
-            wrs[n] = write_of(p->e, posted + n, (posted + n) % 512 * 64, (posted + n) % 512 * 64, 64);
-            if ((posted + n) % 4 == 3) wrs[n].op = TD_VB_WRITE_IMM, wrs[n].imm = posted + n;
-            else wrs[n].signaled = false;
+            wrs[n] =
+                write_of(p->e, posted + n, (posted + n) % 512 * 64, (posted + n) % 512 * 64, 64);
+            if ((posted + n) % 4 == 3)
+                wrs[n].op = TD_VB_WRITE_IMM, wrs[n].imm = posted + n;
+            else
+                wrs[n].signaled = false;
         }
         int e = p->e->vb->post_send(p->e->qp, wrs, n, &k);
         p->ok = !n || e == 0 || e == ENOMEM;
@@ -1391,10 +1562,14 @@ static void threads_post_and_poll(void **state)
         end_connect(&q.b, &q.a.info);
         atomic_uint n_busy = 4;
         struct poster posters[4] = {{&p.a, 4000, false, &n_busy},
-                                    {&p.b, 4000, false, &n_busy}, {&q.a, 4000, false, &n_busy}, {&q.b, 4000, false, &n_busy}};
+                                    {&p.b, 4000, false, &n_busy},
+                                    {&q.a, 4000, false, &n_busy},
+                                    {&q.b, 4000, false, &n_busy}};
         pthread_t threads[4];
-        for (int i = 0; i < 4; i++) assert_int_equal(posters[i].e->vb->post_recv(posters[i].e->qp, 0, 64), 0);
-        for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, post_many, &posters[i]), 0);
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(posters[i].e->vb->post_recv(posters[i].e->qp, 0, 64), 0);
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, post_many, &posters[i]), 0);
         for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
         for (int i = 0; i < 4; i++) assert_true(posters[i].ok);
         end_close(&q.a);
@@ -1407,10 +1582,24 @@ static void threads_post_and_poll(void **state)
 
 enum verb { CONNECT = 1, WRITE, READ, POST_RECV, POLL, FILL, CHECK, BREAK, FLOOD, HOLD, QUIT };
 
-struct command { enum verb verb; struct info info; uint64_t at, to, bytes, seed; uint32_t imm, n; };
-struct answer { struct info info; struct td_vb_wc wcs[16]; int n; bool ok; };
+struct command {
+    enum verb verb;
+    struct info info;
+    uint64_t at, to, bytes, seed;
+    uint32_t imm, n;
+};
+struct answer {
+    struct info info;
+    struct td_vb_wc wcs[16];
+    int n;
+    bool ok;
+};
 
-struct child { pid_t pid; int fd; struct info info; };
+struct child {
+    pid_t pid;
+    int fd;
+    struct info info;
+};
 
 static bool all_read(int fd, void *to, size_t bytes)
 {
@@ -1426,7 +1615,8 @@ static void child_flood(struct end *e) /* until it is killed */
 {
     struct td_vb_wc wcs[16];
     for (uint32_t i = 0;;) {
-        struct td_vb_send w[2] = {write_of(e, i, i % 100 * 4096, i % 100 * 4096, 4096 + i % 50000), read_of(e, i, 700000, i % 100 * 64, 3000)};
+        struct td_vb_send w[2] = {write_of(e, i, i % 100 * 4096, i % 100 * 4096, 4096 + i % 50000),
+                                  read_of(e, i, 700000, i % 100 * 64, 3000)};
         uint32_t posted;
         w[0].signaled = i % 8 == 0;
         if (i % 16 == 5) w[0].op = TD_VB_WRITE_IMM;
@@ -1454,7 +1644,8 @@ static int child_main(int fd)
         a = (struct answer){.ok = true};
         if (c.verb == CONNECT) end_connect(&e, &c.info);
         if (c.verb == WRITE || c.verb == READ) {
-            struct td_vb_send wrs[2] = {write_of(&e, c.seed, c.at, c.to, (uint32_t)c.bytes), imm_of(c.seed + 1, c.imm)};
+            struct td_vb_send wrs[2] = {write_of(&e, c.seed, c.at, c.to, (uint32_t)c.bytes),
+                                        imm_of(c.seed + 1, c.imm)};
             if (c.verb == READ) wrs[0].op = TD_VB_READ;
             uint32_t posted;
             a.ok = vb->post_send(e.qp, wrs, c.verb == READ ? 1 : 2, &posted) == 0;
@@ -1483,7 +1674,7 @@ static void child_spawn(struct child *c, const char *more)
     assert_int_equal(setenv("TANDEM_VERBS_FAKE", option, 1), 0);
     int theirs = dup(fds[1]); /* without close-on-exec */
     snprintf(number, sizeof number, "%d", theirs);
-    char *argv[] = {(char *)(uintptr_t)program, (char *)(uintptr_t)"--child", number, NULL};
+    char *argv[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "--child", number, NULL};
     assert_int_equal(posix_spawn(&c->pid, program, NULL, NULL, argv, environ), 0);
     close(theirs);
     close(fds[1]);
@@ -1552,7 +1743,10 @@ static void two_processes_exchange(void **state)
         struct td_fake_fabric *f = shared_fabric(&o);
         struct end e;
         struct child c;
-        child_spawn(&c, mode == 1 ? ",unordered=1" : mode == 2 ? ",relaxed=1" : mode == 3 ? ",delay_us=100" : "");
+        child_spawn(&c, mode == 1   ? ",unordered=1"
+                        : mode == 2 ? ",relaxed=1"
+                        : mode == 3 ? ",delay_us=100"
+                                    : "");
         end_open(&e, td_fake_verbs(f), NULL);
         end_connect(&e, &c.info);
         tell(&c, (struct command){.verb = CONNECT, .info = e.info});
@@ -1569,13 +1763,15 @@ static void two_processes_exchange(void **state)
         w.rkey = c.info.rkey;
         post_one(&e, w);
         struct answer a = tell(&c, (struct command){.verb = POLL, .n = 1});
-        assert_true(a.n == 1 && a.wcs[0].op == TD_VB_RECV_IMM && a.wcs[0].imm == 0x1234 && a.wcs[0].id == 90 && !a.wcs[0].status);
+        assert_true(a.n == 1 && a.wcs[0].op == TD_VB_RECV_IMM && a.wcs[0].imm == 0x1234 &&
+                    a.wcs[0].id == 90 && !a.wcs[0].status);
         tell(&c, (struct command){.verb = CHECK, .at = 33, .bytes = 700000, .seed = 11});
         expect_wc(&e, 1, TD_VB_WC_SUCCESS);
         /* from it */
         memset(e.memory, 0, BUFFER_BYTES);
         assert_int_equal(e.vb->post_recv(e.qp, 1, 1), 0);
-        tell(&c, (struct command){.verb = WRITE, .at = 33, .to = 7, .bytes = 500000, .seed = 50, .imm = 77});
+        tell(&c, (struct command){
+                     .verb = WRITE, .at = 33, .to = 7, .bytes = 500000, .seed = 50, .imm = 77});
         expect_imm(&e, 77);
         assert_true(is_filled(e.memory + 7, 500000, 11));
         assert_int_equal(tell(&c, (struct command){.verb = POLL, .n = 2}).n, 2);
@@ -1593,7 +1789,8 @@ static void two_processes_exchange(void **state)
         td_fake_counters_get(f, c.info.node, &k);
         assert_int_equal(k.rkey_violations, 1);
         a = tell(&c, (struct command){.verb = POLL, .n = 1});
-        assert_true(a.n == 1 && a.wcs[0].status == TD_VB_WC_WR_FLUSH && a.wcs[0].id == 90); /* the receive that was left */
+        /* the receive that was left */
+        assert_true(a.n == 1 && a.wcs[0].status == TD_VB_WC_WR_FLUSH && a.wcs[0].id == 90);
         child_quit(&c);
         end_close(&e);
         shared_fabric_close(f);
@@ -1651,7 +1848,8 @@ static void a_stopped_peer_holds_nobody(void **state)
         child_spawn(&c, "");
         end_open(&e, td_fake_verbs(f), NULL);
         end_connect(&e, &c.info);
-        assert_int_equal(e.vb->post_recv(e.qp, 0, 8), 0); /* it will soon wait for receives; that is fine */
+        /* it will soon wait for receives; that is fine */
+        assert_int_equal(e.vb->post_recv(e.qp, 0, 8), 0);
         tell(&c, (struct command){.verb = CONNECT, .info = e.info});
         uint64_t landed = counters(f).writes_landed;
         tell(&c, (struct command){.verb = FLOOD});
@@ -1667,7 +1865,8 @@ static void a_stopped_peer_holds_nobody(void **state)
         struct td_fake_counters before = counters(f), now;
         assert_int_equal(kill(c.pid, SIGCONT), 0);
         /* It sends again, or has seen that this end is gone. */
-        WAIT_WHILE((now = counters(f), now.requests_sent == before.requests_sent && now.retransmits == before.retransmits &&
+        WAIT_WHILE((now = counters(f), now.requests_sent == before.requests_sent &&
+                                           now.retransmits == before.retransmits &&
                                            now.qps_broken == before.qps_broken));
         for (uint32_t i = 0; i < BUFFER_BYTES; i++) assert_int_equal(e.memory[i], 0x5a);
         child_kill(&c);
@@ -1677,7 +1876,8 @@ static void a_stopped_peer_holds_nobody(void **state)
     shared_fabric_close(f);
 }
 
-/* What waits in the network of a stopped target is lost with its sender's queue pair: its source may have been used again. */
+/* What waits in the network of a stopped target is lost with its sender's queue pair: its source
+ * may have been used again. */
 static void a_flushed_source_is_not_read(void **state)
 {
     (void)state;
@@ -1707,7 +1907,8 @@ static void a_flushed_source_is_not_read(void **state)
     tell(&c, (struct command){.verb = CHECK, .bytes = 4096, .seed = 1});
     tell(&c, (struct command){.verb = BREAK});
     struct answer a = tell(&c, (struct command){.verb = POLL, .n = 1});
-    assert_true(a.n == 1 && a.wcs[0].status == TD_VB_WC_WR_FLUSH && a.wcs[0].id == 90); /* the receive was not used */
+    /* the receive was not used */
+    assert_true(a.n == 1 && a.wcs[0].status == TD_VB_WC_WR_FLUSH && a.wcs[0].id == 90);
     child_quit(&c);
     end_close(&e);
     shared_fabric_close(f);
@@ -1760,11 +1961,13 @@ static void kills_in_the_middle(void **state)
         tell(&c, (struct command){.verb = FLOOD});
         struct td_vb_wc wc;
         uint64_t deadline_ns = td_now_ns() + PATIENCE_NS;
-        while (counters(f).writes_landed < until && td_now_ns() < deadline_ns) { /* both directions are busy */
+        while (counters(f).writes_landed < until && td_now_ns() < deadline_ns) {
+            /* both directions are busy */
             struct td_vb_send w = write_of(&e, 1, 0, 800000, 4096);
             uint32_t k;
             e.vb->post_send(e.qp, &w, 1, &k);
-            if (e.vb->poll(e.cq, &wc, 1) == 1 && wc.op == TD_VB_RECV_IMM) e.vb->post_recv(e.qp, 0, 1);
+            if (e.vb->poll(e.cq, &wc, 1) == 1 && wc.op == TD_VB_RECV_IMM)
+                e.vb->post_recv(e.qp, 0, 1);
         }
         child_kill(&c);
         post_one(&x, write_of(&x, round, 0, 0, 1000));
@@ -1802,7 +2005,8 @@ static void two_nodes_of_one_process(void **state)
     struct td_fake_fabric *more[TD_FAKE_NODES_MAX];
     struct td_fake_options o = options();
     o.path = fabric_path;
-    for (int i = 1; i < TD_FAKE_NODES_MAX; i++) assert_int_equal(td_fake_fabric_open(&o, &more[i], NULL), TD_OK);
+    for (int i = 1; i < TD_FAKE_NODES_MAX; i++)
+        assert_int_equal(td_fake_fabric_open(&o, &more[i], NULL), TD_OK);
     assert_int_equal(td_fake_fabric_open(&o, &more[0], NULL), TD_ERR_LIMIT);
     for (int i = 1; i < TD_FAKE_NODES_MAX; i++) td_fake_fabric_close(more[i]);
     end_close(&a);
@@ -1816,24 +2020,47 @@ static void two_nodes_of_one_process(void **state)
 static void options_are_parsed(void **state)
 {
     (void)state;
-    static const struct { const char *text; td_status status; } cases[] = {
-        {"", TD_OK}, {"seed=18446744073709551615", TD_OK}, {"unordered", TD_OK}, {"devices=16,ports=2", TD_OK}, {"mtu=1024,,tiny=1", TD_OK},
-        {"devices=17", TD_ERR_INVALID}, {"ports=3", TD_ERR_INVALID}, {"mtu=1500", TD_ERR_INVALID}, {"seed=18446744073709551616", TD_ERR_INVALID},
-        {"unordered=2", TD_ERR_INVALID}, {"seed=-1", TD_ERR_INVALID}, {"seed=", TD_ERR_INVALID}, {"seed=1x", TD_ERR_INVALID},
-        {"colour=1", TD_ERR_INVALID},
-        {"fail_nth=3,fail_status=11,fail_after=1", TD_OK}, {"fail_nth=3", TD_ERR_INVALID}, {"fail_nth=3,fail_status=17", TD_ERR_INVALID},
-        {"max_qp_wr=0", TD_ERR_INVALID}, {"max_sge=17", TD_ERR_INVALID}, {"rd_atomic=256", TD_ERR_INVALID}, {"spin_us=4294967296", TD_ERR_INVALID}};
+    static const struct {
+        const char *text;
+        td_status status;
+    } cases[] = {{"", TD_OK},
+                 {"seed=18446744073709551615", TD_OK},
+                 {"unordered", TD_OK},
+                 {"devices=16,ports=2", TD_OK},
+                 {"mtu=1024,,tiny=1", TD_OK},
+                 {"devices=17", TD_ERR_INVALID},
+                 {"ports=3", TD_ERR_INVALID},
+                 {"mtu=1500", TD_ERR_INVALID},
+                 {"seed=18446744073709551616", TD_ERR_INVALID},
+                 {"unordered=2", TD_ERR_INVALID},
+                 {"seed=-1", TD_ERR_INVALID},
+                 {"seed=", TD_ERR_INVALID},
+                 {"seed=1x", TD_ERR_INVALID},
+                 {"colour=1", TD_ERR_INVALID},
+                 {"fail_nth=3,fail_status=11,fail_after=1", TD_OK},
+                 {"fail_nth=3", TD_ERR_INVALID},
+                 {"fail_nth=3,fail_status=17", TD_ERR_INVALID},
+                 {"max_qp_wr=0", TD_ERR_INVALID},
+                 {"max_sge=17", TD_ERR_INVALID},
+                 {"rd_atomic=256", TD_ERR_INVALID},
+                 {"spin_us=4294967296", TD_ERR_INVALID}};
     struct td_fake_options o;
     struct td_err err;
     char path[256];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_status status = td_fake_options_parse(cases[i].text, &o, path, &err);
-        if (status != cases[i].status) fail_msg("\"%s\": %s", cases[i].text, td_status_name(status));
+        if (status != cases[i].status)
+            fail_msg("\"%s\": %s", cases[i].text, td_status_name(status));
     }
-    assert_int_equal(td_fake_options_parse("path=/x/y,devices=2,seed=7,relaxed=1,rd_atomic=3,max_mr_bytes=1000,retry_ms=9,no_copy=1", &o, path, &err),
+    assert_int_equal(
+        td_fake_options_parse(
+            "path=/x/"
+            "y,devices=2,seed=7,relaxed=1,rd_atomic=3,max_mr_bytes=1000,retry_ms=9,no_copy=1",
+            &o, path, &err),
         TD_OK);
     assert_string_equal(o.path, "/x/y");
-    assert_true(o.devices == 2 && o.seed == 7 && o.relaxed && !o.unordered && o.limits.max_rd_atomic_in == 3 && o.limits.max_rd_atomic_out == 3 &&
+    assert_true(o.devices == 2 && o.seed == 7 && o.relaxed && !o.unordered &&
+                o.limits.max_rd_atomic_in == 3 && o.limits.max_rd_atomic_out == 3 &&
                 o.limits.max_mr_bytes == 1000 && o.retry_ms == 9 && o.no_copy);
     const struct td_verbs *vb;
     unsetenv("TANDEM_VERBS_FAKE");
@@ -1866,56 +2093,57 @@ static void a_post_is_cheap(void **state)
             expect_wc(&p.a, 31, TD_VB_WC_SUCCESS);
         }
     }
-    print_message("post_send in chains of 32, 1 piece: %.1f ns per request\n", (double)best_ns / 32);
+    print_message("post_send in chains of 32, 1 piece: %.1f ns per request\n",
+                  (double)best_ns / 32);
     pair_close(&p);
 }
 
 int main(int argc, char **argv)
 {
     program = "/proc/self/exe";
-    if (argc == 3 && strcmp(argv[1], "--child") == 0) return child_main((int)strtol(argv[2], NULL, 10));
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writes_land_and_imm_tells),
-        cmocka_unit_test(a_read_fetches_and_fences),
-        cmocka_unit_test(pieces_gather_and_scatter),
-        cmocka_unit_test(an_armed_queue_wakes_once),
-        cmocka_unit_test(states_and_attributes_are_checked),
-        cmocka_unit_test(objects_are_checked_against_limits),
-        cmocka_unit_test(depths_are_kept),
-        cmocka_unit_test(an_error_flushes_everything),
-        cmocka_unit_test(a_full_completion_queue_dies),
-        cmocka_unit_test(shared_receives_serve_all),
-        cmocka_unit_test(completions_go_with_their_queue_pair),
-        cmocka_unit_test(remote_keys_are_checked),
-        cmocka_unit_test(local_keys_are_checked),
-        cmocka_unit_test(a_receiver_that_is_not_ready),
-        cmocka_unit_test(requests_nobody_takes_end_in_time),
-        cmocka_unit_test(both_ends_agree_or_the_request_is_invalid),
-        cmocka_unit_test(windows_open_and_close),
-        cmocka_unit_test(windows_are_checked),
-        cmocka_unit_test(a_memfd_passes_for_a_dma_buf),
-        cmocka_unit_test(any_status_at_any_position),
-        cmocka_unit_test(a_post_may_take_a_part),
-        cmocka_unit_test(a_stalled_queue_says_nothing),
-        cmocka_unit_test(one_end_breaks_alone),
-        cmocka_unit_test(ports_go_down_and_come_back),
-        cmocka_unit_test(a_completion_queue_dies_in_silence),
-        cmocka_unit_test(events_come_on_demand),
-        cmocka_unit_test(unordered_writes_obey_completions_only),
-        cmocka_unit_test(relaxed_bytes_all_land),
-        cmocka_unit_test(held_writes_land_late_or_never),
-        cmocka_unit_test(delays_keep_the_order),
-        cmocka_unit_test(a_rate_of_faults),
-        cmocka_unit_test(threads_post_and_poll),
-        cmocka_unit_test(two_processes_exchange),
-        cmocka_unit_test(a_killed_peer_is_a_dead_one),
-        cmocka_unit_test(a_stopped_peer_holds_nobody),
-        cmocka_unit_test(a_flushed_source_is_not_read),
-        cmocka_unit_test(the_network_outlives_a_sender),
-        cmocka_unit_test(kills_in_the_middle),
-        cmocka_unit_test(two_nodes_of_one_process),
-        cmocka_unit_test(options_are_parsed),
-        cmocka_unit_test(a_post_is_cheap)};
+    if (argc == 3 && strcmp(argv[1], "--child") == 0)
+        return child_main((int)strtol(argv[2], NULL, 10));
+    const struct CMUnitTest tests[] = {cmocka_unit_test(writes_land_and_imm_tells),
+                                       cmocka_unit_test(a_read_fetches_and_fences),
+                                       cmocka_unit_test(pieces_gather_and_scatter),
+                                       cmocka_unit_test(an_armed_queue_wakes_once),
+                                       cmocka_unit_test(states_and_attributes_are_checked),
+                                       cmocka_unit_test(objects_are_checked_against_limits),
+                                       cmocka_unit_test(depths_are_kept),
+                                       cmocka_unit_test(an_error_flushes_everything),
+                                       cmocka_unit_test(a_full_completion_queue_dies),
+                                       cmocka_unit_test(shared_receives_serve_all),
+                                       cmocka_unit_test(completions_go_with_their_queue_pair),
+                                       cmocka_unit_test(remote_keys_are_checked),
+                                       cmocka_unit_test(local_keys_are_checked),
+                                       cmocka_unit_test(a_receiver_that_is_not_ready),
+                                       cmocka_unit_test(requests_nobody_takes_end_in_time),
+                                       cmocka_unit_test(both_ends_agree_or_the_request_is_invalid),
+                                       cmocka_unit_test(windows_open_and_close),
+                                       cmocka_unit_test(windows_are_checked),
+                                       cmocka_unit_test(a_memfd_passes_for_a_dma_buf),
+                                       cmocka_unit_test(any_status_at_any_position),
+                                       cmocka_unit_test(a_post_may_take_a_part),
+                                       cmocka_unit_test(a_stalled_queue_says_nothing),
+                                       cmocka_unit_test(one_end_breaks_alone),
+                                       cmocka_unit_test(ports_go_down_and_come_back),
+                                       cmocka_unit_test(a_completion_queue_dies_in_silence),
+                                       cmocka_unit_test(events_come_on_demand),
+                                       cmocka_unit_test(unordered_writes_obey_completions_only),
+                                       cmocka_unit_test(relaxed_bytes_all_land),
+                                       cmocka_unit_test(held_writes_land_late_or_never),
+                                       cmocka_unit_test(delays_keep_the_order),
+                                       cmocka_unit_test(a_rate_of_faults),
+                                       cmocka_unit_test(threads_post_and_poll),
+                                       cmocka_unit_test(two_processes_exchange),
+                                       cmocka_unit_test(a_killed_peer_is_a_dead_one),
+                                       cmocka_unit_test(a_stopped_peer_holds_nobody),
+                                       cmocka_unit_test(a_flushed_source_is_not_read),
+                                       cmocka_unit_test(the_network_outlives_a_sender),
+                                       cmocka_unit_test(kills_in_the_middle),
+                                       cmocka_unit_test(two_nodes_of_one_process),
+                                       cmocka_unit_test(options_are_parsed),
+                                       cmocka_unit_test(a_post_is_cheap)};
     if (argc == 2) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

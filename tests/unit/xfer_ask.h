@@ -1,4 +1,5 @@
-/* xfer_ask.h - what tests say to their nodes and hear from them. WAIT_MS, the test's own, is the longest wait for an event. */
+/* xfer_ask.h - what tests say to their nodes and hear from them. WAIT_MS, the test's own, is the
+ * longest wait for an event. */
 #ifndef XFER_ASK_H
 #define XFER_ASK_H
 
@@ -35,13 +36,12 @@ static inline struct td_xfer_event event_by(struct node *n, uint64_t ms)
 }
 #define event(node) event_by(node, WAIT_MS)
 
-#define expect(node, kind_, status_)                                                                                                                 \
-    do {                                                                                                                                             \
-        struct td_xfer_event e_ = event(node);                                                                                                       \
-        if (e_.kind != (kind_) || e_.status != (status_))                                                                                            \
-            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__, (int)e_.kind, (int)e_.status, e_.reason,             \
-                (int)(kind_),                                                                                                                        \
-                     (int)(status_));                                                                                                                \
+#define expect(node, kind_, status_)                                                               \
+    do {                                                                                           \
+        struct td_xfer_event e_ = event(node);                                                     \
+        if (e_.kind != (kind_) || e_.status != (status_))                                          \
+            fail_msg("%s:%d: event %d status %d (%s), wanted %d status %d", __FILE__, __LINE__,    \
+                     (int)e_.kind, (int)e_.status, e_.reason, (int)(kind_), (int)(status_));       \
     } while (0)
 
 #endif

@@ -1,8 +1,10 @@
-/* xfer_core_test.c - two protocol cores, a sender's and a receiver's, joined by a simulated network under a simulated clock. First every order of
- * events up to a depth, then long random walks. A pool block is three cells of content here, so that frames split blocks.
+/* xfer_core_test.c - two protocol cores, a sender's and a receiver's, joined by a simulated network
+ * under a simulated clock. First every order of events up to a depth, then long random walks. A
+ * pool block is three cells of content here, so that frames split blocks.
  *
- * What is checked at every step: SLOT_READY only with exactly the submitted content; no cell is written that no live slot owns; each
- * slot and op has one terminal event, none of them while a piece is under way; nothing outlives its deadline. */
+ * What is checked at every step: SLOT_READY only with exactly the submitted content; no cell is
+ * written that no live slot owns; each slot and op has one terminal event, none of them while a
+ * piece is under way; nothing outlives its deadline. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,10 +19,10 @@
 #include "common/base/hash.h"
 #include "common/transfer/protocol.h"
 
-#define CELL (512u << 10)       /* half a full DATA frame */
-#define CELLS 3                 /* per block */
+#define CELL (512u << 10) /* half a full DATA frame */
+#define CELLS 3           /* per block */
 #define N_BLOCKS 12
-#define MAX_TRANSFERS 3         /* alive at a time: slots and ops */
+#define MAX_TRANSFERS 3 /* alive at a time: slots and ops */
 #define BLOCKS_EACH (N_BLOCKS / MAX_TRANSFERS)
 #define MAX_FRAMES 64
 #define GRACE_NS 100
@@ -29,7 +31,7 @@ struct frame_in_flight {
     struct td_xfer_frame f;
     uint8_t payload[64];
     uint32_t n_payload;
-    int cells[2 * CELLS];       /* DATA: the content as it was when it left */
+    int cells[2 * CELLS]; /* DATA: the content as it was when it left */
 };
 
 struct wire {
@@ -37,18 +39,21 @@ struct wire {
     int n;
 };
 
-/* What the callers on both sides know about one transfer. Transfer t uses blocks [t * BLOCKS_EACH, ...) in both pools. */
+/* What the callers on both sides know about one transfer. Transfer t uses blocks [t *
+ * BLOCKS_EACH, ...) in both pools. */
 struct transfer {
     bool slot_live, op_live, granted, revoked, ready, slot_failed;
     uint32_t slot, op;
     int32_t n, n_sent;
     uint32_t cells[BLOCKS_EACH]; /* submitted, of each block */
     struct td_xfer_grant_blob grant;
-    int content;                /* base of what this use of the blocks carries; a cell of it is there when it is submitted */
+    int content; /* base of what this use of the blocks carries; a cell of it is
+                    there when it is submitted */
     uint64_t slot_deadline, op_deadline;
 };
 
-/* rdma: a request on its way. Data may land at any time before it completes; the word comes after all that its queue pair carried before. */
+/* rdma: a request on its way. Data may land at any time before it completes; the word comes
+ * after all that its queue pair carried before. */
 struct request {
     struct td_xfer_wr wr;
     uint64_t conn;
@@ -63,7 +68,7 @@ struct world {
     struct td_xfer_core p, d;
     enum td_xfer_path path;
     uint64_t now, conn, n_conns; /* conn 0: none stands */
-    uint32_t clock_us;          /* what the receiver adds to the sender's clock */
+    uint32_t clock_us;           /* what the receiver adds to the sender's clock */
     struct wire to_d, to_p;
     uint64_t handles[MAX_TRANSFERS];
     int src[N_BLOCKS * CELLS], dst[N_BLOCKS * CELLS];
@@ -71,26 +76,42 @@ struct world {
     struct td_xfer_turns tx_turns, copy_turns;
     int next_content;
     uint64_t rng;
-    bool calm;                  /* nothing happens inside a piece */
-    bool parts;                 /* submit_some: blocks go in two parts */
-    int32_t fixed_n;            /* blocks of each grant; 0: random */
+    bool calm;       /* nothing happens inside a piece */
+    bool parts;      /* submit_some: blocks go in two parts */
+    int32_t fixed_n; /* blocks of each grant; 0: random */
     /* a copy under way, so that other events fall into it */
     bool copying;
     struct td_xfer_copy copy;
     bool copy_valid;
-    /* cuda-ipc: copies that run by themselves. They read and land when they end, whatever has become of the slot by then. */
-    struct { struct td_xfer_copy c; int32_t src[BLOCKS_EACH], dst[BLOCKS_EACH]; } pull[2];
+    /* cuda-ipc: copies that run by themselves. They read and land when they end, whatever has
+       become of the slot by then. */
+    struct {
+        struct td_xfer_copy c;
+        int32_t src[BLOCKS_EACH], dst[BLOCKS_EACH];
+    } pull[2];
     int n_pulls, n_landed_lost;
     int n_ready, n_done, n_failed, n_started;
     struct request nic[N_QPS][MAX_REQUESTS]; /* rdma, the sender's */
     int n_nic[N_QPS];
     struct td_xfer_turns wr_turns;
     uint32_t targets_cursor;
-    uint64_t old_conn;          /* rdma: the sender has left it, the receiver has not noticed; 0: none */
-    struct { int32_t block; uint64_t cell; int content; } late[N_BLOCKS * CELLS]; /* what is still in its network */
+    uint64_t old_conn; /* rdma: the sender has left it, the receiver has not noticed; 0:
+                          none */
+    /* what is still in its network */
+    struct {
+        int32_t block;
+        uint64_t cell;
+        int content;
+    } late[N_BLOCKS * CELLS];
     int n_late, n_landed_late;
-    /* What a fenced queue pair had accepted and the host has not placed yet: it may, until its quarantine is over. */
-    struct { int32_t block; uint64_t cell; int content; uint64_t until; } dma[N_BLOCKS * CELLS];
+    /* What a fenced queue pair had accepted and the host has not placed yet: it may, until its
+       quarantine is over. */
+    struct {
+        int32_t block;
+        uint64_t cell;
+        int content;
+        uint64_t until;
+    } dma[N_BLOCKS * CELLS];
     int n_dma, n_landed_dma;
 };
 
@@ -100,10 +121,7 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 17 ^ *state << 31;
 }
 
-static uint64_t random_hook(void *ctx)
-{
-    return next_random(&((struct world *)ctx)->rng);
-}
+static uint64_t random_hook(void *ctx) { return next_random(&((struct world *)ctx)->rng); }
 
 static void put(struct wire *w, const struct td_xfer_frame *f, const void *payload)
 {
@@ -111,17 +129,21 @@ static void put(struct wire *w, const struct td_xfer_frame *f, const void *paylo
     struct frame_in_flight *q = &w->q[w->n++];
     memset(q, 0, sizeof *q);
     q->f = *f;
-    q->n_payload = f->type == TD_XFER_DATA ? 0 : f->length < sizeof q->payload ? f->length : sizeof q->payload;
+    q->n_payload = f->type == TD_XFER_DATA         ? 0
+                   : f->length < sizeof q->payload ? f->length
+                                                   : sizeof q->payload;
     if (q->n_payload) memcpy(q->payload, payload, q->n_payload);
 }
 
-static void send_from_p(void *ctx, uint64_t conn, const struct td_xfer_frame *f, const void *payload)
+static void send_from_p(void *ctx, uint64_t conn, const struct td_xfer_frame *f,
+                        const void *payload)
 {
     struct world *w = ctx;
     if (conn == w->conn) put(&w->to_d, f, payload);
 }
 
-static void send_from_d(void *ctx, uint64_t conn, const struct td_xfer_frame *f, const void *payload)
+static void send_from_d(void *ctx, uint64_t conn, const struct td_xfer_frame *f,
+                        const void *payload)
 {
     struct world *w = ctx;
     if (conn == w->conn) put(&w->to_p, f, payload);
@@ -143,10 +165,14 @@ static void world_open(struct world *w, enum td_xfer_path path, uint64_t seed)
     w->path = path;
     w->now = 1;
     w->rng = seed;
-    struct td_xfer_core_hooks p = {.ctx = w, .random_u64 = random_hook, .send = send_from_p, .op_handle = handle_hook};
-    struct td_xfer_core_hooks d = {.ctx = w, .random_u64 = random_hook, .send = send_from_d, .op_handle = no_handle};
-    assert_int_equal(td_xfer_core_create(&w->p, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, 0, &p, NULL), TD_OK);
-    assert_int_equal(td_xfer_core_create(&w->d, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, 0, &d, NULL), TD_OK);
+    struct td_xfer_core_hooks p = {
+        .ctx = w, .random_u64 = random_hook, .send = send_from_p, .op_handle = handle_hook};
+    struct td_xfer_core_hooks d = {
+        .ctx = w, .random_u64 = random_hook, .send = send_from_d, .op_handle = no_handle};
+    assert_int_equal(
+        td_xfer_core_create(&w->p, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, 0, &p, NULL), TD_OK);
+    assert_int_equal(
+        td_xfer_core_create(&w->d, MAX_TRANSFERS, MAX_TRANSFERS, GRACE_NS, 0, &d, NULL), TD_OK);
     td_xfer_core_mem(&w->p, CELL * CELLS, N_BLOCKS);
     td_xfer_core_mem(&w->d, CELL * CELLS, N_BLOCKS);
 }
@@ -167,8 +193,10 @@ static int32_t src_block(const struct world *w, const struct transfer *t, int32_
     return (int32_t)(t - w->t) * BLOCKS_EACH + i;
 }
 
-/* A byte range lands: every cell must belong to a slot that is armed or filling, or the write is one that nobody allowed. */
-static void land(struct world *w, uint32_t slot, uint64_t offset, uint64_t n_bytes, const int *cells)
+/* A byte range lands: every cell must belong to a slot that is armed or filling, or the write is
+ * one that nobody allowed. */
+static void land(struct world *w, uint32_t slot, uint64_t offset, uint64_t n_bytes,
+                 const int *cells)
 {
     const struct transfer *t = NULL;
     for (int i = 0; i < MAX_TRANSFERS; i++)
@@ -177,11 +205,13 @@ static void land(struct world *w, uint32_t slot, uint64_t offset, uint64_t n_byt
     assert_false(t->ready);
     for (uint64_t at = 0; at < n_bytes; at += CELL) {
         uint64_t cell = (offset + at) / CELL;
-        w->dst[(uint64_t)dst_block(w, t, (int32_t)(cell / CELLS)) * CELLS + cell % CELLS] = cells[at / CELL];
+        w->dst[(uint64_t)dst_block(w, t, (int32_t)(cell / CELLS)) * CELLS + cell % CELLS] =
+            cells[at / CELL];
     }
 }
 
-/* rdma: bytes land without the receiver's core being asked. The block must be a live slot's that is not ready. */
+/* rdma: bytes land without the receiver's core being asked. The block must be a live slot's that
+ * is not ready. */
 static void land_raw(struct world *w, int32_t block, uint64_t cell, int content)
 {
     const struct transfer *owner = &w->t[block / BLOCKS_EACH];
@@ -189,7 +219,7 @@ static void land_raw(struct world *w, int32_t block, uint64_t cell, int content)
     w->dst[(uint64_t)block * CELLS + cell] = content;
 }
 
-/* --- the actions ---------------------------------------------------------------------------------------------------------------- */
+/* --- the actions ------------------------------------------------------------------------------ */
 
 static bool start(struct world *w, struct transfer *t, uint64_t life_ns)
 {
@@ -200,54 +230,78 @@ static bool start(struct world *w, struct transfer *t, uint64_t life_ns)
     for (int32_t i = 0; i < t->n; i++) ids[i] = dst_block(w, t, i);
     t->slot_deadline = w->now + life_ns;
     t->op_deadline = w->now + life_ns + 7;
-    assert_int_equal(td_xfer_core_grant(&w->d, ids, t->n, t->slot_deadline, (uint64_t)(t - w->t), &t->slot, NULL), TD_OK);
+    assert_int_equal(td_xfer_core_grant(&w->d, ids, t->n, t->slot_deadline, (uint64_t)(t - w->t),
+                                        &t->slot, NULL),
+                     TD_OK);
     const struct td_xfer_slot *s = &w->d.slots[t->slot];
-    t->grant = (struct td_xfer_grant_blob){.slot = t->slot, .generation = s->generation, .n_blocks = t->n, .block_bytes = CELL * CELLS};
+    t->grant = (struct td_xfer_grant_blob){.slot = t->slot,
+                                           .generation = s->generation,
+                                           .n_blocks = t->n,
+                                           .block_bytes = CELL * CELLS};
     memcpy(t->grant.key, s->key, sizeof t->grant.key);
-    assert_int_equal(td_xfer_core_op_start(&w->p, &t->grant, t->op_deadline, (uint64_t)(t - w->t), &t->op, NULL), TD_OK);
+    assert_int_equal(
+        td_xfer_core_op_start(&w->p, &t->grant, t->op_deadline, (uint64_t)(t - w->t), &t->op, NULL),
+        TD_OK);
     t->slot_live = t->op_live = t->granted = true;
     t->content = w->next_content += 1000;
-    for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = -3; /* not computed yet */
+    /* not computed yet */
+    for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = -3;
     w->n_started++;
     return true;
 }
 
 /* Cells of blocks [first, first + n), of which `have` each were submitted before. */
-static td_status submit_cells(struct world *w, struct transfer *t, int32_t first, int32_t n, uint32_t have, uint32_t n_cells)
+static td_status submit_cells(struct world *w, struct transfer *t, int32_t first, int32_t n,
+                              uint32_t have, uint32_t n_cells)
 {
     int32_t ids[BLOCKS_EACH];
     for (int32_t i = 0; i < n; i++) {
         ids[i] = src_block(w, t, first + i);
-        for (uint32_t k = have; k < have + n_cells; k++) w->src[(uint32_t)ids[i] * CELLS + k] = t->content + (first + i) * CELLS + (int)k;
+        for (uint32_t k = have; k < have + n_cells; k++)
+            w->src[(uint32_t)ids[i] * CELLS + k] = t->content + (first + i) * CELLS + (int)k;
     }
-    td_status status = td_xfer_core_submit_part(&w->p, w->now, t->op, first, ids, n, (uint64_t)have * CELL, (uint64_t)n_cells * CELL);
+    td_status status = td_xfer_core_submit_part(&w->p, w->now, t->op, first, ids, n,
+                                                (uint64_t)have * CELL, (uint64_t)n_cells * CELL);
     enum td_xfer_op_state state = w->p.ops[t->op].state;
     assert_int_equal(status == TD_OK, state != TD_OP_ENDED && state != TD_OP_STOPPING);
     for (int32_t i = 0; i < n; i++) t->cells[first + i] += n_cells;
     return status;
 }
 
-/* More of some blocks, wherever they are: neighbours of which as much has come. And what no caller may do changes nothing. */
+/* More of some blocks, wherever they are: neighbours of which as much has come. And what no
+ * caller may do changes nothing. */
 static bool submit_part(struct world *w, struct transfer *t)
 {
     if (!t->op_live || t->n_sent >= t->n) return false;
-    int32_t first = t->n_sent + (int32_t)(next_random(&w->rng) % (uint64_t)(t->n - t->n_sent)), n = 1, id = src_block(w, t, first);
+    int32_t first = t->n_sent + (int32_t)(next_random(&w->rng) % (uint64_t)(t->n - t->n_sent)),
+            n = 1, id = src_block(w, t, first);
     uint32_t have = t->cells[first];
     if (have == CELLS) return false;
     while (first + n < t->n && t->cells[first + n] == have && next_random(&w->rng) % 3) n++;
     const struct td_xfer_op *op = &w->p.ops[t->op];
     uint64_t ready = op->bytes_ready, at = (uint64_t)have * CELL;
     int32_t other = (id + 1) % N_BLOCKS;
-    const struct { uint64_t offset, n_bytes; const int32_t *id; } wrong[] = {
-        {at + CELL, CELL, &id}, {at ? at - CELL : CELLS * CELL, CELL, &id}, {at, (CELLS - have) * (uint64_t)CELL + 1, &id}, {at, 0, &id},
-        {at, UINT64_MAX, &id}, {at, CELL, have ? &other : &(int32_t){N_BLOCKS}},
+    const struct {
+        uint64_t offset, n_bytes;
+        const int32_t *id;
+    } wrong[] = {
+        {at + CELL, CELL, &id},
+        {at ? at - CELL : CELLS * CELL, CELL, &id},
+        {at, (CELLS - have) * (uint64_t)CELL + 1, &id},
+        {at, 0, &id},
+        {at, UINT64_MAX, &id},
+        {at, CELL, have ? &other : &(int32_t){N_BLOCKS}},
     };
     size_t k = next_random(&w->rng) % (sizeof wrong / sizeof wrong[0]);
     bool is_live = op->state != TD_OP_ENDED && op->state != TD_OP_STOPPING;
     if (is_live)
-        assert_int_equal(td_xfer_core_submit_part(&w->p, w->now, t->op, first, wrong[k].id, 1, wrong[k].offset, wrong[k].n_bytes),
+        assert_int_equal(td_xfer_core_submit_part(&w->p, w->now, t->op, first, wrong[k].id, 1,
+                                                  wrong[k].offset, wrong[k].n_bytes),
                          TD_ERR_INVALID);
-    if (is_live) assert_int_equal(td_xfer_core_submit(&w->p, w->now, t->op, 0, NULL, 0, true, NULL, 0), TD_ERR_INVALID); /* not every byte is there */
+    /* not every byte is there */
+    if (is_live)
+        assert_int_equal(td_xfer_core_submit(&w->p, w->now, t->op, 0, NULL, 0, true, NULL, 0),
+                         TD_ERR_INVALID);
     assert_true(op->bytes_ready == ready && !op->final);
     submit_cells(w, t, first, n, have, 1 + (uint32_t)(next_random(&w->rng) % (CELLS - have)));
     return true;
@@ -273,9 +327,11 @@ static bool submit_some(struct world *w, struct transfer *t, int32_t n)
     if (!whole) n = 0;
     for (int32_t i = 0; i < n; i++) {
         ids[i] = src_block(w, t, t->n_sent + i);
-        for (int k = 0; k < CELLS; k++) w->src[ids[i] * CELLS + k] = t->content + (t->n_sent + i) * CELLS + k;
+        for (int k = 0; k < CELLS; k++)
+            w->src[ids[i] * CELLS + k] = t->content + (t->n_sent + i) * CELLS + k;
     }
-    td_status status = td_xfer_core_submit(&w->p, w->now, t->op, t->n_sent, ids, n, final, &t->content, final ? sizeof t->content : 0);
+    td_status status = td_xfer_core_submit(&w->p, w->now, t->op, t->n_sent, ids, n, final,
+                                           &t->content, final ? sizeof t->content : 0);
     enum td_xfer_op_state state = w->p.ops[t->op].state;
     assert_int_equal(status == TD_OK, state != TD_OP_ENDED && state != TD_OP_STOPPING);
     t->n_sent = final ? t->n + 1 : t->n_sent + n;
@@ -297,14 +353,18 @@ static bool connect_ops(struct world *w)
 /* rdma: one request for one queue pair. */
 static bool post_request(struct world *w)
 {
-    static const struct td_xfer_wr_limits limits = {.max_bytes = 2 * CELLS * CELL, .max_pieces = 2, .src_region = N_BLOCKS, .dst_region = 5};
-    static const struct td_xfer_wr_limits small = {.max_bytes = 2 * CELL, .max_pieces = 1, .src_region = N_BLOCKS, .dst_region = N_BLOCKS};
+    static const struct td_xfer_wr_limits limits = {
+        .max_bytes = 2 * CELLS * CELL, .max_pieces = 2, .src_region = N_BLOCKS, .dst_region = 5};
+    static const struct td_xfer_wr_limits small = {
+        .max_bytes = 2 * CELL, .max_pieces = 1, .src_region = N_BLOCKS, .dst_region = N_BLOCKS};
     uint32_t first = (uint32_t)next_random(&w->rng) % N_QPS;
     for (uint32_t k = 0; w->conn && k < N_QPS; k++) {
         uint32_t qp = (first + k) % N_QPS;
         struct request r = {.conn = w->conn};
         if (w->n_nic[qp] == MAX_REQUESTS) continue;
-        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, 0, &w->wr_turns, next_random(&w->rng) % 2 ? &limits : &small, &r.wr)) continue;
+        if (!td_xfer_core_wr_next(&w->p, w->conn, qp, 0, &w->wr_turns,
+                                  next_random(&w->rng) % 2 ? &limits : &small, &r.wr))
+            continue;
         w->nic[qp][w->n_nic[qp]++] = r;
         return true;
     }
@@ -324,7 +384,8 @@ static void old_conn_step(struct world *w, bool fence)
     td_xfer_core_conn_lost(&w->d, w->now, w->old_conn, TD_ERR_PEER, "broken", TD_XFER_CUT);
     w->old_conn = 0;
     w->n_dma = 0;
-    for (; w->n_late; w->n_late--, w->n_dma++) { /* its queue pairs are dead; what they had taken in lands yet */
+    for (; w->n_late; w->n_late--, w->n_dma++) { /* its queue pairs are dead; what they had taken
+                                                    in lands yet */
         w->dma[w->n_dma].block = w->late[w->n_late - 1].block;
         w->dma[w->n_dma].cell = w->late[w->n_late - 1].cell;
         w->dma[w->n_dma].content = w->late[w->n_late - 1].content;
@@ -332,7 +393,8 @@ static void old_conn_step(struct world *w, bool fence)
     }
 }
 
-/* rdma: the NIC reads the source now and the bytes land, or the word comes, or the oldest of a queue pair completes. */
+/* rdma: the NIC reads the source now and the bytes land, or the word comes, or the oldest of a
+ * queue pair completes. */
 static bool nic_step(struct world *w)
 {
     uint32_t first = (uint32_t)next_random(&w->rng) % N_QPS;
@@ -360,7 +422,8 @@ static bool nic_step(struct world *w)
             if (r->wr.is_imm) td_xfer_core_rx_imm(&w->d, w->now, r->conn, qp, r->wr.imm);
             for (uint64_t byte = 0; byte < r->wr.n_bytes; byte += CELL) {
                 uint64_t cell = (r->wr.offset + byte) / CELL;
-                int32_t to = r->wr.dst_block + (int32_t)(cell / CELLS), from = op->src[op->order[r->wr.order_at + (int32_t)(cell / CELLS)]];
+                int32_t to = r->wr.dst_block + (int32_t)(cell / CELLS),
+                        from = op->src[op->order[r->wr.order_at + (int32_t)(cell / CELLS)]];
                 land_raw(w, to, cell % CELLS, w->src[(uint64_t)from * CELLS + cell % CELLS]);
             }
             r->landed = true;
@@ -385,7 +448,8 @@ static void nic_fence(struct world *w, uint64_t conn)
         for (int i = 0; i < w->n_nic[qp]; i++) {
             const struct td_xfer_wr *wr = &w->nic[qp][i].wr;
             const struct td_xfer_op *op = &w->p.ops[wr->op];
-            for (uint64_t byte = 0; byte < wr->n_bytes && !w->nic[qp][i].landed; byte += CELL) { /* as they were when they left */
+            for (uint64_t byte = 0; byte < wr->n_bytes && !w->nic[qp][i].landed; byte += CELL) {
+                /* as they were when they left */
                 uint64_t cell = (wr->offset + byte) / CELL;
                 int32_t from = op->src[op->order[wr->order_at + (int32_t)(cell / CELLS)]];
                 w->late[w->n_late].block = wr->dst_block + (int32_t)(cell / CELLS);
@@ -396,11 +460,14 @@ static void nic_fence(struct world *w, uint64_t conn)
     for (uint32_t qp = 0; qp < N_QPS; qp++) {
         int n = w->n_nic[qp];
         w->n_nic[qp] = 0;
-        for (int i = 0; i < n; i++) td_xfer_core_wr_done(&w->p, w->now, w->nic[qp][i].wr.op, 0, false);
+        for (int i = 0; i < n; i++)
+            td_xfer_core_wr_done(&w->p, w->now, w->nic[qp][i].wr.op, 0, false);
     }
     td_xfer_core_conn_fenced(&w->p, conn, w->now + QUARANTINE_NS);
-    if (unnoticed) w->old_conn = conn;
-    else td_xfer_core_conn_fenced(&w->d, conn, w->now + QUARANTINE_NS);
+    if (unnoticed)
+        w->old_conn = conn;
+    else
+        td_xfer_core_conn_fenced(&w->d, conn, w->now + QUARANTINE_NS);
 }
 
 /* The sender's backend puts one frame on the wire, reading content now. */
@@ -408,7 +475,9 @@ static bool transmit(struct world *w)
 {
     struct td_xfer_tx tx;
     if (w->path == TD_XFER_PATH_RDMA && post_request(w)) return true;
-    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 || !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_turns, 4, &tx)) return false;
+    if (!w->conn || w->to_d.n > MAX_FRAMES / 2 ||
+        !td_xfer_core_tx_next(&w->p, w->conn, 0, &w->tx_turns, 4, &tx))
+        return false;
     if (tx.frame.type != TD_XFER_DATA) {
         put(&w->to_d, &tx.frame, tx.payload);
         return true;
@@ -416,14 +485,16 @@ static bool transmit(struct world *w)
     put(&w->to_d, &tx.frame, NULL);
     struct frame_in_flight *q = &w->to_d.q[w->to_d.n - 1];
     assert_true(td_xfer_core_read_begin(&w->p, tx.op, tx.frame.handle));
-    if (!w->calm && next_random(&w->rng) % 64 == 0) { /* the caller cancels while the piece is being read: no event before it is over */
+    if (!w->calm && next_random(&w->rng) % 64 == 0) { /* the caller cancels while the piece is
+                                                         being read: no event before it is over */
         uint32_t n = w->p.n_events;
         td_xfer_core_cancel(&w->p, tx.op, "meanwhile");
         assert_int_equal(w->p.n_events, n);
     }
     for (uint32_t at = 0; at < tx.frame.length; at += CELL) {
         uint64_t cell = (tx.frame.offset + at) / CELL;
-        q->cells[at / CELL] = w->src[(uint64_t)w->p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
+        q->cells[at / CELL] =
+            w->src[(uint64_t)w->p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
     }
     td_xfer_core_read_end(&w->p, w->now, tx.op, tx.frame.length);
     td_xfer_core_tx_done(&w->p, tx.op, tx.frame.handle);
@@ -443,10 +514,13 @@ static bool deliver_to_d(struct world *w)
     struct frame_in_flight q = take(&w->to_d);
     td_status status = TD_OK;
     switch (q.f.type) {
-    case TD_XFER_OPEN: status = td_xfer_core_rx_open(&w->d, w->conn, w->path, &q.f, q.payload); break;
+    case TD_XFER_OPEN:
+        status = td_xfer_core_rx_open(&w->d, w->conn, w->path, &q.f, q.payload);
+        break;
     case TD_XFER_DATA:
         status = td_xfer_core_rx_data(&w->d, w->conn, &q.f);
-        for (uint32_t at = 0; status == TD_OK && at < q.f.length; at += CELL) { /* piece by piece, and the slot may go in between */
+        for (uint32_t at = 0; status == TD_OK && at < q.f.length; at += CELL) {
+            /* piece by piece, and the slot may go in between */
             if (!td_xfer_core_place_begin(&w->d, w->conn, &q.f)) break;
             bool revoked = !w->calm && next_random(&w->rng) % 64 == 0;
             if (revoked) {
@@ -465,14 +539,23 @@ static bool deliver_to_d(struct world *w)
         int32_t ids[BLOCKS_EACH];
         memcpy(&first, q.payload, 4);
         memcpy(ids, q.payload + 4, q.f.length - 4);
-        status = td_xfer_core_rx_ref(&w->d, w->conn, &q.f, first, ids, (int32_t)(q.f.length / 4 - 1), N_BLOCKS);
+        status = td_xfer_core_rx_ref(&w->d, w->conn, &q.f, first, ids,
+                                     (int32_t)(q.f.length / 4 - 1), N_BLOCKS);
         break;
     }
-    case TD_XFER_FINAL: status = td_xfer_core_rx_final(&w->d, w->now, w->clock_us + (uint32_t)(w->now / TD_NS_PER_US), w->conn, &q.f, q.payload); break;
-    case TD_XFER_ABORT: td_xfer_core_rx_abort(&w->d, w->conn, &q.f, "aborted"); break;
-    default: fail_msg("frame type %d at the receiver", q.f.type);
+    case TD_XFER_FINAL:
+        status =
+            td_xfer_core_rx_final(&w->d, w->now, w->clock_us + (uint32_t)(w->now / TD_NS_PER_US),
+                                  w->conn, &q.f, q.payload);
+        break;
+    case TD_XFER_ABORT:
+        td_xfer_core_rx_abort(&w->d, w->conn, &q.f, "aborted");
+        break;
+    default:
+        fail_msg("frame type %d at the receiver", q.f.type);
     }
-    if (status == TD_ERR_CORRUPT || status == TD_ERR_PEER) fail_msg("an honest sender's frame %d was called %d", q.f.type, status);
+    if (status == TD_ERR_CORRUPT || status == TD_ERR_PEER)
+        fail_msg("an honest sender's frame %d was called %d", q.f.type, status);
     return true;
 }
 
@@ -484,12 +567,17 @@ static bool deliver_to_p(struct world *w)
         struct td_xfer_run runs[BLOCKS_EACH];
         assert_true(q.f.length <= sizeof runs);
         memcpy(runs, q.payload, q.f.length);
-        assert_true(td_xfer_core_rx_targets(&w->p, w->conn, &q.f, runs, (int32_t)(q.f.length / sizeof runs[0]), N_BLOCKS, false) != TD_ERR_CORRUPT);
+        assert_true(td_xfer_core_rx_targets(&w->p, w->conn, &q.f, runs,
+                                            (int32_t)(q.f.length / sizeof runs[0]), N_BLOCKS,
+                                            false) != TD_ERR_CORRUPT);
         return true;
     }
-    if (q.f.type == TD_XFER_DONE) assert_true(td_xfer_core_rx_done(&w->p, w->now, w->conn, &q.f) != TD_ERR_CORRUPT);
-    else if (q.f.type == TD_XFER_FAIL) td_xfer_core_rx_fail(&w->p, w->now, w->conn, &q.f, "failed");
-    else fail_msg("frame type %d at the sender", q.f.type);
+    if (q.f.type == TD_XFER_DONE)
+        assert_true(td_xfer_core_rx_done(&w->p, w->now, w->conn, &q.f) != TD_ERR_CORRUPT);
+    else if (q.f.type == TD_XFER_FAIL)
+        td_xfer_core_rx_fail(&w->p, w->now, w->conn, &q.f, "failed");
+    else
+        fail_msg("frame type %d at the sender", q.f.type);
     return true;
 }
 
@@ -511,11 +599,14 @@ static bool pull_step(struct world *w)
     c = w->pull[0].c;
     uint64_t from = c.offset / CELL, end = c.n_blocks == 1 ? from + c.n_bytes / CELL : CELLS;
     for (int32_t i = 0; i < c.n_blocks; i++)
-        for (uint64_t k = from; k < end; k++) land_raw(w, w->pull[0].dst[i], k, w->src[(uint64_t)w->pull[0].src[i] * CELLS + k]);
+        for (uint64_t k = from; k < end; k++)
+            land_raw(w, w->pull[0].dst[i], k, w->src[(uint64_t)w->pull[0].src[i] * CELLS + k]);
     const struct td_xfer_slot *s = &w->d.slots[c.slot];
-    if (s->handle && s->handle != c.handle) fail_msg("a copy of one attempt lands on top of another's bytes");
+    if (s->handle && s->handle != c.handle)
+        fail_msg("a copy of one attempt lands on top of another's bytes");
     w->n_landed_lost += s->handle != c.handle;
-    td_xfer_core_dma_end(&w->d, w->now, c.slot, c.conn, c.handle, c.n_bytes, w->handles[c.op] == c.handle ? TD_OK : TD_ERR_STALE, "");
+    td_xfer_core_dma_end(&w->d, w->now, c.slot, c.conn, c.handle, c.n_bytes,
+                         w->handles[c.op] == c.handle ? TD_OK : TD_ERR_STALE, "");
     w->pull[0] = w->pull[1];
     w->n_pulls--;
     return true;
@@ -526,7 +617,8 @@ static bool copy_step(struct world *w)
     if (w->path == TD_XFER_PATH_CUDA_IPC) return pull_step(w);
     if (w->path == TD_XFER_PATH_RDMA) {
         struct td_xfer_tx tx;
-        bool any = w->conn && w->to_p.n < MAX_FRAMES / 2 && td_xfer_core_targets_next(&w->d, w->conn, &w->targets_cursor, &tx);
+        bool any = w->conn && w->to_p.n < MAX_FRAMES / 2 &&
+                   td_xfer_core_targets_next(&w->d, w->conn, &w->targets_cursor, &tx);
         if (any) put(&w->to_p, &tx.frame, tx.payload);
         return nic_step(w) || any;
     }
@@ -546,14 +638,12 @@ static bool copy_step(struct world *w)
     }
     land(w, w->copy.slot, offset, w->copy.n_bytes, cells);
     w->copying = false;
-    td_xfer_core_copy_end(&w->d, w->now, &w->copy, w->copy_valid && w->handles[w->copy.op] == w->copy.handle);
+    td_xfer_core_copy_end(&w->d, w->now, &w->copy,
+                          w->copy_valid && w->handles[w->copy.op] == w->copy.handle);
     return true;
 }
 
-static bool finish_copy(struct world *w)
-{
-    return w->copying ? copy_step(w) : false;
-}
+static bool finish_copy(struct world *w) { return w->copying ? copy_step(w) : false; }
 
 static bool break_conn(struct world *w, bool retry)
 {
@@ -563,8 +653,11 @@ static bool break_conn(struct world *w, bool retry)
     w->conn = 0;
     w->to_d.n = w->to_p.n = 0;
     if (w->path == TD_XFER_PATH_RDMA) nic_fence(w, conn);
-    td_xfer_core_conn_lost(&w->p, w->now, conn, TD_ERR_PEER, "broken", retry ? TD_XFER_CUT : TD_XFER_LOST);
-    if (w->old_conn != conn) td_xfer_core_conn_lost(&w->d, w->now, conn, TD_ERR_PEER, "broken", retry ? TD_XFER_CUT : TD_XFER_LOST);
+    td_xfer_core_conn_lost(&w->p, w->now, conn, TD_ERR_PEER, "broken",
+                           retry ? TD_XFER_CUT : TD_XFER_LOST);
+    if (w->old_conn != conn)
+        td_xfer_core_conn_lost(&w->d, w->now, conn, TD_ERR_PEER, "broken",
+                               retry ? TD_XFER_CUT : TD_XFER_LOST);
     return true;
 }
 
@@ -595,11 +688,13 @@ static bool tick(struct world *w, uint64_t ns)
     if (stuck) break_conn(w, true);
     for (int i = 0; i < MAX_TRANSFERS; i++) { /* nothing is live past its deadline */
         const struct transfer *t = &w->t[i];
-        if (t->op_live && w->now >= t->op_deadline && w->p.ops[t->op].state != TD_OP_ENDED) /* but for what the NIC still reads */
+        /* but for what the NIC still reads */
+        if (t->op_live && w->now >= t->op_deadline && w->p.ops[t->op].state != TD_OP_ENDED)
             assert_true(w->p.ops[t->op].state == TD_OP_STOPPING && w->p.ops[t->op].n_wr);
         if (t->slot_live && w->now >= t->slot_deadline) {
             enum td_xfer_slot_state s = w->d.slots[t->slot].state;
-            bool waits = s == TD_SLOT_REVOKING && (w->d.slots[t->slot].writer != TD_WRITER_NONE || w->d.slots[t->slot].n_dma);
+            bool waits = s == TD_SLOT_REVOKING && (w->d.slots[t->slot].writer != TD_WRITER_NONE ||
+                                                   w->d.slots[t->slot].n_dma);
             assert_true(s == TD_SLOT_READY || s == TD_SLOT_FAILED || s == TD_SLOT_RETIRED || waits);
         }
     }
@@ -622,7 +717,8 @@ static bool poll_events(struct world *w)
             assert_memory_equal(e.note, &t->content, sizeof t->content);
             assert_int_equal(e.bytes, (uint64_t)t->n * CELLS * CELL);
             for (int32_t i = 0; i < t->n * CELLS; i++)
-                if (w->dst[dst_block(w, t, i / CELLS) * CELLS + i % CELLS] != t->content + i) fail_msg("ready with cell %d wrong", i);
+                if (w->dst[dst_block(w, t, i / CELLS) * CELLS + i % CELLS] != t->content + i)
+                    fail_msg("ready with cell %d wrong", i);
         } else if (e.kind == TD_XFER_SLOT_FAILED) {
             assert_false(t->ready || t->slot_failed);
             t->slot_failed = true;
@@ -631,7 +727,8 @@ static bool poll_events(struct world *w)
             assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
             assert_true(t->revoked);
             t->slot_live = false;
-            for (int32_t i = 0; i < t->n * CELLS; i++) w->dst[dst_block(w, t, i / CELLS) * CELLS + i % CELLS] = -1;
+            for (int32_t i = 0; i < t->n * CELLS; i++)
+                w->dst[dst_block(w, t, i / CELLS) * CELLS + i % CELLS] = -1;
         }
     }
     while (td_xfer_core_poll(&w->p, &e, 1)) {
@@ -648,7 +745,8 @@ static bool poll_events(struct world *w)
             assert_true(e.status < 0);
             w->n_failed++;
         }
-        for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = -2; /* reused at once */
+        /* reused at once */
+        for (int32_t i = 0; i < t->n * CELLS; i++) w->src[src_block(w, t, 0) * CELLS + i] = -2;
     }
     return any;
 }
@@ -671,7 +769,7 @@ static void settle(struct world *w)
     for (int i = 0; i < MAX_TRANSFERS; i++) assert_false(w->t[i].slot_live || w->t[i].op_live);
 }
 
-/* --- tests ---------------------------------------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 enum { N_ACTIONS = 11 };
 
@@ -679,31 +777,45 @@ static bool act(struct world *w, int action)
 {
     struct transfer *t = &w->t[0];
     switch (action) {
-    case 0: return submit_some(w, t, 2);
-    case 1: return connect_ops(w);
-    case 2: return transmit(w);
-    case 3: return deliver_to_d(w);
-    case 4: return deliver_to_p(w);
-    case 5: return copy_step(w);
-    case 6: return break_conn(w, true);
-    case 7: return cancel_op(w, t);
-    case 8: return revoke_slot(w, t);
-    case 9: return poll_events(w);
-    default: return tick(w, 60); /* once: nothing; twice: an orphan's grace; more: deadlines */
+    case 0:
+        return submit_some(w, t, 2);
+    case 1:
+        return connect_ops(w);
+    case 2:
+        return transmit(w);
+    case 3:
+        return deliver_to_d(w);
+    case 4:
+        return deliver_to_p(w);
+    case 5:
+        return copy_step(w);
+    case 6:
+        return break_conn(w, true);
+    case 7:
+        return cancel_op(w, t);
+    case 8:
+        return revoke_slot(w, t);
+    case 9:
+        return poll_events(w);
+    default:
+        return tick(w, 60); /* once: nothing; twice: an orphan's grace; more: deadlines */
     }
 }
 
-/* Orders in which some action is not possible are cut there: the same order without it is another leaf. */
+/* Orders in which some action is not possible are cut there: the same order without it is
+ * another leaf. */
 static void orders(enum td_xfer_path path, bool parts)
 {
     enum { PREFIX_MAX = 40, DEPTH = 7 };
-    /* Starting points: nothing yet; bound; half way; the last pieces under way; all but the verdict. What a path cannot do it skips. */
+    /* Starting points: nothing yet; bound; half way; the last pieces under way; all but the
+       verdict. What a path cannot do it skips. */
     static const int prefixes[][PREFIX_MAX] = {
         {-1},
         {1, 3, -1},
         {1, 3, 0, 2, 3, 5, -1},
         {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
-        {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
+        {1, 3, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3,
+         3, 3, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, -1},
     };
     /* rdma: the receiver tells where its blocks are before anything can be posted. */
     static const int rdma_prefixes[][PREFIX_MAX] = {
@@ -732,7 +844,8 @@ static void orders(enum td_xfer_path path, bool parts)
             int depth = 0;
             while (depth < DEPTH && act(&w, order[depth])) depth++;
             break_conn(&w, false);
-            settle(&w); /* all is free again: the next order starts as in a new world, but for the generations */
+            settle(&w); /* all is free again: the next order starts as in a new world, but for
+                           the generations */
             n_leaves++;
             /* next order: the last action done, or the impossible one, moves on */
             int at = depth < DEPTH ? depth : DEPTH - 1;
@@ -743,14 +856,16 @@ static void orders(enum td_xfer_path path, bool parts)
         n_ready += (uint64_t)w.n_ready;
         world_close(&w);
     }
-    print_message("%llu orders, %llu ended ready\n", (unsigned long long)n_leaves, (unsigned long long)n_ready);
+    print_message("%llu orders, %llu ended ready\n", (unsigned long long)n_leaves,
+                  (unsigned long long)n_ready);
     assert_true(n_leaves > 100000 && n_ready > 0);
 }
 
 /* Sanitizer builds walk half of them: what they look for is in the code that both kinds share. */
 static bool is_walked(enum td_xfer_path path, bool parts)
 {
-    return !getenv("TANDEM_TEST_SHORT") || parts == (path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_RDMA);
+    return !getenv("TANDEM_TEST_SHORT") ||
+           parts == (path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_RDMA);
 }
 
 static void every_order_of_events(void **state)
@@ -778,18 +893,30 @@ static void random_walks(void **state)
         for (int step = 0; step < 3000; step++) {
             struct transfer *t = &w.t[next_random(&w.rng) % MAX_TRANSFERS];
             uint64_t dice = next_random(&w.rng) % 1000;
-            if (dice < 80) start(&w, t, next_random(&w.rng) % 10 ? 20000 : 50);
-            else if (dice < 150 && walk % 2) submit_part(&w, t);
-            else if (dice < 200) submit_some(&w, t, (int32_t)(next_random(&w.rng) % 3));
-            else if (dice < 260) connect_ops(&w);
-            else if (dice < 440) transmit(&w);
-            else if (dice < 620) deliver_to_d(&w);
-            else if (dice < 720) deliver_to_p(&w);
-            else if (dice < 850) copy_step(&w);
-            else if (dice < 860) break_conn(&w, next_random(&w.rng) % 4);
-            else if (dice < 865) cancel_op(&w, t);
-            else if (dice < 870) revoke_slot(&w, t);
-            else if (dice < 890) tick(&w, next_random(&w.rng) % 40);
+            if (dice < 80)
+                start(&w, t, next_random(&w.rng) % 10 ? 20000 : 50);
+            else if (dice < 150 && walk % 2)
+                submit_part(&w, t);
+            else if (dice < 200)
+                submit_some(&w, t, (int32_t)(next_random(&w.rng) % 3));
+            else if (dice < 260)
+                connect_ops(&w);
+            else if (dice < 440)
+                transmit(&w);
+            else if (dice < 620)
+                deliver_to_d(&w);
+            else if (dice < 720)
+                deliver_to_p(&w);
+            else if (dice < 850)
+                copy_step(&w);
+            else if (dice < 860)
+                break_conn(&w, next_random(&w.rng) % 4);
+            else if (dice < 865)
+                cancel_op(&w, t);
+            else if (dice < 870)
+                revoke_slot(&w, t);
+            else if (dice < 890)
+                tick(&w, next_random(&w.rng) % 40);
             else {
                 poll_events(&w);
                 if (t->ready || t->slot_failed) revoke_slot(&w, t);
@@ -806,14 +933,18 @@ static void random_walks(void **state)
         assert_int_equal(w.n_done + w.n_failed, w.n_started);
         world_close(&w);
     }
-    print_message("%d transfers: %d ready, %d done, %d failed; %d cells landed late, %d after a fence\n", n_started, n_ready, n_done, n_failed, n_late, n_dma);
+    print_message(
+        "%d transfers: %d ready, %d done, %d failed; %d cells landed late, %d after a fence\n",
+        n_started, n_ready, n_done, n_failed, n_late, n_dma);
     assert_true(path != TD_XFER_PATH_RDMA || (n_late > 0 && n_dma > 0));
-    assert_true(path != TD_XFER_PATH_CUDA_IPC || n_lost > 0); /* copies of slots that were revoked, or bound no more */
+    /* copies of slots that were revoked, or bound no more */
+    assert_true(path != TD_XFER_PATH_CUDA_IPC || n_lost > 0);
     assert_true(n_ready > n_started / 4 && n_failed > n_started / 20 && n_done <= n_ready);
 }
 
-/* tcp: the parts of a block go by its lane, whichever lanes are free, because what one socket carries overtakes what another does:
- * the receiver must see each block's bytes in order. Each lane is a wire of its own here. */
+/* tcp: the parts of a block go by its lane, whichever lanes are free, because what one socket
+ * carries overtakes what another does: the receiver must see each block's bytes in order. Each
+ * lane is a wire of its own here. */
 static void parts_of_a_block_stay_on_its_lane(void **state)
 {
     (void)state;
@@ -831,19 +962,25 @@ static void parts_of_a_block_stay_on_its_lane(void **state)
         w.fixed_n = BLOCKS_EACH;
         start(&w, &w.t[0], 100000);
         connect_ops(&w);
-        while (deliver_to_d(&w)) {}
+        while (deliver_to_d(&w)) {
+        }
         for (int step = 0; step < 10000 && !w.n_ready; step++) {
             uint32_t k = (uint32_t)(next_random(&w.rng) % LANES);
             uint64_t dice = next_random(&w.rng) % 4;
-            if (dice == 0 && (next_random(&w.rng) % 8 || !submit_some(&w, &w.t[0], 1))) submit_part(&w, &w.t[0]);
+            if (dice == 0 && (next_random(&w.rng) % 8 || !submit_some(&w, &w.t[0], 1)))
+                submit_part(&w, &w.t[0]);
             struct td_xfer_tx tx;
-            if (dice == 1 && lane[k].n < MAX_FRAMES && td_xfer_core_tx_next(&w.p, w.conn, k, &turns[k], 4, &tx)) {
+            if (dice == 1 && lane[k].n < MAX_FRAMES &&
+                td_xfer_core_tx_next(&w.p, w.conn, k, &turns[k], 4, &tx)) {
                 put(&lane[k], &tx.frame, tx.payload);
-                for (uint32_t at = 0; tx.frame.type == TD_XFER_DATA && at < tx.frame.length; at += CELL) {
+                for (uint32_t at = 0; tx.frame.type == TD_XFER_DATA && at < tx.frame.length;
+                     at += CELL) {
                     uint64_t cell = (tx.frame.offset + at) / CELL;
-                    lane[k].q[lane[k].n - 1].cells[at / CELL] = w.src[(uint64_t)w.p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
+                    lane[k].q[lane[k].n - 1].cells[at / CELL] =
+                        w.src[(uint64_t)w.p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
                 }
-                if (tx.frame.type == TD_XFER_DATA) td_xfer_core_tx_done(&w.p, tx.op, tx.frame.handle);
+                if (tx.frame.type == TD_XFER_DATA)
+                    td_xfer_core_tx_done(&w.p, tx.op, tx.frame.handle);
             }
             if (dice >= 2 && lane[k].n) { /* fails the test when the receiver calls it corrupt */
                 w.to_d.q[0] = take(&lane[k]);
@@ -862,11 +999,20 @@ static void parts_of_a_block_stay_on_its_lane(void **state)
 static void refs_that_are_wrong_are_refused(void **state)
 {
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
-    static const struct { const char *what; uint64_t offset; int32_t id; td_status shm, rdma; } cases[] = {
-        {"nothing of it", 0, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},   {"more than a block", CELLS * CELL + 1, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
-        {"two cells", 2 * CELL, 1, TD_OK, TD_ERR_CORRUPT},         {"the same again", 2 * CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
-        {"less than before", CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT}, {"another source", CELLS * CELL, 2, TD_ERR_CORRUPT, TD_OK},
-        {"the rest", CELLS * CELL, 1, TD_OK, TD_ERR_CORRUPT},      {"after the rest", CELLS * CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+    static const struct {
+        const char *what;
+        uint64_t offset;
+        int32_t id;
+        td_status shm, rdma;
+    } cases[] = {
+        {"nothing of it", 0, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+        {"more than a block", CELLS * CELL + 1, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+        {"two cells", 2 * CELL, 1, TD_OK, TD_ERR_CORRUPT},
+        {"the same again", 2 * CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+        {"less than before", CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
+        {"another source", CELLS * CELL, 2, TD_ERR_CORRUPT, TD_OK},
+        {"the rest", CELLS * CELL, 1, TD_OK, TD_ERR_CORRUPT},
+        {"after the rest", CELLS * CELL, 1, TD_ERR_CORRUPT, TD_ERR_CORRUPT},
     };
     struct world w;
     uint32_t slot;
@@ -874,7 +1020,12 @@ static void refs_that_are_wrong_are_refused(void **state)
     world_open(&w, path, 5);
     w.conn = 7;
     assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
-    struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN,
+                              .slot = slot,
+                              .generation = w.d.slots[slot].generation,
+                              .op = 0,
+                              .attempt = 1,
+                              .handle = 99};
     assert_int_equal(td_xfer_core_rx_open(&w.d, 7, path, &f, w.d.slots[slot].key), TD_OK);
     f.type = TD_XFER_REF;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -886,7 +1037,8 @@ static void refs_that_are_wrong_are_refused(void **state)
     f.type = TD_XFER_FINAL;
     f.offset = CELLS * CELL;
     uint8_t note[1] = {0};
-    assert_int_equal(td_xfer_core_rx_final(&w.d, w.now, 0, 7, &f, note), TD_OK); /* it was told all */
+    /* it was told all */
+    assert_int_equal(td_xfer_core_rx_final(&w.d, w.now, 0, 7, &f, note), TD_OK);
     world_close(&w);
 }
 
@@ -901,8 +1053,14 @@ static void final_before_the_last_part_is_refused(void **state)
     world_open(&w, TD_XFER_PATH_SHM, 5);
     w.conn = 7;
     assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
-    struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
-    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_SHM, &f, w.d.slots[slot].key), TD_OK);
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN,
+                              .slot = slot,
+                              .generation = w.d.slots[slot].generation,
+                              .op = 0,
+                              .attempt = 1,
+                              .handle = 99};
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_SHM, &f, w.d.slots[slot].key),
+                     TD_OK);
     f.offset = 2 * CELL;
     assert_int_equal(td_xfer_core_rx_ref(&w.d, 7, &f, 0, &id, 1, N_BLOCKS), TD_OK);
     f.offset = CELLS * CELL;
@@ -910,7 +1068,8 @@ static void final_before_the_last_part_is_refused(void **state)
     world_close(&w);
 }
 
-/* DATA says where its bytes belong. It may fill the slot to its last byte and not go one beyond, however the two numbers are put together. */
+/* DATA says where its bytes belong. It may fill the slot to its last byte and not go one beyond,
+ * however the two numbers are put together. */
 static void data_beyond_the_grant_is_refused(void **state)
 {
     struct world w;
@@ -918,35 +1077,47 @@ static void data_beyond_the_grant_is_refused(void **state)
     int32_t blocks[2] = {3, 5};
     const uint32_t block = CELLS * CELL;
     (void)state;
-    static const struct { const char *what; uint64_t offset; uint32_t length; td_status want; } cases[] = {
-        {"one byte beyond", CELLS * CELL, CELLS * CELL + 1, TD_ERR_CORRUPT},
-        {"a block beyond", CELLS * CELL, 2 * CELLS * CELL, TD_ERR_CORRUPT},
-        {"all and one byte", 0, 2 * CELLS * CELL + 1, TD_ERR_CORRUPT},
-        {"behind the end", 2 * CELLS * CELL, 1, TD_ERR_CORRUPT},
-        {"far behind it", 1000 * CELLS * CELL, CELL, TD_ERR_CORRUPT},
-        {"a sum that wraps", UINT64_MAX - CELL + 1, CELL, TD_ERR_CORRUPT},
-        {"to the last byte", CELLS * CELL, CELLS * CELL, TD_OK}};
-    for (int path = TD_XFER_PATH_TCP; path <= TD_XFER_PATH_SHM_STAGED; path += TD_XFER_PATH_SHM_STAGED - TD_XFER_PATH_TCP) {
+    static const struct {
+        const char *what;
+        uint64_t offset;
+        uint32_t length;
+        td_status want;
+    } cases[] = {{"one byte beyond", CELLS * CELL, CELLS * CELL + 1, TD_ERR_CORRUPT},
+                 {"a block beyond", CELLS * CELL, 2 * CELLS * CELL, TD_ERR_CORRUPT},
+                 {"all and one byte", 0, 2 * CELLS * CELL + 1, TD_ERR_CORRUPT},
+                 {"behind the end", 2 * CELLS * CELL, 1, TD_ERR_CORRUPT},
+                 {"far behind it", 1000 * CELLS * CELL, CELL, TD_ERR_CORRUPT},
+                 {"a sum that wraps", UINT64_MAX - CELL + 1, CELL, TD_ERR_CORRUPT},
+                 {"to the last byte", CELLS * CELL, CELLS * CELL, TD_OK}};
+    for (int path = TD_XFER_PATH_TCP; path <= TD_XFER_PATH_SHM_STAGED;
+         path += TD_XFER_PATH_SHM_STAGED - TD_XFER_PATH_TCP) {
         world_open(&w, (enum td_xfer_path)path, 5);
         w.conn = 7;
         assert_int_equal(block, w.d.block_bytes);
         assert_int_equal(td_xfer_core_grant(&w.d, blocks, 2, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
-        struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
-        assert_int_equal(td_xfer_core_rx_open(&w.d, 7, (enum td_xfer_path)path, &f, w.d.slots[slot].key), TD_OK);
+        struct td_xfer_frame f = {.type = TD_XFER_OPEN,
+                                  .slot = slot,
+                                  .generation = w.d.slots[slot].generation,
+                                  .op = 0,
+                                  .attempt = 1,
+                                  .handle = 99};
+        assert_int_equal(
+            td_xfer_core_rx_open(&w.d, 7, (enum td_xfer_path)path, &f, w.d.slots[slot].key), TD_OK);
         f.type = TD_XFER_DATA;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             f.offset = cases[i].offset;
             f.length = cases[i].length;
             td_status got = td_xfer_core_rx_data(&w.d, 7, &f);
-            if (got != cases[i].want) fail_msg("%s: %d, want %d", cases[i].what, (int)got, (int)cases[i].want);
+            if (got != cases[i].want)
+                fail_msg("%s: %d, want %d", cases[i].what, (int)got, (int)cases[i].want);
         }
         td_xfer_core_conn_lost(&w.d, w.now, 7, TD_ERR_PEER, "over", TD_XFER_LOST);
         world_close(&w);
     }
 }
 
-/* A frame is taken only from the binding it names: one number of another slot, grant, attempt, connection or handle, and it is dropped as stale, nothing is
- * counted and no byte of it lands. */
+/* A frame is taken only from the binding it names: one number of another slot, grant, attempt,
+ * connection or handle, and it is dropped as stale, nothing is counted and no byte of it lands. */
 static void a_frame_is_of_one_binding(void **state)
 {
     struct world w;
@@ -957,11 +1128,19 @@ static void a_frame_is_of_one_binding(void **state)
     world_open(&w, TD_XFER_PATH_TCP, 5);
     w.conn = 7;
     assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
-    struct td_xfer_frame open = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
+    struct td_xfer_frame open = {.type = TD_XFER_OPEN,
+                                 .slot = slot,
+                                 .generation = w.d.slots[slot].generation,
+                                 .op = 0,
+                                 .attempt = 1,
+                                 .handle = 99};
     struct td_xfer_frame old = open;
     old.generation--;
-    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &old, w.d.slots[slot].key), TD_ERR_STALE); /* even with the key of today */
-    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
+    /* even with the key of today */
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &old, w.d.slots[slot].key),
+                     TD_ERR_STALE);
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key),
+                     TD_OK);
     struct td_xfer_frame right = open;
     right.type = TD_XFER_DATA;
     right.length = CELLS * CELL;
@@ -979,7 +1158,8 @@ static void a_frame_is_of_one_binding(void **state)
         if (td_xfer_core_place_begin(&w.d, conn, &f)) fail_msg("a piece of DATA, case %d", i);
         f.type = TD_XFER_FINAL;
         f.offset = CELLS * CELL;
-        if (td_xfer_core_rx_final(&w.d, w.now, 0, conn, &f, note) != TD_ERR_STALE) fail_msg("FINAL, case %d", i);
+        if (td_xfer_core_rx_final(&w.d, w.now, 0, conn, &f, note) != TD_ERR_STALE)
+            fail_msg("FINAL, case %d", i);
         f.type = TD_XFER_ABORT;
         td_xfer_core_rx_abort(&w.d, conn, &f, "of another");
         if (w.d.slots[slot].state != TD_SLOT_FILLING) fail_msg("ABORT, case %d", i);
@@ -1041,7 +1221,8 @@ static void a_digest_waits_for_the_last_part(void **state)
     connect_ops(&w);
     submit_cells(&w, &w.t[0], 1, 1, 0, 2);
     submit_cells(&w, &w.t[0], 0, 1, 0, CELLS);
-    assert_false(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work)); /* in the order of first parts */
+    /* in the order of first parts */
+    assert_false(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work));
     submit_cells(&w, &w.t[0], 1, 1, 2, 1);
     assert_true(td_xfer_core_digest_next(&w.p, w.conn, UINT64_MAX, &work));
     assert_int_equal(work.n, 2);
@@ -1059,9 +1240,12 @@ static void a_lost_verdict_is_asked_for_again(void **state)
     w.calm = true;
     start(&w, &w.t[0], 100000);
     connect_ops(&w);
-    while (submit_some(&w, &w.t[0], 4)) {}
-    while (transmit(&w)) {}
-    while (deliver_to_d(&w) || copy_step(&w)) {}
+    while (submit_some(&w, &w.t[0], 4)) {
+    }
+    while (transmit(&w)) {
+    }
+    while (deliver_to_d(&w) || copy_step(&w)) {
+    }
     poll_events(&w);
     assert_true(w.t[0].ready);
     revoke_slot(&w, &w.t[0]); /* decoded already, even */
@@ -1069,16 +1253,21 @@ static void a_lost_verdict_is_asked_for_again(void **state)
     assert_false(w.t[0].slot_live);
     break_conn(&w, true); /* DONE is lost with it */
     connect_ops(&w);
-    while (transmit(&w)) {}
+    while (transmit(&w)) {
+    }
     memset(w.dst, 0x55, sizeof w.dst);
-    while (deliver_to_d(&w) || copy_step(&w)) {} /* land() fails the test if a byte of the second attempt is placed */
-    while (deliver_to_p(&w)) {}
+    while (deliver_to_d(&w) || copy_step(&w)) {
+    } /* land() fails the test if a byte of the second
+         attempt is placed */
+    while (deliver_to_p(&w)) {
+    }
     poll_events(&w);
     assert_int_equal(w.n_done, 1);
     world_close(&w);
 }
 
-/* What the receiver says a transfer took: from the sender's first submit on, wherever bytes are seen. */
+/* What the receiver says a transfer took: from the sender's first submit on, wherever bytes are
+ * seen. */
 static void times_are_of_both_sides(void **state)
 {
     enum td_xfer_path path = *(enum td_xfer_path *)*state;
@@ -1092,24 +1281,30 @@ static void times_are_of_both_sides(void **state)
     connect_ops(&w);
     w.now += 100 * TD_NS_PER_US; /* computing */
     submit_some(&w, &w.t[0], 2);
-    while (transmit(&w) || deliver_to_d(&w) || copy_step(&w) || deliver_to_p(&w)) {}
+    while (transmit(&w) || deliver_to_d(&w) || copy_step(&w) || deliver_to_p(&w)) {
+    }
     w.now += 300 * TD_NS_PER_US; /* computing the rest */
     submit_some(&w, &w.t[0], 2);
     w.now += 20 * TD_NS_PER_US;
-    while (transmit(&w)) {}
+    while (transmit(&w)) {
+    }
     w.now += 7 * TD_NS_PER_US; /* the flight */
-    while (deliver_to_d(&w)) {}
-    bool all_seen = path == TD_XFER_PATH_TCP; /* its bytes came before FINAL; others are fetched, or land, after it */
+    while (deliver_to_d(&w)) {
+    }
+    bool all_seen = path == TD_XFER_PATH_TCP; /* its bytes came before FINAL; others are fetched,
+                                                 or land, after it */
     assert_int_equal(td_xfer_core_poll(&w.d, &e, 1), all_seen);
     w.now += 40 * TD_NS_PER_US;
-    while (copy_step(&w)) {}
+    while (copy_step(&w)) {
+    }
     assert_int_equal(all_seen ? 1 : td_xfer_core_poll(&w.d, &e, 1), 1);
     assert_int_equal(e.kind, TD_XFER_SLOT_READY);
     assert_int_equal(e.elapsed_ns, (all_seen ? 327 : 367) * TD_NS_PER_US);
     assert_int_equal(e.tail_ns, (all_seen ? 27 : 67) * TD_NS_PER_US);
     assert_int_equal(e.at_ns, (1000 + 100 + 300 + 20 + 7 + (all_seen ? 0 : 40)) * TD_NS_PER_US);
     w.now += 9 * TD_NS_PER_US;
-    while (deliver_to_p(&w)) {}
+    while (deliver_to_p(&w)) {
+    }
     assert_int_equal(td_xfer_core_poll(&w.p, &e, 1), 1);
     assert_int_equal(e.kind, TD_XFER_OP_DONE);
     assert_int_equal(e.elapsed_ns, (300 + 20 + 7 + 40 + 9) * TD_NS_PER_US);
@@ -1117,8 +1312,15 @@ static void times_are_of_both_sides(void **state)
     world_close(&w);
 
     /* The sender's clock passes 2^32 us; it lies: before the receiver's clock began, or not yet. */
-    static const struct { uint32_t now_us, first_us, last_us; uint64_t elapsed_us, tail_us; } clocks[] = {
-        {5, UINT32_MAX - 4, 3, 10, 2}, {77, 77, 77, 0, 0}, {0, 0x80000002, 0x80000000, 1000, 0}, {0, 0x90000000, 0x90000000, 1000, 1000}, {0, 1, 2, 0, 0},
+    static const struct {
+        uint32_t now_us, first_us, last_us;
+        uint64_t elapsed_us, tail_us;
+    } clocks[] = {
+        {5, UINT32_MAX - 4, 3, 10, 2},
+        {77, 77, 77, 0, 0},
+        {0, 0x80000002, 0x80000000, 1000, 0},
+        {0, 0x90000000, 0x90000000, 1000, 1000},
+        {0, 1, 2, 0, 0},
     };
     for (size_t i = 0; i < sizeof clocks / sizeof clocks[0]; i++) {
         world_open(&w, TD_XFER_PATH_TCP, 1);
@@ -1128,10 +1330,14 @@ static void times_are_of_both_sides(void **state)
         start(&w, &w.t[0], TD_NS_PER_S);
         connect_ops(&w);
         submit_some(&w, &w.t[0], 1);
-        while (transmit(&w)) {}
+        while (transmit(&w)) {
+        }
         for (int k = 0; k < w.to_d.n; k++)
-            if (w.to_d.q[k].f.type == TD_XFER_FINAL) w.to_d.q[k].f.clock_us = clocks[i].first_us, w.to_d.q[k].f.last_us = clocks[i].last_us;
-        while (deliver_to_d(&w)) {}
+            if (w.to_d.q[k].f.type == TD_XFER_FINAL)
+                w.to_d.q[k].f.clock_us = clocks[i].first_us,
+                w.to_d.q[k].f.last_us = clocks[i].last_us;
+        while (deliver_to_d(&w)) {
+        }
         assert_int_equal(td_xfer_core_poll(&w.d, &e, 1), 1);
         assert_int_equal(e.kind, TD_XFER_SLOT_READY);
         assert_int_equal(e.elapsed_ns, clocks[i].elapsed_us * TD_NS_PER_US);
@@ -1153,7 +1359,8 @@ static void attempts_are_bounded_and_old_ones_are_refused(void **state)
         if (attempt == 1) first = w.to_d.q[0];
         deliver_to_d(&w);
         assert_int_equal(w.d.slots[w.t[0].slot].attempt, attempt);
-        if (attempt == 2) { /* the first OPEN comes late, over another connection: the slot stays with the second */
+        if (attempt == 2) { /* the first OPEN comes late, over another connection: the slot stays
+                               with the second */
             assert_int_equal(td_xfer_core_rx_open(&w.d, 99, path, &first.f, first.payload), TD_OK);
             assert_int_equal(w.d.slots[w.t[0].slot].conn, w.conn);
             assert_int_equal(w.d.stats.n_stale_frames, 1);
@@ -1169,7 +1376,8 @@ static void attempts_are_bounded_and_old_ones_are_refused(void **state)
     world_close(&w);
 }
 
-/* Where one side said that it goes on, its slot waits for the other twice as long as where the connection was cut without a word. */
+/* Where one side said that it goes on, its slot waits for the other twice as long as where the
+ * connection was cut without a word. */
 static void slots_wait_longer_for_a_peer_that_lives(void **state)
 {
     (void)state;
@@ -1183,7 +1391,8 @@ static void slots_wait_longer_for_a_peer_that_lives(void **state)
         w.conn = 0;
         w.to_d.n = w.to_p.n = 0;
         td_xfer_core_conn_lost(&w.p, w.now, conn, TD_ERR_PEER, "broken", TD_XFER_LOST);
-        td_xfer_core_conn_lost(&w.d, w.now, conn, TD_ERR_PEER, "broken", parted ? TD_XFER_PARTED : TD_XFER_CUT);
+        td_xfer_core_conn_lost(&w.d, w.now, conn, TD_ERR_PEER, "broken",
+                               parted ? TD_XFER_PARTED : TD_XFER_CUT);
         tick(&w, grace - 1);
         poll_events(&w);
         assert_false(w.t[0].slot_failed);
@@ -1195,7 +1404,8 @@ static void slots_wait_longer_for_a_peer_that_lives(void **state)
     }
 }
 
-/* Two ops on one grant over one connection: the slot belongs to the first, and nothing of the second counts. */
+/* Two ops on one grant over one connection: the slot belongs to the first, and nothing of the
+ * second counts. */
 static void a_second_op_on_a_grant_is_dropped(void **state)
 {
     struct world w;
@@ -1207,19 +1417,26 @@ static void a_second_op_on_a_grant_is_dropped(void **state)
     connect_ops(&w);
     deliver_to_d(&w);
     uint32_t second;
-    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 1, &second, NULL), TD_OK);
+    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 1, &second, NULL),
+                     TD_OK);
     connect_ops(&w);
     int32_t ids[2] = {4, 5};
     assert_int_equal(td_xfer_core_submit(&w.p, 1, second, 0, ids, 2, true, NULL, 0), TD_OK);
-    while (transmit(&w)) {}
-    while (deliver_to_d(&w)) {} /* OPEN, four DATA, FINAL: each is stale */
+    while (transmit(&w)) {
+    }
+    while (deliver_to_d(&w)) {
+    } /* OPEN, four DATA, FINAL: each is stale */
     assert_int_equal(w.d.stats.n_stale_frames, 6);
     assert_int_equal(w.d.stats.bytes_received, 0);
-    while (submit_some(&w, &w.t[0], 2)) {}
-    while (transmit(&w)) {}
-    while (deliver_to_d(&w)) {}
+    while (submit_some(&w, &w.t[0], 2)) {
+    }
+    while (transmit(&w)) {
+    }
+    while (deliver_to_d(&w)) {
+    }
     w.t[1] = (struct transfer){.op_live = true, .op = second};
-    while (deliver_to_p(&w)) {}
+    while (deliver_to_p(&w)) {
+    }
     poll_events(&w);
     assert_int_equal(w.n_ready, 1);
     assert_int_equal(w.n_done, 1);
@@ -1228,7 +1445,8 @@ static void a_second_op_on_a_grant_is_dropped(void **state)
     world_close(&w);
 }
 
-/* The slot is complete and says so to whoever opens it: an op that had sent nothing yet fails alone, and its connection, with all its other ops, stays. */
+/* The slot is complete and says so to whoever opens it: an op that had sent nothing yet fails
+ * alone, and its connection, with all its other ops, stays. */
 static void a_grant_that_was_used_before_fails_its_op(void **state)
 {
     struct world w;
@@ -1240,14 +1458,18 @@ static void a_grant_that_was_used_before_fails_its_op(void **state)
     w.fixed_n = 2;
     start(&w, &w.t[0], 100000);
     connect_ops(&w);
-    while (submit_some(&w, &w.t[0], 2)) {}
-    while (transmit(&w) || deliver_to_d(&w) || deliver_to_p(&w)) {}
+    while (submit_some(&w, &w.t[0], 2)) {
+    }
+    while (transmit(&w) || deliver_to_d(&w) || deliver_to_p(&w)) {
+    }
     poll_events(&w);
     assert_int_equal(w.n_ready, 1);
     assert_int_equal(w.n_done, 1);
-    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 1, &second, NULL), TD_OK);
+    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 1, &second, NULL),
+                     TD_OK);
     connect_ops(&w);
-    while (deliver_to_d(&w)) {}
+    while (deliver_to_d(&w)) {
+    }
     assert_true(deliver_to_p(&w)); /* DONE, and it is no breach of the protocol */
     assert_int_equal(td_xfer_core_poll(&w.p, &e, 1), 1);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
@@ -1257,8 +1479,10 @@ static void a_grant_that_was_used_before_fails_its_op(void **state)
     world_close(&w);
 }
 
-/* rdma: all of the second attempt is there while the first attempt's writer is in its quarantine. READY now would let the caller write on into the last,
- * partly filled block, and the first attempt's last bytes undo that: READY comes when it is over, whatever path the second attempt took, and not later. */
+/* rdma: all of the second attempt is there while the first attempt's writer is in its
+ * quarantine. READY now would let the caller write on into the last, partly filled block, and
+ * the first attempt's last bytes undo that: READY comes when it is over, whatever path the
+ * second attempt took, and not later. */
 static void ready_waits_for_an_earlier_quarantine(void **state)
 {
     enum td_xfer_path second = *(enum td_xfer_path *)*state;
@@ -1268,10 +1492,13 @@ static void ready_waits_for_an_earlier_quarantine(void **state)
     w.fixed_n = 2;
     start(&w, &w.t[0], 100000);
     connect_ops(&w);
-    while (submit_some(&w, &w.t[0], 2)) {}
-    while (deliver_to_d(&w)) {}
+    while (submit_some(&w, &w.t[0], 2)) {
+    }
+    while (deliver_to_d(&w)) {
+    }
     copy_step(&w); /* TARGETS */
-    while (deliver_to_p(&w)) {}
+    while (deliver_to_p(&w)) {
+    }
     assert_true(post_request(&w));
     uint64_t over = w.now + QUARANTINE_NS;
     break_conn(&w, true);
@@ -1286,10 +1513,12 @@ static void ready_waits_for_an_earlier_quarantine(void **state)
     poll_events(&w);
     assert_int_equal(w.n_ready + w.n_done, 0);
     int32_t last = dst_block(&w, &w.t[0], 1);
-    land_raw(&w, last, 0, w.src[src_block(&w, &w.t[0], 1) * CELLS]); /* allowed, and seen to be before READY */
+    /* allowed, and seen to be before READY */
+    land_raw(&w, last, 0, w.src[src_block(&w, &w.t[0], 1) * CELLS]);
     tick(&w, 1);
     assert_int_equal(w.now, over);
-    while (deliver_to_p(&w)) {}
+    while (deliver_to_p(&w)) {
+    }
     poll_events(&w);
     assert_int_equal(w.n_ready, 1);
     assert_int_equal(w.n_done, 1);
@@ -1297,7 +1526,8 @@ static void ready_waits_for_an_earlier_quarantine(void **state)
     world_close(&w);
 }
 
-/* tcp without copies: the kernel does not let go of an op that is over. Its connection is named to be closed, within the time that any peer has to retire. */
+/* tcp without copies: the kernel does not let go of an op that is over. Its connection is named
+ * to be closed, within the time that any peer has to retire. */
 static void what_the_kernel_holds_is_bounded(void **state)
 {
     struct world w;
@@ -1308,7 +1538,8 @@ static void what_the_kernel_holds_is_bounded(void **state)
     w.fixed_n = 2;
     start(&w, &w.t[0], 100000);
     connect_ops(&w);
-    while (submit_some(&w, &w.t[0], 2)) {}
+    while (submit_some(&w, &w.t[0], 2)) {
+    }
     deliver_to_d(&w);
     assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_turns, 4, &tx));
     assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
@@ -1331,7 +1562,8 @@ static void what_the_kernel_holds_is_bounded(void **state)
     world_close(&w);
 }
 
-/* tcp: the lane that carried the last block also says FINAL, and no lane that had no OPEN; with digests it is said behind them, on lane 0. */
+/* tcp: the lane that carried the last block also says FINAL, and no lane that had no OPEN; with
+ * digests it is said behind them, on lane 0. */
 static void final_goes_by_the_lane_of_its_data(void **state)
 {
     (void)state;
@@ -1345,16 +1577,20 @@ static void final_goes_by_the_lane_of_its_data(void **state)
         w.p.digest_every = digest_every;
         start(&w, &w.t[0], 100000);
         connect_ops(&w);
-        while (submit_some(&w, &w.t[0], 2)) {}
+        while (submit_some(&w, &w.t[0], 2)) {
+        }
         assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_OPEN);
         assert_true(td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_DATA);
-        while (td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx)) { /* blocks that are no neighbours */
+        while (td_xfer_core_tx_next(&w.p, w.conn, 2, &turns, 4, &tx)) {
+            /* blocks that are no neighbours */
             assert_int_equal(tx.frame.type, TD_XFER_DATA);
             td_xfer_core_tx_done(&w.p, tx.op, tx.frame.handle);
         }
-        for (uint32_t lane = 0; lane < 4; lane++) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx)); /* a frame is not out yet */
+        /* a frame is not out yet */
+        for (uint32_t lane = 0; lane < 4; lane++)
+            assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx));
         td_xfer_core_tx_done(&w.p, w.t[0].op, w.p.ops[w.t[0].op].handle);
         if (digest_every) {
             struct td_xfer_digest_work work;
@@ -1363,7 +1599,8 @@ static void final_goes_by_the_lane_of_its_data(void **state)
         }
         uint32_t last = digest_every ? 0 : 2;
         for (uint32_t lane = 1; lane < 4; lane++)
-            if (lane != last) assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx));
+            if (lane != last)
+                assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx));
         assert_true(td_xfer_core_tx_next(&w.p, w.conn, last, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_FINAL);
         td_xfer_core_cancel(&w.p, w.t[0].op, "the receiver is not part of this");
@@ -1372,12 +1609,14 @@ static void final_goes_by_the_lane_of_its_data(void **state)
     }
 }
 
-#define PIECES (BLOCKS_EACH * CELLS * 2 / 3) /* of one transfer when each takes two cells and none crosses a block */
+/* of one transfer when each takes two cells and none crosses a block */
+#define PIECES (BLOCKS_EACH * CELLS * 2 / 3)
 
 /* The next piece that moves, whoever moves it on this path: which transfer's? */
 static int piece(struct world *w)
 {
-    static const struct td_xfer_wr_limits limits = {.max_bytes = 2 * CELL, .max_pieces = 1, .src_region = N_BLOCKS, .dst_region = N_BLOCKS};
+    static const struct td_xfer_wr_limits limits = {
+        .max_bytes = 2 * CELL, .max_pieces = 1, .src_region = N_BLOCKS, .dst_region = N_BLOCKS};
     uint32_t op = UINT32_MAX;
     struct request r = {.conn = w->conn};
     if (w->path == TD_XFER_PATH_SHM && copy_step(w)) {
@@ -1388,7 +1627,8 @@ static int piece(struct world *w)
         if (w->to_d.q[0].f.type == TD_XFER_DATA) op = w->to_d.q[0].f.op; /* else FINAL */
         deliver_to_d(w);
     }
-    while (w->path == TD_XFER_PATH_RDMA && op == UINT32_MAX && td_xfer_core_wr_next(&w->p, w->conn, 0, 0, &w->wr_turns, &limits, &r.wr)) {
+    while (w->path == TD_XFER_PATH_RDMA && op == UINT32_MAX &&
+           td_xfer_core_wr_next(&w->p, w->conn, 0, 0, &w->wr_turns, &limits, &r.wr)) {
         if (!r.wr.is_imm) op = r.wr.op;
         w->nic[0][w->n_nic[0]++] = r;
     }
@@ -1398,7 +1638,8 @@ static int piece(struct world *w)
     return -1;
 }
 
-/* Every other turn is the smallest ordering key's; the others go round meanwhile, and nobody waits for more than two rounds. With equal keys all go round. */
+/* Every other turn is the smallest ordering key's; the others go round meanwhile, and nobody
+ * waits for more than two rounds. With equal keys all go round. */
 static void turns_follow_the_ordering_key(void **state)
 {
     static const uint64_t keys[][MAX_TRANSFERS] = {{5, 9, 1}, {1, 2, 3}, {~0ull, 0, 7}, {4, 4, 4}};
@@ -1415,20 +1656,27 @@ static void turns_follow_the_ordering_key(void **state)
             left[i] = PIECES;
         }
         connect_ops(&w);
-        while (deliver_to_d(&w) || (w.path == TD_XFER_PATH_RDMA && copy_step(&w)) || deliver_to_p(&w)) {}
+        while (deliver_to_d(&w) || (w.path == TD_XFER_PATH_RDMA && copy_step(&w)) ||
+               deliver_to_p(&w)) {
+        }
         for (int i = 0; i < MAX_TRANSFERS; i++)
-            while (submit_some(&w, &w.t[i], BLOCKS_EACH)) {}
-        while (w.path == TD_XFER_PATH_SHM && (transmit(&w) || deliver_to_d(&w))) {}
+            while (submit_some(&w, &w.t[i], BLOCKS_EACH)) {
+            }
+        while (w.path == TD_XFER_PATH_SHM && (transmit(&w) || deliver_to_d(&w))) {
+        }
         bool equal = keys[k][0] == keys[k][1] && keys[k][1] == keys[k][2];
         for (int turn = 1; turn <= MAX_TRANSFERS * PIECES; turn++) {
             int t = piece(&w);
             left[t]--;
             for (int i = 0; i < MAX_TRANSFERS; i++) {
                 since[i] = i == t || !left[i] ? 0 : since[i] + 1;
-                if (since[i] >= (equal ? MAX_TRANSFERS : 2 * MAX_TRANSFERS)) fail_msg("path %d, keys %zu: transfer %d waits for %d turns", w.path, k, i, since[i]);
+                if (since[i] >= (equal ? MAX_TRANSFERS : 2 * MAX_TRANSFERS))
+                    fail_msg("path %d, keys %zu: transfer %d waits for %d turns", w.path, k, i,
+                             since[i]);
             }
             if (!equal && turn <= 2 * PIECES && PIECES - left[urgent] < turn / 2)
-                fail_msg("path %d, keys %zu: the urgent one had %d of %d turns", w.path, k, PIECES - left[urgent], turn);
+                fail_msg("path %d, keys %zu: the urgent one had %d of %d turns", w.path, k,
+                         PIECES - left[urgent], turn);
         }
         for (int step = 0; step < 1000; step++)
             if (!transmit(&w) && !deliver_to_d(&w) && !deliver_to_p(&w)) copy_step(&w);
@@ -1439,7 +1687,8 @@ static void turns_follow_the_ordering_key(void **state)
     }
 }
 
-/* rdma: a request of one op failed for good. Its slot is told at once, and the word does not retire its writer: only the fence and the quarantine do. */
+/* rdma: a request of one op failed for good. Its slot is told at once, and the word does not
+ * retire its writer: only the fence and the quarantine do. */
 static void giving_up_frees_nothing_early(void **state)
 {
     struct world w;
@@ -1450,16 +1699,21 @@ static void giving_up_frees_nothing_early(void **state)
     start(&w, &w.t[0], 100000);
     start(&w, &w.t[1], 100000);
     connect_ops(&w);
-    while (deliver_to_d(&w)) {}
+    while (deliver_to_d(&w)) {
+    }
     for (int i = 0; i < 4; i++) copy_step(&w); /* TARGETS */
-    while (deliver_to_p(&w)) {}
+    while (deliver_to_p(&w)) {
+    }
     for (int i = 0; i < 2; i++)
-        while (submit_some(&w, &w.t[i], 2)) {}
-    while (post_request(&w)) {}
+        while (submit_some(&w, &w.t[i], 2)) {
+        }
+    while (post_request(&w)) {
+    }
     assert_true(td_xfer_core_op_give_up(&w.p, w.t[0].op, TD_ERR_PEER, "remote access error"));
     assert_false(td_xfer_core_op_give_up(&w.p, w.t[0].op, TD_ERR_PEER, "twice"));
     assert_int_equal(w.p.n_events, 0); /* the NIC still reads for it */
-    while (deliver_to_d(&w)) {}
+    while (deliver_to_d(&w)) {
+    }
     poll_events(&w);
     assert_true(w.t[0].slot_failed && !w.t[1].slot_failed);
     revoke_slot(&w, &w.t[0]);
@@ -1491,11 +1745,13 @@ static int sent_of(const struct wire *w, enum td_xfer_frame_type type)
     return n;
 }
 
-/* rdma to device memory: whatever way a slot's writer has ended, its bytes may be on their way until a flush that began after it. */
+/* rdma to device memory: whatever way a slot's writer has ended, its bytes may be on their way
+ * until a flush that began after it. */
 static void writes_of_nics_are_flushed_before_anything(void **state)
 {
     (void)state;
-    for (int how = 0; how < 3; how++) { /* the writer says ABORT and the slot is revoked; it is fenced; another attempt comes */
+    for (int how = 0; how < 3; how++) { /* the writer says ABORT and the slot is revoked; it is
+                                           fenced; another attempt comes */
         struct world w;
         world_open(&w, TD_XFER_PATH_RDMA, 17);
         w.d.flush_writes = true;
@@ -1503,8 +1759,14 @@ static void writes_of_nics_are_flushed_before_anything(void **state)
         uint32_t slot;
         assert_int_equal(td_xfer_core_grant(&w.d, blocks, 2, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
         w.conn = 7;
-        struct td_xfer_frame open = {.type = TD_XFER_OPEN, .slot = slot, .generation = w.d.slots[slot].generation, .op = 0, .attempt = 1, .handle = 99};
-        assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_RDMA, &open, w.d.slots[slot].key), TD_OK);
+        struct td_xfer_frame open = {.type = TD_XFER_OPEN,
+                                     .slot = slot,
+                                     .generation = w.d.slots[slot].generation,
+                                     .op = 0,
+                                     .attempt = 1,
+                                     .handle = 99};
+        assert_int_equal(
+            td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_RDMA, &open, w.d.slots[slot].key), TD_OK);
         assert_int_equal(td_xfer_core_flush_begin(&w.d), 0); /* it may still write */
         if (how == 1) {
             td_xfer_core_conn_fenced(&w.d, 7, w.now + QUARANTINE_NS);
@@ -1522,17 +1784,20 @@ static void writes_of_nics_are_flushed_before_anything(void **state)
         if (how == 2) {
             w.conn = 8;
             tick(&w, QUARANTINE_NS);
-            if (w.d.slots[slot].state != TD_SLOT_ARMED) fail_msg("state %d", (int)w.d.slots[slot].state);
+            if (w.d.slots[slot].state != TD_SLOT_ARMED)
+                fail_msg("state %d", (int)w.d.slots[slot].state);
             open.attempt = 2;
             open.handle = 100;
-            assert_int_equal(td_xfer_core_rx_open(&w.d, 8, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
+            assert_int_equal(
+                td_xfer_core_rx_open(&w.d, 8, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
             assert_int_equal(sent_of(&w.to_p, TD_XFER_FAIL), 1); /* AGAIN */
             assert_int_equal(w.d.slots[slot].state, TD_SLOT_ARMED);
             assert_int_equal(td_xfer_core_flush_begin(&w.d), 1);
             td_xfer_core_flush_end(&w.d, w.now, NULL);
             open.attempt = 3;
             open.handle = 101;
-            assert_int_equal(td_xfer_core_rx_open(&w.d, 8, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
+            assert_int_equal(
+                td_xfer_core_rx_open(&w.d, 8, TD_XFER_PATH_TCP, &open, w.d.slots[slot].key), TD_OK);
             assert_int_equal(w.d.slots[slot].state, TD_SLOT_FILLING);
             td_xfer_core_revoke(&w.d, slot, "enough");
         } else {
@@ -1541,7 +1806,8 @@ static void writes_of_nics_are_flushed_before_anything(void **state)
             assert_false(td_xfer_core_poll(&w.d, &e, 1)); /* nobody writes, and it is not free */
             assert_int_equal(td_xfer_core_flush_begin(&w.d), 1);
             assert_false(td_xfer_core_poll(&w.d, &e, 1));
-            td_xfer_core_flush_end(&w.d, w.now, how ? "no way to know" : NULL); /* the device that wrote it is dead: nothing more comes of it */
+            /* the device that wrote it is dead: nothing more comes of it */
+            td_xfer_core_flush_end(&w.d, w.now, how ? "no way to know" : NULL);
         }
         assert_true(td_xfer_core_poll(&w.d, &e, 1));
         assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
@@ -1559,13 +1825,18 @@ static void limits_are_back_pressure(void **state)
     world_open(&w, TD_XFER_PATH_TCP, 3);
     for (int i = 0; i < MAX_TRANSFERS; i++) start(&w, &w.t[i], 1000);
     assert_int_equal(td_xfer_core_grant(&w.d, NULL, 0, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN);
-    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN);
+    assert_int_equal(td_xfer_core_op_start(&w.p, &w.t[0].grant, TD_NEVER_NS, 0, &id, &err),
+                     TD_ERR_AGAIN);
     revoke_slot(&w, &w.t[1]);
-    assert_int_equal(td_xfer_core_grant(&w.d, NULL, 0, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN); /* SLOT_FREE was not taken yet */
+    /* SLOT_FREE was not taken yet */
+    assert_int_equal(td_xfer_core_grant(&w.d, NULL, 0, TD_NEVER_NS, 0, &id, &err), TD_ERR_AGAIN);
     poll_events(&w);
-    assert_int_equal(td_xfer_core_grant(&w.d, &out_of_range, 1, TD_NEVER_NS, 0, &id, &err), TD_ERR_INVALID);
+    assert_int_equal(td_xfer_core_grant(&w.d, &out_of_range, 1, TD_NEVER_NS, 0, &id, &err),
+                     TD_ERR_INVALID);
     assert_non_null(strstr(err.msg, "block_ids[0] is 12"));
-    assert_int_equal(td_xfer_core_grant(&w.d, NULL, TD_XFER_MAX_BLOCKS + 1, TD_NEVER_NS, 0, &id, &err), TD_ERR_INVALID);
+    assert_int_equal(
+        td_xfer_core_grant(&w.d, NULL, TD_XFER_MAX_BLOCKS + 1, TD_NEVER_NS, 0, &id, &err),
+        TD_ERR_INVALID);
     assert_int_equal(td_xfer_core_submit(&w.p, 1, 77, 0, NULL, 0, true, NULL, 0), TD_ERR_NOT_FOUND);
     settle(&w);
     world_close(&w);
@@ -1578,33 +1849,48 @@ static void frames_and_grants_survive_the_wire(void **state)
 {
     (void)state;
     uint8_t bytes[64], blob[sizeof(struct td_xfer_grant_blob)];
-    struct td_xfer_frame f = {.type = TD_XFER_DATA, .slot = 0x01020304, .generation = 0x05060708, .op = 0x090a0b0c, .attempt = 0x0d0e, .handle = 0x1112131415161718,
-                              .offset = 0x2122232425262728, .length = 0x00100000, .conn = 0x3132333435363738}, back;
+    struct td_xfer_frame f = {.type = TD_XFER_DATA,
+                              .slot = 0x01020304,
+                              .generation = 0x05060708,
+                              .op = 0x090a0b0c,
+                              .attempt = 0x0d0e,
+                              .handle = 0x1112131415161718,
+                              .offset = 0x2122232425262728,
+                              .length = 0x00100000,
+                              .conn = 0x3132333435363738},
+                         back;
     td_xfer_frame_encode(&f, bytes);
     /* golden: version 4 of the header, byte for byte */
-    static const uint8_t golden[60] = {'T', 'D', 'X', '1', 4, 5, 0, 0, 4, 3, 2, 1, 8, 7, 6, 5, 0xc, 0xb, 0xa, 9, 0xe, 0xd, 0, 0,
-                                       0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,
-                                       0, 0, 0x10, 0, 0, 0, 0, 0, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0, 0, 0, 0};
+    static const uint8_t golden[60] = {
+        'T',  'D',  'X',  '1',  4,    5,    0,    0,    4,    3,    2,    1,    8,    7,    6,
+        5,    0xc,  0xb,  0xa,  9,    0xe,  0xd,  0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13,
+        0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, 0,    0,    0x10, 0,    0,
+        0,    0,    0,    0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0,    0,    0,    0};
     assert_memory_equal(bytes, golden, sizeof golden);
     assert_int_equal(td_xfer_frame_decode(bytes, &back, NULL), TD_OK);
     assert_memory_equal(&back, &f, sizeof f);
     /* golden: the frames of the cluster secret, their numbers and their lengths, and no others */
-    static const uint8_t secret_frames[][2] = {{1, 112}, {1, 144}, {2, 112}, {2, 144}, {21, 32}, {22, 32}};
+    static const uint8_t secret_frames[][2] = {{1, 112}, {1, 144}, {2, 112},
+                                               {2, 144}, {21, 32}, {22, 32}};
     for (int type = 1; type < 23; type++)
         for (int length = 0; type != 5 && length < 200; length++) {
             bool good = false, is_one = type == 1 || type == 2 || type > 20;
-            for (size_t i = 0; i < sizeof secret_frames / sizeof secret_frames[0]; i++) good |= secret_frames[i][0] == type && secret_frames[i][1] == length;
+            for (size_t i = 0; i < sizeof secret_frames / sizeof secret_frames[0]; i++)
+                good |= secret_frames[i][0] == type && secret_frames[i][1] == length;
             struct td_xfer_frame s = {.type = (uint8_t)type, .length = (uint32_t)length};
             uint8_t encoded[64];
             td_xfer_frame_encode(&s, encoded);
-            if (is_one) assert_int_equal(td_xfer_frame_decode(encoded, &back, NULL), good ? TD_OK : TD_ERR_CORRUPT);
+            if (is_one)
+                assert_int_equal(td_xfer_frame_decode(encoded, &back, NULL),
+                                 good ? TD_OK : TD_ERR_CORRUPT);
         }
     for (int i = 0; i < 64 * 8; i++) {
         bytes[i / 8] ^= (uint8_t)(1 << i % 8);
         assert_int_equal(td_xfer_frame_decode(bytes, &back, NULL), TD_ERR_CORRUPT);
         bytes[i / 8] ^= (uint8_t)(1 << i % 8);
     }
-    /* another build's version, all else right: said in a sentence that names both, because it is what an operator meets in a half-done upgrade */
+    /* another build's version, all else right: said in a sentence that names both, because it is
+       what an operator meets in a half-done upgrade */
     for (int d = -1; d <= 1; d += 2) {
         char frame_says[80], grant_says[80];
         struct td_err err = {0};
@@ -1615,7 +1901,12 @@ static void frames_and_grants_survive_the_wire(void **state)
         snprintf(frame_says, sizeof frame_says, "frame: version is %d, this side speaks 4", 4 + d);
         assert_int_equal(td_xfer_frame_decode(bytes, &back, &err), TD_ERR_CORRUPT);
         assert_string_equal(err.msg, frame_says);
-        struct td_xfer_grant_blob g = {.n_blocks = 3, .block_bytes = 4096, .port = 7, .host = "127.0.0.1", .instance = "decode-0"}, none;
+        struct td_xfer_grant_blob g = {.n_blocks = 3,
+                                       .block_bytes = 4096,
+                                       .port = 7,
+                                       .host = "127.0.0.1",
+                                       .instance = "decode-0"},
+                                  none;
         td_xfer_grant_encode(&g, blob);
         blob[4] = (uint8_t)(4 + d); /* a u16 */
         memset(blob + 8, 0, 4);
@@ -1630,61 +1921,126 @@ static void frames_and_grants_survive_the_wire(void **state)
         memcpy(blob + 8, &crc, 4);
         assert_int_equal(td_xfer_grant_decode(blob, sizeof blob, &none, &err), TD_OK);
     }
-    static const struct { uint8_t type; int16_t status; uint32_t length; bool ok; } lengths[] = {
-        {TD_XFER_HELLO, 0, 112, true}, {TD_XFER_HELLO, 0, 111, false}, {TD_XFER_HELLO_ACK, -5, 20, true}, {TD_XFER_HELLO_ACK, 0, 20, false},
-        {TD_XFER_OPEN, 0, 16, true}, {TD_XFER_OPEN, 0, 15, false}, {TD_XFER_DATA, 0, 0, false}, {TD_XFER_DATA, 0, 1u << 20, true},
-        {TD_XFER_DATA, 0, (1u << 20) + 1, false}, {TD_XFER_REF, 0, 4, false}, {TD_XFER_REF, 0, 10, false}, {TD_XFER_REF, 0, 4004, true},
-        {TD_XFER_REF, 0, 4008, false}, {TD_XFER_FINAL, 0, 1024, true}, {TD_XFER_FINAL, 0, 1025, false}, {TD_XFER_ABORT, -6, 161, false},
-        {TD_XFER_PING, 0, 1, false}, {TD_XFER_DONE, 0, 1, false}, {TD_XFER_DEVICE_OFFER, 0, 288, true}, {TD_XFER_DEVICE_OFFER, 0, 287, false}, {TD_XFER_DEVICE_OFFER, 0, 2336, true},
+    static const struct {
+        uint8_t type;
+        int16_t status;
+        uint32_t length;
+        bool ok;
+    } lengths[] = {
+        {TD_XFER_HELLO, 0, 112, true},
+        {TD_XFER_HELLO, 0, 111, false},
+        {TD_XFER_HELLO_ACK, -5, 20, true},
+        {TD_XFER_HELLO_ACK, 0, 20, false},
+        {TD_XFER_OPEN, 0, 16, true},
+        {TD_XFER_OPEN, 0, 15, false},
+        {TD_XFER_DATA, 0, 0, false},
+        {TD_XFER_DATA, 0, 1u << 20, true},
+        {TD_XFER_DATA, 0, (1u << 20) + 1, false},
+        {TD_XFER_REF, 0, 4, false},
+        {TD_XFER_REF, 0, 10, false},
+        {TD_XFER_REF, 0, 4004, true},
+        {TD_XFER_REF, 0, 4008, false},
+        {TD_XFER_FINAL, 0, 1024, true},
+        {TD_XFER_FINAL, 0, 1025, false},
+        {TD_XFER_ABORT, -6, 161, false},
+        {TD_XFER_PING, 0, 1, false},
+        {TD_XFER_DONE, 0, 1, false},
+        {TD_XFER_DEVICE_OFFER, 0, 288, true},
+        {TD_XFER_DEVICE_OFFER, 0, 287, false},
+        {TD_XFER_DEVICE_OFFER, 0, 2336, true},
         {TD_XFER_DEVICE_OFFER, 0, 2337, false},
-        {TD_XFER_DEVICE_ACCEPT, 0, 0, true}, {TD_XFER_DEVICE_ACCEPT, 0, 5, false}, {TD_XFER_DEVICE_ACCEPT, -5, 20, true},
-        {TD_XFER_LENT, 0, 8, true}, {TD_XFER_LENT, 0, 7, false}, {TD_XFER_TAKEN, 0, 0, true}, {TD_XFER_TAKEN, 0, 1, false}, {0, 0, 0, false}, {TD_XFER_N_TYPES, 0, 0, false}, {TD_XFER_PING, 1, 0, false},
+        {TD_XFER_DEVICE_ACCEPT, 0, 0, true},
+        {TD_XFER_DEVICE_ACCEPT, 0, 5, false},
+        {TD_XFER_DEVICE_ACCEPT, -5, 20, true},
+        {TD_XFER_LENT, 0, 8, true},
+        {TD_XFER_LENT, 0, 7, false},
+        {TD_XFER_TAKEN, 0, 0, true},
+        {TD_XFER_TAKEN, 0, 1, false},
+        {0, 0, 0, false},
+        {TD_XFER_N_TYPES, 0, 0, false},
+        {TD_XFER_PING, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        struct td_xfer_frame g = {.type = lengths[i].type, .status = lengths[i].status, .length = lengths[i].length};
+        struct td_xfer_frame g = {
+            .type = lengths[i].type, .status = lengths[i].status, .length = lengths[i].length};
         td_xfer_frame_encode(&g, bytes);
-        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != lengths[i].ok) fail_msg("case %zu", i);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != lengths[i].ok)
+            fail_msg("case %zu", i);
     }
-    static const struct { uint8_t type; uint32_t clock_us, last_us; bool ok; } stamps[] = {
-        {TD_XFER_FINAL, 9, 9, true}, {TD_XFER_FINAL, UINT32_MAX, 0, true}, {TD_XFER_PING, 1, 0, true}, {TD_XFER_PING, 1, 1, false}, {TD_XFER_DONE, 1, 0, false},
+    static const struct {
+        uint8_t type;
+        uint32_t clock_us, last_us;
+        bool ok;
+    } stamps[] = {
+        {TD_XFER_FINAL, 9, 9, true}, {TD_XFER_FINAL, UINT32_MAX, 0, true},
+        {TD_XFER_PING, 1, 0, true},  {TD_XFER_PING, 1, 1, false},
+        {TD_XFER_DONE, 1, 0, false},
     };
     for (size_t i = 0; i < sizeof stamps / sizeof stamps[0]; i++) {
-        struct td_xfer_frame g = {.type = stamps[i].type, .clock_us = stamps[i].clock_us, .last_us = stamps[i].last_us};
+        struct td_xfer_frame g = {
+            .type = stamps[i].type, .clock_us = stamps[i].clock_us, .last_us = stamps[i].last_us};
         td_xfer_frame_encode(&g, bytes);
-        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != stamps[i].ok) fail_msg("stamps %zu", i);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != stamps[i].ok)
+            fail_msg("stamps %zu", i);
     }
-    static const struct { uint8_t type; uint16_t flags; bool ok; } flags[] = {
-        {TD_XFER_ABORT, TD_XFER_ABORT_UNRETIRED, true}, {TD_XFER_ABORT, 2, false}, {TD_XFER_ABORT, 3, false}, {TD_XFER_FINAL, 0xffff, true},
-        {TD_XFER_PING, 1, false}, {TD_XFER_BYE, 1, false},
+    static const struct {
+        uint8_t type;
+        uint16_t flags;
+        bool ok;
+    } flags[] = {
+        {TD_XFER_ABORT, TD_XFER_ABORT_UNRETIRED, true},
+        {TD_XFER_ABORT, 2, false},
+        {TD_XFER_ABORT, 3, false},
+        {TD_XFER_FINAL, 0xffff, true},
+        {TD_XFER_PING, 1, false},
+        {TD_XFER_BYE, 1, false},
     };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         struct td_xfer_frame g = {.type = flags[i].type, .flags = flags[i].flags};
         td_xfer_frame_encode(&g, bytes);
-        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != flags[i].ok) fail_msg("flags %zu", i);
+        if ((td_xfer_frame_decode(bytes, &back, NULL) == TD_OK) != flags[i].ok)
+            fail_msg("flags %zu", i);
     }
-    struct td_xfer_grant_blob grant = {.n_blocks = 3, .block_bytes = 4096, .port = 7, .host = "127.0.0.1", .instance = "decode-0"}, other;
+    struct td_xfer_grant_blob grant = {.n_blocks = 3,
+                                       .block_bytes = 4096,
+                                       .port = 7,
+                                       .host = "127.0.0.1",
+                                       .instance = "decode-0"},
+                              other;
     td_xfer_grant_encode(&grant, blob);
     assert_int_equal(td_xfer_grant_decode(blob, sizeof blob, &other, NULL), TD_OK);
     assert_string_equal(other.instance, "decode-0");
-    static const struct { const char *what; size_t offset; uint64_t value; size_t n; } bad[] = {
-        {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 8193, 4}, {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 0xffffffff, 4},
-        {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 0, 8}, {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 1ull << 30, 8},
-        {"path", offsetof(struct td_xfer_grant_blob, path), TD_XFER_N_PATHS, 1}, {"device", offsetof(struct td_xfer_grant_blob, device), 2, 1}, {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
-        {"host", offsetof(struct td_xfer_grant_blob, host), '\n', 1}, {"no way", offsetof(struct td_xfer_grant_blob, port), 0, 2},
+    static const struct {
+        const char *what;
+        size_t offset;
+        uint64_t value;
+        size_t n;
+    } bad[] = {
+        {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 8193, 4},
+        {"n_blocks", offsetof(struct td_xfer_grant_blob, n_blocks), 0xffffffff, 4},
+        {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 0, 8},
+        {"block_bytes", offsetof(struct td_xfer_grant_blob, block_bytes), 1ull << 30, 8},
+        {"path", offsetof(struct td_xfer_grant_blob, path), TD_XFER_N_PATHS, 1},
+        {"device", offsetof(struct td_xfer_grant_blob, device), 2, 1},
+        {"reserved", offsetof(struct td_xfer_grant_blob, reserved), 1, 1},
+        {"host", offsetof(struct td_xfer_grant_blob, host), '\n', 1},
+        {"no way", offsetof(struct td_xfer_grant_blob, port), 0, 2},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct td_xfer_grant_blob g = grant;
         memcpy((uint8_t *)&g + bad[i].offset, &bad[i].value, bad[i].n);
         td_xfer_grant_encode(&g, blob);
         struct td_err err = {0};
-        if (td_xfer_grant_decode(blob, sizeof blob, &other, &err) == TD_OK) fail_msg("%s was taken", bad[i].what);
+        if (td_xfer_grant_decode(blob, sizeof blob, &other, &err) == TD_OK)
+            fail_msg("%s was taken", bad[i].what);
         if (!strstr(err.msg, bad[i].what)) fail_msg("%s: %s", bad[i].what, err.msg);
     }
 }
 
 int main(void)
 {
-    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM, rdma = TD_XFER_PATH_RDMA, ipc = TD_XFER_PATH_CUDA_IPC;
+    static enum td_xfer_path tcp = TD_XFER_PATH_TCP, shm = TD_XFER_PATH_SHM,
+                             rdma = TD_XFER_PATH_RDMA, ipc = TD_XFER_PATH_CUDA_IPC;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frames_and_grants_survive_the_wire),
         cmocka_unit_test(limits_are_back_pressure),

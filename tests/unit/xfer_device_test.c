@@ -1,6 +1,8 @@
-/* xfer_device_test.c - pools in device memory, what xfer_test's suite (which runs over them, too) does not reach: copies that are under way when
- * something else happens, how paths are chosen, devices that fail, rings that are full. The device is fake_device's: a load or a store of its
- * memory by this program is a SIGSEGV, and what is read before a copy is known to be complete is garbage. */
+/* xfer_device_test.c - pools in device memory, what xfer_test's suite (which runs over them,
+ * too) does not reach: copies that are under way when something else happens, how paths are
+ * chosen, devices that fail, rings that are full. The device is fake_device's: a load or a store
+ * of its memory by this program is a SIGSEGV, and what is read before a copy is known to be
+ * complete is garbage. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,17 +27,18 @@
 
 #define N_BLOCKS 64
 #define BLOCK_BYTES 12288
-#define WAIT_MS 45000 /* five peers with four lanes each, and other tests beside them on two processors */
+/* five peers with four lanes each, and other tests beside them on two processors */
+#define WAIT_MS 45000
 
 static const char *program;
 
-struct end {                   /* how one side is opened */
+struct end { /* how one side is opened */
     enum td_xfer_path path;
-    const char *device;        /* "": the host's memory */
+    const char *device; /* "": the host's memory */
     bool child;
     uint32_t lanes, n_blocks, block_bytes, timeout_ms;
     bool small_sockets;
-    const char *fabric;        /* NULL: no RDMA; else more options of the fake */
+    const char *fabric; /* NULL: no RDMA; else more options of the fake */
     enum td_xfer_gpu_flush flush;
 };
 
@@ -44,7 +47,8 @@ static char fabric_path[64];
 static void set_rdma(struct node_command *c, const struct end *e)
 {
     if (!e->fabric) return;
-    snprintf(c->fabric, sizeof c->fabric, "path=%s,retry_ms=20,device_late=1%s", fabric_path, e->fabric);
+    snprintf(c->fabric, sizeof c->fabric, "path=%s,retry_ms=20,device_late=1%s", fabric_path,
+             e->fabric);
     c->ib_timeout = 12;
     c->ib_retry = 3;
     c->rnr_never_waits = true;
@@ -107,7 +111,8 @@ static void fill_source(const struct transfer *t)
 
 static struct node_reply start_filled(struct transfer *t)
 {
-    struct node_command c = {.verb = NODE_OP, .deadline_ms = 4 * WAIT_MS, .blob_bytes = t->blob_bytes};
+    struct node_command c = {
+        .verb = NODE_OP, .deadline_ms = 4 * WAIT_MS, .blob_bytes = t->blob_bytes};
     memcpy(c.blob, t->blob, t->blob_bytes);
     struct node_reply r = ask(t->p, &c);
     t->op = r.id;
@@ -122,7 +127,8 @@ static struct node_reply start(struct transfer *t)
 
 static td_status try_submit(struct transfer *t, int32_t first, int32_t n, bool final)
 {
-    struct node_command c = {.verb = NODE_SUBMIT, .id = t->op, .first = first, .n = n, .final = final};
+    struct node_command c = {
+        .verb = NODE_SUBMIT, .id = t->op, .first = first, .n = n, .final = final};
     memcpy(c.ids, t->src + first, (size_t)n * sizeof c.ids[0]);
     return ask(t->p, &c).status;
 }
@@ -184,22 +190,28 @@ static void whole(struct node *p, struct node *d, enum td_xfer_path path)
 /* Until so many copies were issued and wait. */
 static void until_waiting(struct node *n, uint64_t more_than)
 {
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); fake_device_n_waiting(node_device(n)) <= more_than;) {
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+         fake_device_n_waiting(node_device(n)) <= more_than;) {
         struct node_command c = {.verb = NODE_STATS};
         ask(n, &c);
-        if (td_now_ns() > until) fail_msg("%d ms, and %d copies wait", WAIT_MS, (int)fake_device_n_waiting(node_device(n)));
+        if (td_now_ns() > until)
+            fail_msg("%d ms, and %d copies wait", WAIT_MS,
+                     (int)fake_device_n_waiting(node_device(n)));
     }
 }
 
-static const enum td_xfer_path device_paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_CUDA_IPC, TD_XFER_PATH_SHM_STAGED};
+static const enum td_xfer_path device_paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_CUDA_IPC,
+                                                 TD_XFER_PATH_SHM_STAGED};
 #define N_DEVICE_PATHS (sizeof device_paths / sizeof device_paths[0])
 
-/* A copy that was issued cannot be called back: the blocks are free when it is complete, and not before. */
+/* A copy that was issued cannot be called back: the blocks are free when it is complete, and not
+ * before. */
 static void a_revoked_slot_waits_for_its_copies(void **state)
 {
     (void)state;
     for (size_t k = 0; k < N_DEVICE_PATHS; k++) {
-        struct node *p = open_end(&(struct end){.path = device_paths[k], .device = "device", .child = true}),
+        struct node *p = open_end(
+                        &(struct end){.path = device_paths[k], .device = "device", .child = true}),
                     *d = open_end(&(struct end){.path = device_paths[k], .device = "device"});
         struct transfer t, other;
         whole(p, d, device_paths[k]);
@@ -233,7 +245,8 @@ static void ready_comes_when_the_device_has_the_bytes(void **state)
 {
     (void)state;
     for (size_t k = 0; k < N_DEVICE_PATHS; k++) {
-        struct node *p = open_end(&(struct end){.path = device_paths[k], .device = "device", .child = true}),
+        struct node *p = open_end(
+                        &(struct end){.path = device_paths[k], .device = "device", .child = true}),
                     *d = open_end(&(struct end){.path = device_paths[k], .device = "device"});
         struct transfer t;
         whole(p, d, device_paths[k]);
@@ -281,13 +294,19 @@ static void a_cancelled_op_waits_for_its_copies(void **state)
     }
 }
 
-/* The first attempt's copies would land on top of the second's bytes: the second is bound when they are complete. */
+/* The first attempt's copies would land on top of the second's bytes: the second is bound when
+ * they are complete. */
 static void another_attempt_waits_for_the_copies_of_the_first(void **state)
 {
     (void)state;
     for (size_t k = 0; k < N_DEVICE_PATHS; k++) {
-        struct node *d = open_end(&(struct end){.path = device_paths[k], .device = "device", .timeout_ms = 8000});
-        struct node *p = open_end(&(struct end){.path = device_paths[k], .device = "device", .child = true, .timeout_ms = 8000}), *other;
+        struct node *d = open_end(
+            &(struct end){.path = device_paths[k], .device = "device", .timeout_ms = 8000});
+        struct node *p = open_end(&(struct end){.path = device_paths[k],
+                                                .device = "device",
+                                                .child = true,
+                                                .timeout_ms = 8000}),
+                    *other;
         struct transfer t, again;
         whole(p, d, device_paths[k]);
         fake_device_hold(node_device(d), true);
@@ -296,20 +315,24 @@ static void another_attempt_waits_for_the_copies_of_the_first(void **state)
         submit(&t, 0, 30, false);
         until_waiting(d, 0);
         uint64_t n_waiting = fake_device_n_waiting(node_device(d));
-        if (device_paths[k] == TD_XFER_PATH_CUDA_IPC) { /* its memory goes with it: what is copied from there is complete before */
+        if (device_paths[k] == TD_XFER_PATH_CUDA_IPC) { /* its memory goes with it: what is
+                                                           copied from there is complete before */
             node_kill(p);
             expect(d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
             assert_int_equal(fake_device_n_waiting(node_device(d)), 0);
             fake_device_hold(node_device(d), false);
         } else {
             node_kill(p);
-            other = open_end(&(struct end){.path = device_paths[k], .device = "device", .child = true, .timeout_ms = 8000});
+            other = open_end(&(struct end){
+                .path = device_paths[k], .device = "device", .child = true, .timeout_ms = 8000});
             again = t;
             again.p = other;
             again.seed += 7;
-            assert_int_equal(start(&again).status, TD_OK); /* attempt 1 of another op: the slot has seen that number */
+            /* attempt 1 of another op: the slot has seen that number */
+            assert_int_equal(start(&again).status, TD_OK);
             td_status submitted = try_submit(&again, 0, 40, true);
-            assert_true(submitted == TD_OK || submitted == TD_ERR_STALE); /* the refusal may be there already */
+            /* the refusal may be there already */
+            assert_true(submitted == TD_OK || submitted == TD_ERR_STALE);
             expect(d, TD_XFER_SLOT_FAILED, TD_ERR_PEER); /* nobody came with attempt 2 */
             assert_true(fake_device_n_waiting(node_device(d)) >= n_waiting);
             give_back(&t);
@@ -324,12 +347,13 @@ static void another_attempt_waits_for_the_copies_of_the_first(void **state)
     }
 }
 
-/* auto: cuda-ipc on one host; where it cannot be, shm-staged or tcp, aloud. By name: nothing else. */
+/* auto: cuda-ipc on one host; where it cannot be, shm-staged or tcp, aloud. By name: nothing
+ * else. */
 static void paths_of_device_pools(void **state)
 {
     (void)state;
     static const struct {
-        const char *p, *d, *why;   /* devices; what the log says when it is not cuda-ipc */
+        const char *p, *d, *why; /* devices; what the log says when it is not cuda-ipc */
         enum td_xfer_path path;
     } rows[] = {
         {"slow", "slow", "peer node", TD_XFER_PATH_CUDA_IPC},
@@ -337,10 +361,13 @@ static void paths_of_device_pools(void **state)
         {"device", "blind-ipc", "peer access is not supported", TD_XFER_PATH_SHM_STAGED},
         {"device", "wrong-ipc", "reads other bytes than", TD_XFER_PATH_SHM_STAGED},
         {"no-pin", "blind-ipc", "peer access is not supported", TD_XFER_PATH_TCP},
-        {"device", "blind-ipc,no-pin", "peer access is not supported", TD_XFER_PATH_SHM_STAGED}, /* it is the sender's ring */
-        {"device", "", NULL, TD_XFER_PATH_SHM_STAGED}, /* one side's pool is the host's: that is no path that failed */
+        /* it is the sender's ring */
+        {"device", "blind-ipc,no-pin", "peer access is not supported", TD_XFER_PATH_SHM_STAGED},
+        {"device", "", NULL, TD_XFER_PATH_SHM_STAGED}, /* one side's pool is the host's: that is
+                                                          no path that failed */
         {"", "slow", NULL, TD_XFER_PATH_TCP},
-        {"device", "no-ipc", "peer node", TD_XFER_PATH_CUDA_IPC}, /* it is the sender's memory that is opened */
+        /* it is the sender's memory that is opened */
+        {"device", "no-ipc", "peer node", TD_XFER_PATH_CUDA_IPC},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct node *p = open_end(&(struct end){.device = rows[i].p, .child = true}),
@@ -353,15 +380,20 @@ static void paths_of_device_pools(void **state)
         submit(&t, 0, 20, true);
         finish(&t, rows[i].path);
         uint64_t n_fallbacks = ask(p, &stats).stats.n_fallbacks;
-        assert_int_equal(n_fallbacks, rows[i].why && i > 1 && rows[i].path != TD_XFER_PATH_CUDA_IPC ? 1 : 0);
+        assert_int_equal(n_fallbacks,
+                         rows[i].why && i > 1 && rows[i].path != TD_XFER_PATH_CUDA_IPC ? 1 : 0);
         whole(p, d, rows[i].path);
-        assert_int_equal(ask(p, &stats).stats.n_fallbacks, n_fallbacks); /* a peer that has refused is not asked again */
+        /* a peer that has refused is not asked again */
+        assert_int_equal(ask(p, &stats).stats.n_fallbacks, n_fallbacks);
         node_free(p);
         node_free(d);
-        if (!rows[i].p[0] || !rows[i].d[0] || i == 1 || rows[i].path == TD_XFER_PATH_CUDA_IPC) continue;
+        if (!rows[i].p[0] || !rows[i].d[0] || i == 1 || rows[i].path == TD_XFER_PATH_CUDA_IPC)
+            continue;
 
-        p = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = rows[i].p, .child = true});
-        d = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = rows[i].d, .child = true});
+        p = open_end(
+            &(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = rows[i].p, .child = true});
+        d = open_end(
+            &(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = rows[i].d, .child = true});
         grant(&t, p, d, 0, 20);
         assert_int_equal(start(&t).status, TD_OK);
         struct td_xfer_event e = event(p);
@@ -376,8 +408,13 @@ static void paths_of_device_pools(void **state)
 static td_status open_status(const struct end *e, char msg[256])
 {
     struct node *n = node_local();
-    struct node_command c = {
-        .verb = NODE_OPEN, .path = e->path, .shareable = true, .max_slots = 4, .max_ops = 4, .block_bytes = BLOCK_BYTES, .n_blocks = 4};
+    struct node_command c = {.verb = NODE_OPEN,
+                             .path = e->path,
+                             .shareable = true,
+                             .max_slots = 4,
+                             .max_ops = 4,
+                             .block_bytes = BLOCK_BYTES,
+                             .n_blocks = 4};
     snprintf(c.device, sizeof c.device, "%s", e->device);
     set_rdma(&c, e);
     struct node_reply r = ask(n, &c);
@@ -389,7 +426,10 @@ static td_status open_status(const struct end *e, char msg[256])
 static void what_a_named_path_cannot_have_is_refused_at_open(void **state)
 {
     (void)state;
-    static const struct { struct end end; const char *why; } rows[] = {
+    static const struct {
+        struct end end;
+        const char *why;
+    } rows[] = {
         {{.path = TD_XFER_PATH_SHM, .device = "no-pin"}, "not the driver's"},
         {{.path = TD_XFER_PATH_SHM_STAGED, .device = "no-pin"}, "not the driver's"},
         {{.path = TD_XFER_PATH_CUDA_IPC, .device = ""}, "the host's memory"},
@@ -405,12 +445,18 @@ static void what_a_named_path_cannot_have_is_refused_at_open(void **state)
         struct end p, d;
         const char *why;
     } pairs[] = {
-        {{.path = TD_XFER_PATH_CUDA_IPC, .device = "device"}, {.device = ""}, "only cuda-ipc is allowed, and the pool of it"},
+        {{.path = TD_XFER_PATH_CUDA_IPC, .device = "device"},
+         {.device = ""},
+         "only cuda-ipc is allowed, and the pool of it"},
         {{.path = TD_XFER_PATH_AUTO, .device = ""},
          {.path = TD_XFER_PATH_CUDA_IPC, .device = "device"},
          "only cuda-ipc is allowed, and the pool of this side"},
-        {{.path = TD_XFER_PATH_SHM, .device = ""}, {.device = "device"}, "only shm is allowed, and its pool"},
-        {{.path = TD_XFER_PATH_AUTO, .device = "no-pin"}, {.path = TD_XFER_PATH_SHM, .device = ""}, "only shm is allowed, and this side's pool"},
+        {{.path = TD_XFER_PATH_SHM, .device = ""},
+         {.device = "device"},
+         "only shm is allowed, and its pool"},
+        {{.path = TD_XFER_PATH_AUTO, .device = "no-pin"},
+         {.path = TD_XFER_PATH_SHM, .device = ""},
+         "only shm is allowed, and this side's pool"},
     };
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         struct node *p = open_end(&pairs[i].p), *d = open_end(&pairs[i].d);
@@ -424,7 +470,8 @@ static void what_a_named_path_cannot_have_is_refused_at_open(void **state)
     }
 }
 
-/* A launch or a copy that fails takes the device with it: every op and slot ends with that reason, and no new one begins. */
+/* A launch or a copy that fails takes the device with it: every op and slot ends with that
+ * reason, and no new one begins. */
 static void a_device_that_fails_ends_everything(void **state)
 {
     (void)state;
@@ -432,8 +479,12 @@ static void a_device_that_fails_ends_everything(void **state)
         for (int receiver = 0; receiver < 2; receiver++) {
             bool ipc_sender = k == 1 && !receiver; /* issues no copies but the probe's */
             if (ipc_sender) continue;
-            struct node *p = open_end(&(struct end){.path = device_paths[k], .device = receiver ? "slow" : "slow,fails=3", .child = true});
-            struct node *d = open_end(&(struct end){.path = device_paths[k], .device = receiver ? "slow,fails=4" : "slow", .child = true});
+            struct node *p = open_end(&(struct end){.path = device_paths[k],
+                                                    .device = receiver ? "slow" : "slow,fails=3",
+                                                    .child = true});
+            struct node *d = open_end(&(struct end){.path = device_paths[k],
+                                                    .device = receiver ? "slow,fails=4" : "slow",
+                                                    .child = true});
             struct node *bad = receiver ? d : p, *good = receiver ? p : d;
             struct transfer t;
             bool broke = false;
@@ -450,7 +501,8 @@ static void a_device_that_fails_ends_everything(void **state)
                     assert_int_equal(f.kind, TD_XFER_OP_FAILED);
                     assert_int_equal(e.status, TD_ERR_DEVICE);
                     assert_int_equal(f.status, TD_ERR_DEVICE);
-                    if (!strstr(e.reason, "illegal memory access") || !strstr(f.reason, "illegal memory access"))
+                    if (!strstr(e.reason, "illegal memory access") ||
+                        !strstr(f.reason, "illegal memory access"))
                         fail_msg("%s; %s", e.reason, f.reason);
                 }
                 give_back(&t);
@@ -472,19 +524,25 @@ static void small_blocks_are_copied_in_batches(void **state)
 {
     (void)state;
     for (size_t k = 0; k < N_DEVICE_PATHS; k++) {
-        struct end e = {.path = device_paths[k], .device = "device", .n_blocks = 1000, .block_bytes = 1024};
+        struct end e = {
+            .path = device_paths[k], .device = "device", .n_blocks = 1000, .block_bytes = 1024};
         struct node *p = open_end(&e), *d = open_end(&e);
         struct transfer t;
         for (int i = 0; i < 2; i++) { /* the second with the connection there */
-            uint64_t before_p = fake_device_n_copies(node_device(p)), before_d = fake_device_n_copies(node_device(d));
+            uint64_t before_p = fake_device_n_copies(node_device(p)),
+                     before_d = fake_device_n_copies(node_device(d));
             grant(&t, p, d, 0, 1000);
             assert_int_equal(start(&t).status, TD_OK);
             submit(&t, 0, 1000, true);
             finish(&t, device_paths[k]);
-            uint64_t n_p = fake_device_n_copies(node_device(p)) - before_p, n_d = fake_device_n_copies(node_device(d)) - before_d;
-            if (k != 1) assert_in_range(n_p, 1, 2); /* 16 frames of 64 blocks are one buffer */
-            else assert_int_equal(n_p, 0);
-            /* tcp: a batch per turn of reading, as the socket fills; cuda-ipc: one, and its probe */
+            uint64_t n_p = fake_device_n_copies(node_device(p)) - before_p,
+                     n_d = fake_device_n_copies(node_device(d)) - before_d;
+            if (k != 1)
+                assert_in_range(n_p, 1, 2); /* 16 frames of 64 blocks are one buffer */
+            else
+                assert_int_equal(n_p, 0);
+            /* tcp: a batch per turn of reading, as the socket fills; cuda-ipc: one, and its
+               probe */
             assert_in_range(n_d, 1, k != 1 ? 40 : 2 + (i == 0));
         }
         node_free(p);
@@ -503,12 +561,18 @@ static void shrink_send_buffers(void)
     }
 }
 
-/* Peers that do not read hold no staging buffers that another one needs; and their own transfers come through when they read again. */
+/* Peers that do not read hold no staging buffers that another one needs; and their own transfers
+ * come through when they read again. */
 static void stopped_peers_do_not_hold_the_ring(void **state)
 {
     (void)state;
     enum { STOPPED = 5 }; /* with 4 lanes each: more than there are buffers */
-    struct end e = {.path = TD_XFER_PATH_TCP, .device = "slow", .lanes = 4, .n_blocks = 48, .block_bytes = 256 << 10, .timeout_ms = 60000};
+    struct end e = {.path = TD_XFER_PATH_TCP,
+                    .device = "slow",
+                    .lanes = 4,
+                    .n_blocks = 48,
+                    .block_bytes = 256 << 10,
+                    .timeout_ms = 60000};
     struct node *p = open_end(&e), *d[STOPPED + 1];
     struct transfer t[STOPPED + 1];
     e.child = e.small_sockets = true;
@@ -533,7 +597,8 @@ static void stopped_peers_do_not_hold_the_ring(void **state)
         assert_int_equal(start_filled(&t[i]).status, TD_OK);
         submit(&t[i], 0, 48, true);
     }
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);;) { /* until their sockets are full */
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);;) {
+        /* until their sockets are full */
         uint64_t now = ask(p, &stats).stats.bytes_sent;
         bool any;
         event_within(p, 200, &any);
@@ -542,7 +607,8 @@ static void stopped_peers_do_not_hold_the_ring(void **state)
         sent = now;
         if (td_now_ns() > until) fail_msg("sockets that take bytes for ever");
     }
-    assert_true((sent - before) / STOPPED < 48ull * e.block_bytes / 2); /* each lane has a frame that it cannot send */
+    /* each lane has a frame that it cannot send */
+    assert_true((sent - before) / STOPPED < 48ull * e.block_bytes / 2);
     for (int i = 0; i < 2; i++) {
         grant(&t[STOPPED], p, d[STOPPED], 0, 48);
         t[STOPPED].seed = 424242;
@@ -553,7 +619,8 @@ static void stopped_peers_do_not_hold_the_ring(void **state)
     for (int i = 0; i < STOPPED; i++) kill(node_pid(d[i]), SIGCONT);
     for (int i = 0; i < STOPPED; i++) {
         struct td_xfer_event ready = event(d[i]);
-        if (ready.kind != TD_XFER_SLOT_READY) fail_msg("event %d: %s", (int)ready.kind, ready.reason);
+        if (ready.kind != TD_XFER_SLOT_READY)
+            fail_msg("event %d: %s", (int)ready.kind, ready.reason);
         check_content(&t[i]);
         expect(p, TD_XFER_OP_DONE, TD_OK);
     }
@@ -561,15 +628,20 @@ static void stopped_peers_do_not_hold_the_ring(void **state)
     for (int i = 0; i <= STOPPED; i++) node_free(d[i]);
 }
 
-/* shm-staged: buffers are a receiver's until it has read them. Those that stand still have a few, and another peer's transfers find some; and they
- * read on when they go on. */
+/* shm-staged: buffers are a receiver's until it has read them. Those that stand still have a
+ * few, and another peer's transfers find some; and they read on when they go on. */
 static void stopped_receivers_have_a_few_of_the_rings_buffers(void **state)
 {
     (void)state;
     enum { STOPPED = 3 }; /* with as many as all receivers may have */
-    struct end e = {.path = TD_XFER_PATH_SHM, .device = "slow", .n_blocks = 48, .block_bytes = 256 << 10, .timeout_ms = 60000};
+    struct end e = {.path = TD_XFER_PATH_SHM,
+                    .device = "slow",
+                    .n_blocks = 48,
+                    .block_bytes = 256 << 10,
+                    .timeout_ms = 60000};
     struct node *p = open_end(&e), *d[STOPPED];
-    struct node *other = open_end(&(struct end){.device = "", .n_blocks = 48, .block_bytes = 256 << 10, .child = true});
+    struct node *other = open_end(
+        &(struct end){.device = "", .n_blocks = 48, .block_bytes = 256 << 10, .child = true});
     struct transfer t[STOPPED];
     struct node_command stats = {.verb = NODE_STATS};
     e.child = true;
@@ -590,7 +662,9 @@ static void stopped_receivers_have_a_few_of_the_rings_buffers(void **state)
     submit(&t[0], 0, 48, true);
     assert_int_equal(start_filled(&t[1]).status, TD_OK);
     submit(&t[1], 0, 48, true);
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS), sent = 0; sent < 16ull << 20;) { /* 4 buffers of 2 MiB each */
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS), sent = 0;
+         sent < 16ull << 20;) {
+        /* 4 buffers of 2 MiB each */
         sent = ask(p, &stats).stats.bytes_sent - before;
         if (td_now_ns() > until) fail_msg("%llu bytes were named", (unsigned long long)sent);
     }
@@ -607,7 +681,8 @@ static void stopped_receivers_have_a_few_of_the_rings_buffers(void **state)
     for (int i = 0; i < STOPPED; i++) kill(node_pid(d[i]), SIGCONT);
     for (int i = 0; i < STOPPED; i++) {
         struct td_xfer_event ready = event(d[i]);
-        if (ready.kind != TD_XFER_SLOT_READY) fail_msg("event %d: %s", (int)ready.kind, ready.reason);
+        if (ready.kind != TD_XFER_SLOT_READY)
+            fail_msg("event %d: %s", (int)ready.kind, ready.reason);
         check_content(&t[i]);
         expect(p, TD_XFER_OP_DONE, TD_OK);
     }
@@ -616,11 +691,17 @@ static void stopped_receivers_have_a_few_of_the_rings_buffers(void **state)
     for (int i = 0; i < STOPPED; i++) node_free(d[i]);
 }
 
-/* Copies that take their time, more of them than there are buffers: the receiver reads on when one is free. */
+/* Copies that take their time, more of them than there are buffers: the receiver reads on when
+ * one is free. */
 static void a_full_ring_makes_the_receiver_wait(void **state)
 {
     (void)state;
-    struct end e = {.path = TD_XFER_PATH_TCP, .device = "device", .lanes = 4, .n_blocks = 48, .block_bytes = 1 << 20, .timeout_ms = 60000};
+    struct end e = {.path = TD_XFER_PATH_TCP,
+                    .device = "device",
+                    .lanes = 4,
+                    .n_blocks = 48,
+                    .block_bytes = 1 << 20,
+                    .timeout_ms = 60000};
     struct node *d = open_end(&e);
     e.child = true;
     struct node *p = open_end(&e);
@@ -640,13 +721,16 @@ static void a_full_ring_makes_the_receiver_wait(void **state)
     node_free(d);
 }
 
-/* The receiver's process dies while its device copies from the sender's memory, and the sender's while the receiver's does. */
+/* The receiver's process dies while its device copies from the sender's memory, and the sender's
+ * while the receiver's does. */
 static void a_killed_process_leaves_nothing(void **state)
 {
     (void)state;
     for (int receiver = 0; receiver < 2; receiver++) {
-        struct node *p = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
-        struct node *d = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
+        struct node *p =
+            open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
+        struct node *d =
+            open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
         struct transfer t;
         whole(p, d, TD_XFER_PATH_CUDA_IPC);
         grant(&t, p, d, 0, 40);
@@ -660,7 +744,8 @@ static void a_killed_process_leaves_nothing(void **state)
             give_back(&t);
             expect(d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
         }
-        struct node *fresh = open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
+        struct node *fresh =
+            open_end(&(struct end){.path = TD_XFER_PATH_CUDA_IPC, .device = "slow", .child = true});
         whole(receiver ? p : fresh, receiver ? fresh : d, TD_XFER_PATH_CUDA_IPC);
         node_free(fresh);
         node_free(p);
@@ -668,28 +753,33 @@ static void a_killed_process_leaves_nothing(void **state)
     }
 }
 
-/* What a NIC wrote to a GPU is seen when the same NIC has READ behind it. The fake's writes stay on their way until then: without a flush READY is
- * a lie, which is what the driver's word decides. */
+/* What a NIC wrote to a GPU is seen when the same NIC has READ behind it. The fake's writes stay
+ * on their way until then: without a flush READY is a lie, which is what the driver's word
+ * decides. */
 static void writes_of_nics_are_flushed(void **state)
 {
     (void)state;
     static const struct {
         const char *device, *fabric;
         enum td_xfer_gpu_flush flush;
-        int n_flushes;             /* for one small transfer, of one rail; -1: any but 0 */
+        int n_flushes; /* for one small transfer, of one rail; -1: any but 0 */
         bool is_right;
     } rows[] = {
         {"slow", "", TD_XFER_GPU_FLUSH_AUTO, 1, true},
         {"slow", "", TD_XFER_GPU_FLUSH_ON, 1, true},
         {"slow", "", TD_XFER_GPU_FLUSH_OFF, 0, false},
-        {"slow,owner", "", TD_XFER_GPU_FLUSH_AUTO, 0, false}, /* it said that writes are visible; here they are not */
+        /* it said that writes are visible; here they are not */
+        {"slow,owner", "", TD_XFER_GPU_FLUSH_AUTO, 0, false},
         {"slow,owner", "", TD_XFER_GPU_FLUSH_ON, 1, true},
         {"slow,owner", ",devices=2", TD_XFER_GPU_FLUSH_AUTO, -1, true}, /* two rails are two ways */
         {"slow,owner", ",devices=2,unordered=1", TD_XFER_GPU_FLUSH_AUTO, -1, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct end e = {
-            .path = TD_XFER_PATH_RDMA, .device = rows[i].device, .fabric = rows[i].fabric, .flush = rows[i].flush, .block_bytes = 64 << 10};
+        struct end e = {.path = TD_XFER_PATH_RDMA,
+                        .device = rows[i].device,
+                        .fabric = rows[i].fabric,
+                        .flush = rows[i].flush,
+                        .block_bytes = 64 << 10};
         struct node *d = open_end(&e);
         e.child = true;
         struct node *p = open_end(&e);
@@ -703,7 +793,9 @@ static void writes_of_nics_are_flushed(void **state)
             struct td_xfer_event ready = event(d);
             if (ready.kind != TD_XFER_SLOT_READY) fail_msg("row %zu: %s", i, ready.reason);
             assert_int_equal(ready.path, TD_XFER_PATH_RDMA);
-            if (compare_content(&t).ok != rows[i].is_right) fail_msg("row %zu, big %d: content is %s", i, big, rows[i].is_right ? "wrong" : "right");
+            if (compare_content(&t).ok != rows[i].is_right)
+                fail_msg("row %zu, big %d: content is %s", i, big,
+                         rows[i].is_right ? "wrong" : "right");
             int n = (int)(ask(d, &stats).stats.n_gpu_flushes - before);
             if (rows[i].n_flushes < 0 ? n < 1 + (big && rows[i].fabric[0]) : n != rows[i].n_flushes)
                 fail_msg("row %zu, big %d: %d flushes", i, big, n);
@@ -717,14 +809,16 @@ static void writes_of_nics_are_flushed(void **state)
     }
 }
 
-/* No dma-buf and no peermem: rdma by name is refused, with both reasons; auto says so and goes on. */
+/* No dma-buf and no peermem: rdma by name is refused, with both reasons; auto says so and goes
+ * on. */
 static void memory_that_no_nic_reaches_is_refused(void **state)
 {
     (void)state;
     char msg[256];
     struct end e = {.path = TD_XFER_PATH_RDMA, .device = "no-dmabuf", .fabric = ""};
     assert_int_equal(open_status(&e, msg), TD_ERR_UNSUPPORTED);
-    static const char *const words[] = {"exports no dma-buf", "nvidia_peermem: Bad address", "open GPU kernel modules"};
+    static const char *const words[] = {"exports no dma-buf", "nvidia_peermem: Bad address",
+                                        "open GPU kernel modules"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (!strstr(msg, words[i])) fail_msg("\"%s\" is not in: %s", words[i], msg);
     e.path = TD_XFER_PATH_AUTO;
@@ -750,9 +844,11 @@ static void memory_that_no_nic_reaches_is_refused(void **state)
     node_free(p);
     node_free(d);
 
-    /* No dma-buf, and nvidia_peermem is loaded: the plain registration answers, on both sides and for the flush. */
+    /* No dma-buf, and nvidia_peermem is loaded: the plain registration answers, on both sides
+       and for the flush. */
     for (int child = 0; child < 2; child++) {
-        e = (struct end){.path = TD_XFER_PATH_RDMA, .device = "peermem,slow", .fabric = ",device_late=1"};
+        e = (struct end){
+            .path = TD_XFER_PATH_RDMA, .device = "peermem,slow", .fabric = ",device_late=1"};
         d = open_end(&e);
         e.child = child;
         p = open_end(&e);
@@ -766,7 +862,8 @@ static void memory_that_no_nic_reaches_is_refused(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
+    if (argc == 3 && strcmp(argv[1], "--node") == 0)
+        return node_child_main((int)strtol(argv[2], NULL, 10));
     program = argv[0];
     snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-device-%d", (int)getpid());
     if (argc == 2) cmocka_set_test_filter(argv[1]);

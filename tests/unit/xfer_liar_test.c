@@ -1,8 +1,10 @@
-/* xfer_liar_test.c - peers that have set up real queue pairs, hold a real grant and lie. Each is made by hand here: its own socket, device and queue
- * pair, and no engine. The engine at the other end must end that peer alone, say why, hand nothing on that was not proven, and keep nothing of it; an
- * honest transfer that is half way meanwhile arrives.
+/* xfer_liar_test.c - peers that have set up real queue pairs, hold a real grant and lie. Each is
+ * made by hand here: its own socket, device and queue pair, and no engine. The engine at the other
+ * end must end that peer alone, say why, hand nothing on that was not proven, and keep nothing of
+ * it; an honest transfer that is half way meanwhile arrives.
  *
- * Over the provider in memory; over libibverbs with TANDEM_XFER_REAL=RECEIVER,SENDER (device names). */
+ * Over the provider in memory; over libibverbs with TANDEM_XFER_REAL=RECEIVER,SENDER (device
+ * names). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +29,7 @@
 
 #define BLOCK_BYTES 8192
 #define N_BLOCKS 64
-#define TIMEOUT_MS 2000        /* what a peer that does not retire has */
+#define TIMEOUT_MS 2000 /* what a peer that does not retire has */
 #define WAIT_MS 20000
 #define POISON 0xbad0ull
 #define CELL 64
@@ -35,7 +37,7 @@
 static char real_devices[2][64]; /* receiver, sender; "" = the fake */
 static char fabric_path[96];
 
-/* --- the honest ends ------------------------------------------------------------------------------------------------------------- */
+/* --- the honest ends -------------------------------------------------------------------------- */
 
 static void honest_open(struct node *n, int sender, bool windows)
 {
@@ -47,11 +49,14 @@ static void honest_open(struct node *n, int sender, bool windows)
                              .block_bytes = BLOCK_BYTES,
                              .n_blocks = N_BLOCKS,
                              .layout_hash = 5,
-                             .ib_timeout = real_devices[0][0] ? 20 : 12, /* as in xfer_test.c, and why */
+                             /* as in xfer_test.c, and why */
+                             .ib_timeout = real_devices[0][0] ? 20 : 12,
                              .ib_retry = 3,
                              .windows = windows};
-    if (real_devices[0][0]) snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[sender]);
-    else snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20", fabric_path);
+    if (real_devices[0][0])
+        snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[sender]);
+    else
+        snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20", fabric_path);
     struct node_reply r = ask(n, &c);
     if (r.status) fail_msg("open: %s", r.msg);
 }
@@ -79,7 +84,8 @@ static bool holds(struct node *n, int32_t first, int32_t count, uint64_t seed)
 /* A grant of blocks [first, first + count). */
 static struct node_reply grant(struct node *n, int32_t first, int32_t count, uint64_t ms)
 {
-    struct node_command c = {.verb = NODE_GRANT, .n = count, .deadline_ms = ms, .user = (uint64_t)first};
+    struct node_command c = {
+        .verb = NODE_GRANT, .n = count, .deadline_ms = ms, .user = (uint64_t)first};
     for (int32_t i = 0; i < count; i++) c.ids[i] = first + i;
     struct node_reply r = ask(n, &c);
     if (r.status) fail_msg("grant: %s", r.msg);
@@ -101,23 +107,26 @@ static uint32_t op_start(struct node *n, const struct node_reply *g)
     return r.id;
 }
 
-static void submit(struct node *n, uint32_t op, int32_t first_source, int32_t first, int32_t count, bool final)
+static void submit(struct node *n, uint32_t op, int32_t first_source, int32_t first, int32_t count,
+                   bool final)
 {
-    struct node_command c = {.verb = NODE_SUBMIT, .id = op, .first = first, .n = count, .final = final};
+    struct node_command c = {
+        .verb = NODE_SUBMIT, .id = op, .first = first, .n = count, .final = final};
     for (int32_t i = 0; i < count; i++) c.ids[i] = first_source + i;
     assert_int_equal(ask(n, &c).status, TD_OK);
 }
 
-#define WAIT_FOR(what)                                                                                                                               \
-    do {                                                                                                                                             \
-        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                                                                                \
-        while (!(what)) {                                                                                                                            \
-            if (td_now_ns() > until_) fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);                                   \
-            poll(NULL, 0, 1);                                                                                                                        \
-        }                                                                                                                                            \
+#define WAIT_FOR(what)                                                                             \
+    do {                                                                                           \
+        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                              \
+        while (!(what)) {                                                                          \
+            if (td_now_ns() > until_)                                                              \
+                fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);       \
+            poll(NULL, 0, 1);                                                                      \
+        }                                                                                          \
     } while (0)
 
-/* --- a peer by hand -------------------------------------------------------------------------------------------------------------- */
+/* --- a peer by hand --------------------------------------------------------------------------- */
 
 struct liar {
     struct td_fake_fabric *fabric; /* NULL: libibverbs */
@@ -129,14 +138,14 @@ struct liar {
     struct td_rdma_plan plan;
     struct td_vb_port port;
     struct td_vb_gid gid;
-    uint8_t *memory;           /* 16 probe cells, then N_BLOCKS blocks */
+    uint8_t *memory; /* 16 probe cells, then N_BLOCKS blocks */
     uint32_t psn;
     int fd;
     uint64_t tag, n_posted;
     struct td_xfer_rdma_setup theirs;
     struct td_xfer_grant_blob g;
-    struct td_xfer_run run;    /* the first that TARGETS told, */
-    uint32_t key;              /* and where its bytes may go */
+    struct td_xfer_run run; /* the first that TARGETS told, */
+    uint32_t key;           /* and where its bytes may go */
 };
 
 static void liar_device(struct liar *l, int sender)
@@ -165,7 +174,8 @@ static void liar_device(struct liar *l, int sender)
     assert_int_equal(l->vb->query(l->device, &limits), 0);
     assert_int_equal(l->vb->query_port(l->device, 1, &l->port), 0);
     if (td_rdma_plan(name, &limits, &l->port, &l->plan, &err)) fail_msg("%s", err.msg);
-    struct td_rdma_gid_ask ask_gid = {.device = name, .ethernet = l->port.ethernet, .gids = gids, .index = TD_RDMA_AUTO};
+    struct td_rdma_gid_ask ask_gid = {
+        .device = name, .ethernet = l->port.ethernet, .gids = gids, .index = TD_RDMA_AUTO};
     for (uint32_t i = 0; i < l->port.n_gids && ask_gid.n_gids < 32; i++)
         if (l->vb->query_gid(l->device, 1, i, &gids[ask_gid.n_gids]) == 0) ask_gid.n_gids++;
     if (td_rdma_gid_rank(&ask_gid, order, &n, &err)) fail_msg("%s", err.msg);
@@ -175,7 +185,8 @@ static void liar_device(struct liar *l, int sender)
     memset(l->memory, 0x66, bytes);
     struct td_vb_qp_caps caps = {.send_wr = 64, .recv_wr = 64, .send_sge = 1};
     assert_int_equal(l->vb->cq_create(l->device, 256, &l->cq), 0);
-    assert_int_equal(l->vb->reg(l->device, l->memory, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &l->mr), 0);
+    assert_int_equal(
+        l->vb->reg(l->device, l->memory, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &l->mr), 0);
     assert_int_equal(l->vb->qp_create(l->device, l->cq, &caps, &l->qp), 0);
     assert_int_equal(l->vb->qp_init(l->qp, 1, 0, TD_VB_REMOTE_WRITE), 0);
     assert_int_equal(l->vb->post_recv(l->qp, UINT64_MAX, 64), 0);
@@ -209,17 +220,21 @@ static bool hear(struct liar *l, struct td_xfer_frame *f, uint8_t payload[TD_XFE
     do {
         if (recv(l->fd, header, sizeof header, MSG_WAITALL) != sizeof header) return false;
         assert_int_equal(td_xfer_frame_decode(header, f, NULL), TD_OK);
-        if (f->length && recv(l->fd, payload, f->length, MSG_WAITALL) != (ssize_t)f->length) return false;
+        if (f->length && recv(l->fd, payload, f->length, MSG_WAITALL) != (ssize_t)f->length)
+            return false;
         payload[f->length] = 0;
     } while (f->type == TD_XFER_PING);
     return true;
 }
 
-static struct td_xfer_frame expect_frame(struct liar *l, enum td_xfer_frame_type type, uint8_t payload[TD_XFER_PAYLOAD_MAX + 1])
+static struct td_xfer_frame expect_frame(struct liar *l, enum td_xfer_frame_type type,
+                                         uint8_t payload[TD_XFER_PAYLOAD_MAX + 1])
 {
     struct td_xfer_frame f = {0};
     if (!hear(l, &f, payload)) fail_msg("closed, and not frame type %d", (int)type);
-    if (f.type != type || f.status) fail_msg("frame type %d, status %d: %.160s", f.type, f.status, f.length ? (char *)payload : "");
+    if (f.type != type || f.status)
+        fail_msg("frame type %d, status %d: %.160s", f.type, f.status,
+                 f.length ? (char *)payload : "");
     return f;
 }
 
@@ -246,14 +261,21 @@ static enum td_vb_wc_status write_block(struct liar *l, int32_t block, uint64_t 
 {
     uint8_t *from = l->memory + TD_XFER_QPS_MAX * CELL;
     node_fill_bytes(from, BLOCK_BYTES, seed);
-    struct td_vb_send w = {.op = TD_VB_WRITE, .n_sge = 1, .remote_addr = l->theirs.base + (uint64_t)block * BLOCK_BYTES, .rkey = l->key};
-    w.sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)from, .bytes = BLOCK_BYTES, .lkey = l->mr->lkey};
+    struct td_vb_send w = {.op = TD_VB_WRITE,
+                           .n_sge = 1,
+                           .remote_addr = l->theirs.base + (uint64_t)block * BLOCK_BYTES,
+                           .rkey = l->key};
+    w.sge[0] = (struct td_vb_sge){
+        .addr = (uint64_t)(uintptr_t)from, .bytes = BLOCK_BYTES, .lkey = l->mr->lkey};
     return post(l, &w);
 }
 
 static enum td_vb_wc_status word(struct liar *l, uint32_t imm)
 {
-    struct td_vb_send w = {.op = TD_VB_WRITE_IMM, .imm = imm, .remote_addr = l->theirs.base, .rkey = l->theirs.rkey[0]};
+    struct td_vb_send w = {.op = TD_VB_WRITE_IMM,
+                           .imm = imm,
+                           .remote_addr = l->theirs.base,
+                           .rkey = l->theirs.rkey[0]};
     return post(l, &w);
 }
 
@@ -283,8 +305,11 @@ static struct td_xfer_rdma_setup my_setup(const struct liar *l)
                                    .probe = (uint64_t)(uintptr_t)l->memory,
                                    .probe_rkey = {l->mr->rkey},
                                    .base = (uint64_t)(uintptr_t)l->memory + TD_XFER_QPS_MAX * CELL};
-    s.rail[0] =
-        (struct td_xfer_rail){.ethernet = l->port.ethernet, .lid = l->port.lid, .mtu_bytes = l->port.mtu_bytes, .qpn = {l->qp->num}, .psn = {l->psn}};
+    s.rail[0] = (struct td_xfer_rail){.ethernet = l->port.ethernet,
+                                      .lid = l->port.lid,
+                                      .mtu_bytes = l->port.mtu_bytes,
+                                      .qpn = {l->qp->num},
+                                      .psn = {l->psn}};
     memcpy(s.rail[0].gid, l->gid.raw, sizeof l->gid.raw);
     return s;
 }
@@ -292,11 +317,23 @@ static struct td_xfer_rdma_setup my_setup(const struct liar *l)
 static void connect_qp(struct liar *l)
 {
     const struct td_xfer_rail *peer = &l->theirs.rail[0];
-    struct td_vb_route route = {.port = 1, .gid_index = l->gid.index, .remote_lid = peer->lid, .remote_qp = peer->qpn[0], .remote_psn = peer->psn[0],
-                                .local_psn = l->psn, .timeout = 12, .retry = 3, .rnr_retry = 0};
-    struct td_rdma_side ours = {.ethernet = l->port.ethernet, .mtu_bytes = l->port.mtu_bytes, .rd_atomic_in = 1, .rd_atomic_out = 1};
-    struct td_rdma_side theirs = {
-        .ethernet = peer->ethernet, .mtu_bytes = peer->mtu_bytes, .rd_atomic_in = l->theirs.rd_atomic_in, .rd_atomic_out = l->theirs.rd_atomic_out};
+    struct td_vb_route route = {.port = 1,
+                                .gid_index = l->gid.index,
+                                .remote_lid = peer->lid,
+                                .remote_qp = peer->qpn[0],
+                                .remote_psn = peer->psn[0],
+                                .local_psn = l->psn,
+                                .timeout = 12,
+                                .retry = 3,
+                                .rnr_retry = 0};
+    struct td_rdma_side ours = {.ethernet = l->port.ethernet,
+                                .mtu_bytes = l->port.mtu_bytes,
+                                .rd_atomic_in = 1,
+                                .rd_atomic_out = 1};
+    struct td_rdma_side theirs = {.ethernet = peer->ethernet,
+                                  .mtu_bytes = peer->mtu_bytes,
+                                  .rd_atomic_in = l->theirs.rd_atomic_in,
+                                  .rd_atomic_out = l->theirs.rd_atomic_out};
     assert_int_equal(td_rdma_settle(&ours, &theirs, &route, NULL), TD_OK);
     memcpy(route.remote_gid, peer->gid, sizeof route.remote_gid);
     assert_int_equal(l->vb->qp_rtr(l->qp, &route), 0);
@@ -309,43 +346,65 @@ static void limit_waits(int fd)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
-/* A sender up to the point where it may write: it has shown the grant's key and was told where the blocks are. */
+/* A sender up to the point where it may write: it has shown the grant's key and was told where
+ * the blocks are. */
 static void liar_sends(struct liar *l, const struct node_reply *granted)
 {
     struct td_xfer_frame f;
     uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
     liar_device(l, 1);
     assert_int_equal(td_xfer_grant_decode(granted->blob, granted->blob_bytes, &l->g, NULL), TD_OK);
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(l->g.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons(l->g.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     l->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     limit_waits(l->fd);
     assert_int_equal(connect(l->fd, (struct sockaddr *)&a, sizeof a), 0);
-    struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = 5, .block_bytes = BLOCK_BYTES, .nonce = td_random_u64() | 1, .instance = "liar"};
+    struct td_xfer_hello hello = {.incarnation = 1,
+                                  .layout_hash = 5,
+                                  .block_bytes = BLOCK_BYTES,
+                                  .nonce = td_random_u64() | 1,
+                                  .instance = "liar"};
     uint64_t nonce = hello.nonce;
-    say(l, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA}, &hello);
+    say(l,
+        (struct td_xfer_frame){
+            .type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
+        &hello);
     expect_frame(l, TD_XFER_HELLO_ACK, payload);
     memcpy(&hello, payload, sizeof hello);
     l->tag = hello.nonce ^ nonce;
     struct td_xfer_rdma_setup mine = my_setup(l);
-    say(l, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES}, &mine);
+    say(l, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES},
+        &mine);
     f = expect_frame(l, TD_XFER_RDMA_ACCEPT, payload);
     assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, true, &l->theirs, NULL), TD_OK);
     connect_qp(l);
-    uint64_t v = l->tag ^ 0x9e3779b97f4a7c15ull; /* what only who knows the tag can say, for queue pair 0 */
+    uint64_t v = l->tag ^ 0x9e3779b97f4a7c15ull; /* what only who knows the tag can say, for
+                                                    queue pair 0 */
     for (int i = 0; i < CELL; i += 8) {
         v = (v ^ v >> 29) * 0xbf58476d1ce4e5b9ull;
         memcpy(l->memory + i, &v, 8);
     }
-    struct td_vb_send w = {.op = TD_VB_WRITE, .n_sge = 1, .remote_addr = l->theirs.probe, .rkey = l->theirs.probe_rkey[0]};
-    w.sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)l->memory, .bytes = CELL, .lkey = l->mr->lkey};
+    struct td_vb_send w = {.op = TD_VB_WRITE,
+                           .n_sge = 1,
+                           .remote_addr = l->theirs.probe,
+                           .rkey = l->theirs.probe_rkey[0]};
+    w.sge[0] = (struct td_vb_sge){
+        .addr = (uint64_t)(uintptr_t)l->memory, .bytes = CELL, .lkey = l->mr->lkey};
     assert_int_equal(post(l, &w), TD_VB_WC_SUCCESS);
     uint32_t n;
-    w = (struct td_vb_send){.op = TD_VB_WRITE_IMM, .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE), .id = ++l->n_posted, .signaled = true};
+    w = (struct td_vb_send){.op = TD_VB_WRITE_IMM,
+                            .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE),
+                            .id = ++l->n_posted,
+                            .signaled = true};
     assert_int_equal(l->vb->post_send(l->qp, &w, 1, &n), 0);
     wait_probe(l);
     say(l,
-        (struct td_xfer_frame){
-            .type = TD_XFER_OPEN, .length = sizeof l->g.key, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 77},
+        (struct td_xfer_frame){.type = TD_XFER_OPEN,
+                               .length = sizeof l->g.key,
+                               .slot = l->g.slot,
+                               .generation = l->g.generation,
+                               .attempt = 1,
+                               .handle = 77},
         l->g.key);
     f = expect_frame(l, TD_XFER_TARGETS, payload);
     memcpy(&l->run, payload, sizeof l->run);
@@ -366,14 +425,19 @@ static void say_final(struct liar *l, uint16_t queue_pairs)
         NULL);
 }
 
-/* Returns when all that was said on the socket so far has been heard: an OPEN of another op on the slot is always answered. */
+/* Returns when all that was said on the socket so far has been heard: an OPEN of another op on
+ * the slot is always answered. */
 static void barrier(struct liar *l)
 {
     struct td_xfer_frame f = {0};
     uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
     say(l,
-        (struct td_xfer_frame){
-            .type = TD_XFER_OPEN, .length = sizeof l->g.key, .slot = l->g.slot, .generation = l->g.generation, .attempt = 1, .handle = 78},
+        (struct td_xfer_frame){.type = TD_XFER_OPEN,
+                               .length = sizeof l->g.key,
+                               .slot = l->g.slot,
+                               .generation = l->g.generation,
+                               .attempt = 1,
+                               .handle = 78},
         l->g.key);
     if (!hear(l, &f, payload)) fail_msg("closed");
     assert_int_equal(f.type, TD_XFER_FAIL);
@@ -381,9 +445,19 @@ static void barrier(struct liar *l)
     assert_int_equal(f.handle, 78);
 }
 
-/* --- lying senders --------------------------------------------------------------------------------------------------------------- */
+/* --- lying senders ---------------------------------------------------------------------------- */
 
-enum lie { NO_WORD, ANOTHERS_WORD, OLD_WORD, FREED_WORD, WORD_OF_ANOTHER_PAIR, FINAL_OF_ANOTHER_PAIR, WRITE_BESIDE, READ_IT, N_LIES };
+enum lie {
+    NO_WORD,
+    ANOTHERS_WORD,
+    OLD_WORD,
+    FREED_WORD,
+    WORD_OF_ANOTHER_PAIR,
+    FINAL_OF_ANOTHER_PAIR,
+    WRITE_BESIDE,
+    READ_IT,
+    N_LIES
+};
 
 static const char *const lies[N_LIES] = {
     [NO_WORD] = "FINAL without the words",
@@ -405,14 +479,18 @@ static void lying_senders(bool windows)
     honest_open(p, 1, false);
     for (enum lie lie = 0; lie < N_LIES; lie++) {
         struct liar l;
-        if (lie == WRITE_BESIDE && !windows) continue; /* README.md: who has the pool's keys can; digests find what they cover */
-        if (lie == WRITE_BESIDE && !strncmp(real_devices[0], "rxe", 3)) { /* seen on Linux 6.1: the bounds that it checks are the registration's */
+        if (lie == WRITE_BESIDE && !windows)
+            continue; /* README.md: who has the pool's keys can;
+                         digests find what they cover */
+        if (lie == WRITE_BESIDE && !strncmp(real_devices[0], "rxe", 3)) {
+            /* seen on Linux 6.1: the bounds that it checks are the registration's */
             print_message("%s: Soft-RoCE does not check the bounds of a window\n", lies[lie]);
             continue;
         }
         fill(d, 0, N_BLOCKS, POISON);
         fill(p, 0, 8, 1000 + lie);
-        struct node_reply honest = grant(d, 16, 4, WAIT_MS), g = grant(d, 0, 4, WAIT_MS), freed = grant(d, 32, 1, WAIT_MS);
+        struct node_reply honest = grant(d, 16, 4, WAIT_MS), g = grant(d, 0, 4, WAIT_MS),
+                          freed = grant(d, 32, 1, WAIT_MS);
         take_back(d, freed.id);
         e = event(d);
         assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
@@ -425,27 +503,37 @@ static void lying_senders(bool windows)
         liar_sends(&l, &g);
         assert_int_equal(l.run.block, 0);
         assert_int_equal(l.run.n, 4);
-        for (int32_t i = 0; i < 4 && lie != NO_WORD; i++) assert_int_equal(write_block(&l, i, 7000 + (uint64_t)i), TD_VB_WC_SUCCESS);
+        for (int32_t i = 0; i < 4 && lie != NO_WORD; i++)
+            assert_int_equal(write_block(&l, i, 7000 + (uint64_t)i), TD_VB_WC_SUCCESS);
         struct td_xfer_stats before = stats(d);
         uint32_t imm = td_xfer_imm(l.g.slot, l.g.generation, 1, TD_XFER_IMM_FINAL);
         bool cut = false, stale = false;
         switch (lie) {
-        case NO_WORD: say_final(&l, 1); break;
+        case NO_WORD:
+            say_final(&l, 1);
+            break;
         case ANOTHERS_WORD: {
             struct td_xfer_grant_blob other;
-            assert_int_equal(td_xfer_grant_decode(honest.blob, honest.blob_bytes, &other, NULL), TD_OK);
-            assert_int_equal(word(&l, td_xfer_imm(other.slot, other.generation, 1, TD_XFER_IMM_FINAL)), TD_VB_WC_SUCCESS);
+            assert_int_equal(td_xfer_grant_decode(honest.blob, honest.blob_bytes, &other, NULL),
+                             TD_OK);
+            assert_int_equal(
+                word(&l, td_xfer_imm(other.slot, other.generation, 1, TD_XFER_IMM_FINAL)),
+                TD_VB_WC_SUCCESS);
             say_final(&l, 1);
             stale = true;
             break;
         }
         case OLD_WORD:
-            assert_int_equal(word(&l, td_xfer_imm(l.g.slot, l.g.generation - 1, 1, TD_XFER_IMM_FINAL)), TD_VB_WC_SUCCESS);
+            assert_int_equal(
+                word(&l, td_xfer_imm(l.g.slot, l.g.generation - 1, 1, TD_XFER_IMM_FINAL)),
+                TD_VB_WC_SUCCESS);
             say_final(&l, 1);
             stale = true;
             break;
         case FREED_WORD:
-            assert_int_equal(word(&l, td_xfer_imm(free_g.slot, free_g.generation, 1, TD_XFER_IMM_FINAL)), TD_VB_WC_SUCCESS);
+            assert_int_equal(
+                word(&l, td_xfer_imm(free_g.slot, free_g.generation, 1, TD_XFER_IMM_FINAL)),
+                TD_VB_WC_SUCCESS);
             say_final(&l, 1);
             stale = true;
             break;
@@ -457,7 +545,8 @@ static void lying_senders(bool windows)
             break;
         case FINAL_OF_ANOTHER_PAIR:
             assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS);
-            assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS); /* the second is a stale one, so the first is taken when it is */
+            /* the second is a stale one, so the first is taken when it is */
+            assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS);
             WAIT_FOR(stats(d).n_stale_frames > before.n_stale_frames);
             say_final(&l, 2);
             cut = true;
@@ -467,37 +556,48 @@ static void lying_senders(bool windows)
             cut = true;
             break;
         case READ_IT: {
-            struct td_vb_send w = {.op = TD_VB_READ, .n_sge = 1, .remote_addr = l.theirs.base, .rkey = l.key};
-            w.sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)l.memory, .bytes = CELL, .lkey = l.mr->lkey};
+            struct td_vb_send w = {
+                .op = TD_VB_READ, .n_sge = 1, .remote_addr = l.theirs.base, .rkey = l.key};
+            w.sge[0] = (struct td_vb_sge){
+                .addr = (uint64_t)(uintptr_t)l.memory, .bytes = CELL, .lkey = l.mr->lkey};
             assert_true(post(&l, &w) != TD_VB_WC_SUCCESS);
             cut = true;
             break;
         }
-        case N_LIES: break;
+        case N_LIES:
+            break;
         }
         if (stale) WAIT_FOR(stats(d).n_stale_frames > before.n_stale_frames);
         if (!cut) { /* it has been heard, and the slot is where it was; then its connection ends */
             barrier(&l);
             struct node_command now = {.verb = NODE_EVENT, .deadline_ms = 0};
             struct node_reply r = ask(d, &now);
-            if (r.ok) fail_msg("%s: event %d of slot %u: %s", lies[lie], (int)r.event.kind, r.event.id, r.event.reason);
+            if (r.ok)
+                fail_msg("%s: event %d of slot %u: %s", lies[lie], (int)r.event.kind, r.event.id,
+                         r.event.reason);
             close(l.fd);
             l.fd = -1;
         }
-        e = event(d); /* never READY: a breach of the protocol, or a connection that ended and nobody who comes again */
-        if (e.kind != TD_XFER_SLOT_FAILED || e.id != g.id) fail_msg("%s: event %d of slot %u", lies[lie], (int)e.kind, e.id);
+        e = event(d); /* never READY: a breach of the protocol, or a connection that ended and
+                         nobody who comes again */
+        if (e.kind != TD_XFER_SLOT_FAILED || e.id != g.id)
+            fail_msg("%s: event %d of slot %u", lies[lie], (int)e.kind, e.id);
         if (!e.reason[0]) fail_msg("%s: no reason", lies[lie]);
         assert_int_equal(e.status, TD_ERR_PEER);
-        if (lie == FINAL_OF_ANOTHER_PAIR) assert_non_null(strstr(e.reason, "final before the last byte"));
+        if (lie == FINAL_OF_ANOTHER_PAIR)
+            assert_non_null(strstr(e.reason, "final before the last byte"));
         take_back(d, g.id);
         /* The honest one was in the middle of it. */
         submit(p, op, 2, 2, 2, true);
         bool is_free = false, ready = false;
         while (!is_free || !ready) {
             e = event(d);
-            if (e.kind == TD_XFER_SLOT_FREE && e.id == g.id) is_free = true;
-            else if (e.kind == TD_XFER_SLOT_READY && e.id == honest.id) ready = true;
-            else fail_msg("%s: event %d of slot %u: %s", lies[lie], (int)e.kind, e.id, e.reason);
+            if (e.kind == TD_XFER_SLOT_FREE && e.id == g.id)
+                is_free = true;
+            else if (e.kind == TD_XFER_SLOT_READY && e.id == honest.id)
+                ready = true;
+            else
+                fail_msg("%s: event %d of slot %u: %s", lies[lie], (int)e.kind, e.id, e.reason);
         }
         assert_true(holds(d, 16, 4, 1000 + lie));
         assert_true(holds(d, 4, 12, POISON + 4)); /* no byte beside the grants */
@@ -529,13 +629,22 @@ static void windows_hold_senders_that_lie(void **state)
     lying_senders(true);
 }
 
-/* --- lying receivers ------------------------------------------------------------------------------------------------------------- */
+/* --- lying receivers -------------------------------------------------------------------------- */
 
 static void receivers_that_lie_end_alone(void **state)
 {
-    static const struct { const char *what; int32_t block, n; uint64_t offset; } cases[] = {
-        {"a block beyond the pool", N_BLOCKS, 1, 0}, {"a run over its end", N_BLOCKS - 2, 4, 0}, {"a negative block", -1, 2, 0},
-        {"more blocks than were granted", 0, 5, 0}, {"an empty run", 0, 0, 0}, {"a gap", 0, 2, 1}, {"a run of 2^31 blocks", 1, INT32_MAX, 0},
+    static const struct {
+        const char *what;
+        int32_t block, n;
+        uint64_t offset;
+    } cases[] = {
+        {"a block beyond the pool", N_BLOCKS, 1, 0},
+        {"a run over its end", N_BLOCKS - 2, 4, 0},
+        {"a negative block", -1, 2, 0},
+        {"more blocks than were granted", 0, 5, 0},
+        {"an empty run", 0, 0, 0},
+        {"a gap", 0, 2, 1},
+        {"a run of 2^31 blocks", 1, INT32_MAX, 0},
     };
     (void)state;
     struct node *d = node_local(), *p = node_local();
@@ -576,17 +685,24 @@ static void receivers_that_lie_end_alone(void **state)
         hello.nonce = 99;
         say(&l, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello}, &hello);
         f = expect_frame(&l, TD_XFER_RDMA_OFFER, payload);
-        assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, false, &l.theirs, NULL), TD_OK);
+        assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, false, &l.theirs, NULL),
+                         TD_OK);
         connect_qp(&l);
         struct td_xfer_rdma_setup mine = my_setup(&l);
         mine.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
         mine.n_regions = 1;
         mine.rkey[0] = l.mr->rkey;
         mine.rails = 1;
-        say(&l, (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT, .length = TD_XFER_RDMA_SETUP_BYTES + 4}, &mine);
+        say(&l,
+            (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT,
+                                   .length = TD_XFER_RDMA_SETUP_BYTES + 4},
+            &mine);
         wait_probe(&l);
         uint32_t n;
-        struct td_vb_send w = {.op = TD_VB_WRITE_IMM, .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE), .id = ++l.n_posted, .signaled = true};
+        struct td_vb_send w = {.op = TD_VB_WRITE_IMM,
+                               .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE),
+                               .id = ++l.n_posted,
+                               .signaled = true};
         assert_int_equal(l.vb->post_send(l.qp, &w, 1, &n), 0);
         f = expect_frame(&l, TD_XFER_OPEN, payload);
         struct td_xfer_run run = {cases[i].block, cases[i].n};
@@ -601,11 +717,14 @@ static void receivers_that_lie_end_alone(void **state)
                                    .length = sizeof run},
             &run);
         struct td_xfer_event e = event(p);
-        if (e.kind != TD_XFER_OP_FAILED || e.id != bad_op) fail_msg("%s: event %d of op %u: %s", cases[i].what, (int)e.kind, e.id, e.reason);
+        if (e.kind != TD_XFER_OP_FAILED || e.id != bad_op)
+            fail_msg("%s: event %d of op %u: %s", cases[i].what, (int)e.kind, e.id, e.reason);
         assert_int_equal(e.status, TD_ERR_PEER);
-        if (!strstr(e.reason, "targets outside the pool or the grant")) fail_msg("%s: %s", cases[i].what, e.reason);
+        if (!strstr(e.reason, "targets outside the pool or the grant"))
+            fail_msg("%s: %s", cases[i].what, e.reason);
         assert_int_equal(stats(p).n_bad_frames, n_bad + 1);
-        for (size_t at = TD_XFER_QPS_MAX * CELL; at < TD_XFER_QPS_MAX * CELL + (size_t)N_BLOCKS * BLOCK_BYTES; at++)
+        for (size_t at = TD_XFER_QPS_MAX * CELL;
+             at < TD_XFER_QPS_MAX * CELL + (size_t)N_BLOCKS * BLOCK_BYTES; at++)
             assert_int_equal(l.memory[at], 0x66);
         submit(p, op, 2, 2, 2, true);
         e = event(d);

@@ -20,19 +20,20 @@
 #include "tests/fake/fake_device.h"
 
 struct node {
-    pid_t pid;                 /* child, or 0 */
+    pid_t pid; /* child, or 0 */
     int fd;
     struct td_xfer *x;
     struct td_arena arena;
     struct fake_device *device;
-    uint8_t *pool;             /* the pool's bytes for this program: the arena, or what stands behind the device's addresses */
+    uint8_t *pool; /* the pool's bytes for this program: the arena, or what stands
+                      behind the device's addresses */
     struct td_doorbell bell;
     uint64_t block_bytes;
     struct td_xfer_event path, refusal; /* the last PATH_CHOSEN, the last PEER_REFUSED */
     uint32_t n_refusals;
     struct td_cluster_secret *secret;
     struct td_fake_fabric *fabric;
-    struct td_verbs verbs;     /* the fabric's, with a look at device memory in front */
+    struct td_verbs verbs; /* the fabric's, with a look at device memory in front */
 };
 
 static uint64_t mix(uint64_t v)
@@ -66,31 +67,33 @@ bool node_check_bytes(const uint8_t *from, uint64_t n_bytes, uint64_t seed)
     return true;
 }
 
-static void ring(void *ctx)
-{
-    td_doorbell_ring(ctx);
-}
+static void ring(void *ctx) { td_doorbell_ring(ctx); }
 
 static uint64_t deadline_of(uint64_t ms)
 {
     return ms ? td_deadline_after_ms(td_now_ns(), ms) : TD_NEVER_NS;
 }
 
-/* A NIC whose kernel has nvidia_peermem: the plain call registers addresses of a device, too. What the fake provider's own do is the same for all
- * nodes. */
-static int (*plain_reg)(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr);
-static int (*dmabuf_reg)(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr);
+/* A NIC whose kernel has nvidia_peermem: the plain call registers addresses of a device, too.
+ * What the fake provider's own do is the same for all nodes. */
+static int (*plain_reg)(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access,
+                        struct td_vb_mr **ret_mr);
+static int (*dmabuf_reg)(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova,
+                         int fd, unsigned access, struct td_vb_mr **ret_mr);
 
-static int peermem_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+static int peermem_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access,
+                       struct td_vb_mr **ret_mr)
 {
     uint64_t offset;
     int fd;
-    if (!fake_device_peermem(addr, bytes, &fd, &offset)) return plain_reg(d, addr, bytes, access, ret_mr);
+    if (!fake_device_peermem(addr, bytes, &fd, &offset))
+        return plain_reg(d, addr, bytes, access, ret_mr);
     return dmabuf_reg(d, offset, bytes, (uint64_t)(uintptr_t)addr, fd, access, ret_mr);
 }
 
 /* The provider that the command names; the fabric is the node's until it closes. */
-static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdma_config *rdma, struct td_err *err)
+static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdma_config *rdma,
+                            struct td_err *err)
 {
     struct td_fake_options options;
     char path[256];
@@ -112,7 +115,8 @@ static td_status open_verbs(struct node *n, const char *text, struct td_xfer_rdm
     return TD_OK;
 }
 
-static void open_node(struct node *n, const struct node_command *c, struct node_reply *r, struct td_err *err)
+static void open_node(struct node *n, const struct node_command *c, struct node_reply *r,
+                      struct td_err *err)
 {
     struct td_xfer_rdma_config rdma = {.gid_index = -1,
                                        .timeout = c->ib_timeout,
@@ -149,11 +153,13 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
     if (!r->status && c->device[0]) {
         n->device = fake_device_open(c->device);
         config.memory = fake_device_memory(n->device);
-        n->arena = (struct td_arena){.bytes = c->block_bytes * (uint64_t)c->n_blocks + 64, .memfd = -1};
+        n->arena =
+            (struct td_arena){.bytes = c->block_bytes * (uint64_t)c->n_blocks + 64, .memfd = -1};
         n->arena.base = fake_device_alloc(n->device, n->arena.bytes);
         n->pool = fake_device_bytes(n->device, n->arena.base);
     } else if (!r->status) {
-        r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable, "xfer-test", &n->arena, err);
+        r->status = td_arena_create(c->block_bytes * (uint64_t)c->n_blocks, c->shareable,
+                                    "xfer-test", &n->arena, err);
         n->pool = n->arena.base;
     }
     if (!r->status && c->secret[0]) r->status = td_cluster_secret_load(c->secret, &n->secret, err);
@@ -162,7 +168,8 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
     if (!r->status) r->status = td_xfer_mem_add(n->x, &n->arena, c->block_bytes, c->n_blocks, err);
     for (int fd = 3, bytes = 32768, on = 0; c->small_sockets && fd < 1024; fd++) {
         socklen_t size = sizeof on;
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &size) == 0 && on) setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &size) == 0 && on)
+            setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
     }
     n->block_bytes = c->block_bytes;
     if (n->x) r->port = td_xfer_port(n->x);
@@ -210,11 +217,16 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     size_t bytes = 0;
     memset(r, 0, sizeof *r);
     switch (c->verb) {
-    case NODE_OPEN: open_node(n, c, r, &err); break;
-    case NODE_CLOSE: close_node(n); break;
+    case NODE_OPEN:
+        open_node(n, c, r, &err);
+        break;
+    case NODE_CLOSE:
+        close_node(n);
+        break;
     case NODE_GRANT: {
         static uint8_t blob[TD_XFER_BLOB_MAX];
-        r->status = td_xfer_grant(n->x, c->ids, c->n, deadline_of(c->deadline_ms), c->user, &r->id, blob, &bytes, &err);
+        r->status = td_xfer_grant(n->x, c->ids, c->n, deadline_of(c->deadline_ms), c->user, &r->id,
+                                  blob, &bytes, &err);
         if (!r->status) {
             TD_ASSERT(bytes <= sizeof r->blob);
             memcpy(r->blob, blob, bytes);
@@ -222,16 +234,32 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
         }
         break;
     }
-    case NODE_REVOKE: td_xfer_revoke(n->x, c->id, "revoked by the test"); break;
-    case NODE_OP: r->status = td_xfer_op_start(n->x, c->blob, c->blob_bytes, deadline_of(c->deadline_ms), c->user, &r->id, &r->n, &err); break;
-    case NODE_SUBMIT:
-        r->status = td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes);
-        if (c->n_behind && !r->status) r->status = td_xfer_submit(n->x, c->behind_id, 0, c->ids + c->n, c->n_behind, true, c->note, c->note_bytes);
+    case NODE_REVOKE:
+        td_xfer_revoke(n->x, c->id, "revoked by the test");
         break;
-    case NODE_SUBMIT_PART: r->status = td_xfer_submit_part(n->x, c->id, c->first, c->ids, c->n, c->offset, c->n_bytes); break;
-    case NODE_SUBMIT_PULL: r->status = td_xfer_submit_pull(n->x, c->id, c->first, c->ids, c->n); break;
-    case NODE_CANCEL: td_xfer_cancel(n->x, c->id, "cancelled by the test"); break;
-    case NODE_FINISHED: td_xfer_finished(n->x, c->id); break;
+    case NODE_OP:
+        r->status = td_xfer_op_start(n->x, c->blob, c->blob_bytes, deadline_of(c->deadline_ms),
+                                     c->user, &r->id, &r->n, &err);
+        break;
+    case NODE_SUBMIT:
+        r->status =
+            td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes);
+        if (c->n_behind && !r->status)
+            r->status = td_xfer_submit(n->x, c->behind_id, 0, c->ids + c->n, c->n_behind, true,
+                                       c->note, c->note_bytes);
+        break;
+    case NODE_SUBMIT_PART:
+        r->status = td_xfer_submit_part(n->x, c->id, c->first, c->ids, c->n, c->offset, c->n_bytes);
+        break;
+    case NODE_SUBMIT_PULL:
+        r->status = td_xfer_submit_pull(n->x, c->id, c->first, c->ids, c->n);
+        break;
+    case NODE_CANCEL:
+        td_xfer_cancel(n->x, c->id, "cancelled by the test");
+        break;
+    case NODE_FINISHED:
+        td_xfer_finished(n->x, c->id);
+        break;
     case NODE_EVENT: {
         uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
         do r->ok = next_event(n, &r->event);
@@ -241,12 +269,14 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     }
     case NODE_FILL:
         for (int32_t i = 0; i < c->n; i++)
-            node_fill_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
+            node_fill_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes,
+                            c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
         break;
     case NODE_CHECK:
         r->ok = true;
         for (int32_t i = 0; i < c->n && r->ok; i++) {
-            r->ok = node_check_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes, c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
+            r->ok = node_check_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes,
+                                     c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
             r->n = i;
         }
         break;
@@ -257,7 +287,8 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
         r->n_refusals = n->n_refusals;
         memcpy(r->refusal, n->refusal.reason, sizeof r->refusal);
         break;
-    case NODE_EXIT: break;
+    case NODE_EXIT:
+        break;
     }
     snprintf(r->msg, sizeof r->msg, "%.255s", err.msg);
 }
@@ -307,7 +338,8 @@ int node_child_main(int fd)
     static struct node_reply r;
     struct node n = {.fd = fd};
     if (td_fault_init(NULL)) return 2;
-    while (all(fd, &c, sizeof c, false) && c.verb != NODE_EXIT) { /* the parent's end is closed when it dies */
+    while (all(fd, &c, sizeof c, false) && c.verb != NODE_EXIT) {
+        /* the parent's end is closed when it dies */
         execute(&n, &c, &r);
         if (!all(fd, &r, sizeof r, true)) break;
     }
@@ -329,25 +361,13 @@ void node_do(struct node *n, const struct node_command *c, struct node_reply *r)
     }
 }
 
-pid_t node_pid(const struct node *n)
-{
-    return n->pid;
-}
+pid_t node_pid(const struct node *n) { return n->pid; }
 
-struct fake_device *node_device(struct node *n)
-{
-    return n->device;
-}
+struct fake_device *node_device(struct node *n) { return n->device; }
 
-struct td_fake_fabric *node_fabric(struct node *n)
-{
-    return n->fabric;
-}
+struct td_fake_fabric *node_fabric(struct node *n) { return n->fabric; }
 
-struct td_xfer *node_xfer(struct node *n)
-{
-    return n->x;
-}
+struct td_xfer *node_xfer(struct node *n) { return n->x; }
 
 void node_kill(struct node *n)
 {

@@ -1,8 +1,10 @@
-/* xfer_rdma_test.c - the RDMA path under every fault, on the provider in memory. Both ends live in this process, so that a test can stand
- * between the engine and its device: it counts and spoils what is posted, hides events, and holds requests in the network.
+/* xfer_rdma_test.c - the RDMA path under every fault, on the provider in memory. Both ends live in
+ * this process, so that a test can stand between the engine and its device: it counts and spoils
+ * what is posted, hides events, and holds requests in the network.
  *
- * After every fault the same is asked: the bytes are right or the slot was never ready; what lies outside the grant still holds the poison; each
- * slot and op had one end; nothing is left in the statistics; and the next transfer of the same pair works. */
+ * After every fault the same is asked: the bytes are right or the slot was never ready; what
+ * lies outside the grant still holds the poison; each slot and op had one end; nothing is left
+ * in the statistics; and the next transfer of the same pair works. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,20 +34,23 @@
 #define N_BLOCKS 48
 #define BLOCK_BYTES 24576
 #ifdef __SANITIZE_THREAD__ /* gcc's word; ours are built by it */
-#define SLOW 2                 /* times what a peer has for its set-up: nothing below counts on these time-outs running out */
+/* times what a peer has for its set-up: nothing below counts on these time-outs running out */
+#define SLOW 2
 #else
 #define SLOW 1
 #endif
-#define TIMEOUT_MS (8000 * SLOW) /* peer_timeout, a quarter of which a slot waits for another attempt; every wait below is bounded by WAIT_MS */
+/* peer_timeout, a quarter of which a slot waits for another attempt; every wait below is bounded
+   by WAIT_MS */
+#define TIMEOUT_MS (8000 * SLOW)
 #define WAIT_MS (15000 * SLOW)
 #define POISON 0xdeadull
 #define MAX_QPS 1024
-#define IB_TIMEOUT 10          /* a quarantine is 4 x 4.2 ms then */
+#define IB_TIMEOUT 10 /* a quarantine is 4 x 4.2 ms then */
 
-/* --- ends ----------------------------------------------------------------------------------------------------------------------- */
+/* --- ends ------------------------------------------------------------------------------------- */
 
 struct qp_seen {
-    struct td_vb_qp *qp;       /* NULL: destroyed */
+    struct td_vb_qp *qp; /* NULL: destroyed */
     struct td_vb_cq *cq;
     uint32_t num, device;
     bool shared;               /* receives come from an SRQ */
@@ -57,9 +62,9 @@ enum gate { GATE_NONE = 0, GATE_CREATE, GATE_INIT, GATE_RTR, GATE_RTS, GATE_ERRO
 #define GATE_S 10
 
 struct end {
-    struct td_verbs vb;        /* the fake's, with some calls passing by here first */
+    struct td_verbs vb; /* the fake's, with some calls passing by here first */
     const struct td_verbs *real;
-    atomic_uint n_turns;       /* of its progress thread, which asks each device once */
+    atomic_uint n_turns; /* of its progress thread, which asks each device once */
     struct td_fake_fabric *f;
     bool own_fabric;
     struct td_xfer *x;
@@ -67,27 +72,30 @@ struct end {
     struct td_doorbell *bell;
     struct td_xfer_event path; /* the last PATH_CHOSEN that was no success */
     uint32_t n_chosen, n_not_had;
-    pthread_mutex_t lock;      /* of what follows */
+    pthread_mutex_t lock; /* of what follows */
     struct td_vb_device *device[TD_FAKE_DEVICES_MAX];
     struct qp_seen qp[MAX_QPS];
     uint32_t n_qps, n_reg;
-    uint32_t fail_data_posts;  /* so many calls with data are refused by the device */
-    uint32_t wrong_data;       /* so many requests with data carry other bytes than they should */
-    uint64_t wrong_addr;       /* these */
-    uint32_t n_changes;        /* after so many calls with data the source changes, when the bytes have landed, to */
-    uint64_t change_seed;      /* this content, */
-    uint8_t *change_at;        /* in this block of change_bytes */
+    uint32_t fail_data_posts; /* so many calls with data are refused by the device */
+    uint32_t wrong_data;      /* so many requests with data carry other bytes than they should */
+    uint64_t wrong_addr;      /* these */
+    uint32_t n_changes;       /* after so many calls with data the source changes, when the
+                                 bytes have landed, to */
+    uint64_t change_seed;     /* this content, */
+    uint8_t *change_at;       /* in this block of change_bytes */
     uint64_t change_bytes;
-    uint64_t bad_key_of;       /* what is sent from this address goes by a key that the receiver never gave */
+    uint64_t bad_key_of; /* what is sent from this address goes by a key that the receiver
+                            never gave */
     uint32_t n_data, n_words;
     uint64_t data_bytes[TD_FAKE_DEVICES_MAX]; /* posted */
     bool hide_events;
-    enum gate gate;            /* these calls wait until it is another */
+    enum gate gate;                /* these calls wait until it is another */
     uint32_t n_at_gate, n_expired; /* now; that waited for GATE_S */
     pthread_cond_t gate_moved;
-    uint32_t mtu_bytes;        /* what ports say; 0: the truth */
-    uint16_t lid_more;         /* a multiple of SPY_LIDS: what ports say is more than the truth by this much, until a peer dials it */
-    uint32_t refuse_opens;     /* so many opens of a device fail */
+    uint32_t mtu_bytes;    /* what ports say; 0: the truth */
+    uint16_t lid_more;     /* a multiple of SPY_LIDS: what ports say is more than the truth
+                              by this much, until a peer dials it */
+    uint32_t refuse_opens; /* so many opens of a device fail */
     uint32_t n_refused_opens;
 };
 
@@ -140,12 +148,12 @@ static bool at_gate(struct end *e)
     return waits;
 }
 
-#define SPY_LIDS 1024          /* LIDs of the fake are below */
-static uint32_t spy_max_reg;   /* so many registrations succeed; 0: all */
+#define SPY_LIDS 1024        /* LIDs of the fake are below */
+static uint32_t spy_max_reg; /* so many registrations succeed; 0: all */
 
 static int spy_open(const struct td_verbs *vb, const char *name, struct td_vb_device **ret_device)
 {
-    struct end *e = (struct end *)(uintptr_t)vb; /* its first member */
+    struct end *e = (struct end *)(uintptr_t)vb;        /* its first member */
     uint32_t i = (uint32_t)strtoul(name + 4, NULL, 10); /* "fake7" */
     pthread_mutex_lock(&e->lock);
     bool refuse = e->refuse_opens > 0;
@@ -170,7 +178,8 @@ static void spy_close(struct td_vb_device *d)
     e->real->close(d);
 }
 
-static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access,
+                   struct td_vb_mr **ret_mr)
 {
     uint32_t i;
     struct end *e = end_of(d, &i);
@@ -179,8 +188,9 @@ static int spy_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned 
     return e->real->reg(d, addr, bytes, access, ret_mr);
 }
 
-static atomic_int spy_arm_error;      /* what every cq_arm says */
-static int (*_Atomic spy_real_arm)(struct td_vb_cq *cq); /* the same for every end; set by each that opens, called by the threads of those that stand */
+static atomic_int spy_arm_error; /* what every cq_arm says */
+/* the same for every end; set by each that opens, called by the threads of those that stand */
+static int (*_Atomic spy_real_arm)(struct td_vb_cq *cq);
 
 static int spy_cq_arm(struct td_vb_cq *cq)
 {
@@ -188,7 +198,8 @@ static int spy_cq_arm(struct td_vb_cq *cq)
     return error ? error : atomic_load(&spy_real_arm)(cq);
 }
 
-static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
+static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps,
+                         struct td_vb_qp **ret_qp)
 {
     uint32_t i;
     struct end *e = end_of(d, &i);
@@ -198,7 +209,13 @@ static int spy_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_
     int error = e->real->qp_create(d, cq, caps, ret_qp);
     pthread_mutex_lock(&e->lock);
     TD_ASSERT(e->n_qps < MAX_QPS);
-    if (!error) e->qp[e->n_qps++] = (struct qp_seen){.qp = *ret_qp, .cq = cq, .num = (*ret_qp)->num, .device = i, .shared = shared, .caps = asked};
+    if (!error)
+        e->qp[e->n_qps++] = (struct qp_seen){.qp = *ret_qp,
+                                             .cq = cq,
+                                             .num = (*ret_qp)->num,
+                                             .device = i,
+                                             .shared = shared,
+                                             .caps = asked};
     pthread_mutex_unlock(&e->lock);
     return error;
 }
@@ -266,7 +283,8 @@ static int spy_qp_error(struct td_vb_qp *qp)
     return e->real->qp_error(qp);
 }
 
-static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, uint32_t *ret_n_posted)
+static int spy_post_send(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n,
+                         uint32_t *ret_n_posted)
 {
     uint32_t d;
     struct end *e = end_of(qp->device, &d);
@@ -322,15 +340,15 @@ static bool spy_async_get(struct td_vb_device *d, struct td_vb_async *ret_event)
 }
 
 struct side {
-    const char *fake;          /* more options of the fabric */
+    const char *fake; /* more options of the fabric */
     enum td_xfer_path path;
     const char *devices;
     bool shareable;
-    bool down;                 /* the port of its device 1 is down when it opens */
+    bool down; /* the port of its device 1 is down when it opens */
 };
 
 struct setup {
-    struct side side[2];       /* sender, receiver */
+    struct side side[2]; /* sender, receiver */
     uint32_t timeout_ms, digest_every, srq_peers, max_slots;
     uint8_t qps, ib_timeout;
     bool rnr_waits, expect_failure, pull;
@@ -339,17 +357,14 @@ struct setup {
 };
 
 struct transfer;
-static char fabric_path[64];   /* of each test anew */
+static char fabric_path[64]; /* of each test anew */
 #define MAX_TRANSFERS 64
 static struct transfer *by_user[MAX_TRANSFERS]; /* those that are under way */
 
-static void ring(void *ctx)
-{
-    td_doorbell_ring(ctx);
-}
+static void ring(void *ctx) { td_doorbell_ring(ctx); }
 
-static td_status end_open(struct end *e, const struct setup *s, const struct side *side, struct td_fake_fabric *f, struct td_doorbell *bell,
-                          struct td_err *err)
+static td_status end_open(struct end *e, const struct setup *s, const struct side *side,
+                          struct td_fake_fabric *f, struct td_doorbell *bell, struct td_err *err)
 {
     struct td_fake_options o;
     char text[256], path[256];
@@ -362,7 +377,8 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     while (ends[at]) at++;
     ends[at] = e;
     pthread_mutex_unlock(&ends_lock);
-    snprintf(text, sizeof text, "path=%s,retry_ms=20%s%s", fabric_path, side->fake ? "," : "", side->fake ? side->fake : "");
+    snprintf(text, sizeof text, "path=%s,retry_ms=20%s%s", fabric_path, side->fake ? "," : "",
+             side->fake ? side->fake : "");
     td_status status = td_fake_options_parse(text, &o, path, err);
     if (!status && !f) {
         o.path = path;
@@ -388,17 +404,32 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.qp_error = spy_qp_error;
     e->vb.post_send = spy_post_send;
     e->vb.async_get = spy_async_get;
-    struct td_xfer_rdma_config rdma = {.verbs = &e->vb, .gid_index = -1, .timeout = s->ib_timeout ? s->ib_timeout : IB_TIMEOUT, .retry = 3,
-                                       .rnr_retry = s->rnr_waits ? 0 : 1, .qps_per_rail = s->qps, .srq_peers = s->srq_peers, .devices = side->devices,
-                                       .bytes_in_flight = s->bytes_in_flight, .pull = s->pull};
+    struct td_xfer_rdma_config rdma = {.verbs = &e->vb,
+                                       .gid_index = -1,
+                                       .timeout = s->ib_timeout ? s->ib_timeout : IB_TIMEOUT,
+                                       .retry = 3,
+                                       .rnr_retry = s->rnr_waits ? 0 : 1,
+                                       .qps_per_rail = s->qps,
+                                       .srq_peers = s->srq_peers,
+                                       .devices = side->devices,
+                                       .bytes_in_flight = s->bytes_in_flight,
+                                       .pull = s->pull};
     struct td_xfer_config config = {
-        .instance = s->side == side ? "sender" : "receiver", .incarnation = td_random_u64(), .layout_hash = 0x1a70, .listen_host = "127.0.0.1", .path = side->path,
-        .max_slots = s->max_slots ? s->max_slots : 16, .max_ops = s->max_slots ? s->max_slots : 16,
-        .peer_timeout_ms = s->timeout_ms ? s->timeout_ms : TIMEOUT_MS, .digest_every = s->digest_every, .rdma = &rdma,
+        .instance = s->side == side ? "sender" : "receiver",
+        .incarnation = td_random_u64(),
+        .layout_hash = 0x1a70,
+        .listen_host = "127.0.0.1",
+        .path = side->path,
+        .max_slots = s->max_slots ? s->max_slots : 16,
+        .max_ops = s->max_slots ? s->max_slots : 16,
+        .peer_timeout_ms = s->timeout_ms ? s->timeout_ms : TIMEOUT_MS,
+        .digest_every = s->digest_every,
+        .rdma = &rdma,
         .hooks = {.wake = ring, .ctx = bell},
     };
     if (side->down) TD_ASSERT(td_fake_port_set(e->f, td_fake_node(e->f), 1, 1, false));
-    status = td_arena_create(s->block_bytes * (uint64_t)s->n_blocks, side->shareable, "xfer-rdma-test", &e->arena, err);
+    status = td_arena_create(s->block_bytes * (uint64_t)s->n_blocks, side->shareable,
+                             "xfer-rdma-test", &e->arena, err);
     if (!status) status = td_xfer_open(&config, &e->x, err);
     if (!status) status = td_xfer_mem_add(e->x, &e->arena, s->block_bytes, s->n_blocks, err);
     return status;
@@ -439,7 +470,8 @@ static int n_fabrics;
 
 static void fabric_new(void)
 {
-    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-rdma-%d-%d", (int)getpid(), n_fabrics++);
+    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-rdma-%d-%d", (int)getpid(),
+             n_fabrics++);
 }
 
 static void setup_complete(struct setup *s)
@@ -452,7 +484,10 @@ static void setup_complete(struct setup *s)
 
 static const struct setup plain = {0};
 #define RAIL_BYTES (128u << 10)
-static const struct setup two_rails = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .qps = 1, .block_bytes = RAIL_BYTES, .bytes_in_flight = 8 * RAIL_BYTES};
+static const struct setup two_rails = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}},
+                                       .qps = 1,
+                                       .block_bytes = RAIL_BYTES,
+                                       .bytes_in_flight = 8 * RAIL_BYTES};
 static const enum td_xfer_path AUTO = TD_XFER_N_PATHS; /* in a setup: 0 is rdma there */
 
 /* On the heap, because a test that fails leaves its threads behind. */
@@ -469,8 +504,10 @@ static struct pair *pair_open(const struct setup *setup)
     t->seed = 77;
     fabric_new();
     assert_int_equal(td_doorbell_open(&t->bell, &err), TD_OK);
-    if (end_open(&t->d, &t->s, &t->s.side[1], NULL, &t->bell, &err)) fail_msg("receiver: %s", err.msg);
-    if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+    if (end_open(&t->d, &t->s, &t->s.side[1], NULL, &t->bell, &err))
+        fail_msg("receiver: %s", err.msg);
+    if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        fail_msg("sender: %s", err.msg);
     for (int32_t i = 0; i < t->s.n_blocks; i++) poison(t, i);
     return t;
 }
@@ -498,16 +535,17 @@ static struct td_fake_counters counters(const struct end *e)
     return c;
 }
 
-#define WAIT_FOR(what)                                                                                                                               \
-    do {                                                                                                                                             \
-        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                                                                                \
-        while (!(what)) {                                                                                                                            \
-            if (td_now_ns() > until_) fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);                                   \
-            poll(NULL, 0, 1);                                                                                                                        \
-        }                                                                                                                                            \
+#define WAIT_FOR(what)                                                                             \
+    do {                                                                                           \
+        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                              \
+        while (!(what)) {                                                                          \
+            if (td_now_ns() > until_)                                                              \
+                fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);       \
+            poll(NULL, 0, 1);                                                                      \
+        }                                                                                          \
     } while (0)
 
-/* --- transfers ------------------------------------------------------------------------------------------------------------------ */
+/* --- transfers -------------------------------------------------------------------------------- */
 
 struct transfer {
     int32_t n;
@@ -532,7 +570,9 @@ static void grant_blocks(struct pair *t, struct transfer *m, int32_t n, uint64_t
     m->seed = t->seed += 1000;
     while (by_user[user]) user++;
     by_user[user] = m;
-    if (td_xfer_grant(t->d.x, m->dst, n, td_deadline_after_ms(td_now_ns(), ms), user, &m->slot, blob, &m->blob_bytes, &err)) fail_msg("grant: %s", err.msg);
+    if (td_xfer_grant(t->d.x, m->dst, n, td_deadline_after_ms(td_now_ns(), ms), user, &m->slot,
+                      blob, &m->blob_bytes, &err))
+        fail_msg("grant: %s", err.msg);
     memcpy(m->blob, blob, m->blob_bytes);
 }
 
@@ -557,7 +597,8 @@ static void grant_run(struct pair *t, struct transfer *m, int32_t first, int32_t
 
 static void fill_source(struct pair *t, const struct transfer *m)
 {
-    for (int32_t i = 0; i < m->n; i++) node_fill_bytes(block(t, &t->p, m->src[i]), t->s.block_bytes, m->seed + (uint64_t)i);
+    for (int32_t i = 0; i < m->n; i++)
+        node_fill_bytes(block(t, &t->p, m->src[i]), t->s.block_bytes, m->seed + (uint64_t)i);
 }
 
 static td_status try_op(struct pair *t, struct transfer *m, uint64_t ms, struct td_err *err)
@@ -566,7 +607,9 @@ static td_status try_op(struct pair *t, struct transfer *m, uint64_t ms, struct 
     uint32_t user = 0;
     while (by_user[user] != m) user++;
     fill_source(t, m);
-    td_status status = td_xfer_op_start(t->p.x, m->blob, m->blob_bytes, td_deadline_after_ms(td_now_ns(), ms), user, &m->op, &n, err);
+    td_status status =
+        td_xfer_op_start(t->p.x, m->blob, m->blob_bytes, td_deadline_after_ms(td_now_ns(), ms),
+                         user, &m->op, &n, err);
     if (!status) assert_int_equal(n, m->n);
     return status;
 }
@@ -579,7 +622,8 @@ static void op(struct pair *t, struct transfer *m, uint64_t ms)
 
 static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32_t n, bool final)
 {
-    return td_xfer_submit(t->p.x, m->op, first, m->src + first, n, final, final ? &m->seed : NULL, final ? sizeof m->seed : 0);
+    return td_xfer_submit(t->p.x, m->op, first, m->src + first, n, final, final ? &m->seed : NULL,
+                          final ? sizeof m->seed : 0);
 }
 
 static bool next_event(struct end *e, struct td_xfer_event *ret_event)
@@ -594,8 +638,10 @@ static void take_path_news(struct end *e)
     e->n_chosen = e->n_not_had = 0;
     while (td_xfer_poll_path(e->x, &news)) {
         if (news.kind != TD_XFER_PATH_CHOSEN) continue;
-        if (news.status) e->n_not_had++;
-        else e->n_chosen++;
+        if (news.status)
+            e->n_not_had++;
+        else
+            e->n_chosen++;
         if (news.status) e->path = news;
     }
 }
@@ -603,7 +649,8 @@ static void take_path_news(struct end *e)
 static void check_content(struct pair *t, const struct transfer *m)
 {
     for (int32_t i = 0; i < m->n; i++)
-        if (!node_check_bytes(block(t, &t->d, m->dst[i]), t->s.block_bytes, m->seed + (uint64_t)i)) fail_msg("ready, and grant block %d is wrong", i);
+        if (!node_check_bytes(block(t, &t->d, m->dst[i]), t->s.block_bytes, m->seed + (uint64_t)i))
+            fail_msg("ready, and grant block %d is wrong", i);
 }
 
 /* All blocks that no transfer on `by_user` still owns hold the poison. */
@@ -614,11 +661,13 @@ static void check_poison(struct pair *t)
         for (int k = 0; k < MAX_TRANSFERS; k++)
             for (int32_t j = 0; by_user[k] && j < by_user[k]->n; j++)
                 if (by_user[k]->dst[j] == i && !by_user[k]->slot_free) owned = true;
-        if (!owned && !node_check_bytes(block(t, &t->d, i), t->s.block_bytes, POISON + (uint64_t)i)) fail_msg("block %d was written and is nobody's", i);
+        if (!owned && !node_check_bytes(block(t, &t->d, i), t->s.block_bytes, POISON + (uint64_t)i))
+            fail_msg("block %d was written and is nobody's", i);
     }
 }
 
-/* Takes what is there. READY is compared; SLOT_FREE gives its blocks to the poison. `keep`: revoke nothing. */
+/* Takes what is there. READY is compared; SLOT_FREE gives its blocks to the poison. `keep`:
+ * revoke nothing. */
 static bool take_events(struct pair *t, bool keep)
 {
     struct td_xfer_event e;
@@ -650,9 +699,11 @@ static bool take_events(struct pair *t, bool keep)
         case TD_XFER_SLOT_FREE:
             m->slot_free = true;
             m->free_ns = td_now_ns();
-            for (int32_t i = 0; i < m->n; i++) poison(t, m->dst[i]); /* somebody else's from now on */
+            /* somebody else's from now on */
+            for (int32_t i = 0; i < m->n; i++) poison(t, m->dst[i]);
             break;
-        default: fail_msg("event %d at the receiver", (int)e.kind);
+        default:
+            fail_msg("event %d at the receiver", (int)e.kind);
         }
     }
     while (t->p.x && next_event(&t->p, &e)) {
@@ -662,25 +713,31 @@ static bool take_events(struct pair *t, bool keep)
         assert_int_equal(e.id, m->op);
         assert_false(m->done || m->op_failed);
         m->op_end = e;
-        if (e.kind == TD_XFER_OP_DONE) m->done = true;
-        else if (e.kind == TD_XFER_OP_FAILED) m->op_failed = true;
-        else fail_msg("event %d at the sender", (int)e.kind);
+        if (e.kind == TD_XFER_OP_DONE)
+            m->done = true;
+        else if (e.kind == TD_XFER_OP_FAILED)
+            m->op_failed = true;
+        else
+            fail_msg("event %d at the sender", (int)e.kind);
         assert_true(m->done || (e.status < 0 && e.reason[0]));
-        for (int32_t i = 0; i < m->n; i++) memset(block(t, &t->p, m->src[i]), 0xee, t->s.block_bytes); /* reused at once */
+        /* reused at once */
+        for (int32_t i = 0; i < m->n; i++)
+            memset(block(t, &t->p, m->src[i]), 0xee, t->s.block_bytes);
     }
     return any;
 }
 
 /* Until `what` holds, with events taken as they come. */
-#define TAKE_UNTIL(t, keep, what)                                                                                                                    \
-    do {                                                                                                                                             \
-        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                                                                                \
-        take_events(t, keep);                                                                                                                        \
-        while (!(what)) {                                                                                                                            \
-            if (td_now_ns() > until_) fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);                                   \
-            td_doorbell_wait(&(t)->bell, td_deadline_after_ms(td_now_ns(), 2));                                                                      \
-            take_events(t, keep);                                                                                                                    \
-        }                                                                                                                                            \
+#define TAKE_UNTIL(t, keep, what)                                                                  \
+    do {                                                                                           \
+        uint64_t until_ = td_deadline_after_ms(td_now_ns(), WAIT_MS);                              \
+        take_events(t, keep);                                                                      \
+        while (!(what)) {                                                                          \
+            if (td_now_ns() > until_)                                                              \
+                fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);       \
+            td_doorbell_wait(&(t)->bell, td_deadline_after_ms(td_now_ns(), 2));                    \
+            take_events(t, keep);                                                                  \
+        }                                                                                          \
     } while (0)
 
 static void forget(struct transfer *m)
@@ -708,16 +765,19 @@ static void whole(struct pair *t, int32_t n)
     assert_int_equal(submit(t, &m, 0, n / 2, false), TD_OK);
     assert_int_equal(submit(t, &m, n / 2, n - n / 2, true), TD_OK);
     TAKE_UNTIL(t, false, m.done || m.op_failed);
-    if (!m.done) fail_msg("op: status %d: %s", (int)m.op_end.status, m.op_end.reason); /* at once: a slot that nobody opened waits for its deadline */
+    /* at once: a slot that nobody opened waits for its deadline */
+    if (!m.done) fail_msg("op: status %d: %s", (int)m.op_end.status, m.op_end.reason);
     finish(t, &m, true);
     if (!m.ready) fail_msg("slot: status %d: %s", (int)m.slot_end.status, m.slot_end.reason);
     if (!m.done) fail_msg("op: status %d: %s", (int)m.op_end.status, m.op_end.reason);
     assert_int_equal(m.slot_end.path, TD_XFER_PATH_RDMA);
 }
 
-static void rule(struct end *e, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status, int error)
+static void rule(struct end *e, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status,
+                 int error)
 {
-    struct td_fake_rule r = {.fault = fault, .device = TD_FAKE_ALL, .nth = nth, .status = status, .error = error};
+    struct td_fake_rule r = {
+        .fault = fault, .device = TD_FAKE_ALL, .nth = nth, .status = status, .error = error};
     assert_true(td_fake_rule_add(e->f, &r));
 }
 
@@ -750,24 +810,28 @@ static void hide_events(struct end *e, bool hide)
     pthread_mutex_unlock(&e->lock);
 }
 
-#define expect_text(text, part)                                                                                                                      \
-    do {                                                                                                                                             \
-        if (!strstr(text, part)) fail_msg("%s:%d: \"%s\" is not in \"%s\"", __FILE__, __LINE__, part, text);                                         \
+#define expect_text(text, part)                                                                    \
+    do {                                                                                           \
+        if (!strstr(text, part))                                                                   \
+            fail_msg("%s:%d: \"%s\" is not in \"%s\"", __FILE__, __LINE__, part, text);            \
     } while (0)
 
-/* --- 1: completions that fail --------------------------------------------------------------------------------------------------- */
+/* --- 1: completions that fail ----------------------------------------------------------------- */
 
-#define N_DATA 12              /* blocks of a transfer, each its own request, on one queue pair */
+#define N_DATA 12 /* blocks of a transfer, each its own request, on one queue pair */
 static const struct setup one_qp = {.qps = 1};
 
 static bool fails_for_good(enum td_vb_wc_status s)
 {
-    return s == TD_VB_WC_LOC_LEN || s == TD_VB_WC_LOC_QP_OP || s == TD_VB_WC_LOC_PROT || s == TD_VB_WC_MW_BIND || s == TD_VB_WC_BAD_RESP ||
-           s == TD_VB_WC_LOC_ACCESS || s == TD_VB_WC_REM_INV_REQ || s == TD_VB_WC_REM_ACCESS || s == TD_VB_WC_REM_OP;
+    return s == TD_VB_WC_LOC_LEN || s == TD_VB_WC_LOC_QP_OP || s == TD_VB_WC_LOC_PROT ||
+           s == TD_VB_WC_MW_BIND || s == TD_VB_WC_BAD_RESP || s == TD_VB_WC_LOC_ACCESS ||
+           s == TD_VB_WC_REM_INV_REQ || s == TD_VB_WC_REM_ACCESS || s == TD_VB_WC_REM_OP;
 }
 
-/* The nth request of a transfer of N_DATA blocks fails: 1 .. N_DATA are data, N_DATA + 1 the final word. */
-static void one_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status)
+/* The nth request of a transfer of N_DATA blocks fails: 1 .. N_DATA are data, N_DATA + 1 the
+ * final word. */
+static void one_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth,
+                        enum td_vb_wc_status status)
 {
     struct transfer m;
     bool retryable = !fails_for_good(status);
@@ -780,13 +844,16 @@ static void one_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth, 
     finish(t, &m, true);
     if (retryable) {
         if (!m.ready || !m.done)
-            fail_msg("%s at %u: slot %s, op %s", td_vb_wc_status_name(status), (unsigned)nth, m.slot_end.reason, m.op_end.reason);
+            fail_msg("%s at %u: slot %s, op %s", td_vb_wc_status_name(status), (unsigned)nth,
+                     m.slot_end.reason, m.op_end.reason);
     } else if (fault == TD_FAKE_FAIL_AFTER) {
         assert_true(m.ready || m.op_failed); /* everything may have come before the sender knew */
     } else {
-        if (!m.op_failed || !m.slot_failed) fail_msg("%s at %u: it went on", td_vb_wc_status_name(status), (unsigned)nth);
+        if (!m.op_failed || !m.slot_failed)
+            fail_msg("%s at %u: it went on", td_vb_wc_status_name(status), (unsigned)nth);
         assert_int_equal(m.op_end.status, TD_ERR_PEER);
-        if (!strstr(m.op_end.reason, "fake0") || !strstr(m.op_end.reason, td_vb_wc_status_name(status)))
+        if (!strstr(m.op_end.reason, "fake0") ||
+            !strstr(m.op_end.reason, td_vb_wc_status_name(status)))
             fail_msg("%s: the reason is \"%s\"", td_vb_wc_status_name(status), m.op_end.reason);
     }
     td_fake_rules_clear(t->p.f);
@@ -808,13 +875,16 @@ static void every_status_at_every_position(void **state)
         for (uint64_t nth = 1; nth <= N_DATA + 1; nth++) {
             if (is_left_out(nth)) continue;
             one_failure(t, TD_FAKE_FAIL_BEFORE, nth, s);
-            if (s == TD_VB_WC_RETRY_EXC || (nth == N_DATA / 2 && s == TD_VB_WC_REM_OP)) one_failure(t, TD_FAKE_FAIL_AFTER, nth, s); /* the other end has it, and this one does not know */
+            /* the other end has it, and this one does not know */
+            if (s == TD_VB_WC_RETRY_EXC || (nth == N_DATA / 2 && s == TD_VB_WC_REM_OP))
+                one_failure(t, TD_FAKE_FAIL_AFTER, nth, s);
         }
     pair_close(t);
 }
 
 /* The nth of the receiver's N_DATA READs fails. */
-static void one_pull_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth, enum td_vb_wc_status status)
+static void one_pull_failure(struct pair *t, enum td_fake_fault fault, uint64_t nth,
+                             enum td_vb_wc_status status)
 {
     struct transfer m;
     uint64_t pulled = stats(&t->d).bytes_pulled;
@@ -824,23 +894,28 @@ static void one_pull_failure(struct pair *t, enum td_fake_fault fault, uint64_t 
     op(t, &m, WAIT_MS);
     assert_int_equal(td_xfer_submit_pull(t->p.x, m.op, 0, m.src, N_DATA), TD_OK);
     td_status submitted = submit(t, &m, 0, 0, true);
-    assert_true(submitted == TD_OK || (submitted == TD_ERR_PEER && fails_for_good(status))); /* it may have been told already */
+    /* it may have been told already */
+    assert_true(submitted == TD_OK || (submitted == TD_ERR_PEER && fails_for_good(status)));
     finish(t, &m, true);
     if (!fails_for_good(status)) {
         if (!m.ready || !m.done)
-            fail_msg("%s at READ %u: slot %s, op %s", td_vb_wc_status_name(status), (unsigned)nth, m.slot_end.reason, m.op_end.reason);
+            fail_msg("%s at READ %u: slot %s, op %s", td_vb_wc_status_name(status), (unsigned)nth,
+                     m.slot_end.reason, m.op_end.reason);
         assert_true(stats(&t->d).bytes_pulled >= pulled + N_DATA * t->s.block_bytes);
     } else {
-        if (!m.op_failed || !m.slot_failed) fail_msg("%s at READ %u: it went on", td_vb_wc_status_name(status), (unsigned)nth);
+        if (!m.op_failed || !m.slot_failed)
+            fail_msg("%s at READ %u: it went on", td_vb_wc_status_name(status), (unsigned)nth);
         assert_int_equal(m.slot_end.status, TD_ERR_PEER);
-        if (!strstr(m.slot_end.reason, "fake0") || !strstr(m.slot_end.reason, td_vb_wc_status_name(status)))
+        if (!strstr(m.slot_end.reason, "fake0") ||
+            !strstr(m.slot_end.reason, td_vb_wc_status_name(status)))
             fail_msg("%s: the reason is \"%s\"", td_vb_wc_status_name(status), m.slot_end.reason);
     }
     td_fake_rules_clear(t->d.f);
     whole(t, 5);
 }
 
-/* Blocks that the sender had before are READ by the receiver: there the failures are its own, and the slot's reason names them. */
+/* Blocks that the sender had before are READ by the receiver: there the failures are its own,
+ * and the slot's reason names them. */
 static void every_status_of_a_pull(void **state)
 {
     static const struct setup pulls = {.qps = 1, .pull = true};
@@ -851,13 +926,15 @@ static void every_status_of_a_pull(void **state)
         for (uint64_t nth = 1; nth <= N_DATA; nth++) {
             if (is_left_out(nth)) continue;
             one_pull_failure(t, TD_FAKE_FAIL_BEFORE, nth, s);
-            if (s == TD_VB_WC_RETRY_EXC) one_pull_failure(t, TD_FAKE_FAIL_AFTER, nth, s); /* the bytes are here, and nobody knows */
+            /* the bytes are here, and nobody knows */
+            if (s == TD_VB_WC_RETRY_EXC) one_pull_failure(t, TD_FAKE_FAIL_AFTER, nth, s);
         }
     pair_close(t);
 }
 
-/* Three transfers share a link, and a request of one of them meets a key that was never given: real, and no fault of the way. That one ends with the reason,
- * on both sides; the other two get another attempt, over the other rail where there is one, and arrive. */
+/* Three transfers share a link, and a request of one of them meets a key that was never given:
+ * real, and no fault of the way. That one ends with the reason, on both sides; the other two get
+ * another attempt, over the other rail where there is one, and arrive. */
 static void a_bug_costs_its_own_transfer(void **state)
 {
     static const struct setup setups[] = {
@@ -880,18 +957,23 @@ static void a_bug_costs_its_own_transfer(void **state)
         pthread_mutex_lock(&t->p.lock);
         t->p.bad_key_of = (uint64_t)(uintptr_t)block(t, &t->p, m[1].src[8]);
         pthread_mutex_unlock(&t->p.lock);
-        for (int i = 0; i < 3; i++) assert_true(submit(t, &m[i], 6, 6, true) == TD_OK || i > 1); /* the first may be told already */
-        for (int i = 0; i < 3; i++) TAKE_UNTIL(t, false, m[i].slot_free && (m[i].done || m[i].op_failed));
+        /* the first may be told already */
+        for (int i = 0; i < 3; i++) assert_true(submit(t, &m[i], 6, 6, true) == TD_OK || i > 1);
+        for (int i = 0; i < 3; i++)
+            TAKE_UNTIL(t, false, m[i].slot_free && (m[i].done || m[i].op_failed));
         pthread_mutex_lock(&t->p.lock);
         t->p.bad_key_of = 0;
         pthread_mutex_unlock(&t->p.lock);
-        uint64_t n_bad = counters(&t->d).rkey_violations - n_violations; /* more than one when the receiver said first that the link is over */
+        /* more than one when the receiver said first that the link is over */
+        uint64_t n_bad = counters(&t->d).rkey_violations - n_violations;
         assert_true(n_bad >= 1 && n_bad <= 3);
         assert_true(m[1].op_failed && m[1].slot_failed);
         assert_int_equal(m[1].op_end.status, TD_ERR_PEER);
         expect_text(m[1].op_end.reason, "remote access error");
         for (int i = 0; i < 3; i += 2)
-            if (!m[i].ready || !m[i].done) fail_msg("setup %zu, transfer %d: %s, %s", k, i, m[i].slot_end.reason, m[i].op_end.reason);
+            if (!m[i].ready || !m[i].done)
+                fail_msg("setup %zu, transfer %d: %s, %s", k, i, m[i].slot_end.reason,
+                         m[i].op_end.reason);
         for (int i = 0; i < 3; i++) forget(&m[i]);
         check_poison(t);
         assert_int_equal(stats(&t->d).n_slots_used, 0);
@@ -915,7 +997,8 @@ static void attempts_are_bounded(void **state)
         assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
         finish(t, &m, true);
         if (n < 3) {
-            if (!m.ready || !m.done) fail_msg("%u breaks: %s, %s", n, m.slot_end.reason, m.op_end.reason);
+            if (!m.ready || !m.done)
+                fail_msg("%u breaks: %s, %s", n, m.slot_end.reason, m.op_end.reason);
         } else {
             assert_true(m.slot_failed && m.op_failed);
             expect_text(m.op_end.reason, "fake0");
@@ -938,7 +1021,8 @@ static void a_partial_post_is_another_attempt(void **state)
         op(t, &m, WAIT_MS);
         assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("at %u: %s, %s", (unsigned)nth, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("at %u: %s, %s", (unsigned)nth, m.slot_end.reason, m.op_end.reason);
         td_fake_rules_clear(t->p.f);
         whole(t, 5);
     }
@@ -958,7 +1042,9 @@ static void go_half(struct pair *t, struct transfer *m, int32_t n, uint64_t ms)
 static void the_rest(struct pair *t, struct transfer *m)
 {
     td_status status = submit(t, m, m->n / 2, m->n - m->n / 2, true);
-    if (status && status != TD_ERR_PEER && status != TD_ERR_DEADLINE && status != TD_ERR_UNSUPPORTED) fail_msg("submit: %d", (int)status);
+    if (status && status != TD_ERR_PEER && status != TD_ERR_DEADLINE &&
+        status != TD_ERR_UNSUPPORTED)
+        fail_msg("submit: %d", (int)status);
 }
 
 static void a_queue_pair_breaks_on_one_side(void **state)
@@ -967,15 +1053,18 @@ static void a_queue_pair_breaks_on_one_side(void **state)
     (void)state;
     struct pair *t = pair_open(&plain);
     whole(t, 3);
-    for (int round = 0; round < 8; round++) { /* which side; with an event or without; before or after the rest is submitted */
+    for (int round = 0; round < 8; round++) { /* which side; with an event or without; before or
+                                                 after the rest is submitted */
         struct end *e = round & 1 ? &t->d : &t->p;
         go_half(t, &m, N_DATA, WAIT_MS);
         uint32_t num = live_qp(e, 0, (uint32_t)round / 2 % 2).num;
         if (round & 4) the_rest(t, &m);
-        assert_true(td_fake_qp_break(e->f, num, round & 2) || round & 4); /* in the second case it may be over */
+        /* in the second case it may be over */
+        assert_true(td_fake_qp_break(e->f, num, round & 2) || round & 4);
         if (!(round & 4)) the_rest(t, &m);
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         whole(t, 5);
     }
     assert_true(stats(&t->p).n_async_events > 0 && stats(&t->d).n_async_events > 0);
@@ -999,10 +1088,13 @@ static uint32_t n_live_on(struct end *e, uint32_t device)
     return n;
 }
 
-/* The completion queue, the shared receive queue or the device of one rail of two dies, with word of it. The other rail does it all from then on. */
+/* The completion queue, the shared receive queue or the device of one rail of two dies, with
+ * word of it. The other rail does it all from then on. */
 static void a_dead_rail_is_left(void **state)
 {
-    static const struct setup two = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .timeout_ms = 30000}; /* an eighth: for the next attempt, on a busy machine */
+    /* an eighth: for the next attempt, on a busy machine */
+    static const struct setup two = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}},
+                                     .timeout_ms = 30000};
     (void)state;
     for (int round = 0; round < 6; round++) {
         struct transfer m;
@@ -1014,19 +1106,24 @@ static void a_dead_rail_is_left(void **state)
         refuse_opens(e, UINT32_MAX);
         go_half(t, &m, N_DATA, WAIT_MS);
         assert_int_equal(live_qp(e, 0, 0).shared, round >= 4);
-        if (round >= 4) td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_SRQ_ERR});
-        else if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
-        else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
+        if (round >= 4)
+            td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_SRQ_ERR});
+        else if (round & 2)
+            td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
+        else
+            td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
         the_rest(t, &m);
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         whole(t, 9);
         assert_int_equal(n_live_on(e, 0), 0);
         pair_close(t);
     }
 }
 
-/* The only device dies: what is under way ends with the reason, and what comes later is refused with it. */
+/* The only device dies: what is under way ends with the reason, and what comes later is refused
+ * with it. */
 static void the_last_rail_dies(void **state)
 {
     (void)state;
@@ -1038,8 +1135,10 @@ static void the_last_rail_dies(void **state)
         struct end *e = round & 1 ? &t->d : &t->p;
         refuse_opens(e, UINT32_MAX); /* it does not come back while we look */
         go_half(t, &m, N_DATA, WAIT_MS);
-        if (round & 2) td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
-        else td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
+        if (round & 2)
+            td_fake_cq_break(e->f, live_qp(e, 0, 0).cq);
+        else
+            td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_DEVICE_FATAL});
         the_rest(t, &m);
         finish(t, &m, true);
         assert_true(m.slot_failed && m.op_failed);
@@ -1076,7 +1175,8 @@ static void the_last_rail_dies(void **state)
     }
 }
 
-/* The completion queue dies and nobody is told: no completion, no event. Deadlines end the transfer, and then its blocks come back all the same. */
+/* The completion queue dies and nobody is told: no completion, no event. Deadlines end the
+ * transfer, and then its blocks come back all the same. */
 static void silent_death_is_bounded(void **state)
 {
     static const struct setup impatient = {.timeout_ms = 600};
@@ -1098,7 +1198,8 @@ static void silent_death_is_bounded(void **state)
     }
 }
 
-/* A completion channel that cannot be armed wakes nobody: its links end at once, and nobody sleeps on them. Before, the result was not looked at. */
+/* A completion channel that cannot be armed wakes nobody: its links end at once, and nobody
+ * sleeps on them. Before, the result was not looked at. */
 static void a_channel_that_cannot_be_armed_ends_its_links(void **state)
 {
     struct transfer m;
@@ -1107,7 +1208,8 @@ static void a_channel_that_cannot_be_armed_ends_its_links(void **state)
     whole(t, 3);
     go_half(t, &m, N_DATA, WAIT_MS);
     uint64_t began = td_now_ns();
-    atomic_store(&spy_arm_error, EIO); /* both sides are idle in mid-transfer: whoever looks at its timers next cannot go back to sleep */
+    atomic_store(&spy_arm_error, EIO); /* both sides are idle in mid-transfer: whoever looks at
+                                          its timers next cannot go back to sleep */
     WAIT_FOR(stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA] == 0);
     the_rest(t, &m);
     finish(t, &m, true);
@@ -1146,7 +1248,8 @@ static void ports_go_down_and_up(void **state)
     pair_close(t);
 }
 
-/* Another address becomes the best one: links on the old one end, and the transfer goes on over new ones. */
+/* Another address becomes the best one: links on the old one end, and the transfer goes on over
+ * new ones. */
 static void an_address_changes(void **state)
 {
     struct transfer m;
@@ -1156,19 +1259,23 @@ static void an_address_changes(void **state)
     for (int round = 0; round < 4; round++) {
         struct end *e = round & 1 ? &t->d : &t->p;
         go_half(t, &m, N_DATA, WAIT_MS);
-        assert_true(td_fake_gid_set(e->f, 0, 1, 5, round & 2 ? TD_FAKE_GID_EMPTY : TD_FAKE_GID_V4, TD_VB_GID_ROCE_V2, true));
+        assert_true(td_fake_gid_set(e->f, 0, 1, 5, round & 2 ? TD_FAKE_GID_EMPTY : TD_FAKE_GID_V4,
+                                    TD_VB_GID_ROCE_V2, true));
         the_rest(t, &m);
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         whole(t, 5);
     }
     pair_close(t);
 }
 
-/* InfiniBand: the subnet manager gives a port another LID. Peers send to the old one until they are told, so its links end and the next set-up tells them. */
+/* InfiniBand: the subnet manager gives a port another LID. Peers send to the old one until they
+ * are told, so its links end and the next set-up tells them. */
 static void a_lid_changes(void **state)
 {
-    static const struct setup ib = {.side = {{.fake = "infiniband=1"}, {.fake = "infiniband=1"}}, .qps = 1};
+    static const struct setup ib = {.side = {{.fake = "infiniband=1"}, {.fake = "infiniband=1"}},
+                                    .qps = 1};
     struct transfer m;
     (void)state;
     struct pair *t = pair_open(&ib);
@@ -1182,11 +1289,13 @@ static void a_lid_changes(void **state)
         uint16_t more = e->lid_more;
         pthread_mutex_unlock(&e->lock);
         uint32_t n_events = (uint32_t)stats(e).n_async_events;
-        assert_true(td_fake_async(e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_LID_CHANGE, .port = 1}));
+        assert_true(td_fake_async(
+            e->f, 0, &(struct td_vb_async){.kind = TD_VB_ASYNC_LID_CHANGE, .port = 1}));
         WAIT_FOR(stats(e).n_async_events > n_events);
         the_rest(t, &m);
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         whole(t, 5);
         assert_int_equal(live_qp(peer, 0, 0).route.remote_lid, before % SPY_LIDS + more);
         if (round >= 2) assert_int_equal(live_qp(peer, 0, 0).route.remote_lid, before);
@@ -1198,7 +1307,7 @@ static void a_lid_changes(void **state)
     pair_close(t);
 }
 
-/* --- 2: bytes that land late ---------------------------------------------------------------------------------------------------- */
+/* --- 2: bytes that land late ------------------------------------------------------------------ */
 
 static uint32_t n_live_qps(struct end *e)
 {
@@ -1246,7 +1355,8 @@ static void a_dead_writers_bytes_land_nowhere(void **state)
     struct td_err err = {0};
     (void)state;
     struct pair *t = pair_open(&one_qp);
-    for (int round = 0; round < 2; round++) { /* the slot is revoked before its writer dies, or after */
+    for (int round = 0; round < 2; round++) { /* the slot is revoked before its writer dies, or
+                                                 after */
         whole(t, 3);
         go_held(t, &m);
         if (round) {
@@ -1268,19 +1378,22 @@ static void a_dead_writers_bytes_land_nowhere(void **state)
         release_late(t);
         td_xfer_revoke(t->d.x, next.slot, "");
         finish(t, &next, false);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+            fail_msg("sender: %s", err.msg);
     }
     whole(t, 12);
     pair_close(t);
 }
 
-/* The sender lives and its requests do not move: no event until they have ended, one way or the other. */
+/* The sender lives and its requests do not move: no event until they have ended, one way or the
+ * other. */
 static void a_stuck_writer_is_waited_for_or_fenced(void **state)
 {
     static const struct setup impatient = {.qps = 1, .timeout_ms = 1000};
     struct transfer m;
     (void)state;
-    for (int round = 0; round < 6; round++) { /* who ends it; the network moves again, or never; or the queue pair itself is stuck */
+    for (int round = 0; round < 6; round++) { /* who ends it; the network moves again, or never;
+                                                 or the queue pair itself is stuck */
         struct pair *t = pair_open(&impatient);
         bool cancel = round & 1, moves = round < 2, stalls = round >= 4;
         whole(t, 3);
@@ -1295,8 +1408,10 @@ static void a_stuck_writer_is_waited_for_or_fenced(void **state)
             go_held(t, &m);
         }
         uint64_t ended = td_now_ns(), n_fenced = stats(&t->d).n_fenced;
-        if (cancel) td_xfer_cancel(t->p.x, m.op, "not wanted any more");
-        else td_xfer_revoke(t->d.x, m.slot, "given to another");
+        if (cancel)
+            td_xfer_cancel(t->p.x, m.op, "not wanted any more");
+        else
+            td_xfer_revoke(t->d.x, m.slot, "given to another");
         expect_silence(t, 100);
         assert_int_equal(n_live_qps(&t->d), 1);
         if (moves) {
@@ -1314,13 +1429,15 @@ static void a_stuck_writer_is_waited_for_or_fenced(void **state)
         }
         assert_true(m.op_failed);
         expect_text(m.op_end.reason, cancel ? "not wanted any more" : "given to another");
-        if (cancel && !moves) assert_true(m.slot_failed); /* else all of it may come after the cancel, and be right */
+        /* else all of it may come after the cancel, and be right */
+        if (cancel && !moves) assert_true(m.slot_failed);
         whole(t, 12);
         pair_close(t);
     }
 }
 
-/* A writer that was fenced is in its quarantine although a later attempt has filled the slot: it is neither ready nor free before that is over. */
+/* A writer that was fenced is in its quarantine although a later attempt has filled the slot: it
+ * is neither ready nor free before that is over. */
 static void a_quarantine_outlives_the_next_attempt(void **state)
 {
     static const struct setup slow = {.qps = 1, .ib_timeout = 15}; /* 4 x 134 ms */
@@ -1332,7 +1449,8 @@ static void a_quarantine_outlives_the_next_attempt(void **state)
     uint64_t broke = td_now_ns();
     assert_true(td_fake_qp_break(t->p.f, live_qp(&t->p, 0, 0).num, true));
     the_rest(t, &m);
-    WAIT_FOR(stats(&t->p).bytes_sent >= (3 + N_DATA / 2 + N_DATA) * t->s.block_bytes); /* all of the second attempt is there */
+    /* all of the second attempt is there */
+    WAIT_FOR(stats(&t->p).bytes_sent >= (3 + N_DATA / 2 + N_DATA) * t->s.block_bytes);
     TAKE_UNTIL(t, false, m.ready);
     assert_true(td_now_ns() - broke >= 4 * (UINT64_C(4096) << 15));
     finish(t, &m, true);
@@ -1341,7 +1459,7 @@ static void a_quarantine_outlives_the_next_attempt(void **state)
     pair_close(t);
 }
 
-/* --- 3: what devices allow ------------------------------------------------------------------------------------------------------ */
+/* --- 3: what devices allow -------------------------------------------------------------------- */
 
 /* Small transfers, `depth` of them under way at any time. */
 static void many(struct pair *t, int n_total, int depth)
@@ -1361,10 +1479,12 @@ static void many(struct pair *t, int n_total, int depth)
             live[i] = true;
             n_started++;
         }
-        if (!take_events(t, false)) td_doorbell_wait(&t->bell, td_deadline_after_ms(td_now_ns(), 2));
+        if (!take_events(t, false))
+            td_doorbell_wait(&t->bell, td_deadline_after_ms(td_now_ns(), 2));
         for (int i = 0; i < depth; i++) {
             if (!live[i] || !m[i].slot_free || !(m[i].done || m[i].op_failed)) continue;
-            if (!m[i].ready || !m[i].done) fail_msg("%d: %s, %s", n_ended, m[i].slot_end.reason, m[i].op_end.reason);
+            if (!m[i].ready || !m[i].done)
+                fail_msg("%d: %s, %s", n_ended, m[i].slot_end.reason, m[i].op_end.reason);
             forget(&m[i]);
             live[i] = false;
             n_ended++;
@@ -1382,8 +1502,14 @@ static void small_transfers_at_full_depth(void **state)
     static const struct setup setups[] = {
         {.max_slots = 40, .block_bytes = 512, .rnr_waits = false},
         {.max_slots = 40, .block_bytes = 512, .srq_peers = 1},
-        {.max_slots = 40, .block_bytes = 512, .side = {{.fake = "tiny=1"}, {.fake = "tiny=1,unordered=1"}}},
-        {.max_slots = 40, .block_bytes = 512, .side = {{.fake = "max_qp_wr=16"}, {.fake = "max_srq_wr=8"}}, .srq_peers = 1, .rnr_waits = true},
+        {.max_slots = 40,
+         .block_bytes = 512,
+         .side = {{.fake = "tiny=1"}, {.fake = "tiny=1,unordered=1"}}},
+        {.max_slots = 40,
+         .block_bytes = 512,
+         .side = {{.fake = "max_qp_wr=16"}, {.fake = "max_srq_wr=8"}},
+         .srq_peers = 1,
+         .rnr_waits = true},
     };
     (void)state;
     for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
@@ -1392,7 +1518,8 @@ static void small_transfers_at_full_depth(void **state)
         if (!setups[i].rnr_waits) assert_int_equal(counters(&t->d).rnr, 0);
         assert_int_equal(counters(&t->d).cq_overruns + counters(&t->p).cq_overruns, 0);
         assert_int_equal(stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors, 0);
-        for (uint32_t k = 0; k < t->d.n_qps; k++) assert_int_equal(t->d.qp[k].shared, setups[i].srq_peers == 1);
+        for (uint32_t k = 0; k < t->d.n_qps; k++)
+            assert_int_equal(t->d.qp[k].shared, setups[i].srq_peers == 1);
         pair_close(t);
     }
 }
@@ -1402,9 +1529,11 @@ static void tiny_devices_carry_large_transfers(void **state)
     static const struct setup setups[] = {
         {.side = {{.fake = "tiny=1"}, {.fake = "tiny=1"}}, .qps = 4},
         {.side = {{.fake = "tiny=1,unordered=1"}, {.fake = "unordered=1,relaxed=1"}}},
-        {.side = {{.fake = "relaxed=1"}, {.fake = "tiny=1,unordered=1,relaxed=1"}}, .digest_every = 1},
+        {.side = {{.fake = "relaxed=1"}, {.fake = "tiny=1,unordered=1,relaxed=1"}},
+         .digest_every = 1},
         {.side = {{.fake = "infiniband=1"}, {.fake = "infiniband=1"}}, .qps = 3},
-        {.side = {{.fake = "mtu=256,max_sge=3"}, {.fake = "mtu=1024,max_qp_wr=8"}}, .bytes_in_flight = 1},
+        {.side = {{.fake = "mtu=256,max_sge=3"}, {.fake = "mtu=1024,max_qp_wr=8"}},
+         .bytes_in_flight = 1},
     };
     (void)state;
     for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
@@ -1430,14 +1559,32 @@ static void limits_are_refused_by_name(void **state)
         td_status status;
         const char *text[3];
     } cases[] = {
-        {{.side[0].fake = "tiny=1", .block_bytes = 2u << 20}, 0, TD_ERR_UNSUPPORTED, {"a block has 2097152 bytes", "at most 1048576", ""}},
-        {{.side[0].fake = "max_mr_bytes=524288,devices=8", .block_bytes = 512u << 10, .n_blocks = 97}, 0, TD_ERR_UNSUPPORTED,
+        {{.side[0].fake = "tiny=1", .block_bytes = 2u << 20},
+         0,
+         TD_ERR_UNSUPPORTED,
+         {"a block has 2097152 bytes", "at most 1048576", ""}},
+        {{.side[0].fake = "max_mr_bytes=524288,devices=8",
+          .block_bytes = 512u << 10,
+          .n_blocks = 97},
+         0,
+         TD_ERR_UNSUPPORTED,
          {"needs 97 registrations", "8 devices", "more than 768"}},
-        {{.side[0].fake = "max_mr_bytes=524288", .block_bytes = 256u << 10, .n_blocks = 20}, 7, TD_ERR_DEVICE,
+        {{.side[0].fake = "max_mr_bytes=524288", .block_bytes = 256u << 10, .n_blocks = 20},
+         7,
+         TD_ERR_DEVICE,
          {"device fake0", "Cannot allocate memory", "locked-memory limit"}},
-        {{.side[0].fake = "max_cqe=100"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "100 completions (max_cqe)", "too few"}},
-        {{.side[0].fake = "max_qp_wr=1"}, 0, TD_ERR_UNSUPPORTED, {"device fake0", "1 work requests (max_qp_wr)", "too few"}},
-        {{.side[0].devices = "fake0,mlx5_9"}, 0, TD_ERR_DEVICE, {"device mlx5_9", "No such device", ""}},
+        {{.side[0].fake = "max_cqe=100"},
+         0,
+         TD_ERR_UNSUPPORTED,
+         {"device fake0", "100 completions (max_cqe)", "too few"}},
+        {{.side[0].fake = "max_qp_wr=1"},
+         0,
+         TD_ERR_UNSUPPORTED,
+         {"device fake0", "1 work requests (max_qp_wr)", "too few"}},
+        {{.side[0].devices = "fake0,mlx5_9"},
+         0,
+         TD_ERR_DEVICE,
+         {"device mlx5_9", "No such device", ""}},
         {{.side[0].devices = ",fake0"}, 0, TD_ERR_INVALID, {"separated by commas", "", ""}},
         {{.qps = 5}, 0, TD_ERR_INVALID, {"qps_per_rail 5", "", ""}},
     };
@@ -1457,7 +1604,8 @@ static void limits_are_refused_by_name(void **state)
         if (status != cases[i].status) fail_msg("case %zu: status %d: %s", i, (int)status, err.msg);
         for (int k = 0; k < 3; k++) expect_text(err.msg, cases[i].text[k]);
         end_close(e);
-        if (!cases[i].s.side[0].devices && !cases[i].s.qps) { /* auto goes on without what cannot serve, and says the same */
+        if (!cases[i].s.side[0].devices && !cases[i].s.qps) {
+            /* auto goes on without what cannot serve, and says the same */
             s.side[0].path = TD_XFER_PATH_AUTO;
             spy_max_reg = cases[i].max_reg;
             status = end_open(e, &s, &s.side[0], NULL, &bell, &err);
@@ -1486,8 +1634,9 @@ static bool goes_by_both_rails(struct pair *t, struct transfer *m)
     return m->slot_end.path == TD_XFER_PATH_RDMA && n_live_on(&t->p, 0) && n_live_on(&t->p, 1);
 }
 
-/* A pool that cannot be registered (locked memory, mostly) does not keep a worker from starting on auto: without any rail the blocks go by tcp, without one
- * of two by the other; and when it can be registered later, the rail is there. */
+/* A pool that cannot be registered (locked memory, mostly) does not keep a worker from starting
+ * on auto: without any rail the blocks go by tcp, without one of two by the other; and when it
+ * can be registered later, the rail is there. */
 static void a_pool_that_cannot_be_registered_leaves_its_rail_out(void **state)
 {
     (void)state;
@@ -1499,7 +1648,8 @@ static void a_pool_that_cannot_be_registered_leaves_its_rail_out(void **state)
         struct pair *t = pair_open(&s);
         take_path_news(&t->p);
         spy_max_reg = 0;
-        if (t->p.n_not_had != (round ? 1 : 2)) fail_msg("round %d: told %u times: %s", round, t->p.n_not_had, t->p.path.reason);
+        if (t->p.n_not_had != (round ? 1 : 2))
+            fail_msg("round %d: told %u times: %s", round, t->p.n_not_had, t->p.path.reason);
         expect_text(t->p.path.reason, "registering");
         expect_text(t->p.path.reason, "Cannot allocate memory");
         assert_false(goes_by_both_rails(t, &m));
@@ -1509,14 +1659,17 @@ static void a_pool_that_cannot_be_registered_leaves_its_rail_out(void **state)
     }
 }
 
-/* What doctor tells of a device comes from td_rdma_plan and td_rdma_settle: the engine asks the device for that and for nothing else. */
+/* What doctor tells of a device comes from td_rdma_plan and td_rdma_settle: the engine asks the
+ * device for that and for nothing else. */
 static void a_device_is_asked_for_what_was_planned(void **state)
 {
     static const struct setup setups[] = {
         {.qps = 0},
         {.side = {{.fake = "tiny=1"}, {.fake = "mtu=1024,max_qp_wr=8,max_sge=3"}}},
-        {.side = {{.fake = "rd_atomic=1,mtu=2048"}, {.fake = "max_cqe=9000,rd_atomic=8"}}, .qps = 3},
-        {.side = {{.fake = "infiniband=1,max_srq_wr=100"}, {.fake = "infiniband=1"}}, .srq_peers = 1},
+        {.side = {{.fake = "rd_atomic=1,mtu=2048"}, {.fake = "max_cqe=9000,rd_atomic=8"}},
+         .qps = 3},
+        {.side = {{.fake = "infiniband=1,max_srq_wr=100"}, {.fake = "infiniband=1"}},
+         .srq_peers = 1},
     };
     (void)state;
     for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
@@ -1534,8 +1687,10 @@ static void a_device_is_asked_for_what_was_planned(void **state)
         for (int i = 0; i < 2; i++) {
             const struct td_rdma_plan *a = &plan[i], *b = &plan[1 - i];
             struct td_vb_route want = {0};
-            struct td_rdma_side ours = {a->ethernet, a->mtu_bytes, a->rd_atomic_in, a->rd_atomic_out};
-            struct td_rdma_side theirs = {b->ethernet, b->mtu_bytes, b->rd_atomic_in, b->rd_atomic_out};
+            struct td_rdma_side ours = {a->ethernet, a->mtu_bytes, a->rd_atomic_in,
+                                        a->rd_atomic_out};
+            struct td_rdma_side theirs = {b->ethernet, b->mtu_bytes, b->rd_atomic_in,
+                                          b->rd_atomic_out};
             assert_int_equal(td_rdma_settle(&ours, &theirs, &want, NULL), TD_OK);
             pthread_mutex_lock(&both[i]->lock);
             assert_int_equal(both[i]->n_qps, setups[k].qps ? setups[k].qps : a->n_qps);
@@ -1557,7 +1712,8 @@ static void a_device_is_asked_for_what_was_planned(void **state)
     }
 }
 
-/* The completion queue has room for one queue pair, and two are wanted: that link is refused, with the number, and no other harm is done. */
+/* The completion queue has room for one queue pair, and two are wanted: that link is refused,
+ * with the number, and no other harm is done. */
 static void a_full_completion_queue_refuses_links(void **state)
 {
     static const struct setup small = {.side = {{.fake = "max_cqe=400"}}};
@@ -1580,7 +1736,11 @@ static void a_full_completion_queue_refuses_links(void **state)
 static void seventy_peers(void **state)
 {
     enum { N = 70 };
-    static const struct setup crowd = {.srq_peers = 3, .max_slots = 4, .block_bytes = 4096, .n_blocks = N, .timeout_ms = 10000 * SLOW * SLOW};
+    static const struct setup crowd = {.srq_peers = 3,
+                                       .max_slots = 4,
+                                       .block_bytes = 4096,
+                                       .n_blocks = N,
+                                       .timeout_ms = 10000 * SLOW * SLOW};
     static struct end extra[N];
     (void)state;
     struct pair *t = pair_open(&crowd);
@@ -1589,7 +1749,8 @@ static void seventy_peers(void **state)
     struct td_arena arena = t->p.arena;
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < N; i++) {
-            if (!round && end_open(&extra[i], &t->s, &t->s.side[0], t->p.f, &t->bell, &err)) fail_msg("sender %d: %s", i, err.msg);
+            if (!round && end_open(&extra[i], &t->s, &t->s.side[0], t->p.f, &t->bell, &err))
+                fail_msg("sender %d: %s", i, err.msg);
             struct transfer m;
             memset(&m, 0, sizeof m);
             m.dst[0] = (i + round) % N;
@@ -1601,7 +1762,8 @@ static void seventy_peers(void **state)
             finish(t, &m, true);
             t->p.x = x;
             t->p.arena = arena;
-            if (!m.ready || !m.done) fail_msg("sender %d: %s, %s", i, m.slot_end.reason, m.op_end.reason);
+            if (!m.ready || !m.done)
+                fail_msg("sender %d: %s, %s", i, m.slot_end.reason, m.op_end.reason);
         }
     struct td_xfer_stats s = stats(&t->d);
     assert_int_equal(s.conns_by_path[TD_XFER_PATH_RDMA], N);
@@ -1612,7 +1774,7 @@ static void seventy_peers(void **state)
     pair_close(t);
 }
 
-/* --- 4: rails ------------------------------------------------------------------------------------------------------------------- */
+/* --- 4: rails --------------------------------------------------------------------------------- */
 
 static void posted(struct end *e, uint64_t ret_bytes[2])
 {
@@ -1625,7 +1787,8 @@ static void posted(struct end *e, uint64_t ret_bytes[2])
 /* Both rails are used again, by nobody's doing; and what was there in between is gone. */
 static void both_rails_return(struct pair *t)
 {
-    WAIT_FOR(n_live_on(&t->p, 0) && n_live_on(&t->p, 1) && n_live_on(&t->d, 0) && n_live_on(&t->d, 1) && stats(&t->p).n_conns == 1 && stats(&t->d).n_conns == 1);
+    WAIT_FOR(n_live_on(&t->p, 0) && n_live_on(&t->p, 1) && n_live_on(&t->d, 0) &&
+             n_live_on(&t->d, 1) && stats(&t->p).n_conns == 1 && stats(&t->d).n_conns == 1);
     assert_int_equal(n_live_qps(&t->p), 2);
     assert_int_equal(n_live_qps(&t->d), 2);
 }
@@ -1636,10 +1799,11 @@ static void both_rails_carry(struct pair *t, bool zero, bool one)
     posted(&t->p, bytes);
     whole(t, 48); /* more than one chain */
     posted(&t->p, bytes);
-    if ((bytes[0] > 0) != zero || (bytes[1] > 0) != one) fail_msg("rail 0 carried %llu bytes, rail 1 %llu", (unsigned long long)bytes[0], (unsigned long long)bytes[1]);
+    if ((bytes[0] > 0) != zero || (bytes[1] > 0) != one)
+        fail_msg("rail 0 carried %llu bytes, rail 1 %llu", (unsigned long long)bytes[0],
+                 (unsigned long long)bytes[1]);
     assert_int_equal(bytes[0] + bytes[1], (uint64_t)48 * t->s.block_bytes);
 }
-
 
 static void a_bad_rail_is_avoided_for_a_while(void **state)
 {
@@ -1654,7 +1818,8 @@ static void a_bad_rail_is_avoided_for_a_while(void **state)
         assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, false));
         the_rest(t, &m);
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("round %d: %s, %s", round, m.slot_end.reason, m.op_end.reason);
         both_rails_carry(t, false, true);
         uint64_t n = stats(e).n_async_events;
         assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
@@ -1664,7 +1829,8 @@ static void a_bad_rail_is_avoided_for_a_while(void **state)
     }
     /* completions fail on one rail */
     grant(t, &m, 48, WAIT_MS);
-    struct td_fake_rule r = {.fault = TD_FAKE_FAIL_BEFORE, .device = 0, .nth = 3, .status = TD_VB_WC_RETRY_EXC};
+    struct td_fake_rule r = {
+        .fault = TD_FAKE_FAIL_BEFORE, .device = 0, .nth = 3, .status = TD_VB_WC_RETRY_EXC};
     assert_true(td_fake_rule_add(t->p.f, &r));
     uint64_t n_errors = stats(&t->p).n_rail_errors;
     op(t, &m, WAIT_MS);
@@ -1679,12 +1845,15 @@ static void a_bad_rail_is_avoided_for_a_while(void **state)
     pair_close(t);
 }
 
-/* Small transfers take the rails in turn, one queue pair and one last word each, alone or side by side; a large one goes by all of them. */
+/* Small transfers take the rails in turn, one queue pair and one last word each, alone or side
+ * by side; a large one goes by all of them. */
 static void transfers_spread_over_rails(void **state)
 {
     static const struct setup setups[] = {
         {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .block_bytes = RAIL_BYTES},
-        {.side = {{.fake = "devices=3"}, {.fake = "devices=2"}}, .block_bytes = RAIL_BYTES, .qps = 3},
+        {.side = {{.fake = "devices=3"}, {.fake = "devices=2"}},
+         .block_bytes = RAIL_BYTES,
+         .qps = 3},
     };
     (void)state;
     for (size_t k = 0; k < sizeof setups / sizeof setups[0]; k++) {
@@ -1724,8 +1893,9 @@ static void transfers_spread_over_rails(void **state)
     }
 }
 
-/* A port that is down when its side opens; a device that dies and cannot be opened at once. What is under way meanwhile is not disturbed, its deadline stands,
- * and what starts when the rail is back goes over both. */
+/* A port that is down when its side opens; a device that dies and cannot be opened at once. What
+ * is under way meanwhile is not disturbed, its deadline stands, and what starts when the rail is
+ * back goes over both. */
 static void rails_come_back(void **state)
 {
     (void)state;
@@ -1746,7 +1916,8 @@ static void rails_come_back(void **state)
             assert_true(m.ready && m.done);
         }
         both_rails_carry(t, true, false);
-        uint64_t n_errors = stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors, n_fenced = stats(&t->d).n_fenced;
+        uint64_t n_errors = stats(&t->p).n_rail_errors + stats(&t->d).n_rail_errors,
+                 n_fenced = stats(&t->d).n_fenced;
         grant_run(t, &m, 0, 20, 30 * WAIT_MS);
         op(t, &m, 30 * WAIT_MS);
         assert_int_equal(submit(t, &m, 0, 10, false), TD_OK);
@@ -1759,7 +1930,9 @@ static void rails_come_back(void **state)
         assert_int_equal(late.slot_end.status, TD_ERR_DEADLINE);
         assert_true(td_now_ns() - began < 2 * TD_NS_PER_S);
         forget(&late);
-        WAIT_FOR(n_live_on(&t->p, 1) && n_live_on(&t->d, 1) && stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA] == 2); /* m keeps the old one */
+        /* m keeps the old one */
+        WAIT_FOR(n_live_on(&t->p, 1) && n_live_on(&t->d, 1) &&
+                 stats(&t->p).conns_by_path[TD_XFER_PATH_RDMA] == 2);
         if (dies) assert_int_equal(e->n_refused_opens, 1);
         assert_int_equal(submit(t, &m, 10, 10, true), TD_OK);
         TAKE_UNTIL(t, false, m.slot_free && m.done);
@@ -1773,11 +1946,15 @@ static void rails_come_back(void **state)
     }
 }
 
-/* One rail's packets go nowhere from the start: that set-up fails, and the next link has the other rail alone. */
+/* One rail's packets go nowhere from the start: that set-up fails, and the next link has the
+ * other rail alone. */
 static void a_rail_without_a_route_is_left_out(void **state)
 {
-    static const struct setup impatient = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}}, .qps = 1, .timeout_ms = 600,
-                                           .block_bytes = RAIL_BYTES, .bytes_in_flight = 8 * RAIL_BYTES};
+    static const struct setup impatient = {.side = {{.fake = "devices=2"}, {.fake = "devices=2"}},
+                                           .qps = 1,
+                                           .timeout_ms = 600,
+                                           .block_bytes = RAIL_BYTES,
+                                           .bytes_in_flight = 8 * RAIL_BYTES};
     struct transfer m;
     (void)state;
     struct pair *t = pair_open(&impatient);
@@ -1800,7 +1977,8 @@ static void sides_may_have_different_rails(void **state)
         {.side = {{.fake = "devices=1"}, {.fake = "devices=2"}}, .qps = 1},
         {.side = {{.fake = "devices=3"}, {.fake = "devices=1"}}, .qps = 2},
         {.side = {{.fake = "devices=2", .devices = "fake1"}, {.fake = "devices=1"}}, .qps = 2},
-        {.side = {{.fake = "devices=2", .devices = "fake1,fake0"}, {.fake = "devices=4"}}, .qps = 4},
+        {.side = {{.fake = "devices=2", .devices = "fake1,fake0"}, {.fake = "devices=4"}},
+         .qps = 4},
     };
     (void)state;
     for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
@@ -1813,14 +1991,17 @@ static void sides_may_have_different_rails(void **state)
     }
 }
 
-/* No rail is up on one side: AUTO takes tcp and says why; a side that names rdma does not go on. pains 19. */
+/* No rail is up on one side: AUTO takes tcp and says why; a side that names rdma does not go on.
+ * pains 19. */
 static void pains_19_the_path_is_refused_or_told(void **state)
 {
-    struct setup both = {.side = {{.path = AUTO}, {.path = AUTO}}}, one = {.side = {{.path = TD_XFER_PATH_RDMA}, {.path = AUTO}}};
+    struct setup both = {.side = {{.path = AUTO}, {.path = AUTO}}},
+                 one = {.side = {{.path = TD_XFER_PATH_RDMA}, {.path = AUTO}}};
     struct transfer m;
     struct td_err err = {0};
     (void)state;
-    for (int round = 0; round < 3; round++) { /* the sender's port is down, the receiver's, or the receiver's from after the grant on */
+    for (int round = 0; round < 3; round++) { /* the sender's port is down, the receiver's, or
+                                                 the receiver's from after the grant on */
         struct pair *t = pair_open(&both);
         struct end *e = round ? &t->d : &t->p;
         uint64_t n = stats(e).n_async_events;
@@ -1839,10 +2020,12 @@ static void pains_19_the_path_is_refused_or_told(void **state)
         assert_int_equal(t->p.n_chosen, 1);
         assert_int_equal(t->p.path.path, TD_XFER_PATH_RDMA);
         assert_int_equal(t->p.path.status, TD_ERR_UNSUPPORTED);
-        expect_text(t->p.path.reason, round ? "it has no usable RDMA device" : "this side has no usable RDMA device");
+        expect_text(t->p.path.reason,
+                    round ? "it has no usable RDMA device" : "this side has no usable RDMA device");
         assert_int_equal(stats(&t->p).n_fallbacks, 1);
         n = stats(e).n_async_events;
-        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true)); /* and it is taken again as soon as it is there */
+        /* and it is taken again as soon as it is there */
+        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
         WAIT_FOR(stats(e).n_async_events > n);
         whole(t, 5);
         pair_close(t);
@@ -1874,7 +2057,7 @@ static void pains_19_the_path_is_refused_or_told(void **state)
     td_doorbell_close(&bell);
 }
 
-/* --- 5: peers made by hand, which say what no engine says ------------------------------------------------------------------------ */
+/* --- 5: peers made by hand, which say what no engine says ------------------------------------- */
 
 static void say(int fd, struct td_xfer_frame f, const void *payload)
 {
@@ -1890,7 +2073,8 @@ static bool hear(int fd, struct td_xfer_frame *ret_frame, void *ret_payload)
     uint8_t header[64];
     if (recv(fd, header, sizeof header, MSG_WAITALL) != sizeof header) return false;
     assert_int_equal(td_xfer_frame_decode(header, ret_frame, NULL), TD_OK);
-    return !ret_frame->length || recv(fd, ret_payload, ret_frame->length, MSG_WAITALL) == (ssize_t)ret_frame->length;
+    return !ret_frame->length ||
+           recv(fd, ret_payload, ret_frame->length, MSG_WAITALL) == (ssize_t)ret_frame->length;
 }
 
 static void limit_waits(int fd)
@@ -1900,8 +2084,22 @@ static void limit_waits(int fd)
 }
 
 enum forged {
-    TRUNCATED, NO_RAILS, MORE_RAILS, MORE_QPS, WIDE_QPN, HUGE_REGION, ODD_REGION, MANY_REGIONS, STALE_TAG, TWICE, BAD_MTU, REFUSAL, OTHER_RAIL, NO_WINDOWS,
-    OUT_OF_TURN, N_FORGED
+    TRUNCATED,
+    NO_RAILS,
+    MORE_RAILS,
+    MORE_QPS,
+    WIDE_QPN,
+    HUGE_REGION,
+    ODD_REGION,
+    MANY_REGIONS,
+    STALE_TAG,
+    TWICE,
+    BAD_MTU,
+    REFUSAL,
+    OTHER_RAIL,
+    NO_WINDOWS,
+    OUT_OF_TURN,
+    N_FORGED
 };
 
 /* Changes a right setup of one rail; returns its length. */
@@ -1909,39 +2107,70 @@ static uint32_t forge(struct td_xfer_rdma_setup *s, enum forged f, bool keys)
 {
     uint32_t n = TD_XFER_RDMA_SETUP_BYTES + (keys ? 4 : 0);
     switch (f) {
-    case TRUNCATED: return n - 4;
-    case NO_RAILS: s->n_rails = 0; break;
+    case TRUNCATED:
+        return n - 4;
+    case NO_RAILS:
+        s->n_rails = 0;
+        break;
     case MORE_RAILS:
         s->n_rails = 2;
         s->rail[1] = s->rail[0];
         s->rail[1].index = 1;
         n += keys ? 4 : 0;
         break;
-    case MORE_QPS: s->n_qps = keys ? 3 : 5; break;
-    case WIDE_QPN: s->rail[0].qpn[0] = 1u << 24; break;
-    case HUGE_REGION: s->region_bytes = (uint64_t)BLOCK_BYTES << 32; break;
-    case ODD_REGION: s->region_bytes++; break;
-    case MANY_REGIONS: s->n_regions = 0x40000001; break; /* times 4 it is 4 again, in 32 bits */
-    case BAD_MTU: s->rail[0].mtu_bytes = 100; break;
-    case OTHER_RAIL: s->rail[0].index = 5; break;
-    case NO_WINDOWS: s->windows = 2; break;
+    case MORE_QPS:
+        s->n_qps = keys ? 3 : 5;
+        break;
+    case WIDE_QPN:
+        s->rail[0].qpn[0] = 1u << 24;
+        break;
+    case HUGE_REGION:
+        s->region_bytes = (uint64_t)BLOCK_BYTES << 32;
+        break;
+    case ODD_REGION:
+        s->region_bytes++;
+        break;
+    case MANY_REGIONS:
+        s->n_regions = 0x40000001;
+        break; /* times 4 it is 4 again, in 32 bits */
+    case BAD_MTU:
+        s->rail[0].mtu_bytes = 100;
+        break;
+    case OTHER_RAIL:
+        s->rail[0].index = 5;
+        break;
+    case NO_WINDOWS:
+        s->windows = 2;
+        break;
     case STALE_TAG:
     case TWICE:
     case REFUSAL:
     case OUT_OF_TURN:
-    case N_FORGED: break;
+    case N_FORGED:
+        break;
     }
     return n;
 }
 
-/* A receiver by hand. The sender's op fails with the reason, its device keeps nothing, and an honest receiver is served. */
+/* A receiver by hand. The sender's op fails with the reason, its device keeps nothing, and an
+ * honest receiver is served. */
 static void forged_answers_are_refused(void **state)
 {
-    static const char *const says[N_FORGED] = {
-        [TRUNCATED] = "does not fit type", [NO_RAILS] = "n_rails is 0", [MORE_RAILS] = "not offered", [MORE_QPS] = "not what was offered", [WIDE_QPN] = "queue pair 0",
-        [HUGE_REGION] = "rdma setup: regions of", [ODD_REGION] = "rdma setup: regions of", [MANY_REGIONS] = "regions on 1 rails", [STALE_TAG] = "another connection",
-        [TWICE] = "a second answer", [BAD_MTU] = "mtu 100", [REFUSAL] = "refused: not today", [OTHER_RAIL] = "not offered", [NO_WINDOWS] = "windows is 2",
-        [OUT_OF_TURN] = "out of turn"};
+    static const char *const says[N_FORGED] = {[TRUNCATED] = "does not fit type",
+                                               [NO_RAILS] = "n_rails is 0",
+                                               [MORE_RAILS] = "not offered",
+                                               [MORE_QPS] = "not what was offered",
+                                               [WIDE_QPN] = "queue pair 0",
+                                               [HUGE_REGION] = "rdma setup: regions of",
+                                               [ODD_REGION] = "rdma setup: regions of",
+                                               [MANY_REGIONS] = "regions on 1 rails",
+                                               [STALE_TAG] = "another connection",
+                                               [TWICE] = "a second answer",
+                                               [BAD_MTU] = "mtu 100",
+                                               [REFUSAL] = "refused: not today",
+                                               [OTHER_RAIL] = "not offered",
+                                               [NO_WINDOWS] = "windows is 2",
+                                               [OUT_OF_TURN] = "out of turn"};
     struct transfer m;
     (void)state;
     struct pair *t = pair_open(&plain);
@@ -1976,9 +2205,15 @@ static void forged_answers_are_refused(void **state)
             assert_int_equal(frame.slot, TD_XFER_PATH_RDMA);
             memcpy(&hello, payload, sizeof hello);
             uint64_t tag = hello.nonce ^ (42 + (uint64_t)f);
-            hello = (struct td_xfer_hello){.incarnation = g.incarnation, .layout_hash = g.layout_hash, .block_bytes = g.block_bytes, .nonce = 42 + (uint64_t)f,
+            hello = (struct td_xfer_hello){.incarnation = g.incarnation,
+                                           .layout_hash = g.layout_hash,
+                                           .block_bytes = g.block_bytes,
+                                           .nonce = 42 + (uint64_t)f,
                                            .instance = "hand"};
-            say(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA}, &hello);
+            say(fd,
+                (struct td_xfer_frame){
+                    .type = TD_XFER_HELLO_ACK, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
+                &hello);
             assert_true(hear(fd, &frame, payload));
             assert_int_equal(frame.type, TD_XFER_RDMA_OFFER);
             struct td_xfer_rdma_setup s = {0};
@@ -1987,11 +2222,18 @@ static void forged_answers_are_refused(void **state)
             s.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
             s.base = 4096;
             uint32_t n = forge(&s, f, true);
-            frame = (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT, .length = n, .conn = f == STALE_TAG ? last_tag : tag};
+            frame = (struct td_xfer_frame){
+                .type = TD_XFER_RDMA_ACCEPT, .length = n, .conn = f == STALE_TAG ? last_tag : tag};
             if (f == OUT_OF_TURN) frame = (struct td_xfer_frame){.type = TD_XFER_DONE, .conn = tag};
             if (f == REFUSAL) {
-                say(fd, (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT, .status = TD_ERR_UNSUPPORTED, .length = 9, .conn = tag}, "not today");
-            } else if (f == TWICE) { /* in one piece, so that the second is read before anything else happens */
+                say(fd,
+                    (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT,
+                                           .status = TD_ERR_UNSUPPORTED,
+                                           .length = 9,
+                                           .conn = tag},
+                    "not today");
+            } else if (f == TWICE) { /* in one piece, so that the second is read before anything
+                                        else happens */
                 uint8_t bytes[2 * (64 + TD_XFER_RDMA_SETUP_BYTES + 4)];
                 for (int k = 0; k < 2; k++) {
                     s.n_qps = (uint8_t)(k + 1);
@@ -2002,13 +2244,15 @@ static void forged_answers_are_refused(void **state)
             } else {
                 say(fd, frame, &s);
             }
-            while (hear(fd, &frame, payload)) {} /* until the sender has closed it */
+            while (hear(fd, &frame, payload)) {
+            } /* until the sender has closed it */
             last_tag = tag;
             close(fd);
         }
         expect_text(m.op_end.reason, says[f]);
         if (f != REFUSAL) assert_true(stats(&t->p).n_bad_frames > 0);
-        WAIT_FOR(n_live_qps(&t->p) == 0); /* at once, or when the thread that connects them is over */
+        WAIT_FOR(n_live_qps(&t->p) == 0); /* at once, or when the thread that connects them is
+                                             over */
         td_xfer_revoke(t->d.x, m.slot, "");
         finish(t, &m, true);
     }
@@ -2021,42 +2265,62 @@ static void forged_answers_are_refused(void **state)
 static void forged_offers_are_refused(void **state)
 {
     static const char *const says[N_FORGED] = {
-        [NO_RAILS] = "n_rails is 0", [MORE_QPS] = "n_qps is 5", [WIDE_QPN] = "over 24 bits", [MANY_REGIONS] = "do not fit", [BAD_MTU] = "mtu 100",
-        [OTHER_RAIL] = "none of the 1 offered rails", [NO_WINDOWS] = "windows is 2"};
+        [NO_RAILS] = "n_rails is 0",  [MORE_QPS] = "n_qps is 5",
+        [WIDE_QPN] = "over 24 bits",  [MANY_REGIONS] = "do not fit",
+        [BAD_MTU] = "mtu 100",        [OTHER_RAIL] = "none of the 1 offered rails",
+        [NO_WINDOWS] = "windows is 2"};
     (void)state;
     struct pair *t = pair_open(&plain);
     uint64_t last_tag = 7;
     whole(t, 3);
     for (enum forged f = 0; f < N_FORGED; f++) {
-        if (f == MORE_RAILS || f == HUGE_REGION || f == ODD_REGION || f == REFUSAL) continue; /* lawful in an offer, or not said by a sender */
-        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(td_xfer_port(t->d.x)), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+        /* lawful in an offer, or not said by a sender */
+        if (f == MORE_RAILS || f == HUGE_REGION || f == ODD_REGION || f == REFUSAL) continue;
+        struct sockaddr_in a = {.sin_family = AF_INET,
+                                .sin_port = htons(td_xfer_port(t->d.x)),
+                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         limit_waits(fd);
         assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
         struct td_xfer_frame frame;
         uint8_t payload[TD_XFER_PAYLOAD_MAX] = {0};
-        struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = 0x1a70, .block_bytes = BLOCK_BYTES, .nonce = 42, .instance = "hand"};
-        say(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA}, &hello);
+        struct td_xfer_hello hello = {.incarnation = 1,
+                                      .layout_hash = 0x1a70,
+                                      .block_bytes = BLOCK_BYTES,
+                                      .nonce = 42,
+                                      .instance = "hand"};
+        say(fd,
+            (struct td_xfer_frame){
+                .type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
+            &hello);
         assert_true(hear(fd, &frame, payload));
         assert_int_equal(frame.type, TD_XFER_HELLO_ACK);
         assert_int_equal(frame.status, 0);
         memcpy(&hello, payload, sizeof hello);
         uint64_t tag = hello.nonce ^ 42;
         struct td_xfer_stats before = stats(&t->d);
-        struct td_xfer_rdma_setup s = {.n_rails = 1, .n_qps = 2, .rd_atomic_in = 1, .rd_atomic_out = 1, .recv_wr = 4};
+        struct td_xfer_rdma_setup s = {
+            .n_rails = 1, .n_qps = 2, .rd_atomic_in = 1, .rd_atomic_out = 1, .recv_wr = 4};
         s.rail[0] = (struct td_xfer_rail){.ethernet = 1, .mtu_bytes = 1024, .qpn = {5, 6}};
         struct td_vb_gid gid;
         assert_int_equal(t->p.real->query_gid(t->p.device[0], 1, 4, &gid), 0);
         memcpy(s.rail[0].gid, gid.raw, sizeof gid.raw);
-        frame = (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = forge(&s, f, false), .conn = f == STALE_TAG ? last_tag : tag};
-        if (f == OUT_OF_TURN) frame = (struct td_xfer_frame){.type = TD_XFER_OPEN, .length = 16, .attempt = 1, .handle = 9, .conn = tag};
+        frame = (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER,
+                                       .length = forge(&s, f, false),
+                                       .conn = f == STALE_TAG ? last_tag : tag};
+        if (f == OUT_OF_TURN)
+            frame = (struct td_xfer_frame){
+                .type = TD_XFER_OPEN, .length = 16, .attempt = 1, .handle = 9, .conn = tag};
         say(fd, frame, &s);
         bool answered = false;
         if (f == TWICE) {
             assert_true(hear(fd, &frame, payload));
             assert_int_equal(frame.type, TD_XFER_RDMA_ACCEPT);
             assert_int_equal(frame.status, 0);
-            say(fd, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES, .conn = tag}, &s);
+            say(fd,
+                (struct td_xfer_frame){
+                    .type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES, .conn = tag},
+                &s);
         }
         while (hear(fd, &frame, payload)) {
             if (frame.type != TD_XFER_RDMA_ACCEPT) continue;
@@ -2068,7 +2332,8 @@ static void forged_offers_are_refused(void **state)
         close(fd);
         assert_int_equal(answered, f == TWICE || says[f] != NULL);
         WAIT_FOR(stats(&t->d).n_conns == 1);
-        assert_true(stats(&t->d).n_bad_frames + stats(&t->d).n_refused_peers > before.n_bad_frames + before.n_refused_peers);
+        assert_true(stats(&t->d).n_bad_frames + stats(&t->d).n_refused_peers >
+                    before.n_bad_frames + before.n_refused_peers);
         assert_int_equal(n_live_qps(&t->d), 2); /* the honest sender's */
         last_tag = tag;
     }
@@ -2077,7 +2342,7 @@ static void forged_offers_are_refused(void **state)
     pair_close(t);
 }
 
-/* --- 6: digests ----------------------------------------------------------------------------------------------------------------- */
+/* --- 6: digests ------------------------------------------------------------------------------- */
 
 static void wrong_data(struct end *e, uint32_t n, const void *bytes)
 {
@@ -2087,7 +2352,8 @@ static void wrong_data(struct end *e, uint32_t n, const void *bytes)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* The device brings other bytes than the sender has read: one more attempt, and then the end, with the block's name. Without digests nobody would know. */
+/* The device brings other bytes than the sender has read: one more attempt, and then the end,
+ * with the block's name. Without digests nobody would know. */
 static void wrong_bytes_are_never_ready(void **state)
 {
     static const struct setup checked = {.qps = 1, .digest_every = 1};
@@ -2101,7 +2367,8 @@ static void wrong_bytes_are_never_ready(void **state)
         grant(t, &m, N_DATA, WAIT_MS);
         for (int32_t i = 0; i < N_DATA; i++) assert_int_not_equal(m.src[i], 0);
         op(t, &m, WAIT_MS);
-        wrong_data(&t->p, n == 1 ? 1 : N_DATA + 1, block(t, &t->p, 0)); /* all of the first attempt, and the first of the second */
+        /* all of the first attempt, and the first of the second */
+        wrong_data(&t->p, n == 1 ? 1 : N_DATA + 1, block(t, &t->p, 0));
         uint64_t n_bad = stats(&t->d).n_digest_mismatches;
         assert_int_equal(submit(t, &m, 0, N_DATA, true), TD_OK);
         finish(t, &m, true);
@@ -2122,8 +2389,9 @@ static void wrong_bytes_are_never_ready(void **state)
     pair_close(t);
 }
 
-/* The source changes after submit, between the NIC's reading and the digest's: nothing is ready that is not what the sender digested. The second attempt
- * carries what the sender holds now, which happens to be right here; a source that goes on changing ends as above. */
+/* The source changes after submit, between the NIC's reading and the digest's: nothing is ready
+ * that is not what the sender digested. The second attempt carries what the sender holds now,
+ * which happens to be right here; a source that goes on changing ends as above. */
 static void source_bytes_that_change_are_caught(void **state)
 {
     static const struct setup checked = {.qps = 1, .digest_every = 1};
@@ -2136,7 +2404,8 @@ static void source_bytes_that_change_are_caught(void **state)
         grant(t, &m, 3, WAIT_MS);
         op(t, &m, WAIT_MS);
         assert_int_equal(submit(t, &m, 0, 1, false), TD_OK);
-        WAIT_FOR(stats(&t->p).bytes_sent == sent + t->s.block_bytes); /* so that the rest is posted at once, and digested after that */
+        /* so that the rest is posted at once, and digested after that */
+        WAIT_FOR(stats(&t->p).bytes_sent == sent + t->s.block_bytes);
         node_fill_bytes(block(t, &t->p, m.src[1]), t->s.block_bytes, 1);
         pthread_mutex_lock(&t->p.lock);
         t->p.change_at = block(t, &t->p, m.src[1]);
@@ -2148,13 +2417,14 @@ static void source_bytes_that_change_are_caught(void **state)
         finish(t, &m, true);
         assert_int_equal(t->p.n_changes, 0);
         assert_int_equal(stats(&t->d).n_digest_mismatches, n_bad + 1);
-        if (!m.ready || !m.done) fail_msg("%s, %s", m.slot_end.reason, m.op_end.reason); /* and its content was compared */
+        /* and its content was compared */
+        if (!m.ready || !m.done) fail_msg("%s, %s", m.slot_end.reason, m.op_end.reason);
         whole(t, 5);
     }
     pair_close(t);
 }
 
-/* --- 7: what users of other systems suffered, by row of that list ----------------------------------------------------------------- */
+/* --- 7: what users of other systems suffered, by row of that list ----------------------------- */
 
 static void pains_01_a_stale_grant_reads_and_writes_nothing(void **state)
 {
@@ -2178,7 +2448,9 @@ static void pains_01_a_stale_grant_reads_and_writes_nothing(void **state)
     assert_int_equal(old.op_end.status, TD_ERR_STALE);
     forget(&old);
     assert_true(stats(&t->d).n_stale_frames > 0);
-    for (int32_t i = 0; i < 6; i++) assert_true(node_check_bytes(block(t, &t->d, now.dst[i]), t->s.block_bytes, POISON + (uint64_t)now.dst[i]));
+    for (int32_t i = 0; i < 6; i++)
+        assert_true(node_check_bytes(block(t, &t->d, now.dst[i]), t->s.block_bytes,
+                                     POISON + (uint64_t)now.dst[i]));
     op(t, &now, WAIT_MS);
     assert_int_equal(submit(t, &now, 0, 6, true), TD_OK);
     finish(t, &now, true);
@@ -2219,7 +2491,8 @@ static void pains_03_what_is_rejected_holds_nothing(void **state)
             if (i % 2 && i < 5) td_xfer_cancel(t->p.x, m[i].op, "rejected");
             td_xfer_revoke(t->d.x, m[i].slot, "rejected");
         }
-        for (int i = 0; i < 10; i++) TAKE_UNTIL(t, false, m[i].slot_free && (i % 2 == 0 || m[i].op_failed));
+        for (int i = 0; i < 10; i++)
+            TAKE_UNTIL(t, false, m[i].slot_free && (i % 2 == 0 || m[i].op_failed));
         assert_true(td_now_ns() - began < 5 * TD_NS_PER_S);
         for (int i = 0; i < 10; i++) forget(&m[i]);
         check_poison(t);
@@ -2230,7 +2503,8 @@ static void pains_03_what_is_rejected_holds_nothing(void **state)
     pair_close(t);
 }
 
-/* Whatever of a transfer had been done when its sender died, the receiver's blocks are back within seconds. */
+/* Whatever of a transfer had been done when its sender died, the receiver's blocks are back
+ * within seconds. */
 static void pains_04_a_dead_sender_leaks_no_blocks(void **state)
 {
     static const struct setup impatient = {.timeout_ms = 2000};
@@ -2247,12 +2521,17 @@ static void pains_04_a_dead_sender_leaks_no_blocks(void **state)
             if (point > 1) submit(t, &m[i], 0, 5, false);
             if (point > 2) submit(t, &m[i], 5, 5, false);
         }
-        if (point > 1) WAIT_FOR(stats(&t->p).bytes_sent == sent + (point - 1) * 15ull * t->s.block_bytes);
+        if (point > 1)
+            WAIT_FOR(stats(&t->p).bytes_sent == sent + (point - 1) * 15ull * t->s.block_bytes);
         uint64_t died = td_now_ns();
         end_close(&t->p);
-        for (int i = 0; i < 3; i++) TAKE_UNTIL(t, false, m[i].slot_free || (point == 1 && !m[i].slot_failed && td_now_ns() - died > TD_NS_PER_S));
+        for (int i = 0; i < 3; i++)
+            TAKE_UNTIL(t, false,
+                       m[i].slot_free ||
+                           (point == 1 && !m[i].slot_failed && td_now_ns() - died > TD_NS_PER_S));
         for (int i = 0; i < 3; i++) {
-            if (!m[i].slot_free) { /* its OPEN was never said, so only the deadline, or the caller, ends it */
+            if (!m[i].slot_free) { /* its OPEN was never said, so only the deadline, or the
+                                      caller, ends it */
                 td_xfer_revoke(t->d.x, m[i].slot, "");
                 TAKE_UNTIL(t, false, m[i].slot_free);
             }
@@ -2261,16 +2540,22 @@ static void pains_04_a_dead_sender_leaks_no_blocks(void **state)
         assert_true(td_now_ns() - died < 5 * TD_NS_PER_S);
         check_poison(t);
         assert_int_equal(stats(&t->d).n_slots_used, 0);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+            fail_msg("sender: %s", err.msg);
     }
     whole(t, 12);
     pair_close(t);
 }
 
-/* What a link's end leaves in the completion channel wakes nobody again: an endpoint without a peer takes no CPU. */
+/* What a link's end leaves in the completion channel wakes nobody again: an endpoint without a
+ * peer takes no CPU. */
 static void who_is_left_alone_sleeps(void **state)
 {
-    enum { LOOK_MS = 200, TURNS_MAX = 100 }; /* awake, it would take thousands, and its timers take a few */
+    enum {
+        LOOK_MS = 200,
+        TURNS_MAX = 100
+    }; /* awake, it would take thousands, and its timers
+          take a few */
     struct td_err err = {0};
     (void)state;
     struct pair *t = pair_open(&plain);
@@ -2280,8 +2565,10 @@ static void who_is_left_alone_sleeps(void **state)
         whole(t, 3);
         go_half(t, &m, N_DATA, WAIT_MS);
         end_close(dead);
-        if (round) td_xfer_cancel(t->p.x, m.op, "nobody is there");
-        else td_xfer_revoke(t->d.x, m.slot, "nobody is there");
+        if (round)
+            td_xfer_cancel(t->p.x, m.op, "nobody is there");
+        else
+            td_xfer_revoke(t->d.x, m.slot, "nobody is there");
         TAKE_UNTIL(t, false, round ? m.op_failed : m.slot_free);
         forget(&m);
         WAIT_FOR(n_live_qps(left) == 0);
@@ -2306,15 +2593,17 @@ static void pains_05_a_dead_peer_harms_no_other(void **state)
     struct td_xfer *first = t->p.x;
     struct td_arena arena = t->p.arena;
     assert_non_null(second);
-    if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("second sender: %s", err.msg);
+    if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        fail_msg("second sender: %s", err.msg);
     whole(t, 3);
-    /* the first sender's transfer is half way in the network when it dies; the second sender's is under way too */
+    /* the first sender's transfer is half way in the network when it dies; the second sender's
+       is under way too */
     grant_run(t, &dead, 0, 10, WAIT_MS);
     op(t, &dead, WAIT_MS);
     td_fake_hold(t->p.f, live_qp(&t->p, 0, 0).num);
     assert_int_equal(submit(t, &dead, 0, 10, true), TD_OK);
     WAIT_FOR(counters(&t->d).held == 2); /* one run, one word */
-    t->p.x = second->x; /* which the helpers drive from here on */
+    t->p.x = second->x;                  /* which the helpers drive from here on */
     t->p.arena = second->arena;
     grant_run(t, &alive, 20, 10, WAIT_MS);
     op(t, &alive, WAIT_MS);
@@ -2342,7 +2631,7 @@ static void pains_05_a_dead_peer_harms_no_other(void **state)
     free(second);
 }
 
-/* --- devices that take their time ----------------------------------------------------------------------------------------------- */
+/* --- devices that take their time ------------------------------------------------------------- */
 
 /* What an engine calls between two steps comes back although the device's call does not. */
 static void callers_are_not_kept(struct pair *t, struct end *e, struct transfer *extra)
@@ -2379,14 +2668,16 @@ static void go_run(struct pair *t, struct transfer *m, int32_t first, int32_t n)
 static void slow_set_up_keeps_nobody_waiting(void **state)
 {
     (void)state;
-    for (int round = 0; round < 2 * (GATE_RTS + 1 - GATE_CREATE); round++) { /* which call; at which side */
+    for (int round = 0; round < 2 * (GATE_RTS + 1 - GATE_CREATE); round++) {
+        /* which call; at which side */
         enum gate gate = (enum gate)(GATE_CREATE + round / 2);
         struct transfer m, extra, other;
         struct td_err err = {0};
         struct pair *t = pair_open(&plain);
         struct end *e = round & 1 ? &t->d : &t->p, *second = calloc(1, sizeof *second);
         assert_non_null(second);
-        if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("second sender: %s", err.msg);
+        if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+            fail_msg("second sender: %s", err.msg);
         swap_sender(t, second);
         whole(t, 3);
         swap_sender(t, second);
@@ -2408,7 +2699,8 @@ static void slow_set_up_keeps_nobody_waiting(void **state)
             forget(&extra);
         }
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("gate %d: %s, %s", (int)gate, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("gate %d: %s, %s", (int)gate, m.slot_end.reason, m.op_end.reason);
         end_close(second);
         free(second);
         pair_close(t);
@@ -2435,7 +2727,8 @@ static void slow_fences_keep_nobody_waiting(void **state)
             forget(&extra);
         }
         finish(t, &m, true);
-        if (!m.ready || !m.done) fail_msg("gate %d: %s, %s", (int)gate, m.slot_end.reason, m.op_end.reason);
+        if (!m.ready || !m.done)
+            fail_msg("gate %d: %s, %s", (int)gate, m.slot_end.reason, m.op_end.reason);
     }
     pair_close(t);
 }
@@ -2450,7 +2743,8 @@ static void *open_gate_later(void *arg)
 /* No event tells of it: the port is asked when a link is set up. */
 static void an_mtu_changes(void **state)
 {
-    static const uint32_t mtus[][2] = {{1024, 4096}, {4096, 1024}, {4096, 4096}}; /* at the sender, at the receiver, from then on */
+    /* at the sender, at the receiver, from then on */
+    static const uint32_t mtus[][2] = {{1024, 4096}, {4096, 1024}, {4096, 4096}};
     (void)state;
     struct pair *t = pair_open(&plain);
     whole(t, 5);
@@ -2464,8 +2758,10 @@ static void an_mtu_changes(void **state)
         assert_true(td_fake_qp_break(t->p.f, live_qp(&t->p, 0, 0).num, true));
         WAIT_FOR(n_live_qps(&t->p) == 0 && n_live_qps(&t->d) == 0);
         whole(t, 12);
-        assert_int_equal(live_qp(&t->p, 0, 0).route.mtu_bytes, mtus[i][0] < mtus[i][1] ? mtus[i][0] : mtus[i][1]);
-        assert_int_equal(live_qp(&t->d, 0, 0).route.mtu_bytes, mtus[i][0] < mtus[i][1] ? mtus[i][0] : mtus[i][1]);
+        assert_int_equal(live_qp(&t->p, 0, 0).route.mtu_bytes,
+                         mtus[i][0] < mtus[i][1] ? mtus[i][0] : mtus[i][1]);
+        assert_int_equal(live_qp(&t->d, 0, 0).route.mtu_bytes,
+                         mtus[i][0] < mtus[i][1] ? mtus[i][0] : mtus[i][1]);
     }
     pair_close(t);
 }
@@ -2496,11 +2792,13 @@ static void a_set_up_that_nobody_wants_any_more_leaves_nothing(void **state)
         WAIT_FOR(n_live_qps(&t->d) == 0);
         td_xfer_revoke(t->d.x, m.slot, "its sender is gone");
         finish(t, &m, false);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+            fail_msg("sender: %s", err.msg);
         whole(t, 5);
         end_close(&t->p); /* so that the next round sets up a connection */
         WAIT_FOR(stats(&t->d).n_conns == 0);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err)) fail_msg("sender: %s", err.msg);
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+            fail_msg("sender: %s", err.msg);
     }
     pair_close(t);
 }
@@ -2546,17 +2844,24 @@ static void pains_11_few_requests_for_a_long_prompt(void **state)
     struct td_xfer_event e = {0};
     for (int scattered = 0; scattered < 2; scattered++) { /* there; here too: gathered */
         for (int32_t i = 0; i < 1024; i++) dst[i] = i, src[i] = scattered ? (i * 7 + 3) % 1024 : i;
-        for (int32_t i = 0; i < 1024; i++) node_fill_bytes(block(t, &t->p, src[i]), t->s.block_bytes, (uint64_t)i);
+        for (int32_t i = 0; i < 1024; i++)
+            node_fill_bytes(block(t, &t->p, src[i]), t->s.block_bytes, (uint64_t)i);
         struct td_xfer_stats before = stats(&t->p);
-        assert_int_equal(td_xfer_grant(t->d.x, dst, 1024, TD_NEVER_NS, 0, &slot, blob, &n_blob, NULL), TD_OK);
-        assert_int_equal(td_xfer_op_start(t->p.x, blob, n_blob, TD_NEVER_NS, 0, &id, &n, NULL), TD_OK);
+        assert_int_equal(
+            td_xfer_grant(t->d.x, dst, 1024, TD_NEVER_NS, 0, &slot, blob, &n_blob, NULL), TD_OK);
+        assert_int_equal(td_xfer_op_start(t->p.x, blob, n_blob, TD_NEVER_NS, 0, &id, &n, NULL),
+                         TD_OK);
         assert_int_equal(td_xfer_submit(t->p.x, id, 0, src, 1024, true, NULL, 0), TD_OK);
         WAIT_FOR(next_event(&t->p, &e));
         assert_int_equal(e.kind, TD_XFER_OP_DONE);
-        for (int32_t i = 0; i < 1024; i++) assert_true(node_check_bytes(block(t, &t->d, i), t->s.block_bytes, (uint64_t)i));
+        for (int32_t i = 0; i < 1024; i++)
+            assert_true(node_check_bytes(block(t, &t->d, i), t->s.block_bytes, (uint64_t)i));
         struct td_xfer_stats after = stats(&t->p);
-        uint64_t n_requests = after.n_work_requests - before.n_work_requests, n_bells = after.n_doorbells - before.n_doorbells;
-        print_message("%llu requests, %llu doorbells for %llu MiB\n", (unsigned long long)n_requests, (unsigned long long)n_bells, (unsigned long long)BYTES >> 20);
+        uint64_t n_requests = after.n_work_requests - before.n_work_requests,
+                 n_bells = after.n_doorbells - before.n_doorbells;
+        print_message("%llu requests, %llu doorbells for %llu MiB\n",
+                      (unsigned long long)n_requests, (unsigned long long)n_bells,
+                      (unsigned long long)BYTES >> 20);
         assert_true(n_requests <= BYTES / (scattered ? 256u << 10 : 512u << 10));
         assert_true(n_bells < n_requests);
         td_xfer_revoke(t->d.x, slot, "");
@@ -2589,7 +2894,8 @@ static void pains_13_a_small_transfer_passes_a_large_one(void **state)
     pair_close(t);
 }
 
-/* PATTERN: the tests of such names. K/N: every N-th from the K-th on, so that N programs have them all and wait beside each other. */
+/* PATTERN: the tests of such names. K/N: every N-th from the K-th on, so that N programs have
+ * them all and wait beside each other. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest all[] = {
@@ -2643,7 +2949,8 @@ int main(int argc, char **argv)
     enum { N_ALL = sizeof all / sizeof all[0] };
     struct CMUnitTest tests[N_ALL];
     size_t n = 0, part = 1, n_parts = 1;
-    if (argc == 2 && sscanf(argv[1], "%zu/%zu", &part, &n_parts) != 2) cmocka_set_test_filter(argv[1]);
+    if (argc == 2 && sscanf(argv[1], "%zu/%zu", &part, &n_parts) != 2)
+        cmocka_set_test_filter(argv[1]);
     TD_ASSERT(part >= 1 && part <= n_parts && n_parts <= N_ALL);
     for (size_t i = part - 1; i < N_ALL; i += n_parts) tests[n++] = all[i];
     int n_failed = _cmocka_run_group_tests("xfer_rdma", tests, n, NULL, NULL);

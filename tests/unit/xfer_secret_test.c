@@ -1,6 +1,6 @@
-/* xfer_secret_test.c - the cluster secret on the KV port: who knows it is served on every path; a stranger gets no
- * further than the hello, whatever he knows besides (a grant's key, a recording, another worker's connection), and
- * keeps nobody else out. */
+/* xfer_secret_test.c - the cluster secret on the KV port: who knows it is served on every path;
+ * a stranger gets no further than the hello, whatever he knows besides (a grant's key, a
+ * recording, another worker's connection), and keeps nobody else out. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -228,8 +228,8 @@ static void who_knows_it_is_served_on_every_path(void **state)
     pair_open(&t, TD_XFER_PATH_TCP, file_a, file_both);
     struct node_reply g = grant(&t);
     struct td_xfer_event e = send_all(
-        &t,
-        &g); /* its proof is taken; the receiver's, by the first of its two, is not known to it yet */
+        &t, &g); /* its proof is taken; the receiver's, by the first of its two, is not known to it
+                    yet */
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
     assert_non_null(strstr(e.reason, "it did not prove the cluster secret"));
     check_untouched(&t);
@@ -317,7 +317,8 @@ static struct td_xfer_frame hear(int fd, uint8_t type, uint8_t payload[TD_XFER_P
     return f;
 }
 
-/* What a peer of the cluster says, and what it needs to know for it: written down here once more, by docs/wire.md. */
+/* What a peer of the cluster says, and what it needs to know for it: written down here once
+ * more, by docs/wire.md. */
 struct by_hand {
     struct td_xfer_grant_blob g;
     struct td_xfer_frame hello_frame;
@@ -370,7 +371,8 @@ static void by_hand_hello(struct by_hand *h, int fd)
 static const struct td_xfer_frame proof_frame = {.type = TD_XFER_PROOF,
                                                  .length = TD_XFER_SECRET_BYTES};
 
-/* A stranger who has stolen a grant, key and all, says what opens its slot in every place where he can. */
+/* A stranger who has stolen a grant, key and all, says what opens its slot in every place where
+ * he can. */
 static void a_stolen_grant_opens_nothing(void **state)
 {
     (void)state;
@@ -482,7 +484,8 @@ static void a_recorded_hello_opens_nothing(void **state)
     assert_true(is_closed(fd));
     close(fd);
 
-    /* the proof of one wish is none of another: a lane of some connection, another path, another instance */
+    /* the proof of one wish is none of another: a lane of some connection, another path, another
+       instance */
     for (int other = 0; other < 4; other++) {
         fd = dial_from(t.port, "127.0.0.1");
         by_hand_init(&h, &g);
@@ -503,7 +506,8 @@ static void a_recorded_hello_opens_nothing(void **state)
     pair_close(&t);
 }
 
-/* A worker dials somebody who does not know the secret and lets everybody in: it sends him nothing. */
+/* A worker dials somebody who does not know the secret and lets everybody in: it sends him
+ * nothing. */
 static void an_impostor_is_sent_nothing(void **state)
 {
     (void)state;
@@ -568,7 +572,8 @@ static void an_impostor_is_sent_nothing(void **state)
     pair_close(&t);
 }
 
-/* Cut at each boundary that a parser might forget, on both frames: nothing is kept, nobody else waits. */
+/* Cut at each boundary that a parser might forget, on both frames: nothing is kept, nobody else
+ * waits. */
 static void a_truncated_hello_leaves_nothing(void **state)
 {
     (void)state;
@@ -604,8 +609,9 @@ static void a_truncated_hello_leaves_nothing(void **state)
     pair_close(&t);
 }
 
-/* A stranger opens hundreds of connections and holds them; one who has a right to be here, and is half way through his
- * hello, goes on. That none of them is kept for ever is xfer_test's (silent_connections_are_bounded). */
+/* A stranger opens hundreds of connections and holds them; one who has a right to be here, and
+ * is half way through his hello, goes on. That none of them is kept for ever is xfer_test's
+ * (silent_connections_are_bounded). */
 static void half_open_connections_keep_nobody_out(void **state)
 {
     (void)state;

@@ -1,24 +1,31 @@
-/* xfer_soak.c - very many transfers between several endpoints while everything goes wrong now and then; what is looked at is in xfer_soak.h.
+/* xfer_soak.c - very many transfers between several endpoints while everything goes wrong now and
+ * then; what is looked at is in xfer_soak.h.
  *
- *   xfer_soak [--transfers N] [--path tcp|shm|rdma|all] [--processes 1|2|0] [--seed S] [--fault-ppm 20000] [--touched-percent 10]
- *             [--deadline-ms 4000] [--grace-ms 5000] [--peer-timeout-ms 500] [--csv FILE --machine CLASS --commit ID]
- *             [--break WHAT] [--break-all] [--reconnects N] [--storm N]
+ *   xfer_soak [--transfers N] [--path tcp|shm|rdma|all] [--processes 1|2|0] [--seed S] [--fault-ppm
+ *       20000] [--touched-percent 10]
+ *             [--deadline-ms 4000] [--grace-ms 5000] [--peer-timeout-ms 500] [--csv FILE --machine
+ *             CLASS --commit ID] [--break WHAT] [--break-all] [--reconnects N] [--storm N]
  *
- * --processes 1: every endpoint is a thread here; 2: a child each, which may be killed, restarted under its name and
- * stopped; 0: half the transfers each. N transfers are shared out over the rounds (path, processes). fault-ppm: for how
- * many of a million transfers each kind of fault is planned; a tenth of that for faults of endpoints, which meet every
- * transfer there. touched-percent: fewer transfers that met a fault are a violation (fault-ppm 0: none is asked for).
+ * --processes 1: every endpoint is a thread here; 2: a child each, which may be killed, restarted
+ * under its name and stopped; 0: half the transfers each. N transfers are shared out over the
+ * rounds (path, processes). fault-ppm: for how many of a million transfers each kind of fault is
+ * planned; a tenth of that for faults of endpoints, which meet every transfer there.
+ * touched-percent: fewer transfers that met a fault are a violation (fault-ppm 0: none is asked
+ * for).
  *
  * A lane carries one transfer at a time:
  *
- *   IDLE --start: blocks, plan--> GRANT --granted--> OP, SUBMIT ... --READY, DONE, FAILED, FREE in an order that is allowed--> over --> IDLE
+ *   IDLE --start: blocks, plan--> GRANT --granted--> OP, SUBMIT ... --READY, DONE, FAILED, FREE in
+ *       an order that is allowed--> over --> IDLE
  *
- * Over means: the slot is FREE and the op has ended, each once, within its deadline and the grace (time in which the soak kept an endpoint
- * stopped, or the machine did not let it run, is not counted); or the endpoint was killed. Then, in one of many, the old grant is used again,
- * which must write nothing.
+ * Over means: the slot is FREE and the op has ended, each once, within its deadline and the grace
+ * (time in which the soak kept an endpoint stopped, or the machine did not let it run, is not
+ * counted); or the endpoint was killed. Then, in one of many, the old grant is used again, which
+ * must write nothing.
  *
- * The seed fixes what is planned, not how threads meet: the same seed meets the same faults at other instants. A violation ends the run with
- * exit status 1, the seed, and what happened to the transfer. */
+ * The seed fixes what is planned, not how threads meet: the same seed meets the same faults at
+ * other instants. A violation ends the run with exit status 1, the seed, and what happened to
+ * the transfer. */
 #include "tests/unit/xfer_soak.h"
 
 #include <dirent.h>
@@ -42,49 +49,92 @@
 #include "common/base/hash.h"
 #include "common/base/progress.h"
 
-enum { LOG_LINES = 40, LOG_BYTES = 120, MAX_CHUNKS = 10, SLACK_HEAP = 512 << 10, SLACK_RSS = 32 << 20 };
+enum {
+    LOG_LINES = 40,
+    LOG_BYTES = 120,
+    MAX_CHUNKS = 10,
+    SLACK_HEAP = 512 << 10,
+    SLACK_RSS = 32 << 20
+};
 
-/* From F_CUT on a fault meets endpoints, and with each all that they are at. ORPHAN: no sender comes. SHORT_*: a deadline of a few milliseconds. */
-enum fault { F_CANCEL, F_REVOKE, F_SHORT_SLOT, F_SHORT_OP, F_ORPHAN, F_REPLAY, F_CUT, F_KILL_SENDER, F_KILL_RECEIVER, F_STOP, F_PORT, F_GID, F_RULE,
-            N_FAULTS };
-static const struct { const char *name, *column; } fault_names[N_FAULTS] = {
-    {"cancel", "cancels"}, {"revoke", "revokes"}, {"slot deadline", "slot_deadlines"}, {"op deadline", "op_deadlines"}, {"no sender", "orphans"},
-    {"replayed grant", "replays"}, {"cut", "cuts"}, {"sender killed", "sender_kills"}, {"receiver killed", "receiver_kills"}, {"stop", "stops"},
-    {"port", "port_flaps"}, {"gid", "gid_changes"}, {"work request", "wr_faults"}};
+/* From F_CUT on a fault meets endpoints, and with each all that they are at. ORPHAN: no sender
+ * comes. SHORT_*: a deadline of a few milliseconds. */
+enum fault {
+    F_CANCEL,
+    F_REVOKE,
+    F_SHORT_SLOT,
+    F_SHORT_OP,
+    F_ORPHAN,
+    F_REPLAY,
+    F_CUT,
+    F_KILL_SENDER,
+    F_KILL_RECEIVER,
+    F_STOP,
+    F_PORT,
+    F_GID,
+    F_RULE,
+    N_FAULTS
+};
+static const struct {
+    const char *name, *column;
+} fault_names[N_FAULTS] = {{"cancel", "cancels"},
+                           {"revoke", "revokes"},
+                           {"slot deadline", "slot_deadlines"},
+                           {"op deadline", "op_deadlines"},
+                           {"no sender", "orphans"},
+                           {"replayed grant", "replays"},
+                           {"cut", "cuts"},
+                           {"sender killed", "sender_kills"},
+                           {"receiver killed", "receiver_kills"},
+                           {"stop", "stops"},
+                           {"port", "port_flaps"},
+                           {"gid", "gid_changes"},
+                           {"work request", "wr_faults"}};
 
 struct options {
     uint64_t n_transfers, seed;
     uint32_t fault_ppm, touched_percent, deadline_ms, grace_ms, timeout_ms;
-    enum td_xfer_path path;    /* AUTO: all */
-    int processes;             /* 0: both */
+    enum td_xfer_path path; /* AUTO: all */
+    int processes;          /* 0: both */
     enum soak_break broken;
     const char *csv, *machine, *commit;
 };
 
 struct counts {
-    uint64_t n_touched;        /* transfers that met a fault: see `touch` */
+    uint64_t n_touched; /* transfers that met a fault: see `touch` */
     uint64_t n, n_ready, n_done, n_killed, n_refused, n_ops, bytes, faults[N_FAULTS], failed[8];
     uint64_t n_fenced, n_digests, bytes_pulled;
     double seconds;
 };
-static const struct { td_status status; const char *name; } failures[8] = {
-    {TD_ERR_CANCELLED, "cancelled"}, {TD_ERR_DEADLINE, "deadline"}, {TD_ERR_STALE, "stale"}, {TD_ERR_PEER, "peer"}, {TD_ERR_CORRUPT, "corrupt"},
-    {TD_ERR_DEVICE, "device"}, {TD_ERR_UNSUPPORTED, "unsupported"}, {TD_OK, "other"}};
+static const struct {
+    td_status status;
+    const char *name;
+} failures[8] = {{TD_ERR_CANCELLED, "cancelled"},
+                 {TD_ERR_DEADLINE, "deadline"},
+                 {TD_ERR_STALE, "stale"},
+                 {TD_ERR_PEER, "peer"},
+                 {TD_ERR_CORRUPT, "corrupt"},
+                 {TD_ERR_DEVICE, "device"},
+                 {TD_ERR_UNSUPPORTED, "unsupported"},
+                 {TD_OK, "other"}};
 
-struct chunk { int32_t first, n; };
+struct chunk {
+    int32_t first, n;
+};
 
 struct lane {
-    bool busy, draining;       /* draining: waits for whole pools */
+    bool busy, draining; /* draining: waits for whole pools */
     bool granting, slot_live, op_pending, op_live;
-    bool ready, failed, done, op_over, slot_killed, op_killed, revoked, replaying, blocks_held, src_held;
+    bool ready, failed, done, op_over, slot_killed, op_killed, revoked, replaying, blocks_held,
+        src_held;
     uint64_t id;
     uint32_t p, d;
     int32_t n;
     struct chunk chunk[MAX_CHUNKS];
     int n_chunks, at_chunk;
-    bool final_apart, orphan, slow, pull; /* pull: the first chunk is a prefix hit */
-    uint64_t start_ns, next_ns, revoke_ns, cancel_ns;  /* TD_NEVER_NS: not planned */
-    uint64_t slot_limit_ns, op_limit_ns, stopped_ns;   /* stopped_ns: of both ends, when it began */
+    bool final_apart, orphan, slow, pull;             /* pull: the first chunk is a prefix hit */
+    uint64_t start_ns, next_ns, revoke_ns, cancel_ns; /* TD_NEVER_NS: not planned */
+    uint64_t slot_limit_ns, op_limit_ns, stopped_ns;  /* stopped_ns: of both ends, when it began */
     uint32_t faults;
     bool touched;
     char log[LOG_LINES][LOG_BYTES];
@@ -93,12 +143,16 @@ struct lane {
 
 enum end_state { END_OPENING, END_UP, END_STOPPED, END_CLOSING, END_CLOSED };
 
-/* How long the threads of a process were ready and were not let run, as the kernel counts: that is no fault of what is tested. */
+/* How long the threads of a process were ready and were not let run, as the kernel counts: that
+ * is no fault of what is tested. */
 enum { MAX_TASKS = 64 };
 struct starved {
-    struct { int tid; uint64_t ran, since_ns, credit; } task[MAX_TASKS];
+    struct {
+        int tid;
+        uint64_t ran, since_ns, credit;
+    } task[MAX_TASKS];
     int n;
-    uint64_t late_ns;          /* of the thread that waited most, interval by interval */
+    uint64_t late_ns; /* of the thread that waited most, interval by interval */
 };
 
 struct endpoint {
@@ -106,10 +160,10 @@ struct endpoint {
     pid_t pid;
     pthread_t thread;
     int32_t free[SOAK_BLOCKS], n_free;
-    int drain_lane;            /* -1: none */
+    int drain_lane; /* -1: none */
     uint64_t stopped_ns, stop_ns, cont_ns, port_up_ns[SOAK_DEVICES], opening_ns;
     uint32_t n_lives;
-    struct starved starved;    /* of the child */
+    struct starved starved; /* of the child */
 };
 
 struct soak {
@@ -119,13 +173,13 @@ struct soak {
     struct endpoint end[SOAK_ENDS];
     struct counts c;
     struct td_progress *progress;
-    struct starved starved;    /* of this process */
+    struct starved starved; /* of this process */
     uint64_t random, n_before, n_over, start_ns, id_base;
     char fabric[64];
     bool violated;
 };
 
-/* --- chance --------------------------------------------------------------------------------------------------------------------- */
+/* --- chance ----------------------------------------------------------------------------------- */
 
 static uint32_t rnd(struct soak *k, uint32_t n)
 {
@@ -133,7 +187,8 @@ static uint32_t rnd(struct soak *k, uint32_t n)
     return (uint32_t)((k->random >> 33) % n);
 }
 
-/* A fault of an endpoint meets several transfers and costs it more time, so there are fewer of them. */
+/* A fault of an endpoint meets several transfers and costs it more time, so there are fewer of
+ * them. */
 enum { OF_ENDS = 10 };
 
 static bool strikes(struct soak *k, enum fault f)
@@ -142,19 +197,23 @@ static bool strikes(struct soak *k, enum fault f)
     return rnd(k, 1000000) < ppm && k->o->broken != BREAK_UNTOUCHED;
 }
 
-/* This transfer has met a fault: its own was carried out, or one of its endpoints was cut off, stopped, killed or lost a port while it was under way.
- * A changed GID and a work request that is to fail are not counted, for they may meet nobody; nor is what the NIC in memory does by itself. */
+/* This transfer has met a fault: its own was carried out, or one of its endpoints was cut off,
+ * stopped, killed or lost a port while it was under way. A changed GID and a work request that
+ * is to fail are not counted, for they may meet nobody; nor is what the NIC in memory does by
+ * itself. */
 static void touch(struct lane *l) { l->touched = true; }
 
 static void touch_end(struct soak *k, uint32_t end)
 {
     for (uint32_t q = 0; q < SOAK_LANES; q++)
-        if (k->lane[q].busy && !k->lane[q].draining && (k->lane[q].p == end || k->lane[q].d == end)) touch(&k->lane[q]);
+        if (k->lane[q].busy && !k->lane[q].draining && (k->lane[q].p == end || k->lane[q].d == end))
+            touch(&k->lane[q]);
 }
 
-/* --- what is said --------------------------------------------------------------------------------------------------------------- */
+/* --- what is said ----------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 3, 4))) static void note(struct soak *k, struct lane *l, const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static void note(struct soak *k, struct lane *l,
+                                                       const char *fmt, ...)
 {
     char *to = l->log[l->n_log++ % LOG_LINES];
     int n = snprintf(to, LOG_BYTES, "%9.3f ms  ", (double)(td_now_ns() - k->start_ns) / 1e6);
@@ -171,17 +230,23 @@ static void violate(struct soak *k, struct lane *l, const char *text)
     k->violated = true;
     fflush(stdout);
     fprintf(stderr, "\nviolation: %s\n", text);
-    fprintf(stderr, "  seed %" PRIu64 ", path %s, %s, transfer %" PRIu64 " of %" PRIu64 "\n", k->o->seed, td_xfer_path_name(k->s->path),
-            k->s->processes ? "children" : "one process", k->n_over, k->c.n);
+    fprintf(stderr, "  seed %" PRIu64 ", path %s, %s, transfer %" PRIu64 " of %" PRIu64 "\n",
+            k->o->seed, td_xfer_path_name(k->s->path), k->s->processes ? "children" : "one process",
+            k->n_over, k->c.n);
     if (!l) return;
-    fprintf(stderr, "  transfer %" PRIu64 ": %d blocks from sender %u to receiver %u\n", l->id, l->n, l->p, l->d);
-    for (uint32_t i = l->n_log > LOG_LINES ? l->n_log - LOG_LINES : 0; i < l->n_log; i++) fprintf(stderr, "  %s\n", l->log[i % LOG_LINES]);
-    fprintf(stderr, "  again: xfer_soak --seed %" PRIu64 " --transfers %" PRIu64 " --fault-ppm %u --path %s --processes %d\n", k->o->seed,
-            k->o->n_transfers,
-            k->o->fault_ppm, k->o->path ? td_xfer_path_name(k->o->path) : "all", k->o->processes);
+    fprintf(stderr, "  transfer %" PRIu64 ": %d blocks from sender %u to receiver %u\n", l->id,
+            l->n, l->p, l->d);
+    for (uint32_t i = l->n_log > LOG_LINES ? l->n_log - LOG_LINES : 0; i < l->n_log; i++)
+        fprintf(stderr, "  %s\n", l->log[i % LOG_LINES]);
+    fprintf(stderr,
+            "  again: xfer_soak --seed %" PRIu64 " --transfers %" PRIu64
+            " --fault-ppm %u --path %s --processes %d\n",
+            k->o->seed, k->o->n_transfers, k->o->fault_ppm,
+            k->o->path ? td_xfer_path_name(k->o->path) : "all", k->o->processes);
 }
 
-__attribute__((format(printf, 3, 4))) static void violatef(struct soak *k, struct lane *l, const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static void violatef(struct soak *k, struct lane *l,
+                                                           const char *fmt, ...)
 {
     char text[512];
     va_list args;
@@ -210,7 +275,7 @@ static void lane_command(struct soak *k, struct lane *l, uint32_t end, struct so
     command(k, end, &m);
 }
 
-/* --- blocks --------------------------------------------------------------------------------------------------------------------- */
+/* --- blocks ----------------------------------------------------------------------------------- */
 
 /* ids are drawn at random; runs of neighbours come from sorting them. */
 static int by_number(const void *a, const void *b)
@@ -241,8 +306,12 @@ static void blocks_sweep(struct soak *k, uint32_t end, const char *when)
 {
     const struct endpoint *e = &k->end[end];
     for (int32_t i = 0; i < e->n_free; i++) {
-        if (soak_check(soak_block(&k->s->end[end], e->free[i]), soak_free(&k->s->end[end], e->free[i]))) continue;
-        violatef(k, NULL, "stray: block %d of endpoint %u was written while it belonged to nobody (%s)", e->free[i], end, when);
+        if (soak_check(soak_block(&k->s->end[end], e->free[i]),
+                       soak_free(&k->s->end[end], e->free[i])))
+            continue;
+        violatef(k, NULL,
+                 "stray: block %d of endpoint %u was written while it belonged to nobody (%s)",
+                 e->free[i], end, when);
         return;
     }
 }
@@ -252,16 +321,20 @@ static void pool_make(struct soak *k, uint32_t end)
     struct soak_end *e = &k->s->end[end];
     struct td_err err = {0};
     if (e->pool.base) td_arena_destroy(&e->pool);
-    if (td_arena_create((size_t)SOAK_BLOCKS * SOAK_BLOCK_BYTES, true, "xfer-soak", &e->pool, &err)) {
+    if (td_arena_create((size_t)SOAK_BLOCKS * SOAK_BLOCK_BYTES, true, "xfer-soak", &e->pool,
+                        &err)) {
         fprintf(stderr, "xfer_soak: %s\n", err.msg);
         exit(2);
     }
     for (int32_t b = 0; b < SOAK_BLOCKS; b++) soak_fill(soak_block(e, b), soak_free(e, b));
 }
 
-/* --- endpoints ------------------------------------------------------------------------------------------------------------------ */
+/* --- endpoints -------------------------------------------------------------------------------- */
 
-struct thread_arg { struct soak_shared *s; uint32_t end; };
+struct thread_arg {
+    struct soak_shared *s;
+    uint32_t end;
+};
 
 static void *end_thread(void *arg)
 {
@@ -283,9 +356,11 @@ static void end_start(struct soak *k, uint32_t i)
     shared->fabric[0] = 0;
     if (k->s->path == TD_XFER_PATH_RDMA) /* a transfer has some 20 requests */
         snprintf(shared->fabric, sizeof shared->fabric,
-                 "path=%s,devices=%d,seed=%" PRIu64 ",retry_ms=20,spin_us=1,fault_ppm=%u,unordered=%d,relaxed=%d,delay_us=%u",
-                 k->fabric, SOAK_DEVICES, shared->incarnation >> 1, k->o->fault_ppm / 200, shared->is_receiver ? 1 : (int)(i & 1),
-                 i == SOAK_SENDERS ? 1 : 0, i == SOAK_SENDERS + 1 ? 100 : 0);
+                 "path=%s,devices=%d,seed=%" PRIu64
+                 ",retry_ms=20,spin_us=1,fault_ppm=%u,unordered=%d,relaxed=%d,delay_us=%u",
+                 k->fabric, SOAK_DEVICES, shared->incarnation >> 1, k->o->fault_ppm / 200,
+                 shared->is_receiver ? 1 : (int)(i & 1), i == SOAK_SENDERS ? 1 : 0,
+                 i == SOAK_SENDERS + 1 ? 100 : 0);
     td_doorbell_clear(&shared->bell);
     if (!k->s->processes) {
         struct thread_arg *a = malloc(sizeof *a);
@@ -330,7 +405,8 @@ static void starved_sample(struct starved *s, pid_t pid, uint64_t now)
         while (at < old.n && old.task[at].tid != tid) at++;
         bool is_new = at == old.n, waits = state == 'R' && !is_new && old.task[at].ran == ran;
         uint64_t since = is_new || !waits ? now : old.task[at].since_ns;
-        uint64_t credit = late + (waits && now > since ? now - since : 0); /* the kernel adds a wait when it is over */
+        /* the kernel adds a wait when it is over */
+        uint64_t credit = late + (waits && now > since ? now - since : 0);
         if (!is_new && credit < old.task[at].credit) credit = old.task[at].credit;
         if (!is_new && credit - old.task[at].credit > most) most = credit - old.task[at].credit;
         s->task[s->n].tid = tid;
@@ -342,11 +418,13 @@ static void starved_sample(struct starved *s, pid_t pid, uint64_t now)
     s->late_ns += most;
 }
 
-/* Time that is not held against a transfer at this endpoint: the soak stopped it, or the machine did not let it, or the driver, run. */
+/* Time that is not held against a transfer at this endpoint: the soak stopped it, or the machine
+ * did not let it, or the driver, run. */
 static uint64_t stopped_ns(const struct soak *k, uint32_t end, uint64_t now)
 {
     const struct endpoint *e = &k->end[end];
-    return e->stopped_ns + (e->state == END_STOPPED && now > e->stop_ns ? now - e->stop_ns : 0) + e->starved.late_ns + k->starved.late_ns;
+    return e->stopped_ns + (e->state == END_STOPPED && now > e->stop_ns ? now - e->stop_ns : 0) +
+           e->starved.late_ns + k->starved.late_ns;
 }
 
 static void lane_op_over(struct soak *k, struct lane *l, uint64_t now);
@@ -381,7 +459,8 @@ static void end_kill(struct soak *k, uint32_t i)
     news_take(k, i); /* what it had said before, it had done */
     blocks_sweep(k, i, "its owner was killed");
     struct soak_message m;
-    while (soak_ring_get(&k->s->end[i].commands, &m)) {}
+    while (soak_ring_get(&k->s->end[i].commands, &m)) {
+    }
     memset(e->port_up_ns, 0xff, sizeof e->port_up_ns);
     bool is_receiver = k->s->end[i].is_receiver;
     struct lane *ended[SOAK_LANES];
@@ -403,10 +482,12 @@ static void end_kill(struct soak *k, uint32_t i)
         }
         ended[n_ended++] = l;
     }
-    /* A receiver on this host may still read a dead sender's memory, so nobody may write there: its successor gets a pool of its own, as a new
-     * process has. Nothing but the process itself can write into a receiver's pool. */
+    /* A receiver on this host may still read a dead sender's memory, so nobody may write there:
+     * its successor gets a pool of its own, as a new process has. Nothing but the process itself
+     * can write into a receiver's pool. */
     if (!is_receiver) pool_make(k, i);
-    for (int32_t b = 0; b < SOAK_BLOCKS && is_receiver; b++) soak_fill(soak_block(&k->s->end[i], b), soak_free(&k->s->end[i], b));
+    for (int32_t b = 0; b < SOAK_BLOCKS && is_receiver; b++)
+        soak_fill(soak_block(&k->s->end[i], b), soak_free(&k->s->end[i], b));
     for (int q = 0; q < n_ended; q++) lane_check_over(k, ended[q]);
     end_start(k, i);
 }
@@ -417,7 +498,8 @@ static void end_stop(struct soak *k, uint32_t i, uint64_t now)
     if (kill(e->pid, SIGSTOP)) return;
     e->state = END_STOPPED;
     e->stop_ns = now;
-    uint32_t ms = 1 + rnd(k, rnd(k, 4) ? k->o->timeout_ms / 8 : k->o->timeout_ms * 2); /* a quarter is longer than peers wait */
+    /* a quarter is longer than peers wait */
+    uint32_t ms = 1 + rnd(k, rnd(k, 4) ? k->o->timeout_ms / 8 : k->o->timeout_ms * 2);
     e->cont_ns = now + ms * TD_NS_PER_MS;
 }
 
@@ -428,7 +510,7 @@ static void end_continue(struct endpoint *e, uint64_t now)
     e->stopped_ns += now - e->stop_ns;
 }
 
-/* --- a transfer ----------------------------------------------------------------------------------------------------------------- */
+/* --- a transfer ------------------------------------------------------------------------------- */
 
 static bool flip(struct soak *k, uint32_t one_in) { return rnd(k, one_in) == 0; }
 
@@ -438,10 +520,12 @@ static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
     uint32_t slot_ms = k->o->deadline_ms, op_ms = k->o->deadline_ms;
     for (int f = 0; f < N_FAULTS; f++)
         if (strikes(k, (enum fault)f)) l->faults |= 1u << f;
-    if (!k->s->processes) l->faults &= ~(1u << F_KILL_SENDER | 1u << F_KILL_RECEIVER | 1u << F_STOP);
+    if (!k->s->processes)
+        l->faults &= ~(1u << F_KILL_SENDER | 1u << F_KILL_RECEIVER | 1u << F_STOP);
     if (k->s->path != TD_XFER_PATH_RDMA) l->faults &= ~(1u << F_PORT | 1u << F_GID | 1u << F_RULE);
     l->revoke_ns = l->cancel_ns = TD_NEVER_NS;
-    uint64_t soon = now + rnd(k, flip(k, 2) ? 300 : 5000) * TD_NS_PER_US; /* a small one takes some hundred microseconds */
+    /* a small one takes some hundred microseconds */
+    uint64_t soon = now + rnd(k, flip(k, 2) ? 300 : 5000) * TD_NS_PER_US;
     if (l->faults & 1u << F_CANCEL) l->cancel_ns = soon;
     if (l->faults & 1u << F_REVOKE) l->revoke_ns = soon;
     if (l->faults & 1u << F_SHORT_SLOT) slot_ms = rnd(k, 8);
@@ -451,8 +535,10 @@ static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
     if (l->faults & (1u << F_SHORT_SLOT | 1u << F_SHORT_OP)) touch(l);
     if (l->faults & 1u << F_ORPHAN) {
         l->orphan = true;
-        if (flip(k, 2)) slot_ms = rnd(k, 20);
-        else l->revoke_ns = soon;
+        if (flip(k, 2))
+            slot_ms = rnd(k, 20);
+        else
+            l->revoke_ns = soon;
     }
     if (k->o->broken == BREAK_VACUOUS) {
         l->orphan = true;
@@ -484,10 +570,7 @@ static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
     l->pull = flip(k, 4);
 }
 
-static int32_t random_size(struct soak *k)
-{
-    return (int32_t)rnd(k, (1u << rnd(k, 8)) + 1);
-}
+static int32_t random_size(struct soak *k) { return (int32_t)rnd(k, (1u << rnd(k, 8)) + 1); }
 
 /* False: no room now. */
 static bool lane_start(struct soak *k, struct lane *l, uint64_t now)
@@ -530,7 +613,8 @@ static bool lane_start(struct soak *k, struct lane *l, uint64_t now)
     lane_plan(k, l, now);
     l->granting = true;
     l->next_ns = TD_NEVER_NS;
-    note(k, l, "grant %d blocks%s, deadlines in %.0f and %.0f ms", l->n, sorted ? ", sorted" : "", ((double)s->slot_deadline_ns - (double)now) / 1e6,
+    note(k, l, "grant %d blocks%s, deadlines in %.0f and %.0f ms", l->n, sorted ? ", sorted" : "",
+         ((double)s->slot_deadline_ns - (double)now) / 1e6,
          ((double)s->op_deadline_ns - (double)now) / 1e6);
     lane_command(k, l, l->d, (struct soak_message){.verb = SOAK_GRANT});
     return true;
@@ -548,7 +632,9 @@ static void lane_revoke(struct soak *k, struct lane *l, const char *why)
 /* The op has ended, or died: who granted is told by somebody, mostly. */
 static void lane_op_over(struct soak *k, struct lane *l, uint64_t now)
 {
-    if (l->done || l->ready || l->failed || l->revoke_ns != TD_NEVER_NS || (!l->slot_live && !l->granting)) return;
+    if (l->done || l->ready || l->failed || l->revoke_ns != TD_NEVER_NS ||
+        (!l->slot_live && !l->granting))
+        return;
     if (!flip(k, 32)) l->revoke_ns = now + rnd(k, 30000) * TD_NS_PER_US;
 }
 
@@ -563,7 +649,9 @@ static void lane_start_op(struct soak *k, struct lane *l, bool replay)
     }
     l->op_pending = true;
     l->op_over = false;
-    lane_command(k, l, l->p, (struct soak_message){.verb = SOAK_OP, .replay = replay, .deadline_ns = s->op_deadline_ns});
+    lane_command(
+        k, l, l->p,
+        (struct soak_message){.verb = SOAK_OP, .replay = replay, .deadline_ns = s->op_deadline_ns});
     l->at_chunk = 0;
     l->next_ns = 0; /* at once, and in order behind it */
 }
@@ -583,7 +671,8 @@ static void lane_submit(struct soak *k, struct lane *l, uint64_t now)
             m.pull = l->pull && l->at_chunk == 0;
             m.final = is_last && !l->final_apart && !m.pull;
         }
-        note(k, l, "submit %d..%d%s%s", m.first, m.first + m.n, m.pull ? ", to be pulled" : "", m.final ? ", final" : "");
+        note(k, l, "submit %d..%d%s%s", m.first, m.first + m.n, m.pull ? ", to be pulled" : "",
+             m.final ? ", final" : "");
         lane_command(k, l, l->p, m);
         l->at_chunk++;
         if (m.final) {
@@ -596,9 +685,12 @@ static void lane_submit(struct soak *k, struct lane *l, uint64_t now)
 
 static void lane_check_over(struct soak *k, struct lane *l)
 {
-    if (!l->busy || l->draining || l->granting || l->slot_live || l->op_pending || l->op_live) return;
-    if (l->done && !l->ready && !l->slot_killed) violate(k, l, "lost ready: the op is DONE and its slot never was READY");
-    bool replay = (l->faults & 1u << F_REPLAY) && !l->replaying && !l->op_killed && !l->slot_killed && !l->orphan && l->op_over;
+    if (!l->busy || l->draining || l->granting || l->slot_live || l->op_pending || l->op_live)
+        return;
+    if (l->done && !l->ready && !l->slot_killed)
+        violate(k, l, "lost ready: the op is DONE and its slot never was READY");
+    bool replay = (l->faults & 1u << F_REPLAY) && !l->replaying && !l->op_killed &&
+                  !l->slot_killed && !l->orphan && l->op_over;
     struct endpoint *p = &k->end[l->p];
     if (replay && p->state == END_UP && p->n_free >= l->n && p->drain_lane < 0) {
         l->replaying = true;
@@ -624,7 +716,8 @@ static void on_granted(struct soak *k, struct lane *l, const struct soak_message
 {
     if (!l->granting) return;
     if (m->status) {
-        violatef(k, l, "slot leak: the grant was refused with status %d (%s)", (int)m->status, m->text);
+        violatef(k, l, "slot leak: the grant was refused with status %d (%s)", (int)m->status,
+                 m->text);
         return;
     }
     l->granting = false;
@@ -647,7 +740,8 @@ static void on_started(struct soak *k, struct lane *l, const struct soak_message
     if (m->status) {
         /* Only a grant whose author had no port up at that moment may be refused. */
         if (m->status != TD_ERR_UNSUPPORTED || k->s->path != TD_XFER_PATH_RDMA)
-            violatef(k, l, "op leak: the op was refused with status %d (%s)", (int)m->status, m->text);
+            violatef(k, l, "op leak: the op was refused with status %d (%s)", (int)m->status,
+                     m->text);
         note(k, l, "op refused: %.80s", m->text);
         k->c.n_refused++;
         op_over(k, l);
@@ -665,7 +759,8 @@ static void on_started(struct soak *k, struct lane *l, const struct soak_message
 
 static const char *event_name(enum td_xfer_event_kind kind)
 {
-    static const char *const name[] = {"none", "SLOT_READY", "SLOT_FAILED", "SLOT_FREE", "OP_DONE", "OP_FAILED", "PATH_CHOSEN"};
+    static const char *const name[] = {"none",    "SLOT_READY", "SLOT_FAILED", "SLOT_FREE",
+                                       "OP_DONE", "OP_FAILED",  "PATH_CHOSEN"};
     return name[kind <= TD_XFER_PATH_CHOSEN ? kind : 0];
 }
 
@@ -680,21 +775,30 @@ static void on_event(struct soak *k, struct lane *l, const struct soak_message *
     }
     switch (m->kind) {
     case TD_XFER_SLOT_READY:
-        if (l->ready || l->failed) violate(k, l, "twice: SLOT_READY of a slot that was READY or FAILED");
+        if (l->ready || l->failed)
+            violate(k, l, "twice: SLOT_READY of a slot that was READY or FAILED");
         l->ready = true;
-        if (flip(k, 4)) l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
-        else lane_revoke(k, l, "it is READY");
+        if (flip(k, 4))
+            l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
+        else
+            lane_revoke(k, l, "it is READY");
         break;
     case TD_XFER_SLOT_FAILED:
-        if (l->ready || l->failed) violate(k, l, "twice: SLOT_FAILED of a slot that was READY or FAILED");
+        if (l->ready || l->failed)
+            violate(k, l, "twice: SLOT_FAILED of a slot that was READY or FAILED");
         l->failed = true;
         if (m->status == TD_ERR_CORRUPT) violate(k, l, "corrupt: a digest differed");
-        if (flip(k, 8)) l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
-        else lane_revoke(k, l, "it has FAILED");
+        if (flip(k, 8))
+            l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
+        else
+            lane_revoke(k, l, "it has FAILED");
         break;
-    case TD_XFER_SLOT_FREE: slot_over(k, l); break;
+    case TD_XFER_SLOT_FREE:
+        slot_over(k, l);
+        break;
     case TD_XFER_OP_DONE:
-        if (l->replaying && !l->ready) violate(k, l, "lost ready: a replayed grant was DONE, and it never was READY");
+        if (l->replaying && !l->ready)
+            violate(k, l, "lost ready: a replayed grant was DONE, and it never was READY");
         if (!l->replaying) k->c.n_done++;
         l->done = true;
         op_over(k, l);
@@ -708,7 +812,8 @@ static void on_event(struct soak *k, struct lane *l, const struct soak_message *
         break;
     }
     case TD_XFER_PATH_CHOSEN:
-    case TD_XFER_PEER_REFUSED: break;
+    case TD_XFER_PEER_REFUSED:
+        break;
     }
     lane_check_over(k, l);
 }
@@ -721,7 +826,8 @@ static void news_take(struct soak *k, uint32_t end)
         struct lane *l = lane_of(k, &m);
         switch (m.verb) {
         case SOAK_OPENED:
-            if (m.status) violatef(k, NULL, "open: endpoint %u, life %u: %s", end, e->n_lives, m.text);
+            if (m.status)
+                violatef(k, NULL, "open: endpoint %u, life %u: %s", end, e->n_lives, m.text);
             k->s->end[end].port = (uint16_t)m.n;
             if (e->state == END_OPENING) e->state = END_UP;
             break;
@@ -732,23 +838,33 @@ static void news_take(struct soak *k, uint32_t end)
             if (l) on_started(k, l, &m);
             break;
         case SOAK_EVENT:
-            if (l) on_event(k, l, &m);
-            else violatef(k, &k->lane[m.lane], "twice: %s of a transfer that is over", event_name(m.kind));
+            if (l)
+                on_event(k, l, &m);
+            else
+                violatef(k, &k->lane[m.lane], "twice: %s of a transfer that is over",
+                         event_name(m.kind));
             break;
-        case SOAK_CLOSED: e->state = END_CLOSED; break;
-        case SOAK_VIOLATION: violate(k, l, m.text); break;
-        default: TD_ASSERT(!"news that are none");
+        case SOAK_CLOSED:
+            e->state = END_CLOSED;
+            break;
+        case SOAK_VIOLATION:
+            violate(k, l, m.text);
+            break;
+        default:
+            TD_ASSERT(!"news that are none");
         }
     }
 }
 
-/* --- faults that meet endpoints ------------------------------------------------------------------------------------------------- */
+/* --- faults that meet endpoints --------------------------------------------------------------- */
 
 static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
 {
     uint32_t f = l->faults, any = rnd(k, SOAK_ENDS);
     if (f & 1u << F_CUT) {
-        command(k, any, &(struct soak_message){.verb = SOAK_CUT, .n = flip(k, 2) ? -1 : (int32_t)(1 + rnd(k, 0x7fffffff))});
+        command(k, any,
+                &(struct soak_message){.verb = SOAK_CUT,
+                                       .n = flip(k, 2) ? -1 : (int32_t)(1 + rnd(k, 0x7fffffff))});
         note(k, l, "connections of endpoint %u are cut", any);
         k->c.faults[F_CUT]++;
         touch_end(k, any);
@@ -756,7 +872,8 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
     if (f & 1u << F_PORT) {
         uint32_t device = rnd(k, SOAK_DEVICES);
         if (k->end[any].port_up_ns[device] == TD_NEVER_NS) {
-            command(k, any, &(struct soak_message){.verb = SOAK_PORT, .id = device, .final = false});
+            command(k, any,
+                    &(struct soak_message){.verb = SOAK_PORT, .id = device, .final = false});
             k->end[any].port_up_ns[device] = now + (1 + rnd(k, 100)) * TD_NS_PER_MS;
             note(k, l, "port of device %u of endpoint %u goes down", device, any);
             k->c.faults[F_PORT]++;
@@ -769,7 +886,9 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
         k->c.faults[F_GID]++;
     }
     if (f & 1u << F_RULE) {
-        command(k, any, &(struct soak_message){.verb = SOAK_RULE, .first = (int32_t)rnd(k, 60), .n = (int32_t)rnd(k, 20)});
+        command(k, any,
+                &(struct soak_message){
+                    .verb = SOAK_RULE, .first = (int32_t)rnd(k, 60), .n = (int32_t)rnd(k, 20)});
         note(k, l, "a work request of endpoint %u will fail", any);
         k->c.faults[F_RULE]++;
     }
@@ -782,7 +901,9 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
     for (int side = 0; side < 2; side++) {
         enum fault kill_fault = side ? F_KILL_RECEIVER : F_KILL_SENDER;
         uint32_t victim = side ? SOAK_SENDERS + rnd(k, SOAK_RECEIVERS) : rnd(k, SOAK_SENDERS);
-        if (!(f & 1u << kill_fault) || (k->end[victim].state != END_UP && k->end[victim].state != END_STOPPED)) continue;
+        if (!(f & 1u << kill_fault) ||
+            (k->end[victim].state != END_UP && k->end[victim].state != END_STOPPED))
+            continue;
         l->faults &= ~(1u << kill_fault);
         note(k, l, "endpoint %u is killed", victim);
         k->c.faults[kill_fault]++;
@@ -791,32 +912,40 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
     }
 }
 
-/* --- the round ------------------------------------------------------------------------------------------------------------------ */
+/* --- the round -------------------------------------------------------------------------------- */
 
 static void check_limits(struct soak *k, uint64_t now)
 {
     starved_sample(&k->starved, getpid(), now);
     for (uint32_t i = 0; i < SOAK_ENDS; i++)
-        if (k->s->processes && k->end[i].pid) starved_sample(&k->end[i].starved, k->end[i].pid, now);
+        if (k->s->processes && k->end[i].pid)
+            starved_sample(&k->end[i].starved, k->end[i].pid, now);
     for (uint32_t q = 0; q < SOAK_LANES; q++) {
         struct lane *l = &k->lane[q];
         if (!l->busy || l->draining) continue;
         uint64_t extra = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now) - l->stopped_ns;
         if ((l->slot_live || l->granting) && now > l->slot_limit_ns + extra)
-            violatef(k, l, "hung slot: no SLOT_FREE %.1f s after the transfer began, %.1f s of them stopped or starved",
+            violatef(k, l,
+                     "hung slot: no SLOT_FREE %.1f s after the transfer began, %.1f s of them "
+                     "stopped or starved",
                      (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
         if ((l->op_live || l->op_pending) && now > l->op_limit_ns + extra)
-            violatef(k, l, "hung op: no end %.1f s after the transfer began, %.1f s of them stopped or starved", (double)(now - l->start_ns) / 1e9,
-                     (double)extra / 1e9);
+            violatef(k, l,
+                     "hung op: no end %.1f s after the transfer began, %.1f s of them stopped or "
+                     "starved",
+                     (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         struct endpoint *e = &k->end[i];
         int status;
-        if (e->state == END_OPENING && now > e->opening_ns + 120 * TD_NS_PER_S) violatef(k, NULL, "open: endpoint %u takes too long", i);
-        if (k->s->processes && e->pid && e->state != END_CLOSED && waitpid(e->pid, &status, WNOHANG) == e->pid) {
+        if (e->state == END_OPENING && now > e->opening_ns + 120 * TD_NS_PER_S)
+            violatef(k, NULL, "open: endpoint %u takes too long", i);
+        if (k->s->processes && e->pid && e->state != END_CLOSED &&
+            waitpid(e->pid, &status, WNOHANG) == e->pid) {
             news_take(k, i);
             if (e->state != END_CLOSED)
-                violatef(k, NULL, "died: endpoint %u, %s %d", i, WIFSIGNALED(status) ? "signal" : "exit",
+                violatef(k, NULL, "died: endpoint %u, %s %d", i,
+                         WIFSIGNALED(status) ? "signal" : "exit",
                          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
             e->pid = 0;
         }
@@ -829,7 +958,9 @@ static void lanes_turn(struct soak *k, uint64_t now, uint64_t *due)
 {
     for (uint32_t q = 0; q < SOAK_LANES && !k->violated; q++) {
         struct lane *l = &k->lane[q];
-        if (l->busy && l->draining && k->end[l->p].state == END_UP && k->end[l->d].state == END_UP && lane_start(k, l, now)) strike_ends(k, l, now);
+        if (l->busy && l->draining && k->end[l->p].state == END_UP &&
+            k->end[l->d].state == END_UP && lane_start(k, l, now))
+            strike_ends(k, l, now);
         if (!l->busy && k->c.n < k->n_before) {
             if (!lane_start(k, l, now)) {
                 if (l->draining) k->c.n++;
@@ -865,8 +996,10 @@ static void ends_turn(struct soak *k, uint64_t now, uint64_t *due)
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         struct endpoint *e = &k->end[i];
         if (e->state == END_STOPPED) {
-            if (now >= e->cont_ns) end_continue(e, now);
-            else *due = earlier(*due, e->cont_ns);
+            if (now >= e->cont_ns)
+                end_continue(e, now);
+            else
+                *due = earlier(*due, e->cont_ns);
         }
         for (uint32_t d = 0; d < SOAK_DEVICES; d++) {
             if (now < e->port_up_ns[d]) {
@@ -916,15 +1049,18 @@ static void close_ends(struct soak *k)
         struct endpoint *e = &k->end[i];
         while (e->state != END_CLOSED && td_now_ns() < until) {
             news_take(k, i);
-            if (e->state != END_CLOSED) td_doorbell_wait(&k->s->bell, td_now_ns() + 20 * TD_NS_PER_MS);
+            if (e->state != END_CLOSED)
+                td_doorbell_wait(&k->s->bell, td_now_ns() + 20 * TD_NS_PER_MS);
         }
         if (e->state != END_CLOSED) {
             violatef(k, NULL, "hung close: endpoint %u", i);
             fflush(NULL);
             _exit(1);
         }
-        if (!k->s->processes) pthread_join(e->thread, NULL);
-        else if (e->pid) waitpid(e->pid, NULL, 0);
+        if (!k->s->processes)
+            pthread_join(e->thread, NULL);
+        else if (e->pid)
+            waitpid(e->pid, NULL, 0);
         e->pid = 0;
     }
 }
@@ -937,23 +1073,34 @@ static void check_leaks(struct soak *k, int fds_before, int64_t heap_before)
         k->c.n_fenced += st->n_fenced;
         k->c.n_digests += st->n_digests;
         k->c.bytes_pulled += st->bytes_pulled;
-        if (l->n_slots) violatef(k, NULL, "slot leak: endpoint %u ends with %u slots in use", i, l->n_slots);
-        if (l->n_ops) violatef(k, NULL, "op leak: endpoint %u ends with %u ops in use", i, l->n_ops);
-        if (st->n_digest_mismatches) violatef(k, NULL, "corrupt: endpoint %u saw %" PRIu64 " digests that differ", i, st->n_digest_mismatches);
+        if (l->n_slots)
+            violatef(k, NULL, "slot leak: endpoint %u ends with %u slots in use", i, l->n_slots);
+        if (l->n_ops)
+            violatef(k, NULL, "op leak: endpoint %u ends with %u ops in use", i, l->n_ops);
+        if (st->n_digest_mismatches)
+            violatef(k, NULL, "corrupt: endpoint %u saw %" PRIu64 " digests that differ", i,
+                     st->n_digest_mismatches);
         /* A lane of tcp that says hello after its connection was cut is refused, and counted. */
-        if (st->n_bad_frames && (k->s->path != TD_XFER_PATH_TCP || !(k->c.faults[F_CUT] + k->c.faults[F_STOP])))
-            violatef(k, NULL, "bad frames: endpoint %u refused %" PRIu64 " frames of honest peers", i, st->n_bad_frames);
+        if (st->n_bad_frames &&
+            (k->s->path != TD_XFER_PATH_TCP || !(k->c.faults[F_CUT] + k->c.faults[F_STOP])))
+            violatef(k, NULL, "bad frames: endpoint %u refused %" PRIu64 " frames of honest peers",
+                     i, st->n_bad_frames);
         if (l->rss_growth_bytes > SLACK_RSS)
-            violatef(k, NULL, "heap leak: endpoint %u grew by %" PRId64 " KiB while it ran", i, l->rss_growth_bytes >> 10);
+            violatef(k, NULL, "heap leak: endpoint %u grew by %" PRId64 " KiB while it ran", i,
+                     l->rss_growth_bytes >> 10);
         if (!k->s->processes) continue;
-        if (l->fds) violatef(k, NULL, "fd leak: endpoint %u closes with %d descriptors more than it had", i, l->fds);
+        if (l->fds)
+            violatef(k, NULL, "fd leak: endpoint %u closes with %d descriptors more than it had", i,
+                     l->fds);
         if (l->heap_bytes > SLACK_HEAP)
-            violatef(k, NULL, "heap leak: endpoint %u closes with %" PRId64 " KiB more than it had", i, l->heap_bytes >> 10);
+            violatef(k, NULL, "heap leak: endpoint %u closes with %" PRId64 " KiB more than it had",
+                     i, l->heap_bytes >> 10);
     }
     int fds = soak_count_fds() - fds_before;
     int64_t heap = soak_heap_bytes() - heap_before;
     if (fds) violatef(k, NULL, "fd leak: %d descriptors more than before", fds);
-    if (heap > SLACK_HEAP) violatef(k, NULL, "heap leak: %" PRId64 " KiB more than before", heap >> 10);
+    if (heap > SLACK_HEAP)
+        violatef(k, NULL, "heap leak: %" PRId64 " KiB more than before", heap >> 10);
 }
 
 static void csv_row(const struct options *o, const struct soak *k)
@@ -962,33 +1109,37 @@ static void csv_row(const struct options *o, const struct soak *k)
     const struct counts *c = &k->c;
     if (!f) return;
     if (ftell(f) == 0) {
-        fprintf(f, "commit,machine,seed,fault_ppm,path,processes,transfers,seconds,transfers_per_s,granted_mib,ready,op_done,killed,refused");
+        fprintf(f, "commit,machine,seed,fault_ppm,path,processes,transfers,seconds,transfers_per_s,"
+                   "granted_mib,ready,op_done,killed,refused");
         for (int i = 0; i < 8; i++) fprintf(f, ",op_%s", failures[i].name);
         for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%s", fault_names[i].column);
         fprintf(f, ",fenced,digests,pulled_mib,corrupt,stale_or_stray,hung,leaked,touched\n");
     }
-    fprintf(f, "%s,%s,%" PRIu64 ",%u,%s,%d,%" PRIu64 ",%.1f,%.0f,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, o->commit, o->machine,
-            o->seed, o->fault_ppm, td_xfer_path_name(k->s->path), k->s->processes ? 2 : 1, c->n, c->seconds, (double)c->n / c->seconds,
-            c->bytes >> 20, c->n_ready,
-            c->n_done, c->n_killed,
-            c->n_refused);
+    fprintf(f,
+            "%s,%s,%" PRIu64 ",%u,%s,%d,%" PRIu64 ",%.1f,%.0f,%" PRIu64 ",%" PRIu64 ",%" PRIu64
+            ",%" PRIu64 ",%" PRIu64,
+            o->commit, o->machine, o->seed, o->fault_ppm, td_xfer_path_name(k->s->path),
+            k->s->processes ? 2 : 1, c->n, c->seconds, (double)c->n / c->seconds, c->bytes >> 20,
+            c->n_ready, c->n_done, c->n_killed, c->n_refused);
     for (int i = 0; i < 8; i++) fprintf(f, ",%" PRIu64, c->failed[i]);
     for (int i = 0; i < N_FAULTS; i++) fprintf(f, ",%" PRIu64, c->faults[i]);
     /* a round with any of the last four has ended the run */
-    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0,%" PRIu64 "\n", c->n_fenced, c->n_digests, c->bytes_pulled >> 20, c->n_touched);
+    fprintf(f, ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",0,0,0,0,%" PRIu64 "\n", c->n_fenced,
+            c->n_digests, c->bytes_pulled >> 20, c->n_touched);
     fclose(f);
 }
 
 /* False: violated. */
-static bool run_round(const struct options *o, enum td_xfer_path path, bool processes, uint64_t n, struct td_progress *progress,
-                      uint64_t shown_before, struct counts *total)
+static bool run_round(const struct options *o, enum td_xfer_path path, bool processes, uint64_t n,
+                      struct td_progress *progress, uint64_t shown_before, struct counts *total)
 {
     static uint32_t n_rounds;
     static struct soak k;
     int fds = soak_count_fds();
     int64_t heap = soak_heap_bytes();
     struct td_err err = {0};
-    struct soak_shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct soak_shared *s =
+        mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     TD_ASSERT(s != MAP_FAILED);
     memset(&k, 0, sizeof k);
     k.o = o;
@@ -998,7 +1149,8 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     k.n_before = n;
     k.id_base = (uint64_t)++n_rounds << 40;
     k.random = o->seed ^ k.id_base;
-    *s = (struct soak_shared){.path = path, .processes = processes, .broken = o->broken, .timeout_ms = o->timeout_ms};
+    *s = (struct soak_shared){
+        .path = path, .processes = processes, .broken = o->broken, .timeout_ms = o->timeout_ms};
     snprintf(k.fabric, sizeof k.fabric, "/dev/shm/tandem-soak-%d-%u", (int)getpid(), n_rounds);
     TD_ASSERT(td_doorbell_open(&s->bell, &err) == TD_OK);
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
@@ -1014,9 +1166,12 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     run_transfers(&k, shown_before);
     close_ends(&k);
     k.c.seconds = (double)(td_now_ns() - k.start_ns) / 1e9;
-    if (o->broken == BREAK_STRAY_END) soak_block(&s->end[SOAK_SENDERS], 3)[SOAK_BLOCK_BYTES / 2] ^= 4;
+    if (o->broken == BREAK_STRAY_END)
+        soak_block(&s->end[SOAK_SENDERS], 3)[SOAK_BLOCK_BYTES / 2] ^= 4;
     for (uint32_t i = 0; i < SOAK_ENDS && !k.violated; i++) {
-        if (k.end[i].n_free != SOAK_BLOCKS) violatef(&k, NULL, "block leak: endpoint %u has %d of %d", i, k.end[i].n_free, SOAK_BLOCKS);
+        if (k.end[i].n_free != SOAK_BLOCKS)
+            violatef(&k, NULL, "block leak: endpoint %u has %d of %d", i, k.end[i].n_free,
+                     SOAK_BLOCKS);
         blocks_sweep(&k, i, "at the end");
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
@@ -1026,7 +1181,8 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     td_doorbell_close(&s->bell);
     unlink(k.fabric);
     if (!k.violated) check_leaks(&k, fds, heap);
-    if (!k.violated && k.c.n_ready * 2 < n) violatef(&k, NULL, "vacuous: only %" PRIu64 " of %" PRIu64 " were READY", k.c.n_ready, n);
+    if (!k.violated && k.c.n_ready * 2 < n)
+        violatef(&k, NULL, "vacuous: only %" PRIu64 " of %" PRIu64 " were READY", k.c.n_ready, n);
     if (!k.violated) csv_row(o, &k);
     total->n += k.c.n;
     total->n_ready += k.c.n_ready;
@@ -1040,19 +1196,24 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     for (int i = 0; i < N_FAULTS; i++) total->faults[i] += k.c.faults[i];
     for (int i = 0; i < 8; i++) total->failed[i] += k.c.failed[i];
     fprintf(stderr,
-            "%s%s, %s: %" PRIu64 " transfers in %.1f s (%.0f/s), %" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64
-            " killed, %" PRIu64 " fenced, %.1f %% met a fault\n",
-            progress->is_tty ? "\r\033[K" : "", td_xfer_path_name(path), processes ? "children" : "one process", k.n_over, k.c.seconds,
-            (double)k.n_over / k.c.seconds,
-            k.c.n_ready, k.c.n_done, k.c.n_killed, k.c.n_fenced, 100.0 * (double)k.c.n_touched / (double)(k.c.n ? k.c.n : 1));
+            "%s%s, %s: %" PRIu64 " transfers in %.1f s (%.0f/s), %" PRIu64 " READY, %" PRIu64
+            " DONE, %" PRIu64 " killed, %" PRIu64 " fenced, %.1f %% met a fault\n",
+            progress->is_tty ? "\r\033[K" : "", td_xfer_path_name(path),
+            processes ? "children" : "one process", k.n_over, k.c.seconds,
+            (double)k.n_over / k.c.seconds, k.c.n_ready, k.c.n_done, k.c.n_killed, k.c.n_fenced,
+            100.0 * (double)k.c.n_touched / (double)(k.c.n ? k.c.n : 1));
     munmap(s, sizeof *s);
     return !k.violated;
 }
 
 static int run(const struct options *o)
 {
-    static const enum td_xfer_path paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM, TD_XFER_PATH_RDMA};
-    struct { enum td_xfer_path path; bool processes; } round[6];
+    static const enum td_xfer_path paths[] = {TD_XFER_PATH_TCP, TD_XFER_PATH_SHM,
+                                              TD_XFER_PATH_RDMA};
+    struct {
+        enum td_xfer_path path;
+        bool processes;
+    } round[6];
     struct counts c = {0};
     struct td_progress progress;
     int n_rounds = 0;
@@ -1063,29 +1224,39 @@ static int run(const struct options *o)
                 round[n_rounds].path = paths[i];
                 round[n_rounds++].processes = p == 2;
             }
-    fprintf(stderr, "soak: seed %" PRIu64 ", %" PRIu64 " transfers, each kind of fault for %u of a million\n", o->seed, o->n_transfers, o->fault_ppm);
+    fprintf(stderr,
+            "soak: seed %" PRIu64 ", %" PRIu64
+            " transfers, each kind of fault for %u of a million\n",
+            o->seed, o->n_transfers, o->fault_ppm);
     td_progress_start(&progress, "soak", "transfers", o->n_transfers);
     for (int i = 0; i < n_rounds; i++) {
-        uint64_t n = o->n_transfers * (uint64_t)(i + 1) / (uint64_t)n_rounds - o->n_transfers * (uint64_t)i / (uint64_t)n_rounds;
+        uint64_t n = o->n_transfers * (uint64_t)(i + 1) / (uint64_t)n_rounds -
+                     o->n_transfers * (uint64_t)i / (uint64_t)n_rounds;
         if (!run_round(o, round[i].path, round[i].processes, n, &progress, shown, &c)) return 1;
         shown += n;
     }
     progress.done = shown;
     td_progress_end(&progress);
-    printf("soak: seed %" PRIu64 ": %" PRIu64 " transfers, %" PRIu64 " MiB granted: ", o->seed, c.n, c.bytes >> 20);
-    printf("%" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64 " killed, %" PRIu64 " refused", c.n_ready, c.n_done, c.n_killed, c.n_refused);
+    printf("soak: seed %" PRIu64 ": %" PRIu64 " transfers, %" PRIu64 " MiB granted: ", o->seed, c.n,
+           c.bytes >> 20);
+    printf("%" PRIu64 " READY, %" PRIu64 " DONE, %" PRIu64 " killed, %" PRIu64 " refused",
+           c.n_ready, c.n_done, c.n_killed, c.n_refused);
     for (int i = 0; i < 8; i++) printf(", %" PRIu64 " %s", c.failed[i], failures[i].name);
     printf("; faults:");
-    for (int i = 0; i < N_FAULTS; i++) printf("%s %" PRIu64 " %s", i ? "," : "", c.faults[i], fault_names[i].name);
-    printf("; %" PRIu64 " transfers met one (%.1f %%); 0 corrupt, 0 stale or stray, 0 hung, 0 leaked\n", c.n_touched,
-           100.0 * (double)c.n_touched / (double)c.n);
+    for (int i = 0; i < N_FAULTS; i++)
+        printf("%s %" PRIu64 " %s", i ? "," : "", c.faults[i], fault_names[i].name);
+    printf("; %" PRIu64
+           " transfers met one (%.1f %%); 0 corrupt, 0 stale or stray, 0 hung, 0 leaked\n",
+           c.n_touched, 100.0 * (double)c.n_touched / (double)c.n);
     if (!o->fault_ppm || c.n_touched * 100 >= c.n * o->touched_percent) return 0;
-    fprintf(stderr, "\nviolation: untouched: only %" PRIu64 " of %" PRIu64 " transfers met a fault, must be %u %% at least (--fault-ppm is %u)\n",
+    fprintf(stderr,
+            "\nviolation: untouched: only %" PRIu64 " of %" PRIu64
+            " transfers met a fault, must be %u %% at least (--fault-ppm is %u)\n",
             c.n_touched, c.n, o->touched_percent, o->fault_ppm);
     return 1;
 }
 
-/* --- the checks are checked ----------------------------------------------------------------------------------------------------- */
+/* --- the checks are checked ------------------------------------------------------------------- */
 
 /* Runs this program with one thing broken; true when it exits with 1 and names the violation. */
 static bool break_one(enum soak_break what, int processes)
@@ -1103,19 +1274,24 @@ static bool break_one(enum soak_break what, int processes)
         close(pipes[0]);
         close(pipes[1]);
         snprintf(processes_text, sizeof processes_text, "%d", processes);
-        execl("/proc/self/exe", "xfer_soak", "--transfers", "400", "--path", "tcp", "--processes", processes_text, "--seed", "7", "--deadline-ms",
-              "800", "--grace-ms", "700", "--fault-ppm", what == BREAK_UNTOUCHED ? "20000" : "0", "--break", soak_break_words[what], (char *)NULL);
+        execl("/proc/self/exe", "xfer_soak", "--transfers", "400", "--path", "tcp", "--processes",
+              processes_text, "--seed", "7", "--deadline-ms", "800", "--grace-ms", "700",
+              "--fault-ppm", what == BREAK_UNTOUCHED ? "20000" : "0", "--break",
+              soak_break_words[what], (char *)NULL);
         _exit(127);
     }
     close(pipes[1]);
-    for (ssize_t n; used < sizeof text - 1 && (n = read(pipes[0], text + used, sizeof text - 1 - used)) > 0;) used += (size_t)n;
+    for (ssize_t n;
+         used < sizeof text - 1 && (n = read(pipes[0], text + used, sizeof text - 1 - used)) > 0;)
+        used += (size_t)n;
     close(pipes[0]);
     text[used] = 0;
     int status = 0;
     waitpid(pid, &status, 0);
     snprintf(want, sizeof want, "violation: %s", soak_break_names[what]);
-    bool right = what == BREAK_NONE ? WIFEXITED(status) && WEXITSTATUS(status) == 0 && !strstr(text, "violation")
-                                    : WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(text, want);
+    bool right = what == BREAK_NONE
+                     ? WIFEXITED(status) && WEXITSTATUS(status) == 0 && !strstr(text, "violation")
+                     : WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(text, want);
     printf("%-12s %s: %s\n", soak_break_words[what], processes == 2 ? "children   " : "one process",
            right ? (what ? "reported" : "silent") : "NOT AS IT SHOULD BE");
     if (!right) printf("exit %d, wanted \"%s\"; it said:\n%s\n", status, want, text);
@@ -1129,12 +1305,13 @@ static int break_all(void)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
         if (what == BREAK_HEAP_LEAK) continue; /* the sanitizer's own check */
 #endif
-        for (int processes = 1; processes <= 2; processes++) n_wrong += !break_one((enum soak_break)what, processes);
+        for (int processes = 1; processes <= 2; processes++)
+            n_wrong += !break_one((enum soak_break)what, processes);
     }
     return n_wrong ? 1 : 0;
 }
 
-/* --- the command line ----------------------------------------------------------------------------------------------------------- */
+/* --- the command line ------------------------------------------------------------------------- */
 
 static uint64_t number(const char *name, const char *text, uint64_t max)
 {
@@ -1142,7 +1319,8 @@ static uint64_t number(const char *name, const char *text, uint64_t max)
     errno = 0;
     unsigned long long v = text ? strtoull(text, &end, 0) : 0;
     if (!text || errno || end == text || *end || v > max) {
-        fprintf(stderr, "xfer_soak: %s is \"%s\", must be 0..%" PRIu64 "\n", name, text ? text : "", max);
+        fprintf(stderr, "xfer_soak: %s is \"%s\", must be 0..%" PRIu64 "\n", name, text ? text : "",
+                max);
         exit(2);
     }
     return v;
@@ -1150,8 +1328,13 @@ static uint64_t number(const char *name, const char *text, uint64_t max)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.n_transfers = 10000, .fault_ppm = 20000, .touched_percent = 10, .deadline_ms = 4000, .grace_ms = 5000,
-                        .timeout_ms = 500, .machine = "",
+    struct options o = {.n_transfers = 10000,
+                        .fault_ppm = 20000,
+                        .touched_percent = 10,
+                        .deadline_ms = 4000,
+                        .grace_ms = 5000,
+                        .timeout_ms = 500,
+                        .machine = "",
                         .commit = "",
                         .seed = td_random_u64() >> 32};
     int n_reconnects = 0, n_peers = 0;
@@ -1159,28 +1342,50 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(name, "--break-all")) return break_all();
-        if (!strcmp(name, "--transfers")) o.n_transfers = number(name, value, 1ull << 32);
-        else if (!strcmp(name, "--seed")) o.seed = number(name, value, UINT64_MAX);
-        else if (!strcmp(name, "--fault-ppm")) o.fault_ppm = (uint32_t)number(name, value, 1000000);
-        else if (!strcmp(name, "--touched-percent")) o.touched_percent = (uint32_t)number(name, value, 100);
-        else if (!strcmp(name, "--deadline-ms")) o.deadline_ms = (uint32_t)number(name, value, 600000);
-        else if (!strcmp(name, "--grace-ms")) o.grace_ms = (uint32_t)number(name, value, 600000);
-        else if (!strcmp(name, "--peer-timeout-ms")) o.timeout_ms = (uint32_t)number(name, value, 600000);
-        else if (!strcmp(name, "--processes")) o.processes = (int)number(name, value, 2);
-        else if (!strcmp(name, "--reconnects")) n_reconnects = (int)number(name, value, 1000000);
-        else if (!strcmp(name, "--storm")) n_peers = (int)number(name, value, 256);
-        else if (!strcmp(name, "--csv") && value) o.csv = value;
-        else if (!strcmp(name, "--machine") && value) o.machine = value;
-        else if (!strcmp(name, "--commit") && value) o.commit = value;
+        if (!strcmp(name, "--transfers"))
+            o.n_transfers = number(name, value, 1ull << 32);
+        else if (!strcmp(name, "--seed"))
+            o.seed = number(name, value, UINT64_MAX);
+        else if (!strcmp(name, "--fault-ppm"))
+            o.fault_ppm = (uint32_t)number(name, value, 1000000);
+        else if (!strcmp(name, "--touched-percent"))
+            o.touched_percent = (uint32_t)number(name, value, 100);
+        else if (!strcmp(name, "--deadline-ms"))
+            o.deadline_ms = (uint32_t)number(name, value, 600000);
+        else if (!strcmp(name, "--grace-ms"))
+            o.grace_ms = (uint32_t)number(name, value, 600000);
+        else if (!strcmp(name, "--peer-timeout-ms"))
+            o.timeout_ms = (uint32_t)number(name, value, 600000);
+        else if (!strcmp(name, "--processes"))
+            o.processes = (int)number(name, value, 2);
+        else if (!strcmp(name, "--reconnects"))
+            n_reconnects = (int)number(name, value, 1000000);
+        else if (!strcmp(name, "--storm"))
+            n_peers = (int)number(name, value, 256);
+        else if (!strcmp(name, "--csv") && value)
+            o.csv = value;
+        else if (!strcmp(name, "--machine") && value)
+            o.machine = value;
+        else if (!strcmp(name, "--commit") && value)
+            o.commit = value;
         else if (!strcmp(name, "--path") && value) {
             int p = 0;
-            while (p <= TD_XFER_PATH_RDMA && strcmp(value, p ? td_xfer_path_name((enum td_xfer_path)p) : "all") != 0) p++;
-            if (p > TD_XFER_PATH_RDMA) return fprintf(stderr, "xfer_soak: --path is \"%s\", must be tcp, shm, rdma or all\n", value), 2;
+            while (p <= TD_XFER_PATH_RDMA &&
+                   strcmp(value, p ? td_xfer_path_name((enum td_xfer_path)p) : "all") != 0)
+                p++;
+            if (p > TD_XFER_PATH_RDMA)
+                return fprintf(stderr,
+                               "xfer_soak: --path is \"%s\", must be tcp, shm, rdma or all\n",
+                               value),
+                       2;
             o.path = (enum td_xfer_path)p;
         } else if (!strcmp(name, "--break") && value) {
             int b = 0;
             while (b < N_BREAKS && strcmp(value, soak_break_words[b]) != 0) b++;
-            if (b == N_BREAKS) return fprintf(stderr, "xfer_soak: --break is \"%s\", and there is no such check\n", value), 2;
+            if (b == N_BREAKS)
+                return fprintf(stderr, "xfer_soak: --break is \"%s\", and there is no such check\n",
+                               value),
+                       2;
             o.broken = (enum soak_break)b;
         } else {
             return fprintf(stderr, "xfer_soak: \"%s\" is no option, or lacks its value\n", name), 2;

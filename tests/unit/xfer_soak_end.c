@@ -28,13 +28,16 @@
 #define SOAK_SANITIZED
 #endif
 
-const char *const soak_break_names[N_BREAKS] = {"", "corrupt", "note", "late", "stray", "stray", "source", "source", "hung slot", "hung op", "twice",
-                                                "lost ready", "slot leak", "op leak", "fd leak", "heap leak", "vacuous", "untouched"};
-const char *const soak_break_words[N_BREAKS] = {"none", "corrupt", "note", "late", "stray", "stray-end", "source", "source-free", "hung-slot",
-                                                "hung-op", "twice", "lost-ready", "slot-leak", "op-leak", "fd-leak", "heap-leak", "vacuous",
-                                                "untouched"};
+const char *const soak_break_names[N_BREAKS] = {
+    "",          "corrupt", "note",      "late",      "stray",   "stray",
+    "source",    "source",  "hung slot", "hung op",   "twice",   "lost ready",
+    "slot leak", "op leak", "fd leak",   "heap leak", "vacuous", "untouched"};
+const char *const soak_break_words[N_BREAKS] = {
+    "none",      "corrupt",     "note",      "late",      "stray",   "stray-end",
+    "source",    "source-free", "hung-slot", "hung-op",   "twice",   "lost-ready",
+    "slot-leak", "op-leak",     "fd-leak",   "heap-leak", "vacuous", "untouched"};
 
-/* --- blocks --------------------------------------------------------------------------------------------------------------------- */
+/* --- blocks ----------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t v)
 {
@@ -45,10 +48,17 @@ static uint64_t mix(uint64_t v)
 }
 
 uint64_t soak_content(uint64_t user, int32_t i) { return mix(user * SOAK_BLOCKS + (uint64_t)i); }
-uint64_t soak_free(const struct soak_end *e, int32_t block) { return mix(~(uint64_t)(e->index * SOAK_BLOCKS + (uint32_t)block)); }
-uint8_t *soak_block(const struct soak_end *e, int32_t block) { return (uint8_t *)e->pool.base + (size_t)block * SOAK_BLOCK_BYTES; }
+uint64_t soak_free(const struct soak_end *e, int32_t block)
+{
+    return mix(~(uint64_t)(e->index * SOAK_BLOCKS + (uint32_t)block));
+}
+uint8_t *soak_block(const struct soak_end *e, int32_t block)
+{
+    return (uint8_t *)e->pool.base + (size_t)block * SOAK_BLOCK_BYTES;
+}
 
-/* Words that differ within a block and between blocks, and that a compiler makes many of at a time. */
+/* Words that differ within a block and between blocks, and that a compiler makes many of at a
+ * time. */
 void soak_fill(uint8_t *to, uint64_t seed)
 {
     uint64_t *w = (uint64_t *)(void *)to;
@@ -59,7 +69,8 @@ bool soak_check(const uint8_t *from, uint64_t seed)
 {
     const uint64_t *w = (const uint64_t *)(const void *)from;
     uint64_t differs = 0;
-    for (uint64_t i = 0; i < SOAK_BLOCK_BYTES / 8; i++) differs |= w[i] ^ (seed + i * 0x9e3779b97f4a7c15ull);
+    for (uint64_t i = 0; i < SOAK_BLOCK_BYTES / 8; i++)
+        differs |= w[i] ^ (seed + i * 0x9e3779b97f4a7c15ull);
     return !differs;
 }
 
@@ -68,7 +79,7 @@ bool soak_breaks(struct soak_shared *s, enum soak_break what)
     return s->broken == what && atomic_fetch_add(&s->n_breaks, 1) == 20;
 }
 
-/* --- rings and counts ----------------------------------------------------------------------------------------------------------- */
+/* --- rings and counts ------------------------------------------------------------------------- */
 
 bool soak_ring_put(struct soak_ring *r, const struct soak_message *m)
 {
@@ -118,14 +129,15 @@ int64_t soak_rss_bytes(void)
     TD_ASSERT(f);
     int n = fscanf(f, "%*d %lld %lld", &pages, &shared);
     fclose(f);
-    return n == 2 ? (pages - shared) * 4096 : 0; /* pools and maps of peers' pools are shared: they come and go */
+    return n == 2 ? (pages - shared) * 4096 : 0; /* pools and maps of peers' pools are shared:
+                                                    they come and go */
 #endif
 }
 
-/* --- the endpoint --------------------------------------------------------------------------------------------------------------- */
+/* --- the endpoint ----------------------------------------------------------------------------- */
 
 struct end_lane {
-    uint64_t slot_user, op_user;   /* 0: none live */
+    uint64_t slot_user, op_user; /* 0: none live */
     uint32_t slot, op;
     bool ready, replay;
 };
@@ -142,13 +154,16 @@ static void ring(void *ctx) { td_doorbell_ring(ctx); }
 
 static void tell(struct end *e, const struct soak_message *m)
 {
-    while (!soak_ring_put(&e->me->news, m)) poll(NULL, 0, 1); /* back-pressure: the driver always drains */
+    /* back-pressure: the driver always drains */
+    while (!soak_ring_put(&e->me->news, m)) poll(NULL, 0, 1);
     td_doorbell_ring(&e->s->bell);
 }
 
-static void violation(struct end *e, uint64_t user, const char *check, const char *fmt, int32_t a, int32_t b)
+static void violation(struct end *e, uint64_t user, const char *check, const char *fmt, int32_t a,
+                      int32_t b)
 {
-    struct soak_message m = {.verb = SOAK_VIOLATION, .user = user, .lane = (uint32_t)(user % SOAK_LANES)};
+    struct soak_message m = {
+        .verb = SOAK_VIOLATION, .user = user, .lane = (uint32_t)(user % SOAK_LANES)};
     char text[160];
     snprintf(text, sizeof text, fmt, a, b);
     snprintf(m.text, sizeof m.text, "%s: %s", check, text);
@@ -162,12 +177,25 @@ static void open_end(struct end *e)
     struct td_err err = {0};
     char name[32], path[256];
     snprintf(name, sizeof name, "soak-%s%u", me->is_receiver ? "d" : "p", me->index);
-    struct td_xfer_rdma_config rdma = {
-        .gid_index = -1, .timeout = 10, .retry = 3, .rnr_retry = 1, .pull = true, .windows = me->index == SOAK_SENDERS};
-    struct td_xfer_config config = {.instance = name, .incarnation = me->incarnation, .layout_hash = 0x50a4, .listen_host = "127.0.0.1",
-                                    .listen_port = me->port, .path = e->s->path, .max_slots = SOAK_LANES + 1, .max_ops = SOAK_LANES + 1,
-                                    .peer_timeout_ms = e->s->timeout_ms, .tcp_lanes = 2, .digest_every = me->index % 2 ? 4 : 0,
-                                    .rdma = me->fabric[0] ? &rdma : NULL, .hooks = {.wake = ring, .ctx = &me->bell}};
+    struct td_xfer_rdma_config rdma = {.gid_index = -1,
+                                       .timeout = 10,
+                                       .retry = 3,
+                                       .rnr_retry = 1,
+                                       .pull = true,
+                                       .windows = me->index == SOAK_SENDERS};
+    struct td_xfer_config config = {.instance = name,
+                                    .incarnation = me->incarnation,
+                                    .layout_hash = 0x50a4,
+                                    .listen_host = "127.0.0.1",
+                                    .listen_port = me->port,
+                                    .path = e->s->path,
+                                    .max_slots = SOAK_LANES + 1,
+                                    .max_ops = SOAK_LANES + 1,
+                                    .peer_timeout_ms = e->s->timeout_ms,
+                                    .tcp_lanes = 2,
+                                    .digest_every = me->index % 2 ? 4 : 0,
+                                    .rdma = me->fabric[0] ? &rdma : NULL,
+                                    .hooks = {.wake = ring, .ctx = &me->bell}};
     if (me->fabric[0]) {
         struct td_fake_options options;
         m.status = td_fake_options_parse(me->fabric, &options, path, &err);
@@ -192,8 +220,12 @@ static void grant(struct end *e, const struct soak_message *c)
     if (l->n && soak_breaks(e->s, BREAK_STRAY)) soak_block(e->me, l->dst[l->n / 2])[77] ^= 1;
     for (int32_t i = 0; i < l->n; i++)
         if (!soak_check(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i])))
-            violation(e, c->user, "stray", "destination block %d was written while it belonged to nobody (grant block %d)", l->dst[i], i);
-    m.status = td_xfer_grant(e->x, l->dst, l->n, l->slot_deadline_ns, c->user, &m.id, blob, &bytes, &err);
+            violation(
+                e, c->user, "stray",
+                "destination block %d was written while it belonged to nobody (grant block %d)",
+                l->dst[i], i);
+    m.status =
+        td_xfer_grant(e->x, l->dst, l->n, l->slot_deadline_ns, c->user, &m.id, blob, &bytes, &err);
     if (!m.status) {
         TD_ASSERT(bytes <= sizeof l->blob);
         memcpy(l->blob, blob, bytes);
@@ -208,30 +240,43 @@ static void op(struct end *e, const struct soak_message *c)
 {
     struct soak_lane *l = &e->s->lane[c->lane];
     struct end_lane *mine = &e->lane[c->lane];
-    struct soak_message m = {.verb = SOAK_STARTED, .lane = c->lane, .user = c->user, .replay = c->replay};
+    struct soak_message m = {
+        .verb = SOAK_STARTED, .lane = c->lane, .user = c->user, .replay = c->replay};
     struct td_err err = {0};
     int32_t n = 0;
-    if (l->n && soak_breaks(e->s, BREAK_SOURCE_FREE)) soak_block(e->me, l->src[l->n / 2])[4000] ^= 0x80;
+    if (l->n && soak_breaks(e->s, BREAK_SOURCE_FREE))
+        soak_block(e->me, l->src[l->n / 2])[4000] ^= 0x80;
     for (int32_t i = 0; i < l->n; i++) {
         if (!soak_check(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i])))
-            violation(e, c->user, "source", "source block %d was written while it belonged to nobody (grant block %d)", l->src[i], i);
-        if (!c->replay) soak_fill(soak_block(e->me, l->src[i]), soak_content(c->user, i)); /* a replay sends junk */
+            violation(e, c->user, "source",
+                      "source block %d was written while it belonged to nobody (grant block %d)",
+                      l->src[i], i);
+        /* a replay sends junk */
+        if (!c->replay) soak_fill(soak_block(e->me, l->src[i]), soak_content(c->user, i));
     }
-    m.status = td_xfer_op_start(e->x, l->blob, l->blob_bytes, c->deadline_ns, c->user, &m.id, &n, &err);
-    if (!m.status) *mine = (struct end_lane){.op_user = c->user, .op = m.id, .replay = c->replay};
-    else for (int32_t i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
-    if (!m.status && n != l->n) violation(e, c->user, "corrupt", "the grant says %d blocks, not %d", n, l->n);
+    m.status =
+        td_xfer_op_start(e->x, l->blob, l->blob_bytes, c->deadline_ns, c->user, &m.id, &n, &err);
+    if (!m.status)
+        *mine = (struct end_lane){.op_user = c->user, .op = m.id, .replay = c->replay};
+    else
+        for (int32_t i = 0; i < l->n; i++)
+            soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
+    if (!m.status && n != l->n)
+        violation(e, c->user, "corrupt", "the grant says %d blocks, not %d", n, l->n);
     snprintf(m.text, sizeof m.text, "%.200s", err.msg);
     tell(e, &m);
 }
 
-/* The same blocks in parts, so many of them at a time as each block has: layers that are finished before others. */
-static td_status submit_parts(struct end *e, uint32_t op, const struct soak_message *c, const int32_t *ids, int n_parts)
+/* The same blocks in parts, so many of them at a time as each block has: layers that are
+ * finished before others. */
+static td_status submit_parts(struct end *e, uint32_t op, const struct soak_message *c,
+                              const int32_t *ids, int n_parts)
 {
     uint64_t at = 0, part = SOAK_BLOCK_BYTES / (uint64_t)n_parts;
     td_status status = TD_OK;
     for (int k = 0; k < n_parts && !status; k++, at += part)
-        status = td_xfer_submit_part(e->x, op, c->first, ids, c->n, at, k + 1 < n_parts ? part : SOAK_BLOCK_BYTES - at);
+        status = td_xfer_submit_part(e->x, op, c->first, ids, c->n, at,
+                                     k + 1 < n_parts ? part : SOAK_BLOCK_BYTES - at);
     if (status || !c->final) return status;
     return td_xfer_submit(e->x, op, c->first + c->n, NULL, 0, true, &c->user, sizeof c->user);
 }
@@ -245,9 +290,12 @@ static void submit(struct end *e, const struct soak_message *c)
     const int32_t *ids = l->src + c->first;
     td_status status = c->pull       ? td_xfer_submit_pull(e->x, mine->op, c->first, ids, c->n)
                        : n_parts > 1 ? submit_parts(e, mine->op, c, ids, n_parts)
-                                     : td_xfer_submit(e->x, mine->op, c->first, ids, c->n, c->final, &c->user, c->final ? sizeof c->user : 0);
-    if (status != TD_ERR_INVALID && status != TD_ERR_NOT_FOUND) return; /* others: it has failed, and the event is queued */
-    violation(e, c->user, "submit", "the submit of %d blocks was refused with status %d", c->n, (int32_t)status);
+                                     : td_xfer_submit(e->x, mine->op, c->first, ids, c->n, c->final,
+                                                      &c->user, c->final ? sizeof c->user : 0);
+    /* others: it has failed, and the event is queued */
+    if (status != TD_ERR_INVALID && status != TD_ERR_NOT_FOUND) return;
+    violation(e, c->user, "submit", "the submit of %d blocks was refused with status %d", c->n,
+              (int32_t)status);
 }
 
 static bool is_loopback_or_ours(const struct sockaddr_storage *a)
@@ -268,7 +316,9 @@ void soak_cut(unsigned which)
         struct sockaddr_storage mine = {0}, theirs = {0};
         socklen_t n = sizeof mine, k = sizeof theirs;
         int fd = (int)strtol(e->d_name, NULL, 10);
-        if (fd < 3 || getsockname(fd, (struct sockaddr *)&mine, &n) || getpeername(fd, (struct sockaddr *)&theirs, &k)) continue;
+        if (fd < 3 || getsockname(fd, (struct sockaddr *)&mine, &n) ||
+            getpeername(fd, (struct sockaddr *)&theirs, &k))
+            continue;
         bool ours = is_loopback_or_ours(&mine) || is_loopback_or_ours(&theirs);
         if (ours && (which & 1)) shutdown(fd, SHUT_RDWR);
         which = which >> 1 | (which & 1) << 31;
@@ -283,11 +333,19 @@ static void rdma_fault(struct end *e, const struct soak_message *c)
     if (c->verb == SOAK_PORT) {
         td_fake_port_set(e->fabric, td_fake_node(e->fabric), device, 1, c->final);
     } else if (c->verb == SOAK_GID) {
-        td_fake_gid_set(e->fabric, device, 1, 4, e->me->n_gid_changes++ % 2 ? TD_FAKE_GID_V4_PRIVATE : TD_FAKE_GID_V4, TD_VB_GID_ROCE_V2, true);
+        td_fake_gid_set(e->fabric, device, 1, 4,
+                        e->me->n_gid_changes++ % 2 ? TD_FAKE_GID_V4_PRIVATE : TD_FAKE_GID_V4,
+                        TD_VB_GID_ROCE_V2, true);
     } else {
-        static const enum td_fake_fault fault[] = {TD_FAKE_FAIL_BEFORE, TD_FAKE_FAIL_AFTER, TD_FAKE_POST_PARTIAL, TD_FAKE_STALL};
-        static const enum td_vb_wc_status status[] = {TD_VB_WC_RETRY_EXC, TD_VB_WC_RNR_RETRY_EXC, TD_VB_WC_REM_OP, TD_VB_WC_WR_FLUSH, TD_VB_WC_FATAL};
-        struct td_fake_rule rule = {.fault = fault[(uint32_t)c->n % 4], .device = TD_FAKE_ALL, .nth = 1 + (uint64_t)c->first, .error = ENOMEM,
+        static const enum td_fake_fault fault[] = {TD_FAKE_FAIL_BEFORE, TD_FAKE_FAIL_AFTER,
+                                                   TD_FAKE_POST_PARTIAL, TD_FAKE_STALL};
+        static const enum td_vb_wc_status status[] = {TD_VB_WC_RETRY_EXC, TD_VB_WC_RNR_RETRY_EXC,
+                                                      TD_VB_WC_REM_OP, TD_VB_WC_WR_FLUSH,
+                                                      TD_VB_WC_FATAL};
+        struct td_fake_rule rule = {.fault = fault[(uint32_t)c->n % 4],
+                                    .device = TD_FAKE_ALL,
+                                    .nth = 1 + (uint64_t)c->first,
+                                    .error = ENOMEM,
                                     .status = status[(uint32_t)c->n / 4 % 5]};
         if (rule.fault == TD_FAKE_FAIL_AFTER) rule.status = TD_VB_WC_RETRY_EXC;
         td_fake_rule_add(e->fabric, &rule);
@@ -298,28 +356,42 @@ static void obey(struct end *e, const struct soak_message *c)
 {
     struct end_lane *mine = &e->lane[c->lane];
     switch (c->verb) {
-    case SOAK_GRANT: grant(e, c); break;
-    case SOAK_OP: op(e, c); break;
-    case SOAK_SUBMIT: submit(e, c); break;
+    case SOAK_GRANT:
+        grant(e, c);
+        break;
+    case SOAK_OP:
+        op(e, c);
+        break;
+    case SOAK_SUBMIT:
+        submit(e, c);
+        break;
     case SOAK_REVOKE:
         if (mine->slot_user == c->user) td_xfer_revoke(e->x, mine->slot, "revoked by the soak");
         break;
     case SOAK_CANCEL:
         if (mine->op_user == c->user) td_xfer_cancel(e->x, mine->op, "cancelled by the soak");
         break;
-    case SOAK_CUT: soak_cut((unsigned)c->n); break;
+    case SOAK_CUT:
+        soak_cut((unsigned)c->n);
+        break;
     case SOAK_PORT:
     case SOAK_GID:
-    case SOAK_RULE: rdma_fault(e, c); break;
-    default: TD_ASSERT(!"a command that is none");
+    case SOAK_RULE:
+        rdma_fault(e, c);
+        break;
+    default:
+        TD_ASSERT(!"a command that is none");
     }
 }
 
-static bool content_is_right(struct end *e, const struct soak_lane *l, uint64_t user, int32_t *ret_i)
+static bool content_is_right(struct end *e, const struct soak_lane *l, uint64_t user,
+                             int32_t *ret_i)
 {
     for (int32_t i = 0; i < l->n; i++) {
         *ret_i = i;
-        if (!soak_check(soak_block(e->me, e->me->is_receiver ? l->dst[i] : l->src[i]), soak_content(user, i))) return false;
+        if (!soak_check(soak_block(e->me, e->me->is_receiver ? l->dst[i] : l->src[i]),
+                        soak_content(user, i)))
+            return false;
     }
     return true;
 }
@@ -331,48 +403,69 @@ static void on_event(struct end *e, const struct td_xfer_event *v)
     struct soak_lane *l = &e->s->lane[lane];
     struct end_lane *mine = &e->lane[lane];
     bool of_op = v->kind == TD_XFER_OP_DONE || v->kind == TD_XFER_OP_FAILED;
-    struct soak_message m = {.verb = SOAK_EVENT, .lane = lane, .id = v->id, .user = v->user, .status = v->status, .kind = v->kind, .path = v->path,
+    struct soak_message m = {.verb = SOAK_EVENT,
+                             .lane = lane,
+                             .id = v->id,
+                             .user = v->user,
+                             .status = v->status,
+                             .kind = v->kind,
+                             .path = v->path,
                              .bytes = v->bytes};
     int32_t i = 0;
     memcpy(m.text, v->reason, sizeof v->reason);
-    if (v->user != (of_op ? mine->op_user : mine->slot_user) || v->id != (of_op ? mine->op : mine->slot)) {
-        violation(e, v->user, "twice", "event %d of %d, which is not live here", (int32_t)v->kind, (int32_t)v->id);
+    if (v->user != (of_op ? mine->op_user : mine->slot_user) ||
+        v->id != (of_op ? mine->op : mine->slot)) {
+        violation(e, v->user, "twice", "event %d of %d, which is not live here", (int32_t)v->kind,
+                  (int32_t)v->id);
         return;
     }
     switch (v->kind) {
     case TD_XFER_SLOT_READY:
-        if (l->n && soak_breaks(e->s, BREAK_CORRUPT)) soak_block(e->me, l->dst[l->n - 1])[SOAK_BLOCK_BYTES - 1] ^= 1;
-        if (!content_is_right(e, l, v->user, &i)) violation(e, v->user, "corrupt", "READY, and grant block %d of %d is not what was sent", i, l->n);
+        if (l->n && soak_breaks(e->s, BREAK_CORRUPT))
+            soak_block(e->me, l->dst[l->n - 1])[SOAK_BLOCK_BYTES - 1] ^= 1;
+        if (!content_is_right(e, l, v->user, &i))
+            violation(e, v->user, "corrupt", "READY, and grant block %d of %d is not what was sent",
+                      i, l->n);
         uint64_t note = 0;
         if (v->note_bytes == sizeof note) memcpy(&note, v->note, sizeof note);
         if (soak_breaks(e->s, BREAK_NOTE)) note++;
-        if (note != v->user || v->bytes != (uint64_t)l->n * SOAK_BLOCK_BYTES || v->path != e->s->path)
-            violation(e, v->user, "note", "READY with a note of %d bytes that is not its own, or not over path %d", (int32_t)v->note_bytes,
-                      (int32_t)e->s->path);
+        if (note != v->user || v->bytes != (uint64_t)l->n * SOAK_BLOCK_BYTES ||
+            v->path != e->s->path)
+            violation(e, v->user, "note",
+                      "READY with a note of %d bytes that is not its own, or not over path %d",
+                      (int32_t)v->note_bytes, (int32_t)e->s->path);
         mine->ready = true;
         if (soak_breaks(e->s, BREAK_LOST_READY)) m.kind = TD_XFER_SLOT_FAILED;
         break;
-    case TD_XFER_SLOT_FAILED: break;
+    case TD_XFER_SLOT_FAILED:
+        break;
     case TD_XFER_SLOT_FREE:
         if (soak_breaks(e->s, BREAK_HUNG_SLOT)) return;
-        if (mine->ready && l->n && soak_breaks(e->s, BREAK_LATE)) soak_block(e->me, l->dst[0])[8] ^= 1;
+        if (mine->ready && l->n && soak_breaks(e->s, BREAK_LATE))
+            soak_block(e->me, l->dst[0])[8] ^= 1;
         if (mine->ready && !content_is_right(e, l, v->user, &i))
-            violation(e, v->user, "late", "grant block %d of %d changed between READY and FREE", i, l->n);
-        for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i]));
+            violation(e, v->user, "late", "grant block %d of %d changed between READY and FREE", i,
+                      l->n);
+        for (i = 0; i < l->n; i++)
+            soak_fill(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i]));
         mine->slot_user = 0;
         if (soak_breaks(e->s, BREAK_TWICE)) tell(e, &m);
         break;
     case TD_XFER_OP_DONE:
     case TD_XFER_OP_FAILED:
         if (soak_breaks(e->s, BREAK_HUNG_OP)) return;
-        if (!mine->replay && l->n && soak_breaks(e->s, BREAK_SOURCE)) soak_block(e->me, l->src[0])[0] ^= 1;
+        if (!mine->replay && l->n && soak_breaks(e->s, BREAK_SOURCE))
+            soak_block(e->me, l->src[0])[0] ^= 1;
         if (!mine->replay && !content_is_right(e, l, v->user, &i))
             violation(e, v->user, "source", "source block %d of %d changed under the op", i, l->n);
-        for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i])); /* at once: it is nobody's now */
+        /* at once: it is nobody's now */
+        for (i = 0; i < l->n; i++)
+            soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
         mine->op_user = 0;
         break;
     case TD_XFER_PATH_CHOSEN:
-    case TD_XFER_PEER_REFUSED: break;
+    case TD_XFER_PEER_REFUSED:
+        break;
     }
     tell(e, &m);
 }
@@ -408,9 +501,11 @@ void soak_end_run(struct soak_shared *s, uint32_t end)
         static _Thread_local uint8_t blob[TD_XFER_BLOB_MAX];
         uint32_t leaked;
         size_t bytes;
-        if (s->broken == BREAK_SLOT_LEAK && e->me->is_receiver) m.status = td_xfer_grant(e->x, NULL, 0, TD_NEVER_NS, 0, &leaked, blob, &bytes, NULL);
+        if (s->broken == BREAK_SLOT_LEAK && e->me->is_receiver)
+            m.status = td_xfer_grant(e->x, NULL, 0, TD_NEVER_NS, 0, &leaked, blob, &bytes, NULL);
         if (s->broken == BREAK_OP_LEAK && !e->me->is_receiver)
-            m.status = td_xfer_op_start(e->x, s->lane[0].blob, s->lane[0].blob_bytes, TD_NEVER_NS, 0, &leaked, &m.n, NULL);
+            m.status = td_xfer_op_start(e->x, s->lane[0].blob, s->lane[0].blob_bytes, TD_NEVER_NS,
+                                        0, &leaked, &m.n, NULL);
         td_xfer_stats(e->x, &e->me->stats);
         e->me->leaks.n_slots = e->me->stats.n_slots_used;
         e->me->leaks.n_ops = e->me->stats.n_ops_used;

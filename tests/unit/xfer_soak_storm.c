@@ -1,7 +1,9 @@
-/* xfer_soak_storm.c - connections made again very often, and very many at once; in one process, each transfer checked.
+/* xfer_soak_storm.c - connections made again very often, and very many at once; in one process,
+ * each transfer checked.
  *
- * Again and again: in turn the sender's sockets are cut, and the sender is closed and opened anew (another process, to its peer). Between the 50th
- * round and the last neither descriptors nor memory may grow. At once: every peer's first op starts before any connection stands. */
+ * Again and again: in turn the sender's sockets are cut, and the sender is closed and opened
+ * anew (another process, to its peer). Between the 50th round and the last neither descriptors
+ * nor memory may grow. At once: every peer's first op starts before any connection stands. */
 #include "tests/unit/xfer_soak.h"
 
 #include <inttypes.h>
@@ -40,18 +42,33 @@ static bool side_fabric(struct side *s, const char *path)
 }
 
 /* The endpoint; its fabric, when there is one, is open. */
-static bool side_open(struct side *s, enum td_xfer_path path, struct td_fake_fabric *fabric, uint32_t max_slots)
+static bool side_open(struct side *s, enum td_xfer_path path, struct td_fake_fabric *fabric,
+                      uint32_t max_slots)
 {
     struct td_err err = {0};
-    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = 10, .retry = 3, .rnr_retry = 1, .verbs = fabric ? td_fake_verbs(fabric) : NULL};
-    struct td_xfer_config config = {.instance = "storm", .incarnation = td_random_u64(), .layout_hash = 1, .listen_host = "127.0.0.1", .path = path,
-                                    .max_slots = max_slots, .max_ops = 4, .peer_timeout_ms = 5000, .rdma = fabric ? &rdma : NULL,
+    struct td_xfer_rdma_config rdma = {.gid_index = -1,
+                                       .timeout = 10,
+                                       .retry = 3,
+                                       .rnr_retry = 1,
+                                       .verbs = fabric ? td_fake_verbs(fabric) : NULL};
+    struct td_xfer_config config = {.instance = "storm",
+                                    .incarnation = td_random_u64(),
+                                    .layout_hash = 1,
+                                    .listen_host = "127.0.0.1",
+                                    .path = path,
+                                    .max_slots = max_slots,
+                                    .max_ops = 4,
+                                    .peer_timeout_ms = 5000,
+                                    .rdma = fabric ? &rdma : NULL,
                                     .hooks = {.wake = ring, .ctx = &s->bell}};
     if (!s->pool.base) {
-        if (td_arena_create((size_t)POOL * SOAK_BLOCK_BYTES, true, "storm", &s->pool, &err)) goto fail;
+        if (td_arena_create((size_t)POOL * SOAK_BLOCK_BYTES, true, "storm", &s->pool, &err))
+            goto fail;
         if (td_doorbell_open(&s->bell, &err)) goto fail;
     }
-    if (td_xfer_open(&config, &s->x, &err) || td_xfer_mem_add(s->x, &s->pool, SOAK_BLOCK_BYTES, POOL, &err)) goto fail;
+    if (td_xfer_open(&config, &s->x, &err) ||
+        td_xfer_mem_add(s->x, &s->pool, SOAK_BLOCK_BYTES, POOL, &err))
+        goto fail;
     return true;
 fail:
     fprintf(stderr, "violation: open: %s\n", err.msg);
@@ -91,7 +108,8 @@ static bool start(struct side *p, struct side *d, int32_t first, uint64_t user, 
         memset((uint8_t *)d->pool.base + (size_t)ids[i] * SOAK_BLOCK_BYTES, 0, SOAK_BLOCK_BYTES);
         soak_fill((uint8_t *)p->pool.base + (size_t)i * SOAK_BLOCK_BYTES, soak_content(user, i));
     }
-    if (td_xfer_grant(d->x, ids, N, until, user, ret_slot, blob, &bytes, &err) || td_xfer_op_start(p->x, blob, bytes, until, user, &op, &n, &err)) {
+    if (td_xfer_grant(d->x, ids, N, until, user, ret_slot, blob, &bytes, &err) ||
+        td_xfer_op_start(p->x, blob, bytes, until, user, &op, &n, &err)) {
         fprintf(stderr, "violation: start: %s\n", err.msg);
         return false;
     }
@@ -106,7 +124,9 @@ static bool start(struct side *p, struct side *d, int32_t first, uint64_t user, 
 static bool content(const struct side *d, int32_t first, uint64_t user)
 {
     for (int32_t i = 0; i < N; i++)
-        if (!soak_check((const uint8_t *)d->pool.base + (size_t)(first + i) * SOAK_BLOCK_BYTES, soak_content(user, i))) return false;
+        if (!soak_check((const uint8_t *)d->pool.base + (size_t)(first + i) * SOAK_BLOCK_BYTES,
+                        soak_content(user, i)))
+            return false;
     return true;
 }
 
@@ -117,12 +137,15 @@ static bool once(struct side *p, struct side *d, uint64_t user)
     uint32_t slot;
     uint64_t until = td_now_ns() + WAIT_S * TD_NS_PER_S;
     if (!start(p, d, (int32_t)(user % (POOL / N)) * N, user, &slot)) return false;
-    if (!next_event(d, until, &e) || e.kind != TD_XFER_SLOT_READY || e.user != user || !content(d, (int32_t)(user % (POOL / N)) * N, user)) {
-        fprintf(stderr, "violation: round %" PRIu64 ": receiver: event %d, status %d: %s\n", user, (int)e.kind, (int)e.status, e.reason);
+    if (!next_event(d, until, &e) || e.kind != TD_XFER_SLOT_READY || e.user != user ||
+        !content(d, (int32_t)(user % (POOL / N)) * N, user)) {
+        fprintf(stderr, "violation: round %" PRIu64 ": receiver: event %d, status %d: %s\n", user,
+                (int)e.kind, (int)e.status, e.reason);
         return false;
     }
     if (!next_event(p, until, &e) || e.kind != TD_XFER_OP_DONE || e.user != user) {
-        fprintf(stderr, "violation: round %" PRIu64 ": sender: event %d, status %d: %s\n", user, (int)e.kind, (int)e.status, e.reason);
+        fprintf(stderr, "violation: round %" PRIu64 ": sender: event %d, status %d: %s\n", user,
+                (int)e.kind, (int)e.status, e.reason);
         return false;
     }
     td_xfer_revoke(d->x, slot, "done");
@@ -144,7 +167,8 @@ int soak_reconnects(enum td_xfer_path path, int n)
     int64_t heap = 0, rss = 0;
     snprintf(fabric, sizeof fabric, "/dev/shm/tandem-soak-%d", (int)getpid());
     snprintf(label, sizeof label, "reconnects over %s", td_xfer_path_name(path));
-    if (path == TD_XFER_PATH_RDMA && (!side_fabric(&p, fabric) || !side_fabric(&d, fabric))) return fail("open: the fabric");
+    if (path == TD_XFER_PATH_RDMA && (!side_fabric(&p, fabric) || !side_fabric(&d, fabric)))
+        return fail("open: the fabric");
     td_progress_start(&progress, label, "rounds", (uint64_t)n);
     if (!side_open(&p, path, p.fabric, 4) || !side_open(&d, path, d.fabric, 4)) goto out;
     for (int i = 0; i < n; i++) {
@@ -167,14 +191,17 @@ int soak_reconnects(enum td_xfer_path path, int n)
     struct td_xfer_stats s;
     td_xfer_stats(d.x, &s);
     result = 0;
-    if (s.n_conns > 4) result = fail("fd leak: connections of senders that are gone stand"); /* the last two rounds' ends may not be seen yet */
+    /* the last two rounds' ends may not be seen yet */
+    if (s.n_conns > 4) result = fail("fd leak: connections of senders that are gone stand");
     if (n > WARM && soak_count_fds() > fds + 4 * 8) result = fail("fd leak: descriptors grew");
     if (n > WARM && soak_heap_bytes() > heap + SLACK) result = fail("heap leak: the heap grew");
-    if (n > WARM && soak_rss_bytes() > rss + 4 * SLACK) result = fail("heap leak: the resident set grew");
+    if (n > WARM && soak_rss_bytes() > rss + 4 * SLACK)
+        result = fail("heap leak: the resident set grew");
     td_progress_end(&progress);
-    printf("reconnects over %s: %d, descriptors %+d, heap %+" PRId64 " KiB, resident %+" PRId64 " KiB\n", td_xfer_path_name(path), n,
-           soak_count_fds() - fds,
-           (soak_heap_bytes() - heap) / 1024, (soak_rss_bytes() - rss) / 1024);
+    printf("reconnects over %s: %d, descriptors %+d, heap %+" PRId64 " KiB, resident %+" PRId64
+           " KiB\n",
+           td_xfer_path_name(path), n, soak_count_fds() - fds, (soak_heap_bytes() - heap) / 1024,
+           (soak_rss_bytes() - rss) / 1024);
 out:
     side_close(&p);
     side_close(&d);
@@ -189,7 +216,8 @@ int soak_storm(enum td_xfer_path path, int n_peers)
     int result = 1, n_ready = 0, n_done = 0;
     TD_ASSERT(p);
     snprintf(fabric, sizeof fabric, "/dev/shm/tandem-soak-%d", (int)getpid());
-    if (path == TD_XFER_PATH_RDMA && (!side_fabric(&d, fabric) || !side_fabric(&fabrics, fabric))) return fail("open: the fabric");
+    if (path == TD_XFER_PATH_RDMA && (!side_fabric(&d, fabric) || !side_fabric(&fabrics, fabric)))
+        return fail("open: the fabric");
     if (!side_open(&d, path, d.fabric, (uint32_t)n_peers)) goto out;
     for (int i = 0; i < n_peers; i++)
         if (!side_open(&p[i], path, fabrics.fabric, 4)) goto out;
@@ -201,7 +229,8 @@ int soak_storm(enum td_xfer_path path, int n_peers)
     struct td_xfer_event e;
     while (n_ready < n_peers) {
         if (!next_event(&d, until, &e) || e.kind != TD_XFER_SLOT_READY) {
-            fprintf(stderr, "violation: storm: after %d of %d: event %d, status %d: %s\n", n_ready, n_peers, (int)e.kind, (int)e.status, e.reason);
+            fprintf(stderr, "violation: storm: after %d of %d: event %d, status %d: %s\n", n_ready,
+                    n_peers, (int)e.kind, (int)e.status, e.reason);
             goto out;
         }
         if (!content(&d, (int32_t)e.user * N, e.user)) {
@@ -213,7 +242,8 @@ int soak_storm(enum td_xfer_path path, int n_peers)
     }
     for (; n_done < n_peers; n_done++)
         if (!next_event(&p[n_done], until, &e) || e.kind != TD_XFER_OP_DONE) {
-            fprintf(stderr, "violation: storm: peer %d: event %d, status %d: %s\n", n_done, (int)e.kind, (int)e.status, e.reason);
+            fprintf(stderr, "violation: storm: peer %d: event %d, status %d: %s\n", n_done,
+                    (int)e.kind, (int)e.status, e.reason);
             goto out;
         }
     struct td_xfer_stats s;
@@ -223,9 +253,10 @@ int soak_storm(enum td_xfer_path path, int n_peers)
     result = 0;
     if (s.n_conns != (uint32_t)n_peers) result = fail("storm: not one connection per peer");
     if (s.n_bad_frames) result = fail("storm: frames of honest peers were refused");
-    printf("storm over %s: %d peers at once, all READY after %.0f ms, %u connections, %u more lanes, %" PRIu64 " refused\n",
-           td_xfer_path_name(path), n_peers,
-           (double)longest / 1e6, s.n_conns, s.n_lanes, s.n_refused_peers);
+    printf("storm over %s: %d peers at once, all READY after %.0f ms, %u connections, %u more "
+           "lanes, %" PRIu64 " refused\n",
+           td_xfer_path_name(path), n_peers, (double)longest / 1e6, s.n_conns, s.n_lanes,
+           s.n_refused_peers);
 out:
     for (int i = 0; i < n_peers; i++) side_close(&p[i]);
     side_close(&d);

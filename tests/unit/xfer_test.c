@@ -1,5 +1,6 @@
-/* xfer_test.c - one suite over tcp and shm, with both ends in this process and with either end in a child process. Content is compared byte by
- * byte; every destination block outside the grant is poisoned before and compared after. */
+/* xfer_test.c - one suite over tcp and shm, with both ends in this process and with either end
+ * in a child process. Content is compared byte by byte; every destination block outside the
+ * grant is poisoned before and compared after. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,21 +39,32 @@
 #include "tests/unit/xfer_ask.h"
 
 #define N_BLOCKS 48
-#define BLOCK_BYTES 24576      /* several per frame, and no power of two */
-#define BIG_BYTES (9u << 18)   /* three frames per block, the last not full */
-#define FEW_BLOCKS 6           /* of these, where a transfer has no more than 5. Making, poisoning and comparing what no transfer needs is most of a test's cost */
-#define MORE_BLOCKS 24         /* of these, where one has MANY: it takes so long that something can happen in its middle */
+#define BLOCK_BYTES 24576    /* several per frame, and no power of two */
+#define BIG_BYTES (9u << 18) /* three frames per block, the last not full */
+/* of these, where a transfer has no more than 5. Making, poisoning and comparing what no
+   transfer needs is most of a test's cost */
+#define FEW_BLOCKS 6
+/* of these, where one has MANY: it takes so long that something can happen in its middle */
+#define MORE_BLOCKS 24
 #define MANY 20
-#define MAX_TRIES 200         /* of what a thread that loses its core can spoil: one in three at a load of 16 on two cores */
-#define TIMEOUT_MS 1000        /* peer_timeout; every wait below is bounded by WAIT_MS */
-#define CALM_MS 10000          /* where nobody's silence is the test: whose threads had no turn for a second is not silent, only on a busy machine */
-#define WAIT_MS 60000          /* for what hangs: with 45 others ready to run, 15 s were too few for a frame through a small socket */
+/* of what a thread that loses its core can spoil: one in three at a load of 16 on two cores */
+#define MAX_TRIES 200
+#define TIMEOUT_MS 1000 /* peer_timeout; every wait below is bounded by WAIT_MS */
+/* where nobody's silence is the test: whose threads had no turn for a second is not silent, only
+   on a busy machine */
+#define CALM_MS 10000
+/* for what hangs: with 45 others ready to run, 15 s were too few for a frame through a small
+   socket */
+#define WAIT_MS 60000
 #define POISON 0xdeadull
 
-static char real_devices[2][64]; /* TANDEM_XFER_REAL=rxe0,rxe1: the sender's and the receiver's, over libibverbs */
+static char real_devices[2][64]; /* TANDEM_XFER_REAL=rxe0,rxe1: the sender's and the receiver's,
+                                    over libibverbs */
 static const char *program;
 static uint32_t timeout_ms = TIMEOUT_MS;
-#define N_SLOTS 4              /* and ops. Each has room for the most blocks that a grant may have, 1.5 MiB, and a sanitizer touches three times that */
+/* and ops. Each has room for the most blocks that a grant may have, 1.5 MiB, and a sanitizer
+   touches three times that */
+#define N_SLOTS 4
 static uint32_t n_slots = N_SLOTS;
 
 /* Sanitizer builds run fewer rounds of the same tests. */
@@ -62,10 +74,7 @@ static bool is_short(void)
     return text && strcmp(text, "1") == 0;
 }
 
-static uint32_t normal_timeout_ms(void)
-{
-    return real_devices[0][0] ? 5000 : TIMEOUT_MS;
-}
+static uint32_t normal_timeout_ms(void) { return real_devices[0][0] ? 5000 : TIMEOUT_MS; }
 
 enum where { BOTH_HERE, SENDER_CHILD, RECEIVER_CHILD };
 
@@ -78,47 +87,53 @@ enum where { BOTH_HERE, SENDER_CHILD, RECEIVER_CHILD };
 struct variant {
     enum td_xfer_path path;
     enum where where;
-    const char *name;          /* "" or what is special */
+    const char *name; /* "" or what is special */
     uint32_t lanes, digest_every;
-    const char *fabric;        /* rdma: more options of the fake */
+    const char *fabric; /* rdma: more options of the fake */
     bool tls;
-    bool pull;                 /* rdma: what is submitted from block 0 on is left to the receiver to READ */
-    const char *device;        /* NULL: pools of the host's; else of a fake device, which is so */
+    bool pull;          /* rdma: what is submitted from block 0 on is left to the receiver
+                           to READ */
+    const char *device; /* NULL: pools of the host's; else of a fake device, which is so */
 };
 
-/* The short form runs all of a test's points on the plain variant of each path, and one in three on the special ones: others on each. */
+/* The short form runs all of a test's points on the plain variant of each path, and one in three
+ * on the special ones: others on each. */
 static bool is_left_out(const struct variant *v, int point)
 {
     return is_short() && v->name[0] && ((size_t)point + strlen(v->name)) % 3;
 }
 
-static char fabric_path[64];   /* of each test anew */
+static char fabric_path[64];          /* of each test anew */
 static const char *child_fabric = ""; /* rdma: options of the child's NIC alone */
-static bool small_sockets;     /* tcp: of receivers opened meanwhile */
+static bool small_sockets;            /* tcp: of receivers opened meanwhile */
 
 struct pair {
     struct variant v;
-    struct node *p, *d;        /* sender, receiver */
+    struct node *p, *d; /* sender, receiver */
     uint64_t block_bytes;
-    int32_t n_blocks;          /* of either pool */
-    uint16_t port;             /* receiver's */
+    int32_t n_blocks; /* of either pool */
+    uint16_t port;    /* receiver's */
     uint64_t seed;
 };
 
-/* --- certificates: those of two workers and of a stranger by one CA, one of another CA ------------------------------------------------ */
+/* --- certificates: those of two workers and of a stranger by one CA, one of another CA -------- */
 
 #ifdef TD_HAVE_OPENSSL
 static const bool have_tls = true;
-static const char *const tls_names[] = {"ca", "other", "prefill", "decode", "stranger", "foreign", "live"};
+static const char *const tls_names[] = {"ca",       "other",   "prefill", "decode",
+                                        "stranger", "foreign", "live"};
 
 static int make_certificates(void **state)
 {
     (void)state;
     tls_files_open();
-    struct tls_files_id ca = tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
-    struct tls_files_id other = tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
+    struct tls_files_id ca =
+        tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
+    struct tls_files_id other =
+        tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
     for (size_t i = 2; i + 1 < sizeof tls_names / sizeof tls_names[0]; i++) { /* "live" is a copy */
-        struct tls_files_id id = tls_files_make(strcmp(tls_names[i], "foreign") == 0 ? &other : &ca, &(struct tls_files_make){.name = tls_names[i]});
+        struct tls_files_id id = tls_files_make(strcmp(tls_names[i], "foreign") == 0 ? &other : &ca,
+                                                &(struct tls_files_make){.name = tls_names[i]});
         tls_files_free(&id);
     }
     tls_files_free(&ca);
@@ -160,15 +175,28 @@ static bool is_zerocopy(const struct variant *v)
 
 static struct node_command open_command(const struct pair *t, uint16_t port, bool receiver)
 {
-    struct node_command c = {.verb = NODE_OPEN, .path = t->v.path, .port = port, .shareable = true, .max_slots = n_slots, .max_ops = n_slots,
-                                 .timeout_ms = timeout_ms, .block_bytes = t->block_bytes, .layout_hash = 0x1a70, .n_blocks = t->n_blocks,
-                                 .lanes = t->v.lanes, .digest_every = t->v.digest_every, .small_sockets = receiver && small_sockets};
+    struct node_command c = {.verb = NODE_OPEN,
+                             .path = t->v.path,
+                             .port = port,
+                             .shareable = true,
+                             .max_slots = n_slots,
+                             .max_ops = n_slots,
+                             .timeout_ms = timeout_ms,
+                             .block_bytes = t->block_bytes,
+                             .layout_hash = 0x1a70,
+                             .n_blocks = t->n_blocks,
+                             .lanes = t->v.lanes,
+                             .digest_every = t->v.digest_every,
+                             .small_sockets = receiver && small_sockets};
     if (t->v.path == TD_XFER_PATH_RDMA) {
-        if (real_devices[0][0]) snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[receiver]);
-        else snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20%s", fabric_path, t->v.fabric);
-        /* 4.096 us x 2^12 = 17 ms make the provider in memory repeat a lost request soon. An emulated device that waits for its
-         * processor answers later than that, and Soft-RoCE's receiver may refuse what its sender then repeats ("remote invalid
-         * request"): 4.3 s. Lost packets over Soft-RoCE are tests/rdma/test_rdma_cluster.py's. */
+        if (real_devices[0][0])
+            snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[receiver]);
+        else
+            snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20%s", fabric_path, t->v.fabric);
+        /* 4.096 us x 2^12 = 17 ms make the provider in memory repeat a lost request soon. An
+         * emulated device that waits for its processor answers later than that, and Soft-RoCE's
+         * receiver may refuse what its sender then repeats ("remote invalid request"): 4.3 s.
+         * Lost packets over Soft-RoCE are tests/rdma/test_rdma_cluster.py's. */
         c.ib_timeout = real_devices[0][0] ? 20 : 12;
         c.ib_retry = 3;
         c.rnr_never_waits = true;
@@ -176,7 +204,8 @@ static struct node_command open_command(const struct pair *t, uint16_t port, boo
         c.pull = t->v.pull;
     }
     size_t n = strlen(c.fabric);
-    if (receiver ? t->v.where == RECEIVER_CHILD : t->v.where == SENDER_CHILD) snprintf(c.fabric + n, sizeof c.fabric - n, "%s", child_fabric);
+    if (receiver ? t->v.where == RECEIVER_CHILD : t->v.where == SENDER_CHILD)
+        snprintf(c.fabric + n, sizeof c.fabric - n, "%s", child_fabric);
     if (t->v.device) snprintf(c.device, sizeof c.device, "%s", t->v.device);
     if (is_zerocopy(&t->v)) c.zerocopy = TD_XFER_ZEROCOPY_ON;
     if (t->v.tls) as_identity(&c, receiver ? "decode" : "prefill", "ca");
@@ -198,11 +227,13 @@ static void poison_all(struct pair *t)
     poison(t, ids, t->n_blocks);
 }
 
-static void pair_open_of(struct pair *t, const struct variant *v, uint64_t block_bytes, int32_t n_blocks)
+static void pair_open_of(struct pair *t, const struct variant *v, uint64_t block_bytes,
+                         int32_t n_blocks)
 {
     *t = (struct pair){.v = *v, .block_bytes = block_bytes, .n_blocks = n_blocks, .seed = 77};
     static int n_fabrics;
-    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-test-%d-%d", (int)getpid(), n_fabrics++);
+    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-test-%d-%d", (int)getpid(),
+             n_fabrics++);
     t->p = v->where == SENDER_CHILD ? node_spawn(program) : node_local();
     t->d = v->where == RECEIVER_CHILD ? node_spawn(program) : node_local();
     struct node_command c = open_command(t, 0, true);
@@ -220,7 +251,8 @@ static void pair_open(struct pair *t, const struct variant *v, uint64_t block_by
     pair_open_of(t, v, block_bytes, N_BLOCKS);
 }
 
-static void pair_open_calm(struct pair *t, const struct variant *v, uint64_t block_bytes, int32_t n_blocks)
+static void pair_open_calm(struct pair *t, const struct variant *v, uint64_t block_bytes,
+                           int32_t n_blocks)
 {
     timeout_ms = CALM_MS;
     pair_open_of(t, v, block_bytes, n_blocks);
@@ -234,7 +266,8 @@ static void pair_close(struct pair *t)
     unlink(fabric_path);
 }
 
-/* A grant of n blocks: 5, 12, 19, ... mod the blocks of the pool (7 and 48, or 16, have no common factor), so that neighbours in the grant are none in the pool. */
+/* A grant of n blocks: 5, 12, 19, ... mod the blocks of the pool (7 and 48, or 16, have no
+ * common factor), so that neighbours in the grant are none in the pool. */
 struct transfer {
     int32_t n;
     int32_t src[NODE_MAX_IDS], dst[NODE_MAX_IDS];
@@ -243,7 +276,8 @@ struct transfer {
     struct node_reply grant;
 };
 
-static void grant_from(struct pair *t, struct transfer *m, int32_t first, int32_t n, uint64_t deadline_ms)
+static void grant_from(struct pair *t, struct transfer *m, int32_t first, int32_t n,
+                       uint64_t deadline_ms)
 {
     struct node_command c = {.verb = NODE_GRANT, .n = n, .deadline_ms = deadline_ms, .user = 1000};
     m->n = n;
@@ -264,7 +298,10 @@ static void grant(struct pair *t, struct transfer *m, int32_t n, uint64_t deadli
 
 static void op(struct pair *t, struct transfer *m, uint64_t deadline_ms)
 {
-    struct node_command c = {.verb = NODE_OP, .deadline_ms = deadline_ms, .user = 2000, .blob_bytes = m->grant.blob_bytes};
+    struct node_command c = {.verb = NODE_OP,
+                             .deadline_ms = deadline_ms,
+                             .user = 2000,
+                             .blob_bytes = m->grant.blob_bytes};
     memcpy(c.blob, m->grant.blob, c.blob_bytes);
     struct node_reply r = ask(t->p, &c);
     if (r.status) fail_msg("op: %s", r.msg);
@@ -275,9 +312,15 @@ static void op(struct pair *t, struct transfer *m, uint64_t deadline_ms)
     ask(t->p, &fill);
 }
 
-static struct node_command submit_command(const struct transfer *m, int32_t first, int32_t n, bool final)
+static struct node_command submit_command(const struct transfer *m, int32_t first, int32_t n,
+                                          bool final)
 {
-    struct node_command c = {.verb = NODE_SUBMIT, .id = m->op, .first = first, .n = n, .final = final, .note_bytes = final ? 10 : 0};
+    struct node_command c = {.verb = NODE_SUBMIT,
+                             .id = m->op,
+                             .first = first,
+                             .n = n,
+                             .final = final,
+                             .note_bytes = final ? 10 : 0};
     memcpy(c.note, "first=1234", 10);
     memcpy(c.ids, m->src + first, (size_t)n * sizeof c.ids[0]);
     return c;
@@ -290,7 +333,8 @@ static td_status submit(struct pair *t, struct transfer *m, int32_t first, int32
     return ask(t->p, &c).status;
 }
 
-/* The granted blocks hold the source's bytes; with `content` false they may hold anything. All others hold the poison. */
+/* The granted blocks hold the source's bytes; with `content` false they may hold anything. All
+ * others hold the poison. */
 static void check_pool(struct pair *t, const struct transfer *m, bool content)
 {
     bool granted[N_BLOCKS] = {0};
@@ -326,7 +370,8 @@ static struct td_xfer_stats stats(struct node *n)
     return ask(n, &c).stats;
 }
 
-/* For how long the node's threads have been ready to run and have not run, as the kernel counts it. */
+/* For how long the node's threads have been ready to run and have not run, as the kernel counts
+ * it. */
 static uint64_t starved_ns(const struct node *n)
 {
     char name[64];
@@ -357,7 +402,8 @@ static void whole(struct pair *t, int32_t n)
     if (e.kind != TD_XFER_SLOT_READY) {
         /* "silent for too long" is a fault only of a side that had a processor */
         uint64_t ms = (starved_ns(t->d) + starved_ns(t->p) - before_ns) / TD_NS_PER_MS;
-        fail_msg("event %d: %s (%llu ms of waiting for a processor)", (int)e.kind, e.reason, (unsigned long long)ms);
+        fail_msg("event %d: %s (%llu ms of waiting for a processor)", (int)e.kind, e.reason,
+                 (unsigned long long)ms);
     }
     assert_int_equal(e.id, m.slot);
     assert_int_equal(e.user, 1000);
@@ -393,12 +439,15 @@ static void transfers_arrive_whole(void **state)
     check_idle(&t);
     assert_int_equal(stats(t.d).bytes_pulled > 0, t.v.pull);
     assert_int_equal(stats(t.p).n_zerocopy > 0, is_zerocopy(&t.v));
-    assert_int_equal(stats(t.d).n_stale_frames + stats(t.d).n_bad_frames + stats(t.p).n_bad_frames, 0);
+    assert_int_equal(stats(t.d).n_stale_frames + stats(t.d).n_bad_frames + stats(t.p).n_bad_frames,
+                     0);
     pair_close(&t);
 }
 
-/* The time of a transfer is what it took from the first submit on, on every path: the receiver of RDMA sees only the last words. It leaves out the fastest
- * frame's flight, which others on this machine may have held up; but never so much that the submits would lie closer together than they did. */
+/* The time of a transfer is what it took from the first submit on, on every path: the receiver
+ * of RDMA sees only the last words. It leaves out the fastest frame's flight, which others on
+ * this machine may have held up; but never so much that the submits would lie closer together
+ * than they did. */
 static void times_begin_at_the_first_submit(void **state)
 {
     struct pair t;
@@ -410,7 +459,8 @@ static void times_begin_at_the_first_submit(void **state)
         uint64_t before_first = td_now_ns();
         assert_int_equal(submit(&t, &m, 0, 4, false), TD_OK);
         uint64_t after_first = td_now_ns();
-        while (td_now_ns() < after_first + 5 * TD_NS_PER_MS) stats(t.d); /* the sender computes; and frames wait for the receiver's lock */
+        /* the sender computes; and frames wait for the receiver's lock */
+        while (td_now_ns() < after_first + 5 * TD_NS_PER_MS) stats(t.d);
         uint64_t before_last = td_now_ns();
         assert_int_equal(submit(&t, &m, 4, 4, true), TD_OK);
         struct td_xfer_event ready = event(t.d);
@@ -419,13 +469,15 @@ static void times_begin_at_the_first_submit(void **state)
         struct td_xfer_event done = event(t.p);
         uint64_t after_done = td_now_ns();
         assert_int_equal(done.kind, TD_XFER_OP_DONE);
-        uint64_t apart = before_last - after_first, us = 2 * TD_NS_PER_US; /* the wire has whole microseconds */
+        /* the wire has whole microseconds */
+        uint64_t apart = before_last - after_first, us = 2 * TD_NS_PER_US;
         assert_in_range(ready.tail_ns, 0, after_ready - before_last + us);
         assert_in_range(ready.at_ns, after_first, after_ready);
         assert_in_range(done.elapsed_ns, apart, after_done - before_first);
         assert_in_range(done.elapsed_ns - done.tail_ns, apart, after_done - before_first);
         assert_in_range(ready.elapsed_ns, apart - us, after_ready - before_first + us);
-        assert_in_range(ready.elapsed_ns - ready.tail_ns, apart - us, after_ready - before_first + us);
+        assert_in_range(ready.elapsed_ns - ready.tail_ns, apart - us,
+                        after_ready - before_first + us);
         check_pool(&t, &m, true);
         give_back(&t, m.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
@@ -435,7 +487,8 @@ static void times_begin_at_the_first_submit(void **state)
     pair_close(&t);
 }
 
-/* How long all threads of a process (0: this one) have been ready and had no core; 0 where the kernel does not say. */
+/* How long all threads of a process (0: this one) have been ready and had no core; 0 where the
+ * kernel does not say. */
 static uint64_t core_wait_of(pid_t pid)
 {
     char path[64];
@@ -463,29 +516,30 @@ static uint64_t core_wait_ns(const struct pair *t)
 }
 
 /* A clock that stands while threads of this process are ready and have no core. */
-static uint64_t less_core_wait_ns(void)
-{
-    return td_now_ns() - core_wait_of(0);
-}
+static uint64_t less_core_wait_ns(void) { return td_now_ns() - core_wait_of(0); }
 
-/* Lets a moment of at most 100 us pass, at work or asleep: a progress thread looks for 20 to 50 us before it sleeps. */
+/* Lets a moment of at most 100 us pass, at work or asleep: a progress thread looks for 20 to 50
+ * us before it sleeps. */
 static void moment(uint64_t *random)
 {
     *random = *random * 6364136223846793005u + 1442695040888963407u;
     uint64_t ns = (*random >> 40) % 100000, start = td_now_ns();
     struct timespec ts = {.tv_nsec = (long)ns};
     if (*random >> 33 & 1) ppoll(NULL, 0, &ts, NULL);
-    while (td_now_ns() - start < ns) {}
+    while (td_now_ns() - start < ns) {
+    }
 }
 
-/* Wherever a wake meets the progress threads: looking, about to sleep, asleep. Their timers are many seconds away, so what nobody wakes is late by as
- * much. A transfer's time is counted less what threads of both ends waited for a core meanwhile: on a busy machine that is no lost wake. */
+/* Wherever a wake meets the progress threads: looking, about to sleep, asleep. Their timers are
+ * many seconds away, so what nobody wakes is late by as much. A transfer's time is counted less
+ * what threads of both ends waited for a core meanwhile: on a busy machine that is no lost wake. */
 static void no_wake_is_lost(void **state)
 {
     struct pair t;
     struct transfer m;
     const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_WAKES");
-    uint64_t random = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32, seed = random, worst = 0, worst_wait = 0;
+    uint64_t random = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32,
+             seed = random, worst = 0, worst_wait = 0;
     int n_total = n_text ? (int)strtol(n_text, NULL, 10) : is_short() ? 60 : 250;
     timeout_ms = 600000; /* a look at the timers each 37 s, heartbeats each 150 s */
     pair_open(&t, *state, BLOCK_BYTES);
@@ -509,12 +563,16 @@ static void no_wake_is_lost(void **state)
         if (spent > waited && spent - waited > worst) worst = spent - waited;
         if (waited > worst_wait) worst_wait = waited;
         if (spent > waited + TD_NS_PER_S)
-            fail_msg("transfer %d took %.3f s, its threads waited %.3f s for a core; SEED=%" PRIu64, i, (double)spent / 1e9, (double)waited / 1e9, seed);
+            fail_msg("transfer %d took %.3f s, its threads waited %.3f s for a core; SEED=%" PRIu64,
+                     i, (double)spent / 1e9, (double)waited / 1e9, seed);
         moment(&random);
         give_back(&t, m.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
     }
-    if (n_text) printf("%d transfers, at worst %.1f ms, or %.1f ms of waiting for cores; SEED=%" PRIu64 "\n", n_total, (double)worst / 1e6, (double)worst_wait / 1e6, seed);
+    if (n_text)
+        printf("%d transfers, at worst %.1f ms, or %.1f ms of waiting for cores; SEED=%" PRIu64
+               "\n",
+               n_total, (double)worst / 1e6, (double)worst_wait / 1e6, seed);
     poison_all(&t);
     whole(&t, 3);
     check_idle(&t);
@@ -565,7 +623,8 @@ static void any_order_and_late_final(void **state)
 enum point { ARMED, BOUND, HALF, ALL_BUT_FINAL, FINAL, N_POINTS };
 static const char *const point_names[] = {"armed", "bound", "half", "all but final", "final"};
 
-static void go_to(struct pair *t, struct transfer *m, enum point point, uint64_t d_ms, uint64_t p_ms)
+static void go_to(struct pair *t, struct transfer *m, enum point point, uint64_t d_ms,
+                  uint64_t p_ms)
 {
     grant(t, m, 10, d_ms);
     if (point == ARMED) return;
@@ -575,7 +634,8 @@ static void go_to(struct pair *t, struct transfer *m, enum point point, uint64_t
     if (point >= FINAL) submit(t, m, 10, 0, true);
 }
 
-/* On rdma the receiver's process does not see single bytes arrive; the writer sees that they have. */
+/* On rdma the receiver's process does not see single bytes arrive; the writer sees that they
+ * have. */
 static uint64_t n_moved(struct pair *t)
 {
     return t->v.path == TD_XFER_PATH_RDMA ? stats(t->p).bytes_sent : stats(t->d).bytes_received;
@@ -590,9 +650,15 @@ static void moved(struct pair *t, uint64_t want)
     }
 }
 
-static td_status submit_part(struct pair *t, const struct transfer *m, int32_t first, int32_t n, uint64_t offset, uint64_t n_bytes)
+static td_status submit_part(struct pair *t, const struct transfer *m, int32_t first, int32_t n,
+                             uint64_t offset, uint64_t n_bytes)
 {
-    struct node_command c = {.verb = NODE_SUBMIT_PART, .id = m->op, .first = first, .n = n, .offset = offset, .n_bytes = n_bytes};
+    struct node_command c = {.verb = NODE_SUBMIT_PART,
+                             .id = m->op,
+                             .first = first,
+                             .n = n,
+                             .offset = offset,
+                             .n_bytes = n_bytes};
     memcpy(c.ids, m->src + first, (size_t)n * sizeof c.ids[0]);
     return ask(t->p, &c).status;
 }
@@ -612,14 +678,17 @@ static void parts_arrive_whole(void **state)
             uint64_t n_bytes = part < 2 ? third : t.block_bytes - at;
             assert_int_equal(submit_part(&t, &m, 0, 8, at, n_bytes), TD_OK);
             assert_int_equal(submit_part(&t, &m, 3, 1, at, n_bytes), TD_ERR_INVALID); /* twice */
-            assert_int_equal(submit(&t, &m, 12, 0, true), TD_ERR_INVALID);            /* not every byte is there */
-            if (round && part < 2) moved(&t, before + 8 * (at + n_bytes)); /* with the sender awake, and with it asleep */
+            /* not every byte is there */
+            assert_int_equal(submit(&t, &m, 12, 0, true), TD_ERR_INVALID);
+            /* with the sender awake, and with it asleep */
+            if (round && part < 2) moved(&t, before + 8 * (at + n_bytes));
             at += n_bytes;
         }
         assert_int_equal(submit(&t, &m, 8, 4, round != 1), TD_OK); /* whole ones beside them */
         if (round == 1) assert_int_equal(submit(&t, &m, 12, 0, true), TD_OK);
         struct td_xfer_event e = event(t.d);
-        if (e.kind != TD_XFER_SLOT_READY) fail_msg("round %d: event %d: %s", round, (int)e.kind, e.reason);
+        if (e.kind != TD_XFER_SLOT_READY)
+            fail_msg("round %d: event %d: %s", round, (int)e.kind, e.reason);
         assert_int_equal(e.bytes, 12 * t.block_bytes);
         check_pool(&t, &m, true);
         expect(t.p, TD_XFER_OP_DONE, TD_OK);
@@ -635,10 +704,13 @@ static void parts_arrive_whole(void **state)
         op(&t, &m, WAIT_MS);
         assert_int_equal(submit_part(&t, &m, 0, 6, 0, t.block_bytes / 2), TD_OK);
         moved(&t, before + 6 * (t.block_bytes / 2));
-        if (who == 0) cancel(&t, m.op);
-        else give_back(&t, m.slot);
+        if (who == 0)
+            cancel(&t, m.op);
+        else
+            give_back(&t, m.slot);
         assert_int_equal(event(t.p).kind, TD_XFER_OP_FAILED);
-        assert_int_not_equal(submit_part(&t, &m, 0, 6, t.block_bytes / 2, t.block_bytes - t.block_bytes / 2), TD_OK);
+        assert_int_not_equal(
+            submit_part(&t, &m, 0, 6, t.block_bytes / 2, t.block_bytes - t.block_bytes / 2), TD_OK);
         if (who == 0) assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FAILED);
         if (who == 0) give_back(&t, m.slot);
         assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
@@ -649,17 +721,21 @@ static void parts_arrive_whole(void **state)
     pair_close(&t);
 }
 
-/* Waits until the receiver has counted what was submitted up to this point: only then the point is reached on both sides. */
+/* Waits until the receiver has counted what was submitted up to this point: only then the point
+ * is reached on both sides. */
 static void reached(struct pair *t, enum point point, uint64_t before)
 {
-    moved(t, before + (point >= HALF ? 5 * t->block_bytes : 0) + (point >= ALL_BUT_FINAL ? 5 * t->block_bytes : 0));
+    moved(t, before + (point >= HALF ? 5 * t->block_bytes : 0) +
+                 (point >= ALL_BUT_FINAL ? 5 * t->block_bytes : 0));
 }
 
-static void end_at_every_point(void **state, enum node_verb verb, td_status status, const char *reason)
+static void end_at_every_point(void **state, enum node_verb verb, td_status status,
+                               const char *reason)
 {
     struct pair t;
     pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
-    whole(&t, 3); /* a cancel before the first connection stands is not told to the receiver; its deadline or its own abort ends that */
+    whole(&t, 3); /* a cancel before the first connection stands is not told to the receiver; its
+                     deadline or its own abort ends that */
     for (enum point point = BOUND; point < N_POINTS; point++) {
         struct transfer m;
         go_to(&t, &m, point, WAIT_MS, WAIT_MS);
@@ -669,7 +745,8 @@ static void end_at_every_point(void **state, enum node_verb verb, td_status stat
         struct td_xfer_event p = event(t.p), d;
         if (point < FINAL) assert_int_equal(p.kind, TD_XFER_OP_FAILED);
         if (p.kind == TD_XFER_OP_FAILED) assert_int_equal(p.status, status);
-        /* The op's blocks are the caller's again: whatever they become, the slot must not turn READY with it. */
+        /* The op's blocks are the caller's again: whatever they become, the slot must not turn
+           READY with it. */
         struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
         memcpy(junk.ids, m.src, sizeof junk.ids);
         ask(t.p, &junk);
@@ -694,10 +771,16 @@ static void end_at_every_point(void **state, enum node_verb verb, td_status stat
     pair_close(&t);
 }
 
-static void cancel_at_every_point(void **state) { end_at_every_point(state, NODE_CANCEL, TD_ERR_CANCELLED, "cancelled by the test"); }
+static void cancel_at_every_point(void **state)
+{
+    end_at_every_point(state, NODE_CANCEL, TD_ERR_CANCELLED, "cancelled by the test");
+}
 
 /* "The request is finished" is told apart from a failure, and is as safe. */
-static void finished_at_every_point(void **state) { end_at_every_point(state, NODE_FINISHED, TD_ERR_FINISHED, "the request is finished"); }
+static void finished_at_every_point(void **state)
+{
+    end_at_every_point(state, NODE_FINISHED, TD_ERR_FINISHED, "the request is finished");
+}
 
 static void revoke_at_every_point(void **state)
 {
@@ -715,7 +798,8 @@ static void revoke_at_every_point(void **state)
         e = event(t.p);
         if (e.kind != TD_XFER_OP_DONE || point != FINAL) {
             assert_int_equal(e.kind, TD_XFER_OP_FAILED);
-            if (e.status != TD_ERR_CANCELLED && e.status != TD_ERR_STALE) fail_msg("%s: status %d %s", point_names[point], e.status, e.reason);
+            if (e.status != TD_ERR_CANCELLED && e.status != TD_ERR_STALE)
+                fail_msg("%s: status %d %s", point_names[point], e.status, e.reason);
         }
         struct transfer none = {.n = 0};
         check_pool(&t, &none, false);
@@ -743,7 +827,8 @@ static void deadlines_end_both_sides(void **state)
         if (point > ARMED) {
             e = event(t.p);
             assert_int_equal(e.kind, TD_XFER_OP_FAILED);
-            if (e.status != TD_ERR_DEADLINE && e.status != TD_ERR_STALE) fail_msg("status %d %s", e.status, e.reason);
+            if (e.status != TD_ERR_DEADLINE && e.status != TD_ERR_STALE)
+                fail_msg("status %d %s", e.status, e.reason);
         }
         poison_all(&t);
     }
@@ -768,7 +853,8 @@ static void an_old_grant_opens_nothing(void **state)
         give_back(&t, old.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
     }
-    for (int i = 0; i < N_SLOTS; i++) grant(&t, &now, 4, WAIT_MS); /* old.slot is armed again, for somebody else */
+    /* old.slot is armed again, for somebody else */
+    for (int i = 0; i < N_SLOTS; i++) grant(&t, &now, 4, WAIT_MS);
     struct node_command c = {.verb = NODE_GRANT};
     assert_int_equal(ask(t.d, &c).status, TD_ERR_AGAIN);
     op(&t, &old, WAIT_MS);
@@ -811,7 +897,8 @@ static void bad_grants_are_refused_by_name(void **state)
     struct node_reply r = ask(t.p, &c);
     assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(r.msg, "layout"));
-    /* A right grant with a wrong key: the receiver refuses the connection and the slot is as it was. */
+    /* A right grant with a wrong key: the receiver refuses the connection and the slot is as it
+       was. */
     other = g;
     other.key[7] ^= 1;
     td_xfer_grant_encode(&other, c.blob);
@@ -827,11 +914,13 @@ static void bad_grants_are_refused_by_name(void **state)
     pair_close(&t);
 }
 
-/* How turns go round is proved by their count where there are no threads: xfer_core_test, turns_follow_the_ordering_key. Here
- * that every path asks the core for turns: where the large transfer keeps the link until it is through, the small one's last byte
- * never finds more of the large one behind it than what other lanes have left of a block each. Bytes are counted, no time: on a
- * busy machine a thread may lose its core between the two submits, or before it looks at the second, while the large one goes
- * through. Such a try shows nothing about turns and does not count. */
+/* How turns go round is proved by their count where there are no threads: xfer_core_test,
+ * turns_follow_the_ordering_key. Here that every path asks the core for turns: where the large
+ * transfer keeps the link until it is through, the small one's last byte never finds more of the
+ * large one behind it than what other lanes have left of a block each. Bytes are counted, no
+ * time: on a busy machine a thread may lose its core between the two submits, or before it looks
+ * at the second, while the large one goes through. Such a try shows nothing about turns and does
+ * not count. */
 static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
 {
     struct pair t;
@@ -851,7 +940,8 @@ static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
         assert_int_equal(ask(t.p, &c).status, TD_OK);
         struct td_xfer_event e = event(t.d);
         if (e.kind != TD_XFER_SLOT_READY)
-            fail_msg("event %d of slot %u: %s; the sender: %s", (int)e.kind, e.id, e.reason, event(t.p).reason);
+            fail_msg("event %d of slot %u: %s; the sender: %s", (int)e.kind, e.id, e.reason,
+                     event(t.p).reason);
         bool is_first = e.id == small.slot;
         uint64_t behind_bytes = is_first ? e.behind_bytes : 0;
         e = event(t.d);
@@ -860,7 +950,8 @@ static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
         for (int i = 0; i < 2; i++) {
             e = event(t.p);
             assert_int_equal(e.kind, TD_XFER_OP_DONE);
-            if (e.id == small.op && is_first) behind_bytes += e.behind_bytes; /* one of the two sides says 0 */
+            /* one of the two sides says 0 */
+            if (e.id == small.op && is_first) behind_bytes += e.behind_bytes;
         }
         shown = behind_bytes >= n_lanes * BIG_BYTES;
         give_back(&t, large.slot);
@@ -868,12 +959,15 @@ static void a_small_transfer_does_not_wait_for_a_large_one(void **state)
         give_back(&t, small.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
     }
-    if (!shown) fail_msg("in none of %d tries the small one was through while the large one had much to send", MAX_TRIES);
+    if (!shown)
+        fail_msg(
+            "in none of %d tries the small one was through while the large one had much to send",
+            MAX_TRIES);
     check_idle(&t);
     pair_close(&t);
 }
 
-/* --- peers that die, stop or lie ------------------------------------------------------------------------------------------------ */
+/* --- peers that die, stop or lie -------------------------------------------------------------- */
 
 static void kill_at_every_point(void **state)
 {
@@ -882,10 +976,12 @@ static void kill_at_every_point(void **state)
         if (is_left_out(v, (int)point)) continue;
         struct pair t;
         struct transfer m;
-        pair_open_calm(&t, v, BLOCK_BYTES, N_BLOCKS); /* it is not the silence of the dead that ends it */
+        pair_open_calm(&t, v, BLOCK_BYTES, N_BLOCKS); /* it is not the silence of the dead that
+                                                         ends it */
         whole(&t, 3);
         uint64_t before = stats(t.d).bytes_received;
-        go_to(&t, &m, point, point <= BOUND ? 3000 : WAIT_MS, WAIT_MS); /* before a peer is bound to the slot only its deadline ends it */
+        /* before a peer is bound to the slot only its deadline ends it */
+        go_to(&t, &m, point, point <= BOUND ? 3000 : WAIT_MS, WAIT_MS);
         reached(&t, point, before);
         if (v->where == SENDER_CHILD) {
             node_kill(t.p);
@@ -896,9 +992,13 @@ static void kill_at_every_point(void **state)
                 check_pool(&t, &m, true);
             } else {
                 assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
-                assert_int_equal(e.status, point == ARMED || (point == BOUND && e.status == TD_ERR_DEADLINE) ? TD_ERR_DEADLINE : TD_ERR_PEER);
+                assert_int_equal(e.status,
+                                 point == ARMED || (point == BOUND && e.status == TD_ERR_DEADLINE)
+                                     ? TD_ERR_DEADLINE
+                                     : TD_ERR_PEER);
             }
-            if (point > BOUND) assert_true((int64_t)(less_core_wait_ns() - killed) < 2 * (int64_t)TD_NS_PER_S);
+            if (point > BOUND)
+                assert_true((int64_t)(less_core_wait_ns() - killed) < 2 * (int64_t)TD_NS_PER_S);
             check_pool(&t, &m, false);
             give_back(&t, m.slot);
             e = event(t.d);
@@ -909,8 +1009,10 @@ static void kill_at_every_point(void **state)
             uint64_t killed = less_core_wait_ns();
             if (point == ARMED) op(&t, &m, WAIT_MS);
             struct td_xfer_event e = event(t.p);
-            if (e.kind == TD_XFER_OP_FAILED) assert_int_equal(e.status, TD_ERR_PEER);
-            else assert_int_equal(point, FINAL);
+            if (e.kind == TD_XFER_OP_FAILED)
+                assert_int_equal(e.status, TD_ERR_PEER);
+            else
+                assert_int_equal(point, FINAL);
             assert_true((int64_t)(less_core_wait_ns() - killed) < 2 * (int64_t)TD_NS_PER_S);
             assert_int_equal(stats(t.p).n_ops_used, 0);
         }
@@ -922,23 +1024,41 @@ static void kill_at_every_point(void **state)
 static void wait_dead(struct node *n, const char *point)
 {
     siginfo_t info = {0};
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); !info.si_pid; poll(NULL, 0, 1)) {
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); !info.si_pid;
+         poll(NULL, 0, 1)) {
         assert_int_equal(waitid(P_PID, (id_t)node_pid(n), &info, WEXITED | WNOHANG | WNOWAIT), 0);
         if (!info.si_pid && td_now_ns() > until) fail_msg("%s was not reached", point);
     }
-    if (info.si_code != CLD_KILLED || info.si_status != SIGKILL) fail_msg("%s: the child ended by itself: %d", point, info.si_status);
+    if (info.si_code != CLD_KILLED || info.si_status != SIGKILL)
+        fail_msg("%s: the child ended by itself: %d", point, info.si_status);
 }
 
-/* Every state that kill_at_every_point does not see, because its connection stands: the child kills itself as it comes there. What the other side holds
- * for it is free soon, and its next transfer, with a child that took the place, arrives. */
+/* Every state that kill_at_every_point does not see, because its connection stands: the child
+ * kills itself as it comes there. What the other side holds for it is free soon, and its next
+ * transfer, with a child that took the place, arrives. */
 static void kill_in_every_state(void **state)
 {
-    enum { AT_SENDER = 1, AT_RECEIVER = 2, ONLY_TLS = 4, ONLY_RDMA = 8, ONLY_SET_UP = 16, IN_SHORT = 32 };
-    static const struct { const char *name; unsigned flags; } points[] = {
-        {"xfer_tls", AT_SENDER | AT_RECEIVER | ONLY_TLS}, {"xfer_hello", AT_SENDER | AT_RECEIVER | IN_SHORT},
-        {"xfer_offer", AT_SENDER | AT_RECEIVER | ONLY_SET_UP}, {"xfer_rtr", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
-        {"xfer_rts", AT_SENDER | AT_RECEIVER | ONLY_RDMA}, {"xfer_probe", AT_SENDER | AT_RECEIVER | ONLY_RDMA | IN_SHORT},
-        {"xfer_verifying", AT_RECEIVER | IN_SHORT}, {"xfer_revoking", AT_RECEIVER}, {"xfer_stopping", AT_SENDER | IN_SHORT},
+    enum {
+        AT_SENDER = 1,
+        AT_RECEIVER = 2,
+        ONLY_TLS = 4,
+        ONLY_RDMA = 8,
+        ONLY_SET_UP = 16,
+        IN_SHORT = 32
+    };
+    static const struct {
+        const char *name;
+        unsigned flags;
+    } points[] = {
+        {"xfer_tls", AT_SENDER | AT_RECEIVER | ONLY_TLS},
+        {"xfer_hello", AT_SENDER | AT_RECEIVER | IN_SHORT},
+        {"xfer_offer", AT_SENDER | AT_RECEIVER | ONLY_SET_UP},
+        {"xfer_rtr", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+        {"xfer_rts", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+        {"xfer_probe", AT_SENDER | AT_RECEIVER | ONLY_RDMA | IN_SHORT},
+        {"xfer_verifying", AT_RECEIVER | IN_SHORT},
+        {"xfer_revoking", AT_RECEIVER},
+        {"xfer_stopping", AT_SENDER | IN_SHORT},
         {"xfer_fencing", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
     };
     const struct variant *v = *state;
@@ -946,25 +1066,33 @@ static void kill_in_every_state(void **state)
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         const char *at = points[i].name;
         unsigned flags = points[i].flags;
-        bool is_rdma = v->path == TD_XFER_PATH_RDMA, has_set_up = is_rdma || v->path == TD_XFER_PATH_CUDA_IPC;
+        bool is_rdma = v->path == TD_XFER_PATH_RDMA,
+             has_set_up = is_rdma || v->path == TD_XFER_PATH_CUDA_IPC;
         bool is_fence = strcmp(at, "xfer_fencing") == 0;
-        if (!(flags & (is_sender ? AT_SENDER : AT_RECEIVER)) || (flags & ONLY_TLS && !v->tls) || (flags & ONLY_RDMA && !is_rdma) ||
-            (flags & ONLY_SET_UP && !has_set_up) || (is_short() && !(flags & IN_SHORT)))
+        if (!(flags & (is_sender ? AT_SENDER : AT_RECEIVER)) || (flags & ONLY_TLS && !v->tls) ||
+            (flags & ONLY_RDMA && !is_rdma) || (flags & ONLY_SET_UP && !has_set_up) ||
+            (is_short() && !(flags & IN_SHORT)))
             continue;
         struct pair t;
         struct transfer m;
         char fault[64];
         snprintf(fault, sizeof fault, "%s:kill", at);
         setenv("TANDEM_FAULT", fault, 1);
-        if (is_fence) child_fabric = is_sender ? ",fail_nth=6,fail_status=11" : ",fail_nth=1,fail_status=11"; /* data; an answer to a probe */
+        /* data; an answer to a probe */
+        if (is_fence)
+            child_fabric = is_sender ? ",fail_nth=6,fail_status=11" : ",fail_nth=1,fail_status=11";
         pair_open(&t, v, BLOCK_BYTES);
         child_fabric = "";
         unsetenv("TANDEM_FAULT");
 
         grant(&t, &m, 12, WAIT_MS);
-        struct node_command c = {.verb = NODE_OP, .deadline_ms = WAIT_MS, .user = 2000, .blob_bytes = m.grant.blob_bytes};
+        struct node_command c = {.verb = NODE_OP,
+                                 .deadline_ms = WAIT_MS,
+                                 .user = 2000,
+                                 .blob_bytes = m.grant.blob_bytes};
         memcpy(c.blob, m.grant.blob, c.blob_bytes);
-        struct node_reply r = ask(t.p, &c); /* from here on a child may be gone: no answer is looked at */
+        struct node_reply r = ask(t.p, &c); /* from here on a child may be gone: no answer is
+                                               looked at */
         m.op = r.id;
         struct node_command fill = {.verb = NODE_FILL, .seed = m.seed, .n = m.n};
         memcpy(fill.ids, m.src, sizeof fill.ids);
@@ -1001,7 +1129,8 @@ static void kill_in_every_state(void **state)
     }
 }
 
-/* The stopped side's peer gives up, its blocks get new content, and then the stopped side wakes: it must not take anything wrong for right. */
+/* The stopped side's peer gives up, its blocks get new content, and then the stopped side wakes:
+ * it must not take anything wrong for right. */
 static void stop_at_every_point(void **state)
 {
     const struct variant *v = *state;
@@ -1010,10 +1139,12 @@ static void stop_at_every_point(void **state)
         struct transfer m;
         pair_open(&t, v, BLOCK_BYTES);
         whole(&t, 3);
-        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d, *awake = v->where == SENDER_CHILD ? t.d : t.p;
+        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d,
+                    *awake = v->where == SENDER_CHILD ? t.d : t.p;
         if (v->where == SENDER_CHILD) {
             uint64_t before = stats(t.d).bytes_received;
-            go_to(&t, &m, point, point == BOUND ? 3000 : 30000, 30000); /* bound may not have been told yet: the deadline ends it then */
+            /* bound may not have been told yet: the deadline ends it then */
+            go_to(&t, &m, point, point == BOUND ? 3000 : 30000, 30000);
             reached(&t, point, before);
             kill(node_pid(stopped), SIGSTOP);
         } else { /* the receiver stops first, so that everything happens behind its back */
@@ -1026,8 +1157,10 @@ static void stop_at_every_point(void **state)
             if (point >= FINAL) submit(&t, &m, 10, 0, true);
         }
         struct td_xfer_event e = event(awake);
-        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_OP_DONE) assert_int_equal(point, FINAL);
-        else assert_true(e.status == TD_ERR_PEER || (point == BOUND && e.status == TD_ERR_DEADLINE));
+        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_OP_DONE)
+            assert_int_equal(point, FINAL);
+        else
+            assert_true(e.status == TD_ERR_PEER || (point == BOUND && e.status == TD_ERR_DEADLINE));
         if (awake == t.p) {
             struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
             memcpy(junk.ids, m.src, sizeof junk.ids);
@@ -1043,8 +1176,11 @@ static void stop_at_every_point(void **state)
         kill(node_pid(stopped), SIGCONT);
         e = event(stopped);
         if (stopped == t.d) {
-            if (e.kind == TD_XFER_SLOT_READY) check_pool(&t, &m, true); /* only ever with the right bytes */
-            else assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+            /* only ever with the right bytes */
+            if (e.kind == TD_XFER_SLOT_READY)
+                check_pool(&t, &m, true);
+            else
+                assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
             check_pool(&t, &m, false);
             give_back(&t, m.slot);
             e = event(t.d);
@@ -1068,12 +1204,14 @@ static void stop_at_every_point(void **state)
     }
 }
 
-/* The socket is full in the middle of a frame when the op is cancelled: its blocks are free at once, and the connection goes on. */
+/* The socket is full in the middle of a frame when the op is cancelled: its blocks are free at
+ * once, and the connection goes on. */
 static void a_cancel_inside_a_frame_keeps_the_connection(void **state)
 {
     struct pair t;
     struct transfer m;
-    timeout_ms = 60000; /* the receiver stands still for a while, and that is not what is tested here */
+    timeout_ms = 60000;   /* the receiver stands still for a while, and that is not what is tested
+                             here */
     small_sockets = true; /* else they hold tens of megabytes */
     pair_open_of(&t, *state, BIG_BYTES, MORE_BLOCKS);
     small_sockets = false;
@@ -1108,17 +1246,26 @@ static void a_cancel_inside_a_frame_keeps_the_connection(void **state)
     pair_close(&t);
 }
 
-/* The connection that this process dialled to the receiver and that is not the socket `not_inode`; -1 when there is none. */
+/* The connection that this process dialled to the receiver and that is not the socket
+ * `not_inode`; -1 when there is none. */
 static int dialled_connection(const struct pair *t, ino_t not_inode, ino_t *ret_inode)
 {
     for (int fd = 3; fd < 256; fd++) {
-        union { struct sockaddr any; struct sockaddr_in in; struct sockaddr_un un; } a = {0};
+        union {
+            struct sockaddr any;
+            struct sockaddr_in in;
+            struct sockaddr_un un;
+        } a = {0};
         socklen_t n = sizeof a;
         struct stat s;
-        /* By syscall(2): the endpoint's thread may close any of these meanwhile, which is fine here and an error to a sanitizer. */
-        if (syscall(SYS_getpeername, fd, &a.any, &n) || syscall(SYS_fstat, fd, &s) || s.st_ino == not_inode) continue;
+        /* By syscall(2): the endpoint's thread may close any of these meanwhile, which is fine
+           here and an error to a sanitizer. */
+        if (syscall(SYS_getpeername, fd, &a.any, &n) || syscall(SYS_fstat, fd, &s) ||
+            s.st_ino == not_inode)
+            continue;
         bool tcp = a.any.sa_family == AF_INET && ntohs(a.in.sin_port) == t->port;
-        bool shm = a.any.sa_family == AF_UNIX && n > offsetof(struct sockaddr_un, sun_path) + 12 && memcmp(a.un.sun_path + 1, "tandem-xfer-", 12) == 0;
+        bool shm = a.any.sa_family == AF_UNIX && n > offsetof(struct sockaddr_un, sun_path) + 12 &&
+                   memcmp(a.un.sun_path + 1, "tandem-xfer-", 12) == 0;
         if (!tcp && !shm) continue;
         *ret_inode = s.st_ino;
         return fd;
@@ -1126,23 +1273,26 @@ static int dialled_connection(const struct pair *t, ino_t not_inode, ino_t *ret_
     return -1;
 }
 
-/* Cuts the connection as a network would, once this attempt has sent up to `sent` (each attempt sends all again). */
+/* Cuts the connection as a network would, once this attempt has sent up to `sent` (each attempt
+ * sends all again). */
 static void cut_connection(struct pair *t, uint64_t sent, ino_t *last)
 {
     uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
     while (stats(t->p).bytes_sent < sent && td_now_ns() < until) poll(NULL, 0, 1);
     assert_int_equal(stats(t->p).bytes_sent, sent);
     int fd = dialled_connection(t, *last, last);
-    if (syscall(SYS_shutdown, fd, SHUT_RDWR)) fail_msg("there is no connection to cut: %s", strerror(errno));
+    if (syscall(SYS_shutdown, fd, SHUT_RDWR))
+        fail_msg("there is no connection to cut: %s", strerror(errno));
 }
 
-/* A slot waits an eighth of the time-out for the next attempt: long where one comes, however slow the machine is, and
- * short where none does. */
+/* A slot waits an eighth of the time-out for the next attempt: long where one comes, however
+ * slow the machine is, and short where none does. */
 static void cut(const struct variant *v, uint32_t slot_waits_ms, int min_cuts, int max_cuts)
 {
     struct pair t;
     struct transfer m;
-    const int32_t n = 4; /* blocks: each attempt is cut behind the first of them, and the last one sends all */
+    const int32_t n = 4; /* blocks: each attempt is cut behind the first of them, and the last
+                            one sends all */
     timeout_ms = 8 * slot_waits_ms;
     pair_open_of(&t, v, BIG_BYTES, FEW_BLOCKS);
     timeout_ms = normal_timeout_ms();
@@ -1151,7 +1301,8 @@ static void cut(const struct variant *v, uint32_t slot_waits_ms, int min_cuts, i
         if (is_left_out(v, n_cuts)) continue;
         ino_t last = 0;
         uint64_t sent = stats(t.p).bytes_sent;
-        grant(&t, &m, n, 4 * WAIT_MS); /* its deadline is not what is tested here: in it lies the filling, too */
+        grant(&t, &m, n, 4 * WAIT_MS); /* its deadline is not what is tested here: in it lies the
+                                          filling, too */
         op(&t, &m, 4 * WAIT_MS);
         for (int i = 0; i < n_cuts; i++) {
             if (i == 0) assert_int_equal(submit(&t, &m, 0, 1, false), TD_OK);
@@ -1162,7 +1313,8 @@ static void cut(const struct variant *v, uint32_t slot_waits_ms, int min_cuts, i
         struct td_xfer_event e = event(t.d);
         if (n_cuts < 3) {
             assert_int_equal(status, TD_OK);
-            if (e.kind != TD_XFER_SLOT_READY) fail_msg("%d cuts: event %d %s", n_cuts, (int)e.kind, e.reason);
+            if (e.kind != TD_XFER_SLOT_READY)
+                fail_msg("%d cuts: event %d %s", n_cuts, (int)e.kind, e.reason);
             check_pool(&t, &m, true);
             expect(t.p, TD_XFER_OP_DONE, TD_OK);
         } else {
@@ -1179,14 +1331,16 @@ static void cut(const struct variant *v, uint32_t slot_waits_ms, int min_cuts, i
     pair_close(&t);
 }
 
-/* A connection that breaks is not a peer that died: the op goes on with its next attempt, and after the last one it fails. */
+/* A connection that breaks is not a peer that died: the op goes on with its next attempt, and
+ * after the last one it fails. */
 static void a_cut_connection_is_another_attempt(void **state)
 {
     cut(*state, 10000, 1, 2);
     cut(*state, 1250, 3, 3);
 }
 
-/* One side stopped in the middle of a large transfer, again and again, at moments chosen by the clock: both go on. */
+/* One side stopped in the middle of a large transfer, again and again, at moments chosen by the
+ * clock: both go on. */
 static void stop_in_the_middle_of_bytes(void **state)
 {
     const struct variant *v = *state;
@@ -1200,8 +1354,10 @@ static void stop_in_the_middle_of_bytes(void **state)
         grant(&t, &m, MANY, 30000);
         op(&t, &m, 30000);
         assert_int_equal(submit(&t, &m, 0, MANY, true), TD_OK);
-        moved(&t, before + (uint64_t)round * (MANY / 8) * BIG_BYTES + 1); /* somewhere in the first half; where exactly does not matter, but the slot must be bound */
-        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d, *awake = v->where == SENDER_CHILD ? t.d : t.p;
+        /* somewhere in the first half; where exactly does not matter, but the slot must be bound */
+        moved(&t, before + (uint64_t)round * (MANY / 8) * BIG_BYTES + 1);
+        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d,
+                    *awake = v->where == SENDER_CHILD ? t.d : t.p;
         kill(node_pid(stopped), SIGSTOP);
         waitpid(node_pid(stopped), NULL, WUNTRACED);
         struct td_xfer_event e = event(awake);
@@ -1247,7 +1403,8 @@ static void stop_in_the_middle_of_bytes(void **state)
     assert_int_equal(n_ready + n_failed, n_rounds);
 }
 
-/* Stopped before the receiver has heard of the transfer: no peer is bound to the slot, so nobody's silence ends it, but its deadline does. */
+/* Stopped before the receiver has heard of the transfer: no peer is bound to the slot, so
+ * nobody's silence ends it, but its deadline does. */
 static void stop_before_the_slot_is_bound(void **state)
 {
     const struct variant *v = *state;
@@ -1289,7 +1446,8 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     node_kill(t.d);
     struct node *dead = t.d;
     t.d = node_spawn(program);
-    struct node_command c = open_command(&t, t.port, true); /* tcp: the same address; shm: a new name, so the old one is gone */
+    /* tcp: the same address; shm: a new name, so the old one is gone */
+    struct node_command c = open_command(&t, t.port, true);
     struct node_reply r = ask(t.d, &c);
     if (r.status) fail_msg("restart: %s", r.msg);
     poison_all(&t);
@@ -1297,9 +1455,11 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     submit(&t, &m, 0, 4, true);
     struct td_xfer_event e = event(t.p);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
-    bool by_name = v->path == TD_XFER_PATH_SHM || v->path == TD_XFER_PATH_CUDA_IPC || v->path == TD_XFER_PATH_SHM_STAGED;
+    bool by_name = v->path == TD_XFER_PATH_SHM || v->path == TD_XFER_PATH_CUDA_IPC ||
+                   v->path == TD_XFER_PATH_SHM_STAGED;
     assert_int_equal(e.status, by_name ? TD_ERR_PEER : TD_ERR_STALE);
-    if (v->path == TD_XFER_PATH_TCP) assert_non_null(strstr(e.reason, "another process has the address"));
+    if (v->path == TD_XFER_PATH_TCP)
+        assert_non_null(strstr(e.reason, "another process has the address"));
     struct transfer none = {.n = 0};
     check_pool(&t, &none, false);
     whole(&t, 5);
@@ -1307,11 +1467,12 @@ static void a_restarted_receiver_refuses_old_grants(void **state)
     pair_close(&t);
 }
 
-/* --- strangers on the port ------------------------------------------------------------------------------------------------------ */
+/* --- strangers on the port -------------------------------------------------------------------- */
 
 static int dial(uint16_t port)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(fd >= 0);
     struct timeval limit = {.tv_sec = WAIT_MS / 1000};
@@ -1323,7 +1484,8 @@ static int dial(uint16_t port)
 /* A stranger's channel over the socket of this number; NULL: it speaks in the clear. */
 static struct td_xfer_tls_conn *channels[1024];
 
-/* Shakes hands as this identity (NULL: no certificate) on a connected socket. False: refused; by TLS 1.3's order that may show only at the first read. */
+/* Shakes hands as this identity (NULL: no certificate) on a connected socket. False: refused; by
+ * TLS 1.3's order that may show only at the first read. */
 static bool encrypt(int fd, const char *name, const char *ca)
 {
     struct td_xfer_tls *tls = NULL;
@@ -1332,7 +1494,9 @@ static bool encrypt(int fd, const char *name, const char *ca)
     snprintf(cert, sizeof cert, "%s.crt", name ? name : "");
     snprintf(key, sizeof key, "%s.key", name ? name : "");
     snprintf(ca_file, sizeof ca_file, "%s.crt", ca);
-    struct td_xfer_tls_config config = {.cert_file = name ? tls_files_in(cert) : NULL, .key_file = name ? tls_files_in(key) : NULL, .ca_file = tls_files_in(ca_file)};
+    struct td_xfer_tls_config config = {.cert_file = name ? tls_files_in(cert) : NULL,
+                                        .key_file = name ? tls_files_in(key) : NULL,
+                                        .ca_file = tls_files_in(ca_file)};
     assert_true(fd >= 0 && fd < 1024);
     if (td_xfer_tls_open(&config, &tls, &err)) fail_msg("%s", err.msg);
     assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
@@ -1341,8 +1505,10 @@ static bool encrypt(int fd, const char *name, const char *ca)
     uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
     td_status status;
     bool in, out;
-    while ((status = td_tls_handshake(channels[fd], &in, &out, &err)) == TD_INPROGRESS && td_now_ns() < until)
-        poll(&(struct pollfd){.fd = fd, .events = (short)((in ? POLLIN : 0) | (out ? POLLOUT : 0))}, 1, 100);
+    while ((status = td_tls_handshake(channels[fd], &in, &out, &err)) == TD_INPROGRESS &&
+           td_now_ns() < until)
+        poll(&(struct pollfd){.fd = fd, .events = (short)((in ? POLLIN : 0) | (out ? POLLOUT : 0))},
+             1, 100);
     return status == TD_OK;
 }
 
@@ -1370,8 +1536,10 @@ static void hear_all(int fd, void *to, size_t n)
 
 static void say(int fd, const void *bytes, size_t n)
 {
-    if (channels[fd]) td_tls_send(channels[fd], bytes, n);
-    else send(fd, bytes, n, MSG_NOSIGNAL);
+    if (channels[fd])
+        td_tls_send(channels[fd], bytes, n);
+    else
+        send(fd, bytes, n, MSG_NOSIGNAL);
 }
 
 static void hang_up(int fd)
@@ -1389,7 +1557,8 @@ static int dial_peer(const struct pair *t)
     return fd;
 }
 
-/* True when the other end closed the connection within WAIT_MS; everything it says before is dropped. */
+/* True when the other end closed the connection within WAIT_MS; everything it says before is
+ * dropped. */
 static bool is_closed(int fd)
 {
     uint8_t bytes[4096];
@@ -1411,8 +1580,15 @@ static void send_frame(int fd, struct td_xfer_frame f, const void *payload)
 /* Shakes hands as a well-behaved peer; returns the connection's tag. */
 static uint64_t shake(int fd, const struct td_xfer_grant_blob *g)
 {
-    struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = g->layout_hash, .block_bytes = g->block_bytes, .nonce = 42, .instance = "stranger"};
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_TCP}, &hello);
+    struct td_xfer_hello hello = {.incarnation = 1,
+                                  .layout_hash = g->layout_hash,
+                                  .block_bytes = g->block_bytes,
+                                  .nonce = 42,
+                                  .instance = "stranger"};
+    send_frame(fd,
+               (struct td_xfer_frame){
+                   .type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_TCP},
+               &hello);
     uint8_t header[64];
     hear_all(fd, header, 64);
     struct td_xfer_frame f;
@@ -1428,7 +1604,8 @@ static uint64_t shake(int fd, const struct td_xfer_grant_blob *g)
 #define FAIR_BYTES (1u << 20)
 #define FAIR_BLOCKS 16
 
-/* A receiver by hand, which takes as much as the test lets it: n grants, all of the same blocks of the sender's. */
+/* A receiver by hand, which takes as much as the test lets it: n grants, all of the same blocks
+ * of the sender's. */
 struct taker {
     int listener, fd;
     struct td_xfer_grant_blob g;
@@ -1443,8 +1620,15 @@ static void taker_open(struct taker *h, uint64_t incarnation)
     assert_int_equal(bind(h->listener, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(h->listener, 4), 0);
     assert_int_equal(getsockname(h->listener, (struct sockaddr *)&a, &n), 0);
-    h->g = (struct td_xfer_grant_blob){.generation = 1, .n_blocks = FAIR_BLOCKS, .incarnation = incarnation, .layout_hash = 0x1a70,
-                                       .block_bytes = FAIR_BYTES, .port = ntohs(a.sin_port), .path = TD_XFER_PATH_TCP, .host = "127.0.0.1", .instance = "taker"};
+    h->g = (struct td_xfer_grant_blob){.generation = 1,
+                                       .n_blocks = FAIR_BLOCKS,
+                                       .incarnation = incarnation,
+                                       .layout_hash = 0x1a70,
+                                       .block_bytes = FAIR_BYTES,
+                                       .port = ntohs(a.sin_port),
+                                       .path = TD_XFER_PATH_TCP,
+                                       .host = "127.0.0.1",
+                                       .instance = "taker"};
 }
 
 static uint32_t taker_grant(struct taker *h, struct node *sender, uint32_t slot)
@@ -1467,11 +1651,13 @@ static void taker_shake(struct taker *h)
     memcpy(&hello, bytes + 64, sizeof hello);
     hello.incarnation = h->g.incarnation;
     hello.nonce = 99;
-    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello}, &hello);
+    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello},
+               &hello);
 }
 
-/* Three large transfers go to one peer and one as large to another. Both take what comes at the same pace, so what each has got when the one has its all
- * is the sender's choice: about as much. Sockets hold some megabytes, and a turn is 4. */
+/* Three large transfers go to one peer and one as large to another. Both take what comes at the
+ * same pace, so what each has got when the one has its all is the sender's choice: about as
+ * much. Sockets hold some megabytes, and a turn is 4. */
 static void peers_share_the_link(void **state)
 {
     static uint8_t bytes[65536];
@@ -1479,8 +1665,16 @@ static void peers_share_the_link(void **state)
     struct taker a, b;
     uint32_t ops[4];
     struct node *p = node_local();
-    struct node_command c = {.verb = NODE_OPEN, .path = TD_XFER_PATH_TCP, .shareable = true, .max_slots = 4, .max_ops = 4, .timeout_ms = 60000,
-                             .lanes = 1, .block_bytes = FAIR_BYTES, .layout_hash = 0x1a70, .n_blocks = FAIR_BLOCKS};
+    struct node_command c = {.verb = NODE_OPEN,
+                             .path = TD_XFER_PATH_TCP,
+                             .shareable = true,
+                             .max_slots = 4,
+                             .max_ops = 4,
+                             .timeout_ms = 60000,
+                             .lanes = 1,
+                             .block_bytes = FAIR_BYTES,
+                             .layout_hash = 0x1a70,
+                             .n_blocks = FAIR_BLOCKS};
     struct node_reply r = ask(p, &c);
     if (r.status) fail_msg("sender: %s", r.msg);
     taker_open(&a, 7);
@@ -1490,14 +1684,16 @@ static void peers_share_the_link(void **state)
     taker_shake(&a);
     taker_shake(&b);
     for (int i = 0; i < 4; i++) {
-        struct node_command submit_all = {.verb = NODE_SUBMIT, .id = ops[i], .n = FAIR_BLOCKS, .final = true};
+        struct node_command submit_all = {
+            .verb = NODE_SUBMIT, .id = ops[i], .n = FAIR_BLOCKS, .final = true};
         for (int32_t k = 0; k < FAIR_BLOCKS; k++) submit_all.ids[k] = k;
         assert_int_equal(ask(p, &submit_all).status, TD_OK);
     }
     const uint64_t all = (uint64_t)FAIR_BYTES * FAIR_BLOCKS;
     for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); b.n_bytes < all;) {
         struct pollfd fds[2] = {{.fd = a.fd, .events = POLLIN}, {.fd = b.fd, .events = POLLIN}};
-        if (td_now_ns() > until) fail_msg("%" PRIu64 " and %" PRIu64 " bytes came", a.n_bytes, b.n_bytes);
+        if (td_now_ns() > until)
+            fail_msg("%" PRIu64 " and %" PRIu64 " bytes came", a.n_bytes, b.n_bytes);
         poll(fds, 2, 10);
         for (int i = 0; i < 2; i++) {
             struct taker *h = i ? &b : &a;
@@ -1506,7 +1702,9 @@ static void peers_share_the_link(void **state)
             if (k > 0) h->n_bytes += (uint64_t)k;
         }
     }
-    if (a.n_bytes >= 2 * all) fail_msg("when one peer had %" PRIu64 " bytes the other had %" PRIu64, b.n_bytes, a.n_bytes);
+    if (a.n_bytes >= 2 * all)
+        fail_msg("when one peer had %" PRIu64 " bytes the other had %" PRIu64, b.n_bytes,
+                 a.n_bytes);
     node_free(p);
     close(a.fd);
     close(b.fd);
@@ -1523,7 +1721,8 @@ static void strangers_are_refused(void **state)
     struct td_xfer_grant_blob g;
     assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
 
-    /* garbage, and a request of another protocol. The first is told at once, and others of the same second are counted */
+    /* garbage, and a request of another protocol. The first is told at once, and others of the
+       same second are counted */
     uint64_t start = td_now_ns();
     uint8_t noise[256];
     for (size_t i = 0; i < sizeof noise; i++) noise[i] = (uint8_t)(i * 37 + 11);
@@ -1541,37 +1740,79 @@ static void strangers_are_refused(void **state)
     assert_true(is_closed(fd));
     hang_up(fd);
 
-    /* a frame out of turn: data without hello, hello twice, data without open, a foreign tag, a length over the bound */
+    /* a frame out of turn: data without hello, hello twice, data without open, a foreign tag, a
+       length over the bound */
     fd = dial_peer(&t);
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16}, g.key);
+    send_frame(fd,
+               (struct td_xfer_frame){.type = TD_XFER_OPEN,
+                                      .slot = g.slot,
+                                      .generation = g.generation,
+                                      .attempt = 1,
+                                      .handle = 9,
+                                      .length = 16},
+               g.key);
     assert_true(is_closed(fd));
     hang_up(fd);
     fd = dial_peer(&t);
     uint64_t tag = shake(fd, &g);
     struct td_xfer_hello again = {.nonce = 1};
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof again, .conn = tag}, &again);
+    send_frame(fd,
+               (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof again, .conn = tag},
+               &again);
     assert_true(is_closed(fd));
     hang_up(fd);
     fd = dial_peer(&t);
     tag = shake(fd, &g);
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag + 1}, g.key);
+    send_frame(fd,
+               (struct td_xfer_frame){.type = TD_XFER_OPEN,
+                                      .slot = g.slot,
+                                      .generation = g.generation,
+                                      .attempt = 1,
+                                      .handle = 9,
+                                      .length = 16,
+                                      .conn = tag + 1},
+               g.key);
     assert_true(is_closed(fd));
     hang_up(fd);
     fd = dial_peer(&t);
     tag = shake(fd, &g);
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_DATA, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 0x7fffffff, .conn = tag}, NULL);
+    send_frame(fd,
+               (struct td_xfer_frame){.type = TD_XFER_DATA,
+                                      .slot = g.slot,
+                                      .generation = g.generation,
+                                      .attempt = 1,
+                                      .handle = 9,
+                                      .length = 0x7fffffff,
+                                      .conn = tag},
+               NULL);
     assert_true(is_closed(fd));
     hang_up(fd);
 
     /* data without open is read and dropped: no byte of it lands */
     fd = dial_peer(&t);
     tag = shake(fd, &g);
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_DATA, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 256, .conn = tag}, noise);
+    send_frame(fd,
+               (struct td_xfer_frame){.type = TD_XFER_DATA,
+                                      .slot = g.slot,
+                                      .generation = g.generation,
+                                      .attempt = 1,
+                                      .handle = 9,
+                                      .length = 256,
+                                      .conn = tag},
+               noise);
     /* a wrong key, one bit off */
     uint8_t key[TD_XFER_KEY_BYTES];
     memcpy(key, g.key, sizeof key);
     key[15] ^= 0x80;
-    send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag}, key);
+    send_frame(fd,
+               (struct td_xfer_frame){.type = TD_XFER_OPEN,
+                                      .slot = g.slot,
+                                      .generation = g.generation,
+                                      .attempt = 1,
+                                      .handle = 9,
+                                      .length = 16,
+                                      .conn = tag},
+               key);
     assert_true(is_closed(fd));
     hang_up(fd);
 
@@ -1579,10 +1820,17 @@ static void strangers_are_refused(void **state)
     for (int twice = 0; twice < 2; twice++) {
         struct transfer mine;
         grant(&t, &mine, 4, WAIT_MS);
-        assert_int_equal(td_xfer_grant_decode(mine.grant.blob, mine.grant.blob_bytes, &g, NULL), TD_OK);
+        assert_int_equal(td_xfer_grant_decode(mine.grant.blob, mine.grant.blob_bytes, &g, NULL),
+                         TD_OK);
         fd = dial_peer(&t);
         tag = shake(fd, &g);
-        struct td_xfer_frame f = {.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = tag};
+        struct td_xfer_frame f = {.type = TD_XFER_OPEN,
+                                  .slot = g.slot,
+                                  .generation = g.generation,
+                                  .attempt = 1,
+                                  .handle = 9,
+                                  .length = 16,
+                                  .conn = tag};
         send_frame(fd, f, g.key);
         f.type = TD_XFER_DATA;
         f.length = 256;
@@ -1601,7 +1849,8 @@ static void strangers_are_refused(void **state)
     assert_int_equal(s.n_bad_frames, 9); /* each of them, for what it did */
     assert_true(s.n_refused_peers >= 7);
     told = ask(t.d, &ask_stats);
-    if (told.n_refusals > 1 + (td_now_ns() - start) / TD_NS_PER_S) fail_msg("%u refusals were told, more than one each second", told.n_refusals);
+    if (told.n_refusals > 1 + (td_now_ns() - start) / TD_NS_PER_S)
+        fail_msg("%u refusals were told, more than one each second", told.n_refusals);
     check_pool(&t, &m, false);
     op(&t, &m, WAIT_MS); /* the honest sender is served */
     assert_int_equal(submit(&t, &m, 0, 4, true), TD_OK);
@@ -1619,7 +1868,8 @@ static void silent_connections_are_bounded(void **state)
     whole(&t, 6); /* a newcomer pushes the oldest silent one out */
     assert_true(stats(t.d).n_conns <= 80);
     assert_true(stats(t.d).n_refused_peers >= 100);
-    for (int i = 0; i < 200; i++) assert_true(is_closed(fds[i])); /* none of them is kept for ever */
+    /* none of them is kept for ever */
+    for (int i = 0; i < 200; i++) assert_true(is_closed(fds[i]));
     for (int i = 0; i < 200; i++) close(fds[i]);
     assert_int_equal(stats(t.d).n_conns, 1);
     pair_close(&t);
@@ -1629,26 +1879,34 @@ static void paths_are_chosen_openly(void **state)
 {
     (void)state;
     struct pair t;
-    pair_open(&t, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD}, BLOCK_BYTES);
+    pair_open(&t, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD},
+              BLOCK_BYTES);
     whole(&t, 4); /* checks that the event says shm */
-    assert_true(stats(t.d).bytes_by_path[TD_XFER_PATH_SHM] > 0 && stats(t.d).bytes_by_path[TD_XFER_PATH_TCP] == 0);
+    assert_true(stats(t.d).bytes_by_path[TD_XFER_PATH_SHM] > 0 &&
+                stats(t.d).bytes_by_path[TD_XFER_PATH_TCP] == 0);
 
-    /* The grant's socket is not there (another host), then it is there and not the author's: tcp, and the event says so. */
+    /* The grant's socket is not there (another host), then it is there and not the author's:
+       tcp, and the event says so. */
     struct pair imposter;
-    pair_open(&imposter, &(struct variant){.path = TD_XFER_PATH_SHM, .where = RECEIVER_CHILD}, BLOCK_BYTES);
+    pair_open(&imposter, &(struct variant){.path = TD_XFER_PATH_SHM, .where = RECEIVER_CHILD},
+              BLOCK_BYTES);
     struct transfer foreign;
     grant(&imposter, &foreign, 1, WAIT_MS);
     struct td_xfer_grant_blob theirs;
-    assert_int_equal(td_xfer_grant_decode(foreign.grant.blob, foreign.grant.blob_bytes, &theirs, NULL), TD_OK);
+    assert_int_equal(
+        td_xfer_grant_decode(foreign.grant.blob, foreign.grant.blob_bytes, &theirs, NULL), TD_OK);
     for (int squatted = 0; squatted < 2; squatted++) {
         struct pair fresh; /* no connection yet, so the probe is made */
         struct transfer m;
         struct td_xfer_grant_blob g;
-        pair_open(&fresh, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD}, BLOCK_BYTES);
+        pair_open(&fresh, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD},
+                  BLOCK_BYTES);
         grant(&fresh, &m, 4, WAIT_MS);
         assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
-        if (squatted) memcpy(g.shm_name, theirs.shm_name, sizeof g.shm_name);
-        else memset(g.shm_name + 12, 'x', 8);
+        if (squatted)
+            memcpy(g.shm_name, theirs.shm_name, sizeof g.shm_name);
+        else
+            memset(g.shm_name + 12, 'x', 8);
         td_xfer_grant_encode(&g, m.grant.blob);
         op(&fresh, &m, WAIT_MS);
         assert_int_equal(submit(&fresh, &m, 0, 4, true), TD_OK);
@@ -1680,7 +1938,7 @@ static void paths_are_chosen_openly(void **state)
     pair_close(&shm);
 }
 
-/* --- many transfers with everything going wrong now and then -------------------------------------------------------------------- */
+/* --- many transfers with everything going wrong now and then ---------------------------------- */
 
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
@@ -1692,7 +1950,8 @@ static uint32_t rnd(uint32_t n)
 #define SOAK_LANES 8
 #define LANE_BLOCKS (N_BLOCKS / SOAK_LANES)
 
-/* One transfer slot of the soak: it owns its own LANE_BLOCKS blocks in both pools, so contents never overlap. */
+/* One transfer slot of the soak: it owns its own LANE_BLOCKS blocks in both pools, so contents
+ * never overlap. */
 struct lane {
     bool slot_live, op_live, ready;
     struct transfer m;
@@ -1704,7 +1963,10 @@ static void random_transfers_with_faults(void **state)
 {
     const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_SOAK");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_total = n_text ? (int)strtol(n_text, NULL, 10) : is_short() ? 200 : 1000, n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
+    int n_total = n_text       ? (int)strtol(n_text, NULL, 10)
+                  : is_short() ? 200
+                               : 1000,
+        n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
     print_message("SEED=%llu\n", (unsigned long long)seed);
     rng_state = seed;
     struct pair t;
@@ -1721,9 +1983,14 @@ static void random_transfers_with_faults(void **state)
         struct node_command c = {0};
         if (!l->slot_live && !l->op_live) {
             if (n_started == n_total) goto events;
-            *l = (struct lane){.slot_live = true, .op_live = true, .m = {.n = (int32_t)rnd(LANE_BLOCKS + 1), .seed = t.seed += 1000}};
+            *l = (struct lane){.slot_live = true,
+                               .op_live = true,
+                               .m = {.n = (int32_t)rnd(LANE_BLOCKS + 1), .seed = t.seed += 1000}};
             struct transfer *m = &l->m;
-            c = (struct node_command){.verb = NODE_GRANT, .n = m->n, .user = (uint64_t)lane, .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5)};
+            c = (struct node_command){.verb = NODE_GRANT,
+                                      .n = m->n,
+                                      .user = (uint64_t)lane,
+                                      .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5)};
             for (int32_t i = 0; i < m->n; i++) {
                 m->dst[i] = c.ids[i] = lane * LANE_BLOCKS + (i * 5 + 1) % LANE_BLOCKS;
                 m->src[i] = lane * LANE_BLOCKS + i;
@@ -1734,7 +2001,10 @@ static void random_transfers_with_faults(void **state)
             c = (struct node_command){.verb = NODE_FILL, .seed = m->seed, .n = m->n};
             memcpy(c.ids, m->src, sizeof m->src);
             ask(t.p, &c);
-            c = (struct node_command){.verb = NODE_OP, .user = (uint64_t)lane, .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5), .blob_bytes = m->grant.blob_bytes};
+            c = (struct node_command){.verb = NODE_OP,
+                                      .user = (uint64_t)lane,
+                                      .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5),
+                                      .blob_bytes = m->grant.blob_bytes};
             memcpy(c.blob, m->grant.blob, c.blob_bytes);
             struct node_reply r = ask(t.p, &c);
             assert_int_equal(r.status, TD_OK);
@@ -1744,16 +2014,25 @@ static void random_transfers_with_faults(void **state)
         } else if (l->op_live && l->n_sent <= l->m.n) {
             int32_t n = (int32_t)rnd((uint32_t)(l->m.n - l->n_sent) + 1);
             bool final = l->n_sent + n == l->m.n;
-            c = (struct node_command){.verb = NODE_SUBMIT, .id = l->m.op, .first = l->n_sent, .n = n, .final = final, .note_bytes = final ? 8 : 0};
+            c = (struct node_command){.verb = NODE_SUBMIT,
+                                      .id = l->m.op,
+                                      .first = l->n_sent,
+                                      .n = n,
+                                      .final = final,
+                                      .note_bytes = final ? 8 : 0};
             memcpy(c.ids, l->m.src + l->n_sent, (size_t)n * sizeof c.ids[0]);
             memcpy(c.note, &l->m.seed, 8);
             td_status status = ask(t.p, &c).status;
-            assert_true(status == TD_OK || status == TD_ERR_DEADLINE || status == TD_ERR_CANCELLED || status == TD_ERR_PEER || status == TD_ERR_STALE);
+            assert_true(status == TD_OK || status == TD_ERR_DEADLINE ||
+                        status == TD_ERR_CANCELLED || status == TD_ERR_PEER ||
+                        status == TD_ERR_STALE);
             l->n_sent = final ? l->m.n + 1 : l->n_sent + n;
         }
         uint32_t fault = rnd(400);
-        if (fault < 8 && l->op_live) cancel(&t, l->m.op);
-        else if (fault < 16 && l->slot_live) give_back(&t, l->m.slot);
+        if (fault < 8 && l->op_live)
+            cancel(&t, l->m.op);
+        else if (fault < 16 && l->slot_live)
+            give_back(&t, l->m.slot);
     events:;
         bool any;
         struct td_xfer_event e = event_within(t.d, live == SOAK_LANES ? 1 : 0, &any);
@@ -1768,7 +2047,8 @@ static void random_transfers_with_faults(void **state)
                 c = (struct node_command){.verb = NODE_CHECK, .seed = l->m.seed, .n = l->m.n};
                 memcpy(c.ids, l->m.dst, sizeof l->m.dst);
                 struct node_reply r = ask(t.d, &c);
-                if (!r.ok) fail_msg("lane %d: grant block %d of %d is wrong", (int)e.user, r.n, l->m.n);
+                if (!r.ok)
+                    fail_msg("lane %d: grant block %d of %d is wrong", (int)e.user, r.n, l->m.n);
                 give_back(&t, l->m.slot);
             } else if (e.kind == TD_XFER_SLOT_FAILED) {
                 assert_false(l->ready);
@@ -1777,9 +2057,11 @@ static void random_transfers_with_faults(void **state)
             } else {
                 assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
                 l->slot_live = false;
-                /* Poison what was granted: a late write would show in the next check of this lane's neighbours or at the end. */
+                /* Poison what was granted: a late write would show in the next check of this
+                   lane's neighbours or at the end. */
                 int32_t ids[LANE_BLOCKS];
-                for (int32_t i = 0; i < LANE_BLOCKS; i++) ids[i] = (int32_t)e.user * LANE_BLOCKS + i;
+                for (int32_t i = 0; i < LANE_BLOCKS; i++)
+                    ids[i] = (int32_t)e.user * LANE_BLOCKS + i;
                 poison(&t, ids, LANE_BLOCKS);
                 if (!l->op_live) live--;
             }
@@ -1791,15 +2073,19 @@ static void random_transfers_with_faults(void **state)
             assert_int_equal(l->op_ends++, 0);
             l->op_live = false;
             l->n_sent = l->m.n + 1;
-            if (e.kind == TD_XFER_OP_DONE) n_done++;
-            else n_failed++;
-            c = (struct node_command){.verb = NODE_FILL, .seed = 4242, .n = l->m.n}; /* the source changes at once */
+            if (e.kind == TD_XFER_OP_DONE)
+                n_done++;
+            else
+                n_failed++;
+            /* the source changes at once */
+            c = (struct node_command){.verb = NODE_FILL, .seed = 4242, .n = l->m.n};
             memcpy(c.ids, l->m.src, sizeof l->m.src);
             ask(t.p, &c);
             if (!l->slot_live) live--;
         }
     }
-    print_message("%d transfers: %d ready, %d done, %d failed\n", n_started, n_ready, n_done, n_failed);
+    print_message("%d transfers: %d ready, %d done, %d failed\n", n_started, n_ready, n_done,
+                  n_failed);
     assert_int_equal(n_done + n_failed, n_total);
     assert_true(n_done <= n_ready && n_ready > n_total / 2 && n_failed > 0);
     struct transfer none = {.n = 0};
@@ -1808,20 +2094,32 @@ static void random_transfers_with_faults(void **state)
     pair_close(&t);
 }
 
-/* --- a sender made by hand, for what an honest one never does on shm ------------------------------------------------------------ */
+/* --- a sender made by hand, for what an honest one never does on shm -------------------------- */
 
 struct hand {
     int fd, arena_fd, words_fd;
     uint64_t tag, bytes;
     uint8_t *arena;
-    _Atomic uint64_t *word;    /* control word of op 0 */
+    _Atomic uint64_t *word; /* control word of op 0 */
     struct td_xfer_grant_blob g;
-    enum td_xfer_path path;    /* shm: the arena is a pool; shm-staged: a ring */
+    enum td_xfer_path path; /* shm: the arena is a pool; shm-staged: a ring */
 };
 
-enum hand_fault { NO_FAULT, NO_MEM, NO_FDS, PIPES, SMALL_ARENA, UNSEALED_ARENA, UNSEALED_WORDS, FEW_WORDS, TWO_MEMS, N_HAND_FAULTS };
+enum hand_fault {
+    NO_FAULT,
+    NO_MEM,
+    NO_FDS,
+    PIPES,
+    SMALL_ARENA,
+    UNSEALED_ARENA,
+    UNSEALED_WORDS,
+    FEW_WORDS,
+    TWO_MEMS,
+    N_HAND_FAULTS
+};
 
-static void hand_open(struct hand *h, const struct pair *t, const struct transfer *m, uint64_t bytes, enum hand_fault fault)
+static void hand_open(struct hand *h, const struct pair *t, const struct transfer *m,
+                      uint64_t bytes, enum hand_fault fault)
 {
     *h = (struct hand){.bytes = bytes, .path = t->v.path};
     assert_int_equal(td_xfer_grant_decode(m->grant.blob, m->grant.blob_bytes, &h->g, NULL), TD_OK);
@@ -1829,8 +2127,10 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
     h->words_fd = memfd_create("hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(h->arena_fd, (off_t)(fault == SMALL_ARENA ? bytes - 1 : bytes)), 0);
     assert_int_equal(ftruncate(h->words_fd, 4096), 0);
-    if (fault != UNSEALED_ARENA) assert_int_equal(fcntl(h->arena_fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-    if (fault != UNSEALED_WORDS) assert_int_equal(fcntl(h->words_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    if (fault != UNSEALED_ARENA)
+        assert_int_equal(fcntl(h->arena_fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    if (fault != UNSEALED_WORDS)
+        assert_int_equal(fcntl(h->words_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     h->arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, h->arena_fd, 0);
     h->word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, h->words_fd, 0);
     assert_true(h->arena != MAP_FAILED && (void *)h->word != MAP_FAILED);
@@ -1841,9 +2141,18 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
     h->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct timeval limit = {.tv_sec = WAIT_MS / 1000};
     setsockopt(h->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    assert_int_equal(connect(h->fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)), 0);
-    struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = h->g.layout_hash, .block_bytes = h->g.block_bytes, .nonce = 42, .instance = "hand"};
-    send_frame(h->fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = h->path}, &hello);
+    assert_int_equal(connect(h->fd, (struct sockaddr *)&a,
+                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)),
+                     0);
+    struct td_xfer_hello hello = {.incarnation = 1,
+                                  .layout_hash = h->g.layout_hash,
+                                  .block_bytes = h->g.block_bytes,
+                                  .nonce = 42,
+                                  .instance = "hand"};
+    send_frame(
+        h->fd,
+        (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = h->path},
+        &hello);
     uint8_t bytes_in[64 + sizeof hello];
     assert_int_equal(recv(h->fd, bytes_in, sizeof bytes_in, MSG_WAITALL), sizeof bytes_in);
     memcpy(&hello, bytes_in + 64, sizeof hello);
@@ -1851,7 +2160,9 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
     h->tag = hello.nonce ^ 42;
     if (fault == NO_MEM) return;
 
-    struct td_xfer_mem mem = {.arena_bytes = bytes, .block_bytes = h->g.block_bytes, .n_blocks = (uint32_t)(bytes / h->g.block_bytes),
+    struct td_xfer_mem mem = {.arena_bytes = bytes,
+                              .block_bytes = h->g.block_bytes,
+                              .n_blocks = (uint32_t)(bytes / h->g.block_bytes),
                               .n_words = fault == FEW_WORDS ? 65 : 64};
     struct td_xfer_frame f = {.type = TD_XFER_MEM, .length = sizeof mem, .conn = h->tag};
     uint8_t out[64 + sizeof mem];
@@ -1860,7 +2171,10 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
         assert_int_equal(pipe(pipes), 0);
         memcpy(fds, pipes, sizeof fds);
     }
-    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof fds)]; } control = {0};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof fds)];
+    } control = {0};
     struct iovec iov = {.iov_base = out, .iov_len = sizeof out};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
     td_xfer_frame_encode(&f, out);
@@ -1868,20 +2182,30 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
     if (fault != NO_FDS) {
         msg.msg_control = &control;
         msg.msg_controllen = sizeof control;
-        control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds)};
+        control.header = (struct cmsghdr){
+            .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds)};
         memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
     }
-    for (int i = 0; i < (fault == TWO_MEMS ? 2 : 1); i++) assert_int_equal(sendmsg(h->fd, &msg, MSG_NOSIGNAL), sizeof out);
+    for (int i = 0; i < (fault == TWO_MEMS ? 2 : 1); i++)
+        assert_int_equal(sendmsg(h->fd, &msg, MSG_NOSIGNAL), sizeof out);
     if (fault == PIPES) {
         close(pipes[0]);
         close(pipes[1]);
     }
 }
 
-static void hand_say(struct hand *h, enum td_xfer_frame_type type, uint32_t op_, uint64_t handle, uint64_t offset, const void *payload, uint32_t n)
+static void hand_say(struct hand *h, enum td_xfer_frame_type type, uint32_t op_, uint64_t handle,
+                     uint64_t offset, const void *payload, uint32_t n)
 {
-    struct td_xfer_frame f = {.type = (uint8_t)type, .slot = h->g.slot, .generation = h->g.generation, .op = op_, .attempt = 1, .handle = handle,
-                              .offset = offset, .length = n, .conn = h->tag};
+    struct td_xfer_frame f = {.type = (uint8_t)type,
+                              .slot = h->g.slot,
+                              .generation = h->g.generation,
+                              .op = op_,
+                              .attempt = 1,
+                              .handle = handle,
+                              .offset = offset,
+                              .length = n,
+                              .conn = h->tag};
     send_frame(h->fd, f, payload);
 }
 
@@ -1889,9 +2213,12 @@ static void hand_say(struct hand *h, enum td_xfer_frame_type type, uint32_t op_,
 static void hand_name(struct hand *h, uint32_t to, uint32_t from)
 {
     uint32_t ref[2] = {to, from};
-    struct td_xfer_lent lent = {.place = from * (uint32_t)h->g.block_bytes, .n_bytes = (uint32_t)h->g.block_bytes};
-    if (h->path == TD_XFER_PATH_SHM) hand_say(h, TD_XFER_REF, 0, 9, h->g.block_bytes, ref, sizeof ref);
-    else hand_say(h, TD_XFER_LENT, 0, 9, to * h->g.block_bytes, &lent, sizeof lent);
+    struct td_xfer_lent lent = {.place = from * (uint32_t)h->g.block_bytes,
+                                .n_bytes = (uint32_t)h->g.block_bytes};
+    if (h->path == TD_XFER_PATH_SHM)
+        hand_say(h, TD_XFER_REF, 0, 9, h->g.block_bytes, ref, sizeof ref);
+    else
+        hand_say(h, TD_XFER_LENT, 0, 9, to * h->g.block_bytes, &lent, sizeof lent);
 }
 
 static void hand_close(struct hand *h)
@@ -1903,8 +2230,9 @@ static void hand_close(struct hand *h)
     munmap((void *)h->word, 4096);
 }
 
-/* One block of one frame, sent by hand. The word is withdrawn before (delay < 0) or some time after the blocks were announced, and the block is
- * overwritten at once: the slot is READY with the right bytes, or it is not READY. Returns whether it was. AFTER_READY: not before it is. */
+/* One block of one frame, sent by hand. The word is withdrawn before (delay < 0) or some time
+ * after the blocks were announced, and the block is overwritten at once: the slot is READY with
+ * the right bytes, or it is not READY. Returns whether it was. AFTER_READY: not before it is. */
 #define AFTER_READY INT_MAX
 static bool hand_round(struct pair *t, int delay_us)
 {
@@ -1924,16 +2252,22 @@ static bool hand_round(struct pair *t, int delay_us)
         assert_int_equal(stats(t->d).n_stale_frames, n_stale + 1);
     }
     struct td_xfer_event e = {0};
-    if (delay_us == AFTER_READY) e = event(t->d);
-    else for (uint64_t until = td_now_ns() + (uint64_t)(delay_us > 0 ? delay_us : 0) * 1000; td_now_ns() < until;) {}
+    if (delay_us == AFTER_READY)
+        e = event(t->d);
+    else
+        for (uint64_t until = td_now_ns() + (uint64_t)(delay_us > 0 ? delay_us : 0) * 1000;
+             td_now_ns() < until;) {
+        }
     atomic_store(h.word, 0);
     atomic_thread_fence(memory_order_seq_cst);
     memset(h.arena + 2 * t->block_bytes, 0xee, t->block_bytes);
     hand_say(&h, TD_XFER_ABORT, 0, 9, 0, "", 0);
     if (delay_us != AFTER_READY) e = event(t->d);
     bool ready = e.kind == TD_XFER_SLOT_READY;
-    if (ready) check_pool(t, &m, true);
-    else assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+    if (ready)
+        check_pool(t, &m, true);
+    else
+        assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
     give_back(t, m.slot);
     assert_int_equal(event(t->d).kind, TD_XFER_SLOT_FREE);
     hand_close(&h);
@@ -1946,7 +2280,8 @@ static void withdrawn_blocks_are_never_ready(void **state)
     int n_ready = 0, n_rounds = is_short() ? 40 : 150;
     pair_open(&t, *state, 1u << 20);
     for (int i = 0; i < 3; i++) assert_false(hand_round(&t, -1));
-    assert_true(hand_round(&t, AFTER_READY)); /* and with time enough it is ready: the check above can fail */
+    assert_true(hand_round(&t, AFTER_READY)); /* and with time enough it is ready: the check
+                                                 above can fail */
     rng_state = 5;
     for (int i = 0; i < n_rounds; i++) n_ready += hand_round(&t, (int)rnd(600));
     print_message("withdrawn in the middle: %d of %d were ready before\n", n_ready, n_rounds);
@@ -1966,13 +2301,15 @@ static void lying_senders_on_this_host_are_refused(void **state)
         hand_open(&h, &t, &m, bytes, fault);
         if (fault == NO_MEM) hand_say(&h, TD_XFER_OPEN, 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
         assert_true(is_closed(h.fd));
-        assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1); /* closed for this, and not for being silent */
+        /* closed for this, and not for being silent */
+        assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1);
         hand_close(&h);
         give_back(&t, m.slot);
         expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_CANCELLED);
     }
-    /* a control word that does not exist; a source block that does not exist; the same grant block twice; DATA; the other path's name for it; what the
-     * receiver says; of shm-staged: bytes that end behind the ring, none, more than a frame */
+    /* a control word that does not exist; a source block that does not exist; the same grant
+     * block twice; DATA; the other path's name for it; what the receiver says; of shm-staged:
+     * bytes that end behind the ring, none, more than a frame */
     for (int fault = 0; fault < (t.v.path == TD_XFER_PATH_SHM ? 6 : 9); fault++) {
         uint64_t n_bad = stats(t.d).n_bad_frames;
         grant(&t, &m, 2, WAIT_MS);
@@ -1980,11 +2317,14 @@ static void lying_senders_on_this_host_are_refused(void **state)
         *h.word = 9;
         hand_say(&h, TD_XFER_OPEN, fault == 0 ? 64 : 0, 9, 0, h.g.key, TD_XFER_KEY_BYTES);
         uint32_t near[2] = {1, 3};
-        struct td_xfer_lent lent[] = {{3 * BLOCK_BYTES + 1, BLOCK_BYTES}, {0, 0}, {0, TD_XFER_FRAME_DATA_MAX + 1}};
+        struct td_xfer_lent lent[] = {
+            {3 * BLOCK_BYTES + 1, BLOCK_BYTES}, {0, 0}, {0, TD_XFER_FRAME_DATA_MAX + 1}};
         if (fault == 1) hand_name(&h, 0, 4);
         for (int i = 0; fault == 2 && i < 2; i++) hand_name(&h, 1, 3);
         if (fault == 3) hand_say(&h, TD_XFER_DATA, 0, 9, 0, near, sizeof near);
-        if (fault == 4) hand_say(&h, h.path == TD_XFER_PATH_SHM ? TD_XFER_LENT : TD_XFER_REF, 0, 9, BLOCK_BYTES, near, sizeof near);
+        if (fault == 4)
+            hand_say(&h, h.path == TD_XFER_PATH_SHM ? TD_XFER_LENT : TD_XFER_REF, 0, 9, BLOCK_BYTES,
+                     near, sizeof near);
         if (fault == 5) hand_say(&h, TD_XFER_TAKEN, 0, 9, 0, near, 0);
         if (fault > 5) hand_say(&h, TD_XFER_LENT, 0, 9, 0, &lent[fault - 6], sizeof lent[0]);
         assert_true(is_closed(h.fd));
@@ -1999,7 +2339,7 @@ static void lying_senders_on_this_host_are_refused(void **state)
     pair_close(&t);
 }
 
-/* --- TLS: strangers, the wire, who is configured how ---------------------------------------------------------------------------------- */
+/* --- TLS: strangers, the wire, who is configured how ------------------------------------------ */
 
 /* Somebody on the way: forwards every connection and keeps what passes. */
 #define WIRE_CONNS 16
@@ -2010,8 +2350,8 @@ struct wire {
     atomic_bool stop;
     uint32_t n;
     struct wire_conn {
-        int fd[2];             /* sender's, receiver's; -1: closed */
-        uint8_t *bytes[2];     /* heard from each; wire_end may look, after the thread ended */
+        int fd[2];         /* sender's, receiver's; -1: closed */
+        uint8_t *bytes[2]; /* heard from each; wire_end may look, after the thread ended */
         size_t n[2], room[2];
     } conn[WIRE_CONNS];
 };
@@ -2033,24 +2373,29 @@ static void wire_pass(struct wire_conn *c, int from)
     }
     memcpy(c->bytes[from] + c->n[from], piece, (size_t)k);
     c->n[from] += (size_t)k;
-    for (ssize_t at = 0, sent; at < k; at += sent)
-        if ((sent = send(c->fd[!from], piece + at, (size_t)(k - at), MSG_NOSIGNAL)) <= 0) return; /* its end is read next */
+    for (ssize_t at = 0, sent; at < k; at += sent) /* its end is read next */
+        if ((sent = send(c->fd[!from], piece + at, (size_t)(k - at), MSG_NOSIGNAL)) <= 0) return;
 }
 
 static void *wire_main(void *ctx)
 {
     struct wire *w = ctx;
     while (!atomic_load(&w->stop)) {
-        struct pollfd fds[1 + 2 * WIRE_CONNS] = {{.fd = w->listen_fd, .events = w->n < WIRE_CONNS ? POLLIN : 0}};
+        struct pollfd fds[1 + 2 * WIRE_CONNS] = {
+            {.fd = w->listen_fd, .events = w->n < WIRE_CONNS ? POLLIN : 0}};
         uint32_t n = w->n;
-        for (uint32_t i = 0; i < 2 * n; i++) fds[1 + i] = (struct pollfd){.fd = w->conn[i / 2].fd[i % 2], .events = POLLIN};
+        for (uint32_t i = 0; i < 2 * n; i++)
+            fds[1 + i] = (struct pollfd){.fd = w->conn[i / 2].fd[i % 2], .events = POLLIN};
         if (poll(fds, 1 + 2 * n, 20) <= 0) continue;
         for (uint32_t i = 0; i < 2 * n; i++)
-            if (fds[1 + i].revents && w->conn[i / 2].fd[i % 2] >= 0) wire_pass(&w->conn[i / 2], (int)i % 2);
+            if (fds[1 + i].revents && w->conn[i / 2].fd[i % 2] >= 0)
+                wire_pass(&w->conn[i / 2], (int)i % 2);
         if (!fds[0].revents) continue;
-        struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(w->to), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+        struct sockaddr_in a = {
+            .sin_family = AF_INET, .sin_port = htons(w->to), .sin_addr = {htonl(INADDR_LOOPBACK)}};
         struct wire_conn *c = &w->conn[w->n++];
-        *c = (struct wire_conn){.fd = {accept(w->listen_fd, NULL, NULL), socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)}};
+        *c = (struct wire_conn){.fd = {accept(w->listen_fd, NULL, NULL),
+                                       socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)}};
         TD_ASSERT(connect(c->fd[1], (struct sockaddr *)&a, sizeof a) == 0);
     }
     return NULL;
@@ -2087,7 +2432,8 @@ static int wire_count(const struct wire *w, const void *what, size_t n)
 {
     int n_found = 0;
     for (uint32_t i = 0; i < 2 * w->n; i++)
-        n_found += w->conn[i / 2].n[i % 2] && memmem(w->conn[i / 2].bytes[i % 2], w->conn[i / 2].n[i % 2], what, n) != NULL;
+        n_found += w->conn[i / 2].n[i % 2] &&
+                   memmem(w->conn[i / 2].bytes[i % 2], w->conn[i / 2].n[i % 2], what, n) != NULL;
     return n_found;
 }
 
@@ -2112,7 +2458,8 @@ static void finish(struct pair *t, struct transfer *m)
     poison_all(t);
 }
 
-/* One transfer through the wire: how many of its blocks' pieces can be read there, and whether the key can. */
+/* One transfer through the wire: how many of its blocks' pieces can be read there, and whether
+ * the key can. */
 static int overheard(const struct variant *v, bool *ret_key)
 {
     struct pair t;
@@ -2129,12 +2476,14 @@ static int overheard(const struct variant *v, bool *ret_key)
     wire_stop(&w);
     uint64_t n_seen = 0;
     for (uint32_t i = 0; i < w.n; i++) n_seen += w.conn[i].n[0];
-    assert_true(n_seen > (v->path == TD_XFER_PATH_TCP ? 10 * BLOCK_BYTES : 500)); /* it did pass there */
+    /* it did pass there */
+    assert_true(n_seen > (v->path == TD_XFER_PATH_TCP ? 10 * BLOCK_BYTES : 500));
     *ret_key = wire_count(&w, g.key, sizeof g.key) > 0;
     uint8_t block[BLOCK_BYTES];
     for (uint64_t i = 0; i < 10; i++) { /* 16 bytes: no accident */
         node_fill_bytes(block, sizeof block, m.seed + i);
-        n_read += wire_count(&w, block, 16) + wire_count(&w, block + 8192, 16) + wire_count(&w, block + sizeof block - 16, 16);
+        n_read += wire_count(&w, block, 16) + wire_count(&w, block + 8192, 16) +
+                  wire_count(&w, block + sizeof block - 16, 16);
     }
     n_read += wire_count(&w, "first=1234", 10) + wire_count(&w, "TDX1", 4);
 
@@ -2168,7 +2517,8 @@ static void pains_18_the_wire_tells_nothing(void **state)
     assert_true(clear.path == TD_XFER_PATH_TCP ? n_read >= 30 : n_read > 0);
 }
 
-/* A node of this process with this identity (NULL: in the clear), as sender or receiver against the pair's other one. */
+/* A node of this process with this identity (NULL: in the clear), as sender or receiver against
+ * the pair's other one. */
 static struct node *another(const struct pair *t, const char *name, const char *ca)
 {
     struct node *n = node_local();
@@ -2199,20 +2549,34 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
     whole(&t, 3);
     grant(&t, &m, 4, 4 * WAIT_MS);
     assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
-    struct td_xfer_frame open_frame = {.type = TD_XFER_OPEN, .slot = g.slot, .generation = g.generation, .attempt = 1, .handle = 9, .length = 16, .conn = 42};
+    struct td_xfer_frame open_frame = {.type = TD_XFER_OPEN,
+                                       .slot = g.slot,
+                                       .generation = g.generation,
+                                       .attempt = 1,
+                                       .handle = 9,
+                                       .length = 16,
+                                       .conn = 42};
     struct td_xfer_frame data_frame = open_frame;
     data_frame.type = TD_XFER_DATA;
     data_frame.length = sizeof noise;
 
     uint64_t n_received = stats(t.d).bytes_received;
-    /* Even with the key in hand: in the clear, without a certificate, with one of another CA. Not one frame is answered. */
+    /* Even with the key in hand: in the clear, without a certificate, with one of another CA.
+       Not one frame is answered. */
     for (int who = 0; who < 3; who++) {
         uint64_t n_refused = stats(t.d).n_refused_peers;
         int fd = dial(t.port);
         if (who == 1) encrypt(fd, NULL, "ca");
         if (who == 2) encrypt(fd, "foreign", "ca");
-        struct td_xfer_hello hello = {.incarnation = 1, .layout_hash = g.layout_hash, .block_bytes = g.block_bytes, .nonce = 42, .instance = "stranger"};
-        send_frame(fd, (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = t.v.path}, &hello);
+        struct td_xfer_hello hello = {.incarnation = 1,
+                                      .layout_hash = g.layout_hash,
+                                      .block_bytes = g.block_bytes,
+                                      .nonce = 42,
+                                      .instance = "stranger"};
+        send_frame(
+            fd,
+            (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = t.v.path},
+            &hello);
         send_frame(fd, open_frame, g.key);
         send_frame(fd, data_frame, noise);
         ssize_t k, n = 0;
@@ -2224,7 +2588,8 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
         check_pool(&t, &none, false);
     }
 
-    /* A worker of this cluster to whom nothing was granted: it may say hello and then wait a little, and that is all. */
+    /* A worker of this cluster to whom nothing was granted: it may say hello and then wait a
+       little, and that is all. */
     uint64_t n_bad = stats(t.d).n_bad_frames;
     if (t.v.path == TD_XFER_PATH_TCP) {
         int fd = dial_peer(&t);
@@ -2240,7 +2605,8 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
         hang_up(fd);
         assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1);
 
-        fd = dial_peer(&t); /* OPEN as it was overheard on another connection, by somebody who can break TLS */
+        fd = dial_peer(&t); /* OPEN as it was overheard on another connection, by somebody who
+                               can break TLS */
         shake(fd, &g);
         open_frame.conn = tag;
         send_frame(fd, open_frame, g.key);
@@ -2274,7 +2640,9 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
     assert_int_equal(e.status, TD_ERR_PEER);
     if (!strstr(e.reason, "certificate is refused")) fail_msg("%s", e.reason);
-    assert_int_equal(stats(imposter).n_bad_frames + stats(imposter).n_stale_frames + stats(imposter).bytes_received, 0);
+    assert_int_equal(stats(imposter).n_bad_frames + stats(imposter).n_stale_frames +
+                         stats(imposter).bytes_received,
+                     0);
     wait_refused(imposter, 1);
     finish(&t, &m);
     node_free(imposter);
@@ -2305,14 +2673,16 @@ static void a_side_without_tls_is_told_what_to_configure(void **state)
     memcpy(c.blob, m.grant.blob, c.blob_bytes);
     struct node_reply r = ask(clear, &c);
     assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
-    assert_non_null(strstr(r.msg, "speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca"));
+    assert_non_null(strstr(
+        r.msg, "speaks TLS and this side does not: give this side tls_cert, tls_key and tls_ca"));
     struct node_command g = {.verb = NODE_GRANT, .n = 1};
     r = ask(clear, &g);
     assert_int_equal(r.status, TD_OK);
     memcpy(c.blob, r.blob, r.blob_bytes);
     r = ask(t.p, &c);
     assert_int_equal(r.status, TD_ERR_UNSUPPORTED);
-    assert_non_null(strstr(r.msg, "in the clear and this side speaks TLS: give node tls_cert, tls_key and tls_ca"));
+    assert_non_null(strstr(
+        r.msg, "in the clear and this side speaks TLS: give node tls_cert, tls_key and tls_ca"));
     finish(&t, &m);
     node_free(clear);
 
@@ -2328,7 +2698,8 @@ static void a_side_without_tls_is_told_what_to_configure(void **state)
     pair_close(&t);
 }
 
-/* Sealed bytes that the socket did not take go out when it does, though there is nothing more to send (the next PING is 15 s away). */
+/* Sealed bytes that the socket did not take go out when it does, though there is nothing more to
+ * send (the next PING is 15 s away). */
 static void sealed_bytes_go_out_without_more(void **state)
 {
     struct variant v = *(const struct variant *)*state;
@@ -2348,17 +2719,22 @@ static void sealed_bytes_go_out_without_more(void **state)
     op(&t, &m, 4 * WAIT_MS);
     kill(node_pid(t.d), SIGSTOP);
     waitpid(node_pid(t.d), NULL, WUNTRACED);
-    while (n_extra < 2 && n < m.n - 1) { /* until the socket is full, and one block more: that is in the channel */
+    while (n_extra < 2 && n < m.n - 1) { /* until the socket is full, and one block more: that is
+                                            in the channel */
         assert_int_equal(submit(&t, &m, n++, 1, false), TD_OK);
         sent += t.block_bytes;
-        for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); stats(t.p).bytes_sent < sent && td_now_ns() < until;) poll(NULL, 0, 1);
+        for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+             stats(t.p).bytes_sent < sent && td_now_ns() < until;)
+            poll(NULL, 0, 1);
         assert_int_equal(stats(t.p).bytes_sent, sent);
         n_extra += n_extra || poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, 0) == 0;
     }
     assert_int_equal(n_extra, 2);
     kill(node_pid(t.d), SIGCONT);
     received += (uint64_t)n * t.block_bytes;
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), 8000); stats(t.d).bytes_received < received && td_now_ns() < until;) poll(NULL, 0, 1);
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), 8000);
+         stats(t.d).bytes_received < received && td_now_ns() < until;)
+        poll(NULL, 0, 1);
     assert_int_equal(stats(t.d).bytes_received, received);
     assert_int_equal(submit(&t, &m, n, m.n - n, true), TD_OK);
     expect(t.d, TD_XFER_SLOT_READY, TD_OK);
@@ -2381,7 +2757,8 @@ static void copy_file(const char *from, const char *to)
     assert_int_equal(rename(temporary, tls_files_in(to)), 0);
 }
 
-/* Rotation: the files change under a running endpoint, and connections that stand are not touched. */
+/* Rotation: the files change under a running endpoint, and connections that stand are not
+ * touched. */
 static void a_new_certificate_is_for_new_connections(void **state)
 {
     struct variant v = *(const struct variant *)*state;
@@ -2401,7 +2778,8 @@ static void a_new_certificate_is_for_new_connections(void **state)
     assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_OK);
     assert_false(loaded);
     copy_file("foreign.crt", "live.crt");
-    assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_ERR_INVALID); /* between the two writes */
+    /* between the two writes */
+    assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_ERR_INVALID);
     copy_file("foreign.key", "live.key");
     assert_int_equal(td_xfer_tls_reload_files(node_xfer(t.d), &loaded, &err), TD_OK);
     assert_true(loaded);
@@ -2422,27 +2800,43 @@ static void a_new_certificate_is_for_new_connections(void **state)
     pair_close(&t);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---------------------------------------------------------------------------------------------- */
 
 static struct variant variants[] = {
-    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false, false, NULL},
-    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false, false, NULL}, {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false, false, NULL}, {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false, false, NULL},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false, false, NULL}, {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false, false, NULL}, {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false, false, NULL},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3, ",devices=2,unordered=1,relaxed=1", false, false, NULL},
-    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false, false, NULL},
-    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true, false, NULL}, {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true, false, NULL},
+    {TD_XFER_PATH_TCP, BOTH_HERE, "", 4, 0, "", false, false, NULL},
+    {TD_XFER_PATH_TCP, SENDER_CHILD, "", 1, 0, "", false, false, NULL},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, "", 4, 1, "", false, false, NULL},
+    {TD_XFER_PATH_SHM, BOTH_HERE, "", 0, 1, "", false, false, NULL},
+    {TD_XFER_PATH_SHM, SENDER_CHILD, "", 0, 0, "", false, false, NULL},
+    {TD_XFER_PATH_SHM, RECEIVER_CHILD, "", 0, 4, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, "", 0, 0, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, "", 0, 1, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, "", 0, 0, "", false, false, NULL},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", 2 rails, unordered", 0, 3,
+     ",devices=2,unordered=1,relaxed=1", false, false, NULL},
+    {TD_XFER_PATH_RDMA, BOTH_HERE, ", tiny device", 0, 0, ",tiny=1,unordered=1", false, false,
+     NULL},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", tls, 2 lanes", 2, 1, "", true, false, NULL},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", tls", 0, 0, "", true, false, NULL},
     {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", pulled", 0, 1, ",unordered=1", false, true, NULL},
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", pulled", 0, 0, ",devices=2", false, true, NULL},
     {TD_XFER_PATH_RDMA, SENDER_CHILD, ", windows", 0, 1, "", false, false, NULL},
-    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", windows, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1", false, true, NULL},
-    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", zero copy, 2 lanes", 2, 0, "", false, false, NULL}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", zero copy", 1, 1, "", false, false, NULL},
-    {TD_XFER_PATH_TCP, BOTH_HERE, ", device", 4, 0, "", false, false, "slow"}, {TD_XFER_PATH_TCP, SENDER_CHILD, ", device", 1, 1, "", false, false, "slow"},
-    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device", 4, 3, "", false, false, "device"}, {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device, tls, 2 lanes", 2, 1, "", true, false, "slow"},
+    {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", windows, 2 rails, unordered, pulled", 0, 0,
+     ",devices=2,unordered=1", false, true, NULL},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", zero copy, 2 lanes", 2, 0, "", false, false, NULL},
+    {TD_XFER_PATH_TCP, SENDER_CHILD, ", zero copy", 1, 1, "", false, false, NULL},
+    {TD_XFER_PATH_TCP, BOTH_HERE, ", device", 4, 0, "", false, false, "slow"},
+    {TD_XFER_PATH_TCP, SENDER_CHILD, ", device", 1, 1, "", false, false, "slow"},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device", 4, 3, "", false, false, "device"},
+    {TD_XFER_PATH_TCP, RECEIVER_CHILD, ", device, tls, 2 lanes", 2, 1, "", true, false, "slow"},
     {TD_XFER_PATH_RDMA, RECEIVER_CHILD, ", device", 0, 3, ",device_late=1", false, false, "slow"},
-    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", device, 2 rails, unordered, pulled", 0, 0, ",devices=2,unordered=1,device_late=1", false, true, "device"},
-    {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"}, {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, ", no digests", 0, 0, "", false, false, "slow"},
+    {TD_XFER_PATH_RDMA, SENDER_CHILD, ", device, 2 rails, unordered, pulled", 0, 0,
+     ",devices=2,unordered=1,device_late=1", false, true, "device"},
+    {TD_XFER_PATH_CUDA_IPC, BOTH_HERE, "", 0, 1, "", false, false, "slow"},
+    {TD_XFER_PATH_CUDA_IPC, SENDER_CHILD, ", no digests", 0, 0, "", false, false, "slow"},
     {TD_XFER_PATH_CUDA_IPC, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
-    {TD_XFER_PATH_SHM_STAGED, BOTH_HERE, "", 0, 0, "", false, false, "slow"}, {TD_XFER_PATH_SHM_STAGED, SENDER_CHILD, "", 0, 1, "", false, false, "slow"},
+    {TD_XFER_PATH_SHM_STAGED, BOTH_HERE, "", 0, 0, "", false, false, "slow"},
+    {TD_XFER_PATH_SHM_STAGED, SENDER_CHILD, "", 0, 1, "", false, false, "slow"},
     {TD_XFER_PATH_SHM_STAGED, RECEIVER_CHILD, "", 0, 4, "", false, false, "device"},
 };
 
@@ -2458,7 +2852,8 @@ static const char *variant_name(const char *test, const struct variant *v)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--node") == 0) return node_child_main((int)strtol(argv[2], NULL, 10));
+    if (argc == 3 && strcmp(argv[1], "--node") == 0)
+        return node_child_main((int)strtol(argv[2], NULL, 10));
     program = argv[0];
     if (argc == 2) cmocka_set_test_filter(argv[1]);
     const char *real = getenv("TANDEM_XFER_REAL");
@@ -2470,61 +2865,104 @@ int main(int argc, char **argv)
         bool needs_child, tcp_only, receiver_child_only, shm_only, tls_only;
     } suite[] = {
         {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false, false},
-        {"times_begin_at_the_first_submit", times_begin_at_the_first_submit, false, false, false, false, false},
+        {"times_begin_at_the_first_submit", times_begin_at_the_first_submit, false, false, false,
+         false, false},
         {"no_wake_is_lost", no_wake_is_lost, false, false, false, false, false},
-        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false, false, false, false, false},
+        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false,
+         false, false, false, false},
         {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
         {"parts_arrive_whole", parts_arrive_whole, false, false, false, false, false},
         {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
         {"finished_at_every_point", finished_at_every_point, false, false, false, false, false},
         {"revoke_at_every_point", revoke_at_every_point, false, false, false, false, false},
         {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false, false},
-        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false, false},
-        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false, false, false},
-        {"a_small_transfer_does_not_wait_for_a_large_one", a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
-        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false, false},
+        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false,
+         false},
+        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false,
+         false, false},
+        {"a_small_transfer_does_not_wait_for_a_large_one",
+         a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
+        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false,
+         false},
         {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
         {"kill_in_every_state", kill_in_every_state, true, false, false, false, false},
         {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},
-        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false, false},
-        {"stop_before_the_slot_is_bound", stop_before_the_slot_is_bound, true, false, false, false, false},
-        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true, false, true, false, false},
+        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false,
+         false},
+        {"stop_before_the_slot_is_bound", stop_before_the_slot_is_bound, true, false, false, false,
+         false},
+        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true,
+         false, true, false, false},
         {"strangers_are_refused", strangers_are_refused, false, true, false, false, false},
-        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false, false, false},
-        {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false, true, false, false},
-        {"a_cancel_inside_a_frame_keeps_the_connection", a_cancel_inside_a_frame_keeps_the_connection, true, true, true, false, false},
-        {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true, true, false},
-        {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false, true, true, false},
-        {"pains_18_a_stranger_can_neither_read_nor_write_kv", pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
-        {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false, false, true},
-        {"a_side_without_tls_is_told_what_to_configure", a_side_without_tls_is_told_what_to_configure, false, false, false, false, true},
-        {"sealed_bytes_go_out_without_more", sealed_bytes_go_out_without_more, true, true, true, false, true},
-        {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections, false, true, false, false, true},
+        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false,
+         false, false},
+        {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false,
+         true, false, false},
+        {"a_cancel_inside_a_frame_keeps_the_connection",
+         a_cancel_inside_a_frame_keeps_the_connection, true, true, true, false, false},
+        {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true,
+         true, false},
+        {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true,
+         false, true, true, false},
+        {"pains_18_a_stranger_can_neither_read_nor_write_kv",
+         pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
+        {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false,
+         false, true},
+        {"a_side_without_tls_is_told_what_to_configure",
+         a_side_without_tls_is_told_what_to_configure, false, false, false, false, true},
+        {"sealed_bytes_go_out_without_more", sealed_bytes_go_out_without_more, true, true, true,
+         false, true},
+        {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections,
+         false, true, false, false, true},
     };
     struct CMUnitTest tests[768];
     size_t n = 0;
     for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
             if (variants[k].tls && !have_tls) continue;
-            if (strstr(variants[k].name, "tiny") && (suite[i].function == blocks_larger_than_a_frame_arrive_whole || suite[i].function == a_small_transfer_does_not_wait_for_a_large_one)) continue; /* its blocks are more than the device registers */
-            if (real && (variants[k].path != TD_XFER_PATH_RDMA || (variants[k].name[0] && strcmp(variants[k].name, ", windows")))) continue;
+            /* its blocks are more than the device registers */
+            if (strstr(variants[k].name, "tiny") &&
+                (suite[i].function == blocks_larger_than_a_frame_arrive_whole ||
+                 suite[i].function == a_small_transfer_does_not_wait_for_a_large_one))
+                continue;
+            if (real && (variants[k].path != TD_XFER_PATH_RDMA ||
+                         (variants[k].name[0] && strcmp(variants[k].name, ", windows"))))
+                continue;
             if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
-            bool special = variants[k].name[0] && !variants[k].tls && variants[k].path != TD_XFER_PATH_CUDA_IPC; /* the states are the same there */
+            /* the states are the same there */
+            bool special = variants[k].name[0] && !variants[k].tls &&
+                           variants[k].path != TD_XFER_PATH_CUDA_IPC;
             bool staged = variants[k].device && variants[k].path == TD_XFER_PATH_TCP;
             if (suite[i].function == kill_in_every_state && (real || special || staged)) continue;
-            if (is_zerocopy(&variants[k]) && suite[i].function == a_cancel_inside_a_frame_keeps_the_connection) continue; /* its blocks are free when the kernel says so */
+            /* its blocks are free when the kernel says so */
+            if (is_zerocopy(&variants[k]) &&
+                suite[i].function == a_cancel_inside_a_frame_keeps_the_connection)
+                continue;
             if (suite[i].tls_only && (!variants[k].tls || variants[k].device)) continue;
-            if (variants[k].device && (suite[i].function == strangers_are_refused || suite[i].function == silent_connections_are_bounded)) continue; /* no pool has to do with it */
-            bool stops = suite[i].function == stop_at_every_point || suite[i].function == stop_in_the_middle_of_bytes ||
+            /* no pool has to do with it */
+            if (variants[k].device && (suite[i].function == strangers_are_refused ||
+                                       suite[i].function == silent_connections_are_bounded))
+                continue;
+            bool stops = suite[i].function == stop_at_every_point ||
+                         suite[i].function == stop_in_the_middle_of_bytes ||
                          suite[i].function == stop_before_the_slot_is_bound;
-            if (stops && variants[k].name[0] && (is_short() || !strstr(variants[k].name, "windows"))) continue; /* seconds of waiting each */
-            if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue; /* in the long form only */
-            if (UNDER_TSAN && variants[k].where != BOTH_HERE && !suite[i].needs_child) continue; /* no race more than both ends in one process have */
+            /* seconds of waiting each */
+            if (stops && variants[k].name[0] &&
+                (is_short() || !strstr(variants[k].name, "windows")))
+                continue;
+            /* in the long form only */
+            if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue;
+            /* no race more than both ends in one process have */
+            if (UNDER_TSAN && variants[k].where != BOTH_HERE && !suite[i].needs_child) continue;
             if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
-            if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM && variants[k].path != TD_XFER_PATH_SHM_STAGED) continue;
+            if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM &&
+                variants[k].path != TD_XFER_PATH_SHM_STAGED)
+                continue;
             if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
             TD_ASSERT(n + 16 < sizeof tests / sizeof tests[0]);
-            tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]), .test_func = suite[i].function, .initial_state = &variants[k]};
+            tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]),
+                                             .test_func = suite[i].function,
+                                             .initial_state = &variants[k]};
         }
     size_t n_named = n;
     if (!real) tests[n++] = (struct CMUnitTest)cmocka_unit_test(paths_are_chosen_openly);

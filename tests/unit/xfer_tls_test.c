@@ -1,6 +1,8 @@
-/* xfer_tls_test.c - TLS channels over loopback TCP, both ends in this thread, stepped by poll; certificates are made here.
+/* xfer_tls_test.c - TLS channels over loopback TCP, both ends in this thread, stepped by poll;
+ * certificates are made here.
  *
- * `xfer_tls_test bench` prints GB/s of one stream, plain and TLS, with a thread at each end; `xfer_tls_test NAME*` runs the tests of that name. */
+ * `xfer_tls_test bench` prints GB/s of one stream, plain and TLS, with a thread at each end;
+ * `xfer_tls_test NAME*` runs the tests of that name. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +34,7 @@
 
 enum { WAIT_MS = 20000, PATTERN_BYTES = (1 << 20) + 7 };
 
-/* --- certificates ------------------------------------------------------------------------------------------------------------------- */
+/* --- certificates ----------------------------------------------------------------------------- */
 
 static void write_file(const char *name, const char *text)
 {
@@ -53,7 +55,8 @@ static void copy_file(const char *from, const char *to)
     char temporary[64];
     snprintf(temporary, sizeof temporary, "%s.new", to);
     write_file(temporary, text);
-    assert_int_equal(rename(tls_files_in(temporary), tls_files_in(to)), 0); /* another inode, as those who rotate do it */
+    /* another inode, as those who rotate do it */
+    assert_int_equal(rename(tls_files_in(temporary), tls_files_in(to)), 0);
 }
 
 static uint8_t *pattern;
@@ -62,8 +65,10 @@ static int make_all(void **state)
 {
     (void)state;
     tls_files_open();
-    struct tls_files_id ca = tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
-    struct tls_files_id other = tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
+    struct tls_files_id ca =
+        tls_files_make(NULL, &(struct tls_files_make){.name = "ca", .ca = true});
+    struct tls_files_id other =
+        tls_files_make(NULL, &(struct tls_files_make){.name = "other", .ca = true});
     static const struct tls_files_make mine[] = {
         {.name = "a", .alt = "DNS:worker.tandem,IP:127.0.0.1"},
         {.name = "b", .alt = "DNS:worker.tandem"},
@@ -84,17 +89,23 @@ static int make_all(void **state)
         struct tls_files_id id = tls_files_make(&ca, &mine[i]);
         tls_files_free(&id);
     }
-    struct tls_files_id foreign = tls_files_make(&other, &(struct tls_files_make){.name = "foreign"});
+    struct tls_files_id foreign =
+        tls_files_make(&other, &(struct tls_files_make){.name = "foreign"});
     struct tls_files_id alone = tls_files_make(NULL, &(struct tls_files_make){.name = "alone"});
     FILE *f = fopen(tls_files_in("locked.key"), "we");
-    assert_int_equal(PEM_write_PrivateKey(f, alone.key, EVP_aes_128_cbc(), (const unsigned char *)"secret", 6, NULL, NULL), 1);
+    assert_int_equal(PEM_write_PrivateKey(f, alone.key, EVP_aes_128_cbc(),
+                                          (const unsigned char *)"secret", 6, NULL, NULL),
+                     1);
     fclose(f);
     tls_files_free(&foreign);
     tls_files_free(&alone);
     tls_files_free(&ca);
     tls_files_free(&other);
     write_file("text", "no certificate\n");
-    write_file("half.crt", "-----BEGIN CERTIFICATE-----\nMIIBejCCASGgAwIBAgIBAjAKBggqhkjOPQQDAjANMQswCQYDVQQD\n-----END CERTIFICATE-----\n");
+    write_file("half.crt",
+               "-----BEGIN "
+               "CERTIFICATE-----\nMIIBejCCASGgAwIBAgIBAjAKBggqhkjOPQQDAjANMQswCQYDVQQD\n-----END "
+               "CERTIFICATE-----\n");
     pattern = malloc(PATTERN_BYTES);
     uint64_t r = 88172645463325252ull;
     for (size_t i = 0; i < PATTERN_BYTES; i++) {
@@ -107,10 +118,10 @@ static int make_all(void **state)
 static int remove_all(void **state)
 {
     (void)state;
-    static const char *const names[] = {"ca",          "other",   "a",     "b",      "client", "expired", "future",
-                                        "server_only", "foreign", "alone", "locked", "half",   "live",
-                                        "client_only", "both_uses", "spiffe",
-                                        "w1",          "deep",    "suffix", "star", "w2.kv.tandem"};
+    static const char *const names[] = {
+        "ca",          "other",   "a",     "b",      "client", "expired", "future",
+        "server_only", "foreign", "alone", "locked", "half",   "live",    "client_only",
+        "both_uses",   "spiffe",  "w1",    "deep",   "suffix", "star",    "w2.kv.tandem"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s.crt", names[i]);
@@ -138,7 +149,7 @@ static struct td_xfer_tls *tls_for(const char *id, const char *ca, struct td_xfe
     return tls;
 }
 
-/* --- two ends ----------------------------------------------------------------------------------------------------------------------- */
+/* --- two ends --------------------------------------------------------------------------------- */
 
 /* fds[0] dialled fds[1]; both non-blocking. buffer_bytes 0 = the system's. */
 static void tcp_pair(int fds[2], int buffer_bytes)
@@ -167,18 +178,19 @@ static void tcp_pair(int fds[2], int buffer_bytes)
 }
 
 struct pair {
-    int fds[2];                       /* of the channels: [0] dialled */
+    int fds[2]; /* of the channels: [0] dialled */
     struct td_xfer_tls_conn *c[2];
-    td_status status[2];              /* of the handshake */
+    td_status status[2]; /* of the handshake */
     struct td_err err[2];
     bool relayed;
-    int middle[2];                    /* relay: middle[i] faces fds[i] */
-    size_t chunk;                     /* relay: bytes in one go */
-    long cut_at[2], flip_at[2];       /* of the bytes that come from side i, -1 = never */
+    int middle[2];              /* relay: middle[i] faces fds[i] */
+    size_t chunk;               /* relay: bytes in one go */
+    long cut_at[2], flip_at[2]; /* of the bytes that come from side i, -1 = never */
     size_t n_relayed[2];
 };
 
-static void pair_open(struct pair *p, struct td_xfer_tls *dials, struct td_xfer_tls *accepts, int buffer_bytes, bool relayed)
+static void pair_open(struct pair *p, struct td_xfer_tls *dials, struct td_xfer_tls *accepts,
+                      int buffer_bytes, bool relayed)
 {
     memset(p, 0, sizeof *p);
     p->middle[0] = p->middle[1] = -1;
@@ -196,7 +208,9 @@ static void pair_open(struct pair *p, struct td_xfer_tls *dials, struct td_xfer_
     struct td_xfer_tls *tls[2] = {dials, accepts};
     for (int i = 0; i < 2; i++) {
         p->status[i] = TD_INPROGRESS;
-        if (tls[i]) assert_int_equal(td_tls_conn_open(tls[i], p->fds[i], i == 0, &p->c[i], &p->err[i]), TD_OK);
+        if (tls[i])
+            assert_int_equal(td_tls_conn_open(tls[i], p->fds[i], i == 0, &p->c[i], &p->err[i]),
+                             TD_OK);
     }
 }
 
@@ -216,7 +230,8 @@ static bool relay(struct pair *p)
     for (int i = 0; i < 2; i++) {
         uint8_t buf[65536];
         if (!p->relayed || p->middle[i] < 0 || p->middle[!i] < 0) continue;
-        ssize_t k = recv(p->middle[i], buf, p->chunk < sizeof buf ? p->chunk : sizeof buf, MSG_PEEK | MSG_DONTWAIT);
+        ssize_t k = recv(p->middle[i], buf, p->chunk < sizeof buf ? p->chunk : sizeof buf,
+                         MSG_PEEK | MSG_DONTWAIT);
         if (k <= 0) continue;
         long at = (long)p->n_relayed[i];
         if (p->flip_at[i] >= at && p->flip_at[i] < at + k) buf[p->flip_at[i] - at] ^= 1;
@@ -244,21 +259,28 @@ static void pair_handshake(struct pair *p)
     uint64_t until_ns = td_now_ns() + WAIT_MS * TD_NS_PER_MS;
     while (p->status[0] == TD_INPROGRESS || p->status[1] == TD_INPROGRESS) {
         assert_true(td_now_ns() < until_ns);
-        struct pollfd polled[4] = {{.fd = -1}, {.fd = -1}, {.fd = p->middle[0], .events = POLLIN}, {.fd = p->middle[1], .events = POLLIN}};
+        struct pollfd polled[4] = {{.fd = -1},
+                                   {.fd = -1},
+                                   {.fd = p->middle[0], .events = POLLIN},
+                                   {.fd = p->middle[1], .events = POLLIN}};
         for (int i = 0; i < 2; i++) {
             if (p->status[i] != TD_INPROGRESS) continue;
             bool reads = false, writes = false;
             p->status[i] = td_tls_handshake(p->c[i], &reads, &writes, &p->err[i]);
             if (p->status[i] != TD_INPROGRESS) {
-                if (p->status[i] != TD_OK) shutdown(p->fds[i], SHUT_WR); /* the other side learns of it */
+                /* the other side learns of it */
+                if (p->status[i] != TD_OK) shutdown(p->fds[i], SHUT_WR);
                 continue;
             }
             assert_true(reads || writes);
-            polled[i] = (struct pollfd){.fd = p->fds[i], .events = (short)((reads ? POLLIN : 0) | (writes ? POLLOUT : 0))};
+            polled[i] = (struct pollfd){
+                .fd = p->fds[i], .events = (short)((reads ? POLLIN : 0) | (writes ? POLLOUT : 0))};
         }
         if (relay(p)) continue;
-        if (p->status[0] == TD_INPROGRESS && p->status[1] == TD_INPROGRESS && !p->relayed) assert_true(poll(polled, 4, WAIT_MS) > 0);
-        else poll(polled, 4, 1);
+        if (p->status[0] == TD_INPROGRESS && p->status[1] == TD_INPROGRESS && !p->relayed)
+            assert_true(poll(polled, 4, WAIT_MS) > 0);
+        else
+            poll(polled, 4, 1);
     }
 }
 
@@ -288,18 +310,24 @@ static void recv_exactly(struct pair *p, int side, void *buf, size_t n)
 {
     for (size_t got = 0; got < n;) {
         ssize_t k = recv_wait(p, side, (uint8_t *)buf + got, n - got);
-        if (k <= 0) fail_msg("side %d, byte %zu of %zu: %zd, %s", side, got, n, k, td_tls_reason(p->c[side]));
+        if (k <= 0)
+            fail_msg("side %d, byte %zu of %zu: %zd, %s", side, got, n, k,
+                     td_tls_reason(p->c[side]));
         got += (size_t)k;
     }
 }
 
-/* --- a stream whose bytes are known ------------------------------------------------------------------------------------------------- */
+/* --- a stream whose bytes are known ----------------------------------------------------------- */
 
-/* One direction. The byte at position p is pattern[p % PATTERN_BYTES] ^ the mask in force when the channel took it: at every EAGAIN the sender
- * changes its mind about all that was not taken yet, as a caller does that replaces the rest of a cancelled frame. */
+/* One direction. The byte at position p is pattern[p % PATTERN_BYTES] ^ the mask in force when
+ * the channel took it: at every EAGAIN the sender changes its mind about all that was not taken
+ * yet, as a caller does that replaces the rest of a cancelled frame. */
 struct stream {
     uint64_t n_bytes, n_sent, n_received;
-    struct { uint64_t from; uint8_t mask; } turns[1 << 16];
+    struct {
+        uint64_t from;
+        uint8_t mask;
+    } turns[1 << 16];
     uint32_t n_turns, turn_read, seed, n_blocked, n_partial;
 };
 
@@ -314,7 +342,8 @@ static void fill(uint8_t *to, uint64_t at, size_t n, uint8_t mask)
 {
     uint64_t m = mask * 0x0101010101010101ull;
     for (size_t done = 0; done < n;) {
-        size_t from = (size_t)((at + done) % PATTERN_BYTES), k = PATTERN_BYTES - from < n - done ? PATTERN_BYTES - from : n - done;
+        size_t from = (size_t)((at + done) % PATTERN_BYTES),
+               k = PATTERN_BYTES - from < n - done ? PATTERN_BYTES - from : n - done;
         memcpy(to + done, pattern + from, k);
         done += k;
     }
@@ -334,7 +363,8 @@ static bool stream_send(struct stream *s, struct td_xfer_tls_conn *c)
     struct iovec iov[8];
     if (s->n_sent == s->n_bytes) return false;
     uint64_t left = s->n_bytes - s->n_sent;
-    size_t n = stream_random(s, 4) ? stream_random(s, sizeof buf) + 1 : stream_random(s, 200) + 1, at = 0;
+    size_t n = stream_random(s, 4) ? stream_random(s, sizeof buf) + 1 : stream_random(s, 200) + 1,
+           at = 0;
     if (n > left) n = (size_t)left;
     uint8_t mask = s->n_turns ? s->turns[s->n_turns - 1].mask : 0;
     fill(buf, s->n_sent, n, mask);
@@ -350,11 +380,15 @@ static bool stream_send(struct stream *s, struct td_xfer_tls_conn *c)
     if (k < 0 && errno == EAGAIN) {
         s->n_blocked++;
         assert_true(s->n_turns < sizeof s->turns / sizeof s->turns[0]);
-        if (s->n_turns && s->turns[s->n_turns - 1].from == s->n_sent) s->turns[s->n_turns - 1].mask++;
-        else s->turns[s->n_turns].from = s->n_sent, s->turns[s->n_turns++].mask = (uint8_t)(mask + 1);
+        if (s->n_turns && s->turns[s->n_turns - 1].from == s->n_sent)
+            s->turns[s->n_turns - 1].mask++;
+        else
+            s->turns[s->n_turns].from = s->n_sent,
+            s->turns[s->n_turns++].mask = (uint8_t)(mask + 1);
         return false;
     }
-    if (k <= 0) fail_msg("send at %llu: %zd, %s", (unsigned long long)s->n_sent, k, td_tls_reason(c));
+    if (k <= 0)
+        fail_msg("send at %llu: %zd, %s", (unsigned long long)s->n_sent, k, td_tls_reason(c));
     memset(buf, 0xee, n); /* what was taken was sealed */
     if ((size_t)k < n) s->n_partial++;
     s->n_sent += (uint64_t)k;
@@ -365,22 +399,28 @@ static bool stream_recv(struct stream *s, struct td_xfer_tls_conn *c)
 {
     static uint8_t buf[200000], want[200000];
     if (s->n_received == s->n_bytes) return false;
-    size_t n = stream_random(s, 4) ? stream_random(s, sizeof buf) + 1 : stream_random(s, 100) + 1, half = n / 2;
+    size_t n = stream_random(s, 4) ? stream_random(s, sizeof buf) + 1 : stream_random(s, 100) + 1,
+           half = n / 2;
     struct iovec iov[2] = {{buf, half}, {buf + half, n - half}};
     ssize_t k = td_tls_recvv(c, iov, 2);
     if (k < 0 && errno == EAGAIN) {
         assert_false(td_tls_pending(c));
         return false;
     }
-    if (k <= 0) fail_msg("recv at %llu: %zd, %s", (unsigned long long)s->n_received, k, td_tls_reason(c));
+    if (k <= 0)
+        fail_msg("recv at %llu: %zd, %s", (unsigned long long)s->n_received, k, td_tls_reason(c));
     for (size_t i = 0; i < (size_t)k;) {
-        while (s->turn_read < s->n_turns && s->turns[s->turn_read].from <= s->n_received + i) s->turn_read++;
+        while (s->turn_read < s->n_turns && s->turns[s->turn_read].from <= s->n_received + i)
+            s->turn_read++;
         uint64_t next = s->turn_read < s->n_turns ? s->turns[s->turn_read].from : UINT64_MAX;
-        size_t run = next - (s->n_received + i) < (size_t)k - i ? (size_t)(next - (s->n_received + i)) : (size_t)k - i;
+        size_t run = next - (s->n_received + i) < (size_t)k - i
+                         ? (size_t)(next - (s->n_received + i))
+                         : (size_t)k - i;
         fill(want + i, s->n_received + i, run, s->turn_read ? s->turns[s->turn_read - 1].mask : 0);
         i += run;
     }
-    if (memcmp(buf, want, (size_t)k) != 0) fail_msg("bytes differ after %llu", (unsigned long long)s->n_received);
+    if (memcmp(buf, want, (size_t)k) != 0)
+        fail_msg("bytes differ after %llu", (unsigned long long)s->n_received);
     s->n_received += (uint64_t)k;
     return true;
 }
@@ -389,9 +429,13 @@ static bool stream_recv(struct stream *s, struct td_xfer_tls_conn *c)
 static void streams_run(struct pair *p, struct stream *streams[2])
 {
     uint64_t until_ns = td_now_ns() + 3 * WAIT_MS * TD_NS_PER_MS;
-    while (streams[0]->n_received < streams[0]->n_bytes || streams[1]->n_received < streams[1]->n_bytes) {
+    while (streams[0]->n_received < streams[0]->n_bytes ||
+           streams[1]->n_received < streams[1]->n_bytes) {
         assert_true(td_now_ns() < until_ns);
-        struct pollfd polled[4] = {{.fd = -1}, {.fd = -1}, {.fd = p->middle[0], .events = POLLIN}, {.fd = p->middle[1], .events = POLLIN}};
+        struct pollfd polled[4] = {{.fd = -1},
+                                   {.fd = -1},
+                                   {.fd = p->middle[0], .events = POLLIN},
+                                   {.fd = p->middle[1], .events = POLLIN}};
         bool stopped_early = false;
         for (int i = 0; i < 2; i++) {
             int n = 0;
@@ -401,14 +445,18 @@ static void streams_run(struct pair *p, struct stream *streams[2])
             if (n == 8 && td_tls_pending(p->c[i])) stopped_early = true;
             if (td_tls_unsent(p->c[i])) assert_true(td_tls_flush(p->c[i]) == 0 || errno == EAGAIN);
             bool writes = td_tls_unsent(p->c[i]) || streams[i]->n_sent < streams[i]->n_bytes;
-            polled[i] = (struct pollfd){.fd = p->fds[i], .events = (short)(POLLIN | (writes ? POLLOUT : 0))};
+            polled[i] = (struct pollfd){.fd = p->fds[i],
+                                        .events = (short)(POLLIN | (writes ? POLLOUT : 0))};
         }
-        bool over = streams[0]->n_received == streams[0]->n_bytes && streams[1]->n_received == streams[1]->n_bytes;
+        bool over = streams[0]->n_received == streams[0]->n_bytes &&
+                    streams[1]->n_received == streams[1]->n_bytes;
         if (relay(p) || stopped_early || over) continue;
         if (poll(polled, 4, WAIT_MS) <= 0)
-            fail_msg("stuck: sent %llu and %llu, received %llu and %llu, unsent %zu and %zu", (unsigned long long)streams[0]->n_sent,
-                     (unsigned long long)streams[1]->n_sent, (unsigned long long)streams[0]->n_received,
-                     (unsigned long long)streams[1]->n_received, td_tls_unsent(p->c[0]), td_tls_unsent(p->c[1]));
+            fail_msg("stuck: sent %llu and %llu, received %llu and %llu, unsent %zu and %zu",
+                     (unsigned long long)streams[0]->n_sent, (unsigned long long)streams[1]->n_sent,
+                     (unsigned long long)streams[0]->n_received,
+                     (unsigned long long)streams[1]->n_received, td_tls_unsent(p->c[0]),
+                     td_tls_unsent(p->c[1]));
     }
 }
 
@@ -422,18 +470,19 @@ static void exchange(struct pair *p, uint64_t n_bytes)
     streams_run(p, s);
     for (int i = 0; i < 2; i++) {
         if (n_bytes > 1 << 20)
-            print_message("          side %d: %llu MiB, %u calls blocked, %u partial\n", i, (unsigned long long)n_bytes >> 20, s[i]->n_blocked,
-                          s[i]->n_partial);
+            print_message("          side %d: %llu MiB, %u calls blocked, %u partial\n", i,
+                          (unsigned long long)n_bytes >> 20, s[i]->n_blocked, s[i]->n_partial);
         free(s[i]);
     }
 }
 
-/* --- tests: a good pair ------------------------------------------------------------------------------------------------------------- */
+/* --- tests: a good pair ----------------------------------------------------------------------- */
 
 static void bytes_arrive_as_taken_through_small_buffers(void **state)
 {
     (void)state;
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct pair p;
     pair_open(&p, a, b, 32768, false);
     td_xfer_tls_close(a); /* a channel outlives it */
@@ -477,7 +526,8 @@ static void kernel_seals_where_it_can(void **state)
     pair_open(&p, a, b, 0, false);
     pair_ready(&p);
     td_tls_ktls(p.c[0], &sends, &receives);
-    print_message("          kernel TLS: send %s, receive %s\n", sends ? "on" : "off", receives ? "on" : "off");
+    print_message("          kernel TLS: send %s, receive %s\n", sends ? "on" : "off",
+                  receives ? "on" : "off");
     exchange(&p, 4 << 20);
     assert_int_equal(td_tls_shutdown(p.c[0]), 0);
     char byte;
@@ -490,7 +540,8 @@ static void kernel_seals_where_it_can(void **state)
 static void one_byte_at_a_time(void **state)
 {
     (void)state;
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct pair p;
     pair_open(&p, a, b, 0, true);
     p.chunk = 1;
@@ -504,7 +555,8 @@ static void one_byte_at_a_time(void **state)
 static void bytes_inside_the_channel_are_pending(void **state)
 {
     (void)state;
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct pair p;
     uint8_t buf[40000];
     pair_open(&p, a, b, 0, false);
@@ -531,7 +583,8 @@ static void bytes_inside_the_channel_are_pending(void **state)
 static void nothing_is_lost_when_the_reader_is_late(void **state)
 {
     (void)state;
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct pair p;
     pair_open(&p, a, b, 16384, false);
     pair_ready(&p);
@@ -557,7 +610,8 @@ static void nothing_is_lost_when_the_reader_is_late(void **state)
 static void one_side_may_say_goodbye(void **state)
 {
     (void)state;
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct pair p;
     char buf[16];
     pair_open(&p, a, b, 0, false);
@@ -584,7 +638,7 @@ static void one_side_may_say_goodbye(void **state)
     td_xfer_tls_close(b);
 }
 
-/* --- tests: who is let in ----------------------------------------------------------------------------------------------------------- */
+/* --- tests: who is let in --------------------------------------------------------------------- */
 
 /* "names:" and patterns: peer_names; else peer_name. */
 static struct td_xfer_tls_config asks_for(const char *name, struct td_peer_names **ret_names)
@@ -600,71 +654,101 @@ static void strangers_are_refused_by_reason(void **state)
     (void)state;
     static const struct {
         const char *what, *dials, *dials_ca, *accepts, *accepts_ca, *dials_name, *accepts_name;
-        int judge;                    /* who refuses; -1 = nobody */
-        const char *why, *alert;      /* in the judge's reason; in the other's */
+        int judge;               /* who refuses; -1 = nobody */
+        const char *why, *alert; /* in the judge's reason; in the other's */
     } cases[] = {
         {"both of the CA", "a", "ca", "b", "ca", NULL, NULL, -1, NULL, NULL},
-        {"no certificate", NULL, "ca", "b", "ca", NULL, NULL, 1, "shows no certificate", "alert certificate required"},
-        {"another CA dials", "foreign", "ca", "b", "ca", NULL, NULL, 1, "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
-        {"another CA accepts", "a", "ca", "foreign", "ca", NULL, NULL, 0, "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
-        {"self-signed dials", "alone", "ca", "b", "ca", NULL, NULL, 1, "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
-        {"self-signed accepts", "a", "ca", "alone", "ca", NULL, NULL, 0, "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
-        {"expired dials", "expired", "ca", "b", "ca", NULL, NULL, 1, "has expired (certificate of /CN=expired", "alert certificate expired"},
-        {"expired accepts", "a", "ca", "expired", "ca", NULL, NULL, 0, "has expired (certificate of /CN=expired", "alert certificate expired"},
-        {"not yet valid", "future", "ca", "b", "ca", NULL, NULL, 1, "certificate is not yet valid", "alert bad certificate"},
-        {"a server's certificate dials", "server_only", "ca", "b", "ca", NULL, NULL, 1, "purpose", "alert unsupported certificate"},
-        {"a server's certificate accepts", "a", "ca", "server_only", "ca", NULL, NULL, -1, NULL, NULL},
-        {"a client's certificate dials", "client_only", "ca", "b", "ca", NULL, NULL, -1, NULL, NULL},
-        {"a client's certificate accepts", "a", "ca", "client_only", "ca", NULL, NULL, 0, "purpose", "alert unsupported certificate"},
-        {"one for both uses dials", "both_uses", "ca", "both_uses", "ca", NULL, NULL, -1, NULL, NULL},
-        {"a pattern fits", "w1", "ca", "b", "ca", "names:worker.tandem", "names:x.y, *.kv.tandem", -1, NULL, NULL},
-        {"a URI fits", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/*", -1, NULL, NULL},
+        {"no certificate", NULL, "ca", "b", "ca", NULL, NULL, 1, "shows no certificate",
+         "alert certificate required"},
+        {"another CA dials", "foreign", "ca", "b", "ca", NULL, NULL, 1,
+         "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
+        {"another CA accepts", "a", "ca", "foreign", "ca", NULL, NULL, 0,
+         "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
+        {"self-signed dials", "alone", "ca", "b", "ca", NULL, NULL, 1,
+         "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
+        {"self-signed accepts", "a", "ca", "alone", "ca", NULL, NULL, 0,
+         "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
+        {"expired dials", "expired", "ca", "b", "ca", NULL, NULL, 1,
+         "has expired (certificate of /CN=expired", "alert certificate expired"},
+        {"expired accepts", "a", "ca", "expired", "ca", NULL, NULL, 0,
+         "has expired (certificate of /CN=expired", "alert certificate expired"},
+        {"not yet valid", "future", "ca", "b", "ca", NULL, NULL, 1, "certificate is not yet valid",
+         "alert bad certificate"},
+        {"a server's certificate dials", "server_only", "ca", "b", "ca", NULL, NULL, 1, "purpose",
+         "alert unsupported certificate"},
+        {"a server's certificate accepts", "a", "ca", "server_only", "ca", NULL, NULL, -1, NULL,
+         NULL},
+        {"a client's certificate dials", "client_only", "ca", "b", "ca", NULL, NULL, -1, NULL,
+         NULL},
+        {"a client's certificate accepts", "a", "ca", "client_only", "ca", NULL, NULL, 0, "purpose",
+         "alert unsupported certificate"},
+        {"one for both uses dials", "both_uses", "ca", "both_uses", "ca", NULL, NULL, -1, NULL,
+         NULL},
+        {"a pattern fits", "w1", "ca", "b", "ca", "names:worker.tandem", "names:x.y, *.kv.tandem",
+         -1, NULL, NULL},
+        {"a URI fits", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/*", -1, NULL,
+         NULL},
         {"another URI", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/router", 1,
          "hostname mismatch", "alert bad certificate"},
         {"an address fits", "spiffe", "ca", "b", "ca", NULL, "names:10.9.8.7", -1, NULL, NULL},
-        {"no pattern fits who dials", "client", "ca", "b", "ca", NULL, "names:*.kv.tandem,worker.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"no pattern fits who accepts", "a", "ca", "client", "ca", "names:*.kv.tandem,worker.tandem", NULL, 0,
-         "hostname mismatch", "alert bad certificate"},
+        {"no pattern fits who dials", "client", "ca", "b", "ca", NULL,
+         "names:*.kv.tandem,worker.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"no pattern fits who accepts", "a", "ca", "client", "ca",
+         "names:*.kv.tandem,worker.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
         {"a wildcard certificate is nobody", "star", "ca", "b", "ca", NULL, "names:*.kv.tandem", 1,
          "hostname mismatch", "alert bad certificate"},
-        {"a subject is none of the patterns", "w2.kv.tandem", "ca", "b", "ca", NULL, "names:*.kv.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
+        {"a subject is none of the patterns", "w2.kv.tandem", "ca", "b", "ca", NULL,
+         "names:*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
         {"names fit", "a", "ca", "b", "ca", "worker.tandem", "worker.tandem", -1, NULL, NULL},
         {"address fits", "b", "ca", "a", "ca", "127.0.0.1", NULL, -1, NULL, NULL},
-        {"address does not", "a", "ca", "b", "ca", "127.0.0.1", NULL, 0, "IP address mismatch", "alert bad certificate"},
-        {"a client's name dials", "client", "ca", "b", "ca", NULL, "worker.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"a client's name accepts", "a", "ca", "client", "ca", "worker.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
-        {"a name under the suffix", "w1", "ca", "w1", "ca", "*.kv.tandem", "*.kv.tandem", -1, NULL, NULL},
-        {"in any case of letters", "w1", "ca", "b", "ca", NULL, "*.KV.Tandem", -1, NULL, NULL},
-        {"two labels before the suffix dial", "deep", "ca", "b", "ca", NULL, "*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"two labels before the suffix accept", "a", "ca", "deep", "ca", "*.kv.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
-        {"the suffix itself, and names like it", "suffix", "ca", "b", "ca", NULL, "*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"a wildcard certificate and one name", "star", "ca", "b", "ca", NULL, "w7.kv.tandem", -1, NULL, NULL},
-        {"a wildcard certificate and the suffix", "star", "ca", "b", "ca", NULL, "*.kv.tandem", -1, NULL, NULL},
-        {"a wildcard certificate of a shorter suffix", "star", "ca", "b", "ca", NULL, "x.w7.kv.tandem", 1, "hostname mismatch",
+        {"address does not", "a", "ca", "b", "ca", "127.0.0.1", NULL, 0, "IP address mismatch",
          "alert bad certificate"},
-        {"a subject is no name", "w2.kv.tandem", "ca", "b", "ca", NULL, "w2.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"nor under a suffix", "a", "ca", "w2.kv.tandem", "ca", "*.kv.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
+        {"a client's name dials", "client", "ca", "b", "ca", NULL, "worker.tandem", 1,
+         "hostname mismatch", "alert bad certificate"},
+        {"a client's name accepts", "a", "ca", "client", "ca", "worker.tandem", NULL, 0,
+         "hostname mismatch", "alert bad certificate"},
+        {"a name under the suffix", "w1", "ca", "w1", "ca", "*.kv.tandem", "*.kv.tandem", -1, NULL,
+         NULL},
+        {"in any case of letters", "w1", "ca", "b", "ca", NULL, "*.KV.Tandem", -1, NULL, NULL},
+        {"two labels before the suffix dial", "deep", "ca", "b", "ca", NULL, "*.kv.tandem", 1,
+         "hostname mismatch", "alert bad certificate"},
+        {"two labels before the suffix accept", "a", "ca", "deep", "ca", "*.kv.tandem", NULL, 0,
+         "hostname mismatch", "alert bad certificate"},
+        {"the suffix itself, and names like it", "suffix", "ca", "b", "ca", NULL, "*.kv.tandem", 1,
+         "hostname mismatch", "alert bad certificate"},
+        {"a wildcard certificate and one name", "star", "ca", "b", "ca", NULL, "w7.kv.tandem", -1,
+         NULL, NULL},
+        {"a wildcard certificate and the suffix", "star", "ca", "b", "ca", NULL, "*.kv.tandem", -1,
+         NULL, NULL},
+        {"a wildcard certificate of a shorter suffix", "star", "ca", "b", "ca", NULL,
+         "x.w7.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+        {"a subject is no name", "w2.kv.tandem", "ca", "b", "ca", NULL, "w2.kv.tandem", 1,
+         "hostname mismatch", "alert bad certificate"},
+        {"nor under a suffix", "a", "ca", "w2.kv.tandem", "ca", "*.kv.tandem", NULL, 0,
+         "hostname mismatch", "alert bad certificate"},
         {"an empty name asks for none", "client", "ca", "b", "ca", "", "", -1, NULL, NULL},
         {"the CA does not ask", NULL, "ca", "b", NULL, NULL, NULL, -1, NULL, NULL},
         {"nobody asks", NULL, NULL, "foreign", NULL, NULL, NULL, -1, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct td_peer_names *names[2] = {NULL, NULL};
-        struct td_xfer_tls *dials = tls_for(cases[i].dials, cases[i].dials_ca, asks_for(cases[i].dials_name, &names[0]));
-        struct td_xfer_tls *accepts = tls_for(cases[i].accepts, cases[i].accepts_ca, asks_for(cases[i].accepts_name, &names[1]));
+        struct td_xfer_tls *dials =
+            tls_for(cases[i].dials, cases[i].dials_ca, asks_for(cases[i].dials_name, &names[0]));
+        struct td_xfer_tls *accepts = tls_for(cases[i].accepts, cases[i].accepts_ca,
+                                              asks_for(cases[i].accepts_name, &names[1]));
         struct pair p;
         char byte;
         int judge = cases[i].judge;
         pair_open(&p, dials, accepts, 0, false);
         pair_handshake(&p);
         if (judge < 0) {
-            if (p.status[0] || p.status[1]) fail_msg("%s: %s %s", cases[i].what, p.err[0].msg, p.err[1].msg);
+            if (p.status[0] || p.status[1])
+                fail_msg("%s: %s %s", cases[i].what, p.err[0].msg, p.err[1].msg);
             exchange(&p, 100);
         } else {
             if (p.status[judge] != TD_ERR_PEER || !strstr(p.err[judge].msg, cases[i].why))
-                fail_msg("%s: status %d, \"%s\" and not \"%s\"", cases[i].what, p.status[judge], p.err[judge].msg, cases[i].why);
+                fail_msg("%s: status %d, \"%s\" and not \"%s\"", cases[i].what, p.status[judge],
+                         p.err[judge].msg, cases[i].why);
             assert_string_equal(td_tls_reason(p.c[judge]), p.err[judge].msg);
             assert_int_equal(td_tls_recv(p.c[judge], &byte, 1), -1);
             assert_int_equal(errno, EPROTO);
@@ -678,7 +762,8 @@ static void strangers_are_refused_by_reason(void **state)
                 assert_int_equal(errno, EPROTO);
             }
             if (!strstr(td_tls_reason(p.c[!judge]), cases[i].alert))
-                fail_msg("%s: the other side heard \"%s\" and not \"%s\"", cases[i].what, td_tls_reason(p.c[!judge]), cases[i].alert);
+                fail_msg("%s: the other side heard \"%s\" and not \"%s\"", cases[i].what,
+                         td_tls_reason(p.c[!judge]), cases[i].alert);
             assert_true(td_tls_pending(p.c[!judge]));
         }
         pair_close(&p);
@@ -693,7 +778,8 @@ static void strangers_are_refused_by_reason(void **state)
 static void sender_learns_why_it_was_refused(void **state)
 {
     (void)state;
-    struct td_xfer_tls *a = tls_for("foreign", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("foreign", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct pair p;
     pair_open(&p, a, b, 0, false);
     pair_handshake(&p);
@@ -718,13 +804,14 @@ static void other_protocols_are_refused(void **state)
 {
     (void)state;
     static const struct {
-        int side;                     /* that speaks TLS */
+        int side; /* that speaks TLS */
         const char *bytes;
         size_t n;
         const char *why;
     } cases[] = {
         {1, "GET / HTTP/1.1\r\nHost: x\r\n\r\n", 27, "does not speak TLS (http request)"},
-        {1, "TDX1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32, "does not speak TLS"},
+        {1, "TDX1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32,
+         "does not speak TLS"},
         {0, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, "does not speak TLS"},
         {0, "\x15\x03\x03\x00\x02\x02\x28", 7, "alert handshake failure"},
         {1, "\x16\x03\x01\xff\xff\x01\x00\xff\xfb\x03\x03", 11, "length"},
@@ -735,9 +822,11 @@ static void other_protocols_are_refused(void **state)
         struct pair p;
         pair_open(&p, cases[i].side == 0 ? a : NULL, cases[i].side == 1 ? a : NULL, 0, false);
         p.status[!cases[i].side] = TD_OK;
-        assert_int_equal(send(p.fds[!cases[i].side], cases[i].bytes, cases[i].n, MSG_NOSIGNAL), (ssize_t)cases[i].n);
+        assert_int_equal(send(p.fds[!cases[i].side], cases[i].bytes, cases[i].n, MSG_NOSIGNAL),
+                         (ssize_t)cases[i].n);
         pair_handshake(&p);
-        if (p.status[cases[i].side] != TD_ERR_PEER || !strstr(p.err[cases[i].side].msg, cases[i].why))
+        if (p.status[cases[i].side] != TD_ERR_PEER ||
+            !strstr(p.err[cases[i].side].msg, cases[i].why))
             fail_msg("case %zu: %d \"%s\"", i, p.status[cases[i].side], p.err[cases[i].side].msg);
         pair_close(&p);
     }
@@ -759,13 +848,15 @@ static void other_protocols_are_refused(void **state)
     td_xfer_tls_close(a);
 }
 
-/* --- tests: what the path does to the bytes ----------------------------------------------------------------------------------------- */
+/* --- tests: what the path does to the bytes --------------------------------------------------- */
 
 static void a_cut_stream_is_an_error(void **state)
 {
     (void)state;
-    static const long cuts[] = {0, 1, 100, 700, -16000, -16406 * 2, -16406 * 3 + 1}; /* negative: after the handshake */
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    /* negative: after the handshake */
+    static const long cuts[] = {0, 1, 100, 700, -16000, -16406 * 2, -16406 * 3 + 1};
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
         struct pair p;
         static uint8_t buf[16384 * 3];
@@ -799,8 +890,10 @@ static void a_cut_stream_is_an_error(void **state)
 static void a_changed_bit_is_an_error(void **state)
 {
     (void)state;
-    static const long flips[] = {16406 + 4000, 16406 + 16405, 16406, 16406 + 3}; /* body, tag, type, length of the second record */
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    /* body, tag, type, length of the second record */
+    static const long flips[] = {16406 + 4000, 16406 + 16405, 16406, 16406 + 3};
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     for (size_t i = 0; i < sizeof flips / sizeof flips[0]; i++) {
         struct pair p;
         static uint8_t buf[16384 * 3];
@@ -829,7 +922,8 @@ static void a_dead_peer_raises_no_signal(void **state)
 {
     (void)state;
     assert_true(signal(SIGPIPE, SIG_DFL) != SIG_ERR);
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     for (int with_ktls = 0; with_ktls < 2; with_ktls++) {
         struct td_xfer_tls *k = tls_for("a", "ca", (struct td_xfer_tls_config){.ktls = with_ktls});
         struct pair p;
@@ -858,7 +952,7 @@ static void a_dead_peer_raises_no_signal(void **state)
     td_xfer_tls_close(b);
 }
 
-/* --- tests: files ------------------------------------------------------------------------------------------------------------------- */
+/* --- tests: files ----------------------------------------------------------------------------- */
 
 static void bad_files_are_named(void **state)
 {
@@ -871,32 +965,99 @@ static void bad_files_are_named(void **state)
         {"none.crt", "a.key", NULL, NULL, TD_ERR_NOT_FOUND, {"cert_file: ", "none.crt"}},
         {"a.crt", "none.key", NULL, NULL, TD_ERR_NOT_FOUND, {"key_file: ", "none.key"}},
         {"a.crt", "a.key", "none.crt", NULL, TD_ERR_NOT_FOUND, {"ca_file: ", "none.crt"}},
-        {"text", "a.key", NULL, NULL, TD_ERR_INVALID, {"cert_file: ", "text: holds no certificate in PEM"}},
-        {"half.crt", "a.key", NULL, NULL, TD_ERR_INVALID, {"cert_file: ", "half.crt: certificate 1"}},
-        {"a.crt", "text", NULL, NULL, TD_ERR_INVALID, {"key_file: ", "text: holds no private key in PEM"}},
+        {"text",
+         "a.key",
+         NULL,
+         NULL,
+         TD_ERR_INVALID,
+         {"cert_file: ", "text: holds no certificate in PEM"}},
+        {"half.crt",
+         "a.key",
+         NULL,
+         NULL,
+         TD_ERR_INVALID,
+         {"cert_file: ", "half.crt: certificate 1"}},
+        {"a.crt",
+         "text",
+         NULL,
+         NULL,
+         TD_ERR_INVALID,
+         {"key_file: ", "text: holds no private key in PEM"}},
         {"a.crt", "b.key", NULL, NULL, TD_ERR_INVALID, {"b.key: does not fit cert_file", "a.crt"}},
-        {"alone.crt", "locked.key", NULL, NULL, TD_ERR_INVALID, {"key_file: ", "locked.key: is encrypted"}},
-        {"a.crt", "a.key", "text", NULL, TD_ERR_INVALID, {"ca_file: ", "text: holds no certificate in PEM"}},
+        {"alone.crt",
+         "locked.key",
+         NULL,
+         NULL,
+         TD_ERR_INVALID,
+         {"key_file: ", "locked.key: is encrypted"}},
+        {"a.crt",
+         "a.key",
+         "text",
+         NULL,
+         TD_ERR_INVALID,
+         {"ca_file: ", "text: holds no certificate in PEM"}},
         {"a.crt", NULL, NULL, NULL, TD_ERR_INVALID, {"go together", "key_file is not set"}},
         {"a.crt", "a.key", NULL, "worker", TD_ERR_INVALID, {"peer_name", "ca_file is not set"}},
-        {"a.crt", "a.key", "ca.crt", "*", TD_ERR_INVALID, {"peer_name is \"*\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", "*.", TD_ERR_INVALID, {"peer_name is \"*.\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", ".kv.tandem", TD_ERR_INVALID, {"peer_name is \".kv.tandem\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", "*..tandem", TD_ERR_INVALID, {"peer_name is \"*..tandem\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", "*.*.tandem", TD_ERR_INVALID, {"peer_name is \"*.*.tandem\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", "w*.tandem", TD_ERR_INVALID, {"peer_name is \"w*.tandem\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", "a.tandem,b.tandem", TD_ERR_INVALID, {"peer_name is \"a.tandem,b.tandem\"", "must be a DNS name"}},
-        {"a.crt", "a.key", "ca.crt", "kv.tandem.", TD_ERR_INVALID, {"peer_name is \"kv.tandem.\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "*",
+         TD_ERR_INVALID,
+         {"peer_name is \"*\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "*.",
+         TD_ERR_INVALID,
+         {"peer_name is \"*.\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         ".kv.tandem",
+         TD_ERR_INVALID,
+         {"peer_name is \".kv.tandem\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "*..tandem",
+         TD_ERR_INVALID,
+         {"peer_name is \"*..tandem\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "*.*.tandem",
+         TD_ERR_INVALID,
+         {"peer_name is \"*.*.tandem\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "w*.tandem",
+         TD_ERR_INVALID,
+         {"peer_name is \"w*.tandem\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "a.tandem,b.tandem",
+         TD_ERR_INVALID,
+         {"peer_name is \"a.tandem,b.tandem\"", "must be a DNS name"}},
+        {"a.crt",
+         "a.key",
+         "ca.crt",
+         "kv.tandem.",
+         TD_ERR_INVALID,
+         {"peer_name is \"kv.tandem.\"", "must be a DNS name"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct td_xfer_tls_config config = {.cert_file = cases[i].cert ? tls_files_in(cases[i].cert) : NULL,
-                                            .key_file = cases[i].key ? tls_files_in(cases[i].key) : "",
-                                            .ca_file = cases[i].ca ? tls_files_in(cases[i].ca) : NULL,
-                                            .peer_name = cases[i].name};
+        struct td_xfer_tls_config config = {
+            .cert_file = cases[i].cert ? tls_files_in(cases[i].cert) : NULL,
+            .key_file = cases[i].key ? tls_files_in(cases[i].key) : "",
+            .ca_file = cases[i].ca ? tls_files_in(cases[i].ca) : NULL,
+            .peer_name = cases[i].name};
         struct td_xfer_tls *tls = NULL;
         struct td_err err = {0};
         td_status status = td_xfer_tls_open(&config, &tls, &err);
-        if (status != cases[i].status || !strstr(err.msg, cases[i].says[0]) || !strstr(err.msg, cases[i].says[1]))
+        if (status != cases[i].status || !strstr(err.msg, cases[i].says[0]) ||
+            !strstr(err.msg, cases[i].says[1]))
             fail_msg("case %zu: status %d \"%s\"", i, status, err.msg);
         assert_null(tls);
     }
@@ -908,10 +1069,13 @@ static void bad_files_are_named(void **state)
     td_xfer_tls_close(tls);
     td_xfer_tls_close(NULL);
     td_tls_conn_close(NULL);
-    assert_int_equal(td_xfer_tls_open(&(struct td_xfer_tls_config){.rekey_records = 1ull << 25}, &tls, &err), TD_ERR_INVALID);
+    assert_int_equal(
+        td_xfer_tls_open(&(struct td_xfer_tls_config){.rekey_records = 1ull << 25}, &tls, &err),
+        TD_ERR_INVALID);
 }
 
-static void assert_peer_of(struct td_xfer_tls *dials, struct td_xfer_tls *accepts, const char *subject)
+static void assert_peer_of(struct td_xfer_tls *dials, struct td_xfer_tls *accepts,
+                           const char *subject)
 {
     struct pair p;
     char found[64];
@@ -927,7 +1091,8 @@ static void files_are_rotated(void **state)
     (void)state;
     copy_file("a.crt", "live.crt");
     copy_file("a.key", "live.key");
-    struct td_xfer_tls *live = tls_for("live", "ca", (struct td_xfer_tls_config){0}), *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
+    struct td_xfer_tls *live = tls_for("live", "ca", (struct td_xfer_tls_config){0}),
+                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
     struct td_err err = {0};
     bool loaded = true;
     assert_peer_of(b, live, "/CN=a");
@@ -989,13 +1154,13 @@ static void rotation_does_not_disturb_handshakes(void **state)
     td_xfer_tls_close(a);
 }
 
-/* --- bench -------------------------------------------------------------------------------------------------------------------------- */
+/* --- bench ------------------------------------------------------------------------------------ */
 
 enum { FRAME_BYTES = 1 << 20, BLOCK_BYTES = 128 << 10 };
 
 struct bench_end {
     int fd;
-    struct td_xfer_tls_conn *c;       /* NULL = plain */
+    struct td_xfer_tls_conn *c; /* NULL = plain */
     uint64_t n_bytes;
     double cpu_s;
 };
@@ -1011,7 +1176,8 @@ static double thread_cpu_s(void)
 {
     struct rusage u;
     getrusage(RUSAGE_THREAD, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
 static void *bench_recv(void *arg)
@@ -1024,9 +1190,12 @@ static void *bench_recv(void *arg)
         uint8_t *at = to + got % (64 << 20);
         size_t n = FRAME_BYTES - (size_t)(got % FRAME_BYTES);
         ssize_t k = e->c ? td_tls_recv(e->c, at, n) : recv(e->fd, at, n, MSG_DONTWAIT);
-        if (k > 0) got += (uint64_t)k;
-        else if (k < 0 && errno == EAGAIN) bench_wait(e->fd, POLLIN);
-        else abort();
+        if (k > 0)
+            got += (uint64_t)k;
+        else if (k < 0 && errno == EAGAIN)
+            bench_wait(e->fd, POLLIN);
+        else
+            abort();
     }
     e->cpu_s = thread_cpu_s() - cpu_s;
     free(to);
@@ -1044,16 +1213,24 @@ static double bench_send(struct bench_end *e, uint8_t *from)
         uint64_t frame = sent / FRAME_BYTES;
         int n = 0;
         for (int b = -1; b < 8; b++) { /* the header lies inside the frame's MiB here */
-            uint8_t *p = b < 0 ? header : from + ((frame * 8 + (unsigned)b) * 37 % 512) * BLOCK_BYTES;
-            size_t bytes = b < 0 ? 64 : b == 7 ? BLOCK_BYTES - 64 : BLOCK_BYTES, skip = in_frame > at ? in_frame - at : 0;
+            uint8_t *p =
+                b < 0 ? header : from + ((frame * 8 + (unsigned)b) * 37 % 512) * BLOCK_BYTES;
+            size_t bytes = b < 0    ? 64
+                           : b == 7 ? BLOCK_BYTES - 64
+                                    : BLOCK_BYTES,
+                   skip = in_frame > at ? in_frame - at : 0;
             if (skip < bytes) iov[n++] = (struct iovec){p + skip, bytes - skip};
             at += bytes;
         }
         struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
-        ssize_t k = e->c ? td_tls_sendv(e->c, iov, n) : sendmsg(e->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (k > 0) sent += (uint64_t)k;
-        else if (k < 0 && errno == EAGAIN) bench_wait(e->fd, POLLOUT);
-        else abort();
+        ssize_t k =
+            e->c ? td_tls_sendv(e->c, iov, n) : sendmsg(e->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (k > 0)
+            sent += (uint64_t)k;
+        else if (k < 0 && errno == EAGAIN)
+            bench_wait(e->fd, POLLOUT);
+        else
+            abort();
     }
     while (e->c && td_tls_flush(e->c)) bench_wait(e->fd, POLLOUT);
     return thread_cpu_s() - cpu_s;
@@ -1076,15 +1253,19 @@ static int bench(void)
             td_tls_ktls(p.c[0], &sends, &receives);
         }
         if (way < 2 || sends) {
-            struct bench_end sender = {p.fds[0], p.c[0], bench_bytes, 0}, receiver = {p.fds[1], p.c[1], bench_bytes, 0};
+            struct bench_end sender = {p.fds[0], p.c[0], bench_bytes, 0},
+                             receiver = {p.fds[1], p.c[1], bench_bytes, 0};
             pthread_t thread;
             uint64_t from_ns = td_now_ns();
             if (pthread_create(&thread, NULL, bench_recv, &receiver)) abort();
             double cpu_s = bench_send(&sender, from);
             pthread_join(thread, NULL);
             double s = (double)(td_now_ns() - from_ns) / 1e9, gb = (double)sender.n_bytes / 1e9;
-            printf("%d,%s,%.2f,%.3f,%.3f,%d,%d\n", run / 3, way == 0 ? "plain" : way == 1 ? "tls" : "ktls", gb / s, cpu_s / gb,
-                   receiver.cpu_s / gb, sends, receives);
+            printf("%d,%s,%.2f,%.3f,%.3f,%d,%d\n", run / 3,
+                   way == 0   ? "plain"
+                   : way == 1 ? "tls"
+                              : "ktls",
+                   gb / s, cpu_s / gb, receiver.cpu_s / gb, sends, receives);
             fflush(stdout);
         }
         pair_close(&p);
@@ -1126,7 +1307,8 @@ static void without_openssl_it_says_so(void **state)
     (void)state;
     struct td_xfer_tls *tls = NULL;
     struct td_err err = {0};
-    assert_int_equal(td_xfer_tls_open(&(struct td_xfer_tls_config){0}, &tls, &err), TD_ERR_UNSUPPORTED);
+    assert_int_equal(td_xfer_tls_open(&(struct td_xfer_tls_config){0}, &tls, &err),
+                     TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "built without OpenSSL"));
     assert_null(tls);
     td_xfer_tls_close(NULL);

@@ -1,5 +1,7 @@
-/* xfer_windows_test.c - memory windows: what a writer cannot do with the keys of a grant, however late or wrong it writes. Both ends in this process,
- * over the provider in memory; between the sender's engine and its provider stands this test, which makes one WRITE of it a wrong one. */
+/* xfer_windows_test.c - memory windows: what a writer cannot do with the keys of a grant,
+ * however late or wrong it writes. Both ends in this process, over the provider in memory;
+ * between the sender's engine and its provider stands this test, which makes one WRITE of it a
+ * wrong one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,11 +25,13 @@
 
 #define BLOCK_BYTES 4096
 #define N_BLOCKS 1024
-#define TIMEOUT_MS 6000        /* an eighth of it: what a writer that does not answer has, and what an attempt after a broken link has to come in */
+/* an eighth of it: what a writer that does not answer has, and what an attempt after a broken
+   link has to come in */
+#define TIMEOUT_MS 6000
 #define WAIT_MS 20000
 #define POISON 0x5eed
 
-/* --- between the engine and its provider ---------------------------------------------------------------------------------------- */
+/* --- between the engine and its provider ------------------------------------------------------ */
 
 enum wrong { RIGHT = 0, OUTSIDE, OTHER_RUN, POOL_KEY, OLD_KEY, OTHER_QP, OTHER_SOURCE, N_WRONGS };
 
@@ -37,12 +41,14 @@ static struct {
     uint64_t addr;
     uint32_t rkey;
     struct td_vb_qp *qp;
-} seen[4096];                       /* WRITEs of blocks, as the engine posted them: by the sender's thread, read when it rests */
+} seen[4096]; /* WRITEs of blocks, as the engine posted them: by the
+                 sender's thread, read when it rests */
 static _Atomic uint32_t n_seen;
-static uint32_t pool_rkey;          /* the receiver's */
+static uint32_t pool_rkey; /* the receiver's */
 static unsigned pool_access;
 
-static int post_wrong(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, uint32_t *ret_n_posted)
+static int post_wrong(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n,
+                      uint32_t *ret_n_posted)
 {
     for (uint32_t i = 0; i < n; i++) {
         struct td_vb_send *w = &wrs[i];
@@ -50,9 +56,15 @@ static int post_wrong(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, u
         uint32_t at = atomic_load(&n_seen), what = (uint32_t)atomic_load(&wrong);
         bool fits = what != RIGHT;
         switch (what) {
-        case OUTSIDE: w->remote_addr += BLOCK_BYTES; break;
-        case POOL_KEY: w->rkey = pool_rkey; break;
-        case OTHER_SOURCE: w->sge[0].addr += BLOCK_BYTES; break;
+        case OUTSIDE:
+            w->remote_addr += BLOCK_BYTES;
+            break;
+        case POOL_KEY:
+            w->rkey = pool_rkey;
+            break;
+        case OTHER_SOURCE:
+            w->sge[0].addr += BLOCK_BYTES;
+            break;
         case OTHER_RUN: /* a place of this grant, by the key of another one */
             fits = at > 0 && seen[at - 1].rkey != w->rkey && seen[at - 1].qp == qp;
             if (fits) w->remote_addr = seen[at - 1].addr;
@@ -68,7 +80,8 @@ static int post_wrong(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, u
             w->rkey = seen[0].rkey;
             w->remote_addr = seen[0].addr;
             break;
-        default: break;
+        default:
+            break;
         }
         if (fits) atomic_store(&wrong, RIGHT);
         assert_true(at < sizeof seen / sizeof seen[0]);
@@ -80,7 +93,8 @@ static int post_wrong(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n, u
     return fake->post_send(qp, wrs, n, ret_n_posted);
 }
 
-static int reg_seen(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+static int reg_seen(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access,
+                    struct td_vb_mr **ret_mr)
 {
     int e = fake->reg(d, addr, bytes, access, ret_mr);
     if (!e && bytes == (uint64_t)N_BLOCKS * BLOCK_BYTES) {
@@ -90,7 +104,7 @@ static int reg_seen(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned
     return e;
 }
 
-/* --- two ends ------------------------------------------------------------------------------------------------------------------- */
+/* --- two ends --------------------------------------------------------------------------------- */
 
 struct end {
     struct td_fake_fabric *fabric;
@@ -100,7 +114,7 @@ struct end {
 };
 
 struct pair {
-    struct end p, d;           /* sender, receiver */
+    struct end p, d; /* sender, receiver */
     char path[64];
 };
 
@@ -111,11 +125,13 @@ struct transfer {
     uint8_t blob[sizeof(struct td_xfer_grant_blob)];
 };
 
-static td_status end_open(struct end *e, const char *options, bool windows, bool is_receiver, struct td_err *err)
+static td_status end_open(struct end *e, const char *options, bool windows, bool is_receiver,
+                          struct td_err *err)
 {
     struct td_fake_options o;
     char path[256];
-    struct td_xfer_rdma_config rdma = {.gid_index = -1, .timeout = 12, .retry = 3, .rnr_retry = 1, .windows = windows};
+    struct td_xfer_rdma_config rdma = {
+        .gid_index = -1, .timeout = 12, .retry = 3, .rnr_retry = 1, .windows = windows};
     struct td_xfer_config c = {.instance = is_receiver ? "d" : "p",
                                .incarnation = td_random_u64(),
                                .layout_hash = 1,
@@ -131,10 +147,14 @@ static td_status end_open(struct end *e, const char *options, bool windows, bool
     assert_int_equal(td_fake_fabric_open(&o, &e->fabric, err), TD_OK);
     fake = td_fake_verbs(e->fabric);
     e->verbs = *fake;
-    if (is_receiver) e->verbs.reg = reg_seen;
-    else e->verbs.post_send = post_wrong;
+    if (is_receiver)
+        e->verbs.reg = reg_seen;
+    else
+        e->verbs.post_send = post_wrong;
     rdma.verbs = &e->verbs;
-    assert_int_equal(td_arena_create((size_t)N_BLOCKS * BLOCK_BYTES, false, "windows-test", &e->arena, err), TD_OK);
+    assert_int_equal(
+        td_arena_create((size_t)N_BLOCKS * BLOCK_BYTES, false, "windows-test", &e->arena, err),
+        TD_OK);
     td_status status = td_xfer_open(&c, &e->x, err);
     if (!status) status = td_xfer_mem_add(e->x, &e->arena, BLOCK_BYTES, N_BLOCKS, err);
     return status;
@@ -154,7 +174,8 @@ static uint8_t *block(const struct end *e, int32_t id)
 
 static void poison(const struct pair *t)
 {
-    for (int32_t i = 0; i < N_BLOCKS; i++) node_fill_bytes(block(&t->d, i), BLOCK_BYTES, POISON + (uint64_t)i);
+    for (int32_t i = 0; i < N_BLOCKS; i++)
+        node_fill_bytes(block(&t->d, i), BLOCK_BYTES, POISON + (uint64_t)i);
 }
 
 static void pair_open(struct pair *t, const char *more, bool windows)
@@ -163,11 +184,14 @@ static void pair_open(struct pair *t, const char *more, bool windows)
     char options[160];
     struct td_err err = {0};
     memset(t, 0, sizeof *t);
-    snprintf(t->path, sizeof t->path, "/dev/shm/tandem-windows-test-%d-%d", (int)getpid(), n_pairs++);
+    snprintf(t->path, sizeof t->path, "/dev/shm/tandem-windows-test-%d-%d", (int)getpid(),
+             n_pairs++);
     snprintf(options, sizeof options, "path=%s,retry_ms=20%s", t->path, more);
     atomic_store(&wrong, RIGHT);
     atomic_store(&n_seen, 0);
-    if (end_open(&t->d, options, windows, true, &err) || end_open(&t->p, options, false, false, &err)) fail_msg("%s", err.msg);
+    if (end_open(&t->d, options, windows, true, &err) ||
+        end_open(&t->p, options, false, false, &err))
+        fail_msg("%s", err.msg);
     poison(t);
 }
 
@@ -192,7 +216,9 @@ static void grant(struct pair *t, struct transfer *m, int32_t first, int32_t ste
         m->src[i] = m->dst[i];
         node_fill_bytes(block(&t->p, m->src[i]), BLOCK_BYTES, m->seed + (uint64_t)i);
     }
-    if (td_xfer_grant(t->d.x, m->dst, n, td_deadline_after_ms(td_now_ns(), WAIT_MS), 0, &m->slot, blob, &bytes, &err)) fail_msg("%s", err.msg);
+    if (td_xfer_grant(t->d.x, m->dst, n, td_deadline_after_ms(td_now_ns(), WAIT_MS), 0, &m->slot,
+                      blob, &bytes, &err))
+        fail_msg("%s", err.msg);
     assert_int_equal(bytes, sizeof m->blob);
     memcpy(m->blob, blob, bytes);
 }
@@ -201,7 +227,9 @@ static void send_all(struct pair *t, struct transfer *m)
 {
     struct td_err err = {0};
     int32_t n;
-    if (td_xfer_op_start(t->p.x, m->blob, sizeof m->blob, td_deadline_after_ms(td_now_ns(), WAIT_MS), 0, &m->op, &n, &err)) fail_msg("%s", err.msg);
+    if (td_xfer_op_start(t->p.x, m->blob, sizeof m->blob,
+                         td_deadline_after_ms(td_now_ns(), WAIT_MS), 0, &m->op, &n, &err))
+        fail_msg("%s", err.msg);
     assert_int_equal(td_xfer_submit(t->p.x, m->op, 0, m->src, m->n, true, "note", 4), TD_OK);
 }
 
@@ -255,14 +283,16 @@ static void check_others(struct pair *t, const struct transfer *m)
 static void check_content(struct pair *t, const struct transfer *m)
 {
     for (int32_t i = 0; i < m->n; i++)
-        if (!node_check_bytes(block(&t->d, m->dst[i]), BLOCK_BYTES, m->seed + (uint64_t)i)) fail_msg("grant block %d differs", i);
+        if (!node_check_bytes(block(&t->d, m->dst[i]), BLOCK_BYTES, m->seed + (uint64_t)i))
+            fail_msg("grant block %d differs", i);
 }
 
 static void give_back(struct pair *t, struct transfer *m)
 {
     td_xfer_revoke(t->d.x, m->slot, "revoked by the test");
     expect(&t->d, TD_XFER_SLOT_FREE);
-    for (int32_t i = 0; i < m->n; i++) node_fill_bytes(block(&t->d, m->dst[i]), BLOCK_BYTES, POISON + (uint64_t)m->dst[i]);
+    for (int32_t i = 0; i < m->n; i++)
+        node_fill_bytes(block(&t->d, m->dst[i]), BLOCK_BYTES, POISON + (uint64_t)m->dst[i]);
 }
 
 static void whole(struct pair *t, int32_t first, int32_t step, int32_t n)
@@ -277,7 +307,7 @@ static void whole(struct pair *t, int32_t first, int32_t step, int32_t n)
     give_back(t, &m);
 }
 
-/* --- tests ---------------------------------------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static void grants_have_keys_of_their_own(void **state)
 {
@@ -289,7 +319,8 @@ static void grants_have_keys_of_their_own(void **state)
     assert_int_equal(stats(&t.d).n_windows, 1);
     whole(&t, 10, 2, 32); /* 32 runs */
     assert_int_equal(stats(&t.d).n_windows, 33);
-    for (uint32_t i = 0; i < atomic_load(&n_seen); i++) assert_int_not_equal(seen[i].rkey, pool_rkey);
+    for (uint32_t i = 0; i < atomic_load(&n_seen); i++)
+        assert_int_not_equal(seen[i].rkey, pool_rkey);
     for (int i = 0; i < 20; i++) whole(&t, i, 3, 20); /* windows come back */
     assert_int_equal(stats(&t.d).n_wide_windows, 0);
     assert_int_equal(violations(&t), 0);
@@ -313,7 +344,9 @@ static void more_runs_than_windows_are_wide(void **state)
 
 static void many_grants_share_windows_and_queues(void **state)
 {
-    static const char *const devices[] = {"", ",max_mw=5", ",devices=2,max_mw=9", ",max_qp_wr=4", ",max_qp_wr=4"}; /* the last without windows */
+    /* the last without windows */
+    static const char *const devices[] = {"", ",max_mw=5", ",devices=2,max_mw=9", ",max_qp_wr=4",
+                                          ",max_qp_wr=4"};
     size_t n_devices = sizeof devices / sizeof devices[0];
     (void)state;
     for (size_t d = 0; d < n_devices; d++) {
@@ -329,7 +362,8 @@ static void many_grants_share_windows_and_queues(void **state)
                 n_free++;
                 continue;
             }
-            if (e.kind != TD_XFER_SLOT_READY) fail_msg("device %zu, %d ready: event %d: %s", d, n_ready, (int)e.kind, e.reason);
+            if (e.kind != TD_XFER_SLOT_READY)
+                fail_msg("device %zu, %d ready: event %d: %s", d, n_ready, (int)e.kind, e.reason);
             for (int i = 0; i < 48; i++)
                 if (m[i].slot == e.id) check_content(&t, &m[i]);
             n_ready++;
@@ -358,9 +392,11 @@ static void a_wrong_write_ends_in_an_error_and_not_in_data(void **state)
         assert_int_equal(atomic_load(&wrong), RIGHT); /* it was posted */
         assert_true(violations(&t) > 0);
         if (e.kind == TD_XFER_OP_FAILED) {
-            if (!strstr(e.reason, td_vb_wc_status_name(TD_VB_WC_REM_ACCESS))) fail_msg("wrong %d: %s", (int)what, e.reason);
+            if (!strstr(e.reason, td_vb_wc_status_name(TD_VB_WC_REM_ACCESS)))
+                fail_msg("wrong %d: %s", (int)what, e.reason);
             expect(&t.d, TD_XFER_SLOT_FAILED);
-        } else { /* the receiver saw its queue pair break before the sender saw why, and closed: another attempt, with right writes */
+        } else { /* the receiver saw its queue pair break before the sender saw why, and closed:
+                    another attempt, with right writes */
             assert_int_equal(e.kind, TD_XFER_OP_DONE);
             expect(&t.d, TD_XFER_SLOT_READY);
             check_content(&t, &m);
@@ -371,7 +407,8 @@ static void a_wrong_write_ends_in_an_error_and_not_in_data(void **state)
         whole(&t, 100, 2, 64); /* and the next connection is a good one */
         pair_close(&t);
     }
-    print_message("wrong writes: %d of %d were told to the writer first\n", n_failed, OTHER_SOURCE - OUTSIDE);
+    print_message("wrong writes: %d of %d were told to the writer first\n", n_failed,
+                  OTHER_SOURCE - OUTSIDE);
 }
 
 static void wait_held(struct pair *t)
@@ -385,7 +422,8 @@ static void wait_held(struct pair *t)
     } while (c.held < 8);
 }
 
-/* The writer's requests are in the network, and stay there: it cannot say that it has retired, and lives. */
+/* The writer's requests are in the network, and stay there: it cannot say that it has retired,
+ * and lives. */
 static void late_writes_after_revocation(struct pair *t, struct transfer *m)
 {
     whole(t, 0, 1, 1); /* the link stands */
@@ -412,9 +450,9 @@ static void a_late_write_after_revocation_ends_in_an_error(void **state)
     grant(&t, &other, 200, 2, 8); /* the blocks are somebody else's now, on the same link */
     send_all(&t, &other);
     td_fake_hold(t.p.fabric, 0);
-    /* The late writes took the link with them, and the other transfer had another attempt. Where the
-     * receiver saw its queue pair break first and closed, the revoked one had another too, and was
-     * refused: either may be told first. */
+    /* The late writes took the link with them, and the other transfer had another attempt. Where
+     * the receiver saw its queue pair break first and closed, the revoked one had another too,
+     * and was refused: either may be told first. */
     bool failed = false, done = false;
     for (int i = 0; i < 2; i++) {
         e = event(&t.p);
@@ -437,7 +475,8 @@ static void a_late_write_after_revocation_ends_in_an_error(void **state)
     pair_close(&t);
 }
 
-/* Without windows the same receiver has to wait for its writer, and the bytes land before the blocks are free. */
+/* Without windows the same receiver has to wait for its writer, and the bytes land before the
+ * blocks are free. */
 static void without_windows_a_revoked_slot_waits_for_its_writer(void **state)
 {
     (void)state;
@@ -485,7 +524,8 @@ static void a_device_without_windows_is_refused_by_name(void **state)
         struct end e = {0};
         struct td_err err = {0};
         char options[160];
-        snprintf(options, sizeof options, "path=/dev/shm/tandem-windows-test-%d-none%s", (int)getpid(), devices[i]);
+        snprintf(options, sizeof options, "path=/dev/shm/tandem-windows-test-%d-none%s",
+                 (int)getpid(), devices[i]);
         assert_int_equal(end_open(&e, options, true, true, &err), TD_ERR_UNSUPPORTED);
         assert_non_null(strstr(err.msg, "memory windows"));
         end_close(&e);
@@ -494,12 +534,9 @@ static void a_device_without_windows_is_refused_by_name(void **state)
     }
 }
 
-/* --- the core alone, and the bytes ---------------------------------------------------------------------------------------------- */
+/* --- the core alone, and the bytes ------------------------------------------------------------ */
 
-static uint64_t random_hook(void *ctx)
-{
-    return ++*(uint64_t *)ctx * 0x9e3779b97f4a7c15ull;
-}
+static uint64_t random_hook(void *ctx) { return ++*(uint64_t *)ctx * 0x9e3779b97f4a7c15ull; }
 
 static void send_hook(void *ctx, uint64_t conn, const struct td_xfer_frame *f, const void *payload)
 {
@@ -522,14 +559,17 @@ static void slots_wait_for_their_windows(void **state)
     for (int way = 0; way < N_WAYS; way++) {
         uint64_t seed = 0;
         struct td_xfer_core c;
-        struct td_xfer_core_hooks hooks = {.ctx = &seed, .random_u64 = random_hook, .send = send_hook};
+        struct td_xfer_core_hooks hooks = {
+            .ctx = &seed, .random_u64 = random_hook, .send = send_hook};
         int32_t ids[2] = {3, 5};
         uint32_t slot;
         assert_int_equal(td_xfer_core_create(&c, 2, 1, 100, 0, &hooks, NULL), TD_OK);
         td_xfer_core_mem(&c, 64, 8);
         assert_int_equal(td_xfer_core_grant(&c, ids, 2, 500, 0, &slot, NULL), TD_OK);
-        struct td_xfer_frame f = {.slot = slot, .generation = c.slots[slot].generation, .attempt = 1, .handle = 7};
-        assert_int_equal(td_xfer_core_rx_open(&c, 1, TD_XFER_PATH_RDMA, &f, c.slots[slot].key), TD_OK);
+        struct td_xfer_frame f = {
+            .slot = slot, .generation = c.slots[slot].generation, .attempt = 1, .handle = 7};
+        assert_int_equal(td_xfer_core_rx_open(&c, 1, TD_XFER_PATH_RDMA, &f, c.slots[slot].key),
+                         TD_OK);
         td_xfer_core_windows_open(&c, slot);
         assert_false(td_xfer_core_windows_due(&c, 450, slot)); /* while it fills, however long */
         if (way == BY_DEADLINE) td_xfer_core_tick(&c, 500);
@@ -553,7 +593,8 @@ static void slots_wait_for_their_windows(void **state)
             break;
         default:
             td_xfer_core_conn_fenced(&c, 1, 1000);
-            assert_false(td_xfer_core_windows_due(&c, now, slot)); /* they are gone; the quarantine is not over */
+            /* they are gone; the quarantine is not over */
+            assert_false(td_xfer_core_windows_due(&c, now, slot));
             assert_false(is_free(&c));
             td_xfer_core_tick(&c, 1000);
             assert_true(is_free(&c));
@@ -571,8 +612,10 @@ static void targets_are_told_with_their_keys(void **state)
 {
     (void)state;
     /* golden: two runs of a link with three queue pairs, byte for byte */
-    static const uint8_t golden[40] = {5, 0, 0, 0, 2, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24, 0x31, 0x32, 0x33, 0x34,
-                                       9, 0, 0, 0, 1, 0, 0, 0, 0x41, 0x42, 0x43, 0x44, 0x51, 0x52, 0x53, 0x54, 0x61, 0x62, 0x63, 0x64};
+    static const uint8_t golden[40] = {5,    0,    0,    0,    2,    0,    0,    0,    0x11, 0x12,
+                                       0x13, 0x14, 0x21, 0x22, 0x23, 0x24, 0x31, 0x32, 0x33, 0x34,
+                                       9,    0,    0,    0,    1,    0,    0,    0,    0x41, 0x42,
+                                       0x43, 0x44, 0x51, 0x52, 0x53, 0x54, 0x61, 0x62, 0x63, 0x64};
     struct td_xfer_run runs[TD_XFER_RUNS_MAX];
     uint32_t keys[TD_XFER_PAYLOAD_MAX / 4];
     int32_t n = 0;
@@ -581,19 +624,22 @@ static void targets_are_told_with_their_keys(void **state)
     assert_int_equal(runs[0].block, 5);
     assert_int_equal(runs[0].n, 2);
     assert_int_equal(runs[1].block, 9);
-    static const uint32_t want[6] = {0x14131211, 0x24232221, 0x34333231, 0x44434241, 0x54535251, 0x64636261};
+    static const uint32_t want[6] = {0x14131211, 0x24232221, 0x34333231,
+                                     0x44434241, 0x54535251, 0x64636261};
     assert_memory_equal(keys, want, sizeof want);
     for (uint32_t bytes = 0; bytes <= sizeof golden; bytes++)
         for (uint32_t n_keys = 0; n_keys <= TD_XFER_QPS_MAX + 1; n_keys++) {
             bool fits = bytes && n_keys <= TD_XFER_QPS_MAX && bytes % (8 + 4 * n_keys) == 0;
-            assert_int_equal(td_xfer_targets_decode(golden, bytes, n_keys, runs, keys, &n), fits ? TD_OK : TD_ERR_CORRUPT);
+            assert_int_equal(td_xfer_targets_decode(golden, bytes, n_keys, runs, keys, &n),
+                             fits ? TD_OK : TD_ERR_CORRUPT);
         }
     struct td_xfer_frame f = {.type = TD_XFER_TARGETS}, back;
     uint8_t header[64];
     for (uint32_t bytes = 0; bytes < 5000; bytes++) {
         f.length = bytes;
         td_xfer_frame_encode(&f, header);
-        assert_int_equal(td_xfer_frame_decode(header, &back, NULL), bytes >= 8 && bytes <= 4096 && bytes % 4 == 0 ? TD_OK : TD_ERR_CORRUPT);
+        assert_int_equal(td_xfer_frame_decode(header, &back, NULL),
+                         bytes >= 8 && bytes <= 4096 && bytes % 4 == 0 ? TD_OK : TD_ERR_CORRUPT);
     }
 }
 

@@ -1,25 +1,31 @@
-/* device_copy.c - pools in device memory: bytes that no instruction of this process may touch, moved by copies that the device runs by itself.
+/* device_copy.c - pools in device memory: bytes that no instruction of this process may touch,
+ * moved by copies that the device runs by itself.
  *
  * tcp, staged through a ring of STAGE_BUFFERS page-locked buffers:
  *
- *   sender    frames are taken from the core until about a MiB of payload is together --go: one batch of copies to a buffer, each op held--> copying
- *             --poll: complete, holds end--> sent frame by frame, as from the pool --last byte--> the buffer is free
+ *   sender    frames are taken from the core until about a MiB of payload is together --go: one
+ *             batch of copies to a buffer, each op held--> copying
+ *             --poll: complete, holds end--> sent frame by frame, as from the pool --last byte-->
+ *                 the buffer is free
  *   receiver  payload of one reading turn is received side by side into a buffer
  *             --flush: binding checked per frame, one batch of copies to the blocks--> copying
- *             --poll: complete: only now the bytes count (dma_end), so READY and DONE mean that the device has them--> the buffer is free
+ *             --poll: complete: only now the bytes count (dma_end), so READY and DONE mean that the
+ *             device has them--> the buffer is free
  *
- * So small frames share a batch, and none waits for another turn's. A sender whose socket is full gives its buffer up when others need one: its
- * blocks still hold the bytes, and they are copied again when the socket has room. (An op that ended meanwhile owes the stream zeros, as always.) A
- * receiver that finds no buffer free reads again in the next turn; all that it waits for are copies under way. So the ring is bounded and no peer
- * can hold it.
+ * So small frames share a batch, and none waits for another turn's. A sender whose socket is full
+ * gives its buffer up when others need one: its blocks still hold the bytes, and they are copied
+ * again when the socket has room. (An op that ended meanwhile owes the stream zeros, as always.) A
+ * receiver that finds no buffer free reads again in the next turn; all that it waits for are copies
+ * under way. So the ring is bounded and no peer can hold it.
  *
- * Fences: a copy to blocks cannot be called back, so it is counted in the slot's n_dma, which SLOT_FREE and other attempts wait for. A copy from
- * blocks holds its op (the core's n_wr), as a send without copies does.
+ * Fences: a copy to blocks cannot be called back, so it is counted in the slot's n_dma, which
+ * SLOT_FREE and other attempts wait for. A copy from blocks holds its op (the core's n_wr), as a
+ * send without copies does.
  *
  * shm-staged is the same but for the socket's part, which ring.c has.
  *
- * A device that fails is lost for good: what is under way ends with its reason, so does every op and slot, and grants and ops that follow are
- * refused. */
+ * A device that fails is lost for good: what is under way ends with its reason, so does every op
+ * and slot, and grants and ops that follow are refused. */
 #include "common/transfer/gpu/device_copy.h"
 
 #include <errno.h>
@@ -43,11 +49,13 @@ void xfer_device_say_lost(struct td_xfer *x, const char *why)
     if (d->is_lost) return;
     d->is_lost = true;
     xfer_say(d->lost, "device %.40s: %.100s", d->memory->name, why);
-    for (uint32_t i = 0; i < x->core.max_ops; i++) td_xfer_core_op_broke(&x->core, i, TD_ERR_DEVICE, d->lost);
-    for (uint32_t i = 0; i < x->core.max_slots; i++) td_xfer_core_slot_give_up(&x->core, i, TD_ERR_DEVICE, d->lost);
+    for (uint32_t i = 0; i < x->core.max_ops; i++)
+        td_xfer_core_op_broke(&x->core, i, TD_ERR_DEVICE, d->lost);
+    for (uint32_t i = 0; i < x->core.max_slots; i++)
+        td_xfer_core_slot_give_up(&x->core, i, TD_ERR_DEVICE, d->lost);
 }
 
-/* --- buffers and flights -------------------------------------------------------------------------------------------------------- */
+/* --- buffers and flights ---------------------------------------------------------------------- */
 
 static uint8_t *buffer_bytes(const struct xfer_device *d, int32_t buffer)
 {
@@ -70,7 +78,8 @@ static int32_t buffer_take(struct td_xfer *x)
             d->used[i] = true;
             return i;
         }
-        for (uint32_t i = 0; i < x->n_conns && pass == 0; i++) { /* of who waits for its peer to read */
+        for (uint32_t i = 0; i < x->n_conns && pass == 0; i++) {
+            /* of who waits for its peer to read */
             struct td_xfer_conn *c = x->live[i];
             if (c->want_out && !c->staged.copying) buffer_free(d, &c->staged.buffer);
         }
@@ -81,7 +90,8 @@ static int32_t buffer_take(struct td_xfer *x)
 /* A buffer for what this connection has to send? */
 static bool may_take(const struct td_xfer *x, const struct td_xfer_conn *c)
 {
-    return c->path != TD_XFER_PATH_SHM_STAGED || (c->n_lent < LENT_CONN_MAX && x->device->n_lent < LENT_MAX);
+    return c->path != TD_XFER_PATH_SHM_STAGED ||
+           (c->n_lent < LENT_CONN_MAX && x->device->n_lent < LENT_MAX);
 }
 
 struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer)
@@ -104,7 +114,8 @@ struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer)
 void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t bytes)
 {
     struct td_device_run *last = d->n_runs ? &d->runs[d->n_runs - 1] : NULL;
-    if (last && (uint8_t *)last->to + last->bytes == to && (const uint8_t *)last->from + last->bytes == from) {
+    if (last && (uint8_t *)last->to + last->bytes == to &&
+        (const uint8_t *)last->from + last->bytes == from) {
         last->bytes += bytes;
         return;
     }
@@ -126,12 +137,13 @@ static void flight_over(struct td_xfer *x, struct flight *f, td_status status)
     d->n_pulls -= f->buffer == NO_BUFFER;
     for (uint32_t i = 0; i < f->n; i++) {
         const struct piece *p = &f->piece[i];
-        if (f->to_host) td_xfer_core_wr_done(&x->core, now, p->id, 0, true);
+        if (f->to_host)
+            td_xfer_core_wr_done(&x->core, now, p->id, 0, true);
         else
             td_xfer_core_dma_end(&x->core, now, p->id, p->conn, p->handle, p->n_bytes,
-                                 status ? status
+                                 status          ? status
                                  : word_shows(p) ? TD_OK
-                                 : TD_ERR_STALE,
+                                                 : TD_ERR_STALE,
                                  reason);
     }
     if (f->to_host) {
@@ -153,17 +165,15 @@ bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kin
     struct td_err err = {.msg = ""};
     td_status status = d->is_lost ? TD_ERR_DEVICE : TD_OK;
     f->to_host = kind == TD_COPY_TO_HOST;
-    if (!status && d->n_runs) status = d->memory->copy(d->memory->ctx, kind, d->runs, d->n_runs, &f->ticket, &err);
+    if (!status && d->n_runs)
+        status = d->memory->copy(d->memory->ctx, kind, d->runs, d->n_runs, &f->ticket, &err);
     if (!status && d->n_runs) return true;
     if (status) xfer_device_say_lost(x, err.msg);
     flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
     return status == TD_OK;
 }
 
-bool xfer_device_busy(const struct td_xfer *x)
-{
-    return x->device && x->device->n_flights;
-}
+bool xfer_device_busy(const struct td_xfer *x) { return x->device && x->device->n_flights; }
 
 bool xfer_device_poll(struct td_xfer *x)
 {
@@ -173,7 +183,8 @@ bool xfer_device_poll(struct td_xfer *x)
         struct flight *f = &d->flight[i];
         struct td_err err = {.msg = ""};
         if (!f->used) continue;
-        td_status status = d->is_lost ? TD_ERR_DEVICE : d->memory->done(d->memory->ctx, f->ticket, &err);
+        td_status status =
+            d->is_lost ? TD_ERR_DEVICE : d->memory->done(d->memory->ctx, f->ticket, &err);
         if (status == TD_INPROGRESS) continue;
         if (status) xfer_device_say_lost(x, err.msg);
         flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
@@ -193,13 +204,16 @@ void xfer_device_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
     if (!d) return;
-    for (uint32_t i = 0; i < FLIGHTS && c->peer_pool; i++) { /* cuda-ipc: what is copied from its peer must not go away under the copy */
+    for (uint32_t i = 0; i < FLIGHTS && c->peer_pool; i++) {
+        /* cuda-ipc: what is copied from its peer must not go away under the copy */
         struct flight *f = &d->flight[i];
         struct td_err err = {.msg = ""};
         bool of_it = false;
-        for (uint32_t k = 0; f->used && f->buffer == NO_BUFFER && k < f->n; k++) of_it |= f->piece[k].conn == c->id;
+        for (uint32_t k = 0; f->used && f->buffer == NO_BUFFER && k < f->n; k++)
+            of_it |= f->piece[k].conn == c->id;
         if (!of_it) continue;
-        td_status status = d->is_lost ? TD_ERR_DEVICE : d->memory->wait(d->memory->ctx, f->ticket, &err);
+        td_status status =
+            d->is_lost ? TD_ERR_DEVICE : d->memory->wait(d->memory->ctx, f->ticket, &err);
         if (status) xfer_device_say_lost(x, err.msg);
         flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
     }
@@ -210,11 +224,12 @@ void xfer_device_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
     c->peer_pool = NULL;
 }
 
-/* --- tcp, sender ---------------------------------------------------------------------------------------------------------------- */
+/* --- tcp, sender ------------------------------------------------------------------------------ */
 
 bool xfer_staged_want(const struct td_xfer_conn *c)
 {
-    return c->staged.buffer == NO_BUFFER && !c->staged.loaded && c->staged.at == 0 && c->staged.n < XFER_STAGED_FRAMES &&
+    return c->staged.buffer == NO_BUFFER && !c->staged.loaded && c->staged.at == 0 &&
+           c->staged.n < XFER_STAGED_FRAMES &&
            c->staged.n_bytes <= STAGE_BYTES - TD_XFER_FRAME_DATA_MAX;
 }
 
@@ -241,14 +256,17 @@ bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
     uint32_t place = 0;
     for (uint32_t i = c->staged.at; i < c->staged.n; i++) {
         const struct td_xfer_frame *frame = &c->staged.frames[i].frame;
-        uint32_t op = c->staged.frames[i].op, from = i == c->staged.at && c->staged.loaded ? frame->length - c->tx_left : 0;
+        uint32_t op = c->staged.frames[i].op,
+                 from = i == c->staged.at && c->staged.loaded ? frame->length - c->tx_left : 0;
         c->staged.frames[i].place = place;
         c->staged.frames[i].from = from;
         if (!op_is_at(x, op, frame->handle)) continue; /* it ended: zeros go out */
         for (uint64_t at = frame->offset + from, end = frame->offset + frame->length; at < end;) {
             uint64_t block = at / x->block_bytes, in = at % x->block_bytes;
-            size_t n = x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
-            xfer_runs_add(d, buffer_bytes(d, buffer) + place, x->base + (uint64_t)x->core.ops[op].src[block] * x->block_bytes + in, n);
+            size_t n =
+                x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
+            xfer_runs_add(d, buffer_bytes(d, buffer) + place,
+                          x->base + (uint64_t)x->core.ops[op].src[block] * x->block_bytes + in, n);
             place += (uint32_t)n;
             at += n;
         }
@@ -265,7 +283,9 @@ bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
 
 bool xfer_staged_load(struct td_xfer_conn *c)
 {
-    if (c->staged.loaded || c->staged.at == c->staged.n || c->staged.buffer == NO_BUFFER || c->staged.copying) return false;
+    if (c->staged.loaded || c->staged.at == c->staged.n || c->staged.buffer == NO_BUFFER ||
+        c->staged.copying)
+        return false;
     struct td_xfer_frame *frame = &c->staged.frames[c->staged.at].frame;
     td_xfer_frame_encode(frame, c->tx_header);
     c->tx_header_left = 64;
@@ -302,12 +322,13 @@ void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c)
     c->staged.at = c->staged.n = c->staged.n_bytes = 0;
 }
 
-/* --- tcp, receiver -------------------------------------------------------------------------------------------------------------- */
+/* --- tcp, receiver ---------------------------------------------------------------------------- */
 
 uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n)
 {
     struct xfer_device *d = x->device;
-    if (d->rx.buffer != NO_BUFFER && (d->rx.n_bytes == STAGE_BYTES || d->rx.n == FLIGHT_PIECES)) xfer_staged_flush(x);
+    if (d->rx.buffer != NO_BUFFER && (d->rx.n_bytes == STAGE_BYTES || d->rx.n == FLIGHT_PIECES))
+        xfer_staged_flush(x);
     if (d->rx.buffer == NO_BUFFER && (d->rx.buffer = buffer_take(x)) == NO_BUFFER) return NULL;
     if (*n > STAGE_BYTES - d->rx.n_bytes) *n = STAGE_BYTES - d->rx.n_bytes;
     return buffer_bytes(d, d->rx.buffer) + d->rx.n_bytes;
@@ -320,11 +341,16 @@ void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n)
     struct arrived *last = d->rx.n ? &d->rx.at[d->rx.n - 1] : NULL;
     uint64_t offset = f->offset + c->n_payload;
     if (!n) return;
-    if (last && last->link == c->link && last->frame.handle == f->handle && last->frame.slot == f->slot && last->offset + last->n_bytes == offset) {
+    if (last && last->link == c->link && last->frame.handle == f->handle &&
+        last->frame.slot == f->slot && last->offset + last->n_bytes == offset) {
         last->n_bytes += (uint32_t)n;
     } else {
         TD_ASSERT(d->rx.n < FLIGHT_PIECES);
-        d->rx.at[d->rx.n++] = (struct arrived){.frame = *f, .link = c->link, .offset = offset, .place = d->rx.n_bytes, .n_bytes = (uint32_t)n};
+        d->rx.at[d->rx.n++] = (struct arrived){.frame = *f,
+                                               .link = c->link,
+                                               .offset = offset,
+                                               .place = d->rx.n_bytes,
+                                               .n_bytes = (uint32_t)n};
     }
     d->rx.n_bytes += (uint32_t)n;
 }
@@ -336,26 +362,30 @@ void xfer_staged_flush(struct td_xfer *x)
     struct flight *f = xfer_flight_new(d, d->rx.buffer);
     for (uint32_t i = 0; i < d->rx.n; i++) {
         const struct arrived *a = &d->rx.at[i];
-        if (!td_xfer_core_dma_begin(&x->core, a->link, &a->frame)) continue; /* revoked, or another attempt's, since it came */
+        /* revoked, or another attempt's, since it came */
+        if (!td_xfer_core_dma_begin(&x->core, a->link, &a->frame)) continue;
         const struct td_xfer_slot *s = &x->core.slots[a->frame.slot];
         uint8_t *from = buffer_bytes(d, d->rx.buffer) + a->place;
         for (uint64_t at = a->offset, end = a->offset + a->n_bytes; at < end;) {
             uint64_t block = at / x->block_bytes, in = at % x->block_bytes;
-            size_t n = x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
+            size_t n =
+                x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
             xfer_runs_add(d, x->base + (uint64_t)s->dst[block] * x->block_bytes + in, from, n);
             from += n;
             at += n;
         }
-        f->piece[f->n++] = (struct piece){.id = a->frame.slot, .conn = a->link, .handle = a->frame.handle, .n_bytes = a->n_bytes};
+        f->piece[f->n++] = (struct piece){
+            .id = a->frame.slot, .conn = a->link, .handle = a->frame.handle, .n_bytes = a->n_bytes};
     }
     d->rx.buffer = NO_BUFFER;
     d->rx.n = d->rx.n_bytes = 0;
     xfer_flight_go(x, f, TD_COPY_TO_DEVICE);
 }
 
-/* --- digests -------------------------------------------------------------------------------------------------------------------- */
+/* --- digests ---------------------------------------------------------------------------------- */
 
-td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes, struct td_err *err)
+td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes,
+                           struct td_err *err)
 {
     struct td_device_run run = {.to = d->digest, .from = from, .bytes = n_bytes};
     uint64_t ticket;
@@ -381,7 +411,7 @@ bool xfer_pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
     return true;
 }
 
-/* --- life ----------------------------------------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 #define RING_BYTES ((size_t)(STAGE_BUFFERS + 1) * STAGE_BYTES)
 
@@ -392,14 +422,22 @@ static td_status open_shared_ring(struct xfer_device *d, struct td_err *err)
     void *map = MAP_FAILED;
     int fd = -1, ro = -1;
     td_status status = TD_ERR_UNSUPPORTED;
-    if (!d->memory->pin) return td_fail(err, status, "shm-staged: device %s page-locks no memory that processes share", d->memory->name);
+    if (!d->memory->pin)
+        return td_fail(err, status,
+                       "shm-staged: device %s page-locks no memory that processes share",
+                       d->memory->name);
     fd = memfd_create("tandem-xfer-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (fd >= 0 && ftruncate(fd, (off_t)RING_BYTES) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+    if (fd >= 0 && ftruncate(fd, (off_t)RING_BYTES) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
         map = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map != MAP_FAILED) ro = open(path, O_RDONLY | O_CLOEXEC); /* receivers need not write */
-    if (ro < 0) td_fail(err, status, "shm-staged: cannot share staging buffers of %zu bytes with this host: %s", RING_BYTES, strerror(errno));
-    else status = d->memory->pin(d->memory->ctx, map, RING_BYTES, err);
+    if (ro < 0)
+        td_fail(err, status,
+                "shm-staged: cannot share staging buffers of %zu bytes with this host: %s",
+                RING_BYTES, strerror(errno));
+    else
+        status = d->memory->pin(d->memory->ctx, map, RING_BYTES, err);
     if (fd >= 0) close(fd);
     if (!status) {
         d->pinned = map;
@@ -425,9 +463,11 @@ td_status xfer_device_open(struct td_xfer *x, struct td_err *err)
     d->ring_fd = -1;
     td_status status = TD_OK;
     struct td_err why = {.msg = ""};
-    if (x->path == TD_XFER_PATH_AUTO || xfer_path_is_shm(x->path)) status = open_shared_ring(d, &why);
+    if (x->path == TD_XFER_PATH_AUTO || xfer_path_is_shm(x->path))
+        status = open_shared_ring(d, &why);
     if (status && xfer_path_is_shm(x->path)) return td_fail(err, status, "%s", why.msg);
-    if (status) xfer_path_tell(x, TD_XFER_PATH_SHM_STAGED, status, why.msg); /* auto: it is not offered */
+    /* auto: it is not offered */
+    if (status) xfer_path_tell(x, TD_XFER_PATH_SHM_STAGED, status, why.msg);
     if (!d->pinned) {
         void *pinned;
         status = d->memory->alloc_pinned(d->memory->ctx, RING_BYTES, &pinned, err);
@@ -443,7 +483,8 @@ void xfer_device_close(struct td_xfer *x)
     struct xfer_device *d = x->device;
     if (!d) return;
     for (uint32_t i = 0; i < FLIGHTS; i++)
-        if (d->flight[i].used && !d->is_lost) d->memory->wait(d->memory->ctx, d->flight[i].ticket, NULL);
+        if (d->flight[i].used && !d->is_lost)
+            d->memory->wait(d->memory->ctx, d->flight[i].ticket, NULL);
     if (d->pinned && d->ring_fd >= 0) {
         d->memory->unpin(d->memory->ctx, d->pinned);
         munmap(d->pinned, RING_BYTES);

@@ -1,5 +1,6 @@
-/* device_copy.h - what device_copy.c (copies and staging), ring.c (shm-staged) and ipc.c (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the
- * progress thread's, but for open and close. */
+/* device_copy.h - what device_copy.c (copies and staging), ring.c (shm-staged) and ipc.c
+ * (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the progress thread's, but
+ * for open and close. */
 #ifndef TD_TRANSFER_GPU_DEVICE_COPY_H
 #define TD_TRANSFER_GPU_DEVICE_COPY_H
 
@@ -7,65 +8,89 @@
 #include "common/transfer/transfer_internal.h"
 
 #define STAGE_BUFFERS 16
-#define STAGE_BYTES (2u << 20)     /* a buffer: one frame less than full it takes another */
-#define PULLS 4                    /* cuda-ipc: batches under way */
+#define STAGE_BYTES (2u << 20) /* a buffer: one frame less than full it takes another */
+#define PULLS 4                /* cuda-ipc: batches under way */
 #define FLIGHTS (STAGE_BUFFERS + PULLS)
 #define FLIGHT_PIECES 64
-#define FLIGHT_BYTES (16u << 20)   /* cuda-ipc: of one batch; PULLS of them are what a revoked slot, and a small transfer, may wait for */
+/* cuda-ipc: of one batch; PULLS of them are what a revoked slot, and a small transfer, may wait
+   for */
+#define FLIGHT_BYTES (16u << 20)
 #define REFUSED_PEERS 64
 #define NO_BUFFER (-1)
-#define LENT_MAX 12                /* shm-staged: buffers that receivers have, */
-#define LENT_CONN_MAX 4            /* and one of them: others' frames find buffers, whoever stands still */
+#define LENT_MAX 12 /* shm-staged: buffers that receivers have, */
+/* and one of them: others' frames find buffers, whoever stands still */
+#define LENT_CONN_MAX 4
 
-struct piece {                     /* of a flight: bytes of one slot, or (tx) a hold on one op */
+struct piece { /* of a flight: bytes of one slot, or (tx) a hold on one op */
     uint32_t id;
     uint64_t conn, handle, n_bytes;
-    const struct xfer_control_word *word; /* cuda-ipc: the source is the op's while this shows its handle */
+    const struct xfer_control_word *word; /* cuda-ipc: the source is the op's while this shows
+                                             its handle */
 };
 
-struct flight {                    /* one batch of copies that was issued and is not known to be complete */
+struct flight { /* one batch of copies that was issued and is not known to be
+                   complete */
     bool used, to_host;
-    int32_t buffer;                /* NO_BUFFER: cuda-ipc */
-    uint64_t ticket, conn;         /* conn: whose staged frames these are (to_host) */
+    int32_t buffer;        /* NO_BUFFER: cuda-ipc */
+    uint64_t ticket, conn; /* conn: whose staged frames these are (to_host) */
     uint32_t n;
     struct piece piece[FLIGHT_PIECES];
 };
 
-struct arrived {                   /* tcp, receiver: payload in the buffer that is being filled */
+struct arrived { /* tcp, receiver: payload in the buffer that is being filled */
     struct td_xfer_frame frame;
-    uint64_t link, offset;         /* offset: in the grant */
+    uint64_t link, offset; /* offset: in the grant */
     uint32_t place, n_bytes;
 };
 
 struct xfer_device {
     const struct td_device_memory *memory;
-    uint8_t *pinned, *digest;      /* the ring; one more buffer, for digests and probes */
-    int ring_fd;                   /* the ring, for processes of this host, read-only; -1: it is not shared */
-    struct { uint64_t conn; uint32_t n; } lent[STAGE_BUFFERS]; /* shm-staged: frames of the buffer that this connection's peer may still read */
-    uint32_t n_lent;               /* buffers */
+    uint8_t *pinned, *digest; /* the ring; one more buffer, for digests and probes */
+    int ring_fd;              /* the ring, for processes of this host, read-only; -1: it is
+                                 not shared */
+    /* shm-staged: frames of the buffer that this connection's peer may still read */
+    struct {
+        uint64_t conn;
+        uint32_t n;
+    } lent[STAGE_BUFFERS];
+    uint32_t n_lent; /* buffers */
     bool used[STAGE_BUFFERS];
     struct flight flight[FLIGHTS];
     uint32_t n_flights, n_pulls;
-    struct td_device_run *runs;    /* [max_runs], of the batch that is being put together */
+    struct td_device_run *runs; /* [max_runs], of the batch that is being put together */
     size_t n_runs, max_runs;
-    struct { int32_t buffer; uint32_t n_bytes, n; struct arrived at[FLIGHT_PIECES]; } rx;
+    struct {
+        int32_t buffer;
+        uint32_t n_bytes, n;
+        struct arrived at[FLIGHT_PIECES];
+    } rx;
     struct td_xfer_turns pull_turns;
     bool is_lost;
     char lost[TD_XFER_REASON_MAX];
     /* cuda-ipc. offers: the handle is good */
     bool offers;
-    struct { struct td_xfer_device_mem mem; uint8_t pool[TD_DEVICE_POOL_BYTES]; } offer;
-    size_t pool_bytes;             /* of offer.pool; 0: the pool is one allocation */
+    struct {
+        struct td_xfer_device_mem mem;
+        uint8_t pool[TD_DEVICE_POOL_BYTES];
+    } offer;
+    size_t pool_bytes; /* of offer.pool; 0: the pool is one allocation */
     uint64_t refused[REFUSED_PEERS], n_refused;
 };
 
-struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer);              /* there is one for every buffer, and PULLS without */
-void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t bytes); /* joins its neighbour */
-bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kind); /* issues d->runs; false: the device is lost, f's pieces are over */
+/* there is one for every buffer, and PULLS without */
+struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer);
+/* joins its neighbour */
+void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t bytes);
+/* issues d->runs; false: the device is lost, f's pieces are over */
+bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kind);
 void xfer_device_say_lost(struct td_xfer *x, const char *why);
-/* Copies n_bytes (at most STAGE_BYTES) from the device to d->digest and waits. The lock need not be held. */
-td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes, struct td_err *err);
-void xfer_ring_conn_end(struct td_xfer *x, struct td_xfer_conn *c);                  /* what was lent to its peer is free */
-bool xfer_ipc_pull(struct td_xfer *x);                                              /* issues a batch of copies, one in a turn: others may have come */
+/* Copies n_bytes (at most STAGE_BYTES) from the device to d->digest and waits. The lock need not
+ * be held. */
+td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes,
+                           struct td_err *err);
+/* what was lent to its peer is free */
+void xfer_ring_conn_end(struct td_xfer *x, struct td_xfer_conn *c);
+/* issues a batch of copies, one in a turn: others may have come */
+bool xfer_ipc_pull(struct td_xfer *x);
 
 #endif

@@ -1,22 +1,31 @@
-/* flush.c - rdma with a pool in device memory: how NICs come to it (GPUDirect), and when what they wrote may be used.
+/* flush.c - rdma with a pool in device memory: how NICs come to it (GPUDirect), and when what they
+ * wrote may be used.
  *
- * Registration: a dma-buf of the pool, exported once and imported by every rail, with the offset's place in its page kept (iova); where there is
- * none the plain call, which an nvidia_peermem that is loaded answers. Neither: refused, with both reasons and what to install. Nothing is staged
+ * Registration: a dma-buf of the pool, exported once and imported by every rail, with the offset's
+ * place in its page kept (iova); where there is none the plain call, which an nvidia_peermem that
+ * is loaded answers. Neither: refused, with both reasons and what to install. Nothing is staged
  * behind the name rdma.
  *
- * Visibility. A completion proves that the NIC has handed its writes to PCIe, not that work which the device starts afterwards sees them. The
- * driver says for its device (rdma_order) whether it does; with several rails the writes come by ways of their own. Where it is not sure, each rail
- * READs 64 bytes of the same memory through a queue pair to itself: PCIe lets no read pass the writes before it, and the READ's completion comes
- * after that. Slots stay VERIFYING meanwhile. One round is under way at a time and takes everything that had completed when it began:
+ * Visibility. A completion proves that the NIC has handed its writes to PCIe, not that work which
+ * the device starts afterwards sees them. The driver says for its device (rdma_order) whether it
+ * does; with several rails the writes come by ways of their own. Where it is not sure, each rail
+ * READs 64 bytes of the same memory through a queue pair to itself: PCIe lets no read pass the
+ * writes before it, and the READ's completion comes after that. Slots stay VERIFYING meanwhile. One
+ * round is under way at a time and takes everything that had completed when it began:
  *
- *   slots DUE --xfer_rdma_flush: a READ on every rail--> RUNNING --every READ complete--> READY (or digests), or free
- *                                                                --a READ failed, a rail that brought data died--> FAILED, or free
+ *   slots DUE --xfer_rdma_flush: a READ on every rail--> RUNNING --every READ complete--> READY (or
+ *       digests), or free
+ *                                                                --a READ failed, a rail that
+ *                                                                brought data died--> FAILED, or
+ *                                                                free
  *
- * Writes that end without a last word (an op that failed, a peer that was fenced) are flushed, too, before their blocks are free: what is still on
- * its way to the device would land in another owner's block. A rail that is dead brings nothing any more when its quarantine is over.
+ * Writes that end without a last word (an op that failed, a peer that was fenced) are flushed, too,
+ * before their blocks are free: what is still on its way to the device would land in another
+ * owner's block. A rail that is dead brings nothing any more when its quarantine is over.
  *
- * The 64 bytes lie behind the pool where its allocation has room, and are all of it that these queue pairs' key can read.
- * Source: reference design "transfer", 1.8; NVIDIA's GPUDirect RDMA guide. */
+ * The 64 bytes lie behind the pool where its allocation has room, and are all of it that these
+ * queue pairs' key can read. Source: reference design "transfer", 1.8; NVIDIA's GPUDirect RDMA
+ * guide. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,32 +41,41 @@ void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes)
     uint64_t pool_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
     struct td_err err = {.msg = ""};
     int fd = -1;
-    if (!m->dmabuf) xfer_say(r->dmabuf_why, "no dma-buf of this device");
-    else if (m->dmabuf(m->ctx, x->base, arena_bytes, &fd, &r->dmabuf_offset, &err)) xfer_say(r->dmabuf_why, "%.150s", err.msg);
-    else r->dmabuf_fd = fd;
+    if (!m->dmabuf)
+        xfer_say(r->dmabuf_why, "no dma-buf of this device");
+    else if (m->dmabuf(m->ctx, x->base, arena_bytes, &fd, &r->dmabuf_offset, &err))
+        xfer_say(r->dmabuf_why, "%.150s", err.msg);
+    else
+        r->dmabuf_fd = fd;
     r->flush_at = arena_bytes - pool_bytes >= CELL ? pool_bytes : 0;
     enum td_xfer_gpu_flush flush = r->config.gpu_flush;
     x->core.flush_writes =
-        flush == TD_XFER_GPU_FLUSH_ON || (flush == TD_XFER_GPU_FLUSH_AUTO && (m->rdma_order < TD_RDMA_ORDER_OWNER || r->n_rails > 1));
+        flush == TD_XFER_GPU_FLUSH_ON || (flush == TD_XFER_GPU_FLUSH_AUTO &&
+                                          (m->rdma_order < TD_RDMA_ORDER_OWNER || r->n_rails > 1));
     r->flush_cells = aligned_alloc(4096, 4096);
 }
 
-td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name, uint64_t at, uint64_t n_bytes, unsigned access,
-                         struct td_vb_mr **ret_mr, struct td_err *err)
+td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name,
+                         uint64_t at, uint64_t n_bytes, unsigned access, struct td_vb_mr **ret_mr,
+                         struct td_err *err)
 {
     const struct xfer_rdma *r = x->rdma;
     char why[TD_XFER_REASON_MAX];
-    int e = r->dmabuf_fd < 0
-                ? EOPNOTSUPP
-                : r->vb->reg_dmabuf(device, r->dmabuf_offset + at, n_bytes, (uint64_t)(uintptr_t)x->base + at, r->dmabuf_fd, access, ret_mr);
+    int e = r->dmabuf_fd < 0 ? EOPNOTSUPP
+                             : r->vb->reg_dmabuf(device, r->dmabuf_offset + at, n_bytes,
+                                                 (uint64_t)(uintptr_t)x->base + at, r->dmabuf_fd,
+                                                 access, ret_mr);
     if (!e) return TD_OK;
-    if (r->dmabuf_fd < 0) memcpy(why, r->dmabuf_why, sizeof why);
-    else xfer_say(why, "the NIC takes it not: %s", strerror(e));
+    if (r->dmabuf_fd < 0)
+        memcpy(why, r->dmabuf_why, sizeof why);
+    else
+        xfer_say(why, "the NIC takes it not: %s", strerror(e));
     e = r->vb->reg(device, x->base + at, n_bytes, access, ret_mr);
     if (!e) return TD_OK;
     *ret_mr = NULL;
     return td_fail(err, TD_ERR_UNSUPPORTED,
-                   "rdma: %s cannot reach the memory of %.40s. dma-buf: %.100s. nvidia_peermem: %s. It takes the open GPU kernel modules, "
+                   "rdma: %s cannot reach the memory of %.40s. dma-buf: %.100s. nvidia_peermem: "
+                   "%s. It takes the open GPU kernel modules, "
                    "Linux 5.12 and rdma-core 34, or a loaded nvidia_peermem",
                    name, x->memory->name, why, strerror(e));
 }
@@ -70,24 +88,39 @@ td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struc
     struct td_vb_qp_caps caps = {.send_wr = 1, .recv_wr = 1, .send_sge = 1};
     if (!x->core.flush_writes) return TD_OK;
     if (!r->flush_cells) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-    td_status status = xfer_flush_reg(x, rail->device, rail->name, r->flush_at, CELL, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_READ, &rail->flush_from, err);
+    td_status status =
+        xfer_flush_reg(x, rail->device, rail->name, r->flush_at, CELL,
+                       TD_VB_LOCAL_WRITE | TD_VB_REMOTE_READ, &rail->flush_from, err);
     if (status) return status;
-    struct td_vb_route route = {.port = r->config.port, .sl = r->config.service_level, .gid_index = rail->gid.index, .remote_lid = rail->port.lid,
-                                .ethernet = rail->port.ethernet, .mtu_bytes = rail->plan.mtu_bytes, .hop_limit = TD_RDMA_HOP_LIMIT,
-                                .min_rnr_timer = TD_RDMA_MIN_RNR_TIMER, .timeout = r->config.timeout, .retry = r->config.retry,
-                                .rnr_retry = (uint8_t)(r->config.rnr_retry - 1), .rd_atomic_in = 1, .rd_atomic_out = 1};
+    struct td_vb_route route = {.port = r->config.port,
+                                .sl = r->config.service_level,
+                                .gid_index = rail->gid.index,
+                                .remote_lid = rail->port.lid,
+                                .ethernet = rail->port.ethernet,
+                                .mtu_bytes = rail->plan.mtu_bytes,
+                                .hop_limit = TD_RDMA_HOP_LIMIT,
+                                .min_rnr_timer = TD_RDMA_MIN_RNR_TIMER,
+                                .timeout = r->config.timeout,
+                                .retry = r->config.retry,
+                                .rnr_retry = (uint8_t)(r->config.rnr_retry - 1),
+                                .rd_atomic_in = 1,
+                                .rd_atomic_out = 1};
     memcpy(route.remote_gid, rail->gid.raw, sizeof route.remote_gid);
     int e = vb->reg(rail->device, cell, CELL, TD_VB_LOCAL_WRITE, &rail->flush_to);
     if (e) rail->flush_to = NULL;
     if (!e && (e = vb->cq_create(rail->device, 4, &rail->flush_cq))) rail->flush_cq = NULL;
-    if (!e && (e = vb->qp_create(rail->device, rail->flush_cq, &caps, &rail->flush_qp))) rail->flush_qp = NULL;
+    if (!e && (e = vb->qp_create(rail->device, rail->flush_cq, &caps, &rail->flush_qp)))
+        rail->flush_qp = NULL;
     if (!e) e = vb->qp_init(rail->flush_qp, r->config.port, 0, TD_VB_REMOTE_READ);
     if (!e) {
         route.remote_qp = rail->flush_qp->num;
         e = vb->qp_rtr(rail->flush_qp, &route);
     }
     if (!e) e = vb->qp_rts(rail->flush_qp, &route);
-    return e ? td_fail(err, TD_ERR_DEVICE, "rdma: %s: a queue pair to itself, which makes writes to the GPU visible: %s", rail->name, strerror(e))
+    return e ? td_fail(
+                   err, TD_ERR_DEVICE,
+                   "rdma: %s: a queue pair to itself, which makes writes to the GPU visible: %s",
+                   rail->name, strerror(e))
              : TD_OK;
 }
 
@@ -107,13 +140,14 @@ static bool post(struct td_xfer *x, struct rail *rail)
     struct xfer_rdma *r = x->rdma;
     uint32_t n;
     if (!rail->flush_qp || rail->dead) return false;
-    struct td_vb_send wr = {.id = 1,
-                            .op = TD_VB_READ,
-                            .signaled = true,
-                            .n_sge = 1,
-                            .sge = {{.addr = rail->flush_to->addr, .bytes = CELL, .lkey = rail->flush_to->lkey}},
-                            .remote_addr = rail->flush_from->addr,
-                            .rkey = rail->flush_from->rkey};
+    struct td_vb_send wr = {
+        .id = 1,
+        .op = TD_VB_READ,
+        .signaled = true,
+        .n_sge = 1,
+        .sge = {{.addr = rail->flush_to->addr, .bytes = CELL, .lkey = rail->flush_to->lkey}},
+        .remote_addr = rail->flush_from->addr,
+        .rkey = rail->flush_from->rkey};
     return r->vb->post_send(rail->flush_qp, &wr, 1, &n) == 0;
 }
 
@@ -127,9 +161,11 @@ bool xfer_rdma_flush(struct td_xfer *x)
         for (uint32_t i = 0; i < r->n_rails; i++) {
             struct rail *rail = &r->rail[i];
             /* it failed in the last round */
-            if (rail->mr && !rail->dead && !rail->flush_qp && xfer_flush_rail_open(x, rail, NULL)) xfer_flush_rail_close(r, rail);
+            if (rail->mr && !rail->dead && !rail->flush_qp && xfer_flush_rail_open(x, rail, NULL))
+                xfer_flush_rail_close(r, rail);
             rail->flushing = post(x, rail);
-            if (rail->received && !rail->flushing) r->flush_failed = true; /* what it brought may never be seen */
+            /* what it brought may never be seen */
+            if (rail->received && !rail->flushing) r->flush_failed = true;
             rail->received = false;
             r->n_flushes += rail->flushing;
         }
@@ -152,6 +188,8 @@ bool xfer_rdma_flush(struct td_xfer *x)
     if (under_way) return true;
     r->flushing = false;
     td_xfer_core_flush_end(&x->core, xfer_now(x),
-                           r->flush_failed ? "rdma: the device that wrote it died before its writes to the GPU were known to be visible" : NULL);
+                           r->flush_failed ? "rdma: the device that wrote it died before its "
+                                             "writes to the GPU were known to be visible"
+                                           : NULL);
     return true;
 }

@@ -1,21 +1,28 @@
-/* ipc.c - cuda-ipc: two processes of one host whose pools lie in device memory; the receiver's device copies from the sender's pool.
+/* ipc.c - cuda-ipc: two processes of one host whose pools lie in device memory; the receiver's
+ * device copies from the sender's pool.
  *
- * As on shm the unix socket of the grant shows that both sides share the host and the user, REF names source blocks, and a control word per op
- * tells the receiver whether they are still the op's (shm.c has the argument; here the second look is when the copy is complete). Before READY
- * lies SETUP:
+ * As on shm the unix socket of the grant shows that both sides share the host and the user, REF
+ * names source blocks, and a control word per op tells the receiver whether they are still the op's
+ * (shm.c has the argument; here the second look is when the copy is complete). Before READY lies
+ * SETUP:
  *
- *   sender    DEVICE_OFFER: the handle of its allocation, where the pool lies in it, which device, 64 random bytes that it has put behind the pool,
+ *   sender    DEVICE_OFFER: the handle of its allocation, where the pool lies in it, which device,
+ *             64 random bytes that it has put behind the pool,
  *   and its
  *             control words as a descriptor
- *   receiver  opens the handle, reads those bytes through it, DEVICE_ACCEPT; or says why not, and the sender takes the next path
+ *   receiver  opens the handle, reads those bytes through it, DEVICE_ACCEPT; or says why not, and
+ *             the sender takes the next path
  *
- * A pool of several allocations (ranks with a device each) goes as a description of them all, behind the offer, which the receiver's table opens as one.
+ * A pool of several allocations (ranks with a device each) goes as a description of them all,
+ * behind the offer, which the receiver's table opens as one.
  *
- * So wrong handles, devices that cannot reach one another and containers that hide them show before a block depends on it. In one process a handle
- * cannot be opened and need not be: the address is good.
+ * So wrong handles, devices that cannot reach one another and containers that hide them show before
+ * a block depends on it. In one process a handle cannot be opened and need not be: the address is
+ * good.
  *
- * Order: the sender submits blocks when what computed them is known to be complete (transfer.h), so no event need travel between the processes; the
- * receiver's READY comes when its copies are known to be complete. Many copies are under way at a time, a batch of up to FLIGHT_BYTES each,
+ * Order: the sender submits blocks when what computed them is known to be complete (transfer.h),
+ * so no event need travel between the processes; the receiver's READY comes when its copies are
+ * known to be complete. Many copies are under way at a time, a batch of up to FLIGHT_BYTES each,
  * neighbours joined. */
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +32,8 @@
 #include "common/transfer/gpu/device_copy.h"
 
 #define PROBE_BYTES ((size_t)TD_XFER_PROBE_BYTES)
-_Static_assert(sizeof(((struct td_xfer_device_mem *)0)->probe) == TD_XFER_PROBE_BYTES, "the probe travels whole");
+_Static_assert(sizeof(((struct td_xfer_device_mem *)0)->probe) == TD_XFER_PROBE_BYTES,
+               "the probe travels whole");
 
 /* A number that no other process has, for as long as this one lives. */
 static uint64_t this_process(void)
@@ -46,19 +54,31 @@ td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct 
     struct td_xfer_device_mem *o = &d->offer.mem;
     uint64_t pool_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, offset = 0, ticket;
     uint8_t handle[TD_DEVICE_HANDLE_BYTES] = {0};
-    if (!m->ipc_export && !m->pool_export) return td_fail(err, TD_ERR_UNSUPPORTED, "cuda-ipc: device %s hands no memory to other processes", m->name);
+    if (!m->ipc_export && !m->pool_export)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "cuda-ipc: device %s hands no memory to other processes", m->name);
     if (arena->bytes - pool_bytes < PROBE_BYTES)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "cuda-ipc: the pool's allocation of %zu bytes has no room for a probe of %zu behind its blocks", arena->bytes, PROBE_BYTES);
-    td_status status = m->pool_export ? m->pool_export(m->ctx, d->offer.pool, &d->pool_bytes, err) : m->ipc_export(m->ctx, x->base, handle, &offset, err);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "cuda-ipc: the pool's allocation of %zu bytes has no room for a probe of "
+                       "%zu behind its blocks",
+                       arena->bytes, PROBE_BYTES);
+    td_status status = m->pool_export ? m->pool_export(m->ctx, d->offer.pool, &d->pool_bytes, err)
+                                      : m->ipc_export(m->ctx, x->base, handle, &offset, err);
     if (status) return status;
-    *o = (struct td_xfer_device_mem){.offset = offset, .process = this_process(), .address = (uintptr_t)x->base, .block_bytes = x->block_bytes,
-                                     .probe_offset = pool_bytes, .n_blocks = (uint32_t)x->n_blocks, .n_words = x->core.max_ops};
+    *o = (struct td_xfer_device_mem){.offset = offset,
+                                     .process = this_process(),
+                                     .address = (uintptr_t)x->base,
+                                     .block_bytes = x->block_bytes,
+                                     .probe_offset = pool_bytes,
+                                     .n_blocks = (uint32_t)x->n_blocks,
+                                     .n_words = x->core.max_ops};
     memcpy(o->handle, handle, sizeof o->handle);
     snprintf(o->uuid, sizeof o->uuid, "%s", m->uuid);
     snprintf(o->name, sizeof o->name, "%.63s", m->name);
     td_random_fill(o->probe, PROBE_BYTES);
     memcpy(d->digest, o->probe, PROBE_BYTES);
-    struct td_device_run run = {.to = x->base + pool_bytes, .from = d->digest, .bytes = PROBE_BYTES};
+    struct td_device_run run = {
+        .to = x->base + pool_bytes, .from = d->digest, .bytes = PROBE_BYTES};
     status = m->copy(m->ctx, TD_COPY_TO_DEVICE, &run, 1, &ticket, err);
     if (!status) status = m->wait(m->ctx, ticket, err);
     d->offers = !status;
@@ -73,7 +93,8 @@ bool xfer_ipc_may_offer(const struct td_xfer *x)
 void xfer_ipc_refused(struct td_xfer *x, uint64_t incarnation)
 {
     struct xfer_device *d = x->device;
-    if (d && !xfer_ipc_was_refused(x, incarnation)) d->refused[d->n_refused++ % REFUSED_PEERS] = incarnation;
+    if (d && !xfer_ipc_was_refused(x, incarnation))
+        d->refused[d->n_refused++ % REFUSED_PEERS] = incarnation;
 }
 
 bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation)
@@ -86,20 +107,26 @@ bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation)
 bool xfer_ipc_send_offer(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_frame f = {.type = TD_XFER_DEVICE_OFFER};
-    return xfer_shm_send_fds(c, &f, &x->device->offer, sizeof x->device->offer.mem + x->device->pool_bytes, &x->words_fd, 1);
+    return xfer_shm_send_fds(c, &f, &x->device->offer,
+                             sizeof x->device->offer.mem + x->device->pool_bytes, &x->words_fd, 1);
 }
 
-td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_device_mem *mem, const uint8_t *pool, size_t pool_bytes,
-                              char reason[TD_XFER_REASON_MAX])
+td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c,
+                              const struct td_xfer_device_mem *mem, const uint8_t *pool,
+                              size_t pool_bytes, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_device *d = x->device;
     const struct td_device_memory *m = d->memory;
     struct td_err err = {.msg = ""};
     td_status status;
     xfer_say(reason, "device offer: a field or the descriptor does not hold what it says");
-    if (c->peer_pool || c->n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] || mem->name[sizeof mem->name - 1] || mem->process == 0) return TD_ERR_CORRUPT;
-    if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 || mem->probe_offset < mem->block_bytes * mem->n_blocks ||
-        mem->probe_offset > UINT64_MAX / 4 || mem->offset > UINT64_MAX / 4 || (pool_bytes && (mem->offset || mem->probe_offset != mem->block_bytes * mem->n_blocks)))
+    if (c->peer_pool || c->n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] ||
+        mem->name[sizeof mem->name - 1] || mem->process == 0)
+        return TD_ERR_CORRUPT;
+    if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
+        mem->probe_offset < mem->block_bytes * mem->n_blocks ||
+        mem->probe_offset > UINT64_MAX / 4 || mem->offset > UINT64_MAX / 4 ||
+        (pool_bytes && (mem->offset || mem->probe_offset != mem->block_bytes * mem->n_blocks)))
         return TD_ERR_CORRUPT;
     if ((status = xfer_shm_take_words(c, c->fds[0], mem->n_words))) return status;
     if (d->is_lost) {
@@ -107,20 +134,25 @@ td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const s
         return TD_ERR_DEVICE;
     }
     if (mem->process == this_process() && !pool_bytes) {
-        c->peer_pool = (const uint8_t *)(uintptr_t)mem->address; /* it shares this process's address space: it could not lie to better effect */
+        /* it shares this process's address space: it could not lie to better effect */
+        c->peer_pool = (const uint8_t *)(uintptr_t)mem->address;
     } else {
         if (pool_bytes ? !m->pool_open : !m->ipc_open) {
-            xfer_say(reason, "device %.60s opens no %s of other processes", m->name, pool_bytes ? "pool of several devices" : "memory");
+            xfer_say(reason, "device %.60s opens no %s of other processes", m->name,
+                     pool_bytes ? "pool of several devices" : "memory");
             return TD_ERR_UNSUPPORTED;
         }
         void *base = NULL;
         pthread_mutex_unlock(&x->lock); /* the driver takes its time */
-        status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->block_bytes, (int32_t)mem->n_blocks, &base, &err) : m->ipc_open(m->ctx, mem->handle, &base, &err);
+        status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->block_bytes,
+                                           (int32_t)mem->n_blocks, &base, &err)
+                            : m->ipc_open(m->ctx, mem->handle, &base, &err);
         pthread_mutex_lock(&x->lock);
         if (status == TD_ERR_DEVICE) xfer_device_say_lost(x, err.msg);
         if (status) {
             xfer_say(reason, "%.90s: %.40s opens the memory of %.40s", err.msg, m->uuid, mem->uuid);
-            return status == TD_ERR_DEVICE || status == TD_ERR_CORRUPT ? status : TD_ERR_UNSUPPORTED;
+            return status == TD_ERR_DEVICE || status == TD_ERR_CORRUPT ? status
+                                                                       : TD_ERR_UNSUPPORTED;
         }
         c->peer_base = base;
         c->peer_pool = (const uint8_t *)base + mem->offset;
@@ -132,7 +164,9 @@ td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c, const s
         return TD_ERR_DEVICE;
     }
     if (memcmp(d->digest, mem->probe, PROBE_BYTES) != 0) {
-        xfer_say(reason, "%.40s reads other bytes than %.40s has put there: the handle is not its pool's", m->uuid, mem->uuid);
+        xfer_say(reason,
+                 "%.40s reads other bytes than %.40s has put there: the handle is not its pool's",
+                 m->uuid, mem->uuid);
         return TD_ERR_UNSUPPORTED;
     }
     return TD_OK;
@@ -144,14 +178,22 @@ bool xfer_ipc_pull(struct td_xfer *x)
     struct td_xfer_copy copy;
     struct flight *f = NULL;
     size_t n_bytes = 0;
-    while (n_bytes < FLIGHT_BYTES && (f ? f->n < FLIGHT_PIECES && d->n_runs < d->max_runs : d->n_pulls < PULLS)) {
+    while (n_bytes < FLIGHT_BYTES &&
+           (f ? f->n < FLIGHT_PIECES && d->n_runs < d->max_runs : d->n_pulls < PULLS)) {
         size_t room = d->max_runs - (f ? d->n_runs : 0);
-        if (!td_xfer_core_pull_next(&x->core, &d->pull_turns, FLIGHT_BYTES - n_bytes, (int32_t)room, &copy)) break;
+        if (!td_xfer_core_pull_next(&x->core, &d->pull_turns, FLIGHT_BYTES - n_bytes, (int32_t)room,
+                                    &copy))
+            break;
         if (!f) f = xfer_flight_new(d, NO_BUFFER);
         struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-        TD_ASSERT(c && c->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its connection goes */
+        TD_ASSERT(c && c->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its
+                                         connection goes */
         const struct td_xfer_slot *s = &x->core.slots[copy.slot];
-        f->piece[f->n++] = (struct piece){.id = copy.slot, .conn = copy.conn, .handle = copy.handle, .n_bytes = copy.n_bytes, .word = &c->words[copy.op]};
+        f->piece[f->n++] = (struct piece){.id = copy.slot,
+                                          .conn = copy.conn,
+                                          .handle = copy.handle,
+                                          .n_bytes = copy.n_bytes,
+                                          .word = &c->words[copy.op]};
         n_bytes += copy.n_bytes;
         c->last_use_ns = xfer_now(x);
         for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)

@@ -1,19 +1,24 @@
-/* ring.c - shm-staged: two processes on one host, the sender's pool in device memory that the receiver's device cannot open (no peer access,
- * containers without a shared IPC namespace, a receiver without a device): through a ring of page-locked host memory that both map.
+/* ring.c - shm-staged: two processes on one host, the sender's pool in device memory that the
+ * receiver's device cannot open (no peer access, containers without a shared IPC namespace, a
+ * receiver without a device): through a ring of page-locked host memory that both map.
  *
- *   sender    as tcp staged (device_copy.c): frames from the core --one batch of copies--> a buffer of the ring. When the copies are complete, each
- *             frame is named instead of sent: LENT(place in the ring)
- *   receiver  copies the bytes from the ring to where tcp would have received them - its blocks, or its own staging buffer, which its device
- *             empties - and says TAKEN(place)
+ *   sender    as tcp staged (device_copy.c): frames from the core --one batch of copies--> a buffer
+ *             of the ring. When the copies are complete, each frame is named instead of sent:
+ *             LENT(place in the ring)
+ *   receiver  copies the bytes from the ring to where tcp would have received them - its blocks, or
+ *             its own staging buffer, which its device empties - and says TAKEN(place)
  *   sender    the buffer is free when each of its frames was TAKEN
  *
- * The unix socket of the grant shows that both sides share the host and the user, MEM brings the ring and the control words, as on shm
- * (shm.c).
+ * The unix socket of the grant shows that both sides share the host and the user, MEM brings the
+ * ring and the control words, as on shm (shm.c).
  *
- * The fence. Source blocks are read by copies to the ring alone, which hold their op. The ring's bytes are the receiver's until TAKEN; no clock
- * takes them back. When the connection ends its buffers are others': before that the control words of its ops are cleared, and the receiver looks
- * at the word before and after it copies, so that bytes which it read too late, however long it was stopped, count for nothing. A receiver that
- * stands still holds at most LENT_CONN_MAX buffers for a peer time-out, and all receivers together leave some to the other paths. */
+ * The fence. Source blocks are read by copies to the ring alone, which hold their op. The ring's
+ * bytes are the receiver's until TAKEN; no clock takes them back. When the connection ends its
+ * buffers are others': before that the control words of its ops are cleared, and the receiver
+ * looks at the word before and after it copies, so that bytes which it read too late, however
+ * long it was stopped, count for nothing. A receiver that stands still holds at most
+ * LENT_CONN_MAX buffers for a peer time-out, and all receivers together leave some to the other
+ * paths. */
 #include <errno.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -21,7 +26,7 @@
 #include "common/transfer/copy.h"
 #include "common/transfer/gpu/device_copy.h"
 
-/* --- sender --------------------------------------------------------------------------------------------------------------------- */
+/* --- sender ----------------------------------------------------------------------------------- */
 
 bool xfer_ring_may_lend(const struct td_xfer *x)
 {
@@ -45,9 +50,11 @@ void xfer_ring_lend(struct td_xfer *x, struct td_xfer_conn *c)
     for (uint32_t i = c->staged.at; i < c->staged.n; i++) {
         const struct td_xfer_frame *frame = &c->staged.frames[i].frame;
         uint32_t op = c->staged.frames[i].op;
-        struct td_xfer_lent lent = {.place = (uint32_t)b * STAGE_BYTES + c->staged.frames[i].place, .n_bytes = frame->length};
+        struct td_xfer_lent lent = {.place = (uint32_t)b * STAGE_BYTES + c->staged.frames[i].place,
+                                    .n_bytes = frame->length};
         struct td_xfer_frame f = *frame;
-        if (!td_xfer_core_read_begin(&x->core, op, frame->handle)) continue; /* it ended, and its blocks may be another's */
+        /* it ended, and its blocks may be another's */
+        if (!td_xfer_core_read_begin(&x->core, op, frame->handle)) continue;
         td_xfer_core_read_end(&x->core, xfer_now(x), op, frame->length);
         f.type = TD_XFER_LENT;
         f.length = sizeof lent;
@@ -88,13 +95,13 @@ void xfer_ring_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
     if (!c->n_lent) return;
-    for (uint32_t i = 0; i < x->core.max_ops; i++)
-        if (x->core.ops[i].conn == c->link) xfer_shm_op_handle(x, i, 0); /* before the buffers are anybody else's */
+    for (uint32_t i = 0; i < x->core.max_ops; i++) /* before the buffers are anybody else's */
+        if (x->core.ops[i].conn == c->link) xfer_shm_op_handle(x, i, 0);
     for (uint32_t b = 0; b < STAGE_BUFFERS; b++)
         if (d->lent[b].conn == c->id) buffer_back(d, c, b);
 }
 
-/* --- receiver ------------------------------------------------------------------------------------------------------------------- */
+/* --- receiver --------------------------------------------------------------------------------- */
 
 bool xfer_ring_lent(struct td_xfer *x, struct td_xfer_conn *c)
 {
@@ -130,9 +137,11 @@ ssize_t xfer_ring_take(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx_frame;
     size_t left = f->length - c->n_payload, n_bytes = left;
-    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f) : td_xfer_core_place_begin(&x->core, c->link, f));
+    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
+                                          : td_xfer_core_place_begin(&x->core, c->link, f));
     if (fits) {
-        uint32_t slot = f->slot, op = x->core.slots[slot].op; /* OPEN has seen that there is a word of it */
+        /* OPEN has seen that there is a word of it */
+        uint32_t slot = f->slot, op = x->core.slots[slot].op;
         struct iovec iov[XFER_MAX_IOV];
         int n_iov = 1;
         if (x->device) {
@@ -144,7 +153,8 @@ ssize_t xfer_ring_take(struct td_xfer *x, struct td_xfer_conn *c)
                 return -1;
             }
         } else {
-            n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[slot].dst, f->offset + c->n_payload, left, iov, XFER_MAX_IOV, &n_bytes);
+            n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[slot].dst,
+                                f->offset + c->n_payload, left, iov, XFER_MAX_IOV, &n_bytes);
         }
         pthread_mutex_unlock(&x->lock);
         bool valid = copy_lent(c, op, iov, n_iov);

@@ -1,9 +1,13 @@
-/* rails.c - the devices that rdma links are made of: which there are, what is taken of them, the pool on each, and how one comes back.
+/* rails.c - the devices that rdma links are made of: which there are, what is taken of them, the
+ * pool on each, and how one comes back.
  *
- * A port that becomes active is used again; a device that died, or had no active port at the start, is opened and registered anew by
- * a thread beside this one (a pool takes seconds), first after 1 s, then after twice as long, up to 30 s. The initiator of a link that lacks a
- * rail which both sides have dials a second connection with all that are up, at once when one came back here, else at the same intervals, because
- * the peer's may have; when more rails than the old one's have been probed, ops start there, and the old one is closed when its last has ended. */
+ * A port that becomes active is used again; a device that died, or had no active port at the
+ * start, is opened and registered anew by a thread beside this one (a pool takes seconds), first
+ * after 1 s, then after twice as long, up to 30 s. The initiator of a link that lacks a rail
+ * which both sides have dials a second connection with all that are up, at once when one came
+ * back here, else at the same intervals, because the peer's may have; when more rails than the
+ * old one's have been probed, ops start there, and the old one is closed when its last has
+ * ended. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,7 +20,7 @@
 #define AVOID_NS TD_NS_PER_S
 #define AVOID_MAX_NS (300 * TD_NS_PER_S)
 
-/* --- rails ---------------------------------------------------------------------------------------------------------------------- */
+/* --- rails ------------------------------------------------------------------------------------ */
 
 bool xfer_rail_is_usable(const struct rail *rail)
 {
@@ -24,10 +28,7 @@ bool xfer_rail_is_usable(const struct rail *rail)
 }
 
 /* Its completions are to be had. */
-bool xfer_rail_tells(const struct rail *rail)
-{
-    return rail->cq && !rail->dead;
-}
+bool xfer_rail_tells(const struct rail *rail) { return rail->cq && !rail->dead; }
 
 bool xfer_rdma_usable(const struct td_xfer *x)
 {
@@ -40,13 +41,18 @@ bool xfer_rdma_usable(const struct td_xfer *x)
 td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
     struct td_vb_gid gids[TD_RDMA_GIDS_MAX];
-    struct td_rdma_gid_ask ask = {.device = rail->name, .ethernet = rail->port.ethernet, .gids = gids, .index = r->config.gid_index};
+    struct td_rdma_gid_ask ask = {.device = rail->name,
+                                  .ethernet = rail->port.ethernet,
+                                  .gids = gids,
+                                  .index = r->config.gid_index};
     uint32_t positions[TD_RDMA_GIDS_MAX], n = 0;
     for (uint32_t i = 0, misses = 0; i < rail->port.n_gids && ask.n_gids < TD_RDMA_GIDS_MAX; i++) {
         bool wanted = r->config.gid_index >= 0 && i == (uint32_t)r->config.gid_index;
         if (misses >= 16 && !wanted) continue; /* the table's used part is at its start */
-        if (r->vb->query_gid(rail->device, r->config.port, i, &gids[ask.n_gids])) misses++;
-        else ask.n_gids++;
+        if (r->vb->query_gid(rail->device, r->config.port, i, &gids[ask.n_gids]))
+            misses++;
+        else
+            ask.n_gids++;
     }
     td_status status = td_rdma_gid_rank(&ask, positions, &n, err);
     if (!status) rail->gid = gids[positions[0]];
@@ -75,7 +81,8 @@ static void rail_close(const struct xfer_rdma *r, struct rail *rail)
     *rail = left;
 }
 
-/* Opens the device that rail->name says. TD_ERR_NOT_FOUND: the port is not active, or has no address. Any thread. */
+/* Opens the device that rail->name says. TD_ERR_NOT_FOUND: the port is not active, or has no
+ * address. Any thread. */
 static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
     const struct td_verbs *vb = r->vb;
@@ -86,17 +93,24 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
         rail->device = NULL;
         return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
     }
-    if ((e = vb->query(rail->device, &rail->limits)) || (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
-        td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port, strerror(e));
+    if ((e = vb->query(rail->device, &rail->limits)) ||
+        (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
+        td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port,
+                strerror(e));
         goto err_close;
     }
     if (r->config.windows && (!rail->limits.mw_type2 || !rail->limits.max_mw)) {
-        status = td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s has no memory windows of type 2, and rdma_windows asks for them", name);
+        status = td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "rdma: device %s has no memory windows of type 2, and rdma_windows asks for them",
+            name);
         goto err_close;
     }
     if (!rail->port.active) {
-        status =
-            td_fail(err, TD_ERR_NOT_FOUND, "rdma: device %s port %u is not active: check the cable, the switch and `ip link`", name, r->config.port);
+        status = td_fail(
+            err, TD_ERR_NOT_FOUND,
+            "rdma: device %s port %u is not active: check the cable, the switch and `ip link`",
+            name, r->config.port);
         goto err_close;
     }
     if ((status = xfer_rail_pick_gid(r, rail, err))) {
@@ -108,12 +122,15 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
     if ((status = td_rdma_plan(name, l, &rail->port, &rail->plan, err))) goto err_close;
     status = TD_ERR_DEVICE;
     if ((e = vb->cq_create(rail->device, rail->plan.cq_depth, &rail->cq))) {
-        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name, rail->plan.cq_depth, strerror(e));
+        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name,
+                rail->plan.cq_depth, strerror(e));
         goto err_close;
     }
     size_t bytes = (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL;
-    if ((e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE, &rail->probe_mr))) {
-        td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes, strerror(e));
+    if ((e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE,
+                     &rail->probe_mr))) {
+        td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes,
+                strerror(e));
         goto err_close;
     }
     uint32_t srq_wr = rail->plan.srq_depth;
@@ -139,8 +156,10 @@ static td_status rail_watch(struct td_xfer *x, struct rail *rail, struct td_err 
 {
     const struct td_verbs *vb = x->rdma->vb;
     uint64_t key = XFER_KEY_RDMA + 2 * (uint64_t)(rail - x->rdma->rail);
-    if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), key) || !xfer_watch_fd(x, vb->async_fd(rail->device), key + 1))
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: epoll: %s", rail->name, strerror(errno));
+    if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), key) ||
+        !xfer_watch_fd(x, vb->async_fd(rail->device), key + 1))
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: epoll: %s", rail->name,
+                       strerror(errno));
     vb->cq_arm(rail->cq);
     return TD_OK;
 }
@@ -161,7 +180,8 @@ static void rail_lost(struct td_xfer *x, struct rail *rail, td_status status, co
     xfer_path_tell(x, TD_XFER_PATH_RDMA, status, why);
 }
 
-td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config, struct td_err *err)
+td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config,
+                         struct td_err *err)
 {
     struct xfer_rdma *r = calloc(1, sizeof *r);
     char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
@@ -179,31 +199,38 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
     if (!r->config.rnr_retry) r->config.rnr_retry = TD_RDMA_RNR_RETRY + 1;
     if (!r->config.srq_peers) r->config.srq_peers = 64;
     if (!r->config.bytes_in_flight) r->config.bytes_in_flight = 8u << 20;
-    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 || r->config.retry > 7 || r->config.rnr_retry > 8 ||
-        r->config.service_level > 15)
+    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 ||
+        r->config.retry > 7 || r->config.rnr_retry > 8 || r->config.service_level > 15)
         return td_fail(err, TD_ERR_INVALID,
-                       "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or service_level %u (0..15) is out of range",
-                       r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout, r->config.retry, r->config.service_level);
+                       "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or "
+                       "service_level %u (0..15) is out of range",
+                       r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout,
+                       r->config.retry, r->config.service_level);
     r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
     r->cells = aligned_alloc(4096, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
     r->op_keys = calloc(x->core.max_ops, sizeof(uint32_t *));
     if (config->windows) r->grant = calloc(x->core.max_slots, sizeof *r->grant);
-    if (!r->cells || !r->op_keys || (config->windows && !r->grant)) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+    if (!r->cells || !r->op_keys || (config->windows && !r->grant))
+        return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     memset(r->cells, 0, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
 
     int e = r->vb->list(r->vb, names, &n_names);
-    if (e && e != ENOSYS) return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name, strerror(e));
+    if (e && e != ENOSYS)
+        return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name,
+                       strerror(e));
     if (e) n_names = 0; /* the kernel has no RDMA */
     for (const char *p = config->devices ? config->devices : ""; *p;) {
         size_t n = strcspn(p, ",");
         if (n == 0 || n >= TD_VB_NAME_MAX || n_wanted == TD_XFER_RAILS_MAX)
-            return td_fail(err, TD_ERR_INVALID, "rdma: devices \"%s\" must be at most %d names, separated by commas", config->devices,
-                           TD_XFER_RAILS_MAX);
+            return td_fail(err, TD_ERR_INVALID,
+                           "rdma: devices \"%s\" must be at most %d names, separated by commas",
+                           config->devices, TD_XFER_RAILS_MAX);
         snprintf(wanted[n_wanted++], TD_VB_NAME_MAX, "%.*s", (int)n, p);
         p += n + (p[n] == ',');
     }
     bool named = n_wanted > 0;
-    for (uint32_t i = 0; i < n_names && !named && n_wanted < TD_XFER_RAILS_MAX; i++) memcpy(wanted[n_wanted++], names[i], TD_VB_NAME_MAX);
+    for (uint32_t i = 0; i < n_names && !named && n_wanted < TD_XFER_RAILS_MAX; i++)
+        memcpy(wanted[n_wanted++], names[i], TD_VB_NAME_MAX);
     uint32_t n_open = 0;
     for (uint32_t i = 0; i < n_wanted; i++) {
         struct rail *rail = &r->rail[r->n_rails++];
@@ -211,16 +238,22 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
         rail->index = i;
         td_status status = rail_open(r, rail, &why);
         if (!status && (status = rail_watch(x, rail, &why))) rail_close(r, rail);
-        if (!status) n_open++;
-        else if (status == TD_ERR_NOT_FOUND && named) rail_lost(x, rail, status, why.msg);
-        else if (status == TD_ERR_NOT_FOUND) rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
-        else if (named || x->path == TD_XFER_PATH_RDMA || (config->windows && status == TD_ERR_UNSUPPORTED))
+        if (!status)
+            n_open++;
+        else if (status == TD_ERR_NOT_FOUND && named)
+            rail_lost(x, rail, status, why.msg);
+        else if (status == TD_ERR_NOT_FOUND)
+            rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
+        else if (named || x->path == TD_XFER_PATH_RDMA ||
+                 (config->windows && status == TD_ERR_UNSUPPORTED))
             return td_fail(err, status, "%s", why.msg);
-        else rail_lost(x, rail, status, why.msg);
+        else
+            rail_lost(x, rail, status, why.msg);
     }
     if (n_open || (n_wanted && x->path == TD_XFER_PATH_AUTO)) return TD_OK;
     if (x->path == TD_XFER_PATH_RDMA)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "path rdma was asked for, and there is no usable RDMA device: %s",
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "path rdma was asked for, and there is no usable RDMA device: %s",
                        n_names ? why.msg : "none is listed");
     xfer_rdma_close(x); /* auto: none is fine */
     return TD_OK;
@@ -231,18 +264,24 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
 {
     const struct xfer_rdma *r = x->rdma;
     uint64_t total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
-    if (rail->limits.max_mr_bytes && rail->limits.max_mr_bytes < r->region_bytes) /* it came later than the others, which had decided */
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: device %s registers at most %" PRIu64 " bytes at a time, and the pool is split by %" PRIu64,
+    /* it came later than the others, which had decided */
+    if (rail->limits.max_mr_bytes && rail->limits.max_mr_bytes < r->region_bytes)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "rdma: device %s registers at most %" PRIu64
+                       " bytes at a time, and the pool is split by %" PRIu64,
                        rail->name, rail->limits.max_mr_bytes, r->region_bytes);
     /* A window needs no right of the registration below it but that it may be bound there. */
-    unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) | (r->config.pull ? TD_VB_REMOTE_READ : 0) |
+    unsigned access = TD_VB_LOCAL_WRITE | (r->config.windows ? TD_VB_MW_BIND : TD_VB_REMOTE_WRITE) |
+                      (r->config.pull ? TD_VB_REMOTE_READ : 0) |
                       (rail->limits.relaxed_ordering ? TD_VB_RELAXED_ORDERING : 0);
     rail->mr = calloc(r->n_regions, sizeof(struct td_vb_mr *));
     if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     for (uint64_t k = 0; k < r->n_regions; k++) {
-        uint64_t at = k * r->region_bytes, n = total - at < r->region_bytes ? total - at : r->region_bytes;
+        uint64_t at = k * r->region_bytes,
+                 n = total - at < r->region_bytes ? total - at : r->region_bytes;
         if (x->device) {
-            td_status status = xfer_flush_reg(x, rail->device, rail->name, at, n, access, &rail->mr[k], err);
+            td_status status =
+                xfer_flush_reg(x, rail->device, rail->name, at, n, access, &rail->mr[k], err);
             if (status) return status;
             continue;
         }
@@ -252,11 +291,16 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
         char limit[32] = "unlimited";
         rail->mr[k] = NULL;
         getrlimit(RLIMIT_MEMLOCK, &lock);
-        if (lock.rlim_cur != RLIM_INFINITY) snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %" PRIu64 " MiB of the KV pool: %s (the locked-memory limit is %s%s)",
+        if (lock.rlim_cur != RLIM_INFINITY)
+            snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
+        return td_fail(err, TD_ERR_DEVICE,
+                       "rdma: device %s: registering %" PRIu64
+                       " MiB of the KV pool: %s (the locked-memory limit is %s%s)",
                        rail->name, n >> 20, strerror(e), limit,
-                       lock.rlim_cur != RLIM_INFINITY ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the capability IPC_LOCK in a pod"
-                                                      : "");
+                       lock.rlim_cur != RLIM_INFINITY
+                           ? "; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity, or the "
+                             "capability IPC_LOCK in a pod"
+                           : "");
     }
     return x->device ? xfer_flush_rail_open(x, rail, err) : TD_OK;
 }
@@ -267,16 +311,21 @@ static td_status choose_regions(struct td_xfer *x, struct td_err *err)
     struct xfer_rdma *r = x->rdma;
     uint64_t max = UINT64_MAX, total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
     for (uint32_t i = 0; i < r->n_rails; i++)
-        if (r->rail[i].device && r->rail[i].limits.max_mr_bytes && r->rail[i].limits.max_mr_bytes < max) max = r->rail[i].limits.max_mr_bytes;
+        if (r->rail[i].device && r->rail[i].limits.max_mr_bytes &&
+            r->rail[i].limits.max_mr_bytes < max)
+            max = r->rail[i].limits.max_mr_bytes;
     if (max < x->block_bytes)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: a block has %zu bytes and the device registers at most %" PRIu64 " at a time", x->block_bytes,
-                       max);
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "rdma: a block has %zu bytes and the device registers at most %" PRIu64
+                       " at a time",
+                       x->block_bytes, max);
     r->region_bytes = max < total ? max / x->block_bytes * x->block_bytes : total;
     uint64_t n_regions = (total + r->region_bytes - 1) / r->region_bytes;
     if (n_regions * r->n_rails > TD_XFER_RKEYS_MAX)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64 " registrations on each of %u devices, more than %d in all", total >> 20,
-                       n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
+                       "rdma: a pool of %" PRIu64 " MiB needs %" PRIu64
+                       " registrations on each of %u devices, more than %d in all",
+                       total >> 20, n_regions, r->n_rails, TD_XFER_RKEYS_MAX);
     r->n_regions = (uint32_t)n_regions;
     return TD_OK;
 }
@@ -303,7 +352,7 @@ td_status xfer_rdma_mem_add(struct td_xfer *x, size_t arena_bytes, struct td_err
     return TD_OK;
 }
 
-/* --- rails that come back ------------------------------------------------------------------------------------------------------- */
+/* --- rails that come back --------------------------------------------------------------------- */
 
 static void *revive(void *ctx)
 {
@@ -313,7 +362,8 @@ static void *revive(void *ctx)
     memcpy(v->fresh.name, v->old.name, sizeof v->fresh.name);
     v->fresh.index = v->at;
     v->status = rail_open(r, &v->fresh, &v->err);
-    if (!v->status && (v->status = rail_register(v->x, &v->fresh, &v->err))) rail_close(r, &v->fresh);
+    if (!v->status && (v->status = rail_register(v->x, &v->fresh, &v->err)))
+        rail_close(r, &v->fresh);
     atomic_store(&v->done, true);
     xfer_ring(v->x);
     return NULL;
@@ -327,7 +377,8 @@ static void revival_over(struct td_xfer *x)
     pthread_join(v->thread, NULL);
     v->runs = false;
     if (!v->status) {
-        uint64_t avoid_ns = rail->avoid_ns, last = rail->last_error_ns; /* one that fails again at once is avoided for longer */
+        /* one that fails again at once is avoided for longer */
+        uint64_t avoid_ns = rail->avoid_ns, last = rail->last_error_ns;
         *rail = v->fresh;
         rail->avoid_ns = avoid_ns;
         rail->last_error_ns = last;
@@ -351,10 +402,11 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
         if (rail->refused || (rail->device && !rail->dead)) continue;
         if (rail->dead && !rail->reopen_ns) rail_absent(x, rail, false);
         for (uint32_t k = 0; k < MAX_LINKS && !used; k++)
-            for (uint32_t q = 0; r->link[k] && q < TD_XFER_QPS_MAX; q++) used |= r->link[k]->qp[q].qp && r->link[k]->qp[q].rail == i;
+            for (uint32_t q = 0; r->link[k] && q < TD_XFER_QPS_MAX; q++)
+                used |= r->link[k]->qp[q].qp && r->link[k]->qp[q].rail == i;
         if (used || now < rail->reopen_ns) continue;
         r->revival = (struct revival){.x = x, .at = i, .old = *rail};
-        rail->mr = NULL;       /* what it had is the thread's */
+        rail->mr = NULL; /* what it had is the thread's */
         rail->probe_mr = NULL;
         rail->device = NULL;
         rail->cq = NULL;
@@ -374,7 +426,8 @@ uint64_t xfer_rdma_due(const struct td_xfer *x)
     uint64_t due = TD_NEVER_NS;
     for (uint32_t i = 0; i < x->rdma->n_rails && x->rdma->has_pool; i++) {
         const struct rail *rail = &x->rdma->rail[i];
-        if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due) due = rail->reopen_ns;
+        if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due)
+            due = rail->reopen_ns;
     }
     for (uint32_t i = 0; i < MAX_LINKS; i++) {
         const struct xfer_rdma_link *l = x->rdma->link[i];
@@ -390,7 +443,8 @@ void xfer_rail_erred(struct td_xfer *x, uint32_t i)
     uint64_t now = xfer_now(x);
     if (rail->avoid_ns && now - rail->last_error_ns < 2 * rail->avoid_ns)
         rail->avoid_ns = 2 * rail->avoid_ns < AVOID_MAX_NS ? 2 * rail->avoid_ns : AVOID_MAX_NS;
-    else rail->avoid_ns = AVOID_NS;
+    else
+        rail->avoid_ns = AVOID_NS;
     rail->last_error_ns = now;
     rail->avoid_until_ns = now + rail->avoid_ns;
     x->rdma->n_rail_errors++;

@@ -1,58 +1,86 @@
-/* rdma.c - RDMA: the writer's NIC puts blocks where the receiver's grant says. Over verbs.h's table, so libibverbs or the fake.
+/* rdma.c - RDMA: the writer's NIC puts blocks where the receiver's grant says. Over verbs.h's
+ * table, so libibverbs or the fake.
  *
- * A rail is one port of one NIC of this side, with the pool registered on it and one completion queue. A link is what an rdma connection has beside its
- * socket: on each rail that both sides have, n_qps RC queue pairs. The socket carries the frames (README.md); queue pairs carry payload.
+ * A rail is one port of one NIC of this side, with the pool registered on it and one completion
+ * queue. A link is what an rdma connection has beside its socket: on each rail that both sides
+ * have, n_qps RC queue pairs. The socket carries the frames (README.md); queue pairs carry payload.
  *
- *   initiator   creates queue pairs (INIT), RDMA_OFFER --> acceptor creates its own, RTR, RTS, RDMA_ACCEPT with its keys --> initiator RTR, RTS
- *   probe       the initiator WRITEs 64 bytes that only this connection's tag gives into a cell of the acceptor, then WRITE_WITH_IMM, on every queue pair;
- *               the acceptor compares the cells, answers WRITE_WITH_IMM on every queue pair and is READY; when all have come, so is the initiator.
- *               A queue pair that cannot carry bytes in both directions thus fails the set-up, not a request.
- *   data        WRITE chains of at most CHAIN requests and CHAIN_BYTES under one doorbell, the last of each chain signalled; whole runs of blocks that lie
- *               side by side at the receiver are gathered into one request of at most WR_BYTES. Queue pairs take turns per chain, rail by rail; ops take
- *               turns per request, so a small one waits for one request of a large one. A transfer of at most CHAIN_BYTES goes by one queue pair, which
- *               needs one last word, and such transfers take the rails in turn. bytes_in_flight bounds each queue pair.
- *   pull        blocks that the sender has before it computes anything (prefix hits) it may only name (REF); the receiver READs them from the sender's pool
- *               with the keys of RDMA_OFFER. Such an op ends when the receiver has said DONE or FAIL, which it says after its last READ.
- *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in order, so its completion at the receiver proves the
- *               bytes before it (memory is never polled: with relaxed ordering or several queue pairs it proves nothing). FINAL on the socket says
- *               which queue pairs to count.
- *   receives    each such word takes one receive; a writer has at most the receiver's recv_wr words under way on a queue pair, so RNR cannot happen without
- *               an error in counting (rnr_retry 0 in tests makes one loud). With many peers a shared receive queue per rail takes their place.
+ *   initiator   creates queue pairs (INIT), RDMA_OFFER --> acceptor creates its own, RTR, RTS,
+ *               RDMA_ACCEPT with its keys --> initiator RTR, RTS
+ *   probe       the initiator WRITEs 64 bytes that only this connection's tag gives into a cell of
+ *               the acceptor, then WRITE_WITH_IMM, on every queue pair; the acceptor compares the
+ *               cells, answers WRITE_WITH_IMM on every queue pair and is READY; when all have come,
+ *               so is the initiator. A queue pair that cannot carry bytes in both directions thus
+ *               fails the set-up, not a request.
+ *   data        WRITE chains of at most CHAIN requests and CHAIN_BYTES under one doorbell, the last
+ *               of each chain signalled; whole runs of blocks that lie side by side at the receiver
+ *               are gathered into one request of at most WR_BYTES. Queue pairs take turns per
+ *               chain, rail by rail; ops take turns per request, so a small one waits for one
+ *               request of a large one. A transfer of at most CHAIN_BYTES goes by one queue pair,
+ *               which needs one last word, and such transfers take the rails in turn.
+ *               bytes_in_flight bounds each queue pair.
+ *   pull        blocks that the sender has before it computes anything (prefix hits) it may only
+ *       name (REF); the receiver READs them from the sender's pool
+ *               with the keys of RDMA_OFFER. Such an op ends when the receiver has said DONE or
+ *               FAIL, which it says after its last READ.
+ *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in
+ *               order, so its completion at the receiver proves the bytes before it (memory is
+ *               never polled: with relaxed ordering or several queue pairs it proves nothing).
+ *               FINAL on the socket says which queue pairs to count.
+ *   receives    each such word takes one receive; a writer has at most the receiver's recv_wr words
+ *               under way on a queue pair, so RNR cannot happen without an error in counting
+ *               (rnr_retry 0 in tests makes one loud). With many peers a shared receive queue per
+ *               rail takes their place.
  *
- * Who waits for the device. Changing queue pairs takes it milliseconds, and the lock is dropped meanwhile; RTR also asks the kernel for the peer's
- * address, which takes a second where nobody answers, and then other peers' blocks must not wait either: a thread per link does RTR and RTS (struct
- * joining). A link whose connection ends before that thread does is let go: nothing was on it yet, and xfer_rdma_poll ends it when the thread is over.
+ * Who waits for the device. Changing queue pairs takes it milliseconds, and the lock is dropped
+ * meanwhile; RTR also asks the kernel for the peer's address, which takes a second where nobody
+ * answers, and then other peers' blocks must not wait either: a thread per link does RTR and RTS
+ * (struct joining). A link whose connection ends before that thread does is let go: nothing was on
+ * it yet, and xfer_rdma_poll ends it when the thread is over.
  *
- * Retirement. Source blocks are read by this side's NIC until the request's completion: the core counts (n_wr). Granted blocks are written by the
- * peer's NIC until it says ABORT, which it says after its last completion; a peer that cannot say so is fenced: xfer_rdma_fence sets this side's
- * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed completion, destroys them, and the slots' blocks stay
- * in quarantine for four local ACK time-outs, because DMA that the NIC had accepted before may still be on its way through the host.
+ * Retirement. Source blocks are read by this side's NIC until the request's completion: the core
+ * counts (n_wr). Granted blocks are written by the peer's NIC until it says ABORT, which it says
+ * after its last completion; a peer that cannot say so is fenced: xfer_rdma_fence sets this side's
+ * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed
+ * completion, destroys them, and the slots' blocks stay in quarantine for four local ACK time-outs,
+ * because DMA that the NIC had accepted before may still be on its way through the host.
  *
- * Windows (config.windows, receiver's side). The pool is then registered for binding and for local access alone, so no key of it lets a peer write;
- * ACCEPT carries zeros. When an attempt is bound, the runs of the granted blocks get a memory window of type 2 each, on every queue pair of the
- * link (such a window works on the queue pair that bound it and on no other), and TARGETS goes out with their keys when all binds have completed: it
- * travels on the socket, so no queue pair orders it behind them. A link has WINDOWS of them per queue pair, made at its set-up. A grant may take
- * half of those that are free; one of more runs gets one window per registration, from its first block there to its last: still its queue
- * pairs' alone and still revocable, but wide (counted: n_wide_windows). None free: its TARGETS wait for the end of another.
+ * Windows (config.windows, receiver's side). The pool is then registered for binding and for local
+ * access alone, so no key of it lets a peer write; ACCEPT carries zeros. When an attempt is bound,
+ * the runs of the granted blocks get a memory window of type 2 each, on every queue pair of the
+ * link (such a window works on the queue pair that bound it and on no other), and TARGETS goes out
+ * with their keys when all binds have completed: it travels on the socket, so no queue pair orders
+ * it behind them. A link has WINDOWS of them per queue pair, made at its set-up. A grant may take
+ * half of those that are free; one of more runs gets one window per registration, from its first
+ * block there to its last: still its queue pairs' alone and still revocable, but wide (counted:
+ * n_wide_windows). None free: its TARGETS wait for the end of another.
  *
- *   when they end   LOCAL_INV, on the queue pair that bound them, as soon as the writer has retired (READY, or its ABORT); or when a slot failed or
- *                   was revoked and its writer, told FAIL, does not say ABORT within the grace of an orphan. SLOT_FREE waits for the
- *                   completions; it does not wait for that writer any more, nor for the end of its connection and a quarantine.
- *   why not before  RC knows no small errors: a write through a window that has ended is answered REM_ACCESS, and both queue pairs are in ERR. So a
- *                   writer that answers keeps its window until its last completion, and the link lives. One that does not answer breaks the link
- *                   if it does write on; an op that had ended by then is no bug, so the others on the link get another attempt (is_late).
- *   is it a fence?  The completion of LOCAL_INV is written by the device after the data that it had accepted, and a completion passes no data on
- *                   PCIe, relaxed ordering or not. Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
+ *   when they end   LOCAL_INV, on the queue pair that bound them, as soon as the writer has retired
+ *       (READY, or its ABORT); or when a slot failed or
+ *                   was revoked and its writer, told FAIL, does not say ABORT within the grace of
+ *                   an orphan. SLOT_FREE waits for the completions; it does not wait for that
+ *                   writer any more, nor for the end of its connection and a quarantine.
+ *   why not before  RC knows no small errors: a write through a window that has ended is answered
+ *                   REM_ACCESS, and both queue pairs are in ERR. So a writer that answers keeps its
+ *                   window until its last completion, and the link lives. One that does not answer
+ *                   breaks the link if it does write on; an op that had ended by then is no bug, so
+ *                   the others on the link get another attempt (is_late).
+ *   is it a fence?  The completion of LOCAL_INV is written by the device after the data that it had
+ *                   accepted, and a completion passes no data on PCIe, relaxed ordering or not.
+ *                   Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
  *   with the link   A fence frees a link's windows before its queue pairs; the quarantine stands.
  *
- * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt. RETRY_EXC, RNR, flush, fatal: the way was bad.
- * Access, protection, length: a bug, never retried, but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and its
- * other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its blocks. A side that sees only that its queue pairs have failed
- * waits DOOM_NS for the other, who may know why. The rail that erred is avoided by new links: 1 s, then doubling to
- * 300 s while errors go on, unless every rail is. Asynchronous events end the links of their rail or queue pair, because a dead
- * completion queue would never tell.
+ * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt.
+ * RETRY_EXC, RNR, flush, fatal: the way was bad. Access, protection, length: a bug, never retried,
+ * but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and
+ * its other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its
+ * blocks. A side that sees only that its queue pairs have failed waits DOOM_NS for the other, who
+ * may know why. The rail that erred is avoided by new links: 1 s, then doubling to 300 s while
+ * errors go on, unless every rail is. Asynchronous events end the links of their rail or queue
+ * pair, because a dead completion queue would never tell.
  *
- * Which rails there are, and how they come back: rails.c. Source: reference design "transfer", 1, 2.7, 7.3, 7.4, 7.6. */
+ * Which rails there are, and how they come back: rails.c. Source: reference design "transfer",
+ * 1, 2.7, 7.3, 7.4, 7.6. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -67,13 +95,16 @@
 #include "common/transfer/rdma/rdma.h"
 
 #define CHAIN TD_RDMA_CHAIN
-#define CHAIN_BYTES (2u << 20)  /* after so many the next queue pair has its turn; a transfer of no more than that has one for itself */
+/* after so many the next queue pair has its turn; a transfer of no more than that has one for
+   itself */
+#define CHAIN_BYTES (2u << 20)
 #define WR_BYTES (1u << 20)
-#define DOOM_NS (50 * TD_NS_PER_MS) /* a link that failed for a reason not known here waits so long for who knows it */
+/* a link that failed for a reason not known here waits so long for who knows it */
+#define DOOM_NS (50 * TD_NS_PER_MS)
 #define FENCE_NS (200 * TD_NS_PER_MS)
 #define SPIN_MAX_NS 50000
 
-/* --- links ---------------------------------------------------------------------------------------------------------------------- */
+/* --- links ------------------------------------------------------------------------------------ */
 
 static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
 
@@ -92,7 +123,9 @@ bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
         l->more_wait_ns = 0;
     }
     if (now < l->more_ns) return false;
-    l->more_wait_ns = !l->more_wait_ns ? REOPEN_NS : 2 * l->more_wait_ns < REOPEN_MAX_NS ? 2 * l->more_wait_ns : REOPEN_MAX_NS;
+    l->more_wait_ns = !l->more_wait_ns                      ? REOPEN_NS
+                      : 2 * l->more_wait_ns < REOPEN_MAX_NS ? 2 * l->more_wait_ns
+                                                            : REOPEN_MAX_NS;
     l->more_ns = now + l->more_wait_ns;
     return true;
 }
@@ -109,10 +142,7 @@ uint32_t xfer_rdma_home(struct td_xfer_conn *c, uint64_t n_bytes)
     return n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(l, l->next_home++ % l->n_qps);
 }
 
-uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c)
-{
-    return c->rdma ? c->rdma->n_rails : 0;
-}
+uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c) { return c->rdma ? c->rdma->n_rails : 0; }
 
 static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
 {
@@ -142,7 +172,9 @@ static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
         struct rail *rail = &r->rail[lq->rail];
         rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
         for (uint32_t k = 0; k < WINDOWS; k++)
-            if (lq->mw[k]) r->vb->mw_free(lq->mw[k]); /* bound or not; while bound they hold their queue pair */
+            if (lq->mw[k])
+                r->vb->mw_free(lq->mw[k]); /* bound or not; while bound they hold
+                                              their queue pair */
         r->vb->qp_destroy(lq->qp);
         free(lq->ring);
     }
@@ -151,15 +183,20 @@ static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
 }
 
 /* A queue pair in INIT with its receives posted. Without the lock. */
-static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, char reason[TD_XFER_REASON_MAX])
+static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at,
+                    char reason[TD_XFER_REASON_MAX])
 {
     struct rail *rail = &r->rail[rail_at];
     bool shared = rail->srq && r->n_links >= r->config.srq_peers;
-    struct td_vb_qp_caps caps = {.send_wr = rail->plan.send_depth, .recv_wr = shared ? 0 : rail->plan.recv_depth, .send_sge = rail->plan.n_sge, .srq = shared ? rail->srq : NULL};
+    struct td_vb_qp_caps caps = {.send_wr = rail->plan.send_depth,
+                                 .recv_wr = shared ? 0 : rail->plan.recv_depth,
+                                 .send_sge = rail->plan.n_sge,
+                                 .srq = shared ? rail->srq : NULL};
     uint32_t need = rail->plan.send_depth + (shared ? 0 : rail->plan.recv_depth);
     int e;
     if (rail->cq_used + need > rail->plan.cq_depth) {
-        xfer_say(reason, "rdma: %s: its completion queue of %u holds no more queue pairs", rail->name, rail->plan.cq_depth);
+        xfer_say(reason, "rdma: %s: its completion queue of %u holds no more queue pairs",
+                 rail->name, rail->plan.cq_depth);
         return false;
     }
     if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &lq->qp))) {
@@ -175,7 +212,8 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, c
         xfer_say(reason, "rdma: out of memory");
         return false;
     }
-    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0, TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0))) ||
+    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0,
+                            TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0))) ||
         (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->plan.recv_depth)))) {
         xfer_say(reason, "rdma: %s: setting up a queue pair: %s", rail->name, strerror(e));
         return false;
@@ -185,20 +223,35 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at, c
 }
 
 /* The way to the peer's queue pair, as the next that the link's thread takes. */
-static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct link_qp *lq, const struct td_xfer_rdma_setup *mine,
-                     const struct td_xfer_rail *my_rail, const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer, uint32_t k,
-                     char reason[TD_XFER_REASON_MAX])
+static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct link_qp *lq,
+                     const struct td_xfer_rdma_setup *mine, const struct td_xfer_rail *my_rail,
+                     const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer,
+                     uint32_t k, char reason[TD_XFER_REASON_MAX])
 {
     const struct rail *rail = &r->rail[lq->rail];
     const struct td_xfer_rdma_config *c = &r->config;
     struct td_vb_route *route = &j->at[j->n].route;
-    struct td_rdma_side ours = {.ethernet = rail->port.ethernet, .mtu_bytes = my_rail->mtu_bytes, .rd_atomic_in = mine->rd_atomic_in, .rd_atomic_out = mine->rd_atomic_out};
-    struct td_rdma_side other = {.ethernet = peer->ethernet, .mtu_bytes = peer->mtu_bytes, .rd_atomic_in = theirs->rd_atomic_in, .rd_atomic_out = theirs->rd_atomic_out};
+    struct td_rdma_side ours = {.ethernet = rail->port.ethernet,
+                                .mtu_bytes = my_rail->mtu_bytes,
+                                .rd_atomic_in = mine->rd_atomic_in,
+                                .rd_atomic_out = mine->rd_atomic_out};
+    struct td_rdma_side other = {.ethernet = peer->ethernet,
+                                 .mtu_bytes = peer->mtu_bytes,
+                                 .rd_atomic_in = theirs->rd_atomic_in,
+                                 .rd_atomic_out = theirs->rd_atomic_out};
     struct td_err err;
     *route = (struct td_vb_route){
-        .port = c->port, .sl = c->service_level, .gid_index = rail->gid.index, .remote_lid = peer->lid,
-        .traffic_class = td_rdma_traffic_class("", rail->name, c->port, c->traffic_class, rail->gid.type),
-        .remote_qp = peer->qpn[k], .remote_psn = peer->psn[k], .local_psn = my_rail->psn[k], .timeout = c->timeout, .retry = c->retry,
+        .port = c->port,
+        .sl = c->service_level,
+        .gid_index = rail->gid.index,
+        .remote_lid = peer->lid,
+        .traffic_class =
+            td_rdma_traffic_class("", rail->name, c->port, c->traffic_class, rail->gid.type),
+        .remote_qp = peer->qpn[k],
+        .remote_psn = peer->psn[k],
+        .local_psn = my_rail->psn[k],
+        .timeout = c->timeout,
+        .retry = c->retry,
         .rnr_retry = (uint8_t)(c->rnr_retry - 1),
     };
     memcpy(route->remote_gid, peer->gid, sizeof route->remote_gid);
@@ -220,18 +273,21 @@ static void *join_main(void *arg)
         td_fault_point("xfer_rts");
         if (j->error) break;
     }
-    struct td_xfer *x = j->x; /* after `over` the rest is the progress thread's, who frees it when this thread is joined */
+    struct td_xfer *x = j->x; /* after `over` the rest is the progress thread's, who frees it
+                                 when this thread is joined */
     atomic_store(&j->over, true);
     xfer_ring(x);
     return NULL;
 }
 
 /* Takes j, whatever comes of it. */
-static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joining *j, char reason[TD_XFER_REASON_MAX])
+static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joining *j,
+                       char reason[TD_XFER_REASON_MAX])
 {
     j->vb = x->rdma->vb;
     j->x = x;
-    int e = pthread_create(&j->thread, NULL, join_main, j); /* with the progress thread's mask: no signals */
+    /* with the progress thread's mask: no signals */
+    int e = pthread_create(&j->thread, NULL, join_main, j);
     if (e) {
         xfer_say(reason, "rdma: a thread to connect queue pairs: %s", strerror(e));
         free(j);
@@ -242,13 +298,20 @@ static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joini
 }
 
 /* This side's part of a setup for these rails; creates the queue pairs. */
-static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uint8_t *rails, uint32_t n_rails, uint32_t n_qps,
-                          struct td_xfer_rdma_setup *s, char reason[TD_XFER_REASON_MAX])
+static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uint8_t *rails,
+                          uint32_t n_rails, uint32_t n_qps, struct td_xfer_rdma_setup *s,
+                          char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     uint8_t in = UINT8_MAX, out = UINT8_MAX;
-    *s = (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails, .n_qps = (uint8_t)n_qps, .base = (uint64_t)(uintptr_t)x->base, .region_bytes = r->region_bytes,
-                                     .n_regions = r->n_regions, .probe = (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, l->index, 0), .recv_wr = UINT32_MAX};
+    *s =
+        (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails,
+                                    .n_qps = (uint8_t)n_qps,
+                                    .base = (uint64_t)(uintptr_t)x->base,
+                                    .region_bytes = r->region_bytes,
+                                    .n_regions = r->n_regions,
+                                    .probe = (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, l->index, 0),
+                                    .recv_wr = UINT32_MAX};
     l->n_rails = n_rails;
     l->per_rail = n_qps;
     l->n_qps = n_rails * n_qps;
@@ -259,8 +322,12 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
         pthread_mutex_unlock(&x->lock);
         int e = r->vb->query_port(rail->device, r->config.port, &port);
         pthread_mutex_lock(&x->lock);
-        if (!e && port.active) rail->plan.mtu_bytes = port.mtu_bytes; /* no event tells of another MTU */
-        *to = (struct td_xfer_rail){.lid = rail->port.lid, .ethernet = rail->port.ethernet, .index = rails[i], .mtu_bytes = rail->plan.mtu_bytes};
+        /* no event tells of another MTU */
+        if (!e && port.active) rail->plan.mtu_bytes = port.mtu_bytes;
+        *to = (struct td_xfer_rail){.lid = rail->port.lid,
+                                    .ethernet = rail->port.ethernet,
+                                    .index = rails[i],
+                                    .mtu_bytes = rail->plan.mtu_bytes};
         memcpy(to->gid, rail->gid.raw, sizeof to->gid);
         s->probe_rkey[i] = rail->probe_mr->rkey;
         if (rail->plan.words < s->recv_wr) s->recv_wr = rail->plan.words;
@@ -285,10 +352,12 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
 static void link_keys(const struct xfer_rdma *r, const uint8_t *rails, struct td_xfer_rdma_setup *s)
 {
     for (uint32_t g = 0; g < r->n_regions; g++)
-        for (uint32_t i = 0; i < s->n_rails; i++) s->rkey[g * s->n_rails + i] = r->rail[rails[i]].mr[g]->rkey;
+        for (uint32_t i = 0; i < s->n_rails; i++)
+            s->rkey[g * s->n_rails + i] = r->rail[rails[i]].mr[g]->rkey;
 }
 
-static void say_setup(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type, const struct td_xfer_rdma_setup *s)
+static void say_setup(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
+                      const struct td_xfer_rdma_setup *s)
 {
     uint32_t n = TD_XFER_RDMA_SETUP_BYTES + 4 * s->n_regions * s->n_rails;
     struct td_xfer_frame f = {.type = (uint8_t)type, .length = n};
@@ -311,10 +380,12 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
     uint32_t n = 0;
     uint64_t now = xfer_now(x);
     for (uint32_t i = 0; i < r->n_rails; i++)
-        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) rails[n++] = (uint8_t)i;
+        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns)
+            rails[n++] = (uint8_t)i;
     bool none = n == 0;
     for (uint32_t i = 0; i < r->n_rails && none; i++)
-        if (xfer_rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i; /* all have erred lately: any of them is better than none */
+        /* all have erred lately: any of them is better than none */
+        if (xfer_rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i;
     if (!n) {
         xfer_say(reason, "rdma: no device has an active port");
         return false;
@@ -328,8 +399,10 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
     }
     struct td_xfer_rdma_setup s;
     if (!link_describe(x, l, rails, n, n_qps, &s, reason)) return false;
-    if (r->config.pull) link_keys(r, rails, &s);
-    else s.n_regions = 0;
+    if (r->config.pull)
+        link_keys(r, rails, &s);
+    else
+        s.n_regions = 0;
     say_setup(x, c, TD_XFER_RDMA_OFFER, &s);
     memcpy(l->offer, &s, sizeof l->offer);
     return true;
@@ -349,19 +422,23 @@ static void pending_over(struct td_xfer *x, const struct pending *p, bool ok)
 {
     uint64_t now = xfer_now(x), n_bytes = ok ? p->n_bytes : 0;
     if (p->id == NO_ID) return;
-    if (p->is_read) td_xfer_core_rd_done(&x->core, now, p->id, n_bytes, ok);
-    else td_xfer_core_wr_done(&x->core, now, p->id, n_bytes, ok);
+    if (p->is_read)
+        td_xfer_core_rd_done(&x->core, now, p->id, n_bytes, ok);
+    else
+        td_xfer_core_wr_done(&x->core, now, p->id, n_bytes, ok);
 }
 
 /* Gives n requests to a queue pair; the last is signalled. False: the link is broken. */
-static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, struct td_vb_send *wrs, const struct pending *what, uint32_t n)
+static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, struct td_vb_send *wrs,
+                    const struct pending *what, uint32_t n)
 {
     struct xfer_rdma *r = x->rdma;
     struct link_qp *lq = &l->qp[q];
     const struct rail *rail = &r->rail[lq->rail];
     uint32_t n_posted = 0;
     for (uint32_t i = 0; i < n; i++) {
-        wrs[i].id = (uint64_t)l->index << 56 | (uint64_t)q << 48 | ((lq->head + i) & 0xffffffffffff);
+        wrs[i].id =
+            (uint64_t)l->index << 56 | (uint64_t)q << 48 | ((lq->head + i) & 0xffffffffffff);
         wrs[i].signaled = i + 1 == n;
         lq->ring[(lq->head + i) % rail->plan.send_depth] = what[i];
         lq->in_flight += what[i].n_bytes;
@@ -371,7 +448,8 @@ static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, str
     r->n_doorbells++;
     int e = r->vb->post_send(lq->qp, wrs, n, &n_posted);
     if (!e) return true;
-    /* The rest was never the device's: it is over now. What it took comes back flushed when the link is fenced. */
+    /* The rest was never the device's: it is over now. What it took comes back flushed when the
+       link is fenced. */
     for (uint32_t i = n_posted; i < n; i++) {
         lq->head--;
         lq->in_flight -= what[i].n_bytes;
@@ -383,7 +461,8 @@ static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, str
     return false;
 }
 
-static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_rdma_link *l, const struct td_xfer_rdma_setup *theirs)
+static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_rdma_link *l,
+                  const struct td_xfer_rdma_setup *theirs)
 {
     struct xfer_rdma *r = x->rdma;
     for (uint32_t q = 0; q < l->n_qps && !l->broken; q++) {
@@ -395,7 +474,9 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
             probe_bytes(c->tag, q, from);
             wr[n].op = TD_VB_WRITE;
             wr[n].n_sge = 1;
-            wr[n].sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)from, .bytes = CELL, .lkey = r->rail[l->qp[q].rail].probe_mr->lkey};
+            wr[n].sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)from,
+                                              .bytes = CELL,
+                                              .lkey = r->rail[l->qp[q].rail].probe_mr->lkey};
             wr[n].remote_addr = theirs->probe + (uint64_t)q * CELL;
             wr[n++].rkey = theirs->probe_rkey[l->key_at[q]];
         }
@@ -406,8 +487,10 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
     }
 }
 
-/* An accepted link's windows: as many as the devices give, but at least so many that any grant can have its wide ones. */
-static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l, char reason[TD_XFER_REASON_MAX])
+/* An accepted link's windows: as many as the devices give, but at least so many that any grant
+ * can have its wide ones. */
+static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l,
+                         char reason[TD_XFER_REASON_MAX])
 {
     const struct xfer_rdma *r = x->rdma;
     uint32_t n = 0;
@@ -420,8 +503,10 @@ static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l, char reaso
         }
     pthread_mutex_lock(&x->lock);
     if (n < r->n_regions) {
-        xfer_say(reason, "rdma: %u memory windows for each of %u queue pairs, and the pool has %u registrations: %s", n, l->n_qps, r->n_regions,
-                 e ? strerror(e) : "too large a pool");
+        xfer_say(reason,
+                 "rdma: %u memory windows for each of %u queue pairs, and the pool has %u "
+                 "registrations: %s",
+                 n, l->n_qps, r->n_regions, e ? strerror(e) : "too large a pool");
         return false;
     }
     for (uint32_t k = n; k-- > 0;) l->free_window[l->n_free++] = k;
@@ -429,7 +514,8 @@ static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l, char reaso
     return true;
 }
 
-td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c,
+                             char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     struct td_xfer_rdma_setup theirs, mine;
@@ -452,7 +538,8 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
         rails[n++] = (uint8_t)at;
     }
     if (!n) {
-        xfer_say(reason, "rdma: none of the %u offered rails has an active device here", theirs.n_rails);
+        xfer_say(reason, "rdma: none of the %u offered rails has an active device here",
+                 theirs.n_rails);
         return TD_ERR_PEER; /* other rails, or a later time, may do */
     }
     uint32_t n_qps = qps_wanted(r, rails, n);
@@ -462,7 +549,9 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
         return TD_ERR_UNSUPPORTED;
     }
-    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) || (r->config.windows && !windows_make(x, l, reason))) return TD_ERR_UNSUPPORTED;
+    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) ||
+        (r->config.windows && !windows_make(x, l, reason)))
+        return TD_ERR_UNSUPPORTED;
     mine.windows = l->windows;
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
@@ -482,7 +571,8 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c, char rea
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n_qps; k++)
-            if (!join_add(r, j, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs, &theirs.rail[from[i]], k, reason)) {
+            if (!join_add(r, j, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs,
+                          &theirs.rail[from[i]], k, reason)) {
                 free(j);
                 return TD_ERR_UNSUPPORTED;
             }
@@ -507,12 +597,17 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
         xfer_say(reason, "%.150s", err.msg);
         return false;
     }
-    if (theirs.region_bytes % x->block_bytes || theirs.region_bytes / x->block_bytes > INT32_MAX || theirs.n_qps > offer.n_qps) {
+    if (theirs.region_bytes % x->block_bytes || theirs.region_bytes / x->block_bytes > INT32_MAX ||
+        theirs.n_qps > offer.n_qps) {
         x->n_bad_frames++;
-        xfer_say(reason, "rdma setup: regions of %" PRIu64 " bytes or %u queue pairs are not what was offered", theirs.region_bytes, theirs.n_qps);
+        xfer_say(reason,
+                 "rdma setup: regions of %" PRIu64
+                 " bytes or %u queue pairs are not what was offered",
+                 theirs.region_bytes, theirs.n_qps);
         return false;
     }
-    /* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours that found no partner go. */
+    /* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours
+       that found no partner go. */
     struct joining *j = calloc(1, sizeof *j);
     if (!j) {
         xfer_say(reason, "rdma: out of memory");
@@ -529,10 +624,13 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
             if (taken && k < theirs.n_qps) {
                 l->qp[n] = *lq;
                 l->key_at[n++] = (uint8_t)at;
-                if (fits) fits = join_add(r, j, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k, reason);
+                if (fits)
+                    fits = join_add(r, j, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k,
+                                    reason);
             } else {
                 struct rail *rail = &r->rail[lq->rail];
-                rail->cq_used -= rail->plan.send_depth + lq->recv_posted; /* RESET or INIT: nothing was sent, and its receives die with it */
+                /* RESET or INIT: nothing was sent, and its receives die with it */
+                rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
                 pthread_mutex_unlock(&x->lock);
                 r->vb->qp_destroy(lq->qp);
                 pthread_mutex_lock(&x->lock);
@@ -568,10 +666,7 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     return join_start(x, l, j, reason);
 }
 
-bool xfer_rdma_may_pull(const struct td_xfer_conn *c)
-{
-    return c->rdma && c->rdma->may_pull;
-}
+bool xfer_rdma_may_pull(const struct td_xfer_conn *c) { return c->rdma && c->rdma->may_pull; }
 
 int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
 {
@@ -582,16 +677,20 @@ int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn
 /* Takes the completions of every rail; true when there were any. Links that broke are marked. */
 static bool take_completions(struct td_xfer *x);
 
-/* Until a completion comes, or a while: callers of the engine get the lock meanwhile, which they would not if this thread merely yielded. */
+/* Until a completion comes, or a while: callers of the engine get the lock meanwhile, which they
+ * would not if this thread merely yielded. */
 static void wait_completion(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
     struct pollfd fds[TD_XFER_RAILS_MAX];
     for (uint32_t i = 0; i < r->n_rails; i++) {
-        fds[i] = (struct pollfd){.fd = xfer_rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1, .events = POLLIN};
+        fds[i] =
+            (struct pollfd){.fd = xfer_rail_tells(&r->rail[i]) ? r->vb->cq_fd(r->rail[i].cq) : -1,
+                            .events = POLLIN};
         if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
-        (void)r->vb->cq_arm(r->rail[i].cq); /* it is polled again in 1 ms, whatever the channel says */
+        (void)r->vb->cq_arm(r->rail[i].cq); /* it is polled again in 1 ms, whatever the channel
+                                               says */
     }
     if (take_completions(x)) return;
     pthread_mutex_unlock(&x->lock);
@@ -599,15 +698,18 @@ static void wait_completion(struct td_xfer *x)
     pthread_mutex_lock(&x->lock);
 }
 
-/* Its own request is at fault: that one ends; what else the link carried gets another attempt. Before the core learns that the connection is lost. */
+/* Its own request is at fault: that one ends; what else the link carried gets another attempt.
+ * Before the core learns that the connection is lost. */
 static void blame(struct td_xfer *x, struct xfer_rdma_link *l)
 {
     const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     char text[TD_XFER_REASON_MAX];
     if (l->fault.id == NO_ID) return;
     xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer_instance : "", l->reason);
-    if (l->fault.is_read) td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
-    else td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    if (l->fault.is_read)
+        td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    else
+        td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
     l->fault.id = NO_ID;
 }
 
@@ -621,17 +723,20 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
         if (l->qp[q].qp) r->vb->qp_error(l->qp[q].qp);
     td_fault_point("xfer_fencing");
     pthread_mutex_lock(&x->lock);
-    /* Every request and receive comes back; a dead completion queue or device gives none, and destroying the queue pair must do. */
+    /* Every request and receive comes back; a dead completion queue or device gives none, and
+       destroying the queue pair must do. */
     uint64_t until = td_now_ns() + FENCE_NS;
     for (bool left = true; left && td_now_ns() < until;) {
         left = false;
         for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
             const struct link_qp *lq = &l->qp[q];
-            if (lq->qp && !r->rail[lq->rail].dead && (lq->flushed < lq->head || lq->recv_left)) left = true;
+            if (lq->qp && !r->rail[lq->rail].dead && (lq->flushed < lq->head || lq->recv_left))
+                left = true;
         }
         if (left && !take_completions(x)) wait_completion(x);
     }
-    blame(x, l); /* where the peer's word or an asynchronous event came before the completion that says why */
+    blame(x, l); /* where the peer's word or an asynchronous event came before the completion
+                    that says why */
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct link_qp *lq = &l->qp[q];
         for (; lq->qp && lq->tail < lq->head; lq->tail++) {
@@ -651,8 +756,11 @@ void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
     struct xfer_rdma_link *l = c->rdma;
     l->quiet = true;
     c->rdma = NULL;
-    if (l->joining) atomic_store(&l->joining->unwanted, true); /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
-    else link_end(x, l);
+    /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
+    if (l->joining)
+        atomic_store(&l->joining->unwanted, true);
+    else
+        link_end(x, l);
 }
 
 /* The link's thread is over: the set-up goes on, unless its connection has ended meanwhile. */
@@ -667,9 +775,14 @@ static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
     } else if (j->error) {
         const struct rail *rail = &x->rdma->rail[l->qp[j->n_joined].rail];
         char reason[TD_XFER_REASON_MAX];
-        xfer_say(reason, "rdma: %s GID %u: connecting a queue pair: %s (a GID without a route to the peer's?)", rail->name, rail->gid.index, strerror(j->error));
-        if (c->initiator) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
-        else xfer_path_refuse_offer(x, c, TD_ERR_UNSUPPORTED, reason);
+        xfer_say(
+            reason,
+            "rdma: %s GID %u: connecting a queue pair: %s (a GID without a route to the peer's?)",
+            rail->name, rail->gid.index, strerror(j->error));
+        if (c->initiator)
+            xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        else
+            xfer_path_refuse_offer(x, c, TD_ERR_UNSUPPORTED, reason);
     } else if (c->initiator) {
         probe(x, c, l, &j->setup);
     } else {
@@ -685,12 +798,13 @@ static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
     char reason[TD_XFER_REASON_MAX], byte;
     TD_ASSERT(c && c->rdma == l);
     memcpy(reason, l->reason, sizeof reason);
-    if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true; /* requests to a dead peer fail, too, and that may be seen first */
+    /* requests to a dead peer fail, too, and that may be seen first */
+    if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true;
     blame(x, l); /* here, so that ABORT goes out yet */
     xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
 }
 
-/* --- memory windows -------------------------------------------------------------------------------------------------------------- */
+/* --- memory windows --------------------------------------------------------------------------- */
 
 static int32_t region_blocks(const struct td_xfer *x)
 {
@@ -698,12 +812,14 @@ static int32_t region_blocks(const struct td_xfer *x)
 }
 
 /* Chooses the slot's windows. False: not enough of them are free now. */
-static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l, const struct td_xfer_slot *s, struct grant_windows *g)
+static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l,
+                           const struct td_xfer_slot *s, struct grant_windows *g)
 {
     int32_t region = region_blocks(x);
     uint32_t most = (l->n_free + 1) / 2;
     g->n = 0;
-    for (int32_t at = 0; at < s->n_blocks && g->n <= most; at += td_xfer_run_length(s->dst, s->n_blocks, at, region))
+    for (int32_t at = 0; at < s->n_blocks && g->n <= most;
+         at += td_xfer_run_length(s->dst, s->n_blocks, at, region))
         if (g->n++ < most) {
             g->at[g->n - 1].block = s->dst[at];
             g->at[g->n - 1].n_blocks = td_xfer_run_length(s->dst, s->n_blocks, at, region);
@@ -715,7 +831,9 @@ static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l, const st
             uint32_t k = 0;
             while (k < g->n && g->at[k].block / region != s->dst[i] / region) k++;
             if (k == l->n_free) return false;
-            int32_t end = k < g->n && g->at[k].block + g->at[k].n_blocks > s->dst[i] ? g->at[k].block + g->at[k].n_blocks : s->dst[i] + 1;
+            int32_t end = k < g->n && g->at[k].block + g->at[k].n_blocks > s->dst[i]
+                              ? g->at[k].block + g->at[k].n_blocks
+                              : s->dst[i] + 1;
             if (k == g->n || s->dst[i] < g->at[k].block) g->at[k].block = s->dst[i];
             if (k == g->n) g->n++;
             g->at[k].n_blocks = end - g->at[k].block;
@@ -756,7 +874,8 @@ static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
             }
             what[n] = (struct pending){.id = NO_ID};
         }
-        if (!n || !qp_post(x, l, q, wrs, what, n)) return false; /* full: completions make room; broken: the fence ends it */
+        /* full: completions make room; broken: the fence ends it */
+        if (!n || !qp_post(x, l, q, wrs, what, n)) return false;
         g->qp[q].until = lq->head;
     }
     return lq->tail >= g->qp[q].until && g->qp[q].n_posted == want;
@@ -768,9 +887,13 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     struct grant_windows *g = &x->rdma->grant[id];
     const struct td_xfer_slot *s = &x->core.slots[id];
     if (g->state == WINDOWS_NONE) {
-        if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || !s->n_blocks || s->n_targets) return false;
+        if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || !s->n_blocks ||
+            s->n_targets)
+            return false;
         struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
-        if (!c || !c->rdma || c->rdma->broken || c->rdma->doomed_ns || !windows_choose(x, c->rdma, s, g)) return false;
+        if (!c || !c->rdma || c->rdma->broken || c->rdma->doomed_ns ||
+            !windows_choose(x, c->rdma, s, g))
+            return false;
         g->link = c->rdma;
         g->state = WINDOWS_BINDING;
         td_xfer_core_windows_open(&x->core, id);
@@ -805,11 +928,13 @@ void xfer_rdma_windows(struct td_xfer *x)
         for (uint32_t i = 0; i < x->core.max_slots; i++)
             if (windows_step(x, i)) again = true;
         for (uint32_t i = 0; i < MAX_LINKS; i++)
-            if (x->rdma->link[i] && x->rdma->link[i]->broken && !x->rdma->link[i]->quiet) close_broken(x, x->rdma->link[i]);
+            if (x->rdma->link[i] && x->rdma->link[i]->broken && !x->rdma->link[i]->quiet)
+                close_broken(x, x->rdma->link[i]);
     }
 }
 
-bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uint32_t *cursor, struct td_xfer_tx *tx)
+bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uint32_t *cursor,
+                            struct td_xfer_tx *tx)
 {
     const struct xfer_rdma_link *l = c->rdma;
     if (!l->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
@@ -818,17 +943,23 @@ bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uin
         const struct grant_windows *g = &x->rdma->grant[id];
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
         int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(l->n_qps));
-        if (g->state != WINDOWS_OPEN || g->link != l || !td_xfer_core_targets_of(&x->core, id, max_runs, region_blocks(x), tx)) continue;
+        if (g->state != WINDOWS_OPEN || g->link != l ||
+            !td_xfer_core_targets_of(&x->core, id, max_runs, region_blocks(x), tx))
+            continue;
         *cursor = (id + 1) % x->core.max_slots;
         uint32_t n = tx->frame.length / (uint32_t)sizeof runs[0];
         uint8_t *to = tx->payload;
         memcpy(runs, tx->payload, tx->frame.length);
         for (uint32_t i = 0; i < n; i++) {
             uint32_t w = 0;
-            while (runs[i].block < g->at[w].block || runs[i].block - g->at[w].block >= g->at[w].n_blocks) w++; /* one of them covers it */
+            /* one of them covers it */
+            while (runs[i].block < g->at[w].block ||
+                   runs[i].block - g->at[w].block >= g->at[w].n_blocks)
+                w++;
             memcpy(to, &runs[i], sizeof runs[i]);
             to += sizeof runs[i];
-            for (uint32_t q = 0; q < l->n_qps; q++, to += 4) memcpy(to, &l->qp[q].mw[g->at[w].window]->rkey, 4);
+            for (uint32_t q = 0; q < l->n_qps; q++, to += 4)
+                memcpy(to, &l->qp[q].mw[g->at[w].window]->rkey, 4);
         }
         tx->frame.length = (uint32_t)(to - tx->payload);
         return true;
@@ -843,29 +974,37 @@ td_status xfer_rdma_on_targets(struct td_xfer *x, struct td_xfer_conn *c)
     struct td_xfer_run runs[TD_XFER_RUNS_MAX];
     uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = l->windows ? l->n_qps : 0;
     int32_t n = 0;
-    if (td_xfer_targets_decode(c->rx_payload, f->length, n_keys, runs, keys, &n)) return TD_ERR_CORRUPT;
+    if (td_xfer_targets_decode(c->rx_payload, f->length, n_keys, runs, keys, &n))
+        return TD_ERR_CORRUPT;
     int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].n_runs : 0;
-    td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n, xfer_rdma_peer_blocks(x, c), l->windows);
+    td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n,
+                                               xfer_rdma_peer_blocks(x, c), l->windows);
     if (status || !l->windows) return status;
-    uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most TD_XFER_MAX_BLOCKS of them */
+    uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most
+                                                 TD_XFER_MAX_BLOCKS of them */
     if (!*to) *to = calloc((size_t)TD_XFER_MAX_BLOCKS * TD_XFER_QPS_MAX, 4);
     if (!*to) return TD_ERR_NOMEM;
     memcpy(*to + (size_t)before * n_keys, keys, (size_t)n * n_keys * 4);
     return TD_OK;
 }
 
-/* --- sending -------------------------------------------------------------------------------------------------------------------- */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 /* One more piece of the pool, joined to the last where they touch. */
-static void add_piece(const struct xfer_rdma *r, const struct rail *rail, uint64_t base, uint64_t at, uint64_t n, struct td_vb_send *to)
+static void add_piece(const struct xfer_rdma *r, const struct rail *rail, uint64_t base,
+                      uint64_t at, uint64_t n, struct td_vb_send *to)
 {
     struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
     uint32_t lkey = rail->mr[at / r->region_bytes]->lkey;
-    if (last && last->addr + last->bytes == base + at && last->lkey == lkey) last->bytes += (uint32_t)n;
-    else to->sge[to->n_sge++] = (struct td_vb_sge){.addr = base + at, .bytes = (uint32_t)n, .lkey = lkey};
+    if (last && last->addr + last->bytes == base + at && last->lkey == lkey)
+        last->bytes += (uint32_t)n;
+    else
+        to->sge[to->n_sge++] =
+            (struct td_vb_sge){.addr = base + at, .bytes = (uint32_t)n, .lkey = lkey};
 }
 
-static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_wr *wr, struct td_vb_send *to)
+static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q,
+                       const struct td_xfer_wr *wr, struct td_vb_send *to)
 {
     const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_op *op = &x->core.ops[wr->op];
@@ -882,10 +1021,12 @@ static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, 
         left -= n;
     }
     to->remote_addr = l->base + dst;
-    to->rkey = l->windows ? r->op_keys[wr->op][(uint32_t)wr->run * l->n_qps + q] : l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
+    to->rkey = l->windows ? r->op_keys[wr->op][(uint32_t)wr->run * l->n_qps + q]
+                          : l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
 }
 
-static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q, const struct td_xfer_rd *rd, struct td_vb_send *to)
+static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q,
+                      const struct td_xfer_rd *rd, struct td_vb_send *to)
 {
     const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_slot *s = &x->core.slots[rd->slot];
@@ -914,17 +1055,23 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     struct td_vb_send wrs[CHAIN];
     struct pending what[CHAIN];
     const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
-    int32_t ours = (int32_t)(r->region_bytes / x->block_bytes), theirs = (int32_t)(l->region_bytes / x->block_bytes);
-    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES, .max_pieces = (int32_t)rail->plan.n_sge, .src_region = c->initiator ? ours : theirs,
+    int32_t ours = (int32_t)(r->region_bytes / x->block_bytes),
+            theirs = (int32_t)(l->region_bytes / x->block_bytes);
+    struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES,
+                                       .max_pieces = (int32_t)rail->plan.n_sge,
+                                       .src_region = c->initiator ? ours : theirs,
                                        .dst_region = c->initiator ? theirs : ours};
     uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
-    uint64_t bytes = lq->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight ? bytes + CHAIN_BYTES : r->config.bytes_in_flight;
+    uint64_t bytes = lq->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight
+                                              ? bytes + CHAIN_BYTES
+                                              : r->config.bytes_in_flight;
     while (n < CHAIN && n < room && bytes < end && l->n_keys) {
         struct td_xfer_wr wr;
         uint32_t no_words = 0;
         for (uint32_t k = 0; k < l->n_qps; k++)
             if (l->qp[k].words >= l->peer_recv_wr) no_words |= 1u << k;
-        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_turns, &limits, &wr)) break;
+        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_turns, &limits, &wr))
+            break;
         if (wr.is_imm) {
             wrs[n].op = TD_VB_WRITE_IMM;
             wrs[n].n_sge = 0;
@@ -933,7 +1080,9 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
             wrs[n].rkey = l->rkey[l->key_at[q]];
             wrs[n].imm = wr.imm;
             uint32_t *words = &x->op_aux[wr.op].words;
-            for (uint32_t k = 0; k < l->n_qps && !*words; k++) l->qp[k].words += x->core.ops[wr.op].qps_used >> k & 1; /* all of them with the first */
+            /* all of them with the first */
+            for (uint32_t k = 0; k < l->n_qps && !*words; k++)
+                l->qp[k].words += x->core.ops[wr.op].qps_used >> k & 1;
             *words = x->core.ops[wr.op].qps_used;
         } else {
             fill_write(x, l, q, &wr, &wrs[n]);
@@ -941,11 +1090,13 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
         what[n++] = (struct pending){.id = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
         bytes += wr.n_bytes;
     }
-    while (n < CHAIN && n < room && bytes < end && l->n_keys) { /* the other direction: what peers let this side READ */
+    while (n < CHAIN && n < room && bytes < end && l->n_keys) {
+        /* the other direction: what peers let this side READ */
         struct td_xfer_rd rd;
         if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_turns, &limits, &rd)) break;
         fill_read(x, l, q, &rd, &wrs[n]);
-        what[n++] = (struct pending){.id = rd.slot, .n_bytes = (uint32_t)rd.n_bytes, .is_read = true};
+        what[n++] =
+            (struct pending){.id = rd.slot, .n_bytes = (uint32_t)rd.n_bytes, .is_read = true};
         bytes += rd.n_bytes;
     }
     return n && qp_post(x, l, q, wrs, what, n);
@@ -956,8 +1107,10 @@ void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
     struct xfer_rdma_link *l = c->rdma;
     uint32_t idle = 0;
     while (idle < l->n_qps && !l->broken && !l->doomed_ns) {
-        if (post_chain(x, l, qp_of_turn(l, l->next_turn))) idle = 0;
-        else idle++;
+        if (post_chain(x, l, qp_of_turn(l, l->next_turn)))
+            idle = 0;
+        else
+            idle++;
         l->next_turn = (l->next_turn + 1) % l->n_qps;
     }
     if (l->broken) close_broken(x, l);
@@ -972,7 +1125,7 @@ void xfer_rdma_op_over(struct td_xfer *x, uint32_t op)
     x->op_aux[op].words = 0;
 }
 
-/* --- completions ---------------------------------------------------------------------------------------------------------------- */
+/* --- completions ------------------------------------------------------------------------------ */
 
 static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
 {
@@ -985,7 +1138,8 @@ static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     if (!c->initiator) {
         probe_bytes(c->tag, q, want);
         if (memcmp(want, xfer_rdma_cell(x->rdma, 0, l->index, q), CELL) != 0) {
-            xfer_say(l->reason, "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
+            xfer_say(l->reason,
+                     "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
             l->broken = true;
             return;
         }
@@ -999,8 +1153,10 @@ static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
 
 static bool is_retryable(enum td_vb_wc_status status)
 {
-    return status == TD_VB_WC_RETRY_EXC || status == TD_VB_WC_RNR_RETRY_EXC || status == TD_VB_WC_WR_FLUSH || status == TD_VB_WC_FATAL ||
-           status == TD_VB_WC_RESP_TIMEOUT || status == TD_VB_WC_GENERAL || status == TD_VB_WC_REM_ABORT;
+    return status == TD_VB_WC_RETRY_EXC || status == TD_VB_WC_RNR_RETRY_EXC ||
+           status == TD_VB_WC_WR_FLUSH || status == TD_VB_WC_FATAL ||
+           status == TD_VB_WC_RESP_TIMEOUT || status == TD_VB_WC_GENERAL ||
+           status == TD_VB_WC_REM_ABORT;
 }
 
 /* The number of a completed request; at or above head, or below tail: it is none of ours. */
@@ -1010,24 +1166,31 @@ static uint64_t seq_of(const struct link_qp *lq, const struct td_vb_wc *wc)
 }
 
 /* Whose request it is; NO_ID: nobody's, or none that is pending. */
-static struct pending pending_of(const struct td_xfer *x, const struct link_qp *lq, const struct td_vb_wc *wc)
+static struct pending pending_of(const struct td_xfer *x, const struct link_qp *lq,
+                                 const struct td_vb_wc *wc)
 {
     uint64_t seq = seq_of(lq, wc);
     if (seq >= lq->head || seq < lq->tail) return (struct pending){.id = NO_ID};
     return lq->ring[seq % x->rdma->rail[lq->rail].plan.send_depth];
 }
 
-/* A write for an op that has ended here met a window that the receiver has ended, because it waited long enough: nobody's bug. */
-static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l, const struct pending *p, const struct td_vb_wc *wc)
+/* A write for an op that has ended here met a window that the receiver has ended, because it
+ * waited long enough: nobody's bug. */
+static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l,
+                    const struct pending *p, const struct td_vb_wc *wc)
 {
-    return wc->status == TD_VB_WC_REM_ACCESS && l->windows && p->id != NO_ID && !p->is_read && x->core.ops[p->id].state == TD_OP_STOPPING;
+    return wc->status == TD_VB_WC_REM_ACCESS && l->windows && p->id != NO_ID && !p->is_read &&
+           x->core.ops[p->id].state == TD_OP_STOPPING;
 }
 
-static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, const struct td_vb_wc *wc)
+static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q,
+                    const struct td_vb_wc *wc)
 {
     struct link_qp *lq = &l->qp[q];
     uint64_t seq = seq_of(lq, wc);
-    if (seq >= lq->head || seq < lq->tail) return; /* not one of ours: a fake or a device that repeats itself */
+    if (seq >= lq->head || seq < lq->tail)
+        return; /* not one of ours: a fake or a device that
+                   repeats itself */
     lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
     for (; lq->tail <= seq; lq->tail++) {
@@ -1043,7 +1206,8 @@ static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uin
 {
     struct link_qp *lq = &l->qp[q];
     const struct rail *rail = &x->rdma->rail[lq->rail];
-    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 && !l->quiet) { /* before the words count: the writer's credit is this room */
+    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 && !l->quiet) {
+        /* before the words count: the writer's credit is this room */
         int e = x->rdma->vb->post_recv(lq->qp, RECV_ID, lq->recv_spent);
         if (e) {
             xfer_say(l->reason, "rdma: %s: posting receives: %s", rail->name, strerror(e));
@@ -1056,18 +1220,24 @@ static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uin
     if (l->quiet) return;
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     if (c) c->last_use_ns = xfer_now(x);
-    if ((imm & 0xf) == TD_XFER_IMM_PROBE) on_probed(x, l, q);
-    else if ((imm & 0xf) == TD_XFER_IMM_FINAL) td_xfer_core_rx_imm(&x->core, xfer_now(x), l->conn, q, imm);
-    else x->core.stats.n_stale_frames++;
+    if ((imm & 0xf) == TD_XFER_IMM_PROBE)
+        on_probed(x, l, q);
+    else if ((imm & 0xf) == TD_XFER_IMM_FINAL)
+        td_xfer_core_rx_imm(&x->core, xfer_now(x), l->conn, q, imm);
+    else
+        x->core.stats.n_stale_frames++;
 }
 
 void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c)
 {
     uint32_t told = 0;
-    for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all did, those whose answer does not come */
+    for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all
+                                                  did, those whose answer does not come */
         for (uint32_t q = 0; c->rdma && q < c->rdma->n_qps; q++) {
             const struct link_qp *lq = &c->rdma->qp[q];
-            if (!lq->qp || lq->probed || told & 1u << lq->rail || (way == 0 && lq->tail == lq->head)) continue;
+            if (!lq->qp || lq->probed || told & 1u << lq->rail ||
+                (way == 0 && lq->tail == lq->head))
+                continue;
             xfer_rail_erred(x, lq->rail);
             told |= 1u << lq->rail;
         }
@@ -1079,7 +1249,8 @@ void xfer_rdma_refused(struct td_xfer *x)
 }
 
 /* The link and the index of a completion's queue pair; NULL: it is gone. */
-static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num, uint32_t *ret_q)
+static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num,
+                                      uint32_t *ret_q)
 {
     for (uint32_t i = 0; i < MAX_LINKS; i++) {
         struct xfer_rdma_link *l = r->link[i];
@@ -1092,9 +1263,11 @@ static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32
     return NULL;
 }
 
-/* Its queue pairs have failed, and why is not known here. The side whose request it was knows, in a moment: when it comes first, the op at fault ends and
- * the others go on; when this side's BYE does, all get another attempt, and meet the same request again. */
-static void doom(struct td_xfer *x, struct xfer_rdma_link *l, const struct rail *rail, const char *what)
+/* Its queue pairs have failed, and why is not known here. The side whose request it was knows,
+ * in a moment: when it comes first, the op at fault ends and the others go on; when this side's
+ * BYE does, all get another attempt, and meet the same request again. */
+static void doom(struct td_xfer *x, struct xfer_rdma_link *l, const struct rail *rail,
+                 const char *what)
 {
     if (l->broken || l->quiet || l->doomed_ns) return;
     xfer_say(l->reason, "rdma: %s: %s", rail->name, what);
@@ -1108,8 +1281,10 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     struct rail *rail = &r->rail[rail_at];
     uint32_t q = 0;
     struct xfer_rdma_link *l = find_qp(r, rail_at, wc->qp_num, &q);
-    bool is_recv = wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
-    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) && ++rail->srq_spent >= (rail->plan.srq_depth < 128 ? (rail->plan.srq_depth + 1) / 2 : 64)) {
+    bool is_recv =
+        wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
+    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) &&
+        ++rail->srq_spent >= (rail->plan.srq_depth < 128 ? (rail->plan.srq_depth + 1) / 2 : 64)) {
         if (r->vb->srq_post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
     }
     if (!l) return;
@@ -1122,21 +1297,30 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         on_sent(x, l, q, wc);
     }
     if (wc->status == TD_VB_WC_SUCCESS) return;
-    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An asynchronous event or the peer's BYE may have come before it */
+    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An
+                                              asynchronous event or the peer's BYE may have come
+                                              before it */
         if (!l->told) {
             l->told = true;
-            xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name, td_vb_wc_status_name(wc->status), wc->vendor_error);
+            xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name,
+                     td_vb_wc_status_name(wc->status), wc->vendor_error);
             struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, lq, wc);
             bool late = is_late(x, l, &p, wc);
             if (!late && !is_retryable(wc->status)) l->fault = p;
             l->retry = late || is_retryable(wc->status) || p.id != NO_ID;
-            if (!late && !l->quiet) xfer_rail_erred(x, rail_at); /* quiet: the peer may be dead, and the rail is not to blame */
+            /* quiet: the peer may be dead, and the rail is not to blame */
+            if (!late && !l->quiet) xfer_rail_erred(x, rail_at);
         }
-        /* No answer: the peer may be dead, and its socket says so when the kernel has put it away. */
-        if (wc->status == TD_VB_WC_RETRY_EXC && !l->doomed_ns) l->doomed_ns = xfer_now(x) + DOOM_NS;
-        else if (wc->status != TD_VB_WC_RETRY_EXC) l->broken = true;
+        /* No answer: the peer may be dead, and its socket says so when the kernel has put it
+           away. */
+        if (wc->status == TD_VB_WC_RETRY_EXC && !l->doomed_ns)
+            l->doomed_ns = xfer_now(x) + DOOM_NS;
+        else if (wc->status != TD_VB_WC_RETRY_EXC)
+            l->broken = true;
     } else {
-        doom(x, l, rail, is_recv ? "a queue pair went into the error state (a receive was flushed first)" : "a queue pair went into the error state (a request was flushed first)");
+        doom(x, l, rail,
+             is_recv ? "a queue pair went into the error state (a receive was flushed first)"
+                     : "a queue pair went into the error state (a request was flushed first)");
     }
 }
 
@@ -1148,7 +1332,8 @@ static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int
     for (uint32_t k = 0; k < MAX_LINKS; k++)
         for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
             if (r->link[k]->qp[q].rail == rail && !r->link[k]->broken) {
-                xfer_say(r->link[k]->reason, "rdma: %s: its completion queue %s: %s", r->rail[rail].name, what, strerror(error));
+                xfer_say(r->link[k]->reason, "rdma: %s: its completion queue %s: %s",
+                         r->rail[rail].name, what, strerror(error));
                 r->link[k]->broken = r->link[k]->retry = true;
             }
 }
@@ -1182,7 +1367,8 @@ static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const
         struct xfer_rdma_link *l = r->link[i];
         bool hit = false;
         for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++)
-            if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num)) hit = true;
+            if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num))
+                hit = true;
         if (!hit || l->broken || l->quiet) continue;
         if (qp_num) {
             doom(x, l, &r->rail[rail], what);
@@ -1198,17 +1384,22 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     struct xfer_rdma *r = x->rdma;
     struct rail *rail = &r->rail[i];
     r->n_async++;
-    if (e->kind != TD_VB_ASYNC_QP_FATAL && e->kind != TD_VB_ASYNC_CQ_ERR && e->kind != TD_VB_ASYNC_DEVICE_FATAL && e->kind != TD_VB_ASYNC_SRQ_ERR &&
+    if (e->kind != TD_VB_ASYNC_QP_FATAL && e->kind != TD_VB_ASYNC_CQ_ERR &&
+        e->kind != TD_VB_ASYNC_DEVICE_FATAL && e->kind != TD_VB_ASYNC_SRQ_ERR &&
         e->port != r->config.port)
         return;
     switch (e->kind) {
-    case TD_VB_ASYNC_QP_FATAL: break_links(x, i, e->qp_num, "a queue pair failed (asynchronous event)"); break;
+    case TD_VB_ASYNC_QP_FATAL:
+        break_links(x, i, e->qp_num, "a queue pair failed (asynchronous event)");
+        break;
     case TD_VB_ASYNC_CQ_ERR:
     case TD_VB_ASYNC_SRQ_ERR:
     case TD_VB_ASYNC_DEVICE_FATAL:
         rail->dead = true;
         xfer_rail_erred(x, i);
-        break_links(x, i, 0, e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed" : "a completion or receive queue failed");
+        break_links(x, i, 0,
+                    e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed"
+                                                        : "a completion or receive queue failed");
         break;
     case TD_VB_ASYNC_PORT_ERR:
         rail->port.active = false;
@@ -1216,28 +1407,34 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         break_links(x, i, 0, "the port went down");
         break;
     case TD_VB_ASYNC_PORT_ACTIVE:
-        if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 && rail->port.active) {
-            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail by name */
+        if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 &&
+            rail->port.active) {
+            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail
+                                                  by name */
             rail->avoid_until_ns = rail->avoid_ns = 0;
             r->n_ups++;
         }
         break;
     case TD_VB_ASYNC_GID_CHANGE: {
         struct td_vb_gid before = rail->gid;
-        if (xfer_rail_pick_gid(r, rail, NULL) == TD_OK && memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
+        if (xfer_rail_pick_gid(r, rail, NULL) == TD_OK &&
+            memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
             break_links(x, i, 0, "the device's address changed");
         break;
     }
     case TD_VB_ASYNC_LID_CHANGE: {
         struct td_vb_port now;
-        if (r->vb->query_port(rail->device, r->config.port, &now)) break; /* it stands as it was, or an event says more */
+        /* it stands as it was, or an event says more */
+        if (r->vb->query_port(rail->device, r->config.port, &now)) break;
         bool moved = now.lid != rail->port.lid;
         rail->port = now;
-        if (moved) break_links(x, i, 0, "the port's LID changed"); /* peers still send to the old one: the next attempt's set-up tells them */
+        /* peers still send to the old one: the next attempt's set-up tells them */
+        if (moved) break_links(x, i, 0, "the port's LID changed");
         break;
     }
     case TD_VB_ASYNC_OTHER:
-    case TD_VB_ASYNC_N_KINDS: break;
+    case TD_VB_ASYNC_N_KINDS:
+        break;
     }
 }
 
@@ -1289,21 +1486,24 @@ void xfer_rdma_close(struct td_xfer *x)
     x->rdma = NULL;
 }
 
-/* --- progress without spinning -------------------------------------------------------------------------------------------------- */
+/* --- progress without spinning ---------------------------------------------------------------- */
 
-/* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks while they do not; then arms the channels. */
+/* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks
+ * while they do not; then arms the channels. */
 bool xfer_rdma_sleep(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
     bool may_sleep = true;
     if (r->flushing) return false;
-    for (uint32_t i = 0; i < r->n_rails && !r->n_links; i++) /* what the last link's end told: unread it would wake us for ever */
+    /* what the last link's end told: unread it would wake us for ever */
+    for (uint32_t i = 0; i < r->n_rails && !r->n_links; i++)
         if (xfer_rail_tells(&r->rail[i])) r->vb->cq_clear(r->rail[i].cq);
     if (!r->n_links) return true;
     uint64_t until = td_now_ns() + r->spin_ns;
     while (r->spin_ns && td_now_ns() < until) {
         if (take_completions(x)) return false;
-        if (atomic_load(&x->rung) || atomic_load(&x->n_callers)) return false; /* the lock is held here: a caller must not wait for this */
+        /* the lock is held here: a caller must not wait for this */
+        if (atomic_load(&x->rung) || atomic_load(&x->n_callers)) return false;
     }
     for (uint32_t i = 0; i < r->n_rails; i++) {
         if (!xfer_rail_tells(&r->rail[i])) continue;
@@ -1319,8 +1519,11 @@ bool xfer_rdma_sleep(struct td_xfer *x)
 void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
 {
     struct xfer_rdma *r = x->rdma;
-    if (by_channel && slept_ns < SPIN_MAX_NS) r->spin_ns = r->spin_ns ? (2 * r->spin_ns < SPIN_MAX_NS ? 2 * r->spin_ns : SPIN_MAX_NS) : SPIN_MAX_NS / 8;
-    else r->spin_ns /= 2;
+    if (by_channel && slept_ns < SPIN_MAX_NS)
+        r->spin_ns = r->spin_ns ? (2 * r->spin_ns < SPIN_MAX_NS ? 2 * r->spin_ns : SPIN_MAX_NS)
+                                : SPIN_MAX_NS / 8;
+    else
+        r->spin_ns /= 2;
 }
 
 void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)

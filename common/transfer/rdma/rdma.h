@@ -1,5 +1,5 @@
-/* rdma.h - what rails.c (devices) and rdma.c (links over them) share. Not for others. All of it is guarded by the endpoint's lock, and but for
- * what a revival has it is the progress thread's. */
+/* rdma.h - what rails.c (devices) and rdma.c (links over them) share. Not for others. All of it
+ * is guarded by the endpoint's lock, and but for what a revival has it is the progress thread's. */
 #ifndef TD_TRANSFER_RDMA_RDMA_H
 #define TD_TRANSFER_RDMA_RDMA_H
 
@@ -8,14 +8,14 @@
 #include "common/transfer/transfer_internal.h"
 
 #define MAX_LINKS 256
-#define CELL 64                /* a probe's bytes */
-#define WINDOWS 128            /* of each queue pair of an accepted link */
+#define CELL 64     /* a probe's bytes */
+#define WINDOWS 128 /* of each queue pair of an accepted link */
 #define REOPEN_NS TD_NS_PER_S
 #define REOPEN_MAX_NS (30 * TD_NS_PER_S)
 
 struct rail {
     char name[TD_VB_NAME_MAX];
-    uint32_t index;            /* in rdma->rail */
+    uint32_t index; /* in rdma->rail */
     struct td_vb_device *device;
     struct td_vb_limits limits;
     struct td_vb_port port;
@@ -23,22 +23,24 @@ struct rail {
     struct td_vb_cq *cq;
     struct td_vb_srq *srq;
     uint32_t srq_spent;
-    struct td_vb_mr **mr;      /* [n_regions] */
+    struct td_vb_mr **mr; /* [n_regions] */
     struct td_vb_mr *probe_mr;
     struct td_rdma_plan plan;
-    uint32_t cq_used;          /* a flush of every queue pair fits plan.cq_depth */
-    /* pool in device memory, where it is to be flushed: a queue pair from this rail to itself, its queue, 64 bytes of the device's and 64 of ours */
+    uint32_t cq_used; /* a flush of every queue pair fits plan.cq_depth */
+    /* pool in device memory, where it is to be flushed: a queue pair from this rail to itself,
+       its queue, 64 bytes of the device's and 64 of ours */
     struct td_vb_cq *flush_cq;
     struct td_vb_qp *flush_qp;
     struct td_vb_mr *flush_from, *flush_to;
-    bool received, flushing;   /* received: completions of data came since the last flush */
-    bool dead;                 /* the device is gone, or tells nothing any more */
-    bool refused;              /* it can not serve: never tried again */
+    bool received, flushing; /* received: completions of data came since the last flush */
+    bool dead;               /* the device is gone, or tells nothing any more */
+    bool refused;            /* it can not serve: never tried again */
     uint64_t avoid_until_ns, avoid_ns, last_error_ns;
     uint64_t reopen_ns, reopen_wait_ns; /* it has no device, or is dead: when it is tried again */
 };
 
-/* A rail comes back: a thread of its own closes what is left of it, opens the device and registers the pool, which may take seconds. */
+/* A rail comes back: a thread of its own closes what is left of it, opens the device and
+ * registers the pool, which may take seconds. */
 struct revival {
     struct td_xfer *x;
     pthread_t thread;
@@ -54,54 +56,69 @@ struct xfer_rdma {
     const struct td_verbs *vb;
     struct td_xfer_rdma_config config;
     uint64_t quarantine_ns;
-    uint32_t n_rails, n_links; /* rails keep their numbers: peers go by them. One that is not there has no device */
+    uint32_t n_rails, n_links; /* rails keep their numbers: peers go by them. One that is not
+                                  there has no device */
     struct rail rail[TD_XFER_RAILS_MAX];
     struct revival revival;
-    bool has_pool;             /* mem_add was called */
-    int dmabuf_fd;             /* pool in device memory: of it, from byte dmabuf_offset on; -1: there is none, for dmabuf_why */
-    uint64_t dmabuf_offset, flush_at;  /* flush_at: a byte of the device's allocation that the flush READs */
+    bool has_pool; /* mem_add was called */
+    int dmabuf_fd; /* pool in device memory: of it, from byte dmabuf_offset on; -1:
+                      there is none, for dmabuf_why */
+    uint64_t dmabuf_offset, flush_at; /* flush_at: a byte of the device's allocation that the
+                                         flush READs */
     char dmabuf_why[TD_XFER_REASON_MAX];
     bool flushing, flush_failed;
     uint64_t n_flushes;
-    uint8_t *flush_cells;      /* [TD_XFER_RAILS_MAX][CELL] */
+    uint8_t *flush_cells; /* [TD_XFER_RAILS_MAX][CELL] */
     uint64_t region_bytes;
     uint32_t n_regions;
-    uint8_t *cells;            /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that we send */
+    uint8_t *cells; /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that
+                       we send */
     struct xfer_rdma_link *link[MAX_LINKS];
     uint64_t spin_ns;
-    uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide, n_ups; /* n_ups: rails that came back */
+    /* n_ups: rails that came back */
+    uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide, n_ups;
     struct grant_windows *grant; /* [max_slots]; NULL: config.windows is not set */
-    uint32_t **op_keys;        /* [max_ops][run * n_qps + queue pair]: keys that TARGETS brought, where the peer has windows; made when first needed */
+    uint32_t **op_keys;          /* [max_ops][run * n_qps + queue pair]: keys that TARGETS brought,
+                                    where the peer has windows; made when first needed */
 };
 
-struct pending {               /* a request that has not completed: of an op (WRITE) or of a slot (READ) */
+struct pending { /* a request that has not completed: of an op (WRITE) or of a slot
+                    (READ) */
     uint32_t id, n_bytes;
     bool is_read;
 };
-#define NO_ID UINT32_MAX       /* of neither: a probe */
-#define RECV_ID UINT64_MAX     /* of every receive; a request has its link, queue pair and number */
+#define NO_ID UINT32_MAX   /* of neither: a probe */
+#define RECV_ID UINT64_MAX /* of every receive; a request has its link, queue pair and number */
 
 struct link_qp {
     struct td_vb_qp *qp;
-    uint8_t rail;              /* ours */
-    uint64_t head, tail;       /* requests [tail, head) are pending; completions may come for ids below head */
-    uint64_t flushed;          /* one past the highest request whose completion was seen */
-    uint64_t in_flight;        /* bytes */
-    uint32_t words;            /* final words under way at the peer */
+    uint8_t rail;        /* ours */
+    uint64_t head, tail; /* requests [tail, head) are pending; completions may come for ids
+                            below head */
+    uint64_t flushed;    /* one past the highest request whose completion was seen */
+    uint64_t in_flight;  /* bytes */
+    uint32_t words;      /* final words under way at the peer */
     uint32_t recv_left, recv_spent, recv_posted; /* recv_left: receives that the device still has */
-    bool probed;               /* by the peer */
-    struct pending *ring;      /* [plan.send_depth] */
-    struct td_vb_mw *mw[WINDOWS]; /* acceptor with windows */
+    bool probed;                                 /* by the peer */
+    struct pending *ring;                        /* [plan.send_depth] */
+    struct td_vb_mw *mw[WINDOWS];                /* acceptor with windows */
 };
 
 enum window_state { WINDOWS_NONE = 0, WINDOWS_BINDING, WINDOWS_OPEN, WINDOWS_ENDING };
 
-struct grant_windows {         /* of the slot's bound attempt; the same on every queue pair */
+struct grant_windows { /* of the slot's bound attempt; the same on every queue pair */
     enum window_state state;
     struct xfer_rdma_link *link;
     uint32_t n;
-    struct { uint32_t window; int32_t block, n_blocks; } at[WINDOWS];
-    struct { uint32_t n_bound, n_posted; uint64_t until; } qp[TD_XFER_QPS_MAX]; /* n_posted of this state's requests; until: tail when they have completed */
+    struct {
+        uint32_t window;
+        int32_t block, n_blocks;
+    } at[WINDOWS];
+    /* n_posted of this state's requests; until: tail when they have completed */
+    struct {
+        uint32_t n_bound, n_posted;
+        uint64_t until;
+    } qp[TD_XFER_QPS_MAX];
 };
 
 /* RTR and RTS of a link's queue pairs. The thread has them, and all of this, until `over`. */
@@ -111,53 +128,72 @@ struct joining {
     const struct td_verbs *vb;
     struct td_xfer *x;
     uint32_t n, n_joined;
-    int error;                 /* of queue pair n_joined */
-    struct { struct td_vb_qp *qp; struct td_vb_route route; } at[TD_XFER_QPS_MAX];
-    struct td_xfer_rdma_setup setup; /* what goes on when it is over: acceptor: ours, to be said; initiator: the peer's, to be probed */
+    int error; /* of queue pair n_joined */
+    struct {
+        struct td_vb_qp *qp;
+        struct td_vb_route route;
+    } at[TD_XFER_QPS_MAX];
+    struct td_xfer_rdma_setup setup; /* what goes on when it is over: acceptor: ours, to be said;
+                                        initiator: the peer's, to be probed */
 };
 
 struct xfer_rdma_link {
-    uint32_t index;            /* in rdma->link */
+    uint32_t index; /* in rdma->link */
     uint64_t conn;
     uint32_t n_qps, n_rails, per_rail, next_turn, next_home;
     struct td_xfer_turns op_turns, slot_turns;
-    bool may_pull;             /* initiator: the acceptor can READ from this side's pool */
+    bool may_pull; /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
     struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */
     struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
-    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken and nothing is reported but whose request was at fault */
+    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken
+                                  and nothing is reported but whose request was at fault */
     bool told;                 /* a completion has said what happened */
-    uint64_t doomed_ns;        /* its queue pairs have failed, and no completion here has said why: it ends then. 0: they have not */
+    uint64_t doomed_ns;        /* its queue pairs have failed, and no completion here has said
+                                  why: it ends then. 0: they have not */
     char reason[TD_XFER_REASON_MAX];
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
     /* what the peer said */
     uint32_t peer_recv_wr, n_regions;
     uint64_t base, region_bytes;
-    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup]; acceptor: to READ, initiator: to WRITE */
+    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup]; acceptor:
+                                         to READ, initiator: to WRITE */
     uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> that rail */
     uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
-    bool windows;              /* the accepting side, whichever it is, has them */
+    bool windows;                     /* the accepting side, whichever it is, has them */
     uint32_t n_free, free_window[WINDOWS];
-    uint32_t peer_rails;       /* initiator: bits of those that the acceptor has at all */
-    uint64_t n_ups, more_ns, more_wait_ns; /* initiator: when a rail that this link lacks is tried next */
+    uint32_t peer_rails; /* initiator: bits of those that the acceptor has at all */
+    uint64_t n_ups, more_ns, more_wait_ns; /* initiator: when a rail that this link lacks is
+                                              tried next */
 };
 
-/* flush.c. Registering: the memory by dma-buf, else by the NIC driver's own means (nvidia_peermem), else TD_ERR_UNSUPPORTED with both reasons. */
-void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);                    /* before rails are registered: exports the pool, decides */
-td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name, uint64_t at, uint64_t n_bytes, unsigned access,
-                         struct td_vb_mr **ret_mr, struct td_err *err);            /* [at, at + n_bytes) of the arena. Any thread */
-td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err); /* TD_OK where nothing is to be flushed. Any thread */
+/* flush.c. Registering: the memory by dma-buf, else by the NIC driver's own means
+ * (nvidia_peermem), else TD_ERR_UNSUPPORTED with both reasons. */
+/* before rails are registered: exports the pool, decides */
+void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);
+td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name,
+                         uint64_t at, uint64_t n_bytes, unsigned access,
+                         /* [at, at + n_bytes) of the arena. Any thread */
+                         struct td_vb_mr **ret_mr, struct td_err *err);
+/* TD_OK where nothing is to be flushed. Any thread */
+td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err);
 void xfer_flush_rail_close(const struct xfer_rdma *r, struct rail *rail);
 
-static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32_t link, uint32_t qp)
+static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32_t link,
+                                      uint32_t qp)
 {
     return r->cells + (((size_t)out * MAX_LINKS + link) * TD_XFER_QPS_MAX + qp) * CELL;
 }
 
-bool xfer_rail_is_usable(const struct rail *rail);                                 /* the pool is on it, and its port is active */
-bool xfer_rail_tells(const struct rail *rail);                                     /* its completions are to be had */
-td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err); /* the best of the port's table, or the operator's */
-void xfer_rail_erred(struct td_xfer *x, uint32_t rail);                            /* it did something bad: new links avoid it for a while */
-void xfer_rails_close(struct xfer_rdma *r);                                        /* no link is left */
+/* the pool is on it, and its port is active */
+bool xfer_rail_is_usable(const struct rail *rail);
+/* its completions are to be had */
+bool xfer_rail_tells(const struct rail *rail);
+/* the best of the port's table, or the operator's */
+td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err);
+/* it did something bad: new links avoid it for a while */
+void xfer_rail_erred(struct td_xfer *x, uint32_t rail);
+/* no link is left */
+void xfer_rails_close(struct xfer_rdma *r);
 
 #endif

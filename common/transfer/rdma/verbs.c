@@ -10,7 +10,8 @@ td_status td_verbs_load(const struct td_verbs **ret_verbs, struct td_err *err)
     if (!path || !path[0]) return td_verbs_load_libibverbs(ret_verbs, err);
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* for good: it may start threads */
     if (!handle)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "TANDEM_VERBS_LIBRARY cannot be loaded: %s", dlerror());
+        return td_fail(err, TD_ERR_UNSUPPORTED, "TANDEM_VERBS_LIBRARY cannot be loaded: %s",
+                       dlerror());
     td_verbs_provider_fn *provider;
     *(void **)&provider = dlsym(handle, "td_verbs_provider");
     if (provider) return provider(ret_verbs, err);
@@ -40,5 +41,6 @@ const char *td_vb_wc_status_name(enum td_vb_wc_status status)
         [TD_VB_WC_RESP_TIMEOUT] = "response timeout",
         [TD_VB_WC_GENERAL] = "general error",
     };
-    return (unsigned)status < TD_VB_WC_N_STATUSES && names[status] ? names[status] : "unknown status";
+    return (unsigned)status < TD_VB_WC_N_STATUSES && names[status] ? names[status]
+                                                                   : "unknown status";
 }

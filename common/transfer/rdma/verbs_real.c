@@ -1,15 +1,19 @@
 /* verbs_real.c - the verbs table over libibverbs, which is loaded at run time and never linked.
  *
- * One program then runs with and without RDMA's packages. What the library exports is taken with the version that carries the present structures
- * (dlvsym: it also exports older ones under the same names); what its header only has as inline functions over the context - post, poll,
- * arm, windows - is used from the header and so costs what it costs a linked program.
+ * One program then runs with and without RDMA's packages. What the library exports is taken with
+ * the version that carries the present structures (dlvsym: it also exports older ones under the
+ * same names); what its header only has as inline functions over the context - post, poll, arm,
+ * windows - is used from the header and so costs what it costs a linked program.
  *
  * Translations that are not one to one:
- * (1) A chain is translated on the stack, POST_BATCH requests a doorbell; td_vb_sge has ibv_sge's layout and is handed on as it lies.
+ * (1) A chain is translated on the stack, POST_BATCH requests a doorbell; td_vb_sge has ibv_sge's
+ *     layout and is handed on as it lies.
  * (2) A WRITE_IMM completes at its sender as a WRITE: verbs know no other code.
- * (3) Inline sends are the caller's choice at qp_create: with inline_bytes asked, WRITEs up to what was given are copied by the CPU during the post.
- *     A caller whose source may be device memory asks for 0.
- * (4) Destroys that fail leave the object to the kernel, which drops it when the device is closed: nothing better could be done with the news. */
+ * (3) Inline sends are the caller's choice at qp_create: with inline_bytes asked, WRITEs up to what
+ *     was given are copied by the CPU during the post. A caller whose source may be device memory
+ *     asks for 0.
+ * (4) Destroys that fail leave the object to the kernel, which drops it when the device is
+ *     closed: nothing better could be done with the news. */
 #include "common/transfer/rdma/verbs.h"
 
 #include <errno.h>
@@ -33,38 +37,39 @@
 #define POLL_BATCH 64
 
 /* name, version that has today's structures, must it be there */
-#define SYMBOLS(X)                                  \
-    X(ibv_get_device_list, "IBVERBS_1.1", true)     \
-    X(ibv_free_device_list, "IBVERBS_1.1", true)    \
-    X(ibv_get_device_name, "IBVERBS_1.1", true)     \
-    X(ibv_open_device, "IBVERBS_1.1", true)         \
-    X(ibv_close_device, "IBVERBS_1.1", true)        \
-    X(ibv_query_device, "IBVERBS_1.1", true)        \
-    X(ibv_query_port, "IBVERBS_1.1", true)          \
-    X(ibv_query_gid, "IBVERBS_1.1", true)           \
-    X(ibv_get_async_event, "IBVERBS_1.1", true)     \
-    X(ibv_ack_async_event, "IBVERBS_1.1", true)     \
-    X(ibv_alloc_pd, "IBVERBS_1.1", true)            \
-    X(ibv_dealloc_pd, "IBVERBS_1.1", true)          \
-    X(ibv_reg_mr, "IBVERBS_1.1", true)              \
-    X(ibv_dereg_mr, "IBVERBS_1.1", true)            \
-    X(ibv_create_comp_channel, "IBVERBS_1.0", true) \
-    X(ibv_destroy_comp_channel, "IBVERBS_1.0", true)\
-    X(ibv_create_cq, "IBVERBS_1.1", true)           \
-    X(ibv_destroy_cq, "IBVERBS_1.1", true)          \
-    X(ibv_get_cq_event, "IBVERBS_1.1", true)        \
-    X(ibv_ack_cq_events, "IBVERBS_1.1", true)       \
-    X(ibv_create_srq, "IBVERBS_1.1", true)          \
-    X(ibv_destroy_srq, "IBVERBS_1.1", true)         \
-    X(ibv_create_qp, "IBVERBS_1.1", true)           \
-    X(ibv_destroy_qp, "IBVERBS_1.1", true)          \
-    X(ibv_modify_qp, "IBVERBS_1.1", true)           \
-    X(ibv_fork_init, "IBVERBS_1.1", true)           \
-    X(ibv_reg_mr_iova2, "IBVERBS_1.8", false)       \
-    X(_ibv_query_gid_ex, "IBVERBS_1.11", false)     \
+#define SYMBOLS(X)                                                                                 \
+    X(ibv_get_device_list, "IBVERBS_1.1", true)                                                    \
+    X(ibv_free_device_list, "IBVERBS_1.1", true)                                                   \
+    X(ibv_get_device_name, "IBVERBS_1.1", true)                                                    \
+    X(ibv_open_device, "IBVERBS_1.1", true)                                                        \
+    X(ibv_close_device, "IBVERBS_1.1", true)                                                       \
+    X(ibv_query_device, "IBVERBS_1.1", true)                                                       \
+    X(ibv_query_port, "IBVERBS_1.1", true)                                                         \
+    X(ibv_query_gid, "IBVERBS_1.1", true)                                                          \
+    X(ibv_get_async_event, "IBVERBS_1.1", true)                                                    \
+    X(ibv_ack_async_event, "IBVERBS_1.1", true)                                                    \
+    X(ibv_alloc_pd, "IBVERBS_1.1", true)                                                           \
+    X(ibv_dealloc_pd, "IBVERBS_1.1", true)                                                         \
+    X(ibv_reg_mr, "IBVERBS_1.1", true)                                                             \
+    X(ibv_dereg_mr, "IBVERBS_1.1", true)                                                           \
+    X(ibv_create_comp_channel, "IBVERBS_1.0", true)                                                \
+    X(ibv_destroy_comp_channel, "IBVERBS_1.0", true)                                               \
+    X(ibv_create_cq, "IBVERBS_1.1", true)                                                          \
+    X(ibv_destroy_cq, "IBVERBS_1.1", true)                                                         \
+    X(ibv_get_cq_event, "IBVERBS_1.1", true)                                                       \
+    X(ibv_ack_cq_events, "IBVERBS_1.1", true)                                                      \
+    X(ibv_create_srq, "IBVERBS_1.1", true)                                                         \
+    X(ibv_destroy_srq, "IBVERBS_1.1", true)                                                        \
+    X(ibv_create_qp, "IBVERBS_1.1", true)                                                          \
+    X(ibv_destroy_qp, "IBVERBS_1.1", true)                                                         \
+    X(ibv_modify_qp, "IBVERBS_1.1", true)                                                          \
+    X(ibv_fork_init, "IBVERBS_1.1", true)                                                          \
+    X(ibv_reg_mr_iova2, "IBVERBS_1.8", false)                                                      \
+    X(_ibv_query_gid_ex, "IBVERBS_1.11", false)                                                    \
     X(ibv_reg_dmabuf_mr, "IBVERBS_1.12", false)
 
-/* Called as lib.p_NAME(...): a name of its own keeps the header's macros (ibv_reg_mr, ibv_query_port) away. */
+/* Called as lib.p_NAME(...): a name of its own keeps the header's macros (ibv_reg_mr,
+ * ibv_query_port) away. */
 static struct {
 #define X(name, version, needed) __typeof__(&name) p_##name;
     SYMBOLS(X)
@@ -105,8 +110,10 @@ struct real_qp {
     uint32_t inline_bytes; /* WRITEs up to this go inline; 0 unless asked for */
 };
 
-#define SAME_PLACE(ours, theirs) (offsetof(struct td_vb_sge, ours) == offsetof(struct ibv_sge, theirs))
-_Static_assert(sizeof(struct td_vb_sge) == sizeof(struct ibv_sge) && SAME_PLACE(addr, addr) && SAME_PLACE(bytes, length) && SAME_PLACE(lkey, lkey),
+#define SAME_PLACE(ours, theirs)                                                                   \
+    (offsetof(struct td_vb_sge, ours) == offsetof(struct ibv_sge, theirs))
+_Static_assert(sizeof(struct td_vb_sge) == sizeof(struct ibv_sge) && SAME_PLACE(addr, addr) &&
+                   SAME_PLACE(bytes, length) && SAME_PLACE(lkey, lkey),
                "td_vb_sge is handed on as ibv_sge");
 
 /* Calls that answer an error number; some drivers negate it, some return -1 with errno. */
@@ -117,10 +124,7 @@ static int errno_of(int rc)
 }
 
 /* Calls that answer NULL. */
-static int errno_now(void)
-{
-    return errno ? errno : EIO;
-}
+static int errno_now(void) { return errno ? errno : EIO; }
 
 static int make_nonblocking(int fd)
 {
@@ -128,13 +132,12 @@ static int make_nonblocking(int fd)
     return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ? errno : 0;
 }
 
-/* What this table can drive: RC queue pairs of InfiniBand's kind, so neither iWARP nor usNIC nor EFA. */
-static bool is_usable(const struct ibv_device *d)
-{
-    return d->transport_type == IBV_TRANSPORT_IB;
-}
+/* What this table can drive: RC queue pairs of InfiniBand's kind, so neither iWARP nor usNIC nor
+ * EFA. */
+static bool is_usable(const struct ibv_device *d) { return d->transport_type == IBV_TRANSPORT_IB; }
 
-static int real_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX], uint32_t *ret_n)
+static int real_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX],
+                     uint32_t *ret_n)
 {
     int n_all = 0;
     uint32_t n = 0;
@@ -143,7 +146,8 @@ static int real_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD
     struct ibv_device **all = lib.p_ibv_get_device_list(&n_all);
     if (!all) return errno_now(); /* ENOSYS: this kernel has no RDMA */
     for (int i = 0; i < n_all && n < TD_VB_DEVICES_MAX; i++)
-        if (is_usable(all[i])) snprintf(names[n++], TD_VB_NAME_MAX, "%s", lib.p_ibv_get_device_name(all[i]));
+        if (is_usable(all[i]))
+            snprintf(names[n++], TD_VB_NAME_MAX, "%s", lib.p_ibv_get_device_name(all[i]));
     lib.p_ibv_free_device_list(all);
     *ret_n = n;
     return 0;
@@ -201,17 +205,15 @@ static void real_close(struct td_vb_device *d)
     free(d);
 }
 
-static uint32_t count_of(int n)
-{
-    return n > 0 ? (uint32_t)n : 0;
-}
+static uint32_t count_of(int n) { return n > 0 ? (uint32_t)n : 0; }
 
 static int real_query(struct td_vb_device *d, struct td_vb_limits *ret_limits)
 {
     struct ibv_device_attr a = {0};
     int rc = errno_of(lib.p_ibv_query_device(d->ctx, &a));
     if (rc) return rc;
-    bool has_mw = a.max_mw > 0 && (a.device_cap_flags & IBV_DEVICE_MEM_WINDOW) && d->ctx->ops.alloc_mw;
+    bool has_mw =
+        a.max_mw > 0 && (a.device_cap_flags & IBV_DEVICE_MEM_WINDOW) && d->ctx->ops.alloc_mw;
     *ret_limits = (struct td_vb_limits){
         .max_qp = count_of(a.max_qp),
         .max_qp_wr = count_of(a.max_qp_wr),
@@ -223,7 +225,8 @@ static int real_query(struct td_vb_device *d, struct td_vb_limits *ret_limits)
         .max_rd_atomic_in = count_of(a.max_qp_rd_atom),
         .max_rd_atomic_out = count_of(a.max_qp_init_rd_atom),
         .max_mr_bytes = a.max_mr_size,
-        .mw_type2 = has_mw && (a.device_cap_flags & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)),
+        .mw_type2 = has_mw && (a.device_cap_flags &
+                               (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)),
         .relaxed_ordering = lib.p_ibv_reg_mr_iova2 != NULL,
         .n_ports = a.phys_port_cnt,
     };
@@ -233,18 +236,38 @@ static int real_query(struct td_vb_device *d, struct td_vb_limits *ret_limits)
 /* Signalling rate; codes of PortInfo's LinkWidthActive and LinkSpeedActive. */
 static uint64_t bits_per_s(uint8_t width, uint8_t speed)
 {
-    uint64_t lanes = width == 1 ? 1 : width == 2 ? 4 : width == 4 ? 8 : width == 8 ? 12 : width == 16 ? 2 : 0;
+    uint64_t lanes = width == 1    ? 1
+                     : width == 2  ? 4
+                     : width == 4  ? 8
+                     : width == 8  ? 12
+                     : width == 16 ? 2
+                                   : 0;
     uint64_t mbit = 0;
     switch (speed) {
-    case 1: mbit = 2500; break;
-    case 2: mbit = 5000; break;
+    case 1:
+        mbit = 2500;
+        break;
+    case 2:
+        mbit = 5000;
+        break;
     case 4:
-    case 8: mbit = 10000; break; /* QDR, FDR10 */
-    case 16: mbit = 14062; break;
-    case 32: mbit = 25781; break;
-    case 64: mbit = 53125; break;
-    case 128: mbit = 106250; break;
-    default: break;
+    case 8:
+        mbit = 10000;
+        break; /* QDR, FDR10 */
+    case 16:
+        mbit = 14062;
+        break;
+    case 32:
+        mbit = 25781;
+        break;
+    case 64:
+        mbit = 53125;
+        break;
+    case 128:
+        mbit = 106250;
+        break;
+    default:
+        break;
     }
     return lanes * mbit * 1000000;
 }
@@ -253,14 +276,17 @@ static int real_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_po
 {
     struct ibv_port_attr a;
     memset(&a, 0, sizeof a);
-    /* The header's inline ibv_query_port, except that its second way goes through the loaded symbol. */
+    /* The header's inline ibv_query_port, except that its second way goes through the loaded
+       symbol. */
     struct verbs_context *v = verbs_get_ctx_op(d->ctx, query_port);
-    int rc = v ? v->query_port(d->ctx, port, &a, sizeof a) : lib.p_ibv_query_port(d->ctx, port, (struct _compat_ibv_port_attr *)&a);
+    int rc = v ? v->query_port(d->ctx, port, &a, sizeof a)
+               : lib.p_ibv_query_port(d->ctx, port, (struct _compat_ibv_port_attr *)&a);
     if (rc) return errno_of(rc);
     *ret_port = (struct td_vb_port){
         .active = a.state == IBV_PORT_ACTIVE,
         .ethernet = a.link_layer == IBV_LINK_LAYER_ETHERNET,
-        .mtu_bytes = a.active_mtu >= IBV_MTU_256 && a.active_mtu <= IBV_MTU_4096 ? 128u << a.active_mtu : 0,
+        .mtu_bytes =
+            a.active_mtu >= IBV_MTU_256 && a.active_mtu <= IBV_MTU_4096 ? 128u << a.active_mtu : 0,
         .lid = a.lid,
         .bits_per_s = bits_per_s(a.active_width, a.active_speed),
         .n_gids = count_of(a.gid_tbl_len),
@@ -275,16 +301,19 @@ static bool netdev_is_up(const char *name)
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
     memcpy(r.ifr_name, name, strnlen(name, IFNAMSIZ - 1));
-    bool up = ioctl(fd, SIOCGIFFLAGS, &r) == 0 && (r.ifr_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
+    bool up = ioctl(fd, SIOCGIFFLAGS, &r) == 0 &&
+              (r.ifr_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
     close(fd);
     return up;
 }
 
 /* One line of a sysfs file; false when there is none (an empty GID entry answers EINVAL). */
-static bool read_gid_attr(const char *device, uint8_t port, const char *what, uint32_t index, char *ret_text, size_t bytes)
+static bool read_gid_attr(const char *device, uint8_t port, const char *what, uint32_t index,
+                          char *ret_text, size_t bytes)
 {
     char path[192];
-    snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/%u/gid_attrs/%s/%u", device, port, what, index);
+    snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/%u/gid_attrs/%s/%u", device, port,
+             what, index);
     FILE *f = fopen(path, "re");
     if (!f) return false;
     bool ok = fgets(ret_text, (int)bytes, f) != NULL;
@@ -293,7 +322,8 @@ static bool read_gid_attr(const char *device, uint8_t port, const char *what, ui
     return ok;
 }
 
-static int real_query_gid(struct td_vb_device *d, uint8_t port, uint32_t index, struct td_vb_gid *ret_gid)
+static int real_query_gid(struct td_vb_device *d, uint8_t port, uint32_t index,
+                          struct td_vb_gid *ret_gid)
 {
     static const uint8_t empty[16];
     struct td_vb_gid g = {.index = index};
@@ -303,19 +333,25 @@ static int real_query_gid(struct td_vb_device *d, uint8_t port, uint32_t index, 
         int rc = errno_of(lib.p__ibv_query_gid_ex(d->ctx, port, index, &e, 0, sizeof e));
         if (rc) return rc;
         memcpy(g.raw, e.gid.raw, sizeof g.raw);
-        g.type = e.gid_type == IBV_GID_TYPE_ROCE_V2 ? TD_VB_GID_ROCE_V2 : e.gid_type == IBV_GID_TYPE_ROCE_V1 ? TD_VB_GID_ROCE_V1 : TD_VB_GID_IB;
+        g.type = e.gid_type == IBV_GID_TYPE_ROCE_V2   ? TD_VB_GID_ROCE_V2
+                 : e.gid_type == IBV_GID_TYPE_ROCE_V1 ? TD_VB_GID_ROCE_V1
+                                                      : TD_VB_GID_IB;
         if (e.ndev_ifindex && !if_indextoname(e.ndev_ifindex, name)) name[0] = 0;
     } else { /* rdma-core before 32 */
         union ibv_gid gid;
         char type[32] = "";
         errno = 0;
-        if (index > INT_MAX || lib.p_ibv_query_gid(d->ctx, port, (int)index, &gid)) return errno_now();
+        if (index > INT_MAX || lib.p_ibv_query_gid(d->ctx, port, (int)index, &gid))
+            return errno_now();
         memcpy(g.raw, gid.raw, sizeof g.raw);
-        if (memcmp(g.raw, empty, sizeof empty) != 0 && read_gid_attr(d->name, port, "types", index, type, sizeof type)) {
+        if (memcmp(g.raw, empty, sizeof empty) != 0 &&
+            read_gid_attr(d->name, port, "types", index, type, sizeof type)) {
             struct td_vb_port p;
             int rc = real_query_port(d, port, &p);
             if (rc) return rc;
-            g.type = strcmp(type, "RoCE v2") == 0 ? TD_VB_GID_ROCE_V2 : p.ethernet ? TD_VB_GID_ROCE_V1 : TD_VB_GID_IB;
+            g.type = strcmp(type, "RoCE v2") == 0 ? TD_VB_GID_ROCE_V2
+                     : p.ethernet                 ? TD_VB_GID_ROCE_V1
+                                                  : TD_VB_GID_IB;
             if (!read_gid_attr(d->name, port, "ndevs", index, name, sizeof name)) name[0] = 0;
         }
     }
@@ -326,10 +362,7 @@ static int real_query_gid(struct td_vb_device *d, uint8_t port, uint32_t index, 
     return 0;
 }
 
-static int real_async_fd(struct td_vb_device *d)
-{
-    return d->ctx->async_fd;
-}
+static int real_async_fd(struct td_vb_device *d) { return d->ctx->async_fd; }
 
 static bool real_async_get(struct td_vb_device *d, struct td_vb_async *ret_event)
 {
@@ -346,16 +379,33 @@ static bool real_async_get(struct td_vb_device *d, struct td_vb_async *ret_event
         a.kind = TD_VB_ASYNC_QP_FATAL;
         a.qp_num = e.element.qp->qp_num;
         break;
-    case IBV_EVENT_CQ_ERR: a.kind = TD_VB_ASYNC_CQ_ERR; break;
-    case IBV_EVENT_SRQ_ERR: a.kind = TD_VB_ASYNC_SRQ_ERR; break;
-    case IBV_EVENT_DEVICE_FATAL: a.kind = TD_VB_ASYNC_DEVICE_FATAL; break;
-    case IBV_EVENT_PORT_ERR: a.kind = TD_VB_ASYNC_PORT_ERR; break;
-    case IBV_EVENT_PORT_ACTIVE: a.kind = TD_VB_ASYNC_PORT_ACTIVE; break;
-    case IBV_EVENT_GID_CHANGE: a.kind = TD_VB_ASYNC_GID_CHANGE; break;
-    case IBV_EVENT_LID_CHANGE: a.kind = TD_VB_ASYNC_LID_CHANGE; break; /* InfiniBand: a subnet manager gave the port another address */
-    default: break;
+    case IBV_EVENT_CQ_ERR:
+        a.kind = TD_VB_ASYNC_CQ_ERR;
+        break;
+    case IBV_EVENT_SRQ_ERR:
+        a.kind = TD_VB_ASYNC_SRQ_ERR;
+        break;
+    case IBV_EVENT_DEVICE_FATAL:
+        a.kind = TD_VB_ASYNC_DEVICE_FATAL;
+        break;
+    case IBV_EVENT_PORT_ERR:
+        a.kind = TD_VB_ASYNC_PORT_ERR;
+        break;
+    case IBV_EVENT_PORT_ACTIVE:
+        a.kind = TD_VB_ASYNC_PORT_ACTIVE;
+        break;
+    case IBV_EVENT_GID_CHANGE:
+        a.kind = TD_VB_ASYNC_GID_CHANGE;
+        break;
+    /* InfiniBand: a subnet manager gave the port another address */
+    case IBV_EVENT_LID_CHANGE:
+        a.kind = TD_VB_ASYNC_LID_CHANGE;
+        break;
+    default:
+        break;
     }
-    if (a.kind == TD_VB_ASYNC_PORT_ERR || a.kind == TD_VB_ASYNC_PORT_ACTIVE || a.kind == TD_VB_ASYNC_GID_CHANGE || a.kind == TD_VB_ASYNC_LID_CHANGE)
+    if (a.kind == TD_VB_ASYNC_PORT_ERR || a.kind == TD_VB_ASYNC_PORT_ACTIVE ||
+        a.kind == TD_VB_ASYNC_GID_CHANGE || a.kind == TD_VB_ASYNC_LID_CHANGE)
         a.port = (uint8_t)e.element.port_num;
     lib.p_ibv_ack_async_event(&e); /* at once: a destroy waits for the acknowledgement */
     *ret_event = a;
@@ -364,12 +414,15 @@ static bool real_async_get(struct td_vb_device *d, struct td_vb_async *ret_event
 
 static unsigned access_of(unsigned access)
 {
-    return (access & TD_VB_LOCAL_WRITE ? IBV_ACCESS_LOCAL_WRITE : 0u) | (access & TD_VB_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u) |
-           (access & TD_VB_REMOTE_READ ? IBV_ACCESS_REMOTE_READ : 0u) | (access & TD_VB_MW_BIND ? IBV_ACCESS_MW_BIND : 0u) |
+    return (access & TD_VB_LOCAL_WRITE ? IBV_ACCESS_LOCAL_WRITE : 0u) |
+           (access & TD_VB_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u) |
+           (access & TD_VB_REMOTE_READ ? IBV_ACCESS_REMOTE_READ : 0u) |
+           (access & TD_VB_MW_BIND ? IBV_ACCESS_MW_BIND : 0u) |
            (access & TD_VB_RELAXED_ORDERING ? IBV_ACCESS_RELAXED_ORDERING : 0u);
 }
 
-static int keep_mr(struct td_vb_device *d, struct ibv_mr *ibv, uint64_t addr, uint64_t bytes, struct real_mr *mr, struct td_vb_mr **ret_mr)
+static int keep_mr(struct td_vb_device *d, struct ibv_mr *ibv, uint64_t addr, uint64_t bytes,
+                   struct real_mr *mr, struct td_vb_mr **ret_mr)
 {
     if (!ibv) {
         int rc = errno_now();
@@ -377,12 +430,14 @@ static int keep_mr(struct td_vb_device *d, struct ibv_mr *ibv, uint64_t addr, ui
         return rc;
     }
     mr->ibv = ibv;
-    mr->mr = (struct td_vb_mr){.addr = addr, .bytes = bytes, .lkey = ibv->lkey, .rkey = ibv->rkey, .device = d};
+    mr->mr = (struct td_vb_mr){
+        .addr = addr, .bytes = bytes, .lkey = ibv->lkey, .rkey = ibv->rkey, .device = d};
     *ret_mr = &mr->mr;
     return 0;
 }
 
-static int real_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access, struct td_vb_mr **ret_mr)
+static int real_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned access,
+                    struct td_vb_mr **ret_mr)
 {
     unsigned a = access_of(access);
     if ((a & IBV_ACCESS_RELAXED_ORDERING) && !lib.p_ibv_reg_mr_iova2) return EOPNOTSUPP;
@@ -390,26 +445,32 @@ static int real_reg(struct td_vb_device *d, void *addr, uint64_t bytes, unsigned
     struct real_mr *mr = calloc(1, sizeof *mr);
     if (!mr) return ENOMEM;
     errno = 0;
-    struct ibv_mr *ibv = a & IBV_ACCESS_RELAXED_ORDERING ? lib.p_ibv_reg_mr_iova2(d->pd, addr, (size_t)bytes, (uintptr_t)addr, a)
-                                                         : lib.p_ibv_reg_mr(d->pd, addr, (size_t)bytes, (int)a);
+    struct ibv_mr *ibv =
+        a & IBV_ACCESS_RELAXED_ORDERING
+            ? lib.p_ibv_reg_mr_iova2(d->pd, addr, (size_t)bytes, (uintptr_t)addr, a)
+            : lib.p_ibv_reg_mr(d->pd, addr, (size_t)bytes, (int)a);
     return keep_mr(d, ibv, (uintptr_t)addr, bytes, mr, ret_mr);
 }
 
-static int real_reg_dmabuf(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr)
+static int real_reg_dmabuf(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova,
+                           int fd, unsigned access, struct td_vb_mr **ret_mr)
 {
     if (!lib.p_ibv_reg_dmabuf_mr) return EOPNOTSUPP;
     if (bytes > SIZE_MAX) return EINVAL;
     struct real_mr *mr = calloc(1, sizeof *mr);
     if (!mr) return ENOMEM;
     errno = 0;
-    return keep_mr(d, lib.p_ibv_reg_dmabuf_mr(d->pd, offset, (size_t)bytes, iova, fd, (int)access_of(access)), iova, bytes, mr, ret_mr);
+    return keep_mr(
+        d, lib.p_ibv_reg_dmabuf_mr(d->pd, offset, (size_t)bytes, iova, fd, (int)access_of(access)),
+        iova, bytes, mr, ret_mr);
 }
 
 static int real_dereg(struct td_vb_mr *m)
 {
     if (!m) return 0;
     struct real_mr *mr = (struct real_mr *)m;
-    int rc = errno_of(lib.p_ibv_dereg_mr(mr->ibv)); /* EBUSY: windows are bound to it, and it stays */
+    int rc = errno_of(lib.p_ibv_dereg_mr(mr->ibv)); /* EBUSY: windows are bound to it, and it
+                                                       stays */
     if (rc == 0) free(mr);
     return rc;
 }
@@ -492,36 +553,47 @@ static void real_cq_destroy(struct td_vb_cq *cq)
     free(cq);
 }
 
-static int real_cq_fd(struct td_vb_cq *cq)
-{
-    return cq->channel->fd;
-}
+static int real_cq_fd(struct td_vb_cq *cq) { return cq->channel->fd; }
 
-static int real_cq_arm(struct td_vb_cq *cq)
-{
-    return errno_of(ibv_req_notify_cq(cq->cq, 0));
-}
+static int real_cq_arm(struct td_vb_cq *cq) { return errno_of(ibv_req_notify_cq(cq->cq, 0)); }
 
 static enum td_vb_wc_status status_of(enum ibv_wc_status status)
 {
     switch (status) {
-    case IBV_WC_SUCCESS: return TD_VB_WC_SUCCESS;
-    case IBV_WC_LOC_LEN_ERR: return TD_VB_WC_LOC_LEN;
-    case IBV_WC_LOC_QP_OP_ERR: return TD_VB_WC_LOC_QP_OP;
-    case IBV_WC_LOC_PROT_ERR: return TD_VB_WC_LOC_PROT;
-    case IBV_WC_WR_FLUSH_ERR: return TD_VB_WC_WR_FLUSH;
-    case IBV_WC_MW_BIND_ERR: return TD_VB_WC_MW_BIND;
-    case IBV_WC_BAD_RESP_ERR: return TD_VB_WC_BAD_RESP;
-    case IBV_WC_LOC_ACCESS_ERR: return TD_VB_WC_LOC_ACCESS;
-    case IBV_WC_REM_INV_REQ_ERR: return TD_VB_WC_REM_INV_REQ;
-    case IBV_WC_REM_ACCESS_ERR: return TD_VB_WC_REM_ACCESS;
-    case IBV_WC_REM_OP_ERR: return TD_VB_WC_REM_OP;
-    case IBV_WC_RETRY_EXC_ERR: return TD_VB_WC_RETRY_EXC;
-    case IBV_WC_RNR_RETRY_EXC_ERR: return TD_VB_WC_RNR_RETRY_EXC;
-    case IBV_WC_REM_ABORT_ERR: return TD_VB_WC_REM_ABORT;
-    case IBV_WC_FATAL_ERR: return TD_VB_WC_FATAL;
-    case IBV_WC_RESP_TIMEOUT_ERR: return TD_VB_WC_RESP_TIMEOUT;
-    default: return TD_VB_WC_GENERAL;
+    case IBV_WC_SUCCESS:
+        return TD_VB_WC_SUCCESS;
+    case IBV_WC_LOC_LEN_ERR:
+        return TD_VB_WC_LOC_LEN;
+    case IBV_WC_LOC_QP_OP_ERR:
+        return TD_VB_WC_LOC_QP_OP;
+    case IBV_WC_LOC_PROT_ERR:
+        return TD_VB_WC_LOC_PROT;
+    case IBV_WC_WR_FLUSH_ERR:
+        return TD_VB_WC_WR_FLUSH;
+    case IBV_WC_MW_BIND_ERR:
+        return TD_VB_WC_MW_BIND;
+    case IBV_WC_BAD_RESP_ERR:
+        return TD_VB_WC_BAD_RESP;
+    case IBV_WC_LOC_ACCESS_ERR:
+        return TD_VB_WC_LOC_ACCESS;
+    case IBV_WC_REM_INV_REQ_ERR:
+        return TD_VB_WC_REM_INV_REQ;
+    case IBV_WC_REM_ACCESS_ERR:
+        return TD_VB_WC_REM_ACCESS;
+    case IBV_WC_REM_OP_ERR:
+        return TD_VB_WC_REM_OP;
+    case IBV_WC_RETRY_EXC_ERR:
+        return TD_VB_WC_RETRY_EXC;
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        return TD_VB_WC_RNR_RETRY_EXC;
+    case IBV_WC_REM_ABORT_ERR:
+        return TD_VB_WC_REM_ABORT;
+    case IBV_WC_FATAL_ERR:
+        return TD_VB_WC_FATAL;
+    case IBV_WC_RESP_TIMEOUT_ERR:
+        return TD_VB_WC_RESP_TIMEOUT;
+    default:
+        return TD_VB_WC_GENERAL;
     }
 }
 
@@ -529,12 +601,18 @@ static enum td_vb_wc_status status_of(enum ibv_wc_status status)
 static enum td_vb_op op_of(enum ibv_wc_opcode opcode)
 {
     switch (opcode) {
-    case IBV_WC_RDMA_WRITE: return TD_VB_WRITE;
-    case IBV_WC_RDMA_READ: return TD_VB_READ;
-    case IBV_WC_BIND_MW: return TD_VB_BIND_MW;
-    case IBV_WC_LOCAL_INV: return TD_VB_LOCAL_INV;
-    case IBV_WC_RECV_RDMA_WITH_IMM: return TD_VB_RECV_IMM;
-    default: return (enum td_vb_op)0;
+    case IBV_WC_RDMA_WRITE:
+        return TD_VB_WRITE;
+    case IBV_WC_RDMA_READ:
+        return TD_VB_READ;
+    case IBV_WC_BIND_MW:
+        return TD_VB_BIND_MW;
+    case IBV_WC_LOCAL_INV:
+        return TD_VB_LOCAL_INV;
+    case IBV_WC_RECV_RDMA_WITH_IMM:
+        return TD_VB_RECV_IMM;
+    default:
+        return (enum td_vb_op)0;
     }
 }
 
@@ -545,13 +623,17 @@ static int real_poll(struct td_vb_cq *cq, struct td_vb_wc *wcs, int max)
     while (n < max) {
         int want = max - n < POLL_BATCH ? max - n : POLL_BATCH;
         int m = ibv_poll_cq(cq->cq, want, got);
-        if (m < 0) return n ? n : -EIO; /* drivers return codes of their own here; the next poll meets the error again */
+        if (m < 0)
+            return n ? n : -EIO; /* drivers return codes of their own here; the next poll
+                                    meets the error again */
         for (int i = 0; i < m; i++)
             wcs[n + i] = (struct td_vb_wc){
                 .id = got[i].wr_id,
                 .status = status_of(got[i].status),
                 .op = got[i].status == IBV_WC_SUCCESS ? op_of(got[i].opcode) : (enum td_vb_op)0,
-                .imm = got[i].status == IBV_WC_SUCCESS && (got[i].wc_flags & IBV_WC_WITH_IMM) ? ntohl(got[i].imm_data) : 0,
+                .imm = got[i].status == IBV_WC_SUCCESS && (got[i].wc_flags & IBV_WC_WITH_IMM)
+                           ? ntohl(got[i].imm_data)
+                           : 0,
                 .qp_num = got[i].qp_num,
                 .vendor_error = got[i].vendor_err,
             };
@@ -589,7 +671,8 @@ static int post_empty(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t id, uint3
 {
     struct ibv_recv_wr wrs[POST_BATCH], *bad;
     uint32_t batch = n < POST_BATCH ? n : POST_BATCH;
-    for (uint32_t i = 0; i < batch; i++) wrs[i] = (struct ibv_recv_wr){.wr_id = id, .next = i + 1 < batch ? &wrs[i + 1] : NULL};
+    for (uint32_t i = 0; i < batch; i++)
+        wrs[i] = (struct ibv_recv_wr){.wr_id = id, .next = i + 1 < batch ? &wrs[i + 1] : NULL};
     while (n > 0) {
         uint32_t m = n < batch ? n : batch;
         wrs[m - 1].next = NULL;
@@ -611,14 +694,18 @@ static int real_post_recv(struct td_vb_qp *qp, uint64_t id, uint32_t n)
     return post_empty(((struct real_qp *)qp)->ibv, NULL, id, n);
 }
 
-static int real_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps, struct td_vb_qp **ret_qp)
+static int real_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps,
+                          struct td_vb_qp **ret_qp)
 {
     if (caps->send_sge > TD_VB_SGE_MAX) return EINVAL;
     struct ibv_qp_init_attr init = {
         .send_cq = cq->cq,
         .recv_cq = cq->cq,
         .srq = caps->srq ? caps->srq->srq : NULL,
-        .cap = {.max_send_wr = caps->send_wr, .max_recv_wr = caps->srq ? 0 : caps->recv_wr, .max_send_sge = caps->send_sge, .max_recv_sge = 1,
+        .cap = {.max_send_wr = caps->send_wr,
+                .max_recv_wr = caps->srq ? 0 : caps->recv_wr,
+                .max_send_sge = caps->send_sge,
+                .max_recv_sge = 1,
                 .max_inline_data = caps->inline_bytes},
         .qp_type = IBV_QPT_RC,
         .sq_sig_all = 0,
@@ -657,8 +744,10 @@ static int modify(struct td_vb_qp *qp, struct ibv_qp_attr *attr, int mask)
 
 static int real_qp_init(struct td_vb_qp *qp, uint8_t port, uint16_t pkey_index, unsigned access)
 {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .pkey_index = pkey_index, .port_num = port};
-    attr.qp_access_flags = access_of(access & (TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ));
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT, .pkey_index = pkey_index, .port_num = port};
+    attr.qp_access_flags =
+        access_of(access & (TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE | TD_VB_REMOTE_READ));
     return modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
@@ -676,15 +765,17 @@ static int real_qp_rtr(struct td_vb_qp *qp, const struct td_vb_route *r)
         .max_dest_rd_atomic = r->rd_atomic_in,
         .min_rnr_timer = r->min_rnr_timer,
     };
-    if (r->ethernet || r->remote_lid == 0) { /* on one InfiniBand subnet the lid is enough, and 40 bytes a packet less */
+    if (r->ethernet || r->remote_lid == 0) { /* on one InfiniBand subnet the lid is enough, and
+                                                40 bytes a packet less */
         attr.ah_attr.is_global = 1;
         attr.ah_attr.grh.sgid_index = (uint8_t)r->gid_index;
         attr.ah_attr.grh.hop_limit = r->hop_limit;
         attr.ah_attr.grh.traffic_class = r->traffic_class;
         memcpy(attr.ah_attr.grh.dgid.raw, r->remote_gid, sizeof r->remote_gid);
     }
-    return modify(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                             IBV_QP_MIN_RNR_TIMER);
+    return modify(qp, &attr,
+                  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
 static int real_qp_rts(struct td_vb_qp *qp, const struct td_vb_route *r)
@@ -697,7 +788,9 @@ static int real_qp_rts(struct td_vb_qp *qp, const struct td_vb_route *r)
         .retry_cnt = r->retry,
         .rnr_retry = r->rnr_retry,
     };
-    return modify(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    return modify(qp, &attr,
+                  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 static int real_qp_error(struct td_vb_qp *qp)
@@ -710,16 +803,20 @@ static int translate_send(const struct real_qp *qp, struct td_vb_send *s, struct
 {
     uint64_t bytes = 0;
     if (s->n_sge > TD_VB_SGE_MAX) return EINVAL;
-    *w = (struct ibv_send_wr){.wr_id = s->id, .sg_list = (struct ibv_sge *)s->sge, .num_sge = (int)s->n_sge};
+    *w = (struct ibv_send_wr){
+        .wr_id = s->id, .sg_list = (struct ibv_sge *)s->sge, .num_sge = (int)s->n_sge};
     w->send_flags = (s->signaled ? IBV_SEND_SIGNALED : 0u) | (s->fence ? IBV_SEND_FENCE : 0u);
     switch (s->op) {
-    case TD_VB_WRITE_IMM: w->imm_data = htonl(s->imm); /* fall through */
+    case TD_VB_WRITE_IMM:
+        w->imm_data = htonl(s->imm); /* fall through */
     case TD_VB_WRITE:
         for (uint32_t i = 0; i < s->n_sge; i++) bytes += s->sge[i].bytes;
         if (bytes > 0 && bytes <= qp->inline_bytes) w->send_flags |= IBV_SEND_INLINE;
         /* fall through */
     case TD_VB_READ:
-        w->opcode = s->op == TD_VB_READ ? IBV_WR_RDMA_READ : s->op == TD_VB_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM;
+        w->opcode = s->op == TD_VB_READ    ? IBV_WR_RDMA_READ
+                    : s->op == TD_VB_WRITE ? IBV_WR_RDMA_WRITE
+                                           : IBV_WR_RDMA_WRITE_WITH_IMM;
         w->wr.rdma.remote_addr = s->remote_addr;
         w->wr.rdma.rkey = s->rkey;
         return 0;
@@ -729,9 +826,13 @@ static int translate_send(const struct real_qp *qp, struct td_vb_send *s, struct
         w->num_sge = 0;
         w->bind_mw.mw = ((struct real_mw *)s->mw)->ibv;
         w->bind_mw.rkey = ibv_inc_rkey(s->mw->rkey);
-        w->bind_mw.bind_info = (struct ibv_mw_bind_info){.mr = ((struct real_mr *)s->bind_mr)->ibv, .addr = s->bind_addr, .length = s->bind_bytes,
-                                                         .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
-        s->mw->rkey = w->bind_mw.rkey; /* here, so that a second bind in the same chain goes on from it */
+        w->bind_mw.bind_info =
+            (struct ibv_mw_bind_info){.mr = ((struct real_mr *)s->bind_mr)->ibv,
+                                      .addr = s->bind_addr,
+                                      .length = s->bind_bytes,
+                                      .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+        s->mw->rkey = w->bind_mw.rkey; /* here, so that a second bind in the same chain goes on
+                                          from it */
         return 0;
     case TD_VB_LOCAL_INV:
         w->opcode = IBV_WR_LOCAL_INV;
@@ -743,14 +844,17 @@ static int translate_send(const struct real_qp *qp, struct td_vb_send *s, struct
     }
 }
 
-/* What was not taken binds nothing: its window keeps the key it had. Backwards, because a window may have been named twice. */
+/* What was not taken binds nothing: its window keeps the key it had. Backwards, because a window
+ * may have been named twice. */
 static void untake(struct td_vb_send *s, const struct ibv_send_wr *w, uint32_t from, uint32_t n)
 {
     for (uint32_t i = n; i-- > from;)
-        if (s[i].op == TD_VB_BIND_MW) s[i].mw->rkey = (w[i].bind_mw.rkey & ~0xffu) | ((w[i].bind_mw.rkey - 1) & 0xffu);
+        if (s[i].op == TD_VB_BIND_MW)
+            s[i].mw->rkey = (w[i].bind_mw.rkey & ~0xffu) | ((w[i].bind_mw.rkey - 1) & 0xffu);
 }
 
-static int real_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n, uint32_t *ret_n_posted)
+static int real_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n,
+                          uint32_t *ret_n_posted)
 {
     struct real_qp *qp = (struct real_qp *)q;
     struct ibv_send_wr chain[POST_BATCH];
@@ -774,7 +878,8 @@ static int real_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
                 untake(s, chain, taken, m);
             }
             for (uint32_t i = 0; i < taken; i++)
-                if (s[i].op == TD_VB_BIND_MW) ((struct real_mw *)s[i].mw)->ibv->rkey = chain[i].bind_mw.rkey;
+                if (s[i].op == TD_VB_BIND_MW)
+                    ((struct real_mw *)s[i].mw)->ibv->rkey = chain[i].bind_mw.rkey;
         }
         done += taken;
     }
@@ -785,24 +890,29 @@ static int real_post_send(struct td_vb_qp *q, struct td_vb_send *wrs, uint32_t n
 static void load(void)
 {
     const char *missing = NULL;
-    void *handle = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL); /* for good: its drivers start threads and keep state */
+    /* for good: its drivers start threads and keep state */
+    void *handle = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "rdma: libibverbs.so.1 cannot be loaded (packages libibverbs1, ibverbs-providers): %s",
-                             dlerror());
+        lib.status = td_fail(
+            &lib.err, TD_ERR_UNSUPPORTED,
+            "rdma: libibverbs.so.1 cannot be loaded (packages libibverbs1, ibverbs-providers): %s",
+            dlerror());
         return;
     }
-#define X(name, version, needed)                                       \
-    *(void **)&lib.p_##name = dlvsym(handle, #name, version);          \
+#define X(name, version, needed)                                                                   \
+    *(void **)&lib.p_##name = dlvsym(handle, #name, version);                                      \
     if (!lib.p_##name && (needed) && !missing) missing = #name "@" version;
     SYMBOLS(X)
 #undef X
     if (missing) {
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED, "rdma: libibverbs.so.1 has no %s", missing);
+        lib.status =
+            td_fail(&lib.err, TD_ERR_UNSUPPORTED, "rdma: libibverbs.so.1 has no %s", missing);
         dlclose(handle);
         return;
     }
-    /* A child that writes to a registered page would move the parent away from the page the NIC knows. Kernels since 5.13 copy such pages at
-     * fork and the call does nothing; where neither works it fails, and the daemons, which only fork to exec, go on without. */
+    /* A child that writes to a registered page would move the parent away from the page the NIC
+     * knows. Kernels since 5.13 copy such pages at fork and the call does nothing; where neither
+     * works it fails, and the daemons, which only fork to exec, go on without. */
     (void)lib.p_ibv_fork_init();
     lib.verbs = (struct td_verbs){
         .name = "libibverbs",
@@ -853,7 +963,9 @@ td_status td_verbs_load_libibverbs(const struct td_verbs **ret_verbs, struct td_
 td_status td_verbs_load_libibverbs(const struct td_verbs **ret_verbs, struct td_err *err)
 {
     (void)ret_verbs;
-    return td_fail(err, TD_ERR_UNSUPPORTED, "rdma: this build was made without <infiniband/verbs.h> (package libibverbs-dev)");
+    return td_fail(
+        err, TD_ERR_UNSUPPORTED,
+        "rdma: this build was made without <infiniband/verbs.h> (package libibverbs-dev)");
 }
 
 #endif

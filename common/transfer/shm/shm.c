@@ -1,17 +1,22 @@
 /* shm.c - two processes on one host: the receiver copies.
  *
- * The receiver listens on an abstract unix socket whose name holds a random number; the name and a random proof are in every grant. A sender that
- * can connect to it shares the host (the network namespace), runs as the same user (SO_PEERCRED, both sides look) and has shown to be
- * talking to the grant's author once HELLO_ACK carries the proof: only then it hands over, by SCM_RIGHTS, its pool (a read-only
- * descriptor) and its control words. After that the same frames as on tcp flow, except that REF names source blocks where DATA would carry bytes.
+ * The receiver listens on an abstract unix socket whose name holds a random number; the name and a
+ * random proof are in every grant. A sender that can connect to it shares the host (the network
+ * namespace), runs as the same user (SO_PEERCRED, both sides look) and has shown to be talking to
+ * the grant's author once HELLO_ACK carries the proof: only then it hands over, by SCM_RIGHTS, its
+ * pool (a read-only descriptor) and its control words. After that the same frames as on tcp flow,
+ * except that REF names source blocks where DATA would carry bytes.
  *
- * The receiver maps both, read-only. It takes only memfds that are sealed against shrinking, so that no sender can make a copy end in SIGBUS. Pages
- * of the mapping come on first touch: reading by pread instead was measured at half the speed of memcpy.
+ * The receiver maps both, read-only. It takes only memfds that are sealed against shrinking, so
+ * that no sender can make a copy end in SIGBUS. Pages of the mapping come on first touch: reading
+ * by pread instead was measured at half the speed of memcpy.
  *
- * The fence is a control word per op, written by the sender alone: the op's handle while its source blocks hold what was submitted, 0 from
- * just before the op's terminal event. As in a seqlock the receiver looks before and after the copy; bytes between two looks that
- * both show the handle of the slot's binding were read while the sender could not have reused the blocks. So a receiver that was stopped in the
- * middle, for however long, either finds the handle gone and counts nothing, or has read the right bytes. */
+ * The fence is a control word per op, written by the sender alone: the op's handle while its
+ * source blocks hold what was submitted, 0 from just before the op's terminal event. As in a
+ * seqlock the receiver looks before and after the copy; bytes between two looks that both show
+ * the handle of the slot's binding were read while the sender could not have reused the blocks.
+ * So a receiver that was stopped in the middle, for however long, either finds the handle gone
+ * and counts nothing, or has read the right bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -47,7 +52,8 @@ td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err)
     socklen_t n = abstract_address(x->shm_name, &address);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, n) || listen(fd, 128)) {
-        td_status status = td_fail(err, TD_ERR_IO, "xfer: listen on unix socket @%s: %s", x->shm_name, strerror(errno));
+        td_status status = td_fail(err, TD_ERR_IO, "xfer: listen on unix socket @%s: %s",
+                                   x->shm_name, strerror(errno));
         if (fd >= 0) close(fd);
         x->shm_name[0] = 0;
         return status;
@@ -61,10 +67,12 @@ td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
     size_t bytes = (size_t)x->core.max_ops * sizeof *x->words;
     void *map = MAP_FAILED;
     int fd = memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) {
-        td_status status = td_fail(err, TD_ERR_IO, "xfer: cannot share control words with this host: %s", strerror(errno));
+        td_status status = td_fail(
+            err, TD_ERR_IO, "xfer: cannot share control words with this host: %s", strerror(errno));
         if (fd >= 0) close(fd);
         return status;
     }
@@ -78,11 +86,16 @@ td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", arena->memfd);
     bool sealed = fcntl(arena->memfd, F_ADD_SEALS, F_SEAL_SHRINK) == 0;
-    int ro = sealed ? open(path, O_RDONLY | O_CLOEXEC) : -1; /* receivers need not, and so must not, be able to write */
-    if (ro < 0) return td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s", strerror(errno));
+    /* receivers need not, and so must not, be able to write */
+    int ro = sealed ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (ro < 0)
+        return td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s",
+                       strerror(errno));
     td_status status = xfer_shm_make_words(x, err);
-    if (status) close(ro);
-    else x->arena_ro_fd = ro;
+    if (status)
+        close(ro);
+    else
+        x->arena_ro_fd = ro;
     return status;
 }
 
@@ -111,12 +124,20 @@ bool xfer_shm_peer_allowed(int fd)
     return false;
 }
 
-bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload, size_t n_bytes, const int *fds, size_t n_fds)
+bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload,
+                       size_t n_bytes, const int *fds, size_t n_fds)
 {
     uint8_t header[64];
-    union { struct cmsghdr header; char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))]; } control = {0};
-    struct iovec iov[2] = {{.iov_base = header, .iov_len = sizeof header}, {.iov_base = (void *)(uintptr_t)payload, .iov_len = n_bytes}};
-    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2, .msg_control = &control, .msg_controllen = CMSG_SPACE(n_fds * sizeof *fds)};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))];
+    } control = {0};
+    struct iovec iov[2] = {{.iov_base = header, .iov_len = sizeof header},
+                           {.iov_base = (void *)(uintptr_t)payload, .iov_len = n_bytes}};
+    struct msghdr msg = {.msg_iov = iov,
+                         .msg_iovlen = 2,
+                         .msg_control = &control,
+                         .msg_controllen = CMSG_SPACE(n_fds * sizeof *fds)};
     f->length = (uint32_t)n_bytes;
     f->conn = c->tag;
     td_xfer_frame_encode(f, header);
@@ -125,13 +146,16 @@ bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const vo
     control.header.cmsg_len = CMSG_LEN(n_fds * sizeof *fds);
     memcpy(CMSG_DATA(&control.header), fds, n_fds * sizeof *fds);
     /* Nothing is queued before it on this new connection, so it goes whole or not at all. */
-    return c->out_used == 0 && sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(sizeof header + n_bytes);
+    return c->out_used == 0 &&
+           sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(sizeof header + n_bytes);
 }
 
 bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct td_xfer_mem mem = {.arena_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, .block_bytes = x->block_bytes,
-                              .n_blocks = (uint32_t)x->n_blocks, .n_words = x->core.max_ops};
+    struct td_xfer_mem mem = {.arena_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks,
+                              .block_bytes = x->block_bytes,
+                              .n_blocks = (uint32_t)x->n_blocks,
+                              .n_words = x->core.max_ops};
     struct td_xfer_frame f = {.type = TD_XFER_MEM};
     int fds[2] = {x->arena_ro_fd, x->words_fd};
     if (c->path == TD_XFER_PATH_SHM_STAGED) xfer_ring_mem(x, &mem, &fds[0]);
@@ -146,9 +170,15 @@ static void drop_fds(struct td_xfer_conn *c)
 
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
 {
-    union { struct cmsghdr header; char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))]; } control;
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))];
+    } control;
     struct iovec iov = {.iov_base = to, .iov_len = n};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = &control,
+                         .msg_controllen = sizeof control};
     ssize_t k = recvmsg(c->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (k <= 0) return k;
     for (struct cmsghdr *m = CMSG_FIRSTHDR(&msg); m; m = CMSG_NXTHDR(&msg, m)) {
@@ -157,8 +187,10 @@ ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
         for (int i = 0; i < n_fds; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(m) + (size_t)i * sizeof fd, sizeof fd);
-            if (c->n_fds < XFER_MAX_FDS) c->fds[c->n_fds++] = fd;
-            else close(fd);
+            if (c->n_fds < XFER_MAX_FDS)
+                c->fds[c->n_fds++] = fd;
+            else
+                close(fd);
         }
     }
     return k;
@@ -175,7 +207,8 @@ td_status xfer_shm_take_words(struct td_xfer_conn *c, int fd, uint32_t n_words)
 {
     struct stat words;
     if (!is_sealed(fd) || fstat(fd, &words)) return TD_ERR_CORRUPT;
-    if (n_words < 1 || n_words > 65536 || (uint64_t)words.st_size < n_words * sizeof *c->words) return TD_ERR_CORRUPT;
+    if (n_words < 1 || n_words > 65536 || (uint64_t)words.st_size < n_words * sizeof *c->words)
+        return TD_ERR_CORRUPT;
     void *map = mmap(NULL, n_words * sizeof *c->words, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) return TD_ERR_CORRUPT;
     c->words = map;
@@ -183,21 +216,25 @@ td_status xfer_shm_take_words(struct td_xfer_conn *c, int fd, uint32_t n_words)
     return TD_OK;
 }
 
-td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX])
+td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c,
+                            const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX])
 {
     struct stat arena;
     td_status status = TD_ERR_CORRUPT;
     snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
     if (c->source || c->n_fds != XFER_MAX_FDS) goto out; /* once, and with both */
     if (!is_sealed(c->fds[0]) || fstat(c->fds[0], &arena)) goto out;
-    bool is_ring = c->path == TD_XFER_PATH_SHM_STAGED; /* of buffers, whose size is the sender's affair */
+    bool is_ring = c->path == TD_XFER_PATH_SHM_STAGED; /* of buffers, whose size is the sender's
+                                                          affair */
     uint64_t unit = is_ring ? mem->block_bytes : x->block_bytes;
-    if (unit < 1 || unit > 1u << 30 || mem->block_bytes != unit || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
-        mem->arena_bytes != mem->block_bytes * mem->n_blocks || (uint64_t)arena.st_size < mem->arena_bytes)
+    if (unit < 1 || unit > 1u << 30 || mem->block_bytes != unit || mem->n_blocks < 1 ||
+        mem->n_blocks > 1u << 28 || mem->arena_bytes != mem->block_bytes * mem->n_blocks ||
+        (uint64_t)arena.st_size < mem->arena_bytes)
         goto out;
     if (xfer_shm_take_words(c, c->fds[1], mem->n_words)) goto out;
     /* On reserved huge pages a mapping has whole ones, and so must its end. */
-    uint64_t page = arena.st_blksize > 4096 && arena.st_blksize <= 1 << 30 ? (uint64_t)arena.st_blksize : 4096;
+    uint64_t page =
+        arena.st_blksize > 4096 && arena.st_blksize <= 1 << 30 ? (uint64_t)arena.st_blksize : 4096;
     uint64_t map_bytes = (mem->arena_bytes + page - 1) / page * page;
     void *map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
     if (map == MAP_FAILED) goto out;
@@ -237,10 +274,13 @@ bool xfer_shm_word_shows(const struct xfer_control_word *word, uint64_t handle)
 static size_t copy_piece(struct td_xfer *x)
 {
     struct td_xfer_copy copy;
-    if (!td_xfer_core_copy_next(&x->core, &x->copy_turns, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV, &copy)) return 0;
+    if (!td_xfer_core_copy_next(&x->core, &x->copy_turns, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV,
+                                &copy))
+        return 0;
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-    TD_ASSERT(c && c->source); /* REF without MEM is refused, and the slot is unbound when its connection goes */
+    TD_ASSERT(c && c->source); /* REF without MEM is refused, and the slot is unbound when its
+                                  connection goes */
     const struct xfer_control_word *word = &c->words[copy.op];
     const uint8_t *source = c->source;
     pthread_mutex_unlock(&x->lock);
@@ -249,7 +289,8 @@ static size_t copy_piece(struct td_xfer *x)
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
         size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes;
-        td_xfer_copy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset, source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
+        td_xfer_copy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset,
+                     source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
     }
     XFER_FENCE(memory_order_acquire); /* the copy's reads, then the word */
     valid = valid && xfer_shm_word_shows(word, copy.handle);
@@ -260,18 +301,21 @@ static size_t copy_piece(struct td_xfer *x)
     return copy.n_bytes;
 }
 
-/* Copied enough for one turn? What ended in it is answered behind it, with one frame and one wake on each side for all: these cost as much as copying
- * 64 KiB each. But the senders make their next ones ready while this side copies the other half. */
+/* Copied enough for one turn? What ended in it is answered behind it, with one frame and one
+ * wake on each side for all: these cost as much as copying 64 KiB each. But the senders make
+ * their next ones ready while this side copies the other half. */
 static bool turn_is_over(const struct td_xfer *x, size_t n_bytes, uint64_t n_ended)
 {
     if (!n_ended) return n_bytes >= TD_XFER_FRAME_DATA_MAX;
-    return n_bytes >= SHM_ANSWER_MAX || (n_bytes >= SHM_ANSWER_MIN && n_ended >= td_xfer_core_n_fetching(&x->core));
+    return n_bytes >= SHM_ANSWER_MAX ||
+           (n_bytes >= SHM_ANSWER_MIN && n_ended >= td_xfer_core_n_fetching(&x->core));
 }
 
 bool xfer_shm_copy(struct td_xfer *x)
 {
     size_t n_bytes = 0, n;
     uint64_t n_emitted = x->core.n_emitted;
-    while (!turn_is_over(x, n_bytes, x->core.n_emitted - n_emitted) && (n = copy_piece(x)) > 0) n_bytes += n;
+    while (!turn_is_over(x, n_bytes, x->core.n_emitted - n_emitted) && (n = copy_piece(x)) > 0)
+        n_bytes += n;
     return n_bytes > 0;
 }

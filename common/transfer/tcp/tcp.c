@@ -1,12 +1,15 @@
 /* tcp.c - sockets across hosts: listen, dial, and the two calls that move payload.
  *
- * Receiving: the header has been read and checked, so the payload goes by recvmsg straight into the destination blocks, in pieces, and before
- * every piece the core is asked again whether slot, generation, attempt and handle still stand; when not, the rest of the frame is read into
- * a scrap buffer. Nothing outside this process can place a byte, so a revoked slot is fenced the moment no piece is under way.
+ * Receiving: the header has been read and checked, so the payload goes by recvmsg straight into the
+ * destination blocks, in pieces, and before every piece the core is asked again whether slot,
+ * generation, attempt and handle still stand; when not, the rest of the frame is read into a scrap
+ * buffer. Nothing outside this process can place a byte, so a revoked slot is fenced the moment no
+ * piece is under way.
  *
- * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes the stream the frame's length: the rest is
- * zeros, so its source blocks are free at once; ABORT follows and the receiver never counts that attempt as complete. With TLS a byte counts as sent when
- * it has been sealed into the channel's own memory, so this holds there, too. */
+ * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes
+ * the stream the frame's length: the rest is zeros, so its source blocks are free at once; ABORT
+ * follows and the receiver never counts that attempt as complete. With TLS a byte counts as sent
+ * when it has been sealed into the channel's own memory, so this holds there, too. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -19,20 +22,24 @@
 
 #include "common/transfer/transfer_internal.h"
 
-static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list, struct td_err *err)
+static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list,
+                         struct td_err *err)
 {
     char service[8];
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
     snprintf(service, sizeof service, "%u", port);
     int e = getaddrinfo(host, service, &hints, ret_list);
     if (e) return td_fail(err, TD_ERR_INVALID, "xfer: address \"%s\": %s", host, gai_strerror(e));
     return TD_OK;
 }
 
-td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err)
+td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config,
+                          struct td_err *err)
 {
     struct addrinfo *list = NULL;
-    const char *host = config->listen_host && config->listen_host[0] ? config->listen_host : "127.0.0.1";
+    const char *host =
+        config->listen_host && config->listen_host[0] ? config->listen_host : "127.0.0.1";
     td_status status = resolve(host, config->listen_port, AI_PASSIVE, &list, err);
     if (status) return status;
     int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), on = 1;
@@ -43,24 +50,30 @@ td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     struct sockaddr_storage bound;
     socklen_t bound_bytes = sizeof bound;
-    if (bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, 128) || getsockname(fd, (struct sockaddr *)&bound, &bound_bytes)) {
-        status = td_fail(err, TD_ERR_IO, "xfer: listen on %s port %u: %s", host, config->listen_port, strerror(errno));
+    if (bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, 128) ||
+        getsockname(fd, (struct sockaddr *)&bound, &bound_bytes)) {
+        status = td_fail(err, TD_ERR_IO, "xfer: listen on %s port %u: %s", host,
+                         config->listen_port, strerror(errno));
         goto err_close;
     }
     freeaddrinfo(list);
     list = NULL;
-    x->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port : ((struct sockaddr_in *)&bound)->sin_port);
+    x->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                : ((struct sockaddr_in *)&bound)->sin_port);
 
     /* Grants carry a number, so that no sender ever waits for a name server. */
     if (config->advertise_host && config->advertise_host[0]) host = config->advertise_host;
     status = resolve(host, x->port, 0, &list, err);
     if (status) goto err_close;
-    if (getnameinfo(list->ai_addr, list->ai_addrlen, x->host, sizeof x->host, NULL, 0, NI_NUMERICHOST)) {
+    if (getnameinfo(list->ai_addr, list->ai_addrlen, x->host, sizeof x->host, NULL, 0,
+                    NI_NUMERICHOST)) {
         status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host \"%s\" is too long", host);
         goto err_close;
     }
     if (strcmp(x->host, "0.0.0.0") == 0 || strcmp(x->host, "::") == 0) {
-        status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host must name an address that peers can dial, %s is none", x->host);
+        status = td_fail(
+            err, TD_ERR_INVALID,
+            "xfer: advertise_host must name an address that peers can dial, %s is none", x->host);
         goto err_close;
     }
     freeaddrinfo(list);
@@ -113,7 +126,8 @@ ssize_t xfer_tcp_recv(struct td_xfer_conn *c, void *to, size_t n)
 
 ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n)
 {
-    return c->tls ? td_tls_send(c->tls, from, n) : send(c->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return c->tls ? td_tls_send(c->tls, from, n)
+                  : send(c->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 const char *xfer_tcp_why(const struct td_xfer_conn *c)
@@ -121,8 +135,10 @@ const char *xfer_tcp_why(const struct td_xfer_conn *c)
     return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
 }
 
-/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->in. The lock is not held. */
-static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov, size_t n_bytes, bool is_last)
+/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->in. The lock is
+ * not held. */
+static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov, size_t n_bytes,
+                            bool is_last)
 {
     size_t ahead = is_last ? XFER_IN_DATA_BYTES : 0; /* after the payload comes a header */
     if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->in, .iov_len = ahead};
@@ -137,7 +153,8 @@ static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov
     return k;
 }
 
-/* Device memory: to a staging buffer, which the end of this reading turn sends on (device_copy.c). */
+/* Device memory: to a staging buffer, which the end of this reading turn sends on
+ * (device_copy.c). */
 static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t left)
 {
     struct iovec iov[2];
@@ -173,10 +190,13 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
         errno = EAGAIN;
         return -1;
     }
-    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f) : td_xfer_core_place_begin(&x->core, c->link, f));
+    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
+                                          : td_xfer_core_place_begin(&x->core, c->link, f));
     if (!fits) {
         c->rx_drop = true;
-        ssize_t k = c->in_used ? xfer_conn_in(c, NULL, left) : xfer_tcp_recv(c, x->scrap, left < sizeof x->scrap ? left : sizeof x->scrap);
+        ssize_t k = c->in_used ? xfer_conn_in(c, NULL, left)
+                               : xfer_tcp_recv(c, x->scrap,
+                                               left < sizeof x->scrap ? left : sizeof x->scrap);
         if (k > 0) c->n_payload += (uint32_t)k;
         return k;
     }
@@ -184,7 +204,9 @@ ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
     struct iovec iov[XFER_MAX_IOV + 1];
     uint64_t offset = f->offset + c->n_payload;
     if (c->in_used && left > c->in_used) left = c->in_used;
-    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov, XFER_MAX_IOV, &n_bytes), e = 0;
+    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov,
+                            XFER_MAX_IOV, &n_bytes),
+        e = 0;
     ssize_t k = 0;
     pthread_mutex_unlock(&x->lock);
     if (c->in_used) { /* came along with the header */
@@ -205,19 +227,24 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
     struct iovec iov[XFER_MAX_IOV + 2];
     size_t covered = 0;
     int n_iov = 0;
-    uint32_t n_out = c->tx_header_left == 64 ? c->out_used : 0; /* before a frame that has not begun */
+    /* before a frame that has not begun */
+    uint32_t n_out = c->tx_header_left == 64 ? c->out_used : 0;
     if (n_out) {
-        if (c->out_at) memmove(c->out, c->out + c->out_at, c->out_used); /* or xfer_conn_queue might, while the lock is free */
+        /* or xfer_conn_queue might, while the lock is free */
+        if (c->out_at) memmove(c->out, c->out + c->out_at, c->out_used);
         c->out_at = 0;
         iov[n_iov++] = (struct iovec){.iov_base = c->out, .iov_len = n_out};
     }
-    if (c->tx_header_left) iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left, .iov_len = c->tx_header_left};
+    if (c->tx_header_left)
+        iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left,
+                                      .iov_len = c->tx_header_left};
     bool reads = td_xfer_core_read_begin(&x->core, c->tx_op, c->tx_handle);
     if (reads && x->device) {
         iov[n_iov++] = (struct iovec){.iov_base = xfer_staged_bytes(x, c), .iov_len = c->tx_left};
         covered = c->tx_left;
     } else if (reads) {
-        n_iov += td_xfer_iov(x->base, x->block_bytes, x->core.ops[c->tx_op].src, c->tx_offset, c->tx_left, iov + n_iov, XFER_MAX_IOV, &covered);
+        n_iov += td_xfer_iov(x->base, x->block_bytes, x->core.ops[c->tx_op].src, c->tx_offset,
+                             c->tx_left, iov + n_iov, XFER_MAX_IOV, &covered);
     } else {
         covered = c->tx_left < sizeof x->zeros ? c->tx_left : sizeof x->zeros;
         iov[n_iov++] = (struct iovec){.iov_base = x->zeros, .iov_len = covered};

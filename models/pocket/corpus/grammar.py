@@ -1,8 +1,9 @@
 """A tiny template language, and the cast of a story.
 
-A template is text with {this|that} choices, which nest, and $names that are looked up in a dictionary. `a~` becomes "a" or "an"
-by the word that follows, and `^` makes the next letter a capital. An alternative may be empty. Everything random comes from
-one random.Random, so a seed gives the same text everywhere.
+A template is text with {this|that} choices, which nest, and $names that are looked up in a
+dictionary. `a~` becomes "a" or "an" by the word that follows, and `^` makes the next letter a
+capital. An alternative may be empty. Everything random comes from one random.Random, so a seed
+gives the same text everywhere.
 """
 import re
 
@@ -18,7 +19,7 @@ AN = set("aeiouAEIOU8")
 def expand(rng, template, names=None):
     """One random reading of the template."""
     text = template
-    for _ in range(12):                                   # a value may hold choices and names again
+    for _ in range(12):  # a value may hold choices and names again
         before = text
         while True:
             new = CHOICE.sub(lambda m: rng.choice(m.group(1).split("|")), text)
@@ -29,7 +30,8 @@ def expand(rng, template, names=None):
             text = NAME.sub(lambda m: str(names[m.group(1)]), text)
         if text == before:
             break
-    text = ARTICLE.sub(lambda m: m.group(1) + ("n" if m.group(3) in AN else "") + m.group(2) + m.group(3), text)
+    text = ARTICLE.sub(
+        lambda m: m.group(1) + ("n" if m.group(3) in AN else "") + m.group(2) + m.group(3), text)
     text = CAPITAL.sub(lambda m: m.group(1) + m.group(2).upper(), text)
     text = text.replace("^", "")
     text = re.sub(r" +([.,!?])", r"\1", text)
@@ -37,24 +39,26 @@ def expand(rng, template, names=None):
 
 
 PRONOUNS = {
-    "m": ("he", "him", "his", "himself"),
-    "f": ("she", "her", "her", "herself"),
+    "m": ("he", "him", "his", "himself"), "f": ("she", "her", "her", "herself"),
     "n": ("it", "it", "its", "itself"),
 }
 
 
 def put_person(names, suffix, name, sex, kind, noun):
-    """The names a template uses for one character: $N, $he, $him, $his, $himself, $kind, $the, each with the suffix."""
+    """The names a template uses for one character: $N, $he, $him, $his, $himself, $kind, $the,
+    each with the suffix."""
     he, him, his, himself = PRONOUNS[sex]
     names.update({
-        "N" + suffix: name, "he" + suffix: he, "him" + suffix: him, "his" + suffix: his, "himself" + suffix: himself,
-        "He" + suffix: he.capitalize(), "His" + suffix: his.capitalize(), "kind" + suffix: kind, "the" + suffix: "the " + noun,
+        "N" + suffix: name, "he" + suffix: he, "him" + suffix: him, "his" + suffix: his,
+        "himself" + suffix: himself, "He" + suffix: he.capitalize(),
+        "His" + suffix: his.capitalize(), "kind" + suffix: kind, "the" + suffix: "the " + noun,
         "noun" + suffix: noun,
     })
 
 
 def cast(rng, beasts=0.45, hero=None):
-    """A hero (no suffix), a friend (2), a grown-up (3), and a setting. `hero` may fix (name, sex, kind, noun)."""
+    """A hero (no suffix), a friend (2), a grown-up (3), and a setting. `hero` may fix (name,
+    sex, kind, noun)."""
     names = {}
     animal_world = rng.random() < beasts
     used = set()
@@ -78,10 +82,14 @@ def cast(rng, beasts=0.45, hero=None):
         if animal:
             noun = rng.choice([b for b in W.BEASTS if b not in used])
             used.add(noun)
-            kind = expand(rng, "a~ {little|young|small|gentle|cheerful|quiet|clever|playful|grey|brown|} " + noun)
+            kind = expand(
+                rng, "a~ "
+                "{little|young|small|gentle|cheerful|quiet|clever|playful|grey|"
+                "brown|} " + noun)
         else:
             noun = "boy" if sex == "m" else "girl"
-            kind = expand(rng, "a~ {little|young|small|kind|cheerful|quiet|clever|curious|} " + noun)
+            kind = expand(rng,
+                          "a~ {little|young|small|kind|cheerful|quiet|clever|curious|} " + noun)
         put_person(names, suffix, fresh(sex, animal), sex, kind, noun)
     name, sex, job = rng.choice(W.ELDERS)
     put_person(names, "3", name, sex, "a~ {kind|wise|friendly|patient|} " + job, job)
@@ -96,7 +104,8 @@ def cast(rng, beasts=0.45, hero=None):
     names["food2"] = rng.choice([f for f in W.FOODS if f != names["food"]])
     names["color"] = rng.choice(W.COLORS)
     names["color2"] = rng.choice([c for c in W.COLORS if c != names["color"]])
-    names["toy"] = rng.choice(W.COLORS + W.STUFFS + ["little", "old", "shiny"]) + " " + rng.choice(W.TOYS)
+    names["toy"] = rng.choice(W.COLORS + W.STUFFS + ["little", "old", "shiny"]) + " " + rng.choice(
+        W.TOYS)
     names["thing"] = names["toy"].split()[-1]
     names["animal"] = rng.choice([b for b in W.STRAY_BEASTS if b not in used])
     names["tree"] = rng.choice(W.TREES)

@@ -1,4 +1,5 @@
-/* cublaslt.c - see cublaslt.h. A product is a host function on the stream: no kernel of the caller's may begin early behind it. */
+/* cublaslt.c - see cublaslt.h. A product is a host function on the stream: no kernel of the
+ * caller's may begin early behind it. */
 #include "tests/fake/cuda_emu/cublaslt.h"
 
 #include <stdlib.h>
@@ -43,16 +44,19 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
     return status == CUBLAS_STATUS_SUCCESS ? "success" : "not supported";
 }
 
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t bytes, cublasComputeType_t compute,
-                                               cudaDataType_t scale)
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t bytes,
+                                               cublasComputeType_t compute, cudaDataType_t scale)
 {
-    if (bytes != sizeof *desc || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
-    *desc = (cublasLtMatmulDescOpaque_t){.trans = CUBLAS_OP_N, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    if (bytes != sizeof *desc || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    *desc =
+        (cublasLtMatmulDescOpaque_t){.trans = CUBLAS_OP_N, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which, const void *value,
-                                              size_t bytes)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t which,
+                                              const void *value, size_t bytes)
 {
     if (which == CUBLASLT_MATMUL_DESC_TRANSA && bytes == sizeof desc->trans)
         memcpy(&desc->trans, value, bytes);
@@ -65,15 +69,17 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes, cudaDataType type, uint64_t rows,
-                                                 uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes,
+                                                 cudaDataType type, uint64_t rows, uint64_t cols,
+                                                 int64_t ld)
 {
     if (bytes != sizeof *layout || ld < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
     *layout = (cublasLtMatrixLayoutOpaque_t){type, rows, cols, ld};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference, size_t bytes)
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
+                                                     size_t bytes)
 {
     if (bytes != sizeof *preference) return CUBLAS_STATUS_INVALID_VALUE;
     *preference = (cublasLtMatmulPreferenceOpaque_t){.d_align = 256};
@@ -81,27 +87,33 @@ cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t 
 }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t which, const void *value, size_t bytes)
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    const void *value, size_t bytes)
 {
-    if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == sizeof preference->workspace_bytes)
+    if (which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES &&
+        bytes == sizeof preference->workspace_bytes)
         memcpy(&preference->workspace_bytes, value, bytes);
-    else if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES && bytes == sizeof preference->d_align)
+    else if (which == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES &&
+             bytes == sizeof preference->d_align)
         memcpy(&preference->d_align, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int n_asked,
-                                              cublasLtMatmulHeuristicResult_t *ret_found, int *ret_n_found)
+                                              cublasLtMatmulHeuristicResult_t *ret_found,
+                                              int *ret_n_found)
 {
     *ret_n_found = 0;
-    if (!handle || n_asked < 1 || desc->trans != CUBLAS_OP_T || a->rows != b->rows || a->cols != d->rows || b->cols != d->cols ||
-        c->ld != d->ld)
+    if (!handle || n_asked < 1 || desc->trans != CUBLAS_OP_T || a->rows != b->rows ||
+        a->cols != d->rows || b->cols != d->cols || c->ld != d->ld)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (has_fault("ltnone")) return CUBLAS_STATUS_NOT_SUPPORTED;
-    ret_found->algo = (cublasLtMatmulAlgo_t){preference->workspace_bytes, d->ld,   (int64_t)a->cols, (int64_t)a->rows,
-                                             preference->d_align,         a->type, desc->epilogue};
+    ret_found->algo = (cublasLtMatmulAlgo_t){
+        preference->workspace_bytes, d->ld,   (int64_t)a->cols, (int64_t)a->rows,
+        preference->d_align,         a->type, desc->epilogue};
     *ret_n_found = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -127,7 +139,8 @@ static void run_product(void *arg)
         for (int64_t n = 0; n < p->n_out; n++) {
             float dot = 0, *to = p->d + m * p->ldd + n;
             for (int64_t k = 0; k < p->k; k++)
-                dot += element(p->a, p->type, n * p->lda + k) * element(p->b, p->type, m * p->ldb + k);
+                dot +=
+                    element(p->a, p->type, n * p->lda + k) * element(p->b, p->type, m * p->ldb + k);
             if (p->bias) dot += p->bias[n];
             *to = p->accumulates ? *to + dot : dot;
         }
@@ -135,10 +148,12 @@ static void run_product(void *arg)
     if (!p->is_recorded) free(p);
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     float one, old;
     memcpy(&one, alpha, sizeof one);
@@ -147,12 +162,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         ((uintptr_t)a | (uintptr_t)b) % ALIGN_INPUT)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (has_fault("ltrefuse")) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (algo->ld != d_layout->ld || algo->n_out != (int64_t)d_layout->rows || algo->k != (int64_t)a_layout->rows ||
-        algo->type != a_layout->type || algo->epilogue != desc->epilogue || algo->workspace_bytes > workspace_bytes ||
+    if (algo->ld != d_layout->ld || algo->n_out != (int64_t)d_layout->rows ||
+        algo->k != (int64_t)a_layout->rows || algo->type != a_layout->type ||
+        algo->epilogue != desc->epilogue || algo->workspace_bytes > workspace_bytes ||
         (uintptr_t)d % algo->d_align)
-        td_emu_die("cublasLtMatmul: an algorithm for rows %lld apart with %zu bytes of workspace is used for rows %lld apart with "
+        td_emu_die("cublasLtMatmul: an algorithm for rows %lld apart with %zu bytes of workspace "
+                   "is used for rows %lld apart with "
                    "%zu bytes",
-                   (long long)algo->ld, algo->workspace_bytes, (long long)d_layout->ld, workspace_bytes);
+                   (long long)algo->ld, algo->workspace_bytes, (long long)d_layout->ld,
+                   workspace_bytes);
     struct product *p = calloc(1, sizeof *p);
     if (!p) td_emu_die("no memory for a product");
     *p = (struct product){.a = a,
@@ -160,7 +178,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                           .d = d,
                           .bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS ? desc->bias : NULL,
                           .workspace = workspace,
-                          .workspace_bytes = algo->workspace_bytes < 4096 ? algo->workspace_bytes : 4096,
+                          .workspace_bytes =
+                              algo->workspace_bytes < 4096 ? algo->workspace_bytes : 4096,
                           .n_out = algo->n_out,
                           .n_rows = (int64_t)d_layout->cols,
                           .k = algo->k,
@@ -170,5 +189,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                           .type = algo->type,
                           .accumulates = old == 1};
     p->is_recorded = td_emu_graph_attach(stream, free, p);
-    return cudaLaunchHostFunc(stream, run_product, p) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    return cudaLaunchHostFunc(stream, run_product, p) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                     : CUBLAS_STATUS_INVALID_VALUE;
 }

@@ -1,10 +1,12 @@
 /* cublaslt.h - the calls of cuBLASLt that gemm.cu makes, on the emulated GPU.
  *
- * Why here: no test machine has cuBLASLt and a GPU, and what can go wrong there - an algorithm used for another problem than it was chosen for, a
- * refusal - is the caller's to get right. Results are those of plain loops. An algorithm takes all the workspace that it was offered, and its first
- * page holds NaN after it; one that is used with less of it, for another distance of rows or at a less aligned address, ends the process.
- * TD_CUDA_EMU_FAULT=ltnone: there is no algorithm for any product; ltrefuse: there is, and the product is refused. Values and names are cuBLASLt's,
- * opaque structs are not. */
+ * Why here: no test machine has cuBLASLt and a GPU, and what can go wrong there - an algorithm
+ * used for another problem than it was chosen for, a refusal - is the caller's to get right.
+ * Results are those of plain loops. An algorithm takes all the workspace that it was offered,
+ * and its first page holds NaN after it; one that is used with less of it, for another distance
+ * of rows or at a less aligned address, ends the process. TD_CUDA_EMU_FAULT=ltnone: there is no
+ * algorithm for any product; ltrefuse: there is, and the product is refused. Values and names
+ * are cuBLASLt's, opaque structs are not. */
 #ifndef TD_KERNELS_CUDA_EMU_CUBLASLT_H
 #define TD_KERNELS_CUDA_EMU_CUBLASLT_H
 
@@ -73,23 +75,31 @@ typedef cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *ret_handle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 const char *cublasLtGetStatusString(cublasStatus_t status);
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t bytes, cublasComputeType_t compute,
-                                               cudaDataType_t scale);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which, const void *value,
-                                              size_t bytes);
-cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes, cudaDataType type, uint64_t rows,
-                                                 uint64_t cols, int64_t ld);
-cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference, size_t bytes);
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t bytes,
+                                               cublasComputeType_t compute, cudaDataType_t scale);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t which,
+                                              const void *value, size_t bytes);
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t bytes,
+                                                 cudaDataType type, uint64_t rows, uint64_t cols,
+                                                 int64_t ld);
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
+                                                     size_t bytes);
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t which, const void *value, size_t bytes);
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    const void *value, size_t bytes);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int n_asked,
-                                              cublasLtMatmulHeuristicResult_t *ret_found, int *ret_n_found);
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t stream);
+                                              cublasLtMatmulHeuristicResult_t *ret_found,
+                                              int *ret_n_found);
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

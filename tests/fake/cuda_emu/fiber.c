@@ -1,4 +1,5 @@
-/* fiber.c - see fiber.h. A stopped fiber's stack holds, from its sp upwards, the registers that a call keeps and the address where it goes on. */
+/* fiber.c - see fiber.h. A stopped fiber's stack holds, from its sp upwards, the registers that
+ * a call keeps and the address where it goes on. */
 #include "tests/fake/cuda_emu/fiber.h"
 
 #include <stdint.h>
@@ -8,7 +9,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/* Who switched last on this thread: whoever goes on afterwards learns that one's stack from ASan (a native stack's bounds nobody else knows). */
+/* Who switched last on this thread: whoever goes on afterwards learns that one's stack from ASan
+ * (a native stack's bounds nobody else knows). */
 static __thread struct td_emu_fiber *switched_from __attribute__((tls_model("initial-exec")));
 
 #if defined(__x86_64__)
@@ -34,7 +36,10 @@ __asm__(".text\n"
         "    popq %rbp\n"
         "    ret\n"
         ".size td_emu_switch_stack, .-td_emu_switch_stack\n");
-enum { SAVED_WORDS = 6 }; /* then the address, then one word so that entry sees the alignment of a call */
+enum {
+    SAVED_WORDS = 6
+}; /* then the address, then one word so that entry sees the alignment of
+      a call */
 #elif defined(__aarch64__)
 __asm__(".text\n"
         ".p2align 4\n"
@@ -75,7 +80,8 @@ __asm__(".text\n"
 void td_emu_switch_stack(void **save_sp, void *load_sp);
 #endif
 
-void td_emu_fiber_init(struct td_emu_fiber *f, void *stack, size_t stack_bytes, size_t skew, void (*entry)(void))
+void td_emu_fiber_init(struct td_emu_fiber *f, void *stack, size_t stack_bytes, size_t skew,
+                       void (*entry)(void))
 {
     memset(f, 0, sizeof *f);
     f->stack = stack;
@@ -89,7 +95,8 @@ void td_emu_fiber_init(struct td_emu_fiber *f, void *stack, size_t stack_bytes, 
 #else
     uintptr_t top = ((uintptr_t)stack + stack_bytes - skew) & ~(uintptr_t)15;
 #if defined(__x86_64__)
-    void **sp = (void **)top - (SAVED_WORDS + 2); /* an even number of words: top - 8 holds nothing, as after a call */
+    void **sp = (void **)top - (SAVED_WORDS + 2); /* an even number of words: top - 8 holds
+                                                     nothing, as after a call */
     memset(sp, 0, (SAVED_WORDS + 2) * sizeof *sp);
     sp[SAVED_WORDS] = (void *)(uintptr_t)entry;
 #else
@@ -120,6 +127,7 @@ void td_emu_fiber_switch(struct td_emu_fiber *from, struct td_emu_fiber *to)
     td_emu_switch_stack(&from->sp, to->sp);
 #endif
 #ifdef TD_EMU_ASAN
-    __sanitizer_finish_switch_fiber(from->fake_stack, &switched_from->stack, &switched_from->stack_bytes);
+    __sanitizer_finish_switch_fiber(from->fake_stack, &switched_from->stack,
+                                    &switched_from->stack_bytes);
 #endif
 }

@@ -23,8 +23,8 @@ enum { PAGE = 4096, ALIGN = 256, WATCH = 0xa5, MAX_RANGES = 4096 };
 struct range {
     uint8_t *first, *base;
     size_t mapped, bytes;
-    uint32_t n_opened;           /* imported: how often */
-    bool is_registered;          /* page-locked: by cudaHostRegister */
+    uint32_t n_opened;  /* imported: how often */
+    bool is_registered; /* page-locked: by cudaHostRegister */
     uint64_t peer_inode, peer_offset;
 };
 
@@ -51,7 +51,8 @@ static uint32_t n_inside;
 
 static void allow(const struct range *r, bool is_allowed)
 {
-    if (mprotect(r->first, r->mapped, is_allowed ? PROT_READ | PROT_WRITE : PROT_NONE)) td_emu_die("mprotect of device memory: %m");
+    if (mprotect(r->first, r->mapped, is_allowed ? PROT_READ | PROT_WRITE : PROT_NONE))
+        td_emu_die("mprotect of device memory: %m");
 }
 
 static void allow_all(bool is_allowed)
@@ -87,7 +88,9 @@ static bool arena_open(void)
     if (arena) return true;
     int fd = memfd_create("tandem-cuda-emu", MFD_CLOEXEC);
     if (fd < 0) return false;
-    void *p = ftruncate(fd, (off_t)ARENA_BYTES) ? MAP_FAILED : mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *p = ftruncate(fd, (off_t)ARENA_BYTES)
+                  ? MAP_FAILED
+                  : mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (p == MAP_FAILED) {
         close(fd);
         return false;
@@ -157,15 +160,18 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory)
 {
     pthread_mutex_lock(&lock);
     cudaError_t error = cudaErrorMemoryAllocation;
-    size_t rounded = (bytes + ALIGN - 1) / ALIGN * ALIGN, mapped = (rounded + PAGE - 1) / PAGE * PAGE;
+    size_t rounded = (bytes + ALIGN - 1) / ALIGN * ALIGN,
+           mapped = (rounded + PAGE - 1) / PAGE * PAGE;
     if (bytes > total_bytes || used_bytes + rounded > total_bytes || !arena_open()) goto out;
 
     /* The first gap with room for the pages and an empty one on either side. */
     uint8_t *first = arena + PAGE;
     size_t at = 0;
-    for (; at < ours.n && first + mapped + PAGE > ours.of[at].first; at++) first = ours.of[at].first + ours.of[at].mapped + PAGE;
+    for (; at < ours.n && first + mapped + PAGE > ours.of[at].first; at++)
+        first = ours.of[at].first + ours.of[at].mapped + PAGE;
     if (first + mapped + PAGE > arena + ARENA_BYTES) goto out;
-    struct range r = {.first = first, .base = first + mapped - rounded, .mapped = mapped, .bytes = bytes};
+    struct range r = {
+        .first = first, .base = first + mapped - rounded, .mapped = mapped, .bytes = bytes};
     if (mprotect(first, mapped, PROT_READ | PROT_WRITE) || !insert(&ours, at, r)) goto out;
     memset(r.first, WATCH, (size_t)(r.base - r.first));
     memset(r.base + bytes, WATCH, rounded - bytes);
@@ -199,10 +205,12 @@ cudaError_t td_emu_memory_free(void *memory)
     for (const uint8_t *p = r.first; p < r.first + r.mapped; p++) {
         if (p == r.base && r.bytes) p += r.bytes;
         if (p < r.first + r.mapped && *p != WATCH)
-            td_emu_die("device memory: byte %td of an allocation of %zu bytes was written", p - r.base, r.bytes);
+            td_emu_die("device memory: byte %td of an allocation of %zu bytes was written",
+                       p - r.base, r.bytes);
     }
     mprotect(r.first, r.mapped, PROT_NONE);
-    if (fallocate(arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, r.first - arena, (off_t)r.mapped)) {
+    if (fallocate(arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, r.first - arena,
+                  (off_t)r.mapped)) {
         /* It stays allocated to the file; its bytes are of no use to anyone. */
     }
     used_bytes -= (r.bytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -216,7 +224,8 @@ enum td_emu_where td_emu_memory_where(const void *memory, size_t bytes)
     pthread_mutex_lock(&lock);
     enum td_emu_where where = TD_EMU_HOST;
     const struct list *lists[] = {&ours, &theirs};
-    if (arena && touches(&(struct range){.first = arena, .mapped = ARENA_BYTES}, memory, bytes)) where = TD_EMU_STRAY;
+    if (arena && touches(&(struct range){.first = arena, .mapped = ARENA_BYTES}, memory, bytes))
+        where = TD_EMU_STRAY;
     for (int l = 0; l < 2; l++) {
         for (size_t i = 0; i < lists[l]->n; i++) {
             if (touches(&lists[l]->of[i], memory, bytes)) where = TD_EMU_STRAY;
@@ -238,7 +247,10 @@ cudaError_t td_emu_memory_export(void *memory, cudaIpcMemHandle_t *ret_handle)
     struct stat file;
     cudaError_t error = cudaErrorInvalidValue;
     if (r && !fstat(arena_fd, &file)) {
-        struct handle h = {HANDLE_MAGIC, getpid(), arena_fd, 0, file.st_ino, (uint64_t)(r->first - arena), r->mapped, (uint64_t)(r->base - r->first),
+        struct handle h = {HANDLE_MAGIC, getpid(),
+                           arena_fd,     0,
+                           file.st_ino,  (uint64_t)(r->first - arena),
+                           r->mapped,    (uint64_t)(r->base - r->first),
                            r->bytes};
         memset(ret_handle, 0, sizeof *ret_handle);
         memcpy(ret_handle, &h, sizeof h);
@@ -252,9 +264,11 @@ cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_me
 {
     struct handle h;
     memcpy(&h, handle, sizeof h);
-    if (h.magic != HANDLE_MAGIC || h.first % PAGE || h.mapped % PAGE || h.first + h.mapped > ARENA_BYTES || h.skip + h.bytes > h.mapped)
+    if (h.magic != HANDLE_MAGIC || h.first % PAGE || h.mapped % PAGE ||
+        h.first + h.mapped > ARENA_BYTES || h.skip + h.bytes > h.mapped)
         return cudaErrorInvalidValue;
-    if (h.pid == getpid()) return cudaErrorDeviceUninitialized; /* as CUDA: one's own memory needs no handle */
+    /* as CUDA: one's own memory needs no handle */
+    if (h.pid == getpid()) return cudaErrorDeviceUninitialized;
     cudaError_t error = cudaErrorInvalidResourceHandle;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < theirs.n; i++) {
@@ -272,8 +286,13 @@ cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_me
     if (fd < 0 || fstat(fd, &file) || file.st_ino != h.inode) goto out;
     uint8_t *p = mmap(NULL, h.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)h.first);
     if (p == MAP_FAILED) goto out;
-    struct range r = {
-        .first = p, .base = p + h.skip, .mapped = h.mapped, .bytes = h.bytes, .n_opened = 1, .peer_inode = h.inode, .peer_offset = h.first};
+    struct range r = {.first = p,
+                      .base = p + h.skip,
+                      .mapped = h.mapped,
+                      .bytes = h.bytes,
+                      .n_opened = 1,
+                      .peer_inode = h.inode,
+                      .peer_offset = h.first};
     if (!insert(&theirs, theirs.n, r)) {
         munmap(p, h.mapped);
         goto out;
@@ -307,7 +326,11 @@ cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_registered)
 {
     cudaError_t error = cudaSuccess;
     pthread_mutex_lock(&lock);
-    struct range r = {.first = memory, .base = memory, .mapped = bytes, .bytes = bytes, .is_registered = is_registered};
+    struct range r = {.first = memory,
+                      .base = memory,
+                      .mapped = bytes,
+                      .bytes = bytes,
+                      .is_registered = is_registered};
     for (size_t i = 0; i < pinned.n; i++)
         if (touches(&pinned.of[i], memory, bytes)) error = cudaErrorInvalidValue;
     if (!error && !insert(&pinned, pinned.n, r)) error = cudaErrorMemoryAllocation;
@@ -336,8 +359,8 @@ bool td_emu_pinned_has(const void *memory, size_t bytes)
 
 __attribute__((destructor)) static void memory_unload(void)
 {
-    for (size_t i = 0; i < pinned.n; i++)
-        if (!pinned.of[i].is_registered) free(pinned.of[i].base); /* a device that was lost takes nothing back */
+    for (size_t i = 0; i < pinned.n; i++) /* a device that was lost takes nothing back */
+        if (!pinned.of[i].is_registered) free(pinned.of[i].base);
     free(ours.of);
     free(theirs.of);
     free(pinned.of);

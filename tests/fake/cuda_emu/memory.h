@@ -1,8 +1,9 @@
 /* memory.h - the emulated device's memory, and what is known of the host's page-locked memory.
  *
- * Device memory is one sparse memfd, mapped once; what is not allocated is mapped without access. An allocation ends (rounded up to 256 bytes) at
- * the end of a page with an unmapped one behind it; the bytes between are watched: ASan reports them, and without it cudaFree finds them changed.
- * Threads: any. */
+ * Device memory is one sparse memfd, mapped once; what is not allocated is mapped without
+ * access. An allocation ends (rounded up to 256 bytes) at the end of a page with an unmapped one
+ * behind it; the bytes between are watched: ASan reports them, and without it cudaFree finds
+ * them changed. Threads: any. */
 #ifndef TD_KERNELS_CUDA_EMU_MEMORY_H
 #define TD_KERNELS_CUDA_EMU_MEMORY_H
 
@@ -13,9 +14,9 @@ extern "C" {
 #endif
 
 enum td_emu_where {
-    TD_EMU_HOST,     /* no device memory */
-    TD_EMU_DEVICE,   /* inside one allocation, ours or another process's */
-    TD_EMU_STRAY,    /* device addresses, but not inside one allocation */
+    TD_EMU_HOST,   /* no device memory */
+    TD_EMU_DEVICE, /* inside one allocation, ours or another process's */
+    TD_EMU_STRAY,  /* device addresses, but not inside one allocation */
 };
 
 void td_emu_memory_set_total(uint64_t bytes);
@@ -24,8 +25,9 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory);
 cudaError_t td_emu_memory_free(void *memory);
 enum td_emu_where td_emu_memory_where(const void *memory, size_t bytes);
 
-/* Strict: nobody reads or writes device memory but between enter and leave, which every piece of work stands in; a host that follows a device
- * pointer ends with SIGSEGV, as on a machine with a GPU. Enter and leave count. */
+/* Strict: nobody reads or writes device memory but between enter and leave, which every piece of
+ * work stands in; a host that follows a device pointer ends with SIGSEGV, as on a machine with a
+ * GPU. Enter and leave count. */
 void td_emu_memory_set_strict(bool is_strict);
 void td_emu_memory_enter(void);
 void td_emu_memory_leave(void);
@@ -35,7 +37,8 @@ cudaError_t td_emu_memory_import(const cudaIpcMemHandle_t *handle, void **ret_me
 cudaError_t td_emu_memory_close(void *memory);
 
 /* Page-locked memory of the host. */
-cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_registered); /* registered: the caller's own pages; else malloc's */
+/* registered: the caller's own pages; else malloc's */
+cudaError_t td_emu_pinned_add(void *memory, size_t bytes, bool is_registered);
 cudaError_t td_emu_pinned_remove(void *memory, bool is_registered);
 bool td_emu_pinned_has(const void *memory, size_t bytes);
 

@@ -1,10 +1,11 @@
 /* ptx.c - the twins of the instructions in kernels/cuda/ptx.h.
  *
- * Copies are kept in a list from their issue to their landing, and their destination holds NaN for so long. A cp.async lands at its thread's wait, a
- * bulk copy when somebody waits for its mbarrier: the latest moments that the machine allows.
+ * Copies are kept in a list from their issue to their landing, and their destination holds NaN for
+ * so long. A cp.async lands at its thread's wait, a bulk copy when somebody waits for its mbarrier:
+ * the latest moments that the machine allows.
  *
- * An mbarrier's 64 bits here (a program may look at none of them): arrivals still awaited, arrivals of a phase, bytes still awaited, parity of the
- * phase. */
+ * An mbarrier's 64 bits here (a program may look at none of them): arrivals still awaited,
+ * arrivals of a phase, bytes still awaited, parity of the phase. */
 #include "tests/fake/cuda_emu/ptx.h"
 
 #include <math.h>
@@ -29,7 +30,9 @@ static uint16_t half_at(const uint8_t *row, unsigned column)
     return h;
 }
 
-static void ldmatrix_collect(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES], unsigned n, bool is_trans)
+static void ldmatrix_collect(uint8_t (*operands)[TD_EMU_OPERAND_BYTES],
+                             uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES], unsigned n,
+                             bool is_trans)
 {
     const uint8_t *rows[LANES];
     for (unsigned l = 0; l < 8 * n; l++) memcpy(&rows[l], operands[l], sizeof *rows);
@@ -37,22 +40,27 @@ static void ldmatrix_collect(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t 
         unsigned g = l / 4, t = l % 4;
         uint32_t r[4];
         for (unsigned i = 0; i < n; i++) {
-            if (is_trans) r[i] = half_at(rows[8 * i + 2 * t], g) | (uint32_t)half_at(rows[8 * i + 2 * t + 1], g) << 16;
-            else memcpy(&r[i], rows[8 * i + g] + 4 * t, sizeof *r);
+            if (is_trans)
+                r[i] = half_at(rows[8 * i + 2 * t], g) |
+                       (uint32_t)half_at(rows[8 * i + 2 * t + 1], g) << 16;
+            else
+                memcpy(&r[i], rows[8 * i + g] + 4 * t, sizeof *r);
         }
         memcpy(ret_results[l], r, n * sizeof *r);
     }
 }
 
-#define LDMATRIX(name, n, is_trans, word)                                                                                                   \
-    static void collect_##name(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES])                      \
-    {                                                                                                                                       \
-        ldmatrix_collect(operands, ret_results, n, is_trans);                                                                               \
-    }                                                                                                                                       \
-    void td_ldmatrix_##name(uint32_t r[n], const void *row)                                                                                 \
-    {                                                                                                                                       \
-        if (td_emu_self->lane < 8 * n) check_aligned(row, 16, "ldmatrix");                                                                   \
-        memcpy(r, td_emu_warp_collect(word, 0xffffffffu, &row, sizeof row, collect_##name), n * sizeof *r);                                  \
+#define LDMATRIX(name, n, is_trans, word)                                                          \
+    static void collect_##name(uint8_t(*operands)[TD_EMU_OPERAND_BYTES],                           \
+                               uint8_t(*ret_results)[TD_EMU_OPERAND_BYTES])                        \
+    {                                                                                              \
+        ldmatrix_collect(operands, ret_results, n, is_trans);                                      \
+    }                                                                                              \
+    void td_ldmatrix_##name(uint32_t r[n], const void *row)                                        \
+    {                                                                                              \
+        if (td_emu_self->lane < 8 * n) check_aligned(row, 16, "ldmatrix");                         \
+        memcpy(r, td_emu_warp_collect(word, 0xffffffffu, &row, sizeof row, collect_##name),        \
+               n * sizeof *r);                                                                     \
     }
 LDMATRIX(x4, 4, false, TD_EMU_LDMATRIX)
 LDMATRIX(x4_trans, 4, true, TD_EMU_LDMATRIX_TRANS)
@@ -92,7 +100,8 @@ TD_EMU_UNCHECKED static void multiply(float *c, const float *a, const float *b, 
 
 void td_emu_wgmma_multiply(float *c, const float *a, const float *b) { multiply(c, a, b, 64); }
 
-TD_EMU_UNCHECKED static void collect_mma(uint8_t (*operands)[TD_EMU_OPERAND_BYTES], uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES])
+TD_EMU_UNCHECKED static void collect_mma(uint8_t (*operands)[TD_EMU_OPERAND_BYTES],
+                                         uint8_t (*ret_results)[TD_EMU_OPERAND_BYTES])
 {
     float a[16][16], b[16][8], c[16][8];
     for (unsigned l = 0; l < LANES; l++) {
@@ -124,7 +133,8 @@ void td_mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], 
     memcpy(m.a, a, sizeof m.a);
     memcpy(m.b, b, sizeof m.b);
     memcpy(m.c, c, sizeof m.c);
-    memcpy(d, td_emu_warp_collect(TD_EMU_MMA, 0xffffffffu, &m, sizeof m, collect_mma), 4 * sizeof *d);
+    memcpy(d, td_emu_warp_collect(TD_EMU_MMA, 0xffffffffu, &m, sizeof m, collect_mma),
+           4 * sizeof *d);
 }
 
 static uint32_t round_bf16(float f)
@@ -152,7 +162,8 @@ struct copy {
 
 struct async {
     struct copy *copies;
-    uint32_t n_copies, n_room, n_groups, group_end[MAX_GROUPS]; /* closed groups that have not landed, oldest first */
+    /* closed groups that have not landed, oldest first */
+    uint32_t n_copies, n_room, n_groups, group_end[MAX_GROUPS];
 };
 
 void td_cp_async_16(void *smem, const void *gmem, bool is_valid)
@@ -182,8 +193,11 @@ static struct async *async_of(struct td_emu_lane *lane)
 void td_cp_async_commit(void)
 {
     struct async *a = async_of(td_emu_self);
-    if (!td_emu_self->async) return; /* no copy yet: an empty group before the first one is over already */
-    if (a->n_groups == MAX_GROUPS) td_emu_die("cp.async: more than %d groups on their way", MAX_GROUPS);
+    if (!td_emu_self->async)
+        return; /* no copy yet: an empty group before the first one is over
+                   already */
+    if (a->n_groups == MAX_GROUPS)
+        td_emu_die("cp.async: more than %d groups on their way", MAX_GROUPS);
     a->group_end[a->n_groups++] = a->n_copies;
 }
 
@@ -193,8 +207,10 @@ void td_emu_cp_async_wait(uint32_t n_groups)
     if (a->n_groups <= n_groups) return;
     uint32_t landing = a->n_groups - n_groups, n = a->group_end[landing - 1];
     for (uint32_t i = 0; i < n; i++) {
-        if (a->copies[i].from) memcpy(a->copies[i].to, a->copies[i].from, COPY_BYTES);
-        else memset(a->copies[i].to, 0, COPY_BYTES);
+        if (a->copies[i].from)
+            memcpy(a->copies[i].to, a->copies[i].from, COPY_BYTES);
+        else
+            memset(a->copies[i].to, 0, COPY_BYTES);
     }
     a->n_copies -= n;
     memmove(a->copies, a->copies + n, a->n_copies * sizeof *a->copies);
@@ -258,7 +274,8 @@ static void bar_store(uint64_t *p, struct bar b)
 void td_mbarrier_init(uint64_t *bar, uint32_t count)
 {
     check_aligned(bar, sizeof *bar, "mbarrier");
-    if (!count || count >= 1u << 20) td_emu_die("mbarrier of %u arrivals, must be 1 to %u", count, (1u << 20) - 1);
+    if (!count || count >= 1u << 20)
+        td_emu_die("mbarrier of %u arrivals, must be 1 to %u", count, (1u << 20) - 1);
     struct bar b = {.awaited = count, .count = count, .magic = 1};
     memcpy(bar, &b, sizeof b);
 }
@@ -279,7 +296,8 @@ void td_mbarrier_arrive(uint64_t *bar) { arrive(bar, 0); }
 
 void td_mbarrier_arrive_expect_tx(uint64_t *bar, uint32_t bytes)
 {
-    if (bytes >= 1u << 20) td_emu_die("mbarrier: %u bytes expected, must be below %u", bytes, 1u << 20);
+    if (bytes >= 1u << 20)
+        td_emu_die("mbarrier: %u bytes expected, must be below %u", bytes, 1u << 20);
     arrive(bar, bytes);
 }
 
@@ -289,9 +307,11 @@ void td_bulk_copy_g2s(void *smem, const void *gmem, uint32_t bytes, uint64_t *ba
     struct bulks *list = block->bulks;
     check_aligned(smem, 16, "bulk copy, shared address");
     check_aligned(gmem, 16, "bulk copy, global address");
-    if (!bytes || bytes % 16 || bytes >= 1u << 20) td_emu_die("bulk copy of %u bytes, must be a multiple of 16 below %u", bytes, 1u << 20);
+    if (!bytes || bytes % 16 || bytes >= 1u << 20)
+        td_emu_die("bulk copy of %u bytes, must be a multiple of 16 below %u", bytes, 1u << 20);
     (void)bar_load(bar);
-    if (!list && !(list = block->bulks = calloc(1, sizeof *list))) td_emu_die("no memory for bulk copies");
+    if (!list && !(list = block->bulks = calloc(1, sizeof *list)))
+        td_emu_die("no memory for bulk copies");
     if (list->n == list->n_room) {
         uint32_t n = list->n_room ? 2 * list->n_room : 16;
         struct bulk *of = realloc(list->of, n * sizeof *of);

@@ -1,12 +1,13 @@
-/* ptx.h - the twins of kernels/cuda/ptx.h, which includes this file and says what each does. Implemented in ptx.c. */
+/* ptx.h - the twins of kernels/cuda/ptx.h, which includes this file and says what each does.
+ * Implemented in ptx.c. */
 #ifndef TD_KERNELS_CUDA_EMU_PTX_H
 #define TD_KERNELS_CUDA_EMU_PTX_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of functions that work on what their caller has copied into arrays of its own, by numbers that are constants: checks there would find nothing,
- * and cost half of a tensor kernel's time. */
+/* Of functions that work on what their caller has copied into arrays of its own, by numbers that
+ * are constants: checks there would find nothing, and cost half of a tensor kernel's time. */
 #define TD_EMU_UNCHECKED __attribute__((no_sanitize("address", "undefined", "thread")))
 
 #ifdef __cplusplus
@@ -20,7 +21,8 @@ void td_ldmatrix_x2_trans(uint32_t r[2], const void *row);
 void td_mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4]);
 uint32_t td_pack_bf16x2(float lo, float hi);
 float td_exp2(float x);
-void td_emu_wgmma_multiply(float *c, const float *a, const float *b); /* c[16][64] += a[16][16] b[16][64] */
+/* c[16][64] += a[16][16] b[16][64] */
+void td_emu_wgmma_multiply(float *c, const float *a, const float *b);
 
 void td_cp_async_16(void *smem, const void *gmem, bool is_valid);
 void td_cp_async_commit(void);
@@ -34,7 +36,8 @@ bool td_mbarrier_try_wait_parity(uint64_t *bar, uint32_t parity);
 void td_bulk_copy_g2s(void *smem, const void *gmem, uint32_t bytes, uint64_t *bar);
 void td_fence_proxy_async(void);
 
-/* block.c: a thread has ended, a block is over, a machine goes. Copies still on their way are dropped. */
+/* block.c: a thread has ended, a block is over, a machine goes. Copies still on their way are
+ * dropped. */
 struct td_emu_lane;
 struct td_emu_block;
 void td_emu_async_lane_end(struct td_emu_lane *lane);

@@ -1,11 +1,14 @@
 /* runtime.c - see runtime.h.
  *
- * Work. Every asynchronous call makes a `struct work` and appends it to its stream (or to the graph that the stream records). Work runs in drain():
- * in the order of its stream, outside the lock, by whichever thread first needs it done; `is_busy` keeps a second thread out of the same stream. A
- * stream that comes to a wait for an event drains the event's stream first. Records come before the waits that name them, so this ends.
+ * Work. Every asynchronous call makes a `struct work` and appends it to its stream (or to the graph
+ * that the stream records). Work runs in drain(): in the order of its stream, outside the lock, by
+ * whichever thread first needs it done; `is_busy` keeps a second thread out of the same stream. A
+ * stream that comes to a wait for an event drains the event's stream first. Records come before the
+ * waits that name them, so this ends.
  *
- * Errors. A call's own error is its answer and the thread's last error. A failed kernel loses the device: `lost` is every later call's answer, and
- * work that is still queued is dropped (its events count as done, so that no wait hangs).
+ * Errors. A call's own error is its answer and the thread's last error. A failed kernel loses the
+ * device: `lost` is every later call's answer, and work that is still queued is dropped (its events
+ * count as done, so that no wait hangs).
  *
  * Lock order: `lock` before those of memory.c and block.c; none is held while work runs. */
 #include "tests/fake/cuda_emu/runtime.h"
@@ -24,17 +27,26 @@
 
 enum {
     MAX_DEVICES = 8,
-    STAGED_BYTES = 64 * 1024,        /* pageable copies up to this are taken along with the call */
+    STAGED_BYTES = 64 * 1024, /* pageable copies up to this are taken along with the call */
     SHARED_DEFAULT = 48 * 1024,
     SHARED_MAX = 227 * 1024,
     MAX_FUNCTIONS = 1024,
-    N_SMS = 8,                       /* few, so that grids sized by it stay small */
+    N_SMS = 8, /* few, so that grids sized by it stay small */
     PAGE = 4096,
 };
 #define EVENT_MAGIC 0x54444531u /* "TDE1" */
 #define cudaErrorStreamCaptureImplicit ((cudaError_t)906)
 
-enum work_kind { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_GRAPH, WORK_OBJECT };
+enum work_kind {
+    WORK_KERNEL,
+    WORK_COPY,
+    WORK_SET,
+    WORK_HOST,
+    WORK_RECORD,
+    WORK_WAIT,
+    WORK_GRAPH,
+    WORK_OBJECT
+};
 
 /* What lives as long as the graphs that name it (cudaGraphRetainUserObject). */
 struct object {
@@ -48,11 +60,33 @@ struct work {
     enum work_kind kind;
     size_t n_bytes; /* of what follows the struct: a closure, or staged bytes to copy */
     union {
-        struct { const char *name; struct td_emu_dims grid, block; size_t shared_bytes; void (*run)(const void *closure); } kernel;
-        struct { uint8_t *to; const uint8_t *from; size_t to_pitch, from_pitch, width, height; } copy; /* from NULL: staged */
-        struct { uint8_t *to; int value; size_t bytes; } set;
-        struct { cudaHostFn_t function; void *data; } host;
-        struct { struct td_emu_event *event; uint64_t number; struct td_emu_stream *stream; uint64_t until; } event;
+        struct {
+            const char *name;
+            struct td_emu_dims grid, block;
+            size_t shared_bytes;
+            void (*run)(const void *closure);
+        } kernel;
+        /* from NULL: staged */
+        struct {
+            uint8_t *to;
+            const uint8_t *from;
+            size_t to_pitch, from_pitch, width, height;
+        } copy;
+        struct {
+            uint8_t *to;
+            int value;
+            size_t bytes;
+        } set;
+        struct {
+            cudaHostFn_t function;
+            void *data;
+        } host;
+        struct {
+            struct td_emu_event *event;
+            uint64_t number;
+            struct td_emu_stream *stream;
+            uint64_t until;
+        } event;
         struct td_emu_graph_exec *graph;
         struct object *object;
     } u;
@@ -87,9 +121,9 @@ struct td_emu_stream {
     struct queue works;
     uint64_t n_submitted, n_done;
     bool is_busy, is_blocking, was_asked;
-    uint32_t n_users;      /* threads inside drain(): it may not go while there are any */
+    uint32_t n_users; /* threads inside drain(): it may not go while there are any */
     struct capture *capture;
-    uint64_t n_captured;   /* works put into the capture, to tell whether a fork was joined */
+    uint64_t n_captured; /* works put into the capture, to tell whether a fork was joined */
     bool is_forked, is_unjoined;
     struct td_emu_stream *next;
 };
@@ -100,10 +134,10 @@ struct td_emu_event {
     struct td_emu_stream *stream; /* of the last record, while n_done < n_recorded */
     uint64_t until;
     bool was_asked;
-    struct capture *capture;      /* recorded into one */
+    struct capture *capture; /* recorded into one */
     struct td_emu_stream *capture_stream;
     uint64_t n_captured;
-    int fd;                       /* interprocess: a page with the number of records */
+    int fd; /* interprocess: a page with the number of records */
     uint64_t *shared;
 };
 
@@ -111,7 +145,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 /* Under the lock. */
-static struct td_emu_stream default_stream = {.works = {NULL, &default_stream.works.head}, .is_blocking = true};
+static struct td_emu_stream default_stream = {.works = {NULL, &default_stream.works.head},
+                                              .is_blocking = true};
 static struct td_emu_stream *streams;
 static struct capture *captures;
 static cudaError_t lost;
@@ -121,7 +156,11 @@ static int cc = 90, n_devices = 1, n_sms = N_SMS;
 static int64_t launches_to_fault, launches_to_ecc, mallocs_to_fault; /* 0: none */
 static int fault_device = -1, used_device; /* -1: any; the one that this process chose last */
 static bool has_no_peers;
-static struct { const void *kernel; int shared_bytes; bool has_carveout; } functions[MAX_FUNCTIONS];
+static struct {
+    const void *kernel;
+    int shared_bytes;
+    bool has_carveout;
+} functions[MAX_FUNCTIONS];
 static int n_functions;
 
 static __thread cudaError_t last_error;
@@ -156,8 +195,9 @@ static uint64_t parse_bytes(const char *text, uint64_t fallback)
 static void read_environment(void)
 {
     char now[sizeof environment];
-    snprintf(now, sizeof now, "%s|%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"), env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"),
-             env("TD_CUDA_EMU_EAGER"), env("TD_CUDA_EMU_STRICT"), env("TD_CUDA_EMU_SMS"));
+    snprintf(now, sizeof now, "%s|%s|%s|%s|%s|%s", env("TD_CUDA_EMU_FAULT"),
+             env("TD_CUDA_EMU_MEMORY"), env("TD_CUDA_EMU_DEVICES"), env("TD_CUDA_EMU_EAGER"),
+             env("TD_CUDA_EMU_STRICT"), env("TD_CUDA_EMU_SMS"));
     if (is_read && !strcmp(now, environment)) return;
     is_read = true;
     memcpy(environment, now, sizeof environment);
@@ -184,16 +224,25 @@ static void read_environment(void)
             if (*number == '@') fault_device = (int)strtol(number + 1, NULL, 10);
         }
         if (!*word) continue;
-        if (!strcmp(word, "launch") && value > 0) launches_to_fault = value;
-        else if (!strcmp(word, "ecc") && value > 0) launches_to_ecc = value;
-        else if (!strcmp(word, "malloc") && value > 0) mallocs_to_fault = value;
-        else if (!strcmp(word, "cc") && value > 0) cc = (int)value;
-        else if (!strcmp(word, "nodevice") && !number) has_no_device = true;
-        else if (!strcmp(word, "nodriver") && !number) has_no_driver = true;
-        else if (!strcmp(word, "noimage") && !number) has_no_image = true;
-        else if (!strcmp(word, "nopeer") && !number) has_no_peers = true;
+        if (!strcmp(word, "launch") && value > 0)
+            launches_to_fault = value;
+        else if (!strcmp(word, "ecc") && value > 0)
+            launches_to_ecc = value;
+        else if (!strcmp(word, "malloc") && value > 0)
+            mallocs_to_fault = value;
+        else if (!strcmp(word, "cc") && value > 0)
+            cc = (int)value;
+        else if (!strcmp(word, "nodevice") && !number)
+            has_no_device = true;
+        else if (!strcmp(word, "nodriver") && !number)
+            has_no_driver = true;
+        else if (!strcmp(word, "noimage") && !number)
+            has_no_image = true;
+        else if (!strcmp(word, "nopeer") && !number)
+            has_no_peers = true;
         else if (strcmp(word, "ltnone") != 0 && strcmp(word, "ltrefuse") != 0) /* cublaslt.c's */
-            td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, nodevice, nodriver, noimage, nopeer, ltnone or ltrefuse",
+            td_emu_die("TD_CUDA_EMU_FAULT: \"%s\" is not launch:N, ecc:N, malloc:N, cc:N, "
+                       "nodevice, nodriver, noimage, nopeer, ltnone or ltrefuse",
                        word);
     }
 }
@@ -212,7 +261,10 @@ static cudaError_t leave(cudaError_t error)
 }
 
 /* True while the fault is due: counts down to it. */
-static bool is_due(int64_t *to_fault) { return (fault_device < 0 || fault_device == used_device) && *to_fault > 0 && --*to_fault == 0; }
+static bool is_due(int64_t *to_fault)
+{
+    return (fault_device < 0 || fault_device == used_device) && *to_fault > 0 && --*to_fault == 0;
+}
 
 /* ---- work */
 
@@ -280,30 +332,39 @@ static void run(struct work *w)
 {
     pthread_mutex_lock(&lock);
     if (w->kind == WORK_KERNEL && !lost) {
-        if (is_due(&launches_to_fault)) lost = cudaErrorLaunchFailure;
-        else if (is_due(&launches_to_ecc)) lost = cudaErrorECCUncorrectable;
+        if (is_due(&launches_to_fault))
+            lost = cudaErrorLaunchFailure;
+        else if (is_due(&launches_to_ecc))
+            lost = cudaErrorECCUncorrectable;
     }
     bool is_dropped = lost != cudaSuccess;
     pthread_mutex_unlock(&lock);
     if (is_dropped) return;
     switch (w->kind) {
     case WORK_KERNEL:
-        td_emu_grid_run(w->u.kernel.name, w->u.kernel.grid, w->u.kernel.block, w->u.kernel.shared_bytes, w->u.kernel.run, w->bytes);
+        td_emu_grid_run(w->u.kernel.name, w->u.kernel.grid, w->u.kernel.block,
+                        w->u.kernel.shared_bytes, w->u.kernel.run, w->bytes);
         break;
     case WORK_COPY: {
         const uint8_t *from = w->u.copy.from ? w->u.copy.from : w->bytes;
         for (size_t i = 0; i < w->u.copy.height; i++)
-            memmove(w->u.copy.to + i * w->u.copy.to_pitch, from + i * w->u.copy.from_pitch, w->u.copy.width);
+            memmove(w->u.copy.to + i * w->u.copy.to_pitch, from + i * w->u.copy.from_pitch,
+                    w->u.copy.width);
         break;
     }
-    case WORK_SET: memset(w->u.set.to, w->u.set.value, w->u.set.bytes); break;
-    case WORK_HOST: w->u.host.function(w->u.host.data); break;
+    case WORK_SET:
+        memset(w->u.set.to, w->u.set.value, w->u.set.bytes);
+        break;
+    case WORK_HOST:
+        w->u.host.function(w->u.host.data);
+        break;
     case WORK_GRAPH:
         for (struct work *part = w->u.graph->works.head; part; part = part->next) run(part);
         break;
     case WORK_RECORD:
     case WORK_OBJECT:
-    case WORK_WAIT: break;
+    case WORK_WAIT:
+        break;
     }
 }
 
@@ -323,7 +384,8 @@ static void drain(struct td_emu_stream *s, uint64_t until)
         if (!w->next) s->works.tail = &s->works.head;
         s->is_busy = true;
         if (w->kind == WORK_WAIT) {
-            if (w->u.event.event->n_done < w->u.event.number) drain(w->u.event.stream, w->u.event.until);
+            if (w->u.event.event->n_done < w->u.event.number)
+                drain(w->u.event.stream, w->u.event.until);
             event_release(w->u.event.event);
         } else if (w->kind == WORK_RECORD) {
             struct td_emu_event *e = w->u.event.event;
@@ -355,14 +417,18 @@ static void drain_all(bool blocking_only)
     }
 }
 
-static struct td_emu_stream *stream_of(cudaStream_t stream) { return stream ? stream : &default_stream; }
+static struct td_emu_stream *stream_of(cudaStream_t stream)
+{
+    return stream ? stream : &default_stream;
+}
 
 /* Under the lock. Takes the work, whatever it answers. */
 static cudaError_t submit(struct td_emu_stream *s, struct work *w)
 {
     cudaError_t error = cudaSuccess;
     if (s->capture) {
-        if (s->capture->is_invalid) error = cudaErrorStreamCaptureInvalidated;
+        if (s->capture->is_invalid)
+            error = cudaErrorStreamCaptureInvalidated;
         else if (w->kind == WORK_GRAPH) { /* its parts, as they are */
             for (const struct work *part = w->u.graph->works.head; part; part = part->next) {
                 append(&s->capture->graph->works, work_copy(part));
@@ -388,8 +454,10 @@ static cudaError_t submit(struct td_emu_stream *s, struct work *w)
                 error = cudaErrorStreamCaptureImplicit;
             }
         }
-        if (s == &default_stream) drain_all(true);
-        else drain(&default_stream, default_stream.n_submitted);
+        if (s == &default_stream)
+            drain_all(true);
+        else
+            drain(&default_stream, default_stream.n_submitted);
     }
     if (!error) error = lost;
     if (error) {
@@ -410,7 +478,9 @@ static cudaError_t refuse_in_capture(void)
 {
     cudaError_t error = cudaSuccess;
     for (struct capture *c = captures; c; c = c->next) {
-        if (c->mode == cudaStreamCaptureModeGlobal || (c->mode == cudaStreamCaptureModeThreadLocal && pthread_equal(c->thread, pthread_self()))) {
+        if (c->mode == cudaStreamCaptureModeGlobal ||
+            (c->mode == cudaStreamCaptureModeThreadLocal &&
+             pthread_equal(c->thread, pthread_self()))) {
             c->is_invalid = true;
             error = cudaErrorStreamCaptureUnsupported;
         }
@@ -481,20 +551,47 @@ cudaError_t cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute
     cudaError_t error = check_device(device);
     int value = 0;
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: value = TD_EMU_MAX_THREADS; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: value = SHARED_DEFAULT; break;
-    case cudaDevAttrWarpSize: value = TD_EMU_LANES; break;
-    case cudaDevAttrMultiProcessorCount: value = n_sms; break;
-    case cudaDevAttrPciBusId: value = 0xe0 + device; break;
-    case cudaDevAttrPciDeviceId: value = 0; break;
-    case cudaDevAttrUnifiedAddressing: value = 1; break;
-    case cudaDevAttrPciDomainId: value = 0; break;
-    case cudaDevAttrComputeCapabilityMajor: value = cc / 10; break;
-    case cudaDevAttrComputeCapabilityMinor: value = cc % 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: value = SHARED_MAX; break;
-    case cudaDevAttrCanUseHostPointerForRegisteredMem: value = 1; break;
-    case cudaDevAttrGPUDirectRDMASupported: value = 0; break;
-    default: error = error ? error : cudaErrorInvalidValue;
+    case cudaDevAttrMaxThreadsPerBlock:
+        value = TD_EMU_MAX_THREADS;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        value = SHARED_DEFAULT;
+        break;
+    case cudaDevAttrWarpSize:
+        value = TD_EMU_LANES;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        value = n_sms;
+        break;
+    case cudaDevAttrPciBusId:
+        value = 0xe0 + device;
+        break;
+    case cudaDevAttrPciDeviceId:
+        value = 0;
+        break;
+    case cudaDevAttrUnifiedAddressing:
+        value = 1;
+        break;
+    case cudaDevAttrPciDomainId:
+        value = 0;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        value = cc / 10;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        value = cc % 10;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        value = SHARED_MAX;
+        break;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+        value = 1;
+        break;
+    case cudaDevAttrGPUDirectRDMASupported:
+        value = 0;
+        break;
+    default:
+        error = error ? error : cudaErrorInvalidValue;
     }
     if (!error) *ret_value = value;
     return leave(error);
@@ -560,26 +657,36 @@ static const struct {
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
     {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
-    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
-    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection",
+     "invalid copy direction for memcpy"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorDeviceUninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
     {cudaErrorAlreadyMapped, "cudaErrorAlreadyMapped", "resource already mapped"},
-    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
-    {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported", "peer access is not supported between these two devices"},
+    {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported",
+     "peer access is not supported between these two devices"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
+     "an illegal memory access was encountered"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
-    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
-    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not initiated in this stream"},
-    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "capture was not initiated in this stream"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
+     "capturing stream has unjoined work"},
     {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
      "operation would make the legacy stream depend on a capturing blocking stream"},
 };
@@ -631,14 +738,19 @@ cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned flags)
     if (!error) error = refuse_in_capture();
     void *memory = NULL;
     if (!error && !lost && bytes) {
-        if (posix_memalign(&memory, PAGE, bytes)) error = cudaErrorMemoryAllocation;
-        else error = td_emu_pinned_add(memory, bytes, false);
+        if (posix_memalign(&memory, PAGE, bytes))
+            error = cudaErrorMemoryAllocation;
+        else
+            error = td_emu_pinned_add(memory, bytes, false);
     }
     if (!error && !lost) *ret_memory = memory;
     return leave(error);
 }
 
-cudaError_t cudaMallocHost(void **ret_memory, size_t bytes) { return cudaHostAlloc(ret_memory, bytes, cudaHostAllocDefault); }
+cudaError_t cudaMallocHost(void **ret_memory, size_t bytes)
+{
+    return cudaHostAlloc(ret_memory, bytes, cudaHostAllocDefault);
+}
 
 cudaError_t cudaFreeHost(void *memory)
 {
@@ -658,7 +770,8 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
     enter();
     cudaError_t error = check_device(current_device);
     if (!error) error = refuse_in_capture();
-    if (!error && (!memory || !bytes || td_emu_memory_where(memory, bytes) == TD_EMU_DEVICE)) error = cudaErrorInvalidValue;
+    if (!error && (!memory || !bytes || td_emu_memory_where(memory, bytes) == TD_EMU_DEVICE))
+        error = cudaErrorInvalidValue;
     if (!error && !lost) error = td_emu_pinned_add(memory, bytes, true);
     return leave(error);
 }
@@ -683,14 +796,19 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
     return leave(error);
 }
 
-static size_t extent(size_t pitch, size_t width, size_t height) { return (height - 1) * pitch + width; }
+static size_t extent(size_t pitch, size_t width, size_t height)
+{
+    return (height - 1) * pitch + width;
+}
 
 /* Under the lock. is_async: may be done later. */
-static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
+static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                        size_t width, size_t height, enum cudaMemcpyKind kind,
                         struct td_emu_stream *s, bool is_async)
 {
     if (!width || !height) return cudaSuccess;
-    if (!to || !from || (height > 1 && (to_pitch < width || from_pitch < width))) return cudaErrorInvalidValue;
+    if (!to || !from || (height > 1 && (to_pitch < width || from_pitch < width)))
+        return cudaErrorInvalidValue;
     enum td_emu_where to_where = td_emu_memory_where(to, extent(to_pitch, width, height));
     enum td_emu_where from_where = td_emu_memory_where(from, extent(from_pitch, width, height));
     if (to_where == TD_EMU_STRAY || from_where == TD_EMU_STRAY) return cudaErrorInvalidValue;
@@ -698,11 +816,14 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     if (kind != cudaMemcpyDefault) {
         bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-        if (wants_to != to_device || wants_from != from_device) return cudaErrorInvalidMemcpyDirection;
+        if (wants_to != to_device || wants_from != from_device)
+            return cudaErrorInvalidMemcpyDirection;
     }
-    bool from_pageable = !from_device && !td_emu_pinned_has(from, extent(from_pitch, width, height));
+    bool from_pageable =
+        !from_device && !td_emu_pinned_has(from, extent(from_pitch, width, height));
     bool to_pageable = !to_device && !td_emu_pinned_has(to, extent(to_pitch, width, height));
-    bool is_staged = is_async && !s->capture && from_pageable && height == 1 && width <= STAGED_BYTES;
+    bool is_staged =
+        is_async && !s->capture && from_pageable && height == 1 && width <= STAGED_BYTES;
     struct work *w = work_new(WORK_COPY, from, is_staged ? width : 0);
     w->u.copy.to = to;
     w->u.copy.from = is_staged ? NULL : from;
@@ -712,27 +833,34 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     w->u.copy.height = height;
     cudaError_t error = submit(s, w);
     /* Pageable memory: the call is over when the bytes have been taken, or have arrived. */
-    if (!error && !s->capture && (!is_async || to_pageable || (from_pageable && !is_staged))) drain(s, s->n_submitted);
+    if (!error && !s->capture && (!is_async || to_pageable || (from_pageable && !is_staged)))
+        drain(s, s->n_submitted);
     return error;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream)
 {
     enter();
-    return leave(copy(to, to_pitch, from, from_pitch, width, height, kind, stream_of(stream), true));
+    return leave(
+        copy(to, to_pitch, from, from_pitch, width, height, kind, stream_of(stream), true));
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
 {
     return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
 }
 
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind)
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                         size_t width, size_t height, enum cudaMemcpyKind kind)
 {
     enter();
     cudaError_t error = refuse_in_capture();
-    return leave(error ? error : copy(to, to_pitch, from, from_pitch, width, height, kind, &default_stream, false));
+    return leave(
+        error ? error
+              : copy(to, to_pitch, from, from_pitch, width, height, kind, &default_stream, false));
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
@@ -744,7 +872,8 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 {
     enter();
     if (!bytes) return leave(cudaSuccess);
-    if (td_emu_memory_where(memory, bytes) != TD_EMU_DEVICE && !td_emu_pinned_has(memory, bytes)) return leave(cudaErrorInvalidValue);
+    if (td_emu_memory_where(memory, bytes) != TD_EMU_DEVICE && !td_emu_pinned_has(memory, bytes))
+        return leave(cudaErrorInvalidValue);
     struct work *w = work_new(WORK_SET, NULL, 0);
     w->u.set.to = memory;
     w->u.set.value = value;
@@ -766,7 +895,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flag
 {
     (void)priority;
     enter();
-    cudaError_t error = flags > cudaStreamNonBlocking ? cudaErrorInvalidValue : check_device(current_device);
+    cudaError_t error =
+        flags > cudaStreamNonBlocking ? cudaErrorInvalidValue : check_device(current_device);
     struct td_emu_stream *s = error || lost ? NULL : calloc(1, sizeof *s);
     if (s) {
         s->works.tail = &s->works.head;
@@ -780,7 +910,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flag
     return leave(error);
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned flags) { return cudaStreamCreateWithPriority(ret_stream, flags, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned flags)
+{
+    return cudaStreamCreateWithPriority(ret_stream, flags, 0);
+}
 static struct td_emu_stream **find_stream(cudaStream_t stream)
 {
     struct td_emu_stream **at = &streams;
@@ -816,8 +949,10 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     struct td_emu_stream *s = stream_of(stream);
     cudaError_t error = refuse_captured(s->capture);
     if (!error && s->n_done < s->n_submitted) {
-        if (s->was_asked) drain(s, s->n_submitted);
-        else error = cudaErrorNotReady;
+        if (s->was_asked)
+            drain(s, s->n_submitted);
+        else
+            error = cudaErrorNotReady;
         s->was_asked = true;
     }
     return leave(error);
@@ -836,8 +971,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags)
 {
     enter();
     cudaError_t error = check_device(current_device);
-    if (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess)) error = cudaErrorInvalidValue;
-    if (flags & cudaEventInterprocess && !(flags & cudaEventDisableTiming)) error = cudaErrorInvalidValue; /* as CUDA has it */
+    if (flags & ~(cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess))
+        error = cudaErrorInvalidValue;
+    /* as CUDA has it */
+    if (flags & cudaEventInterprocess && !(flags & cudaEventDisableTiming))
+        error = cudaErrorInvalidValue;
     if (error || lost) return leave(error);
     struct td_emu_event *e = calloc(1, sizeof *e);
     if (!e) return leave(cudaErrorMemoryAllocation);
@@ -845,7 +983,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags)
     e->fd = -1;
     if (flags & cudaEventInterprocess) {
         e->fd = memfd_create("tandem-cuda-emu-event", MFD_CLOEXEC);
-        void *p = e->fd < 0 || ftruncate(e->fd, PAGE) ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
+        void *p = e->fd < 0 || ftruncate(e->fd, PAGE)
+                      ? MAP_FAILED
+                      : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
         if (p == MAP_FAILED) {
             event_release(e);
             return leave(cudaErrorMemoryAllocation);
@@ -905,7 +1045,8 @@ static void see_shared(const struct td_emu_event *e)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     enter();
-    if (!event || flags) return leave(event ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
+    if (!event || flags)
+        return leave(event ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
     struct td_emu_stream *s = stream_of(stream);
     if (event->capture) {
         struct capture *c = captures;
@@ -917,12 +1058,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
             s->is_unjoined = true;
             s->n_captured = 0;
         }
-        if (event->capture_stream->n_captured == event->n_captured && event->capture_stream != s) event->capture_stream->is_unjoined = false;
+        if (event->capture_stream->n_captured == event->n_captured && event->capture_stream != s)
+            event->capture_stream->is_unjoined = false;
         return leave(cudaSuccess);
     }
     see_shared(event);
     if (event->n_done == event->n_recorded) return leave(cudaSuccess);
-    if (s->capture) return leave(refuse_captured(s->capture)); /* work outside the graph cannot be waited for inside */
+    /* work outside the graph cannot be waited for inside */
+    if (s->capture) return leave(refuse_captured(s->capture));
     struct work *w = work_new(WORK_WAIT, NULL, 0);
     w->u.event.event = event;
     event->n_refs++;
@@ -949,8 +1092,10 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     cudaError_t error = refuse_captured(event->capture);
     see_shared(event);
     if (!error && event->n_done < event->n_recorded) {
-        if (event->was_asked) drain(event->stream, event->until);
-        else error = cudaErrorNotReady;
+        if (event->was_asked)
+            drain(event->stream, event->until);
+        else
+            error = cudaErrorNotReady;
         event->was_asked = true;
     }
     return leave(error);
@@ -1021,7 +1166,8 @@ int td_emu_graph_attach(cudaStream_t stream, cudaHostFn_t release, void *data)
     return c != NULL;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, unsigned long long flags)
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph,
+                                 unsigned long long flags)
 {
     (void)flags;
     enter();
@@ -1080,7 +1226,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *memory)
 cudaError_t cudaIpcOpenMemHandle(void **ret_memory, cudaIpcMemHandle_t handle, unsigned flags)
 {
     enter();
-    cudaError_t error = flags != cudaIpcMemLazyEnablePeerAccess ? cudaErrorInvalidValue : check_device(current_device);
+    cudaError_t error = flags != cudaIpcMemLazyEnablePeerAccess ? cudaErrorInvalidValue
+                                                                : check_device(current_device);
     if (!error) error = refuse_in_capture();
     if (!error && has_no_peers) error = cudaErrorPeerAccessUnsupported;
     return leave(error ? error : td_emu_memory_import(&handle, ret_memory));
@@ -1103,7 +1250,8 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *ret_handle, cudaEvent_t 
 {
     enter();
     struct stat file;
-    if (!event || !event->shared || fstat(event->fd, &file)) return leave(cudaErrorInvalidResourceHandle);
+    if (!event || !event->shared || fstat(event->fd, &file))
+        return leave(cudaErrorInvalidResourceHandle);
     struct event_handle h = {EVENT_MAGIC, getpid(), event->fd, 0, file.st_ino};
     memset(ret_handle, 0, sizeof *ret_handle);
     memcpy(ret_handle, &h, sizeof h);
@@ -1124,8 +1272,9 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t 
     struct stat file;
     e->n_refs = 1;
     e->fd = open(path, O_RDWR | O_CLOEXEC);
-    void *p =
-        e->fd < 0 || fstat(e->fd, &file) || file.st_ino != h.inode ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
+    void *p = e->fd < 0 || fstat(e->fd, &file) || file.st_ino != h.inode
+                  ? MAP_FAILED
+                  : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
     if (p == MAP_FAILED) {
         event_release(e);
         return leave(cudaErrorInvalidResourceHandle);
@@ -1141,24 +1290,33 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
 {
     enter();
     bool is_carveout = attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
-    if (!is_carveout && attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return leave(cudaErrorInvalidValue);
-    if (value < (is_carveout ? -1 : 0) || value > (is_carveout ? 100 : SHARED_MAX)) return leave(cudaErrorInvalidValue);
+    if (!is_carveout && attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
+        return leave(cudaErrorInvalidValue);
+    if (value < (is_carveout ? -1 : 0) || value > (is_carveout ? 100 : SHARED_MAX))
+        return leave(cudaErrorInvalidValue);
     int i = 0;
     while (i < n_functions && functions[i].kernel != kernel) i++;
-    if (i == MAX_FUNCTIONS) td_emu_die("more than %d kernels with shared memory of their own", MAX_FUNCTIONS);
+    if (i == MAX_FUNCTIONS)
+        td_emu_die("more than %d kernels with shared memory of their own", MAX_FUNCTIONS);
     functions[i].kernel = kernel;
-    if (is_carveout) functions[i].has_carveout = true;
-    else functions[i].shared_bytes = value;
+    if (is_carveout)
+        functions[i].has_carveout = true;
+    else
+        functions[i].shared_bytes = value;
     if (i == n_functions) n_functions++;
     return leave(cudaSuccess);
 }
 
-static cudaError_t check_launch(const void *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes)
+static cudaError_t check_launch(const void *kernel, struct td_emu_dims grid,
+                                struct td_emu_dims block, size_t shared_bytes)
 {
-    if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
+    if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+        return cudaErrorInvalidConfiguration;
     if (has_no_image) return cudaErrorNoKernelImageForDevice;
-    if (!block.x || !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64) return cudaErrorInvalidConfiguration;
-    if ((uint64_t)block.x * block.y * block.z > TD_EMU_MAX_THREADS) return cudaErrorInvalidConfiguration;
+    if (!block.x || !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64)
+        return cudaErrorInvalidConfiguration;
+    if ((uint64_t)block.x * block.y * block.z > TD_EMU_MAX_THREADS)
+        return cudaErrorInvalidConfiguration;
     size_t limit = SHARED_DEFAULT;
     bool has_carveout = false;
     for (int i = 0; i < n_functions; i++) {
@@ -1167,22 +1325,24 @@ static cudaError_t check_launch(const void *kernel, struct td_emu_dims grid, str
         has_carveout = functions[i].has_carveout;
     }
     if (shared_bytes > limit) return cudaErrorInvalidValue;
-    return shared_bytes > SHARED_DEFAULT && !has_carveout ? cudaErrorInvalidConfiguration : cudaSuccess; /* the house's rule: runtime.h */
+    /* the house's rule: runtime.h */
+    return shared_bytes > SHARED_DEFAULT && !has_carveout ? cudaErrorInvalidConfiguration
+                                                          : cudaSuccess;
 }
 
-void td_emu_next_is_early(bool is_early)
-{
-    next_is_early = is_early;
-}
+void td_emu_next_is_early(bool is_early) { next_is_early = is_early; }
 
-void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
-                   void (*run_block)(const void *closure), const void *closure, size_t closure_bytes)
+void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid,
+                   struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
+                   void (*run_block)(const void *closure), const void *closure,
+                   size_t closure_bytes)
 {
     enter();
     cudaError_t error = check_device(current_device);
     if (!error) error = check_launch(kernel, grid, block, shared_bytes);
     const struct capture *c = stream_of(stream)->capture;
-    if (!error && next_is_early && c && c->graph->n_works && c->graph->last != WORK_KERNEL) error = cudaErrorStreamCaptureUnsupported;
+    if (!error && next_is_early && c && c->graph->n_works && c->graph->last != WORK_KERNEL)
+        error = cudaErrorStreamCaptureUnsupported;
     next_is_early = false;
     if (!error) {
         struct work *w = work_new(WORK_KERNEL, closure, closure_bytes);

@@ -1,28 +1,39 @@
-/* runtime.h - the calls of the CUDA runtime that this project makes, with CUDA's names, values and manners, on the host.
+/* runtime.h - the calls of the CUDA runtime that this project makes, with CUDA's names, values and
+ * manners, on the host.
  *
- * Why here: everything between the kernels and the daemons - streams, events, graphs, copies, IPC, errors - is tested on machines without a GPU; and
- * what CUDA leaves open is done in the least convenient way that CUDA allows:
- *   - Work is done as late as it may be: when somebody synchronises with it, or asks (an event or stream queried answers "not ready" once). A wait
- *     that is missing therefore reads old bytes. TD_CUDA_EMU_EAGER=1 does work at once instead.
- *   - New device memory up to 16 MiB holds NaN (0xff). Memory that is not allocated is not mapped: a kernel that leaves its buffers ends with
- *     SIGSEGV.
- *   - A recorded graph holds the arguments of its launches as they were, and the addresses of its copies.
- *   - A copy outside an allocation, or with a direction that does not fit its pointers, answers cudaErrorInvalidValue or ...InvalidMemcpyDirection.
- * Device memory is one memfd per process: cudaIpcOpenMemHandle in another process of the same user maps the same bytes, also after the owner's end.
+ * Why here: everything between the kernels and the daemons - streams, events, graphs, copies, IPC,
+ * errors - is tested on machines without a GPU; and what CUDA leaves open is done in the least
+ * convenient way that CUDA allows:
+ *   - Work is done as late as it may be: when somebody synchronises with it, or asks (an event or
+ *     stream queried answers "not ready" once). A wait that is missing therefore reads old bytes.
+ *     TD_CUDA_EMU_EAGER=1 does work at once instead.
+ *   - New device memory up to 16 MiB holds NaN (0xff). Memory that is not allocated is not mapped:
+ *     a kernel that leaves its buffers ends with SIGSEGV.
+ *   - A recorded graph holds the arguments of its launches as they were, and the addresses of its
+ *     copies.
+ *   - A copy outside an allocation, or with a direction that does not fit its pointers, answers
+ *     cudaErrorInvalidValue or ...InvalidMemcpyDirection.
+ * Device memory is one memfd per process: cudaIpcOpenMemHandle in another process of the same user
+ * maps the same bytes, also after the owner's end.
  *
  * Environment (read again by each cudaGetDeviceCount, which every opening of a device makes):
  *   TD_CUDA_EMU_MEMORY   bytes of the device, with K, M or G (4G)
  *   TD_CUDA_EMU_DEVICES  how many (1)
  *   TD_CUDA_EMU_SMS      multiprocessors (8)
- *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for tests where no stand-in for a NIC writes there
+ *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for
+ *       tests where no stand-in for a NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
- *   TD_CUDA_EMU_NCCL     a library that stands in for libnccl.so.2 (tests/fake/nccl_stub.c); unset: ranks meet in the host's memory (comm.cu)
- *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is lost), malloc:N (the N-th cudaMalloc finds no memory),
- *                        each with @D behind it only in processes that use device D; nodevice, nodriver, nopeer (no memory of another process opens),
- *                        ltnone, ltrefuse (cublaslt.h),
- *                        noimage (the library has no code for this device), cc:75 (another compute capability; default 90)
+ *   TD_CUDA_EMU_NCCL     a library that stands in for libnccl.so.2 (tests/fake/nccl_stub.c); unset:
+ *       ranks meet in the host's memory (comm.cu)
+ *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is
+ *                        lost), malloc:N (the N-th cudaMalloc finds no memory), each with @D behind
+ *                        it only in processes that use device D; nodevice, nodriver, nopeer (no
+ *                        memory of another process opens), ltnone, ltrefuse (cublaslt.h), noimage
+ *                        (the library has no code for this device), cc:75 (another compute
+ *                        capability; default 90)
  *
- * Threads: any. Every call may be made beside any other; a stream does its work in order, on the thread of the host that first needs it done. */
+ * Threads: any. Every call may be made beside any other; a stream does its work in order, on the
+ * thread of the host that first needs it done. */
 #ifndef TD_KERNELS_CUDA_EMU_RUNTIME_H
 #define TD_KERNELS_CUDA_EMU_RUNTIME_H
 
@@ -75,7 +86,10 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault = 4,
 };
 
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 
 enum cudaDeviceAttr {
     cudaDevAttrMaxThreadsPerBlock = 1,
@@ -95,7 +109,11 @@ enum cudaDeviceAttr {
 
 enum { cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxShared = 100 };
 
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed = 2 };
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2
+};
 
 #define cudaStreamNonBlocking 1u
 #define cudaEventBlockingSync 1u
@@ -115,16 +133,23 @@ typedef struct td_emu_graph *cudaGraph_t;
 typedef struct td_emu_graph_exec *cudaGraphExec_t;
 typedef struct td_emu_node *cudaGraphNode_t;
 typedef void (*cudaHostFn_t)(void *data);
-typedef struct { char reserved[64]; } cudaIpcMemHandle_t;
-typedef struct { char reserved[64]; } cudaIpcEventHandle_t;
-typedef struct { char bytes[16]; } cudaUUID_t;
+typedef struct {
+    char reserved[64];
+} cudaIpcMemHandle_t;
+typedef struct {
+    char reserved[64];
+} cudaIpcEventHandle_t;
+typedef struct {
+    char bytes[16];
+} cudaUUID_t;
 
 struct cudaDeviceProp {
     char name[256];
     cudaUUID_t uuid;
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int regsPerBlock, warpSize, maxThreadsPerBlock, major, minor, multiProcessorCount, l2CacheSize, ECCEnabled, pciBusID, pciDeviceID, pciDomainID,
-        maxThreadsPerMultiProcessor, unifiedAddressing, integrated, memoryBusWidth;
+    int regsPerBlock, warpSize, maxThreadsPerBlock, major, minor, multiProcessorCount, l2CacheSize,
+        ECCEnabled, pciBusID, pciDeviceID, pciDomainID, maxThreadsPerMultiProcessor,
+        unifiedAddressing, integrated, memoryBusWidth;
 };
 
 /* ---- device and errors */
@@ -151,12 +176,16 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *memory);
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream TD_EMU_DEFAULT(0));
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind);
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream TD_EMU_DEFAULT(0));
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                         size_t width, size_t height, enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream TD_EMU_DEFAULT(0));
 cudaError_t cudaMemset(void *memory, int value, size_t bytes);
-cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream TD_EMU_DEFAULT(0));
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes,
+                            cudaStream_t stream TD_EMU_DEFAULT(0));
 
 /* ---- streams and events */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned flags);
@@ -164,7 +193,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flag
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags TD_EMU_DEFAULT(0));
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
+                                unsigned flags TD_EMU_DEFAULT(0));
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -175,14 +205,16 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 /* ---- graphs, by capture */
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret_graph);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, unsigned long long flags TD_EMU_DEFAULT(0));
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph,
+                                 unsigned long long flags TD_EMU_DEFAULT(0));
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *ret_n_nodes);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
-/* No call of CUDA's, but what cudaGraphRetainUserObject is for: `release(data)` runs when the last graph is gone that the stream is recording now,
- * or that was made from it. 0: the stream records none, and nothing was kept. release may make no call of this header. */
+/* No call of CUDA's, but what cudaGraphRetainUserObject is for: `release(data)` runs when the
+ * last graph is gone that the stream is recording now, or that was made from it. 0: the stream
+ * records none, and nothing was kept. release may make no call of this header. */
 int td_emu_graph_attach(cudaStream_t stream, cudaHostFn_t release, void *data);
 
 /* ---- other processes */
@@ -192,12 +224,14 @@ cudaError_t cudaIpcCloseMemHandle(void *memory);
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *ret_handle, cudaEvent_t event);
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t handle);
 
-/* ---- kernels: TD_LAUNCH comes here; what was wrong is cudaGetLastError's. Two rules that are stricter than CUDA's:
- * the next launch of this thread may begin early (programmatic serialization): refused in a recording unless what was recorded last is a kernel;
- * more than 48 KiB of dynamic shared memory: refused unless the kernel has asked for a carve-out, since the driver's own choice may have room for one
- * block of a multiprocessor where two were meant. */
+/* ---- kernels: TD_LAUNCH comes here; what was wrong is cudaGetLastError's. Two rules that are
+ * stricter than CUDA's: the next launch of this thread may begin early (programmatic
+ * serialization): refused in a recording unless what was recorded last is a kernel; more than 48
+ * KiB of dynamic shared memory: refused unless the kernel has asked for a carve-out, since the
+ * driver's own choice may have room for one block of a multiprocessor where two were meant. */
 void td_emu_next_is_early(bool is_early);
-void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid, struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
+void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid,
+                   struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
                    void (*run)(const void *closure), const void *closure, size_t closure_bytes);
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value);
 
@@ -209,12 +243,16 @@ struct dim3 {
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-template <class T> static inline cudaError_t cudaMalloc(T **ret_memory, size_t bytes) { return cudaMalloc((void **)(void *)ret_memory, bytes); }
+template <class T> static inline cudaError_t cudaMalloc(T **ret_memory, size_t bytes)
+{
+    return cudaMalloc((void **)(void *)ret_memory, bytes);
+}
 template <class T> static inline cudaError_t cudaMallocHost(T **ret_memory, size_t bytes)
 {
     return cudaMallocHost((void **)(void *)ret_memory, bytes);
 }
-template <class T> static inline cudaError_t cudaHostAlloc(T **ret_memory, size_t bytes, unsigned flags)
+template <class T>
+static inline cudaError_t cudaHostAlloc(T **ret_memory, size_t bytes, unsigned flags)
 {
     return cudaHostAlloc((void **)(void *)ret_memory, bytes, flags);
 }
