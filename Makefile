@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo package check-package check-distros check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench soak clean
+.PHONY: help install-deps build demo package check-package check-distros check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,7 +29,8 @@ STAGES ?= demo,release
 check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root)
 	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
 
-demo: install-deps ## from nothing to a completion: router, prefill and decode on loopback
+demo: ## from nothing to a completion: router, prefill and decode on loopback
+	@scripts/install-deps --without-figures
 	@$(MAKE) --no-print-directory build
 	@scripts/demo
 
@@ -75,6 +76,9 @@ format: ## clang-format over C and CUDA, yapf over Python (packages clang-format
 bench: ## build the benches in build/release/bin and list them
 	@$(MAKE) --no-print-directory build
 	@ls build/release/bin | grep -E 'bench' || echo "no bench program in this version"
+
+figures: ## the figures of bench/results, drawn from the CSV files beside them (gnuplot)
+	@gnuplot -d bench/results/figures.gp
 
 SOAK_TRANSFERS ?= 1000000
 SOAK_SEED ?= $(shell date +%s)

@@ -7,10 +7,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/plot/chart.h"
+#include "bench/plot/gnuplot.h"
 
 #define MAX_POOLS 256
-#define MAX_PANELS 12 /* of single configurations */
+#define MAX_PANELS 12 /* pictures of single configurations */
+#define WIDTH 640
+#define HEIGHT 400
+#define KEY_ROW 20 /* pixels of one row of names below a picture */
+
+#define TEXT "#1c1f24"
+#define MUTED "#5a6069"
+#define GRID "#dfe2e6"
+#define LIMIT "#8a2b2b"
+
+/* Okabe and Ito's colours, which people with colour-blindness tell apart; no picture relies on
+ * them alone. */
+static const char *const colours[] = {"#0072b2", "#d55e00", "#007f5f", "#a8528a",
+                                      "#b07c00", "#3d8fc4", "#6b6f76"};
+/* Characters, because gnuplot's own marks are links to definitions, and a page of several
+ * pictures would have each definition more than once. */
+static const char *const markers[] = {"●", "■", "▲", "◆"};
+#define N_COLOURS (sizeof colours / sizeof *colours)
+#define N_MARKERS (sizeof markers / sizeof *markers)
 
 struct pages {
     const struct sweep *s;
@@ -20,17 +38,25 @@ struct pages {
     size_t *n_pools;
 };
 
-/* A figure under work: its canvas and its CSV. */
+/* A figure under work: its script and its CSV. */
 struct draft {
     struct figure *f;
-    FILE *csv;
-    size_t csv_bytes;
+    FILE *gp, *csv;
+    size_t script_bytes, csv_bytes;
+    int n_plots;
+};
+
+struct axis {
+    const char *label; /* with its unit */
+    double min, max;   /* log: both > 0 */
+    bool log, percent; /* percent: of shares */
 };
 
 void figure_free(struct figure *f)
 {
-    canvas_destroy(f->canvas);
+    free(f->script);
     free(f->csv);
+    free(f->marks);
     *f = (struct figure){0};
 }
 
@@ -38,12 +64,14 @@ static bool draft_open(struct pages *p, struct draft *d, int height, const char 
                        const char *title)
 {
     if (p->n == FIGURES_MAX) return false;
-    d->f = &p->figures[p->n];
-    *d->f = (struct figure){.canvas = canvas_create(CHART_WIDTH, height)};
+    *d = (struct draft){.f = &p->figures[p->n]};
+    *d->f = (struct figure){.width = WIDTH, .height = height};
     snprintf(d->f->id, sizeof d->f->id, "%s", id);
     snprintf(d->f->title, sizeof d->f->title, "%s", title);
+    d->gp = open_memstream(&d->f->script, &d->script_bytes);
     d->csv = open_memstream(&d->f->csv, &d->csv_bytes);
-    if (d->f->canvas && d->csv) return true;
+    if (d->gp && d->csv) return true;
+    if (d->gp) fclose(d->gp);
     if (d->csv) fclose(d->csv);
     figure_free(d->f);
     return false;
@@ -51,7 +79,10 @@ static bool draft_open(struct pages *p, struct draft *d, int height, const char 
 
 static void draft_close(struct pages *p, struct draft *d)
 {
-    if (fclose(d->csv))
+    fputc('\n', d->gp);
+    int failed = fclose(d->gp);
+    failed |= fclose(d->csv);
+    if (failed)
         figure_free(d->f); /* no memory for the numbers: no figure */
     else
         p->n++;
@@ -62,13 +93,21 @@ static double workers(const struct pages *p, uint32_t c)
 {
     return p->s->configs[c].gpus ? p->s->configs[c].gpus : 1;
 }
-static int ink_of(uint32_t c) { return INK_SERIES + (int)c; }
+static const char *colour_of(uint32_t c) { return colours[c % N_COLOURS]; }
 
-static double margin(const struct pages *p, double least)
+/* Rows that n names take below a picture: as many in a row as the longest allows. */
+static int key_height(size_t n, size_t longest)
 {
+    size_t each = 60 + 8 * longest, columns = each < WIDTH ? WIDTH / each : 1;
+    return KEY_ROW * (int)((n + columns - 1) / columns);
+}
+
+static int names_height(const struct pages *p)
+{
+    size_t longest = 0;
     for (uint32_t c = 0; c < p->s->n_configs; c++)
-        least = fmax(least, canvas_text_width(name_of(p, c), 12) * 1.08 + 18);
-    return fmin(least, 190);
+        if (strlen(name_of(p, c)) > longest) longest = strlen(name_of(p, c));
+    return key_height(p->s->n_configs, longest);
 }
 
 static void slo_words(const struct sweep *s, char *text, size_t bytes)
@@ -93,9 +132,155 @@ static double greatest_rate(const struct pages *p)
     return v;
 }
 
-static struct chart_axis share_axis(const char *label)
+/* --- gnuplot's words -------------------------------------------------------------------------- */
+
+/* 1, 2 or 5 times a power of ten, at least v. */
+static double nice_above(double v)
 {
-    return (struct chart_axis){.label = label, .min = 0, .max = 1, .percent = true};
+    double base = pow(10, floor(log10(v))), m = v / base * (1 - 1e-9);
+    return m <= 1 ? base : m <= 2 ? 2 * base : m <= 5 ? 5 * base : 10 * base;
+}
+
+/* From 0 to the next tick above max. */
+static struct axis axis_linear(const char *label, double max)
+{
+    if (!(max > 0) || !isfinite(max)) max = 1;
+    double step = nice_above(max / 6);
+    return (struct axis){.label = label, .max = ceil(max / step - 1e-9) * step};
+}
+
+static struct axis axis_log(const char *label, double min, double max)
+{
+    if (!(min > 0) || !isfinite(max) || max < min) min = 1, max = 10;
+    double lo = 1 / nice_above(1 / min), hi = nice_above(max);
+    return (struct axis){.label = label, .min = lo, .max = hi > lo ? hi : lo * 10, .log = true};
+}
+
+static struct axis axis_share(const char *label)
+{
+    return (struct axis){.label = label, .min = 0, .max = 1, .percent = true};
+}
+
+static void axis_write(struct draft *d, char name, const struct axis *a)
+{
+    double unit = a->percent ? 100 : 1;
+    fprintf(d->gp, "set %crange [%.9g:%.9g]\nset %clabel ", name, a->min * unit, a->max * unit,
+            name);
+    gnuplot_quote(a->label, d->gp);
+    fprintf(d->gp, " textcolor rgb '" TEXT "'%s\nset format %c '%s'\n",
+            name == 'x' ? " offset 0,0.4" : "", name, a->percent ? "%g %%" : "%g");
+    if (a->log && a->max / a->min < 300) /* too few powers of ten to read by: name 2 and 5, too */
+        for (double v = a->min; v <= a->max * 1.000001;) {
+            double m = round(v / pow(10, floor(log10(v) + 1e-9)));
+            fprintf(d->gp, "set %ctics %s ('%.4g' %.9g)\n", name, v == a->min ? "" : "add", v, v);
+            v *= m == 2 ? 2.5 : 2;
+        }
+    if (a->log) fprintf(d->gp, "set logscale %c\n", name);
+}
+
+/* Where the plane lies: below two lines of title, above its own tics and label and the rows of
+ * names. */
+static void margins(struct draft *d, int names_height)
+{
+    fprintf(d->gp, "set tmargin at screen %g\nset bmargin at screen %g\n", 1 - 62.0 / d->f->height,
+            (60.0 + names_height) / d->f->height);
+}
+
+static void titles(struct draft *d, const char *subtitle, int names_height)
+{
+    margins(d, names_height);
+    fputs("set border 3 linecolor rgb '" MUTED "'\nset tics nomirror textcolor rgb '" MUTED
+          "'\nset grid "
+          "linecolor rgb '" GRID "' linetype 1\nset datafile missing 'nan'\n"
+          "set key below left Left reverse samplen 2 textcolor rgb '" TEXT "'\nset label ",
+          d->gp);
+    gnuplot_quote(d->f->title, d->gp);
+    fputs(" at screen 0.02,graph 1 offset 0,2.6 font '" GNUPLOT_FONT ",15' textcolor rgb '" TEXT
+          "'\n",
+          d->gp);
+    if (!subtitle[0]) return;
+    fputs("set label ", d->gp);
+    gnuplot_quote(subtitle, d->gp);
+    fputs(" at screen 0.02,graph 1 offset 0,1.2 font '" GNUPLOT_FONT ",11' textcolor rgb '" MUTED
+          "'\n",
+          d->gp);
+}
+
+/* The height beyond HEIGHT is for the rows of names. */
+static void chart(struct draft *d, const char *subtitle, struct axis x, struct axis y)
+{
+    titles(d, subtitle, d->f->height - HEIGHT);
+    axis_write(d, 'x', &x);
+    axis_write(d, 'y', &y);
+}
+
+/* A limit: a dashed line across, named at its right end (y) or at its foot (x). */
+static void limit(struct draft *d, char axis, double v, const char *name)
+{
+    if (!(v > 0)) return;
+    if (axis == 'y')
+        fprintf(d->gp, "set arrow from graph 0,first %.9g to graph 1,first %.9g", v, v);
+    else
+        fprintf(d->gp, "set arrow from first %.9g,graph 0 to first %.9g,graph 1", v, v);
+    fputs(" nohead dashtype (8,5) linecolor rgb '" LIMIT "'\nset label ", d->gp);
+    gnuplot_quote(name, d->gp);
+    fprintf(d->gp,
+            axis == 'y' ? " at graph 1,first %.9g offset -0.5,-0.7 right"
+                        : " at first %.9g,graph 0 offset 0.5,0.7",
+            v);
+    fputs(" textcolor rgb '" LIMIT "'\n", d->gp);
+}
+
+/* Points as the data block $dN of the script; a line of `nan` breaks a line of the picture. */
+static void data(struct draft *d, uint32_t block, const double *const columns[], size_t n_columns,
+                 size_t n)
+{
+    fprintf(d->gp, "$d%u << EOD\n", block);
+    for (size_t i = 0; i < n; i++) {
+        bool known = true;
+        for (size_t k = 0; k < n_columns; k++) known &= isfinite(columns[k][i]) != 0;
+        for (size_t k = 0; k < n_columns; k++)
+            fprintf(d->gp, known ? "%.9g " : "nan ", columns[k][i]);
+        fputc('\n', d->gp);
+    }
+    fputs("EOD\n", d->gp);
+}
+
+/* Begins one more thing to draw, `name` NULL: without a name below the picture. */
+static void plot(struct draft *d, const char *what, uint32_t block, const char *using,
+                 const char *name)
+{
+    fputs(d->n_plots++ ? ", \\\n  " : "plot ", d->gp);
+    if (what)
+        fputs(what, d->gp);
+    else
+        fprintf(d->gp, "$d%u using %s", block, using);
+    fputs(name ? " title " : " notitle", d->gp);
+    if (name) gnuplot_quote(name, d->gp);
+}
+
+static void style_line(struct draft *d, const char *colour, double width, const char *dashes)
+{
+    fprintf(d->gp, " with lines linecolor rgb '%s' linewidth %g dashtype %s", colour, width,
+            dashes);
+}
+
+static void style_marked(struct draft *d, uint32_t c, const char *style)
+{
+    fprintf(d->gp, " with %s linecolor rgb '%s' linewidth 2 pointtype '%s' pointsize 1", style,
+            colour_of(c), markers[c % N_MARKERS]);
+}
+
+/* An interval as a bar from column lo to column hi. */
+static void plot_bars(struct draft *d, uint32_t block, const char *using, const char *colour)
+{
+    plot(d, NULL, block, using, NULL);
+    fprintf(d->gp, " with vectors nohead linecolor rgb '%s' linewidth 1", colour);
+}
+
+static struct axis axis_rate(double max)
+{
+    return axis_linear("offered rate per worker (requests/s)", max);
 }
 
 /* --- attainment over rate --------------------------------------------------------------------- */
@@ -117,88 +302,88 @@ static void columns_of(const struct pages *p, uint32_t c, struct columns *k)
     }
 }
 
-static void target_line(struct chart *ch, const struct sweep *s)
+static void target_line(struct draft *d, const struct sweep *s)
 {
     char text[40];
     snprintf(text, sizeof text, "target %.4g %%", 100 * s->attainment);
-    if (s->attainment > 0) chart_limit_y(ch, s->attainment, text);
+    limit(d, 'y', 100 * s->attainment, text);
 }
 
 static void attainment(struct pages *p)
 {
     struct draft d;
-    struct chart ch;
     struct columns k;
     char slo[128], subtitle[200];
     if (!bench_slo_any(&p->s->slo) ||
-        !draft_open(p, &d, CHART_HEIGHT, "attainment", "SLO attainment over rate"))
+        !draft_open(p, &d, HEIGHT + names_height(p), "attainment", "SLO attainment over rate"))
         return;
     slo_words(p->s, slo, sizeof slo);
     snprintf(subtitle, sizeof subtitle, "requests that met %s; bars: 95 %% interval", slo);
     snprintf(d.f->caption, sizeof d.f->caption,
              "Share of offered requests that met every objective, over the offered rate per "
-             "worker. Goodput is where a line crosses the target; the "
-             "bars are 95 %% intervals.");
-    chart_open(&ch, d.f->canvas, "SLO attainment over rate", subtitle,
-               chart_axis_linear("offered rate per worker (requests/s)", greatest_rate(p)),
-               share_axis("requests within objectives"), margin(p, 92));
-    target_line(&ch, p->s);
+             "worker. Goodput is where a "
+             "line crosses the target; the bars are 95 %% intervals.");
+    chart(&d, subtitle, axis_rate(greatest_rate(p)), axis_share("requests within objectives"));
+    target_line(&d, p->s);
     fprintf(d.csv, "config,rate,rate_per_worker,runs,attainment,ci95_lo,ci95_hi,attainment_ttft,"
-                   "attainment_tpot,least,greatest\n");
+                   "attainment_tpot,"
+                   "least,greatest\n");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
-        size_t n = p->n_pools[c];
         columns_of(p, c, &k);
-        chart_bars(&ch, k.x, k.lo, k.hi, n, ink_of(c));
-        chart_line(&ch, k.x, k.joint, n, ink_of(c), 2, DASH_NONE);
-        chart_points(&ch, k.x, k.joint, n, (int)c, ink_of(c), 3.4, 1);
-        if (n) chart_label(&ch, k.x[n - 1], k.joint[n - 1], ink_of(c), "%s", name_of(p, c));
-        for (size_t i = 0; i < n; i++) {
+        data(&d, c, (const double *const[]){k.x, k.joint, k.lo, k.hi}, 4, p->n_pools[c]);
+        for (size_t i = 0; i < p->n_pools[c]; i++) {
             const struct sweep_pool *q = &p->pools[c][i];
             fprintf(d.csv, "%s,%.9g,%.9g,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c),
                     q->rate, k.x[i], q->n_runs, q->joint, q->lo, q->hi, q->ttft, q->tpot, q->least,
                     q->greatest);
         }
     }
-    chart_close(&ch);
+    plot(&d, "NaN", 0, NULL, NULL);
+    for (uint32_t c = 0; c < p->s->n_configs; c++) {
+        if (p->n_pools[c] == 0) continue;
+        plot_bars(&d, c, "1:($3*100):(0):(($4-$3)*100)", colour_of(c));
+        plot(&d, NULL, c, "1:($2*100)", name_of(p, c));
+        style_marked(&d, c, "linespoints");
+    }
     draft_close(p, &d);
 }
 
 static void attainment_parts(struct pages *p, uint32_t c)
 {
     struct draft d;
-    struct chart ch;
     struct columns k;
-    char id[80], title[128], slo[128], subtitle[160];
+    char id[80], title[128], subtitle[160];
+    const struct bench_slo *slo = &p->s->slo;
     snprintf(id, sizeof id, "attainment-%s", name_of(p, c));
     for (char *q = id; *q; q++)
         if (!isalnum((unsigned char)*q)) *q = '-';
     snprintf(title, sizeof title, "%s: which objective is missed", name_of(p, c));
-    if (p->n_pools[c] == 0 || !bench_slo_any(&p->s->slo) ||
-        !draft_open(p, &d, CHART_HEIGHT, id, title))
+    if (p->n_pools[c] == 0 || !bench_slo_any(slo) ||
+        !draft_open(p, &d, HEIGHT + KEY_ROW, id, title))
         return;
-    slo_words(p->s, slo, sizeof slo);
-    snprintf(subtitle, sizeof subtitle, "%s", slo);
+    slo_words(p->s, subtitle, sizeof subtitle);
     snprintf(d.f->caption, sizeof d.f->caption,
              "%s: both objectives, and each alone. The line that falls first is the objective that "
-             "limits this configuration; what was turned away "
-             "misses both.",
+             "limits this "
+             "configuration; what was turned away misses both.",
              name_of(p, c));
-    chart_open(&ch, d.f->canvas, title, subtitle,
-               chart_axis_linear("offered rate per worker (requests/s)", greatest_rate(p)),
-               share_axis("requests within objectives"), 92);
-    target_line(&ch, p->s);
+    chart(&d, subtitle, axis_rate(greatest_rate(p)), axis_share("requests within objectives"));
+    target_line(&d, p->s);
     columns_of(p, c, &k);
     size_t n = p->n_pools[c];
-    if (p->s->slo.ttft_ms > 0) chart_line(&ch, k.x, k.ttft, n, INK_SERIES + 0, 4.5, DASH_NONE);
-    if (p->s->slo.tpot_ms > 0) chart_line(&ch, k.x, k.tpot, n, INK_SERIES + 1, 3, DASH_LONG);
-    chart_bars(&ch, k.x, k.lo, k.hi, n, INK_TEXT);
-    /* thin, above the others: where they are the same all show */
-    chart_line(&ch, k.x, k.joint, n, INK_TEXT, 1.6, DASH_NONE);
-    chart_points(&ch, k.x, k.joint, n, 0, INK_TEXT, 2.8, 1);
-    if (p->s->slo.ttft_ms > 0) chart_label(&ch, k.x[n - 1], k.ttft[n - 1], INK_SERIES + 0, "TTFT");
-    if (p->s->slo.tpot_ms > 0) chart_label(&ch, k.x[n - 1], k.tpot[n - 1], INK_SERIES + 1, "TPOT");
-    chart_label(&ch, k.x[n - 1], k.joint[n - 1], INK_TEXT, "joint");
-    chart_close(&ch);
+    data(&d, 0, (const double *const[]){k.x, k.joint, k.lo, k.hi}, 4, n);
+    data(&d, 1, (const double *const[]){k.x, k.ttft}, 2, n);
+    data(&d, 2, (const double *const[]){k.x, k.tpot}, 2, n);
+    plot(&d, "NaN", 0, NULL, NULL);
+    if (slo->ttft_ms > 0)
+        plot(&d, NULL, 1, "1:($2*100)", "TTFT"), style_line(&d, colours[0], 5, "solid");
+    if (slo->tpot_ms > 0)
+        plot(&d, NULL, 2, "1:($2*100)", "TPOT"), style_line(&d, colours[1], 3, "(10,6)");
+    plot_bars(&d, 0, "1:($3*100):(0):(($4-$3)*100)", TEXT);
+    /* Thin and last, above the others: where all are the same all three show. */
+    plot(&d, NULL, 0, "1:($2*100)", "joint");
+    fprintf(d.gp,
+            " with linespoints linecolor rgb '" TEXT "' linewidth 1.6 pointtype '●' pointsize 0.8");
     fprintf(d.csv, "config,rate,rate_per_worker,joint,ttft,tpot,ci95_lo,ci95_hi\n");
     for (size_t i = 0; i < n; i++)
         fprintf(d.csv, "%s,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c),
@@ -211,11 +396,10 @@ static void attainment_parts(struct pages *p, uint32_t c)
 static void goodput(struct pages *p)
 {
     struct draft d;
-    struct chart ch;
     struct columns k;
     double top = 0, rate = 0;
-    if (!bench_slo_any(&p->s->slo) ||
-        !draft_open(p, &d, CHART_HEIGHT, "goodput", "Goodput over offered load"))
+    if (!bench_slo_any(&p->s->slo) || !draft_open(p, &d, HEIGHT + names_height(p) + KEY_ROW,
+                                                  "goodput", "Goodput over offered load"))
         return;
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         columns_of(p, c, &k);
@@ -224,25 +408,25 @@ static void goodput(struct pages *p)
     }
     snprintf(d.f->caption, sizeof d.f->caption,
              "Good requests per second and worker over what was offered. On the dotted line every "
-             "request is good; a line that bends down loses "
-             "requests that it had promised to serve.");
-    chart_open(&ch, d.f->canvas, "Goodput over offered load",
-               "good requests: completed within every objective",
-               chart_axis_linear("offered rate per worker (requests/s)", rate),
-               chart_axis_linear("good requests/s per worker", top), margin(p, 92));
-    chart_line(&ch, (double[]){0, rate * 2}, (double[]){0, rate * 2}, 2, INK_MUTED, 1, DASH_SHORT);
+             "request is good; a "
+             "line that bends down loses requests that it had promised to serve.");
+    chart(&d, "good requests: completed within every objective", axis_rate(rate),
+          axis_linear("good requests/s per worker", top));
     fprintf(d.csv, "config,rate,offered_per_worker,goodput_per_worker,saturated\n");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
-        size_t n = p->n_pools[c];
         columns_of(p, c, &k);
-        chart_line(&ch, k.offered, k.good, n, ink_of(c), 2, DASH_NONE);
-        chart_points(&ch, k.offered, k.good, n, (int)c, ink_of(c), 3.4, 1);
-        if (n) chart_label(&ch, k.offered[n - 1], k.good[n - 1], ink_of(c), "%s", name_of(p, c));
-        for (size_t i = 0; i < n; i++)
+        data(&d, c, (const double *const[]){k.offered, k.good}, 2, p->n_pools[c]);
+        for (size_t i = 0; i < p->n_pools[c]; i++)
             fprintf(d.csv, "%s,%.9g,%.9g,%.9g,%d\n", name_of(p, c), p->pools[c][i].rate,
                     k.offered[i], k.good[i], p->pools[c][i].saturated);
     }
-    chart_close(&ch);
+    plot(&d, "x", 0, NULL, "every request good");
+    style_line(&d, MUTED, 1, "(2,4)");
+    for (uint32_t c = 0; c < p->s->n_configs; c++) {
+        if (p->n_pools[c] == 0) continue;
+        plot(&d, NULL, c, "1:2", name_of(p, c));
+        style_marked(&d, c, "linespoints");
+    }
     draft_close(p, &d);
 }
 
@@ -251,15 +435,13 @@ static void goodput(struct pages *p)
 static void slo_scale(struct pages *p)
 {
     struct draft d;
-    struct chart ch;
     const struct sweep *s = p->s;
     char subtitle[128];
     bool any = false;
     for (uint32_t c = 0; c < s->n_configs; c++)
         any |= sweep_reference_row(s, c) && sweep_reference_row(s, c)->scale_joint;
     if (!any || s->n_scales < 2 || !bench_slo_any(&s->slo) ||
-        !draft_open(p, &d, CHART_HEIGHT, "slo-scale",
-                    "SLO attainment over the strictness of the objectives"))
+        !draft_open(p, &d, HEIGHT + names_height(p), "slo-scale", "Attainment over SLO scale"))
         return;
     snprintf(subtitle, sizeof subtitle,
              "at about %.3g requests/s per worker; 1 = the objectives as given",
@@ -268,35 +450,36 @@ static void slo_scale(struct pages *p)
         d.f->caption, sizeof d.f->caption,
         "The same requests judged by all objectives times a factor: further left is stricter.%s",
         s->slo_sent ? " The router was told factor 1 and placed and admitted by it." : "");
-    struct chart_axis x = {
+    struct axis x = {
         .label = "objectives times", .min = s->scales[0], .max = s->scales[s->n_scales - 1]};
-    chart_open(&ch, d.f->canvas, "Attainment over SLO scale", subtitle, x,
-               share_axis("requests within objectives"), margin(p, 92));
-    target_line(&ch, s);
+    chart(&d, subtitle, x, axis_share("requests within objectives"));
+    target_line(&d, s);
     fprintf(d.csv, "config,rate,scale,attainment\n");
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         if (!r || !r->scale_joint) continue;
-        chart_line(&ch, s->scales, r->scale_joint, s->n_scales, ink_of(c), 2, DASH_NONE);
-        chart_points(&ch, s->scales, r->scale_joint, s->n_scales, (int)c, ink_of(c), 3.4, 1);
-        chart_label(&ch, s->scales[s->n_scales - 1], r->scale_joint[s->n_scales - 1], ink_of(c),
-                    "%s", name_of(p, c));
+        data(&d, c, (const double *const[]){s->scales, r->scale_joint}, 2, s->n_scales);
         for (uint32_t i = 0; i < s->n_scales; i++)
             fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, s->scales[i],
                     r->scale_joint[i]);
     }
-    chart_close(&ch);
+    plot(&d, "NaN", 0, NULL, NULL);
+    for (uint32_t c = 0; c < s->n_configs; c++) {
+        const struct sweep_row *r = sweep_reference_row(s, c);
+        if (!r || !r->scale_joint) continue;
+        plot(&d, NULL, c, "1:($2*100)", name_of(p, c));
+        style_marked(&d, c, "linespoints");
+    }
     draft_close(p, &d);
 }
 
 static void cdf(struct pages *p, bool is_ttft)
 {
     struct draft d;
-    struct chart ch;
     const struct sweep *s = p->s;
     const char *name = is_ttft ? "TTFT" : "TPOT";
-    double limit = is_ttft ? s->slo.ttft_ms : s->slo.tpot_ms, least = INFINITY, most = 0,
-           share[SWEEP_N_QUANTILES];
+    double objective_ms = is_ttft ? s->slo.ttft_ms : s->slo.tpot_ms, least = INFINITY, most = 0;
+    double share[SWEEP_N_QUANTILES];
     char title[64], subtitle[128], label[64], text[64];
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
@@ -307,9 +490,10 @@ static void cdf(struct pages *p, bool is_ttft)
                 most = fmax(most, i < SWEEP_N_QUANTILES - 1 ? q[i] : most);
     }
     snprintf(title, sizeof title, "%s of all requests", name);
-    if (!(most > 0) || !draft_open(p, &d, CHART_HEIGHT, is_ttft ? "ttft-cdf" : "tpot-cdf", title))
+    if (!(most > 0) ||
+        !draft_open(p, &d, HEIGHT + names_height(p), is_ttft ? "ttft-cdf" : "tpot-cdf", title))
         return;
-    if (limit > 0) most = fmax(most, limit * 1.15);
+    if (objective_ms > 0) most = fmax(most, objective_ms * 1.15);
     snprintf(subtitle, sizeof subtitle,
              "at about %.3g requests/s per worker; shown up to the 99th percentile",
              sweep_reference_rate(s));
@@ -317,31 +501,32 @@ static void cdf(struct pages *p, bool is_ttft)
              is_ttft ? "TTFT from the scheduled send time (ms)" : "TPOT (ms per token)");
     snprintf(d.f->caption, sizeof d.f->caption,
              "How many requests had their %s within how long. Where a line crosses the objective "
-             "is that objective's attainment. A line that ends "
-             "below 100 %% leaves room for the requests that were turned away or failed.",
+             "is that objective's "
+             "attainment. A line that ends below 100 %% leaves room for the requests that were "
+             "turned away or failed.",
              name);
-    bool is_log = most > 20 * least;
     for (int i = 0; i < SWEEP_N_QUANTILES; i++) share[i] = (double)i / (SWEEP_N_QUANTILES - 1);
-    chart_open(&ch, d.f->canvas, title, subtitle,
-               is_log ? chart_axis_log(label, least, most) : chart_axis_linear(label, most),
-               share_axis("requests"), margin(p, 92));
-    snprintf(text, sizeof text, "%.4g ms", limit);
-    if (limit > 0) chart_limit_x(&ch, limit, text);
+    chart(&d, subtitle, most > 20 * least ? axis_log(label, least, most) : axis_linear(label, most),
+          axis_share("requests"));
+    snprintf(text, sizeof text, "%.4g ms", objective_ms);
+    limit(&d, 'x', objective_ms, text);
     fprintf(d.csv, "config,rate,share,%s_ms\n", is_ttft ? "ttft" : "tpot");
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         const double *q = r ? is_ttft ? r->ttft_q : r->tpot_q : NULL;
-        double last = NAN, last_x = NAN;
         if (!q) continue;
-        chart_line(&ch, q + 1, share + 1, SWEEP_N_QUANTILES - 2, ink_of(c), 2, DASH_NONE);
-        for (int i = 0; i < SWEEP_N_QUANTILES; i++) {
-            if (isnan(q[i])) continue;
-            fprintf(d.csv, "%s,%.9g,%.2f,%.6g\n", name_of(p, c), r->rate, share[i], q[i]);
-            if (i > 0 && i < SWEEP_N_QUANTILES - 1) last = share[i], last_x = q[i];
-        }
-        chart_label(&ch, last_x, last, ink_of(c), "%s", name_of(p, c));
+        data(&d, c, (const double *const[]){q + 1, share + 1}, 2, SWEEP_N_QUANTILES - 2);
+        for (int i = 0; i < SWEEP_N_QUANTILES; i++)
+            if (!isnan(q[i]))
+                fprintf(d.csv, "%s,%.9g,%.2f,%.6g\n", name_of(p, c), r->rate, share[i], q[i]);
     }
-    chart_close(&ch);
+    plot(&d, "NaN", 0, NULL, NULL);
+    for (uint32_t c = 0; c < s->n_configs; c++) {
+        const struct sweep_row *r = sweep_reference_row(s, c);
+        if (!r || !(is_ttft ? r->ttft_q : r->tpot_q)) continue;
+        plot(&d, NULL, c, "1:($2*100)", name_of(p, c));
+        style_line(&d, colour_of(c), 2, "solid");
+    }
     draft_close(p, &d);
 }
 
@@ -349,84 +534,101 @@ static void cdf(struct pages *p, bool is_ttft)
  * told by its exposed part. */
 static const struct {
     enum bench_stage of;
-    const char *name;
-    int ink;
-    double opacity;
+    const char *name, *colour;
 } bar_stages[] = {
-    {BENCH_ROUTER_QUEUE, "router queue", INK_SERIES + 3, 1},
-    {BENCH_RESERVE, "reserve", INK_SERIES + 6, 1},
-    {BENCH_PREFILL_QUEUE, "prefill queue", INK_SERIES + 4, 1},
-    {BENCH_PREFILL, "prefill", INK_SERIES + 0, 1},
-    {BENCH_RPC, "rpc", INK_SERIES + 6, 0.5},
-    {BENCH_TRANSFER_EXPOSED, "transfer (exposed)", INK_SERIES + 2, 1},
-    {BENCH_DECODE_QUEUE, "decode queue", INK_SERIES + 1, 1},
-    {BENCH_FIRST_STEP, "first step", INK_SERIES + 5, 1},
+    {BENCH_ROUTER_QUEUE, "router queue", "#a8528a"},
+    {BENCH_RESERVE, "reserve", "#6b6f76"},
+    {BENCH_PREFILL_QUEUE, "prefill queue", "#b07c00"},
+    {BENCH_PREFILL, "prefill", "#0072b2"},
+    {BENCH_RPC, "rpc", "#b5b7ba"},
+    {BENCH_TRANSFER_EXPOSED, "transfer (exposed)", "#007f5f"},
+    {BENCH_DECODE_QUEUE, "decode queue", "#d55e00"},
+    {BENCH_FIRST_STEP, "first step", "#3d8fc4"},
 };
 #define N_BARS (sizeof bar_stages / sizeof *bar_stages)
+#define MAX_BARS 16                                 /* configurations */
+#define BAR_NAMES (KEY_ROW * (int)(N_BARS + 1) / 2) /* in two columns */
+
+/* gnuplot takes the name of a tic for a format: a '%' stands twice. */
+static void tic_name(struct draft *d, const char *name)
+{
+    char text[2 * sizeof((struct sweep_config){0}.name)];
+    size_t n = 0;
+    for (; *name && n < sizeof text - 2; name++) {
+        if (*name == '%') text[n++] = '%';
+        text[n++] = *name;
+    }
+    text[n] = 0;
+    gnuplot_quote(text, d->gp);
+}
 
 static void stages(struct pages *p)
 {
     struct draft d;
     const struct sweep *s = p->s;
-    const struct sweep_row *rows[SWEEP_MAX_CONFIGS];
-    uint32_t of[SWEEP_MAX_CONFIGS], n = 0;
-    double most = 0, sums[SWEEP_MAX_CONFIGS];
-    bool used[N_BARS] = {false};
-    for (uint32_t c = 0; c < s->n_configs && n < 16; c++) {
+    const struct sweep_row *rows[MAX_BARS];
+    uint32_t of[MAX_BARS], n = 0;
+    double most = 0, sums[MAX_BARS];
+    char subtitle[128];
+    for (uint32_t c = 0; c < s->n_configs && n < MAX_BARS; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         double sum = 0;
         for (size_t k = 0; r && k < N_BARS; k++)
             if (r->stages_ms[bar_stages[k].of] > 0) sum += r->stages_ms[bar_stages[k].of];
-        if (!(sum > 0)) continue;
+        if (!(sum > 0) || !isfinite(sum)) continue;
         rows[n] = r, of[n] = c, sums[n++] = sum;
         most = fmax(most, sum);
     }
-    for (uint32_t i = 0; i < n; i++) /* what nobody would see needs no name */
-        for (size_t k = 0; k < N_BARS; k++)
-            used[k] |= rows[i]->stages_ms[bar_stages[k].of] > most * 0.004;
-    int top = 106, height = top + (int)n * 46 + 8;
-    if (!(most > 0) ||
-        !draft_open(p, &d, height, "stages", "Where the time to the second token goes"))
+    if (!(most > 0) || !draft_open(p, &d, 120 + BAR_NAMES + (int)n * 46, "stages",
+                                   "Where the time to the second token goes"))
         return;
     snprintf(d.f->caption, sizeof d.f->caption,
              "Mean of each stage at about %.3g requests/s per worker. From router queue to rpc it "
-             "adds up to TTFT at the router; transfer, decode "
-             "queue and first step come after the first token.",
+             "adds up to TTFT at the "
+             "router; transfer, decode queue and first step come after the first token.",
              sweep_reference_rate(s));
-    struct canvas *c = d.f->canvas;
-    canvas_text(c, 12, 22, ANCHOR_START, 15, true, INK_TEXT,
-                "Where the time to the second token goes");
-    canvas_text(c, 12, 40, ANCHOR_START, 11.5, false, INK_MUTED,
-                "mean of each stage at about %.3g requests/s per worker", sweep_reference_rate(s));
-    double x = 12, y = 66, left = 12, right = CHART_WIDTH - 78;
-    for (size_t k = 0; k < N_BARS; k++) {
-        double w = canvas_text_width(bar_stages[k].name, 11.5) + 30;
-        if (!used[k]) continue;
-        if (x + w > CHART_WIDTH - 8) x = 12, y += 20;
-        canvas_rect(c, x, y - 9, 11, 11, bar_stages[k].ink, bar_stages[k].opacity);
-        canvas_text(c, x + 16, y + 1, ANCHOR_START, 11.5, false, INK_TEXT, "%s",
-                    bar_stages[k].name);
-        x += w;
-    }
-    struct chart_axis axis = chart_axis_linear("", most);
-    fprintf(d.csv, "config,rate,stage,mean_ms\n");
+    snprintf(subtitle, sizeof subtitle, "mean of each stage at about %.3g requests/s per worker",
+             sweep_reference_rate(s));
+    titles(&d, subtitle, BAR_NAMES);
+    fputs("set key maxcols 2\n", d.gp);
+    struct axis x = axis_linear("ms", most * 1.12); /* room for the sum behind the longest bar */
+    axis_write(&d, 'x', &x);
+    fprintf(d.gp, "set yrange [-0.6:%g]\nset ytics scale 0 (", n - 0.4);
     for (uint32_t i = 0; i < n; i++) {
-        double at = left, row = top + i * 46;
-        canvas_text(c, left, row + 9, ANCHOR_START, 12, true, INK_TEXT, "%s", name_of(p, of[i]));
-        canvas_text(c, CHART_WIDTH - 12, row + 9, ANCHOR_END, 11.5, false, INK_MUTED,
-                    "at %.3g requests/s", rows[i]->rate);
-        for (size_t k = 0; k < N_BARS; k++) {
-            double v = rows[i]->stages_ms[bar_stages[k].of],
-                   w = v > 0 ? v / axis.max * (right - left) : 0;
-            canvas_rect(c, at, row + 15, w, 18, bar_stages[k].ink, bar_stages[k].opacity);
-            if (w > 0.8)
-                canvas_line(c, at + w, row + 15, at + w, row + 33, INK_PAPER, 0.8, DASH_NONE);
-            at += w;
+        if (i) fputs(", ", d.gp);
+        tic_name(&d, name_of(p, of[i]));
+        fprintf(d.gp, " %u", n - 1 - i);
+    }
+    fputs(")\nset grid noytics\nset style fill solid 1 noborder\n", d.gp);
+    fprintf(d.csv, "config,rate,stage,mean_ms\n");
+    double at[MAX_BARS] = {0};
+    for (size_t k = 0; k < N_BARS; k++) { /* one block a stage: x, y, x from, x to, y from, y to */
+        fprintf(d.gp, "$d%zu << EOD\n", k);
+        for (uint32_t i = 0; i < n; i++) {
+            double v = rows[i]->stages_ms[bar_stages[k].of], y = n - 1 - i;
+            if (!(v > 0)) v = 0;
+            fprintf(d.gp, "%.9g %g %.9g %.9g %g %g\n", at[i], y, at[i], at[i] + v, y - 0.3,
+                    y + 0.3);
+            at[i] += v;
         }
-        canvas_text(c, at + 6, row + 29, ANCHOR_START, 12, false, INK_TEXT, "%.3g ms", sums[i]);
+        fputs("EOD\n", d.gp);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        fprintf(d.gp,
+                "set label '%.3g ms' at first %.9g,first %u offset 0.7,0 textcolor rgb '" TEXT
+                "'\n",
+                sums[i], sums[i], n - 1 - i);
         for (int k = 0; k < BENCH_N_STAGES; k++)
             fprintf(d.csv, "%s,%.9g,%s,%.6g\n", name_of(p, of[i]), rows[i]->rate,
                     bench_stage_names[k], rows[i]->stages_ms[k]);
+    }
+    for (size_t k = 0; k < N_BARS; k++) {
+        bool seen = false; /* what nobody would see needs no name */
+        for (uint32_t i = 0; i < n; i++)
+            seen |= rows[i]->stages_ms[bar_stages[k].of] > most * 0.004;
+        if (!seen) continue;
+        plot(&d, NULL, (uint32_t)k, "1:2:3:4:5:6", bar_stages[k].name);
+        fprintf(d.gp, " with boxxyerror linecolor rgb '%s'", bar_stages[k].colour);
     }
     draft_close(p, &d);
 }
@@ -434,9 +636,8 @@ static void stages(struct pages *p)
 static void predicted(struct pages *p)
 {
     struct draft d;
-    struct chart ch;
     const struct sweep *s = p->s;
-    double least = INFINITY, most = 0;
+    double least = INFINITY, most = 0, px[SWEEP_MAX_POINTS], py[SWEEP_MAX_POINTS];
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         for (uint32_t i = 0; r && i < r->n_points; i++) {
@@ -444,42 +645,43 @@ static void predicted(struct pages *p)
             most = fmax(most, fmax(r->points[i].predicted_ms, r->points[i].observed_ms));
         }
     }
-    if (!(most > 0) ||
-        !draft_open(p, &d, CHART_HEIGHT, "predicted", "TTFT as the router predicted it"))
+    if (!(most > 0) || !draft_open(p, &d, HEIGHT + KEY_ROW * (int)(s->n_configs + 1), "predicted",
+                                   "TTFT as the router predicted it, and as it was"))
         return;
-    snprintf(d.f->caption, sizeof d.f->caption,
-             "One point a request. On the diagonal the prediction was exact, above it the request "
-             "took longer. Coverage is the share that came no "
-             "later than predicted.");
-    chart_open(&ch, d.f->canvas, "TTFT as the router predicted it, and as it was",
-               "one point a request; the diagonal is an exact prediction",
-               chart_axis_log("predicted TTFT (ms)", least, most),
-               chart_axis_log("observed TTFT at the router (ms)", least, most),
-               fmax(margin(p, 92), 120));
-    chart_line(&ch, (double[]){ch.x.min, ch.x.max}, (double[]){ch.x.min, ch.x.max}, 2, INK_MUTED,
-               1.2, DASH_LONG);
+    snprintf(
+        d.f->caption, sizeof d.f->caption,
+        "One point a request. On the diagonal the prediction was exact, above it the request took "
+        "longer. Coverage "
+        "is the share that came no later than predicted; the error is the mean of all, relative.");
+    chart(&d, "one point a request; the diagonal is an exact prediction",
+          axis_log("predicted TTFT (ms)", least, most),
+          axis_log("observed TTFT at the router (ms)", least, most));
+    fputs("set key maxcols 1\n", d.gp);
     fprintf(d.csv, "config,rate,predicted_ms,observed_ms\n");
-    double y = ch.top + 14;
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
-        if (!r || !r->n_points) continue;
-        for (uint32_t i = 0; i < r->n_points; i++) {
-            double px = r->points[i].predicted_ms, py = r->points[i].observed_ms;
-            chart_points(&ch, &px, &py, 1, (int)c, ink_of(c), 2.6, 0.5);
-            fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, px, py);
+        for (uint32_t i = 0; r && i < r->n_points; i++) {
+            px[i] = r->points[i].predicted_ms, py[i] = r->points[i].observed_ms;
+            fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, px[i], py[i]);
         }
-        canvas_marker(d.f->canvas, (int)c, ch.right + 14, y - 4, 4, ink_of(c), 1);
-        canvas_text(d.f->canvas, ch.right + 23, y, ANCHOR_START, 12, true, ink_of(c), "%s",
-                    name_of(p, c));
-        if (!isnan(r->predicted_coverage))
-            canvas_text(d.f->canvas, ch.right + 23, y + 15, ANCHOR_START, 11, false, INK_MUTED,
-                        "coverage %.0f %%", 100 * r->predicted_coverage);
-        if (!isnan(r->predicted_mape))
-            canvas_text(d.f->canvas, ch.right + 23, y + 29, ANCHOR_START, 11, false, INK_MUTED,
-                        "error %.0f %%", 100 * r->predicted_mape);
-        y += 50;
+        if (r && r->n_points) data(&d, c, (const double *const[]){px, py}, 2, r->n_points);
     }
-    chart_close(&ch);
+    plot(&d, "x", 0, NULL, "exact");
+    style_line(&d, MUTED, 1.2, "(10,6)");
+    for (uint32_t c = 0; c < s->n_configs; c++) {
+        const struct sweep_row *r = sweep_reference_row(s, c);
+        char name[128];
+        if (!r || !r->n_points) continue;
+        int k = snprintf(name, sizeof name, "%s", name_of(p, c));
+        if (!isnan(r->predicted_coverage))
+            k += snprintf(name + k, sizeof name - (size_t)k, ": coverage %.0f %%",
+                          100 * r->predicted_coverage);
+        if (!isnan(r->predicted_mape))
+            snprintf(name + k, sizeof name - (size_t)k, ", error %.0f %%", 100 * r->predicted_mape);
+        plot(&d, NULL, c, "1:2", name);
+        fprintf(d.gp, " with points linecolor rgb '#60%s' pointtype '%s' pointsize 0.7",
+                colour_of(c) + 1, markers[c % N_MARKERS]);
+    }
     draft_close(p, &d);
 }
 
@@ -504,6 +706,27 @@ static size_t distinct(const struct sweep *s, const char *mode, bool prefill, ui
     return n;
 }
 
+/* The tics of one axis of the heat map: a cell for each number of workers. */
+static void cells_axis(struct draft *d, char name, const char *label, const uint32_t *values,
+                       size_t n)
+{
+    fprintf(d->gp,
+            "set %crange [-0.5:%g]\nset %clabel '%s' textcolor rgb '" TEXT
+            "'\nset %ctics scale 0 (",
+            name, (double)n - 0.5, name, label, name);
+    for (size_t i = 0; i < n; i++) fprintf(d->gp, "%s'%u' %zu", i ? ", " : "", values[i], i);
+    fputs(")\n", d->gp);
+}
+
+/* Of white and the first series' colour, the share of the latter. */
+static unsigned shade(double share)
+{
+    static const double to[] = {0x00, 0x72, 0xb2};
+    unsigned rgb = 0;
+    for (int k = 0; k < 3; k++) rgb = rgb << 8 | (unsigned)lround(255 + (to[k] - 255) * share);
+    return rgb;
+}
+
 static void heat(struct pages *p, const char *mode)
 {
     struct draft d;
@@ -518,45 +741,35 @@ static void heat(struct pages *p, const char *mode)
             most = fmax(most, s->configs[c].goodput / workers(p, c));
     snprintf(id, sizeof id, "goodput-shape-%s", mode);
     snprintf(title, sizeof title, "%s: goodput over prefill and decode workers", mode);
-    double cell_h = fmin(54, 240.0 / (double)n_d), left = 78, top = 66,
-           cell_w = fmin(150, (CHART_WIDTH - left - 20) / (double)n_p);
-    int height = (int)(top + cell_h * (double)n_d) + 50;
-    if (!(most > 0) || !draft_open(p, &d, height, id, title)) return;
+    if (!(most > 0) || !isfinite(most) ||
+        !draft_open(p, &d, 120 + (int)fmin(56.0 * (double)n_d, 340), id, title))
+        return;
     snprintf(d.f->caption, sizeof d.f->caption,
-             "Goodput per worker of each shape that was run, requests/s; below it the whole "
-             "cluster's. Darker is more.");
-    struct canvas *c = d.f->canvas;
-    canvas_text(c, 12, 22, ANCHOR_START, 15, true, INK_TEXT, "%s", title);
-    canvas_text(c, 12, 40, ANCHOR_START, 11.5, false, INK_MUTED,
-                "requests/s per worker (whole cluster)");
+             "Goodput per worker of each shape that was run, requests/s, and in brackets the whole "
+             "cluster's. Darker is "
+             "more.");
+    titles(&d, "requests/s per worker (whole cluster)", 0);
+    cells_axis(&d, 'x', "prefill workers", ps, n_p);
+    cells_axis(&d, 'y', "decode workers", ds, n_d);
+    fputs("unset grid\nunset key\nunset border\n", d.gp);
     fprintf(d.csv, "config,prefill,decode,goodput,goodput_per_worker\n");
-    for (size_t i = 0; i < n_d; i++)
-        canvas_text(c, left - 10, top + cell_h * ((double)(n_d - 1 - i) + 0.5) + 4, ANCHOR_END, 12,
-                    false, INK_MUTED, "%u", ds[i]);
-    for (size_t i = 0; i < n_p; i++)
-        canvas_text(c, left + cell_w * ((double)i + 0.5), top + cell_h * (double)n_d + 18,
-                    ANCHOR_MIDDLE, 12, false, INK_MUTED, "%u", ps[i]);
-    canvas_text(c, left + cell_w * (double)n_p / 2, height - 10, ANCHOR_MIDDLE, 12, false, INK_TEXT,
-                "prefill workers");
-    canvas_text_up(c, 22, top + cell_h * (double)n_d / 2, 12, INK_TEXT, "decode workers");
     for (uint32_t k = 0; k < s->n_configs; k++) {
         const struct sweep_config *g = &s->configs[k];
-        if (strcmp(g->mode, mode) != 0 || isnan(g->goodput)) continue;
-        size_t col = 0, row = 0;
-        while (col < n_p && ps[col] != g->prefill) col++;
-        while (row < n_d && ds[row] != g->decode) row++;
-        double each = g->goodput / workers(p, k), x = left + cell_w * (double)col,
-               y = top + cell_h * (double)(n_d - 1 - row);
-        bool is_best = each >= most;
-        canvas_rect(c, x + 1, y + 1, cell_w - 2, cell_h - 2, INK_SERIES + 0,
-                    0.06 + 0.5 * each / most);
-        canvas_text(c, x + cell_w / 2, y + cell_h / 2 - (cell_h > 40 ? 1 : -4), ANCHOR_MIDDLE, 13,
-                    is_best, INK_TEXT, is_best ? "%.3g best" : "%.3g", each);
-        if (cell_h > 40)
-            canvas_text(c, x + cell_w / 2, y + cell_h / 2 + 15, ANCHOR_MIDDLE, 11, false, INK_TEXT,
-                        "(%.3g)", g->goodput);
+        if (strcmp(g->mode, mode) != 0 || !isfinite(g->goodput)) continue;
+        size_t x = 0, y = 0;
+        while (x < n_p && ps[x] != g->prefill) x++;
+        while (y < n_d && ds[y] != g->decode) y++;
+        double each = g->goodput / workers(p, k);
+        fprintf(
+            d.gp,
+            "set object rectangle from %g,%g to %g,%g behind fillcolor rgb 0x%06x linewidth 0\n",
+            (double)x - 0.48, (double)y - 0.46, (double)x + 0.48, (double)y + 0.46,
+            shade(0.06 + 0.5 * each / most));
+        fprintf(d.gp, "set label '%.3g%s (%.3g)' at %zu,%zu center textcolor rgb '" TEXT "'\n",
+                each, each >= most ? " best" : "", g->goodput, x, y);
         fprintf(d.csv, "%s,%u,%u,%.9g,%.9g\n", g->name, g->prefill, g->decode, g->goodput, each);
     }
+    plot(&d, "NaN", 0, NULL, NULL);
     draft_close(p, &d);
 }
 

@@ -30,7 +30,7 @@ static const char style[] =
     "left:0}tr.best td{font-weight:700}"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,29rem),1fr));gap:"
     "1.4rem 1.6rem}figure{margin:0;min-width:0}figure "
-    "svg{display:block;width:100%;height:auto}"
+    "svg{display:block;width:100%;height:auto;border-radius:6px}"
     "figcaption{color:var(--muted);font-size:.88rem;max-width:36rem}dl{display:grid;grid-template-"
     "columns:max-content 1fr;gap:.2rem "
     "1rem;margin:0;font-size:.92rem}dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}"
@@ -38,7 +38,24 @@ static const char style[] =
     "Mono\",monospace;overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600}"
     "@media(max-width:34rem){dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}}";
 
-static void text(FILE *out, const char *s) { canvas_escape(s, out); }
+/* For HTML and XML. */
+static void text(FILE *out, const char *s)
+{
+    for (; *s; s++) {
+        if (*s == '<')
+            fputs("&lt;", out);
+        else if (*s == '>')
+            fputs("&gt;", out);
+        else if (*s == '&')
+            fputs("&amp;", out);
+        else if (*s == '"')
+            fputs("&quot;", out);
+        else if ((unsigned char)*s < 0x20 && *s != '\n' && *s != '\t')
+            fputc('?', out); /* XML has no place for them */
+        else
+            fputc(*s, out);
+    }
+}
 
 static void cell(FILE *out, double v)
 {
@@ -240,6 +257,27 @@ static void facts(const struct sweep *s, FILE *out)
     fputs("</dl>\n", out);
 }
 
+static void pictures(const struct figure *figures, size_t n, FILE *out)
+{
+    size_t n_drawn = 0;
+    for (size_t i = 0; i < n; i++) n_drawn += figures[i].marks != NULL;
+    if (n_drawn == 0) return;
+    fputs("<h2>Pictures</h2>\n<div class=\"figures\">\n", out);
+    for (size_t i = 0; i < n; i++) {
+        const struct figure *f = &figures[i];
+        if (!f->marks) continue;
+        fprintf(out,
+                "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 %d "
+                "%d\">\n<title>",
+                f->width, f->height);
+        text(out, f->title);
+        fprintf(out, "</title>\n%s</svg><figcaption>", f->marks);
+        text(out, f->caption);
+        fputs("</figcaption></figure>\n", out);
+    }
+    fputs("</div>\n", out);
+}
+
 void html_write(const struct sweep *s, const struct figure *figures, size_t n_figures, FILE *out)
 {
     fputs(
@@ -248,7 +286,6 @@ void html_write(const struct sweep *s, const struct figure *figures, size_t n_fi
         out);
     text(out, s->title);
     fprintf(out, "</title>\n<style>%s", style);
-    canvas_style(out);
     fputs("</style></head>\n<body><main>\n<h1>", out);
     text(out, s->title);
     fputs("</h1>\n<p class=\"sub\">", out);
@@ -258,15 +295,7 @@ void html_write(const struct sweep *s, const struct figure *figures, size_t n_fi
     fputs("</p>\n", out);
     verdict(s, out);
     goodput_table(s, out);
-    fputs("<h2>Pictures</h2>\n<div class=\"figures\">\n", out);
-    for (size_t i = 0; i < n_figures; i++) {
-        fputs("<figure>", out);
-        canvas_write_svg(figures[i].canvas, figures[i].title, false, out);
-        fputs("<figcaption>", out);
-        text(out, figures[i].caption);
-        fputs("</figcaption></figure>\n", out);
-    }
-    fputs("</div>\n", out);
+    pictures(figures, n_figures, out);
     stage_table(s, out);
     run_table(s, out);
     facts(s, out);

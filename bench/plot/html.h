@@ -5,6 +5,7 @@
 
 #include "bench/plot/figures.h"
 
+/* A figure without marks is left out of the page. */
 void html_write(const struct sweep *s, const struct figure *figures, size_t n_figures, FILE *out);
 
 #endif

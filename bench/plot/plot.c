@@ -5,12 +5,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "bench/plot/gnuplot.h"
 #include "bench/plot/html.h"
 #include "common/base/options.h"
 
 int td_bench_plot(int argc, char **argv);
-
-#define PNG_SCALE 2.0
 
 static td_status open_file(const char *dir, const char *name, const char *suffix, char *path,
                            size_t path_bytes, FILE **ret, struct td_err *err)
@@ -28,20 +27,20 @@ static td_status close_file(FILE *f, const char *path, struct td_err *err)
     return failed ? td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(saved)) : TD_OK;
 }
 
-static td_status figure_write(const struct figure *g, const char *dir, struct td_err *err)
+/* NAME.csv, and what gnuplot draws of it. */
+static td_status figure_write(struct figure *g, const char *dir, struct td_err *err)
 {
-    char path[1024];
+    char path[1024], png[1024];
     FILE *f;
-    td_status s = open_file(dir, g->id, ".svg", path, sizeof path, &f, err);
+    td_status s = open_file(dir, g->id, ".csv", path, sizeof path, &f, err);
     if (s) return s;
-    canvas_write_svg(g->canvas, g->title, true, f);
-    if ((s = close_file(f, path, err)) ||
-        (s = open_file(dir, g->id, ".csv", path, sizeof path, &f, err)))
-        return s;
     fputs(g->csv, f);
-    if ((s = close_file(f, path, err)) || !canvas_has_png()) return s;
-    snprintf(path, sizeof path, "%s/%s.png", dir, g->id);
-    return canvas_write_png(g->canvas, PNG_SCALE, path, err);
+    if ((s = close_file(f, path, err))) return s;
+    snprintf(path, sizeof path, "%s/%s.svg", dir, g->id);
+    snprintf(png, sizeof png, "%s/%s.png", dir, g->id);
+    s = gnuplot_draw(g->script, g->width, g->height, path, png, err);
+    if (!s) s = gnuplot_read_marks(path, &g->marks, err);
+    return s && s != TD_ERR_UNSUPPORTED ? td_err_prefix(err, "picture %s", g->id) : s;
 }
 
 td_status plot_all(const struct sweep *s, const char *dir, FILE *out, struct td_err *err)
@@ -49,20 +48,32 @@ td_status plot_all(const struct sweep *s, const char *dir, FILE *out, struct td_
     static struct figure figures[FIGURES_MAX];
     char path[1024];
     FILE *f;
+    struct td_err failed = {0}, later = {0}; /* the first picture that could not be drawn; the
+                                                others follow it */
+    bool has_gnuplot = true;
     if (mkdir(dir, 0755) && errno != EEXIST)
         return td_fail(err, TD_ERR_IO, "%s: %s", dir, strerror(errno));
     size_t n = figures_make(s, figures);
-    td_status st = TD_OK;
-    for (size_t i = 0; i < n && !st; i++) st = figure_write(&figures[i], dir, err);
-    if (!st) st = open_file(dir, "report", ".html", path, sizeof path, &f, err);
+    for (size_t i = 0; i < n; i++) {
+        td_status st = figure_write(&figures[i], dir, failed.code ? &later : &failed);
+        if (st != TD_ERR_UNSUPPORTED) continue;
+        has_gnuplot = false;
+        failed = (struct td_err){0};
+    }
+    td_status st = open_file(dir, "report", ".html", path, sizeof path, &f, err);
     if (!st) {
         html_write(s, figures, n, f);
         st = close_file(f, path, err);
     }
     for (size_t i = 0; i < n; i++) figure_free(&figures[i]);
-    if (!st && out)
-        fprintf(out, "report: %s\nplots: %zu in %s, each as SVG, CSV%s\n", path, n, dir,
-                canvas_has_png() ? " and PNG" : "; no PNG: built without cairo (libcairo2-dev)");
+    if (!st && out) fprintf(out, "report: %s\n", path);
+    if (!st && out && has_gnuplot)
+        fprintf(out, "plots: %zu in %s, each as SVG, PNG and CSV\n", n, dir);
+    if (!st && out && !has_gnuplot)
+        fprintf(out,
+                "plots: %zu in %s as CSV alone: gnuplot is not installed (package gnuplot-nox)\n",
+                n, dir);
+    if (!st && failed.code) st = td_fail(err, failed.code, "%s", failed.msg);
     return st;
 }
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -404,6 +405,39 @@ static void read_back(void **state)
     assert_int_equal(rmdir(dir), 0);
 }
 
+/* A name from a file reaches gnuplot as text: it ends no string, starts no command, and is in
+ * the picture as it is. */
+static void names_are_text_to_gnuplot(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/tandem-plot-XXXXXX", path[200], flag[80];
+    assert_non_null(mkdtemp(dir));
+    snprintf(flag, sizeof flag, "%s/ran", dir);
+    struct sweep s = two_configs();
+    struct td_err err = {0};
+    snprintf(s.configs[0].name, sizeof s.configs[0].name, "x'`>%s`\"$(>%s)", flag, flag);
+    snprintf(s.configs[1].name, sizeof s.configs[1].name, "it's <b> %%d _{2}\n! true");
+    sweep_settle(&s);
+    if (plot_all(&s, dir, NULL, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(access(flag, F_OK), -1);
+    snprintf(path, sizeof path, "%s/attainment.svg", dir);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    char text[65536] = "";
+    assert_true(fread(text, 1, sizeof text - 1, f) > 1000);
+    fclose(f);
+    assert_says(text, "it's &lt;b> %d _{2}?! true");
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        snprintf(path, sizeof path, "%s/%.100s", dir, e->d_name);
+        if (e->d_name[0] != '.') assert_int_equal(unlink(path), 0);
+    }
+    closedir(d);
+    assert_int_equal(rmdir(dir), 0);
+    sweep_free(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -416,6 +450,7 @@ int main(void)
         cmocka_unit_test(a_search_that_ends_unproven_says_so),
         cmocka_unit_test(pooling),
         cmocka_unit_test(read_back),
+        cmocka_unit_test(names_are_text_to_gnuplot),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
