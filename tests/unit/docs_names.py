@@ -10,8 +10,7 @@ from tree import ROOT, code_only, read, source_files
 
 EVENT = re.compile(
     r'(?:\btd_(?:debug|info|warn|error)(?:_limited)?\(\s*|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG),\s+'
-    r'|\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"'
-)
+    r'|\bdead \? |(?<=_dead") : )"([a-z0-9_]+)"')
 ENDINGS = (".md", )
 
 
@@ -105,19 +104,32 @@ def number_problems(page):
                    f"{sorted(set(got.items()) ^ set(want.items()))} differ from {header}")
 
 
+def walk_problems(page):
+    """Each line that a reader is sent to is in the file that the row's link names."""
+    rows = re.findall(r"^\| .*\]\(([^)]+)\) \| `\w+` \| `(.+)` \|$", page, re.MULTILINE)
+    if not rows:
+        yield "CONTRIBUTING.md: the table of lines is not there"
+    for path, line in rows:
+        if line not in read(ROOT, path):
+            yield f"CONTRIBUTING.md: {path} has no line {line}"
+
+
 def main():
-    operations, wire, sources = read(ROOT, "docs/operations.md"), read(
-        ROOT, "docs/wire.md"), daemon_sources()
+    operations, wire = read(ROOT, "docs/operations.md"), read(ROOT, "docs/wire.md")
+    walk, sources = read(ROOT, "CONTRIBUTING.md"), daemon_sources()
     logged = logged_events(sources)
     mistakes = {
         "a dead link": list(link_problems(
             "README.md", "see [this](docs/nothing.md)")), "an event not told": list(
                 event_problems(operations, logged | {"new_event"})), "an event that is none": list(
-                    event_problems(operations.replace("`leg_broken`", "`leg_borken`"), logged)),
-        "a metric not told": list(
-            metric_problems(operations.replace("td_prompt_tokens_total", "td_x"),
-                            sources)), "a wrong number": list(
-                                number_problems(wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
+                    event_problems(operations.replace("`leg_broken`", "`leg_borken`"),
+                                   logged)), "a metric not told": list(
+                                       metric_problems(
+                                           operations.replace("td_prompt_tokens_total", "td_x"),
+                                           sources)), "a wrong number": list(
+                                               number_problems(
+                                                   wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
+        "a line that is gone": list(walk_problems(walk.replace("TD_VB_WRITE;", "TD_VB_PUT;"))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
@@ -125,7 +137,7 @@ def main():
     problems = [p for path in markdown_files() for p in link_problems(path, read(ROOT, path))]
     problems += [
         *event_problems(operations, logged), *metric_problems(operations, sources),
-        *number_problems(wire)
+        *number_problems(wire), *walk_problems(walk)
     ]
     if problems:
         sys.exit("docs_names:\n  " + "\n  ".join(problems))
