@@ -5,7 +5,7 @@
  * the NIC's driver imports, or nvidia_peermem, a module through which a plain registration of a
  * GPU's address succeeds. Files say which of them may be open; some memory of a GPU, where CUDA
  * gives any, says whether one is: it is exported and registered with each device, as a worker
- * does with its pool (common/transfer/gpu/flush.c). */
+ * does with its pool (common/transfer/rdma/flush.c). */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>

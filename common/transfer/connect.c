@@ -21,24 +21,17 @@
 
 #include "common/base/fault.h"
 #include "common/transfer/transfer.h"
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/endpoint.h"
 
 /* --- paths ------------------------------------------------------------------------------------ */
-
-static const char *const path_names[TD_XFER_N_PATHS] = {"auto", "tcp",      "shm",
-                                                        "rdma", "cuda-ipc", "shm-staged"};
-
-const char *td_xfer_path_name(enum td_xfer_path path)
-{
-    return path < TD_XFER_N_PATHS ? path_names[path] : "unknown";
-}
 
 /* For td_xfer_poll_path: the oldest is lost when nobody polls. */
 static void tell(struct td_xfer *x, struct xfer_news news)
 {
-    uint32_t max = sizeof x->news / sizeof x->news[0];
-    if (x->n_news == max) memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
-    x->news[x->n_news++] = news;
+    uint32_t max = sizeof x->told.news / sizeof x->told.news[0];
+    if (x->told.n_news == max)
+        memmove(x->told.news, x->told.news + 1, --x->told.n_news * sizeof x->told.news[0]);
+    x->told.news[x->told.n_news++] = news;
 }
 
 void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text)
@@ -76,67 +69,66 @@ static void name_end(char to[64], int fd)
 void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path,
                             const struct td_xfer_conn *c, const char *reason)
 {
-    struct xfer_news news = {
-        .kind = TD_XFER_PEER_REFUSED, .path = path, .status = TD_ERR_PEER, .n_others = x->n_untold};
+    struct xfer_news news = {.kind = TD_XFER_PEER_REFUSED,
+                             .path = path,
+                             .status = TD_ERR_PEER,
+                             .n_others = x->told.n_untold};
     uint64_t now = xfer_now(x);
     char end[64];
-    if (x->told_refusal_ns && now < x->told_refusal_ns + TD_NS_PER_S) {
+    if (x->told.refusal_ns && now < x->told.refusal_ns + TD_NS_PER_S) {
         /* whoever floods the port does not flood the log */
-        x->n_untold++;
+        x->told.n_untold++;
         return;
     }
-    x->told_refusal_ns = now;
-    x->n_untold = 0;
+    x->told.refusal_ns = now;
+    x->told.n_untold = 0;
     name_end(end, fd);
     xfer_say(news.text, "peer %.40s at %s: %.100s",
-             c && c->peer_instance[0] ? c->peer_instance : "without a name", end, reason);
+             c && c->peer.instance[0] ? c->peer.instance : "without a name", end, reason);
     tell(x, news);
 }
 
 void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const char *reason)
 {
-    x->n_refused_peers++;
-    xfer_path_tell_refusal(x, c->fd, c->path, c, reason);
+    x->told.n_refused_peers++;
+    xfer_path_tell_refusal(x, c->fd, c->backend->path, c, reason);
 }
 
 bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path)
 {
-    return named == TD_XFER_PATH_AUTO || named == path ||
-           (named == TD_XFER_PATH_SHM && path == TD_XFER_PATH_SHM_STAGED);
+    const struct td_transfer_backend *b = td_transfer_backend_of(path);
+    return named == TD_XFER_PATH_AUTO || named == path || (b && b->also == named);
 }
 
-/* Path choice. AUTO: on one host shm, or cuda-ipc where both pools are in device memory, when
- * the socket of the grant answers; rdma when both sides have it and its probes come through;
- * from device memory on one host through a ring (shm-staged); else tcp. A side that names a path
- * allows no other. */
-static bool may_path(const struct td_xfer *x, uint32_t op, enum td_xfer_path path)
+bool xfer_path_is_local(enum td_xfer_path path)
+{
+    const struct td_transfer_backend *b = td_transfer_backend_of(path);
+    return b && b->local;
+}
+
+/* Path choice: the first backend (backends.c) that both sides allow, that was not tried in vain
+ * and that offers itself; each is proved before it is used. why: of one that does not offer
+ * itself, where it tells. */
+static bool may_path(const struct td_xfer *x, uint32_t op, const struct td_transfer_backend *b,
+                     char why[TD_XFER_REASON_MAX])
 {
     const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
-    if (!xfer_path_allows(x->path, path) || !xfer_path_allows((enum td_xfer_path)g->path, path))
+    why[0] = 0;
+    if (!xfer_path_allows(x->self.path, b->path) ||
+        !xfer_path_allows((enum td_xfer_path)g->path, b->path))
         return false;
-    if (x->op_aux[op].tried & 1u << path) return false;
-    switch (path) {
-    case TD_XFER_PATH_SHM:
-        return g->shm_name[0] && x->words && !x->device && !g->device;
-    case TD_XFER_PATH_CUDA_IPC:
-        return g->shm_name[0] && g->device && xfer_ipc_may_offer(x) &&
-               !xfer_ipc_was_refused(x, g->incarnation);
-    case TD_XFER_PATH_RDMA:
-        return g->port && g->has_rdma && x->rdma && xfer_rdma_usable(x);
-    case TD_XFER_PATH_SHM_STAGED:
-        return g->shm_name[0] && xfer_ring_may_lend(x);
-    case TD_XFER_PATH_TCP:
-        return g->port != 0;
-    case TD_XFER_PATH_AUTO:
-    case TD_XFER_N_PATHS:
-        break;
-    }
-    return false;
+    if (x->op_aux[op].tried & 1u << b->path) return false;
+    return b->choice.offers(x, g, why);
 }
 
-static const enum td_xfer_path path_order[] = {TD_XFER_PATH_CUDA_IPC, TD_XFER_PATH_SHM,
-                                               TD_XFER_PATH_RDMA, TD_XFER_PATH_SHM_STAGED,
-                                               TD_XFER_PATH_TCP};
+static bool has_path(const struct td_xfer *x, uint32_t op)
+{
+    char why[TD_XFER_REASON_MAX];
+    bool has = false;
+    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && !has; i++)
+        has = may_path(x, op, td_transfer_backends[i], why);
+    return has;
+}
 
 /* The connection that these ops waited for did not come to stand. Where another path is left
  * they take that, loudly. in_setup: the peer is there and its queue pairs were not up (a lost
@@ -151,10 +143,7 @@ void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td
         x->op_aux[i].waits_for = 0;
         if (op->state != TD_OP_WAIT_CONN) continue;
         x->op_aux[i].tried |= 1u << path;
-        bool has_other = may_path(x, i, TD_XFER_PATH_RDMA) ||
-                         may_path(x, i, TD_XFER_PATH_SHM_STAGED) ||
-                         may_path(x, i, TD_XFER_PATH_TCP);
-        if (status != TD_ERR_STALE && has_other)
+        if (status != TD_ERR_STALE && has_path(x, i))
             fell_back = true;
         else if (in_setup && status == TD_ERR_PEER &&
                  ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX)
@@ -163,22 +152,22 @@ void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td
             td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
     }
     if (fell_back) {
-        x->n_fallbacks++;
+        x->told.n_fallbacks++;
         xfer_path_tell(x, path, status, reason);
     }
-    x->attach_due = true;
+    x->loop.attach_due = true;
 }
 
 /* --- dialling --------------------------------------------------------------------------------- */
 
 static struct td_xfer_conn *find_conn(struct td_xfer *x, const struct td_xfer_grant_blob *g,
-                                      enum td_xfer_path path)
+                                      const struct td_transfer_backend *b)
 {
     for (uint32_t i = 0; i < x->n_conns; i++) {
         struct td_xfer_conn *c = x->live[i];
-        if (c->initiator && c->lane == 0 && c->path == path && !c->retiring && !c->instead_of &&
-            c->peer_incarnation == g->incarnation && c->port == g->port &&
-            strcmp(c->host, g->host) == 0)
+        if (c->initiator && c->lane == 0 && c->backend == b && !c->retiring && !c->replaces &&
+            c->peer.incarnation == g->incarnation && c->peer.port == g->port &&
+            strcmp(c->peer.host, g->host) == 0)
             return c;
     }
     return NULL;
@@ -200,19 +189,17 @@ static void evict_idle(struct td_xfer *x)
 
 /* A new socket to a peer; NULL with the reason when there can be none. The caller starts it by
  * dial_go. */
-static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name, const char *host,
-                                        uint16_t port, enum td_xfer_path path, const char *instance,
+static struct td_xfer_conn *dial_socket(struct td_xfer *x, const struct td_transfer_backend *b,
+                                        const struct td_xfer_address *to, const char *instance,
                                         bool *ret_connected, char reason[TD_XFER_REASON_MAX])
 {
-    *ret_connected = true;
-    int fd = xfer_path_is_local(path) ? xfer_shm_dial(shm_name)
-                                      : xfer_tcp_dial(x, host, port, ret_connected);
+    int fd = b->conn.dial(x, to, ret_connected);
     if (fd < 0) {
-        xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, host, port,
-                 td_xfer_path_name(path), strerror(errno));
+        xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, to->host, to->port,
+                 b->name, strerror(errno));
         return NULL;
     }
-    struct td_xfer_conn *c = xfer_conn_new(x, fd, path, true);
+    struct td_xfer_conn *c = xfer_conn_new(x, fd, b, true);
     if (!c) {
         close(fd);
         if (x->n_conns < XFER_MAX_CONNS)
@@ -221,24 +208,24 @@ static struct td_xfer_conn *dial_socket(struct td_xfer *x, const char *shm_name,
             xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
         return NULL;
     }
-    c->port = port;
-    snprintf(c->host, sizeof c->host, "%s", host);
-    snprintf(c->peer_instance, sizeof c->peer_instance, "%s", instance);
+    c->peer.port = to->port;
+    snprintf(c->peer.host, sizeof c->peer.host, "%s", to->host);
+    snprintf(c->peer.instance, sizeof c->peer.instance, "%s", instance);
     return c;
 }
 
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type)
 {
-    struct td_xfer_hello hello = {.incarnation = x->incarnation,
-                                  .layout_hash = x->layout_hash,
-                                  .block_bytes = x->block_bytes,
+    struct td_xfer_hello hello = {.incarnation = x->self.incarnation,
+                                  .layout_hash = x->self.layout_hash,
+                                  .block_bytes = x->pool.block_bytes,
                                   .nonce = c->nonce};
     struct td_xfer_frame f = {
-        .type = (uint8_t)type, .length = sizeof hello, .slot = c->path, .op = c->lane};
+        .type = (uint8_t)type, .length = sizeof hello, .slot = c->backend->path, .op = c->lane};
     td_fault_point("xfer_hello");
-    memcpy(hello.instance, x->instance, sizeof hello.instance);
-    if (type == TD_XFER_HELLO_ACK && xfer_path_is_local(c->path))
-        memcpy(hello.proof, x->proof, sizeof hello.proof);
+    memcpy(hello.instance, x->self.instance, sizeof hello.instance);
+    if (type == TD_XFER_HELLO_ACK && c->backend->local)
+        memcpy(hello.proof, x->self.proof, sizeof hello.proof);
     if (!x->secret) {
         xfer_conn_queue(x, c, &f, &hello);
         return;
@@ -250,7 +237,7 @@ void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer
         xfer_proof_begin(c);
         memcpy(longer.secret, c->proof.nonce[0], sizeof longer.secret);
     } else if (xfer_proof_make(x, c, longer.secret)) {
-        c->overflow = true; /* no memory for a MAC: the connection ends */
+        c->tx.overflow = true; /* no memory for a MAC: the connection ends */
     }
     xfer_conn_queue(x, c, &f, &longer);
     if (c->initiator) c->proof.frame = f;
@@ -262,7 +249,7 @@ static void connected_now(struct td_xfer *x, struct td_xfer_conn *c)
     c->state = c->tls ? XFER_CONN_TLS : XFER_CONN_HELLO;
     c->last_rx_ns = xfer_now(x);
     if (c->tls)
-        c->tx_ready = true; /* conn_write takes the first step */
+        c->tx.ready = true; /* conn_write takes the first step */
     else
         xfer_path_say_hello(x, c, TD_XFER_HELLO);
 }
@@ -280,43 +267,51 @@ static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
 /* A connection under way to the grant's author over this path; NULL with the reason when there
  * can be none. */
 static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_blob *g,
-                                 enum td_xfer_path path, char reason[TD_XFER_REASON_MAX])
+                                 const struct td_transfer_backend *b,
+                                 char reason[TD_XFER_REASON_MAX])
 {
     bool connected;
-    struct td_xfer_conn *c =
-        dial_socket(x, g->shm_name, g->host, g->port, path, g->instance, &connected, reason);
+    struct td_xfer_address to = {.shm_name = g->shm_name, .host = g->host, .port = g->port};
+    struct td_xfer_conn *c = dial_socket(x, b, &to, g->instance, &connected, reason);
     if (!c) return NULL;
-    c->peer_incarnation = g->incarnation;
-    memcpy(c->peer_proof, g->proof, sizeof c->peer_proof);
+    c->peer.incarnation = g->incarnation;
+    memcpy(c->peer.proof, g->proof, sizeof c->peer.proof);
     dial_go(x, c, connected);
     return c;
 }
 
-void xfer_path_more_rails(struct td_xfer *x, struct td_xfer_conn *old)
+/* Another socket to the peer of a connection that stands, over the same path. The caller starts
+ * it. */
+static struct td_xfer_conn *dial_again(struct td_xfer *x, struct td_xfer_conn *first,
+                                       bool *ret_connected)
 {
     char reason[TD_XFER_REASON_MAX];
+    struct td_xfer_address to = {.host = first->peer.host, .port = first->peer.port};
+    struct td_xfer_conn *c =
+        dial_socket(x, first->backend, &to, first->peer.instance, ret_connected, reason);
+    if (c) c->peer.incarnation = first->peer.incarnation;
+    return c;
+}
+
+void xfer_path_replace(struct td_xfer *x, struct td_xfer_conn *old)
+{
     bool connected;
     for (uint32_t i = 0; i < x->n_conns; i++)
-        if (x->live[i]->instead_of == old->id) return; /* it is still at it */
-    struct td_xfer_conn *c = dial_socket(x, NULL, old->host, old->port, TD_XFER_PATH_RDMA,
-                                         old->peer_instance, &connected, reason);
+        if (x->live[i]->replaces == old->id) return; /* it is still at it */
+    struct td_xfer_conn *c = dial_again(x, old, &connected);
     if (!c) return; /* nothing is lost; there is a next time */
-    c->peer_incarnation = old->peer_incarnation;
-    c->instead_of = old->id;
+    c->replaces = old->id;
     dial_go(x, c, connected);
 }
 
-/* The lanes of a tcp connection that stands. One that does not come about is not missed. */
+/* The lanes of a connection that stands. One that does not come about is not missed. */
 static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
 {
-    for (uint32_t lane = 1; lane < x->n_lanes; lane++) {
-        char reason[TD_XFER_REASON_MAX];
+    for (uint32_t lane = 1; lane < x->tcp.n_lanes; lane++) {
         bool connected;
         if (x->n_conns >= XFER_MAX_CONNS / 2) return; /* peers before lanes */
-        struct td_xfer_conn *c = dial_socket(x, NULL, first->host, first->port, TD_XFER_PATH_TCP,
-                                             first->peer_instance, &connected, reason);
+        struct td_xfer_conn *c = dial_again(x, first, &connected);
         if (!c) return;
-        c->peer_incarnation = first->peer_incarnation;
         c->link = first->id;
         c->lane = lane;
         c->tag = first->tag;
@@ -343,14 +338,12 @@ void xfer_path_connected(struct td_xfer *x, struct td_xfer_conn *c)
 
 static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
 {
+    const struct td_transfer_backend *b = c->backend;
     x->op_aux[id].waits_for = 0;
     x->op_aux[id].link = c->id;
-    td_xfer_core_op_attach(&x->core, id, c->id, c->path, xfer_rdma_may_pull(c));
-    if (c->rdma)
-        td_xfer_core_op_limit(
-            &x->core, id,
-            xfer_rdma_home(c, (uint64_t)x->core.ops[id].grant.n_blocks * x->block_bytes));
-    c->tx_ready = true;
+    td_xfer_core_op_attach(&x->core, id, c->id, b->path, b->conn.may_pull && b->conn.may_pull(c));
+    if (b->conn.attached) b->conn.attached(x, c, id);
+    c->tx.ready = true;
     c->last_use_ns = xfer_now(x);
 }
 
@@ -358,31 +351,30 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
  * thread. */
 void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
 {
-    for (size_t i = 0; i < sizeof path_order / sizeof path_order[0]; i++) {
-        if (!may_path(x, id, path_order[i])) continue;
-        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, path_order[i]);
+    char why[TD_XFER_REASON_MAX];
+    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++) {
+        if (!may_path(x, id, td_transfer_backends[i], why)) continue;
+        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, td_transfer_backends[i]);
         if (c && c->state == XFER_CONN_READY) {
             op_attach(x, id, c);
             return;
         }
         break;
     }
-    x->attach_due = true;
+    x->loop.attach_due = true;
 }
 
-/* Both sides would take what is best, one of them at least has RDMA devices, and a tcp
- * connection is dialled without a try at them: said aloud. */
-static void tell_no_rdma(struct td_xfer *x, uint32_t op)
+/* Both sides would take what is best, and the last path is dialled without a try at this one:
+ * said aloud. */
+static void tell_missed(struct td_xfer *x, uint32_t op, const struct td_transfer_backend *b,
+                        const char *why)
 {
     const struct td_xfer_grant_blob *g = &x->core.ops[op].grant;
     char text[TD_XFER_REASON_MAX];
-    if (x->path != TD_XFER_PATH_AUTO || g->path != TD_XFER_PATH_AUTO ||
-        x->op_aux[op].tried & 1u << TD_XFER_PATH_RDMA || (!x->rdma && !g->has_rdma))
-        return;
-    xfer_say(text, "peer %.60s: %s has no usable RDMA device", g->instance,
-             g->has_rdma ? "this side" : "it");
-    x->n_fallbacks++;
-    xfer_path_tell(x, TD_XFER_PATH_RDMA, TD_ERR_UNSUPPORTED, text);
+    if (x->self.path != TD_XFER_PATH_AUTO || g->path != TD_XFER_PATH_AUTO) return;
+    xfer_say(text, "peer %.60s: %.80s", g->instance, why);
+    x->told.n_fallbacks++;
+    xfer_path_tell(x, b->path, TD_ERR_UNSUPPORTED, text);
 }
 
 static bool attach_due(const struct td_xfer *x, uint32_t id, uint64_t now_ns)
@@ -391,33 +383,46 @@ static bool attach_due(const struct td_xfer *x, uint32_t id, uint64_t now_ns)
     return op->state == TD_OP_WAIT_CONN && !x->op_aux[id].waits_for && op->retry_ns <= now_ns;
 }
 
+/* A connection for the op: one that stands or is under way, else one is dialled; NULL with the
+ * reason. */
+static struct td_xfer_conn *find_or_dial(struct td_xfer *x, uint32_t id,
+                                         char reason[TD_XFER_REASON_MAX])
+{
+    const struct td_xfer_grant_blob *g = &x->core.ops[id].grant;
+    const struct td_transfer_backend *missed = NULL;
+    char why[TD_XFER_REASON_MAX], missed_why[TD_XFER_REASON_MAX] = "";
+    struct td_xfer_conn *c = NULL;
+    xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
+    for (size_t k = 0; k < TD_TRANSFER_N_BACKENDS && !c; k++) {
+        const struct td_transfer_backend *b = td_transfer_backends[k];
+        if (!may_path(x, id, b, why)) {
+            if (!why[0]) continue;
+            missed = b;
+            memcpy(missed_why, why, sizeof why);
+            if (b->path == g->path || b->path == x->self.path)
+                xfer_say(reason, "peer %.40s: only %s is allowed, and %.80s", g->instance, b->name,
+                         why);
+            continue;
+        }
+        c = find_conn(x, g, b);
+        if (c) break;
+        if (missed && k + 1 == TD_TRANSFER_N_BACKENDS) tell_missed(x, id, missed, missed_why);
+        c = dial(x, g, b, reason);
+        if (!c) x->op_aux[id].tried |= 1u << b->path;
+    }
+    return c;
+}
+
 void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
 {
-    x->attach_due = x->core.retry_due = false;
+    x->loop.attach_due = x->core.retry_due = false;
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
-        struct td_xfer_op *op = &x->core.ops[i];
+        char reason[TD_XFER_REASON_MAX];
         /* not later: it may be another op afterwards */
         if (attach_due(x, i, now_ns) && x->n_conns == XFER_MAX_CONNS) evict_idle(x);
         if (!attach_due(x, i, now_ns)) continue;
-        op->retry_ns = 0; /* it is tried now: no tick need remind us */
-        const struct td_xfer_grant_blob *g = &op->grant;
-        char reason[TD_XFER_REASON_MAX];
-        struct td_xfer_conn *c = NULL;
-        if (g->path == TD_XFER_PATH_RDMA || x->path == TD_XFER_PATH_RDMA)
-            xfer_say(reason, "peer %.40s: only rdma is allowed, and %s has no usable RDMA device",
-                     g->instance, g->has_rdma ? "this side" : "it");
-        else
-            xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
-        for (size_t k = 0; k < sizeof path_order / sizeof path_order[0] && !c; k++) {
-            enum td_xfer_path path = path_order[k];
-            if (!may_path(x, i, path)) continue;
-            c = find_conn(x, g, path);
-            if (!c) {
-                if (path == TD_XFER_PATH_TCP) tell_no_rdma(x, i);
-                c = dial(x, g, path, reason);
-            }
-            if (!c) x->op_aux[i].tried |= 1u << path;
-        }
+        x->core.ops[i].retry_ns = 0; /* it is tried now: no tick need remind us */
+        struct td_xfer_conn *c = find_or_dial(x, i, reason);
         if (!c)
             td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);
         else if (c->state == XFER_CONN_READY)
@@ -427,30 +432,28 @@ void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
     }
 }
 
-/* The rdma link behind it has its queue pairs up, or there is none to wait for. */
+/* Its set-up is over, or there was none. */
 void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    const struct td_transfer_backend *b = c->backend;
     char text[TD_XFER_REASON_MAX];
     c->state = XFER_CONN_READY;
     c->last_use_ns = xfer_now(x);
-    c->tx_ready = true;
-    if (c->initiator && c->path == TD_XFER_PATH_TCP) xfer_zc_open(x, c);
+    c->tx.ready = true;
+    if (b->conn.ready) b->conn.ready(x, c);
     if (c->lane) return;
-    x->conns_by_path[c->path]++;
-    if (c->instead_of) {
-        struct td_xfer_conn *old = xfer_conn_by_id(x, c->instead_of);
-        c->instead_of = 0;
-        /* no gain */
-        c->retiring = old && !old->retiring && xfer_rdma_n_rails(c) <= xfer_rdma_n_rails(old);
+    x->conns_by_path[b->path]++;
+    if (c->replaces) {
+        struct td_xfer_conn *old = xfer_conn_by_id(x, c->replaces);
+        c->replaces = 0;
+        c->retiring = old && !old->retiring && !b->conn.is_better(c, old);
         if (c->retiring) return;
         if (old) old->retiring = true;
     }
-    xfer_say(text, "peer %.60s%s%s", c->peer_instance, c->tls ? ", over TLS" : "",
-             x->device && (c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED)
-                 ? ", staged through page-locked memory"
-                 : "");
-    xfer_path_tell(x, c->path, TD_OK, text);
-    if (c->initiator && c->path == TD_XFER_PATH_TCP) dial_lanes(x, c);
+    xfer_say(text, "peer %.60s%s%s", c->peer.instance, c->tls ? ", over TLS" : "",
+             x->staging && c->staged ? ", staged through page-locked memory" : "");
+    xfer_path_tell(x, b->path, TD_OK, text);
+    if (c->initiator && b->lanes) dial_lanes(x, c);
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         if (x->op_aux[i].waits_for != c->id) continue;
         x->op_aux[i].waits_for = 0;
@@ -490,7 +493,7 @@ static void evict_oldest_unproven(struct td_xfer *x)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t of_source = 0;
         for (uint32_t k = 0; k < n; k++)
-            of_source += unproven[k]->came_from == unproven[i]->came_from;
+            of_source += unproven[k]->peer.came_from == unproven[i]->peer.came_from;
         if (of_source < most ||
             (of_source == most && oldest && oldest->id >> 16 < unproven[i]->id >> 16))
             continue;
@@ -505,15 +508,17 @@ static void evict_oldest_unproven(struct td_xfer *x)
 void xfer_path_pause_accept(struct td_xfer *x, bool pause)
 {
     struct epoll_event e = {.events = pause ? 0u : EPOLLIN};
-    x->accept_paused = pause;
+    x->listen.paused = pause;
     e.data.u64 = XFER_KEY_TCP;
-    if (x->tcp_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->tcp_fd, &e);
+    if (x->listen.tcp_fd >= 0) epoll_ctl(x->loop.epoll_fd, EPOLL_CTL_MOD, x->listen.tcp_fd, &e);
     e.data.u64 = XFER_KEY_SHM;
-    if (x->shm_fd >= 0) epoll_ctl(x->epoll_fd, EPOLL_CTL_MOD, x->shm_fd, &e);
+    if (x->listen.shm_fd >= 0) epoll_ctl(x->loop.epoll_fd, EPOLL_CTL_MOD, x->listen.shm_fd, &e);
 }
 
 void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
 {
+    /* HELLO may say another that comes by the same listener */
+    const struct td_transfer_backend *b = td_transfer_backend_of(path);
     for (int i = 0; i < 16; i++) {
         int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
@@ -523,22 +528,20 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
             }
             return;
         }
-        if (path == TD_XFER_PATH_SHM && !xfer_shm_peer_allowed(fd)) {
-            /* what cuda-ipc comes by, too */
-            x->n_refused_peers++;
+        if (!b->conn.accepted(x, fd)) {
+            x->told.n_refused_peers++;
             xfer_path_tell_refusal(x, fd, path, NULL, "another user's process");
             close(fd);
             continue;
         }
-        if (path == TD_XFER_PATH_TCP) xfer_tcp_tune(x, fd);
         if (x->n_unproven >= XFER_MAX_UNPROVEN ||
             x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS)
             evict_oldest_unproven(x);
-        struct td_xfer_conn *c = xfer_conn_new(x, fd, path, false);
+        struct td_xfer_conn *c = xfer_conn_new(x, fd, b, false);
         if (c) {
-            c->came_from = source_of(fd);
+            c->peer.came_from = source_of(fd);
         } else {
-            x->n_refused_peers++;
+            x->told.n_refused_peers++;
             xfer_path_tell_refusal(x, fd, path, NULL, "all connections are in use");
             close(fd);
         }
@@ -555,8 +558,8 @@ static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_statu
     uint8_t bytes[64 + TD_XFER_REASON_MAX];
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
-    xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not
-                                               fit */
+    xfer_conn_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not
+                                                fit */
     xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
 }
@@ -573,25 +576,25 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c,
                           const struct td_xfer_hello *hello)
 {
     const struct td_xfer_conn *first = NULL;
-    bool taken = c->rx_frame.op >= TD_XFER_LANES_MAX || c->path != TD_XFER_PATH_TCP;
-    for (uint32_t i = 0; i < x->n_conns && c->rx_frame.conn; i++)
-        if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx_frame.conn)
+    bool taken = c->rx.frame.op >= TD_XFER_LANES_MAX || !c->backend->lanes;
+    for (uint32_t i = 0; i < x->n_conns && c->rx.frame.conn; i++)
+        if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx.frame.conn)
             first = x->live[i];
     for (uint32_t i = 0; i < x->n_conns && first; i++)
-        if (x->live[i]->link == first->id && x->live[i]->lane == c->rx_frame.op) taken = true;
+        if (x->live[i]->link == first->id && x->live[i]->lane == c->rx.frame.op) taken = true;
     if (!first && !taken) { /* it was cut meanwhile */
         xfer_path_refused(x, c, "its connection is gone");
         xfer_conn_close(x, c, TD_ERR_PEER, "its connection is gone", false);
         return;
     }
-    if (!first || first->state != XFER_CONN_READY || first->path != TD_XFER_PATH_TCP ||
-        first->peer_incarnation != hello->incarnation || taken) {
+    if (!first || first->state != XFER_CONN_READY || first->backend != c->backend ||
+        first->peer.incarnation != hello->incarnation || taken) {
         xfer_conn_refuse(x, c, "lane of no connection");
         return;
     }
-    memcpy(c->peer_instance, first->peer_instance, sizeof c->peer_instance);
-    c->peer_incarnation = hello->incarnation;
-    c->lane = c->rx_frame.op;
+    memcpy(c->peer.instance, first->peer.instance, sizeof c->peer.instance);
+    c->peer.incarnation = hello->incarnation;
+    c->lane = c->rx.frame.op;
     c->link = first->id;
     c->tag = first->tag;
     has_proven(x, c);
@@ -611,49 +614,41 @@ static void admit(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfe
 {
     struct td_xfer_hello hello = *told;
     char reason[TD_XFER_REASON_MAX];
-    if (c->rx_frame.op) {
+    if (c->rx.frame.op) {
         on_lane_hello(x, c, &hello);
         return;
     }
-    if (!x->block_bytes) {
+    if (!x->pool.block_bytes) {
         hello_ack_refuse(x, c, TD_ERR_PEER, "not ready yet: its pool is being made");
         return;
     }
-    if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes) {
+    if (hello.layout_hash != x->self.layout_hash || hello.block_bytes != x->pool.block_bytes) {
         xfer_say(reason,
                  "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64
                  " with %zu",
-                 hello.layout_hash, hello.block_bytes, x->layout_hash, x->block_bytes);
+                 hello.layout_hash, hello.block_bytes, x->self.layout_hash, x->pool.block_bytes);
         hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
         return;
     }
-    if (c->path == TD_XFER_PATH_TCP && c->rx_frame.slot == TD_XFER_PATH_RDMA)
-        c->path = TD_XFER_PATH_RDMA;
-    if (c->path == TD_XFER_PATH_SHM && c->rx_frame.slot == TD_XFER_PATH_CUDA_IPC)
-        c->path = TD_XFER_PATH_CUDA_IPC;
-    if (c->path == TD_XFER_PATH_SHM && c->rx_frame.slot == TD_XFER_PATH_SHM_STAGED)
-        c->path = TD_XFER_PATH_SHM_STAGED;
-    bool allowed = c->rx_frame.slot == (uint32_t)c->path && xfer_path_allows(x->path, c->path);
-    bool no_rdma = c->path == TD_XFER_PATH_RDMA && (!x->rdma || !xfer_rdma_usable(x));
-    bool wrong_pool = (c->path == TD_XFER_PATH_SHM && x->device) ||
-                      (c->path == TD_XFER_PATH_CUDA_IPC && !x->device);
-    if (!allowed || no_rdma || wrong_pool) {
-        if (allowed && no_rdma)
-            xfer_say(reason, "it has no usable RDMA device");
-        else if (allowed)
-            xfer_say(reason, "path %s: its pool is in %s memory", td_xfer_path_name(c->path),
-                     x->device ? "a device's" : "the host's");
-        else
-            xfer_say(reason, "path %s is not to be had here: this side allows %s",
-                     td_xfer_path_name((enum td_xfer_path)c->rx_frame.slot),
-                     td_xfer_path_name(x->path));
+    const struct td_transfer_backend *asked =
+        td_transfer_backend_of((enum td_xfer_path)c->rx.frame.slot);
+    bool comes_here = asked && asked->local == c->backend->local; /* by this listener */
+    if (comes_here) xfer_conn_be(c, asked);
+    if (!comes_here || !xfer_path_allows(x->self.path, asked->path)) {
+        xfer_say(reason, "path %s is not to be had here: this side allows %s",
+                 td_xfer_path_name((enum td_xfer_path)c->rx.frame.slot),
+                 td_xfer_path_name(x->self.path));
         hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
         return;
     }
-    c->peer_incarnation = hello.incarnation;
+    if (asked->choice.admits && !asked->choice.admits(x, reason)) {
+        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
+        return;
+    }
+    c->peer.incarnation = hello.incarnation;
     xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
     c->tag = c->nonce ^ hello.nonce;
-    if (c->path == TD_XFER_PATH_RDMA || c->path == TD_XFER_PATH_CUDA_IPC)
+    if (c->backend->has_setup)
         begin_setup(x, c);
     else
         xfer_path_ready(x, c);
@@ -663,15 +658,15 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_frame challenge = {.type = TD_XFER_CHALLENGE, .length = TD_XFER_SECRET_BYTES};
     struct td_xfer_secret_hello told = {0};
-    memcpy(&told, c->rx_payload, c->rx_frame.length);
+    memcpy(&told, c->rx.payload, c->rx.frame.length);
     if (told.hello.instance[sizeof told.hello.instance - 1] || told.hello.nonce == 0) {
         xfer_conn_refuse(x, c, "hello is malformed");
         return;
     }
-    memcpy(c->peer_instance, told.hello.instance, sizeof c->peer_instance);
-    for (char *p = c->peer_instance; *p; p++)
+    memcpy(c->peer.instance, told.hello.instance, sizeof c->peer.instance);
+    for (char *p = c->peer.instance; *p; p++)
         if (*p < 0x21 || *p > 0x7e) *p = '?';
-    bool asks = c->rx_frame.length == sizeof told;
+    bool asks = c->rx.frame.length == sizeof told;
     if (asks != (x->secret != NULL)) {
         hello_ack_refuse(
             x, c, TD_ERR_UNSUPPORTED,
@@ -684,7 +679,7 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
         admit(x, c, &told.hello);
         return;
     }
-    c->proof.frame = c->rx_frame;
+    c->proof.frame = c->rx.frame;
     c->proof.hello[0] = told.hello;
     memcpy(c->proof.nonce[0], told.secret, sizeof told.secret);
     xfer_proof_begin(c);
@@ -695,14 +690,14 @@ static void on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 /* Acceptor: PROOF came, of the HELLO that was kept. */
 static void on_proof(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (!xfer_proof_check(x, c, c->rx_payload)) {
+    if (!xfer_proof_check(x, c, c->rx.payload)) {
         hello_ack_refuse(
             x, c, TD_ERR_PEER,
             "the cluster secret was not proved: the two sides' --cluster-secret-file differ");
         return;
     }
     has_proven(x, c);
-    c->rx_frame = c->proof.frame;
+    c->rx.frame = c->proof.frame;
     admit(x, c, &c->proof.hello[0]);
 }
 
@@ -711,7 +706,7 @@ static void on_challenge(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_frame f = {.type = TD_XFER_PROOF, .length = TD_XFER_SECRET_BYTES};
     uint8_t mac[TD_XFER_SECRET_BYTES];
-    memcpy(c->proof.nonce[1], c->rx_payload, sizeof c->proof.nonce[1]);
+    memcpy(c->proof.nonce[1], c->rx.payload, sizeof c->proof.nonce[1]);
     c->proof.challenged = true;
     if (xfer_proof_make(x, c, mac))
         xfer_conn_close(x, c, TD_ERR_NOMEM, "no memory to prove the cluster secret", false);
@@ -724,8 +719,8 @@ static void on_challenge(struct td_xfer *x, struct td_xfer_conn *c)
 static bool acceptor_proved(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_secret_hello told;
-    if (!c->proof.challenged || c->rx_frame.length != sizeof told) return false;
-    memcpy(&told, c->rx_payload, sizeof told);
+    if (!c->proof.challenged || c->rx.frame.length != sizeof told) return false;
+    memcpy(&told, c->rx.payload, sizeof told);
     c->proof.hello[1] = told.hello;
     return xfer_proof_check(x, c, told.secret);
 }
@@ -734,26 +729,23 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_hello hello;
     char reason[TD_XFER_REASON_MAX];
-    if (c->rx_frame.status) {
-        char theirs[TD_XFER_REASON_MAX];
-        xfer_conn_take_reason(theirs, c);
-        xfer_say(reason, "refused: %.140s", theirs);
-        xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
+    if (c->rx.frame.status) {
+        xfer_path_offer_refused(x, c);
         return;
     }
-    memcpy(&hello, c->rx_payload, sizeof hello);
+    memcpy(&hello, c->rx.payload, sizeof hello);
     if (x->secret && !acceptor_proved(x, c)) {
         xfer_conn_close(x, c, TD_ERR_PEER, "it did not prove the cluster secret", false);
-    } else if (!x->secret && c->rx_frame.length != sizeof hello) {
+    } else if (!x->secret && c->rx.frame.length != sizeof hello) {
         xfer_conn_close(x, c, TD_ERR_PEER,
                         "its hello is of a cluster secret, which this side has not", false);
-    } else if (xfer_path_is_local(c->path) && !td_xfer_key_equal(hello.proof, c->peer_proof)) {
+    } else if (c->backend->local && !td_xfer_key_equal(hello.proof, c->peer.proof)) {
         xfer_conn_close(x, c, TD_ERR_PEER, "the socket on this host is not the grant's", false);
-    } else if (hello.incarnation != c->peer_incarnation) {
+    } else if (hello.incarnation != c->peer.incarnation) {
         xfer_conn_close(x, c, TD_ERR_STALE,
                         "another process has the address: the grant is an old one", false);
-    } else if (hello.layout_hash != x->layout_hash || hello.block_bytes != x->block_bytes ||
-               hello.nonce == 0) {
+    } else if (hello.layout_hash != x->self.layout_hash ||
+               hello.block_bytes != x->pool.block_bytes || hello.nonce == 0) {
         xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, "its layout is not ours", false);
     } else if (c->lane) {
         const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link);
@@ -763,25 +755,18 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
             xfer_conn_close(x, c, TD_ERR_PEER, "its first lane is gone", false);
     } else {
         c->tag = c->nonce ^ hello.nonce;
-        if ((c->path == TD_XFER_PATH_SHM || c->path == TD_XFER_PATH_SHM_STAGED) &&
-            !xfer_shm_send_mem(x, c)) {
-            xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
-        } else if (c->path == TD_XFER_PATH_CUDA_IPC) {
-            begin_setup(x, c);
-            if (!xfer_ipc_send_offer(x, c))
-                xfer_conn_close(x, c, TD_ERR_PEER, "could not hand over the pool", false);
-        } else if (c->path == TD_XFER_PATH_RDMA) {
-            begin_setup(x, c);
-            if (!xfer_rdma_offer(x, c, reason)) xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
-        } else {
+        const struct td_transfer_backend *b = c->backend;
+        if (b->has_setup) begin_setup(x, c);
+        if (b->conn.open_conn && !b->conn.open_conn(x, c, reason))
+            xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+        else if (!b->has_setup)
             xfer_path_ready(x, c);
-        }
     }
 }
 
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    switch (c->rx_frame.type) {
+    switch (c->rx.frame.type) {
     case TD_XFER_CHALLENGE:
         on_challenge(x, c);
         break;
@@ -797,66 +782,25 @@ void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
     }
 }
 
-void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, td_status status,
-                            const char *reason)
+void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
+                            td_status status, const char *reason)
 {
-    uint8_t type = c->path == TD_XFER_PATH_CUDA_IPC ? TD_XFER_DEVICE_ACCEPT : TD_XFER_RDMA_ACCEPT;
-    struct td_xfer_frame f = {.type = type,
+    struct td_xfer_frame f = {.type = (uint8_t)type,
                               .conn = c->tag,
                               .status = (int16_t)status,
                               .length = (uint32_t)strlen(reason)};
     uint8_t bytes[64 + TD_XFER_REASON_MAX];
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
-    xfer_tcp_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
+    xfer_conn_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
     xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
 }
 
-static void on_device_offer(struct td_xfer *x, struct td_xfer_conn *c)
+void xfer_path_offer_refused(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct td_xfer_frame f = {.type = TD_XFER_DEVICE_ACCEPT};
-    struct td_xfer_device_mem mem;
-    char reason[TD_XFER_REASON_MAX];
-    memcpy(&mem, c->rx_payload, sizeof mem);
-    td_status status = xfer_ipc_take_offer(x, c, &mem, c->rx_payload + sizeof mem,
-                                           c->rx_frame.length - sizeof mem, reason);
-    if (status == TD_ERR_CORRUPT) {
-        xfer_conn_refuse(x, c, reason);
-    } else if (status) {
-        xfer_path_refuse_offer(x, c, status, reason);
-    } else {
-        xfer_conn_queue(x, c, &f, NULL);
-        xfer_path_ready(x, c);
-    }
-}
-
-/* rdma, cuda-ipc: the frames of SETUP. rdma's READY comes with the probes. */
-void xfer_path_on_setup(struct td_xfer *x, struct td_xfer_conn *c)
-{
-    char reason[TD_XFER_REASON_MAX];
-    if (c->rx_frame.type == TD_XFER_DEVICE_OFFER) {
-        on_device_offer(x, c);
-    } else if (c->rx_frame.type == TD_XFER_DEVICE_ACCEPT && c->rx_frame.status) {
-        char theirs[TD_XFER_REASON_MAX];
-        xfer_conn_take_reason(theirs, c);
-        xfer_say(reason, "refused: %.140s", theirs);
-        if (c->rx_frame.status == TD_ERR_UNSUPPORTED) xfer_ipc_refused(x, c->peer_incarnation);
-        xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
-    } else if (c->rx_frame.type == TD_XFER_DEVICE_ACCEPT) {
-        xfer_path_ready(x, c);
-    } else if (c->rx_frame.type == TD_XFER_RDMA_OFFER) {
-        td_status status = xfer_rdma_on_offer(x, c, reason);
-        if (status) xfer_path_refuse_offer(x, c, status, reason);
-    } else if (c->rx_frame.type == TD_XFER_RDMA_ACCEPT) {
-        if (c->rx_frame.status) {
-            char theirs[TD_XFER_REASON_MAX];
-            xfer_conn_take_reason(theirs, c);
-            xfer_say(reason, "refused: %.140s", theirs);
-            xfer_rdma_refused(x);
-            xfer_conn_close(x, c, (td_status)c->rx_frame.status, reason, false);
-        } else if (!xfer_rdma_on_accept(x, c, reason)) {
-            xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
-        }
-    }
+    char reason[TD_XFER_REASON_MAX], theirs[TD_XFER_REASON_MAX];
+    xfer_conn_take_reason(theirs, c);
+    xfer_say(reason, "refused: %.140s", theirs);
+    xfer_conn_close(x, c, (td_status)c->rx.frame.status, reason, false);
 }

@@ -19,7 +19,7 @@
  * way and changes packets is TLS's business. */
 #include <string.h>
 
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/endpoint.h"
 
 _Static_assert(TD_XFER_SECRET_BYTES == TD_CLUSTER_NONCE_BYTES &&
                    TD_XFER_SECRET_BYTES == TD_CLUSTER_MAC_BYTES,
@@ -38,13 +38,13 @@ static size_t gather(const struct td_xfer *x, const struct td_xfer_conn *c, int 
                      uint32_t numbers[5], struct td_secret_field fields[N_FIELDS_MAX])
 {
     const struct xfer_proof *p = &c->proof;
-    const char *host = c->initiator ? c->host : x->host;
+    const char *host = c->initiator ? c->peer.host : x->self.host;
     size_t n = 0;
     numbers[0] = p->frame.slot;
     numbers[1] = p->frame.op;
     numbers[2] = (uint32_t)p->frame.conn;
     numbers[3] = (uint32_t)(p->frame.conn >> 32);
-    numbers[4] = c->initiator ? c->port : x->port;
+    numbers[4] = c->initiator ? c->peer.port : x->self.port;
     fields[n++] = (struct td_secret_field){p->nonce[INITIATOR], sizeof p->nonce[INITIATOR]};
     fields[n++] = (struct td_secret_field){p->nonce[ACCEPTOR], sizeof p->nonce[ACCEPTOR]};
     fields[n++] = (struct td_secret_field){&p->hello[INITIATOR], sizeof p->hello[INITIATOR]};

@@ -49,7 +49,8 @@
 
 #include "common/base/fault.h"
 #include "common/base/hash.h"
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/backend.h"
+#include "common/transfer/endpoint.h"
 
 uint64_t xfer_now(const struct td_xfer *x)
 {
@@ -60,12 +61,12 @@ uint64_t xfer_random(void *ctx)
 {
     struct td_xfer *x = ctx;
     if (x->hooks.random_u64) return x->hooks.random_u64(x->hooks.ctx);
-    if (!x->n_random) {
-        td_random_fill(x->random, sizeof x->random);
-        x->n_random = sizeof x->random / sizeof x->random[0];
+    if (!x->random.n) {
+        td_random_fill(x->random.value, sizeof x->random.value);
+        x->random.n = sizeof x->random.value / sizeof x->random.value[0];
     }
-    uint64_t v = x->random[--x->n_random];
-    x->random[x->n_random] = 0; /* keys come from here: none stays behind */
+    uint64_t v = x->random.value[--x->random.n];
+    x->random.value[x->random.n] = 0; /* keys come from here: none stays behind */
     return v;
 }
 
@@ -87,16 +88,16 @@ static uint64_t since(uint64_t now_ns, uint64_t then_ns)
 /* Public calls begin here. */
 static void enter(struct td_xfer *x)
 {
-    atomic_fetch_add(&x->n_callers, 1);
+    atomic_fetch_add(&x->loop.n_callers, 1);
     pthread_mutex_lock(&x->lock);
-    atomic_fetch_sub(&x->n_callers, 1);
+    atomic_fetch_sub(&x->loop.n_callers, 1);
 }
 
 /* Every public call and every turn ends here: unlock, and ring if events were queued. */
 static void unlock_and_wake(struct td_xfer *x)
 {
-    bool wake = x->n_woken != x->core.n_emitted;
-    x->n_woken = x->core.n_emitted;
+    bool wake = x->loop.n_woken != x->core.n_emitted;
+    x->loop.n_woken = x->core.n_emitted;
     pthread_mutex_unlock(&x->lock);
     if (wake && x->hooks.wake) x->hooks.wake(x->hooks.ctx);
 }
@@ -105,8 +106,8 @@ static void unlock_and_wake(struct td_xfer *x)
  * looks at `rung` before it sleeps, and says that it sleeps before it looks. */
 void xfer_ring(struct td_xfer *x)
 {
-    atomic_store(&x->rung, true);
-    if (atomic_load(&x->sleeps)) td_doorbell_ring(&x->bell);
+    atomic_store(&x->loop.rung, true);
+    if (atomic_load(&x->loop.sleeps)) td_doorbell_ring(&x->loop.bell);
 }
 
 /* --- connections ------------------------------------------------------------------------------ */
@@ -120,17 +121,23 @@ struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id)
 bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.u64 = key};
-    return fd < 0 || epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e) == 0;
+    return fd < 0 || epoll_ctl(x->loop.epoll_fd, EPOLL_CTL_ADD, fd, &e) == 0;
 }
 
 bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out)
 {
     struct epoll_event e = {.events = EPOLLIN | (out ? EPOLLOUT : 0u), .data.u64 = c->id};
-    c->want_out = out;
-    return epoll_ctl(x->epoll_fd, op, c->fd, &e) == 0;
+    c->tx.want_out = out;
+    return epoll_ctl(x->loop.epoll_fd, op, c->fd, &e) == 0;
 }
 
-struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path path,
+void xfer_conn_be(struct td_xfer_conn *c, const struct td_transfer_backend *b)
+{
+    c->backend = b;
+    if (b->conn.init) b->conn.init(c);
+}
+
+struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, const struct td_transfer_backend *b,
                                    bool initiator)
 {
     struct td_xfer_conn *c = NULL;
@@ -139,15 +146,16 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
         if (x->conns[i].state == XFER_CONN_FREE) c = &x->conns[i];
     if (!c) return NULL;
     memset(c, 0, sizeof *c);
+    c->own = x->own + (size_t)(c - x->conns) * x->own_bytes;
+    memset(c->own, 0, x->own_bytes);
     c->id = c->link = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
     c->fd = fd;
-    c->staged.buffer = -1;
-    c->path = path;
     c->initiator = initiator;
+    xfer_conn_be(c, b);
     do c->nonce = xfer_random(x);
     while (c->nonce == 0);
     c->born_ns = c->last_rx_ns = c->last_tx_ns = c->last_use_ns = xfer_now(x);
-    bool encrypted = x->tls && !xfer_path_is_local(path);
+    bool encrypted = x->tls && !b->local;
     if (encrypted && td_tls_conn_open(x->tls, fd, initiator, &c->tls, NULL)) return NULL;
     c->state = encrypted ? XFER_CONN_TLS : XFER_CONN_HELLO;
     if (!xfer_conn_watch(x, c, EPOLL_CTL_ADD, false)) {
@@ -161,18 +169,22 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, enum td_xfer_path 
     return c;
 }
 
-/* Closes the socket and gives the entry back. */
-static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
+/* Ends what the connection has: the backend's part, its channel, its socket. */
+static void conn_end(struct td_xfer *x, struct td_xfer_conn *c)
 {
     if (c->tls) {
         /* so that the peer knows an end from a cut; lost if it does not fit */
         if (c->state > XFER_CONN_TLS) td_tls_shutdown(c->tls);
         td_tls_conn_close(c->tls);
     }
-    xfer_zc_end(x, c);
-    xfer_device_conn_end(x, c);
+    if (c->backend->conn.close) c->backend->conn.close(x, c);
     close(c->fd); /* leaves the epoll set by itself */
-    xfer_shm_conn_clear(c);
+}
+
+/* And gives the entry back. */
+static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    conn_end(x, c);
     if (!c->initiator && !c->proven) x->n_unproven--;
     c->state = XFER_CONN_FREE;
     x->live[c->live_at] = x->live[--x->n_conns];
@@ -186,10 +198,10 @@ static void say_bye(struct td_xfer *x, struct td_xfer_conn *c, td_status status,
     struct td_xfer_frame f = {.type = TD_XFER_BYE,
                               .status = (int16_t)(retry ? TD_ERR_AGAIN : status),
                               .length = (uint32_t)strlen(reason)};
-    if (c->tx_header_left || c->tx_left || c->overflow || f.length > TD_XFER_REASON_MAX ||
+    if (c->tx.header_left || c->tx.left || c->tx.overflow || f.length > TD_XFER_REASON_MAX ||
         !xfer_conn_queue(x, c, &f, reason))
         return;
-    xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+    xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
 }
 
 void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status,
@@ -209,21 +221,19 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
         }
         return;
     }
-    enum td_xfer_path path = c->path;
+    const struct td_transfer_backend *b = c->backend;
     bool was_ready = c->state == XFER_CONN_READY, was_setup = c->state == XFER_CONN_SETUP,
          initiator = c->initiator;
     if (initiator)
-        xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer_instance, c->host, c->port,
-                 td_xfer_path_name(path), reason);
+        xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer.instance, c->peer.host,
+                 c->peer.port, b->name, reason);
     else
-        xfer_say(text, "peer %.40s (%s): %.80s", c->peer_instance, td_xfer_path_name(path), reason);
+        xfer_say(text, "peer %.40s (%s): %.80s", c->peer.instance, b->name, reason);
     if (was_ready) say_bye(x, c, status, reason, retry);
-    if (c->rdma) { /* first of all: what the core does next may give blocks away. Drops the lock:
-                      no caller may take the connection for one that stands */
-        c->state = XFER_CONN_ENDING;
-        xfer_rdma_fence(x, c);
-    }
-    if (was_ready) x->conns_by_path[path]--;
+    if (b->conn.fence)
+        b->conn.fence(x, c); /* first of all: what the core does next may give
+                                blocks away */
+    if (was_ready) x->conns_by_path[b->path]--;
     conn_free(x, c);
     for (uint32_t i = x->n_conns; i-- > 0;)
         if (x->live[i]->link == id) conn_free(x, x->live[i]);
@@ -232,15 +242,15 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
                                !retry   ? TD_XFER_LOST
                                : is_cut ? TD_XFER_CUT
                                         : TD_XFER_PARTED);
-    if (initiator) xfer_path_failed(x, id, path, status, text, was_setup);
+    if (initiator) xfer_path_failed(x, id, b->path, status, text, was_setup);
 }
 
 /* Frames that break the protocol: counted, and the connection ends. */
 void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
 {
-    x->n_bad_frames++;
-    if (!c->initiator && !c->proven) x->n_refused_peers++;
-    xfer_path_tell_refusal(x, c->fd, c->path, c, reason);
+    x->told.n_bad_frames++;
+    if (!c->initiator && !c->proven) x->told.n_refused_peers++;
+    xfer_path_tell_refusal(x, c->fd, c->backend->path, c, reason);
     xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
 }
 
@@ -254,22 +264,22 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
                      const void *payload)
 {
     uint32_t n = 64 + f->length;
-    if (c->out_at && c->out_at + c->out_used + n > sizeof c->out) {
-        memmove(c->out, c->out + c->out_at, c->out_used);
-        c->out_at = 0;
+    if (c->tx.at && c->tx.at + c->tx.used + n > sizeof c->tx.out) {
+        memmove(c->tx.out, c->tx.out + c->tx.at, c->tx.used);
+        c->tx.at = 0;
     }
-    if (c->out_at + c->out_used + n > sizeof c->out) {
-        c->overflow = true; /* a peer that asks and does not read */
+    if (c->tx.at + c->tx.used + n > sizeof c->tx.out) {
+        c->tx.overflow = true; /* a peer that asks and does not read */
         return false;
     }
     f->conn = is_before_tag(f->type) ? 0 : c->tag;
     if (f->type == TD_XFER_HELLO || f->type == TD_XFER_OPEN || f->type == TD_XFER_PING)
         f->clock_us = (uint32_t)(xfer_now(x) / TD_NS_PER_US);
-    uint8_t *to = c->out + c->out_at + c->out_used;
+    uint8_t *to = c->tx.out + c->tx.at + c->tx.used;
     td_xfer_frame_encode(f, to);
     if (f->length) memcpy(to + 64, payload, f->length);
-    c->out_used += n;
-    c->tx_ready = true;
+    c->tx.used += n;
+    c->tx.ready = true;
     return true;
 }
 
@@ -286,8 +296,25 @@ static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
 static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
 {
     struct td_xfer *x = ctx;
-    xfer_shm_op_handle(x, op, handle);
-    if (!handle && x->op_aux[op].words) xfer_rdma_op_over(x, op);
+    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
+        if (td_transfer_backends[i]->side.op_handle)
+            td_transfer_backends[i]->side.op_handle(x, op, handle);
+}
+
+ssize_t xfer_conn_recv(struct td_xfer_conn *c, void *to, size_t n)
+{
+    return c->tls ? td_tls_recv(c->tls, to, n) : recv(c->fd, to, n, MSG_DONTWAIT);
+}
+
+ssize_t xfer_conn_send(struct td_xfer_conn *c, const void *from, size_t n)
+{
+    return c->tls ? td_tls_send(c->tls, from, n)
+                  : send(c->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+const char *xfer_conn_why(const struct td_xfer_conn *c)
+{
+    return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
 }
 
 /* --- frames that came ------------------------------------------------------------------------- */
@@ -295,24 +322,24 @@ static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
 void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c)
 {
     uint32_t n =
-        c->rx_frame.length < TD_XFER_REASON_MAX ? c->rx_frame.length : TD_XFER_REASON_MAX - 1;
+        c->rx.frame.length < TD_XFER_REASON_MAX ? c->rx.frame.length : TD_XFER_REASON_MAX - 1;
     for (uint32_t i = 0; i < n; i++)
         to[i] =
-            (char)(c->rx_payload[i] >= 0x20 && c->rx_payload[i] < 0x7f ? c->rx_payload[i] : '?');
+            (char)(c->rx.payload[i] >= 0x20 && c->rx.payload[i] < 0x7f ? c->rx.payload[i] : '?');
     to[n] = 0;
 }
 
 static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (xfer_path_is_local(c->path) &&
-        (!(c->source || c->peer_pool) || c->rx_frame.op >= c->n_words)) {
+    const struct td_transfer_backend *b = c->backend;
+    if (b->conn.may_open && !b->conn.may_open(c, c->rx.frame.op)) {
         xfer_conn_refuse(x, c, "open without memory");
         return;
     }
     td_status status =
-        td_xfer_core_rx_open(&x->core, c->link, c->path, &c->rx_frame, c->rx_payload);
+        td_xfer_core_rx_open(&x->core, c->link, b->path, &c->rx.frame, c->rx.payload);
     if (status == TD_ERR_PEER) {
-        x->n_refused_peers += c->proven;
+        x->told.n_refused_peers += c->proven;
         xfer_conn_refuse(x, c, "open with a wrong key");
         return;
     }
@@ -320,23 +347,21 @@ static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
         c->proven = true;
         x->n_unproven--;
     }
-    if (c->path == TD_XFER_PATH_RDMA) c->tx_ready = true; /* TARGETS are due */
     c->last_use_ns = c->last_rx_ns;
 }
 
 static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint32_t first;
-    int32_t ids[TD_XFER_REF_MAX], n = (int32_t)(c->rx_frame.length / 4 - 1);
-    memcpy(&first, c->rx_payload, 4);
-    memcpy(ids, c->rx_payload + 4, (size_t)n * 4);
-    int32_t n_source =
-        c->path == TD_XFER_PATH_RDMA ? xfer_rdma_peer_blocks(x, c) : c->n_source_blocks;
-    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx_frame, first, ids, n, n_source) ==
+    int32_t ids[TD_XFER_REF_MAX], n = (int32_t)(c->rx.frame.length / 4 - 1);
+    memcpy(&first, c->rx.payload, 4);
+    memcpy(ids, c->rx.payload + 4, (size_t)n * 4);
+    int32_t n_source = c->backend->conn.n_source_blocks(x, c);
+    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx.frame, first, ids, n, n_source) ==
         TD_ERR_CORRUPT)
         xfer_conn_refuse(x, c, "ref names blocks that are not in the grant, or twice");
     else
-        c->tx_ready = true;
+        c->tx.ready = true;
 }
 
 /* The peer's clock against ours, by frames that it stamped when it made them: the one that came
@@ -345,15 +370,15 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
 static void clock_seen(struct td_xfer_conn *c, uint64_t now, uint32_t said_us)
 {
     uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - said_us,
-             drift = (uint32_t)(since(now, c->clock_ns) / (10000 * TD_NS_PER_US));
-    if (c->clock_ns && (int32_t)(behind - c->clock_behind_us - drift) >= 0) return;
-    c->clock_behind_us = behind;
-    c->clock_ns = now;
+             drift = (uint32_t)(since(now, c->clock.as_of_ns) / (10000 * TD_NS_PER_US));
+    if (c->clock.as_of_ns && (int32_t)(behind - c->clock.behind_us - drift) >= 0) return;
+    c->clock.behind_us = behind;
+    c->clock.as_of_ns = now;
 }
 
 static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct td_xfer_frame *f = &c->rx_frame;
+    const struct td_xfer_frame *f = &c->rx.frame;
     if (c->initiator || c->lane ||
         (f->type != TD_XFER_HELLO && f->type != TD_XFER_OPEN && f->type != TD_XFER_PING))
         return;
@@ -369,27 +394,26 @@ static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
     uint64_t now = xfer_now(x);
     struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
     TD_ASSERT(first);
-    clock_seen(first, now, c->rx_frame.last_us);
+    clock_seen(first, now, c->rx.frame.last_us);
     return td_xfer_core_rx_final(&x->core, now,
-                                 (uint32_t)(now / TD_NS_PER_US) - first->clock_behind_us, c->link,
-                                 &c->rx_frame, c->rx_payload);
+                                 (uint32_t)(now / TD_NS_PER_US) - first->clock.behind_us, c->link,
+                                 &c->rx.frame, c->rx.payload);
 }
 
-/* The header of DATA, or what LENT made of its own. May close the connection. */
-static void begin_data(struct td_xfer *x, struct td_xfer_conn *c)
+void xfer_conn_begin_data(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    td_status status = td_xfer_core_rx_data(&x->core, c->link, &c->rx_frame);
+    td_status status = td_xfer_core_rx_data(&x->core, c->link, &c->rx.frame);
     c->last_use_ns = c->last_rx_ns;
     if (status == TD_ERR_CORRUPT)
         xfer_conn_refuse(x, c, "data outside the grant, or twice");
     else
-        c->rx_drop = status == TD_ERR_STALE;
+        c->rx.drop = status == TD_ERR_STALE;
 }
 
 /* A whole frame other than DATA. May close the connection. */
 static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct td_xfer_frame *f = &c->rx_frame;
+    const struct td_xfer_frame *f = &c->rx.frame;
     char reason[TD_XFER_REASON_MAX];
     clock_heard(x, c);
     if (c->state == XFER_CONN_HELLO) {
@@ -397,27 +421,12 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     if (c->state == XFER_CONN_SETUP && f->type != TD_XFER_BYE) {
-        xfer_path_on_setup(x, c);
+        c->backend->conn.on_frame(x, c);
         return;
     }
     switch ((enum td_xfer_frame_type)f->type) {
-    case TD_XFER_MEM: {
-        struct td_xfer_mem mem;
-        memcpy(&mem, c->rx_payload, sizeof mem);
-        if (xfer_shm_take_mem(x, c, &mem, reason)) xfer_conn_refuse(x, c, reason);
-        break;
-    }
     case TD_XFER_OPEN:
         on_open(x, c);
-        break;
-    case TD_XFER_LENT:
-        if (xfer_ring_lent(x, c))
-            begin_data(x, c);
-        else
-            xfer_conn_refuse(x, c, "lent: bytes that are not in the ring");
-        break;
-    case TD_XFER_TAKEN:
-        if (!xfer_ring_taken(x, c)) xfer_conn_refuse(x, c, "taken: bytes that were not lent");
         break;
     case TD_XFER_REF:
         on_ref(x, c);
@@ -448,28 +457,24 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
                         retry);
         break;
     }
-    case TD_XFER_TARGETS: {
-        td_status status = xfer_rdma_on_targets(x, c);
-        if (status == TD_ERR_NOMEM)
-            xfer_conn_close(x, c, status, "out of memory for keys", false);
-        else if (status == TD_ERR_CORRUPT)
-            xfer_conn_refuse(x, c, "targets outside the pool or the grant");
-        else
-            c->tx_ready = true;
-        break;
-    }
     case TD_XFER_DIGEST: {
         struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
-        memcpy(digests, c->rx_payload, f->length);
+        memcpy(digests, c->rx.payload, f->length);
         if (td_xfer_core_rx_digest(&x->core, c->link, f, digests,
                                    (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
             xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
         break;
     }
+    case TD_XFER_MEM:
+    case TD_XFER_LENT:
+    case TD_XFER_TAKEN:
+    case TD_XFER_TARGETS:
     case TD_XFER_RDMA_OFFER:
     case TD_XFER_RDMA_ACCEPT:
     case TD_XFER_DEVICE_OFFER:
     case TD_XFER_DEVICE_ACCEPT:
+        c->backend->conn.on_frame(x, c);
+        break;
     case TD_XFER_HELLO:
     case TD_XFER_HELLO_ACK:
     case TD_XFER_CHALLENGE:
@@ -493,31 +498,21 @@ static bool frame_expected(const struct td_xfer *x, const struct td_xfer_conn *c
     bool may_end = c->lane == 0 &&
                    (c->state == XFER_CONN_READY || (c->state == XFER_CONN_SETUP && c->initiator));
     if (type == TD_XFER_PING || (type == TD_XFER_BYE && may_end)) return true;
-    if (c->state == XFER_CONN_SETUP && c->path == TD_XFER_PATH_CUDA_IPC)
-        return type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
-    if (c->state == XFER_CONN_SETUP)
-        return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
+    const struct td_transfer_backend *b = c->backend;
+    if (b->conn.expects && c->lane == 0 && b->conn.expects(c, type)) return true;
+    if (c->state == XFER_CONN_SETUP) return false;
     if (c->lane)
         return !c->initiator &&
                (type == TD_XFER_DATA || type == TD_XFER_OPEN || type == TD_XFER_FINAL);
-    if (c->initiator)
-        return type == TD_XFER_DONE || type == TD_XFER_FAIL ||
-               (type == TD_XFER_TARGETS && c->path == TD_XFER_PATH_RDMA) ||
-               (type == TD_XFER_TAKEN && c->path == TD_XFER_PATH_SHM_STAGED);
+    if (c->initiator) return type == TD_XFER_DONE || type == TD_XFER_FAIL;
     switch (type) {
     case TD_XFER_OPEN:
     case TD_XFER_FINAL:
     case TD_XFER_ABORT:
     case TD_XFER_DIGEST:
         return true;
-    case TD_XFER_DATA:
-        return c->path == TD_XFER_PATH_TCP;
-    case TD_XFER_LENT:
-        return c->path == TD_XFER_PATH_SHM_STAGED;
     case TD_XFER_REF:
-        return c->path != TD_XFER_PATH_TCP && c->path != TD_XFER_PATH_SHM_STAGED;
-    case TD_XFER_MEM:
-        return xfer_path_is_shm(c->path);
+        return b->way != TD_XFER_BY_DATA;
     default:
         return false;
     }
@@ -527,12 +522,12 @@ static bool frame_expected(const struct td_xfer *x, const struct td_xfer_conn *c
 static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_err err;
-    if (td_xfer_frame_decode(c->rx_header, &c->rx_frame, &err)) {
+    if (td_xfer_frame_decode(c->rx.header, &c->rx.frame, &err)) {
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
         xfer_conn_refuse(x, c, err.msg);
         return;
     }
-    const struct td_xfer_frame *f = &c->rx_frame;
+    const struct td_xfer_frame *f = &c->rx.frame;
     uint64_t tag = is_before_tag(f->type) ? 0 : c->tag;
     if (!frame_expected(x, c, f->type) ||
         (f->conn != tag && !(f->type == TD_XFER_HELLO && f->op))) {
@@ -540,9 +535,9 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_conn_refuse(x, c, "frame of another connection or out of turn");
         return;
     }
-    c->n_payload = 0;
-    c->rx_drop = false;
-    if (f->type == TD_XFER_DATA) begin_data(x, c);
+    c->rx.n_payload = 0;
+    c->rx.drop = false;
+    if (f->type == TD_XFER_DATA) xfer_conn_begin_data(x, c);
 }
 
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
@@ -566,30 +561,28 @@ static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *wh
 /* The next bytes of the stream, read ahead as far as they are there. */
 static ssize_t conn_take(struct td_xfer_conn *c, void *to, size_t n)
 {
-    if (!c->in_used) {
-        size_t room = c->path == TD_XFER_PATH_TCP || c->path == TD_XFER_PATH_SHM_STAGED
-                          ? XFER_IN_DATA_BYTES
-                          : sizeof c->in;
-        if (c->drained) {
+    if (!c->rx.used) {
+        const struct td_backend_bytes *b = &c->backend->bytes;
+        size_t room = b->receive ? XFER_IN_DATA_BYTES : sizeof c->rx.ahead;
+        if (c->rx.drained) {
             errno = EAGAIN;
             return -1;
         }
-        ssize_t k = xfer_path_is_local(c->path) ? xfer_shm_recv(c, c->in, room)
-                                                : xfer_tcp_recv(c, c->in, room);
+        ssize_t k = b->read ? b->read(c, c->rx.ahead, room) : xfer_conn_recv(c, c->rx.ahead, room);
         if (k <= 0) return k;
-        c->in_at = 0;
-        c->in_used = (uint32_t)k;
-        c->drained = (size_t)k < room;
+        c->rx.at = 0;
+        c->rx.used = (uint32_t)k;
+        c->rx.drained = (size_t)k < room;
     }
     return xfer_conn_in(c, to, n);
 }
 
 ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
 {
-    if (n > c->in_used) n = c->in_used;
-    if (to) memcpy(to, c->in + c->in_at, n);
-    c->in_at += (uint32_t)n;
-    c->in_used -= (uint32_t)n;
+    if (n > c->rx.used) n = c->rx.used;
+    if (to) memcpy(to, c->rx.ahead + c->rx.at, n);
+    c->rx.at += (uint32_t)n;
+    c->rx.used -= (uint32_t)n;
     return (ssize_t)n;
 }
 
@@ -599,18 +592,17 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be
                                                many frames */
-    c->rx_more = c->drained = c->rx_starved = false;
-    for (size_t turn = 0; turn < XFER_TURN_BYTES || c->in_used;) {
+    c->rx.more = c->rx.drained = c->rx.starved = false;
+    for (size_t turn = 0; turn < XFER_TURN_BYTES || c->rx.used;) {
         ssize_t k;
-        if (c->n_header < 64) {
-            k = conn_take(c, c->rx_header + c->n_header, 64 - c->n_header);
-            if (k > 0 && (c->n_header += (uint32_t)k) == 64) on_header(x, c);
-        } else if (c->rx_frame.type == TD_XFER_DATA) {
-            k = c->path == TD_XFER_PATH_SHM_STAGED ? xfer_ring_take(x, c)
-                                                   : xfer_tcp_data_read(x, c);
+        if (c->rx.n_header < 64) {
+            k = conn_take(c, c->rx.header + c->rx.n_header, 64 - c->rx.n_header);
+            if (k > 0 && (c->rx.n_header += (uint32_t)k) == 64) on_header(x, c);
+        } else if (c->rx.frame.type == TD_XFER_DATA) {
+            k = c->backend->bytes.receive(x, c);
         } else {
-            k = conn_take(c, c->rx_payload + c->n_payload, c->rx_frame.length - c->n_payload);
-            if (k > 0) c->n_payload += (uint32_t)k;
+            k = conn_take(c, c->rx.payload + c->rx.n_payload, c->rx.frame.length - c->rx.n_payload);
+            if (k > 0) c->rx.n_payload += (uint32_t)k;
         }
         if (k == 0) {
             conn_ended(x, c, "closed by peer");
@@ -619,32 +611,32 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                conn_ended(x, c, xfer_tcp_why(c));
+                conn_ended(x, c, xfer_conn_why(c));
                 return;
             }
             /* an answer that TLS itself owes */
-            if (c->tls && td_tls_unsent(c->tls)) c->tx_ready = true;
+            if (c->tls && td_tls_unsent(c->tls)) c->tx.ready = true;
             break;
         }
         if (!xfer_conn_by_id(x, id)) return;
         turn += (size_t)k;
         c->last_rx_ns = now;
-        if (c->n_header == 64 && c->n_payload == c->rx_frame.length) {
-            c->n_header = 0;
-            if (c->rx_frame.type != TD_XFER_DATA) on_frame(x, c);
+        if (c->rx.n_header == 64 && c->rx.n_payload == c->rx.frame.length) {
+            c->rx.n_header = 0;
+            if (c->rx.frame.type != TD_XFER_DATA) on_frame(x, c);
             if (!xfer_conn_by_id(x, id)) return;
-            c->n_payload = 0;
+            c->rx.n_payload = 0;
         }
     }
-    c->rx_more = c->tls && td_tls_pending(c->tls);
+    c->rx.more = c->tls && td_tls_pending(c->tls);
 }
 
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     read_turn(x, c);
-    if (x->device)
-        xfer_staged_flush(x); /* what came in this turn is on its way to its blocks,
-                                 before anything else happens */
+    if (x->staging)
+        x->staging->landed(x); /* what came in this turn is on its way to its blocks,
+                                  before anything else happens */
 }
 
 /* --- sending ---------------------------------------------------------------------------------- */
@@ -653,7 +645,17 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 static void wake_link(struct td_xfer *x, uint64_t link)
 {
     for (uint32_t i = 0; i < x->n_conns; i++)
-        if (x->live[i]->link == link && !x->live[i]->want_out) x->live[i]->tx_ready = true;
+        if (x->live[i]->link == link && !x->live[i]->tx.want_out) x->live[i]->tx.ready = true;
+}
+
+/* The CRC32C of a block of the pool, wherever it lies. The lock is not held. False: it could not
+ * be read. */
+static bool pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
+{
+    if (x->staging) return x->staging->crc(x, block, ret_crc);
+    *ret_crc =
+        td_crc32c(0, x->pool.base + (uint64_t)block * x->pool.block_bytes, x->pool.block_bytes);
+    return true;
 }
 
 /* Computes and queues digests of one batch of blocks; false: none is due. The lock is dropped
@@ -664,7 +666,7 @@ static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
     if (!td_xfer_core_digest_next(&x->core, c->link, XFER_TURN_BYTES, &w)) return false;
     pthread_mutex_unlock(&x->lock);
     bool read = true;
-    for (int32_t i = 0; i < w.n && read; i++) read = xfer_pool_crc(x, w.src[i], &w.digest[i].crc);
+    for (int32_t i = 0; i < w.n && read; i++) read = pool_crc(x, w.src[i], &w.digest[i].crc);
     pthread_mutex_lock(&x->lock);
     if (!read)
         td_xfer_core_op_broke(&x->core, w.op, TD_ERR_DEVICE,
@@ -677,13 +679,14 @@ static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
 static bool verify_digests(struct td_xfer *x)
 {
     struct td_xfer_verify v;
-    if (!td_xfer_core_verify_next(&x->core, &x->verify_cursor, XFER_TURN_BYTES, &v)) return false;
+    if (!td_xfer_core_verify_next(&x->core, &x->loop.verify_cursor, XFER_TURN_BYTES, &v))
+        return false;
     const struct td_xfer_slot *s = &x->core.slots[v.slot]; /* its lists stand still while io */
     int32_t bad = -1;
     pthread_mutex_unlock(&x->lock);
     for (int32_t i = v.first; i < v.first + v.n && bad < 0; i++) {
         uint32_t crc;
-        if (!xfer_pool_crc(x, s->dst[s->digest[i].block], &crc) || crc != s->digest[i].crc) bad = i;
+        if (!pool_crc(x, s->dst[s->digest[i].block], &crc) || crc != s->digest[i].crc) bad = i;
     }
     pthread_mutex_lock(&x->lock);
     td_xfer_core_verify_end(&x->core, xfer_now(x), &v, bad);
@@ -705,14 +708,14 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
          status < 0 && i < 16 && recv(c->fd, x->scrap, sizeof x->scrap, MSG_DONTWAIT) > 0; i++) {
     }
     pthread_mutex_lock(&x->lock);
-    c->tx_ready = false;
+    c->tx.ready = false;
     if (status < 0) {
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
         if (!c->initiator) xfer_path_refused(x, c, err.msg);
         xfer_conn_close(x, c, TD_ERR_PEER, err.msg, false);
         return;
     }
-    if (want_write != c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, want_write);
+    if (want_write != c->tx.want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, want_write);
     if (status == TD_INPROGRESS) return;
     c->state = XFER_CONN_HELLO;
     c->last_rx_ns = xfer_now(x);
@@ -724,35 +727,32 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
 /* The socket is full: EPOLLOUT brings conn_write back. */
 static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    c->tx_ready = false;
-    if (!c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
+    c->tx.ready = false;
+    if (!c->tx.want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
 }
 
 /* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system
  * call takes all of it. False: the connection is closed. */
 static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    const struct td_backend_bytes *b = &c->backend->bytes;
     struct td_xfer_tx tx;
     uint64_t id = c->id;
     bool digests = false; /* one batch per send: it reads up to 4 MiB */
-    bool lends = c->initiator && c->path == TD_XFER_PATH_SHM_STAGED,
-         staged = lends || (x->device && c->initiator && c->path == TD_XFER_PATH_TCP);
-    if (lends && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH) xfer_ring_lend(x, c);
-    bool full = staged && c->state == XFER_CONN_READY && !c->tx_header_left && !c->tx_left &&
-                ((!lends && xfer_staged_load(c)) || !xfer_staged_want(c));
-    while (!full && c->state == XFER_CONN_READY && c->out_used < XFER_OUT_BATCH &&
-           !c->tx_header_left && !c->tx_left) {
+    bool room = c->state == XFER_CONN_READY && (!c->initiator || !b->room || b->room(x, c));
+    while (room && c->state == XFER_CONN_READY && c->tx.used < XFER_OUT_BATCH &&
+           !c->tx.header_left && !c->tx.left) {
         if (!digests && c->initiator && c->lane == 0 && (digests = send_digests(x, c))) {
-            if (!c->rdma) continue;
-            xfer_rdma_post(x, c); /* what was submitted while the lock was dropped */
+            if (!b->post) continue;
+            b->post(x, c); /* what was submitted while the lock was dropped */
             if (!xfer_conn_by_id(x, id)) return false;
             continue;
         }
-        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx_turns,
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx.turns,
                                                   XFER_MAX_IOV, &tx)
-                           : c->rdma && xfer_rdma_targets_next(x, c, &c->tx_turns.next, &tx))) {
-            if (staged && c->staged.n) break;
-            if (!digests || c->out_used) return true;
+                           : b->answer && b->answer(x, c, &tx))) {
+            if (c->initiator && b->go && b->go(x, c)) return true;
+            if (!digests || c->tx.used) return true;
             digests = false; /* the op of that batch is over: another's may be due, and nothing
                                 goes out that would bring us back */
             continue;
@@ -760,29 +760,19 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
         c->last_use_ns = xfer_now(x);
         if (tx.frame.type == TD_XFER_DATA) {
             tx.frame.conn = c->tag;
-            if (staged) {
-                xfer_staged_add(c, &tx.frame, tx.op);
-                if (!xfer_staged_want(c)) break;
-                continue;
-            }
-            td_xfer_frame_encode(&tx.frame, c->tx_header);
-            c->tx_header_left = 64;
-            c->tx_left = tx.frame.length;
-            c->tx_op = tx.op;
-            c->tx_handle = tx.frame.handle;
-            c->tx_offset = tx.frame.offset;
+            room = b->add(x, c, &tx);
         } else {
             xfer_conn_queue(x, c, &tx.frame, tx.payload);
         }
     }
-    if (staged && !c->staged.loaded) xfer_staged_go(x, c);
+    if (c->initiator && b->go) b->go(x, c);
     return true;
 }
 
 void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
 {
-    c->out_used -= (uint32_t)n;
-    c->out_at = c->out_used ? c->out_at + (uint32_t)n : 0;
+    c->tx.used -= (uint32_t)n;
+    c->tx.at = c->tx.used ? c->tx.at + (uint32_t)n : 0;
 }
 
 /* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true
@@ -794,28 +784,25 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
         conn_handshake(x, c);
         return;
     }
-    if (c->rdma && c->state == XFER_CONN_READY) {
-        xfer_rdma_post(x, c);
+    const struct td_backend_bytes *b = &c->backend->bytes;
+    if (b->post && c->state == XFER_CONN_READY) {
+        b->post(x, c);
         if (!xfer_conn_by_id(x, id)) return;
     }
     for (size_t turn = 0; turn < XFER_TURN_BYTES;) {
         ssize_t k;
         if (!conn_fill(x, c)) return;
-        if (c->overflow) {
+        if (c->tx.overflow) {
             xfer_conn_refuse(x, c, "asks and does not read the answers");
             return;
         }
-        if ((c->tx_header_left || c->tx_left) && x->device && !xfer_staged_here(x, c)) {
-            c->tx_ready = false; /* until they are */
-            return;
-        }
-        if (c->tx_header_left || c->tx_left) {
-            k = xfer_tcp_data_write(x, c);
+        if (c->tx.header_left || c->tx.left) {
+            k = b->send(x, c);
             /* FINAL may have waited for this frame */
-            if (!c->tx_header_left && !c->tx_left && c->lane && x->core.digest_every)
+            if (!c->tx.header_left && !c->tx.left && c->lane && x->core.digest_every)
                 wake_link(x, c->link);
-        } else if (c->out_used) {
-            k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+        } else if (c->tx.used) {
+            k = xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
             if (k > 0) xfer_conn_sent(c, (size_t)k);
         } else {
             if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) {
@@ -823,19 +810,21 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
                 if (errno == EAGAIN)
                     wait_writable(x, c);
                 else
-                    conn_ended(x, c, xfer_tcp_why(c));
+                    conn_ended(x, c, xfer_conn_why(c));
                 return;
             }
-            c->tx_ready = false;
-            if (c->want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, false);
+            c->tx.ready = false;
+            if (c->tx.want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, false);
             return;
         }
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) {
-            if (errno == EAGAIN || errno == EWOULDBLOCK)
+            if (errno == EINPROGRESS)
+                c->tx.ready = false; /* until its bytes are here */
+            else if (errno == EAGAIN || errno == EWOULDBLOCK)
                 wait_writable(x, c);
             else
-                conn_ended(x, c, xfer_tcp_why(c));
+                conn_ended(x, c, xfer_conn_why(c));
             return;
         }
         c->last_tx_ns = xfer_now(x);
@@ -844,26 +833,26 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* What was just submitted, sent by the submitter: no wake of the progress thread in between.
- * Only on shm, where all that goes out is small, and only while that thread has nothing to do or
- * there is one op alone: else it comes by here at the end of its turn, and gathers. What does
- * not work out at once is left to the thread. True: nothing is left. Any thread. */
+ * Only on one host, where all that goes out is small, and only while that thread has nothing to
+ * do or there is one op alone: else it comes by here at the end of its turn, and gathers. What
+ * does not work out at once is left to the thread. True: nothing is left. Any thread. */
 static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (!xfer_path_is_local(c->path) || c->path == TD_XFER_PATH_SHM_STAGED || !c->initiator ||
-        c->state != XFER_CONN_READY || c->want_out || c->overflow || x->core.digest_every)
+    if (!c->backend->local || c->backend->bytes.add || !c->initiator ||
+        c->state != XFER_CONN_READY || c->tx.want_out || c->tx.overflow || x->core.digest_every)
         return false;
-    if (!atomic_load(&x->idle) && x->core.n_ops_used > 1) return false;
+    if (!atomic_load(&x->loop.idle) && x->core.n_ops_used > 1) return false;
     conn_fill(x, c);
-    if (c->overflow || c->out_used >= XFER_OUT_BATCH) return false;
-    if (c->out_used) {
-        ssize_t k = xfer_tcp_send(c, c->out + c->out_at, c->out_used);
+    if (c->tx.overflow || c->tx.used >= XFER_OUT_BATCH) return false;
+    if (c->tx.used) {
+        ssize_t k = xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
         if (k > 0) {
             xfer_conn_sent(c, (size_t)k);
             c->last_tx_ns = xfer_now(x);
         }
     }
-    c->tx_ready = c->out_used > 0;
-    return !c->tx_ready;
+    c->tx.ready = c->tx.used > 0;
+    return !c->tx.ready;
 }
 
 /* --- the progress thread ---------------------------------------------------------------------- */
@@ -871,12 +860,13 @@ static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 /* Silence, heartbeats, handshakes that take too long, idle connections. */
 static void check_conns(struct td_xfer *x, uint64_t now)
 {
-    if (x->accept_paused) xfer_path_pause_accept(x, false);
+    if (x->listen.paused) xfer_path_pause_accept(x, false);
     for (uint32_t i = x->n_conns; i-- > 0;) {
         struct td_xfer_conn *c = x->live[i];
-        if (c->rdma && c->initiator && c->state == XFER_CONN_READY && !c->retiring &&
-            xfer_rdma_lacks(x, c, now))
-            xfer_path_more_rails(x, c);
+        const struct td_backend_conn *b = &c->backend->conn;
+        if (b->wants_better && c->initiator && c->state == XFER_CONN_READY && !c->retiring &&
+            b->wants_better(x, c, now))
+            xfer_path_replace(x, c);
     }
     for (uint32_t i = x->n_conns; i-- > 0;) {
         if (i >= x->n_conns) continue; /* a connection went with its lanes */
@@ -886,13 +876,7 @@ static void check_conns(struct td_xfer *x, uint64_t now)
             since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
             /* Before its silence, which says less; and the initiator first, because it learns
                which rail was at fault. */
-            if (c->initiator && c->rdma) xfer_rdma_late(x, c);
-            xfer_conn_close(x, c, TD_ERR_PEER,
-                            c->path == TD_XFER_PATH_CUDA_IPC
-                                ? "cuda-ipc: the set-up was not over in time"
-                                : "rdma: no answer over the queue pairs: no route between the "
-                                  "devices, or a wrong GID",
-                            false);
+            xfer_conn_close(x, c, TD_ERR_PEER, c->backend->conn.late(x, c), false);
         } else if (since(now, c->last_rx_ns) >
                    (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
             const char *why = c->state == XFER_CONN_CONNECTING ? "no answer to connect"
@@ -910,8 +894,8 @@ static void check_conns(struct td_xfer *x, uint64_t now)
                 busy = td_xfer_core_op_is_on(&x->core, k, c->id);
             if (!busy) {
                 xfer_conn_close(x, c, TD_ERR_PEER, c->retiring ? "replaced" : "idle", true);
-            } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->out_used &&
-                       !c->tx_left) {
+            } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->tx.used &&
+                       !c->tx.left) {
                 struct td_xfer_frame ping = {.type = TD_XFER_PING};
                 xfer_conn_queue(x, c, &ping, NULL);
             }
@@ -922,13 +906,13 @@ static void check_conns(struct td_xfer *x, uint64_t now)
 static void on_event(struct td_xfer *x, const struct epoll_event *e)
 {
     if (e->data.u64 == XFER_KEY_BELL) {
-        td_doorbell_clear(&x->bell);
+        td_doorbell_clear(&x->loop.bell);
     } else if (e->data.u64 == XFER_KEY_TCP) {
-        xfer_path_accept(x, x->tcp_fd, TD_XFER_PATH_TCP);
+        xfer_path_accept(x, x->listen.tcp_fd, TD_XFER_PATH_TCP);
     } else if (e->data.u64 == XFER_KEY_SHM) {
-        xfer_path_accept(x, x->shm_fd, TD_XFER_PATH_SHM);
-    } else if (e->data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX) {
-        /* taken by xfer_rdma_poll */
+        xfer_path_accept(x, x->listen.shm_fd, TD_XFER_PATH_SHM);
+    } else if (e->data.u64 < XFER_KEY_END) {
+        /* a backend's poll has looked */
     } else {
         struct td_xfer_conn *c = xfer_conn_by_id(x, e->data.u64);
         if (!c) return; /* closed earlier in this turn */
@@ -940,8 +924,8 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
             conn_handshake(x, c);
             return;
         }
-        if (e->events & EPOLLERR) xfer_zc_reap(x, c);
-        if (e->events & EPOLLOUT) c->tx_ready = true;
+        if (e->events & EPOLLERR && c->backend->bytes.reap) c->backend->bytes.reap(x, c);
+        if (e->events & EPOLLOUT) c->tx.ready = true;
         if (e->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) conn_read(x, c);
     }
 }
@@ -953,27 +937,28 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
  * each yield may cost the rest of a time slice. */
 static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
 {
-    if (!timeout_ms) return epoll_wait(x->epoll_fd, events, max, 0);
+    if (!timeout_ms) return epoll_wait(x->loop.epoll_fd, events, max, 0);
     uint64_t start = td_now_ns(), now = start, before = start;
-    uint64_t linger_ns = start < x->crowded_until_ns ? 0 : x->linger_ns;
+    uint64_t linger_ns = start < x->loop.crowded_until_ns ? 0 : x->loop.linger_ns;
     int n = 0;
-    atomic_store(&x->idle, true);
-    for (; now - start < linger_ns && !n && !atomic_load(&x->rung); before = now) {
-        n = epoll_wait(x->epoll_fd, events, max, 0);
+    atomic_store(&x->loop.idle, true);
+    for (; now - start < linger_ns && !n && !atomic_load(&x->loop.rung); before = now) {
+        n = epoll_wait(x->loop.epoll_fd, events, max, 0);
         if (!n) sched_yield();
         now = td_now_ns();
         if (now - before < XFER_CROWDED_NS) continue;
-        x->crowded_until_ns = now + XFER_CROWDED_FOR_NS;
+        x->loop.crowded_until_ns = now + XFER_CROWDED_FOR_NS;
         linger_ns = 0;
     }
     if (!n) { /* also when rung: a turn that has not listened would take late bytes in the socket
                  for the peer's silence */
-        atomic_store(&x->sleeps, true);
-        n = epoll_wait(x->epoll_fd, events, max, atomic_load(&x->rung) ? 0 : timeout_ms);
-        atomic_store(&x->sleeps, false);
-        x->linger_ns = td_now_ns() - start < XFER_LINGER_NS ? XFER_LINGER_NS : x->linger_ns / 2;
+        atomic_store(&x->loop.sleeps, true);
+        n = epoll_wait(x->loop.epoll_fd, events, max, atomic_load(&x->loop.rung) ? 0 : timeout_ms);
+        atomic_store(&x->loop.sleeps, false);
+        x->loop.linger_ns =
+            td_now_ns() - start < XFER_LINGER_NS ? XFER_LINGER_NS : x->loop.linger_ns / 2;
     }
-    atomic_store(&x->idle, false);
+    atomic_store(&x->loop.idle, false);
     return n;
 }
 
@@ -983,44 +968,44 @@ static void *progress(void *ctx)
     struct epoll_event events[64];
     int n = 0;
     pthread_mutex_lock(&x->lock);
-    x->loop_ns = xfer_now(x);
-    uint64_t slept_until = x->loop_ns;
-    while (!x->stop) {
+    uint64_t slept_until = xfer_now(x);
+    while (!x->loop.stop) {
         uint64_t now = xfer_now(x), tick;
         if (now > slept_until && now - slept_until > x->peer_timeout_ns / 2) { /* we were stopped */
             for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->last_rx_ns = now;
         }
         td_xfer_core_tick(&x->core, now);
-        bool busy = x->rdma && xfer_rdma_poll(x);
-        if (x->core.flush_writes && xfer_rdma_flush(x)) busy = true;
+        bool busy = false;
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
+            if (td_transfer_backends[i]->turn.poll && td_transfer_backends[i]->turn.poll(x))
+                busy = true;
         for (int i = 0; i < n; i++) on_event(x, &events[i]);
         for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
-            if (i < x->n_conns && x->live[i]->rx_more) conn_read(x, x->live[i]);
-        for (uint32_t i = x->n_conns; x->device && i-- > 0;)
-            if (i < x->n_conns && x->live[i]->rx_starved) conn_read(x, x->live[i]);
-        for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx_more;
-        if (x->attach_due || x->core.retry_due) xfer_path_attach(x, now);
-        if (x->rdma) xfer_rdma_windows(x);
-        if (x->rdma) xfer_rdma_revive(x, now);
-        if (xfer_shm_copy(x)) busy = true;
-        if (x->device && xfer_device_poll(x)) busy = true;
+            if (i < x->n_conns && x->live[i]->rx.more) conn_read(x, x->live[i]);
+        for (uint32_t i = x->n_conns; x->staging && i-- > 0;)
+            if (i < x->n_conns && x->live[i]->rx.starved) conn_read(x, x->live[i]);
+        for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx.more;
+        if (x->loop.attach_due || x->core.retry_due) xfer_path_attach(x, now);
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
+            if (td_transfer_backends[i]->turn.work && td_transfer_backends[i]->turn.work(x, now))
+                busy = true;
+        if (x->staging && x->staging->poll(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
-            if (i < x->n_conns && x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING)
+            if (i < x->n_conns && x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING)
                 conn_write(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && !busy; i++)
-            busy = x->live[i]->tx_ready && x->live[i]->state != XFER_CONN_CONNECTING;
+            busy = x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING;
         if (verify_digests(x)) busy = true;
-        if (xfer_device_busy(x))
-            busy = true; /* copies take microseconds, and nothing wakes us
-                            when they are complete */
+        /* copies take microseconds, and nothing wakes us when they are complete */
+        if (x->staging && x->staging->busy(x)) busy = true;
         /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is
            condemned before the next turn has listened. */
-        if (now >= x->next_check_ns) {
+        if (now >= x->loop.next_check_ns) {
             check_conns(x, now);
-            x->next_check_ns = now + x->peer_timeout_ns / 16;
+            x->loop.next_check_ns = now + x->peer_timeout_ns / 16;
             busy = true; /* what it queued goes out in the next turn */
         }
-        if (x->attach_due || x->core.retry_due || x->core.flush_due) busy = true;
+        if (x->loop.attach_due || x->core.retry_due || x->core.flush_due) busy = true;
         tick = td_xfer_core_tick(&x->core, now);
         if (x->core.stuck_conn) {
             struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
@@ -1029,10 +1014,11 @@ static void *progress(void *ctx)
             if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true);
             busy = true;
         }
-        if (x->n_conns || x->accept_paused)
-            tick = tick < x->next_check_ns ? tick : x->next_check_ns;
-        if (x->rdma) {
-            uint64_t due = xfer_rdma_due(x);
+        if (x->n_conns || x->listen.paused)
+            tick = tick < x->loop.next_check_ns ? tick : x->loop.next_check_ns;
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++) {
+            const struct td_backend_turn *t = &td_transfer_backends[i]->turn;
+            uint64_t due = t->due ? t->due(x) : TD_NEVER_NS;
             /* it waits for the links of what was there before, or is being tried */
             if (due <= now) due = now + x->peer_timeout_ns / 16;
             if (due < tick) tick = due;
@@ -1042,7 +1028,9 @@ static void *progress(void *ctx)
                                                : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
         int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;
-        if (timeout && x->rdma && !xfer_rdma_sleep(x)) timeout = 0;
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && timeout; i++)
+            if (td_transfer_backends[i]->turn.sleep && !td_transfer_backends[i]->turn.sleep(x))
+                timeout = 0;
         slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
         unlock_and_wake(x);
         n = wait_events(x, events, 64, timeout);
@@ -1050,16 +1038,17 @@ static void *progress(void *ctx)
             TD_ASSERT(errno == EINTR);
             n = 0;
         }
-        bool rung = atomic_exchange(&x->rung, false); /* before the turn that does what was rung
-                                                         for */
+        /* before the turn that does what was rung for */
+        bool rung = atomic_exchange(&x->loop.rung, false);
         pthread_mutex_lock(&x->lock);
         if (n || rung)
             slept_until = now; /* woken early: when is not known, and what stopped us
                                   since must not pass for the peers' silence */
-        if (timeout && x->rdma)
-            xfer_rdma_woke(x, since(xfer_now(x), now),
-                           n > 0 && events[0].data.u64 >= XFER_KEY_RDMA &&
-                               events[0].data.u64 < XFER_KEY_RDMA + 2 * TD_XFER_RAILS_MAX);
+        bool by_channel =
+            n > 0 && events[0].data.u64 >= XFER_KEY_BACKEND && events[0].data.u64 < XFER_KEY_END;
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && timeout; i++)
+            if (td_transfer_backends[i]->turn.woke)
+                td_transfer_backends[i]->turn.woke(x, since(xfer_now(x), now), by_channel);
     }
     pthread_mutex_unlock(&x->lock);
     return NULL;
@@ -1096,12 +1085,6 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     if (config->tcp_lanes > TD_XFER_LANES_MAX)
         return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d",
                        config->tcp_lanes, TD_XFER_LANES_MAX);
-    if (!config->memory && config->path == TD_XFER_PATH_CUDA_IPC)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
-    if (config->path == TD_XFER_PATH_RDMA && !config->rdma)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "xfer: path rdma was asked for, and there is no RDMA provider");
     uint32_t timeout_ms = config->peer_timeout_ms ? config->peer_timeout_ms : 2000;
     if (timeout_ms < 50 || timeout_ms > 600000)
         return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000",
@@ -1109,18 +1092,18 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
 
     struct td_xfer *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
-    x->epoll_fd = x->tcp_fd = x->shm_fd = x->arena_ro_fd = x->words_fd = x->bell.fd = -1;
+    x->loop.epoll_fd = x->listen.tcp_fd = x->listen.shm_fd = x->loop.bell.fd = -1;
     x->hooks = config->hooks;
-    x->incarnation = config->incarnation;
-    x->layout_hash = config->layout_hash;
+    x->self.incarnation = config->incarnation;
+    x->self.layout_hash = config->layout_hash;
     x->secret = config->secret;
-    x->path = config->path;
-    x->n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
+    x->self.path = config->path;
+    x->tcp.n_lanes = config->tcp_lanes ? config->tcp_lanes : 4;
     /* staging buffers go round */
-    x->zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy;
-    x->memory = config->memory;
+    x->tcp.zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy;
+    x->pool.memory = config->memory;
     x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
-    memcpy(x->instance, instance, strlen(instance));
+    memcpy(x->self.instance, instance, strlen(instance));
     pthread_mutexattr_t adaptive;
     pthread_mutexattr_init(&adaptive);
 #if defined(__GLIBC__)
@@ -1135,46 +1118,49 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
     x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
     x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
+    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
+        if (td_transfer_backends[i]->conn_bytes > x->own_bytes)
+            x->own_bytes = (td_transfer_backends[i]->conn_bytes + 63) / 64 * 64;
+    x->own = calloc(XFER_MAX_CONNS, x->own_bytes);
     x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
-    if (!x->conns || !x->op_aux || !x->live) {
+    if (!x->conns || !x->op_aux || !x->live || !x->own) {
         td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
         goto err_close;
     }
     status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops,
                                  x->peer_timeout_ns / 8, config->digest_every, &hooks, err);
     if (status) goto err_close;
-    status = td_doorbell_open(&x->bell, err);
+    status = td_doorbell_open(&x->loop.bell, err);
     if (status) goto err_close;
-    x->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (x->epoll_fd < 0) {
+    x->loop.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (x->loop.epoll_fd < 0) {
         status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
         goto err_close;
     }
-    if (config->tls && !xfer_path_is_local(x->path) && (status = open_tls(x, config->tls, err)))
+    if (config->tls && !xfer_path_is_local(x->self.path) &&
+        (status = open_tls(x, config->tls, err)))
         goto err_close;
-    if (!xfer_path_is_local(x->path) && (status = xfer_tcp_listen(x, config, err))) goto err_close;
-    if ((x->path == TD_XFER_PATH_AUTO || xfer_path_is_local(x->path)) &&
-        (status = xfer_shm_listen(x, err)))
-        goto err_close;
-    if (config->rdma && (x->path == TD_XFER_PATH_AUTO || x->path == TD_XFER_PATH_RDMA) &&
-        (status = xfer_rdma_open(x, config->rdma, err)))
-        goto err_close;
-    if (!xfer_watch_fd(x, x->bell.fd, XFER_KEY_BELL) ||
-        !xfer_watch_fd(x, x->tcp_fd, XFER_KEY_TCP) || !xfer_watch_fd(x, x->shm_fd, XFER_KEY_SHM)) {
+    for (size_t i = TD_TRANSFER_N_BACKENDS; i-- > 0;) {
+        const struct td_backend_side *b = &td_transfer_backends[i]->side;
+        if (b->open && (status = b->open(x, config, err))) goto err_close;
+    }
+    if (!xfer_watch_fd(x, x->loop.bell.fd, XFER_KEY_BELL) ||
+        !xfer_watch_fd(x, x->listen.tcp_fd, XFER_KEY_TCP) ||
+        !xfer_watch_fd(x, x->listen.shm_fd, XFER_KEY_SHM)) {
         status = td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
         goto err_close;
     }
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the program's, not this thread's */
-    int e = pthread_create(&x->thread, NULL, progress, x);
+    int e = pthread_create(&x->loop.thread, NULL, progress, x);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (e) {
         status = td_fail(err, TD_ERR_IO, "xfer: thread: %s", strerror(e));
         goto err_close;
     }
-    x->thread_runs = true;
-    pthread_setname_np(x->thread, "td-xfer");
+    x->loop.runs = true;
+    pthread_setname_np(x->loop.thread, "td-xfer");
     *ret_x = x;
     return TD_OK;
 
@@ -1186,62 +1172,44 @@ err_close:
 void td_xfer_close(struct td_xfer *x)
 {
     if (!x) return;
-    if (x->thread_runs) {
+    if (x->loop.runs) {
         pthread_mutex_lock(&x->lock);
-        x->stop = true;
+        x->loop.stop = true;
         pthread_mutex_unlock(&x->lock);
         xfer_ring(x);
-        pthread_join(x->thread, NULL);
+        pthread_join(x->loop.thread, NULL);
     }
     pthread_mutex_lock(&x->lock); /* of nobody else; but fences drop it */
     /* no copy of what comes after us is valid */
-    for (uint32_t i = 0; x->words && i < x->core.max_ops; i++) xfer_shm_op_handle(x, i, 0);
+    for (uint32_t i = 0; i < x->core.max_ops; i++) core_op_handle(x, i, 0);
     for (uint32_t i = 0; i < x->n_conns; i++) {
-        if (x->live[i]->rdma) xfer_rdma_fence(x, x->live[i]);
-        if (x->live[i]->tls && x->live[i]->state > XFER_CONN_TLS) td_tls_shutdown(x->live[i]->tls);
-        td_tls_conn_close(x->live[i]->tls);
-        xfer_zc_end(x, x->live[i]);
-        xfer_device_conn_end(x, x->live[i]);
-        close(x->live[i]->fd);
-        xfer_shm_conn_clear(x->live[i]);
+        struct td_xfer_conn *c = x->live[i];
+        if (c->backend->conn.fence) c->backend->conn.fence(x, c);
+        conn_end(x, c);
     }
-    xfer_rdma_close(x);
-    xfer_device_close(x);
+    for (size_t i = TD_TRANSFER_N_BACKENDS; i-- > 0;)
+        if (td_transfer_backends[i]->side.close) td_transfer_backends[i]->side.close(x);
     pthread_mutex_unlock(&x->lock);
-    if (x->words) munmap(x->words, (size_t)x->core.max_ops * sizeof *x->words);
-    int fds[] = {x->epoll_fd, x->tcp_fd, x->shm_fd, x->arena_ro_fd, x->words_fd};
+    int fds[] = {x->loop.epoll_fd, x->listen.tcp_fd, x->listen.shm_fd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
         if (fds[i] >= 0) close(fds[i]);
     td_xfer_tls_close(x->tls);
-    td_doorbell_close(&x->bell);
+    td_doorbell_close(&x->loop.bell);
     td_xfer_core_destroy(&x->core);
     pthread_mutex_destroy(&x->lock);
     free(x->conns);
+    free(x->own);
     free(x->live);
     free(x->op_aux);
     free(x);
 }
 
-uint16_t td_xfer_port(const struct td_xfer *x) { return x->port; }
+uint16_t td_xfer_port(const struct td_xfer *x) { return x->self.port; }
 
 td_status td_xfer_tls_reload_files(struct td_xfer *x, bool *ret_loaded, struct td_err *err)
 {
     *ret_loaded = false;
     return x->tls ? td_xfer_tls_reload(x->tls, true, ret_loaded, err) : TD_OK;
-}
-
-static td_status add_device(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
-{
-    struct td_err why = {.msg = ""};
-    td_status status = xfer_device_open(x, err);
-    if (status || x->shm_fd < 0) return status;
-    status = xfer_shm_make_words(x, &why);
-    if (xfer_path_is_shm(x->path)) return status ? td_fail(err, status, "%s", why.msg) : TD_OK;
-    if (!status) status = xfer_ipc_open(x, arena, &why);
-    if (status && x->path == TD_XFER_PATH_CUDA_IPC) return td_fail(err, status, "%s", why.msg);
-    /* auto: it is not offered */
-    if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg);
-    return TD_OK;
 }
 
 td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_t block_bytes,
@@ -1252,20 +1220,18 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
         return td_fail(err, TD_ERR_INVALID,
                        "xfer: %d blocks of %zu bytes do not lie in an arena of %zu bytes", n_blocks,
                        block_bytes, arena->bytes);
-    if (x->path == TD_XFER_PATH_SHM && !x->memory && arena->memfd < 0)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm needs a pool in shareable memory");
     td_status status = TD_OK;
     pthread_mutex_lock(&x->lock);
-    if (x->block_bytes) status = td_fail(err, TD_ERR_INVALID, "xfer: memory was added already");
-    if (!status && !x->memory && arena->memfd >= 0 && x->shm_fd >= 0)
-        status = xfer_shm_offer(x, arena, err);
+    if (x->pool.block_bytes)
+        status = td_fail(err, TD_ERR_INVALID, "xfer: memory was added already");
     if (!status) {
-        x->base = arena->base;
-        x->block_bytes = block_bytes;
-        x->n_blocks = n_blocks;
-        if (x->memory) status = add_device(x, arena, err);
-        if (!status && x->rdma) status = xfer_rdma_mem_add(x, arena->bytes, err);
-        if (status) x->block_bytes = 0;
+        x->pool.base = arena->base;
+        x->pool.block_bytes = block_bytes;
+        x->pool.n_blocks = n_blocks;
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && !status; i++)
+            if (td_transfer_backends[i]->side.mem_add)
+                status = td_transfer_backends[i]->side.mem_add(x, arena, err);
+        if (status) x->pool.block_bytes = 0;
     }
     if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);
     pthread_mutex_unlock(&x->lock);
@@ -1279,7 +1245,7 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
     uint32_t id;
     enter(x);
     uint64_t tick = x->core.next_tick_ns;
-    const char *lost = xfer_device_lost(x);
+    const char *lost = x->staging ? x->staging->lost(x) : NULL;
     td_status status =
         lost ? td_fail(err, TD_ERR_DEVICE, "grant: %s", lost)
              : td_xfer_core_grant(&x->core, block_ids, n_blocks, deadline_ns, user, &id, err);
@@ -1288,20 +1254,22 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
         struct td_xfer_grant_blob g = {.slot = id,
                                        .generation = s->generation,
                                        .n_blocks = n_blocks,
-                                       .incarnation = x->incarnation,
-                                       .layout_hash = x->layout_hash,
-                                       .block_bytes = x->block_bytes,
-                                       .port = x->port,
-                                       .path = (uint8_t)x->path,
-                                       .has_rdma = x->rdma && xfer_rdma_usable(x),
+                                       .incarnation = x->self.incarnation,
+                                       .layout_hash = x->self.layout_hash,
+                                       .block_bytes = x->pool.block_bytes,
+                                       .port = x->self.port,
+                                       .path = (uint8_t)x->self.path,
                                        .tls = x->tls != NULL,
-                                       .device = x->device != NULL,
+                                       .device = x->staging != NULL,
                                        .secret = x->secret != NULL};
+        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
+            if (td_transfer_backends[i]->side.advertise)
+                td_transfer_backends[i]->side.advertise(x, &g);
         memcpy(g.key, s->key, sizeof g.key);
-        memcpy(g.proof, x->proof, sizeof g.proof);
-        memcpy(g.host, x->host, sizeof g.host);
-        memcpy(g.shm_name, x->shm_name, sizeof g.shm_name);
-        memcpy(g.instance, x->instance, sizeof g.instance);
+        memcpy(g.proof, x->self.proof, sizeof g.proof);
+        memcpy(g.host, x->self.host, sizeof g.host);
+        memcpy(g.shm_name, x->self.shm_name, sizeof g.shm_name);
+        memcpy(g.instance, x->self.instance, sizeof g.instance);
         td_xfer_grant_encode(&g, blob);
         *ret_blob_bytes = sizeof g;
         *ret_slot = id;
@@ -1329,16 +1297,16 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     struct td_xfer_grant_blob g;
     td_status status = td_xfer_grant_decode(blob, blob_bytes, &g, err);
     if (status) return status;
-    if (g.layout_hash != x->layout_hash)
+    if (g.layout_hash != x->self.layout_hash)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "grant of %s: layout %016" PRIx64 " is not ours, %016" PRIx64, g.instance,
-                       g.layout_hash, x->layout_hash);
-    if (!xfer_path_allows(x->path, (enum td_xfer_path)g.path) &&
-        !xfer_path_allows((enum td_xfer_path)g.path, x->path))
+                       g.layout_hash, x->self.layout_hash);
+    if (!xfer_path_allows(x->self.path, (enum td_xfer_path)g.path) &&
+        !xfer_path_allows((enum td_xfer_path)g.path, x->self.path))
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s",
                        g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
-                       td_xfer_path_name(x->path));
-    if (g.port && !xfer_path_is_local(x->path) && g.tls != (x->tls != NULL)) {
+                       td_xfer_path_name(x->self.path));
+    if (g.port && !xfer_path_is_local(x->self.path) && g.tls != (x->tls != NULL)) {
         if (g.tls)
             return td_fail(err, TD_ERR_UNSUPPORTED,
                            "grant of %s: its KV port speaks TLS and this side does not: give this "
@@ -1360,39 +1328,15 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
                                   "asks for one: give %s the same "
                                   "--cluster-secret-file",
                        g.instance, g.instance);
-    if ((g.path == TD_XFER_PATH_RDMA && !x->rdma) || (x->path == TD_XFER_PATH_RDMA && !g.has_rdma))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "grant of %s: only rdma is allowed, and %s has no usable RDMA device",
-                       g.instance, x->rdma ? "it" : "this side");
-    if ((g.path == TD_XFER_PATH_CUDA_IPC || x->path == TD_XFER_PATH_CUDA_IPC) &&
-        (!g.device || !x->device))
-        return td_fail(
-            err, TD_ERR_UNSUPPORTED,
-            "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory",
-            g.instance, x->device ? "it" : "this side");
-    bool only_shm = xfer_path_is_shm((enum td_xfer_path)g.path) || xfer_path_is_shm(x->path);
-    if (only_shm && g.device && !x->device)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "grant of %s: only shm is allowed, and its pool is in the memory of a "
-                       "device, which host memory reaches by tcp",
-                       g.instance);
-    if (only_shm && x->device && !xfer_ring_may_lend(x))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "grant of %s: only shm is allowed, and this side's pool is in the memory of "
-                       "a device, whose staging buffers are not shareable",
-                       g.instance);
     enter(x);
     uint64_t tick = x->core.next_tick_ns;
-    const char *lost = xfer_device_lost(x);
-    if (lost) {
-        status = td_fail(err, TD_ERR_DEVICE, "%s", lost);
-    } else if (!x->words && only_shm) {
-        status = td_fail(err, TD_ERR_UNSUPPORTED,
-                         "grant of %s: only shm is allowed, and this side's pool is not shareable",
-                         g.instance);
-    } else {
-        status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);
-    }
+    const char *lost = x->staging ? x->staging->lost(x) : NULL;
+    const struct td_transfer_backend *named[] = {td_transfer_backend_of((enum td_xfer_path)g.path),
+                                                 td_transfer_backend_of(x->self.path)};
+    for (int i = 0; i < 2 && !status; i++)
+        if (named[i] && named[i]->choice.fits) status = named[i]->choice.fits(x, &g, err);
+    if (!status && lost) status = td_fail(err, TD_ERR_DEVICE, "%s", lost);
+    if (!status) status = td_xfer_core_op_start(&x->core, &g, deadline_ns, user, ret_op, err);
     if (!status) {
         x->op_aux[*ret_op] = (struct xfer_op_aux){0};
         xfer_path_attach_warm(x, *ret_op);
@@ -1401,8 +1345,8 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     /* OPEN can wait for the first submit, or for the thread's next look at its timers, a
      * sixteenth of the peer time-out at most. rdma's cannot: the receiver answers it with the
      * targets, and that goes on while the first chunk is computed. */
-    bool ring = !status && (x->attach_due || x->core.next_tick_ns < tick ||
-                            x->core.ops[*ret_op].path == TD_XFER_PATH_RDMA);
+    bool ring = !status && (x->loop.attach_due || x->core.next_tick_ns < tick ||
+                            td_xfer_path_way(x->core.ops[*ret_op].path) == TD_XFER_BY_NIC);
     unlock_and_wake(x);
     if (ring) xfer_ring(x);
     return status;
@@ -1498,13 +1442,13 @@ void td_xfer_finished(struct td_xfer *x, uint32_t op)
 bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)
 {
     enter(x);
-    bool any = x->n_news > 0;
+    bool any = x->told.n_news > 0;
     if (any) {
-        const struct xfer_news *n = &x->news[0];
+        const struct xfer_news *n = &x->told.news[0];
         *ret_event = (struct td_xfer_event){
             .kind = n->kind, .id = n->n_others, .path = n->path, .status = n->status};
         memcpy(ret_event->reason, n->text, sizeof ret_event->reason);
-        memmove(x->news, x->news + 1, --x->n_news * sizeof x->news[0]);
+        memmove(x->told.news, x->told.news + 1, --x->told.n_news * sizeof x->told.news[0]);
     }
     pthread_mutex_unlock(&x->lock);
     return any;
@@ -1526,11 +1470,12 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     ret_stats->n_ops_used = x->core.n_ops_used;
     for (uint32_t i = 0; i < x->n_conns; i++)
         x->live[i]->lane ? ret_stats->n_lanes++ : ret_stats->n_conns++;
-    ret_stats->n_bad_frames = x->n_bad_frames;
-    ret_stats->n_refused_peers = x->n_refused_peers;
-    ret_stats->n_fallbacks = x->n_fallbacks;
-    ret_stats->n_zerocopy = x->n_zerocopy;
+    ret_stats->n_bad_frames = x->told.n_bad_frames;
+    ret_stats->n_refused_peers = x->told.n_refused_peers;
+    ret_stats->n_fallbacks = x->told.n_fallbacks;
+    ret_stats->n_zerocopy = x->tcp.n_zerocopy;
     memcpy(ret_stats->conns_by_path, x->conns_by_path, sizeof ret_stats->conns_by_path);
-    if (x->rdma) xfer_rdma_stats(x, ret_stats);
+    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
+        if (td_transfer_backends[i]->side.stats) td_transfer_backends[i]->side.stats(x, ret_stats);
     pthread_mutex_unlock(&x->lock);
 }

@@ -421,11 +421,12 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     s->handle = f->handle;
     s->op = f->op;
     s->path = path;
+    s->way = td_xfer_path_way(path);
     s->orphan_ns = TD_NEVER_NS;
     s->bytes_got = 0;
     s->qps_want = s->qps_got = 0;
     s->n_targets = s->n_digests = s->verify_at = 0;
-    if (path == TD_XFER_PATH_RDMA) {
+    if (s->way == TD_XFER_BY_NIC) {
         s->writer = TD_WRITER_LIVE;
         s->dirty = c->flush_writes;
         s->writer_conn = conn;
@@ -445,12 +446,6 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     return TD_OK;
 }
 
-static bool goes_by_data(enum td_xfer_path path) /* the sender says what lies where, piece by
-                                                    piece */
-{
-    return path == TD_XFER_PATH_TCP || path == TD_XFER_PATH_SHM_STAGED;
-}
-
 static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn,
                           const struct td_xfer_frame *f)
 {
@@ -468,7 +463,7 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    if (!goes_by_data(s->path) || f->offset > total || f->length > total - f->offset)
+    if (s->way != TD_XFER_BY_DATA || f->offset > total || f->length > total - f->offset)
         return TD_ERR_CORRUPT;
     /* Each byte once, each block from its start: a repeated or reordered frame within an attempt
      * would count bytes twice. The frame has its bytes to itself from here on; when its
@@ -512,14 +507,14 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     if (s->state == TD_SLOT_FILLING) {
         if (!s->final_seen) return;
-        if (s->path == TD_XFER_PATH_RDMA) {
+        if (s->way == TD_XFER_BY_NIC) {
             if (s->qps_got != s->qps_want || s->bytes_got != (uint64_t)s->n_refs * c->block_bytes)
                 return;
             uint64_t written = total - s->bytes_got; /* every queue pair's last word came after
                                                         its data (RC order) */
             s->bytes_got = total;
             c->stats.bytes_received += written;
-            c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += written;
+            c->stats.bytes_by_path[s->path] += written;
         }
         if (s->bytes_got != total) return;
         if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
@@ -587,9 +582,9 @@ void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
     slot_check_retired(c, id);
 }
 
-static bool is_local(enum td_xfer_path path) /* the receiver copies from the sender's pool */
+static bool is_copied(enum td_xfer_way way) /* by the receiver, from the sender's pool */
 {
-    return path == TD_XFER_PATH_SHM || path == TD_XFER_PATH_CUDA_IPC;
+    return way == TD_XFER_BY_COPY || way == TD_XFER_BY_DEVICE;
 }
 
 td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f,
@@ -601,13 +596,13 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
         return TD_ERR_STALE;
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
-    if ((!is_local(s->path) && s->path != TD_XFER_PATH_RDMA) || s->final_seen || n < 1 ||
+    if ((!is_copied(s->way) && s->way != TD_XFER_BY_NIC) || s->final_seen || n < 1 ||
         first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
     /* Each byte once, from the block's start: what is named again must be the same source, and
        more of it. */
     if (f->offset < 1 || f->offset > c->block_bytes ||
-        (f->offset != c->block_bytes && !is_local(s->path)))
+        (f->offset != c->block_bytes && !is_copied(s->way)))
         return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
         int32_t b = (int32_t)first + i;
@@ -632,22 +627,22 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
 
 static bool slot_has(const struct td_xfer_slot *s)
 {
-    return is_local(s->path) ? s->bytes_begun < s->bytes_told : s->copy_at < s->n_refs;
+    return is_copied(s->way) ? s->bytes_begun < s->bytes_told : s->copy_at < s->n_refs;
 }
 
 /* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any
  * connection, or READ on this one. */
-static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_path path,
+static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_way way,
                        uint64_t conn)
 {
     const struct td_xfer_slot *s = &c->slots[id];
-    return s->state == TD_SLOT_FILLING && s->path == path && slot_has(s) &&
-           (is_local(path) ? !s->parked : s->conn == conn);
+    return s->state == TD_SLOT_FILLING && s->way == way && slot_has(s) &&
+           (is_copied(way) ? !s->parked : s->conn == conn);
 }
 
 static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td_xfer_slot *s)
 {
-    if (is_local(s->path)) return s->bytes_told - s->bytes_begun;
+    if (is_copied(s->way)) return s->bytes_told - s->bytes_begun;
     return (uint64_t)(s->n_refs - s->copy_at) * c->block_bytes - s->copy_off;
 }
 
@@ -657,7 +652,7 @@ static void slot_begun(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
     if (s->n_refs < s->n_blocks || slot_waiting_bytes(c, s)) return;
-    if (is_local(s->path) && s->bytes_told < (uint64_t)s->n_blocks * c->block_bytes) return;
+    if (is_copied(s->way) && s->bytes_told < (uint64_t)s->n_blocks * c->block_bytes) return;
     uint32_t other;
     s->behind_bytes = 0;
     for (struct round r = {.at = 0}; round_next(&c->fetching, 0, &r, &other);) {
@@ -669,14 +664,14 @@ static void slot_begun(struct td_xfer_core *c, uint32_t id)
 
 /* Where to look first; see struct td_xfer_turns. */
 static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t,
-                          enum td_xfer_path path, uint64_t conn)
+                          enum td_xfer_way way, uint64_t conn)
 {
     uint32_t first = TURN_NONE, best = TURN_NONE, id;
     for (struct round r = {.at = t->next};
          t->by_key && c->n_slots_used > 1 && round_next(&c->fetching, t->next, &r, &id);) {
         const struct td_xfer_slot *s = &c->slots[id];
         if (s->state != TD_SLOT_FILLING || !slot_has(s)) set_drop(&c->fetching, id);
-        if (!slot_wants(c, id, path, conn)) continue;
+        if (!slot_wants(c, id, way, conn)) continue;
         if (first == TURN_NONE)
             first = best = id;
         else if (c->slots[id].priority < c->slots[best].priority)
@@ -737,9 +732,9 @@ uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c)
 bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
                             int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_SHM, 0), id;
+    uint32_t from = slot_turn(c, turns, TD_XFER_BY_COPY, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
-        if (!slot_wants(c, id, TD_XFER_PATH_SHM, 0)) continue;
+        if (!slot_wants(c, id, TD_XFER_BY_COPY, 0)) continue;
         TD_ASSERT(!c->slots[id].io);
         c->slots[id].io = true;
         local_next(c, id, max_bytes, max_bytes, max_blocks, ret_copy);
@@ -767,9 +762,9 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
 bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
                             int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_CUDA_IPC, 0), id;
+    uint32_t from = slot_turn(c, turns, TD_XFER_BY_DEVICE, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
-        if (!slot_wants(c, id, TD_XFER_PATH_CUDA_IPC, 0)) continue;
+        if (!slot_wants(c, id, TD_XFER_BY_DEVICE, 0)) continue;
         local_next(c, id, c->block_bytes, max_bytes, max_blocks, ret_copy);
         c->slots[id].n_dma++;
         turn_over(turns, from, id, c->max_slots);
@@ -797,10 +792,10 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on
        rdma the queue pairs, may still be at work. */
-    if (s->final_seen || f->offset != total || (is_local(s->path) && s->bytes_told != total))
+    if (s->final_seen || f->offset != total || (is_copied(s->way) && s->bytes_told != total))
         return TD_ERR_CORRUPT;
     /* what is not READ was written by queue pairs */
-    bool writes = s->path == TD_XFER_PATH_RDMA && s->n_refs < s->n_blocks;
+    bool writes = s->way == TD_XFER_BY_NIC && s->n_refs < s->n_blocks;
     if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
     /* it cannot know where to write */
     if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT;
@@ -836,7 +831,7 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     snprintf(text, sizeof text, "sender: %.140s", reason);
     struct td_xfer_slot *s = &c->slots[f->slot];
     /* it waits for that */
-    if (s->path == TD_XFER_PATH_RDMA && s->n_refs)
+    if (s->way == TD_XFER_BY_NIC && s->n_refs)
         slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted");
     slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
 }
@@ -844,10 +839,10 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
 bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns,
                           const struct td_xfer_wr_limits *l, struct td_xfer_rd *rd)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_PATH_RDMA, conn), id;
+    uint32_t from = slot_turn(c, turns, TD_XFER_BY_NIC, conn), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
-        if (!slot_wants(c, id, TD_XFER_PATH_RDMA, conn)) continue;
+        if (!slot_wants(c, id, TD_XFER_BY_NIC, conn)) continue;
         int32_t block = s->order[s->copy_at], n_pieces = 1;
         uint64_t left = c->block_bytes - s->copy_off;
         *rd = (struct td_xfer_rd){.slot = id,
@@ -947,7 +942,7 @@ bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_ru
                              struct td_xfer_tx *tx)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || s->n_targets == s->n_blocks)
+    if (s->state != TD_SLOT_FILLING || s->way != TD_XFER_BY_NIC || s->n_targets == s->n_blocks)
         return false;
     struct td_xfer_run run[TD_XFER_RUNS_MAX];
     int32_t n = 0, at = s->n_targets;
@@ -1013,7 +1008,7 @@ void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
 {
     uint32_t id = imm >> 16;
     struct td_xfer_slot *s = id < c->max_slots ? &c->slots[id] : NULL;
-    if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->path != TD_XFER_PATH_RDMA ||
+    if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->way != TD_XFER_BY_NIC ||
         qp >= TD_XFER_QPS_MAX || (s->qps_got & 1u << qp) ||
         (s->final_seen && !(s->qps_want & 1u << qp)) ||
         td_xfer_imm(id, s->generation, s->attempt, TD_XFER_IMM_FINAL) != imm) {
@@ -1186,7 +1181,7 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     op->failed = failed;
     op->status = status;
     set_reason(op->reason, reason);
-    if (failed && op->conn && op->path == TD_XFER_PATH_RDMA) {
+    if (failed && op->conn && op->way == TD_XFER_BY_NIC) {
         op->tell_conn = op->conn;
         op->tell_handle = op->handle;
     } else if (tell && op->conn) {
@@ -1416,9 +1411,10 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn,
     set_add(&c->streaming, id);
     op->conn = conn;
     op->path = path;
+    op->way = td_xfer_path_way(path);
     op->attempt++;
     op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
-    op->can_pull = can_pull && path == TD_XFER_PATH_RDMA;
+    op->can_pull = can_pull && op->way == TD_XFER_BY_NIC;
     op->bytes_begun = 0;
     for (int32_t i = 0; i < op->grant.n_blocks; i++) {
         op->begun[i] = 0;
@@ -1566,7 +1562,7 @@ static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
     if (!op->final || !all_begun(c, op) || op->n_frames) return false;
     if (c->digest_every && op->digest_at < op->n_queued) return false;
-    if (op->path != TD_XFER_PATH_RDMA) return true;
+    if (op->way != TD_XFER_BY_NIC) return true;
     bool writes = !op->can_pull || op->n_pull < op->n_queued;
     return (!writes || op->n_targets == op->grant.n_blocks) &&
            (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
@@ -1585,7 +1581,7 @@ static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, u
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         if (op->bytes_begun == op->bytes_ready) continue;
         int32_t at = op_next(op, lane);
-        if (at < 0 || (op->path == TD_XFER_PATH_RDMA && op->order[at] >= op->n_targets)) continue;
+        if (at < 0 || (op->way == TD_XFER_BY_NIC && op->order[at] >= op->n_targets)) continue;
         if (first == TURN_NONE)
             first = best = id;
         else if (op->priority < c->ops[best].priority)
@@ -1608,10 +1604,10 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
                                            .op = id,
                                            .attempt = op->attempt,
                                            .handle = op->handle};
-        if (goes_by_data(op->path) && tx_data(c, op, lane, max_blocks, &tx->frame)) {
+        if (op->way == TD_XFER_BY_DATA && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
             if (tx->frame.type == TD_XFER_DATA) op_begun(c, id);
-        } else if (is_local(op->path) && (at = op_next(op, 0)) >= 0) {
+        } else if (is_copied(op->way) && (at = op_next(op, 0)) >= 0) {
             tx_ref(c, op, at, tx);
         } else if (op->can_pull && op->ref_at < op->n_pull) {
             tx_ref_pull(c, op, tx);
@@ -1653,8 +1649,7 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
         return TD_ERR_STALE;
     }
     struct td_xfer_op *op = &c->ops[f->op];
-    if (op->path != TD_XFER_PATH_RDMA || f->offset != (uint64_t)op->n_targets)
-        return TD_ERR_CORRUPT;
+    if (op->way != TD_XFER_BY_NIC || f->offset != (uint64_t)op->n_targets) return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
         struct td_xfer_run r = runs[i];
         if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 ||
@@ -1676,8 +1671,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
     uint32_t from = op_turn(c, turns, conn, 0), id;
     for (struct round r = {.at = from}; round_next(&c->streaming, from, &r, &id);) {
         struct td_xfer_op *op = &c->ops[id];
-        if (op->state != TD_OP_STREAMING || op->conn != conn || op->path != TD_XFER_PATH_RDMA)
-            continue;
+        if (op->state != TD_OP_STREAMING || op->conn != conn || op->way != TD_XFER_BY_NIC) continue;
         int32_t at = op_next(op, 0);
         bool data = at >= 0 && op->order[at] < op->n_targets;
         *wr = (struct td_xfer_wr){.op = id,
@@ -1745,7 +1739,7 @@ void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
     if (ok) {
         op->bytes_sent += n_bytes;
         c->stats.bytes_sent += n_bytes;
-        c->stats.bytes_by_path[TD_XFER_PATH_RDMA] += n_bytes;
+        c->stats.bytes_by_path[op->path] += n_bytes;
     } else {
         op->tell_conn = 0; /* it may have landed or not: no proof; the connection is about to go,
                               and its other end fences */

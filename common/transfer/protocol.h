@@ -41,6 +41,17 @@
    to 64 times */
 #define TD_XFER_AGAIN_NS 5000000
 
+/* How payload comes to the receiver's blocks. A path has one of these (backend.h). */
+enum td_xfer_way {
+    TD_XFER_WAY_NONE = 0,
+    TD_XFER_BY_DATA,   /* the sender's DATA frames say what lies where, piece by piece */
+    TD_XFER_BY_COPY,   /* REF names source blocks, and the receiver's CPU copies them */
+    TD_XFER_BY_DEVICE, /* the same, and the receiver's device copies them */
+    TD_XFER_BY_NIC,    /* the sender's NIC writes them, or the receiver's reads what REF names */
+};
+
+enum td_xfer_way td_xfer_path_way(enum td_xfer_path path); /* backends.c */
+
 enum td_xfer_slot_state {
     TD_SLOT_FREE = 0,
     TD_SLOT_ARMED,     /* waits for a sender's OPEN */
@@ -113,6 +124,7 @@ struct td_xfer_slot {
     uint64_t conn, handle;      /* FILLING: the writer's binding */
     uint32_t op;
     enum td_xfer_path path;
+    enum td_xfer_way way;
     int32_t n_blocks, n_refs, copy_at;
     uint32_t copy_off; /* rdma: of READs */
     int32_t n_told;    /* shm, cuda-ipc: order[0, n_told) may be copied to their ends */
@@ -160,6 +172,7 @@ struct td_xfer_op {
     uint64_t first_ns, last_ns, done_ns; /* the first submit, the final one, DONE */
     uint64_t conn, handle;
     enum td_xfer_path path;
+    enum td_xfer_way way;
     struct td_xfer_grant_blob grant;
     int32_t *src, *order, *dst,
         *run; /* [n_blocks]: source block or -1; grant blocks in order of first submission; rdma:

@@ -38,7 +38,7 @@
 
 #include "common/base/hash.h"
 
-const char *xfer_device_lost(const struct td_xfer *x)
+static const char *device_lost(const struct td_xfer *x)
 {
     return x->device && x->device->is_lost ? x->device->lost : NULL;
 }
@@ -81,17 +81,17 @@ static int32_t buffer_take(struct td_xfer *x)
         for (uint32_t i = 0; i < x->n_conns && pass == 0; i++) {
             /* of who waits for its peer to read */
             struct td_xfer_conn *c = x->live[i];
-            if (c->want_out && !c->staged.copying) buffer_free(d, &c->staged.buffer);
+            if (c->staged && c->tx.want_out && !c->staged->copying)
+                buffer_free(d, &c->staged->buffer);
         }
     }
     return NO_BUFFER;
 }
 
 /* A buffer for what this connection has to send? */
-static bool may_take(const struct td_xfer *x, const struct td_xfer_conn *c)
+static bool may_take(const struct td_xfer *x, const struct xfer_staged *s)
 {
-    return c->path != TD_XFER_PATH_SHM_STAGED ||
-           (c->n_lent < LENT_CONN_MAX && x->device->n_lent < LENT_MAX);
+    return !s->lends || (s->n_lent < LENT_CONN_MAX && x->device->n_lent < LENT_MAX);
 }
 
 struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer)
@@ -148,9 +148,9 @@ static void flight_over(struct td_xfer *x, struct flight *f, td_status status)
     }
     if (f->to_host) {
         struct td_xfer_conn *c = xfer_conn_by_id(x, f->conn);
-        if (c && c->staged.buffer == f->buffer && c->staged.copying) {
-            c->staged.copying = false;
-            c->tx_ready = true;
+        if (c && c->staged && c->staged->buffer == f->buffer && c->staged->copying) {
+            c->staged->copying = false;
+            c->tx.ready = true;
             f->buffer = NO_BUFFER; /* the connection's until it is sent */
         }
     }
@@ -173,9 +173,9 @@ bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kin
     return status == TD_OK;
 }
 
-bool xfer_device_busy(const struct td_xfer *x) { return x->device && x->device->n_flights; }
+static bool device_busy(const struct td_xfer *x) { return x->device->n_flights > 0; }
 
-bool xfer_device_poll(struct td_xfer *x)
+static bool device_poll(struct td_xfer *x)
 {
     struct xfer_device *d = x->device;
     bool busy = d->n_flights > 0;
@@ -189,55 +189,62 @@ bool xfer_device_poll(struct td_xfer *x)
         if (status) xfer_device_say_lost(x, err.msg);
         flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
     }
-    if (xfer_ipc_pull(x)) busy = true;
     for (uint32_t i = 0; i < x->n_conns; i++) { /* who found no buffer */
         struct td_xfer_conn *c = x->live[i];
-        if (c->staged.n && c->staged.buffer == NO_BUFFER && !c->want_out && may_take(x, c)) {
-            c->tx_ready = true;
+        const struct xfer_staged *s = c->staged;
+        if (s && s->n && s->buffer == NO_BUFFER && !c->tx.want_out && may_take(x, s)) {
+            c->tx.ready = true;
             busy = true;
         }
     }
     return busy;
 }
 
-void xfer_device_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
+void xfer_flights_wait(struct td_xfer *x, uint64_t conn)
 {
     struct xfer_device *d = x->device;
-    if (!d) return;
-    for (uint32_t i = 0; i < FLIGHTS && c->peer_pool; i++) {
-        /* cuda-ipc: what is copied from its peer must not go away under the copy */
+    for (uint32_t i = 0; i < FLIGHTS; i++) {
         struct flight *f = &d->flight[i];
         struct td_err err = {.msg = ""};
         bool of_it = false;
         for (uint32_t k = 0; f->used && f->buffer == NO_BUFFER && k < f->n; k++)
-            of_it |= f->piece[k].conn == c->id;
+            of_it |= f->piece[k].conn == conn;
         if (!of_it) continue;
         td_status status =
             d->is_lost ? TD_ERR_DEVICE : d->memory->wait(d->memory->ctx, f->ticket, &err);
         if (status) xfer_device_say_lost(x, err.msg);
         flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
     }
-    if (!c->staged.copying) buffer_free(d, &c->staged.buffer); /* else its flight gives it back */
-    xfer_ring_conn_end(x, c);
-    if (c->peer_base) d->memory->ipc_close(d->memory->ctx, c->peer_base);
-    c->peer_base = NULL;
-    c->peer_pool = NULL;
+}
+
+void xfer_staged_init(struct td_xfer_conn *c, struct xfer_staged *s)
+{
+    c->staged = s;
+    s->buffer = NO_BUFFER;
+}
+
+void xfer_staged_end(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    /* else its flight gives it back */
+    if (x->device && !c->staged->copying) buffer_free(x->device, &c->staged->buffer);
 }
 
 /* --- tcp, sender ------------------------------------------------------------------------------ */
 
 bool xfer_staged_want(const struct td_xfer_conn *c)
 {
-    return c->staged.buffer == NO_BUFFER && !c->staged.loaded && c->staged.at == 0 &&
-           c->staged.n < XFER_STAGED_FRAMES &&
-           c->staged.n_bytes <= STAGE_BYTES - TD_XFER_FRAME_DATA_MAX;
+    return c->staged->buffer == NO_BUFFER && !c->staged->loaded && c->staged->at == 0 &&
+           c->staged->n < XFER_STAGED_FRAMES &&
+           c->staged->n_bytes <= STAGE_BYTES - TD_XFER_FRAME_DATA_MAX;
 }
 
-void xfer_staged_add(struct td_xfer_conn *c, const struct td_xfer_frame *frame, uint32_t op)
+bool xfer_staged_add(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx)
 {
-    c->staged.frames[c->staged.n].frame = *frame;
-    c->staged.frames[c->staged.n++].op = op;
-    c->staged.n_bytes += frame->length;
+    (void)x;
+    c->staged->frames[c->staged->n].frame = tx->frame;
+    c->staged->frames[c->staged->n++].op = tx->op;
+    c->staged->n_bytes += tx->frame.length;
+    return xfer_staged_want(c);
 }
 
 static bool op_is_at(const struct td_xfer *x, uint32_t op, uint64_t handle)
@@ -249,86 +256,90 @@ static bool op_is_at(const struct td_xfer *x, uint32_t op, uint64_t handle)
 bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
-    if (!c->staged.n || c->staged.buffer != NO_BUFFER) return c->staged.n > 0;
-    int32_t buffer = may_take(x, c) ? buffer_take(x) : NO_BUFFER;
+    if (!c->staged->n || c->staged->buffer != NO_BUFFER) return c->staged->n > 0;
+    int32_t buffer = may_take(x, c->staged) ? buffer_take(x) : NO_BUFFER;
     if (buffer == NO_BUFFER) return true; /* poll looks after it */
     struct flight *f = xfer_flight_new(d, buffer);
     uint32_t place = 0;
-    for (uint32_t i = c->staged.at; i < c->staged.n; i++) {
-        const struct td_xfer_frame *frame = &c->staged.frames[i].frame;
-        uint32_t op = c->staged.frames[i].op,
-                 from = i == c->staged.at && c->staged.loaded ? frame->length - c->tx_left : 0;
-        c->staged.frames[i].place = place;
-        c->staged.frames[i].from = from;
+    for (uint32_t i = c->staged->at; i < c->staged->n; i++) {
+        const struct td_xfer_frame *frame = &c->staged->frames[i].frame;
+        uint32_t op = c->staged->frames[i].op,
+                 from = i == c->staged->at && c->staged->loaded ? frame->length - c->tx.left : 0;
+        c->staged->frames[i].place = place;
+        c->staged->frames[i].from = from;
         if (!op_is_at(x, op, frame->handle)) continue; /* it ended: zeros go out */
         for (uint64_t at = frame->offset + from, end = frame->offset + frame->length; at < end;) {
-            uint64_t block = at / x->block_bytes, in = at % x->block_bytes;
-            size_t n =
-                x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
-            xfer_runs_add(d, buffer_bytes(d, buffer) + place,
-                          x->base + (uint64_t)x->core.ops[op].src[block] * x->block_bytes + in, n);
+            uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
+            size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
+                                                           : (size_t)(end - at);
+            xfer_runs_add(
+                d, buffer_bytes(d, buffer) + place,
+                x->pool.base + (uint64_t)x->core.ops[op].src[block] * x->pool.block_bytes + in, n);
             place += (uint32_t)n;
             at += n;
         }
         f->piece[f->n++] = (struct piece){.id = op, .handle = frame->handle};
         td_xfer_core_hold(&x->core, op);
     }
-    c->staged.buffer = buffer;
-    c->staged.copying = true;
+    c->staged->buffer = buffer;
+    c->staged->copying = true;
     f->conn = c->id;
     xfer_flight_go(x, f, TD_COPY_TO_HOST);
-    if (!c->staged.loaded && c->path == TD_XFER_PATH_TCP) xfer_staged_load(c); /* zeros alone */
+    if (!c->staged->loaded && !c->staged->lends) xfer_staged_load(c); /* zeros alone */
     return true;
 }
 
 bool xfer_staged_load(struct td_xfer_conn *c)
 {
-    if (c->staged.loaded || c->staged.at == c->staged.n || c->staged.buffer == NO_BUFFER ||
-        c->staged.copying)
+    if (c->staged->loaded || c->staged->at == c->staged->n || c->staged->buffer == NO_BUFFER ||
+        c->staged->copying)
         return false;
-    struct td_xfer_frame *frame = &c->staged.frames[c->staged.at].frame;
-    td_xfer_frame_encode(frame, c->tx_header);
-    c->tx_header_left = 64;
-    c->tx_left = frame->length;
-    c->tx_op = c->staged.frames[c->staged.at].op;
-    c->tx_handle = frame->handle;
-    c->tx_offset = frame->offset;
-    c->staged.loaded = true;
+    struct td_xfer_frame *frame = &c->staged->frames[c->staged->at].frame;
+    td_xfer_frame_encode(frame, c->tx.header);
+    c->tx.header_left = 64;
+    c->tx.left = frame->length;
+    c->tx.op = c->staged->frames[c->staged->at].op;
+    c->tx.handle = frame->handle;
+    c->tx.offset = frame->offset;
+    c->staged->loaded = true;
     return true;
 }
 
 bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (!c->staged.loaded) return true;
-    if (c->staged.copying) return false;
-    if (c->staged.buffer != NO_BUFFER || !op_is_at(x, c->tx_op, c->tx_handle)) return true;
+    if (!c->staged->loaded) return true;
+    if (c->staged->copying) return false;
+    if (c->staged->buffer != NO_BUFFER || !op_is_at(x, c->tx.op, c->tx.handle)) return true;
     xfer_staged_go(x, c);
-    return c->staged.buffer != NO_BUFFER && !c->staged.copying; /* all the others had ended, too */
+    /* all the others had ended, too */
+    return c->staged->buffer != NO_BUFFER && !c->staged->copying;
 }
 
 uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c)
 {
-    uint32_t i = c->staged.at;
-    TD_ASSERT(c->staged.loaded && c->staged.buffer != NO_BUFFER && !c->staged.copying);
-    return buffer_bytes(x->device, c->staged.buffer) + c->staged.frames[i].place +
-           (c->staged.frames[i].frame.length - c->tx_left - c->staged.frames[i].from);
+    uint32_t i = c->staged->at;
+    TD_ASSERT(c->staged->loaded && c->staged->buffer != NO_BUFFER && !c->staged->copying);
+    return buffer_bytes(x->device, c->staged->buffer) + c->staged->frames[i].place +
+           (c->staged->frames[i].frame.length - c->tx.left - c->staged->frames[i].from);
 }
 
 void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    c->staged.loaded = false;
-    if (++c->staged.at < c->staged.n) return;
-    buffer_free(x->device, &c->staged.buffer);
-    c->staged.at = c->staged.n = c->staged.n_bytes = 0;
+    c->staged->loaded = false;
+    if (++c->staged->at < c->staged->n) return;
+    buffer_free(x->device, &c->staged->buffer);
+    c->staged->at = c->staged->n = c->staged->n_bytes = 0;
 }
 
 /* --- tcp, receiver ---------------------------------------------------------------------------- */
+
+static void staged_landed(struct td_xfer *x);
 
 uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n)
 {
     struct xfer_device *d = x->device;
     if (d->rx.buffer != NO_BUFFER && (d->rx.n_bytes == STAGE_BYTES || d->rx.n == FLIGHT_PIECES))
-        xfer_staged_flush(x);
+        staged_landed(x);
     if (d->rx.buffer == NO_BUFFER && (d->rx.buffer = buffer_take(x)) == NO_BUFFER) return NULL;
     if (*n > STAGE_BYTES - d->rx.n_bytes) *n = STAGE_BYTES - d->rx.n_bytes;
     return buffer_bytes(d, d->rx.buffer) + d->rx.n_bytes;
@@ -337,9 +348,9 @@ uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n)
 void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n)
 {
     struct xfer_device *d = x->device;
-    const struct td_xfer_frame *f = &c->rx_frame;
+    const struct td_xfer_frame *f = &c->rx.frame;
     struct arrived *last = d->rx.n ? &d->rx.at[d->rx.n - 1] : NULL;
-    uint64_t offset = f->offset + c->n_payload;
+    uint64_t offset = f->offset + c->rx.n_payload;
     if (!n) return;
     if (last && last->link == c->link && last->frame.handle == f->handle &&
         last->frame.slot == f->slot && last->offset + last->n_bytes == offset) {
@@ -355,7 +366,7 @@ void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n)
     d->rx.n_bytes += (uint32_t)n;
 }
 
-void xfer_staged_flush(struct td_xfer *x)
+static void staged_landed(struct td_xfer *x)
 {
     struct xfer_device *d = x->device;
     if (d->rx.buffer == NO_BUFFER) return;
@@ -367,10 +378,11 @@ void xfer_staged_flush(struct td_xfer *x)
         const struct td_xfer_slot *s = &x->core.slots[a->frame.slot];
         uint8_t *from = buffer_bytes(d, d->rx.buffer) + a->place;
         for (uint64_t at = a->offset, end = a->offset + a->n_bytes; at < end;) {
-            uint64_t block = at / x->block_bytes, in = at % x->block_bytes;
-            size_t n =
-                x->block_bytes - in < end - at ? (size_t)(x->block_bytes - in) : (size_t)(end - at);
-            xfer_runs_add(d, x->base + (uint64_t)s->dst[block] * x->block_bytes + in, from, n);
+            uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
+            size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
+                                                           : (size_t)(end - at);
+            xfer_runs_add(d, x->pool.base + (uint64_t)s->dst[block] * x->pool.block_bytes + in,
+                          from, n);
             from += n;
             at += n;
         }
@@ -393,16 +405,14 @@ td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t
     return status ? status : d->memory->wait(d->memory->ctx, ticket, err);
 }
 
-bool xfer_pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
+static bool device_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 {
-    const uint8_t *from = x->base + (uint64_t)block * x->block_bytes;
+    const uint8_t *from = x->pool.base + (uint64_t)block * x->pool.block_bytes;
     uint32_t crc = 0;
-    if (!x->device) {
-        *ret_crc = td_crc32c(0, from, x->block_bytes);
-        return true;
-    }
-    for (uint64_t at = 0; at < x->block_bytes;) { /* what the device holds, not what was staged */
-        size_t n = x->block_bytes - at < STAGE_BYTES ? (size_t)(x->block_bytes - at) : STAGE_BYTES;
+    for (uint64_t at = 0; at < x->pool.block_bytes;) { /* what the device holds, not what was
+                                                          staged */
+        size_t n = x->pool.block_bytes - at < STAGE_BYTES ? (size_t)(x->pool.block_bytes - at)
+                                                          : STAGE_BYTES;
         if (xfer_device_read(x->device, from + at, n, NULL)) return false;
         crc = td_crc32c(crc, x->device->digest, n);
         at += n;
@@ -449,23 +459,31 @@ static td_status open_shared_ring(struct xfer_device *d, struct td_err *err)
     return status;
 }
 
+static const struct xfer_staging staging = {.poll = device_poll,
+                                            .busy = device_busy,
+                                            .landed = staged_landed,
+                                            .lost = device_lost,
+                                            .crc = device_crc};
+
 td_status xfer_device_open(struct td_xfer *x, struct td_err *err)
 {
+    enum td_xfer_path named = x->self.path;
+    bool only_ring = xfer_path_allows(named, TD_XFER_PATH_SHM_STAGED) && named != TD_XFER_PATH_AUTO;
     struct xfer_device *d = calloc(1, sizeof *d);
     if (!d) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
     x->device = d;
-    d->memory = x->memory;
+    x->staging = &staging;
+    d->memory = x->pool.memory;
     d->rx.buffer = NO_BUFFER;
-    d->max_runs = STAGE_BYTES / x->block_bytes + 2 * FLIGHT_PIECES;
+    d->max_runs = STAGE_BYTES / x->pool.block_bytes + 2 * FLIGHT_PIECES;
     if (d->max_runs < 4096) d->max_runs = 4096;
     d->runs = calloc(d->max_runs, sizeof *d->runs);
     if (!d->runs) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
     d->ring_fd = -1;
     td_status status = TD_OK;
     struct td_err why = {.msg = ""};
-    if (x->path == TD_XFER_PATH_AUTO || xfer_path_is_shm(x->path))
-        status = open_shared_ring(d, &why);
-    if (status && xfer_path_is_shm(x->path)) return td_fail(err, status, "%s", why.msg);
+    if (xfer_path_allows(named, TD_XFER_PATH_SHM_STAGED)) status = open_shared_ring(d, &why);
+    if (status && only_ring) return td_fail(err, status, "%s", why.msg);
     /* auto: it is not offered */
     if (status) xfer_path_tell(x, TD_XFER_PATH_SHM_STAGED, status, why.msg);
     if (!d->pinned) {
@@ -495,4 +513,5 @@ void xfer_device_close(struct td_xfer *x)
     free(d->runs);
     free(d);
     x->device = NULL;
+    x->staging = NULL;
 }

@@ -5,7 +5,8 @@
 #define TD_TRANSFER_GPU_DEVICE_COPY_H
 
 #include "common/base/device_memory.h"
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/gpu/staged.h"
+#include "common/transfer/shm/shm.h"
 
 #define STAGE_BUFFERS 16
 #define STAGE_BYTES (2u << 20) /* a buffer: one frame less than full it takes another */
@@ -88,9 +89,9 @@ void xfer_device_say_lost(struct td_xfer *x, const char *why);
  * be held. */
 td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes,
                            struct td_err *err);
-/* what was lent to its peer is free */
-void xfer_ring_conn_end(struct td_xfer *x, struct td_xfer_conn *c);
-/* issues a batch of copies, one in a turn: others may have come */
-bool xfer_ipc_pull(struct td_xfer *x);
+/* cuda-ipc: every batch of this connection's that is under way is waited for. */
+void xfer_flights_wait(struct td_xfer *x, uint64_t conn);
+td_status xfer_device_open(struct td_xfer *x, struct td_err *err); /* x->device, x->staging */
+void xfer_device_close(struct td_xfer *x);                         /* waits for what is under way */
 
 #endif

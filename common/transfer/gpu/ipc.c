@@ -47,12 +47,21 @@ static uint64_t this_process(void)
     return atomic_load(&number);
 }
 
-td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
+struct xfer_ipc_conn {
+    struct xfer_local_conn local;
+    void *peer_base;          /* receiver: the sender's allocation, as opened here; NULL: it is
+                                 this process's */
+    const uint8_t *peer_pool; /* its pool's block 0: the device's address */
+};
+
+/* Makes the offer that peers will get. */
+static td_status make_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
 {
     struct xfer_device *d = x->device;
     const struct td_device_memory *m = d->memory;
     struct td_xfer_device_mem *o = &d->offer.mem;
-    uint64_t pool_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks, offset = 0, ticket;
+    uint64_t pool_bytes = (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks, offset = 0,
+             ticket;
     uint8_t handle[TD_DEVICE_HANDLE_BYTES] = {0};
     if (!m->ipc_export && !m->pool_export)
         return td_fail(err, TD_ERR_UNSUPPORTED,
@@ -63,14 +72,14 @@ td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct 
                        "%zu behind its blocks",
                        arena->bytes, PROBE_BYTES);
     td_status status = m->pool_export ? m->pool_export(m->ctx, d->offer.pool, &d->pool_bytes, err)
-                                      : m->ipc_export(m->ctx, x->base, handle, &offset, err);
+                                      : m->ipc_export(m->ctx, x->pool.base, handle, &offset, err);
     if (status) return status;
     *o = (struct td_xfer_device_mem){.offset = offset,
                                      .process = this_process(),
-                                     .address = (uintptr_t)x->base,
-                                     .block_bytes = x->block_bytes,
+                                     .address = (uintptr_t)x->pool.base,
+                                     .block_bytes = x->pool.block_bytes,
                                      .probe_offset = pool_bytes,
-                                     .n_blocks = (uint32_t)x->n_blocks,
+                                     .n_blocks = (uint32_t)x->pool.n_blocks,
                                      .n_words = x->core.max_ops};
     memcpy(o->handle, handle, sizeof o->handle);
     snprintf(o->uuid, sizeof o->uuid, "%s", m->uuid);
@@ -78,64 +87,105 @@ td_status xfer_ipc_open(struct td_xfer *x, const struct td_arena *arena, struct 
     td_random_fill(o->probe, PROBE_BYTES);
     memcpy(d->digest, o->probe, PROBE_BYTES);
     struct td_device_run run = {
-        .to = x->base + pool_bytes, .from = d->digest, .bytes = PROBE_BYTES};
+        .to = x->pool.base + pool_bytes, .from = d->digest, .bytes = PROBE_BYTES};
     status = m->copy(m->ctx, TD_COPY_TO_DEVICE, &run, 1, &ticket, err);
     if (!status) status = m->wait(m->ctx, ticket, err);
     d->offers = !status;
     return status;
 }
 
-bool xfer_ipc_may_offer(const struct td_xfer *x)
+static td_status ipc_open_side(struct td_xfer *x, const struct td_xfer_config *config,
+                               struct td_err *err)
 {
-    return x->device && x->device->offers && x->words;
+    if (config->memory || x->self.path != TD_XFER_PATH_CUDA_IPC) return TD_OK;
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "xfer: path cuda-ipc was asked for, and the pool is in the host's memory");
 }
 
-void xfer_ipc_refused(struct td_xfer *x, uint64_t incarnation)
+/* A pool in device memory: what copies of it go through, whatever the path, and the offer. */
+static td_status ipc_mem_add(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
 {
-    struct xfer_device *d = x->device;
-    if (d && !xfer_ipc_was_refused(x, incarnation))
-        d->refused[d->n_refused++ % REFUSED_PEERS] = incarnation;
+    struct td_err why = {.msg = ""};
+    if (!x->pool.memory) return TD_OK;
+    td_status status = xfer_device_open(x, err);
+    if (status || x->listen.shm_fd < 0) return status;
+    status = xfer_shm_make_words(x, &why);
+    if (!xfer_path_allows(x->self.path, TD_XFER_PATH_CUDA_IPC))
+        return status ? td_fail(err, status, "%s", why.msg) : TD_OK;
+    if (!status) status = make_offer(x, arena, &why);
+    if (status && x->self.path == TD_XFER_PATH_CUDA_IPC) return td_fail(err, status, "%s", why.msg);
+    /* auto: it is not offered */
+    if (status) xfer_path_tell(x, TD_XFER_PATH_CUDA_IPC, status, why.msg);
+    return TD_OK;
 }
 
-bool xfer_ipc_was_refused(const struct td_xfer *x, uint64_t incarnation)
+static bool was_refused(const struct td_xfer *x, uint64_t incarnation)
 {
-    for (uint64_t i = 0; x->device && i < x->device->n_refused && i < REFUSED_PEERS; i++)
+    for (uint64_t i = 0; i < x->device->n_refused && i < REFUSED_PEERS; i++)
         if (x->device->refused[i] == incarnation) return true;
     return false;
 }
 
-bool xfer_ipc_send_offer(struct td_xfer *x, struct td_xfer_conn *c)
+static td_status ipc_fits(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                          struct td_err *err)
 {
-    struct td_xfer_frame f = {.type = TD_XFER_DEVICE_OFFER};
-    return xfer_shm_send_fds(c, &f, &x->device->offer,
-                             sizeof x->device->offer.mem + x->device->pool_bytes, &x->words_fd, 1);
+    if (g->device && x->device) return TD_OK;
+    return td_fail(
+        err, TD_ERR_UNSUPPORTED,
+        "grant of %s: only cuda-ipc is allowed, and the pool of %s is in the host's memory",
+        g->instance, x->device ? "it" : "this side");
 }
 
-td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c,
-                              const struct td_xfer_device_mem *mem, const uint8_t *pool,
-                              size_t pool_bytes, char reason[TD_XFER_REASON_MAX])
+static bool ipc_offers(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                       char why[TD_XFER_REASON_MAX])
+{
+    (void)why;
+    return g->shm_name[0] && g->device && x->device && x->device->offers && x->shm &&
+           !was_refused(x, g->incarnation);
+}
+
+static bool ipc_admits(const struct td_xfer *x, char why[TD_XFER_REASON_MAX])
+{
+    if (!x->device) xfer_say(why, "path cuda-ipc: its pool is in the host's memory");
+    return x->device != NULL;
+}
+
+static bool ipc_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
+                          char reason[TD_XFER_REASON_MAX])
+{
+    struct td_xfer_frame f = {.type = TD_XFER_DEVICE_OFFER};
+    xfer_say(reason, "could not hand over the pool");
+    return xfer_shm_send_fds(c, &f, &x->device->offer,
+                             sizeof x->device->offer.mem + x->device->pool_bytes, &x->shm->words_fd,
+                             1);
+}
+
+static td_status take_offer(struct td_xfer *x, struct td_xfer_conn *c,
+                            const struct td_xfer_device_mem *mem, const uint8_t *pool,
+                            size_t pool_bytes, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_device *d = x->device;
+    struct xfer_ipc_conn *i = c->own;
     const struct td_device_memory *m = d->memory;
     struct td_err err = {.msg = ""};
     td_status status;
     xfer_say(reason, "device offer: a field or the descriptor does not hold what it says");
-    if (c->peer_pool || c->n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] ||
+    if (i->peer_pool || i->local.n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] ||
         mem->name[sizeof mem->name - 1] || mem->process == 0)
         return TD_ERR_CORRUPT;
-    if (mem->block_bytes != x->block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
+    if (mem->block_bytes != x->pool.block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
         mem->probe_offset < mem->block_bytes * mem->n_blocks ||
         mem->probe_offset > UINT64_MAX / 4 || mem->offset > UINT64_MAX / 4 ||
         (pool_bytes && (mem->offset || mem->probe_offset != mem->block_bytes * mem->n_blocks)))
         return TD_ERR_CORRUPT;
-    if ((status = xfer_shm_take_words(c, c->fds[0], mem->n_words))) return status;
+    if ((status = xfer_shm_take_words(&i->local, i->local.fds[0], mem->n_words))) return status;
     if (d->is_lost) {
         xfer_say(reason, "%s", d->lost);
         return TD_ERR_DEVICE;
     }
     if (mem->process == this_process() && !pool_bytes) {
         /* it shares this process's address space: it could not lie to better effect */
-        c->peer_pool = (const uint8_t *)(uintptr_t)mem->address;
+        i->peer_pool = (const uint8_t *)(uintptr_t)mem->address;
     } else {
         if (pool_bytes ? !m->pool_open : !m->ipc_open) {
             xfer_say(reason, "device %.60s opens no %s of other processes", m->name,
@@ -144,7 +194,7 @@ td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c,
         }
         void *base = NULL;
         pthread_mutex_unlock(&x->lock); /* the driver takes its time */
-        status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->block_bytes,
+        status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->pool.block_bytes,
                                            (int32_t)mem->n_blocks, &base, &err)
                             : m->ipc_open(m->ctx, mem->handle, &base, &err);
         pthread_mutex_lock(&x->lock);
@@ -154,11 +204,11 @@ td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c,
             return status == TD_ERR_DEVICE || status == TD_ERR_CORRUPT ? status
                                                                        : TD_ERR_UNSUPPORTED;
         }
-        c->peer_base = base;
-        c->peer_pool = (const uint8_t *)base + mem->offset;
+        i->peer_base = base;
+        i->peer_pool = (const uint8_t *)base + mem->offset;
     }
-    c->n_source_blocks = (int32_t)mem->n_blocks;
-    if (xfer_device_read(d, c->peer_pool + mem->probe_offset, PROBE_BYTES, &err)) {
+    i->local.n_source_blocks = (int32_t)mem->n_blocks;
+    if (xfer_device_read(d, i->peer_pool + mem->probe_offset, PROBE_BYTES, &err)) {
         xfer_device_say_lost(x, err.msg); /* a read that faults takes the device with it */
         xfer_say(reason, "device %.30s: reading the probe: %.100s", m->name, err.msg);
         return TD_ERR_DEVICE;
@@ -172,9 +222,74 @@ td_status xfer_ipc_take_offer(struct td_xfer *x, struct td_xfer_conn *c,
     return TD_OK;
 }
 
-bool xfer_ipc_pull(struct td_xfer *x)
+static void on_offer(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_DEVICE_ACCEPT};
+    struct td_xfer_device_mem mem;
+    char reason[TD_XFER_REASON_MAX];
+    memcpy(&mem, c->rx.payload, sizeof mem);
+    td_status status =
+        take_offer(x, c, &mem, c->rx.payload + sizeof mem, c->rx.frame.length - sizeof mem, reason);
+    if (status == TD_ERR_CORRUPT) {
+        xfer_conn_refuse(x, c, reason);
+    } else if (status) {
+        xfer_path_refuse_offer(x, c, TD_XFER_DEVICE_ACCEPT, status, reason);
+    } else {
+        xfer_conn_queue(x, c, &f, NULL);
+        xfer_path_ready(x, c);
+    }
+}
+
+static bool ipc_expects(const struct td_xfer_conn *c, uint8_t type)
+{
+    return c->state == XFER_CONN_SETUP &&
+           type == (c->initiator ? TD_XFER_DEVICE_ACCEPT : TD_XFER_DEVICE_OFFER);
+}
+
+static void ipc_on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
+    if (c->rx.frame.type == TD_XFER_DEVICE_OFFER) {
+        on_offer(x, c);
+    } else if (c->rx.frame.status) {
+        uint64_t peer = c->peer.incarnation; /* it can not: it is not asked again */
+        if (c->rx.frame.status == TD_ERR_UNSUPPORTED && !was_refused(x, peer))
+            d->refused[d->n_refused++ % REFUSED_PEERS] = peer;
+        xfer_path_offer_refused(x, c);
+    } else {
+        xfer_path_ready(x, c);
+    }
+}
+
+static const char *ipc_late(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    (void)x, (void)c;
+    return "cuda-ipc: the set-up was not over in time";
+}
+
+static bool ipc_may_open(struct td_xfer_conn *c, uint32_t op)
+{
+    const struct xfer_ipc_conn *i = c->own;
+    return i->peer_pool && op < i->local.n_words;
+}
+
+/* Copies from this connection's peer are waited for: what they read must not go away under them. */
+static void ipc_close(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_ipc_conn *i = c->own;
+    if (i->peer_pool) xfer_flights_wait(x, c->id);
+    if (i->peer_base) x->device->memory->ipc_close(x->device->memory->ctx, i->peer_base);
+    i->peer_base = NULL;
+    i->peer_pool = NULL;
+    xfer_shm_close_words(c);
+}
+
+/* Issues a batch of copies, one in a turn: others may have come. */
+static bool ipc_work(struct td_xfer *x, uint64_t now_ns)
+{
+    struct xfer_device *d = x->device;
+    (void)now_ns;
+    if (!d) return false;
     struct td_xfer_copy copy;
     struct flight *f = NULL;
     size_t n_bytes = 0;
@@ -186,21 +301,43 @@ bool xfer_ipc_pull(struct td_xfer *x)
             break;
         if (!f) f = xfer_flight_new(d, NO_BUFFER);
         struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-        TD_ASSERT(c && c->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its
+        const struct xfer_ipc_conn *i = c ? c->own : NULL;
+        TD_ASSERT(i && i->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its
                                          connection goes */
         const struct td_xfer_slot *s = &x->core.slots[copy.slot];
         f->piece[f->n++] = (struct piece){.id = copy.slot,
                                           .conn = copy.conn,
                                           .handle = copy.handle,
                                           .n_bytes = copy.n_bytes,
-                                          .word = &c->words[copy.op]};
+                                          .word = &i->local.words[copy.op]};
         n_bytes += copy.n_bytes;
         c->last_use_ns = xfer_now(x);
         for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)
-            xfer_runs_add(d, x->base + (uint64_t)s->dst[b] * x->block_bytes + copy.offset,
-                          c->peer_pool + (uint64_t)s->src[b] * x->block_bytes + copy.offset,
-                          copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes);
+            xfer_runs_add(d, x->pool.base + (uint64_t)s->dst[b] * x->pool.block_bytes + copy.offset,
+                          i->peer_pool + (uint64_t)s->src[b] * x->pool.block_bytes + copy.offset,
+                          copy.n_blocks == 1 ? copy.n_bytes : x->pool.block_bytes);
     }
     if (f) xfer_flight_go(x, f, TD_COPY_ON_DEVICE);
     return f != NULL;
 }
+
+const struct td_transfer_backend td_transfer_ipc = {
+    .path = TD_XFER_PATH_CUDA_IPC,
+    .name = "cuda-ipc",
+    .way = TD_XFER_BY_DEVICE,
+    .local = true,
+    .has_setup = true,
+    .conn_bytes = sizeof(struct xfer_ipc_conn),
+    .side = {.open = ipc_open_side, .mem_add = ipc_mem_add, .close = xfer_device_close},
+    .choice = {.fits = ipc_fits, .offers = ipc_offers, .admits = ipc_admits},
+    .conn = {.dial = xfer_shm_dial,
+             .open_conn = ipc_open_conn,
+             .expects = ipc_expects,
+             .on_frame = ipc_on_frame,
+             .late = ipc_late,
+             .may_open = ipc_may_open,
+             .n_source_blocks = xfer_shm_n_source_blocks,
+             .close = ipc_close},
+    .bytes = {.read = xfer_shm_recv},
+    .turn = {.work = ipc_work},
+};

@@ -26,31 +26,35 @@
 #include "common/transfer/copy.h"
 #include "common/transfer/gpu/device_copy.h"
 
+struct xfer_ring_conn {
+    struct xfer_shm_conn shm; /* receiver: shm.source is the ring */
+    uint32_t lent_at;         /* receiver: where in the ring the frame under way lies */
+    struct xfer_staged staged;
+};
+
 /* --- sender ----------------------------------------------------------------------------------- */
 
-bool xfer_ring_may_lend(const struct td_xfer *x)
+static bool ring_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
+                           char reason[TD_XFER_REASON_MAX])
 {
-    return x->device && x->device->ring_fd >= 0 && x->words;
+    struct td_xfer_mem mem = {.arena_bytes = (uint64_t)STAGE_BUFFERS * STAGE_BYTES,
+                              .block_bytes = STAGE_BYTES,
+                              .n_blocks = STAGE_BUFFERS};
+    xfer_say(reason, "could not hand over the pool");
+    return xfer_shm_send_mem(x, c, mem, x->device->ring_fd);
 }
 
-void xfer_ring_mem(const struct td_xfer *x, struct td_xfer_mem *ret_mem, int *ret_fd)
-{
-    ret_mem->arena_bytes = (uint64_t)STAGE_BUFFERS * STAGE_BYTES;
-    ret_mem->block_bytes = STAGE_BYTES;
-    ret_mem->n_blocks = STAGE_BUFFERS;
-    *ret_fd = x->device->ring_fd;
-}
-
-void xfer_ring_lend(struct td_xfer *x, struct td_xfer_conn *c)
+/* What was copied to the buffer is named to the receiver. */
+static void lend(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
-    int32_t b = c->staged.buffer;
-    if (b == NO_BUFFER || c->staged.copying) return;
+    int32_t b = c->staged->buffer;
+    if (b == NO_BUFFER || c->staged->copying) return;
     d->lent[b].n = 0;
-    for (uint32_t i = c->staged.at; i < c->staged.n; i++) {
-        const struct td_xfer_frame *frame = &c->staged.frames[i].frame;
-        uint32_t op = c->staged.frames[i].op;
-        struct td_xfer_lent lent = {.place = (uint32_t)b * STAGE_BYTES + c->staged.frames[i].place,
+    for (uint32_t i = c->staged->at; i < c->staged->n; i++) {
+        const struct td_xfer_frame *frame = &c->staged->frames[i].frame;
+        uint32_t op = c->staged->frames[i].op;
+        struct td_xfer_lent lent = {.place = (uint32_t)b * STAGE_BYTES + c->staged->frames[i].place,
                                     .n_bytes = frame->length};
         struct td_xfer_frame f = *frame;
         /* it ended, and its blocks may be another's */
@@ -62,14 +66,14 @@ void xfer_ring_lend(struct td_xfer *x, struct td_xfer_conn *c)
         td_xfer_core_tx_done(&x->core, op, frame->handle);
         d->lent[b].n++;
     }
-    c->staged.buffer = NO_BUFFER;
-    c->staged.at = c->staged.n = c->staged.n_bytes = 0;
+    c->staged->buffer = NO_BUFFER;
+    c->staged->at = c->staged->n = c->staged->n_bytes = 0;
     if (!d->lent[b].n) {
         d->used[b] = false;
         return;
     }
     d->lent[b].conn = c->id;
-    c->n_lent++;
+    c->staged->n_lent++;
     d->n_lent++;
 }
 
@@ -78,66 +82,81 @@ static void buffer_back(struct xfer_device *d, struct td_xfer_conn *c, uint32_t 
     d->lent[b].conn = 0;
     d->used[b] = false;
     d->n_lent--;
-    c->n_lent--;
+    c->staged->n_lent--;
 }
 
-bool xfer_ring_taken(struct td_xfer *x, struct td_xfer_conn *c)
+/* TAKEN came; false: of nothing that was lent. */
+static bool on_taken(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
-    uint64_t b = c->rx_frame.offset / STAGE_BYTES;
+    uint64_t b = c->rx.frame.offset / STAGE_BYTES;
     if (b >= STAGE_BUFFERS || d->lent[b].conn != c->id) return false;
     if (--d->lent[b].n == 0) buffer_back(d, c, (uint32_t)b);
-    c->tx_ready = true;
+    c->tx.ready = true;
     return true;
 }
 
-void xfer_ring_conn_end(struct td_xfer *x, struct td_xfer_conn *c)
+static bool ring_room(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->tx.used < XFER_OUT_BATCH) lend(x, c);
+    return xfer_staged_want(c);
+}
+
+static void ring_close(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_device *d = x->device;
-    if (!c->n_lent) return;
-    for (uint32_t i = 0; i < x->core.max_ops; i++) /* before the buffers are anybody else's */
+    xfer_staged_end(x, c);
+    for (uint32_t i = 0; c->staged->n_lent && i < x->core.max_ops; i++)
+        /* before the buffers are anybody else's */
         if (x->core.ops[i].conn == c->link) xfer_shm_op_handle(x, i, 0);
-    for (uint32_t b = 0; b < STAGE_BUFFERS; b++)
+    for (uint32_t b = 0; c->staged->n_lent && b < STAGE_BUFFERS; b++)
         if (d->lent[b].conn == c->id) buffer_back(d, c, b);
+    xfer_shm_conn_close(x, c);
 }
 
 /* --- receiver --------------------------------------------------------------------------------- */
 
-bool xfer_ring_lent(struct td_xfer *x, struct td_xfer_conn *c)
+/* LENT came: its bytes are the frame under way from here on, a DATA frame; false: they lie
+ * nowhere. */
+static bool on_lent(struct td_xfer_conn *c)
 {
+    struct xfer_ring_conn *r = c->own;
     struct td_xfer_lent lent;
-    (void)x;
-    memcpy(&lent, c->rx_payload, sizeof lent);
-    if (!c->source || lent.n_bytes < 1 || lent.n_bytes > TD_XFER_FRAME_DATA_MAX) return false;
-    if (lent.place > c->ring_bytes || lent.n_bytes > c->ring_bytes - lent.place) return false;
-    c->lent_at = lent.place;
-    c->rx_frame.type = TD_XFER_DATA;
-    c->rx_frame.length = lent.n_bytes;
-    c->n_header = 64;
-    c->n_payload = 0;
+    memcpy(&lent, c->rx.payload, sizeof lent);
+    if (!r->shm.source || lent.n_bytes < 1 || lent.n_bytes > TD_XFER_FRAME_DATA_MAX) return false;
+    if (lent.place > r->shm.arena_bytes || lent.n_bytes > r->shm.arena_bytes - lent.place)
+        return false;
+    r->lent_at = lent.place;
+    c->rx.frame.type = TD_XFER_DATA;
+    c->rx.frame.length = lent.n_bytes;
+    c->rx.n_header = 64;
+    c->rx.n_payload = 0;
     return true;
 }
 
 /* n_bytes from the ring; false: the sender had given them up by the end of it. */
 static bool copy_lent(const struct td_xfer_conn *c, uint32_t op, const struct iovec *iov, int n_iov)
 {
-    const struct xfer_control_word *word = &c->words[op];
-    const uint8_t *from = c->source + c->lent_at + c->n_payload;
-    if (!xfer_shm_word_shows(word, c->rx_frame.handle)) return false;
+    const struct xfer_ring_conn *r = c->own;
+    const struct xfer_control_word *word = &r->shm.local.words[op];
+    const uint8_t *from = r->shm.source + r->lent_at + c->rx.n_payload;
+    if (!xfer_shm_word_shows(word, c->rx.frame.handle)) return false;
     XFER_FENCE(memory_order_acquire);
     for (int i = 0; i < n_iov; i++) {
         td_xfer_copy(iov[i].iov_base, from, iov[i].iov_len);
         from += iov[i].iov_len;
     }
     XFER_FENCE(memory_order_acquire); /* the copy's reads, then the word */
-    return xfer_shm_word_shows(word, c->rx_frame.handle);
+    return xfer_shm_word_shows(word, c->rx.frame.handle);
 }
 
-ssize_t xfer_ring_take(struct td_xfer *x, struct td_xfer_conn *c)
+/* Copies some of the frame under way; like recv. */
+static ssize_t ring_receive(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct td_xfer_frame *f = &c->rx_frame;
-    size_t left = f->length - c->n_payload, n_bytes = left;
-    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
+    const struct xfer_ring_conn *r = c->own;
+    const struct td_xfer_frame *f = &c->rx.frame;
+    size_t left = f->length - c->rx.n_payload, n_bytes = left;
+    bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
                                           : td_xfer_core_place_begin(&x->core, c->link, f));
     if (fits) {
         /* OPEN has seen that there is a word of it */
@@ -148,29 +167,91 @@ ssize_t xfer_ring_take(struct td_xfer *x, struct td_xfer_conn *c)
             iov[0].iov_base = xfer_staged_room(x, &n_bytes);
             iov[0].iov_len = n_bytes;
             if (!iov[0].iov_base) {
-                c->rx_starved = true;
+                c->rx.starved = true;
                 errno = EAGAIN;
                 return -1;
             }
         } else {
-            n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[slot].dst,
-                                f->offset + c->n_payload, left, iov, XFER_MAX_IOV, &n_bytes);
+            n_iov = td_xfer_iov(x->pool.base, x->pool.block_bytes, x->core.slots[slot].dst,
+                                f->offset + c->rx.n_payload, left, iov, XFER_MAX_IOV, &n_bytes);
         }
         pthread_mutex_unlock(&x->lock);
         bool valid = copy_lent(c, op, iov, n_iov);
         pthread_mutex_lock(&x->lock);
-        c->rx_drop = !valid; /* its ABORT, or the end of its connection, follows and says why */
+        c->rx.drop = !valid; /* its ABORT, or the end of its connection, follows and says why */
         if (valid && x->device) xfer_staged_took(x, c, n_bytes);
         if (!x->device) td_xfer_core_place_end(&x->core, xfer_now(x), slot, valid ? n_bytes : 0);
         if (!valid) x->core.stats.n_stale_frames++;
     } else {
-        c->rx_drop = true;
+        c->rx.drop = true;
     }
-    if (c->rx_drop) n_bytes = left;
-    c->n_payload += (uint32_t)n_bytes;
-    if (c->n_payload == f->length) {
-        struct td_xfer_frame taken = {.type = TD_XFER_TAKEN, .offset = c->lent_at};
+    if (c->rx.drop) n_bytes = left;
+    c->rx.n_payload += (uint32_t)n_bytes;
+    if (c->rx.n_payload == f->length) {
+        struct td_xfer_frame taken = {.type = TD_XFER_TAKEN, .offset = r->lent_at};
         xfer_conn_queue(x, c, &taken, NULL);
     }
     return (ssize_t)n_bytes;
 }
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+static bool ring_offers(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                        char why[TD_XFER_REASON_MAX])
+{
+    (void)why;
+    return g->shm_name[0] && x->device && x->device->ring_fd >= 0 && x->shm;
+}
+
+static void ring_init(struct td_xfer_conn *c)
+{
+    struct xfer_ring_conn *r = c->own;
+    xfer_staged_init(c, &r->staged);
+    r->staged.lends = true;
+}
+
+static bool ring_expects(const struct td_xfer_conn *c, uint8_t type)
+{
+    return c->initiator ? type == TD_XFER_TAKEN : type == TD_XFER_LENT || type == TD_XFER_MEM;
+}
+
+static void ring_on_frame(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->rx.frame.type == TD_XFER_MEM) {
+        xfer_shm_on_mem(x, c, 0);
+    } else if (c->rx.frame.type == TD_XFER_TAKEN) {
+        if (!on_taken(x, c)) xfer_conn_refuse(x, c, "taken: bytes that were not lent");
+    } else if (on_lent(c)) {
+        xfer_conn_begin_data(x, c);
+    } else {
+        xfer_conn_refuse(x, c, "lent: bytes that are not in the ring");
+    }
+}
+
+static bool ring_may_open(struct td_xfer_conn *c, uint32_t op)
+{
+    const struct xfer_ring_conn *r = c->own;
+    return r->shm.source && op < r->shm.local.n_words;
+}
+
+const struct td_transfer_backend td_transfer_ring = {
+    .path = TD_XFER_PATH_SHM_STAGED,
+    .name = "shm-staged",
+    .way = TD_XFER_BY_DATA,
+    .also = TD_XFER_PATH_SHM,
+    .local = true,
+    .conn_bytes = sizeof(struct xfer_ring_conn),
+    .choice = {.fits = xfer_shm_fits, .offers = ring_offers},
+    .conn = {.dial = xfer_shm_dial,
+             .init = ring_init,
+             .open_conn = ring_open_conn,
+             .expects = ring_expects,
+             .on_frame = ring_on_frame,
+             .may_open = ring_may_open,
+             .close = ring_close},
+    .bytes = {.read = xfer_shm_recv,
+              .receive = ring_receive,
+              .room = ring_room,
+              .add = xfer_staged_add,
+              .go = xfer_staged_go},
+};

@@ -32,7 +32,7 @@ bool xfer_rail_tells(const struct rail *rail) { return rail->cq && !rail->dead; 
 
 bool xfer_rdma_usable(const struct td_xfer *x)
 {
-    for (uint32_t i = 0; i < x->rdma->n_rails; i++)
+    for (uint32_t i = 0; x->rdma && i < x->rdma->n_rails; i++)
         if (xfer_rail_is_usable(&x->rdma->rail[i])) return true;
     return false;
 }
@@ -155,7 +155,7 @@ err_close:
 static td_status rail_watch(struct td_xfer *x, struct rail *rail, struct td_err *err)
 {
     const struct td_verbs *vb = x->rdma->vb;
-    uint64_t key = XFER_KEY_RDMA + 2 * (uint64_t)(rail - x->rdma->rail);
+    uint64_t key = XFER_KEY_BACKEND + 2 * (uint64_t)(rail - x->rdma->rail);
     if (!xfer_watch_fd(x, vb->cq_fd(rail->cq), key) ||
         !xfer_watch_fd(x, vb->async_fd(rail->device), key + 1))
         return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: epoll: %s", rail->name,
@@ -180,9 +180,15 @@ static void rail_lost(struct td_xfer *x, struct rail *rail, td_status status, co
     xfer_path_tell(x, TD_XFER_PATH_RDMA, status, why);
 }
 
-td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *config,
-                         struct td_err *err)
+_Static_assert(XFER_KEY_BACKEND + 2 * TD_XFER_RAILS_MAX <= XFER_KEY_END, "keys of epoll");
+
+td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_config *side, struct td_err *err)
 {
+    const struct td_xfer_rdma_config *config = side->rdma;
+    if (!config && x->self.path == TD_XFER_PATH_RDMA)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "xfer: path rdma was asked for, and there is no RDMA provider");
+    if (!config || !xfer_path_allows(x->self.path, TD_XFER_PATH_RDMA)) return TD_OK;
     struct xfer_rdma *r = calloc(1, sizeof *r);
     char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
     uint32_t n_names = 0, n_wanted = 0;
@@ -244,14 +250,14 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
             rail_lost(x, rail, status, why.msg);
         else if (status == TD_ERR_NOT_FOUND)
             rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
-        else if (named || x->path == TD_XFER_PATH_RDMA ||
+        else if (named || x->self.path == TD_XFER_PATH_RDMA ||
                  (config->windows && status == TD_ERR_UNSUPPORTED))
             return td_fail(err, status, "%s", why.msg);
         else
             rail_lost(x, rail, status, why.msg);
     }
-    if (n_open || (n_wanted && x->path == TD_XFER_PATH_AUTO)) return TD_OK;
-    if (x->path == TD_XFER_PATH_RDMA)
+    if (n_open || (n_wanted && x->self.path == TD_XFER_PATH_AUTO)) return TD_OK;
+    if (x->self.path == TD_XFER_PATH_RDMA)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "path rdma was asked for, and there is no usable RDMA device: %s",
                        n_names ? why.msg : "none is listed");
@@ -263,7 +269,7 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_rdma_config *co
 static td_status rail_register(const struct td_xfer *x, struct rail *rail, struct td_err *err)
 {
     const struct xfer_rdma *r = x->rdma;
-    uint64_t total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
+    uint64_t total = (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks;
     /* it came later than the others, which had decided */
     if (rail->limits.max_mr_bytes && rail->limits.max_mr_bytes < r->region_bytes)
         return td_fail(err, TD_ERR_UNSUPPORTED,
@@ -285,7 +291,7 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
             if (status) return status;
             continue;
         }
-        int e = r->vb->reg(rail->device, x->base + at, n, access, &rail->mr[k]);
+        int e = r->vb->reg(rail->device, x->pool.base + at, n, access, &rail->mr[k]);
         if (!e) continue;
         struct rlimit lock = {0};
         char limit[32] = "unlimited";
@@ -309,17 +315,17 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
 static td_status choose_regions(struct td_xfer *x, struct td_err *err)
 {
     struct xfer_rdma *r = x->rdma;
-    uint64_t max = UINT64_MAX, total = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
+    uint64_t max = UINT64_MAX, total = (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks;
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (r->rail[i].device && r->rail[i].limits.max_mr_bytes &&
             r->rail[i].limits.max_mr_bytes < max)
             max = r->rail[i].limits.max_mr_bytes;
-    if (max < x->block_bytes)
+    if (max < x->pool.block_bytes)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "rdma: a block has %zu bytes and the device registers at most %" PRIu64
                        " at a time",
-                       x->block_bytes, max);
-    r->region_bytes = max < total ? max / x->block_bytes * x->block_bytes : total;
+                       x->pool.block_bytes, max);
+    r->region_bytes = max < total ? max / x->pool.block_bytes * x->pool.block_bytes : total;
     uint64_t n_regions = (total + r->region_bytes - 1) / r->region_bytes;
     if (n_regions * r->n_rails > TD_XFER_RKEYS_MAX)
         return td_fail(err, TD_ERR_UNSUPPORTED,
@@ -330,22 +336,23 @@ static td_status choose_regions(struct td_xfer *x, struct td_err *err)
     return TD_OK;
 }
 
-td_status xfer_rdma_mem_add(struct td_xfer *x, size_t arena_bytes, struct td_err *err)
+td_status xfer_rdma_mem_add(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
 {
     struct xfer_rdma *r = x->rdma;
     struct td_err why = {.msg = ""};
+    if (!r) return TD_OK;
     td_status layout = choose_regions(x, &why);
-    if (layout && x->path == TD_XFER_PATH_RDMA) return td_fail(err, layout, "%s", why.msg);
+    if (layout && x->self.path == TD_XFER_PATH_RDMA) return td_fail(err, layout, "%s", why.msg);
     r->has_pool = !layout;
     if (layout) xfer_path_tell(x, TD_XFER_PATH_RDMA, layout, why.msg);
-    if (!layout && x->device) xfer_flush_mem_add(x, arena_bytes);
+    if (!layout && x->device) xfer_flush_mem_add(x, arena->bytes);
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct rail *rail = &r->rail[i];
         if (layout) rail->refused = true;
         if (!rail->device) continue;
         td_status status = layout ? layout : rail_register(x, rail, &why);
         if (!status) continue;
-        if (x->path == TD_XFER_PATH_RDMA) return td_fail(err, status, "%s", why.msg);
+        if (x->self.path == TD_XFER_PATH_RDMA) return td_fail(err, status, "%s", why.msg);
         rail_close(r, rail);
         if (!layout) rail_lost(x, rail, status, why.msg);
     }
@@ -424,6 +431,7 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
 uint64_t xfer_rdma_due(const struct td_xfer *x)
 {
     uint64_t due = TD_NEVER_NS;
+    if (!x->rdma) return due;
     for (uint32_t i = 0; i < x->rdma->n_rails && x->rdma->has_pool; i++) {
         const struct rail *rail = &x->rdma->rail[i];
         if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due)

@@ -93,6 +93,7 @@
 
 #include "common/base/fault.h"
 #include "common/transfer/rdma/rdma.h"
+#include "common/transfer/tcp/tcp.h"
 
 #define CHAIN TD_RDMA_CHAIN
 /* after so many the next queue pair has its turn; a transfer of no more than that has one for
@@ -108,10 +109,12 @@
 
 static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
 
-bool xfer_rdma_lacks(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
+/* Both sides have a rail that the link lacks, and it is time to try one with more; sets the next
+ * time. */
+static bool rdma_wants_better(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
 {
     struct xfer_rdma *r = x->rdma;
-    struct xfer_rdma_link *l = c->rdma;
+    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
     uint32_t have = 0, could = 0;
     for (uint32_t q = 0; q < l->n_qps; q++) have |= 1u << l->qp[q].rail;
     for (uint32_t i = 0; i < r->n_rails; i++)
@@ -136,13 +139,20 @@ static uint32_t qp_of_turn(const struct xfer_rdma_link *l, uint32_t turn)
     return turn % l->n_rails * l->per_rail + turn / l->n_rails % l->per_rail;
 }
 
-uint32_t xfer_rdma_home(struct td_xfer_conn *c, uint64_t n_bytes)
+/* A small op has one queue pair for its data, and rails take turns. */
+static void rdma_attached(struct td_xfer *x, struct td_xfer_conn *c, uint32_t op)
 {
-    struct xfer_rdma_link *l = c->rdma;
-    return n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(l, l->next_home++ % l->n_qps);
+    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    uint64_t n_bytes = (uint64_t)x->core.ops[op].grant.n_blocks * x->pool.block_bytes;
+    uint32_t home = n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(l, l->next_home++ % l->n_qps);
+    td_xfer_core_op_limit(&x->core, op, home);
 }
 
-uint32_t xfer_rdma_n_rails(const struct td_xfer_conn *c) { return c->rdma ? c->rdma->n_rails : 0; }
+static bool rdma_is_better(const struct td_xfer_conn *c, const struct td_xfer_conn *old)
+{
+    const struct xfer_rdma_link *l = xfer_rdma_link_of(old);
+    return !l || xfer_rdma_link_of(c)->n_rails > l->n_rails;
+}
 
 static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
 {
@@ -307,7 +317,7 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
     *s =
         (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails,
                                     .n_qps = (uint8_t)n_qps,
-                                    .base = (uint64_t)(uintptr_t)x->base,
+                                    .base = (uint64_t)(uintptr_t)x->pool.base,
                                     .region_bytes = r->region_bytes,
                                     .n_regions = r->n_regions,
                                     .probe = (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, l->index, 0),
@@ -373,7 +383,8 @@ static uint32_t qps_wanted(const struct xfer_rdma *r, const uint8_t *rails, uint
     return want;
 }
 
-bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+static bool rdma_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
+                           char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     uint8_t rails[TD_XFER_RAILS_MAX];
@@ -392,7 +403,7 @@ bool xfer_rdma_offer(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_X
     }
     uint32_t n_qps = qps_wanted(r, rails, n);
     while (n * n_qps > TD_XFER_QPS_MAX) n_qps--;
-    struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
+    struct xfer_rdma_link *l = ((struct xfer_rdma_conn *)c->own)->link = link_new(r, c->id);
     if (!l) {
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
         return false;
@@ -514,20 +525,20 @@ static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l,
     return true;
 }
 
-td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c,
-                             char reason[TD_XFER_REASON_MAX])
+static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
+                          char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     struct td_xfer_rdma_setup theirs, mine;
     struct td_err err;
     uint8_t rails[TD_XFER_RAILS_MAX], from[TD_XFER_RAILS_MAX];
     uint32_t n = 0;
-    if (c->rdma) {
+    if (xfer_rdma_link_of(c)) {
         xfer_say(reason, "rdma setup: a second offer");
         return TD_ERR_UNSUPPORTED;
     }
-    if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, false, &theirs, &err)) {
-        x->n_bad_frames++;
+    if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, false, &theirs, &err)) {
+        x->told.n_bad_frames++;
         xfer_say(reason, "%.150s", err.msg);
         return TD_ERR_UNSUPPORTED;
     }
@@ -544,7 +555,7 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c,
     }
     uint32_t n_qps = qps_wanted(r, rails, n);
     if (theirs.n_qps < n_qps) n_qps = theirs.n_qps;
-    struct xfer_rdma_link *l = c->rdma = link_new(r, c->id);
+    struct xfer_rdma_link *l = ((struct xfer_rdma_conn *)c->own)->link = link_new(r, c->id);
     if (!l) {
         xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
         return TD_ERR_UNSUPPORTED;
@@ -556,7 +567,7 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c,
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
     if (!l->windows) link_keys(r, rails, &mine);
-    if (theirs.n_regions && theirs.region_bytes % x->block_bytes == 0) { /* it lets us READ */
+    if (theirs.n_regions && theirs.region_bytes % x->pool.block_bytes == 0) { /* it lets us READ */
         l->base = theirs.base;
         l->region_bytes = theirs.region_bytes;
         l->n_regions = theirs.n_regions;
@@ -580,26 +591,26 @@ td_status xfer_rdma_on_offer(struct td_xfer *x, struct td_xfer_conn *c,
     return join_start(x, l, j, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
 }
 
-bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
+static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
-    struct xfer_rdma_link *l = c->rdma;
+    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
     struct td_xfer_rdma_setup theirs, offer = {0};
     struct td_err err;
     memcpy(&offer, l->offer, sizeof l->offer);
     if (l->n_keys) {
-        x->n_bad_frames++;
+        x->told.n_bad_frames++;
         xfer_say(reason, "rdma setup: a second answer");
         return false;
     }
-    if (td_xfer_rdma_setup_decode(c->rx_payload, c->rx_frame.length, true, &theirs, &err)) {
-        x->n_bad_frames++;
+    if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, true, &theirs, &err)) {
+        x->told.n_bad_frames++;
         xfer_say(reason, "%.150s", err.msg);
         return false;
     }
-    if (theirs.region_bytes % x->block_bytes || theirs.region_bytes / x->block_bytes > INT32_MAX ||
-        theirs.n_qps > offer.n_qps) {
-        x->n_bad_frames++;
+    if (theirs.region_bytes % x->pool.block_bytes ||
+        theirs.region_bytes / x->pool.block_bytes > INT32_MAX || theirs.n_qps > offer.n_qps) {
+        x->told.n_bad_frames++;
         xfer_say(reason,
                  "rdma setup: regions of %" PRIu64
                  " bytes or %u queue pairs are not what was offered",
@@ -643,7 +654,7 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     l->n_rails = theirs.n_rails;
     l->per_rail = theirs.n_qps;
     if (fits && n != (uint32_t)theirs.n_rails * theirs.n_qps) {
-        x->n_bad_frames++;
+        x->told.n_bad_frames++;
         xfer_say(reason, "rdma setup: rails were accepted that were not offered");
         fits = false;
     }
@@ -666,11 +677,12 @@ bool xfer_rdma_on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[
     return join_start(x, l, j, reason);
 }
 
-bool xfer_rdma_may_pull(const struct td_xfer_conn *c) { return c->rdma && c->rdma->may_pull; }
+static bool rdma_may_pull(const struct td_xfer_conn *c) { return xfer_rdma_link_of(c)->may_pull; }
 
-int32_t xfer_rdma_peer_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
+static int32_t rdma_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
 {
-    uint64_t n = c->rdma ? c->rdma->region_bytes / x->block_bytes * c->rdma->n_regions : 0;
+    const struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    uint64_t n = l ? l->region_bytes / x->pool.block_bytes * l->n_regions : 0;
     return n < INT32_MAX ? (int32_t)n : INT32_MAX;
 }
 
@@ -705,7 +717,7 @@ static void blame(struct td_xfer *x, struct xfer_rdma_link *l)
     const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     char text[TD_XFER_REASON_MAX];
     if (l->fault.id == NO_ID) return;
-    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer_instance : "", l->reason);
+    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer.instance : "", l->reason);
     if (l->fault.is_read)
         td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
     else
@@ -751,11 +763,14 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
     td_xfer_core_conn_fenced(&x->core, conn, xfer_now(x) + r->quarantine_ns);
 }
 
-void xfer_rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
+static void rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct xfer_rdma_link *l = c->rdma;
+    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    if (!l) return;
+    c->state = XFER_CONN_ENDING; /* no caller may take it for one that stands while the lock is
+                                    dropped */
     l->quiet = true;
-    c->rdma = NULL;
+    *(struct xfer_rdma_conn *)c->own = (struct xfer_rdma_conn){0};
     /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
     if (l->joining)
         atomic_store(&l->joining->unwanted, true);
@@ -782,7 +797,7 @@ static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
         if (c->initiator)
             xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
         else
-            xfer_path_refuse_offer(x, c, TD_ERR_UNSUPPORTED, reason);
+            xfer_path_refuse_offer(x, c, TD_XFER_RDMA_ACCEPT, TD_ERR_UNSUPPORTED, reason);
     } else if (c->initiator) {
         probe(x, c, l, &j->setup);
     } else {
@@ -796,7 +811,7 @@ static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
 {
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     char reason[TD_XFER_REASON_MAX], byte;
-    TD_ASSERT(c && c->rdma == l);
+    TD_ASSERT(c && xfer_rdma_link_of(c) == l);
     memcpy(reason, l->reason, sizeof reason);
     /* requests to a dead peer fail, too, and that may be seen first */
     if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true;
@@ -808,7 +823,7 @@ static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
 
 static int32_t region_blocks(const struct td_xfer *x)
 {
-    return (int32_t)(x->rdma->region_bytes / x->block_bytes);
+    return (int32_t)(x->rdma->region_bytes / x->pool.block_bytes);
 }
 
 /* Chooses the slot's windows. False: not enough of them are free now. */
@@ -860,13 +875,13 @@ static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
         for (; n < CHAIN && n < room && g->qp[q].n_posted < want; n++) {
             uint32_t i = g->qp[q].n_posted++;
             struct td_vb_mw *mw = lq->mw[g->at[i].window];
-            uint64_t at = (uint64_t)g->at[i].block * x->block_bytes;
+            uint64_t at = (uint64_t)g->at[i].block * x->pool.block_bytes;
             if (g->state == WINDOWS_BINDING) {
                 wrs[n].op = TD_VB_BIND_MW;
                 wrs[n].mw = mw;
                 wrs[n].bind_mr = rail->mr[at / r->region_bytes];
-                wrs[n].bind_addr = (uint64_t)(uintptr_t)x->base + at;
-                wrs[n].bind_bytes = (uint64_t)g->at[i].n_blocks * x->block_bytes;
+                wrs[n].bind_addr = (uint64_t)(uintptr_t)x->pool.base + at;
+                wrs[n].bind_bytes = (uint64_t)g->at[i].n_blocks * x->pool.block_bytes;
                 g->qp[q].n_bound++;
             } else {
                 wrs[n].op = TD_VB_LOCAL_INV;
@@ -887,14 +902,12 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     struct grant_windows *g = &x->rdma->grant[id];
     const struct td_xfer_slot *s = &x->core.slots[id];
     if (g->state == WINDOWS_NONE) {
-        if (s->state != TD_SLOT_FILLING || s->path != TD_XFER_PATH_RDMA || !s->n_blocks ||
-            s->n_targets)
+        if (s->state != TD_SLOT_FILLING || s->way != TD_XFER_BY_NIC || !s->n_blocks || s->n_targets)
             return false;
         struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
-        if (!c || !c->rdma || c->rdma->broken || c->rdma->doomed_ns ||
-            !windows_choose(x, c->rdma, s, g))
-            return false;
-        g->link = c->rdma;
+        struct xfer_rdma_link *l = c ? xfer_rdma_link_of(c) : NULL;
+        if (!l || l->broken || l->doomed_ns || !windows_choose(x, l, s, g)) return false;
+        g->link = l;
         g->state = WINDOWS_BINDING;
         td_xfer_core_windows_open(&x->core, id);
     }
@@ -911,7 +924,7 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     if (g->state == WINDOWS_BINDING) {
         struct td_xfer_conn *c = xfer_conn_by_id(x, g->link->conn);
         g->state = WINDOWS_OPEN;
-        if (c) c->tx_ready = true; /* TARGETS are due */
+        if (c) c->tx.ready = true; /* TARGETS are due */
         return false;
     }
     for (uint32_t i = 0; i < g->n; i++) g->link->free_window[g->link->n_free++] = g->at[i].window;
@@ -920,7 +933,8 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     return true; /* another slot may have waited for them */
 }
 
-void xfer_rdma_windows(struct td_xfer *x)
+/* Opens and ends what is due; may close connections. */
+static void windows_work(struct td_xfer *x)
 {
     bool again = x->rdma->grant != NULL;
     while (again) {
@@ -933,10 +947,12 @@ void xfer_rdma_windows(struct td_xfer *x)
     }
 }
 
-bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uint32_t *cursor,
-                            struct td_xfer_tx *tx)
+/* The next TARGETS of this connection. */
+static bool rdma_answer(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx)
 {
-    const struct xfer_rdma_link *l = c->rdma;
+    const struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    uint32_t *cursor = &c->tx.turns.next;
+    if (!l) return false;
     if (!l->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
     for (uint32_t k = 0; k < x->core.max_slots; k++) {
         uint32_t id = (*cursor + k) % x->core.max_slots;
@@ -967,18 +983,19 @@ bool xfer_rdma_targets_next(struct td_xfer *x, const struct td_xfer_conn *c, uin
     return false;
 }
 
-td_status xfer_rdma_on_targets(struct td_xfer *x, struct td_xfer_conn *c)
+/* CORRUPT, NOMEM: close it. */
+static td_status on_targets(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct xfer_rdma_link *l = c->rdma;
-    const struct td_xfer_frame *f = &c->rx_frame;
+    const struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    const struct td_xfer_frame *f = &c->rx.frame;
     struct td_xfer_run runs[TD_XFER_RUNS_MAX];
     uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = l->windows ? l->n_qps : 0;
     int32_t n = 0;
-    if (td_xfer_targets_decode(c->rx_payload, f->length, n_keys, runs, keys, &n))
+    if (td_xfer_targets_decode(c->rx.payload, f->length, n_keys, runs, keys, &n))
         return TD_ERR_CORRUPT;
     int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].n_runs : 0;
     td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n,
-                                               xfer_rdma_peer_blocks(x, c), l->windows);
+                                               rdma_n_source_blocks(x, c), l->windows);
     if (status || !l->windows) return status;
     uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most
                                                  TD_XFER_MAX_BLOCKS of them */
@@ -1009,15 +1026,17 @@ static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, 
     const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_op *op = &x->core.ops[wr->op];
     const struct rail *rail = &r->rail[l->qp[q].rail];
-    uint64_t left = wr->n_bytes, dst = (uint64_t)wr->dst_block * x->block_bytes + wr->offset;
+    uint64_t left = wr->n_bytes, dst = (uint64_t)wr->dst_block * x->pool.block_bytes + wr->offset;
     to->op = TD_VB_WRITE;
     to->imm = 0;
     to->n_sge = 0;
     to->fence = false;
     for (int32_t i = 0; i < wr->n_blocks; i++) {
-        uint64_t src = (uint64_t)op->src[op->order[wr->order_at + i]] * x->block_bytes + wr->offset;
-        uint64_t n = x->block_bytes - wr->offset < left ? x->block_bytes - wr->offset : left;
-        add_piece(r, rail, (uint64_t)(uintptr_t)x->base, src, n, to);
+        uint64_t src =
+            (uint64_t)op->src[op->order[wr->order_at + i]] * x->pool.block_bytes + wr->offset;
+        uint64_t n =
+            x->pool.block_bytes - wr->offset < left ? x->pool.block_bytes - wr->offset : left;
+        add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, src, n, to);
         left -= n;
     }
     to->remote_addr = l->base + dst;
@@ -1031,15 +1050,17 @@ static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, u
     const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_slot *s = &x->core.slots[rd->slot];
     const struct rail *rail = &r->rail[l->qp[q].rail];
-    uint64_t left = rd->n_bytes, src = (uint64_t)rd->src_block * x->block_bytes + rd->offset;
+    uint64_t left = rd->n_bytes, src = (uint64_t)rd->src_block * x->pool.block_bytes + rd->offset;
     to->op = TD_VB_READ;
     to->imm = 0;
     to->n_sge = 0;
     to->fence = false;
     for (int32_t i = 0; i < rd->n_blocks; i++) {
-        uint64_t dst = (uint64_t)s->dst[s->order[rd->order_at + i]] * x->block_bytes + rd->offset;
-        uint64_t n = x->block_bytes - rd->offset < left ? x->block_bytes - rd->offset : left;
-        add_piece(r, rail, (uint64_t)(uintptr_t)x->base, dst, n, to);
+        uint64_t dst =
+            (uint64_t)s->dst[s->order[rd->order_at + i]] * x->pool.block_bytes + rd->offset;
+        uint64_t n =
+            x->pool.block_bytes - rd->offset < left ? x->pool.block_bytes - rd->offset : left;
+        add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, dst, n, to);
         left -= n;
     }
     to->remote_addr = l->base + src;
@@ -1055,8 +1076,8 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     struct td_vb_send wrs[CHAIN];
     struct pending what[CHAIN];
     const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
-    int32_t ours = (int32_t)(r->region_bytes / x->block_bytes),
-            theirs = (int32_t)(l->region_bytes / x->block_bytes);
+    int32_t ours = (int32_t)(r->region_bytes / x->pool.block_bytes),
+            theirs = (int32_t)(l->region_bytes / x->pool.block_bytes);
     struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES,
                                        .max_pieces = (int32_t)rail->plan.n_sge,
                                        .src_region = c->initiator ? ours : theirs,
@@ -1102,9 +1123,9 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     return n && qp_post(x, l, q, wrs, what, n);
 }
 
-void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
+static void rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct xfer_rdma_link *l = c->rdma;
+    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
     uint32_t idle = 0;
     while (idle < l->n_qps && !l->broken && !l->doomed_ns) {
         if (post_chain(x, l, qp_of_turn(l, l->next_turn)))
@@ -1116,12 +1137,15 @@ void xfer_rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
     if (l->broken) close_broken(x, l);
 }
 
-void xfer_rdma_op_over(struct td_xfer *x, uint32_t op)
+/* Its handle is withdrawn: its final words are taken. */
+static void rdma_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
 {
+    if (handle || !x->op_aux[op].words) return;
     struct td_xfer_conn *c = xfer_conn_by_id(x, x->op_aux[op].link);
-    for (uint32_t q = 0; c && c->rdma && q < c->rdma->n_qps; q++)
-        if (x->op_aux[op].words & 1u << q) c->rdma->qp[q].words--;
-    if (c) c->tx_ready = true;
+    struct xfer_rdma_link *l = c ? xfer_rdma_link_of(c) : NULL;
+    for (uint32_t q = 0; l && q < l->n_qps; q++)
+        if (x->op_aux[op].words & 1u << q) l->qp[q].words--;
+    if (c) c->tx.ready = true;
     x->op_aux[op].words = 0;
 }
 
@@ -1199,7 +1223,7 @@ static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q,
         pending_over(x, p, true);
     }
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
-    if (c) c->tx_ready = true;
+    if (c) c->tx.ready = true;
 }
 
 static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uint32_t imm)
@@ -1228,24 +1252,22 @@ static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uin
         x->core.stats.n_stale_frames++;
 }
 
-void xfer_rdma_late(struct td_xfer *x, const struct td_xfer_conn *c)
+/* The initiator learns which rail was at fault: it is avoided for a while. */
+static const char *rdma_late(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    const struct xfer_rdma_link *l = c->initiator ? xfer_rdma_link_of(c) : NULL;
     uint32_t told = 0;
     for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all
                                                   did, those whose answer does not come */
-        for (uint32_t q = 0; c->rdma && q < c->rdma->n_qps; q++) {
-            const struct link_qp *lq = &c->rdma->qp[q];
+        for (uint32_t q = 0; l && q < l->n_qps; q++) {
+            const struct link_qp *lq = &l->qp[q];
             if (!lq->qp || lq->probed || told & 1u << lq->rail ||
                 (way == 0 && lq->tail == lq->head))
                 continue;
             xfer_rail_erred(x, lq->rail);
             told |= 1u << lq->rail;
         }
-}
-
-void xfer_rdma_refused(struct td_xfer *x)
-{
-    for (uint32_t i = 0; i < x->rdma->n_rails; i++) x->rdma->rail[i].avoid_until_ns = 0;
+    return "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID";
 }
 
 /* The link and the index of a completion's queue pair; NULL: it is gone. */
@@ -1438,10 +1460,11 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     }
 }
 
-bool xfer_rdma_poll(struct td_xfer *x)
+static bool rdma_poll(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
     bool any = false;
+    if (!r) return false;
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct td_vb_async e;
         while (r->rail[i].device && r->vb->async_get(r->rail[i].device, &e)) {
@@ -1460,6 +1483,7 @@ bool xfer_rdma_poll(struct td_xfer *x)
         if (l && l->doomed_ns && xfer_now(x) >= l->doomed_ns) l->broken = true;
         if (l && l->broken && !l->quiet) close_broken(x, l);
     }
+    if (x->core.flush_writes && xfer_rdma_flush(x)) any = true;
     return any;
 }
 
@@ -1490,9 +1514,10 @@ void xfer_rdma_close(struct td_xfer *x)
 
 /* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks
  * while they do not; then arms the channels. */
-bool xfer_rdma_sleep(struct td_xfer *x)
+static bool rdma_sleep(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
+    if (!r) return true;
     bool may_sleep = true;
     if (r->flushing) return false;
     /* what the last link's end told: unread it would wake us for ever */
@@ -1503,7 +1528,7 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     while (r->spin_ns && td_now_ns() < until) {
         if (take_completions(x)) return false;
         /* the lock is held here: a caller must not wait for this */
-        if (atomic_load(&x->rung) || atomic_load(&x->n_callers)) return false;
+        if (atomic_load(&x->loop.rung) || atomic_load(&x->loop.n_callers)) return false;
     }
     for (uint32_t i = 0; i < r->n_rails; i++) {
         if (!xfer_rail_tells(&r->rail[i])) continue;
@@ -1516,9 +1541,10 @@ bool xfer_rdma_sleep(struct td_xfer *x)
     return !take_completions(x) && may_sleep;
 }
 
-void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
+static void rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
 {
     struct xfer_rdma *r = x->rdma;
+    if (!r) return;
     if (by_channel && slept_ns < SPIN_MAX_NS)
         r->spin_ns = r->spin_ns ? (2 * r->spin_ns < SPIN_MAX_NS ? 2 * r->spin_ns : SPIN_MAX_NS)
                                 : SPIN_MAX_NS / 8;
@@ -1526,8 +1552,9 @@ void xfer_rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
         r->spin_ns /= 2;
 }
 
-void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
+static void rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
 {
+    if (!x->rdma) return;
     stats->n_work_requests = x->rdma->n_wr;
     stats->n_doorbells = x->rdma->n_doorbells;
     stats->n_gpu_flushes = x->rdma->n_flushes;
@@ -1536,3 +1563,128 @@ void xfer_rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
     stats->n_windows = x->rdma->n_windows;
     stats->n_wide_windows = x->rdma->n_wide;
 }
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+static void rdma_advertise(const struct td_xfer *x, struct td_xfer_grant_blob *grant)
+{
+    grant->has_rdma = xfer_rdma_usable(x);
+}
+
+static td_status rdma_fits(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                           struct td_err *err)
+{
+    if ((g->path != TD_XFER_PATH_RDMA || x->rdma) &&
+        (x->self.path != TD_XFER_PATH_RDMA || g->has_rdma))
+        return TD_OK;
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "grant of %s: only rdma is allowed, and %s has no usable RDMA device",
+                   g->instance, x->rdma ? "it" : "this side");
+}
+
+static bool rdma_offers(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                        char why[TD_XFER_REASON_MAX])
+{
+    if (g->port && g->has_rdma && xfer_rdma_usable(x)) return true;
+    if (x->rdma || g->has_rdma)
+        xfer_say(why, "%s has no usable RDMA device", g->has_rdma ? "this side" : "it");
+    return false;
+}
+
+static bool rdma_admits(const struct td_xfer *x, char why[TD_XFER_REASON_MAX])
+{
+    if (xfer_rdma_usable(x)) return true;
+    xfer_say(why, "it has no usable RDMA device");
+    return false;
+}
+
+static bool rdma_expects(const struct td_xfer_conn *c, uint8_t type)
+{
+    if (c->state == XFER_CONN_SETUP)
+        return type == (c->initiator ? TD_XFER_RDMA_ACCEPT : TD_XFER_RDMA_OFFER);
+    return c->initiator && type == TD_XFER_TARGETS;
+}
+
+static void on_answer(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    char reason[TD_XFER_REASON_MAX];
+    if (c->rx.frame.status) { /* it has none of the offered rails, maybe: all are offered next
+                                 time */
+        for (uint32_t i = 0; i < x->rdma->n_rails; i++) x->rdma->rail[i].avoid_until_ns = 0;
+        xfer_path_offer_refused(x, c);
+    } else if (!on_accept(x, c, reason)) {
+        xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+    }
+}
+
+/* READY comes with the probes. */
+static void rdma_on_frame(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    char reason[TD_XFER_REASON_MAX];
+    td_status status;
+    switch (c->rx.frame.type) {
+    case TD_XFER_RDMA_OFFER:
+        status = on_offer(x, c, reason);
+        if (status) xfer_path_refuse_offer(x, c, TD_XFER_RDMA_ACCEPT, status, reason);
+        break;
+    case TD_XFER_RDMA_ACCEPT:
+        on_answer(x, c);
+        break;
+    default: /* TARGETS */
+        status = on_targets(x, c);
+        if (status == TD_ERR_NOMEM)
+            xfer_conn_close(x, c, status, "out of memory for keys", false);
+        else if (status == TD_ERR_CORRUPT)
+            xfer_conn_refuse(x, c, "targets outside the pool or the grant");
+        else
+            c->tx.ready = true;
+    }
+}
+
+static bool rdma_may_open(struct td_xfer_conn *c, uint32_t op)
+{
+    (void)op;
+    c->tx.ready = true; /* TARGETS are due */
+    return true;
+}
+
+static bool rdma_work(struct td_xfer *x, uint64_t now_ns)
+{
+    if (!x->rdma) return false;
+    windows_work(x);
+    xfer_rdma_revive(x, now_ns);
+    return false;
+}
+
+const struct td_transfer_backend td_transfer_rdma = {
+    .path = TD_XFER_PATH_RDMA,
+    .name = "rdma",
+    .way = TD_XFER_BY_NIC,
+    .has_setup = true,
+    .conn_bytes = sizeof(struct xfer_rdma_conn),
+    .side = {.open = xfer_rdma_open,
+             .mem_add = xfer_rdma_mem_add,
+             .close = xfer_rdma_close,
+             .advertise = rdma_advertise,
+             .stats = rdma_stats,
+             .op_handle = rdma_op_handle},
+    .choice = {.fits = rdma_fits, .offers = rdma_offers, .admits = rdma_admits},
+    .conn = {.dial = xfer_tcp_dial,
+             .open_conn = rdma_open_conn,
+             .expects = rdma_expects,
+             .on_frame = rdma_on_frame,
+             .wants_better = rdma_wants_better,
+             .is_better = rdma_is_better,
+             .late = rdma_late,
+             .may_pull = rdma_may_pull,
+             .attached = rdma_attached,
+             .may_open = rdma_may_open,
+             .n_source_blocks = rdma_n_source_blocks,
+             .fence = rdma_fence},
+    .bytes = {.post = rdma_post, .answer = rdma_answer},
+    .turn = {.poll = rdma_poll,
+             .work = rdma_work,
+             .due = xfer_rdma_due,
+             .sleep = rdma_sleep,
+             .woke = rdma_woke},
+};

@@ -3,9 +3,9 @@
 #ifndef TD_TRANSFER_RDMA_RDMA_H
 #define TD_TRANSFER_RDMA_RDMA_H
 
+#include "common/transfer/endpoint.h"
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/rdma/verbs.h"
-#include "common/transfer/transfer_internal.h"
 
 #define MAX_LINKS 256
 #define CELL 64     /* a probe's bytes */
@@ -167,8 +167,30 @@ struct xfer_rdma_link {
                                               tried next */
 };
 
+struct xfer_rdma_conn {
+    struct xfer_rdma_link *link; /* from SETUP on */
+};
+
+static inline struct xfer_rdma_link *xfer_rdma_link_of(const struct td_xfer_conn *c)
+{
+    return ((const struct xfer_rdma_conn *)c->own)->link;
+}
+
+/* rails.c. open: the caller's thread, as mem_add. revive: rails that died or were never up are
+ * tried again when their time has come (due; TD_NEVER_NS: all are there). */
+td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_config *config,
+                         struct td_err *err);
+/* registers the pool on every rail */
+td_status xfer_rdma_mem_add(struct td_xfer *x, const struct td_arena *arena, struct td_err *err);
+bool xfer_rdma_usable(const struct td_xfer *x); /* a rail is there whose port is active */
+void xfer_rdma_revive(struct td_xfer *x, uint64_t now);
+uint64_t xfer_rdma_due(const struct td_xfer *x);
+void xfer_rdma_close(struct td_xfer *x); /* rdma.c */
+
 /* flush.c. Registering: the memory by dma-buf, else by the NIC driver's own means
  * (nvidia_peermem), else TD_ERR_UNSUPPORTED with both reasons. */
+bool xfer_rdma_flush(struct td_xfer *x); /* device memory: makes what completed visible. True:
+                                            under way */
 /* before rails are registered: exports the pool, decides */
 void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);
 td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name,

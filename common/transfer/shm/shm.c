@@ -22,6 +22,7 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -30,7 +31,7 @@
 #include <unistd.h>
 
 #include "common/transfer/copy.h"
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/shm/shm.h"
 
 #define SHM_ANSWER_MIN (256u << 10) /* copied before answers that are due go out, */
 #define SHM_ANSWER_MAX (2u << 20)   /* at least and at most */
@@ -43,30 +44,34 @@ static socklen_t abstract_address(const char *name, struct sockaddr_un *ret_addr
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
-td_status xfer_shm_listen(struct td_xfer *x, struct td_err *err)
+static td_status shm_open_side(struct td_xfer *x, const struct td_xfer_config *config,
+                               struct td_err *err)
 {
     struct sockaddr_un address;
-    snprintf(x->shm_name, sizeof x->shm_name, "tandem-xfer-%016" PRIx64, xfer_random(x));
+    (void)config;
+    if (x->self.path != TD_XFER_PATH_AUTO && !xfer_path_is_local(x->self.path)) return TD_OK;
+    snprintf(x->self.shm_name, sizeof x->self.shm_name, "tandem-xfer-%016" PRIx64, xfer_random(x));
     uint64_t proof[2] = {xfer_random(x), xfer_random(x)};
-    memcpy(x->proof, proof, sizeof x->proof);
-    socklen_t n = abstract_address(x->shm_name, &address);
+    memcpy(x->self.proof, proof, sizeof x->self.proof);
+    socklen_t n = abstract_address(x->self.shm_name, &address);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, n) || listen(fd, 128)) {
         td_status status = td_fail(err, TD_ERR_IO, "xfer: listen on unix socket @%s: %s",
-                                   x->shm_name, strerror(errno));
+                                   x->self.shm_name, strerror(errno));
         if (fd >= 0) close(fd);
-        x->shm_name[0] = 0;
+        x->self.shm_name[0] = 0;
         return status;
     }
-    x->shm_fd = fd;
+    x->listen.shm_fd = fd;
     return TD_OK;
 }
 
 td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
 {
-    size_t bytes = (size_t)x->core.max_ops * sizeof *x->words;
+    size_t bytes = (size_t)x->core.max_ops * sizeof(struct xfer_control_word);
     void *map = MAP_FAILED;
-    int fd = memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct xfer_shm *shm = calloc(1, sizeof *shm);
+    int fd = shm ? memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
     if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -74,16 +79,20 @@ td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
         td_status status = td_fail(
             err, TD_ERR_IO, "xfer: cannot share control words with this host: %s", strerror(errno));
         if (fd >= 0) close(fd);
+        free(shm);
         return status;
     }
-    x->words_fd = fd;
-    x->words = map;
+    *shm = (struct xfer_shm){.words = map, .words_fd = fd, .arena_ro_fd = -1};
+    x->shm = shm;
     return TD_OK;
 }
 
-td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
+static td_status shm_mem_add(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
 {
     char path[64];
+    if (x->self.path == TD_XFER_PATH_SHM && !x->pool.memory && arena->memfd < 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm needs a pool in shareable memory");
+    if (x->pool.memory || arena->memfd < 0 || x->listen.shm_fd < 0) return TD_OK;
     snprintf(path, sizeof path, "/proc/self/fd/%d", arena->memfd);
     bool sealed = fcntl(arena->memfd, F_ADD_SEALS, F_SEAL_SHRINK) == 0;
     /* receivers need not, and so must not, be able to write */
@@ -95,33 +104,35 @@ td_status xfer_shm_offer(struct td_xfer *x, const struct td_arena *arena, struct
     if (status)
         close(ro);
     else
-        x->arena_ro_fd = ro;
+        x->shm->arena_ro_fd = ro;
     return status;
 }
 
-int xfer_shm_dial(const char *name)
+static bool peer_allowed(const struct td_xfer *x, int fd) /* the same user as this process */
+{
+    struct ucred peer;
+    socklen_t n = sizeof peer;
+    (void)x;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n)) return false;
+    if (peer.uid == geteuid()) return true;
+    errno = EACCES;
+    return false;
+}
+
+int xfer_shm_dial(struct td_xfer *x, const struct td_xfer_address *to, bool *ret_connected)
 {
     struct sockaddr_un address;
-    socklen_t n = abstract_address(name, &address);
+    socklen_t n = abstract_address(to->shm_name, &address);
+    *ret_connected = true;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    if (connect(fd, (struct sockaddr *)&address, n) || !xfer_shm_peer_allowed(fd)) {
+    if (connect(fd, (struct sockaddr *)&address, n) || !peer_allowed(x, fd)) {
         int e = errno;
         close(fd);
         errno = e;
         return -1;
     }
     return fd;
-}
-
-bool xfer_shm_peer_allowed(int fd)
-{
-    struct ucred peer;
-    socklen_t n = sizeof peer;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n)) return false;
-    if (peer.uid == geteuid()) return true;
-    errno = EACCES;
-    return false;
 }
 
 bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload,
@@ -146,30 +157,38 @@ bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const vo
     control.header.cmsg_len = CMSG_LEN(n_fds * sizeof *fds);
     memcpy(CMSG_DATA(&control.header), fds, n_fds * sizeof *fds);
     /* Nothing is queued before it on this new connection, so it goes whole or not at all. */
-    return c->out_used == 0 &&
+    return c->tx.used == 0 &&
            sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(sizeof header + n_bytes);
 }
 
-bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c)
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_mem mem, int fd)
 {
-    struct td_xfer_mem mem = {.arena_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks,
-                              .block_bytes = x->block_bytes,
-                              .n_blocks = (uint32_t)x->n_blocks,
-                              .n_words = x->core.max_ops};
     struct td_xfer_frame f = {.type = TD_XFER_MEM};
-    int fds[2] = {x->arena_ro_fd, x->words_fd};
-    if (c->path == TD_XFER_PATH_SHM_STAGED) xfer_ring_mem(x, &mem, &fds[0]);
+    int fds[2] = {fd, x->shm->words_fd};
+    mem.n_words = x->core.max_ops;
     return xfer_shm_send_fds(c, &f, &mem, sizeof mem, fds, 2);
 }
 
-static void drop_fds(struct td_xfer_conn *c)
+static bool shm_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
+                          char reason[TD_XFER_REASON_MAX])
 {
-    for (int i = 0; i < c->n_fds; i++) close(c->fds[i]);
-    c->n_fds = 0;
+    struct td_xfer_mem mem = {.arena_bytes =
+                                  (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks,
+                              .block_bytes = x->pool.block_bytes,
+                              .n_blocks = (uint32_t)x->pool.n_blocks};
+    xfer_say(reason, "could not hand over the pool");
+    return xfer_shm_send_mem(x, c, mem, x->shm->arena_ro_fd);
+}
+
+static void drop_fds(struct xfer_local_conn *l)
+{
+    for (int i = 0; i < l->n_fds; i++) close(l->fds[i]);
+    l->n_fds = 0;
 }
 
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
 {
+    struct xfer_local_conn *l = c->own;
     union {
         struct cmsghdr header;
         char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))];
@@ -187,8 +206,8 @@ ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
         for (int i = 0; i < n_fds; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(m) + (size_t)i * sizeof fd, sizeof fd);
-            if (c->n_fds < XFER_MAX_FDS)
-                c->fds[c->n_fds++] = fd;
+            if (l->n_fds < XFER_MAX_FDS)
+                l->fds[l->n_fds++] = fd;
             else
                 close(fd);
         }
@@ -203,66 +222,112 @@ static bool is_sealed(int fd)
     return seals >= 0 && (seals & F_SEAL_SHRINK);
 }
 
-td_status xfer_shm_take_words(struct td_xfer_conn *c, int fd, uint32_t n_words)
+td_status xfer_shm_take_words(struct xfer_local_conn *l, int fd, uint32_t n_words)
 {
     struct stat words;
     if (!is_sealed(fd) || fstat(fd, &words)) return TD_ERR_CORRUPT;
-    if (n_words < 1 || n_words > 65536 || (uint64_t)words.st_size < n_words * sizeof *c->words)
+    if (n_words < 1 || n_words > 65536 || (uint64_t)words.st_size < n_words * sizeof *l->words)
         return TD_ERR_CORRUPT;
-    void *map = mmap(NULL, n_words * sizeof *c->words, PROT_READ, MAP_SHARED, fd, 0);
+    void *map = mmap(NULL, n_words * sizeof *l->words, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) return TD_ERR_CORRUPT;
-    c->words = map;
-    c->n_words = n_words;
+    l->words = map;
+    l->n_words = n_words;
     return TD_OK;
 }
 
-td_status xfer_shm_take_mem(struct td_xfer *x, struct td_xfer_conn *c,
-                            const struct td_xfer_mem *mem, char reason[TD_XFER_REASON_MAX])
+/* Maps what MEM names; the descriptors are closed by the caller. */
+static td_status take_mem(struct xfer_shm_conn *m, const struct td_xfer_mem *mem, uint64_t unit)
 {
     struct stat arena;
-    td_status status = TD_ERR_CORRUPT;
-    snprintf(reason, TD_XFER_REASON_MAX, "mem: the descriptors do not hold what it says");
-    if (c->source || c->n_fds != XFER_MAX_FDS) goto out; /* once, and with both */
-    if (!is_sealed(c->fds[0]) || fstat(c->fds[0], &arena)) goto out;
-    bool is_ring = c->path == TD_XFER_PATH_SHM_STAGED; /* of buffers, whose size is the sender's
-                                                          affair */
-    uint64_t unit = is_ring ? mem->block_bytes : x->block_bytes;
+    struct xfer_local_conn *l = &m->local;
+    if (m->source || l->n_fds != XFER_MAX_FDS) return TD_ERR_CORRUPT; /* once, and with both */
+    if (!is_sealed(l->fds[0]) || fstat(l->fds[0], &arena)) return TD_ERR_CORRUPT;
     if (unit < 1 || unit > 1u << 30 || mem->block_bytes != unit || mem->n_blocks < 1 ||
         mem->n_blocks > 1u << 28 || mem->arena_bytes != mem->block_bytes * mem->n_blocks ||
         (uint64_t)arena.st_size < mem->arena_bytes)
-        goto out;
-    if (xfer_shm_take_words(c, c->fds[1], mem->n_words)) goto out;
+        return TD_ERR_CORRUPT;
+    if (xfer_shm_take_words(l, l->fds[1], mem->n_words)) return TD_ERR_CORRUPT;
     /* On reserved huge pages a mapping has whole ones, and so must its end. */
     uint64_t page =
         arena.st_blksize > 4096 && arena.st_blksize <= 1 << 30 ? (uint64_t)arena.st_blksize : 4096;
     uint64_t map_bytes = (mem->arena_bytes + page - 1) / page * page;
-    void *map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, c->fds[0], 0);
-    if (map == MAP_FAILED) goto out;
+    void *map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, l->fds[0], 0);
+    if (map == MAP_FAILED) return TD_ERR_CORRUPT;
     madvise(map, map_bytes, MADV_HUGEPAGE); /* a wish */
-    c->source = map;
-    c->source_bytes = map_bytes;
-    c->ring_bytes = is_ring ? mem->arena_bytes : 0;
-    c->n_source_blocks = (int32_t)mem->n_blocks;
-    status = TD_OK;
-out:
-    drop_fds(c);
-    return status;
+    m->source = map;
+    m->source_bytes = map_bytes;
+    m->arena_bytes = mem->arena_bytes;
+    l->n_source_blocks = (int32_t)mem->n_blocks;
+    return TD_OK;
 }
 
-void xfer_shm_conn_clear(struct td_xfer_conn *c)
+void xfer_shm_on_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t unit)
 {
-    drop_fds(c);
-    if (c->source) munmap((void *)(uintptr_t)c->source, c->source_bytes);
-    if (c->words) munmap((void *)(uintptr_t)c->words, c->n_words * sizeof *c->words);
-    c->source = NULL;
-    c->words = NULL;
+    struct xfer_shm_conn *m = c->own;
+    struct td_xfer_mem mem;
+    memcpy(&mem, c->rx.payload, sizeof mem);
+    td_status status = take_mem(m, &mem, unit ? unit : mem.block_bytes);
+    drop_fds(&m->local);
+    if (status) xfer_conn_refuse(x, c, "mem: the descriptors do not hold what it says");
+}
+
+static void shm_on_frame(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    xfer_shm_on_mem(x, c, x->pool.block_bytes);
+}
+
+static bool shm_expects(const struct td_xfer_conn *c, uint8_t type)
+{
+    return !c->initiator && type == TD_XFER_MEM;
+}
+
+static bool shm_may_open(struct td_xfer_conn *c, uint32_t op)
+{
+    const struct xfer_shm_conn *m = c->own;
+    return m->source && op < m->local.n_words;
+}
+
+int32_t xfer_shm_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    const struct xfer_local_conn *l = c->own;
+    (void)x;
+    return l->n_source_blocks;
+}
+
+void xfer_shm_close_words(struct td_xfer_conn *c)
+{
+    struct xfer_local_conn *l = c->own;
+    drop_fds(l);
+    if (l->words) munmap((void *)(uintptr_t)l->words, l->n_words * sizeof *l->words);
+    l->words = NULL;
+}
+
+void xfer_shm_conn_close(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct xfer_shm_conn *m = c->own;
+    (void)x;
+    if (m->source) munmap((void *)(uintptr_t)m->source, m->source_bytes);
+    m->source = NULL;
+    xfer_shm_close_words(c);
+}
+
+/* Half-made, too: no copy of what comes after us is valid. */
+static void shm_close_side(struct td_xfer *x)
+{
+    struct xfer_shm *shm = x->shm;
+    if (!shm) return;
+    munmap(shm->words, (size_t)x->core.max_ops * sizeof *shm->words);
+    close(shm->words_fd);
+    if (shm->arena_ro_fd >= 0) close(shm->arena_ro_fd);
+    free(shm);
+    x->shm = NULL;
 }
 
 void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
 {
-    if (!x->words) return;
+    if (!x->shm) return;
     XFER_FENCE(memory_order_seq_cst); /* the blocks' bytes are there before the handle */
-    atomic_store(&x->words[op].handle, handle);
+    atomic_store(&x->shm->words[op].handle, handle);
     XFER_FENCE(memory_order_seq_cst); /* and the handle is gone before the blocks change */
 }
 
@@ -279,18 +344,19 @@ static size_t copy_piece(struct td_xfer *x)
         return 0;
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-    TD_ASSERT(c && c->source); /* REF without MEM is refused, and the slot is unbound when its
+    const struct xfer_shm_conn *m = c ? c->own : NULL;
+    TD_ASSERT(m && m->source); /* REF without MEM is refused, and the slot is unbound when its
                                   connection goes */
-    const struct xfer_control_word *word = &c->words[copy.op];
-    const uint8_t *source = c->source;
+    const struct xfer_control_word *word = &m->local.words[copy.op];
+    const uint8_t *source = m->source;
     pthread_mutex_unlock(&x->lock);
     bool valid = xfer_shm_word_shows(word, copy.handle);
     XFER_FENCE(memory_order_acquire);
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
-        size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->block_bytes;
-        td_xfer_copy(x->base + (size_t)s->dst[b] * x->block_bytes + copy.offset,
-                     source + (size_t)s->src[b] * x->block_bytes + copy.offset, n);
+        size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->pool.block_bytes;
+        td_xfer_copy(x->pool.base + (size_t)s->dst[b] * x->pool.block_bytes + copy.offset,
+                     source + (size_t)s->src[b] * x->pool.block_bytes + copy.offset, n);
     }
     XFER_FENCE(memory_order_acquire); /* the copy's reads, then the word */
     valid = valid && xfer_shm_word_shows(word, copy.handle);
@@ -311,11 +377,68 @@ static bool turn_is_over(const struct td_xfer *x, size_t n_bytes, uint64_t n_end
            (n_bytes >= SHM_ANSWER_MIN && n_ended >= td_xfer_core_n_fetching(&x->core));
 }
 
-bool xfer_shm_copy(struct td_xfer *x)
+static bool shm_work(struct td_xfer *x, uint64_t now_ns)
 {
+    (void)now_ns;
     size_t n_bytes = 0, n;
     uint64_t n_emitted = x->core.n_emitted;
     while (!turn_is_over(x, n_bytes, x->core.n_emitted - n_emitted) && (n = copy_piece(x)) > 0)
         n_bytes += n;
     return n_bytes > 0;
 }
+
+static bool shm_offers(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                       char why[TD_XFER_REASON_MAX])
+{
+    (void)why;
+    return g->shm_name[0] && x->shm && !x->device && !g->device;
+}
+
+td_status xfer_shm_fits(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                        struct td_err *err)
+{
+    if (g->device && !x->device)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: only shm is allowed, and its pool is in the memory of a "
+                       "device, which host memory reaches by tcp",
+                       g->instance);
+    if (x->device && !td_transfer_backend_of(TD_XFER_PATH_SHM_STAGED)->choice.offers(x, g, NULL))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: only shm is allowed, and this side's pool is in the memory of "
+                       "a device, whose staging buffers are not shareable",
+                       g->instance);
+    if (!x->shm)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "grant of %s: only shm is allowed, and this side's pool is not shareable",
+                       g->instance);
+    return TD_OK;
+}
+
+static bool shm_admits(const struct td_xfer *x, char why[TD_XFER_REASON_MAX])
+{
+    if (x->device) xfer_say(why, "path shm: its pool is in a device's memory");
+    return !x->device;
+}
+
+const struct td_transfer_backend td_transfer_shm = {
+    .path = TD_XFER_PATH_SHM,
+    .name = "shm",
+    .way = TD_XFER_BY_COPY,
+    .local = true,
+    .conn_bytes = sizeof(struct xfer_shm_conn),
+    .side = {.open = shm_open_side,
+             .mem_add = shm_mem_add,
+             .close = shm_close_side,
+             .op_handle = xfer_shm_op_handle},
+    .choice = {.fits = xfer_shm_fits, .offers = shm_offers, .admits = shm_admits},
+    .conn = {.dial = xfer_shm_dial,
+             .accepted = peer_allowed,
+             .open_conn = shm_open_conn,
+             .expects = shm_expects,
+             .on_frame = shm_on_frame,
+             .may_open = shm_may_open,
+             .n_source_blocks = xfer_shm_n_source_blocks,
+             .close = xfer_shm_conn_close},
+    .bytes = {.read = xfer_shm_recv},
+    .turn = {.work = shm_work},
+};

@@ -20,7 +20,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/tcp/tcp.h"
 
 static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list,
                          struct td_err *err)
@@ -34,9 +34,11 @@ static td_status resolve(const char *host, uint16_t port, int flags, struct addr
     return TD_OK;
 }
 
-td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config,
-                          struct td_err *err)
+/* rdma's socket, too: who names only a path of this host listens to no other host. */
+static td_status tcp_open_side(struct td_xfer *x, const struct td_xfer_config *config,
+                               struct td_err *err)
 {
+    if (xfer_path_is_local(x->self.path)) return TD_OK;
     struct addrinfo *list = NULL;
     const char *host =
         config->listen_host && config->listen_host[0] ? config->listen_host : "127.0.0.1";
@@ -58,26 +60,27 @@ td_status xfer_tcp_listen(struct td_xfer *x, const struct td_xfer_config *config
     }
     freeaddrinfo(list);
     list = NULL;
-    x->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                : ((struct sockaddr_in *)&bound)->sin_port);
+    x->self.port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                     : ((struct sockaddr_in *)&bound)->sin_port);
 
     /* Grants carry a number, so that no sender ever waits for a name server. */
     if (config->advertise_host && config->advertise_host[0]) host = config->advertise_host;
-    status = resolve(host, x->port, 0, &list, err);
+    status = resolve(host, x->self.port, 0, &list, err);
     if (status) goto err_close;
-    if (getnameinfo(list->ai_addr, list->ai_addrlen, x->host, sizeof x->host, NULL, 0,
+    if (getnameinfo(list->ai_addr, list->ai_addrlen, x->self.host, sizeof x->self.host, NULL, 0,
                     NI_NUMERICHOST)) {
         status = td_fail(err, TD_ERR_INVALID, "xfer: advertise_host \"%s\" is too long", host);
         goto err_close;
     }
-    if (strcmp(x->host, "0.0.0.0") == 0 || strcmp(x->host, "::") == 0) {
-        status = td_fail(
-            err, TD_ERR_INVALID,
-            "xfer: advertise_host must name an address that peers can dial, %s is none", x->host);
+    if (strcmp(x->self.host, "0.0.0.0") == 0 || strcmp(x->self.host, "::") == 0) {
+        status =
+            td_fail(err, TD_ERR_INVALID,
+                    "xfer: advertise_host must name an address that peers can dial, %s is none",
+                    x->self.host);
         goto err_close;
     }
     freeaddrinfo(list);
-    x->tcp_fd = fd;
+    x->listen.tcp_fd = fd;
     return TD_OK;
 
 err_close:
@@ -86,25 +89,26 @@ err_close:
     return status;
 }
 
-void xfer_tcp_tune(const struct td_xfer *x, int fd)
+bool xfer_tcp_accepted(const struct td_xfer *x, int fd)
 {
     int on = 1;
     unsigned timeout_ms = (unsigned)(2 * x->peer_timeout_ns / TD_NS_PER_MS);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    return true;
 }
 
-int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_connected)
+int xfer_tcp_dial(struct td_xfer *x, const struct td_xfer_address *to, bool *ret_connected)
 {
     struct addrinfo *list = NULL;
-    if (resolve(host, port, AI_NUMERICHOST, &list, NULL)) {
+    if (resolve(to->host, to->port, AI_NUMERICHOST, &list, NULL)) {
         errno = EINVAL;
         return -1;
     }
     int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), e = 0;
     if (fd >= 0) {
-        xfer_tcp_tune(x, fd);
+        xfer_tcp_accepted(x, fd);
         *ret_connected = connect(fd, list->ai_addr, list->ai_addrlen) == 0;
         if (!*ret_connected && errno != EINPROGRESS) {
             e = errno;
@@ -119,35 +123,19 @@ int xfer_tcp_dial(struct td_xfer *x, const char *host, uint16_t port, bool *ret_
     return fd;
 }
 
-ssize_t xfer_tcp_recv(struct td_xfer_conn *c, void *to, size_t n)
-{
-    return c->tls ? td_tls_recv(c->tls, to, n) : recv(c->fd, to, n, MSG_DONTWAIT);
-}
-
-ssize_t xfer_tcp_send(struct td_xfer_conn *c, const void *from, size_t n)
-{
-    return c->tls ? td_tls_send(c->tls, from, n)
-                  : send(c->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
-const char *xfer_tcp_why(const struct td_xfer_conn *c)
-{
-    return c->tls && td_tls_reason(c->tls)[0] ? td_tls_reason(c->tls) : strerror(errno);
-}
-
-/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->in. The lock is
- * not held. */
+/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->rx.ahead. The
+ * lock is not held. */
 static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov, size_t n_bytes,
                             bool is_last)
 {
     size_t ahead = is_last ? XFER_IN_DATA_BYTES : 0; /* after the payload comes a header */
-    if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->in, .iov_len = ahead};
+    if (ahead) iov[n_iov++] = (struct iovec){.iov_base = c->rx.ahead, .iov_len = ahead};
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
     ssize_t k = c->tls ? td_tls_recvv(c->tls, iov, n_iov) : recvmsg(c->fd, &msg, MSG_DONTWAIT);
-    if (k > 0) c->drained = (size_t)k < n_bytes + ahead;
+    if (k > 0) c->rx.drained = (size_t)k < n_bytes + ahead;
     if (k > (ssize_t)n_bytes) {
-        c->in_at = 0;
-        c->in_used = (uint32_t)(k - (ssize_t)n_bytes);
+        c->rx.at = 0;
+        c->rx.used = (uint32_t)(k - (ssize_t)n_bytes);
         k = (ssize_t)n_bytes;
     }
     return k;
@@ -158,15 +146,15 @@ static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov
 static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t left)
 {
     struct iovec iov[2];
-    size_t n = c->in_used && left > c->in_used ? c->in_used : left;
+    size_t n = c->rx.used && left > c->rx.used ? c->rx.used : left;
     uint8_t *to = xfer_staged_room(x, &n);
     ssize_t k;
     if (!to) {
-        c->rx_starved = true;
+        c->rx.starved = true;
         errno = EAGAIN;
         return -1;
     }
-    if (c->in_used) {
+    if (c->rx.used) {
         k = xfer_conn_in(c, to, n);
     } else {
         iov[0] = (struct iovec){.iov_base = to, .iov_len = n};
@@ -178,78 +166,82 @@ static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t lef
     }
     if (k <= 0) return k;
     xfer_staged_took(x, c, (size_t)k);
-    c->n_payload += (uint32_t)k;
+    c->rx.n_payload += (uint32_t)k;
     return k;
 }
 
-ssize_t xfer_tcp_data_read(struct td_xfer *x, struct td_xfer_conn *c)
+static ssize_t tcp_receive(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct td_xfer_frame *f = &c->rx_frame;
-    size_t left = f->length - c->n_payload, n_bytes = 0;
-    if (!c->in_used && c->drained) {
+    const struct td_xfer_frame *f = &c->rx.frame;
+    size_t left = f->length - c->rx.n_payload, n_bytes = 0;
+    if (!c->rx.used && c->rx.drained) {
         errno = EAGAIN;
         return -1;
     }
-    bool fits = !c->rx_drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
+    bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
                                           : td_xfer_core_place_begin(&x->core, c->link, f));
     if (!fits) {
-        c->rx_drop = true;
-        ssize_t k = c->in_used ? xfer_conn_in(c, NULL, left)
-                               : xfer_tcp_recv(c, x->scrap,
-                                               left < sizeof x->scrap ? left : sizeof x->scrap);
-        if (k > 0) c->n_payload += (uint32_t)k;
+        c->rx.drop = true;
+        ssize_t k = c->rx.used ? xfer_conn_in(c, NULL, left)
+                               : xfer_conn_recv(c, x->scrap,
+                                                left < sizeof x->scrap ? left : sizeof x->scrap);
+        if (k > 0) c->rx.n_payload += (uint32_t)k;
         return k;
     }
     if (x->device) return device_read(x, c, left);
     struct iovec iov[XFER_MAX_IOV + 1];
-    uint64_t offset = f->offset + c->n_payload;
-    if (c->in_used && left > c->in_used) left = c->in_used;
-    int n_iov = td_xfer_iov(x->base, x->block_bytes, x->core.slots[f->slot].dst, offset, left, iov,
-                            XFER_MAX_IOV, &n_bytes),
+    uint64_t offset = f->offset + c->rx.n_payload;
+    if (c->rx.used && left > c->rx.used) left = c->rx.used;
+    int n_iov = td_xfer_iov(x->pool.base, x->pool.block_bytes, x->core.slots[f->slot].dst, offset,
+                            left, iov, XFER_MAX_IOV, &n_bytes),
         e = 0;
     ssize_t k = 0;
     pthread_mutex_unlock(&x->lock);
-    if (c->in_used) { /* came along with the header */
+    if (c->rx.used) { /* came along with the header */
         for (int i = 0; i < n_iov; i++) k += xfer_conn_in(c, iov[i].iov_base, iov[i].iov_len);
     } else {
         k = recv_payload(c, iov, n_iov, n_bytes, n_bytes == left);
         e = errno;
     }
     pthread_mutex_lock(&x->lock);
-    if (k > 0) c->n_payload += (uint32_t)k;
+    if (k > 0) c->rx.n_payload += (uint32_t)k;
     td_xfer_core_place_end(&x->core, xfer_now(x), f->slot, k > 0 ? (size_t)k : 0);
     errno = e;
     return k;
 }
 
-ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
+static ssize_t tcp_send(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct iovec iov[XFER_MAX_IOV + 2];
     size_t covered = 0;
     int n_iov = 0;
+    if (x->device && !xfer_staged_here(x, c)) {
+        errno = EINPROGRESS;
+        return -1;
+    }
     /* before a frame that has not begun */
-    uint32_t n_out = c->tx_header_left == 64 ? c->out_used : 0;
+    uint32_t n_out = c->tx.header_left == 64 ? c->tx.used : 0;
     if (n_out) {
         /* or xfer_conn_queue might, while the lock is free */
-        if (c->out_at) memmove(c->out, c->out + c->out_at, c->out_used);
-        c->out_at = 0;
-        iov[n_iov++] = (struct iovec){.iov_base = c->out, .iov_len = n_out};
+        if (c->tx.at) memmove(c->tx.out, c->tx.out + c->tx.at, c->tx.used);
+        c->tx.at = 0;
+        iov[n_iov++] = (struct iovec){.iov_base = c->tx.out, .iov_len = n_out};
     }
-    if (c->tx_header_left)
-        iov[n_iov++] = (struct iovec){.iov_base = c->tx_header + 64 - c->tx_header_left,
-                                      .iov_len = c->tx_header_left};
-    bool reads = td_xfer_core_read_begin(&x->core, c->tx_op, c->tx_handle);
+    if (c->tx.header_left)
+        iov[n_iov++] = (struct iovec){.iov_base = c->tx.header + 64 - c->tx.header_left,
+                                      .iov_len = c->tx.header_left};
+    bool reads = td_xfer_core_read_begin(&x->core, c->tx.op, c->tx.handle);
     if (reads && x->device) {
-        iov[n_iov++] = (struct iovec){.iov_base = xfer_staged_bytes(x, c), .iov_len = c->tx_left};
-        covered = c->tx_left;
+        iov[n_iov++] = (struct iovec){.iov_base = xfer_staged_bytes(x, c), .iov_len = c->tx.left};
+        covered = c->tx.left;
     } else if (reads) {
-        n_iov += td_xfer_iov(x->base, x->block_bytes, x->core.ops[c->tx_op].src, c->tx_offset,
-                             c->tx_left, iov + n_iov, XFER_MAX_IOV, &covered);
+        n_iov += td_xfer_iov(x->pool.base, x->pool.block_bytes, x->core.ops[c->tx.op].src,
+                             c->tx.offset, c->tx.left, iov + n_iov, XFER_MAX_IOV, &covered);
     } else {
-        covered = c->tx_left < sizeof x->zeros ? c->tx_left : sizeof x->zeros;
+        covered = c->tx.left < sizeof x->zeros ? c->tx.left : sizeof x->zeros;
         iov[n_iov++] = (struct iovec){.iov_base = x->zeros, .iov_len = covered};
     }
-    bool whole = reads && xfer_zc_wanted(c, covered), zerocopy = whole && !c->tx_header_left;
+    bool whole = reads && xfer_zc_wanted(c, covered), zerocopy = whole && !c->tx.header_left;
     if (whole && !zerocopy) n_iov = n_out ? 2 : 1; /* what changes right away goes ahead, copied */
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
     int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (zerocopy ? MSG_ZEROCOPY : whole ? MSG_MORE : 0);
@@ -261,22 +253,98 @@ ssize_t xfer_tcp_data_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
     int e = errno;
     pthread_mutex_lock(&x->lock);
-    if (k > 0 && zerocopy) xfer_zc_sent(x, c, c->tx_op);
+    if (k > 0 && zerocopy) xfer_zc_sent(x, c, c->tx.op);
     size_t n_payload = 0;
     if (k > 0) {
         size_t n_queued = (size_t)k < n_out ? (size_t)k : n_out, rest = (size_t)k - n_queued;
-        uint32_t n_header = rest < c->tx_header_left ? (uint32_t)rest : c->tx_header_left;
+        uint32_t n_header = rest < c->tx.header_left ? (uint32_t)rest : c->tx.header_left;
         xfer_conn_sent(c, n_queued);
         n_payload = rest - n_header;
-        c->tx_header_left -= n_header;
-        c->tx_left -= (uint32_t)n_payload;
-        c->tx_offset += n_payload;
+        c->tx.header_left -= n_header;
+        c->tx.left -= (uint32_t)n_payload;
+        c->tx.offset += n_payload;
     }
-    if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx_op, n_payload);
-    if (!c->tx_left && !c->tx_header_left) {
-        td_xfer_core_tx_done(&x->core, c->tx_op, c->tx_handle);
+    if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx.op, n_payload);
+    if (!c->tx.left && !c->tx.header_left) {
+        td_xfer_core_tx_done(&x->core, c->tx.op, c->tx.handle);
         if (x->device) xfer_staged_sent(x, c);
     }
     errno = e;
     return k;
 }
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+static bool tcp_offers(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                       char why[TD_XFER_REASON_MAX])
+{
+    (void)x, (void)why;
+    return g->port != 0;
+}
+
+static bool tcp_expects(const struct td_xfer_conn *c, uint8_t type)
+{
+    return !c->initiator && type == TD_XFER_DATA;
+}
+
+static void tcp_init(struct td_xfer_conn *c)
+{
+    struct xfer_tcp_conn *t = c->own;
+    xfer_staged_init(c, &t->staged);
+}
+
+static void tcp_ready(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->initiator) xfer_zc_open(x, c);
+}
+
+static bool tcp_room(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    if (c->tx.header_left || c->tx.left) return false;
+    return !x->device || (!xfer_staged_load(c) && xfer_staged_want(c));
+}
+
+static bool tcp_add(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx)
+{
+    if (x->device) return xfer_staged_add(x, c, tx);
+    td_xfer_frame_encode(&tx->frame, c->tx.header);
+    c->tx.header_left = 64;
+    c->tx.left = tx->frame.length;
+    c->tx.op = tx->op;
+    c->tx.handle = tx->frame.handle;
+    c->tx.offset = tx->frame.offset;
+    return false;
+}
+
+static bool tcp_go(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    return x->device && !c->staged->loaded && xfer_staged_go(x, c);
+}
+
+static void tcp_close(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    xfer_zc_end(x, c);
+    xfer_staged_end(x, c);
+}
+
+const struct td_transfer_backend td_transfer_tcp = {
+    .path = TD_XFER_PATH_TCP,
+    .name = "tcp",
+    .way = TD_XFER_BY_DATA,
+    .lanes = true,
+    .conn_bytes = sizeof(struct xfer_tcp_conn),
+    .side = {.open = tcp_open_side},
+    .choice = {.offers = tcp_offers},
+    .conn = {.dial = xfer_tcp_dial,
+             .accepted = xfer_tcp_accepted,
+             .init = tcp_init,
+             .expects = tcp_expects,
+             .ready = tcp_ready,
+             .close = tcp_close},
+    .bytes = {.receive = tcp_receive,
+              .room = tcp_room,
+              .add = tcp_add,
+              .go = tcp_go,
+              .send = tcp_send,
+              .reap = xfer_zc_reap},
+};

@@ -22,10 +22,15 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "common/transfer/transfer_internal.h"
+#include "common/transfer/tcp/tcp.h"
 
 #define MIN_BYTES (64u << 10)
 #define END_NS (200 * TD_NS_PER_MS)
+
+static struct xfer_zc *zc_of(const struct td_xfer_conn *c)
+{
+    return &((struct xfer_tcp_conn *)c->own)->zc;
+}
 
 static bool is_this_host(int fd)
 {
@@ -43,41 +48,44 @@ static bool is_this_host(int fd)
 
 void xfer_zc_open(const struct td_xfer *x, struct td_xfer_conn *c)
 {
+    struct xfer_zc *zc = zc_of(c);
     int on = 1;
-    if (x->zerocopy == TD_XFER_ZEROCOPY_OFF || c->tls ||
-        (x->zerocopy == TD_XFER_ZEROCOPY_AUTO && is_this_host(c->fd)))
+    if (x->tcp.zerocopy == TD_XFER_ZEROCOPY_OFF || c->tls ||
+        (x->tcp.zerocopy == TD_XFER_ZEROCOPY_AUTO && is_this_host(c->fd)))
         return;
     /* an older kernel: copies serve */
-    c->zc.on = setsockopt(c->fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
+    zc->on = setsockopt(c->fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
 }
 
 bool xfer_zc_wanted(const struct td_xfer_conn *c, size_t n_bytes)
 {
-    return c->zc.on && n_bytes >= MIN_BYTES && c->zc.next - c->zc.done < XFER_ZC_MAX;
+    const struct xfer_zc *zc = zc_of(c);
+    return zc->on && n_bytes >= MIN_BYTES && zc->next - zc->done < XFER_ZC_MAX;
 }
 
 void xfer_zc_sent(struct td_xfer *x, struct td_xfer_conn *c, uint32_t op)
 {
-    struct xfer_zc_send *s = &c->zc.sends[c->zc.next++ % XFER_ZC_MAX];
+    struct xfer_zc *zc = zc_of(c);
+    struct xfer_zc_send *s = &zc->sends[zc->next++ % XFER_ZC_MAX];
     s->op = op;
     s->over = false;
     td_xfer_core_hold(&x->core, op);
-    x->n_zerocopy++;
+    x->tcp.n_zerocopy++;
 }
 
-static void sends_over(struct td_xfer *x, struct td_xfer_conn *c, uint32_t first, uint32_t last)
+static void sends_over(struct td_xfer *x, struct xfer_zc *zc, uint32_t first, uint32_t last)
 {
-    for (uint32_t id = first;
-         id - c->zc.done < c->zc.next - c->zc.done && id - first <= last - first; id++)
-        c->zc.sends[id % XFER_ZC_MAX].over = true;
-    for (; c->zc.done != c->zc.next && c->zc.sends[c->zc.done % XFER_ZC_MAX].over; c->zc.done++)
-        td_xfer_core_wr_done(&x->core, xfer_now(x), c->zc.sends[c->zc.done % XFER_ZC_MAX].op, 0,
-                             true);
+    for (uint32_t id = first; id - zc->done < zc->next - zc->done && id - first <= last - first;
+         id++)
+        zc->sends[id % XFER_ZC_MAX].over = true;
+    for (; zc->done != zc->next && zc->sends[zc->done % XFER_ZC_MAX].over; zc->done++)
+        td_xfer_core_wr_done(&x->core, xfer_now(x), zc->sends[zc->done % XFER_ZC_MAX].op, 0, true);
 }
 
 void xfer_zc_reap(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    while (c->zc.done != c->zc.next) {
+    struct xfer_zc *zc = zc_of(c);
+    while (zc->done != zc->next) {
         union {
             struct cmsghdr header;
             char room[CMSG_SPACE(sizeof(struct sock_extended_err) + sizeof(struct sockaddr_in6))];
@@ -91,16 +99,18 @@ void xfer_zc_reap(struct td_xfer *x, struct td_xfer_conn *c)
             if (!is_error || m->cmsg_len < CMSG_LEN(sizeof e)) continue;
             memcpy(&e, CMSG_DATA(m), sizeof e);
             if (e.ee_origin != SO_EE_ORIGIN_ZEROCOPY || e.ee_errno) continue;
-            if ((e.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) && x->zerocopy == TD_XFER_ZEROCOPY_AUTO)
-                c->zc.on = false;
-            sends_over(x, c, e.ee_info, e.ee_data);
+            if ((e.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) &&
+                x->tcp.zerocopy == TD_XFER_ZEROCOPY_AUTO)
+                zc->on = false;
+            sends_over(x, zc, e.ee_info, e.ee_data);
         }
     }
 }
 
 void xfer_zc_end(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (c->zc.done == c->zc.next) return;
+    struct xfer_zc *zc = zc_of(c);
+    if (zc->done == zc->next) return;
     struct sockaddr nobody = {.sa_family = AF_UNSPEC};
     struct linger at_once = {.l_onoff = 1};
     uint64_t until = td_now_ns() + END_NS;
@@ -110,8 +120,8 @@ void xfer_zc_end(struct td_xfer *x, struct td_xfer_conn *c)
     (void)e;                                        /* it has ended already, then */
     do {
         xfer_zc_reap(x, c);
-        if (c->zc.done != c->zc.next) sched_yield();
-    } while (c->zc.done != c->zc.next && td_now_ns() < until);
-    sends_over(x, c, c->zc.done, c->zc.next - 1); /* a device that keeps them longer than that is
-                                                     broken */
+        if (zc->done != zc->next) sched_yield();
+    } while (zc->done != zc->next && td_now_ns() < until);
+    sends_over(x, zc, zc->done, zc->next - 1); /* a device that keeps them longer than that is
+                                                  broken */
 }

@@ -31,19 +31,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/transfer/gpu/device_copy.h"
+#include "common/base/device_memory.h"
 #include "common/transfer/rdma/rdma.h"
 
 void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes)
 {
     struct xfer_rdma *r = x->rdma;
-    const struct td_device_memory *m = x->memory;
-    uint64_t pool_bytes = (uint64_t)x->block_bytes * (uint64_t)x->n_blocks;
+    const struct td_device_memory *m = x->pool.memory;
+    uint64_t pool_bytes = (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks;
     struct td_err err = {.msg = ""};
     int fd = -1;
     if (!m->dmabuf)
         xfer_say(r->dmabuf_why, "no dma-buf of this device");
-    else if (m->dmabuf(m->ctx, x->base, arena_bytes, &fd, &r->dmabuf_offset, &err))
+    else if (m->dmabuf(m->ctx, x->pool.base, arena_bytes, &fd, &r->dmabuf_offset, &err))
         xfer_say(r->dmabuf_why, "%.150s", err.msg);
     else
         r->dmabuf_fd = fd;
@@ -63,21 +63,21 @@ td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, c
     char why[TD_XFER_REASON_MAX];
     int e = r->dmabuf_fd < 0 ? EOPNOTSUPP
                              : r->vb->reg_dmabuf(device, r->dmabuf_offset + at, n_bytes,
-                                                 (uint64_t)(uintptr_t)x->base + at, r->dmabuf_fd,
-                                                 access, ret_mr);
+                                                 (uint64_t)(uintptr_t)x->pool.base + at,
+                                                 r->dmabuf_fd, access, ret_mr);
     if (!e) return TD_OK;
     if (r->dmabuf_fd < 0)
         memcpy(why, r->dmabuf_why, sizeof why);
     else
         xfer_say(why, "the NIC takes it not: %s", strerror(e));
-    e = r->vb->reg(device, x->base + at, n_bytes, access, ret_mr);
+    e = r->vb->reg(device, x->pool.base + at, n_bytes, access, ret_mr);
     if (!e) return TD_OK;
     *ret_mr = NULL;
     return td_fail(err, TD_ERR_UNSUPPORTED,
                    "rdma: %s cannot reach the memory of %.40s. dma-buf: %.100s. nvidia_peermem: "
                    "%s. It takes the open GPU kernel modules, "
                    "Linux 5.12 and rdma-core 34, or a loaded nvidia_peermem",
-                   name, x->memory->name, why, strerror(e));
+                   name, x->pool.memory->name, why, strerror(e));
 }
 
 td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err)

@@ -1,0 +1,78 @@
+/* shm.h - what paths over the unix socket of one host share: descriptors that come along with
+ * frames, control words, and the pool that one side maps of the other's. */
+#ifndef TD_TRANSFER_SHM_SHM_H
+#define TD_TRANSFER_SHM_SHM_H
+
+#include "common/transfer/endpoint.h"
+
+/* Between blocks and control words in shared memory. The thread sanitizer does not know fences;
+ * what it watches there is ordered by the mutex and the system calls anyway. */
+#if defined(__SANITIZE_THREAD__)
+#define XFER_FENCE(order) ((void)0)
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define XFER_FENCE(order) ((void)0)
+#endif
+#endif
+#ifndef XFER_FENCE
+#define XFER_FENCE(order) atomic_thread_fence(order)
+#endif
+
+#define XFER_MAX_FDS 2
+
+/* An op's handle while its source blocks may be copied, else 0. One cache line each; written by
+ * the sender, mapped read-only by receivers. */
+struct xfer_control_word {
+    _Atomic uint64_t handle;
+    uint8_t pad[56];
+};
+_Static_assert(sizeof(struct xfer_control_word) == 64, "shared layout");
+
+/* This side as a sender: what receivers on this host are given. */
+struct xfer_shm {
+    struct xfer_control_word *words; /* [max_ops] */
+    int words_fd, arena_ro_fd;       /* arena_ro_fd -1: the pool is a device's */
+};
+
+/* Every path over the unix socket begins its struct with this. */
+struct xfer_local_conn {
+    int fds[XFER_MAX_FDS], n_fds; /* came with the last header */
+    /* receiver: the sender's control words, and how many blocks its pool has */
+    const struct xfer_control_word *words;
+    uint32_t n_words;
+    int32_t n_source_blocks;
+};
+
+/* shm, and shm-staged's first part. */
+struct xfer_shm_conn {
+    struct xfer_local_conn local;
+    const uint8_t *source;            /* receiver: the sender's pool, or its ring */
+    size_t source_bytes, arena_bytes; /* as mapped; as MEM says */
+};
+
+/* x->shm: the control words of this side's ops */
+td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err);
+td_status xfer_shm_take_words(struct xfer_local_conn *l, int fd, uint32_t n_words); /* the peer's */
+/* fd, or -1 with errno */
+int xfer_shm_dial(struct td_xfer *x, const struct td_xfer_address *to, bool *ret_connected);
+/* MEM: the pool, or another part of this side's memory, and the control words. */
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_mem mem, int fd);
+/* A frame of SETUP with descriptors (at most XFER_MAX_FDS); false: the socket did not take it. */
+bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload,
+                       size_t n_bytes, const int *fds, size_t n_fds);
+/* keeps descriptors that came along */
+ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);
+/* MEM came. unit: the block size that it must say; 0: the sender's affair. Refuses c when it is
+ * wrong. */
+void xfer_shm_on_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t unit);
+int32_t xfer_shm_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);
+/* gives back what came of words and descriptors */
+void xfer_shm_close_words(struct td_xfer_conn *c);
+void xfer_shm_conn_close(struct td_xfer *x, struct td_xfer_conn *c); /* and the mapping */
+/* shm, shm-staged: one of them is named */
+td_status xfer_shm_fits(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
+                        struct td_err *err);
+bool xfer_shm_word_shows(const struct xfer_control_word *word, uint64_t handle);
+void xfer_shm_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle);
+
+#endif
