@@ -92,7 +92,7 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
         for (int64_t j = 0; j < c->prompt_len; j++)
             tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
         seqs[i] = td_engine_seq_get(e);
-        seqs[i]->priority = (uint64_t)i;
+        seqs[i]->sched.priority = (uint64_t)i;
         s = td_engine_seq_set(e, seqs[i], tokens, (int32_t)c->prompt_len, (int32_t)c->prompt_len,
                               &greedy, NULL, 0, c->output_len + 1, err);
         if (!s && td_engine_admit(e, seqs[i], false, 0))
@@ -103,10 +103,10 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
         prefilling = false;
         struct td_step_item it = {0};
         for (int32_t i = 0; i < n && !it.seq; i++)
-            if (seqs[i]->phase == TD_SEQ_PREFILL) it.seq = seqs[i];
+            if (seqs[i]->sched.phase == TD_SEQ_PREFILL) it.seq = seqs[i];
         if (!it.seq) break;
         prefilling = true;
-        int32_t left = it.seq->n_tokens - it.seq->n_computed;
+        int32_t left = it.seq->sched.n_tokens - it.seq->sched.n_computed;
         it.n_new = left < c->chunk ? left : (int32_t)c->chunk;
         s = td_engine_step(e, &it, 1, err);
     }

@@ -63,11 +63,12 @@ static td_status prefill_all(struct td_engine *e, struct td_seq **seqs, int32_t 
                              struct td_err *err)
 {
     for (int32_t i = 0; i < n;) {
-        if (seqs[i]->phase != TD_SEQ_PREFILL) {
+        if (seqs[i]->sched.phase != TD_SEQ_PREFILL) {
             i++;
             continue;
         }
-        int32_t left = seqs[i]->n_tokens - seqs[i]->n_computed, max = td_engine_max_step_tokens(e);
+        int32_t left = seqs[i]->sched.n_tokens - seqs[i]->sched.n_computed,
+                max = td_engine_max_step_tokens(e);
         struct td_step_item it = {.seq = seqs[i], .n_new = left < max ? left : max};
         td_status s = td_engine_step(e, &it, 1, err);
         if (s) return s;
@@ -93,7 +94,7 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
         for (int32_t j = 0; j < c->prompt_len; j++)
             tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
         seqs[i] = td_engine_seq_get(e);
-        seqs[i]->priority = (uint64_t)i;
+        seqs[i]->sched.priority = (uint64_t)i;
         s = td_engine_seq_set(e, seqs[i], tokens, c->prompt_len, c->prompt_len, &greedy, NULL, 0,
                               n_steps + WARM_STEPS + 1, err);
         if (!s && td_engine_admit(e, seqs[i], false, 0))

@@ -58,7 +58,7 @@ static void send_prefill_times(struct td_req *r, uint64_t end_ns)
     Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
     t.queue_us = (r->first_run_ns - r->arrived_ns) / TD_NS_PER_US;
     t.prefill_us = (end_ns - r->first_run_ns) / TD_NS_PER_US;
-    t.cached_tokens = (uint32_t)r->seq->n_cached;
+    t.cached_tokens = (uint32_t)r->seq->sched.n_cached;
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_PREFILL_TIMES;
     ev.prefill_times = &t;
     send_event(r, &ev);
@@ -77,7 +77,7 @@ static void send_times(struct td_req *r, bool last)
     if (r->ready_ns && r->first_step_ns)
         t.decode_queue_us = (r->first_step_ns - r->ready_ns) / TD_NS_PER_US;
     t.first_step_us = r->step_us;
-    if (last) t.preemptions = r->seq->n_preemptions; /* the router adds them up */
+    if (last) t.preemptions = r->seq->sched.n_preemptions; /* the router adds them up */
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TIMES;
     ev.times = &t;
     send_event(r, &ev);
@@ -93,7 +93,7 @@ static void finish(struct td_worker *w, struct td_req *r)
 
 static td_status admit_local(struct td_worker *w, struct td_req *r)
 {
-    td_status s = td_engine_admit(w->engine, r->seq, false, w->n_running);
+    td_status s = td_engine_admit(w->engine, r->seq, false, td_scheduler_headroom(w->sched));
     if (s == TD_ERR_AGAIN) return s;
     if (s) {
         td_worker_end(w, r, TD_ERR_INVALID,
@@ -108,7 +108,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
 {
     struct decode *d = (struct decode *)w;
     struct td_seq *seq = r->seq;
-    td_status s = td_engine_admit(w->engine, seq, true, w->n_running);
+    td_status s = td_engine_admit(w->engine, seq, true, td_scheduler_headroom(w->sched));
     if (s == TD_ERR_AGAIN) return s;
     if (s) {
         td_worker_end(w, r, TD_ERR_INVALID,
@@ -118,9 +118,9 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     static uint8_t blob[TD_XFER_BLOB_MAX]; /* one engine thread per process */
     size_t blob_bytes = sizeof blob;
     struct td_err err = {0};
-    int32_t hit = seq->n_cached / (int32_t)w->cfg.block_size;
+    int32_t hit = seq->sched.n_cached / (int32_t)w->cfg.block_size;
     uint64_t now = td_now_ns();
-    s = td_xfer_grant(w->xfer, seq->blocks + hit, seq->n_blocks - hit,
+    s = td_xfer_grant(w->xfer, seq->blocks + hit, seq->sched.n_blocks - hit,
                       td_deadline_after_ms(now, d->cfg.import_timeout_ms), seq->index, &r->xfer_id,
                       blob, &blob_bytes, &err);
     if (s) {
@@ -130,7 +130,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
         return s;
     }
     r->xfer_live = true;
-    td_xfer_slot_priority(w->xfer, r->xfer_id, seq->priority);
+    td_xfer_slot_priority(w->xfer, r->xfer_id, seq->sched.priority);
     td_debug("kv_granted", "req=%llx key=%llu", (unsigned long long)seq->request,
              (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
     r->granted_ns = now;
@@ -141,7 +141,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     t.slot = r->xfer_id;
     t.grant.data = blob;
     t.grant.len = blob_bytes;
-    t.cached_tokens = (uint32_t)seq->n_cached;
+    t.cached_tokens = (uint32_t)seq->sched.n_cached;
     t.queue_us = (now - r->arrived_ns) / TD_NS_PER_US;
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TICKET;
     ev.ticket = &t;
@@ -154,7 +154,8 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
  * brought its KV the first time. */
 static td_status decode_admit(struct td_worker *w, struct td_req *r)
 {
-    return r->local_prefill || r->seq->n_preemptions > 0 ? admit_local(w, r) : admit_import(w, r);
+    return r->local_prefill || r->seq->sched.n_preemptions > 0 ? admit_local(w, r)
+                                                               : admit_import(w, r);
 }
 
 /* ---- transfer -------------------------------------------------------------------------------- */
@@ -166,7 +167,7 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     if (r->state != TD_REQ_IMPORT) return;             /* cancelled meanwhile */
     Tandem__V1__TokenOut *first = tandem__v1__token_out__unpack(NULL, ev->note_bytes, ev->note);
     const struct td_model_config *mc = td_model_config(td_engine_model(w->engine));
-    if (!first || first->index != (uint32_t)r->seq->n_tokens || first->token < 0 ||
+    if (!first || first->index != (uint32_t)r->seq->sched.n_tokens || first->token < 0 ||
         first->token >= mc->vocab) {
         if (first) tandem__v1__token_out__free_unpacked(first, NULL);
         td_worker_end(w, r, TD_ERR_PEER,
@@ -175,11 +176,11 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     }
     td_fault_point("slot_ready");
     struct td_err err = {0};
-    int32_t hit = r->seq->n_cached / (int32_t)w->cfg.block_size,
+    int32_t hit = r->seq->sched.n_cached / (int32_t)w->cfg.block_size,
             parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1
                     : first->kv_parts                   ? (int32_t)first->kv_parts
                                                         : 1;
-    if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->n_blocks - hit, parts,
+    if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->sched.n_blocks - hit, parts,
                              &err)) {
         tandem__v1__token_out__free_unpacked(first, NULL);
         td_worker_end(w, r, TD_ERR_PEER, err.msg);
@@ -258,7 +259,7 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
 {
     if (!item->sampled) return;
     struct td_seq *seq = r->seq;
-    bool first_here = seq->n_tokens == seq->n_input + 1, first_step = false;
+    bool first_here = seq->sched.n_tokens == seq->n_input + 1, first_step = false;
     if (r->local_prefill && first_here) send_prefill_times(r, step_end_ns);
     if (!r->first_step_ns && !(r->local_prefill && first_here)) {
         first_step = true;
@@ -318,6 +319,7 @@ static const struct td_rpc_method decode_methods[] = {
 };
 
 const struct td_worker_role decode_role = {.name = "decode",
+                                           .grows = true,
                                            .methods = decode_methods,
                                            .admit = decode_admit,
                                            .stepped = decode_stepped,

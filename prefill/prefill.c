@@ -51,7 +51,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
 {
     struct prefill *p = (struct prefill *)w;
     struct td_seq *seq = r->seq;
-    td_status s = td_engine_admit(w->engine, seq, false, 0);
+    td_status s = td_engine_admit(w->engine, seq, false, td_scheduler_headroom(w->sched));
     if (s == TD_ERR_AGAIN) return s;
     if (s) {
         td_worker_end(w, r, TD_ERR_INVALID, "the prompt needs more KV blocks than this worker has");
@@ -69,13 +69,13 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
                          &r->xfer_id, &n_granted, &err);
     if (!s) {
         r->xfer_live = true;
-        td_xfer_op_priority(w->xfer, r->xfer_id, seq->priority);
+        td_xfer_op_priority(w->xfer, r->xfer_id, seq->sched.priority);
         td_debug("kv_push_started", "req=%llx key=%llu", (unsigned long long)seq->request,
                  (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
-        if (n_granted != seq->n_blocks - (int32_t)r->n_skip)
+        if (n_granted != seq->sched.n_blocks - (int32_t)r->n_skip)
             s = td_fail(&err, TD_ERR_INVALID,
                         "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u",
-                        n_granted, seq->n_blocks, r->n_skip);
+                        n_granted, seq->sched.n_blocks, r->n_skip);
     }
     if (s == TD_ERR_AGAIN) {
         td_engine_release(w->engine, seq);
@@ -90,7 +90,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     td_fault_point("prefill_started");
     /* Prefix hits are there already: they go (or are fetched, --rdma-pull) while the rest is
        computed. */
-    int32_t n_hit = seq->n_computed / (int32_t)w->cfg.block_size, skip = (int32_t)r->n_skip;
+    int32_t n_hit = seq->sched.n_computed / (int32_t)w->cfg.block_size, skip = (int32_t)r->n_skip;
     if (n_hit > skip &&
         td_xfer_submit_pull(w->xfer, r->xfer_id, 0, seq->blocks + skip, n_hit - skip) == TD_OK)
         r->n_sent = (uint32_t)n_hit;
@@ -104,9 +104,9 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
  * last one, whose rest nobody reads. */
 static int32_t completed_by(const struct td_worker *w, const struct td_step_item *item)
 {
-    int32_t n_computed = item->seq->n_computed + item->n_new;
-    return n_computed == item->seq->n_tokens ? item->seq->n_blocks
-                                             : n_computed / (int32_t)w->cfg.block_size;
+    int32_t n_computed = item->seq->sched.n_computed + item->n_new;
+    return n_computed == item->seq->sched.n_tokens ? item->seq->sched.n_blocks
+                                                   : n_computed / (int32_t)w->cfg.block_size;
 }
 
 /* In the middle of a step: the first n_layers of what it computes are there. What cannot be
@@ -120,7 +120,7 @@ static void prefill_layers_done(void *ctx, const struct td_step_item *items, int
         struct td_seq *seq = items[i].seq;
         struct td_req *r = seq->owner;
         int32_t from = (int32_t)r->n_sent, upto = completed_by(w, &items[i]);
-        if (seq->phase != TD_SEQ_PREFILL || !r->xfer_live || upto <= from) continue;
+        if (seq->sched.phase != TD_SEQ_PREFILL || !r->xfer_live || upto <= from) continue;
         if (td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, seq->blocks + from,
                                 upto - from, r->begun_bytes, n_bytes - r->begun_bytes))
             continue;
@@ -190,11 +190,11 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     struct td_seq *seq = r->seq;
     if (!item->sampled) {
         if (r->xfer_live)
-            submit(w, r, seq->n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
+            submit(w, r, seq->sched.n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
         td_fault_point("chunk_submitted");
         return;
     }
-    td_worker_unset_running(w, r);
+    td_scheduler_detach(w->sched, &seq->sched);
     r->state = TD_REQ_SENDING;
     r->sampled_ns = step_end_ns;
 
@@ -203,7 +203,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     Tandem__V1__PrefillTimes t = TANDEM__V1__PREFILL_TIMES__INIT;
     t.queue_us = (r->first_run_ns - r->arrived_ns) / TD_NS_PER_US;
     t.prefill_us = (step_end_ns - r->first_run_ns) / TD_NS_PER_US;
-    t.cached_tokens = (uint32_t)seq->n_cached;
+    t.cached_tokens = (uint32_t)seq->sched.n_cached;
     Tandem__V1__FirstToken first = TANDEM__V1__FIRST_TOKEN__INIT;
     Tandem__V1__PrefillEvent ev = TANDEM__V1__PREFILL_EVENT__INIT;
     first.out = &out.msg;
@@ -223,7 +223,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     size_t note_bytes = tandem__v1__token_out__get_packed_size(&out.msg);
     TD_ASSERT(note_bytes <= sizeof note);
     tandem__v1__token_out__pack(&out.msg, note);
-    submit(w, r, seq->n_blocks, true, note, note_bytes);
+    submit(w, r, seq->sched.n_blocks, true, note, note_bytes);
     td_fault_point("final_submitted");
 }
 

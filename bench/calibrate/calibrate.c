@@ -129,7 +129,7 @@ static td_status add_sequence(struct td_engine *e, int32_t n_tokens, uint32_t *r
     for (int32_t i = 0; i < n_tokens; i++)
         tokens[i] = (int32_t)((*random = *random * 1664525u + 1013904223u) >> 8) % vocab;
     struct td_seq *seq = td_engine_seq_get(e);
-    seq->priority = priority;
+    seq->sched.priority = priority;
     td_status s = td_engine_seq_set(e, seq, tokens, n_tokens, n_tokens, &greedy, NULL, 0,
                                     MAX_REPEATS + 8, err);
     if (!s && td_engine_admit(e, seq, false, 0))
@@ -143,8 +143,8 @@ static td_status add_sequence(struct td_engine *e, int32_t n_tokens, uint32_t *r
 static td_status advance(struct td_engine *e, struct td_seq *seq, int32_t upto, struct td_err *err)
 {
     td_status s = TD_OK;
-    while (!s && seq->n_computed < upto && seq->phase == TD_SEQ_PREFILL) {
-        int32_t left = upto - seq->n_computed, most = td_engine_max_step_tokens(e);
+    while (!s && seq->sched.n_computed < upto && seq->sched.phase == TD_SEQ_PREFILL) {
+        int32_t left = upto - seq->sched.n_computed, most = td_engine_max_step_tokens(e);
         struct td_step_item it = {.seq = seq, .n_new = left < most ? left : most};
         s = td_engine_step(e, &it, 1, err);
     }

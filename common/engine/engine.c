@@ -1,12 +1,10 @@
 /* engine.c - see engine.h.
  *
- * Invariants:
- *  (1) n_computed <= n_tokens; blocks cover at least n_computed tokens; in PREFILL they cover
- *      n_tokens; in DECODE, n_tokens after plan.
- *  (2) a block reached through the prefix cache is full and never written again: sequences write
- *      only at positions >= their n_cached.
- *  (3) at least one token is left to compute at admission (or one block to import), so that
- *      logits exist: hits end before the last token. */
+ * Who gets blocks and who is in a batch is the scheduler's (scheduler.h). This file lends it the
+ * pool's blocks (engine_blocks) and computes what it has chosen.
+ *
+ * Invariant: a block reached through the prefix cache is full and never written again, because
+ * sequences write only at positions >= their n_cached. */
 #include "common/engine/engine.h"
 
 #include <pthread.h>
@@ -48,9 +46,58 @@ struct td_engine {
     /* scratch of one step, sized at boot */
     int32_t *row_tokens, *row_positions, *row_seq, *logit_rows;
     const int32_t **block_tables;
-    int32_t *remaining, *n_new;
-    bool *is_decode;
+    struct td_scheduler sched;
+    struct td_sched_seq **planned;       /* [max_seqs] */
+    struct td_sched_item *planned_items; /* [max_batch] */
 };
+
+/* ---- the pool's blocks, as the scheduler asks for them --------------------------------------- */
+
+static struct td_seq *seq_of(struct td_sched_seq *sched) { return (struct td_seq *)(void *)sched; }
+
+static void blocks_room(void *ctx, struct td_schedule_room *ret_room)
+{
+    const struct td_engine *e = ctx;
+    struct td_kv_pool_stats st;
+    td_kv_pool_stats(e->kv, &st);
+    *ret_room = (struct td_schedule_room){
+        .n_blocks = st.n_blocks, .n_held = st.n_held, .n_available = st.n_free + st.n_cached};
+}
+
+static int32_t blocks_lookup(void *ctx, struct td_sched_seq *sched, int32_t max_blocks)
+{
+    struct td_engine *e = ctx;
+    struct td_seq *seq = seq_of(sched);
+    return td_kv_prefix_lookup(e->kv, seq->salt, seq->tokens, sched->n_tokens, max_blocks,
+                               seq->blocks);
+}
+
+static bool blocks_alloc(void *ctx, struct td_sched_seq *sched, int32_t n)
+{
+    struct td_engine *e = ctx;
+    TD_ASSERT(sched->n_blocks + n <= e->max_blocks_per_seq);
+    return td_kv_pool_alloc(e->kv, n, seq_of(sched)->blocks + sched->n_blocks) == TD_OK;
+}
+
+static void blocks_publish(void *ctx, struct td_sched_seq *sched, int32_t n_full)
+{
+    struct td_engine *e = ctx;
+    const struct td_seq *seq = seq_of(sched);
+    td_kv_prefix_publish(e->kv, seq->salt, seq->tokens, seq->blocks, sched->n_published, n_full);
+}
+
+static void blocks_release(void *ctx, struct td_sched_seq *sched)
+{
+    struct td_engine *e = ctx;
+    const struct td_seq *seq = seq_of(sched);
+    for (int32_t i = 0; i < sched->n_blocks; i++) td_kv_pool_unref(e->kv, seq->blocks[i]);
+}
+
+static const struct td_sched_blocks engine_blocks = {.room = blocks_room,
+                                                     .lookup = blocks_lookup,
+                                                     .alloc = blocks_alloc,
+                                                     .publish = blocks_publish,
+                                                     .release = blocks_release};
 
 /* ---- boot ------------------------------------------------------------------------------------ */
 
@@ -200,20 +247,25 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
     e->row_seq = engine_array(rows, sizeof(int32_t));
     e->logit_rows = engine_array((size_t)e->max_batch, sizeof(int32_t));
     e->block_tables = engine_array((size_t)e->max_batch, sizeof(int32_t *));
-    e->remaining = engine_array(seqs, sizeof(int32_t));
-    e->n_new = engine_array(seqs, sizeof(int32_t));
-    e->is_decode = engine_array(seqs, sizeof(bool));
+    e->planned = engine_array(seqs, sizeof(struct td_sched_seq *));
+    e->planned_items = engine_array((size_t)e->max_batch, sizeof *e->planned_items);
     e->samplers = engine_array((size_t)e->n_threads, sizeof(struct td_sampler *));
     if (!e->token_store || !e->block_store || !e->bias_store || !e->row_tokens ||
-        !e->row_positions || !e->row_seq || !e->logit_rows || !e->block_tables || !e->remaining ||
-        !e->n_new || !e->is_decode || !e->samplers)
+        !e->row_positions || !e->row_seq || !e->logit_rows || !e->block_tables || !e->planned ||
+        !e->planned_items || !e->samplers)
         return td_fail(
             err, TD_ERR_NOMEM,
             "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them",
             c->max_seqs, e->max_len);
     for (int32_t i = 0; i < e->n_threads; i++)
         if ((s = td_sampler_create(e->vocab, &e->samplers[i], err))) return s;
-    if (!e->comm) return TD_OK;
+    struct td_scheduler_config sc = {.blocks = &engine_blocks,
+                                     .ctx = e,
+                                     .block_size = c->block_size,
+                                     .max_seqs = c->max_seqs,
+                                     .max_batch = e->max_batch,
+                                     .max_step_tokens = e->max_step_tokens};
+    if ((s = td_scheduler_init(&e->sched, &sc, err)) || !e->comm) return s;
     e->step_room =
         malloc(td_rank_step_bytes(e->max_step_tokens, e->max_batch, e->max_blocks_per_seq));
     e->seq_blocks = engine_array((size_t)e->max_batch, sizeof(int32_t));
@@ -350,15 +402,16 @@ void td_engine_close(struct td_engine *e)
     free(e->row_seq);
     free(e->logit_rows);
     free(e->block_tables);
-    free(e->remaining);
-    free(e->n_new);
-    free(e->is_decode);
+    free(e->planned);
+    free(e->planned_items);
+    td_scheduler_free(&e->sched);
     pthread_mutex_destroy(&e->seqs_lock);
     free(e);
 }
 
 struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
 struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
+struct td_scheduler *td_engine_scheduler(struct td_engine *e) { return &e->sched; }
 const struct td_device_info *td_engine_device_info(const struct td_engine *e)
 {
     return e->device ? &td_engine_device_ops(e->device)->device->info : NULL;
@@ -404,7 +457,7 @@ struct td_seq *td_engine_seq_get(struct td_engine *e)
 
 void td_engine_seq_put(struct td_engine *e, struct td_seq *seq)
 {
-    TD_ASSERT(seq->n_blocks == 0);
+    TD_ASSERT(seq->sched.n_blocks == 0);
     pthread_mutex_lock(&e->seqs_lock);
     td_pool_put(e->seqs, seq);
     pthread_mutex_unlock(&e->seqs_lock);
@@ -442,7 +495,7 @@ td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32
     if (s) return s;
     TD_ASSERT(sampling->n_logit_bias <= TD_MAX_LOGIT_BIAS);
     memcpy(seq->tokens, tokens, (size_t)n_tokens * sizeof *tokens);
-    seq->n_tokens = seq->n_input = n_tokens;
+    seq->sched.n_tokens = seq->n_input = n_tokens;
     seq->n_prompt = n_prompt;
     seq->sampling = *sampling;
     if (sampling->n_logit_bias)
@@ -453,59 +506,25 @@ td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32
         memcpy(seq->stop_tokens, stop_tokens, (size_t)n_stop_tokens * sizeof *stop_tokens);
     seq->n_stop_tokens = n_stop_tokens;
     seq->max_tokens = (int32_t)max_tokens;
-    seq->phase = TD_SEQ_IDLE;
+    seq->sched.phase = TD_SEQ_IDLE;
     return TD_OK;
 }
 
-/* Appends a sampled token and decides whether it is the last. */
-static void seq_append(struct td_seq *seq, int32_t token)
+/* A token was appended: was it the last? */
+static void seq_finish(struct td_seq *seq)
 {
-    seq->tokens[seq->n_tokens++] = token;
+    int32_t token = seq->tokens[seq->sched.n_tokens - 1];
     for (int32_t i = 0; i < seq->n_stop_tokens; i++)
         if (seq->stop_tokens[i] == token) {
             seq->finish = TD_FINISH_STOP;
             return;
         }
-    if (seq->n_tokens - seq->n_prompt >= seq->max_tokens) seq->finish = TD_FINISH_LENGTH;
-}
-
-static int32_t blocks_for(const struct td_engine *e, int32_t n_tokens)
-{
-    return td_schedule_blocks(n_tokens, e->layout.block_size);
-}
-
-/* Offers the blocks that became full and final to the prefix cache. */
-static void seq_publish(struct td_engine *e, struct td_seq *seq)
-{
-    int32_t n_full = seq->n_computed / e->layout.block_size;
-    if (n_full <= seq->n_published) return;
-    td_kv_prefix_publish(e->kv, seq->salt, seq->tokens, seq->blocks, seq->n_published, n_full);
-    seq->n_published = n_full;
+    if (seq->sched.n_tokens - seq->n_prompt >= seq->max_tokens) seq->finish = TD_FINISH_LENGTH;
 }
 
 td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, int32_t headroom)
 {
-    TD_ASSERT(seq->phase == TD_SEQ_IDLE && seq->n_blocks == 0);
-    int32_t need = blocks_for(e, seq->n_tokens);
-    struct td_kv_pool_stats st;
-    td_kv_pool_stats(e->kv, &st);
-    struct td_schedule_room room = {.n_blocks = st.n_blocks, .n_held = st.n_held};
-    int32_t max_hit = td_schedule_max_hit(seq->n_tokens, e->layout.block_size); /* (3) */
-    int32_t hit =
-        td_kv_prefix_lookup(e->kv, seq->salt, seq->tokens, seq->n_tokens, max_hit, seq->blocks);
-    td_kv_pool_stats(e->kv, &st);
-    room.n_available = st.n_free + st.n_cached;
-    td_status s = td_schedule_admit(&room, need, hit, headroom);
-    if (!s) s = td_kv_pool_alloc(e->kv, need - hit, seq->blocks + hit);
-    if (s) {
-        for (int32_t i = 0; i < hit; i++) td_kv_pool_unref(e->kv, seq->blocks[i]);
-        return s;
-    }
-    seq->n_blocks = need;
-    seq->n_cached = seq->n_computed = hit * e->layout.block_size;
-    seq->n_published = hit;
-    seq->phase = import ? TD_SEQ_IMPORT : TD_SEQ_PREFILL;
-    return TD_OK;
+    return td_scheduler_admit(&e->sched, &seq->sched, import, headroom);
 }
 
 td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, int32_t n,
@@ -516,73 +535,44 @@ td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, in
 
 void td_engine_imported(struct td_engine *e, struct td_seq *seq, int32_t first_token)
 {
-    TD_ASSERT(seq->phase == TD_SEQ_IMPORT);
-    seq->n_computed = seq->n_tokens;
-    seq_publish(e, seq);
-    seq_append(seq, first_token);
-    seq->phase = TD_SEQ_DECODE;
+    seq->tokens[seq->sched.n_tokens] = first_token;
+    td_scheduler_imported(&e->sched, &seq->sched);
+    seq_finish(seq);
 }
 
 void td_engine_release(struct td_engine *e, struct td_seq *seq)
 {
-    for (int32_t i = 0; i < seq->n_blocks; i++) td_kv_pool_unref(e->kv, seq->blocks[i]);
-    seq->n_blocks = seq->n_computed = seq->n_published = 0;
-    seq->phase = TD_SEQ_IDLE;
+    td_scheduler_release(&e->sched, &seq->sched);
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-struct grow_ctx {
-    struct td_engine *e;
-    struct td_seq **running, **preempted;
-    int32_t n_preempted;
-};
-
-static bool grow_lacks(void *arg, int32_t i)
+static void take_items(const struct td_engine *e, int32_t n, struct td_step_item *ret_items)
 {
-    struct grow_ctx *c = arg;
-    const struct td_seq *seq = c->running[i];
-    if (seq->phase != TD_SEQ_DECODE) return false;
-    int32_t need = blocks_for(c->e, seq->n_tokens);
-    TD_ASSERT(need <= c->e->max_blocks_per_seq);
-    return seq->n_blocks < need;
+    for (int32_t i = 0; i < n; i++)
+        ret_items[i] = (struct td_step_item){.seq = seq_of(e->planned_items[i].seq),
+                                             .n_new = e->planned_items[i].n_new};
 }
 
-static bool grow_one(void *arg, int32_t i)
+int32_t td_engine_batch(struct td_engine *e, struct td_step_item *ret_items,
+                        struct td_sched_load *ret_load)
 {
-    struct grow_ctx *c = arg;
-    struct td_seq *seq = c->running[i];
-    if (td_kv_pool_alloc(c->e->kv, 1, seq->blocks + seq->n_blocks)) return false;
-    seq->n_blocks++;
-    return true;
+    int32_t n = td_scheduler_batch(&e->sched, e->planned_items, ret_load);
+    take_items(e, n, ret_items);
+    return n;
 }
-
-static void grow_preempt(void *arg, int32_t i)
-{
-    struct grow_ctx *c = arg;
-    td_engine_release(c->e, c->running[i]);
-    c->running[i]->n_preemptions++;
-    c->preempted[c->n_preempted++] = c->running[i];
-}
-
-static const struct td_schedule_ops grow_ops = {grow_lacks, grow_one, grow_preempt};
 
 int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n,
                        struct td_step_item *ret_items, struct td_seq **preempted,
                        int32_t *ret_n_preempted)
 {
-    struct grow_ctx g = {.e = e, .running = running, .preempted = preempted};
-    int32_t last = td_schedule_grow(&grow_ops, &g, n); /* running[last..n) were preempted */
-    *ret_n_preempted = g.n_preempted;
-    for (int32_t i = 0; i < last; i++) {
-        e->is_decode[i] = running[i]->phase == TD_SEQ_DECODE;
-        e->remaining[i] = running[i]->n_tokens - running[i]->n_computed;
-    }
-    int32_t n_items = 0;
-    td_batch_choose(e->remaining, e->is_decode, last, e->max_batch, e->max_step_tokens, e->n_new);
-    for (int32_t i = 0; i < last; i++)
-        if (e->n_new[i] > 0)
-            ret_items[n_items++] = (struct td_step_item){.seq = running[i], .n_new = e->n_new[i]};
+    int32_t n_left = 0;
+    TD_ASSERT(n <= e->max_seqs);
+    for (int32_t i = 0; i < n; i++) e->planned[i] = &running[i]->sched;
+    int32_t n_items = td_scheduler_plan(&e->sched, e->planned, n, e->planned_items, &n_left);
+    take_items(e, n_items, ret_items);
+    for (int32_t i = n; i-- > n_left;) preempted[n - 1 - i] = running[i];
+    *ret_n_preempted = n - n_left;
     return n_items;
 }
 
@@ -600,11 +590,11 @@ static void sample_part(void *arg, int part, int n_parts)
     int32_t row = 0;
     for (int32_t i = 0; i < c->n_items; i++) {
         struct td_step_item *it = &c->items[i];
-        if (it->seq->n_computed < it->seq->n_tokens) continue;
+        if (it->seq->sched.n_computed < it->seq->sched.n_tokens) continue;
         if (row % n_parts == part)
             it->status = td_sample(c->e->samplers[part], &it->seq->sampling,
                                    c->logits + (size_t)row * (size_t)c->e->vocab, it->seq->tokens,
-                                   it->seq->n_tokens, it->seq->n_prompt, &it->out);
+                                   it->seq->sched.n_tokens, it->seq->n_prompt, &it->out);
         row++;
     }
 }
@@ -641,18 +631,21 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     bool prefills = false;
     for (int32_t i = 0; i < n_items; i++) {
         struct td_seq *seq = items[i].seq;
-        prefills = prefills || seq->phase == TD_SEQ_PREFILL;
+        prefills = prefills || seq->sched.phase == TD_SEQ_PREFILL;
         TD_ASSERT(items[i].n_new >= 1 && n_rows + items[i].n_new <= e->max_step_tokens);
-        TD_ASSERT(seq->n_computed + items[i].n_new <= seq->n_tokens &&
-                  blocks_for(e, seq->n_computed + items[i].n_new) <= seq->n_blocks);
+        TD_ASSERT(seq->sched.n_computed + items[i].n_new <= seq->sched.n_tokens &&
+                  td_schedule_blocks(seq->sched.n_computed + items[i].n_new,
+                                     e->layout.block_size) <= seq->sched.n_blocks);
         e->block_tables[i] = seq->blocks;
-        if (e->seq_blocks) e->seq_blocks[i] = blocks_for(e, seq->n_computed + items[i].n_new);
+        if (e->seq_blocks)
+            e->seq_blocks[i] =
+                td_schedule_blocks(seq->sched.n_computed + items[i].n_new, e->layout.block_size);
         for (int32_t j = 0; j < items[i].n_new; j++, n_rows++) {
-            e->row_tokens[n_rows] = seq->tokens[seq->n_computed + j];
-            e->row_positions[n_rows] = seq->n_computed + j;
+            e->row_tokens[n_rows] = seq->tokens[seq->sched.n_computed + j];
+            e->row_positions[n_rows] = seq->sched.n_computed + j;
             e->row_seq[n_rows] = i;
         }
-        if (seq->n_computed + items[i].n_new == seq->n_tokens)
+        if (seq->sched.n_computed + items[i].n_new == seq->sched.n_tokens)
             e->logit_rows[n_logits++] = n_rows - 1;
     }
     struct td_forward_args a = {.tokens = e->row_tokens,
@@ -691,14 +684,14 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     }
     if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));
     for (int32_t i = 0; i < n_items; i++) {
-        items[i].seq->n_computed += items[i].n_new;
+        td_scheduler_computed(&e->sched, &items[i].seq->sched, items[i].n_new);
         items[i].sampled = false;
         items[i].status = TD_OK;
     }
     if (a.tail) {
         int32_t row = 0;
         for (int32_t i = 0; i < n_items; i++)
-            if (items[i].seq->n_computed == items[i].seq->n_tokens)
+            if (items[i].seq->sched.n_computed == items[i].seq->sched.n_tokens)
                 items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
     } else if (n_logits > 0) {
         struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
@@ -709,11 +702,11 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     }
     for (int32_t i = 0; i < n_items; i++) {
         struct td_seq *seq = items[i].seq;
-        bool done = seq->n_computed == seq->n_tokens;
-        seq_publish(e, seq);
+        bool done = seq->sched.n_computed == seq->sched.n_tokens;
         if (!done || items[i].status) continue;
-        seq_append(seq, items[i].out.token);
-        seq->phase = TD_SEQ_DECODE;
+        seq->tokens[seq->sched.n_tokens] = items[i].out.token;
+        td_scheduler_sampled(&seq->sched);
+        seq_finish(seq);
         items[i].sampled = true;
     }
     return TD_OK;

@@ -25,7 +25,7 @@
 #include "common/kv/kv_pool.h"
 #include "common/model/model.h"
 #include "common/model/sampler.h"
-#include "common/engine/schedule.h" /* the pure part: order, admission, batch, preemption */
+#include "common/engine/scheduler.h" /* what the simulator shares: queue, batches, blocks */
 
 struct td_engine;
 struct td_device_info;
@@ -60,32 +60,23 @@ struct td_engine_config {
                                       down. Same tokens */
 };
 
-enum td_seq_phase { TD_SEQ_IDLE, TD_SEQ_IMPORT, TD_SEQ_PREFILL, TD_SEQ_DECODE };
 /* numbers of proto FinishReason */
 enum td_finish { TD_FINISH_NONE = 0, TD_FINISH_STOP = 1, TD_FINISH_LENGTH = 2 };
 
 struct td_seq {
-    uint32_t index;   /* 0..max_seqs-1, stable: lets an owner keep its own state
-                         in an array */
-    uint64_t request; /* identity, for logs and stale checks */
-    uint64_t order;   /* among equal priorities: the older request, which has the
-                         smaller one, goes first */
+    struct td_sched_seq sched; /* first: order, phase, counts, lists */
+    uint32_t index;            /* 0..max_seqs-1, stable: lets an owner keep its own state
+                                  in an array */
+    uint64_t request;          /* identity, for logs and stale checks */
     uint32_t attempt;
-    uint64_t priority; /* ordering key: smaller first */
-    enum td_seq_phase phase;
     enum td_finish finish; /* set by the step that sampled the last token */
 
-    int32_t *tokens; /* [max_model_len + 1]: prompt, then output */
-    int32_t n_tokens, n_prompt;
-    int32_t n_input;     /* tokens that came with the request (prompt + already
-                            sent) */
-    int32_t n_computed;  /* leading tokens whose KV is in `blocks` */
-    int32_t n_cached;    /* of those, found in the prefix cache at the last
-                            admission */
-    int32_t n_published; /* leading blocks offered to the prefix cache */
-    int32_t *blocks;     /* [max blocks per sequence] */
-    int32_t n_blocks;
-    uint32_t n_preemptions;
+    int32_t *tokens; /* [max_model_len + 1]: prompt, then output; sched.n_tokens
+                        of them */
+    int32_t n_prompt;
+    int32_t n_input;            /* tokens that came with the request (prompt + already
+                                   sent) */
+    int32_t *blocks;            /* [max blocks per sequence], sched.n_blocks of them */
     struct td_prefix_salt salt; /* its blocks are shared with sequences of the same salt
                                    only; set by the owner before the first admission */
 
@@ -95,8 +86,7 @@ struct td_seq {
     int32_t n_stop_tokens;
     int32_t max_tokens; /* output tokens, counted from n_prompt */
 
-    void *owner;                /* the daemon's request state */
-    struct td_seq *prev, *next; /* the owner's list */
+    void *owner; /* the daemon's request state */
 };
 
 /* Several ranks: collective with td_engine_follow; a failure of any rank is every rank's, with
@@ -196,9 +186,17 @@ void td_engine_on_layers(struct td_engine *engine, const struct td_engine_layers
  * every decode first, then prefill chunks in order within the token budget (stall-free
  * batching). Makes room for each decode token; when blocks run out it preempts from the back
  * (largest priority key): those are released, counted and returned in preempted[] for their
- * owner to queue again. prefill_only: a prefill worker. */
+ * owner to queue again. */
 int32_t td_engine_plan(struct td_engine *engine, struct td_seq **running, int32_t n,
                        struct td_step_item *ret_items, struct td_seq **preempted,
                        int32_t *ret_n_preempted);
+
+/* The scheduler of this engine's sequences: the owning thread queues and runs sequences there
+ * (seq->sched). */
+struct td_scheduler *td_engine_scheduler(struct td_engine *engine);
+/* td_engine_plan among the scheduler's own running list: the preempted wait again. Returns the
+ * number of items. */
+int32_t td_engine_batch(struct td_engine *engine, struct td_step_item *ret_items,
+                        struct td_sched_load *ret_load);
 
 #endif

@@ -167,9 +167,9 @@ td_status td_engine_device_sample_fill(struct td_engine_device *d, const struct 
     d->payload.used = 0;
     for (int32_t i = 0; i < n_items; i++) {
         const struct td_seq *seq = items[i].seq;
-        if (seq->n_computed + items[i].n_new < seq->n_tokens) continue;
-        td_status s = td_sample_pack(&seq->sampling, seq->tokens, seq->n_tokens, seq->n_prompt, n,
-                                     &d->payload, &d->rows[n], &d->features);
+        if (seq->sched.n_computed + items[i].n_new < seq->sched.n_tokens) continue;
+        td_status s = td_sample_pack(&seq->sampling, seq->tokens, seq->sched.n_tokens,
+                                     seq->n_prompt, n, &d->payload, &d->rows[n], &d->features);
         if (s) return s;
         n++;
     }

@@ -2,16 +2,18 @@
  *
  * Request states and who moves them (engine thread):
  *
- *   accept -> WAITING --role.admit--> IMPORT (decode, remote prefill) --SLOT_READY--> RUNNING
- *       --last token--> OVER
- *                |                \-> RUNNING (prefill, local prefill) --preempt--> WAITING
- *                |                        \--prefill done--> SENDING --OP_DONE--> OVER
+ *   accept -> SCHEDULED, waiting --role.admit--> IMPORT (decode, remote prefill) --SLOT_READY-->
+ *       SCHEDULED, running
+ *                |                           \-> SCHEDULED, running (prefill, local prefill)
+ *                                            --preempted--> waiting
+ *                |                                   |      \--last token--> OVER
+ *                |                                   \--prefill done--> SENDING --OP_DONE--> OVER
  *                \--- cancel, deadline, error, hand-over: td_worker_end ---> RETIRING (a transfer
  *                    must let go) --terminal event--> OVER
  *   OVER + the call's end = freed.
  *
- * Invariants: (1) a req in RETIRING or with xfer_live keeps its blocks; (2) a req is in at most one
- * of the lists waiting, running;
+ * Invariants: (1) a req in RETIRING or with xfer_live keeps its blocks; (2) only a SCHEDULED req is
+ * on a list of the scheduler;
  * (3) n_live counts reqs from accept to free, so 0 means that every pool is back to empty. */
 #include "common/worker/worker.h"
 
@@ -35,7 +37,6 @@
 #include "common/worker/registry.h"
 #include "kernels/device.h"
 
-#define ADMIT_AGAIN_MS 50
 /* after drain: calls get their status and end within this, or are cancelled */
 #define STOP_BOUND_MS 5000
 
@@ -95,9 +96,9 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
                             .logit_bias = bias,
                             .n_logit_bias = (int32_t)p->n_logit_bias};
     seq->request = in->request;
-    seq->order = in->order ? in->order : in->request;
+    seq->sched.order = in->order ? in->order : in->request;
     seq->attempt = in->attempt;
-    seq->priority = in->priority;
+    seq->sched.priority = in->priority;
     if (in->cache_salt.len && in->cache_salt.len != TD_PREFIX_SALT_BYTES)
         return td_fail(err, TD_ERR_INVALID, "seq.cache_salt has %zu bytes, must have 0 or %d",
                        in->cache_salt.len, TD_PREFIX_SALT_BYTES);
@@ -215,7 +216,7 @@ struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call,
     struct td_req *r = &w->reqs[seq->index];
     *r = (struct td_req){.seq = seq,
                          .call = call,
-                         .state = TD_REQ_WAITING,
+                         .state = TD_REQ_SCHEDULED,
                          .local_prefill = local_prefill,
                          .n_skip = n_skip_blocks,
                          .n_sent = n_skip_blocks,
@@ -277,66 +278,16 @@ void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-static bool seq_before(const struct td_seq *a, const struct td_seq *b)
+static void set_waiting(struct td_worker *w, struct td_req *r)
 {
-    return td_schedule_before(a->priority, a->order, b->priority, b->order);
-}
-
-static void waiting_insert(struct td_worker *w, struct td_req *r)
-{
-    struct td_req *prev = NULL, *at = w->waiting;
-    while (at && seq_before(at->seq, r->seq)) {
-        prev = at;
-        at = at->next;
-    }
-    r->prev = prev;
-    r->next = at;
-    if (at) at->prev = r;
-    if (prev)
-        prev->next = r;
-    else
-        w->waiting = r;
-    r->state = TD_REQ_WAITING;
-    w->n_waiting++;
-}
-
-static void waiting_remove(struct td_worker *w, struct td_req *r)
-{
-    if (r->prev)
-        r->prev->next = r->next;
-    else
-        w->waiting = r->next;
-    if (r->next) r->next->prev = r->prev;
-    r->prev = r->next = NULL;
-    w->n_waiting--;
-}
-
-/* Takes r off whatever list it is on. */
-static void detach(struct td_worker *w, struct td_req *r)
-{
-    if (r->state == TD_REQ_WAITING) waiting_remove(w, r);
-    if (r->state == TD_REQ_RUNNING) td_worker_unset_running(w, r);
+    td_scheduler_wait(w->sched, &r->seq->sched);
+    r->state = TD_REQ_SCHEDULED;
 }
 
 void td_worker_set_running(struct td_worker *w, struct td_req *r)
 {
-    int32_t i = w->n_running++;
-    while (i > 0 && seq_before(r->seq, w->running[i - 1])) {
-        w->running[i] = w->running[i - 1];
-        i--;
-    }
-    w->running[i] = r->seq;
-    r->state = TD_REQ_RUNNING;
-}
-
-void td_worker_unset_running(struct td_worker *w, struct td_req *r)
-{
-    int32_t i = 0;
-    while (i < w->n_running && w->running[i] != r->seq) i++;
-    TD_ASSERT(i < w->n_running);
-    memmove(w->running + i, w->running + i + 1,
-            (size_t)(w->n_running - i - 1) * sizeof *w->running);
-    w->n_running--;
+    td_scheduler_run(w->sched, &r->seq->sched);
+    r->state = TD_REQ_SCHEDULED;
 }
 
 /* ---- the end of a request -------------------------------------------------------------------- */
@@ -344,7 +295,6 @@ void td_worker_unset_running(struct td_worker *w, struct td_req *r)
 static void maybe_free(struct td_worker *w, struct td_req *r)
 {
     if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
-    if (w->refused.req == r) w->refused.req = NULL;
     free(r->grant.data);
     r->grant.data = NULL;
     td_rpc_call_unref(r->call);
@@ -373,7 +323,7 @@ static void end_with(struct td_worker *w, struct td_req *r, grpc_status_code cod
     if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
     if (!r->finished) td_rpc_call_finish(r->call, code, details, NULL, 0);
     r->finished = true;
-    detach(w, r);
+    td_scheduler_detach(w->sched, &r->seq->sched);
     if (r->xfer_live) {
         r->state = TD_REQ_RETIRING;
         w->role->xfer_stop(w, r, details ? details : "finished");
@@ -410,7 +360,7 @@ static void take_mail(struct td_worker *w)
             if (w->live) w->live->live_prev = r;
             w->live = r;
             w->calls_taken++;
-            waiting_insert(w, r);
+            set_waiting(w, r);
             break;
         case TD_MAIL_ENDED:
             r->call_ended = true;
@@ -458,52 +408,27 @@ static void take_xfer_events(struct td_worker *w)
     while (td_xfer_poll_path(w->xfer, &ev[0])) log_path(&ev[0]);
 }
 
-/* Blocks that an admission could use. */
-static int32_t room(struct td_worker *w)
+static td_status admit(void *ctx, struct td_sched_seq *sched)
 {
-    struct td_kv_pool_stats st;
-    td_kv_pool_stats(td_engine_kv(w->engine), &st);
-    return st.n_free + st.n_cached - w->n_running;
-}
-
-/* The head that found no room is not asked again before there is more (asking walks its whole
- * prompt through the prefix cache, and this runs between decode steps); or after a while, for
- * somebody may have published a prefix of it meanwhile. */
-static void admit_waiting(struct td_worker *w)
-{
-    struct td_req *r;
-    while ((r = w->waiting) && w->n_running < w->cfg.max_seqs) {
-        if (r == w->refused.req && room(w) <= w->refused.room && td_now_ns() < w->refused.again_ns)
-            return;
-        waiting_remove(w, r);
-        r->state = TD_REQ_IMPORT; /* on no list while the role decides */
-        td_status s = w->role->admit(w, r);
-        if (s == TD_ERR_AGAIN) {
-            waiting_insert(w, r);
-            w->refused.req = r;
-            w->refused.room = room(w);
-            w->refused.again_ns = td_deadline_after_ms(td_now_ns(), ADMIT_AGAIN_MS);
-            return;
-        }
-        if (!r->admitted_ns) r->admitted_ns = td_now_ns();
-    }
+    struct td_worker *w = ctx;
+    struct td_req *r = ((struct td_seq *)(void *)sched)->owner;
+    r->state = TD_REQ_IMPORT; /* on no list while the role decides */
+    td_status s = w->role->admit(w, r);
+    if (s == TD_ERR_AGAIN)
+        r->state = TD_REQ_SCHEDULED;
+    else if (!r->admitted_ns)
+        r->admitted_ns = td_now_ns();
+    return s;
 }
 
 /* The batch as the router's latency model counts it. */
-static Tandem__V1__StepReport step_report(const struct td_worker *w, int32_t n_items)
+static Tandem__V1__StepReport step_report(const struct td_sched_load *load)
 {
     Tandem__V1__StepReport r = TANDEM__V1__STEP_REPORT__INIT;
-    for (int32_t i = 0; i < n_items; i++) {
-        const struct td_seq *seq = w->items[i].seq;
-        uint64_t u = (uint64_t)w->items[i].n_new, h = (uint64_t)seq->n_computed;
-        if (seq->phase == TD_SEQ_PREFILL) {
-            r.prefill_tokens += (uint32_t)u;
-            r.attention_work += u * h + u * u / 2;
-        } else {
-            r.decode_seqs++;
-            r.context_tokens += (uint64_t)seq->n_tokens;
-        }
-    }
+    r.prefill_tokens = (uint32_t)load->prefill_rows;
+    r.decode_seqs = (uint32_t)load->decode_rows;
+    r.attention_work = load->attention_work_x2 / 2;
+    r.context_tokens = load->context_tokens;
     return r;
 }
 
@@ -545,23 +470,18 @@ static void device_lost(struct td_worker *w, const char *msg)
 
 static bool step(struct td_worker *w)
 {
-    int32_t n_preempted = 0;
-    int32_t n =
-        td_engine_plan(w->engine, w->running, w->n_running, w->items, w->preempted, &n_preempted);
-    w->preemptions += (uint64_t)n_preempted;
-    w->n_running -= n_preempted; /* preempted ones were at the end of the list */
-    for (int32_t i = 0; i < n_preempted; i++) waiting_insert(w, w->preempted[i]->owner);
-    if (n == 0) return n_preempted > 0;
+    struct td_sched_load load;
+    uint64_t n_preempted = w->sched->n_preemptions;
+    int32_t n = td_engine_batch(w->engine, w->items, &load);
+    if (n == 0) return w->sched->n_preemptions > n_preempted;
     uint64_t start = td_now_ns();
-    Tandem__V1__StepReport report = step_report(w, n);
+    Tandem__V1__StepReport report = step_report(&load);
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
         if (!r->first_run_ns) r->first_run_ns = start;
-        if (w->items[i].seq->phase == TD_SEQ_PREFILL)
-            w->prefill_tokens += (uint64_t)w->items[i].n_new;
-        else
-            w->decode_tokens++;
     }
+    w->prefill_tokens += load.prefill_rows;
+    w->decode_tokens += load.decode_rows;
     td_fault_point("step_begun");
     struct td_err err = {0};
     td_status s = td_engine_step(w->engine, w->items, n, &err);
@@ -674,9 +594,9 @@ static void update_metrics(const struct td_worker *w, const struct td_kv_pool_st
                            const struct td_xfer_stats *xs)
 {
     td_metric_set(metrics.kv_usage, (double)kv->n_held / (double)kv->n_blocks);
-    td_metric_set(metrics.running, w->n_running);
-    td_metric_set(metrics.waiting, w->n_waiting);
-    count(metrics.preemptions, &metrics.seen[0], w->preemptions);
+    td_metric_set(metrics.running, w->sched->n_running);
+    td_metric_set(metrics.waiting, w->sched->n_waiting);
+    count(metrics.preemptions, &metrics.seen[0], w->sched->n_preemptions);
     count(metrics.prompt_tokens, &metrics.seen[1], w->prefill_tokens);
     count(metrics.output_tokens, &metrics.seen[2], w->decode_tokens);
     count(metrics.prefix_queries, &metrics.seen[3], kv->n_prefix_queries_tokens);
@@ -712,18 +632,13 @@ static void update_snapshot(struct td_worker *w)
     td_kv_pool_stats(td_engine_kv(w->engine), &kv);
     td_xfer_stats(w->xfer, &xs);
     update_metrics(w, &kv, &xs);
-    uint64_t queued = 0;
-    for (struct td_req *r = w->waiting; r; r = r->next) queued += (uint64_t)(r->seq->n_tokens);
-    for (int32_t i = 0; i < w->n_running; i++)
-        if (w->running[i]->phase == TD_SEQ_PREFILL)
-            queued += (uint64_t)(w->running[i]->n_tokens - w->running[i]->n_computed);
     pthread_mutex_lock(&w->snap_lock);
     Tandem__V1__Snapshot *s = &w->snap;
     s->kv_held = (uint32_t)kv.n_held;
     s->kv_cached = (uint32_t)kv.n_cached;
-    s->running = (uint32_t)w->n_running;
-    s->waiting = (uint32_t)w->n_waiting;
-    s->tokens_queued = queued;
+    s->running = (uint32_t)w->sched->n_running;
+    s->waiting = (uint32_t)w->sched->n_waiting;
+    s->tokens_queued = td_scheduler_queued_tokens(w->sched);
     s->prefill_tokens_total = w->prefill_tokens;
     s->decode_tokens_total = w->decode_tokens;
     s->kv_bytes_sent = xs.bytes_sent;
@@ -769,7 +684,7 @@ static void *engine_main(void *arg)
         take_xfer_events(w);
         if (atomic_load(&w->hand_over)) hand_over_all(w);
         if (stopping && atomic_load(&w->n_live) == 0) return NULL;
-        admit_waiting(w);
+        td_scheduler_admit_waiting(w->sched, td_now_ns(), admit, w);
         busy = step(w);
         struct td_err err = {0};
         if (!busy) w->last_step_ns = 0;
@@ -784,7 +699,7 @@ static void *engine_main(void *arg)
 void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const struct td_sampled *s)
 {
     tandem__v1__token_out__init(&o->msg);
-    o->msg.index = (uint32_t)seq->n_tokens - 1;
+    o->msg.index = (uint32_t)seq->sched.n_tokens - 1;
     o->msg.token = s->token;
     o->msg.finish = (Tandem__V1__FinishReason)seq->finish;
     if (seq->sampling.n_logprobs < 0) return;
@@ -866,10 +781,10 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     if (s) return s;
     log_device(td_engine_device_info(w->engine));
     w->reqs = calloc((size_t)c->max_seqs, sizeof *w->reqs);
-    w->running = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
-    w->preempted = calloc((size_t)c->max_seqs, sizeof(struct td_seq *));
+    w->sched = td_engine_scheduler(w->engine);
+    w->sched->grows = w->role->grows;
     w->items = calloc((size_t)c->max_batch, sizeof *w->items);
-    if (!w->reqs || !w->running || !w->preempted || !w->items)
+    if (!w->reqs || !w->items)
         return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld", (long long)c->max_seqs);
     if (w->role->engine_opened) w->role->engine_opened(w);
     return TD_OK;
@@ -1245,8 +1160,6 @@ void td_worker_close(struct td_worker *w)
     td_ranks_stop(&w->ranks);
     td_identity_close(&w->id);
     free(w->reqs);
-    free(w->running);
-    free(w->preempted);
     free(w->items);
     if (w->bell.fd >= 0) td_doorbell_close(&w->bell);
     memset(w, 0, sizeof *w);

@@ -134,12 +134,11 @@ struct td_worker_config {
 
 enum td_req_state {
     TD_REQ_FREE,
-    TD_REQ_WAITING,  /* in w->waiting: wants blocks */
-    TD_REQ_IMPORT,   /* decode: blocks held, KV on its way */
-    TD_REQ_RUNNING,  /* in w->running: planned into steps */
-    TD_REQ_SENDING,  /* prefill: computed, KV on its way out */
-    TD_REQ_RETIRING, /* ended early; a transfer has still to let go of the blocks */
-    TD_REQ_OVER,     /* holds nothing; waits for the call's end */
+    TD_REQ_SCHEDULED, /* with the scheduler: waits for blocks, or runs (seq->sched.list) */
+    TD_REQ_IMPORT,    /* decode: blocks held, KV on its way */
+    TD_REQ_SENDING,   /* prefill: computed, KV on its way out */
+    TD_REQ_RETIRING,  /* ended early; a transfer has still to let go of the blocks */
+    TD_REQ_OVER,      /* holds nothing; waits for the call's end */
 };
 
 enum td_mail_kind { TD_MAIL_NEW, TD_MAIL_ENDED, TD_MAIL_ABORT };
@@ -173,7 +172,6 @@ struct td_req {
     const char *xfer_path;
     ProtobufCBinaryData grant; /* prefill: malloc'd copy until the op starts */
     struct td_mail mail_new, mail_ended;
-    struct td_req *prev, *next;           /* waiting list */
     struct td_req *live_prev, *live_next; /* all reqs the engine thread knows */
 };
 
@@ -181,7 +179,8 @@ struct td_worker_role {
     const char *name; /* "prefill", "decode" */
     const struct td_rpc_method *methods;
     bool one_token; /* Hello.one_token */
-    /* All on the engine thread. admit: WAITING req at the head; TD_OK moved it on, TD_ERR_AGAIN
+    bool grows;     /* its sequences go on to decode here (td_scheduler.grows) */
+    /* All on the engine thread. admit: the head of the queue; TD_OK moved it on, TD_ERR_AGAIN
        leaves it, else the role has finished it. */
     td_status (*admit)(struct td_worker *w, struct td_req *r);
     void (*stepped)(struct td_worker *w, struct td_req *r, const struct td_step_item *item,
@@ -228,17 +227,9 @@ struct td_worker {
     pthread_t thread;
     bool thread_started;
     struct td_req *live;
-    struct td_req *waiting;  /* sorted by (priority, request) */
-    struct td_seq **running; /* [max_seqs], sorted the same; n_running */
-    int32_t n_running, n_waiting;
-    struct { /* head of the queue that found no room */
-        const struct td_req *req;
-        int32_t room;
-        uint64_t again_ns;
-    } refused;
+    struct td_scheduler *sched; /* the engine's: who waits, who runs */
     struct td_step_item *items; /* [max_batch] */
-    struct td_seq **preempted;
-    uint64_t prefill_tokens, decode_tokens, steps, preemptions;
+    uint64_t prefill_tokens, decode_tokens, steps;
 
     atomic_bool draining, stopping, hand_over, device_lost;
     atomic_uint n_live;           /* reqs not freed */
@@ -302,8 +293,8 @@ void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, v
 void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx);
 
 /* [engine thread] */
+/* admitted: the step loop has it */
 void td_worker_set_running(struct td_worker *w, struct td_req *r);
-void td_worker_unset_running(struct td_worker *w, struct td_req *r);
 /* Ends the call (once) and gives back all it holds; a live transfer is stopped first and the
  * blocks follow at its terminal event. */
 void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details);

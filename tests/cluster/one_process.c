@@ -56,7 +56,7 @@ static void fill(struct td_engine *e, struct run *r, const json_t *o, size_t i)
                             .n_logprobs = (int32_t)num(o, "logprobs", -1)};
     r->seq = td_engine_seq_get(e);
     if (!r->seq) die("no sequence", &err);
-    r->seq->priority = i;
+    r->seq->sched.priority = i;
     if (td_engine_seq_set(e, r->seq, tokens, n, n, &s, NULL, 0, (int64_t)num(o, "max_tokens", 16),
                           &err))
         die("request", &err);
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
         }
         while (n_waiting > 0 && td_engine_admit(e, waiting[0], false, n_running) == TD_OK) {
             int32_t at = n_running++;
-            for (; at > 0 && waiting[0]->priority < running[at - 1]->priority; at--)
+            for (; at > 0 && waiting[0]->sched.priority < running[at - 1]->sched.priority; at--)
                 running[at] = running[at - 1];
             running[at] = waiting[0];
             memmove(waiting, waiting + 1, (size_t)--n_waiting * sizeof *waiting);

@@ -270,7 +270,7 @@ static struct td_seq *start(struct td_engine *e, struct request *q, uint64_t pri
     if (td_engine_seq_set(e, seq, tokens, q->n_prompt + q->n_out, q->n_prompt, &s, &q->stop_token,
                           q->stop_token >= 0, q->max_tokens, &err))
         fail_msg("%s", err.msg);
-    seq->priority = priority;
+    seq->sched.priority = priority;
     seq->owner = q;
     return seq;
 }
@@ -294,7 +294,7 @@ struct driver {
 static void insert(struct td_seq **list, int32_t *n, struct td_seq *seq)
 {
     int32_t i = (*n)++;
-    for (; i > 0 && seq->priority < list[i - 1]->priority; i--) list[i] = list[i - 1];
+    for (; i > 0 && seq->sched.priority < list[i - 1]->sched.priority; i--) list[i] = list[i - 1];
     list[i] = seq;
 }
 
@@ -316,7 +316,7 @@ static void take_token(const struct td_step_item *it)
     q->out[q->n_out] = it->out.token;
     q->logprobs[q->n_out++] = it->out.logprob;
     q->finish = it->seq->finish;
-    assert_int_equal(it->seq->n_tokens, q->n_prompt + q->n_out);
+    assert_int_equal(it->seq->sched.n_tokens, q->n_prompt + q->n_out);
 }
 
 static void turn(struct driver *d)
@@ -334,8 +334,8 @@ static void turn(struct driver *d)
     d->n_running -= n_preempted;
     d->n_preemptions += (uint64_t)n_preempted;
     for (int32_t i = 0; i < n_preempted; i++) {
-        assert_int_equal(d->preempted[i]->n_blocks, 0);
-        assert_int_equal(d->preempted[i]->phase, TD_SEQ_IDLE);
+        assert_int_equal(d->preempted[i]->sched.n_blocks, 0);
+        assert_int_equal(d->preempted[i]->sched.phase, TD_SEQ_IDLE);
         insert(d->waiting, &d->n_waiting, d->preempted[i]);
     }
     struct td_err err = {0};
@@ -366,7 +366,7 @@ static void run_all(struct driver *d, int32_t concurrency)
         if (d->n_running > 0 && rnd(1000) < (uint32_t)d->cancel_permille) {
             struct td_seq *victim = d->running[rnd((uint32_t)d->n_running)];
             struct request *q = victim->owner;
-            uint64_t priority = victim->priority;
+            uint64_t priority = victim->sched.priority;
             take_out(d->running, &d->n_running, victim);
             stop(d->e, victim);
             insert(d->waiting, &d->n_waiting, start(d->e, q, priority));
@@ -556,7 +556,7 @@ static void test_admission(void **state)
     assert_int_equal(td_engine_admit(e, all, false, 100), TD_OK);
     assert_int_equal(n_held(e), 6);
     assert_int_equal(td_engine_admit(e, a, false, 0), TD_ERR_AGAIN);
-    assert_int_equal(a->n_blocks, 0);
+    assert_int_equal(a->sched.n_blocks, 0);
     td_engine_release(e, all);
     assert_int_equal(n_held(e), 0);
     /* beside another it does */
@@ -599,8 +599,8 @@ static void test_prefix_hits(void **state)
     q->n_out = 0;
     struct td_seq *again = start(d.e, q, 0);
     assert_int_equal(td_engine_admit(d.e, again, false, 0), TD_OK);
-    assert_int_equal(again->n_cached, 3 * BS); /* the fourth block holds the last token: it is
-                                                  computed */
+    assert_int_equal(again->sched.n_cached, 3 * BS); /* the fourth block holds the last token: it
+                                                        is computed */
     struct td_seq *third = start(d.e, &requests[9], 1);
     /* 1 wanted beside 3 hits, 4 free, 4 to stay */
     assert_int_equal(td_engine_admit(d.e, third, true, 4), TD_ERR_AGAIN);
@@ -638,7 +638,7 @@ static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct
     struct td_kv_pool_stats st;
     td_kv_pool_stats(td_engine_kv(d), &st);
     int32_t copies = td_engine_n_ranks(d) / td_engine_kv_parts(d);
-    for (int32_t b = first; b < dst->n_blocks; b++)
+    for (int32_t b = first; b < dst->sched.n_blocks; b++)
         for (int32_t copy = 0; copy < copies; copy++) {
             const uint8_t *from = td_kv_pool_block(td_engine_kv(p), src->blocks[b]);
             const uint8_t *to = td_kv_pool_block(td_engine_kv(d), dst->blocks[b]) +
@@ -670,9 +670,9 @@ static void import_all(struct shape of_p, struct shape of_d, int32_t max_running
         struct request *q = &requests[i];
         struct td_seq *dst = start(d.e, q, (uint64_t)i), *src = start(p, q, 0);
         assert_int_equal(td_engine_admit(d.e, dst, true, 0), TD_OK);
-        assert_int_equal(dst->phase, TD_SEQ_IMPORT);
+        assert_int_equal(dst->sched.phase, TD_SEQ_IMPORT);
         assert_int_equal(td_engine_admit(p, src, false, 0), TD_OK);
-        assert_int_equal(src->n_blocks, dst->n_blocks);
+        assert_int_equal(src->sched.n_blocks, dst->sched.n_blocks);
         struct td_step_item item;
         do {
             struct td_seq *none[1];
@@ -682,13 +682,13 @@ static void import_all(struct shape of_p, struct shape of_d, int32_t max_running
             if (td_engine_step(p, &item, 1, &err)) fail_msg("%s", err.msg);
         } while (!item.sampled);
         take_token(&item);
-        for (int32_t b = dst->n_cached / BS; b < dst->n_blocks; b++)
+        for (int32_t b = dst->sched.n_cached / BS; b < dst->sched.n_blocks; b++)
             memcpy(td_kv_pool_block(td_engine_kv(d.e), dst->blocks[b]),
                    td_kv_pool_block(td_engine_kv(p), src->blocks[b]), block_bytes);
         struct td_err err = {0};
-        int32_t hit = dst->n_cached / BS;
-        if (td_engine_kv_arrange(d.e, dst->blocks + hit, dst->n_blocks - hit, td_engine_kv_parts(p),
-                                 &err))
+        int32_t hit = dst->sched.n_cached / BS;
+        if (td_engine_kv_arrange(d.e, dst->blocks + hit, dst->sched.n_blocks - hit,
+                                 td_engine_kv_parts(p), &err))
             fail_msg("%s", err.msg);
         assert_same_kv(p, src, d.e, dst, hit, n_kv_heads);
         stop(p, src);
@@ -864,7 +864,8 @@ static void test_kv_is_there_after_a_step(void **state)
         struct td_seq *seq = start(e, &requests[11], 0); /* 100 tokens: six full blocks */
         assert_int_equal(td_engine_admit(e, seq, false, 0), TD_OK);
         memset(one, 0xff, bytes);
-        for (int i = 0; i < seq->n_blocks; i++) copy_block(e, seq->blocks[i], one, bytes, false);
+        for (int i = 0; i < seq->sched.n_blocks; i++)
+            copy_block(e, seq->blocks[i], one, bytes, false);
         for (size_t i = 0; i < 6; i++) {
             struct td_step_item item = {.seq = seq, .n_new = BS};
             struct td_err err = {0};
@@ -1030,7 +1031,7 @@ static void test_device_lost(void **state)
     insert(d.waiting, &d.n_waiting, seq);
     turn(&d);
     turn(&d);
-    assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
+    assert_int_equal(seq->sched.n_tokens, requests[4].n_prompt + 2);
     for (int i = 0; i < 2; i++) {
         struct td_err err = {0};
         int32_t n_preempted = 0;
@@ -1038,8 +1039,8 @@ static void test_device_lost(void **state)
             td_engine_plan(d.e, d.running, d.n_running, d.items, d.preempted, &n_preempted), 1);
         assert_int_equal(td_engine_step(d.e, d.items, 1, &err), TD_ERR_DEVICE);
         if (!strstr(err.msg, "lost for this process")) fail_msg("says \"%s\"", err.msg);
-        assert_int_equal(seq->n_tokens, requests[4].n_prompt + 2);
-        assert_int_equal(seq->n_computed, seq->n_tokens - 1);
+        assert_int_equal(seq->sched.n_tokens, requests[4].n_prompt + 2);
+        assert_int_equal(seq->sched.n_computed, seq->sched.n_tokens - 1);
     }
     stop(d.e, seq);
     assert_empty(d.e);
