@@ -6,9 +6,9 @@
  * core's ledger is empty when nothing is live.
  *
  * A leg is one call of the router to a worker:
- *   decode    WAITING -> IMPORT (ticket sent) -> RUNNING -> over;  local or preempted: WAITING ->
- *             RUNNING
- *   prefill   WAITING -> RUNNING (chunks) -> SENDING -> over
+ *   decode    SCHEDULED, waiting -> IMPORT (ticket sent) -> SCHEDULED, running -> over
+ *             local or preempted: SCHEDULED, waiting -> SCHEDULED, running
+ *   prefill   SCHEDULED, waiting -> SCHEDULED, running (chunks) -> SENDING -> over
  * Messages to a busy worker wait in its mail until its step ends. */
 #include "sim/cluster.h"
 
@@ -20,7 +20,7 @@
 #include "sim/heap.h"
 #include "sim/rng.h"
 #include "common/base/prefix_hash.h"
-#include "common/engine/schedule.h"
+#include "common/engine/scheduler.h"
 
 #define NONE TD_SIM_NONE
 #define MAX_STEP_REPORTS 64
@@ -73,19 +73,18 @@ struct msg {
     bool flag;
 };
 
-enum leg_state { LEG_FREE = 0, LEG_WAITING, LEG_IMPORT, LEG_RUNNING, LEG_SENDING };
+/* SCHEDULED: the worker's scheduler has it, waiting or running. */
+enum leg_state { LEG_FREE = 0, LEG_SCHEDULED, LEG_IMPORT, LEG_SENDING };
 
 struct leg {
+    struct td_sched_seq sched; /* first */
     enum leg_state state;
-    bool decode, local, decoding; /* local: of a prefill leg, no hand-over; decoding: its
-                                     next row is a decode step */
-    bool dead;                    /* over while its step runs */
-    uint32_t gen;
-    uint64_t id, key;
+    bool decode, local; /* local: of a prefill leg, no hand-over */
+    uint32_t index, gen;
+    uint64_t id;
     uint32_t slot, attempt, worker, req;
-    uint32_t prev, next; /* the worker's waiting list */
-    uint32_t slot_next;  /* legs of one slot */
-    int32_t n_prompt, n_total, n_tokens, n_computed, n_cached, n_blocks, n_shared, n_preemptions;
+    uint32_t slot_next; /* legs of one slot; of free ones: the next, plus 1 */
+    int32_t n_total;
     int32_t n_sent, n_skip; /* prefill: tokens whose KV was handed to the link; that
                                the decode worker has already */
     uint32_t dest, dest_leg, dest_gen;
@@ -103,6 +102,7 @@ struct nic {
 };
 
 struct worker {
+    struct cluster *cluster;
     const struct td_sim_group *group;
     struct td_perf perf;
     bool decode, up, told_gone, draining, silent, busy;
@@ -110,16 +110,10 @@ struct worker {
     double slow, late_s;
     int32_t n_blocks, n_anon, n_ref; /* of the pool; held without a hash; held with one */
     struct td_sim_cache cache;
-    uint32_t waiting_head, waiting_tail;
-    int32_t n_waiting, n_running, n_live;
-    uint32_t *running; /* [max_seqs], by key */
-    uint32_t refused;  /* leg that found no room, and how much room there was */
-    int32_t refused_room;
+    struct td_scheduler sched;
+    int32_t n_live;
     uint32_t *mail, n_mail, mail_capacity;
-    struct {
-        uint32_t leg;
-        int32_t n_new;
-    } * items;
+    struct td_sched_item *items; /* [max_batch] */
     int32_t n_items;
     struct nic nic;
     uint64_t snap_seq, snap_sent_ns, calls_taken, busy_ns, step_start_ns;
@@ -153,15 +147,14 @@ struct cluster {
     uint32_t n_workers;
     struct slot *slots;
     uint32_t *free_slots, n_free_slots;
-    struct leg *legs;
+    struct leg **legs; /* each where it was made: a worker's scheduler points at
+                          them */
     uint32_t n_legs, legs_capacity, free_leg_1;
     struct msg *msgs;
     uint32_t n_msgs, msgs_capacity, free_msg_1;
     uint32_t next_arrival, n_done;
     uint64_t next_id, last_arrival_ns;
     bool wants_blocks, mistaken;
-    int32_t *remaining, *n_new;
-    bool *is_decode;
     double kv_bytes_per_token;
     uint64_t hashes[512]; /* of the request that arrives */
 };
@@ -205,34 +198,34 @@ static uint32_t leg_new(struct cluster *c)
     uint32_t l;
     if (c->free_leg_1) {
         l = c->free_leg_1 - 1;
-        c->free_leg_1 = c->legs[l].next;
+        c->free_leg_1 = c->legs[l]->slot_next;
     } else {
         if (c->n_legs == c->legs_capacity)
             c->legs = td_sim_grow(c->legs,
                                   c->legs_capacity = c->legs_capacity ? c->legs_capacity * 2 : 256,
-                                  sizeof *c->legs);
+                                  sizeof(struct leg *));
         l = c->n_legs++;
-        c->legs[l].gen = 0;
+        c->legs[l] = td_sim_grow(NULL, 1, sizeof(struct leg));
+        c->legs[l]->gen = 0;
     }
-    c->legs[l] = (struct leg){.gen = c->legs[l].gen + 1,
-                              .prev = NONE,
-                              .next = NONE,
-                              .slot_next = NONE,
-                              .dest = NONE,
-                              .dest_leg = NONE,
-                              .flow_event_ns = UINT64_MAX};
+    *c->legs[l] = (struct leg){.index = l,
+                               .gen = c->legs[l]->gen + 1,
+                               .slot_next = NONE,
+                               .dest = NONE,
+                               .dest_leg = NONE,
+                               .flow_event_ns = UINT64_MAX};
     return l;
 }
 
 static void leg_forget(struct cluster *c, uint32_t l)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     uint32_t *at = &c->slots[g->slot].legs;
-    while (*at != l) at = &c->legs[*at].slot_next;
+    while (*at != l) at = &c->legs[*at]->slot_next;
     *at = g->slot_next;
     g->state = LEG_FREE;
     g->gen++;
-    g->next = c->free_leg_1;
+    g->slot_next = c->free_leg_1;
     c->free_leg_1 = l + 1;
 }
 
@@ -285,7 +278,7 @@ static void send_end(struct cluster *c, struct leg *g, uint32_t code)
 /* Ends a leg at its worker and tells the router. */
 static void leg_end(struct cluster *c, uint32_t l, uint32_t code)
 {
-    send_end(c, &c->legs[l], code);
+    send_end(c, c->legs[l], code);
     leg_over(c, l);
 }
 
@@ -306,7 +299,7 @@ static bool send_of_leg(struct cluster *c, uint32_t l, uint32_t m)
         leg_end(c, l, CODE_UNAVAILABLE);
         return false;
     }
-    uint64_t delay_ns = stream_delay_ns(c, &c->legs[l]);
+    uint64_t delay_ns = stream_delay_ns(c, c->legs[l]);
     maybe_again(c, m, delay_ns);
     to_router_at(c, m, delay_ns);
     return true;
@@ -321,19 +314,6 @@ static void note(uint64_t **list, uint32_t *n, uint32_t *capacity, uint64_t hash
     if (*n == *capacity)
         *list = td_sim_grow(*list, *capacity = *capacity ? *capacity * 2 : 64, sizeof **list);
     (*list)[(*n)++] = hash;
-}
-
-static bool alloc_blocks(struct cluster *c, struct worker *w, int32_t n)
-{
-    if (available(w) < n) return false;
-    while (w->n_blocks - w->n_anon - w->n_ref - (int32_t)w->cache.n_linked < n) {
-        uint32_t e = w->cache.oldest;
-        if (c->wants_blocks)
-            note(&w->evicted, &w->n_evicted, &w->evicted_capacity, w->cache.entries[e].hash);
-        td_sim_cache_remove(&w->cache, e);
-    }
-    w->n_anon += n;
-    return true;
 }
 
 /* Leading prompt blocks of a request that have a hash. */
@@ -372,11 +352,58 @@ static void let_go(struct worker *w, uint32_t e)
     }
 }
 
-static void publish(struct cluster *c, struct worker *w, struct leg *g)
+static struct leg *leg_of(struct td_sched_seq *sched) { return (struct leg *)(void *)sched; }
+
+/* Of the blocks that a leg holds, the first so many are held by their hash. */
+static int32_t n_shared(const struct cluster *c, const struct leg *g)
 {
-    int32_t full = g->n_computed / c->cfg->block_size, n = n_hashed(c, g->req);
-    for (n = full < n ? full : n; g->n_shared < n; g->n_shared++) {
-        uint64_t hash = block_hash(c, g->req, g->n_shared);
+    int32_t hashed = n_hashed(c, g->req);
+    return g->sched.n_published < hashed ? g->sched.n_published : hashed;
+}
+
+static void blocks_room(void *ctx, struct td_schedule_room *ret_room)
+{
+    const struct worker *w = ctx;
+    *ret_room = (struct td_schedule_room){
+        .n_blocks = w->n_blocks, .n_held = w->n_anon + w->n_ref, .n_available = available(w)};
+}
+
+static int32_t blocks_lookup(void *ctx, struct td_sched_seq *sched, int32_t max_blocks)
+{
+    struct worker *w = ctx;
+    const struct cluster *c = w->cluster;
+    uint32_t req = leg_of(sched)->req, e;
+    int32_t hashed = n_hashed(c, req), hit = 0;
+    for (; hit < max_blocks && hit < hashed; hit++) {
+        if ((e = td_sim_cache_find(&w->cache, block_hash(c, req, hit))) == NONE) break;
+        hold(w, e);
+    }
+    return hit;
+}
+
+static bool blocks_alloc(void *ctx, struct td_sched_seq *sched, int32_t n)
+{
+    (void)sched;
+    struct worker *w = ctx;
+    if (available(w) < n) return false;
+    while (available(w) - (int32_t)w->cache.n_linked < n) {
+        uint32_t e = w->cache.oldest;
+        if (w->cluster->wants_blocks)
+            note(&w->evicted, &w->n_evicted, &w->evicted_capacity, w->cache.entries[e].hash);
+        td_sim_cache_remove(&w->cache, e);
+    }
+    w->n_anon += n;
+    return true;
+}
+
+static void blocks_publish(void *ctx, struct td_sched_seq *sched, int32_t n_full)
+{
+    struct worker *w = ctx;
+    const struct cluster *c = w->cluster;
+    uint32_t req = leg_of(sched)->req;
+    int32_t hashed = n_hashed(c, req), n = n_full < hashed ? n_full : hashed;
+    for (int32_t i = sched->n_published; i < n; i++) {
+        uint64_t hash = block_hash(c, req, i);
         uint32_t e = td_sim_cache_find(&w->cache, hash);
         if (e == NONE) {
             e = td_sim_cache_insert(&w->cache, hash);
@@ -390,14 +417,22 @@ static void publish(struct cluster *c, struct worker *w, struct leg *g)
     }
 }
 
-static void release_blocks(struct cluster *c, struct worker *w, struct leg *g)
+static void blocks_release(void *ctx, struct td_sched_seq *sched)
 {
-    w->n_anon -= g->n_blocks - g->n_shared;
-    for (int32_t i = g->n_shared; i-- > 0;) /* the leaf first: it is evicted first */
+    struct worker *w = ctx;
+    const struct cluster *c = w->cluster;
+    const struct leg *g = leg_of(sched);
+    int32_t shared = n_shared(c, g);
+    w->n_anon -= sched->n_blocks - shared;
+    for (int32_t i = shared; i-- > 0;) /* the leaf first: it is evicted first */
         let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, i)));
-    g->n_blocks = g->n_shared = g->n_computed = 0;
-    w->changed = true;
 }
+
+static const struct td_sched_blocks worker_blocks = {.room = blocks_room,
+                                                     .lookup = blocks_lookup,
+                                                     .alloc = blocks_alloc,
+                                                     .publish = blocks_publish,
+                                                     .release = blocks_release};
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
@@ -417,7 +452,7 @@ static double share_of(const struct nic *n)
  * a crowded link does not fill the heap. */
 static void flow_pace(struct cluster *c, uint32_t l)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     flow_settle(c, g);
     g->flow_rate =
         fmin(fmin(share_of(&c->workers[g->worker].nic), share_of(&c->workers[g->dest].nic)), 1e18);
@@ -449,7 +484,7 @@ static void nic_remove(struct nic *n, uint32_t l)
 
 static void flow_switch(struct cluster *c, uint32_t l, bool on)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     if (g->flow_on == on) return;
     g->flow_on = on;
     struct nic *from = &c->workers[g->worker].nic, *to = &c->workers[g->dest].nic;
@@ -476,7 +511,7 @@ static void to_worker_at(struct cluster *c, uint32_t m, uint64_t delay_ns)
 
 static void flow_done(struct cluster *c, uint32_t l)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     uint32_t m = msg_new(c);
     c->msgs[m] = (struct msg){.kind = M_SLOT_READY,
                               .worker = g->dest,
@@ -493,7 +528,7 @@ static void flow_done(struct cluster *c, uint32_t l)
 /* KV of all tokens up to `upto` is there to be sent (the last call: everything). */
 static void flow_submit(struct cluster *c, uint32_t l, int32_t upto, bool final)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     int32_t bs = c->cfg->block_size;
     upto = final ? (upto + bs - 1) / bs * bs : upto / bs * bs;
     if (!final && (!c->cfg->overlap || upto <= g->n_sent)) return;
@@ -519,7 +554,7 @@ static void flow_submit(struct cluster *c, uint32_t l, int32_t upto, bool final)
 
 static void on_flow(struct cluster *c, uint32_t l, uint64_t version)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     if (g->state == LEG_FREE || (((uint64_t)g->gen << 32) | g->flow_version) != version ||
         !g->flow_on || g->flow_event_ns != c->now)
         return;
@@ -537,61 +572,10 @@ static void on_flow(struct cluster *c, uint32_t l, uint64_t version)
 
 /* ---- legs on a worker ------------------------------------------------------------------------ */
 
-static bool leg_before(const struct leg *a, const struct leg *b)
+static void set_running(struct worker *w, struct leg *g)
 {
-    return td_schedule_before(a->key, a->id, b->key, b->id);
-}
-
-static void waiting_insert(struct cluster *c, struct worker *w, uint32_t l)
-{
-    struct leg *g = &c->legs[l];
-    uint32_t after = w->waiting_tail;
-    while (after != NONE && leg_before(g, &c->legs[after])) after = c->legs[after].prev;
-    g->prev = after;
-    g->next = after == NONE ? w->waiting_head : c->legs[after].next;
-    if (after == NONE)
-        w->waiting_head = l;
-    else
-        c->legs[after].next = l;
-    if (g->next == NONE)
-        w->waiting_tail = l;
-    else
-        c->legs[g->next].prev = l;
-    g->state = LEG_WAITING;
-    w->n_waiting++;
-}
-
-static void waiting_remove(struct cluster *c, struct worker *w, uint32_t l)
-{
-    struct leg *g = &c->legs[l];
-    if (g->prev == NONE)
-        w->waiting_head = g->next;
-    else
-        c->legs[g->prev].next = g->next;
-    if (g->next == NONE)
-        w->waiting_tail = g->prev;
-    else
-        c->legs[g->next].prev = g->prev;
-    g->prev = g->next = NONE;
-    w->n_waiting--;
-}
-
-static void set_running(struct cluster *c, struct worker *w, uint32_t l)
-{
-    int32_t i = w->n_running++;
-    for (; i > 0 && leg_before(&c->legs[l], &c->legs[w->running[i - 1]]); i--)
-        w->running[i] = w->running[i - 1];
-    w->running[i] = l;
-    c->legs[l].state = LEG_RUNNING;
-}
-
-static void unset_running(struct worker *w, uint32_t l)
-{
-    int32_t i = 0;
-    while (w->running[i] != l) i++;
-    memmove(w->running + i, w->running + i + 1,
-            (size_t)(w->n_running - i - 1) * sizeof *w->running);
-    w->n_running--;
+    td_scheduler_run(&w->sched, &g->sched);
+    g->state = LEG_SCHEDULED;
 }
 
 static bool mistake_now(struct cluster *c, enum td_sim_mistake mistake)
@@ -604,13 +588,13 @@ static bool mistake_now(struct cluster *c, enum td_sim_mistake mistake)
 /* The leg holds nothing any more and is forgotten. The worker is between steps, or has crashed. */
 static void leg_over(struct cluster *c, uint32_t l)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     struct worker *w = &c->workers[g->worker];
     if (g->flow_on) flow_switch(c, l, false);
-    if (g->state == LEG_WAITING) waiting_remove(c, w, l);
-    if (g->state == LEG_RUNNING) unset_running(w, l);
-    if (g->decode && mistake_now(c, TD_SIM_LEAKED_LEG)) g->n_blocks = g->n_shared;
-    release_blocks(c, w, g);
+    td_scheduler_detach(&w->sched, &g->sched);
+    if (g->decode && mistake_now(c, TD_SIM_LEAKED_LEG)) g->sched.n_blocks = n_shared(c, g);
+    td_scheduler_release(&w->sched, &g->sched);
+    w->changed = true;
     w->n_live--;
     leg_forget(c, l);
 }
@@ -618,8 +602,8 @@ static void leg_over(struct cluster *c, uint32_t l)
 static uint32_t find_leg(const struct cluster *c, uint32_t slot, uint64_t id, uint32_t attempt,
                          bool decode)
 {
-    for (uint32_t l = c->slots[slot].legs; l != NONE; l = c->legs[l].slot_next)
-        if (c->legs[l].id == id && c->legs[l].attempt == attempt && c->legs[l].decode == decode)
+    for (uint32_t l = c->slots[slot].legs; l != NONE; l = c->legs[l]->slot_next)
+        if (c->legs[l]->id == id && c->legs[l]->attempt == attempt && c->legs[l]->decode == decode)
             return l;
     return NONE;
 }
@@ -641,159 +625,88 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     uint32_t dest = NONE;
     if (!decode && !m->flag) {
         dest = find_leg(c, m->slot, m->id, m->attempt, true);
-        if (dest == NONE || c->legs[dest].state != LEG_IMPORT) { /* the grant's owner is gone */
+        if (dest == NONE || c->legs[dest]->state != LEG_IMPORT) { /* the grant's owner is gone */
             send_end(c, &refusal, CODE_UNAVAILABLE);
             return;
         }
     }
     uint32_t l = leg_new(c);
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     const struct slot *s = &c->slots[m->slot];
     /* of a START: the request's index */
     const struct td_sim_request *r = &c->trace->requests[m->leg];
     g->decode = decode;
     g->local = m->flag;
     g->id = m->id;
-    g->key = m->key;
+    g->sched.priority = m->key;
+    g->sched.order = m->id;
     g->slot = m->slot;
     g->attempt = m->attempt;
     g->worker = w->index;
     g->req = m->leg;
-    g->n_prompt = r->n_prompt;
     g->n_total = r->n_prompt + r->n_output;
-    g->n_tokens = (int32_t)m->a;
+    g->sched.n_tokens = (int32_t)m->a;
     g->n_skip = g->n_sent = (int32_t)m->b;
     if (dest != NONE) {
-        g->dest = c->legs[dest].worker;
+        g->dest = c->legs[dest]->worker;
         g->dest_leg = dest;
-        g->dest_gen = c->legs[dest].gen;
+        g->dest_gen = c->legs[dest]->gen;
     }
     g->slot_next = s->legs;
     c->slots[m->slot].legs = l;
     w->n_live++;
-    waiting_insert(c, w, l);
+    td_scheduler_wait(&w->sched, &g->sched);
+    g->state = LEG_SCHEDULED;
     w->changed = true;
 }
 
-/* TD_OK, or why not. On OK the leg is where it goes next. */
-static td_status admit(struct cluster *c, struct worker *w, uint32_t l)
+/* On TD_OK the leg is where it goes next; what can never be held is refused. */
+static td_status admit(void *ctx, struct td_sched_seq *sched)
 {
-    struct leg *g = &c->legs[l];
-    int32_t bs = c->cfg->block_size, need = td_schedule_blocks(g->n_tokens, bs),
-            limit = td_schedule_max_hit(g->n_tokens, bs), hashed = n_hashed(c, g->req), hit = 0;
-    struct td_schedule_room room = {.n_blocks = w->n_blocks, .n_held = w->n_anon + w->n_ref};
-    for (uint32_t e; hit < limit && hit < hashed &&
-                     (e = td_sim_cache_find(&w->cache, block_hash(c, g->req, hit))) != NONE;
-         hit++)
-        hold(w, e);
-    room.n_available = available(w);
-    td_status s = td_schedule_admit(&room, need, hit, w->decode ? w->n_running : 0);
-    if (!s)
-        alloc_blocks(c, w, need - hit);
-    else {
-        while (hit > 0) let_go(w, td_sim_cache_find(&w->cache, block_hash(c, g->req, --hit)));
+    struct worker *w = ctx;
+    struct cluster *c = w->cluster;
+    struct leg *g = leg_of(sched);
+    bool import = w->decode && !g->local && sched->n_preemptions == 0;
+    td_status s = td_scheduler_admit(&w->sched, sched, import, td_scheduler_headroom(&w->sched));
+    if (s == TD_ERR_AGAIN) return s;
+    if (s) {
+        leg_end(c, g->index, CODE_INVALID);
         return s;
     }
-    g->n_blocks = need;
-    g->n_shared = hit;
-    g->n_cached = g->n_computed = hit * bs;
-    g->decoding = false;
-    c->out->cached_tokens += (uint64_t)g->n_cached;
-    if (w->decode && !g->local && g->n_preemptions == 0) {
+    c->out->cached_tokens += (uint64_t)sched->n_cached;
+    if (import) {
         g->state = LEG_IMPORT;
         uint32_t m = msg_of_leg(c, M_TICKET, g);
-        c->msgs[m].a = (uint64_t)g->n_cached;
-        send_of_leg(c, l, m);
+        c->msgs[m].a = (uint64_t)sched->n_cached;
+        send_of_leg(c, g->index, m);
         return TD_OK;
     }
-    set_running(c, w, l);
-    if (!w->decode && !g->local && g->n_computed > g->n_sent)
-        flow_submit(c, l, g->n_computed, false);
+    set_running(w, g);
+    if (!w->decode && !g->local && sched->n_computed > g->n_sent)
+        flow_submit(c, g->index, sched->n_computed, false);
     return TD_OK;
 }
 
 static void admit_waiting(struct cluster *c, struct worker *w)
 {
-    uint32_t l;
-    while ((l = w->waiting_head) != NONE && w->n_running < w->group->max_seqs) {
-        /* asked before, and there is no more room since */
-        if (l == w->refused && available(w) - w->n_running <= w->refused_room) return;
-        waiting_remove(c, w, l);
-        c->legs[l].state = LEG_IMPORT; /* on no list while it is decided */
-        td_status s = admit(c, w, l);
-        if (s == TD_ERR_AGAIN) {
-            waiting_insert(c, w, l);
-            w->refused = l;
-            w->refused_room = available(w) - w->n_running;
-            return;
-        }
-        if (s) leg_end(c, l, CODE_INVALID);
-    }
+    td_scheduler_admit_waiting(&w->sched, c->now, admit, w);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-struct grow_ctx {
-    struct cluster *c;
-    struct worker *w;
-};
-
-static bool grow_lacks(void *ctx, int32_t i)
-{
-    struct grow_ctx *x = ctx;
-    const struct leg *g = &x->c->legs[x->w->running[i]];
-    return g->decoding && g->n_blocks < td_schedule_blocks(g->n_tokens, x->c->cfg->block_size);
-}
-
-static bool grow_one(void *ctx, int32_t i)
-{
-    struct grow_ctx *x = ctx;
-    if (!alloc_blocks(x->c, x->w, 1)) return false;
-    x->c->legs[x->w->running[i]].n_blocks++;
-    return true;
-}
-
-static void grow_preempt(void *ctx, int32_t i)
-{
-    struct grow_ctx *x = ctx;
-    struct leg *g = &x->c->legs[x->w->running[i]];
-    release_blocks(x->c, x->w, g);
-    g->n_preemptions++;
-    x->c->out->preemptions++;
-}
-
-static const struct td_schedule_ops grow_ops = {grow_lacks, grow_one, grow_preempt};
-
 static void start_step(struct cluster *c, struct worker *w)
 {
-    struct grow_ctx x = {c, w};
-    int32_t left = td_schedule_grow(&grow_ops, &x, w->n_running), before = w->n_running;
-    w->n_running = left;
-    for (int32_t i = before; i-- > left;) waiting_insert(c, w, w->running[i]);
-    for (int32_t i = 0; i < left; i++) {
-        const struct leg *g = &c->legs[w->running[i]];
-        c->is_decode[i] = g->decoding;
-        c->remaining[i] = g->n_tokens - g->n_computed;
-    }
-    td_batch_choose(c->remaining, c->is_decode, left, w->group->max_batch,
-                    w->group->max_step_tokens, c->n_new);
-    struct td_perf_batch b = {0};
-    w->n_items = 0;
-    for (int32_t i = 0; i < left; i++) {
-        if (c->n_new[i] == 0) continue;
-        const struct leg *g = &c->legs[w->running[i]];
-        w->items[w->n_items].leg = w->running[i];
-        w->items[w->n_items++].n_new = c->n_new[i];
-        if (c->is_decode[i]) {
-            b.decode_rows++;
-            b.context_tokens += g->n_tokens;
-        } else {
-            b.prefill_rows += c->n_new[i];
-            b.attention_work +=
-                (double)c->n_new[i] * ((double)g->n_computed + (double)c->n_new[i] / 2);
-        }
-    }
+    struct td_sched_load load;
+    uint64_t n_preempted = w->sched.n_preemptions;
+    w->n_items = td_scheduler_batch(&w->sched, w->items, &load);
+    n_preempted = w->sched.n_preemptions - n_preempted;
+    c->out->preemptions += n_preempted;
+    if (n_preempted) w->changed = true;
     if (w->n_items == 0) return;
+    const struct td_perf_batch b = {.prefill_rows = (int64_t)load.prefill_rows,
+                                    .decode_rows = (int64_t)load.decode_rows,
+                                    .attention_work = (double)load.attention_work_x2 / 2,
+                                    .context_tokens = (double)load.context_tokens};
     double s = td_perf_step_s(&w->perf, &b) * w->slow;
     if (c->cfg->step_noise > 0)
         s *= exp(c->cfg->step_noise * td_sim_rng_normal(&c->noise) -
@@ -801,15 +714,15 @@ static void start_step(struct cluster *c, struct worker *w)
     uint64_t ns = ns_of(s);
     w->busy = true;
     w->step_start_ns = c->now;
-    w->now_report = (struct td_port_step){.prefill_rows = (uint32_t)b.prefill_rows,
-                                          .decode_rows = (uint32_t)b.decode_rows,
+    w->now_report = (struct td_port_step){.prefill_rows = (uint32_t)load.prefill_rows,
+                                          .decode_rows = (uint32_t)load.decode_rows,
                                           .wall_us = (uint32_t)(ns / 1000),
-                                          .attention_work = (uint64_t)b.attention_work,
-                                          .context_tokens = (uint64_t)b.context_tokens};
+                                          .attention_work = load.attention_work_x2 / 2,
+                                          .context_tokens = load.context_tokens};
     c->out->steps++;
-    c->out->prefill_tokens += (uint64_t)b.prefill_rows;
-    c->out->decode_tokens += (uint64_t)b.decode_rows;
-    c->out->decode_row_s += (double)b.decode_rows * s;
+    c->out->prefill_tokens += load.prefill_rows;
+    c->out->decode_tokens += load.decode_rows;
+    c->out->decode_row_s += (double)load.decode_rows * s;
     td_sim_heap_push(&c->heap, c->now + ns, EV_STEP_END, w->index, w->epoch);
 }
 
@@ -839,7 +752,7 @@ static void tell_finished(struct cluster *c, const struct leg *g)
 /* As decode.c: its stream ends, because of that. */
 static void sender_finished(struct cluster *c, uint32_t l, uint32_t gen)
 {
-    struct leg *g = &c->legs[l];
+    struct leg *g = c->legs[l];
     if (g->gen != gen || g->state != LEG_IMPORT) return; /* cancelled meanwhile */
     uint32_t m = msg_of_leg(c, M_DECODE_END, g);
     c->msgs[m].a = CODE_UNAVAILABLE;
@@ -859,17 +772,15 @@ static void tell_of_step(struct cluster *c, struct leg *g, uint32_t *head, uint3
         chain(c, head, tail, m);
 }
 
-/* One sampled token of a leg. */
+/* One token more of a leg: it is told, and may be the last. */
 static void sampled(struct cluster *c, struct worker *w, uint32_t l, uint32_t *head, uint32_t *tail)
 {
-    struct leg *g = &c->legs[l];
-    g->n_tokens++;
-    g->decoding = true;
-    bool last = g->n_tokens >= g->n_total;
+    struct leg *g = c->legs[l];
+    bool last = g->sched.n_tokens >= g->n_total;
     uint32_t m = msg_of_leg(c, w->decode ? M_TOKEN : M_FIRST_TOKEN, g);
-    c->msgs[m].a = (uint64_t)g->n_tokens;
+    c->msgs[m].a = (uint64_t)g->sched.n_tokens;
     c->msgs[m].b = last;
-    c->msgs[m].c = (uint64_t)g->n_cached;
+    c->msgs[m].c = (uint64_t)g->sched.n_cached;
     if (unlucky(c, c->cfg->lose)) {
         msg_free(c, m);
         leg_end(c, l, CODE_UNAVAILABLE);
@@ -884,9 +795,9 @@ static void sampled(struct cluster *c, struct worker *w, uint32_t l, uint32_t *h
         tell_finished(c, g);
         leg_over(c, l);
     } else if (!w->decode) {
-        unset_running(w, l);
+        td_scheduler_detach(&w->sched, &g->sched);
         g->state = LEG_SENDING;
-        flow_submit(c, l, g->n_tokens - 1, true);
+        flow_submit(c, l, g->sched.n_tokens - 1, true);
     }
 }
 
@@ -902,14 +813,13 @@ static void on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
     if (w->n_reports < MAX_STEP_REPORTS) w->reports[w->n_reports++] = w->now_report;
     uint32_t head = NONE, tail = NONE;
     for (int32_t i = 0; i < w->n_items; i++) {
-        uint32_t l = w->items[i].leg;
-        struct leg *g = &c->legs[l];
-        g->n_computed += w->items[i].n_new;
-        publish(c, w, g);
-        if (g->n_computed == g->n_tokens)
-            sampled(c, w, l, &head, &tail);
-        else if (!w->decode && !g->local)
-            flow_submit(c, l, g->n_computed, false);
+        struct leg *g = leg_of(w->items[i].seq);
+        if (td_scheduler_computed(&w->sched, &g->sched, w->items[i].n_new)) {
+            td_scheduler_sampled(&g->sched);
+            sampled(c, w, g->index, &head, &tail);
+        } else if (!w->decode && !g->local) {
+            flow_submit(c, g->index, g->sched.n_computed, false);
+        }
     }
     w->n_items = 0;
     if (head != NONE) to_router(c, head);
@@ -918,13 +828,13 @@ static void on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
 
 static void slot_ready(struct cluster *c, struct worker *w, uint32_t l, uint32_t gen)
 {
-    struct leg *g = l == NONE ? NULL : &c->legs[l];
+    struct leg *g = l == NONE ? NULL : c->legs[l];
     if (!g || g->gen != gen || g->state != LEG_IMPORT) return; /* cancelled meanwhile */
-    g->n_computed = g->n_tokens;
-    publish(c, w, g);
-    set_running(c, w, l);
+    td_scheduler_imported(&w->sched, &g->sched); /* with the prefill worker's first token, which
+                                                    is told again */
+    set_running(w, g);
     uint32_t head = NONE, tail = NONE;
-    sampled(c, w, l, &head, &tail); /* the prefill worker's first token, repeated */
+    sampled(c, w, l, &head, &tail);
     if (head != NONE) to_router(c, head);
 }
 
@@ -941,7 +851,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
         break;
     case M_CANCEL:
         l = find_leg(c, x.slot, x.id, x.attempt, x.flag);
-        if (l != NONE && c->legs[l].worker == w->index) leg_over(c, l);
+        if (l != NONE && c->legs[l]->worker == w->index) leg_over(c, l);
         break;
     case M_SLOT_READY:
         slot_ready(c, w, x.leg, (uint32_t)x.a);
@@ -950,7 +860,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
         sender_finished(c, x.leg, (uint32_t)x.a);
         break;
     case M_OP_DONE:
-        if (c->legs[x.leg].gen == x.a && c->legs[x.leg].state == LEG_SENDING)
+        if (c->legs[x.leg]->gen == x.a && c->legs[x.leg]->state == LEG_SENDING)
             leg_end(c, x.leg, CODE_OK);
         break;
     default:
@@ -965,7 +875,7 @@ static void worker_loop(struct cluster *c, struct worker *w)
     for (uint32_t i = 0; i < w->n_mail; i++) worker_take(c, w, w->mail[i]);
     w->n_mail = 0;
     admit_waiting(c, w);
-    if (w->n_running > 0) start_step(c, w);
+    if (w->sched.n_running > 0) start_step(c, w);
 }
 
 static void on_to_worker(struct cluster *c, uint32_t m)
@@ -1286,19 +1196,12 @@ static void on_snapshot(struct cluster *c, struct worker *w)
     if (!w->up || w->silent || w->told_gone) return;
     /* something new, or a sign of life */
     if (!w->changed && c->now - w->snap_sent_ns < 200000000ull) return;
-    uint64_t queued = 0;
-    for (uint32_t l = w->waiting_head; l != NONE; l = c->legs[l].next)
-        queued += (uint64_t)c->legs[l].n_tokens;
-    for (int32_t i = 0; i < w->n_running; i++) {
-        const struct leg *g = &c->legs[w->running[i]];
-        if (!g->decoding) queued += (uint64_t)(g->n_tokens - g->n_computed);
-    }
     struct td_port_snapshot s = {.worker = w->index,
                                  .seq = ++w->snap_seq,
                                  .held_tokens = (uint64_t)(w->n_anon + w->n_ref) *
                                                 (uint64_t)c->cfg->block_size,
-                                 .queued_tokens = queued,
-                                 .busy = (uint64_t)(w->n_running + w->n_waiting),
+                                 .queued_tokens = td_scheduler_queued_tokens(&w->sched),
+                                 .busy = (uint64_t)(w->sched.n_running + w->sched.n_waiting),
                                  .calls_taken = w->calls_taken,
                                  .steps = w->reports,
                                  .n_steps = w->n_reports,
@@ -1334,24 +1237,23 @@ static void worker_dies(struct cluster *c, struct worker *w)
     for (uint32_t i = 0; i < w->n_mail; i++) msg_free(c, w->mail[i]);
     w->n_mail = 0;
     for (uint32_t l = 0; l < c->n_legs; l++) {
-        struct leg *g = &c->legs[l];
+        struct leg *g = c->legs[l];
         if (g->state == LEG_FREE) continue;
         if (g->worker == w->index) {
             uint32_t d = g->decode ? NONE : g->dest_leg;
-            if (d != NONE && c->legs[d].gen == g->dest_gen && c->legs[d].state == LEG_IMPORT &&
-                c->legs[d].worker != w->index && !w->silent)
+            if (d != NONE && c->legs[d]->gen == g->dest_gen && c->legs[d]->state == LEG_IMPORT &&
+                c->legs[d]->worker != w->index && !w->silent)
                 leg_end(c, d, CODE_UNAVAILABLE); /* its import fails */
             leg_over(c, l);
         } else if (!g->decode && g->dest == w->index && !w->silent &&
-                   (g->state == LEG_RUNNING || g->state == LEG_SENDING) &&
-                   !(c->workers[g->worker].busy && g->state == LEG_RUNNING)) {
+                   (g->state == LEG_SENDING ||
+                    (g->sched.list == TD_SCHED_RUNNING && !c->workers[g->worker].busy))) {
             leg_end(c, l, CODE_UNAVAILABLE); /* its push fails; one in a running step finds out
                                                 when it submits: the router cancels it before */
         }
     }
     td_sim_cache_free(&w->cache);
     w->n_anon = w->n_ref = w->n_items = 0;
-    w->refused = NONE;
     w->n_reports = w->n_added = w->n_evicted = 0;
 }
 
@@ -1455,18 +1357,19 @@ static void handle(struct cluster *c, const struct td_sim_event *e)
 
 static void check_quiet(struct cluster *c)
 {
-    static const char *const states[] = {"free", "waiting", "importing", "running", "sending"};
+    static const char *const states[] = {"free", "waiting", "importing", "sending"};
     for (uint32_t l = 0; l < c->n_legs; l++) {
-        const struct leg *g = &c->legs[l];
+        const struct leg *g = c->legs[l];
         if (g->state == LEG_FREE) continue;
         char what[128];
         snprintf(what, sizeof what, "a leg is left on worker %u: %s of attempt %u, %s", g->worker,
-                 g->decode ? "decode" : "prefill", g->attempt, states[g->state]);
+                 g->decode ? "decode" : "prefill", g->attempt,
+                 g->sched.list == TD_SCHED_RUNNING ? "running" : states[g->state]);
         violate(c, what, g->id);
     }
     for (uint32_t i = 0; i < c->n_workers; i++) {
         const struct worker *w = &c->workers[i];
-        if (w->n_live || w->n_running || w->n_waiting)
+        if (w->n_live || w->sched.n_running || w->sched.n_waiting)
             violate(c, "a worker counts legs that are not there", i);
         if (w->n_anon || w->n_ref) violate(c, "KV blocks are held for nobody", i);
         if (w->nic.n) violate(c, "a transfer runs for nobody", i);
@@ -1486,7 +1389,6 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
         return td_fail(err, TD_ERR_INVALID,
                        "block_size is %d, must divide the trace's blocks of %u tokens",
                        f->block_size, c->trace->hash_tokens);
-    int32_t most_seqs = 1;
     for (uint32_t i = 0; i < f->n_groups; i++) {
         const struct td_sim_group *g = &f->groups[i];
         if (g->max_batch < 1 || g->max_step_tokens < 1 || g->max_seqs < 1)
@@ -1506,7 +1408,6 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
                            f->block_size);
         c->n_workers += g->count;
         c->out->gpus += g->count * (g->perf.gpus ? g->perf.gpus : 1);
-        if (g->max_seqs > most_seqs) most_seqs = g->max_seqs;
         if (f->kv_bytes_per_token <= 0 && c->kv_bytes_per_token <= 0)
             c->kv_bytes_per_token = g->perf.kv_bytes_per_token;
     }
@@ -1531,9 +1432,6 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
         c->free_slots[i] = n - 1 - i;
     }
     c->n_free_slots = n;
-    c->remaining = td_sim_grow(NULL, (uint64_t)most_seqs, sizeof *c->remaining);
-    c->n_new = td_sim_grow(NULL, (uint64_t)most_seqs, sizeof *c->n_new);
-    c->is_decode = td_sim_grow(NULL, (uint64_t)most_seqs, sizeof *c->is_decode);
     c->workers = calloc(c->n_workers, sizeof *c->workers);
     if (!c->workers) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     uint32_t at = 0;
@@ -1542,18 +1440,23 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
             struct worker *w = &c->workers[at];
             const struct td_sim_group *g = &f->groups[i];
             uint64_t tokens = g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens;
-            *w = (struct worker){.group = g,
+            *w = (struct worker){.cluster = c,
+                                 .group = g,
                                  .perf = g->perf,
                                  .decode = g->decode,
                                  .index = at,
                                  .slow = g->slow > 0 ? g->slow : 1,
                                  .told_gone = true,
-                                 .waiting_head = NONE,
-                                 .waiting_tail = NONE,
-                                 .refused = NONE,
                                  .nic = {.rate = g->nic_bytes_per_s},
                                  .n_blocks = (int32_t)(tokens / (uint64_t)f->block_size)};
-            w->running = td_sim_grow(NULL, (uint64_t)g->max_seqs, sizeof *w->running);
+            const struct td_scheduler_config sc = {.blocks = &worker_blocks,
+                                                   .ctx = w,
+                                                   .block_size = f->block_size,
+                                                   .max_seqs = g->max_seqs,
+                                                   .max_batch = g->max_batch,
+                                                   .max_step_tokens = g->max_step_tokens};
+            if ((s = td_scheduler_init(&w->sched, &sc, err))) return s;
+            w->sched.grows = g->decode;
             w->items = td_sim_grow(NULL, (uint64_t)g->max_batch, sizeof *w->items);
             w->up = true;
             w->changed = true;
@@ -1573,7 +1476,7 @@ static void cluster_close(struct cluster *c)
     for (uint32_t i = 0; i < c->n_workers && c->workers; i++) {
         struct worker *w = &c->workers[i];
         td_sim_cache_free(&w->cache);
-        free(w->running);
+        td_scheduler_free(&w->sched);
         free(w->items);
         free(w->mail);
         free(w->nic.flows);
@@ -1583,11 +1486,9 @@ static void cluster_close(struct cluster *c)
     free(c->workers);
     free(c->slots);
     free(c->free_slots);
+    for (uint32_t l = 0; l < c->n_legs; l++) free(c->legs[l]);
     free(c->legs);
     free(c->msgs);
-    free(c->remaining);
-    free(c->n_new);
-    free(c->is_decode);
     for (uint32_t i = 0; i < c->heap.n; i++)
         if (c->heap.events[i].kind == EV_LATE) free((void *)(uintptr_t)c->heap.events[i].b);
     td_sim_heap_free(&c->heap);

@@ -1,13 +1,11 @@
 /* cluster.h - a whole fleet under a virtual clock: the router's core (through router_port.h)
- * against simulated workers that decide with the daemons' own policy (common/engine/schedule.h).
- * What is simulated is what the daemons do not decide: how long a step takes (perf.h), how links
- * share, what breaks.
+ * against simulated workers that decide with the daemons' own scheduler
+ * (common/engine/scheduler.h). What is simulated is what the daemons do not decide: how long a step
+ * takes (perf.h), how links share, what breaks.
  *
- * A worker, like worker.c: its mail is taken between steps; the head of its queue (by key) is
- * admitted when its blocks fit, prefix hits first; a step holds every decode row and prefill chunks
- * within the budget; who lacks a block for its next token preempts from the back. Prefix cache:
- * chain hashes of full prompt blocks, held by reference, evicted from the oldest end (blocks of
- * outputs are not cached: traces do not say what they were).
+ * A worker takes its mail between steps, like worker.c, and runs the engine's scheduler over a pool
+ * of counts. The pool's prefix cache holds chain hashes of full prompt blocks by reference and
+ * evicts from the oldest end. Blocks of outputs are not cached: traces do not say what was said.
  *
  * Links: each worker has one NIC; a transfer from p to d moves at min(p's rate / transfers leaving
  * p, d's rate / transfers reaching d). A chunk's full blocks leave when its step ends, so a

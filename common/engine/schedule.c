@@ -32,13 +32,3 @@ int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t
         }
     return n_items;
 }
-
-int32_t td_schedule_grow(const struct td_schedule_ops *ops, void *ctx, int32_t n)
-{
-    int32_t last = n; /* [last, n) were preempted */
-    for (int32_t i = 0; i < last; i++)
-        while (i < last && ops->lacks(ctx, i))
-            /* may be i itself: it waits, like everybody behind it */
-            if (!ops->grow(ctx, i)) ops->preempt(ctx, --last);
-    return last;
-}

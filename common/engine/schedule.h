@@ -1,9 +1,7 @@
-/* schedule.h - what a worker decides about its queue, its batch and its KV blocks: pure functions
- * of counts.
+/* schedule.h - what a worker decides about its queue, its batch and its KV blocks: the rules, as
+ * pure functions of counts.
  *
- * Why here, apart from the engine: the engine (engine.c) and the simulator (sim) call the same
- * object code, so a policy that is measured in the simulator is the policy that runs. No model, no
- * pool, no clock, no allocation, no state.
+ * The scheduler (scheduler.h) applies them. No model, no pool, no clock, no allocation, no state.
  *
  * The rules:
  *   order       smaller priority key first, then the older request (smaller router number); the
@@ -62,18 +60,5 @@ td_status td_schedule_admit(const struct td_schedule_room *room, int32_t need, i
  * max_tokens tokens. ret_n_new[i] = 0 when i is not in this batch. Returns how many are. */
 int32_t td_batch_choose(const int32_t *remaining, const bool *is_decode, int32_t n,
                         int32_t max_items, int32_t max_tokens, int32_t *ret_n_new);
-
-/* What td_schedule_grow asks of the owner of the sequences; i is an index into the running list,
- * in priority order. */
-struct td_schedule_ops {
-    bool (*lacks)(void *ctx, int32_t i);   /* has i a decode token to compute for which it holds
-                                              no block? */
-    bool (*grow)(void *ctx, int32_t i);    /* gives i one block; false when the pool is empty */
-    void (*preempt)(void *ctx, int32_t i); /* takes all blocks of i back */
-};
-/* Sees to it that each decode step has its block, preempting from the back. Returns how many of the
- * n stay: [ret, n) were preempted, the last first.
- */
-int32_t td_schedule_grow(const struct td_schedule_ops *ops, void *ctx, int32_t n);
 
 #endif

@@ -34,7 +34,7 @@ ARROWS = {
     "router/core": ("common/base/status.h", ),
     # No engine, no kernels, no transfer: of a model the router reads config.json.
     "router": ("common/base", "common/rpc", "common/text", "common/model/config.h", "proto",
-               "router/core"), "sim": ("common/base", "common/engine/schedule.h",
+               "router/core"), "sim": ("common/base", "common/engine/scheduler.h",
                                        "common/model/config.h", "router/objectives.h",
                                        "router/core"), "bench": ANYTHING, "cli": ANYTHING,
     "tests": ANYTHING,
@@ -139,13 +139,14 @@ PLANTED = [("common/base/a.c", '"common/base/status.h"', True),
            ("router/a.c", '"cli/cli.h"', False), ("router/a.c", '"common/text/tokenizer.h"', True),
            ("router/a.c", '"common/model/config.h"', True),
            ("router/a.c", '"common/model/model.h"', False),
-           ("router/a.c", '"common/engine/schedule.h"', False),
+           ("router/a.c", '"common/engine/scheduler.h"', False),
            ("router/a.c", '"common/transfer/transfer.h"', False),
            ("router/a.c", '"kernels/ops.h"', False),
            ("common/engine/a.c", '"common/model/model.h"', True),
            ("common/engine/a.c", '"common/transfer/transfer.h"', False),
            ("common/engine/a.c", '"common/rpc/rpc.h"', False),
-           ("sim/a.c", '"common/engine/schedule.h"', True),
+           ("sim/a.c", '"common/engine/scheduler.h"', True),
+           ("sim/a.c", '"common/engine/engine.h"', False),
            ("sim/a.c", '"common/model/model.h"', False), ("sim/a.c", '"router/core/core.h"', True),
            ("router/a.c", '"sim/sim.h"', False), ("cli/a.c", '"sim/sim.h"', True),
            ("kernels/cuda/a.cu", '"tests/fake/cuda_emu/emu.h"', True),
@@ -160,10 +161,10 @@ PLANTED = [("common/base/a.c", '"common/base/status.h"', True),
 TARGETS = [
     "common/base/status.h", "common/base/dtype.h", "common/base/log.h", "common/base/clock.h",
     "common/kv/kv_pool.h", "common/transfer/transfer.h", "common/rpc/rpc.h", "common/model/model.h",
-    "common/model/config.h", "common/text/tokenizer.h", "common/engine/schedule.h", "sim/sim.h",
-    "tests/fake/cuda_emu/emu.h", "common/worker/worker.h", "kernels/ops.h", "router/core/core.h",
-    "router/router.h", "prefill/prefill.h", "decode/decode.h", "bench/bench.h", "cli/cli.h",
-    "tests/unit/capture.h"
+    "common/model/config.h", "common/text/tokenizer.h", "common/engine/scheduler.h",
+    "common/engine/engine.h", "sim/sim.h", "tests/fake/cuda_emu/emu.h", "common/worker/worker.h",
+    "kernels/ops.h", "router/core/core.h", "router/router.h", "prefill/prefill.h",
+    "decode/decode.h", "bench/bench.h", "cli/cli.h", "tests/unit/capture.h"
 ]
 
 
