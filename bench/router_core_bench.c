@@ -302,39 +302,47 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
 {
     uint64_t id = ++core_next;
     core_now += 500000;
-    size_t n = core_event((struct td_core_event){.kind = TD_EV_REQUEST,
-                                                 .slot = (uint32_t)(id % CORE_SLOTS),
-                                                 .id = id,
-                                                 .a = CORE_TOKENS,
-                                                 .b = 400,
-                                                 .c = core_two_classes ? id & 1 : 0,
-                                                 .e = objectives ? 2000000 : 0,
-                                                 .f = objectives ? 100000 : 0,
-                                                 .hashes = prompt_hashes,
-                                                 .n_hashes = prompt_hashes ? N_BLOCKS : 0,
-                                                 .hash_tokens = 16});
+    size_t n =
+        core_event((struct td_core_event){.kind = TD_EV_REQUEST,
+                                          .request = {.slot = (uint32_t)(id % CORE_SLOTS),
+                                                      .id = id,
+                                                      .n_prompt = CORE_TOKENS,
+                                                      .max_tokens = 400,
+                                                      .slo_class = core_two_classes ? id & 1 : 0,
+                                                      .ttft_us = objectives ? 2000000 : 0,
+                                                      .tpot_us = objectives ? 100000 : 0,
+                                                      .hashes = prompt_hashes,
+                                                      .n_hashes = prompt_hashes ? N_BLOCKS : 0,
+                                                      .hash_tokens = 16}});
     need(n == 1 && actions[0].kind == TD_ACT_START_DECODE, "placing a request");
 }
 
 static void core_decode(uint64_t id)
 {
     uint32_t slot = (uint32_t)(id % CORE_SLOTS);
-    need(core_event((struct td_core_event){.kind = TD_EV_TICKET, .slot = slot, .id = id}) == 1,
+    need(core_event((struct td_core_event){.kind = TD_EV_TICKET,
+                                           .ticket = {.of = {.slot = slot, .id = id}}}) == 1,
          "starting its prefill");
     core_event((struct td_core_event){
-        .kind = TD_EV_FIRST_TOKEN, .slot = slot, .id = id, .b = CORE_TOKENS + 1});
-    core_event(
-        (struct td_core_event){.kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + 2});
-    core_event((struct td_core_event){.kind = TD_EV_PREFILL_END, .slot = slot, .id = id});
+        .kind = TD_EV_FIRST_TOKEN,
+        .first_token = {.of = {.slot = slot, .id = id}, .n_tokens = CORE_TOKENS + 1}});
+    core_event((struct td_core_event){
+        .kind = TD_EV_TOKEN,
+        .token = {.of = {.slot = slot, .id = id}, .n_tokens = CORE_TOKENS + 2}});
+    core_event((struct td_core_event){.kind = TD_EV_PREFILL_END,
+                                      .prefill_end = {.of = {.slot = slot, .id = id}}});
 }
 
 static void core_finish(uint64_t id)
 {
     uint32_t slot = (uint32_t)(id % CORE_SLOTS);
     for (uint64_t k = 3; k <= 8; k++)
-        core_event((struct td_core_event){
-            .kind = TD_EV_TOKEN, .slot = slot, .id = id, .a = CORE_TOKENS + k, .b = k == 8});
-    need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END, .slot = slot, .id = id}) == 1,
+        core_event((struct td_core_event){.kind = TD_EV_TOKEN,
+                                          .token = {.of = {.slot = slot, .id = id},
+                                                    .n_tokens = CORE_TOKENS + k,
+                                                    .last = k == 8}});
+    need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END,
+                                           .decode_end = {.of = {.slot = slot, .id = id}}}) == 1,
          "completing a request");
 }
 
@@ -368,22 +376,23 @@ static void core_open(const char *policy, bool prefixes_too)
     need(core != NULL, "td_core_create");
     core_now = core_oldest = core_next = 0;
     for (uint32_t w = 0; w < N_WORKERS; w++)
-        core_event(
-            (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
-                                   .worker = w,
-                                   .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE,
-                                   .a = 400000,
-                                   .b = 256,
-                                   .d = 2048,
-                                   .e = 100000});
+        core_event((struct td_core_event){
+            .kind = TD_EV_WORKER_JOIN,
+            .join = {.worker = w,
+                     .role = w < N_WORKERS / 2 ? TD_ROLE_PREFILL : TD_ROLE_DECODE,
+                     .kv_tokens = 400000,
+                     .max_seqs = 256,
+                     .max_step_tokens = 2048,
+                     .kv_bytes_per_token = 100000}});
     /* each prompt on one decode worker and on four prefill workers, to different depths */
     for (uint32_t p = 0; prefixes_too && p < CORE_PROMPTS; p++)
         for (uint32_t h = 0; h < N_HOLDERS; h++)
             for (uint32_t i = 0; i < N_BLOCKS - 17 * h; i++)
-                core_event((struct td_core_event){.kind = TD_EV_BLOCK_ADD,
-                                                  .worker = (p * 7 + h * 31) % (N_WORKERS / 2) +
-                                                            (h == 2 ? N_WORKERS / 2 : 0),
-                                                  .a = block_hash(p, i)});
+                core_event((struct td_core_event){
+                    .kind = TD_EV_BLOCK_ADD,
+                    .block_add = {.worker = (p * 7 + h * 31) % (N_WORKERS / 2) +
+                                            (h == 2 ? N_WORKERS / 2 : 0),
+                                  .hash = block_hash(p, i)}});
 }
 
 static void core_rows(const char *policy, bool prefixes_too)

@@ -39,7 +39,8 @@ void fleet_gone(struct worker_conn *w, const char *why)
     join_lose_worker(w->join, why);
     w->join = NULL;
     w->n_legs++; /* held while the core cancels legs */
-    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .worker = w->index});
+    router_event(r,
+                 (struct td_core_event){.kind = TD_EV_WORKER_GONE, .gone = {.worker = w->index}});
     w->gone = true;
     router_update_max_len(r);
     worker_conn_release(w);
@@ -278,15 +279,16 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
                     w->logged_name, w->role_name, w->logged_address, w->tp, w->kv_blocks,
                     w->block_size, w->max_model_len);
     tell_degrees(r, w);
-    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
-                                           .worker = w->index,
+    router_event(
+        r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+                                  .join = {.worker = w->index,
                                            .role = w->role,
-                                           .a = (uint64_t)w->kv_blocks * w->block_size,
-                                           .b = h->max_seqs,
-                                           .f = h->one_token,
-                                           .c = node_class_of(r, h->node_class, h->role),
-                                           .d = h->max_step_tokens,
-                                           .e = h->kv_bytes_per_token});
+                                           .kv_tokens = (uint64_t)w->kv_blocks * w->block_size,
+                                           .max_seqs = h->max_seqs,
+                                           .one_token = h->one_token,
+                                           .node_class = node_class_of(r, h->node_class, h->role),
+                                           .max_step_tokens = h->max_step_tokens,
+                                           .kv_bytes_per_token = h->kv_bytes_per_token}});
     if (!dialled) warm_up(w);
     return w;
 }
@@ -320,29 +322,33 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
                         "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks",
                         w->logged_name, s->n_blocks_added, s->n_blocks_evicted, MAX_BLOCKS);
     if (s->blocks_reset || flood)
-        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET, .worker = w->index});
+        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET,
+                                               .blocks_reset = {.worker = w->index}});
     for (size_t i = 0; i < s->n_blocks_evicted && !flood; i++)
-        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT,
-                                               .worker = w->index,
-                                               .a = s->blocks_evicted[i]});
+        router_event(r, (struct td_core_event){
+                            .kind = TD_EV_BLOCK_EVICT,
+                            .block_evict = {.worker = w->index, .hash = s->blocks_evicted[i]}});
     for (size_t i = 0; i < s->n_blocks_added && !flood; i++)
         router_event(r, (struct td_core_event){
-                            .kind = TD_EV_BLOCK_ADD, .worker = w->index, .a = s->blocks_added[i]});
+                            .kind = TD_EV_BLOCK_ADD,
+                            .block_add = {.worker = w->index, .hash = s->blocks_added[i]}});
     for (size_t i = 0; i < s->n_steps && i < MAX_STEPS; i++)
-        router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
-                                               .worker = w->index,
-                                               .a = s->steps[i]->prefill_tokens,
-                                               .b = s->steps[i]->attention_work,
-                                               .c = s->steps[i]->decode_seqs,
-                                               .d = s->steps[i]->context_tokens,
-                                               .e = s->steps[i]->wall_us});
-    router_event(r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
-                                           .worker = w->index,
-                                           .a = s->seq,
-                                           .b = (uint64_t)s->kv_held * w->block_size,
-                                           .c = s->tokens_queued,
-                                           .d = (uint64_t)s->running + s->waiting,
-                                           .e = s->calls_taken});
+        router_event(r,
+                     (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                            .step = {.worker = w->index,
+                                                     .prefill_tokens = s->steps[i]->prefill_tokens,
+                                                     .attention_work = s->steps[i]->attention_work,
+                                                     .decode_seqs = s->steps[i]->decode_seqs,
+                                                     .context_tokens = s->steps[i]->context_tokens,
+                                                     .wall_us = s->steps[i]->wall_us}});
+    router_event(
+        r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                  .snapshot = {.worker = w->index,
+                                               .seq = s->seq,
+                                               .held_tokens = (uint64_t)s->kv_held * w->block_size,
+                                               .queued_tokens = s->tokens_queued,
+                                               .n_seqs = (uint64_t)s->running + s->waiting,
+                                               .calls_taken = s->calls_taken}});
 }
 
 void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
@@ -350,7 +356,8 @@ void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
     td_info_limited("worker_draining", "worker=%s timeout_ms=%llu", w->logged_name,
                     (unsigned long long)timeout_ms);
     w->draining = true;
-    router_event(w->router, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .worker = w->index});
+    router_event(w->router,
+                 (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .drain = {.worker = w->index}});
 }
 
 /* ---- status ---------------------------------------------------------------------------------- */

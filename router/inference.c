@@ -341,7 +341,7 @@ static td_status objective_us(const char *name, bool given, double ms, uint64_t 
  * understood. who: the caller by the table of tenants, or NULL. */
 static td_status fill_objectives(struct router *r, struct request_state *q,
                                  const Tandem__V1__GenerateRequest *in,
-                                 const struct router_tenant *who, struct td_core_event *e,
+                                 const struct router_tenant *who, struct td_ev_request *e,
                                  struct td_err *err)
 {
     uint32_t slo_class = 0;
@@ -354,23 +354,23 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
     if (!s && (in->priority < -100 || in->priority > 100))
         s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
     const Tandem__V1__Objectives *o = in->objectives;
-    if (!s && o) s = objective_us("ttft_ms", o->has_ttft_ms_case, o->ttft_ms, &e->e, err);
-    if (!s && o) s = objective_us("tpot_ms", o->has_tpot_ms_case, o->tpot_ms, &e->f, err);
+    if (!s && o) s = objective_us("ttft_ms", o->has_ttft_ms_case, o->ttft_ms, &e->ttft_us, err);
+    if (!s && o) s = objective_us("tpot_ms", o->has_tpot_ms_case, o->tpot_ms, &e->tpot_us, err);
     if (s) return s;
     const struct td_core_class *k = &r->core_cfg.classes[slo_class];
-    e->c = slo_class;
-    e->d = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefix_seed) | 1 : 0;
+    e->slo_class = slo_class;
+    e->tenant = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefix_seed) | 1 : 0;
     e->tenant_weight = who ? (uint32_t)lround(who->weight * 1000) : 0;
     e->priority = in->priority;
     q->salt = router_cache_salt(tenant, in->cache_salt);
     q->ledger.slo_class = (char *)(uintptr_t)k->name;
-    q->ledger.slo_ttft_us = e->e ? e->e : (uint64_t)(k->ttft_ms * 1000);
-    q->ledger.slo_tpot_us = e->f ? e->f : (uint64_t)(k->tpot_ms * 1000);
+    q->ledger.slo_ttft_us = e->ttft_us ? e->ttft_us : (uint64_t)(k->ttft_ms * 1000);
+    q->ledger.slo_tpot_us = e->tpot_us ? e->tpot_us : (uint64_t)(k->tpot_ms * 1000);
     return TD_OK;
 }
 
 /* Chain hashes of the prompt's blocks, thinned to what an event holds. */
-static void fill_hashes(struct router *r, const struct request_state *q, struct td_core_event *e)
+static void fill_hashes(struct router *r, const struct request_state *q, struct td_ev_request *e)
 {
     uint32_t block = r->cfg.prefix_entries ? fleet_block_size(r) : 0;
     if (!block || q->n_prompt < block) return;
@@ -469,9 +469,9 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     q->stop.matched = -1;
     tandem__v1__ledger__init(&q->ledger);
     struct td_err err = {0};
-    struct td_core_event event = {.kind = TD_EV_REQUEST, .slot = q->slot};
+    struct td_ev_request ask = {.slot = q->slot};
     td_status s = request_fill(r, q, in, &err);
-    if (!s) s = fill_objectives(r, q, in, who, &event, &err);
+    if (!s) s = fill_objectives(r, q, in, who, &ask, &err);
     if (s) {
         td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
         td_metric_add(r->m->failed, 1);
@@ -491,11 +491,11 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, q);
     td_fault_point("router_request");
-    event.id = q->id;
-    event.a = q->n_prompt;
-    event.b = q->max_tokens;
-    fill_hashes(r, q, &event);
-    router_event(r, event);
+    ask.id = q->id;
+    ask.n_prompt = q->n_prompt;
+    ask.max_tokens = q->max_tokens;
+    fill_hashes(r, q, &ask);
+    router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .request = ask});
 }
 
 static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
@@ -509,7 +509,8 @@ static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
                     q->n_tokens - q->n_prompt);
     td_metric_add(r->m->cancelled, 1);
-    router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL, .slot = slot, .id = id});
+    router_event(r,
+                 (struct td_core_event){.kind = TD_EV_CANCEL, .cancel = {.slot = slot, .id = id}});
     request_free(r, q);
 }
 

@@ -11,10 +11,31 @@
 #include "common/base/log.h"
 #include "router/router.h"
 
-static struct td_core_event leg_event(const struct leg *l, enum td_core_event_kind kind)
+/* Which attempt of which request the leg is of. */
+static struct td_attempt attempt_of(const struct leg *l)
+{
+    return (struct td_attempt){.slot = l->slot, .attempt = l->attempt, .id = l->id};
+}
+
+static struct td_core_event decode_end(const struct leg *l, enum td_code code)
 {
     return (struct td_core_event){
-        .kind = kind, .slot = l->slot, .id = l->id, .attempt = l->attempt};
+        .kind = TD_EV_DECODE_END,
+        .decode_end = {.of = attempt_of(l), .code = code, .sender_finished = l->sender_finished}};
+}
+
+static struct td_core_event prefill_end(const struct leg *l, enum td_code code)
+{
+    return (struct td_core_event){
+        .kind = TD_EV_PREFILL_END,
+        .prefill_end = {
+            .of = attempt_of(l), .code = code, .sent_bytes = l->sent_bytes, .sent_us = l->sent_us}};
+}
+
+/* The client has all of its output. */
+static struct td_core_event output_stop(uint32_t slot, uint64_t id)
+{
+    return (struct td_core_event){.kind = TD_EV_STOP, .stop = {.slot = slot, .id = id}};
 }
 
 static struct leg *leg_new(struct router *r, struct request_state *q,
@@ -59,8 +80,7 @@ static void leg_broken(struct leg *l, const char *why)
 {
     struct router *r = l->router;
     struct td_core_event e =
-        leg_event(l, l->kind == LEG_DECODE ? TD_EV_DECODE_END : TD_EV_PREFILL_END);
-    e.a = 13; /* INTERNAL */
+        l->kind == LEG_DECODE ? decode_end(l, TD_CODE_INTERNAL) : prefill_end(l, TD_CODE_INTERNAL);
     snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, why);
     char q[600];
     td_warn_limited("leg_broken", "req=%s worker=%s why=%s action=fail_over",
@@ -114,9 +134,9 @@ static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
     q->ticket_cached = t->cached_tokens;
     q->ticket_ns = td_now_ns();
     td_fault_point("router_ticket");
-    struct td_core_event e = leg_event(l, TD_EV_TICKET);
-    e.a = t->cached_tokens;
-    router_event(l->router, e);
+    router_event(l->router, (struct td_core_event){.kind = TD_EV_TICKET,
+                                                   .ticket = {.of = attempt_of(l),
+                                                              .cached_tokens = t->cached_tokens}});
 }
 
 static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
@@ -130,14 +150,12 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
         return;
     }
     td_fault_point("router_token");
-    struct td_core_event e = leg_event(l, TD_EV_TOKEN);
-    e.a = q->n_tokens;
-    e.b = q->output_done;
     bool stopped_here = q->output_done && !done_before && !l->finished_seen;
-    router_event(l->router, e);
-    if (stopped_here)
-        router_event(l->router,
-                     (struct td_core_event){.kind = TD_EV_STOP, .slot = l->slot, .id = l->id});
+    router_event(l->router, (struct td_core_event){.kind = TD_EV_TOKEN,
+                                                   .token = {.of = attempt_of(l),
+                                                             .n_tokens = q->n_tokens,
+                                                             .last = q->output_done}});
+    if (stopped_here) router_event(l->router, output_stop(l->slot, l->id));
 }
 
 static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
@@ -197,23 +215,21 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
     struct leg *l = user;
     struct router *r = l->router;
     struct request_state *q = l->request;
-    struct td_core_event e = leg_event(l, TD_EV_DECODE_END);
     bool tell = q != NULL, done = q && q->output_done;
-    e.a = (uint64_t)res->code;
-    e.b = l->sender_finished;
+    enum td_code code = (enum td_code)res->code;
     if (q) {
         copy_end(l, res);
-        if (res->code == GRPC_STATUS_OK && !done) {
-            e.a = 13;
+        if (code == TD_CODE_OK && !done) {
+            code = TD_CODE_INTERNAL;
             snprintf(q->last_error, sizeof q->last_error,
                      "%s: the decode stream ended without a last token", l->worker->name);
         }
     }
+    bool all_sent = done && code != TD_CODE_OK; /* the client has everything, however the call
+                                                   ended */
+    struct td_core_event e = all_sent ? output_stop(l->slot, l->id) : decode_end(l, code);
     leg_done(l);
-    if (!tell) return;
-    /* the client has everything, however the call ended */
-    if (done && res->code != GRPC_STATUS_OK) e.kind = TD_EV_STOP;
-    router_event(r, e);
+    if (tell) router_event(r, e);
 }
 
 static const struct td_rpc_client_method decode_method = {
@@ -270,16 +286,17 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     }
     bool finished = f->out->finish != TANDEM__V1__FINISH_REASON__FINISH_NONE;
     bool stopped_here = q->output_done && !done_before && !finished;
-    struct td_core_event e = leg_event(l, TD_EV_FIRST_TOKEN);
-    e.a = finished;
-    e.b = q->n_tokens;
-    e.c = f->times ? f->times->cached_tokens : 0;
+    struct td_core_event e = {
+        .kind = TD_EV_FIRST_TOKEN,
+        .first_token = {.of = attempt_of(l),
+                        .last = finished,
+                        .n_tokens = q->n_tokens,
+                        .cached_tokens = f->times ? f->times->cached_tokens : 0}};
     uint32_t slot = l->slot;
     uint64_t id = l->id;
     struct router *r = l->router;
     router_event(r, e); /* may end the request and detach this leg */
-    if (stopped_here)
-        router_event(r, (struct td_core_event){.kind = TD_EV_STOP, .slot = slot, .id = id});
+    if (stopped_here) router_event(r, output_stop(slot, id));
 }
 
 static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
@@ -302,20 +319,18 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
     (void)call;
     struct leg *l = user;
     struct router *r = l->router;
-    struct td_core_event e = leg_event(l, TD_EV_PREFILL_END);
     bool tell = l->request != NULL;
-    e.a = (uint64_t)res->code;
-    e.b = l->sent_bytes;
-    e.c = l->sent_us;
+    enum td_code code = (enum td_code)res->code;
     if (l->request) {
         copy_end(l, res);
-        if (res->code == GRPC_STATUS_OK && !l->finished_seen) {
-            e.a = 13; /* INTERNAL */
+        if (code == TD_CODE_OK && !l->finished_seen) {
+            code = TD_CODE_INTERNAL;
             snprintf(l->request->last_error, sizeof l->request->last_error,
                      "%s: the prefill stream ended without a first token and done",
                      l->worker->name);
         }
     }
+    struct td_core_event e = prefill_end(l, code);
     leg_done(l);
     if (tell) router_event(r, e);
 }

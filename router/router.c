@@ -255,7 +255,8 @@ static void on_tick(void *arg)
         td_warn("router_was_away",
                 "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"",
                 (unsigned long long)late_ms);
-    router_event(r, (struct td_core_event){.kind = TD_EV_TICK, .a = busy, .b = late_ms});
+    router_event(r, (struct td_core_event){.kind = TD_EV_TICK,
+                                           .tick = {.busy_permille = busy, .late_ms = late_ms}});
     join_tick(r, td_now_ns());
     follow_tenants(r, td_now_ns());
     td_identity_look_at_file(&r->id, td_now_ns());

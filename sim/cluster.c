@@ -1015,8 +1015,8 @@ static void on_action(void *ctx, const struct td_core_action *a)
         if (mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->slot, TD_SIM_OK, 0, NULL);
         break;
     case TD_ACT_FAIL:
-        finish(c, a->slot, a->code == CODE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED, a->code,
-               a->reason);
+        finish(c, a->slot, a->code == TD_CODE_RESOURCE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED,
+               a->code, a->reason);
         break;
     }
 }

@@ -128,126 +128,131 @@ void td_port_join(struct td_port *p, uint64_t now, const struct td_port_worker *
 {
     step(p, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
                                    .now_ns = now,
-                                   .worker = w->index,
-                                   .role = w->decode ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
-                                   .a = w->kv_tokens,
-                                   .b = w->max_seqs,
-                                   .c = w->node_class,
-                                   .d = w->max_step_tokens,
-                                   .e = (uint64_t)w->kv_bytes_per_token,
-                                   .f = !w->decode});
+                                   .join = {.worker = w->index,
+                                            .role = w->decode ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                            .kv_tokens = w->kv_tokens,
+                                            .max_seqs = w->max_seqs,
+                                            .node_class = w->node_class,
+                                            .max_step_tokens = w->max_step_tokens,
+                                            .kv_bytes_per_token = (uint64_t)w->kv_bytes_per_token,
+                                            .one_token = !w->decode}});
 }
 
 void td_port_drain(struct td_port *p, uint64_t now, uint32_t worker)
 {
-    step(p, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = now, .worker = worker});
+    step(p, (struct td_core_event){
+                .kind = TD_EV_WORKER_DRAIN, .now_ns = now, .drain = {.worker = worker}});
 }
 
 void td_port_gone(struct td_port *p, uint64_t now, uint32_t worker)
 {
-    step(p, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = now, .worker = worker});
+    step(p, (struct td_core_event){
+                .kind = TD_EV_WORKER_GONE, .now_ns = now, .gone = {.worker = worker}});
 }
 
 void td_port_snapshot(struct td_port *p, uint64_t now, const struct td_port_snapshot *s)
 {
     for (uint32_t i = 0; p->prefix_index && i < s->n_evicted; i++)
-        step(p, (struct td_core_event){.kind = TD_EV_BLOCK_EVICT,
-                                       .now_ns = now,
-                                       .worker = s->worker,
-                                       .a = s->evicted[i]});
+        step(p,
+             (struct td_core_event){.kind = TD_EV_BLOCK_EVICT,
+                                    .now_ns = now,
+                                    .block_evict = {.worker = s->worker, .hash = s->evicted[i]}});
     for (uint32_t i = 0; p->prefix_index && i < s->n_added; i++)
-        step(p, (struct td_core_event){
-                    .kind = TD_EV_BLOCK_ADD, .now_ns = now, .worker = s->worker, .a = s->added[i]});
+        step(p, (struct td_core_event){.kind = TD_EV_BLOCK_ADD,
+                                       .now_ns = now,
+                                       .block_add = {.worker = s->worker, .hash = s->added[i]}});
     for (uint32_t i = 0; i < s->n_steps; i++)
         step(p, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = now,
-                                       .worker = s->worker,
-                                       .a = s->steps[i].prefill_rows,
-                                       .b = s->steps[i].attention_work,
-                                       .c = s->steps[i].decode_rows,
-                                       .d = s->steps[i].context_tokens,
-                                       .e = s->steps[i].wall_us});
+                                       .step = {.worker = s->worker,
+                                                .prefill_tokens = s->steps[i].prefill_rows,
+                                                .attention_work = s->steps[i].attention_work,
+                                                .decode_seqs = s->steps[i].decode_rows,
+                                                .context_tokens = s->steps[i].context_tokens,
+                                                .wall_us = s->steps[i].wall_us}});
     step(p, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                    .now_ns = now,
-                                   .worker = s->worker,
-                                   .a = s->seq,
-                                   .b = s->held_tokens,
-                                   .c = s->queued_tokens,
-                                   .d = s->busy,
-                                   .e = s->calls_taken});
+                                   .snapshot = {.worker = s->worker,
+                                                .seq = s->seq,
+                                                .held_tokens = s->held_tokens,
+                                                .queued_tokens = s->queued_tokens,
+                                                .n_seqs = s->busy,
+                                                .calls_taken = s->calls_taken}});
 }
 
 void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_request *r)
 {
     step(p, (struct td_core_event){.kind = TD_EV_REQUEST,
                                    .now_ns = now,
-                                   .slot = r->slot,
-                                   .id = r->id,
-                                   .a = r->n_prompt,
-                                   .b = r->max_output,
-                                   .c = r->slo_class,
-                                   .d = r->tenant,
-                                   .hashes = r->hashes,
-                                   .n_hashes = r->n_hashes,
-                                   .hash_tokens = r->hash_tokens});
+                                   .request = {.slot = r->slot,
+                                               .id = r->id,
+                                               .n_prompt = r->n_prompt,
+                                               .max_tokens = r->max_output,
+                                               .slo_class = r->slo_class,
+                                               .tenant = r->tenant,
+                                               .hashes = r->hashes,
+                                               .n_hashes = r->n_hashes,
+                                               .hash_tokens = r->hash_tokens}});
 }
 
-static struct td_core_event of_leg(enum td_core_event_kind kind, uint64_t now,
-                                   const struct td_port_leg *l)
+static struct td_attempt attempt_of(const struct td_port_leg *l)
 {
-    return (struct td_core_event){
-        .kind = kind, .now_ns = now, .slot = l->slot, .id = l->id, .attempt = l->attempt};
+    return (struct td_attempt){.slot = l->slot, .attempt = l->attempt, .id = l->id};
 }
 
 void td_port_ticket(struct td_port *p, uint64_t now, const struct td_port_leg *l,
                     uint64_t cached_tokens)
 {
-    struct td_core_event e = of_leg(TD_EV_TICKET, now, l);
-    e.a = cached_tokens;
-    step(p, e);
+    step(p,
+         (struct td_core_event){.kind = TD_EV_TICKET,
+                                .now_ns = now,
+                                .ticket = {.of = attempt_of(l), .cached_tokens = cached_tokens}});
 }
 
 void td_port_first_token(struct td_port *p, uint64_t now, const struct td_port_leg *l, bool last,
                          uint64_t n_tokens, uint64_t cached_tokens)
 {
-    struct td_core_event e = of_leg(TD_EV_FIRST_TOKEN, now, l);
-    e.a = last;
-    e.b = n_tokens;
-    e.c = cached_tokens;
-    step(p, e);
+    step(p, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                   .now_ns = now,
+                                   .first_token = {.of = attempt_of(l),
+                                                   .last = last,
+                                                   .n_tokens = n_tokens,
+                                                   .cached_tokens = cached_tokens}});
 }
 
 void td_port_token(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint64_t n_tokens,
                    bool last)
 {
-    struct td_core_event e = of_leg(TD_EV_TOKEN, now, l);
-    e.a = n_tokens;
-    e.b = last;
-    step(p, e);
+    step(p, (struct td_core_event){
+                .kind = TD_EV_TOKEN,
+                .now_ns = now,
+                .token = {.of = attempt_of(l), .last = last, .n_tokens = n_tokens}});
 }
 
 void td_port_prefill_end(struct td_port *p, uint64_t now, const struct td_port_leg *l,
-                         uint32_t code, uint64_t bytes, uint64_t us)
+                         enum td_code code, uint64_t bytes, uint64_t us)
 {
-    struct td_core_event e = of_leg(TD_EV_PREFILL_END, now, l);
-    e.a = code;
-    e.b = bytes;
-    e.c = us;
-    step(p, e);
+    step(p, (struct td_core_event){
+                .kind = TD_EV_PREFILL_END,
+                .now_ns = now,
+                .prefill_end = {
+                    .of = attempt_of(l), .code = code, .sent_bytes = bytes, .sent_us = us}});
 }
 
-void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_leg *l, uint32_t code,
-                        bool sender_finished)
+void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_leg *l,
+                        enum td_code code, bool sender_finished)
 {
-    struct td_core_event e = of_leg(TD_EV_DECODE_END, now, l);
-    e.a = code;
-    e.b = sender_finished;
-    step(p, e);
+    step(p, (struct td_core_event){.kind = TD_EV_DECODE_END,
+                                   .now_ns = now,
+                                   .decode_end = {.of = attempt_of(l),
+                                                  .code = code,
+                                                  .sender_finished = sender_finished}});
 }
 
 void td_port_cancel(struct td_port *p, uint64_t now, uint32_t slot, uint64_t id)
 {
-    step(p, (struct td_core_event){.kind = TD_EV_CANCEL, .now_ns = now, .slot = slot, .id = id});
+    step(p, (struct td_core_event){
+                .kind = TD_EV_CANCEL, .now_ns = now, .cancel = {.slot = slot, .id = id}});
 }
 
 void td_port_residue(const struct td_port *p, uint32_t n_workers, struct td_port_residue *ret)

@@ -82,9 +82,9 @@ void td_port_first_token(struct td_port *port, uint64_t now_ns, const struct td_
 void td_port_token(struct td_port *port, uint64_t now_ns, const struct td_port_leg *leg,
                    uint64_t n_tokens, bool last);
 void td_port_prefill_end(struct td_port *port, uint64_t now_ns, const struct td_port_leg *leg,
-                         uint32_t code, uint64_t bytes, uint64_t us);
+                         enum td_code code, uint64_t bytes, uint64_t us);
 void td_port_decode_end(struct td_port *port, uint64_t now_ns, const struct td_port_leg *leg,
-                        uint32_t code, bool sender_finished);
+                        enum td_code code, bool sender_finished);
 void td_port_cancel(struct td_port *port, uint64_t now_ns, uint32_t slot, uint64_t id);
 
 /* What the core still holds: for checkers at the end. */

@@ -33,6 +33,29 @@ typedef enum td_status {
     TD_ERR_INTERNAL = -43,
 } td_status;
 
+/* How a call between processes ended: gRPC's status codes, by their numbers on the wire. The
+ * router's core and the daemons speak of a call's end by these names; td_rpc_code (common/rpc)
+ * says which of them a td_status becomes. */
+enum td_code {
+    TD_CODE_OK = 0,
+    TD_CODE_CANCELLED = 1,
+    TD_CODE_UNKNOWN = 2,
+    TD_CODE_INVALID_ARGUMENT = 3,
+    TD_CODE_DEADLINE_EXCEEDED = 4,
+    TD_CODE_NOT_FOUND = 5,
+    TD_CODE_ALREADY_EXISTS = 6,
+    TD_CODE_PERMISSION_DENIED = 7,
+    TD_CODE_RESOURCE_EXHAUSTED = 8, /* back-pressure: the caller may come again later */
+    TD_CODE_FAILED_PRECONDITION = 9,
+    TD_CODE_ABORTED = 10,
+    TD_CODE_OUT_OF_RANGE = 11,
+    TD_CODE_UNIMPLEMENTED = 12,
+    TD_CODE_INTERNAL = 13,
+    TD_CODE_UNAVAILABLE = 14, /* retrying may help, perhaps elsewhere */
+    TD_CODE_DATA_LOSS = 15,
+    TD_CODE_UNAUTHENTICATED = 16,
+};
+
 #define TD_ERR_MSG_MAX 512
 
 /* An error that a person will read: names the thing, the value and the limit. Zeroed = no error. */

@@ -52,21 +52,21 @@ void td_account_changed(struct td_core_worker *w)
     td_load_put(w->fullness, w->at, &part);
 }
 
-void td_account_join(struct td_core_worker *w, const struct td_core_event *e)
+void td_account_join(struct td_core_worker *w, const struct td_ev_join *e, uint64_t now_ns)
 {
     struct td_core_scan *scan = w->scan;
     struct td_load *fullness = w->fullness;
     uint32_t at = w->at;
     *w = (struct td_core_worker){.state = TD_WORKER_READY,
                                  .role = e->role,
-                                 .kv_tokens = e->a,
-                                 .max_seqs = (uint32_t)e->b,
-                                 .node_class = (uint32_t)e->c,
-                                 .max_step_tokens = (uint32_t)e->d,
-                                 .kv_bytes_per_token = e->e,
-                                 .snapshot_ns = e->now_ns,
+                                 .kv_tokens = e->kv_tokens,
+                                 .max_seqs = (uint32_t)e->max_seqs,
+                                 .node_class = (uint32_t)e->node_class,
+                                 .max_step_tokens = (uint32_t)e->max_step_tokens,
+                                 .kv_bytes_per_token = e->kv_bytes_per_token,
+                                 .snapshot_ns = now_ns,
                                  .correction = 1,
-                                 .one_token = e->f & 1,
+                                 .one_token = e->one_token,
                                  .min_tpot_s = INFINITY,
                                  .scan = scan,
                                  .fullness = fullness,
@@ -268,13 +268,12 @@ void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg)
         w->calls_sent--;
 }
 
-void td_account_snapshot(struct td_core_worker *w, const struct td_core_event *e, double now_s)
+void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *e, double now_s)
 {
-    w->snapshot_seq = e->a;
-    w->snapshot_ns = e->now_ns;
-    w->held_tokens = e->b;
-    w->queued_tokens = e->c;
-    w->calls_seen = e->e;
+    w->snapshot_seq = e->seq;
+    w->held_tokens = e->held_tokens;
+    w->queued_tokens = e->queued_tokens;
+    w->calls_seen = e->calls_taken;
     /* at rest nothing is on its way: what was lost, or thought to be, is settled */
     if (w->assigned == 0) w->calls_sent = w->calls_seen;
     uint64_t told = w->pending_tokens - w->planned_tokens;

@@ -37,7 +37,7 @@ void td_account_scan(const struct td_core_worker *w, struct td_core_scan *ret_sc
 void td_account_part(const struct td_core_worker *w, struct td_load_part *ret_part);
 
 /* *w is zeroed, or a former holder of the place. */
-void td_account_join(struct td_core_worker *w, const struct td_core_event *join);
+void td_account_join(struct td_core_worker *w, const struct td_ev_join *join, uint64_t now_ns);
 void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker,
                              uint32_t turn, uint64_t n_tokens, double work_s, double now_s);
 /* Its KV takes link_s on the link, from from_s on at the earliest: with the first chunk. Once
@@ -59,7 +59,7 @@ void td_account_close(struct td_core_worker *w, struct td_leg *leg, double now_s
 /* The leg's call failed to reach its worker, as far as can be told (UNAVAILABLE before any
  * answer): no snapshot will count it. Before its close. */
 void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg);
-void td_account_snapshot(struct td_core_worker *w, const struct td_core_event *snapshot,
+void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *snapshot,
                          double now_s);
 
 #endif

@@ -41,8 +41,16 @@
 #define MIX_SHARE_RATE 0.02
 /* Over so many arrivals their mean cost is taken: some ten seconds of a busy fleet. */
 #define MEAN_COST_REQUESTS 200
-/* hours of snapshots; a worker that silent has been lost long ago */
+/* Of a worker's snapshots: five hours of them at one each 20 ms. A worker that was silent for so
+ * long has been lost long ago. */
 #define MAX_SEQ_JUMP (1u << 20)
+/* Of what workers report: more is an error of theirs, and nothing is learned from it. */
+#define MAX_STEP_TOKENS (1u << 20)
+#define MAX_KV_BYTES_PER_TOKEN (1u << 30)
+#define MAX_REPORTED_US 600000000
+#define MAX_SENT_BYTES (1ull << 50)
+/* Of how many prefill rows a step with decode rows had: the mean of some five such steps. */
+#define MIX_ROWS_RATE 0.2
 
 static td_status check_classes(const struct td_core_config *g, struct td_err *err)
 {
@@ -360,7 +368,7 @@ static void forget(struct td_core *c, struct request *r)
     c->n_live--;
 }
 
-void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason,
+void core_fail(struct td_core *c, struct request *r, enum td_code code, const char *reason,
                double retry_s)
 {
     cancel_legs(c, r);
@@ -368,13 +376,13 @@ void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *
     a->code = code;
     a->reason = reason;
     double ms = ceil(retry_s * 1000);
-    a->retry_ms = code != G_EXHAUSTED ? 0
-                  : !(ms >= 1)        ? 1
-                  : ms > MAX_RETRY_MS ? MAX_RETRY_MS
-                                      : (uint32_t)ms;
+    a->retry_ms = code != TD_CODE_RESOURCE_EXHAUSTED ? 0
+                  : !(ms >= 1)                       ? 1
+                  : ms > MAX_RETRY_MS                ? MAX_RETRY_MS
+                                                     : (uint32_t)ms;
     c->stats.failed++;
     c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
-    if (code == G_EXHAUSTED) {
+    if (code == TD_CODE_RESOURCE_EXHAUSTED) {
         c->stats.refused++;
         move_ceilings(c, c->ranks[r->slo_class], false);
     }
@@ -452,7 +460,7 @@ static void fail_over(struct td_core *c, struct request *r, const char *reason)
         return;
     }
     if (r->failovers >= c->cfg.max_failovers) {
-        core_fail(c, r, G_UNAVAILABLE, reason, 0);
+        core_fail(c, r, TD_CODE_UNAVAILABLE, reason, 0);
         return;
     }
     r->failovers++;
@@ -518,30 +526,31 @@ static void on_gone(struct td_core *c, uint32_t worker)
     if (c->index) td_prefix_index_reset(c->index, worker);
 }
 
-static void on_join(struct td_core *c, const struct td_core_event *e)
+static void on_join(struct td_core *c, const struct td_ev_join *e)
 {
-    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE || e->a == 0 ||
-        e->a > TD_CORE_MAX_TOKENS || e->b == 0 || e->b > TD_CORE_MAX_SEQS)
-        return;
+    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE) return;
+    if (e->kv_tokens == 0 || e->kv_tokens > TD_CORE_MAX_TOKENS) return;
+    if (e->max_seqs == 0 || e->max_seqs > TD_CORE_MAX_SEQS) return;
     on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
-    struct td_core_event join = *e;
-    if (join.c >= TD_CORE_MAX_NODE_CLASSES) join.c = TD_CORE_MAX_NODE_CLASSES - 1;
-    if (join.d > 1u << 20) join.d = 1u << 20;
-    if (join.e > 1u << 30) join.e = 1u << 30;
-    td_account_join(&c->workers[e->worker], &join);
-    td_latency_node_join(c->latency, e->worker, (uint32_t)join.c);
+    struct td_ev_join join = *e;
+    if (join.node_class >= TD_CORE_MAX_NODE_CLASSES) join.node_class = TD_CORE_MAX_NODE_CLASSES - 1;
+    if (join.max_step_tokens > MAX_STEP_TOKENS) join.max_step_tokens = MAX_STEP_TOKENS;
+    if (join.kv_bytes_per_token > MAX_KV_BYTES_PER_TOKEN)
+        join.kv_bytes_per_token = MAX_KV_BYTES_PER_TOKEN;
+    td_account_join(&c->workers[e->worker], &join, c->now_ns);
+    td_latency_node_join(c->latency, e->worker, (uint32_t)join.node_class);
     roster_insert(c, e->worker, e->role);
     if (e->worker >= c->n_workers) c->n_workers = e->worker + 1;
     core_refresh_step(c, e->worker);
     c->room_changed = true;
 }
 
-static void on_snapshot(struct td_core *c, const struct td_core_event *e)
+static void on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
-    if (!w || e->a <= w->snapshot_seq) return; /* an old one */
-    /* of no future of ours: taken, it would shut out all that follow */
-    if (e->a - w->snapshot_seq > MAX_SEQ_JUMP) return;
+    if (!w || e->seq <= w->snapshot_seq) return; /* an old one */
+    /* A sequence number this far ahead would make every later snapshot look old: drop it. */
+    if (e->seq - w->snapshot_seq > MAX_SEQ_JUMP) return;
     /* its margins are what they were */
     if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true;
     td_account_snapshot(w, e, c->now_s);
@@ -553,27 +562,33 @@ static void on_snapshot(struct td_core *c, const struct td_core_event *e)
                                                : TD_WORKER_READY);
 }
 
-static void on_step(struct td_core *c, const struct td_core_event *e)
+/* Larger numbers than any step has. */
+static bool absurd(const struct td_ev_step *e)
+{
+    return e->wall_us == 0 || e->wall_us > MAX_REPORTED_US || e->prefill_tokens > MAX_STEP_TOKENS ||
+           e->decode_seqs > TD_CORE_MAX_SEQS || e->attention_work > 1ull << 50 ||
+           e->context_tokens > 1ull << 40;
+}
+
+static void on_step(struct td_core *c, const struct td_ev_step *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
-    /* no step is like that */
-    if (!w || e->e == 0 || e->e > 600000000 || e->a > 1u << 20 || e->c > 1u << 20 ||
-        e->b > 1ull << 50 || e->d > 1ull << 40)
-        return;
-    struct td_lat_step s = {.prefill_tokens = (uint32_t)e->a,
-                            .decode_seqs = (uint32_t)e->c,
-                            .wall_us = (uint32_t)e->e,
-                            .attention_work = e->b,
-                            .context_tokens = e->d};
+    if (!w || absurd(e)) return;
+    struct td_lat_step s = {.prefill_tokens = (uint32_t)e->prefill_tokens,
+                            .decode_seqs = (uint32_t)e->decode_seqs,
+                            .wall_us = (uint32_t)e->wall_us,
+                            .attention_work = e->attention_work,
+                            .context_tokens = e->context_tokens};
     td_latency_observe_step(c->latency, e->worker, &s);
-    w->busy_us += e->e;
-    if (e->c) { /* prefill steps without decode rows disturb nobody */
-        w->mix_share += MIX_SHARE_RATE * ((e->a ? 1 : 0) - w->mix_share);
-        if (e->a) w->mix_rows += 0.2 * ((double)e->a - w->mix_rows);
+    w->busy_us += e->wall_us;
+    if (e->decode_seqs) { /* prefill steps without decode rows disturb nobody */
+        w->mix_share += MIX_SHARE_RATE * ((e->prefill_tokens ? 1 : 0) - w->mix_share);
+        if (e->prefill_tokens)
+            w->mix_rows += MIX_ROWS_RATE * ((double)e->prefill_tokens - w->mix_rows);
     }
     w->correction = td_latency_correction(c->latency, e->worker);
     td_account_changed(w);
-    if (e->c) core_refresh_step(c, e->worker);
+    if (e->decode_seqs) core_refresh_step(c, e->worker);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -605,24 +620,21 @@ static void count_cost(struct td_core *c, struct request *r, double n_out)
     c->mean_cost_s += (r->decode_cost_s - c->mean_cost_s) / c->n_costs;
 }
 
-static void on_request(struct td_core *c, const struct td_core_event *e)
+/* Fills the request's slot from the event; what is out of range is clamped. */
+static void take_in(struct td_core *c, struct request *r, const struct td_ev_request *e,
+                    uint32_t slo_class)
 {
-    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE || e->a == 0 ||
-        e->a > TD_CORE_MAX_TOKENS)
-        return;
-    struct request *r = &c->requests[e->slot];
-    uint32_t slo_class = e->c < c->cfg.n_classes ? (uint32_t)e->c : 0;
     const struct td_core_class *k = &c->cfg.classes[slo_class];
+    uint64_t max_tokens = e->max_tokens < 1 ? 1 : e->max_tokens;
     *r = (struct request){.id = e->id,
-                          .n_prompt = e->a,
-                          .n_tokens = e->a,
-                          .max_tokens = e->b < 1                    ? 1
-                                        : e->b > TD_CORE_MAX_TOKENS ? TD_CORE_MAX_TOKENS
-                                                                    : e->b,
+                          .n_prompt = e->n_prompt,
+                          .n_tokens = e->n_prompt,
+                          .max_tokens =
+                              max_tokens < TD_CORE_MAX_TOKENS ? max_tokens : TD_CORE_MAX_TOKENS,
                           .slo_class = slo_class,
-                          .tenant = e->d,
-                          .ttft_s = objective_s(e->e, k->ttft_ms),
-                          .tpot_s = objective_s(e->f, k->tpot_ms),
+                          .tenant = e->tenant,
+                          .ttft_s = objective_s(e->ttft_us, k->ttft_ms),
+                          .tpot_s = objective_s(e->tpot_us, k->tpot_ms),
                           .priority = e->priority < -100  ? -100
                                       : e->priority > 100 ? 100
                                                           : e->priority,
@@ -633,12 +645,21 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
                           .decode = {.worker = TD_NO_WORKER},
                           .hashes = r->hashes,
                           .hash_tokens = e->hash_tokens};
-    if (r->hashes && e->hash_tokens > 0) {
-        r->n_hashes = e->n_hashes < TD_CORE_MAX_HASHES ? e->n_hashes : TD_CORE_MAX_HASHES;
-        if ((uint64_t)r->n_hashes * r->hash_tokens > r->n_prompt)
-            r->n_hashes = (uint32_t)(r->n_prompt / r->hash_tokens);
-        memcpy(r->hashes, e->hashes, r->n_hashes * sizeof *r->hashes);
-    }
+    if (!r->hashes || e->hash_tokens == 0) return;
+    r->n_hashes = e->n_hashes < TD_CORE_MAX_HASHES ? e->n_hashes : TD_CORE_MAX_HASHES;
+    if ((uint64_t)r->n_hashes * r->hash_tokens > r->n_prompt)
+        r->n_hashes = (uint32_t)(r->n_prompt / r->hash_tokens);
+    memcpy(r->hashes, e->hashes, r->n_hashes * sizeof *r->hashes);
+}
+
+static void on_request(struct td_core *c, const struct td_ev_request *e)
+{
+    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE) return;
+    if (e->n_prompt == 0 || e->n_prompt > TD_CORE_MAX_TOKENS) return;
+    struct request *r = &c->requests[e->slot];
+    uint32_t slo_class = e->slo_class < c->cfg.n_classes ? (uint32_t)e->slo_class : 0;
+    const struct td_core_class *k = &c->cfg.classes[slo_class];
+    take_in(c, r, e, slo_class);
     c->n_live++;
     count_arrival(c);
     c->asked_ns[c->ranks[slo_class]] = c->now_ns > 0 ? c->now_ns : 1;
@@ -669,22 +690,30 @@ static void on_request(struct td_core *c, const struct td_core_event *e)
                                                                                     : n_d ? n_d
                                                                                           : 1);
         if (ahead > r->ttft_s && !k->best_effort) {
-            core_fail(c, r, G_EXHAUSTED, "the TTFT objective cannot be met now", ahead - r->ttft_s);
+            core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, "the TTFT objective cannot be met now",
+                      ahead - r->ttft_s);
             return;
         }
     }
     core_dispatch(c); /* max_queued bounds those who wait, not those who can be placed at once */
     if (r->phase == QUEUED && r->id == e->id && td_queue_n(c->order) > c->cfg.max_queued)
-        core_fail(c, r, G_EXHAUSTED, "the router's queue is full", 1);
+        core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, "the router's queue is full", 1);
 }
 
-/* The live request an event speaks of; NULL when it speaks of the past. */
-static struct request *current(struct td_core *c, const struct td_core_event *e, bool any_attempt)
+/* The live request of this id in this slot; NULL when that request has ended. */
+static struct request *live(struct td_core *c, uint32_t slot, uint64_t id)
 {
-    if (e->slot >= c->cfg.max_requests) return NULL;
-    struct request *r = &c->requests[e->slot];
-    if (r->phase == FREE || r->id != e->id) return NULL;
-    if (!any_attempt && (r->attempt != e->attempt || r->phase == QUEUED)) return NULL;
+    if (slot >= c->cfg.max_requests) return NULL;
+    struct request *r = &c->requests[slot];
+    return r->phase == FREE || r->id != id ? NULL : r;
+}
+
+/* The live request whose current attempt this is, which has moved now; NULL when it is an old
+ * one. */
+static struct request *current(struct td_core *c, const struct td_attempt *of)
+{
+    struct request *r = live(c, of->slot, of->id);
+    if (!r || r->attempt != of->attempt || r->phase == QUEUED) return NULL;
     r->moved_ns = c->now_ns;
     return r;
 }
@@ -697,9 +726,9 @@ void core_prefill_tell(struct td_core *c, struct request *r)
     r->next = w->n_told == 1;
 }
 
-static void on_ticket(struct td_core *c, const struct td_core_event *e)
+static void on_ticket(struct td_core *c, const struct td_ev_ticket *e)
 {
-    struct request *r = current(c, e, false);
+    struct request *r = current(c, &e->of);
     if (!r || r->phase != RESERVING) return;
     struct td_policy_view v = core_view_of(c);
     uint32_t planned = r->prefill.worker;
@@ -753,34 +782,34 @@ static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
     r->last_ns = c->now_ns;
 }
 
-static void on_first_token(struct td_core *c, const struct td_core_event *e)
+static void on_first_token(struct td_core *c, const struct td_ev_first_token *e)
 {
-    struct request *r = current(c, e, false);
+    struct request *r = current(c, &e->of);
     if (!r || r->phase == RESERVING) return;
     if (r->phase == PREFILLING) r->phase = DECODING;
     if (r->prefill.pending) { /* the computing is over: the account lets go of its tokens, the
                                  leg stays for the hand-over */
         r->computed_tokens = r->prefill.tokens;
-        if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->c)
+        if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->cached_tokens)
             td_stage_learn(&c->start,
                            (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
         td_account_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
-        c->stats.real_hit_tokens += e->c < r->n_tokens ? e->c : 0;
+        c->stats.real_hit_tokens += e->cached_tokens < r->n_tokens ? e->cached_tokens : 0;
         c->room_changed = true;
     }
-    grow(c, r, e->b);
+    grow(c, r, e->n_tokens);
     first_seen(c, r);
-    if (e->a || r->finished_ns) complete(c, r);
+    if (e->last || r->finished_ns) complete(c, r);
 }
 
-static void on_token(struct td_core *c, const struct td_core_event *e)
+static void on_token(struct td_core *c, const struct td_ev_token *e)
 {
-    struct request *r = current(c, e, false);
+    struct request *r = current(c, &e->of);
     /* before its prefill was even told, or of a leg that has ended: not of this world */
     if (!r || r->phase == RESERVING || r->decode.worker == TD_NO_WORKER) return;
     r->decode_flows = true;
     r->phase = DECODING;
-    if (e->b) r->output_done = true;
+    if (e->last) r->output_done = true;
     if (r->decode.worker != TD_NO_WORKER && r->decode.pending) {
         td_account_decode_active(&c->workers[r->decode.worker], &r->decode);
         if (r->choice.local) {
@@ -789,12 +818,12 @@ static void on_token(struct td_core *c, const struct td_core_event *e)
                            (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s);
         }
     }
-    grow(c, r, e->a);
+    grow(c, r, e->n_tokens);
     first_seen(c, r);
 }
 
-/* A leg ended with a gRPC code: whose fault was it? */
-static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, uint32_t code,
+/* A leg ended with this code: whose fault was it? */
+static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, enum td_code code,
                        const char *what)
 {
     if (r->output_done) {
@@ -802,11 +831,11 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
         return;
     }
     switch (code) {
-    case G_INVALID:
-    case G_NOT_FOUND:
-    case G_RANGE:
-    case G_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that is
-                             too small, too old or mistaken. One second opinion */
+    case TD_CODE_INVALID_ARGUMENT:
+    case TD_CODE_NOT_FOUND:
+    case TD_CODE_OUT_OF_RANGE:
+    case TD_CODE_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that
+                                   is too small, too old or mistaken. One second opinion */
         if (r->refused) {
             core_fail(c, r, code, what, 0);
             return;
@@ -817,12 +846,12 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
         if (r->decode.worker != TD_NO_WORKER) shun(c, r->decode.worker);
         fail_over(c, r, what);
         return;
-    case G_EXHAUSTED:
+    case TD_CODE_RESOURCE_EXHAUSTED:
         shun(c, worker);
         requeue(c, r, false);
         return;
     /* the client's own: the worker did no wrong */
-    case G_DEADLINE:
+    case TD_CODE_DEADLINE_EXCEEDED:
         core_fail(c, r, code, "the request's deadline has passed", 0);
         return;
     default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers
@@ -833,23 +862,29 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, ui
     }
 }
 
-static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
+/* The link's speed shows in a transfer that had it for itself and did not wait for later chunks
+ * to be computed. Any other was no faster than the link: it says something only where it took
+ * less time than the link is thought to need. */
+static void learn_link(struct td_core *c, const struct request *r,
+                       const struct td_ev_prefill_end *e)
 {
-    struct request *r = current(c, e, false);
+    const struct td_core_worker *w = &c->workers[r->prefill.worker];
+    if (e->code != TD_CODE_OK || e->sent_bytes == 0 || e->sent_us == 0) return;
+    if (e->sent_bytes >= MAX_SENT_BYTES || e->sent_us >= MAX_REPORTED_US) return;
+    bool in_one_step = w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens;
+    bool alone = !w->crowded && w->n_chunked == 0 && in_one_step;
+    double thought_s = td_latency_transfer(c->latency, w->node_class, 0, (double)e->sent_bytes);
+    if (alone || thought_s <= 0 || (double)e->sent_us * 1e-6 < thought_s)
+        td_latency_observe_transfer(c->latency, w->node_class, e->sent_bytes, e->sent_us);
+}
+
+static void on_prefill_end(struct td_core *c, const struct td_ev_prefill_end *e)
+{
+    struct request *r = current(c, &e->of);
     if (!r || !prefill_told(r)) return;
     uint32_t worker = r->prefill.worker;
-    if (e->a == G_UNAVAILABLE) td_account_call_failed(&c->workers[worker], &r->prefill);
-    const struct td_core_worker *w = &c->workers[worker];
-    /* The link's speed shows in a transfer that had it for itself and did not wait for later
-     * chunks to be computed. Any other was no faster than the link: it says something only where
-     * it took less time than the link is thought to need. */
-    bool alone = !w->crowded && w->n_chunked == 0 &&
-                 (w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens);
-    if (e->a == G_OK && e->b > 0 && e->c > 0 && e->b < 1ull << 50 && e->c < 600000000) {
-        double thought_s = td_latency_transfer(c->latency, w->node_class, 0, (double)e->b);
-        if (alone || thought_s <= 0 || (double)e->c * 1e-6 < thought_s)
-            td_latency_observe_transfer(c->latency, w->node_class, e->b, e->c);
-    }
+    if (e->code == TD_CODE_UNAVAILABLE) td_account_call_failed(&c->workers[worker], &r->prefill);
+    learn_link(c, r, e);
     leg_close(c, &r->prefill);
     if (r->finished_ns) {
         complete(c, r);
@@ -857,31 +892,32 @@ static void on_prefill_end(struct td_core *c, const struct td_core_event *e)
     }
     bool decodes = r->decode.worker != TD_NO_WORKER;
     /* delivered */
-    if (decodes && (r->decode_flows || (e->a == G_OK && r->phase != PREFILLING))) return;
-    leg_failed(c, r, worker, (uint32_t)e->a,
-               e->a == G_OK ? "the prefill worker ended without a first token"
-                            : "the prefill worker failed");
+    if (decodes && (r->decode_flows || (e->code == TD_CODE_OK && r->phase != PREFILLING))) return;
+    leg_failed(c, r, worker, e->code,
+               e->code == TD_CODE_OK ? "the prefill worker ended without a first token"
+                                     : "the prefill worker failed");
 }
 
-static void on_decode_end(struct td_core *c, const struct td_core_event *e)
+static void on_decode_end(struct td_core *c, const struct td_ev_decode_end *e)
 {
-    struct request *r = current(c, e, false);
+    struct request *r = current(c, &e->of);
     if (!r || r->decode.worker == TD_NO_WORKER) return;
     uint32_t worker = r->decode.worker;
-    if (e->a == G_UNAVAILABLE && !e->b) td_account_call_failed(&c->workers[worker], &r->decode);
+    if (e->code == TD_CODE_UNAVAILABLE && !e->sender_finished)
+        td_account_call_failed(&c->workers[worker], &r->decode);
     if (r->prefill.planned)
         leg_close(c, &r->prefill); /* no ticket was seen: the prefill worker
                                       was never told */
     leg_close(c, &r->decode);
-    if (e->b && e->a != G_OK && r->prefill.pending && !r->decode_flows) {
+    if (e->sender_finished && e->code != TD_CODE_OK && r->prefill.pending && !r->decode_flows) {
         /* The first token is on its way and was the last; on_tick bounds the wait. */
         r->sender_finished = true;
         return;
     }
-    if (e->a == G_OK)
+    if (e->code == TD_CODE_OK)
         finish(c, r);
     else
-        leg_failed(c, r, worker, (uint32_t)e->a, "the decode worker failed");
+        leg_failed(c, r, worker, e->code, "the decode worker failed");
 }
 
 static void update_utilisation(struct td_core *c)
@@ -950,11 +986,11 @@ static void forgive(struct td_core *c, uint64_t late_ms)
             c->requests[i].moved_ns = later(c->requests[i].moved_ns, late_ns, c->now_ns);
 }
 
-static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
+static void on_tick(struct td_core *c, const struct td_ev_tick *e)
 {
-    if (late_ms) forgive(c, late_ms);
+    if (e->late_ms) forgive(c, e->late_ms);
     update_utilisation(c);
-    update_advice(c, busy_permille);
+    update_advice(c, e->busy_permille);
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct td_core_worker *w = &c->workers[i];
         if ((w->state == TD_WORKER_READY || w->state == TD_WORKER_DRAINING) &&
@@ -972,10 +1008,12 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
                         (core_any_worker(c, TD_ROLE_DECODE) &&
                          (core_wants_local(c, r) || core_any_worker(c, TD_ROLE_PREFILL)));
             if (have)
-                core_fail(c, r, G_EXHAUSTED, "no worker had room within the queue time",
+                core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED,
+                          "no worker had room within the queue time",
                           c->cfg.queue_timeout_ms * 1e-3);
             else
-                core_fail(c, r, G_UNAVAILABLE, "no worker of the needed role is connected", 0);
+                core_fail(c, r, TD_CODE_UNAVAILABLE, "no worker of the needed role is connected",
+                          0);
         } else if (r->finished_ns && c->now_ns - r->finished_ns > FINISH_WAIT_MS * NS_PER_MS) {
             complete(c, r);
         } else if (r->sender_finished && c->now_ns - r->moved_ns > SENDER_WAIT_MS * NS_PER_MS) {
@@ -988,80 +1026,113 @@ static void on_tick(struct td_core *c, uint64_t busy_permille, uint64_t late_ms)
     c->room_changed = true; /* slack has run down: some may have become hopeless */
 }
 
-size_t td_core_step(struct td_core *c, const struct td_core_event *event,
+static void on_drain(struct td_core *c, uint32_t worker)
+{
+    struct td_core_worker *w = known_worker(c, worker);
+    if (!w) return;
+    w->draining = true;
+    if (w->state == TD_WORKER_READY) set_state(w, TD_WORKER_DRAINING);
+}
+
+static void on_stop(struct td_core *c, const struct td_ev_end *e)
+{
+    struct request *r = live(c, e->slot, e->id);
+    if (!r) return;
+    r->moved_ns = c->now_ns;
+    if (prefill_told(r) && !(r->prefill.pending && r->decode_flows))
+        core_emit(c, TD_ACT_CANCEL_PREFILL, r);
+    finish(c, r);
+}
+
+static void on_cancel(struct td_core *c, const struct td_ev_end *e)
+{
+    struct request *r = live(c, e->slot, e->id);
+    if (!r) return;
+    cancel_legs(c, r);
+    c->stats.cancelled++;
+    c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
+    forget(c, r);
+}
+
+/* The worker's prefix index, when there is one and the worker is known; else NULL. */
+static struct td_prefix_index *index_of(struct td_core *c, uint32_t worker)
+{
+    return known_worker(c, worker) ? c->index : NULL;
+}
+
+static void on_block_add(struct td_core *c, const struct td_ev_block *e)
+{
+    if (index_of(c, e->worker)) td_prefix_index_add(c->index, e->worker, e->hash);
+}
+
+static void on_block_evict(struct td_core *c, const struct td_ev_block *e)
+{
+    if (index_of(c, e->worker)) td_prefix_index_evict(c->index, e->worker, e->hash);
+}
+
+static void on_blocks_reset(struct td_core *c, uint32_t worker)
+{
+    if (index_of(c, worker)) td_prefix_index_reset(c->index, worker);
+}
+
+size_t td_core_step(struct td_core *c, const struct td_core_event *e,
                     struct td_core_action *ret_actions)
 {
-    if (event->now_ns > c->now_ns) c->now_ns = event->now_ns;
-    struct td_core_event at = *event, *e = &at;
-    at.now_ns = c->now_ns; /* (5): for everybody who keeps a time */
+    if (e->now_ns > c->now_ns) c->now_ns = e->now_ns; /* (5) */
     c->now_s = (double)c->now_ns * 1e-9;
     c->out = ret_actions;
     c->n_out = 0;
-    struct request *r;
-    struct td_core_worker *w;
     switch (e->kind) {
     case TD_EV_TICK:
-        on_tick(c, e->a, e->b);
+        on_tick(c, &e->tick);
         break;
     case TD_EV_WORKER_JOIN:
-        on_join(c, e);
+        on_join(c, &e->join);
         break;
     case TD_EV_WORKER_SNAPSHOT:
-        on_snapshot(c, e);
+        on_snapshot(c, &e->snapshot);
         break;
     case TD_EV_WORKER_DRAIN:
-        if (!(w = known_worker(c, e->worker))) break;
-        w->draining = true;
-        if (w->state == TD_WORKER_READY) set_state(w, TD_WORKER_DRAINING);
+        on_drain(c, e->drain.worker);
         break;
     case TD_EV_WORKER_GONE:
-        on_gone(c, e->worker);
+        on_gone(c, e->gone.worker);
         break;
     case TD_EV_WORKER_STEP:
-        on_step(c, e);
+        on_step(c, &e->step);
         break;
     case TD_EV_BLOCK_ADD:
-        if (c->index && known_worker(c, e->worker)) td_prefix_index_add(c->index, e->worker, e->a);
+        on_block_add(c, &e->block_add);
         break;
     case TD_EV_BLOCK_EVICT:
-        if (c->index && known_worker(c, e->worker))
-            td_prefix_index_evict(c->index, e->worker, e->a);
+        on_block_evict(c, &e->block_evict);
         break;
     case TD_EV_BLOCKS_RESET:
-        if (c->index && known_worker(c, e->worker)) td_prefix_index_reset(c->index, e->worker);
+        on_blocks_reset(c, e->blocks_reset.worker);
         break;
     case TD_EV_REQUEST:
-        on_request(c, e);
+        on_request(c, &e->request);
         break;
     case TD_EV_TICKET:
-        on_ticket(c, e);
+        on_ticket(c, &e->ticket);
         break;
     case TD_EV_FIRST_TOKEN:
-        on_first_token(c, e);
+        on_first_token(c, &e->first_token);
         break;
     case TD_EV_TOKEN:
-        on_token(c, e);
+        on_token(c, &e->token);
         break;
     case TD_EV_PREFILL_END:
-        on_prefill_end(c, e);
+        on_prefill_end(c, &e->prefill_end);
         break;
     case TD_EV_DECODE_END:
-        on_decode_end(c, e);
+        on_decode_end(c, &e->decode_end);
         break;
     case TD_EV_STOP:
-        if ((r = current(c, e, true))) {
-            if (prefill_told(r) && !(r->prefill.pending && r->decode_flows))
-                core_emit(c, TD_ACT_CANCEL_PREFILL, r);
-            finish(c, r);
-        }
+        on_stop(c, &e->stop);
         break;
     case TD_EV_CANCEL:
-        if ((r = current(c, e, true))) {
-            cancel_legs(c, r);
-            c->stats.cancelled++;
-            c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
-            forget(c, r);
-        }
+        on_cancel(c, &e->cancel);
         break;
     }
     if (c->room_changed) core_dispatch(c);

@@ -91,57 +91,174 @@ struct td_core_config {
     uint32_t n_thetas;
 };
 
-enum td_core_event_kind {
-    TD_EV_TICK = 1,        /* a = how busy the router's own thread was since the last, in
-                              1/1000; b = by how many ms it comes too late: the router did not
-                              run */
-    TD_EV_WORKER_JOIN,     /* worker, role, a = kv tokens it can hold, b = max_seqs, c = node
-                              class, d = rows of one step (0 = unknown), e = KV bytes per token,
-                              f = 1: a prefill worker that answers requests with one token left
-                              without a decode worker */
-    TD_EV_WORKER_SNAPSHOT, /* worker, a = seq, b = kv tokens held, c = tokens queued, d =
-                              running + waiting, e = calls it has taken from us */
-    TD_EV_WORKER_DRAIN,    /* worker */
-    TD_EV_WORKER_GONE,     /* worker: its registry stream ended */
-    TD_EV_WORKER_STEP,     /* worker, a = prefill rows, b = attention work, c = decode rows, d =
-                              their context tokens, e = wall us */
-    TD_EV_BLOCK_ADD,       /* worker, a = chain hash of a block that its prefix cache now has */
-    TD_EV_BLOCK_EVICT,     /* worker, a = chain hash */
-    TD_EV_BLOCKS_RESET,    /* worker: forget all of its blocks */
-    TD_EV_REQUEST,         /* slot, id, a = prompt tokens, b = max output tokens, c = SLO class,
-                              d = tenant (a hash; 0 = none), e = TTFT objective in us, f = TPOT
-                              objective in us (0 = the class's), priority; hashes of the
-                              prompt's full blocks */
-    TD_EV_TICKET,          /* slot, id, attempt, a = cached tokens */
-    TD_EV_FIRST_TOKEN,     /* slot, id, attempt: the prefill leg's; a = 1 when it is also the
-                              last; b = sequence length now; c = tokens found in its cache */
-    TD_EV_TOKEN,           /* slot, id, attempt: the decode leg's; a = sequence length now; b =
-                              1 when it is the last */
-    TD_EV_PREFILL_END,     /* slot, id, attempt, a = gRPC code, b = bytes sent, c = us that took */
-    TD_EV_DECODE_END,      /* slot, id, attempt, a = gRPC code, b = 1: because the prefill
-                              worker has finished the request with its first token */
-    TD_EV_STOP,            /* slot, id: the output is complete (stop string): end both legs */
-    TD_EV_CANCEL,          /* slot, id: the client has gone */
-};
+/* ---- events: what the core is told, one struct for each kind ---- */
 
-/* Events with a worker, slot, class or time that cannot be are dropped or clamped, never
- * trusted: time never goes back (an earlier now_ns counts as the latest seen). */
+/* The kinds' numbers stand in decision logs: a new kind goes to the end. The name of the event's
+ * member in struct td_core_event follows each. */
+enum td_core_event_kind {
+    TD_EV_TICK = 1,        /* tick */
+    TD_EV_WORKER_JOIN,     /* join */
+    TD_EV_WORKER_SNAPSHOT, /* snapshot */
+    TD_EV_WORKER_DRAIN,    /* drain: it takes no new requests and finishes those it has */
+    TD_EV_WORKER_GONE,     /* gone: its registry stream ended */
+    TD_EV_WORKER_STEP,     /* step */
+    TD_EV_BLOCK_ADD,       /* block_add: the worker's prefix cache now has this block */
+    TD_EV_BLOCK_EVICT,     /* block_evict */
+    TD_EV_BLOCKS_RESET,    /* blocks_reset: all blocks of the worker's prefix cache are
+                              forgotten */
+    TD_EV_REQUEST,         /* request */
+    TD_EV_TICKET,          /* ticket */
+    TD_EV_FIRST_TOKEN,     /* first_token */
+    TD_EV_TOKEN,           /* token */
+    TD_EV_PREFILL_END,     /* prefill_end */
+    TD_EV_DECODE_END,      /* decode_end */
+    TD_EV_STOP,            /* stop: the output is complete (a stop string): both legs end */
+    TD_EV_CANCEL,          /* cancel: the client has gone */
+};
 #define TD_EV_N_KINDS (TD_EV_CANCEL + 1)
 
+/* Time has passed. The daemon sends one every few milliseconds. */
+struct td_ev_tick {
+    uint64_t busy_permille; /* share of the time since the last tick that the router's
+                               thread computed */
+    uint64_t late_ms;       /* the router did not run for this long: workers' silence does
+                               not count */
+};
+
+/* A worker joined. Its index is the caller's choice, below TD_CORE_MAX_WORKERS. */
+struct td_ev_join {
+    uint32_t worker;
+    enum td_core_role role;
+    bool one_token;     /* prefill: answers requests with one token left without a
+                           decode worker */
+    uint64_t kv_tokens; /* that its KV cache can hold */
+    uint64_t max_seqs;
+    uint64_t node_class;      /* which latency coefficients are its own */
+    uint64_t max_step_tokens; /* rows of one step; 0 = unknown */
+    uint64_t kv_bytes_per_token;
+};
+
+/* What a worker said of itself. */
+struct td_ev_snapshot {
+    uint32_t worker;
+    uint64_t seq;           /* counts its snapshots: one that is not above the last is
+                               dropped */
+    uint64_t held_tokens;   /* of its KV cache */
+    uint64_t queued_tokens; /* prompt tokens that it has still to compute */
+    uint64_t n_seqs;        /* running and waiting; for the log's reader */
+    uint64_t calls_taken;   /* of the router's calls, so far */
+};
+
+struct td_ev_worker {
+    uint32_t worker;
+};
+
+/* One step that a worker computed, for the latency model. */
+struct td_ev_step {
+    uint32_t worker;
+    uint64_t prefill_tokens;
+    uint64_t attention_work; /* of the prefill rows: the sum of their positions (latency.h) */
+    uint64_t decode_seqs;
+    uint64_t context_tokens; /* of the decode rows */
+    uint64_t wall_us;
+};
+
+/* hash: chain hash of a prompt's blocks up to and with this one. */
+struct td_ev_block {
+    uint32_t worker;
+    uint64_t hash;
+};
+
+/* A client asks. The slot is the caller's choice among those that are free, and id is never used
+ * twice. */
+struct td_ev_request {
+    uint32_t slot;
+    uint64_t id;
+    uint64_t n_prompt, max_tokens;
+    uint64_t slo_class;
+    uint64_t tenant;           /* a hash of its name; 0 = none */
+    uint64_t ttft_us, tpot_us; /* its own objectives; 0 = the class's */
+    int32_t priority;          /* -100..100, higher first within its class */
+    uint32_t tenant_weight;    /* of its tenant's share, in 1/1000; 0 = 1000, what a tenant
+                                  without a weight has */
+    /* [n_hashes], borrowed for the call: hashes[i] is the chain hash of the first
+     * (i + 1) * hash_tokens tokens. */
+    const uint64_t *hashes;
+    uint32_t n_hashes, hash_tokens;
+};
+
+/* One attempt of one request: what every word of a leg (a call to a worker) speaks of. A slot is
+ * used again by other ids, and an id has a new attempt after each failover: what an old one says
+ * changes nothing. */
+struct td_attempt {
+    uint32_t slot, attempt;
+    uint64_t id;
+};
+
+/* The decode worker has reserved a place: prefill may start. */
+struct td_ev_ticket {
+    struct td_attempt of;
+    uint64_t cached_tokens; /* prompt tokens that the decode worker holds already; for the
+                               log's reader */
+};
+
+/* The prefill leg's token. */
+struct td_ev_first_token {
+    struct td_attempt of;
+    bool last;              /* it is also the last one */
+    uint64_t n_tokens;      /* prompt and output, with this one */
+    uint64_t cached_tokens; /* of the prompt, found in the prefill worker's cache */
+};
+
+/* One or several tokens of the decode leg. */
+struct td_ev_token {
+    struct td_attempt of;
+    bool last;
+    uint64_t n_tokens; /* prompt and output, with these */
+};
+
+struct td_ev_prefill_end {
+    struct td_attempt of;
+    enum td_code code;
+    uint64_t sent_bytes, sent_us; /* the transfer's size and how long it took */
+};
+
+struct td_ev_decode_end {
+    struct td_attempt of;
+    enum td_code code;
+    bool sender_finished; /* it ended because the prefill worker finished the request with
+                             its first token */
+};
+
+/* The end of a request that does not come from a leg: any attempt of it. */
+struct td_ev_end {
+    uint32_t slot;
+    uint64_t id;
+};
+
+/* The core trusts no event: one with a worker, slot, class or time that cannot be is dropped or
+ * clamped. Time never goes back: an earlier now_ns counts as the latest seen. */
 struct td_core_event {
     enum td_core_event_kind kind;
     uint64_t now_ns;
-    uint32_t worker, slot, attempt;
-    enum td_core_role role;
-    int32_t priority;       /* -100..100, higher first within its class */
-    uint32_t tenant_weight; /* REQUEST: of its tenant's share, in 1/1000; 0 = 1000, as
-                               all have who are told nothing */
-    uint64_t id;
-    uint64_t a, b, c, d, e, f;
-    const uint64_t *hashes; /* [n_hashes], borrowed for the call: hashes[i] is the chain
-                               hash of the first (i + 1) * hash_tokens tokens */
-    uint32_t n_hashes, hash_tokens;
+    union {
+        struct td_ev_tick tick;
+        struct td_ev_join join;
+        struct td_ev_snapshot snapshot;
+        struct td_ev_worker drain, gone, blocks_reset;
+        struct td_ev_step step;
+        struct td_ev_block block_add, block_evict;
+        struct td_ev_request request;
+        struct td_ev_ticket ticket;
+        struct td_ev_first_token first_token;
+        struct td_ev_token token;
+        struct td_ev_prefill_end prefill_end;
+        struct td_ev_decode_end decode_end;
+        struct td_ev_end stop, cancel;
+    };
 };
+
+/* ---- actions: what the caller must do ---- */
 
 enum td_core_action_kind {
     TD_ACT_START_DECODE = 1, /* slot, id, attempt, worker, key, predictions; local: prefill
@@ -160,7 +277,7 @@ struct td_core_action {
     uint32_t slot, attempt, worker;
     uint64_t id;
     bool local;
-    uint32_t code;             /* gRPC status */
+    enum td_code code;
     uint32_t retry_ms;         /* with RESOURCE_EXHAUSTED: the predicted wait */
     uint64_t key;              /* ordering key for the workers' queues: smaller first */
     uint64_t ttft_us, tpot_us; /* predicted; 0 = no model yet */
@@ -254,7 +371,7 @@ struct td_core_reader {
     char policy[32];
     struct td_core_event event;
     uint64_t *hashes; /* [TD_CORE_MAX_HASHES], the caller's */
-    uint32_t n_hashes_missing, n_classes_missing, n_thetas_missing;
+    uint32_t n_hashes, n_hashes_missing, n_classes_missing, n_thetas_missing;
     bool have_config;
 };
 /* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is,

@@ -12,20 +12,6 @@
 
 #define NS_PER_MS 1000000ull
 
-/* gRPC codes, so that the core needs no gRPC header */
-enum {
-    G_OK = 0,
-    G_CANCELLED = 1,
-    G_INVALID = 3,
-    G_DEADLINE = 4,
-    G_NOT_FOUND = 5,
-    G_EXHAUSTED = 8,
-    G_PRECONDITION = 9,
-    G_RANGE = 11,
-    G_UNIMPLEMENTED = 12,
-    G_UNAVAILABLE = 14
-};
-
 _Static_assert(TD_CORE_MAX_CLASSES <= TD_QUEUE_MAX_CLASSES, "the queue has a place for each class");
 _Static_assert(TD_CORE_MAX_WORKERS <= TD_LOAD_MAX_WORKERS, "fullness has a part for each worker");
 
@@ -113,8 +99,8 @@ void core_queue_remove(struct td_core *c, struct request *r);
 void core_refresh_step(struct td_core *c, uint32_t worker);
 /* The prefill worker's call is made now. */
 void core_prefill_tell(struct td_core *c, struct request *r);
-/* Ends the request with a gRPC code; retry_s counts with RESOURCE_EXHAUSTED. */
-void core_fail(struct td_core *c, struct request *r, uint32_t code, const char *reason,
+/* Ends the request with this code; retry_s counts with TD_CODE_RESOURCE_EXHAUSTED. */
+void core_fail(struct td_core *c, struct request *r, enum td_code code, const char *reason,
                double retry_s);
 
 /* --- dispatch.c --- */

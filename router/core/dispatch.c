@@ -143,7 +143,7 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
     if (choice.verdict == TD_HOLD) return HELD;
     if (choice.verdict == TD_REJECT) {
-        core_fail(c, r, G_EXHAUSTED, choice.reason, choice.wait_s);
+        core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, choice.reason, choice.wait_s);
         return REJECTED;
     }
     if (td_queue_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);

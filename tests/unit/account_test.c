@@ -24,19 +24,22 @@ static struct td_core_worker worker_of(enum td_core_role role)
 {
     struct td_core_worker w = {0};
     td_account_join(&w,
-                    &(struct td_core_event){
-                        .kind = TD_EV_WORKER_JOIN, .role = role, .a = 100000, .b = 64, .d = 2048});
+                    &(struct td_ev_join){
+                        .role = role, .kv_tokens = 100000, .max_seqs = 64, .max_step_tokens = 2048},
+                    0);
     return w;
 }
 
 static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, uint64_t calls_seen,
                      double now_s)
 {
-    td_account_snapshot(
-        w,
-        &(struct td_core_event){
-            .kind = TD_EV_WORKER_SNAPSHOT, .a = seq, .b = 7, .c = queued, .d = 3, .e = calls_seen},
-        now_s);
+    td_account_snapshot(w,
+                        &(struct td_ev_snapshot){.seq = seq,
+                                                 .held_tokens = 7,
+                                                 .queued_tokens = queued,
+                                                 .n_seqs = 3,
+                                                 .calls_taken = calls_seen},
+                        now_s);
 }
 
 /* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open:
@@ -278,9 +281,9 @@ static void test_a_call_that_never_arrived(void **state)
 {
     (void)state;
     struct td_core_worker w = {0};
-    struct td_core_event e = {.role = TD_ROLE_PREFILL, .a = 100000, .b = 8};
+    struct td_ev_join e = {.role = TD_ROLE_PREFILL, .kv_tokens = 100000, .max_seqs = 8};
     struct td_leg lost, told;
-    td_account_join(&w, &e);
+    td_account_join(&w, &e, 0);
     td_account_prefill_open(&w, &lost, 0, 0, 1000, 1.0, 10);
     td_account_call_failed(&w, &lost); /* only planned: no call was made */
     assert_int_equal(w.calls_sent, 0);

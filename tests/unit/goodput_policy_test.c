@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "router/core/core.h"
+#include "tests/unit/core_leg.h"
 
 #define MS 1000000ull
 #define SEC 1000000000ull
@@ -64,13 +65,13 @@ static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_cor
 {
     return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
                                           .now_ns = now,
-                                          .worker = worker,
-                                          .role = role,
-                                          .a = n.kv_tokens,
-                                          .b = n.max_seqs,
-                                          .c = n.node_class,
-                                          .d = 2048,
-                                          .e = n.bytes});
+                                          .join = {.worker = worker,
+                                                   .role = role,
+                                                   .kv_tokens = n.kv_tokens,
+                                                   .max_seqs = n.max_seqs,
+                                                   .node_class = n.node_class,
+                                                   .max_step_tokens = 2048,
+                                                   .kv_bytes_per_token = n.bytes}});
 }
 
 struct ask {
@@ -80,26 +81,26 @@ static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id
 {
     return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
                                           .now_ns = now,
-                                          .slot = slot,
-                                          .id = id,
-                                          .a = a.n,
-                                          .b = a.max,
-                                          .c = a.slo_class,
-                                          .e = a.ttft_us,
-                                          .f = a.tpot_us});
+                                          .request = {.slot = slot,
+                                                      .id = id,
+                                                      .n_prompt = a.n,
+                                                      .max_tokens = a.max,
+                                                      .slo_class = a.slo_class,
+                                                      .ttft_us = a.ttft_us,
+                                                      .tpot_us = a.tpot_us}});
 }
 static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
                   uint64_t id, uint64_t a, uint64_t b)
 {
-    return step(c, (struct td_core_event){
-                       .kind = kind, .now_ns = now, .slot = slot, .id = id, .a = a, .b = b});
+    return step(c, leg_event(kind, now, (struct td_attempt){.slot = slot, .id = id}, a, b));
 }
 
 /* The worker is heard of: nothing changed there. */
 static void hear(struct td_core *c, uint64_t now, uint32_t worker, uint64_t seq)
 {
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = worker, .a = seq});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = now,
+                                   .snapshot = {.worker = worker, .seq = seq}});
 }
 
 /* Placed: its prefill and its hand-over are played through, so that it decodes. */
@@ -353,15 +354,16 @@ static void test_idle_and_thought_slow(void **state)
     for (int i = 0; i < 4; i++)
         step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = 1,
-                                       .worker = 0,
-                                       .a = 256,
-                                       .b = 32768,
-                                       .e = 1500000});
+                                       .step = {.worker = 0,
+                                                .prefill_tokens = 256,
+                                                .attention_work = 32768,
+                                                .wall_us = 1500000}});
     for (int i = 0; i < 64; i++)
-        step(
-            c,
-            (struct td_core_event){
-                .kind = TD_EV_WORKER_STEP, .now_ns = 1, .worker = 0, .c = 1, .d = 280, .e = 20000});
+        step(c,
+             (struct td_core_event){
+                 .kind = TD_EV_WORKER_STEP,
+                 .now_ns = 1,
+                 .step = {.worker = 0, .decode_seqs = 1, .context_tokens = 280, .wall_us = 20000}});
     uint32_t in_a_row = 0, n = 0, longest = 0;
     for (uint64_t now = SEC; n < 128; n++, now += SEC) { /* in truth 100 ms and 2 ms */
         uint64_t id = n + 1;
@@ -374,19 +376,19 @@ static void test_idle_and_thought_slow(void **state)
         if (++in_a_row > longest) longest = in_a_row;
         step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = now + 100 * MS,
-                                       .worker = 0,
-                                       .a = 256,
-                                       .b = 32768,
-                                       .e = 100000});
+                                       .step = {.worker = 0,
+                                                .prefill_tokens = 256,
+                                                .attention_work = 32768,
+                                                .wall_us = 100000}});
         for (uint32_t k = 1; k <= 20; k++) {
             uint64_t t = now + (100 + 2 * k) * MS;
             if (k > 1)
                 step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                                .now_ns = t,
-                                               .worker = 0,
-                                               .c = 1,
-                                               .d = 256 + k,
-                                               .e = 2000});
+                                               .step = {.worker = 0,
+                                                        .decode_seqs = 1,
+                                                        .context_tokens = 256 + k,
+                                                        .wall_us = 2000}});
             leg(c, TD_EV_TOKEN, t, 0, id, 256 + k, k == 20);
         }
         leg(c, TD_EV_DECODE_END, now + 150 * MS, 0, id, 0, 0);
@@ -688,12 +690,12 @@ static void test_deflection_is_judged_by_the_mean(void **state)
             for (uint32_t i = 0; mixed && i < 500; i++)
                 step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                                .now_ns = 1,
-                                               .worker = 1,
-                                               .a = 300,
-                                               .b = 300 * 150,
-                                               .c = 1,
-                                               .d = 101,
-                                               .e = 40200});
+                                               .step = {.worker = 1,
+                                                        .prefill_tokens = 300,
+                                                        .attention_work = 300 * 150,
+                                                        .decode_seqs = 1,
+                                                        .context_tokens = 101,
+                                                        .wall_us = 40200}});
             bool may = !mixed || tpot_us > 40400; /* alone 10.4 ms; 300 rows take 30 more */
             size_t n = arrive(c, 2, 1, plain_id(), (struct ask){600, 20, 200000, 0, 0});
             bool local = n == 1 && actions[0].kind == TD_ACT_START_DECODE;
@@ -859,25 +861,26 @@ static void test_lies(void **state)
     for (uint32_t i = 0; i < 50; i++)
         step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = 3,
-                                       .worker = 5,
-                                       .c = 1,
-                                       .d = 100,
-                                       .e = UINT64_MAX});
+                                       .step = {.worker = 5,
+                                                .decode_seqs = 1,
+                                                .context_tokens = 100,
+                                                .wall_us = UINT64_MAX}});
     for (uint32_t i = 0; i < 50; i++)
         step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = 3,
-                                       .worker = 5,
-                                       .c = UINT64_MAX,
-                                       .d = 100,
-                                       .e = 1000});
+                                       .step = {.worker = 5,
+                                                .decode_seqs = UINT64_MAX,
+                                                .context_tokens = 100,
+                                                .wall_us = 1000}});
     td_core_worker_view(c, 5, &v);
     assert_true(v.correction >= 1 && v.correction <= 1);
     (void)before;
     for (uint32_t i = 0; i < 50; i++)
-        step(
-            c,
-            (struct td_core_event){
-                .kind = TD_EV_WORKER_STEP, .now_ns = 3, .worker = 5, .c = 1, .d = 100, .e = 20000});
+        step(c,
+             (struct td_core_event){
+                 .kind = TD_EV_WORKER_STEP,
+                 .now_ns = 3,
+                 .step = {.worker = 5, .decode_seqs = 1, .context_tokens = 100, .wall_us = 20000}});
     td_core_worker_view(c, 5, &v);
     assert_true(v.step_s > 0.015 && v.step_s < 0.025);
     td_core_destroy(c);
@@ -904,24 +907,26 @@ static void test_time_and_snapshots(void **state)
     leg(c, TD_EV_CANCEL, 3, 0, id, 0, 0);
     /* seq: 5, then 4 (old), then 5 (twice): the time of the last that counted stands */
     for (uint64_t seq = 5, t = 11; t < 14; seq = t == 11 ? 4 : 5, t++)
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
-                                       .now_ns = t * SEC / 1,
-                                       .worker = 0,
-                                       .a = seq,
-                                       .b = 100,
-                                       .e = UINT64_MAX});
+        step(c, (struct td_core_event){
+                    .kind = TD_EV_WORKER_SNAPSHOT,
+                    .now_ns = t * SEC / 1,
+                    .snapshot = {
+                        .worker = 0, .seq = seq, .held_tokens = 100, .calls_taken = UINT64_MAX}});
     td_core_worker_view(c, 0, &v);
     assert_int_equal(v.snapshot_ns, 11 * SEC);
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 0, .a = 6});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 14 * SEC,
+                                   .snapshot = {.worker = 0, .seq = 6}});
     /* dropped: taken, nothing would be newer */
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 14 * SEC, .worker = 1, .a = UINT64_MAX});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 14 * SEC,
+                                   .snapshot = {.worker = 1, .seq = UINT64_MAX}});
     for (uint64_t i = 1; i <= 12; i++) {
         uint64_t now = 14 * SEC + i * 100 * MS;
         for (uint32_t w = 0; w < 2; w++)
-            step(c, (struct td_core_event){
-                        .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = w, .a = 6 + i});
+            step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                           .now_ns = now,
+                                           .snapshot = {.worker = w, .seq = 6 + i}});
         step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
     }
     td_core_worker_view(c, 0, &v);
@@ -973,9 +978,10 @@ static void toy_apply(struct td_core *c, size_t n)
         case TD_ACT_START_DECODE:
             t->decode = a->worker;
             t->attempt = a->attempt;
-            toy_event(
-                c, (struct td_core_event){
-                       .kind = TD_EV_TICKET, .slot = a->slot, .id = a->id, .attempt = a->attempt});
+            toy_event(c,
+                      (struct td_core_event){
+                          .kind = TD_EV_TICKET,
+                          .ticket = {.of = {.slot = a->slot, .id = a->id, .attempt = a->attempt}}});
             break;
         case TD_ACT_START_PREFILL:
             t->prefill = a->worker;
@@ -997,26 +1003,25 @@ static void toy_prefill(struct td_core *c, uint32_t p)
     struct toy *t = &toys[slot];
     fifo_head[p]++;
     if (!t->live) return;
-    toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
-                                        .worker = p,
-                                        .a = t->n,
-                                        .b = t->n * t->n / 2,
-                                        .e = (uint64_t)((double)step_end_ns[p] * 1e-3)});
+    toy_event(
+        c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                  .step = {.worker = p,
+                                           .prefill_tokens = t->n,
+                                           .attention_work = t->n * t->n / 2,
+                                           .wall_us = (uint64_t)((double)step_end_ns[p] * 1e-3)}});
     t->in_decode = true;
     t->context = t->n + 1;
     uint64_t id = t->id;
     uint32_t attempt = t->attempt;
-    toy_event(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
-                                        .slot = slot,
-                                        .id = id,
-                                        .attempt = attempt,
-                                        .b = t->context});
-    toy_event(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
-                                        .slot = slot,
-                                        .id = id,
-                                        .attempt = attempt,
-                                        .b = t->n * 1000,
-                                        .c = t->n + 100});
+    toy_event(c, (struct td_core_event){
+                     .kind = TD_EV_FIRST_TOKEN,
+                     .first_token = {.of = {.slot = slot, .id = id, .attempt = attempt},
+                                     .n_tokens = t->context}});
+    toy_event(c, (struct td_core_event){
+                     .kind = TD_EV_PREFILL_END,
+                     .prefill_end = {.of = {.slot = slot, .id = id, .attempt = attempt},
+                                     .sent_bytes = t->n * 1000,
+                                     .sent_us = t->n + 100}});
 }
 
 static void toy_decode(struct td_core *c, uint32_t d)
@@ -1029,26 +1034,27 @@ static void toy_decode(struct td_core *c, uint32_t d)
             k += toys[s].context;
         }
     if (b == 0) return;
-    toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
-                                        .worker = d,
-                                        .c = b,
-                                        .d = k,
-                                        .e = (uint64_t)((double)step_end_ns[d] * 1e-3)});
+    toy_event(
+        c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                  .step = {.worker = d,
+                                           .decode_seqs = b,
+                                           .context_tokens = k,
+                                           .wall_us = (uint64_t)((double)step_end_ns[d] * 1e-3)}});
     for (uint32_t s = 0; s < SLOTS; s++) {
         struct toy *t = &toys[s];
         if (!t->live || !t->in_decode || t->decode != d) continue;
         t->context++;
         t->left--;
-        toy_event(c, (struct td_core_event){.kind = TD_EV_TOKEN,
-                                            .slot = s,
-                                            .id = t->id,
-                                            .attempt = t->attempt,
-                                            .a = t->context,
-                                            .b = t->left == 0});
+        toy_event(c, (struct td_core_event){
+                         .kind = TD_EV_TOKEN,
+                         .token = {.of = {.slot = s, .id = t->id, .attempt = t->attempt},
+                                   .n_tokens = t->context,
+                                   .last = t->left == 0}});
         if (t->left > 0) continue;
         t->in_decode = false;
         toy_event(c, (struct td_core_event){
-                         .kind = TD_EV_DECODE_END, .slot = s, .id = t->id, .attempt = t->attempt});
+                         .kind = TD_EV_DECODE_END,
+                         .decode_end = {.of = {.slot = s, .id = t->id, .attempt = t->attempt}}});
     }
 }
 
@@ -1092,9 +1098,9 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
         }
         if (toy_now / (100 * MS) != (toy_now - MS) / (100 * MS)) {
             for (uint32_t w = 0; w < W; w++)
-                toy_event(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
-                                                    .worker = w,
-                                                    .a = toy_now / 1000000});
+                toy_event(
+                    c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                              .snapshot = {.worker = w, .seq = toy_now / 1000000}});
             toy_event(c, (struct td_core_event){.kind = TD_EV_TICK});
         }
         while (toy_now >= next_ns) {
@@ -1106,12 +1112,12 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
             toys[s] =
                 (struct toy){.live = true, .id = plain_id(), .n = n, .out = out, .left = out - 1};
             toy_event(c, (struct td_core_event){.kind = TD_EV_REQUEST,
-                                                .slot = s,
-                                                .id = toys[s].id,
-                                                .a = n,
-                                                .b = out,
-                                                .e = 2000000,
-                                                .f = 200000});
+                                                .request = {.slot = s,
+                                                            .id = toys[s].id,
+                                                            .n_prompt = n,
+                                                            .max_tokens = out,
+                                                            .ttft_us = 2000000,
+                                                            .tpot_us = 200000}});
         }
         td_core_stats(c, &st);
     }

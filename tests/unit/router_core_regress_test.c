@@ -11,6 +11,7 @@
 
 #include "router/core/core.h"
 #include "router/core/queue.h"
+#include "tests/unit/core_leg.h"
 
 #define MS 1000000ull
 #define N_SLOTS 1024
@@ -47,34 +48,29 @@ static size_t step(struct td_core *c, struct td_core_event e)
 static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role,
                    uint64_t max_seqs)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
-                                          .now_ns = now,
-                                          .worker = worker,
-                                          .role = role,
-                                          .a = 100000,
-                                          .b = max_seqs});
+    return step(
+        c,
+        (struct td_core_event){
+            .kind = TD_EV_WORKER_JOIN,
+            .now_ns = now,
+            .join = {.worker = worker, .role = role, .kv_tokens = 100000, .max_seqs = max_seqs}});
 }
 
 static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t n_prompt)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
-                                          .now_ns = now,
-                                          .slot = slot,
-                                          .id = slot + 1,
-                                          .a = n_prompt,
-                                          .b = 16});
+    return step(
+        c, (struct td_core_event){
+               .kind = TD_EV_REQUEST,
+               .now_ns = now,
+               .request = {.slot = slot, .id = slot + 1, .n_prompt = n_prompt, .max_tokens = 16}});
 }
 
 static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
                   uint32_t attempt, uint64_t a, uint64_t b)
 {
-    return step(c, (struct td_core_event){.kind = kind,
-                                          .now_ns = now,
-                                          .slot = slot,
-                                          .id = slot + 1,
-                                          .attempt = attempt,
-                                          .a = a,
-                                          .b = b});
+    return step(c, leg_event(kind, now,
+                             (struct td_attempt){.slot = slot, .id = slot + 1, .attempt = attempt},
+                             a, b));
 }
 
 static size_t tick(struct td_core *c, uint64_t now)
@@ -134,7 +130,7 @@ static void test_last_message_waits_for_the_prefill_figures(void **state)
             break;
         case PREFILL_GONE:
             n = step(c, (struct td_core_event){
-                            .kind = TD_EV_WORKER_GONE, .now_ns = 301 * MS, .worker = 0});
+                            .kind = TD_EV_WORKER_GONE, .now_ns = 301 * MS, .gone = {.worker = 0}});
             break;
         default:
             assert_int_equal(tick(c, 504 * MS), 0);
@@ -173,13 +169,15 @@ static void test_snapshot_leaves_planned_work(void **state)
     assert_int_equal(arrive(c, 2, 1, 1000), 1);
     td_core_worker_view(c, 0, &v);
     assert_true(fabs(v.backlog_s - 2) < 0.01);
-    step(c,
-         (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 0, .a = 1});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .snapshot = {.worker = 0, .seq = 1}});
     td_core_worker_view(c, 0, &v);
     assert_true(fabs(v.backlog_s - 2) < 0.01);
     leg(c, TD_EV_TICKET, 4, 0, 0, 0, 0); /* told of the first one, half of which is computed now */
     step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 5, .worker = 0, .a = 2, .c = 500, .e = 1});
+                .kind = TD_EV_WORKER_SNAPSHOT,
+                .now_ns = 5,
+                .snapshot = {.worker = 0, .seq = 2, .queued_tokens = 500, .calls_taken = 1}});
     td_core_worker_view(c, 0, &v);
     assert_true(fabs(v.backlog_s - 1.5) < 0.01);
     leg(c, TD_EV_CANCEL, 6, 0, 0, 0, 0);
@@ -230,7 +228,7 @@ static void test_lost_plans_count_as_waiting(void **state)
         assert_int_equal(actions[0].attempt, attempt);
         assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE,
                                                         .now_ns = (ms + 1) * MS,
-                                                        .worker = 0}),
+                                                        .gone = {.worker = 0}}),
                          0);
         assert_int_equal(leg(c, TD_EV_TICKET, (ms + 2) * MS, 0, attempt, 0, 0), 1);
         assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
@@ -257,15 +255,15 @@ static void test_tokens_are_counted_once(void **state)
         assert_int_equal(actions[0].attempt, attempt);
         leg(c, TD_EV_TICKET, 4, 0, attempt, 0, 0);
         for (int again = 0; again < 2; again++)
-            step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
-                                           .now_ns = 5,
-                                           .slot = 0,
-                                           .id = 1,
-                                           .attempt = attempt,
-                                           .b = 41,
-                                           .c = 16});
-        assert_true(step(c, (struct td_core_event){
-                                .kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 1}) > 0);
+            step(c, (struct td_core_event){
+                        .kind = TD_EV_FIRST_TOKEN,
+                        .now_ns = 5,
+                        .first_token = {.of = {.slot = 0, .id = 1, .attempt = attempt},
+                                        .n_tokens = 41,
+                                        .cached_tokens = 16}});
+        assert_true(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE,
+                                                   .now_ns = 6,
+                                                   .gone = {.worker = 1}}) > 0);
     }
     assert_int_equal(actions[2].kind, TD_ACT_FAIL); /* max_failovers is 1 */
     td_core_stats(c, &st);
@@ -324,28 +322,28 @@ static void test_lone_prefills_disturb_nobody(void **state)
         for (int i = 0; i < 40; i++) {
             step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                            .now_ns = now += 140 * MS,
-                                           .worker = 0,
-                                           .a = 512,
-                                           .b = 131072,
-                                           .e = 138000});
+                                           .step = {.worker = 0,
+                                                    .prefill_tokens = 512,
+                                                    .attention_work = 131072,
+                                                    .wall_us = 138000}});
             for (uint64_t k = 0; k < 47; k++)
                 step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                                .now_ns = now += MS / 5,
-                                               .worker = 0,
-                                               .a = mixed ? 500 : 0,
-                                               .b = mixed ? 125000 : 0,
-                                               .c = 1,
-                                               .d = 512 + k,
-                                               .e = mixed ? 135000 : 130});
+                                               .step = {.worker = 0,
+                                                        .prefill_tokens = mixed ? 500 : 0,
+                                                        .attention_work = mixed ? 125000 : 0,
+                                                        .decode_seqs = 1,
+                                                        .context_tokens = 512 + k,
+                                                        .wall_us = mixed ? 135000 : 130}});
         }
         size_t n = step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
                                                   .now_ns = now,
-                                                  .slot = 0,
-                                                  .id = 1,
-                                                  .a = 512,
-                                                  .b = 48,
-                                                  .e = 250000,
-                                                  .f = 6000});
+                                                  .request = {.slot = 0,
+                                                              .id = 1,
+                                                              .n_prompt = 512,
+                                                              .max_tokens = 48,
+                                                              .ttft_us = 250000,
+                                                              .tpot_us = 6000}});
         /* An empty worker is given it in the first case; where every step carries a chunk, 6 ms
            a token cannot be had. */
         assert_true(mixed ? n == 0 || actions[0].kind == TD_ACT_FAIL
@@ -366,8 +364,9 @@ static void test_a_snapshot_from_the_future(void **state)
     uint64_t last = 0;
     for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
         uint64_t now = (10 + i) * MS;
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now, .worker = 0, .a = seqs[i]});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                       .now_ns = now,
+                                       .snapshot = {.worker = 0, .seq = seqs[i]}});
         if (taken[i]) last = now;
         td_core_worker_view(c, 0, &v);
         assert_int_equal(v.snapshot_ns, last);
@@ -417,11 +416,11 @@ static struct td_core *slow_link(uint64_t max_prefix_entries)
     for (uint32_t w = 0; w < 2; w++)
         step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
                                        .now_ns = 1,
-                                       .worker = w,
-                                       .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
-                                       .a = 100000,
-                                       .b = 8,
-                                       .e = 1000});
+                                       .join = {.worker = w,
+                                                .role = w ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                                .kv_tokens = 100000,
+                                                .max_seqs = 8,
+                                                .kv_bytes_per_token = 1000}});
     return c;
 }
 
@@ -435,17 +434,18 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
     for (int held = 0; held < 2; held++) {
         struct td_core *c = slow_link(1000);
         for (int i = 0; held && i < 9; i++)
-            step(c, (struct td_core_event){
-                        .kind = TD_EV_BLOCK_ADD, .now_ns = 2, .worker = 1, .a = hashes[i]});
+            step(c, (struct td_core_event){.kind = TD_EV_BLOCK_ADD,
+                                           .now_ns = 2,
+                                           .block_add = {.worker = 1, .hash = hashes[i]}});
         struct td_core_event r = {.kind = TD_EV_REQUEST,
                                   .now_ns = 3,
-                                  .slot = 0,
-                                  .id = 1,
-                                  .a = 161,
-                                  .b = 16,
-                                  .hashes = hashes,
-                                  .n_hashes = 10,
-                                  .hash_tokens = 16};
+                                  .request = {.slot = 0,
+                                              .id = 1,
+                                              .n_prompt = 161,
+                                              .max_tokens = 16,
+                                              .hashes = hashes,
+                                              .n_hashes = 10,
+                                              .hash_tokens = 16}};
         assert_int_equal(step(c, r), 1);          /* 1 ms of link time a token: 161 or 17 ms */
         assert_int_equal(arrive(c, 4, 1, 10), 1); /* another, behind it on the same link */
         tpot_us[held] = actions[0].tpot_us;
@@ -467,37 +467,43 @@ static void test_long_predictions_of_the_link_do_not_add_up(void **state)
     for (uint64_t i = 0; i < 50; i++) { /* never idle: the next is placed before the last one's
                                            transfer has ended, 1 ms later each */
         uint32_t slot = (uint32_t)(i % 8), last = (uint32_t)((i + 7) % 8);
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
-        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
-                                                        .now_ns = now,
-                                                        .slot = slot,
-                                                        .id = i + 1,
-                                                        .a = 160,
-                                                        .b = 16}),
-                         1);
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                       .now_ns = now += MS,
+                                       .snapshot = {.worker = 0, .seq = i + 1}});
+        assert_int_equal(
+            step(c,
+                 (struct td_core_event){
+                     .kind = TD_EV_REQUEST,
+                     .now_ns = now,
+                     .request = {.slot = slot, .id = i + 1, .n_prompt = 160, .max_tokens = 16}}),
+            1);
         if (i == 1) first_us = actions[0].tpot_us;
         if (i > 1 && actions[0].tpot_us > first_us + 100) {
             fail_msg("request %llu: TPOT is predicted as %llu us, of the second it was %llu",
                      (unsigned long long)i, (unsigned long long)actions[0].tpot_us,
                      (unsigned long long)first_us);
         }
+        step(c, (struct td_core_event){.kind = TD_EV_TICKET,
+                                       .now_ns = now,
+                                       .ticket = {.of = {.slot = slot, .id = i + 1}}});
         step(c, (struct td_core_event){
-                    .kind = TD_EV_TICKET, .now_ns = now, .slot = slot, .id = i + 1});
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = slot, .id = i + 1, .b = 161});
+                    .kind = TD_EV_FIRST_TOKEN,
+                    .now_ns = now,
+                    .first_token = {.of = {.slot = slot, .id = i + 1}, .n_tokens = 161}});
         if (i == 0) continue;
         /* both were on the link: that 160,000 bytes took 1.6 s says nothing of it */
         step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
                                        .now_ns = now,
-                                       .slot = last,
-                                       .id = i,
-                                       .b = 160000,
-                                       .c = 1600000});
+                                       .prefill_end = {.of = {.slot = last, .id = i},
+                                                       .sent_bytes = 160000,
+                                                       .sent_us = 1600000}});
         step(c, (struct td_core_event){
-                    .kind = TD_EV_TOKEN, .now_ns = now, .slot = last, .id = i, .a = 176, .b = 1});
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_DECODE_END, .now_ns = now, .slot = last, .id = i});
+                    .kind = TD_EV_TOKEN,
+                    .now_ns = now,
+                    .token = {.of = {.slot = last, .id = i}, .n_tokens = 176, .last = 1}});
+        step(c, (struct td_core_event){.kind = TD_EV_DECODE_END,
+                                       .now_ns = now,
+                                       .decode_end = {.of = {.slot = last, .id = i}}});
     }
     td_core_destroy(c);
 }
@@ -519,40 +525,48 @@ static void test_chunks_of_prompts_still_computing_crowd_the_link(void **state)
     struct td_core *c = slow_link(0);
     step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
                                    .now_ns = 2,
-                                   .worker = 0,
-                                   .role = TD_ROLE_PREFILL,
-                                   .a = 100000,
-                                   .b = 8,
-                                   .d = 512,
-                                   .e = 1000});
+                                   .join = {.worker = 0,
+                                            .role = TD_ROLE_PREFILL,
+                                            .kv_tokens = 100000,
+                                            .max_seqs = 8,
+                                            .max_step_tokens = 512,
+                                            .kv_bytes_per_token = 1000}});
     double before = link_bytes_per_s(c);
     arrive(c, 3, 7, 20000); /* its 40 chunks are computed all the time */
     leg(c, TD_EV_TICKET, 3, 7, 0, 0, 0);
     uint64_t now = 3;
     for (uint64_t i = 0; i < 101; i++) {
         uint64_t id = 100 + i, us = i == 100 ? 80000 : 1440000;
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = now += MS, .worker = 0, .a = i + 1});
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                       .now_ns = now += MS,
+                                       .snapshot = {.worker = 0, .seq = i + 1}});
         assert_int_equal(
             step(c,
                  (struct td_core_event){
-                     .kind = TD_EV_REQUEST, .now_ns = now, .slot = 0, .id = id, .a = 160, .b = 16}),
+                     .kind = TD_EV_REQUEST,
+                     .now_ns = now,
+                     .request = {.slot = 0, .id = id, .n_prompt = 160, .max_tokens = 16}}),
             1);
-        step(c, (struct td_core_event){.kind = TD_EV_TICKET, .now_ns = now, .slot = 0, .id = id});
         step(c, (struct td_core_event){
-                    .kind = TD_EV_FIRST_TOKEN, .now_ns = now, .slot = 0, .id = id, .b = 161});
+                    .kind = TD_EV_TICKET, .now_ns = now, .ticket = {.of = {.slot = 0, .id = id}}});
+        step(c,
+             (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                    .now_ns = now,
+                                    .first_token = {.of = {.slot = 0, .id = id}, .n_tokens = 161}});
         /* 160,000 bytes beside the other's: in nine times what they need; the last one in half
            of it */
         step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
                                        .now_ns = now,
-                                       .slot = 0,
-                                       .id = id,
-                                       .b = 160000,
-                                       .c = us});
+                                       .prefill_end = {.of = {.slot = 0, .id = id},
+                                                       .sent_bytes = 160000,
+                                                       .sent_us = us}});
         step(c, (struct td_core_event){
-                    .kind = TD_EV_TOKEN, .now_ns = now, .slot = 0, .id = id, .a = 176, .b = 1});
-        step(c,
-             (struct td_core_event){.kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = id});
+                    .kind = TD_EV_TOKEN,
+                    .now_ns = now,
+                    .token = {.of = {.slot = 0, .id = id}, .n_tokens = 176, .last = 1}});
+        step(c, (struct td_core_event){.kind = TD_EV_DECODE_END,
+                                       .now_ns = now,
+                                       .decode_end = {.of = {.slot = 0, .id = id}}});
         double learned = link_bytes_per_s(c);
         if (i < 100 && !(fabs(learned - before) < 1e-6 * before))
             fail_msg("after %llu crowded transfers the link has %.0f bytes/s, before %.0f",

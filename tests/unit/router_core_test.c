@@ -11,6 +11,7 @@
 
 #include "router/core/core.h"
 #include "router/core/policy.h"
+#include "tests/unit/core_leg.h"
 
 #define MS 1000000ull
 static struct td_core_action actions[TD_CORE_MAX_ACTIONS_PER_EVENT];
@@ -38,25 +39,25 @@ static size_t step(struct td_core *c, struct td_core_event e)
 }
 static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_core_role role)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
-                                          .now_ns = now,
-                                          .worker = worker,
-                                          .role = role,
-                                          .a = 10000,
-                                          .b = 8});
+    return step(c,
+                (struct td_core_event){
+                    .kind = TD_EV_WORKER_JOIN,
+                    .now_ns = now,
+                    .join = {.worker = worker, .role = role, .kv_tokens = 10000, .max_seqs = 8}});
 }
 static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t n)
 {
-    return step(c,
-                (struct td_core_event){
-                    .kind = TD_EV_REQUEST, .now_ns = now, .slot = slot, .id = id, .a = n, .b = 16});
+    return step(c, (struct td_core_event){
+                       .kind = TD_EV_REQUEST,
+                       .now_ns = now,
+                       .request = {.slot = slot, .id = id, .n_prompt = n, .max_tokens = 16}});
 }
 static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
                   uint64_t id, uint32_t attempt, uint64_t a)
 {
-    return step(
-        c, (struct td_core_event){
-               .kind = kind, .now_ns = now, .slot = slot, .id = id, .attempt = attempt, .a = a});
+    return step(c,
+                leg_event(kind, now,
+                          (struct td_attempt){.slot = slot, .id = id, .attempt = attempt}, a, 0));
 }
 
 static void test_life_pd(void **state)
@@ -164,22 +165,25 @@ static void test_a_cold_first_call_does_not_turn_a_prompt_away(void **state)
     join(c, 1, 2, TD_ROLE_DECODE);
     for (uint64_t i = 0; i < 8; i++) {
         uint64_t at = (1 + i) * 200 * MS, id = 100 + i;
-        struct td_core_event e = {.kind = TD_EV_REQUEST, .now_ns = at, .id = id, .a = 40, .b = 16};
-        e.hashes = hashes;
-        e.n_hashes = 2;
-        e.hash_tokens = 16;
+        struct td_core_event e = {.kind = TD_EV_REQUEST,
+                                  .now_ns = at,
+                                  .request = {.id = id, .n_prompt = 40, .max_tokens = 16}};
+        e.request.hashes = hashes;
+        e.request.n_hashes = 2;
+        e.request.hash_tokens = 16;
         assert_int_equal(step(c, e), 1);
         assert_int_equal(leg(c, TD_EV_TICKET, at + MS, 0, id, 0, 0), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
         uint32_t worker = actions[0].worker, hit = i ? 32 : 0;
         if (i == 0) warm = worker;
         assert_int_equal(worker, warm);
-        step(c,
-             (struct td_core_event){
-                 .kind = TD_EV_FIRST_TOKEN, .now_ns = at + (i ? 5 : 106) * MS, .id = id, .c = hit});
+        step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                       .now_ns = at + (i ? 5 : 106) * MS,
+                                       .first_token = {.of = {.id = id}, .cached_tokens = hit}});
         for (int b = 0; i == 0 && b < 2; b++)
-            step(c, (struct td_core_event){
-                        .kind = TD_EV_BLOCK_ADD, .now_ns = at, .worker = warm, .a = hashes[b]});
+            step(c, (struct td_core_event){.kind = TD_EV_BLOCK_ADD,
+                                           .now_ns = at,
+                                           .block_add = {.worker = warm, .hash = hashes[b]}});
         leg(c, TD_EV_TOKEN, at + 110 * MS, 0, id, 0, 41);
         leg(c, TD_EV_PREFILL_END, at + 111 * MS, 0, id, 0, 0);
         assert_int_equal(leg(c, TD_EV_DECODE_END, at + 112 * MS, 0, id, 0, 0), 1);
@@ -198,7 +202,9 @@ static void test_failover_keeps_place_and_ignores_the_past(void **state)
     leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
     /* the decode worker dies: the prefill leg is cancelled and attempt 1 waits */
     assert_int_equal(
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1}), 2);
+        step(c,
+             (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .gone = {.worker = 1}}),
+        2);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
     assert_int_equal(actions[1].kind, TD_ACT_CANCEL_DECODE);
     assert_int_equal(leg(c, TD_EV_TOKEN, 6, 0, 1, 0, 42), 0); /* attempt 0 speaks of the past */
@@ -223,7 +229,9 @@ static void test_prefill_death_after_handover_is_harmless(void **state)
     leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
     leg(c, TD_EV_TOKEN, 5, 0, 1, 0, 42);
     assert_int_equal(
-        step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = 0}), 1);
+        step(c,
+             (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 6, .gone = {.worker = 0}}),
+        1);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_PREFILL);
     assert_int_equal(leg(c, TD_EV_PREFILL_END, 6, 0, 1, 0, 14), 0);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 7, 0, 1, 0, 0), 1);
@@ -240,11 +248,10 @@ static uint32_t calls_unseen(const struct td_core *c, uint32_t worker)
 
 static void snapshot(struct td_core *c, uint32_t worker, uint64_t seq, uint64_t calls_taken)
 {
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
-                                   .now_ns = 10,
-                                   .worker = worker,
-                                   .a = seq,
-                                   .e = calls_taken});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT,
+                .now_ns = 10,
+                .snapshot = {.worker = worker, .seq = seq, .calls_taken = calls_taken}});
 }
 
 /* What a worker's snapshot says is of the time before a call that it has not taken, also when
@@ -287,9 +294,9 @@ static void test_statuses(void **state)
     /* a request that a worker refuses gets one second opinion, then the client is told */
     arrive(c, 2, 0, 1, 40);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 3), 0);
-    assert_int_equal(step(c,
-                          (struct td_core_event){
-                              .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 3, .worker = 1, .a = 1}),
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                                    .now_ns = 3,
+                                                    .snapshot = {.worker = 1, .seq = 1}}),
                      1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 1, 3), 1);
@@ -300,9 +307,9 @@ static void test_statuses(void **state)
     arrive(c, 4, 0, 2, 40);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 5, 0, 2, 0, 8), 0);
     assert_int_equal(td_core_failovers(c, 0), 0);
-    assert_int_equal(step(c,
-                          (struct td_core_event){
-                              .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 6, .worker = 1, .a = 2}),
+    assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                                    .now_ns = 6,
+                                                    .snapshot = {.worker = 1, .seq = 2}}),
                      1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(actions[0].attempt, 1);
@@ -313,8 +320,7 @@ static void test_statuses(void **state)
         /* ... until it speaks */
         assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                                         .now_ns = 7 + i,
-                                                        .worker = 1,
-                                                        .a = 3 + i}),
+                                                        .snapshot = {.worker = 1, .seq = 3 + i}}),
                          1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     }
@@ -333,10 +339,12 @@ static void test_silence_and_time(void **state)
     join(c, 0, 2, TD_ROLE_DECODE);
     arrive(c, 1, 0, 1, 40);
     uint32_t first = actions[0].worker, other = 3 - first;
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = 0, .a = 1});
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 900 * MS, .worker = other, .a = 1});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 900 * MS,
+                                   .snapshot = {.worker = 0, .seq = 1}});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 900 * MS,
+                                   .snapshot = {.worker = other, .seq = 1}});
     /* `first` has been silent for 1001 ms */
     assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1001 * MS}), 2);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
@@ -345,8 +353,9 @@ static void test_silence_and_time(void **state)
     struct td_core_worker_view v;
     td_core_worker_view(c, first, &v);
     assert_int_equal(v.state, TD_WORKER_SUSPECT);
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1100 * MS, .worker = first, .a = 1});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 1100 * MS,
+                                   .snapshot = {.worker = first, .seq = 1}});
     td_core_worker_view(c, first, &v);
     assert_int_equal(v.state, TD_WORKER_READY);
     td_core_destroy(c);
@@ -377,8 +386,9 @@ static void test_a_pause_of_the_router_blames_nobody(void **state)
         arrive(c, 3, 0, 1, 10);
         leg(c, TD_EV_TICKET, 4, 0, 1, 0, 0);
         uint64_t back = 60000 * MS;
-        size_t n = step(
-            c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back, .b = paused ? 60000 : 0});
+        size_t n = step(c, (struct td_core_event){.kind = TD_EV_TICK,
+                                                  .now_ns = back,
+                                                  .tick = {.late_ms = paused ? 60000 : 0}});
         if (paused)
             assert_int_equal(n, 0);
         else
@@ -389,8 +399,9 @@ static void test_a_pause_of_the_router_blames_nobody(void **state)
             assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
         }
         /* more than there is time: as much as there is */
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_TICK, .now_ns = back + 999 * MS, .b = UINT64_MAX});
+        step(c, (struct td_core_event){.kind = TD_EV_TICK,
+                                       .now_ns = back + 999 * MS,
+                                       .tick = {.late_ms = UINT64_MAX}});
         td_core_worker_view(c, 0, &v);
         assert_int_equal(v.state, paused ? TD_WORKER_READY : TD_WORKER_SUSPECT);
         step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = back + 2000 * MS});
@@ -444,19 +455,21 @@ static void test_loss_after_the_last_token(void **state)
         leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
         leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
         step(c, (struct td_core_event){
-                    .kind = TD_EV_TOKEN, .now_ns = 5, .slot = 0, .id = 1, .a = 56, .b = 1});
+                    .kind = TD_EV_TOKEN,
+                    .now_ns = 5,
+                    .token = {.of = {.slot = 0, .id = 1}, .n_tokens = 56, .last = 1}});
         size_t n = 0;
         if (how == GONE)
             n = step(c, (struct td_core_event){
-                            .kind = TD_EV_WORKER_GONE, .now_ns = 6, .worker = worker});
+                            .kind = TD_EV_WORKER_GONE, .now_ns = 6, .gone = {.worker = worker}});
         if (how == CODE) n = leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 14);
         if (how == SILENT)
             n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
         if (how == STALL) {
             for (uint32_t w = 0; w < 3; w++)
-                step(c,
-                     (struct td_core_event){
-                         .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 20500 * MS, .worker = w, .a = 1});
+                step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                               .now_ns = 20500 * MS,
+                                               .snapshot = {.worker = w, .seq = 1}});
             n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 20500 * MS});
         }
         assert_true(n >= 1);
@@ -477,21 +490,20 @@ static size_t join_new(struct td_core *c, uint64_t now, uint32_t worker, enum td
     bool one_token = role == TD_ROLE_PREFILL;
     struct td_core_event e = {.kind = TD_EV_WORKER_JOIN,
                               .now_ns = now,
-                              .worker = worker,
-                              .role = role,
-                              .a = 10000,
-                              .b = 8,
-                              .f = one_token};
+                              .join = {.worker = worker,
+                                       .role = role,
+                                       .kv_tokens = 10000,
+                                       .max_seqs = 8,
+                                       .one_token = one_token}};
     return step(c, e);
 }
 static size_t ask(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t max_tokens)
 {
-    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
-                                          .now_ns = now,
-                                          .slot = slot,
-                                          .id = id,
-                                          .a = 40,
-                                          .b = max_tokens});
+    return step(c,
+                (struct td_core_event){
+                    .kind = TD_EV_REQUEST,
+                    .now_ns = now,
+                    .request = {.slot = slot, .id = id, .n_prompt = 40, .max_tokens = max_tokens}});
 }
 
 static void expect_account(const struct td_core *c, uint32_t worker, uint32_t n)
@@ -549,8 +561,8 @@ static void test_one_token_fails_over(void **state)
         assert_int_equal(actions[0].worker, 0);
         size_t n = 0;
         if (how == GONE)
-            n = step(c,
-                     (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 3, .worker = 0});
+            n = step(c, (struct td_core_event){
+                            .kind = TD_EV_WORKER_GONE, .now_ns = 3, .gone = {.worker = 0}});
         if (how == CODE) n = leg(c, TD_EV_PREFILL_END, 3, 0, 1, 0, 14);
         /* a worker that is mistaken */
         if (how == NOT_THE_LAST) assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 3, 0, 1, 0, 0), 0);
@@ -579,9 +591,11 @@ static void test_one_token_left_and_older_workers(void **state)
     assert_int_equal(ask(c, 2, 0, 1, 2), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
-    step(c, (struct td_core_event){
-                .kind = TD_EV_FIRST_TOKEN, .now_ns = 4, .slot = 0, .id = 1, .b = 41});
-    size_t n = step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .worker = 1});
+    step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                   .now_ns = 4,
+                                   .first_token = {.of = {.slot = 0, .id = 1}, .n_tokens = 41}});
+    size_t n = step(
+        c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .gone = {.worker = 1}});
     assert_int_equal(n, 3);
     assert_int_equal(actions[2].kind, TD_ACT_START_PREFILL);
     assert_true(actions[2].local);
@@ -607,7 +621,9 @@ static size_t sender_finished(struct td_core *c, uint64_t now)
 {
     return step(c,
                 (struct td_core_event){
-                    .kind = TD_EV_DECODE_END, .now_ns = now, .slot = 0, .id = 1, .a = 14, .b = 1});
+                    .kind = TD_EV_DECODE_END,
+                    .now_ns = now,
+                    .decode_end = {.of = {.slot = 0, .id = 1}, .code = 14, .sender_finished = 1}});
 }
 
 /* "The sender has finished the request" comes before its first token: that is waited for, and no
@@ -638,21 +654,20 @@ static void test_sender_finished_overtakes_the_token(void **state)
         if (how == TOKEN) n = leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 1);
         if (how == END) n = leg(c, TD_EV_PREFILL_END, 4, 0, 1, 0, 13);
         if (how == GONE)
-            n = step(c,
-                     (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4, .worker = 0});
+            n = step(c, (struct td_core_event){
+                            .kind = TD_EV_WORKER_GONE, .now_ns = 4, .gone = {.worker = 0}});
         if (how == NEVER)
             for (uint64_t ms = 500; n == 0 && ms <= 6000; ms += 500) {
                 for (uint32_t w = 0; w < 2; w++)
                     step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                                    .now_ns = ms * MS,
-                                                   .worker = w,
-                                                   .a = ms});
+                                                   .snapshot = {.worker = w, .seq = ms}});
                 n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = ms * MS});
                 if (n == 0) assert_true(ms <= 5000);
             }
         if (how == CANCEL)
-            n = step(c,
-                     (struct td_core_event){.kind = TD_EV_CANCEL, .now_ns = 4, .slot = 0, .id = 1});
+            n = step(c, (struct td_core_event){
+                            .kind = TD_EV_CANCEL, .now_ns = 4, .cancel = {.slot = 0, .id = 1}});
         if (how == END)
             assert_int_equal(n, 0); /* its worker is shunned: the new attempt waits
                                        for the next snapshot */
@@ -782,10 +797,12 @@ static void test_draining_survives_suspicion(void **state)
     (void)state;
     struct td_core *c = core_of(TD_MODE_COLOCATED, "least_token");
     join(c, 0, 0, TD_ROLE_DECODE);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .worker = 0});
+    step(c,
+         (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .drain = {.worker = 0}});
     step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1500 * MS});
-    step(c, (struct td_core_event){
-                .kind = TD_EV_WORKER_SNAPSHOT, .now_ns = 1600 * MS, .worker = 0, .a = 1});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 1600 * MS,
+                                   .snapshot = {.worker = 0, .seq = 1}});
     struct td_core_worker_view v;
     td_core_worker_view(c, 0, &v);
     assert_int_equal(v.state, TD_WORKER_DRAINING);
@@ -808,11 +825,11 @@ static void test_every_wait_ends(void **state)
         now += 200 * MS;
         n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = now});
         if (n == 0)
-            assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
-                                                            .now_ns = now,
-                                                            .worker = 0,
-                                                            .a = i + 1}),
-                             1);
+            assert_int_equal(
+                step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                               .now_ns = now,
+                                               .snapshot = {.worker = 0, .seq = i + 1}}),
+                1);
     }
     assert_int_equal(n, 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
@@ -823,10 +840,12 @@ static void test_every_wait_ends(void **state)
     c = core_of(TD_MODE_COLOCATED, "least_token");
     join(c, 0, 0, TD_ROLE_DECODE);
     assert_int_equal(arrive(c, 0, 0, 1, 40), 1);
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .worker = 0});
+    step(c,
+         (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .now_ns = 1, .drain = {.worker = 0}});
     assert_int_equal(arrive(c, 2, 1, 2, 40), 0);
     /* 1 goes to the head, and its clock starts anew */
-    step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 4000 * MS, .worker = 0});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_GONE, .now_ns = 4000 * MS, .gone = {.worker = 0}});
     n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5100 * MS});
     assert_int_equal(n, 1);
     assert_int_equal(actions[0].id, 2);
@@ -1000,8 +1019,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         case 18:
             if (!q[s].live) continue;
             e.kind = TD_EV_CANCEL;
-            e.slot = s;
-            e.id = q[s].id;
+            e.cancel = (struct td_ev_end){.slot = s, .id = q[s].id};
             break;
         case 0:
             e.kind = TD_EV_TICK;
@@ -1009,31 +1027,42 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         case 16: /* what workers report: true or absurd */
             e = (struct td_core_event){.kind = TD_EV_WORKER_STEP,
                                        .now_ns = now,
-                                       .worker = rnd(WORKERS + 1),
-                                       .a = rnd(500),
-                                       .b = rnd(5000),
-                                       .c = rnd(20),
-                                       .d = rnd(5000),
-                                       .e = rnd(20) ? rnd(20000) : UINT64_MAX};
+                                       .step = {.worker = rnd(WORKERS + 1),
+                                                .prefill_tokens = rnd(500),
+                                                .attention_work = rnd(5000),
+                                                .decode_seqs = rnd(20),
+                                                .context_tokens = rnd(5000),
+                                                .wall_us = rnd(20) ? rnd(20000) : UINT64_MAX}};
             break;
         case 17:
-            e = (struct td_core_event){.kind = rnd(30)
-                                                   ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT)
-                                                   : TD_EV_BLOCKS_RESET,
-                                       .now_ns = now,
-                                       .worker = rnd(WORKERS + 1),
-                                       .a = rnd(200)};
+            e.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET;
+            struct td_ev_block block = {.worker = rnd(WORKERS + 1), .hash = rnd(200)};
+            if (e.kind == TD_EV_BLOCK_ADD)
+                e.block_add = block;
+            else if (e.kind == TD_EV_BLOCK_EVICT)
+                e.block_evict = block;
+            else
+                e.blocks_reset.worker = block.worker;
             break;
         case 1:
             e.kind = joined[w] ? (rnd(20)  ? TD_EV_WORKER_SNAPSHOT
                                   : rnd(2) ? TD_EV_WORKER_DRAIN
                                            : TD_EV_WORKER_GONE)
                                : TD_EV_WORKER_JOIN;
-            e.worker = w;
-            e.role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
-            e.a = e.kind == TD_EV_WORKER_JOIN ? 5000 : ++snap_seq;
-            e.b = 6;
-            e.f = seed % 4 ? 1 : w == 0; /* of four fleets one has older workers */
+            if (e.kind == TD_EV_WORKER_JOIN)
+                e.join = (struct td_ev_join){.worker = w,
+                                             .role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                             .kv_tokens = 5000,
+                                             .max_seqs = 6,
+                                             /* of four fleets one has older workers */
+                                             .one_token = seed % 4 ? true : w == 0};
+            else if (e.kind == TD_EV_WORKER_SNAPSHOT)
+                e.snapshot =
+                    (struct td_ev_snapshot){.worker = w, .seq = ++snap_seq, .held_tokens = 6};
+            else if (e.kind == TD_EV_WORKER_DRAIN)
+                e.drain.worker = w;
+            else
+                e.gone.worker = w;
             joined[w] = e.kind != TD_EV_WORKER_GONE && (joined[w] || e.kind == TD_EV_WORKER_JOIN);
             break;
         case 2:
@@ -1044,32 +1073,31 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             started++;
             e = (struct td_core_event){.kind = TD_EV_REQUEST,
                                        .now_ns = now,
-                                       .slot = s,
-                                       .id = next_id,
-                                       .a = q[s].tokens,
-                                       .b = rnd(4) ? 50 : 1,
-                                       .c = rnd(4),
-                                       .d = rnd(5),
-                                       .e = rnd(3) ? 0 : rnd(100000),
-                                       .f = rnd(3) ? 0 : rnd(10000),
-                                       .priority = (int32_t)rnd(5) - 2,
-                                       .hashes = hashes,
-                                       .n_hashes = rnd(60),
-                                       .hash_tokens = 1 + rnd(2)};
-            for (uint32_t k = 0; k < e.n_hashes; k++) hashes[k] = k < 3 ? k : rnd(200);
+                                       .request = {.slot = s,
+                                                   .id = next_id,
+                                                   .n_prompt = q[s].tokens,
+                                                   .max_tokens = rnd(4) ? 50 : 1,
+                                                   .slo_class = rnd(4),
+                                                   .tenant = rnd(5),
+                                                   .ttft_us = rnd(3) ? 0 : rnd(100000),
+                                                   .tpot_us = rnd(3) ? 0 : rnd(10000),
+                                                   .priority = (int32_t)rnd(5) - 2,
+                                                   .hashes = hashes,
+                                                   .n_hashes = rnd(60),
+                                                   .hash_tokens = 1 + rnd(2)}};
+            for (uint32_t k = 0; k < e.request.n_hashes; k++) hashes[k] = k < 3 ? k : rnd(200);
             break;
         case 5:
             if (!q[s].live || rnd(4)) continue;
-            e.kind = rnd(2) ? TD_EV_CANCEL : TD_EV_STOP;
-            e.slot = s;
-            e.id = q[s].id;
+            e = leg_event(rnd(2) ? TD_EV_CANCEL : TD_EV_STOP, now,
+                          (struct td_attempt){.slot = s, .id = q[s].id}, 0, 0);
             break;
         default: /* a leg speaks: usually the current attempt, sometimes an old one */
-            e.slot = s;
-            e.id = q[s].id - (rnd(30) == 0);
-            e.attempt = q[s].attempt - (rnd(20) == 0);
+            struct td_attempt of = {.slot = s};
+            of.id = q[s].id - (rnd(30) == 0);
+            of.attempt = q[s].attempt - (rnd(20) == 0);
             e.kind = (enum td_core_event_kind)(TD_EV_TICKET + rnd(5));
-            bool current = q[s].live && e.id == q[s].id && e.attempt == q[s].attempt;
+            bool current = q[s].live && of.id == q[s].id && of.attempt == q[s].attempt;
             if (current) { /* a real leg does not speak after its end, nor out of order */
                 if (e.kind == TD_EV_TICKET && (!q[s].decode_open || q[s].stage != 1)) continue;
                 if ((e.kind == TD_EV_TOKEN || e.kind == TD_EV_DECODE_END) && !q[s].decode_open)
@@ -1080,12 +1108,13 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
                 if (e.kind == TD_EV_TOKEN && q[s].stage == 1) continue;
             }
             static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
-            e.a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)]
-                  : e.kind == TD_EV_FIRST_TOKEN                             ? rnd(8) == 0
-                                                                            : q[s].tokens + rnd(3);
-            e.b = e.kind == TD_EV_TOKEN        ? rnd(10) == 0
-                  : e.kind == TD_EV_DECODE_END ? rnd(3) == 0
-                                               : q[s].tokens + 1;
+            uint64_t a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)]
+                         : e.kind == TD_EV_FIRST_TOKEN                             ? rnd(8) == 0
+                                                       : q[s].tokens + rnd(3);
+            uint64_t b = e.kind == TD_EV_TOKEN        ? rnd(10) == 0
+                         : e.kind == TD_EV_DECODE_END ? rnd(3) == 0
+                                                      : q[s].tokens + 1;
+            e = leg_event(e.kind, now, of, a, b);
             if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
             if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
             break;
@@ -1101,14 +1130,14 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             at =
                 write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
             struct model_request *r = &q[actions[k].slot];
-            if (e.kind == TD_EV_CANCEL && e.slot == actions[k].slot &&
+            if (e.kind == TD_EV_CANCEL && e.cancel.slot == actions[k].slot &&
                 actions[k].kind >= TD_ACT_COMPLETE)
                 fail_msg("a cancelled request was answered");
             apply(r, &actions[k]);
             ended += actions[k].kind >= TD_ACT_COMPLETE;
         }
-        if (e.kind == TD_EV_CANCEL && q[e.slot].live) {
-            q[e.slot].live = false;
+        if (e.kind == TD_EV_CANCEL && q[e.cancel.slot].live) {
+            q[e.cancel.slot].live = false;
             ended++;
         }
         struct td_core_stats st;
@@ -1142,6 +1171,11 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
     while (p < end) {
         enum td_core_read what;
         assert_int_equal(td_core_read_line(&reader, p, &what, &err), TD_OK);
+        if (*p == 'e') { /* what was read writes the same line */
+            char line[TD_CORE_LINE_MAX];
+            assert_memory_equal(p, line,
+                                (size_t)td_core_event_format(&reader.event, line, sizeof line));
+        }
         p = strchr(p, '\n') + 1;
         if (what == TD_READ_CONFIG)
             assert_int_equal(td_core_create(&reader.config, &replay, &err), TD_OK);
