@@ -55,20 +55,21 @@ bool core_wants_prefill_only(const struct td_core *c, const struct request *r)
 
 struct td_policy_view core_view_of(struct td_core *c)
 {
-    return (struct td_policy_view){.workers = c->workers,
-                                   .n_workers = c->n_workers,
-                                   .scans = c->scans,
-                                   .by_role = {c->by_role[0], c->by_role[1]},
-                                   .n_by_role = {c->n_by_role[0], c->n_by_role[1]},
-                                   .cursor = c->cursor,
-                                   .random = &c->random,
-                                   .now_s = c->now_s,
-                                   .utilisation = {c->utilisation[0], c->utilisation[1]},
-                                   .decode_pressure = c->decode_pressure,
-                                   .latency = c->latency,
-                                   .index = c->index,
-                                   .hit_tokens = c->hit_tokens,
-                                   .start_s = c->start.s};
+    return (struct td_policy_view){
+        .workers = c->workers,
+        .n_workers = c->n_workers,
+        .scans = c->scans,
+        .by_role = {c->by_role[0], c->by_role[1]},
+        .n_by_role = {c->n_by_role[0], c->n_by_role[1]},
+        .cursor = c->cursor,
+        .random = &c->random,
+        .now_s = c->now_s,
+        .utilisation = {c->trend.utilisation[0], c->trend.utilisation[1]},
+        .decode_pressure = c->trend.decode_pressure,
+        .latency = c->latency,
+        .index = c->index,
+        .hit_tokens = c->hit_tokens,
+        .start_s = c->start.s};
 }
 
 /* The TPOT for which a request of the rank leaves room on decode workers: that of those before
@@ -76,15 +77,16 @@ struct td_policy_view core_view_of(struct td_core *c)
 static double guard_of(const struct td_core *c, uint32_t rank)
 {
     for (uint32_t i = 0; i < rank; i++)
-        if (c->asked_ns[i] && c->now_ns - c->asked_ns[i] < GUARD_NS) return c->guard_tpot_s[rank];
+        if (c->classes.asked_ns[i] && c->now_ns - c->classes.asked_ns[i] < GUARD_NS)
+            return c->classes.guard_tpot_s[rank];
     return INFINITY;
 }
 
 /* Do requests of lesser ranks come, too? */
 static bool before_others(const struct td_core *c, uint32_t rank)
 {
-    for (uint32_t i = rank + 1; i < c->n_ranks; i++)
-        if (c->asked_ns[i] && c->now_ns - c->asked_ns[i] < GUARD_NS) return true;
+    for (uint32_t i = rank + 1; i < c->classes.n_ranks; i++)
+        if (c->classes.asked_ns[i] && c->now_ns - c->classes.asked_ns[i] < GUARD_NS) return true;
     return false;
 }
 
@@ -101,15 +103,15 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
                               .max_tokens = left,
                               .n_out = fmin(fmax(expected, 1), (double)left),
                               .slo_class = r->slo_class,
-                              .turn = c->turns[r->slo_class],
+                              .turn = c->classes.turn[r->slo_class],
                               .ttft_s = r->ttft_s,
                               .tpot_s = r->tpot_s,
                               .best_effort = k->best_effort,
-                              .size = c->mean_cost_s > 0 ? r->decode_cost_s / c->mean_cost_s : 1,
-                              .guard_tpot_s = guard_of(c, c->ranks[r->slo_class]),
+                              .size = c->trend.cost_s > 0 ? r->decode_cost_s / c->trend.cost_s : 1,
+                              .guard_tpot_s = guard_of(c, c->classes.rank[r->slo_class]),
                               .above_share = td_queue_above_share(c->order, r->tenant, c->now_ns),
                               .favoured = td_queue_below_share(c->order, r->tenant, c->now_ns) ||
-                                          before_others(c, c->ranks[r->slo_class]),
+                                          before_others(c, c->classes.rank[r->slo_class]),
                               .started = r->first_ns != 0,
                               .force_local = local,
                               .allow_deflect = c->cfg.mode == TD_MODE_HYBRID && !local,
@@ -139,8 +141,10 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
         .verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
     c->policy(&v, &a, &choice);
     *ret_no_room = choice.no_room;
-    c->decode_pressure += PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->decode_pressure);
-    c->refused_share += PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->refused_share);
+    c->trend.decode_pressure +=
+        PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->trend.decode_pressure);
+    c->trend.refused_share +=
+        PRESSURE_STEP * ((choice.verdict == TD_REJECT ? 1 : 0) - c->trend.refused_share);
     if (choice.verdict == TD_HOLD) return HELD;
     if (choice.verdict == TD_REJECT) {
         core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, choice.reason, choice.wait_s);

@@ -49,7 +49,7 @@ struct td_core_worker {
     bool draining;     /* it said so: stays true while the worker is suspect */
     bool one_token;    /* prefill: answers requests with one token left alone */
     bool kept;         /* during a dispatch: its room is for one that has waited long,
-                          see core.c */
+                          see dispatch.c */
     bool shunned;      /* a call to it just failed or it was full: nothing more until
                           its next snapshot shows that it lives */
     uint32_t assigned; /* requests with a leg here */
@@ -103,7 +103,7 @@ struct td_core_worker {
                             * the prefill: calls, streams, and the step that runs */
     double min_tpot_s;     /* decode: tightest objective among its requests; INFINITY = none */
     uint32_t n_min_tpot;   /* decode: how many have just that one; 0 with requests left:
-                              core.c looks for the next */
+                              lifecycle.c looks for the next */
     uint64_t busy_us;      /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
     struct td_core_scan *scan; /* its place in the core's array; NULL = none */

@@ -3,7 +3,7 @@
  * Between classes: greater weight first, equal weights together; and rank i of N (by weight) may
  * take work only while the fleet is less full than its ceiling (of places, of KV, and of the
  * time that the objectives of the ranks above leave, see dispatch.c), so a flood of lesser
- * requests never takes the last room. Ceilings begin at 1 - 0.4 * i / (N - 1); core.c sets
+ * requests never takes the last room. Ceilings begin at 1 - 0.4 * i / (N - 1); classes.c sets
  * others, by what the ranks above attain. Between tenants of a rank: least attained service
  * first (prompt + 2 * output tokens by the tenant's weight, half-life 60 s, 0.8 of the score;
  * 0.2 for how long its first request waits). Within a tenant: priority, then earliest deadline,

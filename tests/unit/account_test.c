@@ -43,7 +43,7 @@ static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, ui
 }
 
 /* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open:
- * core.c looks for the next one then. */
+ * lifecycle.c looks for the next one then. */
 static void check(const struct td_core_worker *w, const struct td_leg *legs, double now_s)
 {
     struct {
@@ -179,7 +179,7 @@ static void play(uint64_t seed, enum td_core_role role)
             if (role == TD_ROLE_PREFILL && was_open)
                 assert_true(w.link_free_at_s <= fmax(now_s, w.free_at_s) + w.link_s + 1e-9);
             if (w.role == TD_ROLE_DECODE && w.assigned && w.n_min_tpot == 0) {
-                /* core.c's part: the next tightest */
+                /* lifecycle.c's part: the next tightest */
                 w.min_tpot_s = INFINITY;
                 for (int k = 0; k < LEGS; k++) {
                     if (legs[k].worker == TD_NO_WORKER || legs[k].tpot_s > w.min_tpot_s) continue;

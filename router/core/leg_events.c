@@ -1,0 +1,248 @@
+/* leg_events.c - what the calls to workers say of a request: ticket, tokens, ends; and what its
+ * client says.
+ *
+ * The pair of workers is chosen when the request leaves the queue. Its prefill leg is planned
+ * (account.h) until the decode worker's ticket comes; then the prefill worker is told. */
+#include "router/core/core_state.h"
+
+#define STEP_REFRESH_TOKENS 32
+#define MAX_SENT_BYTES (1ull << 50)
+
+/* The live request of this id in this slot; NULL when that request has ended. */
+static struct request *live(struct td_core *c, uint32_t slot, uint64_t id)
+{
+    if (slot >= c->cfg.max_requests) return NULL;
+    struct request *r = &c->requests[slot];
+    return r->phase == FREE || r->id != id ? NULL : r;
+}
+
+/* The live request whose current attempt this is, which has moved now; NULL when it is an old
+ * one. */
+static struct request *current(struct td_core *c, const struct td_attempt *of)
+{
+    struct request *r = live(c, of->slot, of->id);
+    if (!r || r->attempt != of->attempt || r->phase == QUEUED) return NULL;
+    r->moved_ns = c->now_ns;
+    return r;
+}
+
+void core_prefill_tell(struct td_core *c, struct request *r)
+{
+    struct td_core_worker *w = &c->workers[r->prefill.worker];
+    td_account_prefill_tell(w, &r->prefill);
+    r->told_ns = c->now_ns;
+    r->next = w->n_told == 1;
+}
+
+void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
+{
+    struct request *r = current(c, &e->of);
+    if (!r || r->phase != RESERVING) return;
+    struct td_policy_view v = core_view_of(c);
+    uint32_t planned = r->prefill.worker;
+    /* The planned one may have left, failed or drained meanwhile; that it is full now is counted
+       already. */
+    bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY &&
+                !c->workers[planned].shunned;
+    if (!keep) {
+        core_leg_close(c, &r->prefill);
+        uint32_t p = td_policy_prefill_again(&v, r->n_tokens + 1);
+        if (p == TD_NO_WORKER) {
+            core_requeue(c, r, false); /* give the reservation back, wait in the queue */
+            return;
+        }
+        double work_s =
+            td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
+        td_account_prefill_open(&c->workers[p], &r->prefill, p, c->classes.turn[r->slo_class],
+                                r->n_tokens, work_s, c->now_s);
+        r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
+    }
+    td_stage_learn(&c->workers[r->decode.worker].reserve,
+                   (double)(c->now_ns - r->placed_ns) * 1e-9);
+    r->phase = PREFILLING;
+    core_prefill_tell(c, r);
+    struct td_queue_key key = core_key_of(c, r);
+    struct td_core_action *a = core_emit(c, TD_ACT_START_PREFILL, r);
+    a->worker = r->prefill.worker;
+    a->key = td_queue_wire_key(c->order, &key);
+}
+
+/* The client's first token, by whichever leg. */
+static void first_seen(struct td_core *c, struct request *r)
+{
+    if (r->first_ns) return;
+    r->first_ns = c->now_ns;
+    if (r->choice.ttft_s > 0 && r->failovers == 0)
+        td_latency_observe_ratio(c->latency, TD_LAT_TTFT, r->slo_class, r->choice.ttft_bucket,
+                                 r->choice.ttft_s, (double)(c->now_ns - r->placed_ns) * 1e-9);
+}
+
+static void grow(struct td_core *c, struct request *r, uint64_t n_tokens)
+{
+    if (n_tokens <= r->n_tokens || n_tokens > TD_CORE_MAX_TOKENS) return;
+    uint32_t worker = r->decode.worker;
+    if (worker != TD_NO_WORKER) {
+        td_account_decode_grow(&c->workers[worker], &r->decode, n_tokens - r->n_tokens);
+        if (n_tokens / STEP_REFRESH_TOKENS != r->n_tokens / STEP_REFRESH_TOKENS)
+            core_refresh_step(c, worker);
+    }
+    r->n_tokens = n_tokens;
+    r->last_ns = c->now_ns;
+}
+
+void core_on_first_token(struct td_core *c, const struct td_ev_first_token *e)
+{
+    struct request *r = current(c, &e->of);
+    if (!r || r->phase == RESERVING) return;
+    if (r->phase == PREFILLING) r->phase = DECODING;
+    if (r->prefill.pending) { /* the computing is over: the account lets go of its tokens, the
+                                 leg stays for the hand-over */
+        r->computed_tokens = r->prefill.tokens;
+        if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->cached_tokens)
+            td_stage_learn(&c->start,
+                           (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
+        td_account_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
+        c->stats.real_hit_tokens += e->cached_tokens < r->n_tokens ? e->cached_tokens : 0;
+        c->room_changed = true;
+    }
+    grow(c, r, e->n_tokens);
+    first_seen(c, r);
+    if (e->last || r->finished_ns) core_complete(c, r);
+}
+
+void core_on_token(struct td_core *c, const struct td_ev_token *e)
+{
+    struct request *r = current(c, &e->of);
+    /* before its prefill was even told, or of a leg that has ended: not of this world */
+    if (!r || r->phase == RESERVING || r->decode.worker == TD_NO_WORKER) return;
+    r->decode_flows = true;
+    r->phase = DECODING;
+    if (e->last) r->output_done = true;
+    if (r->decode.worker != TD_NO_WORKER && r->decode.pending) {
+        td_account_decode_active(&c->workers[r->decode.worker], &r->decode);
+        if (r->choice.local) {
+            c->room_changed = true;
+            td_stage_learn(&c->workers[r->decode.worker].start,
+                           (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s);
+        }
+    }
+    grow(c, r, e->n_tokens);
+    first_seen(c, r);
+}
+
+/* A leg ended with this code: whose fault was it? */
+static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, enum td_code code,
+                       const char *what)
+{
+    if (r->output_done) {
+        core_complete(c, r);
+        return;
+    }
+    switch (code) {
+    case TD_CODE_INVALID_ARGUMENT:
+    case TD_CODE_NOT_FOUND:
+    case TD_CODE_OUT_OF_RANGE:
+    case TD_CODE_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that
+                                   is too small, too old or mistaken. One second opinion */
+        if (r->refused) {
+            core_fail(c, r, code, what, 0);
+            return;
+        }
+        r->refused = true;
+        core_shun(c, worker);
+        /* the prefill worker refused: perhaps the grant */
+        if (r->decode.worker != TD_NO_WORKER) core_shun(c, r->decode.worker);
+        core_fail_over(c, r, what);
+        return;
+    case TD_CODE_RESOURCE_EXHAUSTED:
+        core_shun(c, worker);
+        core_requeue(c, r, false);
+        return;
+    /* the client's own: the worker did no wrong */
+    case TD_CODE_DEADLINE_EXCEEDED:
+        core_fail(c, r, code, "the request's deadline has passed", 0);
+        return;
+    default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers
+                on it */
+        core_shun(c, worker);
+        core_fail_over(c, r, what);
+        return;
+    }
+}
+
+/* The link's speed shows in a transfer that had it for itself and did not wait for later chunks
+ * to be computed. Any other was no faster than the link: it says something only where it took
+ * less time than the link is thought to need. */
+static void learn_link(struct td_core *c, const struct request *r,
+                       const struct td_ev_prefill_end *e)
+{
+    const struct td_core_worker *w = &c->workers[r->prefill.worker];
+    if (e->code != TD_CODE_OK || e->sent_bytes == 0 || e->sent_us == 0) return;
+    if (e->sent_bytes >= MAX_SENT_BYTES || e->sent_us >= MAX_REPORTED_US) return;
+    bool in_one_step = w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens;
+    bool alone = !w->crowded && w->n_chunked == 0 && in_one_step;
+    double thought_s = td_latency_transfer(c->latency, w->node_class, 0, (double)e->sent_bytes);
+    if (alone || thought_s <= 0 || (double)e->sent_us * 1e-6 < thought_s)
+        td_latency_observe_transfer(c->latency, w->node_class, e->sent_bytes, e->sent_us);
+}
+
+void core_on_prefill_end(struct td_core *c, const struct td_ev_prefill_end *e)
+{
+    struct request *r = current(c, &e->of);
+    if (!r || !core_prefill_told(r)) return;
+    uint32_t worker = r->prefill.worker;
+    if (e->code == TD_CODE_UNAVAILABLE) td_account_call_failed(&c->workers[worker], &r->prefill);
+    learn_link(c, r, e);
+    core_leg_close(c, &r->prefill);
+    if (r->finished_ns) {
+        core_complete(c, r);
+        return;
+    }
+    bool decodes = r->decode.worker != TD_NO_WORKER;
+    /* delivered */
+    if (decodes && (r->decode_flows || (e->code == TD_CODE_OK && r->phase != PREFILLING))) return;
+    leg_failed(c, r, worker, e->code,
+               e->code == TD_CODE_OK ? "the prefill worker ended without a first token"
+                                     : "the prefill worker failed");
+}
+
+void core_on_decode_end(struct td_core *c, const struct td_ev_decode_end *e)
+{
+    struct request *r = current(c, &e->of);
+    if (!r || r->decode.worker == TD_NO_WORKER) return;
+    uint32_t worker = r->decode.worker;
+    if (e->code == TD_CODE_UNAVAILABLE && !e->sender_finished)
+        td_account_call_failed(&c->workers[worker], &r->decode);
+    /* no ticket was seen: the prefill worker was never told */
+    if (r->prefill.planned) core_leg_close(c, &r->prefill);
+    core_leg_close(c, &r->decode);
+    if (e->sender_finished && e->code != TD_CODE_OK && r->prefill.pending && !r->decode_flows) {
+        /* The first token is on its way and was the last; on_tick bounds the wait. */
+        r->sender_finished = true;
+        return;
+    }
+    if (e->code == TD_CODE_OK)
+        core_finish(c, r);
+    else
+        leg_failed(c, r, worker, e->code, "the decode worker failed");
+}
+
+void core_on_stop(struct td_core *c, const struct td_ev_end *e)
+{
+    struct request *r = live(c, e->slot, e->id);
+    if (!r) return;
+    r->moved_ns = c->now_ns;
+    if (core_prefill_told(r) && !(r->prefill.pending && r->decode_flows))
+        core_emit(c, TD_ACT_CANCEL_PREFILL, r);
+    core_finish(c, r);
+}
+
+void core_on_cancel(struct td_core *c, const struct td_ev_end *e)
+{
+    struct request *r = live(c, e->slot, e->id);
+    if (!r) return;
+    core_cancel_legs(c, r);
+    c->stats.cancelled++;
+    c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
+    core_forget(c, r);
+}

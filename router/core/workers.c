@@ -1,0 +1,204 @@
+/* workers.c - events about workers: who is there, what they report, and what is lost with them. */
+#include <math.h>
+#include <string.h>
+
+#include "router/core/core_state.h"
+
+/* Of the share of steps that carry a prompt. A sequence feels the mean of some hundred steps: a
+ * rate that follows each prompt would take the worker for full after one, and for empty soon after
+ * it. */
+#define MIX_SHARE_RATE 0.02
+/* Of a worker's snapshots: five hours of them at one each 20 ms. A worker that was silent for so
+ * long has been lost long ago. */
+#define MAX_SEQ_JUMP (1u << 20)
+/* Of what workers report: more is an error of theirs, and nothing is learned from it. */
+#define MAX_STEP_TOKENS (1u << 20)
+#define MAX_KV_BYTES_PER_TOKEN (1u << 30)
+/* Of how many prefill rows a step with decode rows had: the mean of some five such steps. */
+#define MIX_ROWS_RATE 0.2
+
+/* Of the time between a step of one sequence and the guarded TPOT, how much the worker's next
+ * step takes. 0 where even that step is too long: there is no room to keep. */
+static double step_share(const struct td_core *c, uint32_t worker)
+{
+    const struct td_core_worker *w = &c->workers[worker];
+    if (c->classes.guarded_tpot_s >= INFINITY) return 0;
+    double q = td_latency_margin(c->latency, TD_LAT_TPOT, c->classes.guarded_tpot_class,
+                                 TD_LAT_LIMIT_BUCKET);
+    double one_s = td_latency_step(c->latency, worker, 1, 0, 0, 0),
+           room_s = c->classes.guarded_tpot_s / q - one_s;
+    return room_s > 0 ? fmin(1, fmax(0, w->step_s - one_s) / room_s) : 0;
+}
+
+/* The decode worker's next step, for the scans of policies. */
+void core_refresh_step(struct td_core *c, uint32_t worker)
+{
+    struct td_core_worker *w = &c->workers[worker];
+    if (w->role != TD_ROLE_DECODE) return;
+    w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0,
+                                 (double)(w->active_tokens + w->reserved_tokens));
+    if (c->cfg.n_classes > 1) w->step_share = step_share(c, worker);
+    td_account_changed(w);
+}
+
+void core_shun(struct td_core *c, uint32_t worker)
+{
+    c->workers[worker].shunned = true;
+    td_account_changed(&c->workers[worker]);
+}
+
+void core_set_state(struct td_core_worker *w, enum td_worker_state state)
+{
+    w->state = state;
+    td_account_changed(w);
+}
+
+/* Moves every request off a worker that cannot be counted on. */
+void core_worker_lost(struct td_core *c, uint32_t worker, const char *reason)
+{
+    for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
+        struct request *r = &c->requests[i];
+        if (r->phase == FREE || r->phase == QUEUED) continue;
+        bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
+        if (on_prefill && (r->prefill.planned || r->decode_flows)) {
+            /* it was not told yet: another is found with the ticket; or its work is done */
+            if (core_prefill_told(r)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
+            core_leg_close(c, &r->prefill);
+            on_prefill = false;
+            if (r->finished_ns) core_complete(c, r);
+        }
+        if (on_decode || on_prefill) core_fail_over(c, r, reason);
+    }
+}
+
+static struct td_core_worker *known_worker(struct td_core *c, uint32_t worker)
+{
+    if (worker >= TD_CORE_MAX_WORKERS || c->workers[worker].state == TD_WORKER_ABSENT) return NULL;
+    return &c->workers[worker];
+}
+
+static void roster_remove(struct td_core *c, uint32_t worker)
+{
+    for (int role = 0; role < 2; role++)
+        for (uint32_t i = 0; i < c->n_by_role[role]; i++)
+            if (c->by_role[role][i] == worker) {
+                memmove(&c->by_role[role][i], &c->by_role[role][i + 1],
+                        (c->n_by_role[role] - i - 1) * sizeof c->by_role[role][0]);
+                c->n_by_role[role]--;
+                break;
+            }
+}
+
+/* by index, so that round robin has an order */
+static void roster_insert(struct td_core *c, uint32_t worker, enum td_core_role role)
+{
+    uint32_t i = c->n_by_role[role]++;
+    for (; i > 0 && c->by_role[role][i - 1] > worker; i--)
+        c->by_role[role][i] = c->by_role[role][i - 1];
+    c->by_role[role][i] = worker;
+}
+
+void core_on_gone(struct td_core *c, uint32_t worker)
+{
+    if (!known_worker(c, worker)) return;
+    roster_remove(c, worker);
+    /* nothing is placed there while its requests move */
+    core_set_state(&c->workers[worker], TD_WORKER_SUSPECT);
+    core_worker_lost(c, worker, "the worker left");
+    core_set_state(&c->workers[worker], TD_WORKER_ABSENT);
+    if (c->index) td_prefix_index_reset(c->index, worker);
+}
+
+void core_on_join(struct td_core *c, const struct td_ev_join *e)
+{
+    if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE) return;
+    if (e->kv_tokens == 0 || e->kv_tokens > TD_CORE_MAX_TOKENS) return;
+    if (e->max_seqs == 0 || e->max_seqs > TD_CORE_MAX_SEQS) return;
+    core_on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
+    struct td_ev_join join = *e;
+    if (join.node_class >= TD_CORE_MAX_NODE_CLASSES) join.node_class = TD_CORE_MAX_NODE_CLASSES - 1;
+    if (join.max_step_tokens > MAX_STEP_TOKENS) join.max_step_tokens = MAX_STEP_TOKENS;
+    if (join.kv_bytes_per_token > MAX_KV_BYTES_PER_TOKEN)
+        join.kv_bytes_per_token = MAX_KV_BYTES_PER_TOKEN;
+    td_account_join(&c->workers[e->worker], &join, c->now_ns);
+    td_latency_node_join(c->latency, e->worker, (uint32_t)join.node_class);
+    roster_insert(c, e->worker, e->role);
+    if (e->worker >= c->n_workers) c->n_workers = e->worker + 1;
+    core_refresh_step(c, e->worker);
+    c->room_changed = true;
+}
+
+void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
+{
+    struct td_core_worker *w = known_worker(c, e->worker);
+    if (!w || e->seq <= w->snapshot_seq) return; /* an old one */
+    /* A sequence number this far ahead would make every later snapshot look old: drop it. */
+    if (e->seq - w->snapshot_seq > MAX_SEQ_JUMP) return;
+    /* its margins are what they were */
+    if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true;
+    td_account_snapshot(w, e, c->now_s);
+    w->snapshot_ns = c->now_ns;
+    if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
+    w->shunned = false;
+    core_set_state(w, w->state != TD_WORKER_SUSPECT ? w->state
+                      : w->draining                 ? TD_WORKER_DRAINING
+                                                    : TD_WORKER_READY);
+}
+
+/* Larger numbers than any step has. */
+static bool absurd(const struct td_ev_step *e)
+{
+    return e->wall_us == 0 || e->wall_us > MAX_REPORTED_US || e->prefill_tokens > MAX_STEP_TOKENS ||
+           e->decode_seqs > TD_CORE_MAX_SEQS || e->attention_work > 1ull << 50 ||
+           e->context_tokens > 1ull << 40;
+}
+
+void core_on_step(struct td_core *c, const struct td_ev_step *e)
+{
+    struct td_core_worker *w = known_worker(c, e->worker);
+    if (!w || absurd(e)) return;
+    struct td_lat_step s = {.prefill_tokens = (uint32_t)e->prefill_tokens,
+                            .decode_seqs = (uint32_t)e->decode_seqs,
+                            .wall_us = (uint32_t)e->wall_us,
+                            .attention_work = e->attention_work,
+                            .context_tokens = e->context_tokens};
+    td_latency_observe_step(c->latency, e->worker, &s);
+    w->busy_us += e->wall_us;
+    if (e->decode_seqs) { /* prefill steps without decode rows disturb nobody */
+        w->mix_share += MIX_SHARE_RATE * ((e->prefill_tokens ? 1 : 0) - w->mix_share);
+        if (e->prefill_tokens)
+            w->mix_rows += MIX_ROWS_RATE * ((double)e->prefill_tokens - w->mix_rows);
+    }
+    w->correction = td_latency_correction(c->latency, e->worker);
+    td_account_changed(w);
+    if (e->decode_seqs) core_refresh_step(c, e->worker);
+}
+
+void core_on_drain(struct td_core *c, uint32_t worker)
+{
+    struct td_core_worker *w = known_worker(c, worker);
+    if (!w) return;
+    w->draining = true;
+    if (w->state == TD_WORKER_READY) core_set_state(w, TD_WORKER_DRAINING);
+}
+
+/* The worker's prefix index, when there is one and the worker is known; else NULL. */
+static struct td_prefix_index *index_of(struct td_core *c, uint32_t worker)
+{
+    return known_worker(c, worker) ? c->index : NULL;
+}
+
+void core_on_block_add(struct td_core *c, const struct td_ev_block *e)
+{
+    if (index_of(c, e->worker)) td_prefix_index_add(c->index, e->worker, e->hash);
+}
+
+void core_on_block_evict(struct td_core *c, const struct td_ev_block *e)
+{
+    if (index_of(c, e->worker)) td_prefix_index_evict(c->index, e->worker, e->hash);
+}
+
+void core_on_blocks_reset(struct td_core *c, uint32_t worker)
+{
+    if (index_of(c, worker)) td_prefix_index_reset(c->index, worker);
+}
