@@ -24,6 +24,7 @@
 #include "router/core/core.h"
 #include "router/core/latency.h"
 #include "router/core/prefix_index.h"
+#include "sim/baselines.h"
 
 #define MAX_REPEATS 1001
 #define BATCH 200
@@ -350,6 +351,7 @@ static void core_open(const char *policy, bool prefixes_too)
 {
     struct td_core_config cfg = {.mode = TD_MODE_PD,
                                  .policy = policy,
+                                 .policies = td_sim_policies,
                                  .max_requests = CORE_SLOTS,
                                  .max_queued = 1000,
                                  .worker_timeout_ms = 1000000000,

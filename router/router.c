@@ -35,6 +35,8 @@ const struct td_option router_options[] = {
      "who prefills: prefill workers, decode workers, or by prompt length"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy),
      "which workers get the next request, and when none should"},
+    {"policy", TD_OPT_ELSEWHERE, "", 0, 0, TD_CORE_POLICIES_ELSEWHERE, 0,
+     "`tandem sim` has that one, to compare"},
     {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
      "classes of requests: \"gold:ttft=450,tpot=40,weight=4 "
      "bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what "

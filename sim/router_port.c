@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "router/core/policy.h"
+#include "sim/baselines.h"
 
 #define PREFIX_ENTRIES (4u << 20)
 
@@ -51,6 +51,7 @@ td_status td_port_create(const struct td_port_config *c,
                          void *ctx, struct td_port **ret_port, struct td_err *err)
 {
     struct td_core_config k = {.policy = c->policy,
+                               .policies = td_sim_policies,
                                .max_requests = c->max_requests,
                                .max_queued = c->max_queued,
                                .hybrid_local_tokens = c->hybrid_local_tokens,
@@ -98,7 +99,7 @@ void td_port_destroy(struct td_port *p)
     free(p);
 }
 
-const char *td_port_policies(void) { return td_policy_names(); }
+const char *td_port_policies(void) { return TD_SIM_POLICIES; }
 bool td_port_wants_blocks(const struct td_port *p) { return p->prefix_index; }
 
 static void step(struct td_port *p, struct td_core_event e)
@@ -311,7 +312,10 @@ static td_status replay_line(struct replay *r, const char *line, uint64_t *n_eve
     if (what == TD_READ_CONFIG && r->core)
         return td_fail(err, TD_ERR_CORRUPT, "line %llu: a second configuration",
                        (unsigned long long)r->line_no);
-    if (what == TD_READ_CONFIG) return td_core_create(&r->reader.config, &r->core, err);
+    if (what == TD_READ_CONFIG) {
+        r->reader.config.policies = td_sim_policies;
+        return td_core_create(&r->reader.config, &r->core, err);
+    }
     if (what == TD_READ_EVENT) {
         r->n_actions = td_core_step(r->core, &r->reader.event, r->actions);
         r->at = 0;

@@ -84,7 +84,7 @@ static const struct td_option table[] = {
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus),
      "pin the started workers' threads to these CPUs, such as 0-3"},
     {"up_args", TD_OPT_STR, "", 0, 0, NULL, OFF(up_args),
-     "more options for tandem up: --up-args='--kv-memory 1GiB --policy least_request'"},
+     "more options for tandem up: --up-args='--kv-memory 1GiB --policy least_token'"},
     {"start_timeout_ms", TD_OPT_U64, "120000", 1000, 3600000, NULL, OFF(start_timeout_ms),
      "longest wait for a started cluster"},
     {"title", TD_OPT_STR, "", 0, 0, NULL, OFF(title), "of the report"},

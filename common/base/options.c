@@ -189,6 +189,21 @@ static bool has_choice(const char *choices, const char *text)
     }
 }
 
+static td_status fail_choice(const struct td_option *o, const char *text, struct td_err *err)
+{
+    const struct td_option *below = o + 1; /* the table's end at most */
+    if (below->name && below->type == TD_OPT_ELSEWHERE && has_choice(below->choices, text))
+        return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s; %s", text, o->choices,
+                       below->help);
+    return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
+}
+
+/* Rows beside an option's own. */
+static bool has_no_value(const struct td_option *o)
+{
+    return o->type == TD_OPT_ALIAS || o->type == TD_OPT_ELSEWHERE;
+}
+
 /* Parses text into the field of one row. The message starts at "is ...": the caller puts the
  * source before it. */
 static td_status set_value(const struct td_option *o, const char *text, void *config,
@@ -249,10 +264,11 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         *(const char **)field = text;
         return TD_OK;
     case TD_OPT_ENUM:
-        if (!has_choice(o->choices, text))
-            return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
+        if (!has_choice(o->choices, text)) return fail_choice(o, text, err);
         *(const char **)field = text;
         return TD_OK;
+    case TD_OPT_ELSEWHERE:
+        break; /* find_option finds the row above it */
     case TD_OPT_ALIAS:
         break; /* find_option has followed it */
     }
@@ -276,6 +292,7 @@ static const char *type_hint(const struct td_option *o)
         return " TEXT";
     case TD_OPT_ENUM:
         return " ";
+    case TD_OPT_ELSEWHERE:
     case TD_OPT_ALIAS:
         break;
     }
@@ -288,7 +305,7 @@ void td_options_help(const struct td_option *table, const char *program, const c
     fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n",
             program, summary, program);
     for (const struct td_option *o = table; o->name; o++) {
-        if (o->type == TD_OPT_ALIAS) continue;
+        if (has_no_value(o)) continue;
         char flag[MAX_NAME + 3], env[ENV_BYTES];
         flag_name(o->name, flag, sizeof flag);
         told_env_name(o, program, env, sizeof env);
@@ -323,7 +340,7 @@ void td_options_help(const struct td_option *table, const char *program, const c
 void td_options_print(const struct td_option *table, const void *config, FILE *out)
 {
     for (const struct td_option *o = table; o->name; o++) {
-        if (o->type == TD_OPT_ALIAS) continue;
+        if (has_no_value(o)) continue;
         const void *field = (const char *)config + o->offset;
         fprintf(out, "%s=", o->name);
         switch (o->type) {
@@ -345,6 +362,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
         case TD_OPT_ENUM:
             fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : "");
             break;
+        case TD_OPT_ELSEWHERE:
         case TD_OPT_ALIAS:
             break;
         }
@@ -357,6 +375,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
 static void check_names(const struct td_option *table)
 {
     for (const struct td_option *o = table; o->name; o++) {
+        if (o->type == TD_OPT_ELSEWHERE) continue; /* its name is the row's above */
         size_t n_bytes = strlen(o->name), i = 0,
                n_builtins = sizeof g_builtins / sizeof *g_builtins;
         const struct td_option *first = table;
@@ -380,8 +399,9 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
     for (size_t i = 0; i < n_options; i++) {
         const struct td_option *o = &table[i];
         TD_ASSERT(strlen(o->name) <= MAX_NAME - 3);
-        if (o->type == TD_OPT_ALIAS) {
-            TD_ASSERT(find_option(table, o->choices, strlen(o->choices)));
+        if (has_no_value(o)) {
+            const char *of = o->type == TD_OPT_ALIAS ? o->choices : o->name;
+            TD_ASSERT(find_option(table, of, strlen(of)));
             is_set[i] = true;
             continue;
         }

@@ -17,16 +17,19 @@
 #include "common/base/status.h"
 
 enum td_option_type {
-    TD_OPT_BOOL,    /* bool:      --x, --x=true|false, --no-x                              */
-    TD_OPT_I64,     /* int64_t                                                             */
-    TD_OPT_U64,     /* uint64_t                                                            */
-    TD_OPT_F64,     /* double                                                              */
-    TD_OPT_SIZE,    /* uint64_t bytes: 512, 64KiB, 2GiB, 1GB                               */
-    TD_OPT_STR,     /* const char *: borrowed from argv, environ or the table              */
-    TD_OPT_OWN_STR, /* as STR, but only the role's own variable counts: no two daemons can share
-                       the value */
-    TD_OPT_ENUM,    /* const char *: one of `choices` ("a|b|c")                            */
-    TD_OPT_ALIAS,   /* another flag for the row that `choices` names; no variable of its own */
+    TD_OPT_BOOL,      /* bool:      --x, --x=true|false, --no-x                              */
+    TD_OPT_I64,       /* int64_t                                                             */
+    TD_OPT_U64,       /* uint64_t                                                            */
+    TD_OPT_F64,       /* double                                                              */
+    TD_OPT_SIZE,      /* uint64_t bytes: 512, 64KiB, 2GiB, 1GB                               */
+    TD_OPT_STR,       /* const char *: borrowed from argv, environ or the table              */
+    TD_OPT_OWN_STR,   /* as STR, but only the role's own variable counts: no two daemons can share
+                         the value */
+    TD_OPT_ENUM,      /* const char *: one of `choices` ("a|b|c")                            */
+    TD_OPT_ELSEWHERE, /* stands right below an ENUM row and has its name: `choices` were that
+                         row's once, and its refusal of them ends with `help`, which says where
+                         they are now */
+    TD_OPT_ALIAS,     /* another flag for the row that `choices` names; no variable of its own */
 };
 
 struct td_option {
@@ -35,7 +38,7 @@ struct td_option {
     enum td_option_type type;
     const char *def;     /* default as text; NULL = required                       */
     double min, max;     /* inclusive, for numbers and sizes; both 0 = unbounded   */
-    const char *choices; /* for TD_OPT_ENUM and TD_OPT_ALIAS, else NULL            */
+    const char *choices; /* for TD_OPT_ENUM, ELSEWHERE and ALIAS, else NULL        */
     size_t offset;       /* offsetof in the config struct                          */
     const char *help;    /* one or two lines for a tired operator                  */
 };

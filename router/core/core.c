@@ -43,10 +43,9 @@ td_status td_core_create(const struct td_core_config *config, struct td_core **r
     if (config->max_requests < 1 || config->max_requests > TD_CORE_MAX_REQUESTS)
         return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%u",
                        config->max_requests, TD_CORE_MAX_REQUESTS);
-    td_policy_fn policy = td_policy_by_name(config->policy);
-    if (!policy)
-        return td_fail(err, TD_ERR_INVALID, "policy is \"%s\", must be one of %s", config->policy,
-                       td_policy_names());
+    const struct td_policy *policies = config->policies ? config->policies : td_policies;
+    td_policy_fn policy = td_policy_find(policies, config->policy, err);
+    if (!policy) return TD_ERR_INVALID;
     double attainment = config->attainment > 0 ? config->attainment : 0.9;
     if (!(attainment >= 0.5 && attainment <= 0.999))
         return td_fail(err, TD_ERR_INVALID, "attainment is %g, must be 0.5..0.999",

@@ -35,9 +35,9 @@
 #include "router/core/scaling.h"
 #include "router/core/latency.h"
 
-#define TD_CORE_POLICIES                                                                           \
-    "goodput|round_robin|least_request|least_token|power_of_two|cache_aware|lmetric|kv_cost|"      \
-    "conductor"
+/* The daemon's policies. Others, to compare with, are the simulator's: sim/baselines.h. */
+#define TD_CORE_POLICIES "goodput|round_robin|least_token|cache_aware"
+#define TD_CORE_POLICIES_ELSEWHERE "least_request|power_of_two|lmetric|kv_cost|conductor"
 #define TD_CORE_MAX_WORKERS 1024
 #define TD_CORE_MAX_REQUESTS 16384
 #define TD_CORE_MAX_CLASSES 16 /* SLO classes */
@@ -54,6 +54,7 @@ _Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES &&
 /* ret_actions has room for so many: a request emits at most 8 per event */
 #define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS)
 
+struct td_policy;
 enum td_core_mode { TD_MODE_PD, TD_MODE_COLOCATED, TD_MODE_HYBRID };
 enum td_core_role { TD_ROLE_PREFILL, TD_ROLE_DECODE };
 
@@ -70,9 +71,10 @@ struct td_core_class {
 
 struct td_core_config {
     enum td_core_mode mode;
-    const char *policy;    /* one of td_policy_names() */
-    uint32_t max_requests; /* live at once, queued ones included: slots
-                              0..max_requests-1 */
+    const char *policy;               /* a name of the next */
+    const struct td_policy *policies; /* to choose from, borrowed; NULL = td_policies (policy.h) */
+    uint32_t max_requests;            /* live at once, queued ones included: slots
+                                         0..max_requests-1 */
     uint32_t max_queued;
     uint32_t hybrid_local_tokens; /* hybrid, other policies than goodput: prompts with fewer
                                      uncomputed tokens are prefilled on the decode worker */
@@ -117,7 +119,7 @@ enum td_core_event_kind {
 };
 #define TD_EV_N_KINDS (TD_EV_CANCEL + 1)
 
-/* Time has passed. The daemon sends one every few milliseconds. */
+/* Time has passed. The daemon sends one every 50 ms. */
 struct td_ev_tick {
     uint64_t busy_permille; /* share of the time since the last tick that the router's
                                thread computed */

@@ -1,29 +1,16 @@
-/* policy.c - see policy.h. The baselines: each a score for prefill workers and one for decode
- * workers, least first; ties go to the lowest index.
+/* policy.c - see policy.h. The daemon's policies but goodput (policy_goodput.c), and what all
+ * policies share: the prediction of a pair. A plain policy is a score for prefill workers and one
+ * for decode workers: the least score wins, and ties go to the lowest index.
  *
- * name            prefill score                                          decode score
- *                 source
- * round_robin     turn                                                   turn
- * least_request   requests                                               requests
- *                 vLLM production-stack
- * least_token     tokens to compute                                      tokens held
- * power_of_two    of two random ones the fewer tokens                    same
- *                 Mitzenmacher 2001; SGLang gateway
- * cache_aware     longest prefix if > 0.5, unless loads differ too much  requests
- *                 SGLang gateway
- * lmetric         (uncached tokens + 1) * (requests + 1)                 tokens held
- *                 arXiv 2603.15202
- * kv_cost         blocks to compute - blocks cached                      blocks held - blocks
- *                 cached       Dynamo's KV router
- * conductor       predicted TTFT; rejects when TTFT or TPOT > objective  predicted TPOT
- *                 Mooncake (FAST'25), algorithm 1
- * goodput         policy_goodput.c */
+ * name         prefill score                                          decode score  source
+ * round_robin  turn                                                   turn
+ * least_token  tokens to compute                                      tokens held
+ * cache_aware  longest prefix if > 0.5, unless loads differ too much  requests      SGLang
+ *              gateway */
 #include "router/core/policy.h"
 
 #include <math.h>
 #include <string.h>
-
-#define KV_COST_BLOCK 16.0
 
 uint32_t td_policy_keep(const struct td_policy_view *v, const struct td_policy_ask *a,
                         enum td_core_role role)
@@ -59,47 +46,18 @@ uint32_t td_policy_prefill_again(const struct td_policy_view *v, uint64_t n_toke
     return best;
 }
 
-static uint32_t random_below(const struct td_policy_view *v, uint32_t n)
-{
-    *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t)((*v->random >> 33) % n);
-}
-
 /* ---- scores: least wins ---------------------------------------------------------------------- */
 
-typedef double (*score_fn)(const struct td_policy_view *v, const struct td_policy_ask *a,
-                           uint32_t worker);
-
-static double requests(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+double td_policy_requests(const struct td_policy_view *v, const struct td_policy_ask *a,
+                          uint32_t at)
 {
     (void)a;
     return v->workers[at].assigned;
 }
-static double tokens(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
+double td_policy_tokens(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     (void)a;
     return (double)v->workers[at].assigned_tokens;
-}
-static double lmetric(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
-{
-    return ((double)(a->n_tokens - v->hit_tokens[at]) + 1) * ((double)v->workers[at].assigned + 1);
-}
-static double kv_cost(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
-{
-    const struct td_core_worker *w = &v->workers[at];
-    /* a decode worker computes nothing for it */
-    double coming = w->role == TD_ROLE_PREFILL ? (double)a->n_tokens : 0;
-    return fmax(0, ((double)w->assigned_tokens + coming) / KV_COST_BLOCK -
-                       v->hit_tokens[at] / KV_COST_BLOCK);
-}
-
-static double predicted_prefill(const struct td_policy_view *v, const struct td_policy_ask *a,
-                                uint32_t at)
-{
-    const struct td_core_worker *w = &v->workers[at];
-    uint64_t hit = v->hit_tokens[at];
-    return fmax(0, w->free_at_s - v->now_s) +
-           td_latency_prefill(v->latency, at, a->n_tokens - hit, hit, w->max_step_tokens);
 }
 double td_worker_step_s(const struct td_latency *l, uint32_t at, const struct td_core_worker *w,
                         double n_seqs, double context_tokens)
@@ -110,8 +68,7 @@ double td_worker_step_s(const struct td_latency *l, uint32_t at, const struct td
            w->mix_share * (td_latency_step(l, at, n_seqs, context_tokens, w->mix_rows, 0) - alone);
 }
 
-static double predicted_step(const struct td_policy_view *v, const struct td_policy_ask *a,
-                             uint32_t at)
+double td_policy_step_s(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
     return td_worker_step_s(v->latency, at, w, w->n_active + w->n_pending + 1.0,
@@ -119,8 +76,8 @@ static double predicted_step(const struct td_policy_view *v, const struct td_pol
                                 a->n_out / 2);
 }
 
-static uint32_t least(const struct td_policy_view *v, const struct td_policy_ask *a,
-                      enum td_core_role role, score_fn score)
+uint32_t td_policy_least(const struct td_policy_view *v, const struct td_policy_ask *a,
+                         enum td_core_role role, td_score_fn score)
 {
     uint32_t best = TD_NO_WORKER;
     double best_score = INFINITY;
@@ -138,9 +95,6 @@ static uint32_t least(const struct td_policy_view *v, const struct td_policy_ask
 
 /* ---- picks that are no plain scores ---------------------------------------------------------- */
 
-typedef uint32_t (*pick_fn)(const struct td_policy_view *v, const struct td_policy_ask *a,
-                            enum td_core_role role);
-
 static uint32_t pick_round_robin(const struct td_policy_view *v, const struct td_policy_ask *a,
                                  enum td_core_role role)
 {
@@ -154,40 +108,11 @@ static uint32_t pick_round_robin(const struct td_policy_view *v, const struct td
     return TD_NO_WORKER;
 }
 
-static uint32_t pick_two(const struct td_policy_view *v, const struct td_policy_ask *a,
-                         enum td_core_role role)
-{
-    uint32_t n = v->n_by_role[role];
-    if (n == 0) return TD_NO_WORKER;
-    uint32_t x = v->by_role[role][random_below(v, n)], y = v->by_role[role][random_below(v, n)];
-    bool ok_x = td_worker_can_take(&v->workers[x], a->n_tokens + 1),
-         ok_y = td_worker_can_take(&v->workers[y], a->n_tokens + 1);
-    if (ok_x && ok_y) return v->workers[y].assigned_tokens < v->workers[x].assigned_tokens ? y : x;
-    if (ok_x || ok_y) return ok_x ? x : y;
-    return least(v, a, role, tokens); /* both full: somebody else may have room */
-}
-
-static uint32_t pick_least_request(const struct td_policy_view *v, const struct td_policy_ask *a,
-                                   enum td_core_role role)
-{
-    return least(v, a, role, requests);
-}
 static uint32_t pick_least_token(const struct td_policy_view *v, const struct td_policy_ask *a,
                                  enum td_core_role role)
 {
-    return least(v, a, role, tokens);
+    return td_policy_least(v, a, role, td_policy_tokens);
 }
-static uint32_t pick_lmetric(const struct td_policy_view *v, const struct td_policy_ask *a,
-                             enum td_core_role role)
-{
-    return least(v, a, role, role == TD_ROLE_PREFILL ? lmetric : tokens);
-}
-static uint32_t pick_kv_cost(const struct td_policy_view *v, const struct td_policy_ask *a,
-                             enum td_core_role role)
-{
-    return least(v, a, role, kv_cost);
-}
-
 static uint32_t pick_cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a,
                                  enum td_core_role role)
 {
@@ -204,16 +129,10 @@ static uint32_t pick_cache_aware(const struct td_policy_view *v, const struct td
     }
     if (longest == TD_NO_WORKER) return TD_NO_WORKER;
     /* SGLang's defaults: 32 and 1.1 */
-    if (hi - lo > 32 && hi > 1.1 * lo) return least(v, a, role, requests);
+    if (hi - lo > 32 && hi > 1.1 * lo) return td_policy_least(v, a, role, td_policy_requests);
     return v->hit_tokens[longest] > a->n_tokens / 2 ? longest
            : role == TD_ROLE_PREFILL                ? emptiest
-                                                    : least(v, a, role, requests);
-}
-
-static uint32_t pick_conductor(const struct td_policy_view *v, const struct td_policy_ask *a,
-                               enum td_core_role role)
-{
-    return least(v, a, role, role == TD_ROLE_PREFILL ? predicted_prefill : predicted_step);
+                                     : td_policy_least(v, a, role, td_policy_requests);
 }
 
 /* ---- baselines: the two sides one after the other -------------------------------------------- */
@@ -327,7 +246,7 @@ void td_policy_predict_decode(const struct td_policy_view *v, const struct td_po
 {
     *r = (struct td_decode_part){.worker = worker,
                                  .hit_tokens = v->hit_tokens[worker],
-                                 .step_s = predicted_step(v, a, worker),
+                                 .step_s = td_policy_step_s(v, a, worker),
                                  .reserve_s = v->workers[worker].reserve.s};
 }
 
@@ -405,8 +324,8 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     c->tpot_bucket = TD_LAT_LOCAL + TD_LAT_LIMIT_BUCKET;
 }
 
-static void place_by(const struct td_policy_view *v, const struct td_policy_ask *a, pick_fn pick,
-                     struct td_choice *c)
+void td_policy_place_by(const struct td_policy_view *v, const struct td_policy_ask *a,
+                        td_pick_fn pick, struct td_choice *c)
 {
     struct td_prefix_match m[TD_POLICY_MAX_MATCHES];
     size_t n_matches;
@@ -429,75 +348,39 @@ static void place_by(const struct td_policy_view *v, const struct td_policy_ask 
     td_policy_hits_clear(v, m, n_matches);
 }
 
-static void round_robin(const struct td_policy_view *v, const struct td_policy_ask *a,
-                        struct td_choice *c)
-{
-    place_by(v, a, pick_round_robin, c);
-}
-static void least_request(const struct td_policy_view *v, const struct td_policy_ask *a,
-                          struct td_choice *c)
-{
-    place_by(v, a, pick_least_request, c);
-}
-static void least_token(const struct td_policy_view *v, const struct td_policy_ask *a,
-                        struct td_choice *c)
-{
-    place_by(v, a, pick_least_token, c);
-}
-static void power_of_two(const struct td_policy_view *v, const struct td_policy_ask *a,
-                         struct td_choice *c)
-{
-    place_by(v, a, pick_two, c);
-}
-static void cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a,
-                        struct td_choice *c)
-{
-    place_by(v, a, pick_cache_aware, c);
-}
-static void lmetric_policy(const struct td_policy_view *v, const struct td_policy_ask *a,
+void td_policy_round_robin(const struct td_policy_view *v, const struct td_policy_ask *a,
                            struct td_choice *c)
 {
-    place_by(v, a, pick_lmetric, c);
+    td_policy_place_by(v, a, pick_round_robin, c);
 }
-static void kv_cost_policy(const struct td_policy_view *v, const struct td_policy_ask *a,
+void td_policy_least_token(const struct td_policy_view *v, const struct td_policy_ask *a,
                            struct td_choice *c)
 {
-    place_by(v, a, pick_kv_cost, c);
+    td_policy_place_by(v, a, pick_least_token, c);
+}
+void td_policy_cache_aware(const struct td_policy_view *v, const struct td_policy_ask *a,
+                           struct td_choice *c)
+{
+    td_policy_place_by(v, a, pick_cache_aware, c);
 }
 
-/* Algorithm 1: the pair of least predicted TTFT and TPOT; refused when either is over its
- * objective. No margin: that is its weakness. */
-static void conductor(const struct td_policy_view *v, const struct td_policy_ask *a,
-                      struct td_choice *c)
+/* ---- names ---- */
+
+const struct td_policy td_policies[] = {{"goodput", td_policy_goodput},
+                                        {"round_robin", td_policy_round_robin},
+                                        {"least_token", td_policy_least_token},
+                                        {"cache_aware", td_policy_cache_aware},
+                                        {0}};
+
+td_policy_fn td_policy_find(const struct td_policy *table, const char *name, struct td_err *err)
 {
-    place_by(v, a, pick_conductor, c);
-    if (c->verdict != TD_PLACE || a->started || a->best_effort) return;
-    bool late = c->ttft_s > a->ttft_s, slow = c->tpot_s > a->tpot_s;
-    if (!late && !slow) return;
-    c->verdict = TD_REJECT;
-    c->wait_s = late ? c->ttft_s - a->ttft_s : c->tpot_s * a->n_out;
-    c->reason =
-        late ? "the TTFT objective cannot be met now" : "the TPOT objective cannot be met now";
-}
-
-/* ---- names ----------------------------------------------------------------------------------- */
-
-static const struct {
-    const char *name;
-    td_policy_fn fn;
-} policies[] = {
-    {"goodput", td_policy_goodput},   {"round_robin", round_robin},
-    {"least_request", least_request}, {"least_token", least_token},
-    {"power_of_two", power_of_two},   {"cache_aware", cache_aware},
-    {"lmetric", lmetric_policy},      {"kv_cost", kv_cost_policy},
-    {"conductor", conductor},
-};
-
-td_policy_fn td_policy_by_name(const char *name)
-{
-    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
-        if (!strcmp(name, policies[i].name)) return policies[i].fn;
+    char names[256] = "";
+    size_t n = 0;
+    for (const struct td_policy *p = table; p->name; p++) {
+        if (!strcmp(name, p->name)) return p->place;
+        int more = snprintf(names + n, sizeof names - n, "%s%s", n ? "|" : "", p->name);
+        n = more > 0 && n + (size_t)more < sizeof names ? n + (size_t)more : n;
+    }
+    td_fail(err, TD_ERR_INVALID, "policy is \"%s\", must be one of %s", name, names);
     return NULL;
 }
-
-const char *td_policy_names(void) { return TD_CORE_POLICIES; }

@@ -2,8 +2,9 @@
  * start. All policies see the same inputs, so they can be compared.
  *
  * A policy answers PLACE with a pair (or one decode worker that prefills for itself), HOLD (ask
- * again when something has changed) or REJECT. Only `conductor` and `goodput` reject. What each
- * of them minimises stands over its function; sources in the table of policy.c. */
+ * again when something has changed) or REJECT. Of the daemon's only `goodput` rejects. What each
+ * of them minimises stands in the table of policy.c; other systems' policies, to compare, are in
+ * sim/baselines.c. */
 #ifndef TD_ROUTER_POLICY_H
 #define TD_ROUTER_POLICY_H
 
@@ -201,8 +202,41 @@ uint32_t td_policy_keep(const struct td_policy_view *view, const struct td_polic
  * when none can. */
 uint32_t td_policy_prefill_again(const struct td_policy_view *view, uint64_t n_tokens);
 
-td_policy_fn td_policy_by_name(const char *name); /* NULL when unknown */
-const char *td_policy_names(void);                /* "round_robin|..." */
+struct td_policy {
+    const char *name;
+    td_policy_fn place;
+};
+extern const struct td_policy td_policies[]; /* the daemon's; ends with a NULL name */
+/* NULL when the table has no such policy: *err names those it has. */
+td_policy_fn td_policy_find(const struct td_policy *table, const char *name, struct td_err *err);
+void td_policy_round_robin(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                           struct td_choice *ret_choice);
+void td_policy_least_token(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                           struct td_choice *ret_choice);
+void td_policy_cache_aware(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                           struct td_choice *ret_choice);
+
+/* For policies that choose one side after the other: how they pick a worker of a role
+ * (TD_NO_WORKER when none can take the request), and how a score makes such a pick: the least
+ * wins. */
+typedef uint32_t (*td_pick_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                               enum td_core_role role);
+typedef double (*td_score_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                              uint32_t worker);
+uint32_t td_policy_least(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                         enum td_core_role role, td_score_fn score);
+/* PLACE with what pick chose for both sides, or HOLD. */
+void td_policy_place_by(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                        td_pick_fn pick, struct td_choice *ret_choice);
+/* assigned there */
+double td_policy_requests(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                          uint32_t worker);
+/* assigned there */
+double td_policy_tokens(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                        uint32_t worker);
+/* decode: predicted */
+double td_policy_step_s(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                        uint32_t worker);
 
 /* For policies: the prefix hits of all workers into view->hit_tokens, and out again; the
  * prediction of a chosen pair. */

@@ -65,7 +65,7 @@ def model(tmp_path):
 
 
 # ---- ways to break a file
-# -------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def cut(name, keep):
@@ -509,7 +509,9 @@ BAD_OPTIONS = [
     ("tandem-decode", ["--drain-timeout-ms", "soon"], 2, ["drain-timeout-ms", "soon"]),
     ("tandem-router", ["--decision-log", "/nowhere/log"], 1, ["decision_log", "/nowhere/log"]),
     ("tandem-router", ["--policy", "magic"], 2, ["policy", "magic", "round_robin"]),
-    ("tandem-router", ["--mode", "pd-ish"], 2, ["mode", "pd-ish"]),
+    ("tandem-router", ["--policy", "conductor"], 2, [
+        "policy", "conductor", "goodput|round_robin|least_token|cache_aware", "tandem sim"
+    ]), ("tandem-router", ["--mode", "pd-ish"], 2, ["mode", "pd-ish"]),
     ("tandem-router", ["--max-requests", "0"], 2, ["max-requests", "0"]),
     ("tandem-router", ["--max-message-bytes", "5"], 2, ["max-message-bytes", "5"]),
     ("tandem-router", [*SECRET, "--listen", "300.1.1.1:70"], 1, ["listen", "300.1.1.1"]),

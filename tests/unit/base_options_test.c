@@ -33,6 +33,7 @@ static const struct td_option table[] = {
      "Model folder."},
     {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "f32|f16|bf16", offsetof(struct config, dtype),
      "Element type."},
+    {"dtype", TD_OPT_ELSEWHERE, "", 0, 0, "f64|f8", 0, "`other` has that one"},
     TD_OPTION_ALIAS("precision", "dtype"),
     TD_OPTION_ALIAS("kv_bytes", "kv_memory"),
     TD_OPTION_ALIAS("kv_pool", "kv_memory"),
@@ -296,6 +297,13 @@ static void aliases(void **state)
     l = load_with(table, (const char *const[]){"--precision=int8", NULL});
     assert_int_equal(l.status, TD_ERR_INVALID);
     assert_non_null(strstr(l.err.msg, "--dtype: is 'int8'"));
+    l = load_with(table, (const char *const[]){"--dtype=f8", NULL}); /* it was a choice once */
+    assert_int_equal(l.status, TD_ERR_INVALID);
+    assert_string_equal(l.err.msg,
+                        "--dtype: is 'f8', must be one of f32|f16|bf16; `other` has that one");
+    l = load_with(table, (const char *const[]){"--precision=f8", NULL});
+    assert_string_equal(l.err.msg,
+                        "--dtype: is 'f8', must be one of f32|f16|bf16; `other` has that one");
     setenv("TANDEM_PRECISION", "f32", 1);
     l = load_with(table, (const char *const[]){NULL});
     unsetenv("TANDEM_PRECISION");

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "router/core/core.h"
+#include "sim/baselines.h"
 #include "tests/unit/core_leg.h"
 
 #define MS 1000000ull
@@ -31,6 +32,7 @@ static struct td_core_config config_of(enum td_core_mode mode)
 {
     return (struct td_core_config){.mode = mode,
                                    .policy = "goodput",
+                                   .policies = td_sim_policies,
                                    .max_requests = SLOTS,
                                    .max_queued = SLOTS,
                                    .worker_timeout_ms = 60000,

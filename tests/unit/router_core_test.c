@@ -11,6 +11,7 @@
 
 #include "router/core/core.h"
 #include "router/core/policy.h"
+#include "sim/baselines.h"
 #include "tests/unit/core_leg.h"
 
 #define MS 1000000ull
@@ -20,6 +21,7 @@ static struct td_core *core_of(enum td_core_mode mode, const char *policy)
 {
     struct td_core_config c = {.mode = mode,
                                .policy = policy,
+                               .policies = td_sim_policies,
                                .max_requests = 64,
                                .max_queued = 32,
                                .hybrid_local_tokens = 10,
@@ -434,6 +436,9 @@ static void test_modes(void **state)
     struct td_core_config bad = {.policy = "best", .max_requests = 1};
     struct td_err err;
     assert_int_equal(td_core_create(&bad, &c, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "policy is \"best\", must be one of " TD_CORE_POLICIES);
+    bad.policies = td_sim_policies;
+    assert_int_equal(td_core_create(&bad, &c, &err), TD_ERR_INVALID);
     assert_string_equal(err.msg, "policy is \"best\", must be one of "
                                  "goodput|round_robin|least_request|least_token|power_of_two|cache_"
                                  "aware|lmetric|kv_cost|conductor");
@@ -519,7 +524,7 @@ static void expect_account(const struct td_core *c, uint32_t worker, uint32_t n)
 static void test_one_token_needs_no_decode_worker(void **state)
 {
     (void)state;
-    char names[] = TD_CORE_POLICIES, *rest = names;
+    char names[] = TD_SIM_POLICIES, *rest = names;
     for (char *policy; (policy = strsep(&rest, "|"));) {
         for (int n_decode = 0; n_decode < 2; n_decode++) {
             struct td_core *c = core_of(TD_MODE_PD, policy);
@@ -970,6 +975,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
     print_message("seed %llu mode %d policy %s\n", (unsigned long long)seed, (int)mode, policy);
     struct td_core_config cfg = {.mode = mode,
                                  .policy = policy,
+                                 .policies = td_sim_policies,
                                  .max_requests = SLOTS,
                                  .max_queued = 40,
                                  .hybrid_local_tokens = 50,
@@ -1177,8 +1183,10 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
                                 (size_t)td_core_event_format(&reader.event, line, sizeof line));
         }
         p = strchr(p, '\n') + 1;
-        if (what == TD_READ_CONFIG)
+        if (what == TD_READ_CONFIG) {
+            reader.config.policies = td_sim_policies;
             assert_int_equal(td_core_create(&reader.config, &replay, &err), TD_OK);
+        }
         if (what != TD_READ_EVENT) continue;
         size_t n = td_core_step(replay, &reader.event, actions);
         for (size_t k = 0; k < n; k++) {
