@@ -1,6 +1,6 @@
 /* port.h - the bounds of a daemon's gRPC port against floods: the options that routers and workers
  * share, and the metrics that tell how close the port is to them. What each bound is against:
- * SECURITY.md, "Floods".
+ * docs/security.md, "Floods".
  *
  * Threads: the rpc loop's, but for td_port_limits, which is called at boot. */
 #ifndef TD_RPC_PORT_H

@@ -1,5 +1,5 @@
 """Nobody in who does not belong: each attack with plain grpcio, as somebody would who reaches
-the port. SECURITY.md lists them."""
+the port. docs/security.md lists them."""
 import base64
 import concurrent.futures
 import json
