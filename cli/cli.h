@@ -74,7 +74,7 @@ td_status cli_client_open(struct cli_client *c, const struct cli_server *s, stru
 void cli_client_close(struct cli_client *c);
 
 struct cli_result {
-    grpc_status_code code;
+    enum td_code code;
     char details[1024];
 };
 /* One call, blocking. on_message (loop thread) sees every response. wait_for_ready: keep trying

@@ -138,7 +138,7 @@ bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t 
     }
     call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms,
               wait_for_ready, NULL, 0, on_first_status, &asked, ret_result);
-    if (ret_result->code == GRPC_STATUS_OK && asked.proof[0]) {
+    if (ret_result->code == TD_CODE_OK && asked.proof[0]) {
         struct td_rpc_metadata proof = {TD_STATUS_PROOF_KEY, asked.proof};
         call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, false,
                   &proof, 1, message_fn, ctx, ret_result);
@@ -168,7 +168,7 @@ int cli_complain(const char *command, const char *server, const struct cli_resul
                                         "UNAUTHENTICATED"};
     const char *name = (unsigned)r->code < sizeof names / sizeof *names ? names[r->code] : "?";
     fprintf(stderr, "tandem %s: %s: %s\n", command, name, r->details);
-    if (r->code == GRPC_STATUS_UNAVAILABLE)
+    if (r->code == TD_CODE_UNAVAILABLE)
         fprintf(stderr,
                 "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` "
                 "shows its workers\n",

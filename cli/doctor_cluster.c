@@ -24,7 +24,7 @@ struct ask { /* one health call */
     pthread_mutex_t lock;
     pthread_cond_t cond;
     bool done, serving;
-    grpc_status_code code;
+    enum td_code code;
     char details[256];
     /* their_wall_ns 0: not told */
     uint64_t start_ns, end_ns, sent_wall_ns, got_wall_ns, their_wall_ns;
@@ -50,11 +50,11 @@ struct cluster {
     bool withheld; /* the router took this caller for a client */
 };
 
-static const char *code_name(grpc_status_code code)
+static const char *code_name(enum td_code code)
 {
-    return code == GRPC_STATUS_UNAVAILABLE         ? "unavailable"
-           : code == GRPC_STATUS_DEADLINE_EXCEEDED ? "no answer in time"
-                                                   : "refused";
+    return code == TD_CODE_UNAVAILABLE         ? "unavailable"
+           : code == TD_CODE_DEADLINE_EXCEEDED ? "no answer in time"
+                                               : "refused";
 }
 
 static void on_health(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
@@ -103,7 +103,7 @@ static bool ask_wait(struct ask *a)
     pthread_mutex_lock(&a->lock);
     while (!a->done) pthread_cond_wait(&a->cond, &a->lock);
     pthread_mutex_unlock(&a->lock);
-    return a->code == GRPC_STATUS_OK;
+    return a->code == TD_CODE_OK;
 }
 
 struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t theirs_ns)
@@ -230,7 +230,7 @@ static bool check_router(struct cluster *k)
         doctor_fix(c, "the file of the cluster's secret, as the daemons have it");
         return false;
     }
-    if (res.code == GRPC_STATUS_OK && k->withheld) {
+    if (res.code == TD_CODE_OK && k->withheld) {
         struct doctor_check *c =
             doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status",
                        "%s does not tell this caller where its workers are", t->address);
@@ -238,7 +238,7 @@ static bool check_router(struct cluster *k)
                       "name of the router's --tls-operator-names");
         return false;
     }
-    if (res.code == GRPC_STATUS_OK) return true;
+    if (res.code == TD_CODE_OK) return true;
     struct doctor_check *c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "router status", "%s: %s",
                                         code_name(res.code), res.details);
     doctor_fix(c, "is %s a tandem router, and of this version?", t->address);

@@ -208,7 +208,7 @@ static int run_stream(struct cli_client *client, const char *command,
              &r->m.base, c->timeout_ms, false, on_response, s, &res);
     putchar('\n');
     fflush(stdout);
-    if (res.code != GRPC_STATUS_OK) return cli_complain(command, c->at.server, &res);
+    if (res.code != TD_CODE_OK) return cli_complain(command, c->at.server, &res);
     if (c->stats) print_stats(s);
     return 0;
 }

@@ -111,5 +111,5 @@ int cli_status(int argc, char **argv)
     bool asked = cli_status_call(&client, &c.at, 5000, false, on_status, &c, &res, &err);
     cli_client_close(&client);
     if (!asked) return td_die("tandem status", &err);
-    return res.code == GRPC_STATUS_OK ? 0 : cli_complain("status", c.at.server, &res);
+    return res.code == TD_CODE_OK ? 0 : cli_complain("status", c.at.server, &res);
 }

@@ -400,7 +400,7 @@ static bool wait_joined(struct cluster *c)
             td_die("tandem up", &err);
             break;
         }
-        if (res.code == GRPC_STATUS_OK && joined.have >= want) {
+        if (res.code == TD_CODE_OK && joined.have >= want) {
             ok = true;
             break;
         }

@@ -290,7 +290,7 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
 {
     (void)msg;
     (void)ctx;
-    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION,
+    td_rpc_call_finish(call, TD_CODE_FAILED_PRECONDITION,
                        "this is a decode worker: send Prefill to a prefill worker", NULL, 0);
 }
 

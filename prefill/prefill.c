@@ -296,14 +296,14 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         td_worker_accept(w, call, in->seq, false, &in->grant, in->skip_tokens / block_size);
         return;
     }
-    td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, why, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_INVALID_ARGUMENT, why, NULL, 0);
 }
 
 static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     (void)msg;
     (void)ctx;
-    td_rpc_call_finish(call, GRPC_STATUS_FAILED_PRECONDITION,
+    td_rpc_call_finish(call, TD_CODE_FAILED_PRECONDITION,
                        "this is a prefill worker: send Decode to a decode worker", NULL, 0);
 }
 

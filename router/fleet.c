@@ -53,7 +53,7 @@ static void on_warm(struct td_rpc_call *call, const struct td_rpc_result *res, v
     (void)call;
     struct worker_conn *w = user;
     char q[600];
-    if (res->code != GRPC_STATUS_OK && !w->gone)
+    if (res->code != TD_CODE_OK && !w->gone)
         td_warn_limited("worker_unreachable", "worker=%s address=%s msg=%s", w->logged_name,
                         w->logged_address, td_log_quote(q, sizeof q, res->details));
     worker_conn_release(w);

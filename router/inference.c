@@ -408,7 +408,7 @@ static bool know_caller(struct router *r, struct td_rpc_call *call, const char *
     if (strlen(claimed) > ROUTER_MAX_TENANT_BYTES) {
         td_fail(&err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(claimed),
                 ROUTER_MAX_TENANT_BYTES);
-        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, err.msg, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_INVALID_ARGUMENT, err.msg, NULL, 0);
         return false;
     }
     if (!r->tenants) return true;
@@ -427,10 +427,9 @@ static bool know_caller(struct router *r, struct td_rpc_call *call, const char *
         v = ROUTER_TENANT_DENIED;
     }
     if (v == ROUTER_TENANT_OK) return true;
-    td_rpc_call_finish(call,
-                       v == ROUTER_TENANT_UNKNOWN ? GRPC_STATUS_UNAUTHENTICATED
-                                                  : GRPC_STATUS_PERMISSION_DENIED,
-                       err.msg, NULL, 0);
+    td_rpc_call_finish(
+        call, v == ROUTER_TENANT_UNKNOWN ? TD_CODE_UNAUTHENTICATED : TD_CODE_PERMISSION_DENIED,
+        err.msg, NULL, 0);
     td_metric_add(v == ROUTER_TENANT_UNKNOWN ? r->m->tenants_unknown : r->m->tenants_denied, 1);
     uint32_t n_dropped;
     if (td_log_pace_due(&r->tenant_pace, &n_dropped)) {
@@ -447,7 +446,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     const Tandem__V1__GenerateRequest *in = (const Tandem__V1__GenerateRequest *)msg;
     uint64_t now = td_now_ns();
     if (atomic_load(&r->draining)) {
-        td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "this router is draining", NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_UNAVAILABLE, "this router is draining", NULL, 0);
         return;
     }
     const struct router_tenant *who;
@@ -457,7 +456,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     }
     if (r->n_free_slots == 0) {
         struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED,
                            "max_requests requests are live on this router", &retry, 1);
         return;
     }
@@ -625,7 +624,7 @@ void request_complete(struct router *r, struct request_state *q)
              (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
              (unsigned long long)l->slo_tpot_us, l->slo_class, l->transfer_path, l->mode);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
-    td_rpc_call_finish(q->call, GRPC_STATUS_OK, NULL, &md, 1);
+    td_rpc_call_finish(q->call, TD_CODE_OK, NULL, &md, 1);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
              q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt, (unsigned long long)l->ttft_us,
              (unsigned long long)l->e2e_us, l->failovers);
@@ -641,7 +640,7 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
         snprintf(details, sizeof details, "%s", a->reason);
     snprintf(retry, sizeof retry, "%u", a->retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
-    td_rpc_call_finish(q->call, (grpc_status_code)a->code, details, &md, a->retry_ms ? 1 : 0);
+    td_rpc_call_finish(q->call, a->code, details, &md, a->retry_ms ? 1 : 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
                     a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
                     q->n_tokens - q->n_prompt);
@@ -684,7 +683,7 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
         out.ids = list.ids;
         out.max_model_len = router_max_len(r);
         td_rpc_call_send(call, &out.base);
-        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
     }
     td_token_list_free(&list);
 }
@@ -704,7 +703,7 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     out.n_models = 1;
     out.models = &list;
     td_rpc_call_send(call, &out.base);
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
 #define CHALLENGE_MS 10000 /* a caller answers it with its next call */
@@ -754,9 +753,9 @@ static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
         fleet_status(r, &out, store, ptrs);
         if (!may_see_all(r, call)) withhold(r, &out, challenge);
         td_rpc_call_send(call, &out.base);
-        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
     } else {
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
     }
     free(store);
     free(ptrs);

@@ -80,7 +80,7 @@ static void tell_rejected(struct router *r, struct td_rpc_call *call, const char
                 n_dropped, td_log_quote(q, sizeof q, reason));
 }
 
-static void reject_with(struct join *j, grpc_status_code code, const char *reason)
+static void reject_with(struct join *j, enum td_code code, const char *reason)
 {
     Tandem__V1__Reject m = TANDEM__V1__REJECT__INIT;
     Tandem__V1__RouterMessage out = TANDEM__V1__ROUTER_MESSAGE__INIT;
@@ -95,14 +95,14 @@ static void reject_with(struct join *j, grpc_status_code code, const char *reaso
 
 static void join_reject(struct join *j, const char *reason)
 {
-    reject_with(j, GRPC_STATUS_FAILED_PRECONDITION, reason);
+    reject_with(j, TD_CODE_FAILED_PRECONDITION, reason);
 }
 
 void join_lose_worker(struct join *j, const char *why)
 {
     j->worker = NULL;
     /* no effect when the stream has ended; else it must not go on unheard */
-    td_rpc_call_finish(j->call, GRPC_STATUS_ABORTED, why, NULL, 0);
+    td_rpc_call_finish(j->call, TD_CODE_ABORTED, why, NULL, 0);
     over(j);
 }
 
@@ -167,12 +167,12 @@ static void on_dialled(struct td_rpc_call *call, const struct td_rpc_result *res
         free_if_over(j);
         return;
     }
-    if (res->code == GRPC_STATUS_OK && j->proved) {
+    if (res->code == TD_CODE_OK && j->proved) {
         j->channel = NULL;
         take_in(j, channel);
         return;
     }
-    if (res->code == GRPC_STATUS_OK) {
+    if (res->code == TD_CODE_OK) {
         snprintf(why, sizeof why,
                  "address %s is another process's: who answers there did not say this hello",
                  j->hello->address);
@@ -233,7 +233,7 @@ static void take_hello(struct join *j, const Tandem__V1__Hello *h)
     if (fleet_hello_check(r, h, asks, &err)) {
         join_reject(j, err.msg);
     } else if (r->id.secret && h->nonce.len != TD_CLUSTER_NONCE_BYTES) {
-        reject_with(j, GRPC_STATUS_UNAUTHENTICATED,
+        reject_with(j, TD_CODE_UNAUTHENTICATED,
                     "this router takes workers that prove the cluster secret: start the worker "
                     "with --cluster-secret-file, the same as the router's");
     } else if (!copy_hello(j, h)) {
@@ -260,7 +260,7 @@ static void take_proof(struct join *j, const ProtobufCBinaryData *mac)
     if (td_join_verify_worker(j->router->id.secret, &j->nonces, j->hello, mac))
         dial_back(j);
     else
-        reject_with(j, GRPC_STATUS_PERMISSION_DENIED,
+        reject_with(j, TD_CODE_PERMISSION_DENIED,
                     "the worker does not know this router's cluster secret: the "
                     "cluster_secret_file of both must hold the same");
 }
@@ -277,15 +277,14 @@ static void on_open(struct td_rpc_call *call, void *ctx)
                 ? "this router takes workers whose certificate holds a name of its "
                   "tls_worker_names, and the caller's holds none"
                 : "this router takes workers that show a certificate, and the caller shows none";
-        td_rpc_call_finish(call,
-                           verified ? GRPC_STATUS_PERMISSION_DENIED : GRPC_STATUS_UNAUTHENTICATED,
+        td_rpc_call_finish(call, verified ? TD_CODE_PERMISSION_DENIED : TD_CODE_UNAUTHENTICATED,
                            why, NULL, 0);
         tell_rejected(r, call, why);
         return;
     }
     struct join *j = calloc(1, sizeof *j);
     if (!j) {
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
         return;
     }
     *j = (struct join){.router = r,
@@ -305,7 +304,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     (void)ctx;
     struct join *j = td_rpc_call_user(call);
     if (!msg) { /* half close */
-        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
         return;
     }
     if (j->state == JOIN_OVER) return;

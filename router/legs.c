@@ -111,7 +111,7 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
 
 static void copy_end(struct leg *l, const struct td_rpc_result *res)
 {
-    if (res->code != GRPC_STATUS_OK)
+    if (res->code != TD_CODE_OK)
         snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name,
                  res->details);
 }
@@ -216,7 +216,7 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
     struct router *r = l->router;
     struct request_state *q = l->request;
     bool tell = q != NULL, done = q && q->output_done;
-    enum td_code code = (enum td_code)res->code;
+    enum td_code code = res->code;
     if (q) {
         copy_end(l, res);
         if (code == TD_CODE_OK && !done) {
@@ -320,7 +320,7 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
     struct leg *l = user;
     struct router *r = l->router;
     bool tell = l->request != NULL;
-    enum td_code code = (enum td_code)res->code;
+    enum td_code code = res->code;
     if (l->request) {
         copy_end(l, res);
         if (code == TD_CODE_OK && !l->finished_seen) {

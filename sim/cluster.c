@@ -25,14 +25,6 @@
 #define NONE TD_SIM_NONE
 #define MAX_STEP_REPORTS 64
 
-enum {
-    CODE_OK = 0,
-    CODE_CANCELLED = 1,
-    CODE_INVALID = 3,
-    CODE_EXHAUSTED = 8,
-    CODE_UNAVAILABLE = 14
-};
-
 enum event_kind {
     EV_ARRIVAL,
     EV_TO_WORKER,
@@ -266,7 +258,7 @@ static uint32_t msg_of_leg(struct cluster *c, enum msg_kind kind, const struct l
     return m;
 }
 
-static void send_end(struct cluster *c, struct leg *g, uint32_t code)
+static void send_end(struct cluster *c, struct leg *g, enum td_code code)
 {
     uint32_t m = msg_of_leg(c, g->decode ? M_DECODE_END : M_PREFILL_END, g);
     c->msgs[m].a = code;
@@ -276,7 +268,7 @@ static void send_end(struct cluster *c, struct leg *g, uint32_t code)
 }
 
 /* Ends a leg at its worker and tells the router. */
-static void leg_end(struct cluster *c, uint32_t l, uint32_t code)
+static void leg_end(struct cluster *c, uint32_t l, enum td_code code)
 {
     send_end(c, c->legs[l], code);
     leg_over(c, l);
@@ -296,7 +288,7 @@ static bool send_of_leg(struct cluster *c, uint32_t l, uint32_t m)
 {
     if (unlucky(c, c->cfg->lose)) {
         msg_free(c, m);
-        leg_end(c, l, CODE_UNAVAILABLE);
+        leg_end(c, l, TD_CODE_UNAVAILABLE);
         return false;
     }
     uint64_t delay_ns = stream_delay_ns(c, c->legs[l]);
@@ -615,18 +607,18 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     struct leg refusal = {
         .decode = decode, .slot = m->slot, .attempt = m->attempt, .id = m->id, .worker = w->index};
     if (w->draining) {
-        send_end(c, &refusal, CODE_UNAVAILABLE);
+        send_end(c, &refusal, TD_CODE_UNAVAILABLE);
         return;
     }
     if (w->n_live >= w->group->max_seqs) {
-        send_end(c, &refusal, CODE_EXHAUSTED);
+        send_end(c, &refusal, TD_CODE_RESOURCE_EXHAUSTED);
         return;
     }
     uint32_t dest = NONE;
     if (!decode && !m->flag) {
         dest = find_leg(c, m->slot, m->id, m->attempt, true);
         if (dest == NONE || c->legs[dest]->state != LEG_IMPORT) { /* the grant's owner is gone */
-            send_end(c, &refusal, CODE_UNAVAILABLE);
+            send_end(c, &refusal, TD_CODE_UNAVAILABLE);
             return;
         }
     }
@@ -670,7 +662,7 @@ static td_status admit(void *ctx, struct td_sched_seq *sched)
     td_status s = td_scheduler_admit(&w->sched, sched, import, td_scheduler_headroom(&w->sched));
     if (s == TD_ERR_AGAIN) return s;
     if (s) {
-        leg_end(c, g->index, CODE_INVALID);
+        leg_end(c, g->index, TD_CODE_INVALID_ARGUMENT);
         return s;
     }
     c->out->cached_tokens += (uint64_t)sched->n_cached;
@@ -755,7 +747,7 @@ static void sender_finished(struct cluster *c, uint32_t l, uint32_t gen)
     struct leg *g = c->legs[l];
     if (g->gen != gen || g->state != LEG_IMPORT) return; /* cancelled meanwhile */
     uint32_t m = msg_of_leg(c, M_DECODE_END, g);
-    c->msgs[m].a = CODE_UNAVAILABLE;
+    c->msgs[m].a = TD_CODE_UNAVAILABLE;
     c->msgs[m].flag = true;
     to_router_at(c, m, stream_delay_ns(c, g));
     leg_over(c, l);
@@ -783,14 +775,14 @@ static void sampled(struct cluster *c, struct worker *w, uint32_t l, uint32_t *h
     c->msgs[m].c = (uint64_t)g->sched.n_cached;
     if (unlucky(c, c->cfg->lose)) {
         msg_free(c, m);
-        leg_end(c, l, CODE_UNAVAILABLE);
+        leg_end(c, l, TD_CODE_UNAVAILABLE);
         return;
     }
     tell_of_step(c, g, head, tail, m);
     maybe_again(c, m, c->cfg->rpc_jitter_ns ? g->told_ns - c->now : c->cfg->rpc_ns);
     if (last) {
         m = msg_of_leg(c, w->decode ? M_DECODE_END : M_PREFILL_END, g);
-        c->msgs[m].a = CODE_OK;
+        c->msgs[m].a = TD_CODE_OK;
         tell_of_step(c, g, head, tail, m);
         tell_finished(c, g);
         leg_over(c, l);
@@ -861,7 +853,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
         break;
     case M_OP_DONE:
         if (c->legs[x.leg]->gen == x.a && c->legs[x.leg]->state == LEG_SENDING)
-            leg_end(c, x.leg, CODE_OK);
+            leg_end(c, x.leg, TD_CODE_OK);
         break;
     default:
         TD_ASSERT(!"a router's message");
@@ -889,7 +881,7 @@ static void on_to_worker(struct cluster *c, uint32_t m)
                                   .attempt = x->attempt,
                                   .id = x->id,
                                   .worker = x->worker};
-            send_end(c, &refusal, CODE_UNAVAILABLE);
+            send_end(c, &refusal, TD_CODE_UNAVAILABLE);
         }
         msg_free(c, m);
         return;
@@ -911,7 +903,7 @@ static void on_to_worker(struct cluster *c, uint32_t m)
 
 /* ---- the router's side ----------------------------------------------------------------------- */
 
-static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, uint32_t code,
+static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, enum td_code code,
                    const char *reason)
 {
     struct slot *s = &c->slots[slot];
@@ -942,7 +934,7 @@ static void send_to_worker(struct cluster *c, uint32_t m)
                                   .attempt = x->attempt,
                                   .id = x->id,
                                   .worker = x->worker};
-            send_end(c, &refusal, CODE_UNAVAILABLE);
+            send_end(c, &refusal, TD_CODE_UNAVAILABLE);
             msg_free(c, m);
         } else {
             to_worker_at(c, m, c->cfg->rpc_ns + 1000000000ull);
@@ -1069,14 +1061,15 @@ static void router_take(struct cluster *c, uint32_t m)
         td_port_token(c->port, c->now, &leg, x.a, x.b);
         break;
     case M_PREFILL_END:
-        td_port_prefill_end(c->port, c->now, &leg, (uint32_t)x.a, x.b, x.c);
+        td_port_prefill_end(c->port, c->now, &leg, (enum td_code)x.a, x.b, x.c);
         break;
     case M_DECODE_END: { /* as router/legs.c: a stream that ends well without the last token did
                             not end well */
         bool whole = mine && s->n_tokens == c->out->outcomes[s->req].n_prompt +
                                                 c->out->outcomes[s->req].n_output;
         if (x.flag && mine && s->n_tokens == c->out->outcomes[s->req].n_prompt) c->out->overtaken++;
-        td_port_decode_end(c->port, c->now, &leg, x.a == 0 && mine && !whole ? 13 : (uint32_t)x.a,
+        bool cut_short = x.a == TD_CODE_OK && mine && !whole;
+        td_port_decode_end(c->port, c->now, &leg, cut_short ? TD_CODE_INTERNAL : (enum td_code)x.a,
                            x.flag);
         break;
     }
@@ -1116,7 +1109,7 @@ static void on_arrival(struct cluster *c, uint32_t req)
         *o = (struct td_sim_outcome){.status = TD_SIM_REJECTED,
                                      .at_ns = o->at_ns,
                                      .decided_ns = c->now,
-                                     .code = CODE_EXHAUSTED,
+                                     .code = TD_CODE_RESOURCE_EXHAUSTED,
                                      .n_prompt = o->n_prompt,
                                      .n_output = o->n_output,
                                      .reason = "max_requests are live"};
@@ -1152,7 +1145,7 @@ static void on_client_leaves(struct cluster *c, uint32_t slot, uint64_t id)
     struct slot *s = &c->slots[slot];
     if (!s->live || s->id != id) return;
     td_port_cancel(c->port, c->now, slot, id);
-    finish(c, slot, TD_SIM_CANCELLED, CODE_CANCELLED, "the client left");
+    finish(c, slot, TD_SIM_CANCELLED, TD_CODE_CANCELLED, "the client left");
 }
 
 /* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their
@@ -1243,12 +1236,12 @@ static void worker_dies(struct cluster *c, struct worker *w)
             uint32_t d = g->decode ? NONE : g->dest_leg;
             if (d != NONE && c->legs[d]->gen == g->dest_gen && c->legs[d]->state == LEG_IMPORT &&
                 c->legs[d]->worker != w->index && !w->silent)
-                leg_end(c, d, CODE_UNAVAILABLE); /* its import fails */
+                leg_end(c, d, TD_CODE_UNAVAILABLE); /* its import fails */
             leg_over(c, l);
         } else if (!g->decode && g->dest == w->index && !w->silent &&
                    (g->state == LEG_SENDING ||
                     (g->sched.list == TD_SCHED_RUNNING && !c->workers[g->worker].busy))) {
-            leg_end(c, l, CODE_UNAVAILABLE); /* its push fails; one in a running step finds out
+            leg_end(c, l, TD_CODE_UNAVAILABLE); /* its push fails; one in a running step finds out
                                                 when it submits: the router cancels it before */
         }
     }

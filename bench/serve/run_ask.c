@@ -38,7 +38,7 @@ struct answer {
     pthread_mutex_t mu;
     pthread_cond_t cond;
     size_t n_left;
-    grpc_status_code code; /* of the first that failed */
+    enum td_code code; /* of the first that failed */
     char details[256];
     void (*on_message)(const ProtobufCMessage *msg, void *ctx);
 };
@@ -60,7 +60,7 @@ static void asked_done(struct td_rpc_call *call, const struct td_rpc_result *res
     struct asked *asked = user;
     struct answer *a = asked->answer;
     pthread_mutex_lock(&a->mu);
-    if (res->code != GRPC_STATUS_OK && a->code == GRPC_STATUS_OK) {
+    if (res->code != TD_CODE_OK && a->code == TD_CODE_OK) {
         a->code = res->code;
         snprintf(a->details, sizeof a->details, "%s", res->details);
     }
@@ -115,7 +115,7 @@ static td_status ask(struct run *r, const char *path, const ProtobufCMessageDesc
     while (a.n_left) pthread_cond_wait(&a.cond, &a.mu);
     pthread_mutex_unlock(&a.mu);
     free(asked);
-    if (a.code == GRPC_STATUS_OK) return TD_OK;
+    if (a.code == TD_CODE_OK) return TD_OK;
     return td_fail(err, TD_ERR_PEER, "router at %s: %s: %s", r->config->target,
                    run_grpc_code_name(a.code, NULL), a.details);
 }

@@ -104,15 +104,15 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     struct flight *f = user;
     enum bench_outcome outcome = BENCH_FAILED;
     const char *error = res->details;
-    if (res->code == GRPC_STATUS_OK && f->finished)
+    if (res->code == TD_CODE_OK && f->finished)
         outcome = BENCH_COMPLETED, error = NULL;
-    else if (res->code == GRPC_STATUS_OK)
+    else if (res->code == TD_CODE_OK)
         error = "the stream ended OK without a finish reason";
     else if (f->cancelled)
         outcome = BENCH_UNFINISHED, error = "still running at the end of the grace period";
-    else if (res->code == GRPC_STATUS_RESOURCE_EXHAUSTED)
+    else if (res->code == TD_CODE_RESOURCE_EXHAUSTED)
         outcome = BENCH_REJECTED;
-    else if (res->code == GRPC_STATUS_DEADLINE_EXCEEDED)
+    else if (res->code == TD_CODE_DEADLINE_EXCEEDED)
         outcome = BENCH_TIMED_OUT;
     run_flight_end(f, outcome, (int)res->code, error, retry_delay_ms(res));
 }

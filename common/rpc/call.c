@@ -25,6 +25,26 @@
 #include "common/rpc/rpc_internal.h"
 #include "common/rpc/scan.h"
 
+#define SAME_CODE(name)                                                                            \
+    _Static_assert((int)TD_CODE_##name == (int)GRPC_STATUS_##name, "td_code has gRPC's numbers")
+SAME_CODE(OK);
+SAME_CODE(CANCELLED);
+SAME_CODE(UNKNOWN);
+SAME_CODE(INVALID_ARGUMENT);
+SAME_CODE(DEADLINE_EXCEEDED);
+SAME_CODE(NOT_FOUND);
+SAME_CODE(ALREADY_EXISTS);
+SAME_CODE(PERMISSION_DENIED);
+SAME_CODE(RESOURCE_EXHAUSTED);
+SAME_CODE(FAILED_PRECONDITION);
+SAME_CODE(ABORTED);
+SAME_CODE(OUT_OF_RANGE);
+SAME_CODE(UNIMPLEMENTED);
+SAME_CODE(INTERNAL);
+SAME_CODE(UNAVAILABLE);
+SAME_CODE(DATA_LOSS);
+SAME_CODE(UNAUTHENTICATED);
+
 enum { OUT_OVERHEAD_BYTES = 64 }; /* so that a queue of empty messages is bounded too */
 
 static void on_send(struct td_rpc_event *event, bool ok);
@@ -171,7 +191,7 @@ static char *copy_details(const char *details)
 /* ---- any thread ------------------------------------------------------------------------------ */
 
 /* mu held. */
-static bool want_cancel(struct td_rpc_call *call, grpc_status_code code, const char *details)
+static bool want_cancel(struct td_rpc_call *call, enum td_code code, const char *details)
 {
     if (atomic_load(&call->over) || call->cancel_wanted) return false;
     call->cancel_wanted = true;
@@ -180,7 +200,7 @@ static bool want_cancel(struct td_rpc_call *call, grpc_status_code code, const c
     return mark_dirty(call);
 }
 
-void td_rpc_call_cancel_with(struct td_rpc_call *call, grpc_status_code code, const char *details)
+void td_rpc_call_cancel_with(struct td_rpc_call *call, enum td_code code, const char *details)
 {
     if (atomic_load(&call->over)) return;
     pthread_mutex_lock(&call->loop->mu);
@@ -191,7 +211,7 @@ void td_rpc_call_cancel_with(struct td_rpc_call *call, grpc_status_code code, co
 
 void td_rpc_call_cancel(struct td_rpc_call *call)
 {
-    td_rpc_call_cancel_with(call, GRPC_STATUS_CANCELLED,
+    td_rpc_call_cancel_with(call, TD_CODE_CANCELLED,
                             call->is_server ? "cancelled by the server"
                                             : "cancelled by the client");
 }
@@ -241,7 +261,7 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
                  "the peer reads too slowly: %zu bytes are queued, the limit is %u",
                  call->queued_bytes, call->max_queued_bytes);
         status = TD_ERR_LIMIT;
-        ring = want_cancel(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
+        ring = want_cancel(call, TD_CODE_RESOURCE_EXHAUSTED, why);
     } else {
         append(call, out);
         ring = mark_dirty(call);
@@ -253,7 +273,7 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
     return status;
 }
 
-void td_rpc_call_finish(struct td_rpc_call *call, grpc_status_code code, const char *details,
+void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char *details,
                         const struct td_rpc_metadata *trailing, size_t n_trailing)
 {
     TD_ASSERT(call->is_server);
@@ -332,7 +352,8 @@ void td_rpc_call_pump(struct td_rpc_call *call)
     free_outs(dropped);
     if (cancel) {
         call->cancel_done = true;
-        grpc_call_cancel_with_status(call->call, call->cancel_code, call->cancel_details, NULL);
+        grpc_call_cancel_with_status(call->call, (grpc_status_code)call->cancel_code,
+                                     call->cancel_details, NULL);
     }
     if (cancelled || call->closed || call->send_busy || call->end_sent) return;
     if (!out && !end && (call->is_server || call->initial_sent)) return;
@@ -363,7 +384,7 @@ void td_rpc_call_pump(struct td_rpc_call *call)
         if (call->is_server) {
             details = grpc_slice_from_copied_string(call->end_details);
             ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
-            ops[n].data.send_status_from_server.status = call->end_code;
+            ops[n].data.send_status_from_server.status = (grpc_status_code)call->end_code;
             ops[n].data.send_status_from_server.status_details = &details;
             ops[n].data.send_status_from_server.trailing_metadata_count = call->n_trailing;
             ops[n].data.send_status_from_server.trailing_metadata = call->trailing;
@@ -463,7 +484,7 @@ static void on_recv(struct td_rpc_event *event, bool ok)
         if (call->is_server && !call->closed) {
             if (!ok) /* core has failed the call already; should it not
                         have, this does */
-                td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED,
                                    "message over the server's limit", NULL, 0);
             else if (!grpc_call_failed_before_recv_message(call->call))
                 td_rpc_server_message(call, NULL);

@@ -182,7 +182,7 @@ void td_rpc_client_bad_message(struct td_rpc_call *call, const struct td_err *er
 {
     if (call->failure) return;
     call->failure = td_rpc_strdup(err->msg);
-    td_rpc_call_cancel_with(call, GRPC_STATUS_INTERNAL, err->msg);
+    td_rpc_call_cancel_with(call, TD_CODE_INTERNAL, err->msg);
 }
 
 void td_rpc_client_end(struct td_rpc_call *call)
@@ -194,9 +194,9 @@ void td_rpc_client_end(struct td_rpc_call *call)
         trailing[i].value = td_rpc_slice_string(call->recv_trailing.metadata[i].value);
     }
     char *details = td_rpc_slice_string(call->status_details);
-    struct td_rpc_result result = {call->status, details, trailing, n};
+    struct td_rpc_result result = {(enum td_code)call->status, details, trailing, n};
     if (call->failure) {
-        result.code = GRPC_STATUS_INTERNAL;
+        result.code = TD_CODE_INTERNAL;
         result.details = call->failure;
     }
     call->handler->on_done(call, &result, call->user);

@@ -47,7 +47,7 @@ static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void
     if (!is_known(server, service)) {
         char why[200];
         snprintf(why, sizeof why, "service \"%.120s\" is not served here", service);
-        td_rpc_call_finish(call, GRPC_STATUS_NOT_FOUND, why, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_NOT_FOUND, why, NULL, 0);
         return;
     }
     answer(call, state(server));
@@ -55,7 +55,7 @@ static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void
                          apart; the message itself is gRPC's */
     snprintf(wall_ns, sizeof wall_ns, "%" PRIu64, td_wall_ns());
     struct td_rpc_metadata trailing = {TD_RPC_WALL_KEY, wall_ns};
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, &trailing, 1);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, &trailing, 1);
 }
 
 static void on_check_end(struct td_rpc_call *call, bool cancelled, void *ctx)

@@ -232,7 +232,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     pthread_once(&once, build_catalog);
     const struct td_rpc_server *server = ctx;
     if (!msg) {
-        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
         return;
     }
     const Grpc__Reflection__V1__ServerReflectionRequest *request = (const void *)msg;
@@ -295,7 +295,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         snprintf(why, sizeof why, "no message %.200s", request->all_extension_numbers_of_type);
         break;
     default:
-        error.error_code = GRPC_STATUS_UNIMPLEMENTED;
+        error.error_code = TD_CODE_UNIMPLEMENTED;
         snprintf(why, sizeof why, "unknown reflection request");
     }
     if (index < catalog.n_files) {
@@ -304,7 +304,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         response.message_response_case = ANSWER(FILE_DESCRIPTOR_RESPONSE);
         response.file_descriptor_response = &files;
     } else {
-        if (!error.error_code) error.error_code = GRPC_STATUS_NOT_FOUND;
+        if (!error.error_code) error.error_code = TD_CODE_NOT_FOUND;
         /* "%.200s" may have cut a character in half: the answer must stay UTF-8 */
         for (char *c = why; *c; c++)
             if ((unsigned char)*c >= 0x80) *c = '?';

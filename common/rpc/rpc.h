@@ -17,7 +17,6 @@
 #ifndef TD_RPC_H
 #define TD_RPC_H
 
-#include <grpc/status.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -216,7 +215,7 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
 
 /* Server. [any] Ends the RPC after the queued messages. details (UTF-8, copied, may be NULL);
  * trailing metadata copied. Later calls are ignored. */
-void td_rpc_call_finish(struct td_rpc_call *call, grpc_status_code code, const char *details,
+void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char *details,
                         const struct td_rpc_metadata *trailing, size_t n_trailing);
 /* Client: [any] no more messages will be sent (streaming requests; unary/server-streaming calls
  * do it by themselves). */
@@ -249,7 +248,7 @@ struct td_rpc_client_method {
 };
 
 struct td_rpc_result {
-    grpc_status_code code;
+    enum td_code code;
     const char *details; /* never NULL */
     const struct td_rpc_metadata *trailing;
     size_t n_trailing;

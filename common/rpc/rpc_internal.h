@@ -139,9 +139,9 @@ struct td_rpc_call {
     bool end_wanted;                         /* mu: finish (server) or close_send (client) after
                                                 the queue */
     bool cancel_wanted;                      /* mu */
-    grpc_status_code cancel_code;            /* mu */
+    enum td_code cancel_code;                /* mu */
     char *cancel_details;                    /* mu */
-    grpc_status_code end_code;               /* mu, server, with end_wanted */
+    enum td_code end_code;                   /* mu, server, with end_wanted */
     char *end_details;
     grpc_metadata *trailing;
     size_t n_trailing;
@@ -174,7 +174,7 @@ struct td_rpc_call {
     grpc_metadata *initial; /* to send */
     size_t n_initial;
     grpc_metadata_array recv_initial, recv_trailing;
-    grpc_status_code status;
+    grpc_status_code status; /* client: as gRPC gives it */
     grpc_slice status_details;
     char *failure; /* our own verdict on a response: replaces the
                       status */
@@ -195,7 +195,7 @@ void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_op
 void td_rpc_call_read(struct td_rpc_call *call);
 /* Cancels with a status of our own (max_queued_bytes, stalls, responses that do not parse).
  * [any] */
-void td_rpc_call_cancel_with(struct td_rpc_call *call, grpc_status_code code, const char *details);
+void td_rpc_call_cancel_with(struct td_rpc_call *call, enum td_code code, const char *details);
 /* Legal ASCII pairs only (others are dropped and logged: they are our bug or a user's text);
  * NULL for none. */
 grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t n_pairs,

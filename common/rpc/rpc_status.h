@@ -1,43 +1,41 @@
-/* rpc_status.h - our statuses as gRPC's. */
+/* rpc_status.h - the code that a call ends with when its handler failed with a td_status. */
 #ifndef TD_RPC_STATUS_H
 #define TD_RPC_STATUS_H
 
-#include <grpc/status.h>
-
 #include "common/base/status.h"
 
-static inline grpc_status_code td_rpc_code(td_status s)
+static inline enum td_code td_rpc_code(td_status s)
 {
     switch (s) {
     case TD_OK:
     case TD_INPROGRESS:
-        return GRPC_STATUS_OK;
+        return TD_CODE_OK;
     case TD_ERR_AGAIN:
-        return GRPC_STATUS_RESOURCE_EXHAUSTED;
+        return TD_CODE_RESOURCE_EXHAUSTED;
     case TD_ERR_INVALID:
     case TD_ERR_LIMIT:
     case TD_ERR_CORRUPT:
-        return GRPC_STATUS_INVALID_ARGUMENT;
+        return TD_CODE_INVALID_ARGUMENT;
     case TD_ERR_NOT_FOUND:
-        return GRPC_STATUS_NOT_FOUND;
+        return TD_CODE_NOT_FOUND;
     case TD_ERR_UNSUPPORTED:
-        return GRPC_STATUS_UNIMPLEMENTED;
+        return TD_CODE_UNIMPLEMENTED;
     case TD_ERR_CANCELLED:
-        return GRPC_STATUS_CANCELLED;
+        return TD_CODE_CANCELLED;
     case TD_ERR_DEADLINE:
-        return GRPC_STATUS_DEADLINE_EXCEEDED;
+        return TD_CODE_DEADLINE_EXCEEDED;
     case TD_ERR_STALE:
-        return GRPC_STATUS_ABORTED;
+        return TD_CODE_ABORTED;
     case TD_ERR_FINISHED:
     case TD_ERR_PEER:
-        return GRPC_STATUS_UNAVAILABLE;
+        return TD_CODE_UNAVAILABLE;
     case TD_ERR_IO:
     case TD_ERR_NOMEM:
     case TD_ERR_DEVICE:
     case TD_ERR_INTERNAL:
         break;
     }
-    return GRPC_STATUS_INTERNAL;
+    return TD_CODE_INTERNAL;
 }
 
 #endif

@@ -131,19 +131,19 @@ static void on_new(struct td_rpc_event *event, bool ok)
         char *path = td_rpc_slice_string(details.method);
         snprintf(why, sizeof why, "unknown method %.200s", path);
         free(path);
-        td_rpc_call_finish(call, GRPC_STATUS_UNIMPLEMENTED, why, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_UNIMPLEMENTED, why, NULL, 0);
     } else if (server->stopping > (route->builtin ? STOP_DRAIN : STOP_NOT)) {
-        td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_UNAVAILABLE, "the server is stopping", NULL, 0);
     } else if (route->builtin ? atomic_load(&server->n_builtin) >= TD_RPC_MAX_BUILTIN_CALLS
                               : atomic_load(&server->n_live) >= server->limits.max_live_calls) {
         snprintf(why, sizeof why, "too many live calls: the limit is %u",
                  route->builtin ? (unsigned)TD_RPC_MAX_BUILTIN_CALLS
                                 : server->limits.max_live_calls);
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, why, NULL, 0);
     } else if (!route->builtin && !count_peer(server, call)) {
         snprintf(why, sizeof why, "too many live calls from your address: the limit is %u",
                  server->limits.max_peer_calls);
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, why, NULL, 0);
     } else {
         call->method = route->method;
         call->builtin = route->builtin;
@@ -168,7 +168,7 @@ void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg
     if (is_ending(call)) return;
     if (!msg && !call->method->client_streaming) {
         if (!call->got_message)
-            td_rpc_call_finish(call, GRPC_STATUS_INTERNAL, "the request has no message", NULL, 0);
+            td_rpc_call_finish(call, TD_CODE_INTERNAL, "the request has no message", NULL, 0);
         return;
     }
     call->got_message = true;
@@ -178,10 +178,9 @@ void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg
 
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err)
 {
-    td_rpc_call_finish(call,
-                       err->code == TD_ERR_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED
-                                                 : GRPC_STATUS_INVALID_ARGUMENT,
-                       err->msg, NULL, 0);
+    td_rpc_call_finish(
+        call, err->code == TD_ERR_LIMIT ? TD_CODE_RESOURCE_EXHAUSTED : TD_CODE_INVALID_ARGUMENT,
+        err->msg, NULL, 0);
 }
 
 static void on_close(struct td_rpc_event *event, bool ok)
@@ -246,7 +245,7 @@ static void check_stalls(void *arg)
             char late[120];
             snprintf(late, sizeof late, "the request has not come whole within %u ms",
                      server->limits.max_request_ms);
-            td_rpc_call_cancel_with(call, GRPC_STATUS_RESOURCE_EXHAUSTED, late);
+            td_rpc_call_cancel_with(call, TD_CODE_RESOURCE_EXHAUSTED, late);
         }
         if (!call->send_busy ||
             now - call->send_started_ns < server->limits.max_stall_ms * TD_NS_PER_MS)
@@ -254,7 +253,7 @@ static void check_stalls(void *arg)
         char why[120];
         snprintf(why, sizeof why, "the peer has not read for more than %u ms",
                  server->limits.max_stall_ms);
-        td_rpc_call_cancel_with(call, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
+        td_rpc_call_cancel_with(call, TD_CODE_RESOURCE_EXHAUSTED, why);
     }
 }
 
@@ -573,7 +572,7 @@ static void builtin_end(void *arg)
     server->stopping = STOP_BUILTIN;
     for (struct td_rpc_call *call = server->live; call; call = call->next_live)
         if (call->builtin)
-            td_rpc_call_finish(call, GRPC_STATUS_UNAVAILABLE, "the server is stopping", NULL, 0);
+            td_rpc_call_finish(call, TD_CODE_UNAVAILABLE, "the server is stopping", NULL, 0);
 }
 
 static void shut_down(void *arg)

@@ -114,7 +114,7 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
                              (int32_t)p->n_stop_token_ids, p->max_tokens, err);
 }
 
-static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code,
+static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, enum td_code code,
                              const char *details)
 {
     atomic_fetch_add(&w->calls_refused, 1);
@@ -124,7 +124,7 @@ static struct td_req *refuse(struct td_worker *w, struct td_rpc_call *call, grpc
 
 /* ---- who calls ------------------------------------------------------------------------------- */
 
-static void refuse_stranger(struct td_worker *w, struct td_rpc_call *call, grpc_status_code code,
+static void refuse_stranger(struct td_worker *w, struct td_rpc_call *call, enum td_code code,
                             const char *why)
 {
     uint32_t n_dropped;
@@ -141,27 +141,27 @@ void td_worker_on_open(struct td_rpc_call *call, void *ctx)
     const char *text, *why;
     if (w->id.routers && !td_rpc_call_peer_verified(call)) {
         refuse_stranger(
-            w, call, GRPC_STATUS_UNAUTHENTICATED,
+            w, call, TD_CODE_UNAUTHENTICATED,
             "this worker takes calls of the router only: the caller shows no certificate");
     } else if (w->id.routers && !td_identity_peer_is(call, w->id.routers)) {
-        refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED,
+        refuse_stranger(w, call, TD_CODE_PERMISSION_DENIED,
                         "this worker takes calls of the router only: no name in the caller's "
                         "certificate is one of tls_router_names");
     } else if (!w->id.secret) {
         return;
     } else if (!(text = td_rpc_call_metadata(call, TD_CALL_PROOF_KEY))) {
-        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
+        refuse_stranger(w, call, TD_CODE_UNAUTHENTICATED,
                         "this worker wants a proof of the cluster secret with each call: only the "
                         "router that it has joined can make one");
     } else if (!w->has_session) {
-        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
+        refuse_stranger(w, call, TD_CODE_UNAUTHENTICATED,
                         "this worker has joined no router since it started");
     } else if (td_call_proof_parse(text, &proof)) {
-        refuse_stranger(w, call, GRPC_STATUS_UNAUTHENTICATED,
+        refuse_stranger(w, call, TD_CODE_UNAUTHENTICATED,
                         "metadata " TD_CALL_PROOF_KEY " is not a proof of this version");
     } else if (!td_call_proof_check(w->id.secret, &w->nonces, &w->replay, td_rpc_call_path(call),
                                     &proof, &why)) {
-        refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED, why);
+        refuse_stranger(w, call, TD_CODE_PERMISSION_DENIED, why);
     }
 }
 
@@ -174,7 +174,7 @@ static bool is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t re
     if (!w->id.secret || (text && !td_call_proof_parse(text, &proof) && proof.request == request &&
                           proof.attempt == attempt))
         return true;
-    refuse_stranger(w, call, GRPC_STATUS_PERMISSION_DENIED,
+    refuse_stranger(w, call, TD_CODE_PERMISSION_DENIED,
                     "the proof is for another request or attempt than the call");
     return false;
 }
@@ -195,7 +195,7 @@ void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     Tandem__V1__ProveResponse out = TANDEM__V1__PROVE_RESPONSE__INIT;
     out.mac = (ProtobufCBinaryData){sizeof mac, mac};
     td_rpc_call_send(call, &out.base);
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
 struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call,
@@ -205,12 +205,12 @@ struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call,
     struct td_err err = {0};
     if (in && !is_proved(w, call, in->request, in->attempt)) return NULL;
     if (atomic_load(&w->draining))
-        return refuse(w, call, GRPC_STATUS_UNAVAILABLE,
+        return refuse(w, call, TD_CODE_UNAVAILABLE,
                       "this worker is draining; send the request to another");
-    if (!in) return refuse(w, call, GRPC_STATUS_INVALID_ARGUMENT, "seq is missing");
+    if (!in) return refuse(w, call, TD_CODE_INVALID_ARGUMENT, "seq is missing");
     struct td_seq *seq = td_engine_seq_get(w->engine);
     if (!seq)
-        return refuse(w, call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+        return refuse(w, call, TD_CODE_RESOURCE_EXHAUSTED,
                       "max_seqs requests are live on this worker");
     td_status s = seq_fill(w, seq, in, &err);
     struct td_req *r = &w->reqs[seq->index];
@@ -259,14 +259,14 @@ void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     if (!is_proved(ctx, call, in->request, in->attempt)) return;
     struct td_mail *m = malloc(sizeof *m);
     if (!m) {
-        td_rpc_call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
         return;
     }
     *m = (struct td_mail){.kind = TD_MAIL_ABORT, .request = in->request, .attempt = in->attempt};
     mail_post(ctx, m);
     Tandem__V1__AbortResponse out = TANDEM__V1__ABORT_RESPONSE__INIT;
     td_rpc_call_send(call, &out.base);
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
 void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
@@ -317,8 +317,7 @@ static void give_back(struct td_worker *w, struct td_req *r)
     maybe_free(w, r);
 }
 
-static void end_with(struct td_worker *w, struct td_req *r, grpc_status_code code,
-                     const char *details)
+static void end_with(struct td_worker *w, struct td_req *r, enum td_code code, const char *details)
 {
     if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
     if (!r->finished) td_rpc_call_finish(r->call, code, details, NULL, 0);
@@ -339,7 +338,7 @@ void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, cons
 
 void td_worker_finish_ok(struct td_worker *w, struct td_req *r)
 {
-    end_with(w, r, GRPC_STATUS_OK, NULL);
+    end_with(w, r, TD_CODE_OK, NULL);
 }
 
 void td_worker_xfer_over(struct td_worker *w, struct td_req *r)
@@ -368,7 +367,7 @@ static void take_mail(struct td_worker *w)
             if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING)
                 maybe_free(w, r);
             else
-                end_with(w, r, GRPC_STATUS_CANCELLED, "call cancelled");
+                end_with(w, r, TD_CODE_CANCELLED, "call cancelled");
             break;
         case TD_MAIL_ABORT:
             for (struct td_req *q = w->live, *q_next; q; q = q_next) {

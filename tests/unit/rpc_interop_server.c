@@ -33,8 +33,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     const Tandem__V1__GenerateRequest *request = (const void *)msg;
     if (request->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT ||
         !td_rpc_utf8_valid(request->prompt.data, request->prompt.len)) {
-        td_rpc_call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "prompt: must be UTF-8 text", NULL,
-                           0);
+        td_rpc_call_finish(call, TD_CODE_INVALID_ARGUMENT, "prompt: must be UTF-8 text", NULL, 0);
         return;
     }
     size_t i = 0;
@@ -56,7 +55,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     if (td_rpc_call_peer_names(call, add_name, names)) abort();
     if (!td_rpc_call_peer_verified(call)) snprintf(names, sizeof names, "none");
     struct td_rpc_metadata trailing[] = {{"tandem-ledger", "ttft_us=1"}, {"peer-names", names}};
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, trailing, 2);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, trailing, 2);
 }
 
 static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -73,7 +72,7 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     response.n_ids = n;
     td_rpc_call_send(call, &response.base);
     free(ids);
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
 static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)

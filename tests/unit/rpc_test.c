@@ -105,8 +105,8 @@ static void on_echo(struct td_rpc_call *call, const ProtobufCMessage *msg, void 
 {
     (void)ctx;
     td_rpc_call_send(call, msg);
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
-    td_rpc_call_finish(call, GRPC_STATUS_INTERNAL, "the second finish is ignored", NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_INTERNAL, "the second finish is ignored", NULL, 0);
     assert_int_equal(td_rpc_call_send(call, msg), TD_ERR_CANCELLED);
 }
 
@@ -120,7 +120,7 @@ static void on_count(struct td_rpc_call *call, const ProtobufCMessage *msg, void
         assert_int_equal(td_rpc_call_send(call, &t.base), TD_OK);
     }
     struct td_rpc_metadata trailing = {"tandem-ledger", "a=1,b=2"};
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, &trailing, 1);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, &trailing, 1);
 }
 
 static void on_chat(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -129,7 +129,7 @@ static void on_chat(struct td_rpc_call *call, const ProtobufCMessage *msg, void 
     if (msg)
         td_rpc_call_send(call, msg);
     else
-        td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+        td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
 static void on_hang_open(struct td_rpc_call *call, void *ctx)
@@ -157,7 +157,7 @@ static void on_fail(struct td_rpc_call *call, const ProtobufCMessage *msg, void 
     (void)ctx;
     struct td_rpc_metadata trailing[] = {
         {"retry-delay-ms", "250"}, {"Bad Key", "x"}, {"x-last", "one"}};
-    td_rpc_call_finish(call, (grpc_status_code)((const ticket_t *)(const void *)msg)->slot,
+    td_rpc_call_finish(call, (enum td_code)((const ticket_t *)(const void *)msg)->slot,
                        "\xce\xb1\xce\xb2\xce\xb3: limit 100%", trailing, 3);
 }
 
@@ -208,7 +208,7 @@ static void on_flood(struct td_rpc_call *call, const ProtobufCMessage *msg, void
     ticket_t t = TICKET_INIT;
     t.grant = (ProtobufCBinaryData){sizeof bytes, bytes};
     for (uint32_t i = 0; i < n; i++) assert_int_equal(td_rpc_call_send(call, &t.base), TD_OK);
-    td_rpc_call_finish(call, GRPC_STATUS_OK, NULL, NULL, 0);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
 /* Four threads send on one call; the last one finishes it. slot = messages per thread, queue_us
@@ -231,7 +231,7 @@ static void *sender_main(void *arg)
         td_rpc_call_send(s->call, &t.base);
     }
     bool last = atomic_fetch_sub(&s->left, 1) == 1;
-    if (last) td_rpc_call_finish(s->call, GRPC_STATUS_OK, NULL, NULL, 0);
+    if (last) td_rpc_call_finish(s->call, TD_CODE_OK, NULL, NULL, 0);
     td_rpc_call_unref(s->call);
     if (last) free(s);
     return NULL;
@@ -322,7 +322,7 @@ struct outcome {
     uint8_t *bytes;    /* of the last message's grant */
     size_t n_bytes;
     atomic_int last_status; /* health */
-    grpc_status_code code;
+    enum td_code code;
     char details[4096];
     char trailing[2][64];
     size_t n_trailing;
@@ -377,7 +377,7 @@ static void keep_result(struct td_rpc_call *call, const struct td_rpc_result *re
 
 static const struct td_rpc_handler keep = {keep_message, keep_result};
 
-static void check_done(struct outcome *o, grpc_status_code code)
+static void check_done(struct outcome *o, enum td_code code)
 {
     assert_true(gate_wait(&o->done, 1));
     if (o->code != code)
@@ -435,7 +435,7 @@ static void test_unary(void **state)
         t.grant = (ProtobufCBinaryData){n, bytes};
         outcome_init(&o);
         td_rpc_call_start(f->channel, &echo_method, &t.base, 10000, false, NULL, 0, &keep, &o);
-        check_done(&o, GRPC_STATUS_OK);
+        check_done(&o, TD_CODE_OK);
         assert_int_equal(gate_count(&o.messages), 1);
         assert_int_equal(o.n_bytes, n);
         assert_memory_equal(o.bytes, bytes, n);
@@ -454,7 +454,7 @@ static void test_server_streaming(void **state)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         struct outcome o;
         call(f, "/test.Rpc/Count", counts[i], 10000, &o);
-        check_done(&o, GRPC_STATUS_OK);
+        check_done(&o, TD_CODE_OK);
         assert_int_equal(gate_count(&o.messages), counts[i]);
         assert_true(o.in_order);
         assert_int_equal(o.n_trailing, 1);
@@ -480,7 +480,7 @@ static void test_bidi(void **state)
     assert_true(gate_wait(&o.messages, 100));
     assert_int_equal(gate_count(&o.done), 0);
     td_rpc_call_close_send(c);
-    check_done(&o, GRPC_STATUS_OK);
+    check_done(&o, TD_CODE_OK);
     assert_true(o.in_order);
     ticket_t t = TICKET_INIT;
     assert_int_equal(td_rpc_call_send(c, &t.base), TD_ERR_CANCELLED);
@@ -494,8 +494,8 @@ static void test_status_and_metadata(void **state)
     (void)state;
     struct fixture *f = start();
     struct outcome o;
-    call(f, "/test.Rpc/Fail", GRPC_STATUS_RESOURCE_EXHAUSTED, 0, &o);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    call(f, "/test.Rpc/Fail", TD_CODE_RESOURCE_EXHAUSTED, 0, &o);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_string_equal(o.details, "\xce\xb1\xce\xb2\xce\xb3: limit 100%");
     assert_int_equal(o.n_trailing, 2);
     assert_string_equal(o.trailing[0], "retry-delay-ms=250");
@@ -503,7 +503,7 @@ static void test_status_and_metadata(void **state)
     assert_int_equal(gate_count(&o.messages), 0);
 
     call(f, "/test.Rpc/Nothing", 0, 0, &o);
-    check_done(&o, GRPC_STATUS_UNIMPLEMENTED);
+    check_done(&o, TD_CODE_UNIMPLEMENTED);
     assert_string_equal(o.details, "unknown method /test.Rpc/Nothing");
 
     /* request metadata, peer, deadline as the server sees them */
@@ -518,7 +518,7 @@ static void test_status_and_metadata(void **state)
     uint64_t left = atomic_load(&f->remaining_ms);
     assert_in_range(left, 10000, 21000); /* the header rounds up */
     td_rpc_call_cancel(c);
-    check_done(&o, GRPC_STATUS_CANCELLED);
+    check_done(&o, TD_CODE_CANCELLED);
     td_rpc_call_unref(c);
     stop(f);
 }
@@ -533,7 +533,7 @@ static void test_cancel_by_client(void **state)
         struct td_rpc_call *c = begin(f, methods[i], 0, &o);
         assert_true(gate_wait(&f->opened, i + 1));
         td_rpc_call_cancel(c);
-        check_done(&o, GRPC_STATUS_CANCELLED);
+        check_done(&o, TD_CODE_CANCELLED);
         assert_true(gate_wait(&f->cancelled, i + 1));
         td_rpc_call_cancel(c); /* ignored */
         td_rpc_call_close_send(c);
@@ -545,7 +545,7 @@ static void test_cancel_by_client(void **state)
         struct outcome o;
         struct td_rpc_call *c = begin(f, &hang_method, 0, &o);
         td_rpc_call_cancel(c);
-        check_done(&o, GRPC_STATUS_CANCELLED);
+        check_done(&o, TD_CODE_CANCELLED);
         td_rpc_call_unref(c);
     }
     stop(f);
@@ -557,7 +557,7 @@ static void test_cancel_by_server(void **state)
     struct fixture *f = start();
     struct outcome o;
     call(f, "/test.Rpc/ServerCancel", 0, 0, &o);
-    check_done(&o, GRPC_STATUS_CANCELLED);
+    check_done(&o, TD_CODE_CANCELLED);
     assert_string_equal(o.details, "cancelled by the server");
     assert_true(gate_wait(&f->cancelled, 1));
     stop(f);
@@ -570,7 +570,7 @@ static void test_deadline(void **state)
     struct outcome o;
     uint64_t start_ns = td_now_ns();
     call(f, "/test.Rpc/Hang", 0, 100, &o);
-    check_done(&o, GRPC_STATUS_DEADLINE_EXCEEDED);
+    check_done(&o, TD_CODE_DEADLINE_EXCEEDED);
     uint64_t took_ms = (td_now_ns() - start_ns) / TD_NS_PER_MS;
     assert_in_range(took_ms, 95, 10000);
     assert_true(gate_wait(&f->cancelled, 1)); /* the server is told too */
@@ -585,7 +585,7 @@ static void test_wait_for_ready(void **state)
     td_rpc_server_stop(f->server, 0);
     struct outcome fast, patient;
     call(f, "/test.Rpc/Echo", 0, 10000, &fast);
-    check_done(&fast, GRPC_STATUS_UNAVAILABLE);
+    check_done(&fast, TD_CODE_UNAVAILABLE);
     ticket_t t = TICKET_INIT;
     outcome_init(&patient);
     td_rpc_call_start(f->channel, &echo_method, &t.base, 30000, true, NULL, 0, &keep, &patient);
@@ -595,7 +595,7 @@ static void test_wait_for_ready(void **state)
         .loop = f->server_loop, .address = address, .services = test_services, .ctx = f};
     struct td_err err = {0};
     assert_int_equal(td_rpc_server_start(&sc, &f->server, &err), TD_OK);
-    check_done(&patient, GRPC_STATUS_OK);
+    check_done(&patient, TD_CODE_OK);
     assert_int_equal(gate_count(&patient.messages), 1);
 
     /* the port is taken now: a second server must not share it */
@@ -620,11 +620,11 @@ static void test_limits(void **state)
     t.grant = (ProtobufCBinaryData){200000, bytes};
     outcome_init(&o);
     td_rpc_call_start(f->channel, &echo_method, &t.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     t.grant.len = 50000; /* fits the wire, not the heap */
     outcome_init(&o);
     td_rpc_call_start(f->channel, &echo_method, &t.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(o.details, "more than 20000 bytes of memory"));
     free(bytes);
 
@@ -638,7 +638,7 @@ static void test_limits(void **state)
         "/test.Rpc/Workers", &tandem__v1__status_response__descriptor, false};
     outcome_init(&o);
     td_rpc_call_start(f->channel, &workers_method, &many.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
 
     /* bytes that are not the message; text that is not UTF-8, named */
     const struct td_rpc_client_method text_method = {"/test.Rpc/Text",
@@ -647,17 +647,17 @@ static void test_limits(void **state)
     t.cached_tokens = 7;
     outcome_init(&o);
     td_rpc_call_start(f->channel, &text_method, &t.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_INVALID_ARGUMENT);
+    check_done(&o, TD_CODE_INVALID_ARGUMENT);
     Tandem__V1__AbortRequest a = TANDEM__V1__ABORT_REQUEST__INIT;
     a.reason = (char *)"caf\xe9";
     outcome_init(&o);
     td_rpc_call_start(f->channel, &text_method, &a.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_INVALID_ARGUMENT);
+    check_done(&o, TD_CODE_INVALID_ARGUMENT);
     assert_non_null(strstr(o.details, "field reason is not valid UTF-8"));
     a.reason = (char *)"caf\xc3\xa9";
     outcome_init(&o);
     td_rpc_call_start(f->channel, &text_method, &a.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_OK);
+    check_done(&o, TD_CODE_OK);
 
     /* live calls: two hang, the third is refused, health is not */
     struct outcome h[2];
@@ -666,7 +666,7 @@ static void test_limits(void **state)
     for (int i = 0; i < 2; i++) c[i] = begin(f, &hang_method, 0, &h[i]);
     assert_true(gate_wait(&f->opened, opened + 2));
     call(f, "/test.Rpc/Echo", 0, 0, &o);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_string_equal(o.details, "too many live calls: the limit is 2");
     Grpc__Health__V1__HealthCheckRequest check = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
     const struct td_rpc_client_method health_method = {
@@ -674,10 +674,10 @@ static void test_limits(void **state)
         false};
     outcome_init(&o);
     td_rpc_call_start(f->channel, &health_method, &check.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_OK);
+    check_done(&o, TD_CODE_OK);
     for (int i = 0; i < 2; i++) {
         td_rpc_call_cancel(c[i]);
-        check_done(&h[i], GRPC_STATUS_CANCELLED);
+        check_done(&h[i], TD_CODE_CANCELLED);
         td_rpc_call_unref(c[i]);
     }
     stop(f);
@@ -695,7 +695,7 @@ static void test_response_that_does_not_parse(void **state)
                                                     &tandem__v1__abort_request__descriptor, false};
     outcome_init(&o);
     td_rpc_call_start(f->channel, &wrong_echo, &t.base, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_INTERNAL);
+    check_done(&o, TD_CODE_INTERNAL);
     assert_non_null(strstr(o.details, "AbortRequest"));
     assert_int_equal(gate_count(&o.messages), 0);
     stop(f);
@@ -717,7 +717,7 @@ static void test_slow_reader(void **state)
     assert_int_equal(atomic_load(&f->flood_status), TD_ERR_LIMIT);
     assert_true(gate_wait(&f->cancelled, 1));
     gate_add(&hold, 1);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(o.details, "the limit is 1048576"));
     outcome_free(&o);
     stop(f);
@@ -739,7 +739,7 @@ static void test_stalled_reader(void **state)
     assert_true(gate_wait(&f->cancelled, 1)); /* although the handler has finished the
                                                  call */
     gate_add(&hold, 1);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(o.details, "not read for more than 200 ms"));
     outcome_free(&o);
     stop(f);
@@ -755,7 +755,7 @@ static void test_a_request_that_never_comes(void **state)
     struct outcome o;
     outcome_init(&o);
     td_rpc_call_start(f->channel, &silent, NULL, 0, false, NULL, 0, &keep, &o);
-    check_done(&o, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(o.details, "not come whole within 200 ms"));
     outcome_free(&o);
     stop(f);
@@ -849,7 +849,7 @@ static void test_keepalive(void **state)
     assert_true(gate_wait(&f->opened, 1));
     atomic_store(&w.frozen, true);
     uint64_t start_ns = td_now_ns();
-    check_done(&o, GRPC_STATUS_UNAVAILABLE);  /* the client gives the server up ... */
+    check_done(&o, TD_CODE_UNAVAILABLE);      /* the client gives the server up ... */
     assert_true(gate_wait(&f->cancelled, 1)); /* ... and the server the client */
     assert_true(td_now_ns() - start_ns < 10 * TD_NS_PER_S);
     td_rpc_call_unref(c);
@@ -876,7 +876,7 @@ static void test_garbage_connection(void **state)
     }
     struct outcome o;
     call(f, "/test.Rpc/Echo", 0, 10000, &o);
-    check_done(&o, GRPC_STATUS_OK);
+    check_done(&o, TD_CODE_OK);
     outcome_free(&o);
     stop(f);
 }
@@ -909,8 +909,8 @@ static void test_health_watch(void **state)
     td_rpc_server_set_serving(f->server, true); /* no change, no message */
     assert_int_equal(td_rpc_server_live_calls(f->server), 0);
     td_rpc_server_stop(f->server, 10000); /* watches do not hold it up; they end with a reason */
-    check_done(&own, GRPC_STATUS_UNAVAILABLE);
-    check_done(&unknown, GRPC_STATUS_UNAVAILABLE);
+    check_done(&own, TD_CODE_UNAVAILABLE);
+    check_done(&unknown, TD_CODE_UNAVAILABLE);
     assert_int_equal(gate_count(&own.messages), 3);
     assert_int_equal(own.last_status,
                      GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING);
@@ -978,7 +978,7 @@ static void test_sends_from_threads(void **state)
     struct fixture *f = start();
     struct outcome o;
     call(f, "/test.Rpc/Threads", 500, 30000, &o);
-    check_done(&o, GRPC_STATUS_OK);
+    check_done(&o, TD_CODE_OK);
     assert_int_equal(gate_count(&o.messages), 2000);
     assert_true(o.in_order); /* per thread */
     outcome_free(&o);
@@ -1049,8 +1049,7 @@ static void test_stop_under_load(void **state)
     f->server = NULL;
     for (int i = 0; i < 2 * N; i++) {
         assert_true(gate_wait(&o[i].done, 1));
-        if (i < N)
-            assert_true(o[i].code == GRPC_STATUS_UNAVAILABLE || o[i].code == GRPC_STATUS_CANCELLED);
+        if (i < N) assert_true(o[i].code == TD_CODE_UNAVAILABLE || o[i].code == TD_CODE_CANCELLED);
         td_rpc_call_unref(c[i]);
         outcome_free(&o[i]);
     }
@@ -1091,7 +1090,7 @@ static void test_drain(void **state)
                               take its whole time */
     td_rpc_server_stop(f->server, 20000);
     f->server = NULL;
-    check_done(&o, GRPC_STATUS_OK);
+    check_done(&o, TD_CODE_OK);
     assert_int_equal(gate_count(&o.messages), 800);
     assert_true(gate_wait(&b.done, 1));
     pthread_join(thread, NULL);
@@ -1118,7 +1117,7 @@ static void test_start_stop_cycles(void **state)
         struct fixture *f = start();
         struct outcome o;
         call(f, "/test.Rpc/Echo", (uint32_t)0, 10000, &o);
-        check_done(&o, GRPC_STATUS_OK);
+        check_done(&o, TD_CODE_OK);
         outcome_free(&o);
         stop(f);
         if (i == 4) n_fds = count_dir("/proc/self/fd");
@@ -1175,7 +1174,7 @@ static void test_unix_socket(void **state)
         assert_non_null(strstr(err.msg, "another server"));
         struct outcome o;
         call(f, "/test.Rpc/Echo", 0, 10000, &o);
-        check_done(&o, GRPC_STATUS_OK);
+        check_done(&o, TD_CODE_OK);
         outcome_free(&o);
         stop(f);
     }
