@@ -6,8 +6,8 @@
  * terms have one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need not be
  * deterministic; else
  *
- *     send slice r of x to rank r, receive own slice of all | add them in order of ranks | send the
- *         sum to all, receive theirs
+ *     send slice r of x to rank r, receive own slice of all | add them in order of ranks
+ *     | send the sum to all, receive theirs
  *
  * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in
  * order with the entries, and may be recorded in a graph.
@@ -28,16 +28,16 @@
  *   (4) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone:
  *       `check` asks, every 50 ms (forward_device.c).
  *
- *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING --graphs
- *         are gone--> LEFT
- *     JOINED --leave: graphs dropped, then the same,
- *     destroyed------------------------------------------------> LEFT
+ *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING
+ *     ABORTING --graphs are gone--> LEFT
+ *     JOINED --leave: graphs dropped, then as in abort, communicator destroyed--> LEFT
  *
  * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by
  * other ways calls abort from another thread, after which the entries end, `wait` returns, and
  * the device counts as lost. */
 #include <dlfcn.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -441,13 +441,39 @@ struct call {
     float *x, *out;
     size_t n;
     const int32_t *first; /* NULL: a sum */
+    struct call *prev, *next;
 };
 
+/* A stream whose device is lost runs none of the calls that it still holds, so the calls that have
+ * not begun are listed here, under calls_lock, and leave frees them. */
+static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct call *calls;
 static struct td_device_group group;
+
+static void unlist(struct call *c)
+{
+    pthread_mutex_lock(&calls_lock);
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        calls = c->next;
+    if (c->next) c->next->prev = c->prev;
+    pthread_mutex_unlock(&calls_lock);
+}
+
+static void list(struct call *c)
+{
+    pthread_mutex_lock(&calls_lock);
+    c->prev = NULL, c->next = calls;
+    if (calls) calls->prev = c;
+    calls = c;
+    pthread_mutex_unlock(&calls_lock);
+}
 
 static void run_call(void *arg)
 {
     struct call *c = (struct call *)arg;
+    unlist(c);
     td_status s = c->first ? group.gather_columns(group.ctx, c->x, (int32_t)c->n, c->first, c->out)
                            : group.all_reduce_sum(group.ctx, c->x, c->n);
     if (s) (void)td_cuda_ok(cudaErrorUnknown, "tp: another rank is lost");
@@ -463,7 +489,10 @@ static void issue(float *x, size_t n, const int32_t *first, float *out)
         return;
     }
     c->x = x, c->n = n, c->first = first, c->out = out;
-    if (!td_cuda_ok(cudaLaunchHostFunc(td_cuda.compute, run_call, c), "tp: a call")) free(c);
+    list(c);
+    if (td_cuda_ok(cudaLaunchHostFunc(td_cuda.compute, run_call, c), "tp: a call")) return;
+    unlist(c);
+    free(c);
 }
 
 static td_status host_new_id(uint8_t *ret_id, struct td_err *err)
@@ -496,7 +525,17 @@ static td_status host_check(struct td_err *err)
     return TD_OK;
 }
 
-static void host_leave(void) { memset(&group, 0, sizeof group); }
+/* The stream has ended: nothing begins a call any more. */
+static void host_leave(void)
+{
+    (void)cudaStreamSynchronize(td_cuda.compute);
+    while (calls) {
+        struct call *c = calls;
+        unlist(c);
+        free(c);
+    }
+    memset(&group, 0, sizeof group);
+}
 
 static const struct td_device_ranks over_host = {
     host_new_id, host_join,        host_all_reduce_sum, host_gather_columns,
