@@ -20,7 +20,8 @@ import grpc
 import pytest
 
 from harness import BIN, POCKET, SLOW, Cluster, Daemon, free_port
-from raw import CONTINUATION, END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, call, call_headers, dial, field, frame, http2, is_open, is_served
+from raw import (CONTINUATION, END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, call,
+                 call_headers, dial, field, frame, http2, is_open, is_served)
 
 GENERATE, TOKENIZE = "/tandem.v1.Inference/Generate", "/tandem.v1.Inference/Tokenize"
 SYS_PIDFD_OPEN, SYS_PIDFD_GETFD = 434, 438
@@ -195,7 +196,8 @@ def test_endless_headers_cost_little(kind):
 
 def test_many_unfinished_headers_cost_little():
     """Each of 400 connections stays within its own bound and never sends the rest. 32 may be so
-    at once, and take 1.2 MB each (the 400: 460 MB)."""
+    at once, and take 1.2 MB each (the 400: 460 MB). A sanitizer keeps its own memory beside
+    each byte: 1.8 MB each with ASan, 3 to 7 with TSan."""
     with Cluster(prefill=0, decode=0) as c:
         before = memory(c.router.pid)[0]
         held = []
@@ -205,7 +207,7 @@ def test_many_unfinished_headers_cost_little():
                 held[-1].sendall(frame(HEADERS, 0, 1, b"\x90" * 16000))
         c.router.wait_log("ev=connection_ended why=large_header_blocks")
         assert c.status().live == 0  # others are served meanwhile
-        assert memory(c.router.pid)[1] - before < 32 * 1.2 + MAX_GROWTH_MB
+        assert memory(c.router.pid)[1] - before < 32 * 1.2 * SLOW + MAX_GROWTH_MB
         for s in held:
             s.close()
 
@@ -420,8 +422,8 @@ def test_a_million_elements_are_refused_before_they_are_unpacked():
         before = memory(c.router.pid)[0]
         for name, body in bodies.items():
             code, details, _ = call(c.channel, GENERATE, body)
-            assert code == grpc.StatusCode.INVALID_ARGUMENT and f"{name} has 1000000 elements, limit " in details, (
-                name, code, details)
+            assert code == grpc.StatusCode.INVALID_ARGUMENT, (name, code, details)
+            assert f"{name} has 1000000 elements, limit " in details, (name, code, details)
         # The bytes of one message, twice (as it came and in one piece), and the sockets'. Unpacked,
         # a million messages were 100 MB.
         assert memory(c.router.pid)[1] - before < 16 * SLOW
@@ -628,8 +630,7 @@ def test_a_certificate_that_ends_soon_is_told(tmp_path):
                  tls=credentials) as c:
         c.router.wait_log(
             r"lvl=warn .*ev=tls_certificate_expires file=\S+cert.pem days_left=(2\.9|3\.0) "
-            r"expired=false"
-        )
+            r"expired=false")
         assert 2.9 < metric(port, 'td_tls_certificate_expiry_days{file="cert"}') <= 3.0
         make_certificate(tmp_path, days=100)
 
@@ -657,16 +658,14 @@ def test_an_expired_certificate_is_told(tmp_path):
     for command in (
             "req -new -key key.pem -subj /CN=localhost -config ca.conf -out request.pem",
             "ca -batch -config ca.conf -selfsign -keyfile key.pem -in request.pem -startdate "
-            "20200101000000Z -enddate 20200102000000Z -notext -out cert.pem"
-    ):
+            "20200101000000Z -enddate 20200102000000Z -notext -out cert.pem"):
         subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=tmp_path)
     router = Daemon("router", "tandem-router",
                     ["--model", POCKET, "--listen", "127.0.0.1:0", *args], tmp_path)
     try:
         router.wait_log(
             r"lvl=error .*ev=tls_certificate_expires file=\S+cert.pem days_left=-[0-9.]+ "
-            r"expired=true"
-        )
+            r"expired=true")
     finally:
         router.process.terminate()
         router.wait_exit(20 * SLOW)
@@ -716,7 +715,8 @@ def test_messages_that_no_context_can_hold_are_refused_as_they_begin():
     with Cluster(prefill=0, decode=0, router_args=["--max-calls-bytes", "64MiB"]) as c:
         before = memory(c.router.pid)[0]
         [(code, details)] = send_many(c.port, body, 1)
-        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max (" in details and f"vs. {4 << 20})" in details, details
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED, details
+        assert "larger than max (" in details and f"vs. {4 << 20})" in details, details
         codes = {code for code, _ in send_many(c.port, body, 24)}
         assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
                          }, codes  # too large, or no room at all for the moment
@@ -734,10 +734,9 @@ def test_all_messages_together_have_a_bound():
             grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.UNAVAILABLE
         }
-        assert set(
-            codes
-        # too long for the context; no room; sent away to try again
-        ) <= told and grpc.StatusCode.INVALID_ARGUMENT in codes, codes
+        assert set(codes
+                   # too long for the context; no room; sent away to try again
+                   ) <= told and grpc.StatusCode.INVALID_ARGUMENT in codes, codes
         check_large_messages(c, before, 128 + 2 * 32)
         check_code, _, _ = call(c.channel, TOKENIZE, field(2, b"x" * 100))
         assert check_code == grpc.StatusCode.OK
