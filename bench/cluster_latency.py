@@ -66,16 +66,12 @@ def main():
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
                             capture_output=True, text=True, check=False).stdout.strip()
     model = os.path.basename(os.path.abspath(g.model))
-    print(
-        f"{model} {g.dtype}, {g.mode}, {path}, prompt {g.prompt_tokens}, output "
-        f"{g.output_tokens}, {g.requests} requests one at a time, commit {commit}"
-    )
+    print(f"{model} {g.dtype}, {g.mode}, {path}, prompt {g.prompt_tokens}, output "
+          f"{g.output_tokens}, {g.requests} requests one at a time, commit {commit}")
     print(f"{'stage, ms':14} {'median':>9} {'p10':>9} {'p90':>9} {'p99':>9}")
     for name, v in rows.items():
-        print(
-            f"{name:14} {statistics.median(v):9.3f} {percentile(v, 10):9.3f} "
-            f"{percentile(v, 90):9.3f} {percentile(v, 99):9.3f}"
-        )
+        print(f"{name:14} {statistics.median(v):9.3f} {percentile(v, 10):9.3f} "
+              f"{percentile(v, 90):9.3f} {percentile(v, 99):9.3f}")
     if g.csv:
         new = not os.path.exists(g.csv)
         with open(g.csv, "a", newline="", encoding="utf-8") as f:

@@ -128,14 +128,12 @@ def main():
                 one_round(g, path, rng, out, rows)
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"],
                             capture_output=True, text=True, check=False).stdout.strip()
-    print(
-        f"{os.path.basename(os.path.abspath(g.model))} bf16, {g.rounds} rounds of {g.requests}, "
-        f"load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
-        f"commit {commit}; us")
-    print(
-        f"{'path':5} {'prompt':>6} {'KiB':>6} {'left':>6} {'handover p50 (rounds)':>24} "
-        f"{'p99':>7} {'exposed':>8} {'queue':>6} {'transfer':>8} {'wire':>6} "
-        f"{'alone':>6} {'minus wire p50':>14} {'p99':>7}")
+    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, {g.rounds} rounds of {g.requests}, "
+          f"load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
+          f"commit {commit}; us")
+    print(f"{'path':5} {'prompt':>6} {'KiB':>6} {'left':>6} {'handover p50 (rounds)':>24} "
+          f"{'p99':>7} {'exposed':>8} {'queue':>6} {'transfer':>8} {'wire':>6} "
+          f"{'alone':>6} {'minus wire p50':>14} {'p99':>7}")
     new = g.csv and not os.path.exists(g.csv)
     with open(g.csv or os.devnull, "a", newline="", encoding="utf-8") as f:
         w = csv.writer(f)
@@ -152,12 +150,11 @@ def main():
         for (path, prompt), r in rows.items():
             med = statistics.median
             span = f"{med(r['handover']):.0f} ({min(r['of_round']):.0f}..{max(r['of_round']):.0f})"
-            print(
-                f"{path:5} {prompt:6} {r['bytes'] / 1024:6.0f} {r['left_bytes'] / 1024:6.0f} "
-                f"{span:>24} {percentile(r['handover'], 99):7.0f} "
-                f"{med(r['exposed']):8.0f} {med(r['queue']):6.0f} {med(r['transfer']):8.0f} "
-                f"{med(r['wire']):6.0f} {med(r['alone']):6.0f} "
-                f"{med(r['left']):14.0f} {percentile(r['left'], 99):7.0f}")
+            print(f"{path:5} {prompt:6} {r['bytes'] / 1024:6.0f} {r['left_bytes'] / 1024:6.0f} "
+                  f"{span:>24} {percentile(r['handover'], 99):7.0f} "
+                  f"{med(r['exposed']):8.0f} {med(r['queue']):6.0f} {med(r['transfer']):8.0f} "
+                  f"{med(r['wire']):6.0f} {med(r['alone']):6.0f} "
+                  f"{med(r['left']):14.0f} {percentile(r['left'], 99):7.0f}")
             w.writerow([
                 commit, g.machine,
                 platform.release(), f"{load:.2f}", f"{os.getloadavg()[0]:.2f}",

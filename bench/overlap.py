@@ -53,13 +53,15 @@ def one_round(g, rng, parts):
                for _ in range(g.requests + WARM_UP)]
     v = {name: [] for name in ("with", "prefill", "waited", "alone", "compute")}
     common = {"dtype": "bf16", "model": g.model, "kv_memory": "128MiB", "worker_timeout_ms": 10000}
-    with Cluster(worker_args=["--transfer", "tcp", "--max-step-tokens", g.step_tokens], **common, prefill=0, decode=0) as c, \
-            Cluster(mode="colocated", prefill=0, worker_args=["--max-step-tokens", g.step_tokens], **common) as alone:
+    step = ["--max-step-tokens", g.step_tokens]
+    with Cluster(worker_args=["--transfer", "tcp", *step], **common, prefill=0, decode=0) as c, \
+            Cluster(mode="colocated", prefill=0, worker_args=step, **common) as alone:
         c.start_worker("prefill", args=["--transfer-parts", parts])
         c.start_worker("decode", args=["--prefix-cache=false"])
         for i, ids in enumerate(prompts):  # in turn, so that foreign work falls on all three
             a, b, only = one(c, ids, "tcp"), one(c, ids, "tcp"), one(alone, ids, "local")
-            assert a.usage.cached_tokens == only.usage.cached_tokens == 0 and b.usage.cached_tokens >= g.prompt - 32
+            assert a.usage.cached_tokens == only.usage.cached_tokens == 0
+            assert b.usage.cached_tokens >= g.prompt - 32
             assert a.ledger.transfer_bytes == b.ledger.transfer_bytes
             if i < WARM_UP:
                 continue
@@ -92,9 +94,9 @@ def main():
     for i in range(g.rounds * len(g.parts)):
         parts = g.parts[i % len(g.parts)]
         r, n_bytes = one_round(g, rng, parts)
-        assert r["alone"] < r[
-            "compute"], (f"the transfer alone takes {r['alone']:.1f} ms and computing "
-                         f"{r['compute']:.1f}: nothing could hide it; a faster link")
+        assert r["alone"] < r["compute"], (
+            f"the transfer alone takes {r['alone']:.1f} ms and computing "
+            f"{r['compute']:.1f}: nothing could hide it; a faster link")
         r["hidden"] = 1 - (r["with"] - r["compute"]) / r["alone"]
         r["hidden_waited"] = 1 - r["waited"] / r["alone"]
         rounds[parts].append(r)
@@ -105,12 +107,10 @@ def main():
 def show(g, parts, rounds, n_bytes, load):
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"],
                             capture_output=True, text=True, check=False).stdout.strip()
-    print(
-        f"{os.path.basename(os.path.abspath(g.model))} bf16, prompt {g.prompt} in steps of "
-        f"{g.step_tokens}, {parts} parts, {n_bytes / 1024:.0f} KiB over {g.mbit} Mbit/s, "
-        f"{g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
-        f"commit {commit}"
-    )
+    print(f"{os.path.basename(os.path.abspath(g.model))} bf16, prompt {g.prompt} in steps of "
+          f"{g.step_tokens}, {parts} parts, {n_bytes / 1024:.0f} KiB over {g.mbit} Mbit/s, "
+          f"{g.rounds} rounds of {g.requests}, load {load:.1f} .. {os.getloadavg()[0]:.1f}, "
+          f"commit {commit}")
     names = {
         "with": "with transfer, ms", "prefill": "prefill meanwhile, ms",
         "compute": "compute only, ms", "alone": "transfer alone, ms", "waited": "decode waited, ms",

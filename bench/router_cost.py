@@ -93,10 +93,9 @@ def main():
             *(f"{x:.2f}" for x in (statistics.median(token), token[0], token[-1])),
             f"{statistics.median(per_s):.0f}", g.rounds, g.requests, g.concurrency
         ])
-        print(
-            f"{name:10} {out[-1][5]} us a request ({out[-1][6]}..{out[-1][7]}), {out[-1][8]} us "
-            f"a token ({out[-1][9]}..{out[-1][10]}), "
-            f"{out[-1][11]} requests/s of {SHORT} tokens, load {load:.1f}")
+        print(f"{name:10} {out[-1][5]} us a request ({out[-1][6]}..{out[-1][7]}), {out[-1][8]} us "
+              f"a token ({out[-1][9]}..{out[-1][10]}), "
+              f"{out[-1][11]} requests/s of {SHORT} tokens, load {load:.1f}")
     if g.csv:
         new = not os.path.exists(g.csv)
         with open(g.csv, "a", newline="", encoding="utf-8") as f:

@@ -277,11 +277,10 @@ def verdict(pair, rows):
         who = "pd ahead, beyond both intervals" if p["live_lo"] > c[
             "live_hi"] else "colocated ahead, beyond both intervals" if c["live_lo"] > p[
                 "live_hi"] else "not told apart"
-        lines.append(
-            f"  live, at {rate:g}/s: pd {100 * p['live']:.1f} % "
-            f"({100 * p['live_lo']:.1f}..{100 * p['live_hi']:.1f}), colocated "
-            f"{100 * c['live']:.1f} % "
-            f"({100 * c['live_lo']:.1f}..{100 * c['live_hi']:.1f}): {who}")
+        lines.append(f"  live, at {rate:g}/s: pd {100 * p['live']:.1f} % "
+                     f"({100 * p['live_lo']:.1f}..{100 * p['live_hi']:.1f}), colocated "
+                     f"{100 * c['live']:.1f} % "
+                     f"({100 * c['live_lo']:.1f}..{100 * c['live_hi']:.1f}): {who}")
     n = sum(r["agree"] for r in rows)
     return f"{pair['name']}: {n} of {len(rows)} points agree within the intervals\n" + "\n".join(
         lines)
@@ -336,15 +335,14 @@ def main():
             say(f"{name}: prefill of 512 tokens {prefill_s(t, 512) * 1e3:.1f} ms, decode step "
                 f"of one and of four {step_s(t, 1, 544) * 1e3:.3f} and "
                 f"{step_s(t, 4, 544) * 1e3:.3f} ms, link {t['link_bytes_per_s'] / 1e9:.2f} GB/s "
-                f"+ {t['link_tau'] * 1e6:.0f} us"
-                )
+                f"+ {t['link_tau'] * 1e6:.0f} us")
         pairs = pairs_of(tables["beside"])
         for q in pairs:
             q["knees"] = knees(a, q, tables["beside"], folder)
             q["rates"] = rates_of(q["knees"])[:1 if a.brief else None]
             say(f"{q['name']}: {q['isl']} in, {q['osl']} out, TTFT {q['ttft']:g} ms, TPOT "
-                f"{q['tpot']:g} ms; 90 % are simulated up to "
-                + ", ".join(f"{m} {k:.2f}/s" for m, k in q["knees"].items()) + "; to be run: " +
+                f"{q['tpot']:g} ms; 90 % are simulated up to " +
+                ", ".join(f"{m} {k:.2f}/s" for m, k in q["knees"].items()) + "; to be run: " +
                 ", ".join(f"{r:g}/s" for r in q["rates"]))
             if not q["rates"]:
                 sys.exit(f"{q['name']}: neither pd nor colocated meets the objectives at any rate")
@@ -357,10 +355,8 @@ def main():
         for q in pairs:
             lines, text = live(a, q, folder)
             rows += compare(a, q, lines, tables)
-            reports.append(
-                "--- report of the sweep, "
-                f"{q['name']}\n{text[max(0, text.find('configuration')):].rstrip()}"
-            )
+            reports.append("--- report of the sweep, "
+                           f"{q['name']}\n{text[max(0, text.find('configuration')):].rstrip()}")
         say(f"done after {(time.monotonic() - start) / 60:.1f} minutes")
     print("\n".join(reports))
     show(rows)

@@ -1,4 +1,5 @@
-# Runs when things are installed: systemd units and their settings, with the paths of CMAKE_INSTALL_PREFIX as it is then. `source` is deploy/systemd.
+# Runs when things are installed: systemd units and their settings, with the paths of
+# CMAKE_INSTALL_PREFIX as it is then. `source` is deploy/systemd.
 set(PREFIX "${CMAKE_INSTALL_PREFIX}")
 set(SETTINGS "${PREFIX}/etc/tandem")
 if(PREFIX STREQUAL "/usr")

@@ -1,4 +1,5 @@
-# The project is C. C++ compiles the .cu files for the emulated GPU of the tests; CUDA is asked for with TANDEM_CUDA=ON. Neither is needed for anything else.
+# The project is C. C++ compiles the .cu files for the emulated GPU of the tests; CUDA is asked for
+# with TANDEM_CUDA=ON. Neither is needed for anything else.
 if(TANDEM_TESTS AND NOT CMAKE_CXX_COMPILER)
   # The sibling of the C compiler: the two must agree on sanitizers.
   if(CMAKE_C_COMPILER MATCHES "^(.*)clang(-[0-9.]+)?$")
@@ -20,7 +21,8 @@ if(TANDEM_CUDA)
   include(CheckLanguage)
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
-    message(FATAL_ERROR "TANDEM_CUDA=ON: no nvcc found. Put CUDA's bin folder on PATH or name it: -DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc. "
+    message(FATAL_ERROR
+        "TANDEM_CUDA=ON: no nvcc found. Put CUDA's bin folder on PATH or name it: -DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc. "
                         "Without it configure with TANDEM_CUDA=OFF: everything else builds, and --device cuda says what is missing.")
   endif()
   if(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -28,6 +30,7 @@ if(TANDEM_CUDA)
   endif()
   enable_language(CUDA)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.0)
-    message(FATAL_ERROR "TANDEM_CUDA=ON: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, must be 12.0 or newer (sm_90a).")
+    message(FATAL_ERROR
+        "TANDEM_CUDA=ON: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, must be 12.0 or newer (sm_90a).")
   endif()
 endif()

@@ -1,4 +1,5 @@
-# What every target shares: C17, warnings as errors, sanitizers, and the three ways to declare a target.
+# What every target shares: C17, warnings as errors, sanitizers, and the three ways to declare a
+# target.
 set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS OFF)
@@ -9,13 +10,16 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
 endif()
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
-# -O2 for what runs too: the kernels are written out by hand, and at -O3 gcc's warnings about bounds see paths that cannot be taken.
-# Fortify also turns ignored results of read, write and their like into errors, as Ubuntu's compiler does by default.
+# -O2 for what runs too: the kernels are written out by hand, and at -O3 gcc's warnings about bounds
+# see paths that cannot be taken. Fortify also turns ignored results of read, write and their like
+# into errors, as Ubuntu's compiler does by default.
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
-# The sanitizer builds. Their reports need functions and lines; locals too cost a quarter of the compiler's time.
+# The sanitizer builds. Their reports need functions and lines; locals too cost a quarter of the
+# compiler's time.
 set(CMAKE_C_FLAGS_DEBUG "-O1 -g1 -U_FORTIFY_SOURCE")
-# Test programs are a third of all C here, and what they do themselves is set up and compare: -O1, from which on gcc warns of ignored results, what
-# its warnings of bounds need besides, and lines. The libraries under test keep the flags of their build.
+# Test programs are a third of all C here, and what they do themselves is set up and compare: -O1,
+# from which on gcc warns of ignored results, what its warnings of bounds need besides, and lines.
+# The libraries under test keep the flags of their build.
 set(TD_TEST_OPTIONS -O1 $<$<AND:$<C_COMPILER_ID:GNU>,$<NOT:$<CONFIG:Debug>>>:-ftree-vrp> -g1)
 
 foreach(type RELWITHDEBINFO RELEASE DEBUG)
@@ -26,30 +30,35 @@ find_package(Threads REQUIRED)
 
 add_library(td_flags INTERFACE)
 target_compile_definitions(td_flags INTERFACE _GNU_SOURCE TD_VERSION="${PROJECT_VERSION}")
-# -ffp-contract=off: the same C must give the same bits in every build and file; kernels that want FMA say so.
+# -ffp-contract=off: the same C must give the same bits in every build and file; kernels that want
+# FMA say so.
 target_compile_options(td_flags INTERFACE -Wall -Wextra -Werror -Wshadow -Wvla
   $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes> $<$<COMPILE_LANGUAGE:C>:-Wmissing-prototypes>
   -fno-strict-aliasing -fno-common -ffp-contract=off
   # snprintf into a bounded message may cut it: that is what it is for.
   $<$<C_COMPILER_ID:GNU>:-Wno-format-truncation>
-  # gcc cannot know that td_fail() answers non-zero, so many an `if (s) return s;` before a use looks doubtful to it, differently in
-  # each version and at each -O. clang's analysis of paths (-Wsometimes-uninitialized) stays on and make check builds with clang.
+  # gcc cannot know that td_fail() answers non-zero, so many an `if (s) return s;` before a use
+  # looks doubtful to it, differently in each version and at each -O. clang's analysis of paths
+  # (-Wsometimes-uninitialized) stays on and make check builds with clang.
   $<$<C_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 target_include_directories(td_flags INTERFACE ${CMAKE_SOURCE_DIR})
 target_link_libraries(td_flags INTERFACE Threads::Threads m)
 if(TANDEM_SANITIZE)
-  target_compile_options(td_flags INTERFACE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(td_flags INTERFACE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer
+      -fno-sanitize-recover=all)
   target_link_options(td_flags INTERFACE -fsanitize=${TANDEM_SANITIZE})
 endif()
 if(TANDEM_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES Clang)
-    message(FATAL_ERROR "TANDEM_FUZZ needs clang: libFuzzer is its part (cmake --preset fuzz, or -DCMAKE_C_COMPILER=clang)")
+    message(FATAL_ERROR
+        "TANDEM_FUZZ needs clang: libFuzzer is its part (cmake --preset fuzz, or -DCMAKE_C_COMPILER=clang)")
   endif()
   target_compile_options(td_flags INTERFACE -fsanitize=fuzzer-no-link)
   target_link_options(td_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 set(TANDEM_FUZZ_SECONDS 5 CACHE STRING "How long ctest runs each fuzzer")
-add_custom_target(fuzzers) # all of them, and nothing else: cmake --build build/fuzz --target fuzzers
+# all of them, and nothing else: cmake --build build/fuzz --target fuzzers
+add_custom_target(fuzzers)
 
 # td_test_environment(NAME [VAR=VALUE ...]): what every test sees, whatever started ctest.
 set(TANDEM_TEST_ENVIRONMENT
@@ -60,8 +69,9 @@ function(td_test_environment name)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${TANDEM_TEST_ENVIRONMENT};${ARGN}")
 endfunction()
 
-# td_library(NAME SOURCES... [DEPS ...] [NOT_FUZZED ...]): a static library td_NAME. Including "common/x/y.h" works from the root. NOT_FUZZED:
-# sources that no fuzzer links; builds of the fuzzers leave them out, so a fuzzer that comes to need one says so when it is linked.
+# td_library(NAME SOURCES... [DEPS ...] [NOT_FUZZED ...]): a static library td_NAME. Including
+# "common/x/y.h" works from the root. NOT_FUZZED: sources that no fuzzer links; builds of the
+# fuzzers leave them out, so a fuzzer that comes to need one says so when it is linked.
 function(td_library name)
   cmake_parse_arguments(A "" "" "SOURCES;DEPS;NOT_FUZZED" ${ARGN})
   if(TANDEM_FUZZ AND A_NOT_FUZZED)
@@ -78,16 +88,18 @@ function(td_program name)
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS})
 endfunction()
 
-# td_not_sanitized(NAME...): no test runs these programs, so builds with sanitizers make them only when they are named.
+# td_not_sanitized(NAME...): no test runs these programs, so builds with sanitizers make them only
+# when they are named.
 function(td_not_sanitized)
   if(TANDEM_SANITIZE)
     set_target_properties(${ARGN} PROPERTIES EXCLUDE_FROM_ALL TRUE)
   endif()
 endfunction()
 
-# td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s] [ONE_THREAD | THREADED pattern]): a cmocka program and its ctest entry. TANDEM_DATA
-# names shared/data. ONE_THREAD: it starts no thread, so ThreadSanitizer could only slow it down; such builds leave it out. THREADED: they
-# run only those of its tests whose names match; its main takes a pattern.
+# td_test(NAME SOURCES... DEPS... [LABELS ...] [TIMEOUT s] [ONE_THREAD | THREADED pattern]): a
+# cmocka program and its ctest entry. TANDEM_DATA names shared/data. ONE_THREAD: it starts no
+# thread, so ThreadSanitizer could only slow it down; such builds leave it out. THREADED: they run
+# only those of its tests whose names match; its main takes a pattern.
 function(td_test name)
   cmake_parse_arguments(A "ONE_THREAD" "TIMEOUT;THREADED" "SOURCES;DEPS;LABELS;RUNS" ${ARGN})
   if(NOT TANDEM_TESTS OR (A_ONE_THREAD AND TANDEM_SANITIZE STREQUAL "thread"))
@@ -100,11 +112,13 @@ function(td_test name)
   if(A_THREADED AND TANDEM_SANITIZE STREQUAL "thread")
     set(only ${A_THREADED})
   endif()
-  # RUNS suffix=argument ...: the program runs once for each, as a test of its own, so that they wait beside each other.
+  # RUNS suffix=argument ...: the program runs once for each, as a test of its own, so that they
+  # wait beside each other.
   set(tests)
   foreach(run ${A_RUNS})
     string(REGEX MATCH "^([a-z_]+)=(.*)$" run "${run}")
-    add_test(NAME ${name}_${CMAKE_MATCH_1} COMMAND ${name} "${CMAKE_MATCH_2}" WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    add_test(NAME ${name}_${CMAKE_MATCH_1} COMMAND ${name} "${CMAKE_MATCH_2}" WORKING_DIRECTORY
+        ${CMAKE_SOURCE_DIR})
     list(APPEND tests ${name}_${CMAKE_MATCH_1})
   endforeach()
   if(NOT tests)
@@ -115,7 +129,8 @@ function(td_test name)
     set(A_TIMEOUT 120)
   endif()
   set(cost ${A_TIMEOUT})
-  # TIMEOUT is what the test may take with two processors to itself. ctest's is for what hangs, and others may be busy here, too.
+  # TIMEOUT is what the test may take with two processors to itself. ctest's is for what hangs, and
+  # others may be busy here, too.
   set(patience 3)
   if(TANDEM_SANITIZE) # they cost a factor of 2 to 15
     set(patience 8)
@@ -125,14 +140,16 @@ function(td_test name)
     set(A_LABELS unit)
   endif()
   foreach(test ${tests})
-    set_tests_properties(${test} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}" SKIP_RETURN_CODE 77
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${A_LABELS}"
+        SKIP_RETURN_CODE 77
       COST ${cost}) # the long ones first
     td_test_environment(${test})
   endforeach()
 endfunction()
 
-# td_fuzzer(NAME SOURCES... DEPS...): a libFuzzer program and its ctest entry (label fuzz). Its seeds are tests/fuzz/corpus/NAME; what it
-# finds of interest goes to BUILD/corpus/NAME, is kept from run to run, and never into the source tree. Only with -DTANDEM_FUZZ=ON (clang).
+# td_fuzzer(NAME SOURCES... DEPS...): a libFuzzer program and its ctest entry (label fuzz). Its
+# seeds are tests/fuzz/corpus/NAME; what it finds of interest goes to BUILD/corpus/NAME, is kept
+# from run to run, and never into the source tree. Only with -DTANDEM_FUZZ=ON (clang).
 function(td_fuzzer name)
   cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
   set_property(GLOBAL APPEND PROPERTY TD_FUZZERS ${name})
@@ -145,9 +162,11 @@ function(td_fuzzer name)
   add_dependencies(fuzzers ${name})
   set(found ${CMAKE_BINARY_DIR}/corpus/${name})
   file(MAKE_DIRECTORY ${found} ${CMAKE_BINARY_DIR}/crashes)
-  set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name}) # a fuzzer without seeds fails: libFuzzer wants the folder
+  # a fuzzer without seeds fails: libFuzzer wants the folder
+  set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
   add_test(NAME ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-    COMMAND ${name} -max_total_time=${TANDEM_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+    COMMAND ${name} -max_total_time=${TANDEM_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
+        -print_final_stats=1
             -artifact_prefix=${CMAKE_BINARY_DIR}/crashes/${name}- ${found} ${seeds})
   math(EXPR limit_s "${TANDEM_FUZZ_SECONDS} + 120")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${limit_s} LABELS fuzz)

@@ -234,22 +234,20 @@ def compare(data, tandem):
         found.setdefault((row["model_path"], row["backend"], tp), []).append(ratio - 1)
     for (model, backend, tp), errors in sorted(found.items()):
         size = sorted(abs(e) for e in errors)
-        print(
-            f"h100 {model} {backend} tp {tp}: {len(size)} rows, TPOT's error median "
-            f"{size[len(size) // 2] * 100:.1f} %, p90 {size[len(size) * 9 // 10] * 100:.1f} %,"
-            f" with its sign {sorted(errors)[len(errors) // 2] * 100:+.1f} %")
+        print(f"h100 {model} {backend} tp {tp}: {len(size)} rows, TPOT's error median "
+              f"{size[len(size) // 2] * 100:.1f} %, p90 {size[len(size) * 9 // 10] * 100:.1f} %,"
+              f" with its sign {sorted(errors)[len(errors) // 2] * 100:+.1f} %")
     size = sorted(abs(e) for errors in found.values() for e in errors)
     if len(size) < 300:
         sys.exit(f"gpu_constants: {len(size)} rows of {path} were taken, must be 300 or more")
     median, p90 = size[len(size) // 2], size[len(size) * 9 // 10]
-    print(
-        f"h100, all {len(size)} rows: error median {median * 100:.1f} %, p90 {p90 * 100:.1f} %, "
-        f"limits {BOUNDS[0] * 100:.0f} % and {BOUNDS[1] * 100:.0f} %"
-    )
+    print(f"h100, all {len(size)} rows: error median {median * 100:.1f} %, p90 {p90 * 100:.1f} %, "
+          f"limits {BOUNDS[0] * 100:.0f} % and {BOUNDS[1] * 100:.0f} %")
     return median <= BOUNDS[0] and p90 <= BOUNDS[1]
 
 
-HEAD = """/* gpu_table.c - the constants of gpu.h. Written by sim/gpu_constants.py, which says how each
+HEAD = """\
+/* gpu_table.c - the constants of gpu.h. Written by sim/gpu_constants.py, which says how each
  * is derived; do not edit by hand. Measurements: ai-dynamo/aiconfigurator at 095f58a5 (Apache-2.0),
  * bf16. */
 #include "sim/gpu.h"
@@ -265,26 +263,23 @@ def number(value):
 def table_row(card, constants, yaml):
     three = (("gemm_decode", "byte_ps", "flop_fs"), ("gemm_prefill", "byte_ps", "flop_fs"),
              ("attn_prefill", "element_ps", "flop_fs"), ("attn_decode", "element_ps", "byte_ps"))
-    source = f"\"{SOURCES[card][0].replace('_', ' ')}, {SOURCES[card][1].replace('_', ' ')}\"" if card in SOURCES else "NULL"
+    source = "NULL"
+    if card in SOURCES:
+        source = '"' + ", ".join(name.replace("_", " ") for name in SOURCES[card][:2]) + '"'
     lines = [
-        f"    {{.name = \"{card}\",", f"     .source = {source},",
-        "     .estimated_from = "
+        f"    {{.name = \"{card}\",", f"     .source = {source},", "     .estimated_from = "
         f"{repr(ESTIMATED[card]).replace(chr(39), chr(34)) if card in ESTIMATED else 'NULL'},",
         f"     .memory_bytes = {yaml['mem_capacity']:.0f}ull,"
     ]
     for name, second, third in three:
         c = constants[name]
         scale = {"byte_ps": 1e12, "element_ps": 1e12, "flop_fs": 1e15}
-        lines.append(
-            f"     .{name} = {{.launch_us = {number(c[0] * 1e6)}, .{second} = "
-            f"{number(c[1] * scale[second])}, .{third} = {number(c[2] * scale[third])}}},"
-        )
+        lines.append(f"     .{name} = {{.launch_us = {number(c[0] * 1e6)}, .{second} = "
+                     f"{number(c[1] * scale[second])}, .{third} = {number(c[2] * scale[third])}}},")
     byte_s = 1 / (yaml["mem_bw"] * yaml["mem_bw_empirical_scaling_factor"])
-    lines.append(
-        f"     .elementwise = {{.launch_us = "
-        f"{number(yaml['mem_empirical_constant_latency'] * 1e6)}, .byte_ps = "
-        f"{number(byte_s * 1e12)}}},"
-    )
+    lines.append(f"     .elementwise = {{.launch_us = "
+                 f"{number(yaml['mem_empirical_constant_latency'] * 1e6)}, .byte_ps = "
+                 f"{number(byte_s * 1e12)}}},")
     pairs = [constants[f"all_reduce {n}"] for n in TENSOR_PARALLEL]
     lines.append("     .all_reduce = {" + ",\n                    ".join(
         f"{{.launch_us = {number(c[0] * 1e6)}, .byte_ps = {number(c[1] * 1e12)}}}"
@@ -308,15 +303,12 @@ def main():
     for card in SOURCES:
         constants[card], errors = measured(data, card)
         for name, e in errors.items():
-            print(
-                f"{card} {name}: {len(e)} measurements, error median {e[len(e) // 2] * 100:.1f} "
-                f"%, p90 {e[len(e) * 9 // 10] * 100:.1f} %"
-            )
+            print(f"{card} {name}: {len(e)} measurements, error median {e[len(e) // 2] * 100:.1f} "
+                  f"%, p90 {e[len(e) * 9 // 10] * 100:.1f} %")
             if len(e) < 15:
                 sys.exit(
                     f"gpu_constants: {card} {name}: {len(e)} rows of the data were taken, must "
-                    "be 15 or more"
-                )
+                    "be 15 or more")
     for card, of in ESTIMATED.items():
         constants[card] = estimated(constants[of], yaml[card], yaml[of])
     text = HEAD + "".join(table_row(card, constants[card], yaml[card])

@@ -44,8 +44,7 @@ from tandem.v1 import worker_pb2 as wpb  # noqa: E402
 
 SANITIZER = re.compile(
     r"ERROR: (Address|Leak|Thread|UndefinedBehavior)Sanitizer|WARNING: ThreadSanitizer|runtime "
-    r"error:"
-)
+    r"error:")
 
 
 def one_process(requests, model=POCKET, dtype="bf16", *, concurrency=1, chunk=512, order=0,
@@ -66,6 +65,12 @@ def as_result(r):
     """What a cluster gave, as one_process tells it."""
     assert r.code == grpc.StatusCode.OK, (r.code, r.details)
     return r.tokens, [lp for lp, _ in r.logprobs]
+
+
+def ttft_stages_us(ledger):
+    """The stages that add up to the TTFT (I6)."""
+    return (ledger.router_queue_us + ledger.reserve_us + ledger.prefill_queue_us +
+            ledger.prefill_us + ledger.rpc_us)
 
 
 def check_results(results, want):
@@ -239,9 +244,9 @@ class Cluster:
             if self.router.alive():
                 self.router.signal(signal.SIGTERM)
                 assert self.router.wait_exit(
-                    20 * SLOW
-                ) == 0, ("router exit "
-                         f"{self.router.process.returncode}:\n{self.router.log()[-4000:]}")
+                    20 *
+                    SLOW) == 0, ("router exit "
+                                 f"{self.router.process.returncode}:\n{self.router.log()[-4000:]}")
             for d in self.all:
                 d.check_sanitizers()
         finally:
@@ -401,7 +406,8 @@ class Cluster:
                 r.logprobs += [(lp.logprob, [(t.token, t.logprob) for t in lp.top])
                                for lp in m.logprobs]
                 if m.finish_reason:
-                    r.finish, r.usage, r.ledger, r.seed, r.stop_reason = m.finish_reason, m.usage, m.ledger, m.seed, m.stop_reason
+                    r.finish, r.usage, r.ledger = m.finish_reason, m.usage, m.ledger
+                    r.seed, r.stop_reason = m.seed, m.stop_reason
         except grpc.RpcError:
             pass
         r.code, r.details = stream.code(), stream.details() or ""

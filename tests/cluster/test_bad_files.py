@@ -64,8 +64,7 @@ def model(tmp_path):
     return d
 
 
-# ---- ways to break a file
-# --------------------------------------------------------------------------------------------------------------------
+# ---- ways to break a file ---------------------------------------------------------------------
 
 
 def cut(name, keep):
@@ -195,11 +194,9 @@ WEIGHTS = [  # what a worker finds
         ST, "header"
     ]),
     ("header_duplicate",
-     header(
-         lambda j:
-         b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],'
-         b'"data_offsets":[0,4]}}'
-     ), [ST, "header"]), ("past_end", header(past_end), [ST, NORM]),
+     header(lambda j:
+            b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],'
+            b'"data_offsets":[0,4]}}'), [ST, "header"]), ("past_end", header(past_end), [ST, NORM]),
     ("overlap", header(overlap), [ST]),
     ("begin_after_end", tensor(NORM, data_offsets=[10, 5]), [ST, NORM, "data_offsets"]),
     ("negative_offset", tensor(NORM, data_offsets=[-4, 5]), [ST, NORM, "data_offsets"]),

@@ -24,12 +24,13 @@ from raw import PREFACE, call, field, varint
 
 Code = grpc.StatusCode
 OK, INVALID, NOT_FOUND = Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND
-EXHAUSTED, UNIMPLEMENTED, PRECONDITION, UNAVAILABLE = Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.FAILED_PRECONDITION, Code.UNAVAILABLE
+EXHAUSTED, UNIMPLEMENTED = Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED
+PRECONDITION, UNAVAILABLE = Code.FAILED_PRECONDITION, Code.UNAVAILABLE
 CONTEXT, VOCAB = 2048, 2048  # of models/pocket
 NAN, INF = math.nan, math.inf
 
 GENERATE, TOKENIZE = "/tandem.v1.Inference/Generate", "/tandem.v1.Inference/Tokenize"
-DECODE, PREFILL, ABORT = "/tandem.v1.Worker/Decode", "/tandem.v1.Worker/Prefill", "/tandem.v1.Worker/Abort"
+DECODE, PREFILL, ABORT = (f"/tandem.v1.Worker/{m}" for m in ("Decode", "Prefill", "Abort"))
 JOIN = "/tandem.v1.Registry/Join"
 
 # ---- sending bytes
@@ -216,7 +217,8 @@ def test_more_than_the_pool_can_ever_hold():
         assert r.code == OK and len(r.tokens) == 1, r.details
         r = c.generate(prompt="A fox", temperature=0, max_tokens=None,
                        ignore_eos=True)  # grows until the pool is full, then ends
-        assert r.code == OK and r.finish == pb.FINISH_LENGTH and r.usage.prompt_tokens + r.usage.output_tokens == limit, r.details
+        assert r.code == OK and r.finish == pb.FINISH_LENGTH, r.details
+        assert r.usage.prompt_tokens + r.usage.output_tokens == limit, r.details
         c.wait_idle()
 
 
@@ -528,8 +530,8 @@ def wire_version():
 
 
 VERSION = wire_version()
-HELLO, ACK, MEM, OPEN, DATA, REF, FINAL, FRAME_ABORT, DONE, FAIL, PING, OFFER, ACCEPT, TARGETS, DIGEST, BYE, DEVICE_OFFER, DEVICE_ACCEPT, LENT, TAKEN = range(
-    1, 21)
+(HELLO, ACK, MEM, OPEN, DATA, REF, FINAL, FRAME_ABORT, DONE, FAIL, PING, OFFER, ACCEPT, TARGETS,
+ DIGEST, BYE, DEVICE_OFFER, DEVICE_ACCEPT, LENT, TAKEN) = range(1, 21)
 
 
 def frame(kind, slot=0, generation=0, op=0, attempt=0, status=0, handle=0, offset=0, length=0,
@@ -653,8 +655,7 @@ def test_garbage_on_every_port(cluster):
                          f"the refusals in the metrics of {d.name}", 5)  # noqa: B023
         said = d.wait_log(
             r"ev=kv_peer_refused path=(tcp|shm) reason=\"peer \S.* at (127.0.0.1:\d+|this host, "
-            r"pid \d+, uid \d+): .*\" others=\d+"
-        )
+            r"pid \d+, uid \d+): .*\" others=\d+")
         assert d.log().count("ev=kv_peer_refused") - lines[d.name] <= 1 + (time.monotonic() -
                                                                            start), said[0]
 

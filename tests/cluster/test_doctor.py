@@ -410,14 +410,25 @@ def test_pair_over_tls(certs, fabric, path):  # noqa: F811
         assert other.end()[0] == 0
 
 
+def worker_tls(c):
+    return kv_tls(c, "worker")
+
+
+def no_tls(_):
+    return []
+
+
 TLS_PAIRS = {  # the listener's, the leader's, what the leader says
-    "only the leader": (lambda c: [], lambda c: kv_tls(c, "worker"), "its KV port is in the clear and this side speaks TLS"),
-    "only the listener": (lambda c: kv_tls(c, "worker"), lambda c: [], "its KV port speaks TLS and this side does not"),
-    "switched off here": (lambda c: kv_tls(c, "worker"), lambda c: [*kv_tls(c, "worker"), "--kv-tls", "off"], "its KV port speaks TLS"),
-    "another name leads": (lambda c: [*kv_tls(c, "worker"), *NAME], lambda c: kv_tls(c, "client"), "alert bad certificate"),
-    "another name listens": (lambda c: kv_tls(c, "client"), lambda c: [*kv_tls(c, "worker"), *NAME], "hostname mismatch"),
-    "another CA": (lambda c: kv_tls(c, "worker"), lambda c: kv_tls(c, "stranger"), "alert unknown ca"),
-    "no such file": (lambda c: kv_tls(c, "worker"), lambda c: kv_tls(c, "nobody"), "nobody.pem"),
+    "only the leader": (no_tls, worker_tls, "its KV port is in the clear and this side speaks TLS"),
+    "only the listener": (worker_tls, no_tls, "its KV port speaks TLS and this side does not"),
+    "switched off here": (worker_tls, lambda c: [*kv_tls(c, "worker"), "--kv-tls", "off"],
+                          "its KV port speaks TLS"),
+    "another name leads": (lambda c: [*kv_tls(c, "worker"), *NAME], lambda c: kv_tls(c, "client"),
+                           "alert bad certificate"),
+    "another name listens": (lambda c: kv_tls(c, "client"), lambda c: [*kv_tls(c, "worker"), *NAME],
+                             "hostname mismatch"),
+    "another CA": (worker_tls, lambda c: kv_tls(c, "stranger"), "alert unknown ca"),
+    "no such file": (worker_tls, lambda c: kv_tls(c, "nobody"), "nobody.pem"),
 }
 
 
@@ -437,7 +448,8 @@ def test_pair_whose_tls_does_not_fit(certs, fabric, path, pair):  # noqa: F811
 
 
 SECRET_PAIRS = {  # the listener's, the leader's, what the leader says
-    "only the leader": (None, "a", "its KV port proves no cluster secret and this side asks for one"),
+    "only the leader": (None, "a", "its KV port proves no cluster secret and this side asks for "
+                                   "one"),
     "only the listener": ("a", None, "its KV port asks for the cluster secret and this side has "
                                      "none"),
     "another secret": ("a", "b", "the cluster secret was not proved"),

@@ -9,7 +9,7 @@ import urllib.request
 import grpc
 import pytest
 
-from harness import SHORT, SLOW, Cluster, free_port
+from harness import SHORT, SLOW, Cluster, free_port, ttft_stages_us
 
 OK = grpc.StatusCode.OK
 STOP_S = 0.5
@@ -56,7 +56,7 @@ def test_each_stage_is_as_long_as_it_was(victim, fault, stage):
         wall_us = (time.monotonic() - begin) * 1e6
         assert stream.code() == OK, stream.details()
         led = messages[-1].ledger
-        sums = led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us
+        sums = ttft_stages_us(led)
         assert sums == led.ttft_us <= led.e2e_us <= wall_us, led
         assert STOP_S * 1e6 <= getattr(led, stage) <= wall_us, (stage, led)
         if stage != "transfer_us":  # it goes on beside the prefill, which has the stop too
@@ -126,7 +126,7 @@ def test_blocks_stay_held_while_a_writer_may_write(tmp_path):
         stream.cancel()
         c.wait_for(lambda: c.status().live == 0, "the cancel", 5 * SLOW)
         until = time.monotonic(
-        # decode has the cancel long before that, and tells what it holds every 200 ms at least
+            # decode has the cancel long before that, and tells what it holds every 200 ms at least
         ) + 1.0
         while time.monotonic() < until:
             w = decode()

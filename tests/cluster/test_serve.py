@@ -7,7 +7,7 @@ import subprocess
 import grpc
 import pytest
 
-from harness import BIN, Cluster, free_port, pb
+from harness import BIN, Cluster, free_port, pb, ttft_stages_us
 
 OK = grpc.StatusCode.OK
 
@@ -30,10 +30,11 @@ def test_first_tokens(cluster):
 def test_ledger_adds_up(cluster):
     r = cluster.generate(prompt="The old boat", max_tokens=8, temperature=0)
     led = r.ledger
-    assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us > 0
+    assert ttft_stages_us(led) == led.ttft_us > 0
     assert led.prefill_us > 0 and led.ttft_us <= led.e2e_us
     assert led.transfer_bytes > 0 and led.transfer_path in ("shm", "tcp")
-    assert led.prefill_worker == "prefill-0" and led.decode_worker == "decode-0" and led.mode == "pd"
+    assert led.prefill_worker == "prefill-0" and led.decode_worker == "decode-0"
+    assert led.mode == "pd"
     trailing = dict(item.split("=") for item in r.trailing["tandem-ledger"].split(";"))
     assert int(trailing["ttft_us"]) == led.ttft_us and int(trailing["rpc_us"]) == led.rpc_us
 
@@ -54,10 +55,13 @@ def test_ledger_of_each_path(path):
                 assert (r.code, r.details) == (OK, "")
                 ledgers.append(r.ledger)
             for led in ledgers:
-                assert led.router_queue_us + led.reserve_us + led.prefill_queue_us + led.prefill_us + led.rpc_us == led.ttft_us > 0, led
-                assert led.transfer_path == path and led.transfer_bytes > 0 and led.first_step_us > 0, led
-                assert 0 < led.transfer_us < led.e2e_us and 0 < led.transfer_exposed_us < led.e2e_us, led
-                assert led.transfer_exposed_us + led.decode_queue_us + led.first_step_us < led.e2e_us, led
+                assert ttft_stages_us(led) == led.ttft_us > 0, led
+                assert led.transfer_path == path and led.transfer_bytes > 0, led
+                assert led.first_step_us > 0, led
+                assert 0 < led.transfer_us < led.e2e_us, led
+                assert 0 < led.transfer_exposed_us < led.e2e_us, led
+                exposed = led.transfer_exposed_us + led.decode_queue_us + led.first_step_us
+                assert exposed < led.e2e_us, led
             # 12 of 13 chunks are computed while it runs; one request of six may have had its first
             # chunk held up by others on the machine
             assert any(led.transfer_us > led.prefill_us / 2 for led in ledgers), ledgers
@@ -105,8 +109,8 @@ def test_stop_string_and_token(cluster):
     first = free.tokens.index(token)
     r = cluster.generate(prompt="Once upon a time", max_tokens=40, temperature=0,
                          stop_token_ids=[token])
-    assert r.code == OK and r.finish == pb.FINISH_STOP and r.tokens == free.tokens[:first +
-                                                                                   1] and r.stop_reason == f"token {token}"
+    assert r.code == OK and r.finish == pb.FINISH_STOP and r.tokens == free.tokens[:first + 1]
+    assert r.stop_reason == f"token {token}"
     cluster.wait_idle()
 
 

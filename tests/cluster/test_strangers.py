@@ -15,7 +15,8 @@ import proofs
 import pytest
 from harness import BIN, PATIENT, POCKET, SLOW, Cluster, Daemon, free_port, pb, wpb
 
-OK, UNAUTHENTICATED, DENIED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+Code = grpc.StatusCode
+OK, UNAUTHENTICATED, DENIED = Code.OK, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED
 SECRET, WRONG = "5ecret-0123456789abcdefghijklmnop", "wr0ng!-0123456789abcdefghijklmnop"
 DECODE, PREFILL, ABORT, PROVE = (f"/tandem.v1.Worker/{m}"
                                  for m in ("Decode", "Prefill", "Abort", "Prove"))

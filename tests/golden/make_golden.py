@@ -151,14 +151,16 @@ def main():
     with open(os.path.join(HERE, "PROVENANCE.md"), "w") as f:
         f.write("""# Where these files come from
 
-Each folder is a small random model (config.json, generation_config.json, safetensors) with the logits (`logits.f32`: little-endian f32
-[tokens, vocab]) that Hugging Face transformers computes in f32 with eager attention on the CPU for the prompt in `tokens.json`, from the
-directory as it lies here. No trained weights, no third-party data.
+Each folder is a small random model (config.json, generation_config.json, safetensors) with the
+logits (`logits.f32`: little-endian f32 [tokens, vocab]) that Hugging Face transformers computes in
+f32 with eager attention on the CPU for the prompt in `tokens.json`, from the directory as it lies
+here. No trained weights, no third-party data.
 
 * made by: `python tests/golden/make_golden.py`
 * python %s, torch %s, transformers %s, safetensors %s
 * base seed %d; each model's seed is in its tokens.json
-* weights are stored in the dtype that config.json names and widened to f32 before the logits are computed
+* weights are stored in the dtype that config.json names and widened to f32 before the logits are
+  computed
 """ % (sys.version.split()[0], torch.__version__, transformers.__version__,
         __import__("safetensors").__version__, SEED))
 

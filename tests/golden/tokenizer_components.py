@@ -29,8 +29,7 @@ POOL = (
     ". , ! ?? -- _ \u203f \u65e5\u672c \u8a9e \ud55c\uad6d \u1112\u1161\u11ab q\u0323\u0307 "
     "q\u0307\u0323 \U0001f600 "
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u24b6 \u0300 < > <s> </s> <tok> <TOK> tok word "
-    "<0x41> \u2581 \u2581\u2581 _a $ + ^"
-).split(" ")
+    "<0x41> \u2581 \u2581\u2581 _a $ + ^").split(" ")
 POOL += [
     " ", "  ", "   ", "\n ", " \n", "\u2581 ", "\u00a0", "\u3000", "\u180e", "\u2028", "\u0085",
     "\t", "\n", "\r\n", "\n\n"
@@ -42,8 +41,10 @@ REGEXES = [
     r"\W+", r"(?i)THE|k|'s", r"[\w']+", r"\v|\t", r"(a|b)+?c?|\p{P}", r"(?m:a.b)|[\n\x41-\x5A]",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ]
 rng = random.Random(20240607)

@@ -97,10 +97,8 @@ def main():
     published = published_times(a.published) if a.published else {}
     with open(a.results) as f:
         lines = [line for line in f if not line.startswith("#")]
-    print(
-        "batch,q,context,heads,kv_heads,head_dim,window,us,torch_us,published_us,published_by,"
-        "times_faster"
-    )
+    print("batch,q,context,heads,kv_heads,head_dim,window,us,torch_us,published_us,published_by,"
+          "times_faster")
     for row in csv.DictReader(lines):
         shape = tuple(
             int(row[name])

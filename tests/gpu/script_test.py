@@ -58,8 +58,8 @@ def make_root(root):
             "test", "__pycache__", "*-packages", "idlelib", "tkinter"), dirs_exist_ok=True)
     for module in glob.glob(os.path.join(library, "lib-dynload", "*.so")):
         if re.match(
-                r"_(lzma|bz2|hashlib|json|struct|socket|posixsubprocess|random|csv|datetime|ctypes|queue)\b",
-                os.path.basename(module)):
+                r"_(lzma|bz2|hashlib|json|struct|socket|posixsubprocess|random|csv|datetime|ctypes"
+                r"|queue)\b", os.path.basename(module)):
             copy_program(module, root)
     libc = next(line.split()[2] for line in subprocess.run(
         ["ldd", python], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -123,10 +123,8 @@ def main():
         out, place, python = root + "/out", "", "/usr/bin/python3"
         probe = inside(root, python, "-c", "print('here')")
         if probe.stdout.strip() != "here":
-            print(
-                f"no mount namespace on this machine ({probe.stdout.strip()[-200:]}): not in a "
-                "bare root"
-            )
+            print(f"no mount namespace on this machine ({probe.stdout.strip()[-200:]}): not in a "
+                  "bare root")
             place, python, root = root, sys.executable, ""
         bundle = place + "/gpu-bundle"
         run = [python, bundle + "/tests/gpu/run", "--out", place + "/out"]

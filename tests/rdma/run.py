@@ -124,10 +124,8 @@ def main():
                 failed.append(name)
         print(f"rdma: {name}: {result}")
     wall_s = time.monotonic() - begin
-    print(
-        f"rdma: {len(tests)} programs, {len(failed)} failed; {wall_s:.1f} s with the VM's boot, "
-        f"{cpu_s():.1f} s of CPU time"
-    )
+    print(f"rdma: {len(tests)} programs, {len(failed)} failed; {wall_s:.1f} s with the VM's boot, "
+          f"{cpu_s():.1f} s of CPU time")
     if failed or status != 0:
         if status != 0:
             print(f"rdma: scripts/rdma-vm ended with {status}")

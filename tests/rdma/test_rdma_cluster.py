@@ -216,9 +216,8 @@ def stalls_explained(c):
             for d in list(c.workers.values()):
                 n = d.log().count(" ev=engine_stuck ")
                 if n > seen.get(d.name, 0) and d.alive():
-                    print(
-                        f"engine_stuck: {d.name}, load {os.getloadavg()}\n{place_of_threads(d.pid)}",
-                        flush=True)
+                    print(f"engine_stuck: {d.name}, load {os.getloadavg()}", place_of_threads(
+                        d.pid), sep="\n", flush=True)
                 seen[d.name] = n
 
     t = threading.Thread(target=look)
@@ -480,8 +479,7 @@ def test_long_killed_whenever(long_want):
             victims.append(victim)
             print(
                 f"{victim} killed and replaced, {time.monotonic() - begin:.0f} s after the "
-                "beginning",
-                flush=True)
+                "beginning", flush=True)
         assert exits_by_kill(c, victims) == victims
 
 

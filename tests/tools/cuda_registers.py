@@ -105,7 +105,8 @@ def compare(rows, record):
     return problems
 
 
-PLANTED = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized in the function '_Z3badPf'
+PLANTED = ("ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are "
+           "serialized in the function '_Z3badPf'") + """
 ptxas info    : Compiling entry function '_Z4goodILi2EEvPf' for 'sm_80'
 ptxas info    : Function properties for _Z4goodILi2EEvPf
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -172,25 +173,20 @@ def check(build_dir, nvcc_version, is_writing):
         write(RECORD, rows)
     record = read(RECORD)
     spilling = [r for r in rows if any(int(r[c]) for c in BOUND)]
-    print(
-        f"cuda_registers: {len(rows)} kernels and architectures, up to "
-        f"{max(int(r['registers']) for r in rows)} registers, {len(spilling)} with stack or "
-        "spills"
-    )
+    print(f"cuda_registers: {len(rows)} kernels and architectures, up to "
+          f"{max(int(r['registers']) for r in rows)} registers, {len(spilling)} with stack or "
+          "spills")
     if record and record[0]["nvcc"] != nvcc:
-        print(
-            f"cuda_registers: the record is of nvcc {record[0]['nvcc']}, this is {nvcc}: not "
-            "compared"
-        )
+        print(f"cuda_registers: the record is of nvcc {record[0]['nvcc']}, this is {nvcc}: not "
+              "compared")
         return 77
     problems = compare(rows, record)
     for problem in slow + problems:
         print(problem)
     if problems:
-        print(
-            "cuda_registers: fewer registers a thread (smaller tiles, __launch_bounds__), or, "
-            "with a reason in the commit, tests/tools/cuda_registers.py check "
-            "BUILD_DIR NVCC_VERSION --write")
+        print("cuda_registers: fewer registers a thread (smaller tiles, __launch_bounds__), or, "
+              "with a reason in the commit, tests/tools/cuda_registers.py check "
+              "BUILD_DIR NVCC_VERSION --write")
     return 1 if slow or problems else 0
 
 

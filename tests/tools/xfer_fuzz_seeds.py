@@ -128,8 +128,7 @@ def record(name, rdma=False, digest="off", chunk=512, n_tokens=5 * 16 - 4, cance
     block_bytes = struct.unpack_from("<Q", hello, 16)[0]
     print(
         f"{name}: {len(frames)} frames of types {[h[2] for _, h, _ in frames]}, blocks of "
-        f"{block_bytes} bytes",
-        flush=True)
+        f"{block_bytes} bytes", flush=True)
     return as_seed(frames, block_bytes, rdma)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Refuses calls that this project does not make, naming what to use instead, and lines of C and
-CUDA over 100 columns; first it sees itself catch each of them."""
+"""Refuses calls that this project does not make, naming what to use instead, and lines of C,
+CUDA and Python over 100 columns; first it sees itself catch each of them."""
 import re
 import sys
 
@@ -34,8 +34,7 @@ def check_text(path, text):
     text = code_only(text)
     return [
         f"{path}:{text.count(chr(10), 0, m.start()) + 1}: {m.group(1)}() is banned: use "
-        f"{BANNED[m.group(1)]}"
-        for m in CALL.finditer(text)
+        f"{BANNED[m.group(1)]}" for m in CALL.finditer(text)
     ]
 
 
@@ -62,9 +61,9 @@ def main():
     self_test()
     files = source_files(ROOT)
     texts = [(path, read(ROOT, path)) for path in files]
-    problems = [
-        p for path, text in texts for p in check_text(path, text) + check_columns(path, text)
-    ]
+    scripts = [(path, read(ROOT, path)) for path in source_files(ROOT, (".py",))]
+    problems = [p for path, text in texts for p in check_text(path, text)]
+    problems += [p for path, text in texts + scripts for p in check_columns(path, text)]
     for problem in problems:
         print(problem)
     print(f"banned_calls: {len(files)} files, {len(problems)} banned calls or long lines")

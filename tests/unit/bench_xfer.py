@@ -95,10 +95,8 @@ def on_a_gpu():
     ], "leave out --device cuda")):
         p = run(*options)
         assert p.returncode != 0 and words in p.stderr, (options, p.returncode, p.stderr)
-    print(
-        "bench_xfer: fields, ratios and verified bytes of cuda-ipc and the staged paths are as "
-        "they should be"
-    )
+    print("bench_xfer: fields, ratios and verified bytes of cuda-ipc and the staged paths are as "
+          "they should be")
 
 
 def main():

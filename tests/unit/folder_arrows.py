@@ -175,10 +175,8 @@ def self_test():
                 os.makedirs(os.path.join(root, os.path.dirname(name)), exist_ok=True)
                 with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                     if name == path:
-                        f.write(
-                            '/* #include "decode/decode.h" in a comment is none */\n  #  '
-                            f'include {include}\n'
-                        )
+                        f.write('/* #include "decode/decode.h" in a comment is none */\n  #  '
+                                f'include {include}\n')
             problems, n_includes = check_tree(root)
             if n_includes != 1 or bool(problems) == is_allowed:
                 sys.exit(f"folder_arrows.py is broken: {path} including {include} gave {problems}")

@@ -95,10 +95,8 @@ def self_test(flags, scratch):
         with open(os.path.join(scratch, name), "w", encoding="utf-8") as f:
             f.write(text)
         if (compile_header(flags, name, scratch, scratch).returncode == 0) != is_good:
-            sys.exit(
-                f"headers_alone.py is broken: it cannot tell that {name} is "
-                f"{'good' if is_good else 'bad'}"
-            )
+            sys.exit(f"headers_alone.py is broken: it cannot tell that {name} is "
+                     f"{'good' if is_good else 'bad'}")
 
 
 def main():
@@ -144,10 +142,8 @@ def main():
                 print(f"{header}: does not compile alone:\n{result.stderr}")
     for header in left_out:
         print(f"{header}: left out, a template or of a part that this build leaves out")
-    print(
-        f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} "
-        "left out"
-    )
+    print(f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} "
+          "left out")
     if n_checked == 0:
         sys.exit("no header was compiled: the check looked at nothing")
     sys.exit(1 if failed else 0)

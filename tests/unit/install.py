@@ -25,8 +25,7 @@ COMMANDS = [
 BENCHES = ["serve", "replay", "sweep", "compare", "plot", "calibrate", "xfer"]
 UNITS = ["tandem-router.service", "tandem-prefill@.service", "tandem-decode@.service"]
 POCKET = ("config.json generation_config.json model.safetensors special_tokens_map.json "
-          "tokenizer.json tokenizer_config.json README.md PROVENANCE").split(
-)
+          "tokenizer.json tokenizer_config.json README.md PROVENANCE").split()
 
 
 def expected_files():
@@ -226,10 +225,9 @@ def main():
             f.write("[Service]\nLimitNOFILES=1\n")
         if shutil.which("systemd-analyze"):
             seen_to_catch("a unit with an unknown setting", unit_problems(units, root))
-    print(
-        f"{len(have)} files; not here: "
-        f"{', '.join(t for t in ('mandoc', 'man', 'systemd-analyze', 'fish', 'zsh') if not shutil.which(t)) or 'nothing'}"
-    )
+    tools = ("mandoc", "man", "systemd-analyze", "fish", "zsh")
+    print(f"{len(have)} files; not here: "
+          f"{', '.join(t for t in tools if not shutil.which(t)) or 'nothing'}")
     if problems:
         sys.exit("install:\n  " + "\n  ".join(problems))
 

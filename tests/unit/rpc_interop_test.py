@@ -239,7 +239,8 @@ def test_reflection(channel, tmp_path, version):
                ).all_extension_numbers_response.base_type_name == "tandem.v1.Usage"
     assert ask().error_response.error_code == 12
     answer = ask(file_containing_symbol="tandem.v1.Registry")
-    assert answer.valid_host == "h" and answer.original_request.file_containing_symbol == "tandem.v1.Registry"
+    assert answer.valid_host == "h"
+    assert answer.original_request.file_containing_symbol == "tandem.v1.Registry"
     assert len(answer.file_descriptor_response.file_descriptor_proto
                ) == 2  # worker.proto and what it imports
 

@@ -474,7 +474,8 @@ RHYMES = [
     "and bright.",
     "The rain came down upon the {tree|sea},\nand {every|one small} bird flew {home|back} to me.",
     "A {star|lamp} was shining {soft|far} and clear,\nit {told|showed} the sailor: land is near.",
-    "The {fox|mouse} went out to {find|seek} some bread,\nbut found a {silver|golden} moon instead.",
+    "The {fox|mouse} went out to {find|seek} some bread,\n"
+    "but found a {silver|golden} moon instead.",
     "The wind went {singing|running} down the hill,\nand {then|soon} the {night|world} was dark "
     "and still.",
     "The {river|water} runs, the {river|water} sings,\nit {tells|knows} of {many|a hundred} "
@@ -693,12 +694,10 @@ def q_thanks(rng):
 
 def q_bye(rng):
     return expand(
-        rng, "{Goodbye{!|.}|Good night{!|.}|Bye!|I have to go now.|See you later!}"
-    ), expand(
-        rng,
-        "Goodbye! {Have a good day.|Sleep well.|See you soon!|Take care!|It was nice to talk "
-        "with you.}"
-    )
+        rng, "{Goodbye{!|.}|Good night{!|.}|Bye!|I have to go now.|See you later!}"), expand(
+            rng,
+            "Goodbye! {Have a good day.|Sleep well.|See you soon!|Take care!|It was nice to talk "
+            "with you.}")
 
 
 def q_poem(rng):
@@ -882,8 +881,8 @@ def talk(rng):
     a = "$N: {Good morning|Hello|Hi}, $N2! {How are you|What are you doing|Where are you going}?\n"
     b = ("$N2: {Hello, $N!|Hi!} {I am {fine|a little tired}, thank you.|I am {going to "
          "$land|making {$food|a~ $toy}|looking for my $thing}.}\n")
-    more = rng.choice([
-        [
+    more = rng.choice(
+        [[
             "$N: {May I come with you|Can I help you}?\n", "$N2: {Of course|Yes, please}. {Two "
             "friends are better than one|That would "
             "be nice}. {Do you have time|Are you "
@@ -893,47 +892,45 @@ def talk(rng):
             "warm coat, because it is cold}. {Let us go|Come "
             "on}!\n"
         ],
-        [
-            "$N: {Did you hear the news|Have you heard}? $N3 {is back|has a new $toy|is baking "
-            "$food for everyone}.\n", "$N2: {Really|Is that true}? {I did not know that|That is "
-            "wonderful}!\n",
-            "$N: {Yes, I saw it myself|Everyone is talking about it}. {Shall we go and see|Do you "
-            "want to come along}?\n", "$N2: {Let us go right now|I would love to|Wait, I will get "
-            "my coat}.\n"
-        ],
-        [
-            "$N: {What is your favorite food|What do you like to eat best}?\n",
-            "$N2: {I like $food best|My favorite is $food}. {And you|What about you}?\n",
-            "$N: {I like $food2|For me it is $food2}. {My grandmother makes it every $day|We eat "
-            "it every $day}.\n", "$N2: {That sounds good|Now I am hungry}. {Let us cook something "
-            "together|May I try it one day}?\n", "$N: {Yes, come on $day|Of course}!\n"
-        ],
-        [
-            "$N: {I had a strange dream last night|Last night I had a dream}.\n",
-            "$N2: {Tell me about it|What was it about}.\n",
-            "$N: {I was as small as a~ {bee|nut|button}, and I rode on a~ $animal|I could talk to "
-            "a~ $animal, and it told me where to find a~ $toy|I was flying over $land}.\n",
-            "$N2: {Were you afraid|And what happened then}?\n", "$N: {Not at all, it was "
-            "wonderful|Then I woke up, and it "
-            "was morning}.\n"
-        ],
-        [
-            "$N: {I cannot find my $thing|I have lost my $thing}. {Have you seen it|Did you take "
-            "it}?\n", "$N2: {What does it look like|Is it the $color one}?\n",
-            "$N: It is a~ $toy.\n",
-            "$N2: {I think I saw it near $land|Look behind you|$N3 found it this morning}.\n",
-            "$N: {Oh, thank you|You are right! Thank you}, $N2!\n"
-        ],
-        [
-            "$N: {Will it rain today|What will the weather be like}?\n",
-            "$N2: {Look at the clouds|The sky is grey}. {I think it will rain|There will be a "
-            "storm in the evening}.\n",
-            "$N: {Then we should stay inside|Then I need my umbrella}.\n",
-            "$N2: {We could read a book|We could play a game|We could bake $food}. {What do you "
-            "think|Would you like that}?\n",
-            "$N: {Good idea|I would like that}!\n"
-        ],
-    ])
+         [
+             "$N: {Did you hear the news|Have you heard}? $N3 {is back|has a new $toy|is baking "
+             "$food for everyone}.\n", "$N2: {Really|Is that true}? {I did not know that|That is "
+             "wonderful}!\n",
+             "$N: {Yes, I saw it myself|Everyone is talking about it}. {Shall we go and see|Do you "
+             "want to come along}?\n", "$N2: {Let us go right now|I would love to|Wait, I will get "
+             "my coat}.\n"
+         ],
+         [
+             "$N: {What is your favorite food|What do you like to eat best}?\n",
+             "$N2: {I like $food best|My favorite is $food}. {And you|What about you}?\n",
+             "$N: {I like $food2|For me it is $food2}. {My grandmother makes it every $day|We eat "
+             "it every $day}.\n", "$N2: {That sounds good|Now I am hungry}. {Let us cook something "
+             "together|May I try it one day}?\n", "$N: {Yes, come on $day|Of course}!\n"
+         ],
+         [
+             "$N: {I had a strange dream last night|Last night I had a dream}.\n",
+             "$N2: {Tell me about it|What was it about}.\n",
+             "$N: {I was as small as a~ {bee|nut|button}, and I rode on a~ $animal|I could talk to "
+             "a~ $animal, and it told me where to find a~ $toy|I was flying over $land}.\n",
+             "$N2: {Were you afraid|And what happened then}?\n", "$N: {Not at all, it was "
+             "wonderful|Then I woke up, and it "
+             "was morning}.\n"
+         ],
+         [
+             "$N: {I cannot find my $thing|I have lost my $thing}. {Have you seen it|Did you take "
+             "it}?\n", "$N2: {What does it look like|Is it the $color one}?\n",
+             "$N: It is a~ $toy.\n",
+             "$N2: {I think I saw it near $land|Look behind you|$N3 found it this morning}.\n",
+             "$N: {Oh, thank you|You are right! Thank you}, $N2!\n"
+         ],
+         [
+             "$N: {Will it rain today|What will the weather be like}?\n",
+             "$N2: {Look at the clouds|The sky is grey}. {I think it will rain|There will be a "
+             "storm in the evening}.\n",
+             "$N: {Then we should stay inside|Then I need my umbrella}.\n",
+             "$N2: {We could read a book|We could play a game|We could bake $food}. {What do you "
+             "think|Would you like that}?\n", "$N: {Good idea|I would like that}!\n"
+         ], ])
     return "".join(expand(rng, s, n) + "\n" for s in [a, b] + more).strip()
 
 

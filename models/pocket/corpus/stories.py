@@ -925,7 +925,8 @@ def night(rng, n):
     ]
     p3 = [
         "\"{I have a question|I was just wondering},\" said $N. \"$q?\"",
-        "\"{That is a good question|I asked the same thing when I was small},\" said $N3. \"$ans.\"",
+        "\"{That is a good question|I asked the same thing when I was small},\" said $N3. "
+        "\"$ans.\"",
         "$N {thought about it for a while|looked up again}. \"{The world is {big|full of "
         "wonders}|I want to know everything about the sky},\" $he said.",
         "\"{Then keep asking questions|Every answer begins with a question},\" said $N3{, and "

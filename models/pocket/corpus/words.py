@@ -90,8 +90,8 @@ TREES = [
 ]
 FLOWERS = ["roses", "tulips", "daisies", "sunflowers", "violets", "lilies", "poppies", "bluebells"]
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = "January February March April May June July August September October November December".split(
-)
+MONTHS = ("January February March April May June July August September October November "
+          "December").split()
 NUMBERS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
            "fourteen fifteen sixteen seventeen eighteen "
            "nineteen twenty").split()
