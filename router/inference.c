@@ -172,7 +172,7 @@ static td_status fill_sampling(const struct router *r, struct request_state *q,
 {
     static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
     if (!in) in = &none;
-    Tandem__V1__SamplingSpec *s = &q->spec;
+    Tandem__V1__SamplingSpec *s = &q->ask.spec;
     tandem__v1__sampling_spec__init(s);
     s->temperature = in->has_temperature_case ? in->temperature : r->model.temperature;
     s->top_k = in->has_top_k_case ? in->top_k : r->model.top_k;
@@ -189,20 +189,20 @@ static td_status fill_sampling(const struct router *r, struct request_state *q,
                        TD_MAX_TOP_LOGPROBS);
     if (in->n > 1)
         return td_fail(err, TD_ERR_INVALID, "sampling.n is %u, only 1 is supported", in->n);
-    q->want_logprobs = s->n_logprobs >= 0;
+    q->ask.want_logprobs = s->n_logprobs >= 0;
     if (in->n_logit_bias > TD_MAX_LOGIT_BIAS)
         return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
                        in->n_logit_bias, TD_MAX_LOGIT_BIAS);
     if (in->n_logit_bias) {
         s->logit_bias = calloc(in->n_logit_bias, sizeof *s->logit_bias);
-        q->bias_store = calloc(in->n_logit_bias, sizeof *q->bias_store);
-        if (!s->logit_bias || !q->bias_store)
+        q->ask.bias_store = calloc(in->n_logit_bias, sizeof *q->ask.bias_store);
+        if (!s->logit_bias || !q->ask.bias_store)
             return td_fail(err, TD_ERR_AGAIN, "no memory for logit_bias");
         for (size_t i = 0; i < in->n_logit_bias; i++) {
-            tandem__v1__logit_bias__init(&q->bias_store[i]);
-            q->bias_store[i].token = in->logit_bias[i]->token;
-            q->bias_store[i].bias = in->logit_bias[i]->bias;
-            s->logit_bias[i] = &q->bias_store[i];
+            tandem__v1__logit_bias__init(&q->ask.bias_store[i]);
+            q->ask.bias_store[i].token = in->logit_bias[i]->token;
+            q->ask.bias_store[i].bias = in->logit_bias[i]->bias;
+            s->logit_bias[i] = &q->ask.bias_store[i];
         }
         s->n_logit_bias = in->n_logit_bias;
     }
@@ -237,27 +237,28 @@ static td_status fill_stop(const struct router *r, struct request_state *q,
             err, TD_ERR_INVALID,
             "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)",
             (long long)max_tokens, (long long)room, router_max_len(r), n_prompt);
-    q->max_tokens = (uint64_t)max_tokens;
-    q->spec.max_tokens = (uint32_t)max_tokens;
+    q->ask.max_tokens = (uint64_t)max_tokens;
+    q->ask.spec.max_tokens = (uint32_t)max_tokens;
     size_t n_eos = in->ignore_eos ? 0 : (size_t)r->model.n_eos;
     if (in->n_stop_token_ids + n_eos > TD_MAX_STOP_TOKENS)
         return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids has %zu ids, limit %zu",
                        in->n_stop_token_ids, TD_MAX_STOP_TOKENS - n_eos);
-    q->spec.stop_token_ids = calloc(in->n_stop_token_ids + n_eos + 1, sizeof(int32_t));
-    if (!q->spec.stop_token_ids) return td_fail(err, TD_ERR_AGAIN, "no memory for stop_token_ids");
+    q->ask.spec.stop_token_ids = calloc(in->n_stop_token_ids + n_eos + 1, sizeof(int32_t));
+    if (!q->ask.spec.stop_token_ids)
+        return td_fail(err, TD_ERR_AGAIN, "no memory for stop_token_ids");
     for (size_t i = 0; i < in->n_stop_token_ids; i++) {
         int32_t id = in->stop_token_ids[i];
         if (id < 0 || id >= r->model.vocab)
             return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids[%zu] is %d, must be 0..%d", i,
                            id, r->model.vocab - 1);
-        q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = id;
+        q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = id;
     }
     for (size_t i = 0; i < n_eos; i++)
-        q->spec.stop_token_ids[q->spec.n_stop_token_ids++] = r->model.eos_ids[i];
+        q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = r->model.eos_ids[i];
     for (size_t i = 0; i < in->n_stop; i++) {
         if (!td_rpc_utf8_valid(in->stop[i].data, in->stop[i].len))
             return td_fail(err, TD_ERR_INVALID, "stop.stop[%zu] is not valid UTF-8", i);
-        td_status s = stop_matcher_add(&q->stop, in->stop[i].data, in->stop[i].len, err);
+        td_status s = stop_matcher_add(&q->output.stop, in->stop[i].data, in->stop[i].len, err);
         if (s) return td_err_prefix(err, "stop");
     }
     return TD_OK;
@@ -267,15 +268,15 @@ static td_status fill_stop(const struct router *r, struct request_state *q,
 
 static void request_free(struct router *r, struct request_state *q)
 {
-    leg_cancel(&q->prefill);
-    leg_cancel(&q->decode);
+    leg_cancel(&q->prefill.leg);
+    leg_cancel(&q->decode.leg);
     free(q->tokens);
-    free(q->bias_store);
-    free(q->spec.logit_bias);
-    free(q->spec.stop_token_ids);
-    free(q->grant);
-    td_detokenizer_free(q->detok);
-    stop_matcher_free(&q->stop);
+    free(q->ask.bias_store);
+    free(q->ask.spec.logit_bias);
+    free(q->ask.spec.stop_token_ids);
+    free(q->decode.grant);
+    td_detokenizer_free(q->output.detok);
+    stop_matcher_free(&q->output.stop);
     uint32_t slot = q->slot;
     struct td_rpc_call *call = q->call;
     memset(q, 0, sizeof *q);
@@ -300,10 +301,10 @@ static td_status request_fill(struct router *r, struct request_state *q,
     if (!s) s = fill_sampling(r, q, in->sampling, err);
     if (!s) s = fill_stop(r, q, in->stop, list.n, err);
     if (!s) {
-        q->tokens = malloc((list.n + q->max_tokens) * sizeof *q->tokens);
+        q->tokens = malloc((list.n + q->ask.max_tokens) * sizeof *q->tokens);
         if (!q->tokens)
             s = td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens",
-                        list.n + (size_t)q->max_tokens);
+                        list.n + (size_t)q->ask.max_tokens);
     }
     if (!s) {
         memcpy(q->tokens, list.ids, list.n * sizeof *list.ids);
@@ -311,7 +312,7 @@ static td_status request_fill(struct router *r, struct request_state *q,
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
                                                         leading spaces */
         s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
-                                  !in->skip_special_tokens_off, &q->detok);
+                                  !in->skip_special_tokens_off, &q->output.detok);
         if (s == TD_ERR_LIMIT)
             td_fail(
                 err, s,
@@ -362,7 +363,7 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
     e->tenant = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefix_seed) | 1 : 0;
     e->tenant_weight = who ? (uint32_t)lround(who->weight * 1000) : 0;
     e->priority = in->priority;
-    q->salt = router_cache_salt(tenant, in->cache_salt);
+    q->ask.salt = router_cache_salt(tenant, in->cache_salt);
     q->ledger.slo_class = (char *)(uintptr_t)k->name;
     q->ledger.slo_ttft_us = e->ttft_us ? e->ttft_us : (uint64_t)(k->ttft_ms * 1000);
     q->ledger.slo_tpot_us = e->tpot_us ? e->tpot_us : (uint64_t)(k->tpot_ms * 1000);
@@ -382,7 +383,7 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
         r->all_hashes = more;
         r->max_all_hashes = n;
     }
-    n = td_prefix_hashes(q->tokens, q->n_prompt, block, td_prefix_seed(r->prefix_seed, q->salt),
+    n = td_prefix_hashes(q->tokens, q->n_prompt, block, td_prefix_seed(r->prefix_seed, q->ask.salt),
                          r->all_hashes, n);
     size_t stride = (n + TD_CORE_MAX_HASHES - 1) / TD_CORE_MAX_HASHES;
     for (size_t i = stride; i <= n; i += stride) r->hashes[e->n_hashes++] = r->all_hashes[i - 1];
@@ -464,8 +465,8 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     atomic_fetch_add(&r->n_live, 1);
     q->live = true;
     q->arrived_ns = now;
-    q->stop_token = -1;
-    q->stop.matched = -1;
+    q->output.stop_token = -1;
+    q->output.stop.matched = -1;
     tandem__v1__ledger__init(&q->ledger);
     struct td_err err = {0};
     struct td_ev_request ask = {.slot = q->slot};
@@ -479,7 +480,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     }
     q->id = ++r->next_id;
     q->number = td_random_u64();
-    q->return_token_ids = in->return_token_ids;
+    q->ask.return_token_ids = in->return_token_ids;
     if (in->request_id[0])
         snprintf(q->name, sizeof q->name, "%s", in->request_id);
     else
@@ -492,7 +493,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_fault_point("router_request");
     ask.id = q->id;
     ask.n_prompt = q->n_prompt;
-    ask.max_tokens = q->max_tokens;
+    ask.max_tokens = q->ask.max_tokens;
     fill_hashes(r, q, &ask);
     router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .request = ask});
 }
@@ -525,10 +526,10 @@ static uint64_t us_between(uint64_t from_ns, uint64_t to_ns)
 static void close_ledger(struct router *r, struct request_state *q)
 {
     Tandem__V1__Ledger *l = &q->ledger;
-    l->ttft_us = us_between(q->arrived_ns, q->first_ns);
+    l->ttft_us = us_between(q->arrived_ns, q->output.first_ns);
     l->e2e_us = us_between(q->arrived_ns, td_now_ns());
-    l->router_queue_us = us_between(q->arrived_ns, q->first_decode_sent_ns);
-    l->reserve_us = us_between(q->first_decode_sent_ns, q->first_ticket_ns);
+    l->router_queue_us = us_between(q->arrived_ns, q->output.decode_sent_ns);
+    l->reserve_us = us_between(q->output.decode_sent_ns, q->output.ticket_ns);
     uint64_t known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
     if (known > l->ttft_us) { /* microsecond rounding of four spans: take it off the longest */
         uint64_t over = known - l->ttft_us;
@@ -545,10 +546,10 @@ static void close_ledger(struct router *r, struct request_state *q)
     }
     l->rpc_us = l->ttft_us - known;
     l->failovers = td_core_failovers(r->core, q->slot);
-    l->transfer_path = q->path[0] ? q->path : (char *)"local";
-    l->prefill_worker = q->prefill_name;
-    l->decode_worker = q->decode_name;
-    l->mode = (char *)(strcmp(q->prefill_name, q->decode_name) ? "pd" : "colocated");
+    l->transfer_path = q->decode.path[0] ? q->decode.path : (char *)"local";
+    l->prefill_worker = q->prefill.name;
+    l->decode_worker = q->decode.name;
+    l->mode = (char *)(strcmp(q->prefill.name, q->decode.name) ? "pd" : "colocated");
 }
 
 static void observe(struct router *r, const struct request_state *q)
@@ -559,7 +560,8 @@ static void observe(struct router *r, const struct request_state *q)
     td_metric_observe(m->ttft, (double)l->ttft_us / 1e6);
     td_metric_observe(m->e2e, (double)l->e2e_us / 1e6);
     if (n_out > 1)
-        td_metric_observe(m->tpot, (double)us_between(q->first_ns, q->last_ns) / 1e6 / (n_out - 1));
+        td_metric_observe(m->tpot, (double)us_between(q->output.first_ns, q->output.last_ns) / 1e6 /
+                                       (n_out - 1));
     td_metric_observe(m->queue, (double)l->router_queue_us / 1e6);
     td_metric_observe(m->reserve, (double)l->reserve_us / 1e6);
     td_metric_observe(m->prefill_queue, (double)l->prefill_queue_us / 1e6);
@@ -578,30 +580,32 @@ void request_complete(struct router *r, struct request_state *q)
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     Tandem__V1__Usage usage = TANDEM__V1__USAGE__INIT;
     char reason[32];
-    if (q->stop.matched < 0) { /* what was held back is output after all, unless it completes a
-                                  stop string */
-        td_detokenizer_finish(q->detok, &text, &n_text);
-        if (stop_matcher_push(&q->stop, text, n_text, &tail, &n_tail)) {
-            q->finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
-        } else if (q->stop.n) {
-            stop_matcher_flush(&q->stop, &tail, &n_tail);
+    if (q->output.stop.matched <
+        0) { /* what was held back is output after all, unless it completes a
+                stop string */
+        td_detokenizer_finish(q->output.detok, &text, &n_text);
+        if (stop_matcher_push(&q->output.stop, text, n_text, &tail, &n_tail)) {
+            q->output.finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+        } else if (q->output.stop.n) {
+            stop_matcher_flush(&q->output.stop, &tail, &n_tail);
         }
     }
     m.text.data = (uint8_t *)(uintptr_t)tail;
     m.text.len = n_tail;
-    m.finish_reason = q->finish;
+    m.finish_reason = q->output.finish;
     usage.prompt_tokens = q->n_prompt;
     usage.output_tokens = q->n_tokens - q->n_prompt;
-    usage.cached_tokens = q->n_cached;
+    usage.cached_tokens = q->prefill.cached_tokens;
     m.usage = &usage;
     m.ledger = &q->ledger;
-    m.seed = q->spec.seed;
+    m.seed = q->ask.spec.seed;
     m.request_id = q->name;
-    if (q->stop.matched >= 0) {
-        m.stop_reason.data = (uint8_t *)q->stop.strings[q->stop.matched];
-        m.stop_reason.len = q->stop.bytes[q->stop.matched];
-    } else if (q->stop_token >= 0) {
-        m.stop_reason.len = (size_t)snprintf(reason, sizeof reason, "token %d", q->stop_token);
+    if (q->output.stop.matched >= 0) {
+        m.stop_reason.data = (uint8_t *)q->output.stop.strings[q->output.stop.matched];
+        m.stop_reason.len = q->output.stop.bytes[q->output.stop.matched];
+    } else if (q->output.stop_token >= 0) {
+        m.stop_reason.len =
+            (size_t)snprintf(reason, sizeof reason, "token %d", q->output.stop_token);
         m.stop_reason.data = (uint8_t *)reason;
     }
     td_rpc_call_send(q->call, &m.base);

@@ -67,7 +67,8 @@ void leg_cancel(struct leg **leg)
 static void leg_done(struct leg *l)
 {
     if (l->request) {
-        struct leg **at = l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill;
+        struct leg **at =
+            l->kind == LEG_DECODE ? &l->request->decode.leg : &l->request->prefill.leg;
         TD_ASSERT(*at == l); /* a detached leg has no request */
         *at = NULL;
     }
@@ -86,7 +87,7 @@ static void leg_broken(struct leg *l, const char *why)
     td_warn_limited("leg_broken", "req=%s worker=%s why=%s action=fail_over",
                     l->request->logged_name, l->worker->logged_name,
                     td_log_quote(q, sizeof q, why));
-    leg_cancel(l->kind == LEG_DECODE ? &l->request->decode : &l->request->prefill);
+    leg_cancel(l->kind == LEG_DECODE ? &l->request->decode.leg : &l->request->prefill.leg);
     router_event(r, e);
 }
 
@@ -99,12 +100,12 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
     s.n_tokens = q->n_tokens;
     s.tokens = q->tokens;
     s.n_prompt = q->n_prompt;
-    s.sampling = &q->spec;
+    s.sampling = &q->ask.spec;
     s.priority = q->key;
-    if (q->salt.lo || q->salt.hi) {
-        s.cache_salt.data = (uint8_t *)&q->salt; /* little-endian words, as prefix_hash.h has
-                                                    them */
-        s.cache_salt.len = sizeof q->salt;
+    if (q->ask.salt.lo || q->ask.salt.hi) {
+        s.cache_salt.data = (uint8_t *)&q->ask.salt; /* little-endian words, as prefix_hash.h has
+                                                        them */
+        s.cache_salt.len = sizeof q->ask.salt;
     }
     return s;
 }
@@ -128,11 +129,11 @@ static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
     uint8_t *copy = malloc(t->grant.len);
     TD_ASSERT(copy); /* bounded by the message limit */
     memcpy(copy, t->grant.data, t->grant.len);
-    free(q->grant);
-    q->grant = copy;
-    q->grant_bytes = t->grant.len;
-    q->ticket_cached = t->cached_tokens;
-    q->ticket_ns = td_now_ns();
+    free(q->decode.grant);
+    q->decode.grant = copy;
+    q->decode.grant_bytes = t->grant.len;
+    q->decode.cached_tokens = t->cached_tokens;
+    q->decode.ticket_ns = td_now_ns();
     td_fault_point("router_ticket");
     router_event(l->router, (struct td_core_event){.kind = TD_EV_TICKET,
                                                    .ticket = {.of = attempt_of(l),
@@ -142,7 +143,7 @@ static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
 static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
 {
     struct request_state *q = l->request;
-    bool done_before = q->output_done;
+    bool done_before = q->output.done;
     for (size_t i = 0; i < t->n_out; i++)
         if (t->out[i]->finish) l->finished_seen = true;
     if (output_take(l->router, q, t->out, t->n_out)) {
@@ -150,11 +151,11 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
         return;
     }
     td_fault_point("router_token");
-    bool stopped_here = q->output_done && !done_before && !l->finished_seen;
+    bool stopped_here = q->output.done && !done_before && !l->finished_seen;
     router_event(l->router, (struct td_core_event){.kind = TD_EV_TOKEN,
                                                    .token = {.of = attempt_of(l),
                                                              .n_tokens = q->n_tokens,
-                                                             .last = q->output_done}});
+                                                             .last = q->output.done}});
     if (stopped_here) router_event(l->router, output_stop(l->slot, l->id));
 }
 
@@ -170,16 +171,16 @@ static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeT
                  !strcmp(t->transfer_path, "rdma") || !strcmp(t->transfer_path, "cuda-ipc") ||
                  !strcmp(t->transfer_path, "shm-staged") || !strcmp(t->transfer_path, "local");
     /* it goes into metadata: no bytes of strangers */
-    snprintf(q->path, sizeof q->path, "%s", known ? t->transfer_path : "other");
+    snprintf(q->decode.path, sizeof q->decode.path, "%s", known ? t->transfer_path : "other");
 }
 
 static void take_prefill_times(struct request_state *q, const Tandem__V1__PrefillTimes *t)
 {
     /* the ledger is of the attempt that made the first token */
-    if (q->first_sent && q->attempt != q->first_attempt) return;
+    if (q->output.first_sent && q->attempt != q->output.first_attempt) return;
     q->ledger.prefill_queue_us = t->queue_us;
     q->ledger.prefill_us = t->prefill_us;
-    q->n_cached = t->cached_tokens;
+    q->prefill.cached_tokens = t->cached_tokens;
 }
 
 static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
@@ -215,7 +216,7 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
     struct leg *l = user;
     struct router *r = l->router;
     struct request_state *q = l->request;
-    bool tell = q != NULL, done = q && q->output_done;
+    bool tell = q != NULL, done = q && q->output.done;
     enum td_code code = res->code;
     if (q) {
         copy_end(l, res);
@@ -240,7 +241,7 @@ static const struct td_rpc_handler decode_handler = {decode_message, decode_done
 static void begin_attempt(struct request_state *q, const struct td_core_action *a)
 {
     q->attempt = a->attempt;
-    if (q->first_sent) return;
+    if (q->output.first_sent) return;
     q->ledger.predicted_ttft_us = a->ttft_us;
     q->ledger.predicted_tpot_us = a->tpot_us;
 }
@@ -250,11 +251,11 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     begin_attempt(q, a);
     q->key = a->key;
     struct leg *l = leg_new(r, q, a, LEG_DECODE);
-    q->decode = l;
-    q->decode_sent_ns = td_now_ns();
-    q->ticket_ns = q->prefill_sent_ns = 0;
-    snprintf(q->decode_name, sizeof q->decode_name, "%s", l->worker->name);
-    if (a->local) snprintf(q->prefill_name, sizeof q->prefill_name, "%s", l->worker->name);
+    q->decode.leg = l;
+    q->decode.sent_ns = td_now_ns();
+    q->decode.ticket_ns = 0;
+    snprintf(q->decode.name, sizeof q->decode.name, "%s", l->worker->name);
+    if (a->local) snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
     Tandem__V1__Sequence s = sequence_of(q);
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
@@ -279,13 +280,13 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     }
     td_fault_point("router_first_token");
     if (f->times) take_prefill_times(q, f->times);
-    bool done_before = q->output_done;
+    bool done_before = q->output.done;
     if (output_take(l->router, q, &f->out, 1)) {
         leg_broken(l, "the first token contradicts the stream");
         return;
     }
     bool finished = f->out->finish != TANDEM__V1__FINISH_REASON__FINISH_NONE;
-    bool stopped_here = q->output_done && !done_before && !finished;
+    bool stopped_here = q->output.done && !done_before && !finished;
     struct td_core_event e = {
         .kind = TD_EV_FIRST_TOKEN,
         .first_token = {.of = attempt_of(l),
@@ -343,11 +344,11 @@ static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_d
 static void begin_alone(struct request_state *q, const struct td_core_action *a)
 {
     begin_attempt(q, a);
-    q->decode_sent_ns = q->ticket_ns = td_now_ns();
-    q->decode_name[0] = 0;
-    free(q->grant);
-    q->grant = NULL;
-    q->grant_bytes = q->ticket_cached = 0;
+    q->decode.sent_ns = q->decode.ticket_ns = td_now_ns();
+    q->decode.name[0] = 0;
+    free(q->decode.grant);
+    q->decode.grant = NULL;
+    q->decode.grant_bytes = q->decode.cached_tokens = 0;
 }
 
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a)
@@ -355,15 +356,14 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     if (a->local) begin_alone(q, a);
     struct leg *l = leg_new(r, q, a, LEG_PREFILL);
     q->key = a->key;
-    q->prefill = l;
-    q->prefill_sent_ns = td_now_ns();
-    snprintf(q->prefill_name, sizeof q->prefill_name, "%s", l->worker->name);
+    q->prefill.leg = l;
+    snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
     Tandem__V1__Sequence s = sequence_of(q);
     Tandem__V1__PrefillRequest m = TANDEM__V1__PREFILL_REQUEST__INIT;
     m.seq = &s;
-    m.grant.data = q->grant;
-    m.grant.len = q->grant_bytes;
-    m.skip_tokens = q->ticket_cached;
+    m.grant.data = q->decode.grant;
+    m.grant.len = q->decode.grant_bytes;
+    m.skip_tokens = q->decode.cached_tokens;
     uint64_t left = td_rpc_call_remaining_ms(q->call);
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;

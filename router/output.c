@@ -106,23 +106,24 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
     m.text.data = (uint8_t *)(uintptr_t)text;
     m.text.len = n_bytes;
     int32_t id = token->token;
-    if (q->return_token_ids || q->want_logprobs) {
+    if (q->ask.return_token_ids || q->ask.want_logprobs) {
         m.n_token_ids = 1;
         m.token_ids = &id;
     }
-    if (q->want_logprobs && token->logprobs) {
+    if (q->ask.want_logprobs && token->logprobs) {
         m.n_logprobs = 1;
         m.logprobs = &token->logprobs;
     }
-    if (n_bytes == 0 && m.n_token_ids == 0 && q->first_sent) return; /* nothing to tell yet */
-    if (!q->first_sent) m.request_id = q->name;
+    if (n_bytes == 0 && m.n_token_ids == 0 && q->output.first_sent)
+        return; /* nothing to tell yet */
+    if (!q->output.first_sent) m.request_id = q->name;
     td_rpc_call_send(q->call, &m.base);
 }
 
 static bool is_stop_token(const struct request_state *q, int32_t token)
 {
-    for (size_t i = 0; i < q->spec.n_stop_token_ids; i++)
-        if (q->spec.stop_token_ids[i] == token) return true;
+    for (size_t i = 0; i < q->ask.spec.n_stop_token_ids; i++)
+        if (q->ask.spec.stop_token_ids[i] == token) return true;
     return false;
 }
 
@@ -135,47 +136,48 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
     bool stop_token =
         t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
     /* a stop token is not part of the text */
-    td_status s = stop_token ? TD_OK : td_detokenizer_push(q->detok, t->token, &text, &n_text);
-    if (s && !q->text_lost) {
-        q->text_lost = true;
+    td_status s =
+        stop_token ? TD_OK : td_detokenizer_push(q->output.detok, t->token, &text, &n_text);
+    if (s && !q->output.text_lost) {
+        q->output.text_lost = true;
         td_error("text_lost",
                  "req=%s token=%d reason=%s action=send_ids_only hint=\"tokenizer.json's decoder "
                  "makes too much text of a token\"",
                  q->logged_name, t->token, td_status_name(s));
     }
-    bool stopped = stop_matcher_push(&q->stop, text, n_text, &out, &n_out);
+    bool stopped = stop_matcher_push(&q->output.stop, text, n_text, &out, &n_out);
     uint64_t now = td_now_ns();
     send_text(q, out, n_out, t);
-    if (!stopped) stop_matcher_given(&q->stop, n_out);
-    if (!q->first_sent) {
-        q->first_sent = true;
-        q->first_attempt = q->attempt;
-        q->first_ns = now;
-        q->first_decode_sent_ns = q->decode_sent_ns; /* a later attempt has its own times: the
-                                                        ledger is of this one */
-        q->first_ticket_ns = q->ticket_ns;
+    if (!stopped) stop_matcher_given(&q->output.stop, n_out);
+    if (!q->output.first_sent) {
+        q->output.first_sent = true;
+        q->output.first_attempt = q->attempt;
+        q->output.first_ns = now;
+        q->output.decode_sent_ns = q->decode.sent_ns; /* a later attempt has its own times: the
+                                                         ledger is of this one */
+        q->output.ticket_ns = q->decode.ticket_ns;
     }
-    q->last_ns = now;
+    q->output.last_ns = now;
     if (stopped) {
-        q->output_done = true;
-        q->finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+        q->output.done = true;
+        q->output.finish = TANDEM__V1__FINISH_REASON__FINISH_STOP;
     } else if (t->finish) {
-        q->output_done = true;
-        q->finish = t->finish;
-        if (stop_token) q->stop_token = t->token;
+        q->output.done = true;
+        q->output.finish = t->finish;
+        if (stop_token) q->output.stop_token = t->token;
     }
 }
 
 td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out,
                       size_t n)
 {
-    for (size_t i = 0; i < n && !q->output_done; i++) {
+    for (size_t i = 0; i < n && !q->output.done; i++) {
         Tandem__V1__TokenOut *t = out[i];
         if (t->index < q->n_prompt || t->index > q->n_tokens || t->token < 0 ||
             t->token >= r->model.vocab)
             return TD_ERR_CORRUPT;
         if (t->index == q->n_tokens) {
-            if (q->n_tokens >= q->n_prompt + q->max_tokens) return TD_ERR_CORRUPT;
+            if (q->n_tokens >= q->n_prompt + q->ask.max_tokens) return TD_ERR_CORRUPT;
             take_one(r, q, t);
             continue;
         }

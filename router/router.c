@@ -132,10 +132,10 @@ static void carry_out(struct router *r, const struct td_core_action *a)
         leg_start_prefill(r, q, a);
         break;
     case TD_ACT_CANCEL_DECODE:
-        leg_cancel(&q->decode);
+        leg_cancel(&q->decode.leg);
         break;
     case TD_ACT_CANCEL_PREFILL:
-        leg_cancel(&q->prefill);
+        leg_cancel(&q->prefill.leg);
         break;
     case TD_ACT_COMPLETE:
         request_complete(r, q);

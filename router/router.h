@@ -80,43 +80,65 @@ struct leg {
     uint64_t sent_bytes, sent_us; /* prefill: what its done said */
 };
 
+/* What the client asked for. Fixed once the request is taken in. */
+struct request_ask {
+    uint64_t max_tokens;
+    Tandem__V1__SamplingSpec spec; /* its arrays are owned by this struct */
+    Tandem__V1__LogitBias *bias_store;
+    bool return_token_ids, want_logprobs;
+    struct td_prefix_salt salt; /* of its prefix chain; zero = none */
+};
+
+/* What the client was sent, and what may still be sent. */
+struct request_output {
+    struct td_detokenizer *detok;
+    struct stop_matcher stop;
+    bool first_sent, text_lost;
+    bool done; /* the last token is there */
+    Tandem__V1__FinishReason finish;
+    int32_t stop_token; /* the stop token that ended it, or -1 */
+    uint64_t first_ns, last_ns;
+    uint32_t first_attempt;             /* that made the first token */
+    uint64_t decode_sent_ns, ticket_ns; /* of that attempt */
+};
+
+/* What the current attempt has of its prefill worker. */
+struct request_prefill {
+    struct leg *leg;        /* NULL = none is open */
+    char name[128];         /* the worker's */
+    uint32_t cached_tokens; /* of the prompt, found in its cache */
+};
+
+/* What the current attempt has of its decode worker. */
+struct request_decode {
+    struct leg *leg; /* NULL = none is open */
+    char name[128];  /* the worker's */
+    uint64_t sent_ns, ticket_ns;
+    uint8_t *grant; /* of its ticket, for the prefill worker */
+    size_t grant_bytes;
+    uint32_t cached_tokens; /* of the prompt, which its ticket says that it holds already */
+    char path[16];          /* by which the KV came */
+};
+
+/* One request of a client, in the slot that the core knows it by. */
 struct request_state {
     bool live;
     uint32_t slot, attempt;
-    uint64_t id;           /* the core's and the log's: it counts up, and nobody
-                              outside is told */
+    uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
     uint64_t number;       /* random: what workers know the request by */
+    uint64_t key;          /* the core's, for the workers' queues */
     char name[128];        /* the client's request id, or ours */
-    char logged_name[520]; /* the same, quoted for the log: it is the client's
-                              text */
+    char logged_name[520]; /* the same, quoted for the log: it is the client's text */
+    char last_error[512];  /* of a leg: the reason is never discarded */
     struct td_rpc_call *call;
-    bool call_ended;
-
-    int32_t *tokens; /* prompt + output; capacity n_prompt + max_tokens */
-    uint32_t n_tokens, n_prompt, n_cached;
-    struct td_prefix_salt salt; /* of its prefix chain; zero = none */
-    uint64_t max_tokens;
-    Tandem__V1__SamplingSpec spec; /* arrays owned by this struct */
-    Tandem__V1__LogitBias *bias_store;
-    bool return_token_ids, want_logprobs;
-    struct td_detokenizer *detok;
-    struct stop_matcher stop;
-    bool output_done, first_sent, text_lost;
-    uint32_t first_attempt; /* that made the first token */
-    Tandem__V1__FinishReason finish;
-    int32_t stop_token; /* the stop token that ended it, or -1 */
-
-    struct leg *prefill, *decode;
-    uint8_t *grant; /* of the current attempt */
-    size_t grant_bytes;
-    uint32_t ticket_cached;
-    char last_error[512]; /* of a leg: the reason is never discarded */
-
-    uint64_t arrived_ns, decode_sent_ns, ticket_ns, prefill_sent_ns, first_ns, last_ns;
-    uint64_t key;                                   /* the core's, for the workers' queues */
-    uint64_t first_decode_sent_ns, first_ticket_ns; /* of the attempt that made the first token */
+    uint64_t arrived_ns;
+    int32_t *tokens; /* prompt + output; capacity n_prompt + ask.max_tokens */
+    uint32_t n_tokens, n_prompt;
+    struct request_ask ask;
+    struct request_output output;
+    struct request_prefill prefill;
+    struct request_decode decode;
     Tandem__V1__Ledger ledger;
-    char prefill_name[128], decode_name[128], path[16];
 };
 
 struct worker_conn {

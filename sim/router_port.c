@@ -181,19 +181,19 @@ void td_port_snapshot(struct td_port *p, uint64_t now, const struct td_port_snap
                                                 .calls_taken = s->calls_taken}});
 }
 
-void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_request *r)
+void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_request *q)
 {
     step(p, (struct td_core_event){.kind = TD_EV_REQUEST,
                                    .now_ns = now,
-                                   .request = {.slot = r->slot,
-                                               .id = r->id,
-                                               .n_prompt = r->n_prompt,
-                                               .max_tokens = r->max_output,
-                                               .slo_class = r->slo_class,
-                                               .tenant = r->tenant,
-                                               .hashes = r->hashes,
-                                               .n_hashes = r->n_hashes,
-                                               .hash_tokens = r->hash_tokens}});
+                                   .request = {.slot = q->slot,
+                                               .id = q->id,
+                                               .n_prompt = q->n_prompt,
+                                               .max_tokens = q->max_output,
+                                               .slo_class = q->slo_class,
+                                               .tenant = q->tenant,
+                                               .hashes = q->hashes,
+                                               .n_hashes = q->n_hashes,
+                                               .hash_tokens = q->hash_tokens}});
 }
 
 static struct td_attempt attempt_of(const struct td_port_leg *l)

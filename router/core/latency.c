@@ -761,8 +761,8 @@ double td_latency_prefill(const struct td_latency *latency, uint32_t node, uint6
         done += count;
     }
     if (rest > 0) {
-        double r = (double)rest;
-        total += corrected(n, kind, a0 + a1 * r + a2 * r * ((double)h + full * w + r / 2));
+        double last = (double)rest;
+        total += corrected(n, kind, a0 + a1 * last + a2 * last * ((double)h + full * w + last / 2));
     }
     return total;
 }

@@ -218,36 +218,36 @@ static double link_wait(const struct td_policy_view *v, const struct td_policy_a
 }
 
 void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_policy_ask *a,
-                               uint32_t worker, struct td_prefill_part *r)
+                               uint32_t worker, struct td_prefill_part *part)
 {
     const struct td_core_worker *w = &v->workers[worker];
     uint64_t hit = v->hit_tokens[worker], u = a->n_tokens - hit,
              rows = w->max_step_tokens ? w->max_step_tokens : u;
-    r->worker = worker;
-    r->bucket = waiting_bucket(w->n_pending, 16);
-    r->hit_tokens = hit;
-    r->wait_s = prefill_wait(v, a, worker);
-    r->start_s = v->start_s;
-    r->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
+    part->worker = worker;
+    part->bucket = waiting_bucket(w->n_pending, 16);
+    part->hit_tokens = hit;
+    part->wait_s = prefill_wait(v, a, worker);
+    part->start_s = v->start_s;
+    part->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
     /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last
        chunk, or what the link is behind. */
-    r->last_tokens = u < rows ? u : u % rows ? u % rows : rows;
+    part->last_tokens = u < rows ? u : u % rows ? u % rows : rows;
     double chunks = u > rows ? (double)((u + rows - 1) / rows) : 1;
-    r->hidden_s = r->prefill_s * (1 - 1 / chunks);
-    r->all_s = td_latency_transfer(v->latency, w->node_class, 0,
-                                   (double)(a->n_tokens * w->kv_bytes_per_token));
-    r->link_wait_s = link_wait(v, a, worker, r->all_s);
-    r->tail_s = td_latency_transfer(v->latency, w->node_class, 0,
-                                    (double)(r->last_tokens * w->kv_bytes_per_token));
+    part->hidden_s = part->prefill_s * (1 - 1 / chunks);
+    part->all_s = td_latency_transfer(v->latency, w->node_class, 0,
+                                      (double)(a->n_tokens * w->kv_bytes_per_token));
+    part->link_wait_s = link_wait(v, a, worker, part->all_s);
+    part->tail_s = td_latency_transfer(v->latency, w->node_class, 0,
+                                       (double)(part->last_tokens * w->kv_bytes_per_token));
 }
 
 void td_policy_predict_decode(const struct td_policy_view *v, const struct td_policy_ask *a,
-                              uint32_t worker, struct td_decode_part *r)
+                              uint32_t worker, struct td_decode_part *part)
 {
-    *r = (struct td_decode_part){.worker = worker,
-                                 .hit_tokens = v->hit_tokens[worker],
-                                 .step_s = td_policy_step_s(v, a, worker),
-                                 .reserve_s = v->workers[worker].reserve.s};
+    *part = (struct td_decode_part){.worker = worker,
+                                    .hit_tokens = v->hit_tokens[worker],
+                                    .step_s = td_policy_step_s(v, a, worker),
+                                    .reserve_s = v->workers[worker].reserve.s};
 }
 
 void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a,

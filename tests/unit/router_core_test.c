@@ -1012,6 +1012,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
     for (int i = 0; i < EVENTS; i++) {
         now += rnd(4) * MS;
         struct td_core_event e = {.now_ns = now};
+        struct td_attempt of;
         uint32_t s = rnd(SLOTS), w = rnd(WORKERS), sort = rnd(18);
         if (i % SWEEP == 0 && i > 0) {
             assert_int_equal(started, ended);
@@ -1099,7 +1100,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
                           (struct td_attempt){.slot = s, .id = q[s].id}, 0, 0);
             break;
         default: /* a leg speaks: usually the current attempt, sometimes an old one */
-            struct td_attempt of = {.slot = s};
+            of = (struct td_attempt){.slot = s};
             of.id = q[s].id - (rnd(30) == 0);
             of.attempt = q[s].attempt - (rnd(20) == 0);
             e.kind = (enum td_core_event_kind)(TD_EV_TICKET + rnd(5));
@@ -1224,8 +1225,8 @@ static void test_log_refuses_nonsense(void **state)
         "c version=3 mode=0",
         "k name=a",
         "t known=1",
-        "e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 "
-        "weight=0 hashes=513 hash_tokens=16"};
+        ("e kind=9 now=1 worker=0 slot=0 attempt=0 role=0 priority=0 id=1 a=1 b=1 c=0 d=0 e=0 f=0 "
+         "weight=0 hashes=513 hash_tokens=16")};
     uint64_t hashes[TD_CORE_MAX_HASHES];
     enum td_core_read what;
     struct td_err err;
