@@ -42,17 +42,17 @@ void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes)
     struct td_err err = {.msg = ""};
     int fd = -1;
     if (!m->dmabuf)
-        xfer_say(r->dmabuf_why, "no dma-buf of this device");
-    else if (m->dmabuf(m->ctx, x->pool.base, arena_bytes, &fd, &r->dmabuf_offset, &err))
-        xfer_say(r->dmabuf_why, "%.150s", err.msg);
+        xfer_say(r->flush.dmabuf_why, "no dma-buf of this device");
+    else if (m->dmabuf(m->ctx, x->pool.base, arena_bytes, &fd, &r->flush.dmabuf_offset, &err))
+        xfer_say(r->flush.dmabuf_why, "%.150s", err.msg);
     else
-        r->dmabuf_fd = fd;
-    r->flush_at = arena_bytes - pool_bytes >= CELL ? pool_bytes : 0;
+        r->flush.dmabuf_fd = fd;
+    r->flush.at = arena_bytes - pool_bytes >= CELL ? pool_bytes : 0;
     enum td_xfer_gpu_flush flush = r->config.gpu_flush;
     x->core.flush_writes =
         flush == TD_XFER_GPU_FLUSH_ON || (flush == TD_XFER_GPU_FLUSH_AUTO &&
                                           (m->rdma_order < TD_RDMA_ORDER_OWNER || r->n_rails > 1));
-    r->flush_cells = aligned_alloc(4096, 4096);
+    r->flush.cells = aligned_alloc(4096, 4096);
 }
 
 td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name,
@@ -61,13 +61,13 @@ td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, c
 {
     const struct xfer_rdma *r = x->rdma;
     char why[TD_XFER_REASON_MAX];
-    int e = r->dmabuf_fd < 0 ? EOPNOTSUPP
-                             : r->vb->reg_dmabuf(device, r->dmabuf_offset + at, n_bytes,
-                                                 (uint64_t)(uintptr_t)x->pool.base + at,
-                                                 r->dmabuf_fd, access, ret_mr);
+    int e = r->flush.dmabuf_fd < 0 ? EOPNOTSUPP
+                                   : r->vb->reg_dmabuf(device, r->flush.dmabuf_offset + at, n_bytes,
+                                                       (uint64_t)(uintptr_t)x->pool.base + at,
+                                                       r->flush.dmabuf_fd, access, ret_mr);
     if (!e) return TD_OK;
-    if (r->dmabuf_fd < 0)
-        memcpy(why, r->dmabuf_why, sizeof why);
+    if (r->flush.dmabuf_fd < 0)
+        memcpy(why, r->flush.dmabuf_why, sizeof why);
     else
         xfer_say(why, "the NIC takes it not: %s", strerror(e));
     e = r->vb->reg(device, x->pool.base + at, n_bytes, access, ret_mr);
@@ -84,12 +84,12 @@ td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struc
 {
     const struct xfer_rdma *r = x->rdma;
     const struct td_verbs *vb = r->vb;
-    uint8_t *cell = r->flush_cells + (size_t)(rail->index) * CELL;
+    uint8_t *cell = r->flush.cells + (size_t)(rail->index) * CELL;
     struct td_vb_qp_caps caps = {.send_wr = 1, .recv_wr = 1, .send_sge = 1};
     if (!x->core.flush_writes) return TD_OK;
-    if (!r->flush_cells) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
+    if (!r->flush.cells) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     td_status status =
-        xfer_flush_reg(x, rail->device, rail->name, r->flush_at, CELL,
+        xfer_flush_reg(x, rail->device, rail->name, r->flush.at, CELL,
                        TD_VB_LOCAL_WRITE | TD_VB_REMOTE_READ, &rail->flush_from, err);
     if (status) return status;
     struct td_vb_route route = {.port = r->config.port,
@@ -154,10 +154,10 @@ static bool post(struct td_xfer *x, struct rail *rail)
 bool xfer_rdma_flush(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
-    if (!r->flushing) {
+    if (!r->flush.runs) {
         if (!td_xfer_core_flush_begin(&x->core)) return false;
-        r->flushing = true;
-        r->flush_failed = false;
+        r->flush.runs = true;
+        r->flush.failed = false;
         for (uint32_t i = 0; i < r->n_rails; i++) {
             struct rail *rail = &r->rail[i];
             /* it failed in the last round */
@@ -165,9 +165,9 @@ bool xfer_rdma_flush(struct td_xfer *x)
                 xfer_flush_rail_close(r, rail);
             rail->flushing = post(x, rail);
             /* what it brought may never be seen */
-            if (rail->received && !rail->flushing) r->flush_failed = true;
+            if (rail->received && !rail->flushing) r->flush.failed = true;
             rail->received = false;
-            r->n_flushes += rail->flushing;
+            r->flush.n_flushes += rail->flushing;
         }
     }
     bool under_way = false;
@@ -182,13 +182,13 @@ bool xfer_rdma_flush(struct td_xfer *x)
         }
         rail->flushing = false;
         if (n > 0 && wc.status == TD_VB_WC_SUCCESS) continue;
-        r->flush_failed = true;
+        r->flush.failed = true;
         if (rail->flush_qp) xfer_flush_rail_close(r, rail);
     }
     if (under_way) return true;
-    r->flushing = false;
+    r->flush.runs = false;
     td_xfer_core_flush_end(&x->core, xfer_now(x),
-                           r->flush_failed ? "rdma: the device that wrote it died before its "
+                           r->flush.failed ? "rdma: the device that wrote it died before its "
                                              "writes to the GPU were known to be visible"
                                            : NULL);
     return true;

@@ -196,7 +196,7 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_config *side, s
     struct td_err why = {.msg = ""};
     if (!r) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     x->rdma = r;
-    r->dmabuf_fd = -1;
+    r->flush.dmabuf_fd = -1;
     r->vb = config->verbs;
     r->config = *config;
     if (!r->config.port) r->config.port = 1;
@@ -439,7 +439,7 @@ uint64_t xfer_rdma_due(const struct td_xfer *x)
     }
     for (uint32_t i = 0; i < MAX_LINKS; i++) {
         const struct xfer_rdma_link *l = x->rdma->link[i];
-        if (l && l->doomed_ns && !l->quiet && l->doomed_ns < due) due = l->doomed_ns;
+        if (l && l->end.state == LINK_DOOMED && l->end.at_ns < due) due = l->end.at_ns;
     }
     return due;
 }

@@ -109,6 +109,21 @@
 
 static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
 
+static void link_goes(struct xfer_rdma_link *l, enum link_state state)
+{
+    if (state > l->end.state) l->end.state = state;
+}
+
+static bool link_is_over(const struct xfer_rdma_link *l) { return l->end.state >= LINK_BROKEN; }
+
+/* It is to be ended. True: nothing had broken it before, so the reason is the caller's to say. */
+static bool link_breaks(struct xfer_rdma_link *l)
+{
+    bool is_first = !link_is_over(l);
+    link_goes(l, LINK_BROKEN);
+    return is_first;
+}
+
 /* Both sides have a rail that the link lacks, and it is time to try one with more; sets the next
  * time. */
 static bool rdma_wants_better(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
@@ -119,17 +134,17 @@ static bool rdma_wants_better(struct td_xfer *x, struct td_xfer_conn *c, uint64_
     for (uint32_t q = 0; q < l->n_qps; q++) have |= 1u << l->qp[q].rail;
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) could |= 1u << i;
-    if (!(could & l->peer_rails & ~have)) return false;
-    if (l->n_ups != r->n_ups) { /* one has come back here: no reason to wait */
-        l->n_ups = r->n_ups;
-        l->more_ns = now;
-        l->more_wait_ns = 0;
+    if (!(could & l->more.peer_rails & ~have)) return false;
+    if (l->more.n_ups != r->n_ups) { /* one has come back here: no reason to wait */
+        l->more.n_ups = r->n_ups;
+        l->more.at_ns = now;
+        l->more.wait_ns = 0;
     }
-    if (now < l->more_ns) return false;
-    l->more_wait_ns = !l->more_wait_ns                      ? REOPEN_NS
-                      : 2 * l->more_wait_ns < REOPEN_MAX_NS ? 2 * l->more_wait_ns
+    if (now < l->more.at_ns) return false;
+    l->more.wait_ns = !l->more.wait_ns                      ? REOPEN_NS
+                      : 2 * l->more.wait_ns < REOPEN_MAX_NS ? 2 * l->more.wait_ns
                                                             : REOPEN_MAX_NS;
-    l->more_ns = now + l->more_wait_ns;
+    l->more.at_ns = now + l->more.wait_ns;
     return true;
 }
 
@@ -162,7 +177,7 @@ static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
     if (!l) return NULL;
     l->index = at;
     l->conn = conn;
-    l->fault.id = NO_ID;
+    l->end.fault.id = NO_ID;
     r->link[at] = l;
     r->n_links++;
     memset(xfer_rdma_cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
@@ -466,8 +481,7 @@ static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, str
         lq->in_flight -= what[i].n_bytes;
         pending_over(x, &what[i], false);
     }
-    if (!l->broken) xfer_say(l->reason, "rdma: %s: posting: %s", rail->name, strerror(e));
-    l->broken = l->retry = true;
+    if (link_breaks(l)) xfer_say(l->end.reason, "rdma: %s: posting: %s", rail->name, strerror(e));
     xfer_rail_erred(x, lq->rail);
     return false;
 }
@@ -476,7 +490,7 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_r
                   const struct td_xfer_rdma_setup *theirs)
 {
     struct xfer_rdma *r = x->rdma;
-    for (uint32_t q = 0; q < l->n_qps && !l->broken; q++) {
+    for (uint32_t q = 0; q < l->n_qps && !link_is_over(l); q++) {
         struct td_vb_send wr[2] = {0};
         struct pending what[2] = {{.id = NO_ID}, {.id = NO_ID}};
         uint32_t n = 0;
@@ -663,9 +677,9 @@ static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_
         return false;
     }
     l->windows = theirs.windows;
-    l->peer_rails = theirs.rails;
-    l->n_ups = r->n_ups;
-    l->more_ns = xfer_now(x) + REOPEN_NS;
+    l->more.peer_rails = theirs.rails;
+    l->more.n_ups = r->n_ups;
+    l->more.at_ns = xfer_now(x) + REOPEN_NS;
     l->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
     l->peer_recv_wr = theirs.recv_wr;
     l->n_regions = theirs.n_regions;
@@ -716,13 +730,13 @@ static void blame(struct td_xfer *x, struct xfer_rdma_link *l)
 {
     const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     char text[TD_XFER_REASON_MAX];
-    if (l->fault.id == NO_ID) return;
-    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer.instance : "", l->reason);
-    if (l->fault.is_read)
-        td_xfer_core_slot_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
+    if (l->end.fault.id == NO_ID) return;
+    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer.instance : "", l->end.reason);
+    if (l->end.fault.is_read)
+        td_xfer_core_slot_give_up(&x->core, l->end.fault.id, TD_ERR_PEER, text);
     else
-        td_xfer_core_op_give_up(&x->core, l->fault.id, TD_ERR_PEER, text);
-    l->fault.id = NO_ID;
+        td_xfer_core_op_give_up(&x->core, l->end.fault.id, TD_ERR_PEER, text);
+    l->end.fault.id = NO_ID;
 }
 
 /* Kills a link: after it nothing of it reads or lands. Drops the lock. */
@@ -769,7 +783,7 @@ static void rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
     if (!l) return;
     c->state = XFER_CONN_ENDING; /* no caller may take it for one that stands while the lock is
                                     dropped */
-    l->quiet = true;
+    link_goes(l, LINK_FENCED);
     *(struct xfer_rdma_conn *)c->own = (struct xfer_rdma_conn){0};
     /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
     if (l->joining)
@@ -785,7 +799,7 @@ static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     pthread_join(j->thread, NULL);
     l->joining = NULL;
-    if (l->quiet) {
+    if (l->end.state == LINK_FENCED) {
         link_end(x, l);
     } else if (j->error) {
         const struct rail *rail = &x->rdma->rail[l->qp[j->n_joined].rail];
@@ -812,11 +826,11 @@ static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     char reason[TD_XFER_REASON_MAX], byte;
     TD_ASSERT(c && xfer_rdma_link_of(c) == l);
-    memcpy(reason, l->reason, sizeof reason);
+    memcpy(reason, l->end.reason, sizeof reason);
     /* requests to a dead peer fail, too, and that may be seen first */
     if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true;
     blame(x, l); /* here, so that ABORT goes out yet */
-    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->retry);
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->end.verdict != VERDICT_NEVER);
 }
 
 /* --- memory windows --------------------------------------------------------------------------- */
@@ -868,7 +882,7 @@ static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
     struct link_qp *lq = &l->qp[q];
     const struct rail *rail = &r->rail[lq->rail];
     uint32_t want = g->state == WINDOWS_BINDING ? g->n : g->qp[q].n_bound;
-    while (g->qp[q].n_posted < want && !l->broken) {
+    while (g->qp[q].n_posted < want && !link_is_over(l)) {
         struct td_vb_send wrs[CHAIN] = {0};
         struct pending what[CHAIN];
         uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
@@ -906,12 +920,12 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
             return false;
         struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
         struct xfer_rdma_link *l = c ? xfer_rdma_link_of(c) : NULL;
-        if (!l || l->broken || l->doomed_ns || !windows_choose(x, l, s, g)) return false;
+        if (!l || l->end.state != LINK_STANDS || !windows_choose(x, l, s, g)) return false;
         g->link = l;
         g->state = WINDOWS_BINDING;
         td_xfer_core_windows_open(&x->core, id);
     }
-    if (g->link->broken) return false;
+    if (link_is_over(g->link)) return false;
     if (g->state != WINDOWS_ENDING && td_xfer_core_windows_due(&x->core, xfer_now(x), id)) {
         g->state = WINDOWS_ENDING; /* binds that are under way come first in the queue */
         for (uint32_t q = 0; q < g->link->n_qps; q++) g->qp[q].n_posted = 0;
@@ -920,7 +934,7 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     bool over = true;
     for (uint32_t q = 0; q < g->link->n_qps; q++)
         if (!windows_post(x, g, q)) over = false;
-    if (!over || g->link->broken) return g->link->broken;
+    if (!over || link_is_over(g->link)) return link_is_over(g->link);
     if (g->state == WINDOWS_BINDING) {
         struct td_xfer_conn *c = xfer_conn_by_id(x, g->link->conn);
         g->state = WINDOWS_OPEN;
@@ -942,7 +956,7 @@ static void windows_work(struct td_xfer *x)
         for (uint32_t i = 0; i < x->core.max_slots; i++)
             if (windows_step(x, i)) again = true;
         for (uint32_t i = 0; i < MAX_LINKS; i++)
-            if (x->rdma->link[i] && x->rdma->link[i]->broken && !x->rdma->link[i]->quiet)
+            if (x->rdma->link[i] && x->rdma->link[i]->end.state == LINK_BROKEN)
                 close_broken(x, x->rdma->link[i]);
     }
 }
@@ -1127,14 +1141,14 @@ static void rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_rdma_link *l = xfer_rdma_link_of(c);
     uint32_t idle = 0;
-    while (idle < l->n_qps && !l->broken && !l->doomed_ns) {
+    while (idle < l->n_qps && l->end.state == LINK_STANDS) {
         if (post_chain(x, l, qp_of_turn(l, l->next_turn)))
             idle = 0;
         else
             idle++;
         l->next_turn = (l->next_turn + 1) % l->n_qps;
     }
-    if (l->broken) close_broken(x, l);
+    if (l->end.state == LINK_BROKEN) close_broken(x, l);
 }
 
 /* Its handle is withdrawn: its final words are taken. */
@@ -1162,9 +1176,10 @@ static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     if (!c->initiator) {
         probe_bytes(c->tag, q, want);
         if (memcmp(want, xfer_rdma_cell(x->rdma, 0, l->index, q), CELL) != 0) {
-            xfer_say(l->reason,
+            xfer_say(l->end.reason,
                      "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
-            l->broken = true;
+            l->end.verdict = VERDICT_NEVER;
+            link_goes(l, LINK_BROKEN);
             return;
         }
     }
@@ -1172,7 +1187,7 @@ static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
     for (uint32_t i = 0; i < l->n_qps; i++)
         if (!l->qp[i].probed) return;
     if (!c->initiator) probe(x, c, l, NULL);
-    if (!l->broken) xfer_path_ready(x, c);
+    if (!link_is_over(l)) xfer_path_ready(x, c);
 }
 
 static bool is_retryable(enum td_vb_wc_status status)
@@ -1230,18 +1245,19 @@ static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uin
 {
     struct link_qp *lq = &l->qp[q];
     const struct rail *rail = &x->rdma->rail[lq->rail];
-    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 && !l->quiet) {
+    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 &&
+        l->end.state != LINK_FENCED) {
         /* before the words count: the writer's credit is this room */
         int e = x->rdma->vb->post_recv(lq->qp, RECV_ID, lq->recv_spent);
         if (e) {
-            xfer_say(l->reason, "rdma: %s: posting receives: %s", rail->name, strerror(e));
-            l->broken = l->retry = true;
+            if (link_breaks(l))
+                xfer_say(l->end.reason, "rdma: %s: posting receives: %s", rail->name, strerror(e));
         } else {
             lq->recv_left += lq->recv_spent;
         }
         lq->recv_spent = 0;
     }
-    if (l->quiet) return;
+    if (l->end.state == LINK_FENCED) return;
     struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
     if (c) c->last_use_ns = xfer_now(x);
     if ((imm & 0xf) == TD_XFER_IMM_PROBE)
@@ -1285,16 +1301,22 @@ static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32
     return NULL;
 }
 
+static void link_dooms(struct td_xfer *x, struct xfer_rdma_link *l)
+{
+    if (l->end.state != LINK_STANDS) return;
+    l->end.at_ns = xfer_now(x) + DOOM_NS;
+    link_goes(l, LINK_DOOMED);
+}
+
 /* Its queue pairs have failed, and why is not known here. The side whose request it was knows,
  * in a moment: when it comes first, the op at fault ends and the others go on; when this side's
  * BYE does, all get another attempt, and meet the same request again. */
 static void doom(struct td_xfer *x, struct xfer_rdma_link *l, const struct rail *rail,
                  const char *what)
 {
-    if (l->broken || l->quiet || l->doomed_ns) return;
-    xfer_say(l->reason, "rdma: %s: %s", rail->name, what);
-    l->retry = true;
-    l->doomed_ns = xfer_now(x) + DOOM_NS;
+    if (l->end.state != LINK_STANDS) return;
+    xfer_say(l->end.reason, "rdma: %s: %s", rail->name, what);
+    link_dooms(x, l);
 }
 
 static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_vb_wc *wc)
@@ -1322,23 +1344,23 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An
                                               asynchronous event or the peer's BYE may have come
                                               before it */
-        if (!l->told) {
-            l->told = true;
-            xfer_say(l->reason, "rdma: %s: %s (vendor code %u)", rail->name,
+        if (l->end.verdict == VERDICT_OPEN) {
+            xfer_say(l->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
                      td_vb_wc_status_name(wc->status), wc->vendor_error);
             struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, lq, wc);
             bool late = is_late(x, l, &p, wc);
-            if (!late && !is_retryable(wc->status)) l->fault = p;
-            l->retry = late || is_retryable(wc->status) || p.id != NO_ID;
-            /* quiet: the peer may be dead, and the rail is not to blame */
-            if (!late && !l->quiet) xfer_rail_erred(x, rail_at);
+            if (!late && !is_retryable(wc->status)) l->end.fault = p;
+            bool retry = late || is_retryable(wc->status) || p.id != NO_ID;
+            l->end.verdict = retry ? VERDICT_RETRY : VERDICT_NEVER;
+            /* fenced: the peer may be dead, and the rail is not to blame */
+            if (!late && l->end.state != LINK_FENCED) xfer_rail_erred(x, rail_at);
         }
         /* No answer: the peer may be dead, and its socket says so when the kernel has put it
            away. */
-        if (wc->status == TD_VB_WC_RETRY_EXC && !l->doomed_ns)
-            l->doomed_ns = xfer_now(x) + DOOM_NS;
-        else if (wc->status != TD_VB_WC_RETRY_EXC)
-            l->broken = true;
+        if (wc->status == TD_VB_WC_RETRY_EXC)
+            link_dooms(x, l);
+        else
+            link_goes(l, LINK_BROKEN);
     } else {
         doom(x, l, rail,
              is_recv ? "a queue pair went into the error state (a receive was flushed first)"
@@ -1353,11 +1375,9 @@ static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int
     r->rail[rail].dead = true;
     for (uint32_t k = 0; k < MAX_LINKS; k++)
         for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
-            if (r->link[k]->qp[q].rail == rail && !r->link[k]->broken) {
-                xfer_say(r->link[k]->reason, "rdma: %s: its completion queue %s: %s",
+            if (r->link[k]->qp[q].rail == rail && link_breaks(r->link[k]))
+                xfer_say(r->link[k]->end.reason, "rdma: %s: its completion queue %s: %s",
                          r->rail[rail].name, what, strerror(error));
-                r->link[k]->broken = r->link[k]->retry = true;
-            }
 }
 
 static bool take_completions(struct td_xfer *x)
@@ -1391,13 +1411,13 @@ static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const
         for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++)
             if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num))
                 hit = true;
-        if (!hit || l->broken || l->quiet) continue;
+        if (!hit || link_is_over(l)) continue;
         if (qp_num) {
             doom(x, l, &r->rail[rail], what);
             continue;
         }
-        xfer_say(l->reason, "rdma: %s: %s", r->rail[rail].name, what);
-        l->broken = l->retry = true;
+        xfer_say(l->end.reason, "rdma: %s: %s", r->rail[rail].name, what);
+        link_goes(l, LINK_BROKEN);
     }
 }
 
@@ -1480,8 +1500,9 @@ static bool rdma_poll(struct td_xfer *x)
     if (r->n_links && take_completions(x)) any = true;
     for (uint32_t i = 0; i < MAX_LINKS; i++) {
         struct xfer_rdma_link *l = r->link[i];
-        if (l && l->doomed_ns && xfer_now(x) >= l->doomed_ns) l->broken = true;
-        if (l && l->broken && !l->quiet) close_broken(x, l);
+        if (l && l->end.state == LINK_DOOMED && xfer_now(x) >= l->end.at_ns)
+            link_goes(l, LINK_BROKEN);
+        if (l && l->end.state == LINK_BROKEN) close_broken(x, l);
     }
     if (x->core.flush_writes && xfer_rdma_flush(x)) any = true;
     return any;
@@ -1504,8 +1525,8 @@ void xfer_rdma_close(struct td_xfer *x)
     free(r->op_keys);
     free(r->grant);
     free(r->cells);
-    free(r->flush_cells);
-    if (r->dmabuf_fd >= 0) close(r->dmabuf_fd);
+    free(r->flush.cells);
+    if (r->flush.dmabuf_fd >= 0) close(r->flush.dmabuf_fd);
     free(r);
     x->rdma = NULL;
 }
@@ -1519,7 +1540,7 @@ static bool rdma_sleep(struct td_xfer *x)
     struct xfer_rdma *r = x->rdma;
     if (!r) return true;
     bool may_sleep = true;
-    if (r->flushing) return false;
+    if (r->flush.runs) return false;
     /* what the last link's end told: unread it would wake us for ever */
     for (uint32_t i = 0; i < r->n_rails && !r->n_links; i++)
         if (xfer_rail_tells(&r->rail[i])) r->vb->cq_clear(r->rail[i].cq);
@@ -1557,7 +1578,7 @@ static void rdma_stats(const struct td_xfer *x, struct td_xfer_stats *stats)
     if (!x->rdma) return;
     stats->n_work_requests = x->rdma->n_wr;
     stats->n_doorbells = x->rdma->n_doorbells;
-    stats->n_gpu_flushes = x->rdma->n_flushes;
+    stats->n_gpu_flushes = x->rdma->flush.n_flushes;
     stats->n_rail_errors = x->rdma->n_rail_errors;
     stats->n_async_events = x->rdma->n_async;
     stats->n_windows = x->rdma->n_windows;

@@ -52,6 +52,17 @@ struct revival {
     struct td_err err;
 };
 
+/* Pool in device memory (flush.c). */
+struct flushing {
+    int dmabuf_fd; /* of the pool, from byte dmabuf_offset on; -1: there is none, for dmabuf_why */
+    uint64_t dmabuf_offset;
+    char dmabuf_why[TD_XFER_REASON_MAX];
+    uint64_t at; /* a byte of the device's allocation that the flush READs */
+    bool runs, failed;
+    uint64_t n_flushes;
+    uint8_t *cells; /* [TD_XFER_RAILS_MAX][CELL] */
+};
+
 struct xfer_rdma {
     const struct td_verbs *vb;
     struct td_xfer_rdma_config config;
@@ -61,14 +72,7 @@ struct xfer_rdma {
     struct rail rail[TD_XFER_RAILS_MAX];
     struct revival revival;
     bool has_pool; /* mem_add was called */
-    int dmabuf_fd; /* pool in device memory: of it, from byte dmabuf_offset on; -1:
-                      there is none, for dmabuf_why */
-    uint64_t dmabuf_offset, flush_at; /* flush_at: a byte of the device's allocation that the
-                                         flush READs */
-    char dmabuf_why[TD_XFER_REASON_MAX];
-    bool flushing, flush_failed;
-    uint64_t n_flushes;
-    uint8_t *flush_cells; /* [TD_XFER_RAILS_MAX][CELL] */
+    struct flushing flush;
     uint64_t region_bytes;
     uint32_t n_regions;
     uint8_t *cells; /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that
@@ -137,6 +141,36 @@ struct joining {
                                         initiator: the peer's, to be probed */
 };
 
+/* How a link ends. Its state only ever goes forward. */
+enum link_state {
+    LINK_STANDS = 0,
+    LINK_DOOMED, /* its queue pairs have failed: it ends at at_ns, or when somebody says why */
+    LINK_BROKEN, /* to be ended at the next look */
+    LINK_FENCED, /* it has no connection any more: its completions are taken, and nothing is
+                    told of them but whose request was at fault */
+};
+
+/* What the first completion that failed says of another attempt. */
+enum link_verdict {
+    VERDICT_OPEN = 0 /* none has come: one is worth it */,
+    VERDICT_RETRY,
+    VERDICT_NEVER
+};
+
+struct link_end {
+    enum link_state state;
+    enum link_verdict verdict;
+    uint64_t at_ns;       /* DOOMED */
+    struct pending fault; /* the request whose failure no other try mends; id NO_ID: none */
+    char reason[TD_XFER_REASON_MAX];
+};
+
+/* Initiator: when a rail that this link lacks is tried next. */
+struct link_more {
+    uint32_t peer_rails; /* bits of those that the acceptor has at all */
+    uint64_t n_ups, at_ns, wait_ns;
+};
+
 struct xfer_rdma_link {
     uint32_t index; /* in rdma->link */
     uint64_t conn;
@@ -144,14 +178,8 @@ struct xfer_rdma_link {
     struct td_xfer_turns op_turns, slot_turns;
     bool may_pull; /* initiator: the acceptor can READ from this side's pool */
     struct link_qp qp[TD_XFER_QPS_MAX];
-    struct joining *joining;   /* NULL: its queue pairs are connected, or not yet to be */
-    struct pending fault;      /* the request whose failure no other try mends; id NO_ID: none */
-    bool broken, retry, quiet; /* quiet: it has no connection any more; its completions are taken
-                                  and nothing is reported but whose request was at fault */
-    bool told;                 /* a completion has said what happened */
-    uint64_t doomed_ns;        /* its queue pairs have failed, and no completion here has said
-                                  why: it ends then. 0: they have not */
-    char reason[TD_XFER_REASON_MAX];
+    struct joining *joining; /* NULL: its queue pairs are connected, or not yet to be */
+    struct link_end end;
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
     /* what the peer said */
     uint32_t peer_recv_wr, n_regions;
@@ -162,9 +190,7 @@ struct xfer_rdma_link {
     uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
     bool windows;                     /* the accepting side, whichever it is, has them */
     uint32_t n_free, free_window[WINDOWS];
-    uint32_t peer_rails; /* initiator: bits of those that the acceptor has at all */
-    uint64_t n_ups, more_ns, more_wait_ns; /* initiator: when a rail that this link lacks is
-                                              tried next */
+    struct link_more more;
 };
 
 struct xfer_rdma_conn {
