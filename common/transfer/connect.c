@@ -380,7 +380,7 @@ static void tell_missed(struct td_xfer *x, uint32_t op, const struct td_transfer
 static bool attach_due(const struct td_xfer *x, uint32_t id, uint64_t now_ns)
 {
     const struct td_xfer_op *op = &x->core.ops[id];
-    return op->state == TD_OP_WAIT_CONN && !x->op_aux[id].waits_for && op->retry_ns <= now_ns;
+    return op->state == TD_OP_WAIT_CONN && !x->op_aux[id].waits_for && op->tries.retry_ns <= now_ns;
 }
 
 /* A connection for the op: one that stands or is under way, else one is dialled; NULL with the
@@ -421,7 +421,7 @@ void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
         /* not later: it may be another op afterwards */
         if (attach_due(x, i, now_ns) && x->n_conns == XFER_MAX_CONNS) evict_idle(x);
         if (!attach_due(x, i, now_ns)) continue;
-        x->core.ops[i].retry_ns = 0; /* it is tried now: no tick need remind us */
+        x->core.ops[i].tries.retry_ns = 0; /* it is tried now: no tick need remind us */
         struct td_xfer_conn *c = find_or_dial(x, i, reason);
         if (!c)
             td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);

@@ -686,7 +686,8 @@ static bool verify_digests(struct td_xfer *x)
     pthread_mutex_unlock(&x->lock);
     for (int32_t i = v.first; i < v.first + v.n && bad < 0; i++) {
         uint32_t crc;
-        if (!pool_crc(x, s->dst[s->digest[i].block], &crc) || crc != s->digest[i].crc) bad = i;
+        if (!pool_crc(x, s->dst[s->check.digest[i].block], &crc) || crc != s->check.digest[i].crc)
+            bad = i;
     }
     pthread_mutex_lock(&x->lock);
     td_xfer_core_verify_end(&x->core, xfer_now(x), &v, bad);

@@ -28,30 +28,34 @@
  *     +---------------------------------------- poll takes the terminal event
  *     -----------------------+
  *
- * On rdma FILLING has a live writer (td_xfer_writer) until FINAL and the last word of every queue
- * pair are there (READY), until its ABORT, or until this side's queue pairs are fenced; FAILED and
- * REVOKING wait for the same before RETIRED. An op that ends while its NIC reads is STOPPING, and
- * its ABORT ("retired") goes out after its last completion. Between all bytes and READY lies
- * VERIFYING when digests came along, or while an earlier attempt's writer is in its quarantine.
- * With memory windows (td_xfer_core_windows_open) SLOT_FREE also waits until the attempt's windows
- * have ended. They end when the writer has retired; a writer that was told FAIL and says nothing
- * for orphan_grace_ns loses them (windows_due), and that is its retirement (windows_ended).
+ * Holds (td_xfer_hold) say who may still touch the blocks of a slot or an op. READY, RETIRED, ENDED
+ * and another attempt wait for them:
  *
- * In device memory bytes are placed by copies that the device runs by itself (n_dma): revoked in
- * the middle, a slot waits for those that were issued, because none can be called back, and no
- * other attempt is bound meanwhile.
- *
- * Where NICs write to device memory, their completions may say less than that the bytes are there
- * (flush_writes): a slot that was bound on rdma is dirty until a flush that began when nobody wrote
- * into it any more; READY, SLOT_FREE and another attempt wait for that.
+ *   IO          between *_begin and *_end: a piece lands, leaves or is checked
+ *   DEVICE      copies that the device was given run by themselves, and none can be called back
+ *   NIC         READs of a slot, work requests of an op. An op that ends meanwhile is STOPPING, and
+ *               its ABORT ("retired") goes out after its last completion
+ *   WRITER      a slot that was bound on rdma, until FINAL and the last word of every queue pair
+ *               are there, until ABORT, or until this side's queue pairs are fenced
+ *   QUARANTINE  after that fence. Between all bytes and READY lies VERIFYING meanwhile, and while
+ *               digests are compared
+ *   WINDOWS     from td_xfer_core_windows_open until they have ended, which is when the writer has
+ *               retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses
+ *               them (windows_due), and that is its retirement. Only RETIRED and another attempt
+ *               wait for it
+ *   FLUSH       where a NIC's completion says less than that the device sees the bytes
+ *               (flush_writes): a slot that was bound on rdma, until a flush that began when nobody
+ *               wrote into it any more
+ *   READER      an op whose blocks the receiver was told to READ, until its DONE or FAIL or the
+ *               connection's end
  *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and
  * connection are the bound ones; (2) READY needs n_blocks * block_bytes counted bytes and FINAL
- * of the bound attempt; (3) no SLOT_FREE while io, with copies under way, with a writer or with
- * windows, no op's end while io or with work requests; (4) an op's handle is withdrawn before
- * its terminal event; (5) events cannot overflow: two per slot, one per op, and numbers return
- * to FREE by poll only; (6) no READY, and no digest is compared, before the quarantine of every
- * earlier attempt's writer is over: its last bytes could land in what the caller writes on into. */
+ * of the bound attempt; (3) no READY, no SLOT_FREE and no op's end while a hold is left
+ * (assert_unheld); (4) an op's handle is withdrawn before its terminal event; (5) events cannot
+ * overflow: two per slot, one per op, and numbers return to FREE by poll only; (6) no READY, and
+ * no digest is compared, before the quarantine of every earlier attempt's writer is over: its
+ * last bytes could land in what the caller writes on into. */
 #include "common/transfer/protocol.h"
 
 #include <inttypes.h>
@@ -110,6 +114,36 @@ static bool set_create(struct td_xfer_set *s, uint32_t n)
     return s->bits != NULL;
 }
 
+/* --- holds ---------------------------------------------------------------------------------- */
+
+static void hold(struct td_xfer_holds *h, enum td_xfer_hold why)
+{
+    h->n++;
+    h->of[why]++;
+    h->reasons |= TD_HELD(why);
+}
+
+static void release(struct td_xfer_holds *h, enum td_xfer_hold why)
+{
+    TD_ASSERT(h->n && h->of[why]);
+    h->n--;
+    if (--h->of[why] == 0) h->reasons &= ~TD_HELD(why);
+}
+
+/* A hold that is there or not. */
+static void hold_once(struct td_xfer_holds *h, enum td_xfer_hold why)
+{
+    if (!td_xfer_held(h, why)) hold(h, why);
+}
+
+/* Invariant 3, before an event that gives blocks to their owner. */
+static void assert_unheld(const struct td_xfer_holds *h, uint32_t but)
+{
+    uint32_t n = 0;
+    for (int why = 0; why < TD_N_HOLDS; why++) n += but & TD_HELD(why) ? h->of[why] : 0;
+    TD_ASSERT(h->n == n);
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 static void emit(struct td_xfer_core *c, enum td_xfer_event_kind kind, uint32_t id)
@@ -161,8 +195,8 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
             e->status = op->status;
             e->bytes = (uint64_t)op->grant.n_blocks * c->block_bytes;
             if (e->kind == TD_XFER_OP_DONE) {
-                set_times(e, op->first_ns, op->last_ns, op->done_ns);
-                e->behind_bytes = op->behind_bytes;
+                set_times(e, op->times.first_ns, op->times.last_ns, op->times.end_ns);
+                e->behind_bytes = op->sent.behind_bytes;
             }
             memcpy(e->reason, op->reason, sizeof e->reason);
             memset(op->grant.key, 0, sizeof op->grant.key);
@@ -175,10 +209,10 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
         e->path = slot->path;
         if (e->kind == TD_XFER_SLOT_READY) {
             e->bytes = slot->bytes_got;
-            set_times(e, slot->first_ns, slot->last_ns, slot->ready_ns);
-            e->behind_bytes = slot->behind_bytes;
-            e->note_bytes = slot->note_bytes;
-            memcpy(e->note, slot->note, slot->note_bytes);
+            set_times(e, slot->times.first_ns, slot->times.last_ns, slot->times.end_ns);
+            e->behind_bytes = slot->fetch.behind_bytes;
+            e->note_bytes = slot->note.n_bytes;
+            memcpy(e->note, slot->note.bytes, slot->note.n_bytes);
         } else {
             e->status = slot->status;
             memcpy(e->reason, slot->reason, sizeof e->reason);
@@ -214,12 +248,12 @@ static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_
                         td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->conn && s->n_rd) {
-        s->owe.conn = s->conn;
-        s->owe.handle = s->handle;
-        s->owe.op = s->op;
-        s->owe.attempt = s->attempt;
-        s->owe.status = status;
+    if (s->conn && td_xfer_held(&s->holds, TD_HOLD_NIC)) {
+        s->nic.owe.conn = s->conn;
+        s->nic.owe.handle = s->handle;
+        s->nic.owe.op = s->op;
+        s->nic.owe.attempt = s->attempt;
+        s->nic.owe.status = status;
         return;
     }
     struct td_xfer_frame to = {.slot = id,
@@ -236,42 +270,39 @@ static void slot_unbind(struct td_xfer_slot *s)
     s->handle = 0;
 }
 
-static void slot_retire(struct td_xfer_core *c, uint32_t id)
+static bool is_written(const struct td_xfer_slot *s) /* by a NIC, or may be yet */
 {
-    /* invariant 3 */
-    TD_ASSERT(!c->slots[id].io && !c->slots[id].n_rd && !c->slots[id].n_dma &&
-              c->slots[id].writer == TD_WRITER_NONE && !c->slots[id].windows);
-    c->slots[id].state = TD_SLOT_RETIRED;
-    emit(c, TD_XFER_SLOT_FREE, id);
+    return td_xfer_held(&s->holds, TD_HOLD_WRITER) || td_xfer_held(&s->holds, TD_HOLD_QUARANTINE);
 }
 
 /* Bytes that NICs have written may still be on their way to the device, though nobody writes any
  * more: they are flushed, and the caller is called again. */
 static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
-    if (s->dirty && s->flush == TD_FLUSH_NONE) {
-        s->flush = TD_FLUSH_DUE;
+    bool dirty = td_xfer_held(&s->holds, TD_HOLD_FLUSH);
+    if (dirty && s->nic.flush == TD_FLUSH_NONE) {
+        s->nic.flush = TD_FLUSH_DUE;
         c->flush_due = true;
     }
-    return s->dirty;
+    return dirty;
 }
 
-/* Nobody writes into the slot's blocks any more: what waited for that may go on. */
+/* The slot is free when it was revoked and nobody touches its blocks any more. */
 static void slot_check_retired(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state != TD_SLOT_REVOKING || s->io || s->n_rd || s->n_dma ||
-        s->writer != TD_WRITER_NONE || s->windows)
-        return;
-    if (!slot_is_dirty(c, s)) slot_retire(c, id);
+    if (s->state != TD_SLOT_REVOKING || s->holds.reasons & ~TD_HELD(TD_HOLD_FLUSH)) return;
+    if (slot_is_dirty(c, s)) return;
+    assert_unheld(&s->holds, 0);
+    s->state = TD_SLOT_RETIRED;
+    emit(c, TD_XFER_SLOT_FREE, id);
 }
 
 /* The live writer has retired. One that was fenced before it may still be in its quarantine. */
 static void slot_writer_retired(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
-    s->writer = s->quarantine_ns ? TD_WRITER_FENCED : TD_WRITER_NONE;
-    s->fence_ns = s->quarantine_ns;
-    if (s->fence_ns) due_by(c, s->fence_ns);
+    release(&s->holds, TD_HOLD_WRITER);
+    if (is_written(s)) due_by(c, s->nic.quarantine_ns);
 }
 
 static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
@@ -280,7 +311,8 @@ static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, con
     TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING ||
               s->state == TD_SLOT_VERIFYING);
     s->state = TD_SLOT_FAILED;
-    if (s->windows) due_by(c, 1); /* the tick gives a writer that still lives its time to answer */
+    if (td_xfer_held(&s->holds, TD_HOLD_WINDOWS))
+        due_by(c, 1); /* the tick gives a writer that still lives its time to answer */
     s->status = status;
     set_reason(s->reason, reason);
     slot_unbind(s);
@@ -307,18 +339,19 @@ td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, i
     while (c->slots[id].state != TD_SLOT_FREE) id = (id + 1) % c->max_slots;
     c->slot_hint = (id + 1) % c->max_slots;
     struct td_xfer_slot *s = &c->slots[id];
-    struct td_xfer_slot fresh = {.state = TD_SLOT_ARMED,
-                                 .generation = s->generation + 1,
-                                 .user = user,
-                                 .deadline_ns = deadline_ns,
-                                 .orphan_ns = TD_NEVER_NS,
-                                 .n_blocks = n_blocks,
-                                 .dst = s->dst,
-                                 .src = s->src,
-                                 .order = s->order,
-                                 .got = s->got,
-                                 .told = s->told,
-                                 .digest = s->digest};
+    struct td_xfer_slot fresh = {
+        .state = TD_SLOT_ARMED,
+        .generation = s->generation + 1,
+        .user = user,
+        .deadline_ns = deadline_ns,
+        .orphan_ns = TD_NEVER_NS,
+        .n_blocks = n_blocks,
+        .dst = s->dst,
+        .src = s->src,
+        .got = s->got,
+        .fetch = {.order = s->fetch.order, .told = s->fetch.told},
+        .check = {.digest = s->check.digest},
+    };
     uint64_t key[2] = {c->hooks.random_u64(c->hooks.ctx), c->hooks.random_u64(c->hooks.ctx)};
     memcpy(fresh.key, key, sizeof fresh.key);
     *s = fresh;
@@ -398,20 +431,22 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
                s->reason[0] ? s->reason : "the slot was given back");
         return TD_OK;
     }
-    TD_ASSERT(!s->io && !s->n_rd);
-    if (s->n_dma) { /* they would land on top of what this attempt brings */
+    TD_ASSERT(!td_xfer_held(&s->holds, TD_HOLD_IO) && !td_xfer_held(&s->holds, TD_HOLD_NIC));
+    if (td_xfer_held(&s->holds,
+                     TD_HOLD_DEVICE)) { /* they would land on top of what this attempt brings */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN,
                "copies of an earlier attempt are under way");
         return TD_OK;
     }
-    if (s->writer == TD_WRITER_NONE && slot_is_dirty(c, s)) {
+    if (!is_written(s) && slot_is_dirty(c, s)) {
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN,
                "writes of an earlier attempt are on their way");
         return TD_OK;
     }
-    if (s->writer == TD_WRITER_LIVE || s->windows) { /* an earlier attempt's connection is not
-                                                        known to be dead yet, or its windows are
-                                                        just ending */
+    if (td_xfer_held(&s->holds, TD_HOLD_WRITER) ||
+        td_xfer_held(&s->holds, TD_HOLD_WINDOWS)) { /* an earlier attempt's connection is not
+                                                       known to be dead yet, or its windows are
+                                                       just ending */
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
         return TD_OK;
     }
@@ -424,23 +459,23 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     s->way = td_xfer_path_way(path);
     s->orphan_ns = TD_NEVER_NS;
     s->bytes_got = 0;
-    s->qps_want = s->qps_got = 0;
-    s->n_targets = s->n_digests = s->verify_at = 0;
+    s->nic.qps_want = s->nic.qps_got = 0;
+    s->nic.n_targets = s->check.n = s->check.at = 0;
     if (s->way == TD_XFER_BY_NIC) {
-        s->writer = TD_WRITER_LIVE;
-        s->dirty = c->flush_writes;
-        s->writer_conn = conn;
-        s->fence_ns = 0;
-        s->writer_handle = f->handle;
+        hold(&s->holds, TD_HOLD_WRITER);
+        if (c->flush_writes) hold_once(&s->holds, TD_HOLD_FLUSH);
+        s->nic.writer_conn = conn;
+        s->nic.retire_ns = 0;
+        s->nic.writer_handle = f->handle;
     }
-    s->n_refs = s->copy_at = s->n_told = 0;
-    s->copy_off = 0;
-    s->bytes_told = s->bytes_begun = s->behind_bytes = 0;
-    s->final_seen = s->parked = false;
+    s->fetch.n_refs = s->fetch.at = s->fetch.n_told = 0;
+    s->fetch.off = 0;
+    s->fetch.bytes_told = s->fetch.bytes_begun = s->fetch.behind_bytes = 0;
+    s->final_seen = s->fetch.parked = false;
     s->status = TD_OK; /* an earlier attempt's */
     s->reason[0] = 0;
     for (int32_t i = 0; i < s->n_blocks; i++) {
-        s->got[i] = s->told[i] = 0;
+        s->got[i] = s->fetch.told[i] = 0;
         s->src[i] = -1;
     }
     return TD_OK;
@@ -483,8 +518,8 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
 bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
     if (!slot_is_bound(c, conn, f)) return false;
-    TD_ASSERT(!c->slots[f->slot].io);
-    c->slots[f->slot].io = true;
+    TD_ASSERT(!td_xfer_held(&c->slots[f->slot].holds, TD_HOLD_IO));
+    hold(&c->slots[f->slot].holds, TD_HOLD_IO);
     return true;
 }
 
@@ -497,7 +532,7 @@ bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn,
 bool td_xfer_core_dma_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
     if (!slot_is_bound(c, conn, f)) return false;
-    c->slots[f->slot].n_dma++;
+    hold(&c->slots[f->slot].holds, TD_HOLD_DEVICE);
     return true;
 }
 
@@ -508,7 +543,8 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     if (s->state == TD_SLOT_FILLING) {
         if (!s->final_seen) return;
         if (s->way == TD_XFER_BY_NIC) {
-            if (s->qps_got != s->qps_want || s->bytes_got != (uint64_t)s->n_refs * c->block_bytes)
+            if (s->nic.qps_got != s->nic.qps_want ||
+                s->bytes_got != (uint64_t)s->fetch.n_refs * c->block_bytes)
                 return;
             uint64_t written = total - s->bytes_got; /* every queue pair's last word came after
                                                         its data (RC order) */
@@ -517,18 +553,20 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
             c->stats.bytes_by_path[s->path] += written;
         }
         if (s->bytes_got != total) return;
-        if (s->writer == TD_WRITER_LIVE) slot_writer_retired(c, s); /* that was all it had */
+        if (td_xfer_held(&s->holds, TD_HOLD_WRITER))
+            slot_writer_retired(c, s); /* that was all it had */
         s->state = TD_SLOT_VERIFYING;
         td_fault_point("xfer_verifying");
         set_add(&c->verifying, id);
     }
     /* invariant 6 */
-    if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || slot_is_dirty(c, s) ||
-        s->verify_at < s->n_digests)
-        return;
+    if (s->state != TD_SLOT_VERIFYING) return;
+    if (s->holds.reasons & ~(TD_HELD(TD_HOLD_FLUSH) | TD_HELD(TD_HOLD_WINDOWS))) return;
+    if (slot_is_dirty(c, s) || s->check.at < s->check.n) return; /* invariant 6 */
+    assert_unheld(&s->holds, TD_HELD(TD_HOLD_WINDOWS));
     s->state = TD_SLOT_READY;
     s->completed = true;
-    s->ready_ns = now_ns;
+    s->times.end_ns = now_ns;
     slot_answer(c, id, TD_XFER_DONE, TD_OK, NULL);
     slot_unbind(s);
     c->stats.n_done++;
@@ -540,8 +578,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
 static bool slot_io_end(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->io);
-    s->io = false;
+    release(&s->holds, TD_HOLD_IO);
     slot_check_retired(c, id);
     return s->state == TD_SLOT_FILLING;
 }
@@ -564,15 +601,14 @@ void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
                           uint64_t handle, uint64_t n_bytes, td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->n_dma);
-    s->n_dma--;
+    release(&s->holds, TD_HOLD_DEVICE);
     if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == handle) {
         if (!status) {
             count_bytes(c, s, n_bytes);
             slot_check_ready(c, now_ns, id);
         } else if (status == TD_ERR_STALE) { /* the sender's ABORT, or the end of its connection,
                                                 follows and says why */
-            s->parked = true;
+            s->fetch.parked = true;
             c->stats.n_stale_frames++;
         } else {
             slot_answer(c, id, TD_XFER_FAIL, status, reason);
@@ -607,27 +643,30 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
     for (int32_t i = 0; i < n; i++) {
         int32_t b = (int32_t)first + i;
         if (ids[i] < 0 || ids[i] >= n_source_blocks ||
-            (s->src[b] >= 0 && (s->src[b] != ids[i] || s->told[b] >= f->offset)))
+            (s->src[b] >= 0 && (s->src[b] != ids[i] || s->fetch.told[b] >= f->offset)))
             return TD_ERR_CORRUPT;
     }
     for (int32_t i = 0; i < n; i++) {
         int32_t b = (int32_t)first + i;
         if (s->src[b] < 0)
-            s->order[s->n_refs++] = b;
-        else if (s->copy_at > s->n_told)
-            s->copy_at = s->n_told; /* it was passed by */
+            s->fetch.order[s->fetch.n_refs++] = b;
+        else if (s->fetch.at > s->fetch.n_told)
+            s->fetch.at = s->fetch.n_told; /* it was passed by */
         s->src[b] = ids[i];
-        s->bytes_told += f->offset - s->told[b];
-        s->told[b] = (uint32_t)f->offset;
+        s->fetch.bytes_told += f->offset - s->fetch.told[b];
+        s->fetch.told[b] = (uint32_t)f->offset;
     }
-    while (s->n_told < s->n_refs && s->told[s->order[s->n_told]] == c->block_bytes) s->n_told++;
+    while (s->fetch.n_told < s->fetch.n_refs &&
+           s->fetch.told[s->fetch.order[s->fetch.n_told]] == c->block_bytes)
+        s->fetch.n_told++;
     set_add(&c->fetching, f->slot);
     return TD_OK;
 }
 
 static bool slot_has(const struct td_xfer_slot *s)
 {
-    return is_copied(s->way) ? s->bytes_begun < s->bytes_told : s->copy_at < s->n_refs;
+    return is_copied(s->way) ? s->fetch.bytes_begun < s->fetch.bytes_told
+                             : s->fetch.at < s->fetch.n_refs;
 }
 
 /* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any
@@ -637,13 +676,13 @@ static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_w
 {
     const struct td_xfer_slot *s = &c->slots[id];
     return s->state == TD_SLOT_FILLING && s->way == way && slot_has(s) &&
-           (is_copied(way) ? !s->parked : s->conn == conn);
+           (is_copied(way) ? !s->fetch.parked : s->conn == conn);
 }
 
 static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td_xfer_slot *s)
 {
-    if (is_copied(s->way)) return s->bytes_told - s->bytes_begun;
-    return (uint64_t)(s->n_refs - s->copy_at) * c->block_bytes - s->copy_off;
+    if (is_copied(s->way)) return s->fetch.bytes_told - s->fetch.bytes_begun;
+    return (uint64_t)(s->fetch.n_refs - s->fetch.at) * c->block_bytes - s->fetch.off;
 }
 
 /* Called when a piece of the slot is begun: after the last one, what others still wait for is
@@ -651,14 +690,14 @@ static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td
 static void slot_begun(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->n_refs < s->n_blocks || slot_waiting_bytes(c, s)) return;
-    if (is_copied(s->way) && s->bytes_told < (uint64_t)s->n_blocks * c->block_bytes) return;
+    if (s->fetch.n_refs < s->n_blocks || slot_waiting_bytes(c, s)) return;
+    if (is_copied(s->way) && s->fetch.bytes_told < (uint64_t)s->n_blocks * c->block_bytes) return;
     uint32_t other;
-    s->behind_bytes = 0;
+    s->fetch.behind_bytes = 0;
     for (struct round r = {.at = 0}; round_next(&c->fetching, 0, &r, &other);) {
         const struct td_xfer_slot *o = &c->slots[other];
         if (other != id && o->state == TD_SLOT_FILLING && slot_has(o))
-            s->behind_bytes += slot_waiting_bytes(c, o);
+            s->fetch.behind_bytes += slot_waiting_bytes(c, o);
     }
 }
 
@@ -694,9 +733,10 @@ static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, 
                        int32_t max_blocks, struct td_xfer_copy *copy)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    while (s->got[s->order[s->copy_at]] == s->told[s->order[s->copy_at]]) s->copy_at++;
-    int32_t block = s->order[s->copy_at];
-    uint64_t left = s->told[block] - s->got[block];
+    while (s->got[s->fetch.order[s->fetch.at]] == s->fetch.told[s->fetch.order[s->fetch.at]])
+        s->fetch.at++;
+    int32_t block = s->fetch.order[s->fetch.at];
+    uint64_t left = s->fetch.told[block] - s->got[block];
     *copy = (struct td_xfer_copy){.slot = id,
                                   .op = s->op,
                                   .conn = s->conn,
@@ -707,16 +747,16 @@ static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, 
                                   .n_bytes = left < max_bytes ? (size_t)left : (size_t)max_bytes};
     s->got[block] += (uint32_t)copy->n_bytes;
     for (; copy->n_bytes == (uint64_t)copy->n_blocks * c->block_bytes &&
-           copy->n_blocks < max_blocks && s->copy_at + copy->n_blocks < s->n_refs;
+           copy->n_blocks < max_blocks && s->fetch.at + copy->n_blocks < s->fetch.n_refs;
          copy->n_blocks++) {
-        int32_t next = s->order[s->copy_at + copy->n_blocks];
-        if (next != block + copy->n_blocks || s->got[next] || s->told[next] != c->block_bytes ||
-            copy->n_bytes + c->block_bytes > max_sum)
+        int32_t next = s->fetch.order[s->fetch.at + copy->n_blocks];
+        if (next != block + copy->n_blocks || s->got[next] ||
+            s->fetch.told[next] != c->block_bytes || copy->n_bytes + c->block_bytes > max_sum)
             break;
-        s->got[next] = s->told[next];
+        s->got[next] = s->fetch.told[next];
         copy->n_bytes += c->block_bytes;
     }
-    s->bytes_begun += copy->n_bytes;
+    s->fetch.bytes_begun += copy->n_bytes;
     slot_begun(c, id);
     if (!slot_has(s)) set_drop(&c->fetching, id);
 }
@@ -735,8 +775,8 @@ bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
     uint32_t from = slot_turn(c, turns, TD_XFER_BY_COPY, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         if (!slot_wants(c, id, TD_XFER_BY_COPY, 0)) continue;
-        TD_ASSERT(!c->slots[id].io);
-        c->slots[id].io = true;
+        TD_ASSERT(!td_xfer_held(&c->slots[id].holds, TD_HOLD_IO));
+        hold(&c->slots[id].holds, TD_HOLD_IO);
         local_next(c, id, max_bytes, max_bytes, max_blocks, ret_copy);
         turn_over(turns, from, id, c->max_slots);
         return true;
@@ -751,7 +791,7 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
     if (!slot_io_end(c, copy->slot)) return;
     TD_ASSERT(s->handle == copy->handle && s->conn == copy->conn);
     if (!valid) { /* the sender's ABORT, or the end of its connection, follows and says why */
-        s->parked = true;
+        s->fetch.parked = true;
         c->stats.n_stale_frames++;
         return;
     }
@@ -766,7 +806,7 @@ bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         if (!slot_wants(c, id, TD_XFER_BY_DEVICE, 0)) continue;
         local_next(c, id, c->block_bytes, max_bytes, max_blocks, ret_copy);
-        c->slots[id].n_dma++;
+        hold(&c->slots[id].holds, TD_HOLD_DEVICE);
         turn_over(turns, from, id, c->max_slots);
         return true;
     }
@@ -792,20 +832,20 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on
        rdma the queue pairs, may still be at work. */
-    if (s->final_seen || f->offset != total || (is_copied(s->way) && s->bytes_told != total))
+    if (s->final_seen || f->offset != total || (is_copied(s->way) && s->fetch.bytes_told != total))
         return TD_ERR_CORRUPT;
     /* what is not READ was written by queue pairs */
-    bool writes = s->way == TD_XFER_BY_NIC && s->n_refs < s->n_blocks;
+    bool writes = s->way == TD_XFER_BY_NIC && s->fetch.n_refs < s->n_blocks;
     if ((f->flags != 0) != writes) return TD_ERR_CORRUPT;
     /* it cannot know where to write */
-    if (writes && s->n_targets != s->n_blocks) return TD_ERR_CORRUPT;
-    if (s->qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
-    s->qps_want = f->flags;
+    if (writes && s->nic.n_targets != s->n_blocks) return TD_ERR_CORRUPT;
+    if (s->nic.qps_got & ~(uint32_t)f->flags) return TD_ERR_CORRUPT;
+    s->nic.qps_want = f->flags;
     s->final_seen = true;
-    s->first_ns = local_time(now_ns, clock_us, f->clock_us);
-    s->last_ns = local_time(now_ns, clock_us, f->last_us);
-    s->note_bytes = f->length;
-    memcpy(s->note, note, f->length);
+    s->times.first_ns = local_time(now_ns, clock_us, f->clock_us);
+    s->times.last_ns = local_time(now_ns, clock_us, f->last_us);
+    s->note.n_bytes = f->length;
+    memcpy(s->note.bytes, note, f->length);
     slot_check_ready(c, now_ns, f->slot);
     return TD_OK;
 }
@@ -816,8 +856,8 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     if (f->slot < c->max_slots) {
         struct td_xfer_slot *s = &c->slots[f->slot];
         bool retired = !(f->flags & TD_XFER_ABORT_UNRETIRED);
-        if (retired && s->writer == TD_WRITER_LIVE && s->writer_conn == conn &&
-            s->generation == f->generation && s->writer_handle == f->handle) {
+        if (retired && td_xfer_held(&s->holds, TD_HOLD_WRITER) && s->nic.writer_conn == conn &&
+            s->generation == f->generation && s->nic.writer_handle == f->handle) {
             slot_writer_retired(c, s); /* all its work requests have completed: the retirement
                                           proof */
             slot_check_retired(c, f->slot);
@@ -831,7 +871,7 @@ void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct t
     snprintf(text, sizeof text, "sender: %.140s", reason);
     struct td_xfer_slot *s = &c->slots[f->slot];
     /* it waits for that */
-    if (s->way == TD_XFER_BY_NIC && s->n_refs)
+    if (s->way == TD_XFER_BY_NIC && s->fetch.n_refs)
         slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted");
     slot_fail(c, f->slot, f->status ? (td_status)f->status : TD_ERR_CANCELLED, text);
 }
@@ -843,19 +883,19 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
         if (!slot_wants(c, id, TD_XFER_BY_NIC, conn)) continue;
-        int32_t block = s->order[s->copy_at], n_pieces = 1;
-        uint64_t left = c->block_bytes - s->copy_off;
+        int32_t block = s->fetch.order[s->fetch.at], n_pieces = 1;
+        uint64_t left = c->block_bytes - s->fetch.off;
         *rd = (struct td_xfer_rd){.slot = id,
-                                  .order_at = s->copy_at,
+                                  .order_at = s->fetch.at,
                                   .n_blocks = 1,
                                   .src_block = s->src[block],
-                                  .offset = s->copy_off};
+                                  .offset = s->fetch.off};
         rd->n_bytes = left < l->max_bytes ? left : l->max_bytes;
-        for (; s->copy_off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes &&
-               s->copy_at + rd->n_blocks < s->n_refs;
+        for (; s->fetch.off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes &&
+               s->fetch.at + rd->n_blocks < s->fetch.n_refs;
              rd->n_blocks++) {
-            int32_t next = s->order[s->copy_at + rd->n_blocks],
-                    before = s->order[s->copy_at + rd->n_blocks - 1];
+            int32_t next = s->fetch.order[s->fetch.at + rd->n_blocks],
+                    before = s->fetch.order[s->fetch.at + rd->n_blocks - 1];
             bool apart = s->dst[next] != s->dst[before] + 1 || s->dst[next] % l->dst_region == 0;
             if (s->src[next] != s->src[before] + 1 || s->src[next] % l->src_region == 0 ||
                 n_pieces + apart > l->max_pieces || rd->n_bytes + c->block_bytes > l->max_bytes)
@@ -864,12 +904,12 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_
             rd->n_bytes += c->block_bytes;
         }
         if (rd->n_bytes == left || rd->n_blocks > 1) {
-            s->copy_at += rd->n_blocks;
-            s->copy_off = 0;
+            s->fetch.at += rd->n_blocks;
+            s->fetch.off = 0;
         } else {
-            s->copy_off += (uint32_t)rd->n_bytes;
+            s->fetch.off += (uint32_t)rd->n_bytes;
         }
-        s->n_rd++;
+        hold(&s->holds, TD_HOLD_NIC);
         slot_begun(c, id);
         turn_over(turns, from, id, c->max_slots);
         return true;
@@ -881,23 +921,22 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
                           bool ok)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->n_rd);
-    s->n_rd--;
+    release(&s->holds, TD_HOLD_NIC);
     /* Reads of one attempt only are ever under way: another one is bound when they are over. */
     if (ok && s->state == TD_SLOT_FILLING) {
         count_bytes(c, s, n_bytes);
         c->stats.bytes_pulled += n_bytes;
         slot_check_ready(c, now_ns, id);
     }
-    if (s->n_rd) return;
-    if (s->owe.conn) {
+    if (td_xfer_held(&s->holds, TD_HOLD_NIC)) return;
+    if (s->nic.owe.conn) {
         struct td_xfer_frame to = {.slot = id,
                                    .generation = s->generation,
-                                   .op = s->owe.op,
-                                   .attempt = s->owe.attempt,
-                                   .handle = s->owe.handle};
-        answer(c, s->owe.conn, &to, TD_XFER_FAIL, s->owe.status, s->reason);
-        s->owe.conn = 0;
+                                   .op = s->nic.owe.op,
+                                   .attempt = s->nic.owe.attempt,
+                                   .handle = s->nic.owe.handle};
+        answer(c, s->nic.owe.conn, &to, TD_XFER_FAIL, s->nic.owe.status, s->reason);
+        s->nic.owe.conn = 0;
     }
     slot_check_retired(c, id);
 }
@@ -922,11 +961,11 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn,
         return TD_ERR_STALE;
     }
     struct td_xfer_slot *s = &c->slots[f->slot];
-    if (s->final_seen || n > s->n_blocks - s->n_digests) return TD_ERR_CORRUPT;
+    if (s->final_seen || n > s->n_blocks - s->check.n) return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++)
         if (digests[i].block >= (uint32_t)s->n_blocks) return TD_ERR_CORRUPT;
-    memcpy(s->digest + s->n_digests, digests, (size_t)n * sizeof *digests);
-    s->n_digests += n;
+    memcpy(s->check.digest + s->check.n, digests, (size_t)n * sizeof *digests);
+    s->check.n += n;
     return TD_OK;
 }
 
@@ -942,10 +981,10 @@ bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_ru
                              struct td_xfer_tx *tx)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    if (s->state != TD_SLOT_FILLING || s->way != TD_XFER_BY_NIC || s->n_targets == s->n_blocks)
+    if (s->state != TD_SLOT_FILLING || s->way != TD_XFER_BY_NIC || s->nic.n_targets == s->n_blocks)
         return false;
     struct td_xfer_run run[TD_XFER_RUNS_MAX];
-    int32_t n = 0, at = s->n_targets;
+    int32_t n = 0, at = s->nic.n_targets;
     for (; n < max_runs && n < TD_XFER_RUNS_MAX && at < s->n_blocks; at += run[n++].n)
         run[n] = (struct td_xfer_run){.block = s->dst[at],
                                       .n = td_xfer_run_length(s->dst, s->n_blocks, at, region)};
@@ -955,10 +994,10 @@ bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_ru
                                        .op = s->op,
                                        .attempt = s->attempt,
                                        .handle = s->handle,
-                                       .offset = (uint64_t)s->n_targets,
+                                       .offset = (uint64_t)s->nic.n_targets,
                                        .length = (uint32_t)n * (uint32_t)sizeof run[0]};
     memcpy(tx->payload, run, tx->frame.length);
-    s->n_targets = at;
+    s->nic.n_targets = at;
     return true;
 }
 
@@ -978,25 +1017,27 @@ bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *
 void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->state == TD_SLOT_FILLING && s->writer == TD_WRITER_LIVE && !s->windows);
-    s->windows = true;
-    s->windows_conn = s->writer_conn;
-    s->evict_ns = 0;
+    TD_ASSERT(s->state == TD_SLOT_FILLING && td_xfer_held(&s->holds, TD_HOLD_WRITER) &&
+              !td_xfer_held(&s->holds, TD_HOLD_WINDOWS));
+    hold(&s->holds, TD_HOLD_WINDOWS);
+    s->nic.windows_conn = s->nic.writer_conn;
+    s->nic.evict_ns = 0;
 }
 
 bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
 {
     const struct td_xfer_slot *s = &c->slots[id];
-    return s->windows && (s->writer != TD_WRITER_LIVE || (s->evict_ns && now_ns >= s->evict_ns));
+    return td_xfer_held(&s->holds, TD_HOLD_WINDOWS) &&
+           (!td_xfer_held(&s->holds, TD_HOLD_WRITER) ||
+            (s->nic.evict_ns && now_ns >= s->nic.evict_ns));
 }
 
 void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->windows);
-    s->windows = false;
-    s->evict_ns = 0;
-    if (s->writer == TD_WRITER_LIVE) { /* it did not say so, but it has */
+    release(&s->holds, TD_HOLD_WINDOWS);
+    s->nic.evict_ns = 0;
+    if (td_xfer_held(&s->holds, TD_HOLD_WRITER)) { /* it did not say so, but it has */
         slot_writer_retired(c, s);
         c->stats.n_evicted++;
     }
@@ -1009,13 +1050,13 @@ void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
     uint32_t id = imm >> 16;
     struct td_xfer_slot *s = id < c->max_slots ? &c->slots[id] : NULL;
     if (!s || s->state != TD_SLOT_FILLING || s->conn != conn || s->way != TD_XFER_BY_NIC ||
-        qp >= TD_XFER_QPS_MAX || (s->qps_got & 1u << qp) ||
-        (s->final_seen && !(s->qps_want & 1u << qp)) ||
+        qp >= TD_XFER_QPS_MAX || (s->nic.qps_got & 1u << qp) ||
+        (s->final_seen && !(s->nic.qps_want & 1u << qp)) ||
         td_xfer_imm(id, s->generation, s->attempt, TD_XFER_IMM_FINAL) != imm) {
         c->stats.n_stale_frames++;
         return;
     }
-    s->qps_got |= 1u << qp;
+    s->nic.qps_got |= 1u << qp;
     slot_check_ready(c, now_ns, id);
 }
 
@@ -1023,12 +1064,14 @@ void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t un
 {
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        bool had_windows = s->windows && s->windows_conn == conn;
-        if (had_windows) s->windows = false; /* they went with their queue pairs */
-        if (had_windows) slot_check_retired(c, i);
-        if (s->writer != TD_WRITER_LIVE || s->writer_conn != conn) continue;
-        s->writer = TD_WRITER_FENCED;
-        s->fence_ns = s->quarantine_ns = until_ns;
+        if (td_xfer_held(&s->holds, TD_HOLD_WINDOWS) && s->nic.windows_conn == conn) {
+            release(&s->holds, TD_HOLD_WINDOWS); /* they went with their queue pairs */
+            slot_check_retired(c, i);
+        }
+        if (!td_xfer_held(&s->holds, TD_HOLD_WRITER) || s->nic.writer_conn != conn) continue;
+        hold_once(&s->holds, TD_HOLD_QUARANTINE);
+        release(&s->holds, TD_HOLD_WRITER);
+        s->nic.quarantine_ns = until_ns;
         c->stats.n_fenced++;
         due_by(c, until_ns);
     }
@@ -1040,8 +1083,8 @@ uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c)
     c->flush_due = false;
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        if (s->flush != TD_FLUSH_DUE) continue;
-        s->flush = TD_FLUSH_RUNNING;
+        if (s->nic.flush != TD_FLUSH_DUE) continue;
+        s->nic.flush = TD_FLUSH_RUNNING;
         n++;
     }
     return n;
@@ -1051,10 +1094,10 @@ void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char 
 {
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        if (s->flush != TD_FLUSH_RUNNING) continue;
-        TD_ASSERT(s->dirty && s->writer == TD_WRITER_NONE); /* no attempt is bound meanwhile */
-        s->flush = TD_FLUSH_NONE;
-        s->dirty = false;
+        if (s->nic.flush != TD_FLUSH_RUNNING) continue;
+        TD_ASSERT(!is_written(s)); /* no attempt is bound meanwhile */
+        s->nic.flush = TD_FLUSH_NONE;
+        release(&s->holds, TD_HOLD_FLUSH);
         if (s->state == TD_SLOT_VERIFYING && reason) {
             slot_answer(c, i, TD_XFER_FAIL, TD_ERR_PEER, reason);
             slot_fail(c, i, TD_ERR_PEER, reason);
@@ -1071,15 +1114,14 @@ bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t
     for (struct round r = {.at = *cursor}; round_next(&c->verifying, *cursor, &r, &id);) {
         struct td_xfer_slot *s = &c->slots[id];
         if (s->state != TD_SLOT_VERIFYING) set_drop(&c->verifying, id);
-        if (s->state != TD_SLOT_VERIFYING || s->writer != TD_WRITER_NONE || s->dirty || s->io ||
-            s->verify_at == s->n_digests)
-            continue;
+        if (s->state != TD_SLOT_VERIFYING || s->check.at == s->check.n) continue;
+        if (s->holds.reasons & ~TD_HELD(TD_HOLD_WINDOWS)) continue;
         int32_t n = (int32_t)(max_bytes / c->block_bytes);
         if (n < 1) n = 1;
-        if (n > s->n_digests - s->verify_at) n = s->n_digests - s->verify_at;
-        *v = (struct td_xfer_verify){.slot = id, .first = s->verify_at, .n = n};
+        if (n > s->check.n - s->check.at) n = s->check.n - s->check.at;
+        *v = (struct td_xfer_verify){.slot = id, .first = s->check.at, .n = n};
         *cursor = (id + 1) % c->max_slots;
-        s->io = true;
+        hold(&s->holds, TD_HOLD_IO);
         return true;
     }
     return false;
@@ -1094,14 +1136,14 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns,
     if (bad >= 0) c->stats.n_digest_mismatches++;
     if (s->state != TD_SLOT_VERIFYING) return;
     if (bad < 0) {
-        s->verify_at += v->n;
+        s->check.at += v->n;
         slot_check_ready(c, now_ns, v->slot);
         return;
     }
     char reason[TD_XFER_REASON_MAX];
     snprintf(reason, sizeof reason, "digest: grant block %u is not what the sender read",
-             s->digest[bad].block);
-    bool again = s->n_mismatches++ == 0 && s->conn;
+             s->check.digest[bad].block);
+    bool again = s->check.n_bad++ == 0 && s->conn;
     slot_answer(c, v->slot, TD_XFER_FAIL, TD_ERR_CORRUPT, reason);
     if (!again) {
         slot_fail(c, v->slot, TD_ERR_CORRUPT, reason);
@@ -1136,7 +1178,7 @@ static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uin
 static void op_ended(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    TD_ASSERT(!op->io && !op->n_wr && !op->reader_conn); /* invariant 3 */
+    assert_unheld(&op->holds, 0);
     op->state = TD_OP_ENDED;
     if (op->failed)
         c->stats.n_failed++;
@@ -1149,15 +1191,15 @@ static void op_ended(struct td_xfer_core *c, uint32_t id)
 static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    if (op->state != TD_OP_STOPPING || op->io) return;
-    if (op->n_wr) {
+    if (op->state != TD_OP_STOPPING || td_xfer_held(&op->holds, TD_HOLD_IO)) return;
+    if (td_xfer_held(&op->holds, TD_HOLD_NIC)) {
         due_by(c, 1); /* the time that this may take is counted from the next tick */
         return;
     }
     /* rdma: the writer has retired */
-    if (op->tell_conn) op_say_abort(c, id, op->tell_conn, op->tell_handle, 0);
-    op->tell_conn = 0;
-    if (op->reader_conn) {
+    if (op->nic.tell_conn) op_say_abort(c, id, op->nic.tell_conn, op->nic.tell_handle, 0);
+    op->nic.tell_conn = 0;
+    if (td_xfer_held(&op->holds, TD_HOLD_READER)) {
         due_by(c, 1);
         return;
     }
@@ -1167,8 +1209,8 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
     }
     op->again = false;
     op->state = TD_OP_WAIT_CONN;
-    if (!op->retry_ns) c->retry_due = true; /* at once */
-    due_by(c, op->retry_ns ? op->retry_ns : 1);
+    if (!op->tries.retry_ns) c->retry_due = true; /* at once */
+    due_by(c, op->tries.retry_ns ? op->tries.retry_ns : 1);
 }
 
 /* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the
@@ -1182,8 +1224,8 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     op->status = status;
     set_reason(op->reason, reason);
     if (failed && op->conn && op->way == TD_XFER_BY_NIC) {
-        op->tell_conn = op->conn;
-        op->tell_handle = op->handle;
+        op->nic.tell_conn = op->conn;
+        op->nic.tell_handle = op->handle;
     } else if (tell && op->conn) {
         op_say_abort(c, id, op->conn, op->handle, 0);
     }
@@ -1241,17 +1283,18 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     while (c->ops[id].state != TD_OP_FREE) id = (id + 1) % c->max_ops;
     c->op_hint = (id + 1) % c->max_ops;
     struct td_xfer_op *op = &c->ops[id];
-    struct td_xfer_op fresh = {.state = TD_OP_WAIT_CONN,
-                               .user = user,
-                               .deadline_ns = deadline_ns,
-                               .grant = *grant,
-                               .src = op->src,
-                               .order = op->order,
-                               .dst = op->dst,
-                               .run = op->run,
-                               .ready = op->ready,
-                               .begun = op->begun,
-                               .lane_of = op->lane_of};
+    struct td_xfer_op fresh = {
+        .state = TD_OP_WAIT_CONN,
+        .user = user,
+        .deadline_ns = deadline_ns,
+        .grant = *grant,
+        .src = op->src,
+        .order = op->order,
+        .ready = op->ready,
+        .sent = {.begun = op->sent.begun},
+        .lanes = {.of = op->lanes.of},
+        .nic = {.dst = op->nic.dst, .run = op->nic.run},
+    };
     *op = fresh;
     for (int32_t i = 0; i < grant->n_blocks; i++) {
         op->src[i] = -1;
@@ -1291,7 +1334,7 @@ static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, in
     }
     /* each has passed by these blocks, maybe */
     for (uint32_t lane = 0; lane < TD_XFER_LANES_MAX && offset && n; lane++)
-        if (op->lane[lane].at > op->n_whole) op->lane[lane].at = op->n_whole;
+        if (op->lanes.lane[lane].at > op->n_whole) op->lanes.lane[lane].at = op->n_whole;
     for (int32_t i = 0; i < n; i++) {
         op->src[first + i] = block_ids[i];
         op->ready[first + i] = (uint32_t)(offset + n_bytes);
@@ -1300,8 +1343,8 @@ static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, in
     while (op->n_whole < op->n_queued && op->ready[op->order[op->n_whole]] == c->block_bytes)
         op->n_whole++;
     op->bytes_ready = bytes_ready;
-    if (!op->first_ns) op->first_ns = now_ns;
-    op->last_ns = now_ns;
+    if (!op->times.first_ns) op->times.first_ns = now_ns;
+    op->times.last_ns = now_ns;
     op->final = final;
     return TD_OK;
 }
@@ -1314,8 +1357,8 @@ td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t 
         submit(c, now_ns, id, first, block_ids, n, 0, c->block_bytes, final, note_bytes);
     if (status) return status;
     struct td_xfer_op *op = &c->ops[id];
-    if (note_bytes) memcpy(op->note, note, note_bytes);
-    op->note_bytes = note_bytes;
+    if (note_bytes) memcpy(op->note.bytes, note, note_bytes);
+    op->note.n_bytes = note_bytes;
     return TD_OK;
 }
 
@@ -1329,10 +1372,10 @@ td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint
 /* What the receiver READs of an op is not sent. */
 static void op_skip_pulled(const struct td_xfer_core *c, struct td_xfer_op *op)
 {
-    for (int32_t i = op->lane[0].at; op->can_pull && i < op->n_pull; i++) {
+    for (int32_t i = op->lanes.lane[0].at; op->pull.may && i < op->pull.n; i++) {
         int32_t b = op->order[i];
-        op->bytes_begun += c->block_bytes - op->begun[b];
-        op->begun[b] = (uint32_t)c->block_bytes;
+        op->sent.bytes_begun += c->block_bytes - op->sent.begun[b];
+        op->sent.begun[b] = (uint32_t)c->block_bytes;
     }
 }
 
@@ -1340,10 +1383,10 @@ td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint
                                    int32_t first, const int32_t *block_ids, int32_t n)
 {
     /* they come before all others */
-    if (id < c->max_ops && c->ops[id].n_pull != c->ops[id].n_queued) return TD_ERR_INVALID;
+    if (id < c->max_ops && c->ops[id].pull.n != c->ops[id].n_queued) return TD_ERR_INVALID;
     td_status status = td_xfer_core_submit(c, now_ns, id, first, block_ids, n, false, NULL, 0);
     if (status) return status;
-    c->ops[id].n_pull = c->ops[id].n_queued;
+    c->ops[id].pull.n = c->ops[id].n_queued;
     op_skip_pulled(c, &c->ops[id]);
     return TD_OK;
 }
@@ -1379,7 +1422,7 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status stat
     set_reason(op->reason, reason);
     if (conn) op_say_abort(c, id, conn, handle, TD_XFER_ABORT_UNRETIRED);
     op_end(c, id, true, status, reason, false);
-    op->tell_conn = 0; /* it was told */
+    op->nic.tell_conn = 0; /* it was told */
     return true;
 }
 
@@ -1391,40 +1434,40 @@ void td_xfer_core_op_broke(struct td_xfer_core *c, uint32_t id, td_status status
 
 void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t id, uint32_t qps)
 {
-    TD_ASSERT(c->ops[id].state == TD_OP_STREAMING && !c->ops[id].qps_used);
-    c->ops[id].qps_allowed = qps;
+    TD_ASSERT(c->ops[id].state == TD_OP_STREAMING && !c->ops[id].nic.qps_used);
+    c->ops[id].nic.qps_allowed = qps;
 }
 
 bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t id, uint64_t conn)
 {
     const struct td_xfer_op *op = &c->ops[id];
-    return op->conn == conn || op->tell_conn == conn || op->reader_conn == conn ||
-           (op->n_wr && op->wr_conn == conn);
+    return op->conn == conn || op->nic.tell_conn == conn || op->pull.reader_conn == conn ||
+           (td_xfer_held(&op->holds, TD_HOLD_NIC) && op->nic.wr_conn == conn);
 }
 
 void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn,
                             enum td_xfer_path path, bool can_pull)
 {
     struct td_xfer_op *op = &c->ops[id];
-    TD_ASSERT(op->state == TD_OP_WAIT_CONN && !op->io);
+    TD_ASSERT(op->state == TD_OP_WAIT_CONN && !op->holds.n);
     op->state = TD_OP_STREAMING;
     set_add(&c->streaming, id);
     op->conn = conn;
     op->path = path;
     op->way = td_xfer_path_way(path);
     op->attempt++;
-    op->digest_at = op->n_targets = op->n_runs = op->ref_at = 0;
-    op->can_pull = can_pull && op->way == TD_XFER_BY_NIC;
-    op->bytes_begun = 0;
+    op->sent.digest_at = op->nic.n_targets = op->nic.n_runs = op->pull.ref_at = 0;
+    op->pull.may = can_pull && op->way == TD_XFER_BY_NIC;
+    op->sent.bytes_begun = 0;
     for (int32_t i = 0; i < op->grant.n_blocks; i++) {
-        op->begun[i] = 0;
-        op->lane_of[i] = TD_XFER_NO_LANE;
+        op->sent.begun[i] = 0;
+        op->lanes.of[i] = TD_XFER_NO_LANE;
     }
-    op->qps_allowed = op->qps_used = op->qps_said = op->n_frames = 0;
-    op->retry_ns = op->stop_ns = 0;
+    op->nic.qps_allowed = op->nic.qps_used = op->nic.qps_said = op->lanes.n_frames = 0;
+    op->tries.retry_ns = op->stop_ns = 0;
     for (int i = 0; i < TD_XFER_LANES_MAX; i++) {
-        op->lane[i].at = 0;
-        op->lane[i].open = i == 0;
+        op->lanes.lane[i].at = 0;
+        op->lanes.lane[i].open = i == 0;
     }
     op_skip_pulled(c, op);
     do op->handle = c->hooks.random_u64(c->hooks.ctx);
@@ -1443,11 +1486,11 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn,
 /* Where in `order` the next bytes for this lane are; -1: none. */
 static int32_t op_next(struct td_xfer_op *op, uint32_t lane)
 {
-    for (; op->lane[lane].at < op->n_queued; op->lane[lane].at++) {
-        int32_t b = op->order[op->lane[lane].at];
-        if (op->begun[b] < op->ready[b] &&
-            (op->lane_of[b] == lane || op->lane_of[b] == TD_XFER_NO_LANE))
-            return op->lane[lane].at;
+    for (; op->lanes.lane[lane].at < op->n_queued; op->lanes.lane[lane].at++) {
+        int32_t b = op->order[op->lanes.lane[lane].at];
+        if (op->sent.begun[b] < op->ready[b] &&
+            (op->lanes.of[b] == lane || op->lanes.of[b] == TD_XFER_NO_LANE))
+            return op->lanes.lane[lane].at;
     }
     return -1;
 }
@@ -1456,19 +1499,19 @@ static int32_t op_next(struct td_xfer_op *op, uint32_t lane)
 static bool op_has_whole(const struct td_xfer_core *c, const struct td_xfer_op *op, int32_t at)
 {
     return at < op->n_queued && op->ready[op->order[at]] == c->block_bytes &&
-           !op->begun[op->order[at]];
+           !op->sent.begun[op->order[at]];
 }
 
 static void op_begin(struct td_xfer_op *op, int32_t block, uint64_t n_bytes)
 {
-    op->begun[block] += (uint32_t)n_bytes;
-    op->bytes_begun += n_bytes;
+    op->sent.begun[block] += (uint32_t)n_bytes;
+    op->sent.bytes_begun += n_bytes;
 }
 
 /* Every byte was submitted and begun. */
 static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
-    return op->bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
+    return op->sent.bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
 }
 
 /* Called when a frame or a work request of the op is begun: after the last one, what others
@@ -1478,11 +1521,11 @@ static void op_begun(struct td_xfer_core *c, uint32_t id)
     struct td_xfer_op *op = &c->ops[id];
     if (!all_begun(c, op)) return;
     uint32_t other;
-    op->behind_bytes = 0;
+    op->sent.behind_bytes = 0;
     for (struct round r = {.at = 0}; round_next(&c->streaming, 0, &r, &other);) {
         const struct td_xfer_op *o = &c->ops[other];
         if (other != id && o->state == TD_OP_STREAMING)
-            op->behind_bytes += o->bytes_ready - o->bytes_begun;
+            op->sent.behind_bytes += o->bytes_ready - o->sent.bytes_begun;
     }
 }
 
@@ -1492,25 +1535,25 @@ static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane
 {
     int32_t at = op_next(op, lane), n = 0;
     if (at < 0) return false;
-    if (!op->lane[lane].open) { /* or its data could overtake the binding that lane 0 made */
-        op->lane[lane].open = true;
+    if (!op->lanes.lane[lane].open) { /* or its data could overtake the binding that lane 0 made */
+        op->lanes.lane[lane].open = true;
         f->type = TD_XFER_OPEN;
         f->length = TD_XFER_KEY_BYTES;
         return true;
     }
     int32_t block = op->order[at];
-    uint64_t left = op->ready[block] - op->begun[block];
+    uint64_t left = op->ready[block] - op->sent.begun[block];
     f->type = TD_XFER_DATA;
-    f->offset = (uint64_t)block * c->block_bytes + op->begun[block];
+    f->offset = (uint64_t)block * c->block_bytes + op->sent.begun[block];
     f->length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
-    op->n_frames++;
-    op->lane_of[block] = (uint8_t)lane;
+    op->lanes.n_frames++;
+    op->lanes.of[block] = (uint8_t)lane;
     op_begin(op, block, f->length);
-    if (op->begun[block] < c->block_bytes) return true;
+    if (op->sent.begun[block] < c->block_bytes) return true;
     while (++n < max_blocks && op_has_whole(c, op, at + n) && op->order[at + n] == block + n &&
            f->length + c->block_bytes <= TD_XFER_FRAME_DATA_MAX) {
         f->length += (uint32_t)c->block_bytes;
-        op->lane_of[block + n] = (uint8_t)lane;
+        op->lanes.of[block + n] = (uint8_t)lane;
         op_begin(op, block + n, c->block_bytes);
     }
     return true;
@@ -1522,7 +1565,7 @@ static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_b
     tx->frame.type = TD_XFER_REF;
     tx->frame.offset = upto;
     tx->frame.length = 4 + 4 * (uint32_t)n;
-    op->bytes_sent += n_bytes;
+    op->sent.bytes += n_bytes;
     c->stats.bytes_sent += n_bytes;
     c->stats.bytes_by_path[op->path] += n_bytes;
 }
@@ -1532,14 +1575,14 @@ static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_b
 static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, struct td_xfer_tx *tx)
 {
     int32_t n = 0, first = op->order[at];
-    uint32_t from = op->begun[first], upto = op->ready[first], b = (uint32_t)first;
+    uint32_t from = op->sent.begun[first], upto = op->ready[first], b = (uint32_t)first;
     memcpy(tx->payload, &b, 4);
     do {
         memcpy(tx->payload + 4 + 4 * n, &op->src[first + n], 4);
         op_begin(op, first + n, upto - from);
         n++;
     } while (n < TD_XFER_REF_MAX && at + n < op->n_queued && op->order[at + n] == first + n &&
-             op->begun[first + n] == from && op->ready[first + n] == upto);
+             op->sent.begun[first + n] == from && op->ready[first + n] == upto);
     ref_said(c, op, (uint64_t)n * (upto - from), n, upto, tx);
 }
 
@@ -1547,12 +1590,12 @@ static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, st
 static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td_xfer_tx *tx)
 {
     int32_t n = 0;
-    uint32_t first = (uint32_t)op->order[op->ref_at];
+    uint32_t first = (uint32_t)op->order[op->pull.ref_at];
     memcpy(tx->payload, &first, 4);
     do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
-    while (n < TD_XFER_REF_MAX && op->ref_at + n < op->n_pull &&
-           op->order[op->ref_at + n] == (int32_t)first + n);
-    op->ref_at += n;
+    while (n < TD_XFER_REF_MAX && op->pull.ref_at + n < op->pull.n &&
+           op->order[op->pull.ref_at + n] == (int32_t)first + n);
+    op->pull.ref_at += n;
     ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
 }
 
@@ -1560,12 +1603,12 @@ static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td
  * sent. */
 static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
-    if (!op->final || !all_begun(c, op) || op->n_frames) return false;
-    if (c->digest_every && op->digest_at < op->n_queued) return false;
+    if (!op->final || !all_begun(c, op) || op->lanes.n_frames) return false;
+    if (c->digest_every && op->sent.digest_at < op->n_queued) return false;
     if (op->way != TD_XFER_BY_NIC) return true;
-    bool writes = !op->can_pull || op->n_pull < op->n_queued;
-    return (!writes || op->n_targets == op->grant.n_blocks) &&
-           (!op->can_pull || op->ref_at == op->n_pull) && op->qps_said == op->qps_used;
+    bool writes = !op->pull.may || op->pull.n < op->n_queued;
+    return (!writes || op->nic.n_targets == op->grant.n_blocks) &&
+           (!op->pull.may || op->pull.ref_at == op->pull.n) && op->nic.qps_said == op->nic.qps_used;
 }
 
 /* Where to look first; see struct td_xfer_turns. Blocks count, wherever they would go; what is
@@ -1579,9 +1622,9 @@ static uint32_t op_turn(struct td_xfer_core *c, const struct td_xfer_turns *t, u
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING) set_drop(&c->streaming, id);
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
-        if (op->bytes_begun == op->bytes_ready) continue;
+        if (op->sent.bytes_begun == op->bytes_ready) continue;
         int32_t at = op_next(op, lane);
-        if (at < 0 || (op->way == TD_XFER_BY_NIC && op->order[at] >= op->n_targets)) continue;
+        if (at < 0 || (op->way == TD_XFER_BY_NIC && op->order[at] >= op->nic.n_targets)) continue;
         if (first == TURN_NONE)
             first = best = id;
         else if (op->priority < c->ops[best].priority)
@@ -1609,19 +1652,21 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
             if (tx->frame.type == TD_XFER_DATA) op_begun(c, id);
         } else if (is_copied(op->way) && (at = op_next(op, 0)) >= 0) {
             tx_ref(c, op, at, tx);
-        } else if (op->can_pull && op->ref_at < op->n_pull) {
+        } else if (op->pull.may && op->pull.ref_at < op->pull.n) {
             tx_ref_pull(c, op, tx);
-            op->reader_conn = conn;
-            op->reader_handle = op->handle;
-        } else if ((lane == 0 || (op->lane[lane].open && !c->digest_every)) && final_due(c, op)) {
+            hold_once(&op->holds, TD_HOLD_READER);
+            op->pull.reader_conn = conn;
+            op->pull.reader_handle = op->handle;
+        } else if ((lane == 0 || (op->lanes.lane[lane].open && !c->digest_every)) &&
+                   final_due(c, op)) {
             /* digests go by lane 0, and before it */
             tx->frame.type = TD_XFER_FINAL;
-            tx->frame.flags = (uint16_t)op->qps_used;
-            tx->frame.clock_us = (uint32_t)(op->first_ns / TD_NS_PER_US);
-            tx->frame.last_us = (uint32_t)(op->last_ns / TD_NS_PER_US);
+            tx->frame.flags = (uint16_t)op->nic.qps_used;
+            tx->frame.clock_us = (uint32_t)(op->times.first_ns / TD_NS_PER_US);
+            tx->frame.last_us = (uint32_t)(op->times.last_ns / TD_NS_PER_US);
             tx->frame.offset = (uint64_t)op->grant.n_blocks * c->block_bytes;
-            tx->frame.length = (uint32_t)op->note_bytes;
-            memcpy(tx->payload, op->note, op->note_bytes);
+            tx->frame.length = (uint32_t)op->note.n_bytes;
+            memcpy(tx->payload, op->note.bytes, op->note.n_bytes);
             op->state = TD_OP_WAIT_VERDICT;
         } else {
             continue;
@@ -1636,8 +1681,8 @@ void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t id, uint64_t handle)
 {
     struct td_xfer_op *op = &c->ops[id];
     if (op->state != TD_OP_STREAMING || op->handle != handle) return;
-    TD_ASSERT(op->n_frames);
-    op->n_frames--;
+    TD_ASSERT(op->lanes.n_frames);
+    op->lanes.n_frames--;
 }
 
 td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
@@ -1649,17 +1694,18 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
         return TD_ERR_STALE;
     }
     struct td_xfer_op *op = &c->ops[f->op];
-    if (op->way != TD_XFER_BY_NIC || f->offset != (uint64_t)op->n_targets) return TD_ERR_CORRUPT;
+    if (op->way != TD_XFER_BY_NIC || f->offset != (uint64_t)op->nic.n_targets)
+        return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
         struct td_xfer_run r = runs[i];
-        if (r.n < 1 || r.n > op->grant.n_blocks - op->n_targets || r.block < 0 ||
+        if (r.n < 1 || r.n > op->grant.n_blocks - op->nic.n_targets || r.block < 0 ||
             r.block > n_peer_blocks - r.n)
             return TD_ERR_CORRUPT;
         for (int32_t k = 0; k < r.n; k++) {
-            op->run[op->n_targets] = op->n_runs;
-            op->dst[op->n_targets++] = r.block + k;
+            op->nic.run[op->nic.n_targets] = op->nic.n_runs;
+            op->nic.dst[op->nic.n_targets++] = r.block + k;
         }
-        op->n_runs += own_keys;
+        op->nic.n_runs += own_keys;
     }
     return TD_OK;
 }
@@ -1673,18 +1719,18 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
         struct td_xfer_op *op = &c->ops[id];
         if (op->state != TD_OP_STREAMING || op->conn != conn || op->way != TD_XFER_BY_NIC) continue;
         int32_t at = op_next(op, 0);
-        bool data = at >= 0 && op->order[at] < op->n_targets;
+        bool data = at >= 0 && op->order[at] < op->nic.n_targets;
         *wr = (struct td_xfer_wr){.op = id,
                                   .handle = op->handle,
                                   .order_at = at,
                                   .n_blocks = 1,
-                                  .offset = data ? op->begun[op->order[at]] : 0};
-        if (data && op->qps_allowed && !(op->qps_allowed & 1u << qp)) continue;
+                                  .offset = data ? op->sent.begun[op->order[at]] : 0};
+        if (data && op->nic.qps_allowed && !(op->nic.qps_allowed & 1u << qp)) continue;
         if (data) {
             int32_t block = op->order[at], n_pieces = 1;
-            uint64_t left = op->ready[block] - op->begun[block];
-            wr->dst_block = op->dst[block];
-            wr->run = op->run[block];
+            uint64_t left = op->ready[block] - op->sent.begun[block];
+            wr->dst_block = op->nic.dst[block];
+            wr->run = op->nic.run[block];
             wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
             /* Neighbours at the receiver ride along, gathered from where they lie here. */
             op_begin(op, block, wr->n_bytes);
@@ -1695,28 +1741,30 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
                         before = op->order[at + wr->n_blocks - 1];
                 bool apart =
                     op->src[next] != op->src[before] + 1 || op->src[next] % l->src_region == 0;
-                if (next >= op->n_targets || op->dst[next] != op->dst[before] + 1 ||
-                    op->run[next] != op->run[before] || op->dst[next] % l->dst_region == 0 ||
-                    n_pieces + apart > l->max_pieces || wr->n_bytes + c->block_bytes > l->max_bytes)
+                if (next >= op->nic.n_targets || op->nic.dst[next] != op->nic.dst[before] + 1 ||
+                    op->nic.run[next] != op->nic.run[before] ||
+                    op->nic.dst[next] % l->dst_region == 0 || n_pieces + apart > l->max_pieces ||
+                    wr->n_bytes + c->block_bytes > l->max_bytes)
                     break;
                 n_pieces += apart;
                 wr->n_bytes += c->block_bytes;
                 op_begin(op, next, c->block_bytes);
             }
-            op->qps_used |= 1u << qp;
+            op->nic.qps_used |= 1u << qp;
             op_begun(c, id);
-        } else if (op->final && all_begun(c, op) && (op->qps_used & ~op->qps_said & 1u << qp) &&
-                   (op->qps_said || !(op->qps_used & no_words))) {
+        } else if (op->final && all_begun(c, op) &&
+                   (op->nic.qps_used & ~op->nic.qps_said & 1u << qp) &&
+                   (op->nic.qps_said || !(op->nic.qps_used & no_words))) {
             wr->is_imm = true;
             wr->n_blocks = 0;
             wr->imm =
                 td_xfer_imm(op->grant.slot, op->grant.generation, op->attempt, TD_XFER_IMM_FINAL);
-            op->qps_said |= 1u << qp;
+            op->nic.qps_said |= 1u << qp;
         } else {
             continue;
         }
-        op->n_wr++;
-        op->wr_conn = conn;
+        hold(&op->holds, TD_HOLD_NIC);
+        op->nic.wr_conn = conn;
         turn_over(turns, from, id, c->max_ops);
         return true;
     }
@@ -1725,8 +1773,8 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
 
 void td_xfer_core_hold(struct td_xfer_core *c, uint32_t id)
 {
-    c->ops[id].n_wr++;
-    c->ops[id].wr_conn = c->ops[id].conn; /* closing it ends what is held */
+    hold(&c->ops[id].holds, TD_HOLD_NIC);
+    c->ops[id].nic.wr_conn = c->ops[id].conn; /* closing it ends what is held */
 }
 
 void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes,
@@ -1734,15 +1782,15 @@ void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
 {
     (void)now_ns;
     struct td_xfer_op *op = &c->ops[id];
-    TD_ASSERT(op->n_wr);
-    op->n_wr--;
+    release(&op->holds, TD_HOLD_NIC);
     if (ok) {
-        op->bytes_sent += n_bytes;
+        op->sent.bytes += n_bytes;
         c->stats.bytes_sent += n_bytes;
         c->stats.bytes_by_path[op->path] += n_bytes;
     } else {
-        op->tell_conn = 0; /* it may have landed or not: no proof; the connection is about to go,
-                              and its other end fences */
+        op->nic.tell_conn =
+            0; /* it may have landed or not: no proof; the connection is about to go,
+                  and its other end fences */
     }
     op_check_stopped(c, id);
 }
@@ -1760,11 +1808,13 @@ bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t ma
     if (!c->digest_every) return false;
     for (uint32_t id = 0; id < c->max_ops; id++) {
         struct td_xfer_op *op = &c->ops[id];
-        if (op->state != TD_OP_STREAMING || op->conn != conn || op->io) continue;
+        if (op->state != TD_OP_STREAMING || op->conn != conn ||
+            td_xfer_held(&op->holds, TD_HOLD_IO))
+            continue;
         w->n = 0;
-        while (op->digest_at < op->n_whole && w->n < TD_XFER_DIGEST_BATCH &&
+        while (op->sent.digest_at < op->n_whole && w->n < TD_XFER_DIGEST_BATCH &&
                (w->n == 0 || (uint64_t)(w->n + 1) * c->block_bytes <= max_bytes)) {
-            int32_t block = op->order[op->digest_at++];
+            int32_t block = op->order[op->sent.digest_at++];
             if (!is_sampled(c->digest_every, op->handle, block)) continue;
             w->src[w->n] = op->src[block];
             w->digest[w->n++] = (struct td_xfer_digest){.block = (uint32_t)block};
@@ -1772,7 +1822,7 @@ bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t ma
         if (!w->n) continue;
         w->op = id;
         w->handle = op->handle;
-        op->io = true;
+        hold(&op->holds, TD_HOLD_IO);
         return true;
     }
     return false;
@@ -1781,8 +1831,7 @@ bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t ma
 void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest_work *w)
 {
     struct td_xfer_op *op = &c->ops[w->op];
-    TD_ASSERT(op->io);
-    op->io = false;
+    release(&op->holds, TD_HOLD_IO);
     if (op->state == TD_OP_STREAMING && op->handle == w->handle) {
         struct td_xfer_frame f = {.type = TD_XFER_DIGEST,
                                   .slot = op->grant.slot,
@@ -1800,8 +1849,8 @@ bool td_xfer_core_read_begin(struct td_xfer_core *c, uint32_t id, uint64_t handl
 {
     struct td_xfer_op *op = &c->ops[id];
     if (!op_is_live(op) || op->handle != handle) return false;
-    TD_ASSERT(!op->io);
-    op->io = true;
+    TD_ASSERT(!td_xfer_held(&op->holds, TD_HOLD_IO));
+    hold(&op->holds, TD_HOLD_IO);
     return true;
 }
 
@@ -1809,9 +1858,8 @@ void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
 {
     (void)now_ns;
     struct td_xfer_op *op = &c->ops[id];
-    TD_ASSERT(op->io);
-    op->io = false;
-    op->bytes_sent += n_bytes;
+    release(&op->holds, TD_HOLD_IO);
+    op->sent.bytes += n_bytes;
     c->stats.bytes_sent += n_bytes;
     c->stats.bytes_by_path[op->path] += n_bytes;
     op_check_stopped(c, id);
@@ -1821,9 +1869,11 @@ void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id,
 static void reader_over(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
     struct td_xfer_op *op = f->op < c->max_ops ? &c->ops[f->op] : NULL;
-    if (!op || !op->reader_conn || op->reader_conn != conn || op->reader_handle != f->handle)
+    if (!op || !op->pull.reader_conn || op->pull.reader_conn != conn ||
+        op->pull.reader_handle != f->handle)
         return;
-    op->reader_conn = 0;
+    release(&op->holds, TD_HOLD_READER);
+    op->pull.reader_conn = 0;
     op_check_stopped(c, f->op);
 }
 
@@ -1842,7 +1892,7 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
                false);
         return TD_OK;
     }
-    op->done_ns = now_ns;
+    op->times.end_ns = now_ns;
     op_end(c, f->op, false, TD_OK, "", false);
     return TD_OK;
 }
@@ -1857,11 +1907,12 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
     }
     struct td_xfer_op *op = &c->ops[f->op];
     bool again =
-        f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->n_mismatches++ == 0);
+        f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->tries.n_mismatches++ == 0);
     if (again && op->attempt < 15) {
-        op->retry_ns = f->status == TD_ERR_AGAIN
-                           ? now_ns + (TD_XFER_AGAIN_NS << (op->n_again < 6 ? op->n_again++ : 6))
-                           : now_ns;
+        op->tries.retry_ns =
+            f->status == TD_ERR_AGAIN
+                ? now_ns + (TD_XFER_AGAIN_NS << (op->tries.n_again < 6 ? op->tries.n_again++ : 6))
+                : now_ns;
         op_detach(c, f->op);
         return;
     }
@@ -1894,12 +1945,14 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
-        if (op->reader_conn == conn) { /* its queue pairs here are dead: READs find nobody */
-            op->reader_conn = 0;
+        if (op->pull.reader_conn == conn) { /* its queue pairs here are dead: READs find nobody */
+            release(&op->holds, TD_HOLD_READER);
+            op->pull.reader_conn = 0;
             op_check_stopped(c, i);
         }
         if (op->conn != conn || !op_is_live(op)) continue;
-        if (how == TD_XFER_LOST || ++op->n_lost >= TD_XFER_ATTEMPTS_MAX || op->attempt >= 15) {
+        if (how == TD_XFER_LOST || ++op->tries.n_lost >= TD_XFER_ATTEMPTS_MAX ||
+            op->attempt >= 15) {
             op->conn = 0; /* nobody is there to be told */
             op_end(c, i, true, status, reason, false);
         } else {
@@ -1914,25 +1967,26 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     c->next_tick_ns = TD_NEVER_NS;
     for (uint32_t i = 0; i < c->max_slots; i++) {
         struct td_xfer_slot *s = &c->slots[i];
-        if (s->writer == TD_WRITER_FENCED && now_ns >= s->fence_ns) {
-            s->writer = TD_WRITER_NONE;
-            s->quarantine_ns = 0;
+        bool live = td_xfer_held(&s->holds, TD_HOLD_WRITER);
+        bool fenced = td_xfer_held(&s->holds, TD_HOLD_QUARANTINE) && !live;
+        if (fenced && now_ns >= s->nic.quarantine_ns) {
+            release(&s->holds, TD_HOLD_QUARANTINE);
+            s->nic.quarantine_ns = 0;
             slot_check_retired(c, i);
             slot_check_ready(c, now_ns, i);
-        } else if (s->writer == TD_WRITER_FENCED) {
-            due_by(c, s->fence_ns);
-        } else if (s->writer == TD_WRITER_LIVE &&
-                   (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
-            if (!s->fence_ns) s->fence_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-            if (now_ns >= s->fence_ns)
-                c->stuck_conn = s->writer_conn;
+        } else if (fenced) {
+            due_by(c, s->nic.quarantine_ns);
+        } else if (live && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
+            if (!s->nic.retire_ns) s->nic.retire_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+            if (now_ns >= s->nic.retire_ns)
+                c->stuck_conn = s->nic.writer_conn;
             else
-                due_by(c, s->fence_ns);
+                due_by(c, s->nic.retire_ns);
         }
-        if (s->windows && s->writer == TD_WRITER_LIVE &&
+        if (td_xfer_held(&s->holds, TD_HOLD_WINDOWS) && live &&
             (s->state == TD_SLOT_FAILED || s->state == TD_SLOT_REVOKING)) {
-            if (!s->evict_ns) s->evict_ns = now_ns + c->orphan_grace_ns;
-            if (now_ns < s->evict_ns) due_by(c, s->evict_ns);
+            if (!s->nic.evict_ns) s->nic.evict_ns = now_ns + c->orphan_grace_ns;
+            if (now_ns < s->nic.evict_ns) due_by(c, s->nic.evict_ns);
         }
         if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING &&
             s->state != TD_SLOT_VERIFYING)
@@ -1953,10 +2007,11 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
-        if (op->state == TD_OP_STOPPING && (op->reader_conn || op->n_wr)) {
+        if (op->state == TD_OP_STOPPING && op->holds.reasons & ~TD_HELD(TD_HOLD_IO)) {
             if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
             if (now_ns >= op->stop_ns)
-                c->stuck_conn = op->n_wr ? op->wr_conn : op->reader_conn;
+                c->stuck_conn =
+                    td_xfer_held(&op->holds, TD_HOLD_NIC) ? op->nic.wr_conn : op->pull.reader_conn;
             else
                 due_by(c, op->stop_ns);
         }
@@ -1966,11 +2021,11 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
             continue;
         }
         due_by(c, op->deadline_ns);
-        if (op->state != TD_OP_WAIT_CONN || !op->retry_ns) continue;
-        if (now_ns >= op->retry_ns)
+        if (op->state != TD_OP_WAIT_CONN || !op->tries.retry_ns) continue;
+        if (now_ns >= op->tries.retry_ns)
             c->retry_due = true;
         else
-            due_by(c, op->retry_ns);
+            due_by(c, op->tries.retry_ns);
     }
     return c->next_tick_ns;
 }
@@ -2032,20 +2087,20 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
         s->generation = (uint32_t)hooks->random_u64(hooks->ctx) >> 1;
         s->dst = list;
         s->src = list + TD_XFER_MAX_BLOCKS;
-        s->order = list + 2 * TD_XFER_MAX_BLOCKS;
+        s->fetch.order = list + 2 * TD_XFER_MAX_BLOCKS;
         s->got = (uint32_t *)(list + 3 * TD_XFER_MAX_BLOCKS);
-        s->told = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
-        s->digest = (struct td_xfer_digest *)(list + 5 * TD_XFER_MAX_BLOCKS);
+        s->fetch.told = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
+        s->check.digest = (struct td_xfer_digest *)(list + 5 * TD_XFER_MAX_BLOCKS);
         list += 7 * TD_XFER_MAX_BLOCKS;
     }
     for (uint32_t i = 0; i < max_ops; i++) {
         c->ops[i].src = list;
         c->ops[i].order = list + TD_XFER_MAX_BLOCKS;
-        c->ops[i].dst = list + 2 * TD_XFER_MAX_BLOCKS;
-        c->ops[i].run = list + 3 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].nic.dst = list + 2 * TD_XFER_MAX_BLOCKS;
+        c->ops[i].nic.run = list + 3 * TD_XFER_MAX_BLOCKS;
         c->ops[i].ready = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
-        c->ops[i].begun = (uint32_t *)(list + 5 * TD_XFER_MAX_BLOCKS);
-        c->ops[i].lane_of = (uint8_t *)(list + 6 * TD_XFER_MAX_BLOCKS);
+        c->ops[i].sent.begun = (uint32_t *)(list + 5 * TD_XFER_MAX_BLOCKS);
+        c->ops[i].lanes.of = (uint8_t *)(list + 6 * TD_XFER_MAX_BLOCKS);
         list += 7 * TD_XFER_MAX_BLOCKS;
     }
     return TD_OK;

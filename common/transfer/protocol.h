@@ -75,126 +75,183 @@ enum td_xfer_op_state {
                            was taken */
 };
 
-/* rdma: may anybody still write into the blocks of this slot? */
-enum td_xfer_writer {
-    TD_WRITER_NONE = 0,
-    TD_WRITER_LIVE,
-    TD_WRITER_FENCED /* its queue pairs are dead; NONE after a quarantine */
+/* Why somebody may still touch the blocks of a slot or an op. Each is counted: taken before the
+ * blocks are touched, released when they never will be again for that reason. */
+enum td_xfer_hold {
+    TD_HOLD_IO = 0, /* this process: a piece is landing, leaving or being checked; at most one */
+    TD_HOLD_DEVICE, /* slot: copies that the device was given */
+    TD_HOLD_NIC,    /* slot: READs. Op: work requests, sends that the kernel reads from the pool,
+                           copies that the device was given */
+    TD_HOLD_WRITER, /* slot: the sender's NIC, until it says that it has retired or is fenced */
+    TD_HOLD_QUARANTINE, /* slot: writes of a fenced NIC that are on their way through this host */
+    TD_HOLD_WINDOWS,    /* slot: memory windows that are open on its blocks, or being opened */
+    TD_HOLD_FLUSH,  /* slot: writes of NICs that have completed and that the device may not see */
+    TD_HOLD_READER, /* op: the receiver's NIC, until its DONE or FAIL or the connection's end */
+    TD_N_HOLDS,
+};
+#define TD_HELD(hold) (1u << (hold))
+
+/* SLOT_READY, SLOT_FREE and an op's end need n to be 0 (READY: but for WINDOWS, which let nothing
+ * in once the writer has retired). */
+struct td_xfer_holds {
+    uint32_t n;       /* all of them */
+    uint32_t reasons; /* TD_HELD of those that are not 0 */
+    uint32_t of[TD_N_HOLDS];
 };
 
-struct td_xfer_slot {
-    enum td_xfer_slot_state state;
-    enum td_xfer_writer writer;
-    uint64_t writer_conn, writer_handle, fence_ns; /* fence_ns, LIVE: a slot that is over expects
-                                                      ABORT by then (0: not set yet); FENCED: end
-                                                      of quarantine */
-    uint64_t quarantine_ns;          /* 0, or: bytes of a writer that was fenced may come until
-                                        then, whoever writes now */
-    uint32_t n_rd;                   /* rdma: READs that have not completed */
-    uint32_t n_dma;                  /* device memory: copies into its blocks that were issued and
-                                        are not known to be complete */
-    bool windows;                    /* rdma: memory windows are open on its blocks, or are being
-                                        opened */
-    uint64_t windows_conn, evict_ns; /* evict_ns: when a writer that was told to stop and does
-                                        not answer loses them */
-    /* rdma: a FAIL that waits for n_rd 0; conn 0: none */
+static inline bool td_xfer_held(const struct td_xfer_holds *h, enum td_xfer_hold why)
+{
+    return h->of[why] > 0;
+}
+
+/* By this side's clock: when the sender was given its first and its last blocks, and when the
+ * transfer was complete here. */
+struct td_xfer_times {
+    uint64_t first_ns, last_ns, end_ns;
+};
+
+/* What FINAL carries. */
+struct td_xfer_note {
+    uint8_t bytes[TD_XFER_NOTE_MAX];
+    size_t n_bytes;
+};
+
+/* Slot: what NICs and their queue pairs have to do with it. */
+struct td_xfer_slot_nic {
+    uint64_t writer_conn, writer_handle; /* hold WRITER: who it is */
+    uint64_t retire_ns;     /* WRITER: a slot that is over expects its ABORT by then; 0: not set */
+    uint64_t quarantine_ns; /* hold QUARANTINE: its end, whoever writes now */
+    /* hold WINDOWS. evict_ns: when a writer that was told to stop and is silent loses them */
+    uint64_t windows_conn, evict_ns;
     struct {
         uint64_t conn, handle;
         uint32_t op;
         uint16_t attempt;
         td_status status;
-    } owe;
-    uint32_t qps_want, qps_got; /* rdma: queue pairs that carried data, as FINAL says; those
-                                   whose last word has come */
-    bool dirty;                 /* rdma to device memory (flush_writes): what NICs have written
-                                   may still be on its way to it */
-    /* when nobody writes any more: READY, SLOT_FREE and other attempts wait for it */
+    } owe; /* a FAIL that waits for the last READ; conn 0: none */
+    /* queue pairs that carried data, as FINAL says; those whose last word has come */
+    uint32_t qps_want, qps_got;
+    /* hold FLUSH: asked for when nobody writes any more */
     enum { TD_FLUSH_NONE = 0, TD_FLUSH_DUE, TD_FLUSH_RUNNING } flush;
-    int32_t n_targets; /* rdma: grant blocks whose place was told */
-    int32_t n_digests, verify_at;
-    uint8_t n_mismatches;
-    bool io, final_seen, completed, parked; /* completed: this generation was READY once; parked:
-                                               the sender withdrew, copy nothing more */
+    int32_t n_targets; /* grant blocks whose place was told */
+};
+
+/* Slot: blocks that REF named, for this side to copy or to READ. */
+struct td_xfer_fetch {
+    int32_t *order; /* [n_blocks]: order of arrival */
+    uint32_t *told; /* [n_blocks]: bytes from the block's start that may be copied */
+    int32_t n_refs, at;
+    uint32_t off;                     /* in order[at], of READs */
+    int32_t n_told;                   /* order[0, n_told) may be copied to their ends */
+    uint64_t bytes_told, bytes_begun; /* what may be copied; what is copied or under way */
+    uint64_t behind_bytes;            /* as in td_xfer_event */
+    bool parked;                      /* the sender withdrew: copy nothing more */
+};
+
+/* Slot: digests that came along. */
+struct td_xfer_check {
+    struct td_xfer_digest *digest; /* [n_blocks] */
+    int32_t n, at;                 /* digest[0, at) were compared */
+    uint8_t n_bad;
+};
+
+struct td_xfer_slot {
+    enum td_xfer_slot_state state;
+    struct td_xfer_holds holds;
+    bool final_seen, completed; /* completed: this generation was READY once */
     uint32_t generation;
     uint16_t attempt; /* highest seen of this generation; 0 = none */
     uint8_t key[TD_XFER_KEY_BYTES];
-    uint64_t user, priority, deadline_ns, orphan_ns, ready_ns;
-    uint64_t first_ns, last_ns; /* when the sender was given its first and last blocks, as
-                                   FINAL says, by this side's clock */
-    uint64_t conn, handle;      /* FILLING: the writer's binding */
+    uint64_t user, priority, deadline_ns, orphan_ns;
+    uint64_t conn, handle; /* FILLING: the writer's binding */
     uint32_t op;
     enum td_xfer_path path;
     enum td_xfer_way way;
-    int32_t n_blocks, n_refs, copy_at;
-    uint32_t copy_off; /* rdma: of READs */
-    int32_t n_told;    /* shm, cuda-ipc: order[0, n_told) may be copied to their ends */
+    int32_t n_blocks;
+    int32_t *dst, *src; /* [n_blocks]: destination; source block that REF named, or -1 */
+    uint32_t *got;      /* [n_blocks]: bytes in or under way, from the block's start */
     uint64_t bytes_got;
-    uint64_t bytes_told, bytes_begun; /* shm, cuda-ipc: what may be copied; what is copied or
-                                         under way */
-    uint64_t behind_bytes;            /* as in td_xfer_event */
-    int32_t *dst, *src, *order;       /* [n_blocks]: destination; shm: source block or -1; order of
-                                         arrival of refs */
-    uint32_t *got;                 /* [n_blocks]: bytes in or under way, from the block's start */
-    uint32_t *told;                /* [n_blocks]: shm, cuda-ipc: bytes from the block's start that
-                                      may be copied */
-    struct td_xfer_digest *digest; /* [n_blocks] */
+    struct td_xfer_times times;
+    struct td_xfer_slot_nic nic;
+    struct td_xfer_fetch fetch;
+    struct td_xfer_check check;
     td_status status;
     char reason[TD_XFER_REASON_MAX];
-    uint8_t note[TD_XFER_NOTE_MAX];
-    size_t note_bytes;
+    struct td_xfer_note note;
 };
 
-struct td_xfer_op {
-    enum td_xfer_op_state state;
-    bool io, final, failed;
-    bool again; /* STOPPING: WAIT_CONN follows */
-    uint16_t attempt;
+/* Op: its attempts. */
+struct td_xfer_tries {
     uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed;
                                               FAIL(AGAIN)s */
-    uint32_t n_wr;                         /* rdma: work requests that have not completed */
-    uint64_t wr_conn;                      /* rdma: where they are */
-    uint32_t qps_allowed;        /* rdma: bits of the queue pairs that may carry data of this
-                                    attempt; 0: all */
-    uint32_t qps_used, qps_said; /* rdma: queue pairs with data of this attempt; those that were
-                                    given the final word */
-    int32_t n_pull, ref_at;      /* order[0, n_pull) may be READ by the receiver; rdma: so many of
-                                    them were named to it */
-    bool can_pull;               /* this attempt's connection allows it */
-    uint64_t stop_ns;            /* STOPPING: the peer must have answered, and the NIC, by then; 0:
-                                    not set yet */
-    uint64_t reader_conn, reader_handle; /* rdma: the receiver may be READing; ended by its DONE
-                                            or FAIL, or with the connection */
-    uint32_t n_frames;                   /* tcp: DATA frames that are not wholly with the kernel */
-    uint64_t tell_conn, tell_handle;     /* rdma: who is told ABORT when n_wr is 0 */
-    int32_t n_targets, digest_at;
-    uint64_t retry_ns; /* WAIT_CONN: not before */
-    uint64_t user, priority, deadline_ns, bytes_sent;
-    uint64_t first_ns, last_ns, done_ns; /* the first submit, the final one, DONE */
-    uint64_t conn, handle;
-    enum td_xfer_path path;
-    enum td_xfer_way way;
-    struct td_xfer_grant_blob grant;
-    int32_t *src, *order, *dst,
-        *run; /* [n_blocks]: source block or -1; grant blocks in order of first submission; rdma:
-                 the receiver's block; its run */
-    uint32_t *ready, *begun; /* [n_blocks]: bytes from the block's start that were submitted;
-                                that this attempt has begun to send */
-    uint8_t *lane_of;        /* [n_blocks]: tcp: the lane that began it in this attempt and
-                                sends all of it, or TD_XFER_NO_LANE */
-    uint64_t bytes_ready, bytes_begun; /* their sums */
-    uint64_t behind_bytes;             /* as in td_xfer_event */
-    int32_t n_runs;            /* rdma: runs that TARGETS told in this attempt, when each has keys
-                                  of its own; else 0 */
-    int32_t n_queued, n_whole; /* blocks in order; order[0, n_whole) were submitted to their ends */
-    /* nothing of order[0, at) is left for this lane; other paths: lane 0 */
+    uint64_t retry_ns;                     /* WAIT_CONN: not before */
+};
+
+/* Op: what this attempt has begun to send. */
+struct td_xfer_sent {
+    uint32_t *begun;       /* [n_blocks]: bytes from the block's start */
+    uint64_t bytes_begun;  /* their sum */
+    uint64_t bytes;        /* that have left, in all attempts */
+    uint64_t behind_bytes; /* as in td_xfer_event */
+    int32_t digest_at;
+};
+
+/* Op: sockets of a connection (DATA). */
+struct td_xfer_op_lanes {
+    uint32_t n_frames; /* DATA frames that are not wholly with the kernel */
+    uint8_t *of; /* [n_blocks]: the lane that began the block and sends all of it, or NO_LANE */
+    /* nothing of order[0, at) is left for this lane; other ways: lane 0 */
     struct {
         int32_t at;
         bool open;
     } lane[TD_XFER_LANES_MAX];
+};
+
+/* Op: work requests of this side's NIC. */
+struct td_xfer_op_nic {
+    uint64_t wr_conn;                /* hold NIC: where they are */
+    uint64_t tell_conn, tell_handle; /* who is told ABORT when they have completed */
+    /* bits of the queue pairs that may carry data of this attempt (0: all), that have carried some,
+     * that were given the final word */
+    uint32_t qps_allowed, qps_used, qps_said;
+    int32_t n_targets;  /* blocks whose place the receiver has told */
+    int32_t n_runs;     /* runs that TARGETS told, when each has keys of its own; else 0 */
+    int32_t *dst, *run; /* [n_blocks]: the receiver's block; its run */
+};
+
+/* Op: blocks that the receiver READs. */
+struct td_xfer_pull {
+    int32_t n, ref_at;                   /* order[0, n) may be READ; so many of them were named */
+    bool may;                            /* this attempt's connection allows it */
+    uint64_t reader_conn, reader_handle; /* hold READER: who it is */
+};
+
+struct td_xfer_op {
+    enum td_xfer_op_state state;
+    struct td_xfer_holds holds;
+    bool final, failed;
+    bool again; /* STOPPING: WAIT_CONN follows */
+    uint16_t attempt;
+    uint64_t user, priority, deadline_ns;
+    /* STOPPING: the peer must have answered, and the NIC, by then; 0: not set yet */
+    uint64_t stop_ns;
+    uint64_t conn, handle;
+    enum td_xfer_path path;
+    enum td_xfer_way way;
+    struct td_xfer_grant_blob grant;
+    int32_t *src, *order;      /* [n_blocks]: source block or -1; in order of first submission */
+    uint32_t *ready;           /* [n_blocks]: bytes from the block's start that were submitted */
+    uint64_t bytes_ready;      /* their sum */
+    int32_t n_queued, n_whole; /* blocks in order; order[0, n_whole) were submitted to their ends */
+    struct td_xfer_times times;
+    struct td_xfer_tries tries;
+    struct td_xfer_sent sent;
+    struct td_xfer_op_lanes lanes;
+    struct td_xfer_op_nic nic;
+    struct td_xfer_pull pull;
     td_status status;
     char reason[TD_XFER_REASON_MAX];
-    uint8_t note[TD_XFER_NOTE_MAX];
-    size_t note_bytes;
+    struct td_xfer_note note;
 };
 
 /* Whose turn it is among ops or slots that have something to move. Every other turn is that of
@@ -279,7 +336,7 @@ bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn,
 void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot,
                             size_t n_bytes);
 /* Device memory: bytes of this frame are about to be copied into the slot's blocks; false: it is
- * not theirs any more, issue nothing. Counts it in n_dma: neither SLOT_FREE nor another attempt
+ * not theirs any more, issue nothing. Holds it (DEVICE): neither SLOT_FREE nor another attempt
  * comes before dma_end, because a copy that was issued cannot be called back. */
 bool td_xfer_core_dma_begin(struct td_xfer_core *core, uint64_t conn,
                             const struct td_xfer_frame *frame);
@@ -331,8 +388,8 @@ void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t co
                          uint32_t imm);
 /* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks
  * that lie side by side at the sender from src_block on, to
- * slot->dst[slot->order[order_at + i]]; at most max_pieces of them lie apart here. Counts it in
- *     n_rd. */
+ * slot->dst[slot->order[order_at + i]]; at most max_pieces of them lie apart here. Holds the
+ * slot (NIC). */
 struct td_xfer_rd {
     uint32_t slot;
     int32_t order_at, n_blocks, src_block;
@@ -380,7 +437,7 @@ bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *tur
 /* slots with more of it; one that has just failed may count, too */
 uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *core);
 /* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there
- * is of one; many may be under way. Counts it in n_dma; dma_end follows. */
+ * is of one; many may be under way. Holds the slot (DEVICE); dma_end follows. */
 bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns,
                             size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and
@@ -451,7 +508,7 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn,
  *     op->src[op->order[order_at + i]]; at most max_pieces of
  * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the
  * final word for this queue pair; an op begins to say them only when none of its queue pairs is
- * in no_words (bits), so that two ops never wait for each other's. Counts it in n_wr. */
+ * in no_words (bits), so that two ops never wait for each other's. Holds the op (NIC). */
 struct td_xfer_wr {
     uint32_t op;
     uint64_t handle;

@@ -130,12 +130,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         case TD_XFER_TARGETS: { /* with keys, or without */
             struct td_xfer_run runs[TD_XFER_RUNS_MAX];
             uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = repair >> 6;
-            int32_t n, before = c.ops[op].n_runs;
+            int32_t n, before = c.ops[op].nic.n_runs;
             if (td_xfer_targets_decode(payload, f.length, n_keys, runs, keys, &n) == TD_OK &&
                 td_xfer_core_rx_targets(&c, conn, &f, runs, n, 8, n_keys) == TD_OK && n_keys)
-                TD_ASSERT(c.ops[op].n_runs == before + n &&
-                          c.ops[op].n_runs <= c.ops[op].n_targets &&
-                          c.ops[op].n_targets <= grant.n_blocks);
+                TD_ASSERT(c.ops[op].nic.n_runs == before + n &&
+                          c.ops[op].nic.n_runs <= c.ops[op].nic.n_targets &&
+                          c.ops[op].nic.n_targets <= grant.n_blocks);
             break;
         }
         case TD_XFER_ABORT:

@@ -676,6 +676,9 @@ static bool revoke_slot(struct world *w, struct transfer *t)
     return true;
 }
 
+/* What a revoked slot may wait for past its deadline. */
+#define WRITES (TD_HELD(TD_HOLD_WRITER) | TD_HELD(TD_HOLD_QUARANTINE) | TD_HELD(TD_HOLD_DEVICE))
+
 static bool tick(struct world *w, uint64_t ns)
 {
     w->now += ns;
@@ -690,11 +693,11 @@ static bool tick(struct world *w, uint64_t ns)
         const struct transfer *t = &w->t[i];
         /* but for what the NIC still reads */
         if (t->op_live && w->now >= t->op_deadline && w->p.ops[t->op].state != TD_OP_ENDED)
-            assert_true(w->p.ops[t->op].state == TD_OP_STOPPING && w->p.ops[t->op].n_wr);
+            assert_true(w->p.ops[t->op].state == TD_OP_STOPPING &&
+                        w->p.ops[t->op].holds.of[TD_HOLD_NIC]);
         if (t->slot_live && w->now >= t->slot_deadline) {
             enum td_xfer_slot_state s = w->d.slots[t->slot].state;
-            bool waits = s == TD_SLOT_REVOKING && (w->d.slots[t->slot].writer != TD_WRITER_NONE ||
-                                                   w->d.slots[t->slot].n_dma);
+            bool waits = s == TD_SLOT_REVOKING && (w->d.slots[t->slot].holds.reasons & WRITES);
             assert_true(s == TD_SLOT_READY || s == TD_SLOT_FAILED || s == TD_SLOT_RETIRED || waits);
         }
     }
@@ -1502,7 +1505,7 @@ static void ready_waits_for_an_earlier_quarantine(void **state)
     assert_true(post_request(&w));
     uint64_t over = w.now + QUARANTINE_NS;
     break_conn(&w, true);
-    assert_int_equal(w.d.slots[w.t[0].slot].writer, TD_WRITER_FENCED);
+    assert_int_equal(w.d.slots[w.t[0].slot].holds.reasons, TD_HELD(TD_HOLD_QUARANTINE));
     w.path = second;
     connect_ops(&w);
     for (int step = 0; step < 1000; step++) /* the NIC's next step is by chance, or none */
@@ -1718,7 +1721,7 @@ static void giving_up_frees_nothing_early(void **state)
     assert_true(w.t[0].slot_failed && !w.t[1].slot_failed);
     revoke_slot(&w, &w.t[0]);
     assert_int_equal(w.d.slots[w.t[0].slot].state, TD_SLOT_REVOKING);
-    assert_int_equal(w.d.slots[w.t[0].slot].writer, TD_WRITER_LIVE);
+    assert_true(td_xfer_held(&w.d.slots[w.t[0].slot].holds, TD_HOLD_WRITER));
     break_conn(&w, true);
     poll_events(&w);
     assert_int_equal(w.n_failed, 1);

@@ -916,7 +916,8 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
     struct grant_windows *g = &x->rdma->grant[id];
     const struct td_xfer_slot *s = &x->core.slots[id];
     if (g->state == WINDOWS_NONE) {
-        if (s->state != TD_SLOT_FILLING || s->way != TD_XFER_BY_NIC || !s->n_blocks || s->n_targets)
+        if (s->state != TD_SLOT_FILLING || s->way != TD_XFER_BY_NIC || !s->n_blocks ||
+            s->nic.n_targets)
             return false;
         struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
         struct xfer_rdma_link *l = c ? xfer_rdma_link_of(c) : NULL;
@@ -1007,7 +1008,7 @@ static td_status on_targets(struct td_xfer *x, struct td_xfer_conn *c)
     int32_t n = 0;
     if (td_xfer_targets_decode(c->rx.payload, f->length, n_keys, runs, keys, &n))
         return TD_ERR_CORRUPT;
-    int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].n_runs : 0;
+    int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].nic.n_runs : 0;
     td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n,
                                                rdma_n_source_blocks(x, c), l->windows);
     if (status || !l->windows) return status;
@@ -1071,7 +1072,7 @@ static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, u
     to->fence = false;
     for (int32_t i = 0; i < rd->n_blocks; i++) {
         uint64_t dst =
-            (uint64_t)s->dst[s->order[rd->order_at + i]] * x->pool.block_bytes + rd->offset;
+            (uint64_t)s->dst[s->fetch.order[rd->order_at + i]] * x->pool.block_bytes + rd->offset;
         uint64_t n =
             x->pool.block_bytes - rd->offset < left ? x->pool.block_bytes - rd->offset : left;
         add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, dst, n, to);
@@ -1117,8 +1118,8 @@ static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
             uint32_t *words = &x->op_aux[wr.op].words;
             /* all of them with the first */
             for (uint32_t k = 0; k < l->n_qps && !*words; k++)
-                l->qp[k].words += x->core.ops[wr.op].qps_used >> k & 1;
-            *words = x->core.ops[wr.op].qps_used;
+                l->qp[k].words += x->core.ops[wr.op].nic.qps_used >> k & 1;
+            *words = x->core.ops[wr.op].nic.qps_used;
         } else {
             fill_write(x, l, q, &wr, &wrs[n]);
         }
