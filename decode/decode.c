@@ -70,13 +70,13 @@ static void send_times(struct td_req *r, bool last)
 {
     Tandem__V1__DecodeTimes t = TANDEM__V1__DECODE_TIMES__INIT;
     Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
-    t.transfer_us = r->xfer_us;
-    t.transfer_exposed_us = r->exposed_us;
-    t.transfer_bytes = r->xfer_bytes;
-    t.transfer_path = (char *)(r->xfer_path ? r->xfer_path : "local");
-    if (r->ready_ns && r->first_step_ns)
-        t.decode_queue_us = (r->first_step_ns - r->ready_ns) / TD_NS_PER_US;
-    t.first_step_us = r->step_us;
+    t.transfer_us = r->decode.xfer_us;
+    t.transfer_exposed_us = r->decode.exposed_us;
+    t.transfer_bytes = r->decode.xfer_bytes;
+    t.transfer_path = (char *)(r->decode.xfer_path ? r->decode.xfer_path : "local");
+    if (r->decode.ready_ns && r->decode.first_step_ns)
+        t.decode_queue_us = (r->decode.first_step_ns - r->decode.ready_ns) / TD_NS_PER_US;
+    t.first_step_us = r->decode.step_us;
     if (last) t.preemptions = r->seq->sched.n_preemptions; /* the router adds them up */
     ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_TIMES;
     ev.times = &t;
@@ -133,7 +133,6 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     td_xfer_slot_priority(w->xfer, r->xfer_id, seq->sched.priority);
     td_debug("kv_granted", "req=%llx key=%llu", (unsigned long long)seq->request,
              (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
-    r->granted_ns = now;
     td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;
     Tandem__V1__Ticket t = TANDEM__V1__TICKET__INIT;
@@ -154,8 +153,8 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
  * brought its KV the first time. */
 static td_status decode_admit(struct td_worker *w, struct td_req *r)
 {
-    return r->local_prefill || r->seq->sched.n_preemptions > 0 ? admit_local(w, r)
-                                                               : admit_import(w, r);
+    return r->decode.local_prefill || r->seq->sched.n_preemptions > 0 ? admit_local(w, r)
+                                                                      : admit_import(w, r);
 }
 
 /* ---- transfer -------------------------------------------------------------------------------- */
@@ -186,14 +185,15 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
         td_worker_end(w, r, TD_ERR_PEER, err.msg);
         return;
     }
-    r->ready_ns = td_now_ns();
+    r->decode.ready_ns = td_now_ns();
     td_fault_point("slot_taken");
-    r->xfer_us = ev->elapsed_ns / TD_NS_PER_US;
+    r->decode.xfer_us = ev->elapsed_ns / TD_NS_PER_US;
     /* Sampled, submitted, READY, taken by this thread: each on one clock. */
-    r->exposed_us = first->age_us + (ev->tail_ns + (r->ready_ns - ev->at_ns)) / TD_NS_PER_US;
+    r->decode.exposed_us =
+        first->age_us + (ev->tail_ns + (r->decode.ready_ns - ev->at_ns)) / TD_NS_PER_US;
     first->age_us = first->kv_parts = 0;
-    r->xfer_bytes = ev->bytes;
-    r->xfer_path = td_xfer_path_name(ev->path);
+    r->decode.xfer_bytes = ev->bytes;
+    r->decode.xfer_path = td_xfer_path_name(ev->path);
     td_engine_imported(w->engine, r->seq, first->token);
     first->finish = (Tandem__V1__FinishReason)r->seq->finish;
     send_token(r, first);
@@ -260,11 +260,11 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
     if (!item->sampled) return;
     struct td_seq *seq = r->seq;
     bool first_here = seq->sched.n_tokens == seq->n_input + 1, first_step = false;
-    if (r->local_prefill && first_here) send_prefill_times(r, step_end_ns);
-    if (!r->first_step_ns && !(r->local_prefill && first_here)) {
+    if (r->decode.local_prefill && first_here) send_prefill_times(r, step_end_ns);
+    if (!r->decode.first_step_ns && !(r->decode.local_prefill && first_here)) {
         first_step = true;
-        r->first_step_ns = step_start_ns;
-        r->step_us = (step_end_ns - step_start_ns) / TD_NS_PER_US;
+        r->decode.first_step_ns = step_start_ns;
+        r->decode.step_us = (step_end_ns - step_start_ns) / TD_NS_PER_US;
     }
     struct td_token_out out;
     td_token_out_fill(&out, seq, &item->out);
@@ -279,11 +279,20 @@ static void decode_stepped(struct td_worker *w, struct td_req *r, const struct t
 
 /* ---- RPC ------------------------------------------------------------------------------------- */
 
+static td_status decode_accept(struct td_worker *w, struct td_req *r, const ProtobufCMessage *msg,
+                               struct td_err *err)
+{
+    (void)w;
+    (void)err;
+    r->decode.local_prefill = ((const Tandem__V1__DecodeRequest *)msg)->local_prefill;
+    return TD_OK;
+}
+
 static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__DecodeRequest *in = (const Tandem__V1__DecodeRequest *)msg;
     td_fault_point("decode_accepted");
-    td_worker_accept(ctx, call, in->seq, in->local_prefill, NULL, 0);
+    td_worker_accept(ctx, call, msg, in->seq);
 }
 
 static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -321,6 +330,7 @@ static const struct td_rpc_method decode_methods[] = {
 const struct td_worker_role decode_role = {.name = "decode",
                                            .grows = true,
                                            .methods = decode_methods,
+                                           .accept = decode_accept,
                                            .admit = decode_admit,
                                            .stepped = decode_stepped,
                                            .xfer_event = decode_xfer_event,

@@ -57,14 +57,14 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
         td_worker_end(w, r, TD_ERR_INVALID, "the prompt needs more KV blocks than this worker has");
         return s;
     }
-    if (!r->grant.data) {
+    if (!r->prefill.grant.data) {
         td_fault_point("prefill_started");
         td_worker_set_running(w, r);
         return TD_OK;
     }
     struct td_err err = {0};
     int32_t n_granted = 0;
-    s = td_xfer_op_start(w->xfer, r->grant.data, r->grant.len,
+    s = td_xfer_op_start(w->xfer, r->prefill.grant.data, r->prefill.grant.len,
                          td_deadline_after_ms(td_now_ns(), p->cfg.send_timeout_ms), seq->index,
                          &r->xfer_id, &n_granted, &err);
     if (!s) {
@@ -72,10 +72,10 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
         td_xfer_op_priority(w->xfer, r->xfer_id, seq->sched.priority);
         td_debug("kv_push_started", "req=%llx key=%llu", (unsigned long long)seq->request,
                  (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
-        if (n_granted != seq->sched.n_blocks - (int32_t)r->n_skip)
+        if (n_granted != seq->sched.n_blocks - (int32_t)r->prefill.n_skip)
             s = td_fail(&err, TD_ERR_INVALID,
                         "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u",
-                        n_granted, seq->sched.n_blocks, r->n_skip);
+                        n_granted, seq->sched.n_blocks, r->prefill.n_skip);
     }
     if (s == TD_ERR_AGAIN) {
         td_engine_release(w->engine, seq);
@@ -85,15 +85,16 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
         td_worker_end(w, r, s, err.msg);
         return s;
     }
-    free(r->grant.data);
-    r->grant.data = NULL;
+    free(r->prefill.grant.data);
+    r->prefill.grant.data = NULL;
     td_fault_point("prefill_started");
     /* Prefix hits are there already: they go (or are fetched, --rdma-pull) while the rest is
        computed. */
-    int32_t n_hit = seq->sched.n_computed / (int32_t)w->cfg.block_size, skip = (int32_t)r->n_skip;
+    int32_t n_hit = seq->sched.n_computed / (int32_t)w->cfg.block_size,
+            skip = (int32_t)r->prefill.n_skip;
     if (n_hit > skip &&
         td_xfer_submit_pull(w->xfer, r->xfer_id, 0, seq->blocks + skip, n_hit - skip) == TD_OK)
-        r->n_sent = (uint32_t)n_hit;
+        r->prefill.n_sent = (uint32_t)n_hit;
     td_worker_set_running(w, r);
     return TD_OK;
 }
@@ -119,13 +120,14 @@ static void prefill_layers_done(void *ctx, const struct td_step_item *items, int
     for (int32_t i = 0; i < n_items; i++) {
         struct td_seq *seq = items[i].seq;
         struct td_req *r = seq->owner;
-        int32_t from = (int32_t)r->n_sent, upto = completed_by(w, &items[i]);
+        int32_t from = (int32_t)r->prefill.n_sent, upto = completed_by(w, &items[i]);
         if (seq->sched.phase != TD_SEQ_PREFILL || !r->xfer_live || upto <= from) continue;
-        if (td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, seq->blocks + from,
-                                upto - from, r->begun_bytes, n_bytes - r->begun_bytes))
+        if (td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->prefill.n_skip,
+                                seq->blocks + from, upto - from, r->prefill.begun_bytes,
+                                n_bytes - r->prefill.begun_bytes))
             continue;
-        r->n_begun = (uint32_t)upto;
-        r->begun_bytes = n_bytes;
+        r->prefill.n_begun = (uint32_t)upto;
+        r->prefill.begun_bytes = n_bytes;
     }
     td_fault_point("layers_submitted");
 }
@@ -149,15 +151,15 @@ static void prefill_engine_opened(struct td_worker *w)
 /* The rest of the blocks of which a step has submitted layers. */
 static td_status submit_begun(struct td_worker *w, struct td_req *r)
 {
-    int32_t from = (int32_t)r->n_sent, n = (int32_t)r->n_begun - from;
-    uint64_t at = r->begun_bytes,
+    int32_t from = (int32_t)r->prefill.n_sent, n = (int32_t)r->prefill.n_begun - from;
+    uint64_t at = r->prefill.begun_bytes,
              left = td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes - at;
     if (!at) return TD_OK;
-    r->begun_bytes = 0;
-    td_status s = left ? td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->n_skip,
+    r->prefill.begun_bytes = 0;
+    td_status s = left ? td_xfer_submit_part(w->xfer, r->xfer_id, from - (int32_t)r->prefill.n_skip,
                                              r->seq->blocks + from, n, at, left)
                        : TD_OK;
-    if (!s) r->n_sent = r->n_begun;
+    if (!s) r->prefill.n_sent = r->prefill.n_begun;
     return s;
 }
 
@@ -166,11 +168,11 @@ static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool fin
                    const void *note, size_t note_bytes)
 {
     td_status s = submit_begun(w, r);
-    int32_t from = (int32_t)r->n_sent, n = upto > from ? upto - from : 0;
+    int32_t from = (int32_t)r->prefill.n_sent, n = upto > from ? upto - from : 0;
     if (!s && !n && !final) return true;
     if (!s)
-        s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->n_skip, r->seq->blocks + from, n,
-                           final, note, note_bytes);
+        s = td_xfer_submit(w->xfer, r->xfer_id, from - (int32_t)r->prefill.n_skip,
+                           r->seq->blocks + from, n, final, note, note_bytes);
     if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND) { /* a bug of ours: this call can never
                                                            succeed */
         td_worker_end(w, r, TD_ERR_INTERNAL, "KV transfer refused a submit");
@@ -179,7 +181,7 @@ static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool fin
     if (s)
         return false; /* it failed during the step: OP_FAILED is on its way with the reason,
                          and ends the request */
-    r->n_sent += (uint32_t)n;
+    r->prefill.n_sent += (uint32_t)n;
     return true;
 }
 
@@ -196,7 +198,6 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     }
     td_scheduler_detach(w->sched, &seq->sched);
     r->state = TD_REQ_SENDING;
-    r->sampled_ns = step_end_ns;
 
     struct td_token_out out;
     td_token_out_fill(&out, seq, &item->out);
@@ -275,6 +276,27 @@ static bool one_token_left(const Tandem__V1__Sequence *seq)
            seq->sampling->max_tokens == seq->n_tokens - seq->n_prompt + 1;
 }
 
+static td_status prefill_accept(struct td_worker *w, struct td_req *r, const ProtobufCMessage *msg,
+                                struct td_err *err)
+{
+    const Tandem__V1__PrefillRequest *in = (const Tandem__V1__PrefillRequest *)msg;
+    uint32_t block_size = (uint32_t)w->cfg.block_size;
+    r->prefill.n_skip = r->prefill.n_sent = in->skip_tokens / block_size;
+    if (!in->grant.len) return TD_OK;
+    r->prefill.grant.data = malloc(in->grant.len);
+    if (!r->prefill.grant.data)
+        return td_fail(err, TD_ERR_AGAIN, "no memory for a grant of %zu bytes", in->grant.len);
+    memcpy(r->prefill.grant.data, in->grant.data, in->grant.len);
+    r->prefill.grant.len = in->grant.len;
+    return TD_OK;
+}
+
+static void prefill_forget(struct td_req *r)
+{
+    free(r->prefill.grant.data);
+    r->prefill.grant.data = NULL;
+}
+
 static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     struct td_worker *w = ctx;
@@ -293,7 +315,7 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
                  in->skip_tokens, block_size, in->seq ? in->seq->n_tokens : 0);
     } else {
         td_fault_point("prefill_accepted");
-        td_worker_accept(w, call, in->seq, false, &in->grant, in->skip_tokens / block_size);
+        td_worker_accept(w, call, msg, in->seq);
         return;
     }
     td_rpc_call_finish(call, TD_CODE_INVALID_ARGUMENT, why, NULL, 0);
@@ -334,6 +356,8 @@ static const struct td_rpc_method prefill_methods[] = {
 const struct td_worker_role prefill_role = {.name = "prefill",
                                             .methods = prefill_methods,
                                             .one_token = true,
+                                            .accept = prefill_accept,
+                                            .forget = prefill_forget,
                                             .admit = prefill_admit,
                                             .stepped = prefill_stepped,
                                             .xfer_event = prefill_xfer_event,

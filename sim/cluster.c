@@ -860,7 +860,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
     }
 }
 
-/* What worker.c does between two steps. */
+/* What a worker's step loop does between two steps. */
 static void worker_loop(struct cluster *c, struct worker *w)
 {
     /* taking mail never posts mail to the same worker at once */

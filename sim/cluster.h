@@ -3,8 +3,8 @@
  * (common/engine/scheduler.h). What is simulated is what the daemons do not decide: how long a step
  * takes (perf.h), how links share, what breaks.
  *
- * A worker takes its mail between steps, like worker.c, and runs the engine's scheduler over a pool
- * of counts. The pool's prefix cache holds chain hashes of full prompt blocks by reference and
+ * A worker takes its mail between steps, like step_loop.c, and runs the engine's scheduler over a
+ * pool of counts. The pool's prefix cache holds chain hashes of full prompt blocks by reference and
  * evicts from the oldest end. Blocks of outputs are not cached: traces do not say what was said.
  *
  * Links: each worker has one NIC; a transfer from p to d moves at min(p's rate / transfers leaving

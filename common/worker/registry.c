@@ -80,12 +80,12 @@ static void send_hello(struct td_registry *r)
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
     h.prefix_cache = w->cfg.prefix_cache;
     h.one_token = w->role->one_token;
-    if (w->id.secret) {
-        td_cluster_nonce(w->nonces.worker);
-        w->has_session = false;
-        h.nonce = (ProtobufCBinaryData){sizeof w->nonces.worker, w->nonces.worker};
+    if (w->trust.id.secret) {
+        td_cluster_nonce(w->trust.nonces.worker);
+        w->trust.has_session = false;
+        h.nonce = (ProtobufCBinaryData){sizeof w->trust.nonces.worker, w->trust.nonces.worker};
     } else {
-        h.instance_key = (ProtobufCBinaryData){sizeof w->instance_key, w->instance_key};
+        h.instance_key = (ProtobufCBinaryData){sizeof w->trust.instance_key, w->trust.instance_key};
     }
     h.kv_bytes_per_token =
         td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
@@ -98,12 +98,12 @@ static void send_hello(struct td_registry *r)
 static void send_snapshot(struct td_registry *r, uint64_t now)
 {
     struct td_worker *w = r->w;
-    pthread_mutex_lock(&w->snap_lock);
-    Tandem__V1__Snapshot s = w->snap;
-    r->report = w->report;
-    w->report.n_steps = w->report.n_added = w->report.n_evicted = 0;
-    w->report.reset = false;
-    pthread_mutex_unlock(&w->snap_lock);
+    pthread_mutex_lock(&w->told.lock);
+    Tandem__V1__Snapshot s = w->told.snap;
+    r->report = w->told.report;
+    w->told.report.n_steps = w->told.report.n_added = w->told.report.n_evicted = 0;
+    w->told.report.reset = false;
+    pthread_mutex_unlock(&w->told.lock);
     struct td_worker_report *p = &r->report;
     s.seq = r->last.seq;
     bool news =
@@ -158,14 +158,15 @@ static void take_challenge(struct td_registry *r, struct td_rpc_call *call,
     struct td_worker *w = r->w;
     Tandem__V1__Hello h = hello_of(w);
     uint8_t mac[TD_CLUSTER_MAC_BYTES];
-    if (!w->id.secret || nonce->len != sizeof w->nonces.router || w->has_session) {
+    if (!w->trust.id.secret || nonce->len != sizeof w->trust.nonces.router ||
+        w->trust.has_session) {
         refuse_router(r, call, "its challenge was not asked for, or is not one of 32 bytes");
         return;
     }
-    memcpy(w->nonces.router, nonce->data, nonce->len);
-    memset(&w->replay, 0, sizeof w->replay);
-    w->has_session = true;
-    if (td_join_prove_worker(w->id.secret, &w->nonces, &h, mac)) {
+    memcpy(w->trust.nonces.router, nonce->data, nonce->len);
+    memset(&w->trust.replay, 0, sizeof w->trust.replay);
+    w->trust.has_session = true;
+    if (td_join_prove_worker(w->trust.id.secret, &w->trust.nonces, &h, mac)) {
         refuse_router(r, call, "the proof of the cluster secret could not be made: no memory");
         return;
     }
@@ -181,8 +182,9 @@ static bool is_our_router(struct td_registry *r, struct td_rpc_call *call,
                           const Tandem__V1__Welcome *welcome)
 {
     struct td_worker *w = r->w;
-    if (!w->id.secret ||
-        (w->has_session && td_join_verify_router(w->id.secret, &w->nonces, welcome)))
+    if (!w->trust.id.secret ||
+        (w->trust.has_session &&
+         td_join_verify_router(w->trust.id.secret, &w->trust.nonces, welcome)))
         return true;
     refuse_router(r, call,
                   welcome->proof.len ? "it does not know this worker's cluster secret: the "
@@ -202,11 +204,11 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         if (r->welcomed || !is_our_router(r, call, m->welcome)) return;
         r->welcomed = true;
         r->backoff_ms = BACKOFF_MIN_MS;
-        pthread_mutex_lock(&r->w->snap_lock);
-        r->w->report.seed = m->welcome->prefix_seed;
-        r->w->report.epoch++;
-        r->w->report.n_steps = r->w->report.n_added = r->w->report.n_evicted = 0;
-        pthread_mutex_unlock(&r->w->snap_lock);
+        pthread_mutex_lock(&r->w->told.lock);
+        r->w->told.report.seed = m->welcome->prefix_seed;
+        r->w->told.report.epoch++;
+        r->w->told.report.n_steps = r->w->told.report.n_added = r->w->told.report.n_evicted = 0;
+        pthread_mutex_unlock(&r->w->told.lock);
         td_info("registered", "router=%s", r->w->cfg.router);
     } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT) {
         char q[600];
@@ -268,7 +270,7 @@ static void on_tick(void *arg)
     check_progress(r, now);
     if (td_port_follow(&r->port_seen, r->w->server, now)) td_log_tell_suppressed();
     td_worker_look_at_files(r->w, now);
-    td_identity_look_at_file(&r->w->id, now);
+    td_identity_look_at_file(&r->w->trust.id, now);
     if (r->stopping) {
         if (now > r->leave_ns) td_rpc_call_cancel(r->call);
         return;

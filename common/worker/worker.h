@@ -151,26 +151,37 @@ struct td_mail {
     struct td_mail *next;
 };
 
+/* What only a prefill worker keeps of a request. */
+struct td_req_prefill {
+    ProtobufCBinaryData grant; /* malloc'd copy until the op starts */
+    uint32_t n_skip, n_sent;   /* blocks that decode holds already; blocks submitted (both of the
+                                  sequence) */
+    uint32_t n_begun; /* of blocks [n_sent, n_begun) the first begun_bytes were submitted in
+                         the step that is running */
+    uint64_t begun_bytes;
+};
+
+/* What only a decode worker keeps of a request. */
+struct td_req_decode {
+    bool local_prefill;
+    uint64_t ready_ns, first_step_ns, step_us;
+    uint64_t xfer_us, exposed_us, xfer_bytes; /* docs/operations.md says what they are */
+    const char *xfer_path;
+};
+
 struct td_req {
     struct td_seq *seq;
     struct td_rpc_call *call; /* referenced until the req is freed */
     enum td_req_state state;
-    bool call_ended;    /* mail ENDED was seen */
-    bool finished;      /* td_rpc_call_finish was called */
-    bool local_prefill; /* decode */
-    bool xfer_live;     /* a slot (decode) or op (prefill) has not reached its
-                           terminal event */
+    bool call_ended; /* mail ENDED was seen */
+    bool finished;   /* td_rpc_call_finish was called */
+    bool xfer_live;  /* a slot (decode) or op (prefill) has not reached its terminal event */
     uint32_t xfer_id;
-    uint32_t n_skip, n_sent; /* prefill: blocks decode holds already; blocks submitted
-                                (both of the sequence) */
-    uint32_t n_begun;        /* prefill: of blocks [n_sent, n_begun) the first
-                                begun_bytes were submitted in the step that is running */
-    uint64_t begun_bytes;
-    uint64_t arrived_ns, admitted_ns, first_run_ns, sampled_ns, granted_ns, ready_ns, first_step_ns,
-        step_us;
-    uint64_t xfer_us, exposed_us, xfer_bytes; /* decode; docs/operations.md says what they are */
-    const char *xfer_path;
-    ProtobufCBinaryData grant; /* prefill: malloc'd copy until the op starts */
+    uint64_t arrived_ns, first_run_ns;
+    union { /* by the worker's role */
+        struct td_req_prefill prefill;
+        struct td_req_decode decode;
+    };
     struct td_mail mail_new, mail_ended;
     struct td_req *live_prev, *live_next; /* all reqs the engine thread knows */
 };
@@ -180,6 +191,12 @@ struct td_worker_role {
     const struct td_rpc_method *methods;
     bool one_token; /* Hello.one_token */
     bool grows;     /* its sequences go on to decode here (td_scheduler.grows) */
+    /* [rpc thread] Fills the role's part of a new req from the call's message, before it is posted.
+     * On failure it has kept nothing. */
+    td_status (*accept)(struct td_worker *w, struct td_req *r, const ProtobufCMessage *msg,
+                        struct td_err *err);
+    /* [engine thread] Frees what accept has kept. NULL: nothing. */
+    void (*forget)(struct td_req *r);
     /* All on the engine thread. admit: the head of the queue; TD_OK moved it on, TD_ERR_AGAIN
        leaves it, else the role has finished it. */
     td_status (*admit)(struct td_worker *w, struct td_req *r);
@@ -195,6 +212,38 @@ struct td_worker_role {
 #define TD_WORKER_MAX_STEPS 64 /* reports in one snapshot */
 #define TD_WORKER_MAX_BLOCKS 256
 
+/* Who may call. rpc loop thread. */
+struct td_worker_trust {
+    struct td_identity id;
+    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the router that this process joins,
+                                                     when there is no secret */
+    bool has_session; /* the nonces of the last Join are set: its router's calls are taken */
+    struct td_join_nonces nonces;
+    struct td_replay_window replay;
+    struct td_log_pace pace; /* of log lines about strangers */
+};
+
+/* Mail from the rpc thread to the engine thread. */
+struct td_worker_inbox {
+    pthread_mutex_t lock;
+    struct td_mail *head, **tail;
+};
+
+/* What the router is told: under lock, filled by the engine thread, emptied by the registry with
+ * each snapshot. */
+struct td_worker_told {
+    pthread_mutex_t lock;
+    Tandem__V1__Snapshot snap;
+    struct td_worker_report {
+        Tandem__V1__StepReport steps[TD_WORKER_MAX_STEPS];
+        uint64_t added[TD_WORKER_MAX_BLOCKS], evicted[TD_WORKER_MAX_BLOCKS];
+        size_t n_steps, n_added, n_evicted;
+        bool reset;
+        uint64_t seed;  /* of the router's prefix hashes */
+        uint32_t epoch; /* grows with each welcome */
+    } report;
+};
+
 struct td_worker {
     struct td_worker_config cfg;
     const struct td_worker_role *role;
@@ -208,20 +257,12 @@ struct td_worker {
     struct td_rpc_server *server;
     struct td_rpc_tls tls;
     bool use_tls, use_kv_tls;
-    struct td_identity id;                        /* rpc loop, and all of the next five */
-    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the router that this process joins,
-                                                     when there is no secret */
-    bool has_session; /* the nonces of the last Join are set: its router's calls
-                         are taken */
-    struct td_join_nonces nonces;
-    struct td_replay_window replay;
-    struct td_log_pace stranger_pace;
+    struct td_worker_trust trust;
     uint64_t tls_look_ns; /* rpc loop: when the KV port's files were last looked at */
     struct td_req *reqs;  /* [max_seqs], by seq->index */
 
     struct td_doorbell bell; /* rings the engine thread */
-    pthread_mutex_t mail_lock;
-    struct td_mail *mail_head, **mail_tail;
+    struct td_worker_inbox inbox;
 
     /* engine thread */
     pthread_t thread;
@@ -235,18 +276,7 @@ struct td_worker {
     atomic_uint n_live;           /* reqs not freed */
     _Atomic uint64_t progress_ns; /* last turn of the engine loop: health means progress */
 
-    pthread_mutex_t snap_lock;
-    Tandem__V1__Snapshot snap;
-    struct td_worker_report { /* under snap_lock: filled by the engine thread, emptied
-                                 by the registry with each snapshot */
-        Tandem__V1__StepReport steps[TD_WORKER_MAX_STEPS];
-        uint64_t added[TD_WORKER_MAX_BLOCKS], evicted[TD_WORKER_MAX_BLOCKS];
-        size_t n_steps, n_added, n_evicted;
-        bool reset;
-        uint64_t seed; /* of the router's prefix hashes; epoch grows with each
-                          welcome */
-        uint32_t epoch;
-    } report;
+    struct td_worker_told told;
     uint32_t report_epoch; /* engine thread: the last it has begun to report for */
     uint64_t calls_taken, calls_base, last_step_ns; /* engine thread; base: at the welcome */
     _Atomic uint64_t calls_refused;
@@ -277,10 +307,9 @@ void td_worker_close(struct td_worker *w); /* reverse of open; NULL fields are f
 /* --- for roles -------------------------------------------------------------------------------- */
 
 /* [rpc thread] Turns an accepted call into a posted td_req, or finishes the call with a precise
- * status and returns NULL. `grant` may be NULL. */
-struct td_req *td_worker_accept(struct td_worker *w, struct td_rpc_call *call,
-                                const Tandem__V1__Sequence *seq, bool local_prefill,
-                                const ProtobufCBinaryData *grant, uint32_t n_skip_blocks);
+ * status. msg is the call's message, seq its sequence (may be NULL: refused). */
+void td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const ProtobufCMessage *msg,
+                      const Tandem__V1__Sequence *seq);
 /* Methods' on_open: ends calls of those who have not proved to be the router, before their
  * message is read. */
 void td_worker_on_open(struct td_rpc_call *call, void *ctx);

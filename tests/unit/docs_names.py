@@ -58,7 +58,8 @@ def event_problems(page, logged):
 def metric_problems(page, sources):
     have = {
         m for text in sources.values()
-        for m in re.findall(r'td_(?:counter|gauge|histogram)\(\s*"(td_\w+)"', text)
+        for m in re.findall(
+            r'(?:td_(?:counter|gauge|histogram)|COUNTER\w*|GAUGE\w*)\(\s*"(td_\w+)"', text)
     }
     told = set(re.findall(r"`(td_[a-z0-9_]+)[` ]", page.split("## Metrics", 1)[1]))
     for name in sorted(have - told):

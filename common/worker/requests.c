@@ -1,0 +1,308 @@
+/* requests.c - the life of a request on a worker: from an accepted call to the end of both the call
+ * and what the request holds.
+ *
+ * The rpc thread accepts calls and posts mail; the engine thread takes it and owns the request from
+ * then on.
+ *
+ * States, and who moves a request (engine thread):
+ *
+ *     accept ------------------------------> SCHEDULED, waiting
+ *     SCHEDULED, waiting --role.admit------> IMPORT                (decode, prefilled elsewhere)
+ *     SCHEDULED, waiting --role.admit------> SCHEDULED, running    (prefill, or prefilled here)
+ *     IMPORT             --SLOT_READY------> SCHEDULED, running
+ *     SCHEDULED, running --preempted-------> SCHEDULED, waiting
+ *     SCHEDULED, running --prefill done----> SENDING --OP_DONE--> OVER
+ *     SCHEDULED, running --last token------> OVER
+ *     any of these       --td_worker_end---> RETIRING --terminal event of its transfer--> OVER
+ *     OVER               --the call's end--> FREE
+ *
+ * td_worker_end is called for a cancel, a deadline, an error and a hand-over. Without a live
+ * transfer it goes to OVER at once.
+ *
+ * Invariants: (1) a request in RETIRING or with xfer_live keeps its blocks; (2) only a SCHEDULED
+ * request is on a list of the scheduler; (3) n_live counts requests from accept to free, so 0
+ * means that every pool is back to empty. */
+#include "common/worker/worker_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/rpc/rpc_status.h"
+
+/* ---- mail: rpc thread -> engine thread ------------------------------------------------------- */
+
+static void mail_post(struct td_worker *w, struct td_mail *m)
+{
+    pthread_mutex_lock(&w->inbox.lock);
+    m->next = NULL;
+    *w->inbox.tail = m;
+    w->inbox.tail = &m->next;
+    pthread_mutex_unlock(&w->inbox.lock);
+    td_doorbell_ring(&w->bell);
+}
+
+static struct td_mail *mail_take_all(struct td_worker *w)
+{
+    pthread_mutex_lock(&w->inbox.lock);
+    struct td_mail *m = w->inbox.head;
+    w->inbox.head = NULL;
+    w->inbox.tail = &w->inbox.head;
+    pthread_mutex_unlock(&w->inbox.lock);
+    return m;
+}
+
+/* ---- accepting, on the rpc thread ------------------------------------------------------------ */
+
+static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem__V1__Sequence *in,
+                          struct td_err *err)
+{
+    const Tandem__V1__SamplingSpec *p = in->sampling;
+    if (!p) return td_fail(err, TD_ERR_INVALID, "seq.sampling is missing");
+    if (in->n_tokens > INT32_MAX)
+        return td_fail(err, TD_ERR_INVALID, "seq.tokens has %zu ids, limit %d", in->n_tokens,
+                       INT32_MAX);
+    if (in->n_tokens > 0 && in->n_prompt > in->n_tokens)
+        return td_fail(err, TD_ERR_INVALID, "n_prompt is %u, must be 1..%zu", in->n_prompt,
+                       in->n_tokens);
+    if (p->n_logit_bias > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
+                       p->n_logit_bias, TD_MAX_LOGIT_BIAS);
+    if (p->n_stop_token_ids > TD_MAX_STOP_TOKENS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.stop_token_ids has %zu ids, limit %d",
+                       p->n_stop_token_ids, TD_MAX_STOP_TOKENS);
+    struct td_logit_bias bias[TD_MAX_LOGIT_BIAS];
+    for (size_t i = 0; i < p->n_logit_bias; i++)
+        bias[i] = (struct td_logit_bias){p->logit_bias[i]->token, p->logit_bias[i]->bias};
+    struct td_sampling s = {.temperature = p->temperature,
+                            .top_k = p->top_k,
+                            .top_p = p->top_p,
+                            .min_p = p->min_p,
+                            .repetition_penalty = p->repetition_penalty,
+                            .presence_penalty = p->presence_penalty,
+                            .frequency_penalty = p->frequency_penalty,
+                            .seed = p->seed,
+                            .n_logprobs = p->n_logprobs,
+                            .logit_bias = bias,
+                            .n_logit_bias = (int32_t)p->n_logit_bias};
+    seq->request = in->request;
+    seq->sched.order = in->order ? in->order : in->request;
+    seq->attempt = in->attempt;
+    seq->sched.priority = in->priority;
+    if (in->cache_salt.len && in->cache_salt.len != TD_PREFIX_SALT_BYTES)
+        return td_fail(err, TD_ERR_INVALID, "seq.cache_salt has %zu bytes, must have 0 or %d",
+                       in->cache_salt.len, TD_PREFIX_SALT_BYTES);
+    if (in->cache_salt.len) {
+        const uint8_t *b = in->cache_salt.data;
+        for (int i = 0; i < 8; i++) {
+            seq->salt.lo |= (uint64_t)b[i] << 8 * i;
+            seq->salt.hi |= (uint64_t)b[8 + i] << 8 * i;
+        }
+    }
+    return td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens,
+                             (int32_t)in->n_prompt, &s, p->stop_token_ids,
+                             (int32_t)p->n_stop_token_ids, p->max_tokens, err);
+}
+
+static void refuse(struct td_worker *w, struct td_rpc_call *call, enum td_code code,
+                   const char *details)
+{
+    atomic_fetch_add(&w->calls_refused, 1);
+    td_rpc_call_finish(call, code, details, NULL, 0);
+}
+
+void td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const ProtobufCMessage *msg,
+                      const Tandem__V1__Sequence *in)
+{
+    struct td_err err = {0};
+    if (in && !td_worker_is_proved(w, call, in->request, in->attempt)) return;
+    if (atomic_load(&w->draining)) {
+        refuse(w, call, TD_CODE_UNAVAILABLE,
+               "this worker is draining; send the request to another");
+        return;
+    }
+    if (!in) {
+        refuse(w, call, TD_CODE_INVALID_ARGUMENT, "seq is missing");
+        return;
+    }
+    struct td_seq *seq = td_engine_seq_get(w->engine);
+    if (!seq) {
+        refuse(w, call, TD_CODE_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker");
+        return;
+    }
+    struct td_req *r = &w->reqs[seq->index];
+    *r = (struct td_req){
+        .seq = seq, .call = call, .state = TD_REQ_SCHEDULED, .arrived_ns = td_now_ns()};
+    td_status s = seq_fill(w, seq, in, &err);
+    if (!s) s = w->role->accept(w, r, msg, &err);
+    if (s) {
+        td_engine_seq_put(w->engine, seq);
+        refuse(w, call, td_rpc_code(s), err.msg);
+        return;
+    }
+    seq->owner = r;
+    td_rpc_call_ref(call);
+    td_rpc_call_set_user(call, r);
+    r->mail_new = (struct td_mail){.kind = TD_MAIL_NEW, .req = r};
+    r->mail_ended = (struct td_mail){.kind = TD_MAIL_ENDED, .req = r};
+    atomic_fetch_add(&w->n_live, 1);
+    mail_post(w, &r->mail_new);
+}
+
+void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)cancelled;
+    struct td_req *r = td_rpc_call_user(call);
+    if (!r) return; /* refused at accept */
+    td_rpc_call_set_user(call, NULL);
+    mail_post(ctx, &r->mail_ended);
+}
+
+void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    const Tandem__V1__AbortRequest *in = (const Tandem__V1__AbortRequest *)msg;
+    if (!td_worker_is_proved(ctx, call, in->request, in->attempt)) return;
+    struct td_mail *m = malloc(sizeof *m);
+    if (!m) {
+        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
+        return;
+    }
+    *m = (struct td_mail){.kind = TD_MAIL_ABORT, .request = in->request, .attempt = in->attempt};
+    mail_post(ctx, m);
+    Tandem__V1__AbortResponse out = TANDEM__V1__ABORT_RESPONSE__INIT;
+    td_rpc_call_send(call, &out.base);
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
+}
+
+void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)call;
+    (void)cancelled;
+    (void)ctx;
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+static void set_waiting(struct td_worker *w, struct td_req *r)
+{
+    td_scheduler_wait(w->sched, &r->seq->sched);
+    r->state = TD_REQ_SCHEDULED;
+}
+
+void td_worker_set_running(struct td_worker *w, struct td_req *r)
+{
+    td_scheduler_run(w->sched, &r->seq->sched);
+    r->state = TD_REQ_SCHEDULED;
+}
+
+/* ---- the end of a request -------------------------------------------------------------------- */
+
+static void maybe_free(struct td_worker *w, struct td_req *r)
+{
+    if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
+    if (w->role->forget) w->role->forget(r);
+    td_rpc_call_unref(r->call);
+    r->call = NULL;
+    r->state = TD_REQ_FREE;
+    if (r->live_prev)
+        r->live_prev->live_next = r->live_next;
+    else
+        w->live = r->live_next;
+    if (r->live_next) r->live_next->live_prev = r->live_prev;
+    struct td_seq *seq = r->seq;
+    td_engine_seq_put(w->engine, seq);
+    atomic_fetch_sub(&w->n_live, 1);
+}
+
+static void give_back(struct td_worker *w, struct td_req *r)
+{
+    td_engine_release(w->engine, r->seq);
+    r->state = TD_REQ_OVER;
+    maybe_free(w, r);
+}
+
+static void end_with(struct td_worker *w, struct td_req *r, enum td_code code, const char *details)
+{
+    if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
+    if (!r->finished) td_rpc_call_finish(r->call, code, details, NULL, 0);
+    r->finished = true;
+    td_scheduler_detach(w->sched, &r->seq->sched);
+    if (r->xfer_live) {
+        r->state = TD_REQ_RETIRING;
+        w->role->xfer_stop(w, r, details ? details : "finished");
+        return;
+    }
+    give_back(w, r);
+}
+
+void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details)
+{
+    end_with(w, r, td_rpc_code(status), details);
+}
+
+void td_worker_finish_ok(struct td_worker *w, struct td_req *r)
+{
+    end_with(w, r, TD_CODE_OK, NULL);
+}
+
+void td_worker_xfer_over(struct td_worker *w, struct td_req *r)
+{
+    r->xfer_live = false;
+    if (r->state == TD_REQ_RETIRING) give_back(w, r);
+}
+
+void td_worker_take_mail(struct td_worker *w)
+{
+    struct td_mail *next;
+    for (struct td_mail *m = mail_take_all(w); m; m = next) {
+        next = m->next;
+        struct td_req *r = m->req;
+        switch (m->kind) {
+        case TD_MAIL_NEW:
+            r->live_next = w->live;
+            if (w->live) w->live->live_prev = r;
+            w->live = r;
+            w->calls_taken++;
+            set_waiting(w, r);
+            break;
+        case TD_MAIL_ENDED:
+            r->call_ended = true;
+            r->finished = true; /* the call is gone: there is nobody to tell */
+            if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING)
+                maybe_free(w, r);
+            else
+                end_with(w, r, TD_CODE_CANCELLED, "call cancelled");
+            break;
+        case TD_MAIL_ABORT:
+            for (struct td_req *q = w->live, *q_next; q; q = q_next) {
+                q_next = q->live_next;
+                if (q->seq->request == m->request && q->seq->attempt <= m->attempt)
+                    td_worker_end(w, q, TD_ERR_CANCELLED, "aborted by the router");
+            }
+            free(m);
+            break;
+        }
+    }
+}
+
+/* ---- tokens on the wire ---------------------------------------------------------------------- */
+
+void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const struct td_sampled *s)
+{
+    tandem__v1__token_out__init(&o->msg);
+    o->msg.index = (uint32_t)seq->sched.n_tokens - 1;
+    o->msg.token = s->token;
+    o->msg.finish = (Tandem__V1__FinishReason)seq->finish;
+    if (seq->sampling.n_logprobs < 0) return;
+    tandem__v1__logprobs__init(&o->lp);
+    o->lp.logprob = s->logprob;
+    o->lp.n_top = (size_t)s->n_top;
+    o->lp.top = o->top_ptrs;
+    for (int32_t i = 0; i < s->n_top; i++) {
+        tandem__v1__token_logprob__init(&o->tops[i]);
+        o->tops[i].token = s->top_tokens[i];
+        o->tops[i].logprob = s->top_logprobs[i];
+        o->top_ptrs[i] = &o->tops[i];
+    }
+    o->msg.logprobs = &o->lp;
+}
