@@ -1,31 +1,44 @@
-/* decode.c - see decode.h. The life of a request on a decode worker (all on the engine thread):
+/* decode.c - the decode worker: reserves blocks, takes KV in, streams tokens; prefills for itself
+ * when asked (colocated).
  *
- *   remote prefill:  WAITING --blocks, slot armed, Ticket sent--> IMPORT --SLOT_READY--> RUNNING
- *                    (decode steps) --> last token, times, OK
- *   local prefill:   WAITING --blocks--> RUNNING (prefill chunks, then decode steps) --> last
- *                    token, times, OK
- *   preempted:       RUNNING --> WAITING, then as local prefill of prompt + output so far (same
- *                    tokens again: I1)
- *   SLOT_FAILED, cancel, deadline: td_worker_end; the slot is revoked and its blocks follow at
- *   SLOT_FREE (retirement, I2). SLOT_FAILED because the prefill worker has finished the request:
- *   the same, after SenderFinished.
+ * The life of a request, all on the engine thread:
+ *
+ *   prefilled elsewhere  waiting --blocks, slot armed, Ticket sent--> IMPORT
+ *                        IMPORT --SLOT_READY--> running
+ *   prefilled here       waiting --blocks--> running (prefill chunks, then decode steps)
+ *   preempted            running --> waiting, then prefilled here: prompt and output so far, the
+ *                        same tokens again (I1)
+ *   running --last token--> times, OK
+ *
+ * SLOT_FAILED, cancel and deadline call td_worker_end: the slot is revoked, and its blocks follow
+ * at SLOT_FREE (retirement, I2). The same after SenderFinished, when SLOT_FAILED says that the
+ * prefill worker has finished the request.
  *
  * The first token arrives twice: from the prefill worker through the router, and here in the
- * transfer's note; this stream repeats it, the router drops what it has. So a prefill worker
+ * transfer's note. This stream repeats it, and the router drops what it has. So a prefill worker
  * that dies right after its last byte costs nothing. */
-#include "decode/decode.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/fault.h"
 #include "common/base/log.h"
+#include "common/worker/worker.h"
+
+struct decode_config {
+    struct td_worker_config worker;
+    uint64_t import_timeout_ms; /* reservation -> KV complete; else the slot is taken back */
+};
+
+struct decode {
+    struct td_worker worker; /* first: roles get a td_worker and cast back */
+    struct decode_config cfg;
+};
 
 #define OFF(f) offsetof(struct decode_config, f)
 
 // clang-format off
-const struct td_option decode_options[] = {
+static const struct td_option decode_options[] = {
     TD_WORKER_OPTIONS(struct decode_config, worker),
     {"import_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(import_timeout_ms),
      "a reserved slot whose KV has not arrived by then is taken back"},
@@ -327,11 +340,21 @@ static const struct td_rpc_method decode_methods[] = {
     {0},
 };
 
-const struct td_worker_role decode_role = {.name = "decode",
-                                           .grows = true,
-                                           .methods = decode_methods,
-                                           .accept = decode_accept,
-                                           .admit = decode_admit,
-                                           .stepped = decode_stepped,
-                                           .xfer_event = decode_xfer_event,
-                                           .xfer_stop = decode_xfer_stop};
+static const struct td_worker_role decode_role = {.name = "decode",
+                                                  .grows = true,
+                                                  .methods = decode_methods,
+                                                  .accept = decode_accept,
+                                                  .admit = decode_admit,
+                                                  .stepped = decode_stepped,
+                                                  .xfer_event = decode_xfer_event,
+                                                  .xfer_stop = decode_xfer_stop};
+
+static struct decode decode_daemon;
+
+const struct td_worker_program td_worker_program = {
+    .name = "tandem-decode",
+    .summary = "Decode worker: takes KV from prefill workers and streams tokens.",
+    .role = &decode_role,
+    .worker = &decode_daemon.worker,
+    .options = decode_options,
+    .config = &decode_daemon.cfg};

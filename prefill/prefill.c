@@ -1,18 +1,21 @@
-/* prefill.c - see prefill.h. The life of a request on a prefill worker (all on the engine thread):
+/* prefill.c - the prefill worker: computes prompts in chunks and pushes their KV into the decode
+ * worker's granted blocks as it goes.
  *
- *   WAITING --blocks, transfer op started--> RUNNING (chunks; full blocks are submitted after each
- *   step, so the transfer overlaps the next chunk,
- *           and their first layers within it, so that it overlaps the chunk's own later ones)
- *           --first token: sent to the router, last block + note submitted--> SENDING --OP_DONE-->
- *               PrefillDone, OK
- *   a first token that is also the last: nothing is handed over; the receiver is told that the op
- *   is not needed, the router ends the decode leg.
- *   no grant (one token is left, no decode leg): WAITING --blocks--> RUNNING --first token, OK-->
- *       over.
- *   OP_FAILED, cancel, deadline: td_worker_end; source blocks stay held until the op's terminal
- *   event (I2). */
-#include "prefill/prefill.h"
-
+ * The life of a request, all on the engine thread:
+ *
+ *   waiting --blocks, transfer op started--> running (chunks)
+ *   running --first token: sent to the router; last block and note submitted--> SENDING
+ *   SENDING --OP_DONE--> PrefillDone, OK
+ *
+ * Full blocks are submitted after each step, so the transfer overlaps the next chunk; their first
+ * layers are submitted within the step, so that it overlaps the chunk's own later ones.
+ *
+ * A first token that is also the last: nothing is handed over. The receiver is told that the op is
+ * not needed, and the router ends the decode leg. Without a grant (one token is left, there is no
+ * decode leg) a request ends with its first token.
+ *
+ * OP_FAILED, cancel and deadline call td_worker_end: source blocks stay held until the op's
+ * terminal event (I2). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,13 +23,26 @@
 #include "common/base/clock.h"
 #include "common/base/fault.h"
 #include "common/base/log.h"
+#include "common/worker/worker.h"
+
+struct prefill_config {
+    struct td_worker_config worker;
+    uint64_t send_timeout_ms; /* op start -> delivered; else the request fails over */
+    int64_t transfer_parts;   /* groups of layers that are handed over while the next are
+                                 computed; 0: by their size */
+};
+
+struct prefill {
+    struct td_worker worker; /* first: roles get a td_worker and cast back */
+    struct prefill_config cfg;
+};
 
 #define OFF(f) offsetof(struct prefill_config, f)
 /* of a block: less makes a transfer wait for frames and requests */
 #define PART_BYTES ((size_t)256 << 10)
 
 // clang-format off
-const struct td_option prefill_options[] = {
+static const struct td_option prefill_options[] = {
     TD_WORKER_OPTIONS(struct prefill_config, worker),
     {"send_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(send_timeout_ms),
      "a hand-over that takes longer fails over"},
@@ -353,13 +369,23 @@ static const struct td_rpc_method prefill_methods[] = {
     {0},
 };
 
-const struct td_worker_role prefill_role = {.name = "prefill",
-                                            .methods = prefill_methods,
-                                            .one_token = true,
-                                            .accept = prefill_accept,
-                                            .forget = prefill_forget,
-                                            .admit = prefill_admit,
-                                            .stepped = prefill_stepped,
-                                            .xfer_event = prefill_xfer_event,
-                                            .engine_opened = prefill_engine_opened,
-                                            .xfer_stop = prefill_xfer_stop};
+static const struct td_worker_role prefill_role = {.name = "prefill",
+                                                   .methods = prefill_methods,
+                                                   .one_token = true,
+                                                   .accept = prefill_accept,
+                                                   .forget = prefill_forget,
+                                                   .admit = prefill_admit,
+                                                   .stepped = prefill_stepped,
+                                                   .xfer_event = prefill_xfer_event,
+                                                   .engine_opened = prefill_engine_opened,
+                                                   .xfer_stop = prefill_xfer_stop};
+
+static struct prefill prefill_daemon;
+
+const struct td_worker_program td_worker_program = {
+    .name = "tandem-prefill",
+    .summary = "Prefill worker: computes prompts and pushes their KV to decode workers.",
+    .role = &prefill_role,
+    .worker = &prefill_daemon.worker,
+    .options = prefill_options,
+    .config = &prefill_daemon.cfg};

@@ -286,6 +286,16 @@ struct td_worker {
     struct td_metrics_http *metrics;
 };
 
+/* What main.c runs: prefill.c defines one, decode.c the other. */
+struct td_worker_program {
+    const char *name, *summary; /* "tandem-prefill"; a line for --help */
+    const struct td_worker_role *role;
+    struct td_worker *worker; /* zeroed: nothing open */
+    const struct td_option *options;
+    void *config; /* what the options fill; begins with a struct td_worker_config */
+};
+extern const struct td_worker_program td_worker_program;
+
 /* A rank other than 0 (ranks.h): instead of all that follows. Returns the exit status. */
 int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_config *config);
 
