@@ -57,7 +57,7 @@ static td_status find_library(const struct td_device_config *config, void **ret_
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         if (!beside_program(tails[i], tried[i], sizeof tried[i])) continue;
         if ((*ret_handle = load(tried[i]))) return TD_OK;
-        const char *why = dlerror(); /* of the attempt just made */
+        const char *why = dlerror(); /* the reason of the attempt just made */
         if (access(tried[i], F_OK) == 0)
             return td_fail(err, TD_ERR_UNSUPPORTED, "CUDA is not available: %s does not load: %s",
                            tried[i], why ? why : "no reason given");
@@ -86,8 +86,8 @@ td_status td_device_open(const struct td_device_config *config, const struct td_
                        "the CUDA library has no " TD_CUDA_OPEN_SYMBOL
                        ": TANDEM_CUDA_LIBRARY names another kind of library");
     }
-    memcpy(&open_device, &symbol, sizeof open_device); /* ISO C has no cast from an object's
-                                                          pointer to a function's */
+    /* ISO C has no cast from an object pointer to a function pointer. */
+    memcpy(&open_device, &symbol, sizeof open_device);
     bool is_known = dladdr(symbol, &where) != 0 && where.dli_fname;
     s = open_device(TD_CUDA_ABI, config, ret_ops, err);
     if (s) {

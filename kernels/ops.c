@@ -1,5 +1,5 @@
-/* ops.c - the tables, and the choice among them: made once, at boot, by what the CPU has and
- * what TANDEM_OPS asks for. */
+/* ops.c - the tables, and the choice among them, made once at boot from what the CPU has and what
+ * TANDEM_OPS asks for. */
 #include "kernels/ops.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static const struct td_ops ops_ref = TD_OPS_TABLE(ref);
 static const struct td_ops ops_avx2 = TD_OPS_TABLE(avx2);
 static const struct td_ops ops_avx512 = TD_OPS_TABLE(avx512);
 
-/* clang 14 does not know this name in __builtin_cpu_supports. */
+/* clang 14 does not know "f16c" in __builtin_cpu_supports. */
 static bool cpu_has_f16c(void)
 {
     unsigned a, b, c, d;
@@ -38,7 +38,7 @@ const struct td_ops *td_ops_by_name(const char *name)
 {
     if (strcmp(name, "ref") == 0) return &ops_ref;
 #ifdef __x86_64__
-    /* These ask the CPU and whether the system saves the registers. */
+    /* __builtin_cpu_supports also checks that the operating system saves the vector registers. */
     bool has_avx2 =
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
     if (strcmp(name, "avx2") == 0 && has_avx2) return &ops_avx2;

@@ -1,6 +1,5 @@
-/* part.h - how an entry cuts its outputs into parts, and the element types as the plain versions
- * read them. Inside kernels/ only.
- */
+/* part.h - how an entry cuts its outputs into parts, and how the plain versions read elements of
+ * each dtype. Included inside kernels/ only. */
 #ifndef TD_KERNELS_PART_H
 #define TD_KERNELS_PART_H
 
@@ -9,8 +8,8 @@
 
 #include "common/base/dtype.h"
 
-/* The share [*lo, *hi) of n items that `part` of `n_parts` takes: contiguous, sizes differ by at
- * most one unit of `grain` items. */
+/* The share [*lo, *hi) of n items that `part` of `n_parts` computes. Shares are contiguous, and
+ * their sizes differ by at most `grain` items, the smallest unit that is not divided. */
 static inline void td_part_range(int64_t n, int64_t grain, int part, int n_parts, int64_t *lo,
                                  int64_t *hi)
 {

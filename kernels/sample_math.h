@@ -1,14 +1,15 @@
-/* sample_math.h - the arithmetic that the CPU's sampler and the device's share: one text, so that
- * both give the same bits.
+/* sample_math.h - the arithmetic that the CPU's sampler and the device's share, so that both give
+ * the same bits.
  *
- * Double, + - * / and conversions only, each rounded to nearest even by IEEE 754: no contraction
- * (-ffp-contract=off, nvcc -fmad=false), no flush to zero, no fast math, nobody's libm.
- * td_sample_exp has a second form in common/model/sampler.c, on vectors, with the same operations
- * in the same order.
+ * Only doubles, + - * / and conversions, each rounded to nearest even by IEEE 754. No contraction
+ * into fused operations (-ffp-contract=off, nvcc -fmad=false), no flush to zero, no fast math, no
+ * libm, because libms differ. common/model/sampler.c has a second form of td_sample_exp, on
+ * vectors, with the same operations in the same order.
  *
- * Sums are integers, so their order does not matter. A weight is floor(2^44 e^y). The sum of all
- * e^y, for logprobs, is kept finer, as hi 2^-32 + lo 2^-76: beside a token of probability 1 -
- * 1e-9 the others still count to 7 digits. Both sums stay below 2^63 for 2^19 tokens. */
+ * Sums are integers, so their order does not matter. The weight of a candidate is floor(2^44 e^y),
+ * where y <= 0 is its logit less the largest. The sum of all e^y, for logprobs, is finer: it is
+ * kept as hi 2^-32 + lo 2^-76, so that beside a token of probability 1 - 1e-9 the other tokens
+ * still count to 7 digits. Both sums stay below 2^63 for 2^19 tokens (TD_SAMPLE_MAX_VOCAB). */
 #ifndef TD_KERNELS_SAMPLE_MATH_H
 #define TD_KERNELS_SAMPLE_MATH_H
 
@@ -23,8 +24,9 @@
 
 #define TD_SAMPLE_Y_MIN (-100.0)
 #define TD_SAMPLE_WEIGHT_ONE 0x1p44
-#define TD_SAMPLE_Y_WEIGHTLESS (-31.0) /* at and below: the weight is 0, as 2^-44 = e^-30.5 */
-/* at and below: both parts of the sum are 0, as 2^-77 = e^-53.4 */
+/* At and below this y the weight is 0, because e^-31 < 2^-44 = e^-30.5. */
+#define TD_SAMPLE_Y_WEIGHTLESS (-31.0)
+/* At and below this y both parts of the sum are 0, because e^-54 < 2^-77 = e^-53.4. */
 #define TD_SAMPLE_Y_SUMLESS (-54.0)
 
 TD_SAMPLE_FN double td_sample_from_bits(uint64_t bits)
@@ -41,8 +43,8 @@ TD_SAMPLE_FN uint64_t td_sample_bits(double d)
     return bits;
 }
 
-/* e^r from p = 1/12!: once for one number here and for vectors of them in the CPU's sampler, so
- * that both take the same steps. */
+/* e^r by Taylor's series, starting from p = 1/12!. One macro for single numbers here and for
+ * vectors in the CPU's sampler, so that both take the same steps. */
 #define TD_SAMPLE_TAYLOR(p, r)                                                                     \
     do {                                                                                           \
         (p) = (p) * (r) + 1.0 / 39916800;                                                          \
@@ -59,12 +61,12 @@ TD_SAMPLE_FN uint64_t td_sample_bits(double d)
         (p) = (p) * (r) + 1.0;                                                                     \
     } while (0)
 
-/* e^y for y <= 0; NaN and what is below -100 count as -100. y = k ln2 + r, |r| <= ln2 / 2,
- *     Taylor to r^12 (the rest is below 2e-16), times 2^k. */
+/* e^y for y <= 0. NaN and values below -100 count as -100. With y = k ln2 + r and |r| <= ln2 / 2,
+ * the result is Taylor's series to r^12, whose error is below 2e-16, times 2^k. */
 TD_SAMPLE_FN double td_sample_exp(double y)
 {
-    const double magic = 0x1.8p52; /* adding it rounds to an integer, which then stands in the
-                                      low bits */
+    /* Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits of the double. */
+    const double magic = 0x1.8p52;
     y = y > TD_SAMPLE_Y_MIN ? y : TD_SAMPLE_Y_MIN;
     double km = y * 0x1.71547652b82fep0 + magic, k = km - magic;
     double r = (y - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
@@ -88,8 +90,8 @@ TD_SAMPLE_FN double td_sample_log(double z)
     return (double)k * 0x1.62e42fefa39efp-1 + 2.0 * s * sum;
 }
 
-/* The two parts of e in [0, 1]: hi = e 2^32 and lo = the rest in units of 2^-76, each rounded to
- * nearest. */
+/* Splits e in [0, 1] into hi, in units of 2^-32, and lo, the rest in units of 2^-76, each rounded
+ * to nearest. */
 #define TD_SAMPLE_HI_MAGIC 0x1p52
 #define TD_SAMPLE_LO_MAGIC 0x1.8p52
 TD_SAMPLE_FN void td_sample_parts(double e, uint64_t *ret_hi, int64_t *ret_lo)
@@ -105,7 +107,7 @@ TD_SAMPLE_FN double td_sample_sum(uint64_t hi, int64_t lo)
     return ((double)(int64_t)hi + (double)lo * 0x1p-44) * 0x1p-32;
 }
 
-/* Philox4x32-10. */
+/* Philox4x32-10 (Salmon et al. 2011). */
 TD_SAMPLE_FN void td_sample_philox(const uint32_t counter[4], const uint32_t key[2],
                                    uint32_t ret_out[4])
 {
@@ -127,8 +129,8 @@ TD_SAMPLE_FN void td_sample_philox(const uint32_t counter[4], const uint32_t key
     ret_out[3] = c3;
 }
 
-/* What a weight sum must reach, at least 1, for top_p of `total`: the product rounded up,
- * without libm. */
+/* The sum of weights, at least 1, that the candidates of top_p must reach: top_p * total, rounded
+ * up without libm. */
 TD_SAMPLE_FN uint64_t td_sample_top_p_target(float top_p, uint64_t total)
 {
     double want = (double)top_p * (double)(int64_t)total;
@@ -137,8 +139,8 @@ TD_SAMPLE_FN uint64_t td_sample_top_p_target(float top_p, uint64_t total)
     return target < 1 ? 1 : target;
 }
 
-/* The draw's point in [0, total): the high 64 bits of a 64 by 64 bit product, in 32-bit steps
- * for compilers without 128 bits. */
+/* A point in [0, total), drawn from (seed, position): the high 64 bits of the 64 by 64 bit product
+ * of a random number and total, in 32-bit steps for compilers without 128-bit integers. */
 TD_SAMPLE_FN uint64_t td_sample_point(uint64_t seed, uint32_t position, uint64_t total)
 {
     uint32_t counter[4] = {position, 0, 0, 0}, key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)},

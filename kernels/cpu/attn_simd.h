@@ -1,25 +1,31 @@
-/* attn_simd.h - attention over a paged cache in the words of vec_*.h; attn_avx512.c and attn_avx2.c
- * say how fast and why.
+/* attn_simd.h - attention over a paged KV cache, written in the vector operations of vec_*.h.
+ * attn_avx512.c and attn_avx2.c compile it and say how fast it is.
  *
- * A unit of work is (run of rows of one sequence with consecutive positions) x (kv head): every
- * query head of that kv head is a "query" here, so K and V are read and widened once for rows x
- * heads queries. Keys are walked in tiles of KT positions that start
- * at multiples of KT; for each tile and each query in turn: s = K . q        K is turned so that
- *     keys are lanes: each score is one
- * chain over head_dim ascending (tile_simd.h) online softmax   new maximum, old sums scaled by
- *     2^(old - new), p = 2^(s - new)
- * Milakov and Gimelshein 2018 o += p . V       one chain over the keys of the tile ascending What
- *                                              one query computes is thus a
- * function of its own q, its own range of keys and their absolute positions: the same bits alone,
- * in any chunk, in decode. Tiles in which a query sees no key are skipped for it; keys of a tile it
- * may not see get p = 0 exactly, and the one trace such a product can leave, the sign of a zero,
- * goes away with the final + 0. If V of a partly visible tile is not finite (0 * inf), that tile is
- * done query by query over the visible keys alone.
+ * A unit of work is a run of rows of one sequence with consecutive positions, times one kv head.
+ * Every query head of that kv head is a "query" of the unit, so K and V are read and widened once
+ * for rows x heads queries. Keys are walked in tiles of KT positions that start at multiples of KT.
+ * For each tile and each query in turn:
+ *   s = K . q        K is transposed so that keys are lanes; each score is one chain of
+ *                    multiply-adds over head_dim ascending (tile_simd.h)
+ *   online softmax   new maximum, old sums scaled by 2^(old - new), p = 2^(s - new)
+ *                    (Milakov and Gimelshein 2018)
+ *   o += p . V       one chain over the keys of the tile ascending
+ * The result of one query is thus a function of its own q, its own range of keys and their absolute
+ * positions: the bits are the same alone, in any chunk and in decode. A tile in which a query sees
+ * no key is skipped for that query. Keys of a tile that the query may not see get p = 0 exactly;
+ * the only trace such a product can leave is the sign of a zero, and the final + 0 removes it. If V
+ * of a partly visible tile is not finite (0 * inf is NaN), that tile is computed query by query
+ * over the visible keys alone.
  *
- * Parts take units so that the sums of (keys x queries) are as equal as the units allow. Scratch of
- * a part, in f32:
- *   kt [KT/PW][head_dim][PW]    v [pad/PW][KT][PW]    q [tile][head_dim][TILE_ROWS]
- *   s [queries][KT]             o [pad/PW][queries][PW]    max, sum */
+ * Parts take units such that the sums of (keys x queries) are as equal as the units allow.
+ *
+ * Scratch of a part, in f32:
+ *   kt   [KT/PW][head_dim][PW]
+ *   v    [pad/PW][KT][PW]
+ *   q    [tile][head_dim][TILE_ROWS]
+ *   s    [queries][KT]
+ *   o    [pad/PW][queries][PW]
+ *   max, sum  [queries] */
 #ifndef TD_KERNELS_ATTN_SIMD_H
 #define TD_KERNELS_ATTN_SIMD_H
 
@@ -34,17 +40,17 @@
 enum {
     KT = 4 * VW,
     STEP_QUERIES = 4 * TILE_ROWS,
-    DIRECT_QUERIES = TILE_ROWS, /* up to so many read V from the cache */
-    QUERIES = 16 * TILE_ROWS,   /* per unit, so that widening a tile of K and V is a few percent
-                                   of using it */
+    DIRECT_QUERIES = TILE_ROWS, /* up to this many queries read V straight from the cache */
+    /* per unit, so that widening a tile of K and V costs a few percent of using it */
+    QUERIES = 16 * TILE_ROWS,
 };
 
 TD_TILES(tile_scores, LINE_F32, false, KT, TILE_ROWS, 1);
 TD_TILES(tile_values, LINE_F32, false, PW, 1, KT);
 
 /* o[r] += sum over k of p[r][k] * V of key k, straight from the cache: columns [at, at + PW) of
- * rows[0..n_k), head_dim a multiple of PW. The same chains as tile_values on widened V; better
- * when so few queries use V that widening it first does not pay. */
+ * rows[0..n_k), where head_dim is a multiple of PW. The chains are those of tile_values on widened
+ * V. This is faster when so few queries use V that widening it first does not pay. */
 typedef void (*rows_fn)(float *o, const float *p, const uint8_t *const *rows,
                         const uint8_t *const *next, ptrdiff_t at, int n_k);
 
@@ -136,8 +142,8 @@ struct key_walk {
     int32_t block_size;
 };
 
-/* Where K of the KT keys of a tile lies; keys outside the visible range point at zeros, for K
- * and V alike, so that no loop asks. */
+/* Where K of the KT keys of a tile lies. Keys outside the visible range point at zeros, for K and V
+ * alike, so that the loops need no test. */
 struct key_tile {
     const uint8_t *k[KT], *v[KT];
     int32_t lo, hi; /* visible: lo <= j < hi */
@@ -162,8 +168,9 @@ static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t 
     }
 }
 
-/* K of the tile turned into b->kt. Here and below the loops prefetch what they will read of the
- * next tile, line by line as they go: all of it at once would wait for free line buffers. */
+/* Transposes K of the tile into b->kt. Here and below the loops prefetch what they will read of the
+ * next tile line by line, as they go; prefetching all of it at once would wait for free line
+ * buffers. */
 TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t,
                          const struct key_tile *next)
 {
@@ -232,7 +239,7 @@ TD_INLINE void widen_values(bool bf16, const struct attn_buf *b, const struct ke
     }
 }
 
-/* Whether V of the visible keys is. */
+/* Whether V of all visible keys is finite. */
 TD_INLINE bool values_finite(bool bf16, const struct attn_buf *b, const struct key_tile *t)
 {
     bool finite = true;
@@ -245,9 +252,9 @@ TD_INLINE bool values_finite(bool bf16, const struct attn_buf *b, const struct k
     return finite;
 }
 
-/* Scores of one query to probabilities in place; lanes outside [lo, hi) become 0 when `masked`,
- * else all count. The sum stays spread over VW lanes until the end. Returns what the old sums
- * must be multiplied by. */
+/* Turns the scores of one query into probabilities, in place. With `masked`, lanes outside [lo, hi)
+ * become 0; otherwise all lanes count. The sum stays spread over VW lanes until the end. Returns
+ * the factor for the old sums. */
 TD_INLINE float soften(bool masked, float *s, int lo, int hi, vec to_log2, float *max, float *sums)
 {
     vec t[4], p[4], none = v_set1(-INFINITY);
@@ -332,8 +339,8 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     bool direct = n_q <= DIRECT_QUERIES && dim % PW == 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
-        /* rows that see at least one key of this tile: a contiguous run, for positions and
-           window starts both ascend */
+        /* the rows that see at least one key of this tile: a contiguous run, because positions and
+         * window starts both ascend */
         int32_t r0 = u->pos >= t0 ? 0 : t0 - u->pos, r1 = u->n_rows;
         while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
         const struct key_tile *t = &tiles[turn];
@@ -345,8 +352,8 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
             u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
         bool finite = !partly || values_finite(bf16, b, t);
 
-        /* A few tiles of queries do each step together: the next one's work then covers the end
-           of the chains of the one before. */
+        /* STEP_QUERIES queries do each step together: the first operations of the next tile of
+         * queries then overlap the end of the chains of the tile before. */
         int32_t q0 = r0 * group, q1 = r1 * group;
         for (int32_t g0 = q0, g1; g0 < q1; g0 = g1) {
             g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
@@ -416,7 +423,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     }
 }
 
-/* Calls visit every unit in one fixed order. Returns false after the last one. */
+/* unit_next visits every unit in one fixed order and returns false after the last one. */
 struct unit_walk {
     struct attn_unit unit;
     int32_t max_rows;
@@ -438,7 +445,7 @@ static bool unit_next(const struct td_attn_args *a, struct unit_walk *walk)
     return true;
 }
 
-/* Keys x queries, and what widening the keys costs in the same coin. */
+/* The cost of a unit: keys x queries, plus the cost of widening the keys in the same measure. */
 static int64_t unit_cost(const struct td_attn_args *a, const struct attn_unit *u)
 {
     int64_t group = a->n_heads / a->kv.n_kv_heads, last = u->pos + u->n_rows - 1;

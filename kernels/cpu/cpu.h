@@ -1,5 +1,5 @@
-/* cpu.h - the fast entries of ops.h, once per instruction set: td_avx512_gemm, td_avx2_gemm, ...
- * The tables are in ops.c. */
+/* cpu.h - declares the fast entries of ops.h, once per instruction set: td_avx512_gemm,
+ * td_avx2_gemm and so on. ops.c makes them tables. */
 #ifndef TD_KERNELS_CPU_H
 #define TD_KERNELS_CPU_H
 

@@ -1,6 +1,6 @@
-/* exp_simd.h - exponentials: 2^t = 2^n * 2^f, n = round(t), |f| <= 1/2, 2^f by a polynomial of
- *     degree 6 through the Chebyshev
- * points (its own error 3e-9; 8e-8 with f32 rounding). */
+/* exp_simd.h - exponentials of vectors: 2^t = 2^n * 2^f with n = round(t) and |f| <= 1/2. 2^f is a
+ * polynomial of degree 6 through the Chebyshev points; its own error is 3e-9, with f32 rounding
+ * 8e-8. */
 #ifndef TD_KERNELS_EXP_SIMD_H
 #define TD_KERNELS_EXP_SIMD_H
 
@@ -15,17 +15,16 @@ TD_INLINE vec v_exp2_fraction(vec f)
     return v_fma(p, f, v_set1(1.0f));
 }
 
-/* 2^t for t <= 0, the softmax's side; exactly 0 below -100 and for NaN, so that no product with
- * it is subnormal. */
+/* 2^t for t <= 0, as softmax needs it. Exactly 0 below -100 and for NaN, so that no product with
+ * the result is subnormal. */
 TD_INLINE vec v_exp2_or_0(vec t)
 {
     vec floor_t = v_set1(-100.0f), u = v_max(t, floor_t), n = v_round(u);
     return v_keep_ge(v_scale2(v_exp2_fraction(v_sub(u, n)), n), t, floor_t);
 }
 
-/* e^-x for any x; from 2^-126 to 2^126 at the ends; NaN for NaN. -x * log2(e) - n is taken with two
- * parts of log2(e), so that large
- * |x| loses no digits. */
+/* e^-x for any x, clamped to [2^-126, 2^126]; NaN for NaN. -x * log2(e) - n uses two parts of
+ * log2(e), so that large |x| loses no digits. */
 TD_INLINE vec v_exp_neg(vec x)
 {
     vec hi = v_set1(-1.44269502162933349609375f), lo = v_set1(-1.92596299112661746887e-8f);

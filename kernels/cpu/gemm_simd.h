@@ -1,24 +1,24 @@
-/* gemm_simd.h - y = x . W^T in the words of vec_*.h; gemm_avx512.c and gemm_avx2.c say how fast and
- * why.
+/* gemm_simd.h - y = x . W^T, written in the vector operations of vec_*.h. gemm_avx512.c and
+ * gemm_avx2.c compile it and say how fast it is.
  *
- * Weights: panels of PW output columns, [n_out / PW][n_in][PW], the last one filled up with zeros.
- * One line (one k of one panel) is what the inner loop reads, so a panel is read from front to back
- * exactly once. Prepared x: tiles of at most TILE_ROWS rows, [tile][n_in][ld], f32 (already rounded
- * for bf16 weights): one line per k as well.
+ * Weights lie in panels of PW output columns, [n_out / PW][n_in][PW], the last panel filled up with
+ * zeros. A line is one k of one panel: what one turn of the inner loop reads. A panel is read from
+ * front to back exactly once. Prepared x lies in tiles of at most TILE_ROWS rows, [tile][n_in][ld],
+ * f32, already rounded for bf16 weights: one line per k as well.
  *
- * Three ways through the same chains of multiply-adds.
+ * There are three ways through the same chains of multiply-adds.
  *
- * Few rows: several panels at once, so that enough independent chains and streams are in flight;
- * memory is the limit.
+ * Few rows: several panels at once, so that enough independent chains and streams are in flight.
+ * Memory is the limit.
  *
- * Few tiles: widen in registers while multiplying; each tile's pass over a panel prefetches its
- * share of the next panel.
+ * Few tiles: widen in registers while multiplying. The pass of each tile over a panel prefetches
+ * its share of the next panel.
  *
- * Many tiles: widen a block of KB lines once and use it for every tile of up to ROW_TILES tiles;
- * the accumulators of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that
+ * Many tiles: widen a block of KB lines once and use it for every tile of up to ROW_TILES tiles.
+ * The accumulators of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that
  * x is walked in blocks that fit L2.
  *
- * Parts take panels, or tiles where panels would leave a part idle. */
+ * Parts take panels, or tiles where panels would leave a part without work. */
 #ifndef TD_KERNELS_GEMM_SIMD_H
 #define TD_KERNELS_GEMM_SIMD_H
 
@@ -29,11 +29,13 @@
 #include "kernels/part.h"
 
 enum {
-    KB = 256, /* lines widened at a time: 32 KiB with AVX-512 */
+    /* lines widened at a time, 32 KiB with AVX-512: 128, 384 and 512 lines were no faster */
+    KB = 256,
     PANEL_GROUP = 4,
     ROW_TILES = 24,
-    WIDEN_FROM_TILES = 9, /* fewer tiles widen in registers */
-    AHEAD_BYTES = 4096,   /* how far few rows prefetch into L1, per panel */
+    WIDEN_FROM_TILES = 9, /* from this many tiles on widening once pays; fewer widen in registers */
+    /* how far ahead few rows prefetch into L1, per panel: measured, gemm_avx512.c */
+    AHEAD_BYTES = 4096,
 };
 
 TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
@@ -41,7 +43,7 @@ TD_TILES(tile_mem_f32, LINE_F32, true, PW, ld, 1);
 TD_TILES(tile_mem_f16, LINE_F16, true, PW, ld, 1);
 TD_TILES(tile_mem_bf16, LINE_BF16, true, PW, ld, 1);
 
-/* How n_rows are cut into tiles: as equal as can be, so that 13 rows are 7 + 6 and not 12 + 1. */
+/* How n_rows are cut into tiles: as equal as possible, so that 13 rows are 7 + 6 and not 12 + 1. */
 struct row_tiles {
     int32_t n_tiles, small, n_large; /* the first n_large tiles have small + 1 rows */
     int32_t ld;                      /* floats per line of prepared x: 1, 4, 8 or 12 */
@@ -85,7 +87,7 @@ void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtyp
             union {
                 float f32[PW][K_STEP];
                 uint16_t u16[PW][K_STEP];
-            } t; /* the corner to turn; a strided read of src itself would use one cache set */
+            } t; /* the corner to transpose; a strided read of src itself would use one cache set */
             memset(&t, 0, sizeof t);
             for (int32_t c = 0; c < n_cols; c++) {
                 const char *row = (const char *)src +
@@ -144,7 +146,7 @@ void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
     }
 }
 
-/* The end of every chain: bias, then the residual, columns past n_out left alone. */
+/* The end of every chain: adds bias, then the residual. Columns past n_out are not written. */
 static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
                    const float *sums)
 {
@@ -216,8 +218,8 @@ TD_INLINE void gemm_few_rows(enum line_kind kind, int n_rows, int n_panels,
     }
 }
 
-/* Each of the T passes over a panel prefetches 1/T of the next panel into L2, so that memory
- * works all the time and not in the first pass alone. */
+/* Each of the T passes over a panel prefetches 1/T of the next panel into L2, so that memory works
+ * during all passes and not only the first. */
 TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile,
                               const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0,
                               int32_t p1, int32_t t0, int32_t t1)

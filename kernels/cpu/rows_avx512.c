@@ -1,4 +1,5 @@
-/* rows_avx512.c - the row-wise entries; rows_simd.h. Memory-bound or tiny: no ladder. */
+/* rows_avx512.c - the row-wise entries for AVX-512. The code is rows_simd.h; it is memory-bound or
+ * tiny, so there is no table of ideas. */
 #include "kernels/cpu/vec_avx512.h"
 
 #include "kernels/cpu/rows_simd.h"

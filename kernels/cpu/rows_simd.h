@@ -1,9 +1,9 @@
-/* rows_simd.h - norm, rotary embedding, storing K and V, SwiGLU and embedding in the words of
- * vec_*.h.
+/* rows_simd.h - norm, rotary embedding, storing K and V, SwiGLU and embedding, written in the
+ * vector operations of vec_*.h.
  *
- * All are bound by memory or so small that it does not matter; what counts is that lane i of a
- * row sees the same operations wherever the row stands, which is why tails use masked vectors
- * and not scalar code. */
+ * All of these are bound by memory, or too small to matter. Lane i of a row must see the same
+ * operations wherever the row stands (I1): that is why tails use masked vectors and not scalar
+ * code. */
 #ifndef TD_KERNELS_ROWS_SIMD_H
 #define TD_KERNELS_ROWS_SIMD_H
 

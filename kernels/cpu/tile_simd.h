@@ -1,11 +1,12 @@
-/* tile_simd.h - the register tile that GEMM and attention share, written in the words of vec_*.h.
+/* tile_simd.h - the register tile that GEMM and attention share, written in the vector operations
+ * of vec_*.h.
  *
- *   c[r][0..PW) (+)= sum over k of a[k * a_k + r * a_r] * line(b, k)[0..PW)           r < R <=
- *       TILE_ROWS, PW = 2 vectors
+ *   c[r][0..PW) (+)= sum over k of a[k * a_k + r * a_r] * line(b, k)[0..PW)
+ *   for r < R <= TILE_ROWS, where PW is 2 vectors
  *
- * Every output is ONE chain of fused multiply-adds along ascending k, whatever R is: this is
- * what makes rows independent of their neighbours, bit for bit. Cutting k into several calls
- * that reload c leaves the chain as it is. */
+ * Every output is ONE chain of fused multiply-adds along ascending k, whatever R is. This makes the
+ * bits of a row independent of its neighbours. Cutting k into several calls that reload c leaves
+ * the chain as it is. */
 #ifndef TD_KERNELS_TILE_SIMD_H
 #define TD_KERNELS_TILE_SIMD_H
 
@@ -39,8 +40,8 @@ TD_INLINE void line_load(enum line_kind kind, const uint8_t *b, vec *b0, vec *b1
     }
 }
 
-/* b comes from memory when fetch: line k then asks for the memory at ahead + k * ahead_step, far
- * enough in front that the next call finds it in L2. */
+/* With `fetch`, b comes from memory, and line k prefetches the address ahead + k * ahead_step,
+ * which is far enough ahead that the next call finds it in L2. */
 TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, ptrdiff_t c_stride,
                          const float *a, ptrdiff_t a_k, ptrdiff_t a_r, const uint8_t *b, int n_k,
                          bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step)
@@ -76,8 +77,8 @@ TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, 
     }
 }
 
-/* One function per number of rows, so that the accumulators are registers: name[n] is the one
- * for n rows. The strides are constants; ld is one that is not (a_k of the products). */
+/* One function per number of rows, name[n] for n rows, so that the accumulators are registers. The
+ * strides are constants, except ld (a_k of the products). */
 typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b, int n_k,
                         bool from_zero, const uint8_t *ahead, ptrdiff_t ahead_step);
 #define TD_TILE_FN(n, name, kind, fetch, c_stride, a_k, a_r)                                       \
@@ -93,8 +94,8 @@ typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b
     TD_EACH_TILE_ROWS(TD_TILE_FN, name, kind, fetch, c_stride, a_k, a_r)                           \
     static const tile_fn name[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, name)}
 
-/* Rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k], rounded to bf16 when
- * asked, for k in [k0, k1). ld >= n_rows. */
+/* Packs rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k] for k in [k0, k1),
+ * rounded to bf16 when asked. ld >= n_rows. */
 TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows,
                               int k0, int k1, bool round_bf16)
 {

@@ -1,4 +1,4 @@
-/* vec_avx2.h - the words of vec_avx512.h for AVX2 + FMA + F16C: 8 lanes of f32. */
+/* vec_avx2.h - the vector operations of vec_avx512.h for AVX2 + FMA + F16C: 8 lanes of f32. */
 #ifndef TD_KERNELS_VEC_AVX2_H
 #define TD_KERNELS_VEC_AVX2_H
 
@@ -13,7 +13,7 @@
 
 enum {
     VW = 8,
-    TILE_ROWS = 6, /* x 2 vectors: 12 accumulators + 2 of B + 1 broadcast of the 16 registers */
+    TILE_ROWS = 6, /* x 2 vectors: 12 accumulators + 2 of B + 1 broadcast fit the 16 registers */
 };
 #define TD_EACH_TILE_ROWS(X, ...)                                                                  \
     X(1, __VA_ARGS__)                                                                              \

@@ -1,6 +1,6 @@
-/* vec_avx512.h - the vector words in which the fast kernels are written, for AVX-512 (F, BW, DQ,
- * VL): 16 lanes of f32. vec_avx2.h has the same words with 8 lanes; a file includes one of the
- * two and then the *_simd.h files that use them. */
+/* vec_avx512.h - the vector operations in which the fast kernels are written, for AVX-512 (F, BW,
+ * DQ, VL): 16 lanes of f32. vec_avx2.h defines the same operations with 8 lanes. A .c file includes
+ * one of the two and then the *_simd.h files that use them. */
 #ifndef TD_KERNELS_VEC_AVX512_H
 #define TD_KERNELS_VEC_AVX512_H
 
@@ -14,7 +14,7 @@
 
 enum {
     VW = 16,        /* lanes */
-    TILE_ROWS = 12, /* x 2 vectors: 24 accumulators + 2 of B + 1 broadcast of the 32 registers */
+    TILE_ROWS = 12, /* x 2 vectors: 24 accumulators + 2 of B + 1 broadcast fit the 32 registers */
 };
 #define TD_EACH_TILE_ROWS(X, ...)                                                                  \
     X(1, __VA_ARGS__)                                                                              \
@@ -26,7 +26,7 @@ enum {
     X(7, __VA_ARGS__)                                                                              \
     X(8, __VA_ARGS__) X(9, __VA_ARGS__) X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__)
 
-/* Up to FEW_ROWS rows take several panels at once: FEW_PANELS_n with n rows. */
+/* Up to FEW_ROWS rows take several panels at once: FEW_PANELS_n panels with n rows. */
 #define FEW_ROWS 5
 enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 4, FEW_PANELS_3 = 2, FEW_PANELS_4 = 2, FEW_PANELS_5 = 2 };
 
@@ -64,7 +64,7 @@ TD_INLINE vec v_keep_lanes(vec a, int lo, int hi, vec b)
     return _mm512_mask_mov_ps(b, (__mmask16)(v_first(hi) & ~v_first(lo)), a);
 }
 
-/* Always the same tree: halves, quarters ... */
+/* The sum of all lanes, always by the same tree: halves, quarters and so on. */
 TD_INLINE float v_sum(vec a)
 {
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

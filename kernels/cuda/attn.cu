@@ -1,5 +1,5 @@
-/* attn.cu - attention of the device table: which kernel serves a call, the plan of a step, the
- * launch. */
+/* attn.cu - attention of the device table: chooses the kernel that serves a call, makes the plan of
+ * a step, and launches. */
 #include <stdlib.h>
 
 #include "kernels/cuda/attn_tile.h"
@@ -43,8 +43,8 @@ size_t td_cuda_attn_plan_bytes(int32_t max_rows, int32_t n_kv_heads)
            ((size_t)max_rows + ATTN_PIECES + ATTN_PIECES_MANY) * sizeof(struct attn_item);
 }
 
-/* The next item of the step from row *r on, not yet cut into pieces. A run of rows fills items
- * of `rows_many` packed rows; what is left and fits goes to attn_few. */
+/* The next item of the step from row *r on, not yet cut into pieces. A run of rows fills items of
+ * `rows_many` packed rows; a rest that fits goes to attn_few. */
 static bool next_item(const struct td_attn_plan_args *a, int32_t rows_many, int32_t *r,
                       struct attn_item *ret_item, bool *ret_is_many)
 {
@@ -64,8 +64,8 @@ static bool next_item(const struct td_attn_plan_args *a, int32_t rows_many, int3
     return true;
 }
 
-/* Longest first: the card's blocks are started in this order. Shell's sort: in place, a few
- * hundred items. */
+/* Sorts longest first, because the card starts blocks in this order. Shell's sort, in place: there
+ * are a few hundred items. */
 static void sort_items(struct attn_item *items, int32_t n)
 {
     for (int32_t gap = n / 2; gap > 0; gap /= 2)
@@ -79,8 +79,8 @@ static void sort_items(struct attn_item *items, int32_t n)
         }
 }
 
-/* n rounded up to 2^k or 3 * 2^k, so that few grids are ever needed; blocks beyond n find
- * nothing to do. *ret_code: its number, 8 bits. */
+/* Rounds n up to 2^k or 3 * 2^k, so that few different grids are ever needed; blocks beyond n
+ * return at once. *ret_code: the number of the grid, in 8 bits. */
 static int32_t round_grid(int32_t n, uint64_t *ret_code)
 {
     int32_t size = 1;
@@ -93,8 +93,8 @@ static int32_t round_grid(int32_t n, uint64_t *ret_code)
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Pieces of an item of n_splits, when they are `length` long: a power of two, so that no piece
- * ends inside a span or all units are splits. */
+/* The number of pieces of an item of n_splits. `length` is a power of two, so either no piece ends
+ * inside a span, or all units are splits. */
 static int32_t pieces_of(int32_t n_splits, int32_t length)
 {
     return n_splits > length ? (n_splits + length - 1) / length : 1;
@@ -105,7 +105,7 @@ static int32_t units_of(int32_t n_splits, int32_t length)
     return (n_splits + unit_of(length) - 1) / unit_of(length);
 }
 
-/* The item's pieces go to `to`, its states from *slot on. */
+/* Writes the item's pieces to `to`; its states start at *slot. */
 static int32_t cut(struct attn_item item, int32_t length, int32_t counter, int32_t *slot,
                    struct attn_item *to)
 {
@@ -123,8 +123,9 @@ static int32_t cut(struct attn_item item, int32_t length, int32_t counter, int32
     return item.n_pieces;
 }
 
-/* Packed rows of an item for attn_many: as many as it takes, unless the chunk is so small and
- * has so few keys before it that multiprocessors would stay idle however it were cut. */
+/* The number of packed rows of an item for attn_many: the most that it can take, unless the chunk
+ * is so small, and has so few keys before it, that multiprocessors would be idle however it were
+ * cut. */
 static int32_t choose_rows_many(const struct td_attn_plan_args *a)
 {
     for (int32_t rows_many = ATTN_ROWS_MANY;; rows_many /= 2) {
@@ -138,11 +139,11 @@ static int32_t choose_rows_many(const struct td_attn_plan_args *a)
     }
 }
 
-/* Decode rows are cut into pieces of `length` splits, a power of two: the shortest for which
- * cutting adds no more than a dozen blocks per multiprocessor (its few resident ones several
- * times over, so that the last of them do not leave it half empty), and for which there is
- * scratch. What cutting adds counts, not what is there anyway: among many short rows a long one
- * would be a single block that all others wait for. */
+/* Decode rows are cut into pieces of `length` splits, a power of two. This returns the shortest
+ * length for which there is scratch and for which cutting adds at most 12 blocks per
+ * multiprocessor: several times the few that run at once, so that the last ones do not leave it
+ * half empty. Only the blocks that cutting adds are counted: among many short rows a long row would
+ * otherwise be one block that all others wait for. */
 static int32_t piece_length(const struct td_attn_plan_args *a, int32_t rows_many)
 {
     int32_t target = 12 * td_cuda.n_sms / a->n_kv_heads;
@@ -161,11 +162,12 @@ static int32_t piece_length(const struct td_attn_plan_args *a, int32_t rows_many
     }
 }
 
-/* Items of chunks are cut when that ends the step earlier, by an estimate in units of one
- * block's time for a split: a multiprocessor has one such block at a time, so no less than each
- * one's share of all splits, than the longest piece, and than the rounds that the longest ones
- * take; a state is written and read again by bytes that cost about two fifths of a split, and
- * merging is one kernel more. Of equal ones the longest pieces. *items: [n], not cut. */
+/* Items of chunks are cut when an estimate says that the step then ends earlier. The unit of the
+ * estimate is one block's time for a split. A multiprocessor runs one such block at a time, so the
+ * step takes at least its equal share of all splits, at least the longest piece, and at least the
+ * rounds that the longest pieces take. A state is written and read again, which costs about two
+ * fifths of a split, and merging is one more kernel. Of equal estimates the longest pieces win.
+ * *items: [n], not cut. */
 static int32_t piece_length_many(const struct td_attn_plan_args *a, const struct attn_item *items,
                                  int32_t n)
 {
@@ -187,7 +189,7 @@ static int32_t piece_length_many(const struct td_attn_plan_args *a, const struct
             if (size > largest) largest = size, n_largest = 0;
             if (size == largest) n_largest += splits / size;
         }
-        /* shorter ones need more */
+        /* shorter pieces need more of both */
         if (n_more + n_cut > ATTN_PIECES_MANY || n_slots > ATTN_SLOTS) break;
         double rounds = ceil((double)n_largest * per_sm) * largest,
                share = (double)n_splits * per_sm, estimate = rounds > share ? rounds : share;
@@ -197,8 +199,8 @@ static int32_t piece_length_many(const struct td_attn_plan_args *a, const struct
     return best_length;
 }
 
-/* items: [n] as they are at first; then their pieces, and behind those the cut ones once more.
- * The states are in the same scratch as attn_few's, which runs later. */
+/* items: [n] uncut on entry; on return their pieces, and behind those the cut items once more. The
+ * states lie in the same scratch as those of attn_few, which runs later. */
 static void cut_many(struct attn_plan *plan, struct attn_item *items, int32_t n, int32_t length)
 {
     int32_t n_slots = 0;
@@ -249,7 +251,8 @@ void td_cuda_attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64
 
 /* ---- launchers */
 
-/* By what never changes while a process runs, so that a row meets one family of kernels only. */
+/* Decided by what never changes while a process runs, so that a row always meets the same family of
+ * kernels (I1). */
 static bool is_for_wgmma(int32_t head_dim, int32_t group)
 {
     const char *asked = getenv("TANDEM_CUDA_ATTN");

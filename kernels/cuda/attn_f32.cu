@@ -1,10 +1,10 @@
-/* attn_f32.cu - attention without tensor cores: f32 caches (golden tests), and the head sizes of
- * bf16 caches that attn_mma.cu has no kernel for.
+/* attn_f32.cu - attention without tensor cores, for f32 caches (golden tests) and for the head
+ * sizes of bf16 caches that attn_mma.cu has no kernel for.
  *
- * A warp computes one (row, head) from its first key to its last in the order of attn_tile.h.
- * Scores: a key per lane, two keys of the tile each, so a lane reads rows of K on its own
- * (through L1); the sum of V: dimensions over the lanes. Nothing is shared between warps, so the
- * bits can depend on nothing else. */
+ * A warp computes one (row, head) from its first key to its last, in the order of attn_tile.h. For
+ * the scores each lane takes two keys of a tile and reads their rows of K by itself, through L1;
+ * for the sum of V the dimensions are spread over the lanes. Warps share nothing, so the bits can
+ * depend on nothing else. */
 #include "kernels/cuda/attn_tile.h"
 
 enum { WARPS = 4, LANES = 32, OUT_PER_LANE = TD_ATTN_HEAD_DIM_MAX / LANES };
@@ -15,7 +15,7 @@ template <bool IS_BF16> __device__ static inline float widen(const uint8_t *row,
     return ((const float *)(const void *)row)[i];
 }
 
-/* q . k of one key, which is there if `is_seen`, else -inf. */
+/* q . k of one key if `is_seen`, else -inf. */
 template <bool IS_BF16>
 __device__ static inline float score(const struct attn_params *a, const int32_t *table,
                                      int32_t kv_head, int32_t position, bool is_seen,
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params
         for (int i = 0; i < OUT_PER_LANE; i++) o[i] = 0;
         for (int32_t tile = split * ATTN_SPLIT; tile < (split + 1) * ATTN_SPLIT && tile <= p;
              tile += ATTN_TILE) {
-            /* the keys seen: lo..hi */
+            /* the keys of the tile that the row sees: lo..hi */
             int32_t lo = first > tile ? first : tile,
                     hi = p < tile + ATTN_TILE - 1 ? p : tile + ATTN_TILE - 1;
             if (lo > hi) continue;
@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params
                 const uint8_t *value = a.kv + attn_key_offset(&a, table, kv_head, k) + a.v_offset;
                 for (int i = 0; i < OUT_PER_LANE; i++) {
                     if (i * LANES >= a.head_dim) break;
-                    int32_t d = lane + i * LANES; /* beyond head_dim a lane sums up the last one:
-                                                     not stored, and no predicate per element */
+                    /* Past head_dim a lane sums up the last dimension and does not store the sum:
+                     * this saves a predicate per element. */
+                    int32_t d = lane + i * LANES;
                     o[i] =
                         fmaf(e, widen<IS_BF16>(value, d < a.head_dim ? d : a.head_dim - 1), o[i]);
                 }

@@ -1,28 +1,30 @@
 /* attn_mma.cu - attention over a bf16 cache on tensor cores: mma.sync m16n8k16, cp.async, ldmatrix.
- * sm_80 and later.
+ * For sm_80 and later.
  *
- * Rows are packed: the query heads that share a kv head, times adjacent tokens, are rows of one
- * matrix, so K and V cross the memory once per item. Both kernels do the same arithmetic on a row,
- * from the same functions, in the order of attn_tile.h; only who does it differs:
- *   attn_many   128 packed rows, a warp computes 16 of them alone (prefill chunks); 64 would be
- *       faster to deal with, but L2 could not bring K and V fast enough
- *   attn_few    16 packed rows for four warps: each scores a quarter of a tile's keys, the scores
- *               are exchanged, all warps do the softmax (it is cheap, and so nothing else need be
- *               exchanged), each sums a quarter of V's columns (decode, where memory is the limit
- *               and a warp alone would wait for it)
- * A score is one chain of mma over head_dim, a column of out one chain over keys, the maximum is
- * exact, and the sum of a row is added up per lane by the keys that the fragment's layout gives it,
- * then over the four lanes of the row: all the same in both.
+ * Rows are packed: the query heads that share a kv head, times adjacent tokens, are the rows of one
+ * matrix, so K and V cross the memory once per item. Two kernels do the same arithmetic on a row,
+ * with the same functions, in the order of attn_tile.h. They differ in which warp does it:
  *
- * Probabilities are rounded to bf16 for the product with V, as FlashAttention does, and their sum
- * is that of the rounded ones: out is then a true weighted mean of V whose weights are off by 2^-8
- * each, which is no more than the rounding of out itself for the next product may cost. Keeping a
- * second term of each probability (hi + lo) would take another 50 % of tensor-core time in prefill.
+ *   attn_many  For prefill chunks. 128 packed rows; a warp computes 16 of them alone. With 64 rows
+ *              the work would divide better, but L2 could not supply K and V fast enough.
+ *   attn_few   For decode, where memory is the limit and a warp alone would wait for it. 16 packed
+ *              rows for four warps: each warp scores a quarter of a tile's keys, the scores are
+ *              exchanged, all warps do the softmax (it is cheap, and so nothing else need be
+ *              exchanged), and each sums a quarter of V's columns.
  *
- * Shared memory: rows of K and V in 16-byte chunks such that the 8 rows of an ldmatrix lie in 8
- * different groups of banks: chunk ^ row % 8 where a row is a multiple of 128 bytes, else rows
- * of an odd number of chunks. Two stages of 64 keys: while one is computed on, the next comes
- * from the paged blocks. */
+ * A score is one chain of mma over head_dim, a column of out is one chain over keys, and the
+ * maximum is exact. The sum of a row is added up per lane over the keys that the fragment's layout
+ * gives it, then over the four lanes of the row. All this is the same in both kernels.
+ *
+ * Probabilities are rounded to bf16 for the product with V, as FlashAttention does, and the sum is
+ * that of the rounded ones. So out is a true weighted mean of V whose weights are off by 2^-8 each,
+ * no more than the rounding of out itself for the next product may cost. Keeping a second term of
+ * each probability (hi + lo) would take another 50 % of tensor-core time in prefill.
+ *
+ * Shared memory holds rows of K and V in 16-byte chunks, such that the 8 rows of an ldmatrix lie in
+ * 8 different groups of banks: chunk ^ row % 8 where a row is a multiple of 128 bytes, else rows of
+ * an odd number of chunks. There are two stages of 64 keys: while one is computed on, the other is
+ * filled from the paged blocks. */
 #include "kernels/cuda/attn_rows.h"
 
 enum { WARPS_FEW = 4, WARPS_MANY = ATTN_ROWS_MANY / 16, SCORE_STRIDE = ATTN_TILE + 8 };
@@ -37,7 +39,7 @@ template <int D> struct layout {
         STRIDE = IS_SWIZZLED ? CHUNKS : CHUNKS | 1, /* chunks from row to row */
         TILE_BYTES = ATTN_TILE * STRIDE * 16,
         PAIRS = D / 16,                                  /* column pairs of n8 in out */
-        FEW_PAIRS = (PAIRS + WARPS_FEW - 1) / WARPS_FEW, /* that one warp of attn_few has */
+        FEW_PAIRS = (PAIRS + WARPS_FEW - 1) / WARPS_FEW, /* column pairs of one warp of attn_few */
         MANY_BYTES = ATTN_ROWS_MANY * STRIDE * 16 + 4 * TILE_BYTES,
         FEW_BYTES = ATTN_ROWS_FEW * (STRIDE * 16 + SCORE_STRIDE * 4) + 4 * TILE_BYTES
     };
@@ -114,12 +116,13 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     uint8_t *q = shared, *tiles = q + ROWS * layout<D>::STRIDE * 16,
             *exchange = tiles + 4 * layout<D>::TILE_BYTES;
 
-    /* what the block, its first and last token, the warp and the lane's two rows see */
+    /* what the block, its first and last token, the warp, and the lane's two rows see */
     int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi),
             row0 = IS_MANY ? warp * 16 : 0;
     int32_t hi = a->positions[item->row0 + item->n_tokens - 1],
             last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi);
-    if (item->n_tokens == 1) first_hi = INT32_MAX; /* what it does not see is zeros */
+    /* keys that the block's rows do not see are zeros */
+    if (item->n_tokens == 1) first_hi = INT32_MAX;
     int32_t tile = lo / ATTN_TILE * ATTN_TILE, end = item->split_end * ATTN_SPLIT,
             warp_lo = INT32_MAX, warp_hi = -1;
     if (tile < item->split_begin * ATTN_SPLIT) tile = item->split_begin * ATTN_SPLIT;
@@ -141,7 +144,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         warp_hi = other_hi > warp_hi ? other_hi : warp_hi;
     }
 
-    struct total span, total; /* total's out is where it is to be in the end */
+    struct total span, total; /* total's out is kept at its final place in memory */
     float o[PAIRS][2][4], span_o[PAIRS][2][4];
     total_clear(&span), total_clear(&total);
     clear<PAIRS>(o), clear<PAIRS>(span_o);
@@ -158,7 +161,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         uint8_t *k = tiles + stage * 2 * layout<D>::TILE_BYTES, *v = k + layout<D>::TILE_BYTES;
         uint64_t bad = 0;
         td_cp_async_wait<0>();
-        __syncthreads(); /* the tile is here for all, and all are done with the other stage */
+        /* the tile has arrived for all threads, and all are done with the other stage */
+        __syncthreads();
         if (tile + ATTN_TILE < end) {
             uint8_t *next = tiles + (stage ^ 1) * 2 * layout<D>::TILE_BYTES;
             load_tile<layout<D>, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset,
@@ -188,7 +192,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             softmax(&r, a, s, p, alpha, tile);
             if (bad != 0) lose_rows(&r, a, tile, bad);
             if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) {
-                /* seldom after a split's first tiles */
+                /* rarely true after the first tiles of a split */
                 ATTN_UNROLL
                 for (int j = 0; j < PAIRS; j++)
                     for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
@@ -200,7 +204,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             }
         }
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
-            int32_t splits = tile / ATTN_SPLIT + 1; /* that are over */
+            int32_t splits = tile / ATTN_SPLIT + 1; /* splits that are complete */
             end_split<PAIRS>(&r, &span, o, span_o, a->c);
             rows_start(&r), clear<PAIRS>(o);
             if (tile + ATTN_TILE >= end ? is_cut

@@ -1,10 +1,10 @@
-/* attn_rows.h - what the tensor-core kernels of attention share: packed rows of q and tiles of K
- * and V into shared memory, the online softmax on fragments, the states of splits and their
- * merging. Device code only; attn_tile.h says in which order.
+/* attn_rows.h - what the tensor-core kernels of attention share: copying packed rows of q and tiles
+ * of K and V into shared memory, the online softmax on fragments, the states of splits, and their
+ * merging. Device code only. attn_tile.h defines the order.
  *
- * A layout L says where shared memory has what: DIM, CHUNKS (of 16 bytes in a row), at(row,
- * chunk) in a tile of K or V, at_q in q, and what threads do after they wrote there, before the
- * barrier. */
+ * A layout L is a type that says where shared memory has what: DIM, CHUNKS (of 16 bytes in a row),
+ * at(row, chunk) in a tile of K or V, at_q in q, and what threads do after they wrote there, before
+ * the barrier. */
 #ifndef TD_KERNELS_CUDA_ATTN_ROWS_H
 #define TD_KERNELS_CUDA_ATTN_ROWS_H
 
@@ -13,7 +13,7 @@
 
 enum { LANES = 32, N8 = ATTN_TILE / 8, K16 = ATTN_TILE / 16 };
 
-/* Packed rows of q as bf16; rows beyond the item's are zeros. */
+/* Copies packed rows of q as bf16. Rows beyond the item's are zeros. */
 template <class L>
 __device__ static inline void load_q(uint8_t *shared, const struct attn_params *a,
                                      const struct attn_item *item, int32_t kv_head, int32_t n)
@@ -31,7 +31,7 @@ __device__ static inline void load_q(uint8_t *shared, const struct attn_params *
     }
 }
 
-/* The warp's share of a tile's keys, lane by lane over and over. */
+/* The warp's share of a tile's keys, dealt out lane by lane. */
 template <int WARPS>
 __device__ static inline int64_t look_up(const struct attn_params *a, const int32_t *table,
                                          int32_t kv_head, int32_t tile, int32_t lo, int32_t hi)
@@ -41,15 +41,15 @@ __device__ static inline int64_t look_up(const struct attn_params *a, const int3
     return key >= lo && key <= hi ? attn_key_offset(a, table, kv_head, key) : 0;
 }
 
-/* Starts copying K and V of a tile; keys outside lo..hi, which may hold anything, become zeros
- * unread. */
+/* Starts copying K and V of a tile. Keys outside lo..hi may hold anything: they become zeros
+ * without being read. */
 template <class L, int WARPS>
 __device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct attn_params *a,
                                         int64_t offset, int32_t tile, int32_t lo, int32_t hi)
 {
     enum { KEYS = ATTN_TILE / WARPS, CHUNKS = L::CHUNKS };
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
-    ATTN_UNROLL_BY_4 /* more cost registers that attn_many<128> lacks */
+    ATTN_UNROLL_BY_4 /* unrolling further costs registers that attn_many<128> lacks */
         for (int i = 0; i < KEYS * CHUNKS / LANES; i++)
     {
         int32_t row = (i * LANES + lane) / CHUNKS, chunk = (i * LANES + lane) % CHUNKS,
@@ -62,10 +62,10 @@ __device__ static inline void load_tile(uint8_t *k, uint8_t *v, const struct att
     td_cp_async_commit();
 }
 
-/* What a lane knows of its two rows: the positions they see, and the state of the split. */
+/* What a lane keeps of its two rows: the positions that they see, and the state of the split. */
 struct rows {
-    int32_t last[2];      /* the last position they see; -1: nothing. The first is attn_first of
-                             it */
+    /* the last position that each sees; -1: none. The first position is attn_first of it */
+    int32_t last[2];
     float max[2], sum[2]; /* sum: this lane's share */
 };
 
@@ -74,11 +74,11 @@ __device__ static inline void rows_start(struct rows *r)
     for (int i = 0; i < 2; i++) r->max[i] = -INFINITY, r->sum[i] = 0;
 }
 
-/* Rows of an item see different keys of some tiles, and 0 * inf in a masked place is no zero: an
- * infinite V at one position must not reach the rows of earlier ones (their bits would depend on
- * the chunk's later tokens). So in such a tile V's infinities and NaNs are taken out, and the
- * rows that see them are lost: their sum is NaN. *ret_keys: bit j is key j of the tile. The
- * whole block. */
+/* Rows of an item see different keys of some tiles. There 0 * inf in a masked place is NaN, not
+ * zero, so an infinite V at one position would reach the rows of earlier positions, whose bits
+ * would then depend on later tokens of the chunk. In such a tile this sets V's infinities and NaNs
+ * to zero; the rows that do see them get a sum of NaN. *ret_keys: bit j stands for key j of the
+ * tile. Called by the whole block. */
 template <class L> __device__ static inline void take_infinite(uint8_t *v, uint64_t *ret_keys)
 {
     __shared__ unsigned long long keys;
@@ -111,8 +111,8 @@ __device__ static inline void lose_rows(struct rows *r, const struct attn_params
                 r->sum[i] = NAN;
 }
 
-/* One step of the online softmax. s: scores in, gone after; p: the probabilities as A fragments
- * of 4 k16; alpha: what the older out is to be scaled by. */
+/* One step of the online softmax. s holds the scores and is destroyed; p receives the probabilities
+ * as A fragments of 4 k16; alpha receives the factor for the older out. */
 __device__ static inline void softmax(struct rows *r, const struct attn_params *a, float s[N8][4],
                                       uint32_t p[K16][4], float alpha[2], int32_t tile)
 {
@@ -155,7 +155,7 @@ struct attn_scratch {
     float *out;     /* [ATTN_SLOTS][n_heads][D] */
 };
 
-/* Of a lane's two rows; the same in the four lanes of a row. */
+/* Max and sum of a lane's two rows; equal in the four lanes of a row. */
 struct total {
     float max[2], sum[2];
 };
@@ -165,7 +165,8 @@ __device__ static inline void total_clear(struct total *t)
     for (int i = 0; i < 2; i++) t->max[i] = -INFINITY, t->sum[i] = 0;
 }
 
-/* The split is over: adds up the row's sum and merges the state into the span's. */
+/* Called at the end of a split: adds up the row's sum and merges the split's state into the
+ * span's. */
 template <int PAIRS>
 __device__ static inline void end_split(struct rows *r, struct total *span, float o[PAIRS][2][4],
                                         float span_o[PAIRS][2][4], float c)
@@ -194,8 +195,8 @@ template <int PAIRS> __device__ static inline void clear(float o[PAIRS][2][4])
             for (int e = 0; e < 4; e++) o[j][n][e] = 0;
 }
 
-/* Hands on the state of a unit of this warp's rows (packed rows row0 ..). Column pairs pair0 + j
- * * step. */
+/* Stores the state of a unit of this warp's rows, which start at packed row row0, for the merging
+ * piece. Column pairs pair0 + j * step. */
 template <int D, int PAIRS>
 __device__ static inline void hand_on(const struct attn_params *a, const struct attn_item *item,
                                       int32_t kv_head, int32_t row0, const struct total *state,
@@ -222,9 +223,9 @@ __device__ static inline void hand_on(const struct attn_params *a, const struct 
     }
 }
 
-/* Merges a span into the total, whose out is kept where it is to be in the end: registers hold
- * no third set, and a span is seldom over. Only this lane touches these elements. is_last:
- * divided by the sum. */
+/* Merges a span into the total. The total's out is kept at its final place in memory, because
+ * registers hold no third set and a span ends seldom. Only this lane touches these elements. With
+ * is_last it is divided by the sum. */
 template <int D, int PAIRS>
 __device__ static inline void end_span(const struct attn_params *a, const struct attn_item *item,
                                        int32_t kv_head, int32_t row0, const struct total *span,
@@ -256,17 +257,17 @@ __device__ static inline void end_span(const struct attn_params *a, const struct
     }
 }
 
-/* The last piece of an item merges what all handed on. True for its whole block.
+/* True, for the whole block, in the last piece of an item to arrive: that one merges the states of
+ * all pieces.
  *
- * By PTX's memory model (Memory Consistency Model: Causality Order, Release and Acquire
- * Patterns): what any thread of this block wrote precedes, by program order and the barrier's
- * synchronizing at block scope, thread 0's fence; base causality order is transitive, so one
- * fence of thread 0 after the barrier and before its atomic is a release at the scope of the
- * device for the writes of the whole block. (A fence of each writer before the barrier would not
- * be: the pattern wants a fence and then a strong write by one thread, and what other threads
- * wrote would not precede that fence.) Read-modify-writes carry the observation on from piece to
- * piece; the last one's atomic and the fence behind it are the acquire, and the second barrier
- * hands it to the block. */
+ * Why this is ordered, by PTX's memory model (Memory Consistency Model: Causality Order, Release
+ * and Acquire Patterns): what any thread of this block wrote precedes thread 0's fence, by program
+ * order and the barrier's synchronization at block scope. Base causality order is transitive, so
+ * one fence of thread 0 after the barrier and before its atomic is a release, at device scope, for
+ * the writes of the whole block. A fence of each writer before the barrier would not be: the
+ * pattern wants a fence and then a strong write by the same thread. Read-modify-writes carry the
+ * observation on from piece to piece. The last one's atomic and the fence behind it are the
+ * acquire, and the second barrier hands it to the block. */
 __device__ static inline bool is_last_piece(const struct attn_item *item, uint32_t *counter)
 {
     __shared__ uint32_t n_before;
@@ -275,19 +276,19 @@ __device__ static inline bool is_last_piece(const struct attn_item *item, uint32
         __threadfence();
         n_before = atomicAdd(counter, 1u);
         __threadfence();
-        /* as the plan had it; strong, as the additions that it follows */
+        /* back to the value in the plan; a strong write, as the additions before it */
         if (n_before == (uint32_t)item->n_pieces - 1) atomicExch(counter, 0u);
     }
     __syncthreads();
     return n_before == (uint32_t)item->n_pieces - 1;
 }
 
-/* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at
- * a time: first a warp per row finds how much each state, and each span, is scaled by (the
- * maxima so far are scans, max being exact), then a thread per few elements does the sums, whose
- * loads do not wait for one another. A row for each of the 4 warps: sixteen at a time were four
- * times the code, 190 KB of it for D = 128. board: MERGE_BOARD_BYTES of shared memory that
- * nobody uses any more. */
+/* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at a
+ * time. First one warp per row finds the factor of each state and of each span; the maxima so far
+ * are scans, max being exact. Then each thread adds up a few elements, with loads that do not wait
+ * for one another. There is one row for each of the 4 warps: sixteen rows at a time took four times
+ * the code, 190 KB of it for D = 128. board: MERGE_BOARD_BYTES of shared memory that is no longer
+ * in use. */
 enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LANES + 2) * 4 };
 
 template <int D>
@@ -303,7 +304,7 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
     float *most = span_takes + ROWS * LANES, *divide = most + ROWS;
     int32_t in_span = ATTN_SPAN / item->unit,
             n_units = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT / item->unit + 1;
-    /* of those before nothing was seen, nor handed on */
+    /* The first unit that any row sees; units before it have no stored state. */
     int32_t begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT / item->unit;
     int32_t n_packed = item->n_tokens * a->group - first, thread = (int32_t)threadIdx.x,
             lane = thread % LANES;
@@ -334,7 +335,7 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
             bool is_there = lane >= skip && lane < n;
             float max = is_there ? scratch.max_sum[2 * state] : -INFINITY, before = most[row],
                   upto = max, left, span, all, others;
-            for (int m = 1; m < in_span; m *= 2) { /* in each span for itself */
+            for (int m = 1; m < in_span; m *= 2) { /* the scan stays inside each span */
                 float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
                 if (lane % in_span >= m) upto = fmaxf(upto, other);
             }
@@ -359,7 +360,7 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
         __syncthreads();
         ATTN_UNROLL_BY_4
         for (int32_t s = skip; s < n; s++) {
-            /* of the span: a multiple of it is done at a time */
+            /* splits of a span that are handled at a time */
             bool is_end = (s + 1) % in_span == 0 || s + 1 == n;
             int64_t at = (base + s) * step * D;
             ATTN_UNROLL
@@ -406,9 +407,9 @@ __device__ static inline void merge_item(const struct attn_params *a, const stru
         merge_states<D>(a, item, kv_head, first, scratch, board);
 }
 
-/* After attn_many, of the items that it had in pieces. blockIdx.x: (item * MERGE_GROUPS + its
- * rows) * n_kv_heads + kv head. A kernel of its own: the block that happens to be the last of an
- * item, as in attn_few, would read megabytes of states alone. */
+/* Runs after attn_many and merges the items that attn_many had in pieces. blockIdx.x = (item *
+ * MERGE_GROUPS + group of rows) * n_kv_heads + kv head. It is a kernel of its own because the last
+ * block of an item, if it merged as in attn_few, would read megabytes of states alone. */
 enum { MERGE_GROUPS = ATTN_ROWS_MANY / ATTN_ROWS_MERGED };
 
 template <int D>
@@ -428,7 +429,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS, 4)
 
 /* ---- launchers */
 
-/* For n blocks of each kv head, in a function with a, device_plan, scratch. */
+/* Launches n blocks for each kv head. Uses a, device_plan and scratch of the calling function. */
 #define ATTN_LAUNCH(kernel, label, n, n_threads, bytes)                                            \
     if ((n) > 0) {                                                                                 \
         dim3 grid((unsigned)((n)*a->n_kv_heads));                                                  \

@@ -2,30 +2,32 @@
  * how two parts of a row are merged.
  *
  * Why here: the bits of a row must be the same in a prefill chunk of any size, in a decode step and
- * in any company (I1), yet decode has to spread one row over the whole card. So the order is fixed
- * by absolute positions, and every kernel follows it:
+ * beside any other rows (I1). Yet decode has to spread one row over the whole card. So absolute
+ * positions fix the order, and every kernel follows it:
  *
- *   keys  0 ............ 63 | 64 ........ 127 | ... 511 | 512 ... 4095 | 4096 ...   tiles of 64
- *         keys, splits of 8 tiles, spans of 8 splits
- *         one step of the     its next step               a new split    a new span
- *         online softmax                                  starts from nothing
+ *   keys   0 .. 63 | 64 .. 127 | ... | 512 ..     | 4096 ..
+ *          tile 0  | tile 1    |     | next split | next span
  *
- *   (1) inside a split: the online softmax of FlashAttention over its tiles in ascending order,
- *       state (max, sum, out);
- *   (2) inside a span: the states of its splits merged in ascending order by attn_merge, whoever
- *       computed them (FlashDecoding's parts, of a fixed size);
- *       over spans: theirs merged in the same way into the total. Two levels, because a long
- *       prompt's few rows may be cut at splits, as decode needs, while a chunk's many rows behind
- *       as long a prefix are cut at spans: an eighth of the states to keep and to bring across the
- *       memory;
- *   (3) a tile, split or span of which a row sees nothing changes no bit of its state, so rows with
- *       different ends and windows may share a thread block.
+ * A tile is 64 keys: one step of the online softmax. A split is 8 tiles (512 keys); its softmax
+ * starts from nothing. A span is 8 splits (4096 keys).
  *
- * (3) holds because max is exact, exp2(0) is 1, a masked probability is +0 and x * 1 + 0 is x; a
- *     key that no row of the block may see is read as zeros.
+ *   (1) Inside a split: the online softmax of FlashAttention over its tiles in ascending order,
+ *       with the state (max, sum, out).
+ *   (2) Inside a span: attn_merge merges the states of its splits in ascending order,
+ *       whoever computed them (FlashDecoding's parts, of a fixed size). The states of the spans
+ *       are merged into the total in the same way.
+ *   (3) A tile, split or span of which a row sees nothing changes no bit of the row's state, so
+ *       rows with different ends and windows may share a thread block.
  *
- * Sources: Dao et al. 2022, Dao 2023 (FlashAttention, -2); Dao et al. 2023 (Flash-Decoding);
- * Kwon et al. 2023 (PagedAttention). */
+ * Two levels, because the few rows of a decode step may have to be cut at every split, while the
+ * many rows of a chunk behind an equally long prefix are cut at spans: an eighth of the states to
+ * keep and to move through memory.
+ *
+ * (3) holds because max is exact, exp2(0) is 1, a masked probability is +0, and x * 1 + 0 is x. A
+ * key that no row of the block may see is read as zeros.
+ *
+ * Sources: Dao et al. 2022, Dao 2023 (FlashAttention, -2); Dao et al. 2023 (Flash-Decoding); Kwon
+ * et al. 2023 (PagedAttention). */
 #ifndef TD_KERNELS_CUDA_ATTN_TILE_H
 #define TD_KERNELS_CUDA_ATTN_TILE_H
 
@@ -45,7 +47,7 @@
 
 enum { ATTN_TILE = 64, ATTN_SPLIT = 512, ATTN_SPAN = 8 /* splits */ };
 
-/* td_attn_args as the kernels take it. */
+/* struct td_attn_args in the form that the kernels take. */
 struct attn_params {
     const uint8_t *kv;
     int64_t block_bytes, v_offset; /* V of a key lies v_offset bytes behind its K */
@@ -60,35 +62,34 @@ struct attn_params {
     float c; /* scale * log2(e) > 0: exp(scale * x) is exp2(c * x) */
 };
 
-/* A work item of the plan: the packed rows of n_tokens adjacent rows of one sequence with one kv
- * head's query heads (row i is head i % group of token i / group), and the splits [split_begin,
- * split_end) of their keys. The items of the same rows are its pieces. One piece writes the
- * rows' out; of several, each hands on the state of each of its units - splits, or spans where
- * no piece ends inside one - and all are merged when they are there, so that the order is that
- * of one piece. */
+/* A work item of the plan: n_tokens adjacent rows of one sequence with the query heads of one kv
+ * head, packed into the rows of one matrix (packed row i is head i % group of token i / group), and
+ * the splits [split_begin, split_end) of their keys. Items of the same rows are pieces of one. A
+ * single piece writes the rows' out. Each of several pieces stores the state of each of its units;
+ * a unit is a split, or a span where no piece ends inside one. When all are there they are merged,
+ * in the order in which one piece would have computed them. */
 struct attn_item {
     int32_t row0, n_tokens; /* padding: positions -1 */
     int32_t split_begin, split_end;
     int32_t n_pieces, unit; /* unit: 1 or ATTN_SPAN splits; n_pieces > 1 */
-    int32_t counter;        /* of the pieces that are done; attn_few's, n_pieces > 1 */
-    int32_t slot0;          /* the state of token t and unit u is at slot0 + u * n_tokens
+    int32_t counter; /* counts the pieces that are done; used by attn_few when n_pieces > 1 */
+    int32_t slot0;   /* the state of token t and unit u is at slot0 + u * n_tokens
                                + t */
 };
 
 enum {
-    ATTN_ROWS_FEW = 16,    /* packed rows of an item of attn_few: one m16 tile that four
-                              warps share */
-    ATTN_ROWS_MANY = 128,  /* of attn_many: a tile per warp */
-    ATTN_ROWS_MERGED = 4,  /* that are merged at a time, and by a block of
-                              attn_merge_many */
-    ATTN_SLOTS = 4096,     /* states in scratch, of all heads each */
-    ATTN_PIECES = 1024,    /* of a plan's items for attn_few, beyond one per item */
-    ATTN_PIECES_MANY = 512 /* of those for attn_many; and items for attn_merge */
+    /* packed rows of an item of attn_few: one m16 tile, which four warps share */
+    ATTN_ROWS_FEW = 16,
+    ATTN_ROWS_MANY = 128,  /* packed rows of an item of attn_many: one m16 tile per warp */
+    ATTN_ROWS_MERGED = 4,  /* packed rows merged at a time, and by one block of attn_merge_many */
+    ATTN_SLOTS = 4096,     /* states in scratch, each of all heads */
+    ATTN_PIECES = 1024,    /* pieces of a plan for attn_few, beyond one per item */
+    ATTN_PIECES_MANY = 512 /* pieces of a plan for attn_many, and items for attn_merge_many */
 };
 
-/* The plan: this, then counters [ATTN_PIECES][n_kv_heads] (all zero between entries), then the
- * items for attn_few, those for attn_many, and those for attn_merge: attn_many's cut items, once
- * each. */
+/* The plan in memory: this header, then counters [ATTN_PIECES][n_kv_heads] (all zero between
+ * entries), the items for attn_few, the items for attn_many, and the items for attn_merge_many,
+ * which are those that attn_many has in pieces, once each. */
 struct attn_plan {
     int32_t n_few, n_many, n_merged;
     int32_t n_few_grid, n_many_grid, n_merged_grid;          /* rounded up: what decides grids */
@@ -121,8 +122,8 @@ __device__ static inline int64_t attn_key_offset(const struct attn_params *a, co
     return table[block] * a->block_bytes + ((int64_t)kv_head * a->block_size + slot) * a->row_bytes;
 }
 
-/* How much of the old state (of largest score `from`) is left once the largest score is `to` >=
- * from: exactly 1 if nothing changed, 0 if there was none. */
+/* The factor for an old state, of largest score `from`, once the largest score is `to` >= from:
+ * exactly 1 if nothing changed, 0 if there was no state. */
 __device__ static inline float attn_rescale(float from, float to, float c)
 {
     return exp2f((from - (to == -INFINITY ? 0.0f : to)) * c);

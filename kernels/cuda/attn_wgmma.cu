@@ -1,23 +1,26 @@
-/* attn_wgmma.cu - attention over a bf16 cache on Hopper: wgmma instead of mma.sync, for head sizes
- * 64 and 128.
+/* attn_wgmma.cu - attention over a bf16 cache on Hopper, with wgmma instead of mma.sync, for head
+ * sizes 64 and 128.
  *
  * The order of a row's keys, the softmax and the merging are those of attn_mma.cu (attn_rows.h);
  * only the two products differ. mma.sync reads every fragment of K and V from shared memory once
- * per 16 rows, wgmma once per 64, and it keeps the tensor cores busy while the other warpgroup does
- * its softmax.
- *   attn_wide   128 packed rows, two warpgroups of 64 (prefill chunks)
- *   attn_thin   up to 16 packed rows: the first warp's of one warpgroup; the 48 other rows of the
- *               product are nobody's (their q is what lies behind the real one). A decode step
- *               waits for memory long enough to pay for that, and three stages keep two tiles on
- *               their way
- * Tried, and left out: attn_wide asks for the scores of the next tile before the softmax of this
- * one. Where one warpgroup sees a tile and the other does not, nvcc 13.0 finds the products in a
- * divergent path and serializes them all (C7518), and attn_wide<128> spills. K and V by bulk
- * copies: those bring a row as it lies, wgmma wants its 16-byte chunks swizzled, and a tensor
- * map would have to know the blocks' places. Whether a row of wgmma has the bits of the same row
- * of mma.sync is the hardware's business, so a process uses one of the two files for all rows
- * (I1). Until both have been measured on a card, attn_mma.cu is the one, and
- * TANDEM_CUDA_ATTN=wgmma asks for this. */
+ * per 16 rows, wgmma once per 64, and wgmma keeps the tensor cores busy while the other warpgroup
+ * does its softmax.
+ *
+ *   attn_wide  For prefill chunks. 128 packed rows, two warpgroups of 64.
+ *   attn_thin  For decode. Up to 16 packed rows, those of the first warp of one warpgroup. The
+ *              other 48 rows of the product are unused (their q is whatever lies behind the real
+ *              one). A decode step waits for memory long enough to pay for that, and three
+ *              stages keep two tiles on their way.
+ *
+ * Whether a row of wgmma has the bits of the same row of mma.sync depends on the hardware, so a
+ * process uses one of the two files for all rows (I1). Until both have been measured on a card,
+ * attn_mma.cu is the default, and TANDEM_CUDA_ATTN=wgmma asks for this file.
+ *
+ * Tried and left out. (a) attn_wide asks for the scores of the next tile before the softmax of this
+ * one: where one warpgroup sees a tile and the other does not, nvcc 13.0 finds the products in a
+ * divergent path and serializes all of them (C7518), and attn_wide<128> spills. (b) K and V by bulk
+ * copies: a bulk copy keeps the order of a row, wgmma wants its 16-byte chunks swizzled, and a
+ * tensor map would have to know the places of the blocks. */
 #include "kernels/cuda/attn_rows.h"
 #include "kernels/cuda/wgmma.h"
 
@@ -76,13 +79,14 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     uint8_t *q = shared + (WGMMA_ALIGN - (uintptr_t)shared % WGMMA_ALIGN) % WGMMA_ALIGN,
             *tiles = q + S::ROWS * D * 2;
 
-    /* what the block, its first and last token, the warpgroup and the lane's two rows see */
+    /* what the block, its first and last token, the warpgroup, and the lane's two rows see */
     int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi),
             n_packed = item->n_tokens * a->group;
     int32_t hi = a->positions[item->row0 + item->n_tokens - 1],
             last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi), group_lo = INT32_MAX,
             group_hi = -1;
-    if (item->n_tokens == 1) first_hi = INT32_MAX; /* what it does not see is zeros */
+    /* keys that the block's rows do not see are zeros */
+    if (item->n_tokens == 1) first_hi = INT32_MAX;
     if (group_row0 < n_packed) {
         group_lo = attn_first(a, a->positions[item->row0 + group_row0 / a->group]);
         group_hi =
@@ -98,7 +102,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         r.last[i] = row < n_packed ? a->positions[item->row0 + row / a->group] : -1;
     }
 
-    struct total span, total; /* total's out is where it is to be in the end */
+    struct total span, total; /* total's out is kept at its final place in memory */
     float o[PAIRS][2][4], span_o[PAIRS][2][4];
     total_clear(&span), total_clear(&total);
     clear<PAIRS>(o), clear<PAIRS>(span_o);
@@ -122,7 +126,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         uint64_t bad = 0;
         td_cp_async_wait<STAGES - 2>();
         td_fence_proxy_async();
-        __syncthreads(); /* the tile is here for all, and all are done with the stage before it */
+        /* the tile has arrived for all threads, and all are done with the stage before it */
+        __syncthreads();
         if (next < end) {
             uint8_t *to = tiles + (stage > 0 ? stage - 1 : STAGES - 1) * 2 * L::TILE_BYTES;
             load_tile<L, WARPS>(to, to + L::TILE_BYTES, a, offset, next, lo, hi);
@@ -152,7 +157,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             softmax(&r, a, s, p, alpha, tile);
             if (bad != 0) lose_rows(&r, a, tile, bad);
             if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) {
-                /* seldom after a split's first tiles */
+                /* rarely true after the first tiles of a split */
                 ATTN_UNROLL
                 for (int j = 0; j < PAIRS; j++)
                     for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
@@ -171,7 +176,7 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
             for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
         }
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
-            int32_t splits = tile / ATTN_SPLIT + 1; /* that are over */
+            int32_t splits = tile / ATTN_SPLIT + 1; /* splits that are complete */
             end_split<PAIRS>(&r, &span, o, span_o, a->c);
             rows_start(&r), clear<PAIRS>(o);
             if (tile + ATTN_TILE >= end ? is_cut

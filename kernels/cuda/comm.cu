@@ -1,40 +1,41 @@
-/* comm.cu - ranks: one process per device, NCCL between them (tensor parallelism). NCCL is opened
+/* comm.cu - ranks of tensor parallelism: one process per device, NCCL between them. NCCL is opened
  * when it is needed.
  *
  * NCCL's own sum adds in an order that follows from an element's place in the message and from the
- * message's size, so with three ranks or more a row's bits would depend on the batch (I1). Two
- * terms have one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need not be
- * deterministic; else
+ * message's size. With three ranks or more the bits of a row would then depend on the batch (I1);
+ * two terms have only one sum. So all_reduce_sum is NCCL's for two ranks, or where the device need
+ * not be deterministic. Otherwise it is
  *
- *     send slice r of x to rank r, receive own slice of all | add them in order of ranks
- *     | send the sum to all, receive theirs
+ *     1. send slice r of x to rank r, and receive one's own slice of every rank;
+ *     2. add those in the order of ranks;
+ *     3. send the sum to all ranks, and receive theirs,
  *
  * which moves the same 2 (n - 1) / n of the bytes. Everything is issued to the compute stream, in
  * order with the entries, and may be recorded in a graph.
  *
- * NCCL's rules, and who keeps them (tests/fake/nccl_stub.c fails loudly where one is broken):
+ * NCCL's rules, and the code that keeps them (tests/fake/nccl_stub.c fails where one is broken):
  *   (1) A communicator outlives every graph that holds its calls: ncclCommDestroy and ncclCommAbort
- *       both spin until the last such graph is gone. So `leave` drops the graphs first, and `abort`
- *       is called without a lock that whoever drops the graphs might want.
+ *       both spin until the last such graph is gone. So `leave` drops the graphs first, and the
+ *       caller of `abort` holds no lock that the thread which drops the graphs might want.
  *   (2) A communicator is destroyed or aborted while no thread is inside another call on it. Calls
  *       go through use_begin .. use_end; abort refuses new ones and then waits ABORT_WAIT_MS for
  *       those inside. A call that is still inside then hangs in NCCL itself, and the abort is what
  *       ends it.
  *   (3) ncclCommInitRank waits for the last rank for ever. So the communicator does not block
  *       (ncclCommInitRankConfig): join polls until all have come or its time is over, and aborts
- *       then. After that every call may say "in progress", and is waited for until
- *       ncclCommGetAsyncError says otherwise (`settled`) before the next one is made. NCCL before
- *       2.14 has no such communicator: there join has no deadline.
- *   (4) What goes wrong on the device or on another rank is told by ncclCommGetAsyncError alone:
- *       `check` asks, every 50 ms (forward_device.c).
+ *       then. After that every call may return "in progress"; `settled` waits until
+ *       ncclCommGetAsyncError says otherwise before the next call is made. NCCL before 2.14 has no
+ *       such communicator: there join has no deadline.
+ *   (4) An error on the device or on another rank is reported by ncclCommGetAsyncError alone:
+ *       forward_device.c calls `check` every 50 ms.
  *
- *     JOINED --abort: no new use, wait for those inside, take the communicator--> ABORTING
- *     ABORTING --graphs are gone--> LEFT
- *     JOINED --leave: graphs dropped, then as in abort, communicator destroyed--> LEFT
+ *     JOINED --abort: refuse new calls, wait for those inside, take the communicator--> ABORTING
+ *     ABORTING --the graphs are gone--> LEFT
+ *     JOINED --leave: drop the graphs, then as abort, then destroy--> LEFT
  *
- * A rank that is dead leaves the others' entries waiting on the device. Who learns of it by
- * other ways calls abort from another thread, after which the entries end, `wait` returns, and
- * the device counts as lost. */
+ * A dead rank leaves the entries of the others waiting on the device. The thread that learns of the
+ * death by other ways calls abort; then the entries end, `wait` returns, and the device counts as
+ * lost. */
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -57,13 +58,13 @@ static_assert((int)TD_NCCL_SUCCESS == (int)ncclSuccess &&
               "nccl_api.h");
 #endif
 
-#define JOIN_MS_DEFAULT 120000 /* the slowest rank has its weights by then, or never */
+/* milliseconds in join: the slowest rank has loaded its weights by then, or never will */
+#define JOIN_MS_DEFAULT 120000
 #define JOIN_MS_NAME "TANDEM_NCCL_JOIN_TIMEOUT_MS"
-/* a call that is in progress for so long loses the device: the first one makes connections,
-   which takes a second or two */
+/* A call in progress for 30 s loses the device. The first call makes connections, which takes a
+ * second or two. */
 #define CALL_MS 30000
-/* calls on connected ranks return in microseconds; one that takes this long waits for a dead
-   rank */
+/* Calls on connected ranks return in microseconds: a call that takes 2 s waits for a dead rank. */
 #define ABORT_WAIT_MS 2000
 
 static struct {
@@ -75,20 +76,22 @@ static struct {
 } nccl;
 
 static struct {
-    struct td_nccl_comm *comm; /* NULL: alone. Taken by abort or leave, whoever comes first */
-    int32_t n_inside;          /* threads inside a call of NCCL on it */
-    bool is_closing;           /* no new ones */
+    /* NULL: no other ranks. Abort or leave takes it, whichever comes first */
+    struct td_nccl_comm *comm;
+    int32_t n_inside; /* threads inside a call of NCCL on it */
+    bool is_closing;  /* no new calls may begin */
     int32_t rank, n_ranks;
     float *scratch; /* [n_ranks] slices */
     size_t max_floats;
     int32_t n_failures;
-    char failure[192]; /* of the first failed call: td_cuda keeps the pointer */
+    /* the message of the first failed call; static, because td_cuda keeps the pointer */
+    char failure[192];
 } self;
 
 static_assert(TD_DEVICE_RANK_ID_BYTES == TD_NCCL_ID_BYTES,
               "NCCL's id goes through the table as it is");
 
-/* The emulated GPU has no NCCL but a stand-in, by this name. */
+/* The emulated GPU has no NCCL; it uses a stand-in of this name. */
 static const char *library_name(void)
 {
 #ifdef TD_CUDA_EMULATE
@@ -132,8 +135,8 @@ static td_status load(struct td_err *err)
 
 static void use_end(void) { __atomic_sub_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST); }
 
-/* NULL: there is no communicator, or it is about to go. Else use_end follows. In one order with
- * use_stop: one of the two sees the other. */
+/* The communicator for one call, which use_end must follow; NULL: there is none, or it is about to
+ * go. Sequentially consistent with use_stop: one of the two sees the other. */
 static struct td_nccl_comm *use_begin(void)
 {
     __atomic_add_fetch(&self.n_inside, 1, __ATOMIC_SEQ_CST);
@@ -150,8 +153,9 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* What a call comes to that returned r: waits while it is in progress. TD_NCCL_IN_PROGRESS: it
- * is so still after CALL_MS, or the communicator is about to go. Between use_begin and use_end. */
+/* The final result of a call that returned r: waits while the call is in progress.
+ * TD_NCCL_IN_PROGRESS: it still was after CALL_MS, or the communicator is about to go. Between
+ * use_begin and use_end. */
 static int settled(struct td_nccl_comm *comm, int r)
 {
     uint64_t deadline_ms = r == TD_NCCL_IN_PROGRESS ? now_ms() + CALL_MS : 0;
@@ -164,7 +168,7 @@ static int settled(struct td_nccl_comm *comm, int r)
     return r;
 }
 
-/* A failed call loses the device, as a failed launch does: nothing of this process' steps can be
+/* A failed call loses the device, as a failed launch does: no result of this process's steps can be
  * relied on. */
 static bool failed(int r, const char *label)
 {
@@ -176,22 +180,24 @@ static bool failed(int r, const char *label)
     return td_cuda_ok(cudaErrorUnknown, label);
 }
 
-/* True: the call that returned r has done its part. Between use_begin and use_end, like the
- * next. */
+/* True: the call that returned r has succeeded. Between use_begin and use_end, as is the next
+ * function. */
 static bool ok(struct td_nccl_comm *comm, int r, const char *label)
 {
     r = settled(comm, r);
     return r == TD_NCCL_SUCCESS ? td_cuda_ok(cudaSuccess, label) : failed(r, label);
 }
 
-/* Within a group a call is only noted: what comes of it is told by the group's end. */
+/* For a call within a group, where NCCL only notes the call: the end of the group returns its
+ * result. */
 static bool noted(int r, const char *label)
 {
     return r == TD_NCCL_IN_PROGRESS || r == TD_NCCL_SUCCESS ? td_cuda_ok(cudaSuccess, label)
                                                             : failed(r, label);
 }
 
-/* The communicator, now the caller's alone to end; NULL: another has it, or there is none. */
+/* Takes the communicator, which the caller alone may now end. NULL: another thread has taken it, or
+ * there is none. */
 static struct td_nccl_comm *use_stop(void)
 {
     __atomic_store_n(&self.is_closing, true, __ATOMIC_SEQ_CST);
@@ -227,7 +233,8 @@ static td_status read_join_ms(uint64_t *ret_ms, struct td_err *err)
     return TD_OK;
 }
 
-/* The communicator of all ranks, once they have all come. On failure there is none. */
+/* Makes the communicator of all ranks and returns when all have joined. On failure there is
+ * none. */
 static td_status init_comm(const struct td_nccl_id *id, int32_t rank, int32_t n_ranks,
                            struct td_nccl_comm **ret_comm, struct td_err *err)
 {
@@ -256,7 +263,7 @@ static td_status init_comm(const struct td_nccl_id *id, int32_t rank, int32_t n_
             : td_fail(err, TD_ERR_DEVICE, "tp: rank %d of %d does not join over NCCL: %s (%s)",
                       (int)rank, (int)n_ranks, nccl.ncclGetErrorString(r),
                       nccl.ncclGetLastError(NULL));
-    /* else nobody knows what a failed call has left in comm */
+    /* without init_config, what a failed call leaves in comm is undefined */
     if (comm && nccl.init_config) (void)nccl.ncclCommAbort(comm);
     return s;
 }
@@ -287,8 +294,8 @@ static td_status join(const uint8_t *id_bytes, const struct td_device_group *g, 
     return TD_OK;
 }
 
-/* x[i] = x of rank 0 + x of rank 1 + ..., of the own slice; the other ranks' lie in scratch,
- * `stride` apart. */
+/* x[i] = x of rank 0 + x of rank 1 + ..., for the rank's own slice. The other ranks' slices lie in
+ * scratch, `stride` apart. */
 static __global__ void sum_ranks_kernel(float *x, const float *scratch, int64_t n, int64_t stride,
                                         int32_t rank, int32_t n_ranks)
 {
@@ -358,7 +365,7 @@ static void all_reduce_sum(float *x, size_t n)
     use_end();
 }
 
-/* A column block per rank goes tight over the wire and is spread by a strided copy. */
+/* Each rank's block of columns is sent as one dense array and spread by a strided copy. */
 static void gather_on_first(struct td_nccl_comm *comm, size_t rows, const int32_t *first,
                             float *out)
 {
@@ -419,8 +426,8 @@ static void abort_ranks(void)
     if (comm) (void)nccl.ncclCommAbort(comm);
 }
 
-/* The graphs' last launches have ended when td_cuda_drop_graphs returns: with what they wait
- * for, or by an abort. */
+/* When td_cuda_drop_graphs returns, the last launches of the graphs have ended: normally, or by an
+ * abort. */
 static void leave(void)
 {
     td_cuda_drop_graphs();
@@ -434,7 +441,8 @@ static void leave(void)
 static const struct td_device_ranks over_nccl = {
     new_id, join, all_reduce_sum, gather_columns, check, abort_ranks, leave};
 
-/* Without a stand-in: the ranks' own communicator, called by the stream in the entries' order */
+/* Without a stand-in the emulated device uses the ranks' own communicator, called by the stream in
+ * the order of the entries. */
 #ifdef TD_CUDA_EMULATE
 
 struct call {

@@ -1,20 +1,20 @@
 /* copy.cu - what KV transfer does with the device's memory (common/base/device_memory.h): copies
  * beside the steps, handles for other processes, dma-bufs.
  *
- * One stream per direction, so that both copy engines and the device's own bandwidth are used at a
- * time; within one, tickets end in order. A ticket is the number of its batch on its stream and an
- * event recorded behind it; N_EVENTS batches may be under way on each, one more waits for the
- * oldest.
+ * There is one stream per kind of copy (enum td_device_copy), so that both copy engines and the
+ * device's own bandwidth are used at the same time. Within a stream tickets end in order. A ticket
+ * is the number of its batch on its stream, with an event recorded behind the batch. At most
+ * N_EVENTS batches may be in flight on each stream; one more waits for the oldest.
  *
- * Batches. Copies of KV blocks are few and large (a MiB each) or many and small (a shard's block of
- * 16 KiB). A cudaMemcpyAsync costs the host and the copy engine some microseconds whatever its
- * size, so small ones are moved by one kernel instead: a block of threads for each run, 16 bytes a
- * thread where the run is aligned. It reaches page-locked memory by its own address. SMALL_RUN is
- * where a copy of its own is expected to be as fast (25 GB/s x 2.5 us); it is to be measured on a
- * card (`tandem bench xfer --device cuda` has both).
+ * Batches. Copies of KV blocks are few and large (a MiB each), or many and small (a shard's block
+ * of 16 KiB). A cudaMemcpyAsync costs the host and the copy engine some microseconds whatever its
+ * size, so one kernel moves all small ones instead: a block of threads for each run, 16 bytes a
+ * thread where the run is aligned. The kernel reaches page-locked memory by its host address.
+ * SMALL_RUN is the size from which a copy of its own is expected to be as fast (25 GB/s x 2.5 us);
+ * it is to be measured on a card (`tandem bench xfer --device cuda` has both).
  *
- * Errors of a copy are the device's and final (td_cuda_ok). Errors of export, open and dmabuf
- * are answers: they are cleared, and said. */
+ * An error of a copy loses the device (td_cuda_ok). An error of export, open or dmabuf is an
+ * answer: it is cleared, and returned with its reason. */
 #include <pthread.h>
 #include <stdio.h>
 
@@ -23,25 +23,25 @@
 #define N_STREAMS 3 /* enum td_device_copy */
 #define N_EVENTS 32
 #define SMALL_RUN ((size_t)64 << 10)
-#define TABLE_RUNS 2048 /* of one launch */
-/* page-locked lists of runs, each of one launch that may be under way */
+#define TABLE_RUNS 2048 /* runs of one launch */
+/* page-locked lists of runs; each may be in use by one launch in flight */
 #define N_TABLES 8
 
 struct lane {
     cudaStream_t stream;
-    cudaEvent_t event[N_EVENTS]; /* of batch n: n % N_EVENTS */
-    uint64_t n_issued;           /* issue_lock's */
+    cudaEvent_t event[N_EVENTS]; /* the event of batch n is event[n % N_EVENTS] */
+    uint64_t n_issued;           /* under issue_locks */
     uint64_t n_done;             /* atomic; only grows */
     struct td_device_run *table[N_TABLES];
-    uint64_t table_of[N_TABLES]; /* the batch that reads it; issue_lock's */
+    uint64_t table_of[N_TABLES]; /* the batch that reads each table; under issue_locks */
 };
 
 static struct {
     struct td_device_memory memory;
     struct lane lane[N_STREAMS];
 } self;
-/* Of each lane: held while a batch is issued, which may wait for an older one of the same lane.
- * `done`, `wait` and other lanes take none of it. */
+/* One lock per stream, held while a batch is issued, which may wait for an older batch of the same
+ * stream. `done`, `wait` and other streams never take it. */
 static pthread_mutex_t issue_locks[N_STREAMS] = {
     PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
 
@@ -61,7 +61,7 @@ static __global__ void copy_runs(const struct td_device_run *runs)
 
 static bool is_lost(void) { return !td_cuda_ok(cudaSuccess, ""); }
 
-/* The calling thread may be any. */
+/* Selects the device for the calling thread, which may be any. */
 static bool on_device(void)
 {
     return !is_lost() && td_cuda_ok(cudaSetDevice(td_cuda.index), "copy: cudaSetDevice");
@@ -80,8 +80,8 @@ static void lane_set_done(struct lane *l, uint64_t n)
         continue;
 }
 
-/* Until batches up to n of the lane are done. Its event may have been recorded again meanwhile,
- * for batch n + N_EVENTS: that comes when n is done. */
+/* Blocks until batches up to n of the stream are done. Its event may have been recorded again
+ * meanwhile, for batch n + N_EVENTS: that happens only when n is done. */
 static bool lane_wait(struct lane *l, uint64_t n)
 {
     if (lane_is_done(l, n)) return true;
@@ -90,13 +90,14 @@ static bool lane_wait(struct lane *l, uint64_t n)
     return true;
 }
 
-/* A list that no launch reads any more. The lane's lock is held. */
+/* A table that no launch reads any more. The stream's lock is held. */
 static int take_table(struct lane *l, uint64_t batch)
 {
     int oldest = 0;
     for (int i = 1; i < N_TABLES; i++)
         if (l->table_of[i] < l->table_of[oldest]) oldest = i;
-    if (l->table_of[oldest] == batch) { /* all are of this batch, which has no event yet */
+    /* all tables belong to this batch, which has no event yet */
+    if (l->table_of[oldest] == batch) {
         if (!td_cuda_ok(cudaStreamSynchronize(l->stream), "KV copy")) return -1;
     } else if (!lane_wait(l, l->table_of[oldest])) {
         return -1;
@@ -166,8 +167,8 @@ static td_status done(void *ctx, uint64_t ticket, struct td_err *err)
     if (lane_is_done(l, n)) return TD_OK;
     cudaError_t e = cudaEventQuery(l->event[n % N_EVENTS]);
     if (e == cudaErrorNotReady)
-        return TD_INPROGRESS; /* or of a later batch: the next look finds
-                                 n done */
+        /* or the event is that of a later batch: the next call finds n done */
+        return TD_INPROGRESS;
     if (!td_cuda_ok(e, "KV copy")) return td_cuda_lost(err);
     lane_set_done(l, n);
     return TD_OK;
@@ -206,7 +207,7 @@ static td_status refused(cudaError_t e, const char *what, struct td_err *err)
                    cudaGetErrorString(e));
 }
 
-/* copy_runs reaches it by the host's address, as it does what cudaHostAlloc gave. */
+/* copy_runs reaches the memory by the host's address, as it does memory of cudaHostAlloc. */
 static td_status pin(void *ctx, void *memory, size_t bytes, struct td_err *err)
 {
     int same = 0;
@@ -235,14 +236,15 @@ static void unpin(void *ctx, void *memory)
 static bool allocation_of(const void *memory, void **ret_base, struct td_err *err)
 {
     (void)err;
-    *ret_base = (void *)(uintptr_t)memory; /* as cudaMalloc gave it: the emulated handle refuses
-                                              any other */
+    /* the base that cudaMalloc returned; the emulated handle refuses any other */
+    *ret_base = (void *)(uintptr_t)memory;
     return true;
 }
 #else
 #include <cuda.h>
 
-/* A call of the driver, which this library is not linked with. */
+/* A function of the driver, looked up by name because this library is not linked with the
+ * driver. */
 static void *driver(const char *name, unsigned version, struct td_err *err)
 {
     void *f = NULL;
@@ -288,7 +290,7 @@ static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd
                        "modules (nvidia-open) and Linux 5.12 or later");
     export_fn *handle = (export_fn *)driver("cuMemGetHandleForAddressRange", 11070, err);
     if (!handle) return TD_ERR_UNSUPPORTED;
-    const uintptr_t page = 65536; /* the host's may be so large (arm64) */
+    const uintptr_t page = 65536; /* the largest page size of a host (arm64) */
     uintptr_t begin = (uintptr_t)memory & ~(page - 1),
               end = ((uintptr_t)memory + bytes + page - 1) & ~(page - 1);
     int fd = -1;
@@ -334,7 +336,7 @@ static td_status ipc_open(void *ctx, const uint8_t handle[TD_DEVICE_HANDLE_BYTES
 static void ipc_close(void *ctx, void *base)
 {
     (void)ctx;
-    /* its exporter is gone: nothing is left to give back */
+    /* on failure its exporter is gone, and nothing is left to give back */
     if (on_device() && cudaIpcCloseMemHandle(base) != cudaSuccess) (void)cudaGetLastError();
 }
 

@@ -1,33 +1,33 @@
-/* cuda.cu - opening the device, its table, memory, steps and graphs, and what becomes of errors.
+/* cuda.cu - opens the device and holds its table, its memory, steps, graphs and errors.
  *
  * States of a step (one owner: the thread that calls step_begin):
  *
- *     IDLE --step_begin(0)----------------> DIRECT ------step_end: nothing left to
- *         do---------------> IDLE
- *     IDLE --step_begin(key), key unknown-> RECORDING ---step_end: instantiate, keep,
- *         launch--------> IDLE
- *     IDLE --step_begin(key), key known---> REPLAY ------step_end: launch the kept
- *         graph------------> IDLE
+ *     IDLE --step_begin(0)-----------------> DIRECT
+ *     DIRECT --step_end: nothing left to do--> IDLE
+ *     IDLE --step_begin(key), key unknown--> RECORDING
+ *     RECORDING --step_end: instantiate, keep, launch--> IDLE
+ *     IDLE --step_begin(key), key known----> REPLAY
+ *     REPLAY --step_end: launch the kept graph--> IDLE
  *
- * Graphs. At most N_GRAPHS are kept; a new key then takes the place of the one that was launched
- * longest ago (LRU). Its graph may be destroyed only when it no longer runs: every launch carries
- * the step's number and `wait` remembers the last number that is known to be done, so an old victim
- * costs nothing, and only a cache that is smaller than one burst of steps without a `wait` would
- * have to wait for the device. Recording is thread-local, so that other threads may allocate and
- * copy meanwhile. Kernels that were never used before load while being recorded, which drivers do
- * since CUDA 12.3; this library needs 13 anyway.
+ * Graphs. At most N_GRAPHS are kept; a new key then replaces the graph that was launched longest
+ * ago (LRU). A graph may be destroyed only when it no longer runs. Every launch carries the number
+ * of its step, and `wait` remembers the last number that is known to be done, so replacing an old
+ * graph costs nothing. Only a cache smaller than one burst of steps without a `wait` would have to
+ * wait for the device. Recording is thread-local, so other threads may allocate and copy meanwhile.
+ * A kernel that is used for the first time loads while it is recorded; drivers can do that since
+ * CUDA 12.3, and this library needs 13.
  *
- * Errors. A failed launch or copy, an ECC error, a dead device: CUDA reports such things late and
- * for ever after, so the first one seen is kept with the label of the call that saw it
- * (first_error, first_error_at), and every later call of the table answers TD_ERR_DEVICE with it. A
- * kernel's own failure is seen by a later call; CUDA_LAUNCH_BLOCKING=1 makes the label exact.
- * Running out of memory is no such error: alloc answers TD_ERR_NOMEM and the device goes on.
+ * Errors. CUDA reports a failed launch or copy, an ECC error or a dead device late, and then for
+ * ever. So the first error is kept with the label of the call that saw it (first_error,
+ * first_error_at), and every later call of the table returns TD_ERR_DEVICE with it. A kernel's own
+ * failure is seen by a later call; CUDA_LAUNCH_BLOCKING=1 makes the label exact. Running out of
+ * memory is not such an error: alloc returns TD_ERR_NOMEM and the device goes on.
  *
- * Copies. upload and download take pageable memory: pieces of STAGE_BYTES go through two pinned
- * buffers in turn, so that the copy of one piece into its buffer runs beside the transfer of the
- * other (whether that beats the driver's own staging is to be measured: cuda_bench, rows
- * "upload"). They use a stream of their own, wait for it alone, and one of them runs at a time;
- * entries that were issued before are not waited for - call `wait` first when it matters. */
+ * Copies. upload and download take pageable memory. Pieces of STAGE_BYTES go through two pinned
+ * buffers in turn, so that the host copies one piece into its buffer while the other piece is
+ * transferred (whether that is faster than the driver's own staging is to be measured: cuda_bench,
+ * rows "upload"). They use a stream of their own and wait for that stream alone; one of them runs
+ * at a time. They do not wait for entries issued before: call `wait` first where that matters. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,13 +53,13 @@ static struct {
     struct td_device device;
     struct td_ops ops;
     enum step_state state;
-    uint64_t step, n_done; /* number of the last step begun; of the last known to be done */
+    uint64_t step, n_done; /* the number of the last step begun, and of the last known to be done */
     uint64_t key;
     struct graph graphs[N_GRAPHS], *replay;
     cudaStream_t copy;
     void *stage[2];
     cudaEvent_t stage_free[2];
-    cudaEvent_t marks[TD_DEVICE_MARKS_MAX]; /* of the step */
+    cudaEvent_t marks[TD_DEVICE_MARKS_MAX]; /* marks of the current step */
     int32_t n_marks;
 } self;
 static pthread_mutex_t copy_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -120,7 +120,8 @@ static const char *bytes_text(uint64_t bytes, char *text, size_t text_bytes)
     return text;
 }
 
-/* The calling thread may be any: the runtime's current device is per thread. */
+/* Selects the device for the calling thread, which may be any: the runtime's current device is per
+ * thread. */
 static bool on_device(const char *label)
 {
     return !is_lost() && td_cuda_ok(cudaSetDevice(td_cuda.index), label);
@@ -135,7 +136,7 @@ static td_status device_alloc(size_t bytes, const char *what, void **ret_memory,
         *ret_memory = p;
         return TD_OK;
     }
-    (void)cudaGetLastError(); /* else the next launch would report it */
+    (void)cudaGetLastError(); /* clear the error: otherwise the next launch would report it */
     if (e != cudaErrorMemoryAllocation) {
         (void)td_cuda_ok(e, "cudaMalloc");
         return td_cuda_lost(err);
@@ -153,7 +154,7 @@ static td_status device_alloc(size_t bytes, const char *what, void **ret_memory,
                    bytes_text(total_bytes, all, sizeof all), td_cuda.index, self.device.info.name);
 }
 
-/* On a lost device too, where it may fail: what can be given back is. */
+/* Also called on a lost device, where it may fail: whatever can be freed is freed. */
 static void device_release(void *memory)
 {
     if (!memory) return;
@@ -216,7 +217,7 @@ static bool upload_pieces(uint8_t *to, const uint8_t *from, size_t bytes)
     return td_cuda_ok(cudaStreamSynchronize(self.copy), "upload");
 }
 
-/* Piece i is on its way while piece i-1 is copied out of its buffer. */
+/* Piece i is transferred while piece i-1 is copied out of its buffer. */
 static bool download_pieces(uint8_t *to, const uint8_t *from, size_t bytes)
 {
     size_t n_pieces = (bytes + STAGE_BYTES - 1) / STAGE_BYTES;
@@ -288,7 +289,7 @@ void td_cuda_drop_graphs(void)
     for (int i = 0; i < N_GRAPHS; i++) graph_drop(&self.graphs[i]);
 }
 
-/* A free place, if need be by dropping the graph that was launched longest ago. */
+/* A free entry of the cache, if necessary by dropping the graph that was launched longest ago. */
 static struct graph *graph_place(void)
 {
     struct graph *oldest = NULL;
@@ -311,7 +312,7 @@ static bool step_begin(uint64_t graph_key)
     self.n_marks = 0;
     self.state = STEP_DIRECT;
     td_cuda.behind_kernel = false;
-    /* lost: entries do no harm, step_end says it */
+    /* a lost device: entries do no harm, and step_end reports it */
     if (!on_device("step_begin") || graph_key == 0) return true;
     if ((self.replay = graph_of(graph_key))) {
         self.state = STEP_REPLAY;
@@ -341,7 +342,7 @@ static void get(void *pinned, const void *device_memory, size_t bytes)
             "get");
 }
 
-/* What was recorded becomes a kept graph; NULL: the device is lost. */
+/* Turns what was recorded into a kept graph. NULL: the device is lost. */
 static struct graph *keep_recording(void)
 {
     cudaGraph_t graph = NULL;
@@ -349,8 +350,8 @@ static struct graph *keep_recording(void)
     bool ok = td_cuda_ok(cudaStreamEndCapture(td_cuda.compute, &graph), "cudaStreamEndCapture");
     ok = ok && td_cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
     if (graph) ok = td_cuda_ok(cudaGraphDestroy(graph), "cudaGraphDestroy") && ok;
-    if (!ok) { /* nothing of it stays: an abort of the ranks waits until no graph holds their
-                  communicator */
+    /* Drop the recording: an abort of the ranks waits until no graph holds their communicator. */
+    if (!ok) {
         if (exec) (void)cudaGraphExecDestroy(exec);
         return NULL;
     }
@@ -443,8 +444,8 @@ static td_status open_failed(cudaError_t e, struct td_err *err)
 
 static __global__ void probe_kernel(int32_t *out) { out[0] = 1234567; }
 
-/* A library built for other architectures has no code for this one: said here, not at the first
- * step. */
+/* A library built for other architectures has no code for this device: report it here, not at the
+ * first step. */
 static td_status probe(struct td_err *err)
 {
     int32_t *p = NULL, answer = 0;
@@ -498,7 +499,7 @@ static td_status fill_info(int index, struct td_device_info *info, struct td_err
     return TD_OK;
 }
 
-/* Undoes whatever open had done; also close. */
+/* Undoes what open has done so far; also the table's close. */
 static void close_device(void)
 {
     if (td_cuda.compute) (void)cudaStreamSynchronize(td_cuda.compute);

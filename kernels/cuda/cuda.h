@@ -1,8 +1,8 @@
 /* cuda.h - what the files of kernels/cuda share: the device's state, and the entries that cuda.cu
  * puts into the table.
  *
- * One process, one device, one owning thread for steps; copies for KV transfer may come from
- * other threads on a stream of their own. */
+ * One process has one device. One owning thread runs the steps; other threads may copy for KV
+ * transfer, on streams of their own (copy.cu). */
 #ifndef TD_KERNELS_CUDA_CUDA_H
 #define TD_KERNELS_CUDA_CUDA_H
 
@@ -11,37 +11,38 @@
 struct td_cuda {
     int index, n_sms, cc; /* cc: 80, 89, 90 */
     bool is_deterministic;
-    bool overlaps;           /* kernels that can begin while the one before them ends
-                                (port.h); TANDEM_CUDA_OVERLAP=1, sm_90 */
-    cudaStream_t compute;    /* entries go here, in order */
-    bool behind_kernel;      /* what went there last is a kernel of this table */
+    /* TANDEM_CUDA_OVERLAP=1 on sm_90: a kernel may begin while the one before it ends (port.h) */
+    bool overlaps;
+    cudaStream_t compute;    /* the stream of the entries, in order */
+    bool behind_kernel;      /* the last thing queued there was a kernel of this table */
     cudaError_t first_error; /* sticky: the device is lost for this process */
     const char *first_error_at;
 };
 extern struct td_cuda td_cuda; /* the singleton; cuda.cu */
 
-/* Checks a runtime call or the launch before it (TD_LAUNCHED); remembers the first error with
- * its label. False: failed, now or before. */
+/* Checks the result of a runtime call, or of the launch before it (TD_LAUNCHED). Remembers the
+ * first error with its label. False: this or an earlier call failed. */
 bool td_cuda_ok(cudaError_t error, const char *label);
-td_status td_cuda_lost(struct td_err *err); /* TD_ERR_DEVICE with what td_cuda_ok has kept */
+/* TD_ERR_DEVICE with the first error that td_cuda_ok saw */
+td_status td_cuda_lost(struct td_err *err);
 /* After each launch to td_cuda.compute, and only there. */
 #define TD_LAUNCHED(label)                                                                         \
     (td_cuda.behind_kernel = true, (void)td_cuda_ok(cudaGetLastError(), (label)))
 
-/* For TD_LAUNCH_EARLY. Only a kernel lets the next one begin early: behind a copy, an event or
- * another library's work a recording refuses it. */
+/* For TD_LAUNCH_EARLY. Only a kernel lets the next one begin early: graph recording refuses an
+ * early launch behind a copy, an event or a kernel of another library. */
 static inline bool td_cuda_is_early(void) { return td_cuda.overlaps && td_cuda.behind_kernel; }
 
-/* Before a kernel's first launch with more than 48 KiB of dynamic shared memory: as much of the
- * multiprocessor's memory as there is for it, too, since by itself the driver may leave room for
- * one block where launch bounds count on two. */
+/* Called before the first launch of a kernel that uses more than 48 KiB of dynamic shared memory.
+ * Also asks for as much of the multiprocessor's memory as there is for it: by itself the driver may
+ * leave room for one block where the launch bounds count on two. */
 bool td_cuda_allow_shared(const void *kernel, size_t bytes, const char *label);
-void td_cuda_drop_graphs(void); /* waits for what was issued, then destroys every kept graph; the
-                                   owning thread, outside a step */
+/* Waits for the queued work, then destroys every kept graph. The owning thread, outside a step. */
+void td_cuda_drop_graphs(void);
 
-/* library.cu: dlopen of NVIDIA's library `name`, looked for in the toolkit's folders too;
- * `variable` of the environment names another file. NULL: *err says where it was sought, and
- * that one may `without`. */
+/* library.cu: opens NVIDIA's library `name` with dlopen, looking in the toolkit's folders too; the
+ * environment variable `variable` names another file. NULL: *err says where it was sought, and what
+ * `without` says works without it. */
 void *td_cuda_open_library(const char *name, const char *variable, const char *without,
                            struct td_err *err);
 
@@ -73,8 +74,8 @@ void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts);
 td_status td_cuda_gemm_open(struct td_err *err);
 void td_cuda_gemm_close(void);
 
-/* copy.cu: KV transfer. open after the device is chosen (td_cuda.index), close before it is
- * given up */
+/* copy.cu: KV transfer. Opened after the device is chosen (td_cuda.index), closed before the device
+ * is given up. */
 td_status td_cuda_memory_open(const struct td_device_info *info,
                               const struct td_device_memory **ret_memory, struct td_err *err);
 void td_cuda_memory_close(void);

@@ -1,29 +1,30 @@
-/* gemm.cu - products: which of three ways a product goes, packing, and cuBLASLt.
+/* gemm.cu - matrix products: chooses one of three ways to compute a product, packs weights, and
+ * calls cuBLASLt.
  *
- *   way       what                                                             used for
- *   cublas    cuBLASLt: bf16 x bf16 or f32 x f32 (never TF32) into f32         many rows, unless
- *             deterministic
- *   own       gemm_mma.cu: tensor cores for bf16, one order of k for every M;  few rows (decode);
- *       every M when deterministic;
- *             here, gemm_exact_kernel: one chain of fmaf for F32 and F16       F16 weights (f32 x
- *                 widened f16)
- *   plain     loops, one thread per block: emulated devices only, where the    tests of everything
- *             above the kernels others do not exist or are slow
+ *   way     how                                                     used for
+ *   cublas  cuBLASLt: bf16 x bf16 or f32 x f32 into f32; never      many rows, unless deterministic
+ *           TF32
+ *   own     gemm_mma.cu for bf16: tensor cores, one order of k for  few rows (decode); with
+ *           every M. gemm_exact_kernel here for F32 and F16: one    deterministic any number of
+ *           chain of fmaf                                           rows; F16 weights (f32 x
+ *                                                                   widened f16)
+ *   plain   loops; emulated devices only, where the other kernels   all tests of what stands above
+ *           do not exist or are slow                                the kernels
  *
  * Batch invariance (I1). `own` and `plain` have it by construction: an output is one fixed order of
  * sums along k, cut at places that depend on n_in alone. cuBLASLt chooses a kernel per shape, so
- * the bits of a row depend on how many rows came along: config.deterministic keeps to `own`. What
- * that costs on a card is to be measured (cuda_bench compares the ways); TANDEM_CUDA_GEMM=cublas
- * with deterministic takes one algorithm per weight for every M without split-K instead, which is
- * invariant as long as the library's kernels are, and reads weights badly when M is small.
+ * the bits of a row depend on how many rows came along; config.deterministic therefore uses `own`
+ * only. The cost on a card is to be measured (cuda_bench compares the ways).
+ * TANDEM_CUDA_GEMM=cublas together with deterministic uses one algorithm per weight for every M,
+ * without split-K. That is invariant as long as the library's kernels are, and it reads weights
+ * badly when M is small.
  *
- * TANDEM_CUDA_GEMM=auto|own|cublas|plain forces one way where it exists: for benches and tests.
+ * TANDEM_CUDA_GEMM=auto|own|cublas|plain forces one way where it exists, for benches and tests. A
+ * product that cuBLASLt refuses is computed by `own`.
  *
- * A product that cuBLASLt refuses goes the own way.
- *
- * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds bias in its epilogue, or y as beta =
- * 1, exactly so; both at once go through the workspace and a small kernel, since the order
- * inside the library is not written down. */
+ * Order at the end (ops.h): y + (dot + bias). cuBLASLt adds the bias in its epilogue, or y as beta
+ * = 1, in exactly this order. When both are wanted, the sum goes through the workspace and a small
+ * kernel, because the order inside the library is not documented. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -37,7 +38,7 @@
 
 #define WORKSPACE_BYTES ((size_t)64 << 20)
 #define ALIGN_BYTES 64
-#define OWN_ROWS_MAX 16 /* bf16 products of so few rows are `own` unless forced */
+#define OWN_ROWS_MAX 16 /* bf16 products of at most this many rows are `own` unless forced */
 
 enum way { WAY_AUTO, WAY_OWN, WAY_CUBLAS, WAY_PLAIN };
 
@@ -77,7 +78,7 @@ void td_cuda_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype
         }
         memset(to + (size_t)n_in * elem, 0, (size_t)(stride - n_in) * elem);
     }
-    if (row0 + n_rows == n_out) { /* the end of the last line of 64 bytes */
+    if (row0 + n_rows == n_out) { /* zeros up to the end of the last line of 64 bytes */
         size_t used = (size_t)(n_out * stride) * elem;
         memset((uint8_t *)packed + used, 0, td_cuda_packed_bytes(n_out, n_in, dtype) - used);
     }
@@ -104,9 +105,9 @@ static struct td_gemm_params params_of(const struct td_gemm_args *a)
 /* ---- own, f32 and f16 weights: one chain of fmaf per output ---------------------------------- */
 
 #define EXACT_TILE 64 /* outputs x rows of a block */
-#define EXACT_K 16    /* of k in shared memory at a time */
+#define EXACT_K 16    /* elements of k in shared memory at a time */
 #define EXACT_THREADS 256
-#define EXACT_EACH 4 /* a thread's outputs and rows: i, i + 16, i + 32, i + 48 */
+#define EXACT_EACH 4 /* outputs and rows of a thread: i, i + 16, i + 32, i + 48 */
 
 static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct td_gemm_params p)
 {
@@ -158,8 +159,9 @@ typedef float plain_f32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint32_t plain_u32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint16_t plain_u16 __attribute__((vector_size(2 * PLAIN_LANES)));
 
-/* Lane i sums k = i, i + 8, ..; the lanes are added in ascending order. Vectors go through
- * memcpy and stay local: how they pass between functions depends on the instruction set. */
+/* Lane i sums k = i, i + 8 and so on; the lanes are added in ascending order. Vectors go through
+ * memcpy and stay local, because the way they pass between functions depends on the instruction
+ * set. */
 static __global__ void gemm_plain_kernel(struct td_gemm_params p)
 {
     for (int r = 0; r < PLAIN_ROWS; r++) {
@@ -207,15 +209,16 @@ static void plain_launch(const struct td_gemm_params *p)
 
 /* ---- cuBLASLt -------------------------------------------------------------------------------- */
 
-/* The library's first proposal, never the fastest of a few timed ones: what was fastest differs
- * from run to run, and with it the bits of a request that another worker finishes (I4). */
-#define N_ALGORITHMS 4096  /* direct-mapped: a shape that falls on another's place is chosen anew */
-#define INVARIANT_ROWS 256 /* deterministic: the algorithm of so many rows serves every M */
+/* We take the library's first proposal and never the fastest of a few timed ones. The fastest
+ * differs from run to run, and so would the bits of a request that another worker finishes (I4). */
+/* a direct-mapped cache: a shape that falls on another's entry replaces it */
+#define N_ALGORITHMS 4096
+#define INVARIANT_ROWS 256 /* deterministic: the algorithm for this many rows serves every M */
 
-/* What an algorithm was chosen for. All of it: one that was chosen with more workspace, or for
- * another distance of rows, is refused or wrong here. */
+/* Everything that an algorithm was chosen for. One that was chosen with more workspace, or for
+ * another row stride, is refused or gives wrong results here. */
 struct problem_key {
-    int32_t n_rows, n_out, n_in; /* n_rows 0: free */
+    int32_t n_rows, n_out, n_in; /* n_rows 0: the entry is free */
     uint32_t y_align;
     uint16_t dtype, epilogue;
     uint32_t pad;
@@ -225,12 +228,12 @@ struct problem_key {
 
 struct algorithm {
     struct problem_key key;
-    bool is_refused; /* the library has none: the product goes the own way, now and later */
+    bool is_refused; /* the library has no algorithm: `own` computes this product, now and later */
     cublasLtMatmulAlgo_t algo;
 };
 
-/* Opened when the first device is: 600 MB that a process on a CPU never maps, and a machine with
- * a driver alone can say what is missing. */
+/* Opened together with the first device. It maps 600 MB, which a process on a CPU saves, and a
+ * machine that has a driver alone gets an error that names what is missing. */
 /* clang-format off */
 #define LT_FUNCTIONS(F)                      \
     F(cublasLtCreate)                        \
@@ -305,7 +308,7 @@ static td_status cublas_open(struct td_err *err)
                                                 lt.cublasLtGetStatusString(s));
 }
 
-/* The library stays loaded: it keeps threads and exit handlers. */
+/* The library stays loaded, because its threads and exit handlers live in it. */
 static void cublas_close(void)
 {
     if (handle) (void)lt.cublasLtDestroy(handle);
@@ -313,8 +316,8 @@ static void cublas_close(void)
     handle = NULL, algorithms = NULL;
 }
 
-/* Column-major words for row-major matrices: y^T [n_out, n_rows] = W [n_in, n_out]^T . x^T
- * [n_in, n_rows]. */
+/* The row-major product in the library's column-major terms: y^T [n_out, n_rows] = W [n_in,
+ * n_out]^T . x^T [n_in, n_rows]. */
 struct lt_problem {
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t w, x, y;
@@ -326,7 +329,7 @@ static bool problem_make(const struct td_gemm_params *p, int32_t n_rows, bool wi
     cudaDataType_t type = p->w_dtype == TD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     cublasOperation_t trans = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = with_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    /* the zeros behind n_in multiply too: whole 16 bytes */
+    /* k includes the zeros behind n_in, so that it is whole 16 bytes */
     uint64_t rows = (uint64_t)n_rows, n = (uint64_t)p->n_out, k = (uint64_t)p->k_stride;
     bool ok =
         lt.cublasLtMatmulDescInit_internal(&ret->desc, sizeof ret->desc, CUBLAS_COMPUTE_32F,
@@ -365,8 +368,8 @@ static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspac
     cublasLtMatmulPreferenceOpaque_t prefer;
     cublasLtMatmulHeuristicResult_t found;
     int n_found = 0;
-    /* Sums of split-K go through the workspace in a fixed order, never by atomics into y;
-       deterministic: no split-K. */
+    /* The sums of split-K go through the workspace in a fixed order, never by atomics into y.
+     * deterministic: no split-K. */
     uint32_t reductions = td_cuda.is_deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE
                                                    : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
              in_align = 16;
@@ -422,9 +425,9 @@ static struct algorithm *algorithm_of(const struct td_gemm_params *p, bool with_
     return a;
 }
 
-/* to [n_rows, n_out] = dot (+ bias) (+ to). False: the library refuses such a product, and has
- * done nothing. What it says then is about the call, not the device, which goes on; anything
- * else loses the device. */
+/* to [n_rows, n_out] = dot (+ bias) (+ to). False: the library refuses this product and has done
+ * nothing; its error concerns the call, and the device goes on. Any other error loses the
+ * device. */
 static bool matmul(const struct td_gemm_params *p, float *to, int64_t to_stride, bool with_bias,
                    bool accumulate, void *workspace, size_t workspace_bytes)
 {
@@ -441,8 +444,7 @@ static bool matmul(const struct td_gemm_params *p, float *to, int64_t to_stride,
         a->is_refused = true;
         return false;
     }
-    td_cuda.behind_kernel = false; /* a kernel of the library's, which says nothing of when the
-                                      next may begin */
+    td_cuda.behind_kernel = false; /* The library's kernel never lets the next one begin early. */
     (void)lt_ok(s, "gemm: cublasLtMatmul");
     return true;
 }

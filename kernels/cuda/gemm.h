@@ -1,11 +1,11 @@
 /* gemm.h - how prepared rows lie in a product's scratch (rows.cu writes them, gemm*.cu read them),
- * and what the ways of a product share.
+ * and what the ways to compute a product share.
  *
- * Row m of x starts at element m * td_cuda_k_stride(n_in); its elements are bf16 for a BF16
- * weight, else f32 (an F16 weight rounds no activation); those from n_in up to the stride are
- * zero, as they are in a packed weight's rows. The stride is a multiple of 8, so that 16-byte
- * loads never straddle rows; real models' n_in are multiples of 8, where a packed weight is the
- * checkpoint's matrix byte for byte. */
+ * Row m of x starts at element m * td_cuda_k_stride(n_in). Its elements are bf16 for a BF16 weight,
+ * else f32 (an F16 weight rounds no activation). Elements from n_in up to the stride are zero, as
+ * they are in the rows of a packed weight. The stride is a multiple of 8, so that 16-byte loads
+ * never straddle rows. Real models have n_in that are multiples of 8; a packed weight is then the
+ * checkpoint's matrix, byte for byte. */
 #ifndef TD_KERNELS_CUDA_GEMM_H
 #define TD_KERNELS_CUDA_GEMM_H
 
@@ -29,7 +29,8 @@ struct td_gemm_params {
 void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number
                                                           of rows */
 
-/* y[m,n] = dot (+ bias) (+ y): the end of every own product. Outside of y: nothing. */
+/* y[m,n] = dot (+ bias) (+ y): the end of every product of our own kernels. Indices outside of y
+ * write nothing. */
 __device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p, int32_t m,
                                                  int32_t n, float dot)
 {
@@ -39,7 +40,7 @@ __device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p,
     *y = p->accumulate ? *y + dot : dot;
 }
 
-/* f16 to f32, exactly: as kernels/part.h has it. */
+/* f16 to f32, exactly, as td_f16_to_f32 of kernels/part.h. */
 __host__ __device__ static inline float td_cuda_f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (uint32_t)(h >> 10) & 31u,

@@ -1,44 +1,44 @@
 /* gemm_mma.cu - bf16 products on tensor cores whose bits do not depend on the number of rows.
  *
- * One order of sums for every kernel of this file. k is cut into chunks of 32 and the chunks into
- * at most 8 slices of equal length; places depend on n_in alone. Within a slice one accumulator
- * takes m16n8k16 after m16n8k16 in ascending order; the slices' sums are added to 0 in ascending
- * order; then bias, then y. Everywhere the weight is the A operand (16 outputs) and the rows are
- * the B operand (8 rows), and an element of k has the same place inside its mma, so an output
- * passes through the same tensor-core operations whichever kernel computes it. That the hardware
- * rounds alike at every place of a fragment is what the invariance test on a card has to confirm
- * (cuda_rows_test runs there too).
+ * All kernels of this file use one order of sums. k is cut into chunks of 32, and the chunks into
+ * at most 8 slices of equal length, at places that depend on n_in alone. Within a slice one
+ * accumulator takes m16n8k16 after m16n8k16 in ascending order. The sums of the slices are added to
+ * 0 in ascending order, then bias, then y. The weight is always the A operand (16 outputs) and the
+ * rows are the B operand (8 rows), and an element of k has the same place inside its mma. So an
+ * output passes through the same tensor-core operations whichever kernel computes it. That the
+ * hardware rounds alike at every place of a fragment is for the invariance test on a card to
+ * confirm (cuda_rows_test runs there too).
  *
  * The order inside a chunk is chosen for loads: lane t of a quad holds k = 8t .. 8t+7 of its row,
- * 16 bytes, by one load; its first half feeds the chunk's first mma, its second half the second. A
- * and B permute k alike, so the sum is over the same products; no ldmatrix and no transposition is
- * needed, and in shared memory rows of 64 bytes are free of bank conflicts as they lie (a quarter
- * of a warp reads 128 contiguous bytes).
+ * 16 bytes, by one load. The first half of them feeds the chunk's first mma, the second half the
+ * second. A and B permute k alike, so the sum is over the same products. No ldmatrix and no
+ * transposition is needed, and in shared memory rows of 64 bytes have no bank conflicts as they lie
+ * (a quarter of a warp reads 128 contiguous bytes).
  *
- * skinny: few rows. Bound by reading the weight once: each warp takes one slice of 16 or 32
- * outputs, straight from memory into registers, three to
- *   six chunks in flight; the block's 8 warps meet once, at the end. Estimate at 8B shapes: 4096
- *   outputs are 256 blocks = 2048 warps with 5 KiB in flight each, about 80 KiB per SM of an H100,
- *   more than twice what latency times bandwidth asks for. Rows are read through L1 and L2 once per
- *   block: per row 1/16 of the weight's bytes for blocks of 16 outputs.
- * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async; a second set of
- * accumulators takes the finished slices, 128
- *   registers in all. The small tile (64 x 32) keeps more SMs busy between 17 and 64 rows. mma.sync
- *   reaches perhaps two thirds of what wgmma does on sm_90, so cuBLASLt serves many rows unless
- *   deterministic.
+ * skinny: few rows. Bound by reading the weight once. Each warp takes one slice of 16 or 32
+ * outputs, straight from memory into registers, with three to six chunks in flight; the block's 8
+ * warps meet once, at the end. Estimate at 8B shapes: 4096 outputs are 256 blocks = 2048 warps with
+ * 5 KiB in flight each, about 80 KiB per SM of an H100, more than twice what latency times
+ * bandwidth asks for. Each block reads the rows once, through L1 and L2: per row 1/16 of the
+ * weight's bytes for blocks of 16 outputs.
  *
- * Both ask for the weight before they wait for the kernel that makes their rows (port.h,
- * TD_LAUNCH_EARLY), so that with TANDEM_CUDA_OVERLAP=1 the gap between two kernels is spent reading
- * weights: off until a card has shown that it is right and pays.
+ * tile: many rows. 128 x 128 outputs per block of 8 warps, six stages of cp.async. A second set of
+ * accumulators takes the finished slices: 128 registers in all. The small tile (64 x 32) keeps more
+ * SMs busy between 17 and 64 rows. mma.sync reaches perhaps two thirds of what wgmma does on sm_90,
+ * so cuBLASLt serves many rows unless deterministic.
+ *
+ * Both load the weight before they wait for the kernel that makes their rows (port.h,
+ * TD_LAUNCH_EARLY). With TANDEM_CUDA_OVERLAP=1 the gap between two kernels is thus spent reading
+ * weights. It is off until a card has shown that it is right and pays.
  *
  * To be measured on a card before the default is settled (cuda_bench, rows gemm with way=own and
- * way=cublas): skinny against cuBLASLt at M = 1, 4, 8, 16 (OWN_ROWS_MAX); tile against cuBLASLt
- * at M = 64, 512, 8192 (the price of --deterministic). */
+ * way=cublas): skinny against cuBLASLt at M = 1, 4, 8, 16 (OWN_ROWS_MAX); tile against cuBLASLt at
+ * M = 64, 512, 8192 (the price of --deterministic). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ptx.h"
 
-#define CHUNK 32 /* of k: one 64-byte run of a row */
+#define CHUNK 32 /* elements of k: one 64-byte run of a row */
 #define SLICES 8
 #define THREADS 256
 #define WARP 32
@@ -99,13 +99,13 @@ __device__ static inline void load_rows(const struct td_gemm_params *p, const ui
             is_k && m + 8 * j < p->n_rows ? *(const uint4 *)(x + 8 * j * p->k_stride + k) : zero;
 }
 
-/* GROUP chunks on their way: as soon as one is multiplied, the one GROUP further on takes its
+/* GROUP chunks are in flight. When one is multiplied, the chunk GROUP further on takes its
  * registers. */
 template <int MT, int NT, int GROUP>
 static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct td_gemm_params p)
 {
-    const int COLUMN = 16 * MT + 4; /* floats between two rows' sums: lanes fall on different
-                                       banks */
+    /* floats between the sums of two rows, chosen so that lanes fall on different banks */
+    const int COLUMN = 16 * MT + 4;
     __shared__ float sums[SLICES][8 * NT][COLUMN];
     int lane = (int)threadIdx.x % WARP, slice = (int)threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     int32_t n0 = (int32_t)blockIdx.x * 16 * MT, m0 = (int32_t)blockIdx.y * 8 * NT;
@@ -122,7 +122,8 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct t
 #pragma unroll
     for (int u = 0; u < GROUP; u++)
         load_weight(&p, w, n0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
-    td_wait_for_previous(); /* the weight is on its way; rows come from the kernel before */
+    /* the weight's loads are issued; now wait for the kernel that makes the rows */
+    td_wait_for_previous();
 #pragma unroll
     for (int u = 0; u < GROUP; u++)
         load_rows(&p, x, m0 + g, (int64_t)(first + u) * CHUNK, is_k(first + u), &loads[u]);
@@ -130,7 +131,8 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct t
 #pragma unroll
         for (int u = 0; u < GROUP; u++) {
             int32_t later = c + GROUP + u;
-            if (c + u < end) { /* a product with zeros could still turn -0 into +0 */
+            /* skip chunks past the end: a product with zeros could still turn -0 into +0 */
+            if (c + u < end) {
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -181,7 +183,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_
     int32_t n_chunks = chunks_of(p.k_stride), per_slice = slice_chunks(p.k_stride);
     float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
 
-    /* This thread's 16 bytes of every 64th row. */
+    /* This thread copies its 16 bytes of every 64th row. */
     const int AT_ONCE = THREADS / 4;
     int row0 = tid / 4, k0 = tid % 4 * 8;
     const uint16_t *w_from = (const uint16_t *)p.w + (n0 + row0) * p.k_stride + k0,
@@ -213,11 +215,12 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_
                                    is_there);
             }
         }
-        td_cp_async_commit(); /* an empty group too: the count of groups is the clock */
+        td_cp_async_commit(); /* commit even an empty group, because waits count groups */
     };
 
-    for (int32_t c = 0; c < STAGES - 1; c++) fetch_weight(c); /* in the first group, all of them */
-    td_wait_for_previous();                                   /* rows come from the kernel before */
+    /* all of these are in the first group */
+    for (int32_t c = 0; c < STAGES - 1; c++) fetch_weight(c);
+    td_wait_for_previous(); /* wait for the kernel that makes the rows */
     for (int32_t c = 0; c < STAGES - 1; c++) fetch_rows(c);
 #pragma unroll 1
     for (int32_t c = 0; c < n_chunks; c++) {
@@ -233,8 +236,9 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_
                     }
         }
         td_cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* chunk c has come for all; all are done with chunk c - 1, whose stage
-                            the next fetch fills */
+        /* chunk c has arrived for all threads, and all are done with chunk c - 1, whose stage the
+         * next fetch fills */
+        __syncthreads();
         fetch_weight(c + STAGES - 1), fetch_rows(c + STAGES - 1);
         const uint16_t *w =
             shared + c % STAGES * ROWS * CHUNK + (warp % WN * 16 * MT + g) * CHUNK + 8 * t;
@@ -253,8 +257,8 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_
     }
     td_cp_async_wait<0>();
     __syncthreads();
-    float *sums = (float *)(void *)shared; /* [BM][COLUMN], in the stages' place: whole lines of
-                                              y are then written at once */
+    /* [BM][COLUMN], in the memory of the stages: from here whole lines of y are written at once */
+    float *sums = (float *)(void *)shared;
     const int COLUMN = BN + 4;
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -295,7 +299,7 @@ template <int BN, int BM, int WN, int WM> static void tile_launch(const struct t
 
 void td_cuda_gemm_mma(const struct td_gemm_params *p)
 {
-    /* 32 outputs a block still fill the device twice */
+    /* blocks of 32 outputs still fill the device twice */
     bool is_wide = (p->n_out + 31) / 32 >= 2 * td_cuda.n_sms;
     if (p->n_rows <= 8)
         is_wide ? skinny_launch<2, 1, 4>(p) : skinny_launch<1, 1, 6>(p);

@@ -1,8 +1,8 @@
-/* library.cu - finds NVIDIA's libraries that are opened when they are needed (cuBLASLt, NCCL).
+/* library.cu - finds and opens NVIDIA's libraries (cuBLASLt, NCCL) when they are needed.
  *
- * Why here: a toolkit's libraries are often where no loader looks (/usr/local/cuda/lib64, or
- * targets/x86_64-linux/lib on some distributions), and a container has them in another place
- * than the machine that this was built on. */
+ * Why here: a toolkit's libraries often lie where no loader looks (/usr/local/cuda/lib64, or
+ * targets/x86_64-linux/lib on some distributions), and a container has them in another place than
+ * the machine that this was built on. */
 #include <dlfcn.h>
 #include <glob.h>
 #include <limits.h>
@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/cuda.h"
 
-/* The first of the files that the pattern finds and the loader takes. */
+/* Opens the first file that matches the pattern and that the loader accepts. */
 static void *open_matching(const char *pattern)
 {
     glob_t found = {};

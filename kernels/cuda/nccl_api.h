@@ -1,9 +1,9 @@
 /* nccl_api.h - the dozen calls of NCCL that comm.cu makes, as libnccl.so.2 exports them.
  *
- * Why here: NCCL is opened when it is needed, so only its binary interface matters; with it
- * written down, the library is built and comm.cu is tested on machines without nccl.h
- * (tests/fake/nccl_stub.c is the library's stand-in there). Where nccl.h is at hand, comm.cu
- * compares. Source: nccl.h of NCCL 2.28; these values have not changed since NCCL 2. */
+ * Why here: NCCL is opened at run time, so only its binary interface matters. Written down here, it
+ * lets the library be built, and comm.cu be tested, on machines without nccl.h;
+ * tests/fake/nccl_stub.c stands in for NCCL there. Where nccl.h is installed, comm.cu compares the
+ * two. Source: nccl.h of NCCL 2.28; these values have not changed since NCCL 2. */
 #ifndef TD_KERNELS_CUDA_NCCL_API_H
 #define TD_KERNELS_CUDA_NCCL_API_H
 
@@ -29,8 +29,8 @@ enum {
 enum { TD_NCCL_FLOAT = 7 };
 enum { TD_NCCL_SUM = 0 };
 
-/* ncclConfig_t as NCCL 2.14 had it. Later ones only append: the library takes `size` bytes of it
- * and has defaults for what `version` did not know. */
+/* ncclConfig_t as in NCCL 2.14. Later versions only append fields: the library reads `size` bytes
+ * and uses defaults for what `version` did not know. */
 struct td_nccl_config {
     size_t size;
     unsigned magic, version;
@@ -39,7 +39,7 @@ struct td_nccl_config {
 #define TD_NCCL_CONFIG_MAGIC 0xcafebeefu
 #define TD_NCCL_CONFIG_VERSION 21400u
 
-/* Not in NCCL before 2.14: looked up by its name, and may be missing. */
+/* Missing in NCCL before 2.14, so it is looked up by name and may be NULL. */
 #define TD_NCCL_INIT_CONFIG "ncclCommInitRankConfig"
 typedef int td_nccl_init_config_fn(struct td_nccl_comm **ret_comm, int n_ranks,
                                    struct td_nccl_id id, int rank, struct td_nccl_config *config);
@@ -64,7 +64,7 @@ typedef int td_nccl_init_config_fn(struct td_nccl_comm **ret_comm, int n_ranks,
     X(ncclGetErrorString, const char *, (int result))                                              \
     X(ncclGetLastError, const char *, (struct td_nccl_comm * comm))
 
-/* What the stand-in takes of the emulated GPU; comm.cu hands it over where the library exports
+/* What the stand-in needs of the emulated GPU. comm.cu passes it where the library exports
  * TD_NCCL_STUB_OPEN. */
 struct td_nccl_stub_cuda {
     int (*launch_host)(void *stream, void (*function)(void *), void *data); /* cudaLaunchHostFunc */

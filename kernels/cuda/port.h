@@ -1,16 +1,17 @@
-/* port.h - the words that every .cu of this folder is written in, for two compilers.
+/* port.h - the subset of CUDA that every .cu of this folder is written in, so that two compilers
+ * take it.
  *
- * Why here: no ordinary machine has a GPU, so each .cu compiles with nvcc (libtandem_cuda.so) and,
- * as C++ with -DTD_CUDA_EMULATE, with the host's compiler (libtandem_cuda_emu.so): blocks, warps,
- * shared memory, barriers, shuffles and atomics are then emu/emu.h's, the runtime calls
- * emu/runtime.h's, and the machine's special instructions (ptx.h) have twins with the same layout
- * of fragments. What a .cu may use is what stands here and in ptx.h.
+ * Why here: no ordinary machine has a GPU. So each .cu compiles with nvcc (libtandem_cuda.so) and,
+ * as C++ with -DTD_CUDA_EMULATE, with the host's compiler (libtandem_cuda_emu.so). In the second,
+ * tests/fake/cuda_emu supplies the rest: emu.h has blocks, warps, shared memory, barriers, shuffles
+ * and atomics, runtime.h the runtime calls, and ptx.h's special instructions have twins with the
+ * same layout of fragments. A .cu may use what stands here and in ptx.h, and nothing else.
  *
- * House rules for .cu files: C style, no STL; templates only over constants. Explicit fmaf()
- * (nvcc runs with -fmad=false, the host with -ffp-contract=off). Only TD_LAUNCH, never <<<>>>.
- * Shared memory: TD_SHARED_BYTES for the launch's dynamic bytes, __shared__ for small fixed
- * arrays. Every warp word takes a full mask (0xffffffff). A pointer of a kernel is device
- * memory; 16-bit floats are uint16_t and td_bf16 words. */
+ * Rules for .cu files. C style, no STL; templates only over constants. Explicit fmaf() (nvcc runs
+ * with -fmad=false, the host's compiler with -ffp-contract=off). Only TD_LAUNCH, never <<<>>>.
+ * Shared memory: TD_SHARED_BYTES for the dynamic bytes of a launch, __shared__ for small fixed
+ * arrays. Every warp operation takes the full mask (0xffffffff). A pointer in a kernel is device
+ * memory. 16-bit floats are uint16_t, converted by td_cu_bf16_to_f32 and its companions. */
 #ifndef TD_KERNELS_CUDA_PORT_H
 #define TD_KERNELS_CUDA_PORT_H
 
@@ -37,10 +38,10 @@ static inline void td_wait_for_previous(void) {}
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
-/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90): every
- * thread of such a kernel calls td_wait_for_previous() before it touches anything that an
- * earlier kernel writes or reads. Weights are written by none. A kernel launched otherwise waits
- * for all before it as ever. */
+/* A launch that may begin while the kernel before it on the stream ends (is_early; sm_90). Every
+ * thread of such a kernel calls td_wait_for_previous() before it touches anything that an earlier
+ * kernel writes or reads; no kernel writes weights. A kernel launched otherwise waits for all
+ * kernels before it, as usual. */
 template <class... P, class... A>
 static inline void td_launch_early(bool is_early, void (*kernel)(P...), dim3 grid, dim3 block,
                                    size_t shared_bytes, cudaStream_t stream, A... args)
@@ -52,14 +53,14 @@ static inline void td_launch_early(bool is_early, void (*kernel)(P...), dim3 gri
     config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes,
     config.stream = stream;
     config.attrs = &attribute, config.numAttrs = is_early ? 1 : 0;
-    /* TD_LAUNCHED asks for its error */
+    /* TD_LAUNCHED checks for the error */
     (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 #define TD_LAUNCH_EARLY(is_early, kernel, grid, block, shared_bytes, stream, ...)                  \
     td_launch_early((is_early), (kernel), (grid), (block), (shared_bytes), (stream), __VA_ARGS__)
 
-/* Returns when everything before this kernel is done and seen; the kernel after it may then
- * begin, up to its own call. */
+/* Returns when everything before this kernel is done and visible. The next kernel may then begin,
+ * up to its own call of this. */
 __device__ static inline void td_wait_for_previous(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -86,7 +87,7 @@ extern "C" {
 }
 #endif
 
-/* bf16 as the host's dtype.h has it, in either world. */
+/* bf16 as in common/base/dtype.h, for nvcc and for the host's compiler. */
 __device__ static inline float td_cu_bf16_to_f32(uint16_t h)
 {
     uint32_t u = (uint32_t)h << 16;

@@ -1,27 +1,28 @@
-/* ptx.h - the machine's special instructions, each under a name of ours, with a twin for the
- * emulated GPU of the same layout and the same traps.
+/* ptx.h - the GPU's special instructions, each under a td_ name, with a twin for the emulated GPU
+ * that has the same layout and catches the same mistakes.
  *
- * Why here: tensor cores and asynchronous copies have no words in CUDA C. A kernel says
- * td_mma_m16n8k16_bf16, nvcc emits the instruction, and the host runs the twin (emu/ptx.c), so that
- * a fragment put in the wrong lane is found on any machine. Source of the layouts: NVIDIA's PTX
- * ISA, the tables of each instruction; tests/unit/cuda_emu_test.cu writes them down a second time.
+ * Why here: CUDA C has no functions for tensor cores and asynchronous copies. A kernel calls
+ * td_mma_m16n8k16_bf16; nvcc emits the instruction, and the host runs the twin
+ * (tests/fake/cuda_emu/ptx.c), so that a fragment in the wrong lane is found on any machine. Source
+ * of the layouts: NVIDIA's PTX ISA, the tables of each instruction; tests/unit/cuda_emu_test.cu
+ * writes them down a second time.
  *
  * Fragments. lane = 4 * g + t, g in 0..7, t in 0..3. A register of two bf16 holds the lower column
- * (row, for B) in its lower half.
- *   A 16x16   a[0]: row g,   columns 2t, 2t+1      a[1]: row g+8, the same      a[2]: row g,
- *                            columns 2t+8, 2t+9      a[3]: row g+8, columns 2t+8,
- *   2t+9 B 16x8    b[0]: rows 2t, 2t+1 of column g      b[1]: rows 2t+8, 2t+9 of column g
- *   C 16x8    c[0], c[1]: row g, columns 2t, 2t+1  c[2], c[3]: row g+8, the same
+ * (for B the lower row) in its lower half.
+ *   A 16x16  a[0]: row g,   columns 2t, 2t+1      a[1]: row g+8, columns 2t, 2t+1
+ *            a[2]: row g,   columns 2t+8, 2t+9    a[3]: row g+8, columns 2t+8, 2t+9
+ *   B 16x8   b[0]: rows 2t, 2t+1 of column g      b[1]: rows 2t+8, 2t+9 of column g
+ *   C 16x8   c[0], c[1]: row g,   columns 2t, 2t+1
+ *            c[2], c[3]: row g+8, columns 2t, 2t+1
  *   8x8 of ldmatrix: r[i] is the two elements at columns 2t, 2t+1 of row g of matrix i (trans: rows
- *       2t, 2t+1 of column g); lane l gives the address
- *   of row l % 8 of matrix l / 8.
+ *   2t, 2t+1 of column g); lane l gives the address of row l % 8 of matrix l / 8.
  * So ldmatrix_x4 with row addresses (row l % 16, column half l / 16) gives an A; plain ldmatrix of
  * W[n][k] gives B = W^T, and trans of V[k][n] gives B = V.
  *
- * Asynchronous copies: from the issue until the wait that covers it the destination holds NaN in
- * the emulation - on a GPU it is anybody's guess - so both a missing wait and an issue before
- * the last reader is done show. What waits for its own copies only says nothing about other
- * threads': a barrier must follow. */
+ * Asynchronous copies. From the issue until the wait that covers it, the destination is undefined
+ * on a GPU. In the emulation it holds NaN, so that a missing wait shows, and so does an issue
+ * before the last reader is done. A wait for a thread's own copies says nothing about other
+ * threads' copies: a barrier must follow. */
 #ifndef TD_KERNELS_CUDA_PTX_H
 #define TD_KERNELS_CUDA_PTX_H
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ void td_ldmatrix_x4_trans(uint32_t r[4], const void *
                  : "memory");
 }
 
-/* Addresses of lanes 0..15; the others' are not used. */
+/* Uses the addresses of lanes 0..15; those of other lanes are ignored. */
 __device__ __forceinline__ void td_ldmatrix_x2(uint32_t r[2], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n"
@@ -72,8 +73,8 @@ __device__ __forceinline__ void td_ldmatrix_x2_trans(uint32_t r[2], const void *
                  : "memory");
 }
 
-/* d = a b + c; d may be c. The order in which a tensor core adds is its own: equal inputs give
- * equal bits, a sum in another order does not. */
+/* d = a b + c; d may be c. The order in which a tensor core adds is not documented: equal inputs
+ * give equal bits, the same sum in another order may not. */
 __device__ __forceinline__ void td_mma_m16n8k16_bf16(float d[4], const uint32_t a[4],
                                                      const uint32_t b[2], const float c[4])
 {
@@ -92,7 +93,8 @@ __device__ __forceinline__ uint32_t td_pack_bf16x2(float lo, float hi)
     return r;
 }
 
-/* 2^x, to 2 ulp or so; denormals are zero, of the input and of the result. */
+/* 2^x with an error of about 2 ulp. Denormals are flushed to zero, in the input and in the
+ * result. */
 __device__ __forceinline__ float td_exp2(float x)
 {
     float r;
@@ -100,8 +102,8 @@ __device__ __forceinline__ float td_exp2(float x)
     return r;
 }
 
-/* ---- copies of 16 bytes from global to shared memory (sm_80); both aligned to 16. Not
- * is_valid: zeros, and gmem is not read. */
+/* ---- copies of 16 bytes from global to shared memory (sm_80), both aligned to 16. If not
+ * is_valid: writes zeros and does not read gmem. */
 
 __device__ __forceinline__ void td_cp_async_16(void *smem, const void *gmem, bool is_valid)
 {
@@ -116,18 +118,19 @@ __device__ __forceinline__ void td_cp_async_commit(void)
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
 
-/* Until at most N of this thread's latest groups are still on their way. */
+/* Blocks until at most N of this thread's latest groups are still being copied. */
 template <int N> __device__ __forceinline__ void td_cp_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-/* ---- mbarrier and bulk copies (sm_90): one thread brings kilobytes; the barrier counts threads
- * and bytes. A phase ends when `count` arrivals and all expected bytes have come; wait for phase
- * 0 with parity 0, for the next with 1, and so on. */
+/* ---- mbarrier and bulk copies (sm_90): one thread starts a copy of kilobytes, and the barrier
+ * counts threads and bytes. A phase ends when `count` arrivals and all expected bytes have come.
+ * Wait for phase 0 with parity 0, for the next with 1, and so on. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* By one thread; then td_mbarrier_init_fence() by it and a __syncthreads before any use. */
+/* Called by one thread, which then calls td_mbarrier_init_fence(); a __syncthreads must follow
+ * before any use. */
 __device__ __forceinline__ void td_mbarrier_init(uint64_t *bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(td_shared_address(bar)),
@@ -146,7 +149,7 @@ __device__ __forceinline__ void td_mbarrier_arrive(uint64_t *bar)
                  : "memory");
 }
 
-/* One arrival, and `bytes` more are to come. */
+/* One arrival, and `bytes` more bytes are expected. */
 __device__ __forceinline__ void td_mbarrier_arrive_expect_tx(uint64_t *bar, uint32_t bytes)
 {
     asm volatile(
@@ -155,7 +158,7 @@ __device__ __forceinline__ void td_mbarrier_arrive_expect_tx(uint64_t *bar, uint
         : "memory");
 }
 
-/* True: the phase of this parity is over. May wait a while. */
+/* True: the phase of this parity is over. The call may block for a short time. */
 __device__ __forceinline__ bool td_mbarrier_try_wait_parity(uint64_t *bar, uint32_t parity)
 {
     uint32_t is_over;
@@ -177,7 +180,7 @@ __device__ __forceinline__ void td_bulk_copy_g2s(void *smem, const void *gmem, u
                  : "memory");
 }
 
-/* Between writes of threads to shared memory and a bulk copy or wgmma that touches the same
+/* Needed between threads' writes to shared memory and a bulk copy or wgmma that touches the same
  * bytes. */
 __device__ __forceinline__ void td_fence_proxy_async(void)
 {

@@ -1,18 +1,17 @@
-/* rows.cu - what happens to single rows between the products: embedding, norm, rotary embedding,
+/* rows.cu - the operations on single rows between the products: embedding, norm, rotary embedding,
  * storing K and V, SwiGLU, and rounding for a product.
  *
- * All of it is bound by memory and by the number of launches, so: 16-byte accesses where the
- * addresses allow them, a whole row per block where a sum is needed, and the fused pairs (norm or
- * gate, then rounding into the product's scratch) save a write and a read of the row and one launch
- * each.
+ * All of them are bound by memory and by the number of launches. So accesses are 16 bytes where the
+ * addresses allow it, a row that needs a sum has a whole block, and the fused pairs (norm or gate,
+ * then rounding into the product's scratch) save a write and a read of the row and one launch each.
  *
  * Bits (I1). A thread's elements and the order of every sum follow from the row's length alone,
- * never from the number of rows or from alignment: whether four neighbours come by one load or by
- * four is no difference in arithmetic. The fused pairs run the same device functions as the single
- * entries.
+ * never from the number of rows or from alignment: the arithmetic is the same whether four
+ * neighbours come by one load or by four. The fused pairs run the same device functions as the
+ * single entries.
  *
- * n elements in groups of 4 ("quads") or 8: the last group may be short; `n_valid` says how many
- * of it exist. */
+ * n elements are handled in groups of 4 ("quads") or 8. The last group may be short; `n_valid` says
+ * how many of its elements exist. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 
@@ -29,7 +28,7 @@ __host__ __device__ static inline bool aligned_to(const void *p, int64_t stride_
 
 __host__ __device__ static inline int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Four neighbours; those past n_valid are 0. vector: p is 16-byte aligned. */
+/* Loads four neighbours; those past n_valid are 0. vector: p is 16-byte aligned. */
 __device__ static inline void load4(const float *p, bool vector, int32_t n_valid, float *ret_v)
 {
     if (vector && n_valid >= 4) {
@@ -55,7 +54,7 @@ __device__ static inline uint32_t pack2(float lo, float hi)
     return (uint32_t)td_cu_f32_to_bf16(lo) | (uint32_t)td_cu_f32_to_bf16(hi) << 16;
 }
 
-/* Four neighbours rounded to bf16. vector: p is 8-byte aligned. */
+/* Stores four neighbours rounded to bf16. vector: p is 8-byte aligned. */
 __device__ static inline void store4_bf16(uint16_t *p, bool vector, int32_t n_valid, const float *v)
 {
     if (vector && n_valid >= 4) {
@@ -68,8 +67,8 @@ __device__ static inline void store4_bf16(uint16_t *p, bool vector, int32_t n_va
     }
 }
 
-/* Quad `q` of a prepared row: zeros from n_in up to the stride, a multiple of 8, so quads are
- * whole and aligned (the scratch is 64-byte aligned). */
+/* Stores quad `q` of a prepared row, with zeros from n_in up to the stride. The stride is a
+ * multiple of 8 and the scratch is 64-byte aligned, so quads are whole and aligned. */
 __device__ static inline void prepare4(void *row, bool is_bf16, int32_t q, const float *v)
 {
     if (is_bf16)
@@ -93,7 +92,7 @@ static unsigned n_blocks(int64_t n_items, int64_t per_block)
 
 /* ---- rmsnorm --------------------------------------------------------------------------------- */
 
-/* The sum over the block of one number per thread, in every thread: butterflies inside the
+/* The sum over the block of one number per thread, returned to every thread: butterflies inside the
  * warps, then the warps' sums in ascending order. */
 __device__ static inline float block_sum(float v, float *warp_sums)
 {
@@ -113,7 +112,7 @@ struct norm_params {
     const float *x, *w;
     void *out;
     int64_t x_stride, out_stride;
-    int32_t dim, n_out_quads; /* quads written: of the row, or of the prepared row */
+    int32_t dim, n_out_quads; /* n_out_quads: quads to write, of the row or of the prepared row */
     float eps;
     bool x_vector, w_vector, out_vector, is_prepared, is_bf16;
 };
@@ -132,8 +131,8 @@ static __global__ void __launch_bounds__(ROW_THREADS_MAX) norm_kernel(struct nor
     sum = block_sum(sum, warp_sums);
     float inv = 1.0f / sqrtf(sum / (float)p.dim + p.eps);
     for (int32_t q = (int32_t)threadIdx.x; q < p.n_out_quads; q += (int32_t)blockDim.x) {
-        load4(x + 4 * q, p.x_vector, p.dim - 4 * q, v); /* the same thread's elements again:
-                                                           near, and safe when out is x */
+        /* reads the elements of this thread again: they are near, and this is safe when out is x */
+        load4(x + 4 * q, p.x_vector, p.dim - 4 * q, v);
         load4(p.w + 4 * q, p.w_vector, p.dim - 4 * q, w);
         for (int i = 0; i < 4; i++) v[i] = v[i] * inv * w[i];
         if (p.is_prepared)
@@ -180,8 +179,8 @@ void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_ge
 struct flat_params {
     const float *x, *up; /* up: NULL when x is only prepared */
     void *out;
-    int64_t x_stride, up_stride, out_stride, n_quads; /* n_quads: of all rows */
-    int32_t dim, row_quads;                           /* row_quads: written per row */
+    int64_t x_stride, up_stride, out_stride, n_quads; /* n_quads: quads of all rows */
+    int32_t dim, row_quads;                           /* row_quads: quads to write per row */
     bool x_vector, up_vector, out_vector, is_prepared, is_bf16;
 };
 
@@ -277,7 +276,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) embed_kernel(struct embed
             n_valid = p.dim - 4 * q, id = p.ids[row];
     float v[4] = {0, 0, 0, 0};
     int64_t from = (int64_t)id * p.dim + 4 * q;
-    if (id < 0) { /* padding: finite */
+    if (id < 0) { /* a padding row: its outputs must be finite */
     } else if (p.dtype == TD_F32) {
         load4((const float *)p.table + from, p.vector, n_valid, v);
     } else if (p.vector) {
@@ -314,7 +313,7 @@ void td_cuda_embed(float *out, const void *table, enum td_dtype dtype, const int
 
 /* ---- rotary embedding ------------------------------------------------------------------------ */
 
-/* Four pairs, turned in place. c: their cosines; the sines lie half a head further. */
+/* Rotates four pairs in place. c: their cosines; the sines lie half a head further. */
 __device__ static inline void turn4(const float *c, int32_t half, bool vector, int32_t n_valid,
                                     float *x0, float *x1)
 {
@@ -327,7 +326,7 @@ __device__ static inline void turn4(const float *c, int32_t half, bool vector, i
     }
 }
 
-/* A thread turns four pairs (i .. i+3, i + half .. i + half + 3) of one head of one row. */
+/* A thread rotates four pairs (i .. i+3, i + half .. i + half + 3) of one head of one row. */
 struct rope_params {
     float *x;
     const float *cos_sin;
@@ -374,7 +373,7 @@ void td_cuda_rope(const struct td_rope_args *a, int part, int n_parts)
 
 /* ---- storing K and V ------------------------------------------------------------------------- */
 
-/* Where quad `q` of a head of K goes; that of V is kv_bytes further. position >= 0. */
+/* Where quad `q` of a head of K is stored; that of V lies kv_bytes further. position >= 0. */
 __device__ static inline uint8_t *slot_of(const struct td_kv_view *kv, const int32_t *table,
                                           int32_t head, int32_t position, int32_t q)
 {
@@ -453,15 +452,15 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
 
 /* ---- norm of heads, rotary embedding and storing in one pass: a warp per head of a row ------- */
 
-/* quads of a lane: lane, lane + 32, as norm_kernel's threads have them */
+/* quads of a lane: lane, lane + 32 and so on, as for the threads of norm_kernel */
 #define HEAD_GROUPS (TD_ATTN_HEAD_DIM_MAX / 4 / WARP)
 
 struct head_params {
     struct store_params store;
     float *x;
-    const float *cos_sin, *q_norm, *k_norm; /* norms: NULL: none */
+    const float *cos_sin, *q_norm, *k_norm; /* q_norm, k_norm: NULL = no norm */
     int64_t x_stride, n_items;
-    int32_t n_q_heads, n_heads; /* n_heads: of q, k and v */
+    int32_t n_q_heads, n_heads; /* n_heads: heads of q, k and v together */
     float q_eps, k_eps;
     bool x_vector, turn_vector, norm_vector;
 };
@@ -503,7 +502,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct 
         load4(x + 4 * q, is_v ? p.store.v_vector : p.x_vector, is_there ? dim - 4 * q : 0,
               v[group]);
     }
-    if (norm) { /* one answer for a warp, also for one that has nothing to do */
+    if (norm) { /* the same in all lanes of a warp, also for a warp without work */
         float inv = head_inverse(v, dim, kv_head < 0 ? p.q_eps : p.k_eps);
         for (int group = 0; group < HEAD_GROUPS; group++) {
             int32_t q = lane + WARP * group;

@@ -1,42 +1,44 @@
-/* sample.cu - rows of logits to tokens and logprobs on the device, with the CPU's bits
+/* sample.cu - from rows of logits to tokens and logprobs on the device, with the CPU's bits
  * (kernels/sample.h, common/model/sampler.c).
  *
- * Why the same bits. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln are the
- * same IEEE double operations in the same order on both sides (sample_math.h; nvcc -fmad=false: no
- * fma.f64 in the PTX, 121 without it; denormals kept, no fast math; K1 only compares floats).
- * Everything added up is an integer: in any order the same sum. And what is asked - which element
- * of the order (x descending, id ascending) brings the running count or weight to a target - has
- * one answer however it is found. So the buckets here need not be the CPU's; they only have to fall
- * as x falls, and to be the same in K2 and K3.
+ * Why the bits are the same. A logit's adjusted value x, y = (x - max x) / temperature, e^y and ln
+ * are the same IEEE double operations in the same order on both sides. (sample_math.h; nvcc
+ * -fmad=false leaves no fma.f64 in the PTX, where there are 121 without it; denormals are kept,
+ * there is no fast math; K1 only compares floats.) Everything that is added up is an integer, whose
+ * sum is the same in any order. The question asked is which element of the order (x descending, id
+ * ascending) brings the running count or weight to a target; it has one answer however it is found.
+ * So the buckets here need not be those of the CPU. They only have to fall as x falls, and to be
+ * the same in K2 and K3.
  *
- * Four kernels, in this order; a row that needs nothing of one returns from it at once, and
- * `features` says which are launched at all.
- *   K0 count   [16, rows]       (ADJUST)  the row's tokens, read from pinned memory, into `seen`:
- *                                         one word a token - occurs, is biased, times in the
- *                                         output.
- *   K1 best    [chunks, rows]             of each chunk of at most 8192 logits, 16 a thread, in
- *                                         registers: the n best raw logits (n = 1 without
- *                                         logprobs) by n rounds of a maximum over (logit, id); the
- *                                             best and the lowest adjusted x.
- *   K2 weigh   [splits, rows]   (WEIGHTS) weights, into 2048 buckets of y between the row's lowest
- *                               (or -31) and 0: in shared memory by integer
- *                                         atomics, then those that hold something are added to the
- *                                         row's. The sum behind logprobs.
- *   K3 pick    [rows]                     prefix sums of the buckets; then up to three questions
- *                                         (top-k, top-p, draw): the bucket is found at once, its
- *                                         elements are gathered by a pass over the row (a
- *                                         comparison each) and ranked against each other. A bucket
- *                                         of more than LIST elements - a row of ties or one narrow
- *                                         cluster - is cut further by 10 bits of x a round; equal x
- *                                         are counted in id order. Merges the chunks' best, writes
- *                                         the result, leaves `seen` zero.
+ * Four kernels run in this order. A row that needs nothing of one returns from it at once, and
+ * `features` says which of them are launched at all.
  *
- * Memory. Floor: each logit is read once, 4 bytes: 0.513 MB a row of 128,256, which at 4.8 TB/s
- * is 0.11 us a row and 27 us for 256. Read here: K1 once, K2 once, K3 once for each question; a
- * greedy row without logprobs: K1 only. The rows' later reads come from L2 as long as those in
- * flight fit (50 MB: 97 rows); a row with penalties also reads `seen`, as many bytes as logits.
- * K2 computes: about 45 double operations an element that weighs something. K1 and K2 spread one
- * row over chunks and splits, so that a single row does not wait for one processor; K3 has one
+ *   kernel    grid            needs    what it does
+ *   K0 count  [16, rows]      ADJUST   reads the row's tokens from pinned memory into `seen`, one
+ *                                      32-bit value a token: occurs, is biased, times in the output
+ *   K1 best   [chunks, rows]           of each chunk of at most 8192 logits, 16 a thread, in
+ *                                      registers: the n best raw logits (n = 1 without logprobs) by
+ *                                      n rounds of a maximum over (logit, id), and the best and the
+ *                                      lowest adjusted x
+ *   K2 weigh  [splits, rows]  WEIGHTS  adds weights into 2048 buckets of y between the row's lowest
+ *                                      (or -31) and 0: in shared memory by integer atomics, then
+ *                                      the buckets that are not empty to those of the row. Also the
+ *                                      sum behind logprobs
+ *   K3 pick   [rows]                   prefix sums of the buckets, then up to three questions
+ *                                      (top-k, top-p, draw). The bucket is found at once; its
+ *                                      elements are gathered by a pass over the row (one comparison
+ *                                      each) and ranked against each other. A bucket of more than
+ *                                      LIST elements (a row of ties, or one narrow cluster) is cut
+ *                                      further by 10 bits of x a round; equal x are counted in the
+ *                                      order of ids. Merges the best of the chunks, writes the
+ *                                      result, leaves `seen` zero
+ *
+ * Memory. Floor: each logit is read once, 4 bytes: 0.513 MB a row of 128,256, which at 4.8 TB/s is
+ * 0.11 us a row and 27 us for 256. Read here: K1 and K2 once each, K3 once for each question; a
+ * greedy row without logprobs, by K1 only. The later reads come from L2 as long as the rows in
+ * flight fit (50 MB: 97 rows). A row with penalties also reads `seen`, as many bytes as logits. K2
+ * computes about 45 double operations for an element whose weight is not 0. K1 and K2 spread one
+ * row over chunks and splits, so that a single row does not wait for one multiprocessor; K3 has one
  * block per row. Nothing of this is measured yet. */
 #include "kernels/cuda/cuda.h"
 
@@ -55,12 +57,12 @@ extern "C" {
 #define COUNT_BLOCKS 16
 #define N_BUCKETS 2048 /* a power of two, like the next */
 #define N_DIGITS 1024
-#define LIST 1024 /* so many elements of a bucket are ranked against each other */
+#define LIST 1024 /* a bucket of at most this many elements is ranked element against element */
 #define FULL 0xffffffffu
 
 #define SEEN 0x80000000u     /* the token occurs */
 #define BIASED 0x40000000u   /* the row's bias names it */
-#define N_OUTPUT 0x3fffffffu /* times in the output */
+#define N_OUTPUT 0x3fffffffu /* mask: how often the token occurs in the output */
 
 _Static_assert(MAX_CHUNKS *BEST_THREADS *PER_THREAD == TD_SAMPLE_MAX_VOCAB,
                "chunks cover a vocabulary");
@@ -68,7 +70,7 @@ _Static_assert(MAX_CHUNKS *BEST_THREADS *PER_THREAD == TD_SAMPLE_MAX_VOCAB,
 /* ---- scratch --------------------------------------------------------------------------------- */
 
 struct chunk_best {                  /* K1 -> K2, K3 */
-    uint64_t top[TD_SAMPLE_MAX_TOP]; /* raw_key, descending; 0: none */
+    uint64_t top[TD_SAMPLE_MAX_TOP]; /* raw_key of the best, descending; 0: none */
     uint64_t max, min;               /* x_key of the best and lowest adjusted x; 0 and ~0: none */
     int32_t best, unused;            /* id of max, the lowest of equal ones */
 };
@@ -76,15 +78,15 @@ struct chunk_best {                  /* K1 -> K2, K3 */
 struct row_sums { /* K2 -> K3; zeroed by K1 */
     uint64_t weight[N_BUCKETS];
     uint32_t count[N_BUCKETS];
-    uint64_t sum_hi, sum_lo; /* of e^y at temperature 1 over the raw logits
-                                (sample_math.h) */
+    uint64_t sum_hi, sum_lo; /* sums of e^y at temperature 1 over the raw logits (sample_math.h) */
 };
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* A row's part of the scratch, rows one behind the other: chunk_best [MAX_CHUNKS], row_sums, its
- * bias [TD_SAMPLE_MAX_BIAS] copied to device memory, `seen` [vocab] and `bad` (a token of the
- * row is no token). The last two are zero between steps. */
+/* A row's part of the scratch; the parts lie one behind the other. It holds chunk_best
+ * [MAX_CHUNKS], row_sums, the row's bias [TD_SAMPLE_MAX_BIAS] copied to device memory, `seen`
+ * [vocab] and `bad` (a token of the row is outside the vocabulary). The last two are zero between
+ * steps. */
 #define SEEN_AT                                                                                    \
     (MAX_CHUNKS * sizeof(struct chunk_best) + sizeof(struct row_sums) +                            \
      TD_SAMPLE_MAX_BIAS * sizeof(struct td_sample_bias))
@@ -120,7 +122,7 @@ struct job {
     bool has_penalties, is_adjusted, draws, wants_sum;
 };
 
-/* False: padding. */
+/* False: the row is padding. */
 __device__ static inline bool job_open(const struct work *w, int32_t row, struct job *j)
 {
     uint8_t *s = w->scratch + (size_t)row * (size_t)w->row_bytes;
@@ -144,7 +146,8 @@ __device__ static inline bool job_open(const struct work *w, int32_t row, struct
     return j->r.logits_row >= 0;
 }
 
-/* The CPU's: bias in the order of the list, then repetition, presence, frequency. */
+/* As the CPU does it: bias in the order of the list, then repetition, presence and frequency
+ * penalty. */
 __device__ static inline double adjust(const struct job *j, double x, uint32_t seen, int32_t id)
 {
     if (seen & BIASED) {
@@ -177,7 +180,7 @@ __device__ static inline double adjusted(const struct job *j, float logit, int32
     return seen ? adjust(j, x, seen, id) : x;
 }
 
-/* Ascending in x; -0 is 0; 0 for what is no candidate (NaN, -inf). */
+/* A key that ascends with x; -0 counts as 0; the key is 0 for what is no candidate (NaN, -inf). */
 __device__ static inline uint64_t x_key(double x)
 {
     uint64_t b = td_sample_bits(x == 0 ? 0.0 : x);
@@ -190,7 +193,7 @@ __device__ static inline double x_of_key(uint64_t key)
     return td_sample_from_bits(key >> 63 ? key & ~(1ull << 63) : ~key);
 }
 
-/* Ascending in the logit, then descending in the id; 0 for what is no candidate. */
+/* A key that ascends with the logit, then descends with the id; 0 for what is no candidate. */
 __device__ static inline uint64_t raw_key(float l, int32_t id)
 {
     uint32_t b;
@@ -237,13 +240,12 @@ __device__ static inline uint64_t warp_max(uint64_t v)
     return v;
 }
 
-struct exchange { /* shared; two halves in turn, so that one barrier a call is
-                     enough */
+struct exchange { /* in shared memory; two halves in turn, so that one barrier per call is enough */
     uint64_t v[2][32];
 };
 
-/* The maximum over the block, in every thread. *turn: of this exchange, the same in every
- * thread. */
+/* The maximum over the block, returned to every thread. *turn: the half of the exchange to use, the
+ * same in every thread. */
 __device__ static uint64_t block_max(struct exchange *x, int *turn, uint64_t v)
 {
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n_warps = (int)blockDim.x >> 5;
@@ -255,8 +257,8 @@ __device__ static uint64_t block_max(struct exchange *x, int *turn, uint64_t v)
     return warp_max(lane < n_warps ? at[lane] : 0);
 }
 
-/* Adds w to *at in shared memory: two 32-bit atomics with the carry taken along, as shared
- * memory has no 64-bit addition of its own. Read after a barrier. */
+/* Adds w to *at in shared memory, which has no 64-bit addition: two 32-bit atomics, with the carry
+ * passed on. Read *at only after a barrier. */
 __device__ static inline void add_shared(uint64_t *at, uint64_t w)
 {
     uint32_t *p = (uint32_t *)at, lo = (uint32_t)w, hi = (uint32_t)(w >> 32);
@@ -289,7 +291,7 @@ __device__ static void row_open(const struct job *j, int32_t n_chunks, struct ro
         uint64_t raw = 0, max = 0, not_min = 0;
         int32_t best = 0;
         for (int32_t c = (int32_t)threadIdx.x; c < n_chunks; c += 32) {
-            /* ids ascend with chunks: the first of equal ones stays */
+            /* ids ascend with chunks, so the first of equal ones stays */
             const struct chunk_best *b = &j->best[c];
             raw = b->top[0] > raw ? b->top[0] : raw;
             best = b->max > max ? b->best : best;
@@ -317,7 +319,8 @@ __device__ static void row_open(const struct job *j, int32_t n_chunks, struct ro
     __syncthreads();
 }
 
-/* For y in [y_low, 0]: falls as y rises. The product is at most N_BUCKETS - 1 and a rounding. */
+/* The bucket of y in [y_low, 0]; falls as y rises. The product exceeds N_BUCKETS - 1 by a rounding
+ * error at most. */
 __device__ static inline int32_t bucket_of(double y, double scale) { return (int32_t)(-y * scale); }
 
 /* 0: no candidate. */
@@ -341,7 +344,7 @@ __global__ void sample_count(struct work w)
         j.bias[i] = b;
         atomicOr(&j.seen[b.token], BIASED);
     }
-    enum { AHEAD = 4 }; /* so many reads of a bus in flight at a thread */
+    enum { AHEAD = 4 }; /* reads over the bus that a thread keeps in flight */
     for (int32_t base = thread; j.has_penalties && base < j.r.n_tokens; base += AHEAD * n_threads) {
         int32_t tokens[AHEAD];
 #pragma unroll
@@ -399,10 +402,10 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
         uint64_t key = block_max(&ex, &turn, mine);
         if (n == 0) raw_best = key;
         if (tid == 0) out->top[n] = key;
-        if (key == 0) { /* the chunk has no more; nor will a reader look beyond */
+        if (key == 0) { /* the chunk has no more candidates, and a reader stops at the first 0 */
             break;
         }
-        if (mine == key) { /* one thread: keys differ by their ids */
+        if (mine == key) { /* true in one thread only, because keys differ by their ids */
             mine = 0;
 #pragma unroll
             for (int k = 0; k < PER_THREAD; k++) {
@@ -417,8 +420,8 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
     if (j.is_adjusted) {
         best = 0;
 #pragma unroll 1
-        for (int k = 0; k < PER_THREAD; k++) { /* the logit once more, out of L1: unrolled, this
-                                                  would cost registers */
+        /* read the logit again, from L1: unrolled, this would cost registers */
+        for (int k = 0; k < PER_THREAD; k++) {
             int32_t id = first + k * n_threads;
             float logit = id < j.vocab ? j.logits[id] : -__builtin_inff();
             uint64_t key = logit > -__builtin_inff() ? x_key(adjusted(&j, logit, id)) : 0;
@@ -472,9 +475,10 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
     }
     double max = best.max, raw_max = best.raw_max, scale = best.scale,
            temperature = j.r.temperature, min_p = j.r.min_p;
-    bool is_plain = !j.is_adjusted && temperature == 1.0; /* then the two e^y are one */
+    /* then the weight and the term for logprobs have the same e^y */
+    bool is_plain = !j.is_adjusted && temperature == 1.0;
     uint64_t hi = 0, lo = 0;
-    /* the next one comes while this one's e^y is computed */
+    /* load the next logit while this one's e^y is computed */
     float ahead = first + tid < last ? j.logits[first + tid] : 0;
     for (int32_t id = first + tid; id < last; id += n_threads) {
         float l = ahead;
@@ -526,7 +530,7 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
 
 /* ---- K3 -------------------------------------------------------------------------------------- */
 
-struct digits { /* of a bucket that is cut further */
+struct digits { /* counts and weights by digit, for a bucket that is cut further */
     uint64_t weight[N_DIGITS];
     uint32_t count[N_DIGITS];
 };
@@ -538,7 +542,7 @@ struct list {           /* a bucket's elements, in any order */
 };
 
 struct pick {                   /* shared */
-    uint64_t weight[N_BUCKETS]; /* up to and with the bucket */
+    uint64_t weight[N_BUCKETS]; /* sums up to and including the bucket */
     uint32_t count[N_BUCKETS];
     union {
         struct digits digits;
@@ -555,21 +559,23 @@ struct pick {                   /* shared */
     uint64_t upto;
 };
 
-struct target { /* the first element at which the running count reaches n, or
-                   (n 0) the running weight reaches w */
+/* asks for the first element at which the running count reaches n, or (if n is 0) the running
+ * weight reaches w */
+struct target {
     uint64_t n, w;
 };
 
-struct range { /* candidates in `bucket` with a key in [lo, hi]; logits
-                  outside [float_lo, float_hi] are none of them */
+/* the candidates in `bucket` with a key in [lo, hi]; logits outside [float_lo, float_hi] are not
+ * among them */
+struct range {
     double max, temperature, min_p, scale;
     uint64_t lo, hi;
     float float_lo, float_hi;
     int32_t bucket;
 };
 
-/* count and weight [n] become their own inclusive prefix sums. n is a multiple of the number of
- * threads, and that a power of two. */
+/* Turns count and weight [n] into their own inclusive prefix sums. n is a multiple of the number of
+ * threads, which is a power of two. */
 __device__ static void block_scan(struct pick *s, uint32_t *count, uint64_t *weight, int32_t n)
 {
     int32_t per = n / (int32_t)blockDim.x, lane = (int32_t)threadIdx.x & 31,
@@ -609,8 +615,8 @@ __device__ static void block_scan(struct pick *s, uint32_t *count, uint64_t *wei
     __syncthreads();
 }
 
-/* The first of n prefix sums that reaches the target, when n_before and w_before come first. All
- * threads; it is reached. */
+/* The first of n prefix sums that reaches the target, where n_before and w_before come first.
+ * Called by all threads; some sum does reach it. */
 __device__ static int32_t block_find(struct pick *s, const uint32_t *count, const uint64_t *weight,
                                      int32_t n, struct target t, uint64_t n_before,
                                      uint64_t w_before)
@@ -625,7 +631,8 @@ __device__ static int32_t block_find(struct pick *s, const uint32_t *count, cons
     return s->at;
 }
 
-/* The bucket's x, widened: beyond what the roundings of y and of its bucket can move a border. */
+/* The bucket's range of x, widened by more than the roundings of y and of its bucket can move a
+ * border. */
 __device__ static void range_open(struct range *g, const struct row_best *best, const struct job *j,
                                   int32_t bucket)
 {
@@ -638,10 +645,11 @@ __device__ static void range_open(struct range *g, const struct row_best *best, 
     g->hi = ~0ull;
     g->float_lo = -3.4028234663852886e38f;
     g->float_hi = 3.4028234663852886e38f;
-    if (g->scale == 0 || j->is_adjusted) return; /* any finite logit may have its x there */
+    /* here any finite logit may have its x in the bucket */
+    if (g->scale == 0 || j->is_adjusted) return;
     double hi = g->max - bucket / g->scale * g->temperature,
            lo = g->max - (bucket + 1) / g->scale * g->temperature;
-    /* a float's rounding is 1e-7 of it; (max - lo) is no more than both */
+    /* a float's rounding is 1e-7 of it; (max - lo) is at most the sum of both */
     double slack = 1e-6 * ((hi < 0 ? -hi : hi) + (lo < 0 ? -lo : lo)) + 1e-44;
     hi += slack;
     lo -= slack;
@@ -661,9 +669,9 @@ __device__ static inline uint64_t in_range(const struct range *g, double x, uint
 
 enum scan_what { SCAN_ENDS, SCAN_DIGITS, SCAN_LIST };
 
-/* A pass over the row's candidates in g. ENDS: *ends takes the highest key and the highest of ~key;
- *     DIGITS: into s->u.digits, digit (g->hi - key)
- * >> shift; LIST: into s->u.list. */
+/* A pass over the row's candidates in g. WHAT is ENDS: *ends takes the highest key and the highest
+ * of ~key; DIGITS: counts into s->u.digits, digit (g->hi - key) >> shift; LIST: gathers into
+ * s->u.list. */
 template <int WHAT>
 __device__ static void scan_row(struct pick *s, const struct job *j, const struct range *g,
                                 int shift, uint64_t ends[2])
@@ -671,7 +679,7 @@ __device__ static void scan_row(struct pick *s, const struct job *j, const struc
     enum { AHEAD = 16 };
     int32_t n_threads = (int32_t)blockDim.x;
     for (int32_t base = (int32_t)threadIdx.x; base < j->vocab; base += AHEAD * n_threads) {
-        uint32_t hits = 0; /* so many loads in flight; few of them come through */
+        uint32_t hits = 0; /* several loads are in flight; few elements are in the range */
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             float l = base + k * n_threads < j->vocab ? j->logits[base + k * n_threads]
@@ -701,7 +709,7 @@ __device__ static void scan_row(struct pick *s, const struct job *j, const struc
     }
 }
 
-/* The nth (from 1) element of the row, in id order, whose key is g->lo == g->hi. */
+/* The nth element (from 1) of the row, in the order of ids, whose key is g->lo == g->hi. */
 __device__ static int32_t nth_equal(struct pick *s, const struct job *j, const struct range *g,
                                     uint64_t nth)
 {
@@ -729,11 +737,11 @@ __device__ static int32_t nth_equal(struct pick *s, const struct job *j, const s
 }
 
 struct place {
-    uint64_t upto; /* weight of the order's elements up to and with this one */
+    uint64_t upto; /* weight of all elements of the order up to and including this one */
     int32_t id;
 };
 
-/* All threads, all with the same answer. *held: the bucket whose elements all stand in
+/* Called by all threads, with the same answer in all. *held: the bucket whose elements all stand in
  * s->u.list, or -1. */
 __device__ static struct place locate(struct pick *s, const struct job *j, struct target t,
                                       int *turn, int32_t *held)
@@ -755,8 +763,8 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
         int shift = 0;
         while ((g.hi - g.lo) >> shift >= N_DIGITS) shift++;
         for (;;) {
-            if (g.hi == g.lo) { /* all equal: they weigh the same, and their order is that of the
-                                   ids */
+            /* all keys are equal: the elements weigh the same, and the order is that of the ids */
+            if (g.hi == g.lo) {
                 uint64_t weight = weight_of(y_of(x_of_key(g.lo), g.max, g.temperature), g.min_p);
                 uint64_t nth = t.n ? t.n - n_before : (t.w - w_before + weight - 1) / weight;
                 found.upto = w_before + nth * weight;
@@ -778,7 +786,7 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
             n_in = s->u.digits.count[d] - n_skip;
             n_before += n_skip;
             w_before += w_skip;
-            __syncthreads(); /* the digits are read; what follows writes over them */
+            __syncthreads(); /* all threads have read the digits, which the next writes replace */
             g.hi -= (uint64_t)d << shift;
             uint64_t lo = g.hi - ((1ull << shift) - 1);
             g.lo = lo > g.lo ? lo : g.lo;
@@ -834,14 +842,14 @@ __device__ static int32_t draw(struct pick *s, const struct job *j, int *turn)
         } else {
             t.w = td_sample_point(j->r.seed, (uint32_t)j->r.n_tokens, total) + 1;
         }
-        if (t.n == 0 && t.w == 0) continue; /* all of it is left */
+        if (t.n == 0 && t.w == 0) continue; /* everything is left: no question */
         found = locate(s, j, t, turn, &held);
         total = found.upto;
     }
     return found.id;
 }
 
-/* The first warp: merges the chunks' lists, each descending, two to a lane. */
+/* Called by the first warp: merges the chunks' lists, each descending, two to a lane. */
 __device__ static void put_logprobs(const struct job *j, const struct row_best *best,
                                     int32_t n_chunks, int32_t token, struct td_sample_result *out)
 {
@@ -912,8 +920,9 @@ __global__ void __launch_bounds__(PICK_THREADS) sample_pick(struct work w)
         }
     }
     if (j->is_adjusted && (w.features & TD_SAMPLE_ADJUST)) {
-        /* `seen` and `bad` as they were found; nobody reads them any more, but for: */
-        /* this block. All of it, not by the tokens, which lie across the bus */
+        /* Set `seen` and `bad` back to zero. No other block reads them any more, and behind the
+         * barrier no thread of this one does. All of `seen` is cleared, not only the row's tokens,
+         * because those lie across the bus. */
         __syncthreads();
         for (int32_t i = 4 * tid; i < j->vocab + 1; i += 4 * n_threads)
             *(uint4 *)(void *)(j->seen + i) = make_uint4(0, 0, 0, 0);
@@ -959,7 +968,7 @@ void td_cuda_sample(const struct td_sample_args *a)
 {
     int32_t best_threads = power_of_two((a->vocab + PER_THREAD - 1) / PER_THREAD, 32, BEST_THREADS);
     int32_t chunk = best_threads * PER_THREAD, n_chunks = (a->vocab + chunk - 1) / chunk;
-    /* a small vocabulary pays barriers for nothing */
+    /* a small vocabulary needs few threads: more would only wait at barriers */
     int32_t pick_threads = power_of_two(a->vocab / 32, 64, PICK_THREADS);
     int32_t n_splits = (4 * td_cuda.n_sms + a->n_rows - 1) / a->n_rows,
             max_splits = (a->vocab + 2047) / 2048;

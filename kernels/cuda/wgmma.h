@@ -1,31 +1,32 @@
 /* wgmma.h - Hopper's matrix instruction (sm_90a): four warps, a "warpgroup", multiply 64 rows at
- * once, asynchronously, B and perhaps A straight from shared memory.
+ * once, asynchronously, with B and optionally A straight from shared memory.
  *
  * Operands in shared memory lie in panels of 64 bf16 columns, rows of 128 bytes, whose 16-byte
- * chunks are swizzled as the hardware's 128-byte mode has it: chunk c of row r is at place c ^ r %
- * 8, and a panel starts at a multiple of 1024. td_wgmma_place says where. A panel serves as A[m][k]
+ * chunks are swizzled as in the hardware's 128-byte mode: chunk c of row r is at place c ^ r % 8,
+ * and a panel starts at a multiple of 1024. td_wgmma_place computes it. A panel serves as A[m][k]
  * or as B^T[n][k] (`_ss`: 16 columns from `column` on are the k of one instruction), and as B[k][n]
  * (`_rs`: 16 rows are the k, the panel's 64 columns the n).
  *
- * Fragments of 64 x 64 f32, d[32]: warp w of the group has rows 16 w .. 16 w + 15; in them a lane
+ * Fragments of 64 x 64 f32, d[32]: warp w of the group has rows 16 w .. 16 w + 15. In them a lane
  * has what it has of eight C tiles of mma.sync side by side (ptx.h): d[4 j + e] is element e of
  * tile j. A in registers: as mma.sync's A, of the warp's 16 rows.
- *   td_wgmma_m64n64k16_ss(group, float *d, a, b, column, is_adding)    d = A B (+ d): a, b panels,
- *       of which columns column .. + 15 are the k
- *   td_wgmma_m64n64k16_rs(group, float *d, const uint32_t *r, b)       d += A B: A in r, b a panel
- *       from the row on that is k 0 (a multiple of 16)
  *
- * Order: TD_WGMMA_GROUP(group) declares a group; td_wgmma_hold(d) and td_wgmma_fence before its
- * first instruction; td_wgmma_commit closes it; only after td_wgmma_wait(group) and
+ *   td_wgmma_m64n64k16_ss(group, float *d, a, b, column, is_adding)
+ *       d = A B (+ d); a and b are panels, of which columns column .. column + 15 are the k
+ *   td_wgmma_m64n64k16_rs(group, float *d, const uint32_t *r, b)
+ *       d += A B; A is in r, b points at the panel's row that is k 0 (a multiple of 16)
+ *
+ * Order. TD_WGMMA_GROUP(group) declares a group. td_wgmma_hold(d) and td_wgmma_fence come before
+ * its first instruction, and td_wgmma_commit closes it. Only after td_wgmma_wait(group) and
  * td_wgmma_hold(d) may d be read, and only then may a shared operand be overwritten. Shared memory
- * that threads (or cp.async) wrote: td_fence_proxy_async by each writer, then a barrier. The whole
- * warpgroup calls.
+ * that threads or cp.async wrote needs td_fence_proxy_async by each writer, then a barrier. The
+ * whole warpgroup makes every call.
  *
- * The emulation computes a group when it is waited for, from what shared memory holds then, and
- * until then d holds NaN.
+ * The emulation computes a group when it is waited for, from what shared memory holds then. Until
+ * then d holds NaN.
  *
- * Source: NVIDIA's PTX ISA, asynchronous warpgroup level matrix instructions: register
- * fragments, matrix descriptor, canonical layouts. */
+ * Source: NVIDIA's PTX ISA, asynchronous warpgroup level matrix instructions: register fragments,
+ * matrix descriptor, canonical layouts. */
 #ifndef TD_KERNELS_CUDA_WGMMA_H
 #define TD_KERNELS_CUDA_WGMMA_H
 
@@ -93,9 +94,9 @@ static inline void td_emu_wgmma_issue(struct td_emu_wgmmas *w, struct td_emu_wgm
     w->list[w->n++] = m;
 }
 
-/* One instruction of a warp, by its last lane: the warp's 16 rows of A (the `warp`th of the
- * group's 64), 64 columns of B. Shared memory is read by td_emu_wgmma_chunk, and the lanes' d
- * were copied at their issue: both are checked there. */
+/* One instruction of a warp, computed by its last lane: the warp's 16 rows of A (the `warp`th of
+ * the group's 64) times 64 columns of B. Unchecked, because td_emu_wgmma_chunk checks the reads of
+ * shared memory and the lanes' d were copied at their issue. */
 TD_EMU_UNCHECKED static void td_emu_wgmma_collect(uint8_t (*operands)[TD_EMU_OPERAND_BYTES],
                                                   uint8_t (*)[TD_EMU_OPERAND_BYTES])
 {
@@ -213,8 +214,8 @@ __device__ __forceinline__ void td_wgmma_rs_(float *d, const uint32_t *r, const 
                  : "memory");
 }
 
-/* Keeps the compiler from moving what is done with d across this place: before the fence and
- * after the wait. */
+/* Keeps the compiler from moving operations on d across this place: before the fence and after the
+ * wait. */
 __device__ __forceinline__ void td_wgmma_hold(float *d)
 {
 #pragma unroll
@@ -236,8 +237,8 @@ __device__ __forceinline__ void td_wgmma_commit(void)
 #define td_wgmma_m64n64k16_rs(group, d, r, b) td_wgmma_rs_((d), (r), (b))
 #define td_wgmma_wait(group) asm volatile("wgmma.wait_group.sync.aligned 0;\n" ::: "memory")
 
-/* Compiled for another card, where no launch picks a kernel with these: they leave their bodies out
-   (TD_WGMMA_IS_HERE). */
+/* Compiled for another architecture, where no launch picks a kernel with these. Such kernels leave
+ * their bodies out (TD_WGMMA_IS_HERE). */
 #else
 
 #define TD_WGMMA_IS_HERE 0

@@ -1,6 +1,6 @@
-/* attn_ref.c - attention in the obvious order: the largest score, then the sum of exponentials
- * and the weighted sum of V, all in double. Scores are computed twice rather than kept, so that
- * no scratch is needed. */
+/* attn_ref.c - attention in the obvious order: the largest score, then the sum of exponentials and
+ * the weighted sum of V, all in double. Each score is computed twice rather than stored, so that no
+ * scratch is needed. */
 #include <math.h>
 
 #include "kernels/part.h"
@@ -15,7 +15,7 @@ size_t td_ref_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t he
     return 64;
 }
 
-/* K row of key position `p`; V lies kv_bytes further. */
+/* The K row of key position p; the V row lies kv_bytes further. */
 static const uint8_t *key_at(const struct td_kv_view *kv, const int32_t *table, int32_t kv_head,
                              int32_t p)
 {

@@ -1,4 +1,5 @@
-/* ref.h - the plain version of every entry of ops.h, one file per idea. The table is in ops.c. */
+/* ref.h - the plain version of every entry of ops.h, for tests to compare with: obvious loops,
+ * double accumulators. ops.c makes them a table. */
 #ifndef TD_KERNELS_REF_H
 #define TD_KERNELS_REF_H
 
