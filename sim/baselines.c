@@ -43,7 +43,7 @@ static double predicted_prefill(const struct td_policy_view *v, const struct td_
 {
     const struct td_core_worker *w = &v->workers[at];
     uint64_t hit = v->hit_tokens[at];
-    return fmax(0, w->free_at_s - v->now_s) +
+    return fmax(0, w->prefill.free_at_s - v->now_s) +
            td_latency_prefill(v->latency, at, a->n_tokens - hit, hit, w->max_step_tokens);
 }
 static uint32_t pick_two(const struct td_policy_view *v, const struct td_policy_ask *a,

@@ -13,14 +13,15 @@ void td_account_scan(const struct td_core_worker *w, struct td_core_scan *s)
                                                   ? w->kv_tokens
                                                   : 0};
     if (w->role == TD_ROLE_PREFILL) {
-        s->prefill.busy_s = fmax(w->free_at_s, w->link_free_at_s);
-        s->prefill.pending = (double)w->pending_tokens * w->correction * 1e-3;
+        s->prefill.busy_s = fmax(w->prefill.free_at_s, w->prefill.link_free_at_s);
+        s->prefill.pending = (double)w->prefill.pending_tokens * w->correction * 1e-3;
         s->prefill.assigned = (double)w->assigned * 1e-6;
     } else {
-        s->decode.key = w->step_s * 1e6 + (double)w->promised_tokens * w->correction * 1e-3;
-        s->decode.promised = (double)w->promised_tokens;
+        s->decode.key =
+            w->decode.step_s * 1e6 + (double)w->decode.promised_tokens * w->correction * 1e-3;
+        s->decode.promised = (double)w->decode.promised_tokens;
         s->decode.kv_limit =
-            w->promised_tokens ? TD_POLICY_KV_CEILING * (double)w->kv_tokens : INFINITY;
+            w->decode.promised_tokens ? TD_POLICY_KV_CEILING * (double)w->kv_tokens : INFINITY;
     }
 }
 
@@ -30,17 +31,17 @@ void td_account_part(const struct td_core_worker *w, struct td_load_part *p)
     if (w->state != TD_WORKER_READY) return;
     if (w->role == TD_ROLE_PREFILL) {
         p->kind = TD_LOAD_PREFILL;
-        p->free_ns = w->free_at_s >= MAX_FREE_S ? (uint64_t)(MAX_FREE_S * 1e9)
-                     : w->free_at_s > 0         ? (uint64_t)(w->free_at_s * 1e9)
-                                                : 0;
+        p->free_ns = w->prefill.free_at_s >= MAX_FREE_S ? (uint64_t)(MAX_FREE_S * 1e9)
+                     : w->prefill.free_at_s > 0         ? (uint64_t)(w->prefill.free_at_s * 1e9)
+                                                        : 0;
         return;
     }
     p->kind = TD_LOAD_DECODE;
     p->assigned = w->assigned;
     p->max_seqs = w->max_seqs;
-    p->promised_tokens = w->promised_tokens;
+    p->promised_tokens = w->decode.promised_tokens;
     p->kv_tokens = w->kv_tokens;
-    p->step_share = (uint64_t)(w->step_share * (double)TD_LOAD_SHARE_ONE);
+    p->step_share = (uint64_t)(w->decode.step_share * (double)TD_LOAD_SHARE_ONE);
 }
 
 void td_account_changed(struct td_core_worker *w)
@@ -66,8 +67,8 @@ void td_account_join(struct td_core_worker *w, const struct td_ev_join *e, uint6
                                  .kv_bytes_per_token = e->kv_bytes_per_token,
                                  .snapshot_ns = now_ns,
                                  .correction = 1,
-                                 .one_token = e->one_token,
-                                 .min_tpot_s = INFINITY,
+                                 .prefill = {.one_token = e->one_token},
+                                 .decode = {.min_tpot_s = INFINITY},
                                  .scan = scan,
                                  .fullness = fullness,
                                  .at = at};
@@ -87,13 +88,13 @@ void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint3
     w->assigned++;
     w->assigned_tokens += n_tokens;
     w->n_pending++;
-    w->pending_tokens += n_tokens;
-    w->pending_s += work_s;
-    w->pending_by_turn[turn].n++;
-    w->pending_by_turn[turn].s += work_s;
-    w->planned_tokens += n_tokens;
-    w->planned_s += work_s;
-    w->free_at_s = fmax(w->free_at_s, now_s) + work_s;
+    w->prefill.pending_tokens += n_tokens;
+    w->prefill.pending_s += work_s;
+    w->prefill.pending_by_turn[turn].n++;
+    w->prefill.pending_by_turn[turn].s += work_s;
+    w->prefill.planned_tokens += n_tokens;
+    w->prefill.planned_s += work_s;
+    w->prefill.free_at_s = fmax(w->prefill.free_at_s, now_s) + work_s;
     td_account_changed(w);
 }
 
@@ -101,9 +102,9 @@ void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double l
                           double from_s)
 {
     leg->link_s = link_s;
-    w->link_s += link_s;
-    w->link_by_turn_s[leg->turn] += link_s;
-    w->link_free_at_s = fmax(w->link_free_at_s, from_s) + link_s;
+    w->prefill.link_s += link_s;
+    w->prefill.link_by_turn_s[leg->turn] += link_s;
+    w->prefill.link_free_at_s = fmax(w->prefill.link_free_at_s, from_s) + link_s;
     td_account_changed(w);
 }
 
@@ -111,11 +112,13 @@ void td_account_link_open(struct td_core_worker *w, struct td_leg *leg, double l
  * be behind the computing: predictions that were too long do not add up. */
 static void link_settle(struct td_core_worker *w, const struct td_leg *leg, double now_s)
 {
-    w->link_s = w->assigned ? fmax(0, w->link_s - leg->link_s) : 0;
-    w->link_by_turn_s[leg->turn] = fmax(0, w->link_by_turn_s[leg->turn] - leg->link_s);
+    w->prefill.link_s = w->assigned ? fmax(0, w->prefill.link_s - leg->link_s) : 0;
+    w->prefill.link_by_turn_s[leg->turn] =
+        fmax(0, w->prefill.link_by_turn_s[leg->turn] - leg->link_s);
     /* exact at rest: no rounding is carried on */
-    if (w->assigned == 0) memset(w->link_by_turn_s, 0, sizeof w->link_by_turn_s);
-    w->link_free_at_s = fmin(w->link_free_at_s, fmax(now_s, w->free_at_s) + w->link_s);
+    if (w->assigned == 0) memset(w->prefill.link_by_turn_s, 0, sizeof w->prefill.link_by_turn_s);
+    w->prefill.link_free_at_s =
+        fmin(w->prefill.link_free_at_s, fmax(now_s, w->prefill.free_at_s) + w->prefill.link_s);
 }
 
 /* Longer than what one step computes: its KV leaves in parts. */
@@ -128,15 +131,16 @@ static void plan_settle(struct td_core_worker *w, struct td_leg *leg)
 {
     if (!leg->planned) return;
     leg->planned = false;
-    w->planned_tokens -= leg->tokens;
-    w->planned_s = w->planned_tokens ? fmax(0, w->planned_s - leg->work_s) : 0;
+    w->prefill.planned_tokens -= leg->tokens;
+    w->prefill.planned_s =
+        w->prefill.planned_tokens ? fmax(0, w->prefill.planned_s - leg->work_s) : 0;
 }
 
 void td_account_prefill_tell(struct td_core_worker *w, struct td_leg *leg)
 {
     if (leg->planned) {
-        w->n_told++;
-        w->n_chunked += chunked(w, leg);
+        w->prefill.n_told++;
+        w->prefill.n_chunked += chunked(w, leg);
     }
     plan_settle(w, leg);
     w->calls_sent++;
@@ -145,20 +149,21 @@ void td_account_prefill_tell(struct td_core_worker *w, struct td_leg *leg)
 static void prefill_settle(struct td_core_worker *w, struct td_leg *leg)
 {
     if (!leg->planned) {
-        w->n_told--;
-        w->n_chunked -= chunked(w, leg);
+        w->prefill.n_told--;
+        w->prefill.n_chunked -= chunked(w, leg);
     }
     plan_settle(w, leg);
     leg->pending = false;
     w->n_pending--;
-    w->pending_tokens -= leg->tokens;
+    w->prefill.pending_tokens -= leg->tokens;
     w->assigned_tokens -= leg->tokens;
     /* exact at rest: no rounding is carried on */
-    w->pending_s = w->n_pending ? fmax(0, w->pending_s - leg->work_s) : 0;
-    w->pending_by_turn[leg->turn].n--;
-    w->pending_by_turn[leg->turn].s = w->pending_by_turn[leg->turn].n
-                                          ? fmax(0, w->pending_by_turn[leg->turn].s - leg->work_s)
-                                          : 0;
+    w->prefill.pending_s = w->n_pending ? fmax(0, w->prefill.pending_s - leg->work_s) : 0;
+    w->prefill.pending_by_turn[leg->turn].n--;
+    w->prefill.pending_by_turn[leg->turn].s =
+        w->prefill.pending_by_turn[leg->turn].n
+            ? fmax(0, w->prefill.pending_by_turn[leg->turn].s - leg->work_s)
+            : 0;
 }
 
 void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, double now_s)
@@ -168,8 +173,8 @@ void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, doubl
     leg->tokens = 0;
     /* The step that ended may have computed the first part of whoever is next: that leaves
        together with this one's KV. */
-    w->crowded = w->n_sending++ > 0 || w->n_told > 0 || w->crowded;
-    w->free_at_s = now_s + w->pending_s;
+    w->prefill.crowded = w->prefill.n_sending++ > 0 || w->prefill.n_told > 0 || w->prefill.crowded;
+    w->prefill.free_at_s = now_s + w->prefill.pending_s;
     td_account_changed(w);
 }
 
@@ -186,15 +191,15 @@ void td_account_decode_open(struct td_core_worker *w, struct td_leg *leg, uint32
                            .tpot_s = tpot_s};
     w->assigned++;
     w->assigned_tokens += n_tokens;
-    w->promised_tokens += n_promised;
+    w->decode.promised_tokens += n_promised;
     w->n_pending++;
-    w->reserved_tokens += n_tokens;
-    w->local_tokens += n_local;
-    if (tpot_s < w->min_tpot_s) {
-        w->min_tpot_s = tpot_s;
-        w->n_min_tpot = 1;
-    } else if (tpot_s <= w->min_tpot_s) {
-        w->n_min_tpot++;
+    w->decode.reserved_tokens += n_tokens;
+    w->decode.local_tokens += n_local;
+    if (tpot_s < w->decode.min_tpot_s) {
+        w->decode.min_tpot_s = tpot_s;
+        w->decode.n_min_tpot = 1;
+    } else if (tpot_s <= w->decode.min_tpot_s) {
+        w->decode.n_min_tpot++;
     }
     td_account_changed(w);
 }
@@ -204,11 +209,11 @@ void td_account_decode_active(struct td_core_worker *w, struct td_leg *leg)
     if (leg->worker == TD_NO_WORKER || !leg->pending) return;
     leg->pending = false;
     w->n_pending--;
-    w->reserved_tokens -= leg->tokens;
-    w->local_tokens -= leg->local_tokens;
+    w->decode.reserved_tokens -= leg->tokens;
+    w->decode.local_tokens -= leg->local_tokens;
     leg->local_tokens = 0;
-    w->n_active++;
-    w->active_tokens += leg->tokens;
+    w->decode.n_active++;
+    w->decode.active_tokens += leg->tokens;
     td_account_changed(w);
 }
 
@@ -218,11 +223,11 @@ void td_account_decode_grow(struct td_core_worker *w, struct td_leg *leg, uint64
     leg->tokens += n_more;
     w->assigned_tokens += n_more;
     if (leg->pending)
-        w->reserved_tokens += n_more;
+        w->decode.reserved_tokens += n_more;
     else
-        w->active_tokens += n_more;
+        w->decode.active_tokens += n_more;
     if (leg->tokens > leg->promised) {
-        w->promised_tokens += leg->tokens - leg->promised;
+        w->decode.promised_tokens += leg->tokens - leg->promised;
         leg->promised = leg->tokens;
         td_account_changed(w);
     }
@@ -235,27 +240,27 @@ void td_account_close(struct td_core_worker *w, struct td_leg *leg, double now_s
     if (w->role == TD_ROLE_PREFILL) {
         if (leg->pending) {
             prefill_settle(w, leg);
-            w->free_at_s = fmax(now_s, w->free_at_s - leg->work_s);
-        } else if (--w->n_sending == 0) {
-            w->crowded = false;
+            w->prefill.free_at_s = fmax(now_s, w->prefill.free_at_s - leg->work_s);
+        } else if (--w->prefill.n_sending == 0) {
+            w->prefill.crowded = false;
         }
         link_settle(w, leg, now_s);
     } else {
         w->assigned_tokens -= leg->tokens;
-        w->promised_tokens -= leg->promised;
-        if (leg->tpot_s <= w->min_tpot_s) w->n_min_tpot--;
+        w->decode.promised_tokens -= leg->promised;
+        if (leg->tpot_s <= w->decode.min_tpot_s) w->decode.n_min_tpot--;
         if (leg->pending) {
             w->n_pending--;
-            w->reserved_tokens -= leg->tokens;
-            w->local_tokens -= leg->local_tokens;
+            w->decode.reserved_tokens -= leg->tokens;
+            w->decode.local_tokens -= leg->local_tokens;
         } else {
-            w->n_active--;
-            w->active_tokens -= leg->tokens;
+            w->decode.n_active--;
+            w->decode.active_tokens -= leg->tokens;
         }
     }
     if (w->assigned == 0) {
-        w->min_tpot_s = INFINITY;
-        w->n_min_tpot = 0;
+        w->decode.min_tpot_s = INFINITY;
+        w->decode.n_min_tpot = 0;
     }
     *leg = (struct td_leg){.worker = TD_NO_WORKER};
     td_account_changed(w);
@@ -276,17 +281,20 @@ void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *
     w->calls_seen = e->calls_taken;
     /* at rest nothing is on its way: what was lost, or thought to be, is settled */
     if (w->assigned == 0) w->calls_sent = w->calls_seen;
-    uint64_t told = w->pending_tokens - w->planned_tokens;
+    uint64_t told = w->prefill.pending_tokens - w->prefill.planned_tokens;
     if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && told > 0) {
         double left = (double)w->queued_tokens / (double)told;
         /* A worker may hold more than we gave it (older attempts): never believe that. */
         if (left < 1)
-            w->free_at_s = fmin(w->free_at_s,
-                                now_s + w->planned_s + fmax(0, w->pending_s - w->planned_s) * left);
+            w->prefill.free_at_s =
+                fmin(w->prefill.free_at_s,
+                     now_s + w->prefill.planned_s +
+                         fmax(0, w->prefill.pending_s - w->prefill.planned_s) * left);
         else
-            w->free_at_s =
-                fmax(w->free_at_s,
-                     now_s + w->pending_s); /* nothing was computed since: it is behind our plan */
+            w->prefill.free_at_s = fmax(
+                w->prefill.free_at_s,
+                now_s +
+                    w->prefill.pending_s); /* nothing was computed since: it is behind our plan */
     }
     td_account_changed(w);
 }

@@ -73,12 +73,12 @@ struct core_classes {
 struct core_trend {
     double cost_s; /* request.decode_cost_s of recent arrivals */
     uint32_t n_costs;
-    double rate_s;                         /* when stats.arrival_rate was last brought up to
+    double rate_s;          /* when stats.arrival_rate was last brought up to
                                               date */
-    double utilisation[2];                 /* of the workers of each role, 0..1 */
-    double utilisation_s;                  /* when it was last brought up to date */
-    double decode_pressure, refused_share; /* of recent decisions: see struct td_policy_view;
-                                              those that were REJECT */
+    double utilisation[2];  /* of the workers of each role, 0..1 */
+    double utilisation_s;   /* when it was last brought up to date */
+    double decode_pressure; /* see struct td_policy_view */
+    double refused_share;   /* of recent decisions, those that were REJECT */
 };
 
 struct td_core {

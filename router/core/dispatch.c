@@ -47,7 +47,7 @@ bool core_wants_prefill_only(const struct td_core *c, const struct request *r)
     for (uint32_t i = 0; i < c->n_by_role[TD_ROLE_PREFILL]; i++) {
         const struct td_core_worker *w = &c->workers[c->by_role[TD_ROLE_PREFILL][i]];
         if (w->state != TD_WORKER_READY) continue;
-        if (!w->one_token) return false;
+        if (!w->prefill.one_token) return false;
         any = true;
     }
     return any;

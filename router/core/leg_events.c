@@ -31,7 +31,7 @@ void core_prefill_tell(struct td_core *c, struct request *r)
     struct td_core_worker *w = &c->workers[r->prefill.worker];
     td_account_prefill_tell(w, &r->prefill);
     r->told_ns = c->now_ns;
-    r->next = w->n_told == 1;
+    r->next = w->prefill.n_told == 1;
 }
 
 void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
@@ -57,7 +57,7 @@ void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
                                 r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
     }
-    td_stage_learn(&c->workers[r->decode.worker].reserve,
+    td_stage_learn(&c->workers[r->decode.worker].decode.reserve,
                    (double)(c->now_ns - r->placed_ns) * 1e-9);
     r->phase = PREFILLING;
     core_prefill_tell(c, r);
@@ -122,7 +122,7 @@ void core_on_token(struct td_core *c, const struct td_ev_token *e)
         td_account_decode_active(&c->workers[r->decode.worker], &r->decode);
         if (r->choice.local) {
             c->room_changed = true;
-            td_stage_learn(&c->workers[r->decode.worker].start,
+            td_stage_learn(&c->workers[r->decode.worker].decode.start,
                            (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s);
         }
     }
@@ -180,7 +180,7 @@ static void learn_link(struct td_core *c, const struct request *r,
     if (e->code != TD_CODE_OK || e->sent_bytes == 0 || e->sent_us == 0) return;
     if (e->sent_bytes >= MAX_SENT_BYTES || e->sent_us >= MAX_REPORTED_US) return;
     bool in_one_step = w->max_step_tokens == 0 || r->computed_tokens <= w->max_step_tokens;
-    bool alone = !w->crowded && w->n_chunked == 0 && in_one_step;
+    bool alone = !w->prefill.crowded && w->prefill.n_chunked == 0 && in_one_step;
     double thought_s = td_latency_transfer(c->latency, w->node_class, 0, (double)e->sent_bytes);
     if (alone || thought_s <= 0 || (double)e->sent_us * 1e-6 < thought_s)
         td_latency_observe_transfer(c->latency, w->node_class, e->sent_bytes, e->sent_us);

@@ -55,14 +55,16 @@ void core_queue_remove(struct td_core *c, struct request *r)
 static void refresh_min_tpot(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
-    w->min_tpot_s = INFINITY;
-    w->n_min_tpot = 0;
+    w->decode.min_tpot_s = INFINITY;
+    w->decode.n_min_tpot = 0;
     for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
         const struct request *r = &c->requests[i];
-        if (r->phase == FREE || r->decode.worker != worker || r->decode.tpot_s > w->min_tpot_s)
+        if (r->phase == FREE || r->decode.worker != worker ||
+            r->decode.tpot_s > w->decode.min_tpot_s)
             continue;
-        w->n_min_tpot = r->decode.tpot_s < w->min_tpot_s ? 1 : w->n_min_tpot + 1;
-        w->min_tpot_s = r->decode.tpot_s;
+        w->decode.n_min_tpot =
+            r->decode.tpot_s < w->decode.min_tpot_s ? 1 : w->decode.n_min_tpot + 1;
+        w->decode.min_tpot_s = r->decode.tpot_s;
     }
 }
 
@@ -77,7 +79,7 @@ void core_leg_close(struct td_core *c, struct td_leg *leg)
     if (w->state == TD_WORKER_SUSPECT)
         return; /* all of its legs end now (worker_lost), and none
                    comes before it is back */
-    if (w->assigned > 0 && w->n_min_tpot == 0) refresh_min_tpot(c, worker);
+    if (w->assigned > 0 && w->decode.n_min_tpot == 0) refresh_min_tpot(c, worker);
     core_refresh_step(c, worker);
 }
 

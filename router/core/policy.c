@@ -24,8 +24,8 @@ uint32_t td_policy_keep(const struct td_policy_view *v, const struct td_policy_a
         if (role == TD_ROLE_DECODE && a->tpot_s < INFINITY &&
             td_latency_step(v->latency, at, 1, (double)a->n_tokens, 0, 0) > a->tpot_s)
             continue;
-        if (best == TD_NO_WORKER || w->promised_tokens < b->promised_tokens ||
-            (w->promised_tokens == b->promised_tokens && w->assigned < b->assigned))
+        if (best == TD_NO_WORKER || w->decode.promised_tokens < b->decode.promised_tokens ||
+            (w->decode.promised_tokens == b->decode.promised_tokens && w->assigned < b->assigned))
             best = at;
     }
     return best;
@@ -38,8 +38,8 @@ uint32_t td_policy_prefill_again(const struct td_policy_view *v, uint64_t n_toke
         uint32_t at = v->by_role[TD_ROLE_PREFILL][i];
         const struct td_core_worker *w = &v->workers[at];
         if (!td_worker_can_take(w, n_tokens)) continue;
-        if (best == TD_NO_WORKER || w->free_at_s < v->workers[best].free_at_s ||
-            (!(w->free_at_s > v->workers[best].free_at_s) &&
+        if (best == TD_NO_WORKER || w->prefill.free_at_s < v->workers[best].prefill.free_at_s ||
+            (!(w->prefill.free_at_s > v->workers[best].prefill.free_at_s) &&
              w->assigned_tokens < v->workers[best].assigned_tokens))
             best = at;
     }
@@ -63,17 +63,18 @@ double td_worker_step_s(const struct td_latency *l, uint32_t at, const struct td
                         double n_seqs, double context_tokens)
 {
     double alone = td_latency_step(l, at, n_seqs, context_tokens, 0, 0);
-    if (w->mix_share < 1e-3) return alone;
+    if (w->decode.mix_share < 1e-3) return alone;
     return alone +
-           w->mix_share * (td_latency_step(l, at, n_seqs, context_tokens, w->mix_rows, 0) - alone);
+           w->decode.mix_share *
+               (td_latency_step(l, at, n_seqs, context_tokens, w->decode.mix_rows, 0) - alone);
 }
 
 double td_policy_step_s(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    return td_worker_step_s(v->latency, at, w, w->n_active + w->n_pending + 1.0,
-                            (double)(w->active_tokens + w->reserved_tokens + a->n_tokens) +
-                                a->n_out / 2);
+    return td_worker_step_s(
+        v->latency, at, w, w->decode.n_active + w->n_pending + 1.0,
+        (double)(w->decode.active_tokens + w->decode.reserved_tokens + a->n_tokens) + a->n_out / 2);
 }
 
 uint32_t td_policy_least(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -191,11 +192,11 @@ static double prefill_wait(const struct td_policy_view *v, const struct td_polic
                            uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    double all_s = fmax(0, w->free_at_s - v->now_s), before_s = 0;
+    double all_s = fmax(0, w->prefill.free_at_s - v->now_s), before_s = 0;
     uint32_t n_before = 0;
     for (uint32_t turn = 0; turn <= a->turn; turn++) {
-        n_before += w->pending_by_turn[turn].n;
-        before_s += w->pending_by_turn[turn].s;
+        n_before += w->prefill.pending_by_turn[turn].n;
+        before_s += w->prefill.pending_by_turn[turn].s;
     }
     if (n_before == w->n_pending || w->max_step_tokens == 0) return all_s;
     before_s = fmin(before_s, all_s);
@@ -210,9 +211,10 @@ static double link_wait(const struct td_policy_view *v, const struct td_policy_a
                         double own_s)
 {
     const struct td_core_worker *w = &v->workers[at];
-    double all_s = fmax(0, w->link_free_at_s - v->now_s - fmax(0, w->free_at_s - v->now_s)),
+    double all_s = fmax(0, w->prefill.link_free_at_s - v->now_s -
+                               fmax(0, w->prefill.free_at_s - v->now_s)),
            before_s = 0;
-    for (uint32_t turn = 0; turn <= a->turn; turn++) before_s += w->link_by_turn_s[turn];
+    for (uint32_t turn = 0; turn <= a->turn; turn++) before_s += w->prefill.link_by_turn_s[turn];
     before_s = fmin(before_s, all_s);
     return before_s + fmin(all_s - before_s, own_s);
 }
@@ -247,7 +249,7 @@ void td_policy_predict_decode(const struct td_policy_view *v, const struct td_po
     *part = (struct td_decode_part){.worker = worker,
                                     .hit_tokens = v->hit_tokens[worker],
                                     .step_s = td_policy_step_s(v, a, worker),
-                                    .reserve_s = v->workers[worker].reserve.s};
+                                    .reserve_s = v->workers[worker].decode.reserve.s};
 }
 
 void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -310,15 +312,15 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     uint32_t rows = d->max_step_tokens ? d->max_step_tokens : 512;
     c->hit_tokens = part.hit_tokens;
     double u = (double)(a->n_tokens - c->hit_tokens),
-           n_steps = ceil((u + (double)d->local_tokens) / rows);
-    double chunk = fmin(rows, u + (double)d->local_tokens);
-    c->prefill_s =
-        n_steps * td_latency_step(v->latency, c->decode, d->n_active, (double)d->active_tokens,
-                                  chunk, chunk * (double)a->n_tokens / 2);
-    c->ttft_s = c->prefill_s + d->start.s;
+           n_steps = ceil((u + (double)d->decode.local_tokens) / rows);
+    double chunk = fmin(rows, u + (double)d->decode.local_tokens);
+    c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->decode.n_active,
+                                             (double)d->decode.active_tokens, chunk,
+                                             chunk * (double)a->n_tokens / 2);
+    c->ttft_s = c->prefill_s + d->decode.start.s;
     c->gap_s = 0;
     c->tpot_s = a->n_out > 1 ? part.step_s : 0;
-    c->ttft_bucket = TD_LAT_LOCAL + waiting_bucket(d->n_active + d->n_pending, d->max_seqs);
+    c->ttft_bucket = TD_LAT_LOCAL + waiting_bucket(d->decode.n_active + d->n_pending, d->max_seqs);
     /* What is mixed into steps comes and goes: a prediction far below the objective says as much
        of the margin as one near it. */
     c->tpot_bucket = TD_LAT_LOCAL + TD_LAT_LIMIT_BUCKET;

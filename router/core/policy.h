@@ -42,74 +42,90 @@ struct td_stage {
 };
 void td_stage_learn(struct td_stage *stage, double seen_s);
 
+/* What the account of a prefill worker has besides. A job is a request's prefill: pending from its
+ * placement to its first token, planned until the worker is told of it. */
+struct td_prefill_account {
+    bool one_token; /* the worker answers requests with one token left alone */
+
+    double free_at_s; /* when it would start a new prompt, on the core's clock; past = now */
+    double pending_s; /* sum of the pending jobs' predicted times */
+    /* The same by the turn of their classes: a job of a later turn is overtaken. */
+    struct {
+        uint32_t n;
+        double s;
+    } pending_by_turn[TD_CORE_MAX_CLASSES];
+    uint64_t pending_tokens; /* sum of their uncomputed tokens */
+    double planned_s;        /* of pending_s, what is only planned */
+    uint64_t planned_tokens; /* of pending_tokens, likewise */
+    uint32_t n_told;         /* of the pending jobs, those that the worker was told of */
+    /* Of n_told, those longer than a step: the KV of their first chunks leaves while later chunks
+     * are computed. */
+    uint32_t n_chunked;
+
+    double link_free_at_s; /* when its link has sent what is on the way */
+    /* Sum of the predicted transfers of all jobs that are there: the link is never free later than
+     * this long after the computing. */
+    double link_s;
+    /* The same by turn: jobs of later turns get every other transfer at most. */
+    double link_by_turn_s[TD_CORE_MAX_CLASSES];
+    uint32_t n_sending; /* legs that are computed and still open: their KV is on its way */
+    /* Since n_sending was 0, one leg's KV was on the link beside another's, or may have been. */
+    bool crowded;
+};
+
+/* What the account of a decode worker has besides. */
+struct td_decode_account {
+    uint64_t promised_tokens; /* sum over its requests of max(tokens now, prompt + expected) */
+    double step_s;            /* the next step, refreshed as its batch changes */
+    /* How much of what the TPOT of a guarded class leaves that step takes, 0..1; 0 where there is
+     * one class alone. */
+    double step_share;
+
+    uint32_t n_active;        /* sequences that step */
+    uint64_t active_tokens;   /* their context */
+    uint64_t reserved_tokens; /* context of those on the way */
+    uint64_t local_tokens;    /* prompt tokens that it is to prefill itself */
+
+    double mix_share; /* EWMA share of the steps with decode rows that had prefill rows, too */
+    double mix_rows;  /* EWMA of how many prefill rows those had */
+
+    /* From the router's call to the ticket, which comes between two steps. */
+    struct td_stage reserve;
+    /* What the first token of a prompt that is prefilled there takes beside the prefill: calls,
+     * streams, and the step that runs. */
+    struct td_stage start;
+
+    double min_tpot_s; /* the tightest objective among its requests; INFINITY = none */
+    /* How many have it. 0 while it has requests: lifecycle.c looks for the next tightest. */
+    uint32_t n_min_tpot;
+};
+
 /* The account of one worker: exact the moment we decide, since we hear of every token. Kept by
  * account.c alone. */
 struct td_core_worker {
     enum td_worker_state state;
     enum td_core_role role;
-    bool draining;     /* it said so: stays true while the worker is suspect */
-    bool one_token;    /* prefill: answers requests with one token left alone */
-    bool kept;         /* during a dispatch: its room is for one that has waited long,
-                          see dispatch.c */
-    bool shunned;      /* a call to it just failed or it was full: nothing more until
-                          its next snapshot shows that it lives */
-    uint32_t assigned; /* requests with a leg here */
-    uint32_t max_seqs;
-    uint64_t kv_tokens;       /* capacity */
-    uint64_t promised_tokens; /* decode: sum over its requests of max(tokens now, prompt +
-                                 expected output) */
-    double free_at_s;         /* prefill: when it would start a new prompt, on the core's
-                                 clock; past = now */
-    double step_s;            /* decode: the next step, refreshed as its batch changes */
-    double step_share;        /* decode: how much of what a guarded class's TPOT leaves that
-                                 step takes, 0..1; 0 where there is one class alone */
-    double correction;
-
-    uint64_t assigned_tokens; /* prefill: to compute; decode: held */
-    uint32_t node_class, max_step_tokens;
+    bool draining; /* it said so: stays true while the worker is suspect */
+    bool kept;     /* during a dispatch: its room is for one that has waited long, see dispatch.c */
+    /* A call to it just failed, or it was full: nothing more is placed there until its next
+     * snapshot shows that it lives. */
+    bool shunned;
+    uint32_t max_seqs, node_class, max_step_tokens;
+    uint64_t kv_tokens; /* capacity */
     uint64_t kv_bytes_per_token;
-    uint32_t n_pending; /* prefill: jobs without a first token; decode: reserved, not yet
-                           decoding */
-    double pending_s;   /* prefill: sum of their predicted times */
-    /* prefill: the same by turn of class: later ones are overtaken */
-    struct {
-        uint32_t n;
-        double s;
-    } pending_by_turn[TD_CORE_MAX_CLASSES];
-    double link_by_turn_s[TD_CORE_MAX_CLASSES]; /* prefill: link_s by turn of class: later ones
-                                                   get every other one of the link at most */
-    uint32_t n_told;         /* prefill: of n_pending, those whose call was made */
-    uint32_t n_chunked;      /* of n_told, those longer than a step: their first chunks' KV
-                                leaves while later ones are computed */
-    uint64_t pending_tokens; /* prefill: sum of their uncomputed tokens */
-    double planned_s;        /* prefill: of pending_s and pending_tokens, what the worker has
-                                not been told of yet */
-    uint64_t planned_tokens;
-    uint32_t n_active;          /* decode: sequences that step */
-    uint64_t active_tokens;     /* decode: their context */
-    uint64_t reserved_tokens;   /* decode: context of those on the way */
-    uint64_t local_tokens;      /* decode: prompt tokens it is to prefill itself */
-    double link_free_at_s;      /* prefill: when its link has sent what is on the way */
-    uint32_t n_sending;         /* prefill: legs that are computed and still open: their KV is on
-                                   its way */
-    bool crowded;               /* prefill: since there were none of these, others' KV was on the
-                                   link beside theirs, or may have been */
-    double link_s;              /* prefill: sum of the predicted transfers of all who are there:
-                                   never later than that after the computing */
-    double mix_share, mix_rows; /* decode: EWMA share of the steps with decode rows that had
-                                   prefill rows too, and how many those had */
-    struct td_stage
-        reserve; /* decode: from the router's call to the ticket, which comes between two steps */
-    struct td_stage start; /* decode: what the first token of a prompt prefilled there takes beside
-                            * the prefill: calls, streams, and the step that runs */
-    double min_tpot_s;     /* decode: tightest objective among its requests; INFINITY = none */
-    uint32_t n_min_tpot;   /* decode: how many have just that one; 0 with requests left:
-                              lifecycle.c looks for the next */
-    uint64_t busy_us;      /* sum of reported step times since the last tick */
-    uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens, calls_sent, calls_seen;
-    struct td_core_scan *scan; /* its place in the core's array; NULL = none */
-    struct td_load *fullness;  /* of the fleet; NULL = not counted */
-    uint32_t at;               /* its index there */
+    double correction;        /* observed / model: above 1 is a slow node */
+    uint32_t assigned;        /* requests with a leg here */
+    uint64_t assigned_tokens; /* prefill: to compute; decode: held */
+    uint32_t
+        n_pending; /* prefill: jobs without a first token; decode: reserved, not yet decoding */
+    struct td_prefill_account prefill; /* of a prefill worker; else as it was at the join */
+    struct td_decode_account decode;   /* of a decode worker; else as it was at the join */
+    uint64_t busy_us;                  /* sum of reported step times since the last tick */
+    uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens; /* of its last snapshot */
+    uint64_t calls_sent, calls_seen; /* to it, by us; by its last snapshot */
+    struct td_core_scan *scan;       /* its place in the core's array; NULL = none */
+    struct td_load *fullness;        /* of the fleet; NULL = not counted */
+    uint32_t at;                     /* its index there */
 };
 
 /* What is asked: one request. Times in seconds; INFINITY = no objective. */

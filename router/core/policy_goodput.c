@@ -72,10 +72,10 @@ static void add_holder(struct side *s, uint32_t at)
 
 static bool kv_fits(const struct td_core_worker *w, const struct td_policy_ask *a, double ceiling)
 {
-    if (w->promised_tokens == 0)
+    if (w->decode.promised_tokens == 0)
         return true; /* an empty worker takes whatever it can hold at
                         all */
-    return (double)w->promised_tokens + (double)a->n_tokens + a->n_out <=
+    return (double)w->decode.promised_tokens + (double)a->n_tokens + a->n_out <=
            ceiling * (double)w->kv_tokens;
 }
 
@@ -176,7 +176,7 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     double price = x->price,
            q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : price) * x->doubt_t;
     double q_d = tpot_margin(v, a, c->tpot_bucket);
-    static const struct td_core_worker nobody = {.min_tpot_s = INFINITY};
+    static const struct td_core_worker nobody = {.decode = {.min_tpot_s = INFINITY}};
     const struct td_core_worker *d = c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
     if (d->assigned == 0 && q_d > 1)
         q_d = 1; /* waiting would not make it better, and nobody
@@ -202,7 +202,8 @@ static void consider(const struct td_policy_view *v, const struct td_policy_ask 
     if (!a->favoured) q_d *= room_for_smaller(v, a);
     /* a heavier class is to find room on each worker */
     if (step * q_d * ROOM_TPOT > a->guard_tpot_s) return;
-    if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s || step * q_d > d->min_tpot_s)
+    if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s ||
+        step * q_d > d->decode.min_tpot_s)
         return;
     double edge = f->best_cost * TIE + TIE_S;
     if (f->any && cost > edge) return;

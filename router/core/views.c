@@ -17,8 +17,8 @@ void td_core_worker_view(const struct td_core *c, uint32_t worker,
                                              .assigned_tokens = w->assigned_tokens,
                                              .calls_unseen = (uint32_t)unseen,
                                              .snapshot_ns = w->snapshot_ns,
-                                             .backlog_s = fmax(0, w->free_at_s - c->now_s),
-                                             .step_s = w->step_s,
+                                             .backlog_s = fmax(0, w->prefill.free_at_s - c->now_s),
+                                             .step_s = w->decode.step_s,
                                              .correction = w->correction};
 }
 
@@ -29,17 +29,17 @@ void td_core_account(const struct td_core *c, uint32_t worker, struct td_core_ac
     const struct td_core_worker *w = &c->workers[worker];
     *ret_account = (struct td_core_account){.assigned = w->assigned,
                                             .n_pending = w->n_pending,
-                                            .n_active = w->n_active,
-                                            .n_min_tpot = w->n_min_tpot,
+                                            .n_active = w->decode.n_active,
+                                            .n_min_tpot = w->decode.n_min_tpot,
                                             .assigned_tokens = w->assigned_tokens,
-                                            .promised_tokens = w->promised_tokens,
-                                            .pending_tokens = w->pending_tokens,
-                                            .planned_tokens = w->planned_tokens,
-                                            .active_tokens = w->active_tokens,
-                                            .reserved_tokens = w->reserved_tokens,
-                                            .local_tokens = w->local_tokens,
-                                            .pending_s = w->pending_s,
-                                            .min_tpot_s = w->min_tpot_s,
+                                            .promised_tokens = w->decode.promised_tokens,
+                                            .pending_tokens = w->prefill.pending_tokens,
+                                            .planned_tokens = w->prefill.planned_tokens,
+                                            .active_tokens = w->decode.active_tokens,
+                                            .reserved_tokens = w->decode.reserved_tokens,
+                                            .local_tokens = w->decode.local_tokens,
+                                            .pending_s = w->prefill.pending_s,
+                                            .min_tpot_s = w->decode.min_tpot_s,
                                             .kept = w->kept};
     struct td_core_scan want;
     td_account_scan(w, &want);

@@ -27,7 +27,7 @@ static double step_share(const struct td_core *c, uint32_t worker)
                                  TD_LAT_LIMIT_BUCKET);
     double one_s = td_latency_step(c->latency, worker, 1, 0, 0, 0),
            room_s = c->classes.guarded_tpot_s / q - one_s;
-    return room_s > 0 ? fmin(1, fmax(0, w->step_s - one_s) / room_s) : 0;
+    return room_s > 0 ? fmin(1, fmax(0, w->decode.step_s - one_s) / room_s) : 0;
 }
 
 /* The decode worker's next step, for the scans of policies. */
@@ -35,9 +35,10 @@ void core_refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
-    w->step_s = td_worker_step_s(c->latency, worker, w, w->n_active + w->n_pending + 1.0,
-                                 (double)(w->active_tokens + w->reserved_tokens));
-    if (c->cfg.n_classes > 1) w->step_share = step_share(c, worker);
+    w->decode.step_s =
+        td_worker_step_s(c->latency, worker, w, w->decode.n_active + w->n_pending + 1.0,
+                         (double)(w->decode.active_tokens + w->decode.reserved_tokens));
+    if (c->cfg.n_classes > 1) w->decode.step_share = step_share(c, worker);
     td_account_changed(w);
 }
 
@@ -165,9 +166,9 @@ void core_on_step(struct td_core *c, const struct td_ev_step *e)
     td_latency_observe_step(c->latency, e->worker, &s);
     w->busy_us += e->wall_us;
     if (e->decode_seqs) { /* prefill steps without decode rows disturb nobody */
-        w->mix_share += MIX_SHARE_RATE * ((e->prefill_tokens ? 1 : 0) - w->mix_share);
+        w->decode.mix_share += MIX_SHARE_RATE * ((e->prefill_tokens ? 1 : 0) - w->decode.mix_share);
         if (e->prefill_tokens)
-            w->mix_rows += MIX_ROWS_RATE * ((double)e->prefill_tokens - w->mix_rows);
+            w->decode.mix_rows += MIX_ROWS_RATE * ((double)e->prefill_tokens - w->decode.mix_rows);
     }
     w->correction = td_latency_correction(c->latency, e->worker);
     td_account_changed(w);

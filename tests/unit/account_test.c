@@ -86,41 +86,42 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     }
     assert_int_equal(w->assigned, t.assigned);
     assert_int_equal(w->assigned_tokens, t.assigned_tokens);
-    assert_int_equal(w->promised_tokens, t.promised);
+    assert_int_equal(w->decode.promised_tokens, t.promised);
     assert_int_equal(w->n_pending, t.n_pending);
-    assert_int_equal(w->n_active, t.n_active);
-    assert_int_equal(w->pending_tokens, t.pending_tokens);
-    assert_int_equal(w->active_tokens, t.active);
-    assert_int_equal(w->reserved_tokens, t.reserved);
-    assert_int_equal(w->local_tokens, t.local);
-    assert_true(fabs(w->pending_s - t.pending_s) < 1e-9 * (1 + t.pending_s));
+    assert_int_equal(w->decode.n_active, t.n_active);
+    assert_int_equal(w->prefill.pending_tokens, t.pending_tokens);
+    assert_int_equal(w->decode.active_tokens, t.active);
+    assert_int_equal(w->decode.reserved_tokens, t.reserved);
+    assert_int_equal(w->decode.local_tokens, t.local);
+    assert_true(fabs(w->prefill.pending_s - t.pending_s) < 1e-9 * (1 + t.pending_s));
     for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
-        assert_int_equal(w->pending_by_turn[rank].n, t.n_by_rank[rank]);
-        assert_true(fabs(w->pending_by_turn[rank].s - t.s_by_rank[rank]) <
+        assert_int_equal(w->prefill.pending_by_turn[rank].n, t.n_by_rank[rank]);
+        assert_true(fabs(w->prefill.pending_by_turn[rank].s - t.s_by_rank[rank]) <
                     1e-9 * (1 + t.pending_s));
-        if (t.n_by_rank[rank] == 0) assert_true(w->pending_by_turn[rank].s <= 0);
+        if (t.n_by_rank[rank] == 0) assert_true(w->prefill.pending_by_turn[rank].s <= 0);
     }
-    if (t.n_pending == 0) assert_true(w->pending_s <= 0); /* exactly: nothing is carried on */
+    if (t.n_pending == 0)
+        assert_true(w->prefill.pending_s <= 0); /* exactly: nothing is carried on */
     if (w->role == TD_ROLE_DECODE) {
-        assert_true(w->min_tpot_s <= t.tightest);
+        assert_true(w->decode.min_tpot_s <= t.tightest);
         if (t.assigned == 0)
-            assert_true(w->min_tpot_s >= INFINITY && w->n_min_tpot == 0);
-        else if (w->n_min_tpot > 0)
-            assert_true(w->min_tpot_s >= t.tightest && w->n_min_tpot == t.n_tightest);
+            assert_true(w->decode.min_tpot_s >= INFINITY && w->decode.n_min_tpot == 0);
+        else if (w->decode.n_min_tpot > 0)
+            assert_true(w->decode.min_tpot_s >= t.tightest && w->decode.n_min_tpot == t.n_tightest);
     } else {
-        assert_int_equal(w->n_sending, t.n_sending);
-        assert_int_equal(w->n_told, t.n_told);
-        assert_int_equal(w->n_chunked, t.n_chunked);
+        assert_int_equal(w->prefill.n_sending, t.n_sending);
+        assert_int_equal(w->prefill.n_told, t.n_told);
+        assert_int_equal(w->prefill.n_chunked, t.n_chunked);
         for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
-            assert_true(fabs(w->link_by_turn_s[rank] - t.link_by_rank_s[rank]) <
+            assert_true(fabs(w->prefill.link_by_turn_s[rank] - t.link_by_rank_s[rank]) <
                         1e-9 * (1 + t.link_s));
-            if (t.assigned == 0) assert_true(w->link_by_turn_s[rank] <= 0);
+            if (t.assigned == 0) assert_true(w->prefill.link_by_turn_s[rank] <= 0);
         }
-        assert_true(t.n_sending < 2 || w->crowded);
-        assert_true(fabs(w->link_s - t.link_s) < 1e-9 * (1 + t.link_s));
-        if (t.assigned == 0) assert_true(w->link_s <= 0 && !w->crowded);
+        assert_true(t.n_sending < 2 || w->prefill.crowded);
+        assert_true(fabs(w->prefill.link_s - t.link_s) < 1e-9 * (1 + t.link_s));
+        if (t.assigned == 0) assert_true(w->prefill.link_s <= 0 && !w->prefill.crowded);
         /* never more than all of what is open: at once when nothing is */
-        assert_true(w->free_at_s <= now_s + w->pending_s + 1e-9);
+        assert_true(w->prefill.free_at_s <= now_s + w->prefill.pending_s + 1e-9);
     }
 }
 
@@ -177,14 +178,17 @@ static void play(uint64_t seed, enum td_core_role role)
             assert_int_equal(l->worker, TD_NO_WORKER);
             /* what all who are there have to send is all that the link is behind the computing */
             if (role == TD_ROLE_PREFILL && was_open)
-                assert_true(w.link_free_at_s <= fmax(now_s, w.free_at_s) + w.link_s + 1e-9);
-            if (w.role == TD_ROLE_DECODE && w.assigned && w.n_min_tpot == 0) {
+                assert_true(w.prefill.link_free_at_s <=
+                            fmax(now_s, w.prefill.free_at_s) + w.prefill.link_s + 1e-9);
+            if (w.role == TD_ROLE_DECODE && w.assigned && w.decode.n_min_tpot == 0) {
                 /* lifecycle.c's part: the next tightest */
-                w.min_tpot_s = INFINITY;
+                w.decode.min_tpot_s = INFINITY;
                 for (int k = 0; k < LEGS; k++) {
-                    if (legs[k].worker == TD_NO_WORKER || legs[k].tpot_s > w.min_tpot_s) continue;
-                    w.n_min_tpot = legs[k].tpot_s < w.min_tpot_s ? 1 : w.n_min_tpot + 1;
-                    w.min_tpot_s = legs[k].tpot_s;
+                    if (legs[k].worker == TD_NO_WORKER || legs[k].tpot_s > w.decode.min_tpot_s)
+                        continue;
+                    w.decode.n_min_tpot =
+                        legs[k].tpot_s < w.decode.min_tpot_s ? 1 : w.decode.n_min_tpot + 1;
+                    w.decode.min_tpot_s = legs[k].tpot_s;
                 }
             }
         }
@@ -212,38 +216,38 @@ static void test_free_at(void **state)
     struct td_core_worker w = worker_of(TD_ROLE_PREFILL);
     struct td_leg a, b, c;
     td_account_prefill_open(&w, &a, 0, 0, 100, 1, 10);
-    NEAR(w.free_at_s, 11);
+    NEAR(w.prefill.free_at_s, 11);
     td_account_prefill_open(&w, &b, 0, 0, 300, 3, 10.5); /* behind it */
-    NEAR(w.free_at_s, 14);
+    NEAR(w.prefill.free_at_s, 14);
     td_account_prefill_tell(&w, &a);
     td_account_prefill_tell(&w, &b);
     td_account_prefill_done(&w, &a, 12); /* it took two seconds, not one */
-    NEAR(w.free_at_s, 15);
+    NEAR(w.prefill.free_at_s, 15);
     td_account_prefill_done(&w, &a, 13); /* said twice: no effect */
-    NEAR(w.free_at_s, 15);
+    NEAR(w.prefill.free_at_s, 15);
     snapshot(&w, 1, 0, 1, 12.5); /* has not seen b's call: says nothing of it */
-    NEAR(w.free_at_s, 15);
+    NEAR(w.prefill.free_at_s, 15);
     snapshot(&w, 2, 100, 2, 13); /* a third of b is left */
-    NEAR(w.free_at_s, 14);
+    NEAR(w.prefill.free_at_s, 14);
     snapshot(&w, 3, 300, 2, 14); /* all of it: nothing was computed, the plan slips */
-    NEAR(w.free_at_s, 17);
+    NEAR(w.prefill.free_at_s, 17);
     snapshot(&w, 4, 1u << 30, 2, 14); /* more than we gave it is not ours */
-    NEAR(w.free_at_s, 17);
+    NEAR(w.prefill.free_at_s, 17);
     td_account_prefill_open(&w, &c, 0, 0, 100, 1, 15);
-    NEAR(w.free_at_s, 18);
+    NEAR(w.prefill.free_at_s, 18);
     td_account_close(&w, &b, 15); /* its client has gone: those behind move up */
-    NEAR(w.free_at_s, 15);
+    NEAR(w.prefill.free_at_s, 15);
     td_account_prefill_open(&w, &b, 0, 0, 100, 1, 15.25);
-    NEAR(w.free_at_s, 16.25);
+    NEAR(w.prefill.free_at_s, 16.25);
     td_account_close(&w, &c, 16);
     td_account_close(&w, &b, 16); /* never before now */
-    NEAR(w.free_at_s, 16);
+    NEAR(w.prefill.free_at_s, 16);
     td_account_close(&w, &a, 17); /* it was done: its time was given back then */
-    NEAR(w.free_at_s, 16);
+    NEAR(w.prefill.free_at_s, 16);
     assert_int_equal(w.assigned, 0);
     td_account_prefill_open(&w, &a, 0, 0, 100, 1, 20); /* idle meanwhile: from now on, not from
                                                           then */
-    NEAR(w.free_at_s, 21);
+    NEAR(w.prefill.free_at_s, 21);
 }
 
 static void test_decode_promises(void **state)
@@ -253,25 +257,25 @@ static void test_decode_promises(void **state)
     struct td_leg a, b;
     td_account_decode_open(&w, &a, 0, false, 100, 150, 0, 0.05);
     td_account_decode_open(&w, &b, 0, true, 10, 20, 8, INFINITY);
-    assert_int_equal(w.promised_tokens, 170);
-    assert_int_equal(w.reserved_tokens, 110);
-    assert_int_equal(w.local_tokens, 8);
+    assert_int_equal(w.decode.promised_tokens, 170);
+    assert_int_equal(w.decode.reserved_tokens, 110);
+    assert_int_equal(w.decode.local_tokens, 8);
     td_account_decode_active(&w, &b);
-    assert_int_equal(w.local_tokens, 0);
-    assert_int_equal(w.active_tokens, 10);
+    assert_int_equal(w.decode.local_tokens, 0);
+    assert_int_equal(w.decode.active_tokens, 10);
     td_account_decode_grow(&w, &b, 10); /* as promised */
-    assert_int_equal(w.promised_tokens, 170);
+    assert_int_equal(w.decode.promised_tokens, 170);
     td_account_decode_grow(&w, &b, 5); /* longer than expected: what it holds is promised */
-    assert_int_equal(w.promised_tokens, 175);
+    assert_int_equal(w.decode.promised_tokens, 175);
     td_account_decode_grow(&w, &a, 60); /* before its first decode token: the prefill's token may
                                            be counted already */
-    assert_int_equal(w.reserved_tokens, 160);
+    assert_int_equal(w.decode.reserved_tokens, 160);
     td_account_close(&w, &a, 1);
-    assert_int_equal(w.promised_tokens, 25);
+    assert_int_equal(w.decode.promised_tokens, 25);
     td_account_close(&w, &b, 1);
     td_account_close(&w, &b, 1);
-    assert_int_equal(w.assigned + w.promised_tokens + w.reserved_tokens + w.active_tokens +
-                         w.assigned_tokens + w.n_min_tpot,
+    assert_int_equal(w.assigned + w.decode.promised_tokens + w.decode.reserved_tokens +
+                         w.decode.active_tokens + w.assigned_tokens + w.decode.n_min_tpot,
                      0);
 }
 
@@ -294,7 +298,7 @@ static void test_a_call_that_never_arrived(void **state)
     td_account_call_failed(&w, &lost);
     td_account_close(&w, &lost, 10);
     snapshot(&w, 1, 100, 1, 10.5); /* it has taken the other one, and computed nine tenths of it */
-    assert_true(fabs(w.free_at_s - 10.6) < 1e-9);
+    assert_true(fabs(w.prefill.free_at_s - 10.6) < 1e-9);
     td_account_prefill_done(&w, &told, 11);
     td_account_call_failed(&w, &told); /* it was answered: it did arrive */
     assert_int_equal(w.calls_sent, 1);
