@@ -129,9 +129,9 @@ struct td_transfer_backend {
     struct td_backend_turn turn;
 };
 
-/* backends.c: all of them, best first; and the one of a number, NULL for AUTO and for none. */
+/* backends.c: all of them, best first, then NULL; and the one of a number, NULL: there is none. */
 #define TD_TRANSFER_N_BACKENDS (TD_XFER_N_PATHS - 1)
-extern const struct td_transfer_backend *const td_transfer_backends[TD_TRANSFER_N_BACKENDS];
+extern const struct td_transfer_backend *const td_transfer_backends[TD_TRANSFER_N_BACKENDS + 1];
 const struct td_transfer_backend *td_transfer_backend_of(enum td_xfer_path path);
 
 #endif

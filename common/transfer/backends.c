@@ -12,13 +12,14 @@
 #define TD_DECLARE(name) extern const struct td_transfer_backend name;
 #define TD_LIST(name) &name,
 TD_BACKENDS(TD_DECLARE)
-const struct td_transfer_backend *const td_transfer_backends[TD_TRANSFER_N_BACKENDS] = {
-    TD_BACKENDS(TD_LIST)};
+const struct td_transfer_backend *const td_transfer_backends[TD_TRANSFER_N_BACKENDS + 1] = {
+    TD_BACKENDS(TD_LIST) NULL,
+};
 
 const struct td_transfer_backend *td_transfer_backend_of(enum td_xfer_path path)
 {
-    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-        if (td_transfer_backends[i]->path == path) return td_transfer_backends[i];
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->path == path) return *b;
     return NULL;
 }
 

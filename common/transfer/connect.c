@@ -2,10 +2,9 @@
  * is let in, HELLO and SETUP.
  *
  *   op WAIT_CONN --xfer_path_attach--> a READY connection of the best path left: attached
- *                                      else one is dialled: waits for it --xfer_path_ready-->
- *                                      attached
- *                                           --xfer_path_failed--> the next path, aloud
- *                                               (kv_path_failed); none is left: the op fails
+ *                                      else one is dialled, and the op waits for it:
+ *       --xfer_path_ready--> attached
+ *       --xfer_path_failed--> the next path, aloud (kv_path_failed); none is left: the op fails
  *
  * The states of a connection are drawn in endpoint.c, which has everything after READY and every
  * way to the end. */
@@ -125,8 +124,8 @@ static bool has_path(const struct td_xfer *x, uint32_t op)
 {
     char why[TD_XFER_REASON_MAX];
     bool has = false;
-    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && !has; i++)
-        has = may_path(x, op, td_transfer_backends[i], why);
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && !has; b++)
+        has = may_path(x, op, *b, why);
     return has;
 }
 
@@ -352,9 +351,9 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
 void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
 {
     char why[TD_XFER_REASON_MAX];
-    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++) {
-        if (!may_path(x, id, td_transfer_backends[i], why)) continue;
-        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, td_transfer_backends[i]);
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
+        if (!may_path(x, id, *b, why)) continue;
+        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, *b);
         if (c && c->state == XFER_CONN_READY) {
             op_attach(x, id, c);
             return;
@@ -393,8 +392,8 @@ static struct td_xfer_conn *find_or_dial(struct td_xfer *x, uint32_t id,
     char why[TD_XFER_REASON_MAX], missed_why[TD_XFER_REASON_MAX] = "";
     struct td_xfer_conn *c = NULL;
     xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
-    for (size_t k = 0; k < TD_TRANSFER_N_BACKENDS && !c; k++) {
-        const struct td_transfer_backend *b = td_transfer_backends[k];
+    for (const struct td_transfer_backend *const *at = td_transfer_backends; *at && !c; at++) {
+        const struct td_transfer_backend *b = *at;
         if (!may_path(x, id, b, why)) {
             if (!why[0]) continue;
             missed = b;
@@ -406,7 +405,7 @@ static struct td_xfer_conn *find_or_dial(struct td_xfer *x, uint32_t id,
         }
         c = find_conn(x, g, b);
         if (c) break;
-        if (missed && k + 1 == TD_TRANSFER_N_BACKENDS) tell_missed(x, id, missed, missed_why);
+        if (missed && !at[1]) tell_missed(x, id, missed, missed_why);
         c = dial(x, g, b, reason);
         if (!c) x->op_aux[id].tried |= 1u << b->path;
     }
@@ -550,18 +549,26 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
 
 /* --- HELLO, SETUP ----------------------------------------------------------------------------- */
 
-static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_status status,
-                             const char *reason)
+void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
+                            td_status status, const char *reason)
 {
-    struct td_xfer_frame f = {
-        .type = TD_XFER_HELLO_ACK, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
+    struct td_xfer_frame f = {.type = (uint8_t)type,
+                              .conn = c->tag,
+                              .status = (int16_t)status,
+                              .length = (uint32_t)strlen(reason)};
     uint8_t bytes[64 + TD_XFER_REASON_MAX];
     td_xfer_frame_encode(&f, bytes);
     memcpy(bytes + 64, reason, f.length);
-    xfer_conn_send(c, bytes, 64 + f.length); /* a courtesy on a fresh socket: lost if it does not
-                                                fit */
+    /* a courtesy on a fresh socket: lost if it does not fit */
+    xfer_conn_send(c, bytes, 64 + f.length);
     xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
+}
+
+static void hello_ack_refuse(struct td_xfer *x, struct td_xfer_conn *c, td_status status,
+                             const char *reason)
+{
+    xfer_path_refuse_offer(x, c, TD_XFER_HELLO_ACK, status, reason);
 }
 
 static void has_proven(struct td_xfer *x, struct td_xfer_conn *c)
@@ -780,21 +787,6 @@ void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
         on_hello_ack(x, c);
         break;
     }
-}
-
-void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
-                            td_status status, const char *reason)
-{
-    struct td_xfer_frame f = {.type = (uint8_t)type,
-                              .conn = c->tag,
-                              .status = (int16_t)status,
-                              .length = (uint32_t)strlen(reason)};
-    uint8_t bytes[64 + TD_XFER_REASON_MAX];
-    td_xfer_frame_encode(&f, bytes);
-    memcpy(bytes + 64, reason, f.length);
-    xfer_conn_send(c, bytes, 64 + f.length); /* a courtesy, as in hello_ack_refuse */
-    xfer_path_refused(x, c, reason);
-    xfer_conn_close(x, c, status, reason, false);
 }
 
 void xfer_path_offer_refused(struct td_xfer *x, struct td_xfer_conn *c)

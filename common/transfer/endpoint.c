@@ -1,22 +1,22 @@
 /* endpoint.c - one transfer endpoint: the public calls, the progress thread, connections and their
  * frames. How connections come to stand: connect.c.
  *
- * Connection, on both backends (initiator = the side that sends blocks):
+ * Connection (initiator = the side that sends blocks). What lies in brackets depends on the path
+ * and the configuration:
  *
- *   initiator   CONNECTING --connected: HELLO--> HELLO --HELLO_ACK fits--> READY (shm: MEM first)
- *               --> OPEN, DATA | REF, FINAL, ABORT, PING
- *   acceptor                                     HELLO --HELLO fits, HELLO_ACK--> READY
- *                                                --> DONE, FAIL, PING
- *   with TLS, but for shm: between CONNECTING or accept and HELLO lies TLS, the handshake; every
- *   byte from the first on goes through the channel rdma: between HELLO and READY lies SETUP:
- *   RDMA_OFFER, RDMA_ACCEPT, then a probe over every queue pair in both directions (rdma.c) tcp: a
- *   READY connection of the initiator dials more lanes, whose HELLO names its tag; they carry DATA
- *   and FINAL alone and live and die with lane 0
- *   either      any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides
- *               what that means for slots and ops
+ *   initiator  CONNECTING -> [TLS] -> HELLO --HELLO_ACK fits--> [SETUP] -> READY --> OPEN, DATA |
+ *                                                                  REF, FINAL, ABORT, PING
+ *   acceptor                 [TLS] -> HELLO --HELLO fits------> [SETUP] -> READY --> DONE, FAIL,
+ *                            PING
+ *   either     any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides
+ *              what that means for slots and ops
  *
- * cluster secret: between HELLO and HELLO_ACK lie CHALLENGE and PROOF, still in state HELLO
- * (connect_proof.c); nothing of HELLO is used before PROOF
+ *   TLS        the handshake, on the data port; every byte from the first on goes by the channel
+ *   HELLO      with a cluster secret CHALLENGE and PROOF come before HELLO_ACK (connect_proof.c),
+ *              and nothing of HELLO is used before PROOF
+ *   SETUP      the backend's own frames (has_setup), until it calls xfer_path_ready
+ *   lanes      a READY connection of the initiator dials more sockets, whose HELLO names its tag;
+ *              they carry DATA and FINAL alone and live and die with lane 0
  *
  * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process
  * on the same address is refused. Until a connection has shown the key of a grant it is unproven:
@@ -296,9 +296,8 @@ static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
 static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
 {
     struct td_xfer *x = ctx;
-    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-        if (td_transfer_backends[i]->side.op_handle)
-            td_transfer_backends[i]->side.op_handle(x, op, handle);
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->side.op_handle) (*b)->side.op_handle(x, op, handle);
 }
 
 ssize_t xfer_conn_recv(struct td_xfer_conn *c, void *to, size_t n)
@@ -977,9 +976,8 @@ static void *progress(void *ctx)
         }
         td_xfer_core_tick(&x->core, now);
         bool busy = false;
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-            if (td_transfer_backends[i]->turn.poll && td_transfer_backends[i]->turn.poll(x))
-                busy = true;
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+            if ((*b)->turn.poll && (*b)->turn.poll(x)) busy = true;
         for (int i = 0; i < n; i++) on_event(x, &events[i]);
         for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
             if (i < x->n_conns && x->live[i]->rx.more) conn_read(x, x->live[i]);
@@ -987,9 +985,8 @@ static void *progress(void *ctx)
             if (i < x->n_conns && x->live[i]->rx.starved) conn_read(x, x->live[i]);
         for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx.more;
         if (x->loop.attach_due || x->core.retry_due) xfer_path_attach(x, now);
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-            if (td_transfer_backends[i]->turn.work && td_transfer_backends[i]->turn.work(x, now))
-                busy = true;
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+            if ((*b)->turn.work && (*b)->turn.work(x, now)) busy = true;
         if (x->staging && x->staging->poll(x)) busy = true;
         for (uint32_t i = x->n_conns; i-- > 0;)
             if (i < x->n_conns && x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING)
@@ -1017,8 +1014,8 @@ static void *progress(void *ctx)
         }
         if (x->n_conns || x->listen.paused)
             tick = tick < x->loop.next_check_ns ? tick : x->loop.next_check_ns;
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++) {
-            const struct td_backend_turn *t = &td_transfer_backends[i]->turn;
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
+            const struct td_backend_turn *t = &(*b)->turn;
             uint64_t due = t->due ? t->due(x) : TD_NEVER_NS;
             /* it waits for the links of what was there before, or is being tried */
             if (due <= now) due = now + x->peer_timeout_ns / 16;
@@ -1029,9 +1026,8 @@ static void *progress(void *ctx)
                                                : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
         if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
         int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && timeout; i++)
-            if (td_transfer_backends[i]->turn.sleep && !td_transfer_backends[i]->turn.sleep(x))
-                timeout = 0;
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && timeout; b++)
+            if ((*b)->turn.sleep && !(*b)->turn.sleep(x)) timeout = 0;
         slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
         unlock_and_wake(x);
         n = wait_events(x, events, 64, timeout);
@@ -1047,9 +1043,8 @@ static void *progress(void *ctx)
                                   since must not pass for the peers' silence */
         bool by_channel =
             n > 0 && events[0].data.u64 >= XFER_KEY_BACKEND && events[0].data.u64 < XFER_KEY_END;
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && timeout; i++)
-            if (td_transfer_backends[i]->turn.woke)
-                td_transfer_backends[i]->turn.woke(x, since(xfer_now(x), now), by_channel);
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && timeout; b++)
+            if ((*b)->turn.woke) (*b)->turn.woke(x, since(xfer_now(x), now), by_channel);
     }
     pthread_mutex_unlock(&x->lock);
     return NULL;
@@ -1119,9 +1114,8 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
     x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
     x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
-    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-        if (td_transfer_backends[i]->conn_bytes > x->own_bytes)
-            x->own_bytes = (td_transfer_backends[i]->conn_bytes + 63) / 64 * 64;
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->conn_bytes > x->own_bytes) x->own_bytes = ((*b)->conn_bytes + 63) / 64 * 64;
     x->own = calloc(XFER_MAX_CONNS, x->own_bytes);
     x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
     if (!x->conns || !x->op_aux || !x->live || !x->own) {
@@ -1229,9 +1223,8 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
         x->pool.base = arena->base;
         x->pool.block_bytes = block_bytes;
         x->pool.n_blocks = n_blocks;
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS && !status; i++)
-            if (td_transfer_backends[i]->side.mem_add)
-                status = td_transfer_backends[i]->side.mem_add(x, arena, err);
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && !status; b++)
+            if ((*b)->side.mem_add) status = (*b)->side.mem_add(x, arena, err);
         if (status) x->pool.block_bytes = 0;
     }
     if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);
@@ -1263,9 +1256,8 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
                                        .tls = x->tls != NULL,
                                        .device = x->staging != NULL,
                                        .secret = x->secret != NULL};
-        for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-            if (td_transfer_backends[i]->side.advertise)
-                td_transfer_backends[i]->side.advertise(x, &g);
+        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+            if ((*b)->side.advertise) (*b)->side.advertise(x, &g);
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->self.proof, sizeof g.proof);
         memcpy(g.host, x->self.host, sizeof g.host);
@@ -1400,28 +1392,31 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     return status;
 }
 
+/* The caller computes on: the thread sends what was submitted. */
+static td_status submitted(struct td_xfer *x, uint32_t op, td_status status)
+{
+    if (!status) wake_link(x, x->core.ops[op].conn);
+    unlock_and_wake(x);
+    if (!status) xfer_ring(x);
+    return status;
+}
+
 td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first,
                               const int32_t *block_ids, int32_t n, uint64_t offset,
                               uint64_t n_bytes)
 {
     enter(x);
-    td_status status =
-        td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
-    if (!status) wake_link(x, x->core.ops[op].conn);
-    unlock_and_wake(x);
-    if (!status) xfer_ring(x); /* the caller computes: the thread sends */
-    return status;
+    return submitted(
+        x, op,
+        td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes));
 }
 
 td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first,
                               const int32_t *block_ids, int32_t n)
 {
     enter(x);
-    td_status status = td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n);
-    if (!status) wake_link(x, x->core.ops[op].conn);
-    unlock_and_wake(x);
-    if (!status) xfer_ring(x);
-    return status;
+    return submitted(x, op,
+                     td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n));
 }
 
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
@@ -1476,7 +1471,7 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     ret_stats->n_fallbacks = x->told.n_fallbacks;
     ret_stats->n_zerocopy = x->tcp.n_zerocopy;
     memcpy(ret_stats->conns_by_path, x->conns_by_path, sizeof ret_stats->conns_by_path);
-    for (size_t i = 0; i < TD_TRANSFER_N_BACKENDS; i++)
-        if (td_transfer_backends[i]->side.stats) td_transfer_backends[i]->side.stats(x, ret_stats);
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->side.stats) (*b)->side.stats(x, ret_stats);
     pthread_mutex_unlock(&x->lock);
 }

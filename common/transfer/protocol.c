@@ -14,19 +14,14 @@
  *
  * Op (sender):
  *
- *           op_start            op_attach: OPEN            tx_next: FINAL                rx_done
- *   FREE ------------> WAIT_CONN ------------> STREAMING ------------------> WAIT_VERDICT -------->
- *       ENDED(DONE)
- *     ^                    ^    conn_lost(retry), attempt+1 |                     |
- *                               |
- *     |                    +--------------------------------+---------------------+
- *                          |
- *     |                              cancel, tick, rx_fail, conn_lost: from any ----> ENDED(FAILED)
- *                                    |
- *     |                                              (by way of STOPPING while io)
- *         |
- *     +---------------------------------------- poll takes the terminal event
- *     -----------------------+
+ *          op_start         op_attach: OPEN        tx_next: FINAL             rx_done
+ *   FREE ----------> WAIT_CONN ---------> STREAMING -----------> WAIT_VERDICT -----> ENDED(DONE)
+ *     ^                  ^                    |                        |                 |
+ *     |                  +-- conn_lost(retry): attempt + 1 ------------+                 |
+ *     |                                                                                  |
+ *     |   cancel, tick, rx_fail, conn_lost: from any, by way of STOPPING -> ENDED(FAILED) |
+ *     |                                                                         |        |
+ *     +-------------------- poll takes the terminal event ----------------------+--------+
  *
  * Holds (td_xfer_hold) say who may still touch the blocks of a slot or an op. READY, RETIRED, ENDED
  * and another attempt wait for them:
@@ -242,6 +237,19 @@ static void answer(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_f
     c->hooks.send(c->hooks.ctx, conn, &f, reason);
 }
 
+/* A frame of the slot's bound attempt, to its sender. */
+static struct td_xfer_frame slot_frame(const struct td_xfer_core *c, uint32_t id,
+                                       enum td_xfer_frame_type type)
+{
+    const struct td_xfer_slot *s = &c->slots[id];
+    return (struct td_xfer_frame){.type = (uint8_t)type,
+                                  .slot = id,
+                                  .generation = s->generation,
+                                  .op = s->op,
+                                  .attempt = s->attempt,
+                                  .handle = s->handle};
+}
+
 /* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any
  * more, so it waits for that. */
 static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_type type,
@@ -249,18 +257,12 @@ static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_
 {
     struct td_xfer_slot *s = &c->slots[id];
     if (s->conn && td_xfer_held(&s->holds, TD_HOLD_NIC)) {
-        s->nic.owe.conn = s->conn;
-        s->nic.owe.handle = s->handle;
-        s->nic.owe.op = s->op;
-        s->nic.owe.attempt = s->attempt;
-        s->nic.owe.status = status;
+        s->nic.owe_conn = s->conn;
+        s->nic.owe = slot_frame(c, id, type);
+        s->nic.owe.status = (int16_t)status;
         return;
     }
-    struct td_xfer_frame to = {.slot = id,
-                               .generation = s->generation,
-                               .op = s->op,
-                               .attempt = s->attempt,
-                               .handle = s->handle};
+    struct td_xfer_frame to = slot_frame(c, id, type);
     if (s->conn) answer(c, s->conn, &to, type, status, reason);
 }
 
@@ -929,15 +931,9 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
         slot_check_ready(c, now_ns, id);
     }
     if (td_xfer_held(&s->holds, TD_HOLD_NIC)) return;
-    if (s->nic.owe.conn) {
-        struct td_xfer_frame to = {.slot = id,
-                                   .generation = s->generation,
-                                   .op = s->nic.owe.op,
-                                   .attempt = s->nic.owe.attempt,
-                                   .handle = s->nic.owe.handle};
-        answer(c, s->nic.owe.conn, &to, TD_XFER_FAIL, s->nic.owe.status, s->reason);
-        s->nic.owe.conn = 0;
-    }
+    if (s->nic.owe_conn)
+        answer(c, s->nic.owe_conn, &s->nic.owe, TD_XFER_FAIL, s->nic.owe.status, s->reason);
+    s->nic.owe_conn = 0;
     slot_check_retired(c, id);
 }
 
@@ -988,14 +984,9 @@ bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_ru
     for (; n < max_runs && n < TD_XFER_RUNS_MAX && at < s->n_blocks; at += run[n++].n)
         run[n] = (struct td_xfer_run){.block = s->dst[at],
                                       .n = td_xfer_run_length(s->dst, s->n_blocks, at, region)};
-    tx->frame = (struct td_xfer_frame){.type = TD_XFER_TARGETS,
-                                       .slot = id,
-                                       .generation = s->generation,
-                                       .op = s->op,
-                                       .attempt = s->attempt,
-                                       .handle = s->handle,
-                                       .offset = (uint64_t)s->nic.n_targets,
-                                       .length = (uint32_t)n * (uint32_t)sizeof run[0]};
+    tx->frame = slot_frame(c, id, TD_XFER_TARGETS);
+    tx->frame.offset = (uint64_t)s->nic.n_targets;
+    tx->frame.length = (uint32_t)n * (uint32_t)sizeof run[0];
     memcpy(tx->payload, run, tx->frame.length);
     s->nic.n_targets = at;
     return true;
@@ -1159,19 +1150,28 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns,
 
 /* --- sender ----------------------------------------------------------------------------------- */
 
+/* A frame of the op's attempt, to its receiver; type: set later where it is 0. */
+static struct td_xfer_frame op_frame(const struct td_xfer_core *c, uint32_t id, uint8_t type,
+                                     size_t length)
+{
+    const struct td_xfer_op *op = &c->ops[id];
+    return (struct td_xfer_frame){.type = type,
+                                  .slot = op->grant.slot,
+                                  .generation = op->grant.generation,
+                                  .op = id,
+                                  .attempt = op->attempt,
+                                  .handle = op->handle,
+                                  .length = (uint32_t)length};
+}
+
 static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle,
                          uint16_t flags)
 {
     const struct td_xfer_op *op = &c->ops[id];
-    struct td_xfer_frame f = {.type = TD_XFER_ABORT,
-                              .flags = flags,
-                              .slot = op->grant.slot,
-                              .generation = op->grant.generation,
-                              .op = id,
-                              .attempt = op->attempt,
-                              .handle = handle,
-                              .status = (int16_t)op->status,
-                              .length = (uint32_t)strlen(op->reason)};
+    struct td_xfer_frame f = op_frame(c, id, TD_XFER_ABORT, strlen(op->reason));
+    f.flags = flags;
+    f.handle = handle;
+    f.status = (int16_t)op->status;
     c->hooks.send(c->hooks.ctx, conn, &f, op->reason);
 }
 
@@ -1203,11 +1203,11 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
         due_by(c, 1);
         return;
     }
-    if (!op->again) {
+    if (!op->tries.again) {
         op_ended(c, id);
         return;
     }
-    op->again = false;
+    op->tries.again = false;
     op->state = TD_OP_WAIT_CONN;
     if (!op->tries.retry_ns) c->retry_due = true; /* at once */
     due_by(c, op->tries.retry_ns ? op->tries.retry_ns : 1);
@@ -1232,7 +1232,7 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
     op->conn = 0;
     op->handle = 0;
-    op->again = false;
+    op->tries.again = false;
     op->state = TD_OP_STOPPING;
     td_fault_point("xfer_stopping");
     op_check_stopped(c, id);
@@ -1246,7 +1246,7 @@ static void op_detach(struct td_xfer_core *c, uint32_t id)
     c->hooks.op_handle(c->hooks.ctx, id, 0);
     op->conn = 0;
     op->handle = 0;
-    op->again = true;
+    op->tries.again = true;
     op->state = TD_OP_STOPPING;
     td_fault_point("xfer_stopping");
     op_check_stopped(c, id);
@@ -1473,13 +1473,7 @@ void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t id, uint64_t conn,
     do op->handle = c->hooks.random_u64(c->hooks.ctx);
     while (op->handle == 0);
     c->hooks.op_handle(c->hooks.ctx, id, op->handle);
-    struct td_xfer_frame f = {.type = TD_XFER_OPEN,
-                              .slot = op->grant.slot,
-                              .generation = op->grant.generation,
-                              .op = id,
-                              .attempt = op->attempt,
-                              .handle = op->handle,
-                              .length = TD_XFER_KEY_BYTES};
+    struct td_xfer_frame f = op_frame(c, id, TD_XFER_OPEN, TD_XFER_KEY_BYTES);
     c->hooks.send(c->hooks.ctx, conn, &f, op->grant.key);
 }
 
@@ -1642,11 +1636,7 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
         if (op->state != TD_OP_STREAMING || op->conn != conn) continue;
         int32_t at;
         tx->op = id;
-        tx->frame = (struct td_xfer_frame){.slot = op->grant.slot,
-                                           .generation = op->grant.generation,
-                                           .op = id,
-                                           .attempt = op->attempt,
-                                           .handle = op->handle};
+        tx->frame = op_frame(c, id, 0, 0);
         if (op->way == TD_XFER_BY_DATA && tx_data(c, op, lane, max_blocks, &tx->frame)) {
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
             if (tx->frame.type == TD_XFER_DATA) op_begun(c, id);
@@ -1833,13 +1823,8 @@ void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest
     struct td_xfer_op *op = &c->ops[w->op];
     release(&op->holds, TD_HOLD_IO);
     if (op->state == TD_OP_STREAMING && op->handle == w->handle) {
-        struct td_xfer_frame f = {.type = TD_XFER_DIGEST,
-                                  .slot = op->grant.slot,
-                                  .generation = op->grant.generation,
-                                  .op = w->op,
-                                  .attempt = op->attempt,
-                                  .handle = op->handle,
-                                  .length = (uint32_t)w->n * (uint32_t)sizeof w->digest[0]};
+        struct td_xfer_frame f =
+            op_frame(c, w->op, TD_XFER_DIGEST, (size_t)w->n * sizeof w->digest[0]);
         c->hooks.send(c->hooks.ctx, op->conn, &f, w->digest);
     }
     op_check_stopped(c, w->op);

@@ -81,7 +81,7 @@ enum td_xfer_hold {
     TD_HOLD_IO = 0, /* this process: a piece is landing, leaving or being checked; at most one */
     TD_HOLD_DEVICE, /* slot: copies that the device was given */
     TD_HOLD_NIC,    /* slot: READs. Op: work requests, sends that the kernel reads from the pool,
-                           copies that the device was given */
+                       copies that the device was given */
     TD_HOLD_WRITER, /* slot: the sender's NIC, until it says that it has retired or is fenced */
     TD_HOLD_QUARANTINE, /* slot: writes of a fenced NIC that are on their way through this host */
     TD_HOLD_WINDOWS,    /* slot: memory windows that are open on its blocks, or being opened */
@@ -123,12 +123,9 @@ struct td_xfer_slot_nic {
     uint64_t quarantine_ns; /* hold QUARANTINE: its end, whoever writes now */
     /* hold WINDOWS. evict_ns: when a writer that was told to stop and is silent loses them */
     uint64_t windows_conn, evict_ns;
-    struct {
-        uint64_t conn, handle;
-        uint32_t op;
-        uint16_t attempt;
-        td_status status;
-    } owe; /* a FAIL that waits for the last READ; conn 0: none */
+    /* a FAIL that waits for the last READ, and where it goes; owe_conn 0: none */
+    struct td_xfer_frame owe;
+    uint64_t owe_conn;
     /* queue pairs that carried data, as FINAL says; those whose last word has come */
     uint32_t qps_want, qps_got;
     /* hold FLUSH: asked for when nobody writes any more */
@@ -182,6 +179,7 @@ struct td_xfer_slot {
 
 /* Op: its attempts. */
 struct td_xfer_tries {
+    bool again;                            /* STOPPING: WAIT_CONN follows */
     uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed;
                                               FAIL(AGAIN)s */
     uint64_t retry_ns;                     /* WAIT_CONN: not before */
@@ -230,7 +228,6 @@ struct td_xfer_op {
     enum td_xfer_op_state state;
     struct td_xfer_holds holds;
     bool final, failed;
-    bool again; /* STOPPING: WAIT_CONN follows */
     uint16_t attempt;
     uint64_t user, priority, deadline_ns;
     /* STOPPING: the peer must have answered, and the NIC, by then; 0: not set yet */

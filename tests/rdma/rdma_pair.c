@@ -53,7 +53,7 @@ static void end_open(struct rdma_end *e, struct td_vb_device *device,
 {
     *e = (struct rdma_end){.device = device};
     assert_int_equal(vb->cq_create(device, 2048, &e->cq), 0);
-    if (use_srq) assert_int_equal(vb->srq_create(device, 64, &e->srq), 0);
+    if (use_srq) assert_int_equal(vb->srq.create(device, 64, &e->srq), 0);
     e->caps = (struct td_vb_qp_caps){.send_wr = o->send_wr ? o->send_wr : 64,
                                      .recv_wr = o->recv_wr ? o->recv_wr : 64,
                                      .send_sge = o->send_sge ? o->send_sge : 1,
@@ -112,7 +112,7 @@ static void end_close(struct rdma_end *e)
 {
     vb->qp_destroy(e->qp);
     assert_int_equal(vb->dereg(e->mr), 0);
-    vb->srq_destroy(e->srq);
+    vb->srq.destroy(e->srq);
     vb->cq_destroy(e->cq);
     free(e->mem);
     *e = (struct rdma_end){0};

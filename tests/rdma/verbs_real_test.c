@@ -130,10 +130,10 @@ static void errors_are_told(void **state)
 
     vb->close(NULL);
     vb->cq_destroy(NULL);
-    vb->srq_destroy(NULL);
+    vb->srq.destroy(NULL);
     vb->qp_destroy(NULL);
     assert_int_equal(vb->dereg(NULL), 0);
-    assert_int_equal(vb->mw_free(NULL), 0);
+    assert_int_equal(vb->mw.free(NULL), 0);
 }
 
 static void relaxed_ordering_registers(void **state)
@@ -392,7 +392,7 @@ static void shared_receives(void **state)
     end_connect(&q.a, &q.b, 0, &(struct rdma_pair_options){0});
     end_connect(&q.b, &q.a, 0, &(struct rdma_pair_options){0});
 
-    assert_int_equal(vb->srq_post(p.b.srq, 55, 4), 0);
+    assert_int_equal(vb->srq.post(p.b.srq, 55, 4), 0);
     for (uint32_t i = 0; i < 4; i++) {
         struct rdma_pair *from = i % 2 ? &q : &p;
         struct td_vb_send wr = {.id = i,
@@ -606,7 +606,7 @@ static void windows_open_and_close(void **state)
     }
     for (int which = 0; which < 2; which++) {
         pair_open(&p, NULL);
-        assert_int_equal(vb->mw_alloc(p.b.device, &mw), 0);
+        assert_int_equal(vb->mw.alloc(p.b.device, &mw), 0);
         uint32_t first_key = mw->rkey;
         struct td_vb_send bind = {.id = 1,
                                   .op = TD_VB_BIND_MW,
@@ -660,7 +660,7 @@ static void windows_open_and_close(void **state)
             assert_int_equal(wc.status, TD_VB_WC_REM_ACCESS);
             assert_int_equal(p.b.mem[12288], 0);
         }
-        assert_int_equal(vb->mw_free(mw), 0);
+        assert_int_equal(vb->mw.free(mw), 0);
         pair_close(&p);
     }
 }

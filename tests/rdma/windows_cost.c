@@ -63,7 +63,7 @@ static void verbs_alone(void **state)
     struct rdma_pair_options o = {.send_wr = 128};
     struct td_vb_mw *mw[64];
     pair_open(&p, &o);
-    for (int i = 0; i < 64; i++) assert_int_equal(vb->mw_alloc(p.b.device, &mw[i]), 0);
+    for (int i = 0; i < 64; i++) assert_int_equal(vb->mw.alloc(p.b.device, &mw[i]), 0);
     for (size_t k = 0; k < sizeof run_counts / sizeof run_counts[0]; k++) {
         uint32_t n = (uint32_t)run_counts[k];
         for (int r = 0; r < n_repeats; r++) {
@@ -86,7 +86,7 @@ static void verbs_alone(void **state)
         report("bind", (int32_t)n, "yes", samples[0]);
         report("end", (int32_t)n, "yes", samples[1]);
     }
-    for (int i = 0; i < 64; i++) assert_int_equal(vb->mw_free(mw[i]), 0);
+    for (int i = 0; i < 64; i++) assert_int_equal(vb->mw.free(mw[i]), 0);
     pair_close(&p);
 }
 

@@ -107,7 +107,7 @@ static void end_open(struct end *e, const struct td_verbs *vb, const struct end_
     assert_int_equal(vb->reg(e->device, e->memory, BUFFER_BYTES, o.access ? o.access : all, &e->mr),
                      0);
     assert_int_equal(vb->cq_create(e->device, o.cq_depth ? o.cq_depth : 1024, &e->cq), 0);
-    if (o.srq_wr) assert_int_equal(vb->srq_create(e->device, o.srq_wr, &e->srq), 0);
+    if (o.srq_wr) assert_int_equal(vb->srq.create(e->device, o.srq_wr, &e->srq), 0);
     struct td_vb_qp_caps caps = {.send_wr = o.send_wr               ? o.send_wr
                                             : limits.max_qp_wr < 64 ? limits.max_qp_wr
                                                                     : 64,
@@ -164,7 +164,7 @@ static void end_close(struct end *e)
 {
     if (!e->vb) return;
     e->vb->qp_destroy(e->qp);
-    e->vb->srq_destroy(e->srq);
+    e->vb->srq.destroy(e->srq);
     e->vb->cq_destroy(e->cq);
     assert_int_equal(e->vb->dereg(e->mr), 0);
     e->vb->close(e->device);
@@ -577,8 +577,8 @@ static void objects_are_checked_against_limits(void **state)
     assert_int_equal(vb->cq_create(d, 101, &cq), EINVAL);
     assert_int_equal(vb->cq_create(d, 0, &cq), EINVAL);
     assert_int_equal(vb->cq_create(d, 100, &cq), 0);
-    assert_int_equal(vb->srq_create(d, 1, &srq), EOPNOTSUPP);
-    assert_int_equal(vb->mw_alloc(d, &mw), EOPNOTSUPP);
+    assert_int_equal(vb->srq.create(d, 1, &srq), EOPNOTSUPP);
+    assert_int_equal(vb->mw.alloc(d, &mw), EOPNOTSUPP);
     assert_int_equal(vb->reg(d, memory, (1u << 20) + 1, 0, &mr), EINVAL);
     assert_int_equal(vb->reg(d, memory, 0, 0, &mr), EINVAL);
     /* remote without local */
@@ -605,7 +605,7 @@ static void objects_are_checked_against_limits(void **state)
     vb->qp_destroy(NULL);
     vb->cq_destroy(cq);
     vb->cq_destroy(NULL);
-    vb->srq_destroy(NULL);
+    vb->srq.destroy(NULL);
     assert_int_equal(vb->dereg(NULL), 0);
     vb->close(d);
     vb->close(NULL);
@@ -714,11 +714,11 @@ static void shared_receives_serve_all(void **state)
     pair_open_with(&p, &o, NULL, &(struct end_options){.srq_wr = 4});
     const struct td_verbs *vb = p.a.vb;
     assert_int_equal(vb->post_recv(p.b.qp, 1, 1), EINVAL); /* it has none of its own */
-    assert_int_equal(vb->srq_post(p.b.srq, 60, 5), ENOMEM);
-    assert_int_equal(vb->srq_post(p.b.srq, 60, 4), 0);
+    assert_int_equal(vb->srq.post(p.b.srq, 60, 5), ENOMEM);
+    assert_int_equal(vb->srq.post(p.b.srq, 60, 4), 0);
     for (uint32_t i = 0; i < 4; i++) post_one(&p.a, imm_of(i, 100 + i));
     for (uint32_t i = 0; i < 4; i++) expect_imm(&p.b, 100 + i);
-    assert_int_equal(vb->srq_post(p.b.srq, 61, 2), 0);
+    assert_int_equal(vb->srq.post(p.b.srq, 61, 2), 0);
     assert_int_equal(vb->qp_error(p.b.qp), 0);
     expect_none(&p.b); /* shared receives stay for the others */
     pair_close(&p);
@@ -731,7 +731,7 @@ static void completions_go_with_their_queue_pair(void **state)
     struct td_fake_options o = options();
     pair_open_with(&p, &o, NULL, &(struct end_options){.srq_wr = 2});
     const struct td_verbs *vb = p.a.vb;
-    assert_int_equal(vb->srq_post(p.b.srq, 1, 2), 0);
+    assert_int_equal(vb->srq.post(p.b.srq, 1, 2), 0);
     post_one(&p.a, imm_of(1, 1));
     post_one(&p.a, imm_of(2, 2));
     WAIT_WHILE(counters(p.f).writes_landed < 2);
@@ -739,9 +739,9 @@ static void completions_go_with_their_queue_pair(void **state)
     vb->qp_destroy(p.b.qp);
     p.a.qp = p.b.qp = NULL;
     expect_none(&p.a);
-    assert_int_equal(vb->srq_post(p.b.srq, 1, 1), ENOMEM); /* until somebody polls past them */
+    assert_int_equal(vb->srq.post(p.b.srq, 1, 1), ENOMEM); /* until somebody polls past them */
     expect_none(&p.b);
-    assert_int_equal(vb->srq_post(p.b.srq, 1, 2), 0);
+    assert_int_equal(vb->srq.post(p.b.srq, 1, 2), 0);
     pair_close(&p);
 }
 
@@ -956,7 +956,7 @@ static void windows_open_and_close(void **state)
     pair_open(&p);
     const struct td_verbs *vb = p.b.vb;
     struct td_vb_mw *mw;
-    assert_int_equal(vb->mw_alloc(p.b.device, &mw), 0);
+    assert_int_equal(vb->mw.alloc(p.b.device, &mw), 0);
     struct td_vb_send bind = {.id = 1,
                               .op = TD_VB_BIND_MW,
                               .signaled = true,
@@ -989,8 +989,8 @@ static void windows_open_and_close(void **state)
     w.rkey = first;
     post_one(&p.a, w);
     expect_wc(&p.a, 1, TD_VB_WC_REM_ACCESS);
-    assert_int_equal(vb->mw_free(mw), 0);
-    assert_int_equal(vb->mw_free(NULL), 0);
+    assert_int_equal(vb->mw.free(mw), 0);
+    assert_int_equal(vb->mw.free(NULL), 0);
     pair_close(&p);
 }
 
@@ -1018,7 +1018,7 @@ static void windows_are_checked(void **state)
         pair_open_with(&p, &o, NULL, &eo);
         struct end c = {0}, d = {0};
         struct td_vb_mw *mw;
-        assert_int_equal(p.b.vb->mw_alloc(p.b.device, &mw), 0);
+        assert_int_equal(p.b.vb->mw.alloc(p.b.device, &mw), 0);
         struct td_vb_send bind = {.id = 1,
                                   .op = TD_VB_BIND_MW,
                                   .signaled = true,
@@ -1066,7 +1066,7 @@ static void windows_are_checked(void **state)
             post_one(from, w);
             expect_wc(from, 3, TD_VB_WC_REM_ACCESS);
         }
-        assert_int_equal(p.b.vb->mw_free(mw), 0);
+        assert_int_equal(p.b.vb->mw.free(mw), 0);
         end_close(&d);
         end_close(&c);
         pair_close(&p);

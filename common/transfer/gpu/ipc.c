@@ -48,10 +48,9 @@ static uint64_t this_process(void)
 }
 
 struct xfer_ipc_conn {
-    struct xfer_local_conn local;
-    void *peer_base;          /* receiver: the sender's allocation, as opened here; NULL: it is
-                                 this process's */
-    const uint8_t *peer_pool; /* its pool's block 0: the device's address */
+    struct xfer_local_conn local; /* receiver: source is the device's address of pool block 0 */
+    void *peer_base; /* receiver: the sender's allocation, as opened here; NULL: it is this
+                        process's */
 };
 
 /* Makes the offer that peers will get. */
@@ -170,7 +169,7 @@ static td_status take_offer(struct td_xfer *x, struct td_xfer_conn *c,
     struct td_err err = {.msg = ""};
     td_status status;
     xfer_say(reason, "device offer: a field or the descriptor does not hold what it says");
-    if (i->peer_pool || i->local.n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] ||
+    if (i->local.source || i->local.n_fds != 1 || mem->uuid[sizeof mem->uuid - 1] ||
         mem->name[sizeof mem->name - 1] || mem->process == 0)
         return TD_ERR_CORRUPT;
     if (mem->block_bytes != x->pool.block_bytes || mem->n_blocks < 1 || mem->n_blocks > 1u << 28 ||
@@ -185,7 +184,7 @@ static td_status take_offer(struct td_xfer *x, struct td_xfer_conn *c,
     }
     if (mem->process == this_process() && !pool_bytes) {
         /* it shares this process's address space: it could not lie to better effect */
-        i->peer_pool = (const uint8_t *)(uintptr_t)mem->address;
+        i->local.source = (const uint8_t *)(uintptr_t)mem->address;
     } else {
         if (pool_bytes ? !m->pool_open : !m->ipc_open) {
             xfer_say(reason, "device %.60s opens no %s of other processes", m->name,
@@ -205,10 +204,10 @@ static td_status take_offer(struct td_xfer *x, struct td_xfer_conn *c,
                                                                        : TD_ERR_UNSUPPORTED;
         }
         i->peer_base = base;
-        i->peer_pool = (const uint8_t *)base + mem->offset;
+        i->local.source = (const uint8_t *)base + mem->offset;
     }
     i->local.n_source_blocks = (int32_t)mem->n_blocks;
-    if (xfer_device_read(d, i->peer_pool + mem->probe_offset, PROBE_BYTES, &err)) {
+    if (xfer_device_read(d, i->local.source + mem->probe_offset, PROBE_BYTES, &err)) {
         xfer_device_say_lost(x, err.msg); /* a read that faults takes the device with it */
         xfer_say(reason, "device %.30s: reading the probe: %.100s", m->name, err.msg);
         return TD_ERR_DEVICE;
@@ -267,21 +266,14 @@ static const char *ipc_late(struct td_xfer *x, struct td_xfer_conn *c)
     return "cuda-ipc: the set-up was not over in time";
 }
 
-static bool ipc_may_open(struct td_xfer_conn *c, uint32_t op)
-{
-    const struct xfer_ipc_conn *i = c->own;
-    return i->peer_pool && op < i->local.n_words;
-}
-
 /* Copies from this connection's peer are waited for: what they read must not go away under them. */
 static void ipc_close(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct xfer_ipc_conn *i = c->own;
-    if (i->peer_pool) xfer_flights_wait(x, c->id);
+    if (i->local.source) xfer_flights_wait(x, c->id);
     if (i->peer_base) x->device->memory->ipc_close(x->device->memory->ctx, i->peer_base);
     i->peer_base = NULL;
-    i->peer_pool = NULL;
-    xfer_shm_close_words(c);
+    xfer_shm_conn_close(x, c);
 }
 
 /* Issues a batch of copies, one in a turn: others may have come. */
@@ -302,8 +294,8 @@ static bool ipc_work(struct td_xfer *x, uint64_t now_ns)
         if (!f) f = xfer_flight_new(d, NO_BUFFER);
         struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
         const struct xfer_ipc_conn *i = c ? c->own : NULL;
-        TD_ASSERT(i && i->peer_pool); /* OPEN comes after SETUP, and the slot is unbound when its
-                                         connection goes */
+        TD_ASSERT(i && i->local.source); /* OPEN comes after SETUP, and the slot is unbound when its
+                                            connection goes */
         const struct td_xfer_slot *s = &x->core.slots[copy.slot];
         f->piece[f->n++] = (struct piece){.id = copy.slot,
                                           .conn = copy.conn,
@@ -314,7 +306,7 @@ static bool ipc_work(struct td_xfer *x, uint64_t now_ns)
         c->last_use_ns = xfer_now(x);
         for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)
             xfer_runs_add(d, x->pool.base + (uint64_t)s->dst[b] * x->pool.block_bytes + copy.offset,
-                          i->peer_pool + (uint64_t)s->src[b] * x->pool.block_bytes + copy.offset,
+                          i->local.source + (uint64_t)s->src[b] * x->pool.block_bytes + copy.offset,
                           copy.n_blocks == 1 ? copy.n_bytes : x->pool.block_bytes);
     }
     if (f) xfer_flight_go(x, f, TD_COPY_ON_DEVICE);
@@ -335,7 +327,7 @@ const struct td_transfer_backend td_transfer_ipc = {
              .expects = ipc_expects,
              .on_frame = ipc_on_frame,
              .late = ipc_late,
-             .may_open = ipc_may_open,
+             .may_open = xfer_shm_may_open,
              .n_source_blocks = xfer_shm_n_source_blocks,
              .close = ipc_close},
     .bytes = {.read = xfer_shm_recv},

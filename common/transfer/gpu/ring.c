@@ -27,8 +27,8 @@
 #include "common/transfer/gpu/device_copy.h"
 
 struct xfer_ring_conn {
-    struct xfer_shm_conn shm; /* receiver: shm.source is the ring */
-    uint32_t lent_at;         /* receiver: where in the ring the frame under way lies */
+    struct xfer_local_conn local; /* receiver: source is the ring */
+    uint32_t lent_at;             /* receiver: where in the ring the frame under way lies */
     struct xfer_staged staged;
 };
 
@@ -123,8 +123,8 @@ static bool on_lent(struct td_xfer_conn *c)
     struct xfer_ring_conn *r = c->own;
     struct td_xfer_lent lent;
     memcpy(&lent, c->rx.payload, sizeof lent);
-    if (!r->shm.source || lent.n_bytes < 1 || lent.n_bytes > TD_XFER_FRAME_DATA_MAX) return false;
-    if (lent.place > r->shm.arena_bytes || lent.n_bytes > r->shm.arena_bytes - lent.place)
+    if (!r->local.source || lent.n_bytes < 1 || lent.n_bytes > TD_XFER_FRAME_DATA_MAX) return false;
+    if (lent.place > r->local.source_bytes || lent.n_bytes > r->local.source_bytes - lent.place)
         return false;
     r->lent_at = lent.place;
     c->rx.frame.type = TD_XFER_DATA;
@@ -138,8 +138,8 @@ static bool on_lent(struct td_xfer_conn *c)
 static bool copy_lent(const struct td_xfer_conn *c, uint32_t op, const struct iovec *iov, int n_iov)
 {
     const struct xfer_ring_conn *r = c->own;
-    const struct xfer_control_word *word = &r->shm.local.words[op];
-    const uint8_t *from = r->shm.source + r->lent_at + c->rx.n_payload;
+    const struct xfer_control_word *word = &r->local.words[op];
+    const uint8_t *from = r->local.source + r->lent_at + c->rx.n_payload;
     if (!xfer_shm_word_shows(word, c->rx.frame.handle)) return false;
     XFER_FENCE(memory_order_acquire);
     for (int i = 0; i < n_iov; i++) {
@@ -228,12 +228,6 @@ static void ring_on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     }
 }
 
-static bool ring_may_open(struct td_xfer_conn *c, uint32_t op)
-{
-    const struct xfer_ring_conn *r = c->own;
-    return r->shm.source && op < r->shm.local.n_words;
-}
-
 const struct td_transfer_backend td_transfer_ring = {
     .path = TD_XFER_PATH_SHM_STAGED,
     .name = "shm-staged",
@@ -247,7 +241,7 @@ const struct td_transfer_backend td_transfer_ring = {
              .open_conn = ring_open_conn,
              .expects = ring_expects,
              .on_frame = ring_on_frame,
-             .may_open = ring_may_open,
+             .may_open = xfer_shm_may_open,
              .close = ring_close},
     .bytes = {.read = xfer_shm_recv,
               .receive = ring_receive,

@@ -67,7 +67,7 @@ static void rail_close(const struct xfer_rdma *r, struct rail *rail)
     free(rail->mr);
     xfer_flush_rail_close(r, rail);
     if (rail->probe_mr) vb->dereg(rail->probe_mr);
-    vb->srq_destroy(rail->srq);
+    vb->srq.destroy(rail->srq);
     vb->cq_destroy(rail->cq);
     if (rail->device) vb->close(rail->device);
     struct rail left = {.index = rail->index,
@@ -135,11 +135,11 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
     }
     uint32_t srq_wr = rail->plan.srq_depth;
     if (srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
-        if (vb->srq_create(rail->device, srq_wr, &rail->srq) == 0) {
-            if (vb->srq_post(rail->srq, RECV_ID, srq_wr) == 0) {
+        if (vb->srq.create(rail->device, srq_wr, &rail->srq) == 0) {
+            if (vb->srq.post(rail->srq, RECV_ID, srq_wr) == 0) {
                 rail->cq_used = srq_wr;
             } else {
-                vb->srq_destroy(rail->srq);
+                vb->srq.destroy(rail->srq);
                 rail->srq = NULL;
             }
         }

@@ -198,7 +198,7 @@ static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
         rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
         for (uint32_t k = 0; k < WINDOWS; k++)
             if (lq->mw[k])
-                r->vb->mw_free(lq->mw[k]); /* bound or not; while bound they hold
+                r->vb->mw.free(lq->mw[k]); /* bound or not; while bound they hold
                                               their queue pair */
         r->vb->qp_destroy(lq->qp);
         free(lq->ring);
@@ -523,7 +523,7 @@ static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l,
     pthread_mutex_unlock(&x->lock);
     for (; n < WINDOWS && !e; n += !e)
         for (uint32_t q = 0; q < l->n_qps && !e; q++) {
-            e = r->vb->mw_alloc(r->rail[l->qp[q].rail].device, &l->qp[q].mw[n]);
+            e = r->vb->mw.alloc(r->rail[l->qp[q].rail].device, &l->qp[q].mw[n]);
             if (e) l->qp[q].mw[n] = NULL;
         }
     pthread_mutex_lock(&x->lock);
@@ -1330,7 +1330,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
     if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) &&
         ++rail->srq_spent >= (rail->plan.srq_depth < 128 ? (rail->plan.srq_depth + 1) / 2 : 64)) {
-        if (r->vb->srq_post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
+        if (r->vb->srq.post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
     }
     if (!l) return;
     struct link_qp *lq = &l->qp[q];

@@ -204,8 +204,10 @@ struct td_verbs {
     int (*reg_dmabuf)(struct td_vb_device *d, uint64_t offset, uint64_t bytes, uint64_t iova,
                       int fd, unsigned access, struct td_vb_mr **ret_mr);
     int (*dereg)(struct td_vb_mr *mr);
-    int (*mw_alloc)(struct td_vb_device *d, struct td_vb_mw **ret_mw);
-    int (*mw_free)(struct td_vb_mw *mw);
+    struct {
+        int (*alloc)(struct td_vb_device *d, struct td_vb_mw **ret_mw);
+        int (*free)(struct td_vb_mw *mw);
+    } mw;
 
     /* A completion queue with a channel of its own. cq_fd turns readable after a completion that
      * came since the last cq_arm; cq_clear takes the events that lie there. Arm, then poll once
@@ -218,10 +220,12 @@ struct td_verbs {
     /* how many, or -errno */
     int (*poll)(struct td_vb_cq *cq, struct td_vb_wc *wcs, int max);
 
-    int (*srq_create)(struct td_vb_device *d, uint32_t max_wr, struct td_vb_srq **ret_srq);
-    void (*srq_destroy)(struct td_vb_srq *srq);
-    /* n receives without memory: for WRITE_IMM of length 0 */
-    int (*srq_post)(struct td_vb_srq *srq, uint64_t id, uint32_t n);
+    struct {
+        int (*create)(struct td_vb_device *d, uint32_t max_wr, struct td_vb_srq **ret_srq);
+        void (*destroy)(struct td_vb_srq *srq);
+        /* n receives without memory: for WRITE_IMM of length 0 */
+        int (*post)(struct td_vb_srq *srq, uint64_t id, uint32_t n);
+    } srq;
 
     /* RC; RESET */
     int (*qp_create)(struct td_vb_device *d, struct td_vb_cq *cq, struct td_vb_qp_caps *caps,
@@ -232,7 +236,7 @@ struct td_verbs {
     int (*qp_rts)(struct td_vb_qp *qp, const struct td_vb_route *route);
     /* everything posted comes back flushed */
     int (*qp_error)(struct td_vb_qp *qp);
-    int (*post_recv)(struct td_vb_qp *qp, uint64_t id, uint32_t n); /* as srq_post */
+    int (*post_recv)(struct td_vb_qp *qp, uint64_t id, uint32_t n); /* as srq.post */
     /* Hands over n requests under one doorbell, in order. On an error the first *ret_n_posted of
        them are the device's, the rest were not taken. */
     int (*post_send)(struct td_vb_qp *qp, struct td_vb_send *wrs, uint32_t n,

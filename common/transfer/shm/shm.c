@@ -236,11 +236,10 @@ td_status xfer_shm_take_words(struct xfer_local_conn *l, int fd, uint32_t n_word
 }
 
 /* Maps what MEM names; the descriptors are closed by the caller. */
-static td_status take_mem(struct xfer_shm_conn *m, const struct td_xfer_mem *mem, uint64_t unit)
+static td_status take_mem(struct xfer_local_conn *l, const struct td_xfer_mem *mem, uint64_t unit)
 {
     struct stat arena;
-    struct xfer_local_conn *l = &m->local;
-    if (m->source || l->n_fds != XFER_MAX_FDS) return TD_ERR_CORRUPT; /* once, and with both */
+    if (l->source || l->n_fds != XFER_MAX_FDS) return TD_ERR_CORRUPT; /* once, and with both */
     if (!is_sealed(l->fds[0]) || fstat(l->fds[0], &arena)) return TD_ERR_CORRUPT;
     if (unit < 1 || unit > 1u << 30 || mem->block_bytes != unit || mem->n_blocks < 1 ||
         mem->n_blocks > 1u << 28 || mem->arena_bytes != mem->block_bytes * mem->n_blocks ||
@@ -254,20 +253,20 @@ static td_status take_mem(struct xfer_shm_conn *m, const struct td_xfer_mem *mem
     void *map = mmap(NULL, map_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, l->fds[0], 0);
     if (map == MAP_FAILED) return TD_ERR_CORRUPT;
     madvise(map, map_bytes, MADV_HUGEPAGE); /* a wish */
-    m->source = map;
-    m->source_bytes = map_bytes;
-    m->arena_bytes = mem->arena_bytes;
+    l->source = map;
+    l->map_bytes = map_bytes;
+    l->source_bytes = mem->arena_bytes;
     l->n_source_blocks = (int32_t)mem->n_blocks;
     return TD_OK;
 }
 
 void xfer_shm_on_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t unit)
 {
-    struct xfer_shm_conn *m = c->own;
+    struct xfer_local_conn *l = c->own;
     struct td_xfer_mem mem;
     memcpy(&mem, c->rx.payload, sizeof mem);
-    td_status status = take_mem(m, &mem, unit ? unit : mem.block_bytes);
-    drop_fds(&m->local);
+    td_status status = take_mem(l, &mem, unit ? unit : mem.block_bytes);
+    drop_fds(l);
     if (status) xfer_conn_refuse(x, c, "mem: the descriptors do not hold what it says");
 }
 
@@ -281,10 +280,10 @@ static bool shm_expects(const struct td_xfer_conn *c, uint8_t type)
     return !c->initiator && type == TD_XFER_MEM;
 }
 
-static bool shm_may_open(struct td_xfer_conn *c, uint32_t op)
+bool xfer_shm_may_open(struct td_xfer_conn *c, uint32_t op)
 {
-    const struct xfer_shm_conn *m = c->own;
-    return m->source && op < m->local.n_words;
+    const struct xfer_local_conn *l = c->own;
+    return l->source && op < l->n_words;
 }
 
 int32_t xfer_shm_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
@@ -294,21 +293,16 @@ int32_t xfer_shm_n_source_blocks(const struct td_xfer *x, const struct td_xfer_c
     return l->n_source_blocks;
 }
 
-void xfer_shm_close_words(struct td_xfer_conn *c)
-{
-    struct xfer_local_conn *l = c->own;
-    drop_fds(l);
-    if (l->words) munmap((void *)(uintptr_t)l->words, l->n_words * sizeof *l->words);
-    l->words = NULL;
-}
-
 void xfer_shm_conn_close(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct xfer_shm_conn *m = c->own;
+    struct xfer_local_conn *l = c->own;
     (void)x;
-    if (m->source) munmap((void *)(uintptr_t)m->source, m->source_bytes);
-    m->source = NULL;
-    xfer_shm_close_words(c);
+    drop_fds(l);
+    if (l->map_bytes) munmap((void *)(uintptr_t)l->source, l->map_bytes);
+    if (l->words) munmap((void *)(uintptr_t)l->words, l->n_words * sizeof *l->words);
+    l->source = NULL;
+    l->words = NULL;
+    l->map_bytes = 0;
 }
 
 /* Half-made, too: no copy of what comes after us is valid. */
@@ -344,11 +338,11 @@ static size_t copy_piece(struct td_xfer *x)
         return 0;
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
-    const struct xfer_shm_conn *m = c ? c->own : NULL;
-    TD_ASSERT(m && m->source); /* REF without MEM is refused, and the slot is unbound when its
+    const struct xfer_local_conn *l = c ? c->own : NULL;
+    TD_ASSERT(l && l->source); /* REF without MEM is refused, and the slot is unbound when its
                                   connection goes */
-    const struct xfer_control_word *word = &m->local.words[copy.op];
-    const uint8_t *source = m->source;
+    const struct xfer_control_word *word = &l->words[copy.op];
+    const uint8_t *source = l->source;
     pthread_mutex_unlock(&x->lock);
     bool valid = xfer_shm_word_shows(word, copy.handle);
     XFER_FENCE(memory_order_acquire);
@@ -425,7 +419,7 @@ const struct td_transfer_backend td_transfer_shm = {
     .name = "shm",
     .way = TD_XFER_BY_COPY,
     .local = true,
-    .conn_bytes = sizeof(struct xfer_shm_conn),
+    .conn_bytes = sizeof(struct xfer_local_conn),
     .side = {.open = shm_open_side,
              .mem_add = shm_mem_add,
              .close = shm_close_side,
@@ -436,7 +430,7 @@ const struct td_transfer_backend td_transfer_shm = {
              .open_conn = shm_open_conn,
              .expects = shm_expects,
              .on_frame = shm_on_frame,
-             .may_open = shm_may_open,
+             .may_open = xfer_shm_may_open,
              .n_source_blocks = xfer_shm_n_source_blocks,
              .close = xfer_shm_conn_close},
     .bytes = {.read = xfer_shm_recv},

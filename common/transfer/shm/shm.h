@@ -41,13 +41,8 @@ struct xfer_local_conn {
     const struct xfer_control_word *words;
     uint32_t n_words;
     int32_t n_source_blocks;
-};
-
-/* shm, and shm-staged's first part. */
-struct xfer_shm_conn {
-    struct xfer_local_conn local;
-    const uint8_t *source;            /* receiver: the sender's pool, or its ring */
-    size_t source_bytes, arena_bytes; /* as mapped; as MEM says */
+    const uint8_t *source;          /* receiver: the sender's pool, or its ring */
+    size_t source_bytes, map_bytes; /* map_bytes: to be unmapped; 0: it was not mapped */
 };
 
 /* x->shm: the control words of this side's ops */
@@ -65,10 +60,10 @@ ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);
 /* MEM came. unit: the block size that it must say; 0: the sender's affair. Refuses c when it is
  * wrong. */
 void xfer_shm_on_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t unit);
+bool xfer_shm_may_open(struct td_xfer_conn *c, uint32_t op); /* source and the op's word are here */
 int32_t xfer_shm_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);
-/* gives back what came of words and descriptors */
-void xfer_shm_close_words(struct td_xfer_conn *c);
-void xfer_shm_conn_close(struct td_xfer *x, struct td_xfer_conn *c); /* and the mapping */
+/* gives back what came: mapping, words, descriptors */
+void xfer_shm_conn_close(struct td_xfer *x, struct td_xfer_conn *c);
 /* shm, shm-staged: one of them is named */
 td_status xfer_shm_fits(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
                         struct td_err *err);
