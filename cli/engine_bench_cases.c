@@ -147,7 +147,7 @@ static double prefill_ops(const struct td_model_config *m, double n)
            layers = (double)td_model_config_n_params(m) - table * (m->tied_embeddings ? 1 : 2),
            keys = 0;
     for (int32_t i = 0; i < m->n_layers; i++)
-        keys += keys_seen(n, i >= m->window_first_layer ? m->window : 0);
+        keys += keys_seen(n, i >= m->sliding_from_layer ? m->sliding_window : 0);
     return 2 * layers * n + 4 * keys * m->n_heads * m->head_dim + 2 * table;
 }
 
@@ -158,8 +158,10 @@ static double decode_bytes(struct td_engine *e, const struct engine_bench_case *
     double layer_token = (double)kv->layer_bytes / kv->block_size,
            bytes = (double)td_model_weight_bytes(td_engine_model(e));
     for (int32_t i = 0; i < m->n_layers; i++) {
-        double seen = m->window > 0 && i >= m->window_first_layer && context > m->window ? m->window
-                                                                                         : context;
+        double seen =
+            m->sliding_window > 0 && i >= m->sliding_from_layer && context > m->sliding_window
+                ? m->sliding_window
+                : context;
         bytes += c->batch * seen * layer_token;
     }
     return bytes;

@@ -117,8 +117,9 @@ struct td_kv_store_args {
 /* The largest head_dim of attention; head_dim is even. The model refuses others by name. */
 #define TD_ATTN_HEAD_DIM_MAX 256
 
-/* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions max(0, p - window + 1) ..
- * p, where p = positions[r]; window 0 = all positions; scale > 0.
+/* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions
+ * max(0, p - sliding_window + 1) .. p, where p = positions[r]; sliding_window 0 = all positions;
+ * scale > 0.
  *   q, out        [n_rows, n_heads, head_dim]  f32, row strides q_stride, out_stride (elements)
  *   positions     [n_rows]   int32
  *   row_seq       [n_rows]   int32, index into block_tables
@@ -138,7 +139,7 @@ struct td_attn_args {
     const int32_t *const *block_tables;
     int32_t n_rows, n_heads;
     float scale;
-    int32_t window;
+    int32_t sliding_window;
     void *scratch;
     size_t scratch_bytes_per_part;
     /* Device tables only: what td_ops.attn_plan wrote on the host, and where that was put on the

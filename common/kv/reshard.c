@@ -16,8 +16,8 @@
  *   group (tokens in one block of the ordering side) -> dimensions -> segments -> pieces of at most
  *       max_bytes
  *
- * Invariants: (1) next.slot[s] < block_size[s], and token = first_token + block * block_size +
- * slot on both sides; (2) a group with several segments has no full segment of equal blocks, so
+ * Invariants: (1) next.place[s] < block_size[s], and token = first_token + block * block_size +
+ * place on both sides; (2) a group with several segments has no full segment of equal blocks, so
  * it uses `part`; (3) joins implies n_full == 0 and full_bytes == block_bytes on both sides; (4)
  * what td_reshard_plan has not checked is not read. */
 #include "common/kv/reshard.h"
@@ -413,9 +413,9 @@ static struct td_reshard_at advanced(const struct td_reshard_iter *it, struct td
 {
     at.token += tokens;
     for (int s = SRC; s <= DST; s++) { /* tokens never pass a block's end */
-        at.slot[s] += tokens;
-        if (at.slot[s] == it->block_size[s]) {
-            at.slot[s] = 0;
+        at.place[s] += tokens;
+        if (at.place[s] == it->block_size[s]) {
+            at.place[s] = 0;
             at.block[s]++;
         }
     }
@@ -445,7 +445,7 @@ void td_reshard_iter_init(struct td_reshard_iter *it, const struct td_reshard *p
             (uint64_t)(pair->first_layer - split->stage_layers[stage]) * st[s].layer +
             (uint64_t)(pair->first_head - first_head_of(split, rank % side->tp)) * st[s].head;
         it->next.block[s] = (pair->first_token - side->first_token) / side->block_size;
-        it->next.slot[s] = (pair->first_token - side->first_token) % side->block_size;
+        it->next.place[s] = (pair->first_token - side->first_token) % side->block_size;
     }
     struct td_reshard_dim dims[3] = {
         {(uint32_t)(pair->end_layer - pair->first_layer), st[SRC].layer, st[DST].layer},
@@ -472,7 +472,7 @@ void td_reshard_iter_init(struct td_reshard_iter *it, const struct td_reshard *p
 static int32_t segment_tokens(const struct td_reshard_iter *it, const struct td_reshard_at *at,
                               int32_t end)
 {
-    int32_t n = min_i32(it->block_size[SRC] - at->slot[SRC], it->block_size[DST] - at->slot[DST]);
+    int32_t n = min_i32(it->block_size[SRC] - at->place[SRC], it->block_size[DST] - at->place[DST]);
     return min_i32(n, end - at->token);
 }
 
@@ -480,7 +480,7 @@ static uint64_t offset_at(const struct td_reshard_iter *it, const struct td_resh
                           int side)
 {
     return (uint64_t)(uint32_t)it->ids[side][at->block[side]] * it->block_bytes[side] +
-           it->base[side] + (uint64_t)at->slot[side] * it->row_bytes;
+           it->base[side] + (uint64_t)at->place[side] * it->row_bytes;
 }
 
 /* The segment at *at, and as many whole blocks after it as continue it by one step on both
@@ -528,7 +528,7 @@ static bool load_group(struct td_reshard_iter *it)
     it->n_segments = it->segment = 0;
     if (it->next.token >= it->end_token) return false;
     int32_t end =
-        min_i32(it->end_token, it->next.token + it->block_size[it->dir] - it->next.slot[it->dir]);
+        min_i32(it->end_token, it->next.token + it->block_size[it->dir] - it->next.place[it->dir]);
     if (segment_tokens(it, &it->next, end) == end - it->next.token) {
         struct td_reshard_strided one;
         take_strided(it, &it->next, &one);
@@ -629,12 +629,12 @@ static uint64_t count_side_runs(const struct td_reshard_iter *it, int side)
     uint32_t n_left = lengthen(dims, it->n_part, 1u << side, &run);
     uint64_t per_whole = product(dims, n_left), per_part = product(it->part, it->n_part);
 
-    int32_t token = it->next.token, block = it->next.block[side], slot = it->next.slot[side],
+    int32_t token = it->next.token, block = it->next.block[side], place = it->next.place[side],
             size = it->block_size[side];
     uint64_t n = 0;
-    if (slot || it->end_token - token < size) { /* not from a block's start, or not to its end */
+    if (place || it->end_token - token < size) { /* not from a block's start, or not to its end */
         n += per_part;
-        token = min_i32(it->end_token, token + size - slot);
+        token = min_i32(it->end_token, token + size - place);
         block++;
     }
     int32_t n_whole = (it->end_token - token) / size;

@@ -58,7 +58,7 @@ struct td_reshard_side {
                                     NULL: even, pp divides n_layers */
     enum td_reshard_order order;
     int32_t block_size;                  /* tokens */
-    int32_t first_token;                 /* the token in slot 0 of block_ids[0]: a multiple of
+    int32_t first_token;                 /* the token in place 0 of block_ids[0]: a multiple of
                                             block_size, at most the ask's first_token */
     const struct td_reshard_rank *ranks; /* [pp * tp]; ranks that the ask does not touch may be
                                             zero */
@@ -168,7 +168,7 @@ struct td_reshard_wr {
 #define TD_RESHARD_GROUP 16
 
 struct td_reshard_at { /* a token, and where it lies on both sides */
-    int32_t token, block[2], slot[2];
+    int32_t token, block[2], place[2];
 };
 
 struct td_reshard_iter {

@@ -1,17 +1,17 @@
 /* comm.c - design.
  *
- * The segment: a head, then two data slots for each rank. A call runs in rounds of at most a slot;
- * round k uses the slots of parity k % 2:
+ * The segment: a head, then two data buffers for each rank. A call runs in rounds of at most a
+ * buffer; round k uses the buffers of parity k % 2:
  *
- *     write own slot | barrier | read (and sum) others' slots | [barrier | read sums]
+ *     write own buffer | barrier | read (and sum) others' buffers | [barrier | read sums]
  *
- * Invariant: a rank writes a slot of parity p only after it has passed a barrier of the round
+ * Invariant: a rank writes a buffer of parity p only after it has passed a barrier of the round
  * before, and every rank arrives there only after it has done with the round before that, the last
  * one of parity p. So one barrier between writing and reading is enough, and none is needed after
  * reading.
  *
- * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all slots in order
- * of ranks into its own slot (nobody else reads that slice of it), and after a second barrier
+ * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all buffers, in
+ * order of ranks, into its own buffer (nobody else reads that slice of it). After a second barrier
  * everybody copies the slices together.
  *
  * Barrier: the last to arrive resets n_arrived and bumps `phase`; the others wait for it: look for
@@ -45,8 +45,8 @@
 
 #define MAGIC 0x74646370u
 #define VERSION 1u
-#define SLOT_BYTES ((size_t)1 << 20)
-#define SLOT_BYTES_MAX ((size_t)256 << 20)
+#define BUFFER_BYTES ((size_t)1 << 20)
+#define BUFFER_BYTES_MAX ((size_t)256 << 20)
 #define TIMEOUT_MS 60000
 #define LOOK_MS 50
 #define SUM_FLOATS 256
@@ -60,13 +60,13 @@ struct member {
     struct {
         uint32_t kind;
         uint64_t bytes;
-    } says[2]; /* by parity, like the slots: the call that it is in */
+    } says[2]; /* by parity, like the buffers: the call that it is in */
 };
 
 struct shared {
     uint32_t magic, version;
     int32_t n_ranks;
-    uint64_t slot_bytes;
+    uint64_t buffer_bytes;
     _Atomic uint32_t state; /* 0 fine, 1 a reason is being written, 2 over */
     char reason[TD_COMM_REASON_MAX];
     alignas(64) _Atomic uint32_t phase;
@@ -81,7 +81,7 @@ struct td_comm {
     struct td_comm_segment *segment;
     struct shared *shared;
     int32_t rank, n_ranks;
-    size_t slot_bytes;
+    size_t buffer_bytes;
     uint64_t timeout_ns, spin_ns, n_rounds, n_arrivals;
     int pidfds[TD_COMM_MAX_RANKS];
     td_status team_status; /* of a team's call: part 0 writes it before a meeting, all read it
@@ -106,17 +106,18 @@ static void no_sockets(struct td_comm_segment *s)
     for (int32_t r = 0; r < TD_COMM_MAX_RANKS; r++) s->sockets[r][0] = s->sockets[r][1] = -1;
 }
 
-td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes,
+td_status td_comm_segment_create(int32_t n_ranks, size_t buffer_bytes,
                                  struct td_comm_segment *ret_segment, struct td_err *err)
 {
     if (n_ranks < 1 || n_ranks > TD_COMM_MAX_RANKS)
         return td_fail(err, TD_ERR_INVALID, "ranks: %d, must be 1..%d", n_ranks, TD_COMM_MAX_RANKS);
-    if (slot_bytes == 0) slot_bytes = SLOT_BYTES;
-    if (slot_bytes % 64 || slot_bytes > SLOT_BYTES_MAX)
-        return td_fail(err, TD_ERR_INVALID, "slot_bytes is %zu, must be a multiple of 64 up to %zu",
-                       slot_bytes, SLOT_BYTES_MAX);
+    if (buffer_bytes == 0) buffer_bytes = BUFFER_BYTES;
+    if (buffer_bytes % 64 || buffer_bytes > BUFFER_BYTES_MAX)
+        return td_fail(err, TD_ERR_INVALID,
+                       "buffer_bytes is %zu, must be a multiple of 64 up to %zu", buffer_bytes,
+                       BUFFER_BYTES_MAX);
     struct td_comm_segment s = {.n_ranks = n_ranks,
-                                .bytes = HEAD_BYTES + 2 * (size_t)n_ranks * slot_bytes};
+                                .bytes = HEAD_BYTES + 2 * (size_t)n_ranks * buffer_bytes};
     no_sockets(&s);
     s.memfd = memfd_create("tandem-ranks", MFD_CLOEXEC);
     if (s.memfd < 0) return td_fail(err, TD_ERR_IO, "ranks: memfd_create: %s", strerror(errno));
@@ -140,7 +141,7 @@ td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes,
     h->magic = MAGIC;
     h->version = VERSION;
     h->n_ranks = n_ranks;
-    h->slot_bytes = slot_bytes;
+    h->buffer_bytes = buffer_bytes;
     *ret_segment = s;
     return TD_OK;
 }
@@ -163,7 +164,7 @@ td_status td_comm_segment_join(int memfd, int socket, int32_t rank,
     const struct shared *h = s.base;
     if (h->magic != MAGIC || h->version != VERSION || h->n_ranks < 1 ||
         h->n_ranks > TD_COMM_MAX_RANKS || rank < 1 || rank >= h->n_ranks ||
-        HEAD_BYTES + 2 * (uint64_t)h->n_ranks * h->slot_bytes != s.bytes) {
+        HEAD_BYTES + 2 * (uint64_t)h->n_ranks * h->buffer_bytes != s.bytes) {
         munmap(s.base, s.bytes);
         return td_fail(err, TD_ERR_CORRUPT, "ranks: descriptor %d is no segment with a rank %d",
                        memfd, rank);
@@ -193,7 +194,7 @@ td_status td_comm_open(struct td_comm_segment *segment, int32_t rank,
     c->shared = segment->base;
     c->rank = rank;
     c->n_ranks = segment->n_ranks;
-    c->slot_bytes = (size_t)c->shared->slot_bytes;
+    c->buffer_bytes = (size_t)c->shared->buffer_bytes;
     c->timeout_ns = (uint64_t)(config->timeout_ms ? config->timeout_ms : TIMEOUT_MS) * TD_NS_PER_MS;
     c->spin_ns = (uint64_t)config->spin_us * TD_NS_PER_US;
     for (int32_t r = 0; r < TD_COMM_MAX_RANKS; r++) c->pidfds[r] = -1;
@@ -361,17 +362,17 @@ static td_status meet(struct td_comm *c, bool idle)
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* Before a slot is written: a rank that was slow to see the end may still be reading what was
+/* Before a buffer is written: a rank that was slow to see the end may still be reading what was
  * there. */
 static bool is_over(const struct td_comm *c) { return atomic_load(&c->shared->state) != 0; }
 
-static uint8_t *slot(const struct td_comm *c, int32_t rank)
+static uint8_t *buffer_of(const struct td_comm *c, int32_t rank)
 {
     size_t parity = c->n_rounds & 1;
-    return (uint8_t *)c->segment->base + HEAD_BYTES + ((size_t)rank * 2 + parity) * c->slot_bytes;
+    return (uint8_t *)c->segment->base + HEAD_BYTES + ((size_t)rank * 2 + parity) * c->buffer_bytes;
 }
 
-/* The barrier after the own slot is written. All ranks must be in the same call; bytes: what is
+/* The barrier after the own buffer is written. All ranks must be in the same call; bytes: what is
  * left of it. */
 static td_status meet_as(struct td_comm *c, enum kind kind, uint64_t bytes, bool idle)
 {
@@ -407,15 +408,15 @@ static void slice_of(size_t n, int32_t r, int32_t n_ranks, size_t *ret_from, siz
     *ret_to = min_size(each * ((size_t)r + 1), n);
 }
 
-/* Slice [from, to) of all slots, in order of ranks, into the own slot. */
+/* Slice [from, to) of all buffers, in order of ranks, into the own buffer. */
 static void sum_slice(struct td_comm *c, size_t from, size_t to)
 {
-    float *mine = (float *)(void *)slot(c, c->rank), sum[SUM_FLOATS];
+    float *mine = (float *)(void *)buffer_of(c, c->rank), sum[SUM_FLOATS];
     for (size_t at = from; at < to; at += SUM_FLOATS) {
         size_t n = min_size(SUM_FLOATS, to - at);
-        memcpy(sum, (float *)(void *)slot(c, 0) + at, n * sizeof(float));
+        memcpy(sum, (float *)(void *)buffer_of(c, 0) + at, n * sizeof(float));
         for (int32_t r = 1; r < c->n_ranks; r++) {
-            const float *other = (const float *)(const void *)slot(c, r) + at;
+            const float *other = (const float *)(const void *)buffer_of(c, r) + at;
             for (size_t i = 0; i < n; i++) sum[i] += other[i];
         }
         memcpy(mine + at, sum, n * sizeof(float));
@@ -442,11 +443,11 @@ static td_status team_outcome(struct td_comm *c, const struct td_comm_team *t, t
 static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, float *x, size_t n)
 {
     for (size_t at = 0; at < n;) {
-        size_t m = min_size(n - at, c->slot_bytes / sizeof(float)), from, to, lo, hi;
+        size_t m = min_size(n - at, c->buffer_bytes / sizeof(float)), from, to, lo, hi;
         td_status s = team_outcome(c, t, t->part == 0 && is_over(c) ? TD_ERR_PEER : TD_OK);
         if (s) return s;
         share_of(t, 0, m, &lo, &hi);
-        memcpy((float *)(void *)slot(c, c->rank) + lo, x + at + lo, (hi - lo) * sizeof(float));
+        memcpy((float *)(void *)buffer_of(c, c->rank) + lo, x + at + lo, (hi - lo) * sizeof(float));
         t->meet(t->ctx);
         if ((s = team_outcome(
                  c, t, t->part == 0 ? meet_as(c, REDUCE, (n - at) * sizeof(float), false) : TD_OK)))
@@ -459,10 +460,10 @@ static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, f
         for (int32_t r = 0; r < c->n_ranks; r++) {
             slice_of(m, r, c->n_ranks, &from, &to);
             share_of(t, from, to, &lo, &hi);
-            memcpy(x + at + lo, (const float *)(const void *)slot(c, r) + lo,
+            memcpy(x + at + lo, (const float *)(const void *)buffer_of(c, r) + lo,
                    (hi - lo) * sizeof(float));
         }
-        t->meet(t->ctx); /* the slots of this round are done with */
+        t->meet(t->ctx); /* the buffers of this round are done with */
         if (t->part == 0) c->n_rounds++;
         at += m;
     }
@@ -472,9 +473,9 @@ static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, f
 static td_status sum_alone(struct td_comm *c, float *x, size_t n)
 {
     for (size_t at = 0; at < n; c->n_rounds++) {
-        size_t m = min_size(n - at, c->slot_bytes / sizeof(float)), from, to;
+        size_t m = min_size(n - at, c->buffer_bytes / sizeof(float)), from, to;
         if (is_over(c)) return TD_ERR_PEER;
-        memcpy(slot(c, c->rank), x + at, m * sizeof(float));
+        memcpy(buffer_of(c, c->rank), x + at, m * sizeof(float));
         td_status s = meet_as(c, REDUCE, (n - at) * sizeof(float), false);
         if (s) return s;
         slice_of(m, c->rank, c->n_ranks, &from, &to);
@@ -482,7 +483,7 @@ static td_status sum_alone(struct td_comm *c, float *x, size_t n)
         if ((s = meet(c, false))) return s;
         for (int32_t r = 0; r < c->n_ranks; r++) {
             slice_of(m, r, c->n_ranks, &from, &to);
-            memcpy(x + at + from, (const float *)(const void *)slot(c, r) + from,
+            memcpy(x + at + from, (const float *)(const void *)buffer_of(c, r) + from,
                    (to - from) * sizeof(float));
         }
         at += m;
@@ -506,13 +507,13 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
         return TD_OK;
     }
     for (size_t at = 0; at < bytes; c->n_rounds++) {
-        size_t m = min_size(bytes - at, c->slot_bytes);
+        size_t m = min_size(bytes - at, c->buffer_bytes);
         if (is_over(c)) return TD_ERR_PEER;
-        memcpy(slot(c, c->rank), (const uint8_t *)mine + at, m);
+        memcpy(buffer_of(c, c->rank), (const uint8_t *)mine + at, m);
         td_status s = meet_as(c, GATHER, bytes - at, false);
         if (s) return s;
         for (int32_t r = 0; r < c->n_ranks; r++)
-            memcpy((uint8_t *)all + (size_t)r * bytes + at, slot(c, r), m);
+            memcpy((uint8_t *)all + (size_t)r * bytes + at, buffer_of(c, r), m);
         at += m;
     }
     return TD_OK;
@@ -544,17 +545,18 @@ td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n
         if (width * rows > most) most = width * rows;
     }
     size_t own = rank > 0 ? (size_t)(first[rank + 1] - first[rank]) * rows : 0,
-           room = n_ranks > 1 ? c->slot_bytes / sizeof(float) : 0;
+           room = n_ranks > 1 ? c->buffer_bytes / sizeof(float) : 0;
     for (size_t at = 0; at < most; at += room, c->n_rounds++) {
         if (is_over(c)) return TD_ERR_PEER;
-        if (at < own) memcpy(slot(c, rank), mine + at, min_size(own - at, room) * sizeof(float));
+        if (at < own)
+            memcpy(buffer_of(c, rank), mine + at, min_size(own - at, room) * sizeof(float));
         td_status s = meet_as(c, COLUMNS, (most - at) * sizeof(float), false);
         if (s) return s;
         for (int32_t r = 1; rank == 0 && r < n_ranks; r++) {
             size_t width = (size_t)(first[r + 1] - first[r]), n = width * rows;
             if (at < n)
-                place_columns((const float *)(const void *)slot(c, r), at, min_size(n - at, room),
-                              width, out, (size_t)first[r], stride);
+                place_columns((const float *)(const void *)buffer_of(c, r), at,
+                              min_size(n - at, room), width, out, (size_t)first[r], stride);
         }
     }
     return TD_OK;
@@ -567,7 +569,8 @@ td_status td_comm_broadcast(struct td_comm *c, void *data, size_t *bytes, bool i
     do {
         if (is_over(c)) return TD_ERR_PEER;
         if (c->rank == 0)
-            memcpy(slot(c, 0), (const uint8_t *)data + at, min_size(total - at, c->slot_bytes));
+            memcpy(buffer_of(c, 0), (const uint8_t *)data + at,
+                   min_size(total - at, c->buffer_bytes));
         td_status s = meet_as(c, BROADCAST, total, idle && at == 0 && c->rank > 0);
         if (s) return s;
         if (at == 0 && c->rank > 0) {
@@ -580,8 +583,8 @@ td_status td_comm_broadcast(struct td_comm *c, void *data, size_t *bytes, bool i
                 return TD_ERR_INTERNAL;
             }
         }
-        size_t m = min_size(total - at, c->slot_bytes);
-        if (c->rank > 0) memcpy((uint8_t *)data + at, slot(c, 0), m);
+        size_t m = min_size(total - at, c->buffer_bytes);
+        if (c->rank > 0) memcpy((uint8_t *)data + at, buffer_of(c, 0), m);
         at += m;
         c->n_rounds++;
     } while (at < total);

@@ -42,8 +42,8 @@ struct td_comm_segment {
 };
 
 /* All descriptors are close-on-exec: who starts a rank passes memfd and sockets[rank][1] on.
- * slot_bytes 0: the default, 1 MiB: what one round of a call moves. */
-td_status td_comm_segment_create(int32_t n_ranks, size_t slot_bytes,
+ * buffer_bytes 0: the default, 1 MiB: what one round of a call moves. */
+td_status td_comm_segment_create(int32_t n_ranks, size_t buffer_bytes,
                                  struct td_comm_segment *ret_segment, struct td_err *err);
 /* In a program that was started as rank `rank`: takes both descriptors over. */
 td_status td_comm_segment_join(int memfd, int socket, int32_t rank,

@@ -424,7 +424,7 @@ static td_status read_rope(const json_t *obj, const char *what, struct td_model_
 }
 
 /* Explicit list of layers. The window must start at one layer and stay to the last: what
- * window_first_layer can say. */
+ * sliding_from_layer can say. */
 static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
                                   struct td_err *err)
 {
@@ -444,7 +444,7 @@ static td_status read_layer_types(const json_t *obj, const char *what, struct td
         if (!full && !sliding)
             return unsupported(what, name, json_array_get(list, (size_t)i),
                                "full_attention or sliding_attention", err);
-        if (sliding && c->window == 0)
+        if (sliding && c->sliding_window == 0)
             return td_fail(err, TD_ERR_INVALID,
                            "%s: %s is sliding_attention, but use_sliding_window and sliding_window "
                            "set no window",
@@ -454,8 +454,8 @@ static td_status read_layer_types(const json_t *obj, const char *what, struct td
             return unsupported(what, name, json_array_get(list, (size_t)i),
                                "sliding_attention, as an earlier layer is", err);
     }
-    c->window_first_layer = first;
-    if (first == c->n_layers) c->window = c->window_first_layer = 0;
+    c->sliding_from_layer = first;
+    if (first == c->n_layers) c->sliding_window = c->sliding_from_layer = 0;
     return TD_OK;
 }
 
@@ -463,14 +463,14 @@ static td_status read_window(const json_t *obj, const char *what, struct td_mode
                              struct td_err *err)
 {
     td_status s;
-    c->window = c->window_first_layer = 0;
+    c->sliding_window = c->sliding_from_layer = 0;
     if (c->arch == TD_ARCH_LLAMA) return TD_OK;
     const json_t *v = json_object_get(obj, "sliding_window");
     int32_t window = v && json_is_null(v) ? 0 : 4096; /* absent is 4096 by the configuration
                                                          classes, null is none */
     if ((s = may_i32(obj, what, "sliding_window", 1, INT32_MAX, &window, err))) return s;
     if (c->arch == TD_ARCH_MISTRAL) {
-        c->window = window;
+        c->sliding_window = window;
         return TD_OK;
     }
     bool use = false;
@@ -478,11 +478,11 @@ static td_status read_window(const json_t *obj, const char *what, struct td_mode
     if ((s = td_json_bool(obj, what, "use_sliding_window", &use, NULL, err))) return s;
     if ((s = may_i32(obj, what, "max_window_layers", 0, LAYERS_MAX, &first, err))) return s;
     if (use) {
-        c->window = window;
-        c->window_first_layer = window ? first : 0;
+        c->sliding_window = window;
+        c->sliding_from_layer = window ? first : 0;
     }
     if ((s = read_layer_types(obj, what, c, err))) return s;
-    if (c->window_first_layer >= c->n_layers) c->window = c->window_first_layer = 0;
+    if (c->sliding_from_layer >= c->n_layers) c->sliding_window = c->sliding_from_layer = 0;
     return TD_OK;
 }
 

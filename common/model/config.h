@@ -22,8 +22,8 @@ struct td_model_config {
     int32_t n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_positions;
     float rms_eps;
     bool tied_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm;
-    int32_t window;             /* sliding window in tokens, 0 = none */
-    int32_t window_first_layer; /* Qwen2 max_window_layers: layers below it use full
+    int32_t sliding_window;     /* sliding window in tokens, 0 = none */
+    int32_t sliding_from_layer; /* Qwen2 max_window_layers: layers below it use full
                                    attention */
     double rope_theta;
     enum td_rope_scaling rope_scaling;

@@ -307,23 +307,24 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
     int32_t q = c->n_heads * c->head_dim;
     int64_t wide = 2 * (int64_t)c->intermediate;
 
-    struct td_attn_args attn = {.kv = *kv,
-                                .q = r->q,
-                                .out = ws->attn,
-                                .q_stride = r->q_stride,
-                                .out_stride = q,
-                                .positions = r->positions,
-                                .row_seq = r->row_seq,
-                                .block_tables = s->batch->block_tables,
-                                .n_rows = r->n,
-                                .n_heads = c->n_heads,
-                                .scale = 1.0f / sqrtf((float)c->head_dim),
-                                .window =
-                                    c->window && layer >= c->window_first_layer ? c->window : 0,
-                                .scratch = ws->attn_scratch,
-                                .scratch_bytes_per_part = ws->attn_scratch_bytes,
-                                .plan = r->plan,
-                                .device_plan = r->device_plan};
+    struct td_attn_args attn = {
+        .kv = *kv,
+        .q = r->q,
+        .out = ws->attn,
+        .q_stride = r->q_stride,
+        .out_stride = q,
+        .positions = r->positions,
+        .row_seq = r->row_seq,
+        .block_tables = s->batch->block_tables,
+        .n_rows = r->n,
+        .n_heads = c->n_heads,
+        .scale = 1.0f / sqrtf((float)c->head_dim),
+        .sliding_window =
+            c->sliding_window && layer >= c->sliding_from_layer ? c->sliding_window : 0,
+        .scratch = ws->attn_scratch,
+        .scratch_bytes_per_part = ws->attn_scratch_bytes,
+        .plan = r->plan,
+        .device_plan = r->device_plan};
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));

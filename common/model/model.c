@@ -104,7 +104,7 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
                      "rope %d %a %a %a %a %d dtype %s ops %s %sweights %016" PRIx64,
                      c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads,
                      c->head_dim, c->vocab, (double)c->rms_eps, c->tied_embeddings, c->qkv_bias,
-                     c->o_bias, c->mlp_bias, c->qk_norm, c->window, c->window_first_layer,
+                     c->o_bias, c->mlp_bias, c->qk_norm, c->sliding_window, c->sliding_from_layer,
                      c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
                      c->rope_high_freq_factor, c->rope_original_max_positions,
                      td_dtype_name(m->dtype), m->ops->name, device, digest);

@@ -194,19 +194,19 @@ bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_n
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-bool td_replay_accept(struct td_replay_window *w, uint64_t counter)
+bool td_replay_accept(struct td_replay_guard *w, uint64_t counter)
 {
-    if (counter == 0 || (counter < w->top && w->top - counter >= TD_REPLAY_WINDOW)) return false;
+    if (counter == 0 || (counter < w->top && w->top - counter >= TD_REPLAY_SPAN)) return false;
     if (counter > w->top) {
         uint64_t n_new = counter - w->top;
-        if (n_new >= TD_REPLAY_WINDOW)
+        if (n_new >= TD_REPLAY_SPAN)
             memset(w->seen, 0, sizeof w->seen);
         else
             for (uint64_t c = w->top + 1; c <= counter; c++)
-                w->seen[c % TD_REPLAY_WINDOW / 64] &= ~(1ull << c % 64);
+                w->seen[c % TD_REPLAY_SPAN / 64] &= ~(1ull << c % 64);
         w->top = counter;
     }
-    uint64_t *word = &w->seen[counter % TD_REPLAY_WINDOW / 64], bit = 1ull << counter % 64;
+    uint64_t *word = &w->seen[counter % TD_REPLAY_SPAN / 64], bit = 1ull << counter % 64;
     if (*word & bit) return false;
     *word |= bit;
     return true;
@@ -283,7 +283,7 @@ td_status td_call_proof_parse(const char *text, struct td_call_proof *ret)
 }
 
 bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *n,
-                         struct td_replay_window *window, const char *path,
+                         struct td_replay_guard *guard, const char *path,
                          const struct td_call_proof *p, const char **ret_why)
 {
     CALL_FIELDS(f, n, path, p->request, p->attempt, p->counter);
@@ -291,7 +291,7 @@ bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_
         *ret_why = "the proof is of another registration of this worker, or another router";
     else if (!td_cluster_secret_verify(secret, call_label, f, N_FIELDS(f), p->mac))
         *ret_why = "the proof does not fit the cluster secret and this call";
-    else if (!td_replay_accept(window, p->counter))
+    else if (!td_replay_accept(guard, p->counter))
         *ret_why = "the proof was used before";
     else
         return true;

@@ -111,14 +111,14 @@ bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_n
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-#define TD_REPLAY_WINDOW 4096 /* calls may overtake each other by fewer than this */
+#define TD_REPLAY_SPAN 4096 /* calls may overtake each other by fewer than this */
 
-/* Which counters were seen: each is accepted once, and none that is TD_REPLAY_WINDOW or more
+/* Which counters were seen: each is accepted once, and none that is TD_REPLAY_SPAN or more
  * behind the highest. */
-struct td_replay_window {
-    uint64_t top, seen[TD_REPLAY_WINDOW / 64];
+struct td_replay_guard {
+    uint64_t top, seen[TD_REPLAY_SPAN / 64];
 };
-bool td_replay_accept(struct td_replay_window *w, uint64_t counter);
+bool td_replay_accept(struct td_replay_guard *w, uint64_t counter);
 
 #define TD_CALL_PROOF_KEY "tandem-proof"
 #define TD_CALL_PROOF_MAX 160
@@ -138,7 +138,7 @@ td_status td_call_proof_parse(const char *text, struct td_call_proof *ret_proof)
 /* Checks session, proof and counter, in this order; an accepted counter is used up. On failure
  * *ret_why says in one clause what is wrong. */
 bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
-                         struct td_replay_window *window, const char *path,
+                         struct td_replay_guard *guard, const char *path,
                          const struct td_call_proof *proof, const char **ret_why);
 
 /* --- operators -------------------------------------------------------------------------------- */

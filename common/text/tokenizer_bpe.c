@@ -26,8 +26,8 @@ void td_vocab_free(struct td_vocab *v)
 {
     td_tok_buf_free(&v->arena);
     free(v->tokens);
-    free(v->model.slots);
-    free(v->added.slots);
+    free(v->model.cells);
+    free(v->added.cells);
     *v = (struct td_vocab){0};
 }
 
@@ -38,15 +38,15 @@ const char *td_vocab_text(const struct td_vocab *v, int32_t id, size_t *ret_n)
     return v->arena.bytes + v->tokens[id].start;
 }
 
-/* The slot of this text, or the empty slot where it belongs. */
+/* The cell of this text, or the empty cell where it belongs. */
 static uint32_t *slot_of(const struct td_vocab *v, const struct td_vocab_index *index,
                          const char *text, size_t n)
 {
     for (size_t i = td_hash64(text, n, v->seed) & index->mask;; i = (i + 1) & index->mask) {
-        uint32_t *slot = &index->slots[i];
-        if (!*slot) return slot;
-        const struct td_vocab_token *token = &v->tokens[*slot - 1];
-        if ((size_t)token->n == n && !memcmp(v->arena.bytes + token->start, text, n)) return slot;
+        uint32_t *cell = &index->cells[i];
+        if (!*cell) return cell;
+        const struct td_vocab_token *token = &v->tokens[*cell - 1];
+        if ((size_t)token->n == n && !memcmp(v->arena.bytes + token->start, text, n)) return cell;
     }
 }
 
@@ -59,17 +59,17 @@ int32_t td_vocab_find(const struct td_vocab *v, const struct td_vocab_index *ind
 
 static td_status index_grow(const struct td_vocab *v, struct td_vocab_index *index)
 {
-    if (index->slots && index->n * 2 <= index->mask) return TD_OK;
-    struct td_vocab_index bigger = {.mask = index->slots ? index->mask * 2 + 1 : 1023,
+    if (index->cells && index->n * 2 <= index->mask) return TD_OK;
+    struct td_vocab_index bigger = {.mask = index->cells ? index->mask * 2 + 1 : 1023,
                                     .n = index->n};
-    bigger.slots = calloc(bigger.mask + 1, sizeof *bigger.slots);
-    if (!bigger.slots) return TD_ERR_NOMEM;
-    for (size_t i = 0; index->slots && i <= index->mask; i++) {
-        if (!index->slots[i]) continue;
-        const struct td_vocab_token *token = &v->tokens[index->slots[i] - 1];
-        *slot_of(v, &bigger, v->arena.bytes + token->start, (size_t)token->n) = index->slots[i];
+    bigger.cells = calloc(bigger.mask + 1, sizeof *bigger.cells);
+    if (!bigger.cells) return TD_ERR_NOMEM;
+    for (size_t i = 0; index->cells && i <= index->mask; i++) {
+        if (!index->cells[i]) continue;
+        const struct td_vocab_token *token = &v->tokens[index->cells[i] - 1];
+        *slot_of(v, &bigger, v->arena.bytes + token->start, (size_t)token->n) = index->cells[i];
     }
-    free(index->slots);
+    free(index->cells);
     *index = bigger;
     return TD_OK;
 }
@@ -105,13 +105,13 @@ td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const c
     }
     if (s) return td_fail(err, s, "%s: no room for token %d of %zu bytes", what, id, n);
     if (id >= v->n_ids) v->n_ids = id + 1;
-    uint32_t *slot = slot_of(v, index, text, n);
-    if (*slot && *slot != (uint32_t)id + 1) {
+    uint32_t *cell = slot_of(v, index, text, n);
+    if (*cell && *cell != (uint32_t)id + 1) {
         return td_fail(err, TD_ERR_CORRUPT, "%s: \"%.60s\" has two ids, %u and %d", what, text,
-                       *slot - 1, id);
+                       *cell - 1, id);
     }
-    if (!*slot) index->n++;
-    *slot = (uint32_t)id + 1;
+    if (!*cell) index->n++;
+    *cell = (uint32_t)id + 1;
     return TD_OK;
 }
 
@@ -126,12 +126,12 @@ static size_t merge_hash(uint64_t key, uint64_t seed)
 
 td_status td_bpe_reserve_merges(struct td_bpe *b, size_t n_merges)
 {
-    size_t n_slots = 16;
-    while (n_slots < n_merges * 2) n_slots *= 2;
-    b->merges = malloc(n_slots * sizeof *b->merges);
+    size_t n_cells = 16;
+    while (n_cells < n_merges * 2) n_cells *= 2;
+    b->merges = malloc(n_cells * sizeof *b->merges);
     if (!b->merges) return TD_ERR_NOMEM;
-    for (size_t i = 0; i < n_slots; i++) b->merges[i].new_id = -1;
-    b->merges_mask = n_slots - 1;
+    for (size_t i = 0; i < n_cells; i++) b->merges[i].new_id = -1;
+    b->merges_mask = n_cells - 1;
     return TD_OK;
 }
 
@@ -145,19 +145,19 @@ static struct td_bpe_merge *merge_slot(const struct td_bpe *b, uint64_t key)
 void td_bpe_add_merge(struct td_bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t new_id)
 {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    struct td_bpe_merge *slot = merge_slot(b, key);
-    if (slot->new_id < 0) {
+    struct td_bpe_merge *cell = merge_slot(b, key);
+    if (cell->new_id < 0) {
         b->n_merges++;
         TD_ASSERT(b->n_merges * 2 <= b->merges_mask + 1); /* td_bpe_reserve_merges was told fewer */
     }
-    *slot = (struct td_bpe_merge){key, rank, new_id};
+    *cell = (struct td_bpe_merge){key, rank, new_id};
 }
 
 const struct td_bpe_merge *td_bpe_find_merge(const struct td_bpe *b, int32_t left, int32_t right)
 {
-    const struct td_bpe_merge *slot =
+    const struct td_bpe_merge *cell =
         merge_slot(b, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
-    return slot->new_id < 0 ? NULL : slot;
+    return cell->new_id < 0 ? NULL : cell;
 }
 
 static size_t joint_bit(const struct td_bpe *b, int32_t left, int32_t right)

@@ -24,9 +24,9 @@ struct td_vocab_token {
     int32_t n;
     bool special;
 };
-/* open addressing; a slot is id + 1, 0 empty */
+/* open addressing; a cell is id + 1, 0 empty */
 struct td_vocab_index {
-    uint32_t *slots;
+    uint32_t *cells;
     size_t mask;
     size_t n;
 };

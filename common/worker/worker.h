@@ -219,7 +219,7 @@ struct td_worker_trust {
                                                      when there is no secret */
     bool has_session; /* the nonces of the last Join are set: its router's calls are taken */
     struct td_join_nonces nonces;
-    struct td_replay_window replay;
+    struct td_replay_guard replay;
     struct td_log_pace pace; /* of log lines about strangers */
 };
 

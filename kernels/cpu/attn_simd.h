@@ -100,7 +100,7 @@ static const rows_fn cache_values_bf16[TILE_ROWS + 1] = {
 struct attn_buf {
     float *kt, *v, *q, *s, *o, *max, *sum;
     int32_t dim, n_panels; /* head_dim, and panels of PW columns that hold it */
-    int32_t n_slots;       /* queries there is room for */
+    int32_t n_places;      /* queries there is room for */
 };
 
 static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, int32_t n_kv_heads,
@@ -110,15 +110,15 @@ static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, 
     size_t at = 0;
     b->dim = head_dim;
     b->n_panels = (head_dim + PW - 1) / PW;
-    b->n_slots = group <= QUERIES ? QUERIES : (group + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    size_t pad = (size_t)b->n_panels * PW, slots = (size_t)b->n_slots;
+    b->n_places = group <= QUERIES ? QUERIES : (group + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    size_t pad = (size_t)b->n_panels * PW, places = (size_t)b->n_places;
     size_t sizes[] = {KT * (size_t)head_dim,
                       KT * pad,
-                      slots * (size_t)head_dim,
-                      slots * KT,
-                      slots * pad,
-                      slots,
-                      slots * VW};
+                      places * (size_t)head_dim,
+                      places * KT,
+                      places * pad,
+                      places,
+                      places * VW};
     float **ptrs[] = {&b->kt, &b->v, &b->q, &b->s, &b->o, &b->max, &b->sum};
     for (int i = 0; i < 7; i++) {
         *ptrs[i] = base ? base + at : NULL;
@@ -303,7 +303,7 @@ struct attn_unit {
 
 static int32_t first_key(const struct td_attn_args *a, int32_t pos)
 {
-    return a->window > 0 && pos >= a->window ? pos - a->window + 1 : 0;
+    return a->sliding_window > 0 && pos >= a->sliding_window ? pos - a->sliding_window + 1 : 0;
 }
 
 TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
@@ -331,7 +331,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     for (int32_t i = 0; i < n_q; i++) b->max[i] = -INFINITY;
     memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));
     for (int32_t p = 0; p < b->n_panels; p++)
-        memset(b->o + (ptrdiff_t)p * b->n_slots * PW, 0, (size_t)n_q * PW * sizeof(float));
+        memset(b->o + (ptrdiff_t)p * b->n_places * PW, 0, (size_t)n_q * PW * sizeof(float));
 
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
@@ -386,7 +386,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
             }
             for (int32_t p = 0; p < b->n_panels; p++) {
                 const float *v = b->v + (ptrdiff_t)p * KT * PW;
-                float *o = b->o + (ptrdiff_t)p * b->n_slots * PW;
+                float *o = b->o + (ptrdiff_t)p * b->n_places * PW;
                 if (scaled)
                     for (int32_t i = g0; i < g1; i++) {
                         vec k = v_set1(keep[i - g0]);
@@ -417,7 +417,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                      ((int64_t)u->kv_head * group + i % group) * dim;
         vec sum = v_set1(v_sum(v_load(b->sum + (ptrdiff_t)i * VW)));
         for (int32_t d = 0; d < dim; d += VW) {
-            vec o = v_load(b->o + ((ptrdiff_t)(d / PW) * b->n_slots + i) * PW + d % PW);
+            vec o = v_load(b->o + ((ptrdiff_t)(d / PW) * b->n_places + i) * PW + d % PW);
             v_store_n(out + d, v_add(v_div(o, sum), v_zero()), dim - d < VW ? dim - d : VW);
         }
     }
@@ -450,7 +450,7 @@ static int64_t unit_cost(const struct td_attn_args *a, const struct attn_unit *u
 {
     int64_t group = a->n_heads / a->kv.n_kv_heads, last = u->pos + u->n_rows - 1;
     int64_t n_keys = last + 1 - first_key(a, u->pos),
-            mean_keys = u->pos + 1 - first_key(a, u->pos) + (a->window ? 0 : u->n_rows / 2);
+            mean_keys = u->pos + 1 - first_key(a, u->pos) + (a->sliding_window ? 0 : u->n_rows / 2);
     return mean_keys * u->n_rows * group + n_keys * 8 + 64;
 }
 
@@ -464,7 +464,7 @@ void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
     TD_ASSERT(need <= a->scratch_bytes_per_part);
 
     /* units big enough to share the widening, small enough that every part gets about four */
-    int64_t most = b.n_slots / group,
+    int64_t most = b.n_places / group,
             fair = (int64_t)a->n_rows * a->kv.n_kv_heads / (4 * (int64_t)n_parts);
     int64_t least = (TILE_ROWS + group - 1) / group;
     if (fair < least) fair = least;

@@ -23,7 +23,7 @@ struct attn_params td_cuda_attn_params(const struct td_attn_args *a)
     p.block_shift = -1;
     for (int32_t s = 0; s < 31; s++)
         if (a->kv.block_size == (int32_t)1 << s) p.block_shift = s;
-    p.window = a->window;
+    p.sliding_window = a->sliding_window;
     p.c = a->scale * 1.44269504088896340736f;
     return p;
 }

@@ -58,7 +58,7 @@ struct attn_params {
     const int32_t *const *block_tables;
     int32_t n_rows, n_heads, n_kv_heads, group, head_dim, row_bytes;
     int32_t block_size, block_shift; /* block_shift: -1 if block_size is no power of two */
-    int32_t window;
+    int32_t sliding_window;
     float c; /* scale * log2(e) > 0: exp(scale * x) is exp2(c * x) */
 };
 
@@ -110,7 +110,7 @@ void td_cuda_attn_wgmma(const struct attn_params *a, const struct attn_plan *pla
 /* The first position that a row at position p sees. */
 __device__ static inline int32_t attn_first(const struct attn_params *a, int32_t p)
 {
-    return a->window > 0 && p - a->window + 1 > 0 ? p - a->window + 1 : 0;
+    return a->sliding_window > 0 && p - a->sliding_window + 1 > 0 ? p - a->sliding_window + 1 : 0;
 }
 
 /* Where K of (kv head, position) starts, in bytes from a->kv. */

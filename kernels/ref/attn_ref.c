@@ -46,7 +46,8 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
     for (int64_t rh = lo; rh < hi; rh++) {
         int64_t r = rh / a->n_heads;
         int32_t h = (int32_t)(rh % a->n_heads), p = a->positions[r];
-        int32_t first = a->window > 0 && p - a->window + 1 > 0 ? p - a->window + 1 : 0;
+        int32_t first =
+            a->sliding_window > 0 && p - a->sliding_window + 1 > 0 ? p - a->sliding_window + 1 : 0;
         const int32_t *table = a->block_tables[a->row_seq[r]];
         const float *q = a->q + r * a->q_stride + (int64_t)h * kv->head_dim;
         double max = -INFINITY, sum = 0, acc[HEAD_DIM_MAX] = {0};

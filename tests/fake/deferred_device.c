@@ -483,7 +483,7 @@ static void d_attn(const struct td_attn_args *a, int part, int n_parts)
     t->q = a->q, t->out = a->out, t->q_stride = a->q_stride, t->out_stride = a->out_stride,
     t->positions = a->positions, t->row_seq = a->row_seq;
     t->block_tables = a->block_tables, t->n_rows = a->n_rows, t->n_heads = a->n_heads,
-    t->scale = a->scale, t->window = a->window, t->scratch = a->scratch;
+    t->scale = a->scale, t->sliding_window = a->sliding_window, t->scratch = a->scratch;
     t->scratch_bytes_per_part = a->scratch_bytes_per_part, t->device_plan = a->device_plan;
     const int32_t *plan = a->plan;
     TD_ASSERT(plan[0] == PLAN_MARK && plan[1] == a->n_rows);

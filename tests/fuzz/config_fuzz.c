@@ -27,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     TD_ASSERT(c.n_eos >= 0 && c.n_eos <= TD_MAX_EOS && c.bos_id < c.vocab &&
               td_model_config_n_params(&c) > 0);
     for (int32_t i = 0; i < c.n_eos; i++) TD_ASSERT(c.eos_ids[i] >= 0 && c.eos_ids[i] < c.vocab);
-    TD_ASSERT(c.window >= 0 && c.window_first_layer >= 0 && c.window_first_layer < c.n_layers &&
-              c.rope_theta >= 1 && c.rope_factor >= 1);
+    TD_ASSERT(c.sliding_window >= 0 && c.sliding_from_layer >= 0 &&
+              c.sliding_from_layer < c.n_layers && c.rope_theta >= 1 && c.rope_factor >= 1);
     return 0;
 }

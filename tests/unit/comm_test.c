@@ -139,7 +139,7 @@ static void every_call_against_loops(void **state)
     (void)state;
     static const struct {
         int32_t n_ranks, n_calls;
-        size_t slot_bytes;
+        size_t buffer_bytes;
     } cases[] = {{1, 50, 0},     {2, 1500, 0},      {2, 300, 192},
                  {3, 600, 1024}, {4, 600, 64 * 80}, {16, 60, 4096}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
@@ -149,7 +149,7 @@ static void every_call_against_loops(void **state)
         struct td_err err = {0};
         struct thread_rank ranks[TD_COMM_MAX_RANKS];
         pthread_t threads[TD_COMM_MAX_RANKS];
-        if (td_comm_segment_create(t.n_ranks, cases[k].slot_bytes, &t.segment, &err))
+        if (td_comm_segment_create(t.n_ranks, cases[k].buffer_bytes, &t.segment, &err))
             fail_msg("%s", err.msg);
         for (int32_t r = 0; r < t.n_ranks; r++) {
             ranks[r] = (struct thread_rank){&t, r};

@@ -48,7 +48,7 @@ static void defaults(void **state)
     assert_true(c.rms_eps == 1e-6f && c.rope_theta == 10000 && c.rope_scaling == TD_ROPE_PLAIN);
     assert_false(c.tied_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm ||
                  c.do_sample);
-    assert_int_equal(c.window, 0);
+    assert_int_equal(c.sliding_window, 0);
     assert_int_equal(c.checkpoint_dtype, TD_F32);
     assert_int_equal(c.bos_id, 1);
     assert_int_equal(c.n_eos, 1);
@@ -57,8 +57,8 @@ static void defaults(void **state)
                 c.repetition_penalty == 1);
 
     c = parse(MISTRAL "}", NULL);
-    assert_int_equal(c.window, 4096);
-    assert_int_equal(c.window_first_layer, 0);
+    assert_int_equal(c.sliding_window, 4096);
+    assert_int_equal(c.sliding_from_layer, 0);
     c = parse(QWEN2 "}", NULL);
     assert_true(c.qkv_bias && !c.o_bias && !c.qk_norm);
     assert_int_equal(c.bos_id, -1);
@@ -102,24 +102,24 @@ static void fields(void **state)
     assert_true(c.rope_scaling == TD_ROPE_PLAIN && c.rope_theta == 123);
 
     c = parse(MISTRAL ",\"sliding_window\":null}", NULL);
-    assert_int_equal(c.window, 0);
+    assert_int_equal(c.sliding_window, 0);
     c = parse(MISTRAL ",\"sliding_window\":7,\"head_dim\":20}", NULL);
-    assert_true(c.window == 7 && c.head_dim == 20);
+    assert_true(c.sliding_window == 7 && c.head_dim == 20);
     c = parse(QWEN2 ",\"use_sliding_window\":false,\"sliding_window\":7,\"max_window_layers\":2}",
               NULL);
-    assert_int_equal(c.window, 0);
+    assert_int_equal(c.sliding_window, 0);
     c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":2}",
               NULL);
-    assert_true(c.window == 7 && c.window_first_layer == 2);
+    assert_true(c.sliding_window == 7 && c.sliding_from_layer == 2);
     c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":4}",
               NULL);
-    assert_int_equal(c.window, 0);
+    assert_int_equal(c.sliding_window, 0);
     c = parse(QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":7,\"layer_types\":[\"full_"
                     "attention\",\"sliding_attention\","
                     "\"sliding_attention\","
                     "\"sliding_attention\"]}",
               NULL);
-    assert_true(c.window == 7 && c.window_first_layer == 1);
+    assert_true(c.sliding_window == 7 && c.sliding_from_layer == 1);
     c = parse(QWEN3 ",\"attention_bias\":true,\"head_dim\":null}", NULL);
     assert_true(c.qkv_bias && c.o_bias && c.head_dim == 16);
 
@@ -297,7 +297,7 @@ static void files(void **state)
                 td_model_config_n_params(&c) < 120000000);
     assert_int_equal(td_model_config_load("tests/golden/fixtures/qwen3_bias_window", &c, &err),
                      TD_OK);
-    assert_true(c.arch == TD_ARCH_QWEN3 && c.window == 11 && c.window_first_layer == 1);
+    assert_true(c.arch == TD_ARCH_QWEN3 && c.sliding_window == 11 && c.sliding_from_layer == 1);
     assert_int_equal(td_model_config_load("tests/golden/fixtures/absent", &c, &err),
                      TD_ERR_NOT_FOUND);
     assert_non_null(strstr(err.msg, "absent/config.json"));

@@ -100,7 +100,7 @@ static void attend_heads(const struct world *w, const struct on_device *d, const
                              .n_rows = n,
                              .n_heads = n_heads,
                              .scale = w->scale,
-                             .window = w->window,
+                             .sliding_window = w->sliding_window,
                              .scratch = d->scratch,
                              .scratch_bytes_per_part = ops->attn_scratch_bytes(
                                  n_heads, n_kv_heads, w->kv.head_dim, w->kv.block_size),
@@ -146,7 +146,7 @@ static void attend_ref(const struct world *w, const struct rows *rows, float *ou
                                  .n_rows = 1,
                                  .n_heads = w->n_heads,
                                  .scale = w->scale,
-                                 .window = w->window};
+                                 .sliding_window = w->sliding_window};
         td_ops_by_name("ref")->attn(&a, 0, 1);
     }
 }
@@ -160,7 +160,9 @@ static void device_tolerance(const struct world *w, int32_t seq, int32_t pos, in
                              double *ret)
 {
     int32_t d = w->kv.head_dim,
-            first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0,
+            first = w->sliding_window > 0 && pos - w->sliding_window + 1 > 0
+                        ? pos - w->sliding_window + 1
+                        : 0,
             kv_head = head / (w->n_heads / w->kv.n_kv_heads);
     const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
     double *p = malloc((size_t)(pos - first + 1) * sizeof *p), max = -INFINITY, sum = 0, v_max = 0;
@@ -211,7 +213,7 @@ static void near_ref(const struct world *w, const struct rows *rows, const float
                     fail_msg("%s heads %d/%d dim %d block %d window %d: row %d seq %d pos %d head "
                              "%d [%d] = %.9g, ref %.9g, tolerance %.3g",
                              td_dtype_name(w->kv.dtype), w->n_heads, w->kv.n_kv_heads,
-                             w->kv.head_dim, w->kv.block_size, w->window, r, rows->seq[r],
+                             w->kv.head_dim, w->kv.block_size, w->sliding_window, r, rows->seq[r],
                              rows->pos[r], h, i, (double)o1[at], (double)o0[at], tolerance[i]);
             }
         }
@@ -398,7 +400,8 @@ static void test_cuts_leave_the_bits(void **state)
         world_make(w, cases[c].kv_heads, cases[c].ratio, dim, cases[c].block, TD_BF16, len,
                    cases[c].window);
         int64_t row = (int64_t)w->n_heads * dim, kv_row = (int64_t)w->kv.n_kv_heads * dim;
-        int32_t from = len[0] - chunk, first = w->window > 0 ? from - w->window + chunk : 0,
+        int32_t from = len[0] - chunk,
+                first = w->sliding_window > 0 ? from - w->sliding_window + chunk : 0,
                 large[] = {first + 3, first + 700, len[0] / 2, from - 1};
         for (int64_t i = from * row; i < len[0] * row; i++) w->q[0][i] *= 12;
         for (int i = 0; i < 4; i++)

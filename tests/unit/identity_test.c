@@ -156,7 +156,7 @@ static void a_call_is_proved_once(void **state)
 {
     (void)state;
     if (!secret) skip();
-    struct td_replay_window w = {0};
+    struct td_replay_guard w = {0};
     struct td_call_proof p;
     char text[TD_CALL_PROOF_MAX];
     const char *why = NULL;
@@ -216,7 +216,7 @@ static void counters_are_taken_once(void **state)
     (void)state;
     enum { N = 40000 };
     static bool taken[N + 1];
-    struct td_replay_window w = {0};
+    struct td_replay_guard w = {0};
     unsigned seed = 1;
     uint64_t top = 0;
     assert_false(td_replay_accept(&w, 0));
@@ -224,9 +224,9 @@ static void counters_are_taken_once(void **state)
         uint64_t edge = (uint64_t)i * N / 200000 + 1,
                  c = edge + 200 - (uint64_t)rand_r(&seed) % 6000;
         /* a jump over the whole window */
-        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_WINDOW + 5;
+        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_SPAN + 5;
         if (c > N) continue; /* below zero, too */
-        bool want = c > 0 && !taken[c] && !(top > c && top - c >= TD_REPLAY_WINDOW);
+        bool want = c > 0 && !taken[c] && !(top > c && top - c >= TD_REPLAY_SPAN);
         if (td_replay_accept(&w, c) != want)
             fail_msg("counter %llu, top %llu: should be %d", (unsigned long long)c,
                      (unsigned long long)top, want);

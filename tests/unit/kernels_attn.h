@@ -18,7 +18,7 @@ struct world {
     int32_t tables[N_SEQS][MAX_BLOCKS], len[N_SEQS], n_heads, n_shared;
     const int32_t *table_ptrs[N_SEQS];
     float *k[N_SEQS], *v[N_SEQS], *q[N_SEQS]; /* [len][heads][head_dim] */
-    int32_t window;
+    int32_t sliding_window;
     float scale;
 };
 
@@ -32,7 +32,7 @@ static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio
     w->kv_bytes = (int64_t)n_kv_heads * block_size * head_dim * (int64_t)td_dtype_bytes(dtype);
     w->kv.block_bytes = 2 * w->kv_bytes + 64 * rng_int(0, 2); /* other layers lie between */
     w->n_heads = n_kv_heads * ratio;
-    w->window = window;
+    w->sliding_window = window;
     w->scale = 1.0f / sqrtf((float)head_dim);
     int32_t n_blocks = 0, ids[N_SEQS * MAX_BLOCKS];
     for (int s = 0; s < N_SEQS; s++) n_blocks += (len[s] + block_size - 1) / block_size;
@@ -90,8 +90,9 @@ static inline void world_expose(struct world *w, const struct rows *rows)
         int32_t lo = INT32_MAX, hi = -1;
         for (int32_t r = 0; r < rows->n; r++) {
             if (rows->seq[r] != s || rows->pos[r] < 0) continue;
-            int32_t p = rows->pos[r],
-                    first = w->window > 0 && p - w->window + 1 > 0 ? p - w->window + 1 : 0;
+            int32_t p = rows->pos[r], first = w->sliding_window > 0 && p - w->sliding_window + 1 > 0
+                                                  ? p - w->sliding_window + 1
+                                                  : 0;
             lo = first < lo ? first : lo, hi = p > hi ? p : hi;
         }
         if (hi < 0) continue;
@@ -118,8 +119,9 @@ static inline void world_expose(struct world *w, const struct rows *rows)
  * roundings of its own chain over n keys. */
 static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head)
 {
-    int32_t d = w->kv.head_dim,
-            first = w->window > 0 && pos - w->window + 1 > 0 ? pos - w->window + 1 : 0;
+    int32_t d = w->kv.head_dim, first = w->sliding_window > 0 && pos - w->sliding_window + 1 > 0
+                                            ? pos - w->sliding_window + 1
+                                            : 0;
     int32_t kv_head = head / (w->n_heads / w->kv.n_kv_heads);
     const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
     double most = 0, v_max = 0;

@@ -25,7 +25,7 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
                              .n_rows = rows->n,
                              .n_heads = w->n_heads,
                              .scale = w->scale,
-                             .window = w->window};
+                             .sliding_window = w->sliding_window};
     size_t need =
         ops->attn_scratch_bytes(w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, w->kv.block_size);
     a.scratch_bytes_per_part = (need + 63) / 64 * 64;
@@ -80,8 +80,9 @@ static void test_against_ref(void **state)
                                      "head %d [%d] = %.9g, ref %.9g, "
                                      "tolerance %.3g",
                                      ops->name, td_dtype_name(w->kv.dtype), w->n_heads,
-                                     w->kv.n_kv_heads, w->kv.head_dim, bs, w->window, rows->seq[r],
-                                     rows->pos[r], h, i, (double)o1[at], (double)o0[at], tolerance);
+                                     w->kv.n_kv_heads, w->kv.head_dim, bs, w->sliding_window,
+                                     rows->seq[r], rows->pos[r], h, i, (double)o1[at],
+                                     (double)o0[at], tolerance);
                     }
                 }
             free(o0), free(o1), free(rows);
