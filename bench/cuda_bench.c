@@ -26,7 +26,7 @@
 
 struct config {
     const char *library, *model, *rows, *ways, *only, *csv, *commit;
-    int64_t device_index, repeats;
+    int64_t repeats;
     uint64_t memory;
 };
 
@@ -34,8 +34,7 @@ struct config {
 static const struct td_option options[] = {
     {"library", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, library),
      "The CUDA library; empty: TANDEM_CUDA_LIBRARY, or beside this program."},
-    {"device_index", TD_OPT_I64, "0", 0, 63, NULL, offsetof(struct config, device_index),
-     "Of the visible devices."},
+    TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),
     {"model", TD_OPT_ENUM, "8b", 0, 0, "8b|70b-tp8|tiny", offsetof(struct config, model),
      "Shapes: of Llama 3.1, or small ones to see that all runs."},
     {"rows", TD_OPT_STR, "1,4,8,16,64,512,8192", 0, 0, NULL, offsetof(struct config, rows),
@@ -129,8 +128,7 @@ static void open_device(const char *which)
 {
     way = which;
     bool one = strcmp(which, "cublas-one") == 0;
-    struct td_device_config config = {
-        .index = (int32_t)cfg.device_index, .library = cfg.library, .deterministic = one};
+    struct td_device_config config = {.library = cfg.library, .deterministic = one};
     if (setenv("TANDEM_CUDA_GEMM", one ? "cublas" : which, 1) ||
         td_device_open(&config, &ops, &err))
         die();

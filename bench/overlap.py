@@ -17,8 +17,8 @@ one), whose loopback interface carries --mbit. Per request:
 
 exposed = (with - compute) / alone; hidden = 1 - exposed, of the medians of a round. `waited` is
 transfer_exposed / alone: it leaves out what the transfer takes from computing on a machine with
-few CPUs. --parts: values of --transfer-parts, in turn in each round; 1: a chunk's blocks go when
-it is computed."""
+few CPUs. --parts: values of --test-transfer-parts, in turn in each round; 1: a chunk's blocks go
+when it is computed."""
 import argparse
 import csv
 import os
@@ -56,7 +56,7 @@ def one_round(g, rng, parts):
     step = ["--max-step-tokens", g.step_tokens]
     with Cluster(worker_args=["--transfer", "tcp", *step], **common, prefill=0, decode=0) as c, \
             Cluster(mode="colocated", prefill=0, worker_args=step, **common) as alone:
-        c.start_worker("prefill", args=["--transfer-parts", parts])
+        c.start_worker("prefill", args=["--test-transfer-parts", parts])
         c.start_worker("decode", args=["--prefix-cache=false"])
         for i, ids in enumerate(prompts):  # in turn, so that foreign work falls on all three
             a, b, only = one(c, ids, "tcp"), one(c, ids, "tcp"), one(alone, ids, "local")

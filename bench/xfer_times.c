@@ -239,7 +239,7 @@ static void port_row(uint32_t rails, bool of_peer, long repeats)
         rails, closed, repeats, "asynchronous event");
     row(rails > 1 ? "... transfer complete over the other rail" : "... op failed",
         TD_XFER_PATH_RDMA, rails, over, repeats,
-        rails > 1 ? "quarantine: four ACK time-outs (--rdma-timeout 16)"
+        rails > 1 ? "quarantine: four ACK time-outs (2^16 x 4.096 us)"
                   : "no other rail with --transfer rdma");
 }
 

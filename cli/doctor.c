@@ -27,7 +27,7 @@ static const struct td_option options[] = {
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_ca),
      "CA of the cluster's certificates; turns TLS on"},
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_cert),
-     "own certificate, for mutual TLS; on the KV port, too: see kv_tls"},
+     "own certificate, for mutual TLS; with tls_ca on the KV port, too"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_key), "own key, for mutual TLS"},
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(at.tls_server_name),
      "name that the router's and workers' certificates must hold; empty = hosts dialled"},

@@ -647,9 +647,9 @@ static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_pa
         doctor_fix(c, "shm needs both sides in one kernel, network namespace and user; between "
                       "hosts use rdma or tcp");
     else if (l->end.over_tls || l->o->at.tls_ca[0])
-        doctor_fix(c, "both doctors, as all workers, need the same --kv-tls, and --tls-cert, "
-                      "--tls-key, --tls-ca whose certificates hold the other's "
-                      "--kv-tls-peer-name; a firewall must let TCP to the listener's data port "
+        doctor_fix(c, "both doctors, as all workers, need --tls-cert, --tls-key and --tls-ca, with "
+                      "certificates that hold the other's --kv-tls-peer-name; a firewall must let "
+                      "TCP to the listener's data port "
                       "through (--transfer-port there pins it)");
     else if (path == TD_XFER_PATH_TCP)
         doctor_fix(c,

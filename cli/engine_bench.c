@@ -12,7 +12,7 @@
 
 struct bench_config {
     const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;
-    int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size, device_index;
+    int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
     int64_t tp;
     const char *cases, *csv, *commit, *attn, *overlap;
     double floor_gb_s, floor_tflops;
@@ -30,8 +30,7 @@ static const struct td_option options[] = {
      "kernel table: ref, avx2, avx512; default the fastest"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index),
-     "which of the GPUs that CUDA shows"},
+    TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic),
      "GPU: the same tokens whatever the batch; false may be faster"},
     {"attn", TD_OPT_STR, "", 0, 0, NULL, OFF(attn),
@@ -266,7 +265,7 @@ int cli_engine_bench(int argc, char **argv)
                                       .prefix_cache = false,
                                       .quiet = c.json,
                                       .device = c.device,
-                                      .device_index = (int32_t)c.device_index + cli_rank.rank,
+                                      .device_index = cli_rank.rank,
                                       .deterministic = c.deterministic};
         ec.comm = ranks.comm;
         if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */

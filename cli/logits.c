@@ -14,7 +14,7 @@
 
 struct logits_config {
     const char *model, *tokens, *dtype, *out, *ops, *device;
-    int64_t chunk, threads, device_index;
+    int64_t chunk, threads;
     bool deterministic;
 };
 
@@ -33,8 +33,7 @@ static const struct td_option options[] = {
      "kernel table: ref, avx2, avx512; default the fastest"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index),
-     "which of the GPUs that CUDA shows"},
+    TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic),
      "GPU: the same tokens whatever the batch; false may be faster"},
     {0},
@@ -163,8 +162,7 @@ int cli_logits(int argc, char **argv)
     if (!s && c.ops[0] && !(ops = td_ops_by_name(c.ops)))
         s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it", c.ops);
     if (!s && !strcmp(c.device, "cuda")) {
-        struct td_device_config d = {.index = (int32_t)c.device_index,
-                                     .deterministic = c.deterministic};
+        struct td_device_config d = {.deterministic = c.deterministic};
         if (ops)
             s = td_fail(&err, TD_ERR_INVALID,
                         "ops is \"%s\": it names kernels of the CPU, device is cuda", c.ops);

@@ -30,10 +30,10 @@
 struct up_config {
     const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer,
         *log_level, *log_dir, *decision_log, *ops, *cpus, *device, *cluster_secret_file;
-    int64_t prefill, decode, device_index, threads, block_size, max_step_tokens, max_batch,
-        max_seqs, max_model_len;
+    int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
+        max_model_len;
     int64_t prefill_tp, decode_tp;
-    uint64_t start_timeout_ms, drain_timeout_ms, hybrid_local_tokens;
+    uint64_t start_timeout_ms, drain_timeout_ms;
     bool prefix_cache, deterministic;
 };
 
@@ -54,15 +54,14 @@ static const struct td_option options[] = {
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "router's policy"},
     {"policy", TD_OPT_ELSEWHERE, "", 0, 0, TD_CORE_POLICIES_ELSEWHERE, 0,
      "`tandem sim` has that one, to compare"},
-    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
-     "hybrid: shorter prompts stay on the decode worker"},
+    TD_OPTION_DECIDED("hybrid_local_tokens", "the router's policy decides which prompts stay on "
+                                             "the decode worker"),
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where the workers' models and KV live: all of them on the one GPU, or the first so many "
      "(tp)"},
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, OFF(device_index),
-     "which of the GPUs that CUDA shows"},
+    TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(deterministic),
      "GPU: the same tokens whatever the batch; false may be faster"},
     {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads),
@@ -175,7 +174,6 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
     arg_str(&a, "--log-level", g->log_level);
     arg_str(&a, "--decision-log", g->decision_log);
     arg_str(&a, "--cluster-secret-file", c->secret_file);
-    arg_int(&a, "--hybrid-local-tokens", (long long)g->hybrid_local_tokens);
     arg_int(&a, "--drain-timeout-ms", (long long)g->drain_timeout_ms);
     return spawn(c, "tandem-router", "router", &a, err);
 }
@@ -225,7 +223,6 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     arg_str(&a, "--ops", g->ops);
     if (strcmp(g->device, "cpu") != 0) {
         arg_str(&a, "--device", g->device);
-        arg_int(&a, "--device-index", g->device_index);
         a.argv[a.n++] = (char *)(uintptr_t)(g->deterministic ? "--deterministic=true"
                                                              : "--deterministic=false");
     }

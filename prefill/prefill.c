@@ -28,8 +28,8 @@
 struct prefill_config {
     struct td_worker_config worker;
     uint64_t send_timeout_ms; /* op start -> delivered; else the request fails over */
-    int64_t transfer_parts;   /* groups of layers that are handed over while the next are
-                                 computed; 0: by their size */
+    int64_t transfer_parts;   /* tests: groups of layers that are handed over while the next
+                                 are computed; 0: by their size */
 };
 
 struct prefill {
@@ -46,9 +46,11 @@ static const struct td_option prefill_options[] = {
     TD_WORKER_OPTIONS(struct prefill_config, worker),
     {"send_timeout_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(send_timeout_ms),
      "a hand-over that takes longer fails over"},
-    {"transfer_parts", TD_OPT_I64, "0", 0, TD_FORWARD_MARKS_MAX, NULL, OFF(transfer_parts),
+    {"test_transfer_parts", TD_OPT_I64, "0", 0, TD_FORWARD_MARKS_MAX, NULL, OFF(transfer_parts),
      "groups of layers sent while later ones are computed; 0 = as many as have 256 KiB of a "
      "block, 1 = whole blocks after each chunk"},
+    TD_OPTION_DECIDED("transfer_parts", "groups of layers are sent while later ones are computed, "
+                                        "as many as have 256 KiB of a block"),
     {0},
 };
 // clang-format on

@@ -78,8 +78,7 @@ static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__H
     if (h->kv_tls[0] && w->kv_tls[0] && strcmp(h->kv_tls, w->kv_tls))
         return td_fail(err, TD_ERR_INVALID,
                        "kv_tls is %s here and %s on %s: KV would never be sent between them; give "
-                       "all workers the same kv_tls, tls_cert, "
-                       "tls_key and tls_ca",
+                       "all workers tls_cert, tls_key and tls_ca, or none of them",
                        h->kv_tls, w->kv_tls, w->name);
     bool any = !h->transfer[0] || !w->transfer[0] || !strcmp(h->transfer, "auto") ||
                !strcmp(w->transfer, "auto");

@@ -53,8 +53,11 @@ const struct td_option router_options[] = {
      "learn from nothing"},
     {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries),
      "(block, worker) pairs the prefix index can hold; 0 = place without looking at prefixes"},
-    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
+    {"test_hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
      "hybrid, other policies than goodput: shorter prompts are prefilled on the decode worker"},
+    TD_OPTION_DECIDED("hybrid_local_tokens", "mode hybrid prefills on the decode worker by policy "
+                                             "goodput's forecast, or prompts under 64 tokens with "
+                                             "another policy"),
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
      "live requests; more are refused with a retry delay"},
     {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),
@@ -94,8 +97,8 @@ const struct td_option router_options[] = {
      "CA that workers, and clients, must be signed by (mutual TLS)"},
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name),
      "name that workers' certificates must hold; empty = the host each advertises"},
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tls_client_auth),
-     "with tls_ca: refuse callers that show no certificate of it; worker_listen always does"},
+    TD_OPTION_DECIDED("tls_client_auth", "with tls_ca callers must show a certificate of it, "
+                                         "without they are not asked for one"),
     TD_IDENTITY_OPTIONS(struct router_config, identity),
     {"tls_operator_names", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_operator_names),
      "names of certificates that Status tells all of each worker, besides workers' and "
@@ -478,11 +481,6 @@ static td_status open_identity(struct router *r, struct td_err *err)
     if (g->tls_operator_names[0] &&
         (s = td_peer_names_parse("tls_operator_names", g->tls_operator_names, &r->operators, err)))
         return s;
-    if (r->id.workers && !own_port && !g->tls_client_auth)
-        return td_fail(err, TD_ERR_INVALID,
-                       "tls_worker_names is given, tls_client_auth is false, and workers join at "
-                       "listen: callers without a certificate have no "
-                       "names; give workers a port of their own with --worker-listen");
     return own_port ? td_identity_check_port(&r->id, "worker_listen", g->worker_listen,
                                              "Registry, at which workers join", "tls-worker-names",
                                              r->id.workers != NULL, err)
@@ -529,13 +527,11 @@ static td_status open_server(struct router *r, struct td_err *err)
     bool own_port = r->cfg.worker_listen[0] != 0;
     const struct td_rpc_method *services[] = {inference_methods, own_port ? NULL : registry_methods,
                                               NULL};
-    struct td_rpc_tls server_tls = r->tls; /* copied by the start */
-    if (!r->cfg.tls_client_auth) server_tls.ca_file = NULL;
     uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
     struct td_rpc_server_config c = {
         .loop = r->loop,
         .address = r->cfg.listen,
-        .tls = r->use_tls ? &server_tls : NULL,
+        .tls = r->use_tls ? &r->tls : NULL,
         .services = services,
         .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
                    .max_calls_bytes = r->cfg.max_calls_bytes},

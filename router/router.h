@@ -44,7 +44,6 @@ struct router_config {
     uint64_t prefix_entries, port_check_ms;
     struct td_port_config port;
     double attainment;
-    bool tls_client_auth;
 };
 extern const struct td_option router_options[];
 

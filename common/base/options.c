@@ -42,6 +42,19 @@ static const struct td_option *find_option(const struct td_option *table, const 
     return NULL;
 }
 
+/* Rows beside an option's own. */
+static bool has_no_value(const struct td_option *o)
+{
+    return o->type == TD_OPT_ALIAS || o->type == TD_OPT_ELSEWHERE || o->type == TD_OPT_DECIDED;
+}
+
+/* Rows that --help and --print-config tell of. */
+static bool is_told(const struct td_option *o)
+{
+    return !has_no_value(o) &&
+           strncmp(o->name, TD_OPTION_TEST_PREFIX, strlen(TD_OPTION_TEST_PREFIX)) != 0;
+}
+
 static void flag_name(const char *name, char *buf, size_t buf_bytes)
 {
     snprintf(buf, buf_bytes, "--%s", name);
@@ -123,6 +136,7 @@ static td_status fail_unknown(const struct td_option *table, const char *arg, st
         if (d < best) best = d, nearest = g_builtins[i];
     }
     for (const struct td_option *o = table; o->name; o++) {
+        if (o->type != TD_OPT_ALIAS && !is_told(o)) continue;
         size_t d = edit_distance(name, n_bytes, o->name);
         if (d < best) best = d, nearest = o->name;
     }
@@ -130,6 +144,12 @@ static td_status fail_unknown(const struct td_option *table, const char *arg, st
     flag_name(nearest, flag, sizeof flag);
     return td_fail(err, TD_ERR_INVALID, "unknown option %.*s, did you mean %s? (--help lists all)",
                    (int)(name - arg + (ptrdiff_t)n_bytes), arg, flag);
+}
+
+/* source: the flag or variable that a person has to take away. */
+static td_status fail_decided(const struct td_option *o, const char *source, struct td_err *err)
+{
+    return td_fail(err, TD_ERR_INVALID, "%s is no longer an option: %s", source, o->help);
 }
 
 td_status td_parse_size(const char *text, uint64_t *ret_bytes, struct td_err *err)
@@ -196,12 +216,6 @@ static td_status fail_choice(const struct td_option *o, const char *text, struct
         return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s; %s", text, o->choices,
                        below->help);
     return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
-}
-
-/* Rows beside an option's own. */
-static bool has_no_value(const struct td_option *o)
-{
-    return o->type == TD_OPT_ALIAS || o->type == TD_OPT_ELSEWHERE;
 }
 
 /* Parses text into the field of one row. The message starts at "is ...": the caller puts the
@@ -271,6 +285,8 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         break; /* find_option finds the row above it */
     case TD_OPT_ALIAS:
         break; /* find_option has followed it */
+    case TD_OPT_DECIDED:
+        break; /* is refused before */
     }
     return td_fail(err, TD_ERR_INTERNAL, "has no known type");
 }
@@ -294,6 +310,7 @@ static const char *type_hint(const struct td_option *o)
         return " ";
     case TD_OPT_ELSEWHERE:
     case TD_OPT_ALIAS:
+    case TD_OPT_DECIDED:
         break;
     }
     return "";
@@ -305,7 +322,7 @@ void td_options_help(const struct td_option *table, const char *program, const c
     fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n",
             program, summary, program);
     for (const struct td_option *o = table; o->name; o++) {
-        if (has_no_value(o)) continue;
+        if (!is_told(o)) continue;
         char flag[MAX_NAME + 3], env[ENV_BYTES];
         flag_name(o->name, flag, sizeof flag);
         told_env_name(o, program, env, sizeof env);
@@ -340,7 +357,7 @@ void td_options_help(const struct td_option *table, const char *program, const c
 void td_options_print(const struct td_option *table, const void *config, FILE *out)
 {
     for (const struct td_option *o = table; o->name; o++) {
-        if (has_no_value(o)) continue;
+        if (!is_told(o)) continue;
         const void *field = (const char *)config + o->offset;
         fprintf(out, "%s=", o->name);
         switch (o->type) {
@@ -364,6 +381,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
             break;
         case TD_OPT_ELSEWHERE:
         case TD_OPT_ALIAS:
+        case TD_OPT_DECIDED:
             break;
         }
         fputc('\n', out);
@@ -399,13 +417,15 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
     for (size_t i = 0; i < n_options; i++) {
         const struct td_option *o = &table[i];
         TD_ASSERT(strlen(o->name) <= MAX_NAME - 3);
+        char env[ENV_BYTES];
+        if (o->type == TD_OPT_DECIDED && env_value(o, program, env, sizeof env))
+            return fail_decided(o, env, err);
         if (has_no_value(o)) {
             const char *of = o->type == TD_OPT_ALIAS ? o->choices : o->name;
             TD_ASSERT(find_option(table, of, strlen(of)));
             is_set[i] = true;
             continue;
         }
-        char env[ENV_BYTES];
         if (o->def) {
             if (set_value(o, o->def, config, err))
                 return td_err_prefix(err, "default of %s", o->name);
@@ -455,12 +475,13 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
         const struct td_option *o = find_option(table, name, name_bytes);
         if (!o && !text && (!strncmp(name, "no-", 3) || !strncmp(name, "no_", 3))) {
             o = find_option(table, name + 3, name_bytes - 3);
-            if (o && o->type != TD_OPT_BOOL) o = NULL;
+            if (o && o->type != TD_OPT_BOOL && o->type != TD_OPT_DECIDED) o = NULL;
             text = "false";
         }
         if (!o) return fail_unknown(table, arg, err);
         char flag[MAX_NAME + 3];
         flag_name(o->name, flag, sizeof flag);
+        if (o->type == TD_OPT_DECIDED) return fail_decided(o, flag, err);
         if (!text && o->type == TD_OPT_BOOL) text = "true";
         if (!text) {
             if (i + 1 == argc || !strncmp(argv[i + 1], "--", 2)) {

@@ -30,6 +30,7 @@ enum td_option_type {
                          row's once, and its refusal of them ends with `help`, which says where
                          they are now */
     TD_OPT_ALIAS,     /* another flag for the row that `choices` names; no variable of its own */
+    TD_OPT_DECIDED,   /* was an option: flag and variable are refused by name, with `help` */
 };
 
 struct td_option {
@@ -49,6 +50,17 @@ struct td_option {
         alias, TD_OPT_ALIAS, "", 0, 0, of, 0, ""                                                   \
     }
 
+/* An option of earlier versions. `by`: what decides now, or what to give instead, as the end of
+ * "--name is no longer an option: ...". */
+#define TD_OPTION_DECIDED(name, by)                                                                \
+    {                                                                                              \
+        name, TD_OPT_DECIDED, "", 0, 0, NULL, 0, by                                                \
+    }
+
+/* A row whose name begins with this is a hook for tests: flag and variable work, and --help,
+ * --print-config and the search for the nearest name leave it out. tests/README.md lists them. */
+#define TD_OPTION_TEST_PREFIX "test_"
+
 /* A table has one row of a name ('-' and '_' are one character) and none of the three below, else
  * it aborts and names it.
  *
@@ -56,7 +68,8 @@ struct td_option {
  * order in positional[] (borrowed; at most max_positional; more is an error; "--" ends options).
  * --help prints usage to stdout and exits 0; --version prints TD_VERSION and exits 0;
  * --print-config prints the effective values as NAME=VALUE lines and exits 0. Unknown flags are
- * refused with the nearest known name. Boot only, one thread. */
+ * refused with the nearest known name, flags and variables of decided rows with what decides.
+ * Boot only, one thread. */
 td_status td_options_load(const struct td_option *table, void *config, const char *program,
                           const char *summary, int argc, char **argv, const char **positional,
                           size_t max_positional, size_t *ret_n_positional, struct td_err *err);

@@ -1303,13 +1303,11 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         if (g.tls)
             return td_fail(err, TD_ERR_UNSUPPORTED,
                            "grant of %s: its KV port speaks TLS and this side does not: give this "
-                           "side tls_cert, tls_key and tls_ca "
-                           "(kv_tls auto or on), or turn kv_tls off there",
+                           "side tls_cert, tls_key and tls_ca",
                            g.instance);
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "grant of %s: its KV port is in the clear and this side speaks TLS: give %s "
-                       "tls_cert, tls_key and tls_ca "
-                       "(kv_tls auto or on), or turn kv_tls off here",
+                       "tls_cert, tls_key and tls_ca",
                        g.instance, g.instance);
     }
     if (g.secret != (x->secret != NULL))

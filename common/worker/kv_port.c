@@ -28,18 +28,14 @@ td_status td_kv_port_verbs(const struct td_verbs **ret_verbs, struct td_err *err
     return TD_OK;
 }
 
-/* A certificate of tls_ca makes a peer, in both directions, whatever tls_client_auth says:
- * blocks go to nobody whom the CA does not know. Where the CA also signs others (clients of the
+/* A certificate of tls_ca makes a peer, in both directions: blocks go to nobody whom the CA does
+ * not know. Where the CA also signs others (clients of the
  * router), kv_tls_peer_name tells them from workers. */
 static td_status choose_tls(const struct td_kv_port_config *o, enum td_xfer_path path,
                             const struct td_kv_port_files *f, struct td_kv_port *port,
                             struct td_err *err)
 {
     bool has_files = f->tls_cert[0] && f->tls_ca[0];
-    if (!strcmp(o->kv_tls, "on") && !has_files)
-        return td_fail(err, TD_ERR_INVALID,
-                       "kv_tls is on, and %s is empty: it needs tls_cert, tls_key and tls_ca",
-                       f->tls_cert[0] ? "tls_ca" : "tls_cert");
     bool wanted = has_files && strcmp(o->kv_tls, "off");
     if (o->kv_tls_peer_name[0] && !wanted) /* an operator who named the peers must not be left
                                               with a port that asks nobody */
@@ -67,25 +63,15 @@ td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfe
                  .devices = o->rdma_devices,
                  .gid_index = (int32_t)o->rdma_gid_index,
                  .port = (uint8_t)o->rdma_port,
-                 .qps_per_rail = (uint8_t)o->rdma_qps_per_rail,
-                 .timeout = (uint8_t)o->rdma_timeout,
                  .traffic_class = (int16_t)o->rdma_traffic_class,
-                 .service_level = (uint8_t)o->rdma_service_level,
-                 .srq_peers = (uint32_t)o->rdma_srq_peers,
                  .pull = o->rdma_pull,
-                 .windows = o->rdma_windows,
-                 .gpu_flush = !strcmp(o->rdma_gpu_flush, "on")    ? TD_XFER_GPU_FLUSH_ON
-                              : !strcmp(o->rdma_gpu_flush, "off") ? TD_XFER_GPU_FLUSH_OFF
-                                                                  : TD_XFER_GPU_FLUSH_AUTO}};
+                 .windows = o->rdma_windows}};
     enum td_xfer_path path = td_kv_port_path(transfer);
     td_status s = choose_tls(o, path, files, &port, err);
     if (s) return s;
     *ret_port = port;
     ret_config->path = path;
     ret_config->listen_port = (uint16_t)o->transfer_port;
-    ret_config->tcp_lanes = (uint32_t)o->transfer_lanes;
-    ret_config->tcp_zerocopy =
-        strcmp(o->transfer_zerocopy, "off") ? TD_XFER_ZEROCOPY_AUTO : TD_XFER_ZEROCOPY_OFF;
     ret_config->rdma = verbs ? &ret_port->rdma : NULL;
     ret_config->tls = port.use_tls ? &ret_port->tls : NULL;
     ret_config->secret = files->secret;

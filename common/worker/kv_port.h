@@ -17,10 +17,11 @@
 #include "common/transfer/tls.h"
 
 struct td_kv_port_config {
-    const char *transfer_zerocopy, *rdma_devices, *rdma_gpu_flush, *kv_tls, *kv_tls_peer_name;
-    int64_t transfer_port, transfer_lanes, rdma_port, rdma_gid_index, rdma_qps_per_rail,
-        rdma_timeout, rdma_traffic_class, rdma_service_level, rdma_srq_peers;
-    bool rdma_pull, rdma_windows;
+    const char *rdma_devices, *kv_tls_peer_name;
+    int64_t transfer_port, rdma_port, rdma_gid_index, rdma_traffic_class;
+    bool rdma_pull;
+    bool rdma_windows;  /* tests alone */
+    const char *kv_tls; /* "auto": by the certificates; "off": tests alone */
 };
 
 /* The rows; M: the struct td_kv_port_config inside of S. */
@@ -28,38 +29,39 @@ struct td_kv_port_config {
 #define TD_KV_PORT_OPTIONS(S, M)                                                                   \
     {"transfer_port", TD_OPT_I64, "0", 0, 65535, NULL, offsetof(S, M.transfer_port),               \
      "KV data port; 0 = any"},                                                                     \
-    {"transfer_lanes", TD_OPT_I64, "4", 1, 8, NULL, offsetof(S, M.transfer_lanes),                 \
-     "sockets per KV peer on tcp"},                                                                \
-    {"transfer_zerocopy", TD_OPT_ENUM, "auto", 0, 0, "auto|off", offsetof(S, M.transfer_zerocopy), \
-     "tcp to other hosts: the NIC reads the pool itself"},                                         \
     {"rdma_devices", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.rdma_devices),                      \
      "RDMA devices in order, e.g. mlx5_0,mlx5_1; rail i talks to rail i; default all"},            \
     {"rdma_port", TD_OPT_I64, "1", 1, 255, NULL, offsetof(S, M.rdma_port),                         \
      "port of every RDMA device"},                                                                 \
     {"rdma_gid_index", TD_OPT_I64, "-1", -1, 1023, NULL, offsetof(S, M.rdma_gid_index),            \
      "GID table entry; -1 = the best by rank (RoCE v2, IPv4)"},                                    \
-    {"rdma_qps_per_rail", TD_OPT_I64, "0", 0, 4, NULL, offsetof(S, M.rdma_qps_per_rail),           \
-     "queue pairs per device and peer; 0 = 2, or 4 where a port has 800 Gb/s"},                    \
-    {"rdma_timeout", TD_OPT_I64, "16", 1, 31, NULL, offsetof(S, M.rdma_timeout),                   \
-     "local ACK time-out: 4.096 us x 2^N"},                                                        \
     {"rdma_traffic_class", TD_OPT_I64, "0", -1, 255, NULL, offsetof(S, M.rdma_traffic_class),      \
      "0 = the port's, else 106 on RoCE v2; -1 = none"},                                            \
-    {"rdma_service_level", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.rdma_service_level),        \
-     "service level"},                                                                             \
     {"rdma_pull", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_pull),                      \
      "prefill: decode READs prefix hits itself (its peers may then read the pool)"},               \
-    {"rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows),                \
-     "peers write through memory windows, each grant's own, that end with it"},                    \
-    {"rdma_gpu_flush", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.rdma_gpu_flush),    \
-     "pool in a GPU's memory: READ behind the NIC's writes before they are used; auto = as "       \
-     "the driver says"},                                                                           \
-    {"rdma_srq_peers", TD_OPT_I64, "64", 1, 65536, NULL, offsetof(S, M.rdma_srq_peers),            \
-     "shared receive queues from so many peers on"},                                               \
-    {"kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|on|off", offsetof(S, M.kv_tls),                    \
-     "mutual TLS on the KV port; auto = if tls_cert, tls_ca are set"},                             \
     {"kv_tls_peer_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.kv_tls_peer_name),              \
      "name (or *.suffix, or address) that a KV peer's certificate must hold; empty = any "         \
-     "certificate of tls_ca"}
+     "certificate of tls_ca"},                                                                     \
+    {"test_rdma_windows", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(S, M.rdma_windows),           \
+     "peers write through memory windows, each grant's own, that end with it"},                    \
+    {"test_kv_tls", TD_OPT_ENUM, "auto", 0, 0, "auto|off", offsetof(S, M.kv_tls),                  \
+     "off: a KV port in the clear in spite of certificates"},                                      \
+    TD_OPTION_DECIDED("transfer_lanes", "a KV peer on tcp has 4 sockets"),                         \
+    TD_OPTION_DECIDED("transfer_zerocopy", "tcp to other hosts does not copy where the kernel "    \
+                                           "can do without"),                                      \
+    TD_OPTION_DECIDED("rdma_qps_per_rail", "2 queue pairs for each device and peer, 4 where the "  \
+                                           "port has 800 Gb/s or more"),                           \
+    TD_OPTION_DECIDED("rdma_timeout", "the local ACK time-out is 2^16 x 4.096 us, with 7 retries"),\
+    TD_OPTION_DECIDED("rdma_service_level", "always 0; --rdma-traffic-class chooses the class on " \
+                                            "RoCE"),                                               \
+    TD_OPTION_DECIDED("rdma_srq_peers", "receive queues are shared from 64 peers on"),             \
+    TD_OPTION_DECIDED("rdma_windows", "peers write by the pool's own key, never through memory "   \
+                                      "windows"),                                                  \
+    TD_OPTION_DECIDED("rdma_gpu_flush", "the GPU's driver says whether writes of a NIC need a "    \
+                                        "READ behind them"),                                       \
+    TD_OPTION_DECIDED("kv_tls", "the KV port speaks mutual TLS if tls_cert, tls_key and tls_ca "   \
+                                "are given; with --kv-tls-peer-name the worker refuses to start "  \
+                                "without them")
 // clang-format on
 
 struct td_kv_port_files { /* "" = none; NULL = none */
@@ -84,7 +86,7 @@ enum td_xfer_path td_kv_port_path(const char *transfer);
  * TD_ERR_INVALID (the variable). ret_verbs lives as long as the process. */
 td_status td_kv_port_verbs(const struct td_verbs **ret_verbs, struct td_err *err);
 
-/* Fills path, port, lanes, zero copy, rdma, tls and secret of *ret_config; the rest stays as it
+/* Fills path, port, rdma, tls and secret of *ret_config; the rest stays as it
  * is. verbs NULL: no RDMA. Reads no file. TD_ERR_INVALID: options that contradict one another,
  * by name. */
 td_status td_kv_port_fill(const struct td_kv_port_config *o, const char *transfer,

@@ -121,12 +121,10 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
     td_status s = td_rpc_loop_create(w->role->name, &w->loop, err);
     if (s) return s;
     const struct td_rpc_method *services[] = {w->role->methods, NULL};
-    struct td_rpc_tls server_tls = w->tls; /* copied by the start */
-    if (!w->cfg.tls_client_auth) server_tls.ca_file = NULL;
     struct td_rpc_server_config c = {
         .loop = w->loop,
         .address = w->cfg.listen,
-        .tls = w->use_tls ? &server_tls : NULL,
+        .tls = w->use_tls ? &w->tls : NULL,
         .services = services,
         .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 +
                         1 /* a frozen router's requests are freed after about twice this (I3) */,
@@ -206,10 +204,6 @@ static td_status open_identity(struct td_worker *w, struct td_err *err)
     bool has_ca = w->use_tls && c->tls_ca[0];
     td_random_fill(w->trust.instance_key, sizeof w->trust.instance_key);
     td_status s = td_identity_open(&c->identity, has_ca, &w->trust.id, err);
-    if (!s && w->trust.id.routers && !c->tls_client_auth)
-        s = td_fail(err, TD_ERR_INVALID,
-                    "tls_router_names is given and tls_client_auth is false: callers without a "
-                    "certificate have no names");
     if (!s)
         s = td_identity_check_port(&w->trust.id, "listen", c->listen, "Worker", "tls-router-names",
                                    w->trust.id.routers != NULL, err);

@@ -47,7 +47,7 @@ struct td_worker_config {
     int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len,
         max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
-    bool prefix_cache, tls_client_auth, deterministic;
+    bool prefix_cache, deterministic;
     struct td_kv_port_config kv_port;
     struct td_identity_config identity;
     struct td_port_config port;
@@ -67,13 +67,14 @@ struct td_worker_config {
      "kernel table: ref, avx2, avx512; default the fastest"},                                      \
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device),                        \
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},                                \
-    {"device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index),                  \
-     "which of the GPUs that CUDA shows"},                                                         \
+    {"test_device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index),             \
+     "the first GPU of those that CUDA shows"},                                                    \
+    TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),    \
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic),               \
      "GPU: the same tokens whatever the batch; false may be faster"},                              \
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp),                                        \
      "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of "       \
-     "all together; device cuda: device_index and so many from there on, kv_memory of each"},      \
+     "all together; device cuda: the first so many GPUs that CUDA shows, kv_memory of each"},      \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads),                            \
      "compute threads; 0 = all CPUs"},                                                             \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus),                                      \
@@ -127,8 +128,8 @@ struct td_worker_config {
      "CA that peers must be signed by (mutual TLS)"},                                              \
     {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),                \
      "name that the router's certificate must hold; empty = the host dialled"},                    \
-    {"tls_client_auth", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.tls_client_auth),           \
-     "with tls_ca: refuse callers without its certificate"},                                       \
+    TD_OPTION_DECIDED("tls_client_auth", "with tls_ca callers must show a certificate of it, "     \
+                                         "without they are not asked for one"),                    \
     TD_IDENTITY_OPTIONS(S, M.identity)
 // clang-format on
 

@@ -350,7 +350,7 @@ def test_pair_over_rdma(fabric):
     names = rdma_names(fabric)
     options = [
         "--transfer", "rdma", "--rdma-devices", names[1], "--rdma-gid-index", 3,
-        "--rdma-traffic-class", 98, "--rdma-qps-per-rail", 1, "--rdma-windows"
+        "--rdma-traffic-class", 98, "--test-rdma-windows"
     ]
     with Listener("--timeout-ms", 5000 * SLOW, *options, env=fabric) as other:
         rc, checks, text = doctor(*PAIR, "--peer", other.at, *options, env=fabric)
@@ -421,7 +421,7 @@ def no_tls(_):
 TLS_PAIRS = {  # the listener's, the leader's, what the leader says
     "only the leader": (no_tls, worker_tls, "its KV port is in the clear and this side speaks TLS"),
     "only the listener": (worker_tls, no_tls, "its KV port speaks TLS and this side does not"),
-    "switched off here": (worker_tls, lambda c: [*kv_tls(c, "worker"), "--kv-tls", "off"],
+    "switched off here": (worker_tls, lambda c: [*kv_tls(c, "worker"), "--test-kv-tls", "off"],
                           "its KV port speaks TLS"),
     "another name leads": (lambda c: [*kv_tls(c, "worker"), *NAME], lambda c: kv_tls(c, "client"),
                            "alert bad certificate"),

@@ -93,7 +93,7 @@ CLUSTERS = [
     }),
     ("colocated", {
         "mode": "colocated", "prefill": 0, "decode": 1, "worker_args": ["--max-step-tokens", 96]
-    }), ("hybrid", {"mode": "hybrid", "router_args": ["--hybrid-local-tokens", 40]}),
+    }), ("hybrid", {"mode": "hybrid", "router_args": ["--test-hybrid-local-tokens", 40]}),
     ("pd-small-pool", {"mode": "pd", "kv_memory": "1MiB", "worker_args": ["--transfer", "tcp"]}),
 ]
 

@@ -1,4 +1,4 @@
-"""Layers of a chunk are handed over while its later ones are computed (--transfer-parts): the
+"""Layers of a chunk are handed over while its later ones are computed (--test-transfer-parts): the
 tokens and logprobs are those of one process on every path, with digests of every block and
 without, with prefix hits, and when a worker or its device goes in the middle of such a step."""
 import os
@@ -35,7 +35,7 @@ REQUESTS = make_requests()
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch):
-    monkeypatch.setenv("TANDEM_TRANSFER_PARTS", "5")  # a layer each
+    monkeypatch.setenv("TANDEM_TEST_TRANSFER_PARTS", "5")  # a layer each
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def requests_of(c):
 @pytest.mark.parametrize("n_parts", ["5", "2"])
 @pytest.mark.parametrize("path", ["shm", "tcp", "rdma"])
 def test_same_tokens(oracle, path, n_parts, tmp_path, monkeypatch):
-    monkeypatch.setenv("TANDEM_TRANSFER_PARTS", n_parts)
+    monkeypatch.setenv("TANDEM_TEST_TRANSFER_PARTS", n_parts)
     if path == "rdma":
         monkeypatch.setenv("TANDEM_VERBS_FAKE", f"path={tmp_path / 'fabric'}")
     digests = ["--kv-digest", "always" if n_parts == "2" else "off"
@@ -80,7 +80,9 @@ def test_prefill_gone_between_layers(oracle, path, what, n):
     """Killed, or stopped for longer than its peers believe in it, when some layers of a chunk
     are on their way and others are not computed."""
     env = {
-        "prefill-0": {"TANDEM_FAULT": f"layers_submitted:{what}:{n}", "TANDEM_TRANSFER_PARTS": "5"}
+        "prefill-0": {
+            "TANDEM_FAULT": f"layers_submitted:{what}:{n}", "TANDEM_TEST_TRANSFER_PARTS": "5"
+        }
     }
     with Cluster(prefill=2, decode=2, dtype="bf16", worker_args=[*ARGS, "--transfer", path],
                  router_args=SPREAD, envs=env) as c:
@@ -159,7 +161,7 @@ def test_device_lost_between_layers(emulated_oracle, monkeypatch):
             EMULATED, monkeypatch, prefill=2, router_args=SPREAD,
             worker_args=["--transfer", "cuda-ipc"], envs={
                 "prefill-0": dict(os.environ, TD_CUDA_EMU_FAULT="launch:150",
-                                  TANDEM_CUDA_LIBRARY=EMULATED, TANDEM_TRANSFER_PARTS="5")
+                                  TANDEM_CUDA_LIBRARY=EMULATED, TANDEM_TEST_TRANSFER_PARTS="5")
             }) as c:
         lost = c.workers["prefill-0"]
         for _ in range(8):

@@ -104,7 +104,7 @@ def test_first_token_is_a_stop_token(oracle):
 def test_other_modes(mode, oracle):
     many, want = (x[:40] for x in oracle)
     with Cluster(prefill=1 if mode == "hybrid" else 0, decode=1, mode=mode,
-                 router_args=["--hybrid-local-tokens", 30, *SPREAD], **PATIENT) as c:
+                 router_args=["--test-hybrid-local-tokens", 30, *SPREAD], **PATIENT) as c:
         results = run(c, c.requests(many))
         assert [as_result(r) for r in results] == want
         modes = {r.ledger.mode for r in results}

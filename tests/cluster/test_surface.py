@@ -72,12 +72,9 @@ def test_help_version_and_unknown_flags(program):
 
 
 KV_PORT = {
-    "transfer_port": "4711", "transfer_lanes": "2", "transfer_zerocopy": "off",
-    "rdma_devices": "a,b", "rdma_port": "2", "rdma_gid_index": "3", "rdma_qps_per_rail": "4",
-    "rdma_timeout": "18", "rdma_traffic_class": "98", "rdma_service_level": "5",
-    "rdma_pull": "true", "rdma_windows": "true", "rdma_srq_peers": "9", "kv_tls": "off",
-    "kv_tls_peer_name": "*.kv.tandem", "tls_cert": "c", "tls_key": "k", "tls_ca": "ca",
-    "tls_server_name": "router.tandem"
+    "transfer_port": "4711", "rdma_devices": "a,b", "rdma_port": "2", "rdma_gid_index": "3",
+    "rdma_traffic_class": "98", "rdma_pull": "true", "kv_tls_peer_name": "*.kv.tandem",
+    "tls_cert": "c", "tls_key": "k", "tls_ca": "ca", "tls_server_name": "router.tandem"
 }
 
 
@@ -108,9 +105,38 @@ def test_kv_port_options_are_the_same_everywhere(program):
     expected = {**KV_PORT, "transfer_port": "0"} if program[-1] == "doctor" else KV_PORT
     assert rc == 0 and {k: printed[k] for k in KV_PORT} == expected, err
     for bad in ("--rdma-port=0", "--rdma-gid-index=-2", "--rdma-traffic-class=256",
-                "--kv-tls=maybe", "--transfer-lanes=9"):
+                "--test-kv-tls=maybe", "--transfer-port=65536"):
         rc, _, err = run([*program, bad])
         assert rc == 2 and bad[2:].split("=")[0].replace("-", "_") in err.replace("-", "_"), err
+
+
+WORKERS, ALL = DAEMONS[1:], DAEMONS
+DECIDED = {  # options of earlier versions: who had it, and a word of what decides now
+    "transfer_lanes": (WORKERS, "4 sockets"), "transfer_zerocopy": (WORKERS, "kernel"),
+    "transfer_parts": (WORKERS[:1], "256 KiB"), "rdma_qps_per_rail": (WORKERS, "800 Gb/s"),
+    "rdma_timeout": (WORKERS, "4.096 us"), "rdma_service_level": (WORKERS, "always 0"),
+    "rdma_srq_peers": (WORKERS, "64 peers"), "rdma_windows": (WORKERS, "pool's own key"),
+    "rdma_gpu_flush": (WORKERS, "driver"), "kv_tls": (WORKERS, "tls_cert, tls_key and tls_ca"),
+    "device_index": (WORKERS, "CUDA_VISIBLE_DEVICES"), "tls_client_auth": (ALL, "tls_ca"),
+    "hybrid_local_tokens": (ALL[:1], "64 tokens")
+}
+
+
+def test_options_that_are_decided_are_refused_by_name():
+    """By flag and by variable, with what decides it now; status 2 and one line. tandem doctor
+    takes what workers take."""
+    for name, (daemons, says) in DECIDED.items():
+        flag, variable = "--" + name.replace("_", "-"), f"TANDEM_{name.upper()}"
+        programs = [[d, "--model", POCKET] for d in daemons]
+        if name.split("_")[0] in ("transfer", "rdma", "kv") and daemons == WORKERS:
+            programs.append(["tandem", "doctor"])
+        for program in programs:
+            for args, env, source in (([flag, "1"], {}, flag), ([f"{flag}=1"], {}, flag),
+                                      ([], {variable: "1"}, variable)):
+                rc, out, err = run([*program, *args, "--print-config"], env=env)
+                assert rc == 2 and not out and len(err.splitlines()) == 1, (program, err)
+                assert f"{source} is no longer an option: " in err and says in err, (program, err)
+                assert len(err) < 250, err  # whole: a struct td_err cuts at 255
 
 
 def test_tandem_itself():
@@ -644,11 +670,14 @@ def plain_tokens():
 
 
 @pytest.mark.parametrize("mutual", [True] if SHORT else [True, False])
-def test_tls(certs, plain_tokens, mutual):
+def test_tls(certs, plain_tokens, mutual, monkeypatch):
     args = [
         "--tls-cert", certs / "server.pem", "--tls-key", certs / "server.key", "--tls-ca",
         certs / "ca.pem"
-    ] + ([] if mutual else ["--no-tls-client-auth"])
+    ]
+    if not mutual:  # no CA to ask callers for: what daemons dial is checked by the system's roots
+        del args[-2:]
+        monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(certs / "ca.pem"))
     own = credentials(certs, name="client" if mutual else None)
     with Cluster(router_args=args, worker_args=args, tls=own) as c:
         r = c.generate(prompt="Once upon a time", max_tokens=16, temperature=0)
@@ -729,9 +758,9 @@ def test_kv_goes_over_tls(certs, plain_tokens):
 
 
 MIXED = {
-    "kv_tls": (["--transfer", "tcp", "--kv-tls",
+    "kv_tls": (["--transfer", "tcp", "--test-kv-tls",
                 "off"], ["--transfer", "tcp"], "kv_tls is on here and off on {first}"),
-    "kv_tls of auto": ([], ["--kv-tls", "off"], "kv_tls is off here and on on {first}"),
+    "kv_tls of auto": ([], ["--test-kv-tls", "off"], "kv_tls is off here and on on {first}"),
     "transfer": (["--transfer", "tcp"], ["--transfer",
                                          "shm"], "transfer is shm here and tcp on {first}")
 }
@@ -810,7 +839,7 @@ def test_colocated_workers_need_not_agree(certs):
     with Cluster(prefill=0, decode=0, mode="colocated", router_args=tls_args(certs),
                  worker_args=tls_args(certs), tls=credentials(certs, name="client")) as c:
         c.start_worker("decode")
-        c.start_worker("decode", args=["--kv-tls", "off", "--transfer", "tcp"])
+        c.start_worker("decode", args=["--test-kv-tls", "off", "--transfer", "tcp"])
         assert len(c.status().workers) == 2
         assert c.generate(prompt="A fox", max_tokens=2).code == OK
         c.wait_idle()
@@ -901,7 +930,8 @@ def test_kv_tls_that_contradicts_itself(certs):
 
     needs = "kv_tls_peer_name is \"a.b\", and the KV port would be without TLS: it needs tls_cert"
     assert needs in says("--kv-tls-peer-name", "a.b")
-    assert "kv_tls is off" in says("--kv-tls-peer-name", "a.b", "--kv-tls", "off", *tls_args(certs))
+    assert "kv_tls is off" in says("--kv-tls-peer-name", "a.b", "--test-kv-tls", "off",
+                                   *tls_args(certs))
     assert "must be a DNS name" in says("--kv-tls-peer-name", "a*.b", *tls_args(certs))
 
 

@@ -69,7 +69,7 @@ def check(results, want):
 EQUAL = [("pd-small-pool", 2, None, {
     "mode": "pd", "kv_memory": "1MiB",
     "worker_args": ["--transfer", "tcp", "--max-step-tokens", 17]
-}), ("hybrid", 2, None, {"mode": "hybrid", "router_args": ["--hybrid-local-tokens", 40]}),
+}), ("hybrid", 2, None, {"mode": "hybrid", "router_args": ["--test-hybrid-local-tokens", 40]}),
          ("pd-shared-heads", 4, 2, {
              "mode": "pd", "worker_args": ["--transfer", "shm", "--max-step-tokens", 64]
          }), ]
@@ -320,7 +320,7 @@ def test_lost_device(devices, role, fault, says):
     "args,says",
     [(["--transfer", "rdma"],
       "transfer is rdma, and RDMA is not to be had: the pool lies on the devices of 2 ranks (tp)"),
-     (["--device-index", 7], "rank 1: device cuda: "),
+     (["--test-device-index", 7], "rank 1: device cuda: "),
      (["--kv-memory", "1"], "kv_memory 1 bytes holds 0 KV blocks"),
      (["nopeer"], "does not reach the KV of rank 1 on GPU-")])
 def test_refusals_of_devices(devices, monkeypatch, args, says):

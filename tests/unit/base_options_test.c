@@ -208,6 +208,65 @@ static void bad_input_is_refused_by_name(void **state)
     }
 }
 
+// clang-format off
+static const struct td_option table_fewer[] = {
+    {"delta", TD_OPT_I64, "-3", -10, 10, NULL, offsetof(struct config, delta), "A signed number."},
+    {"test_verbose", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct config, verbose), "A hook."},
+    TD_OPTION_DECIDED("lanes", "a peer has 4"),
+    {0},
+};
+// clang-format on
+
+/* However it is given, its name is in the answer, and what decides; it takes no value. */
+static void an_option_that_is_decided_says_by_what(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"--lanes", "4"}, {"--lanes=4"}, {"--lanes"}, {"--no-lanes"}, {"--delta=1", "--lanes=4"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct load l = load_with(table_fewer, cases[i]);
+        if (l.status != TD_ERR_INVALID ||
+            strcmp(l.err.msg, "--lanes is no longer an option: a peer has 4"))
+            fail_msg("case %zu: status %d, \"%s\"", i, l.status, l.err.msg);
+    }
+    setenv("TANDEM_LANES", "4", 1);
+    struct load l = load_with(table_fewer, (const char *const[]){NULL});
+    assert_int_equal(l.status, TD_ERR_INVALID);
+    assert_string_equal(l.err.msg, "TANDEM_LANES is no longer an option: a peer has 4");
+    setenv("TANDEM_LANES", "", 1); /* manifests often pass empty variables */
+    l = load_with(table_fewer, (const char *const[]){NULL});
+    assert_int_equal(l.status, TD_OK);
+    unsetenv("TANDEM_LANES");
+}
+
+/* Hooks work, and nobody is told of them, nor of what is decided. */
+static void hooks_of_tests_are_not_told(void **state)
+{
+    (void)state;
+    struct load l = load_with(table_fewer, (const char *const[]){"--test-verbose", NULL});
+    assert_true(l.status == TD_OK && l.config.verbose);
+    setenv("TANDEM_TEST_VERBOSE", "true", 1);
+    l = load_with(table_fewer, (const char *const[]){NULL});
+    assert_true(l.status == TD_OK && l.config.verbose);
+    unsetenv("TANDEM_TEST_VERBOSE");
+    for (size_t i = 0; i < 2; i++) {
+        l = load_with(table_fewer, (const char *const[]){i ? "--test-verbos" : "--lane", NULL});
+        assert_int_equal(l.status, TD_ERR_INVALID);
+        assert_non_null(strstr(l.err.msg, "unknown option"));
+        assert_null(strstr(l.err.msg, "did you mean --lanes"));
+        assert_null(strstr(l.err.msg, "did you mean --test"));
+    }
+    char text[2048] = {0};
+    FILE *f = fmemopen(text, sizeof text - 1, "w");
+    td_options_help(table_fewer, "prog", "does things", f);
+    td_options_print(table_fewer, &l.config, f);
+    fclose(f);
+    assert_non_null(strstr(text, "--delta N\n"));
+    assert_non_null(strstr(text, "delta="));
+    assert_null(strstr(text, "verbose"));
+    assert_null(strstr(text, "lanes"));
+}
+
 static void environment_errors_name_the_variable(void **state)
 {
     (void)state;
@@ -441,6 +500,8 @@ int main(void)
         TEST(spellings),
         TEST(positional_arguments_keep_their_order),
         TEST(bad_input_is_refused_by_name),
+        TEST(an_option_that_is_decided_says_by_what),
+        TEST(hooks_of_tests_are_not_told),
         TEST(environment_errors_name_the_variable),
         TEST(a_role_has_variables_of_its_own),
         TEST(required_options_are_asked_for),

@@ -40,29 +40,21 @@ static void every_option_arrives(void **state)
     assert_int_equal(td_peer_names_parse("names", "*.kv.tandem", &names, NULL), TD_OK);
     const struct td_kv_port_files files = {"cert", "key", "ca", names, secret};
     struct td_kv_port_config o =
-        OPTIONS("--transfer-port=1234", "--transfer-lanes=3", "--transfer-zerocopy=off",
-                "--rdma-devices=b,a", "--rdma-port=2", "--rdma-gid-index=5",
-                "--rdma-qps-per-rail=4", "--rdma-timeout=18", "--rdma-traffic-class=98",
-                "--rdma-service-level=3", "--rdma-pull", "--rdma-windows", "--rdma-gpu-flush=on",
-                "--rdma-srq-peers=9", "--kv-tls=on", "--kv-tls-peer-name=*.kv.tandem");
+        OPTIONS("--transfer-port=1234", "--rdma-devices=b,a", "--rdma-port=2", "--rdma-gid-index=5",
+                "--rdma-traffic-class=98", "--rdma-pull", "--test-rdma-windows",
+                "--kv-tls-peer-name=*.kv.tandem");
     assert_int_equal(td_kv_port_fill(&o, "rdma", &files, &vb, &port, &c, NULL), TD_OK);
     assert_string_equal(c.instance, "stays");
     assert_int_equal(c.max_slots, 7);
     assert_int_equal(c.path, TD_XFER_PATH_RDMA);
     assert_int_equal(c.listen_port, 1234);
-    assert_int_equal(c.tcp_lanes, 3);
-    assert_int_equal(c.tcp_zerocopy, TD_XFER_ZEROCOPY_OFF);
     assert_ptr_equal(c.rdma, &port.rdma);
     assert_ptr_equal(c.rdma->verbs, &vb);
     assert_string_equal(c.rdma->devices, "b,a");
     assert_int_equal(c.rdma->port, 2);
     assert_int_equal(c.rdma->gid_index, 5);
-    assert_int_equal(c.rdma->qps_per_rail, 4);
-    assert_int_equal(c.rdma->timeout, 18);
     assert_int_equal(c.rdma->traffic_class, 98);
-    assert_int_equal(c.rdma->service_level, 3);
-    assert_int_equal(c.rdma->srq_peers, 9);
-    assert_true(c.rdma->pull && c.rdma->windows && c.rdma->gpu_flush == TD_XFER_GPU_FLUSH_ON);
+    assert_true(c.rdma->pull && c.rdma->windows);
     assert_ptr_equal(c.tls, &port.tls);
     assert_string_equal(c.tls->cert_file, "cert");
     assert_string_equal(c.tls->key_file, "key");
@@ -93,14 +85,11 @@ static void who_speaks_tls(void **state)
         {"auto", "auto", "c", "a", "", 1, ""},
         {"auto", "tcp", "c", "", "", 0, ""},
         {"auto", "tcp", "", "a", "", 0, ""},
-        {"on", "tcp", "c", "a", "", 1, ""},
         {"off", "tcp", "c", "a", "", 0, ""},
         {"auto", "rdma", "c", "a", "", 1, ""},
         {"auto", "shm", "c", "a", "", 0, ""},
-        {"on", "shm", "c", "a", "n", 0, ""},
+        {"auto", "shm", "c", "a", "n", 0, ""},
         {"auto", "tcp", "c", "a", "n", 1, ""},
-        {"on", "tcp", "", "", "", -1, "tls_cert is empty"},
-        {"on", "tcp", "c", "", "", -1, "tls_ca is empty"},
         {"off", "tcp", "c", "a", "n", -1, "kv_tls is off"},
         {"auto", "tcp", "c", "", "n", -1, "it needs tls_cert, tls_key and tls_ca"},
         {"auto", "shm", "", "", "n", -1, "kv_tls_peer_name is \"n\""},
@@ -112,7 +101,7 @@ static void who_speaks_tls(void **state)
         const struct td_kv_port_files files = {
             .tls_cert = cases[i].cert, .tls_key = "key", .tls_ca = cases[i].ca};
         struct td_kv_port_config o =
-            OPTIONS("--kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name",
+            OPTIONS("--test-kv-tls", (char *)(uintptr_t)cases[i].kv_tls, "--kv-tls-peer-name",
                     (char *)(uintptr_t)cases[i].peer_name);
         td_status s = td_kv_port_fill(&o, cases[i].transfer, &files, NULL, &port, &c, &err);
         if (s != (cases[i].tls < 0 ? TD_ERR_INVALID : TD_OK) || !strstr(err.msg, cases[i].says))
