@@ -639,14 +639,14 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
 {
     char details[1200], retry[32], quoted[600];
     if (q->last_error[0])
-        snprintf(details, sizeof details, "%s (%s)", a->reason, q->last_error);
+        snprintf(details, sizeof details, "%s (%s)", a->fail.reason, q->last_error);
     else
-        snprintf(details, sizeof details, "%s", a->reason);
-    snprintf(retry, sizeof retry, "%u", a->retry_ms);
+        snprintf(details, sizeof details, "%s", a->fail.reason);
+    snprintf(retry, sizeof retry, "%u", a->fail.retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
-    td_rpc_call_finish(q->call, a->code, details, &md, a->retry_ms ? 1 : 0);
+    td_rpc_call_finish(q->call, a->fail.code, details, &md, a->fail.retry_ms ? 1 : 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
-                    a->code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
+                    a->fail.code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
                     q->n_tokens - q->n_prompt);
     td_metric_add(r->m->failed, 1);
     request_free(r, q);

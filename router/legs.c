@@ -45,12 +45,12 @@ static struct leg *leg_new(struct router *r, struct request_state *q,
     TD_ASSERT(l); /* small and bounded by 2 x max_requests */
     *l = (struct leg){.router = r,
                       .request = q,
-                      .worker = &r->workers[a->worker],
+                      .worker = &r->workers[a->start.worker],
                       .kind = kind,
                       .slot = a->slot,
                       .attempt = a->attempt,
                       .id = a->id,
-                      .local = a->local};
+                      .local = a->start.local};
     l->worker->n_legs++;
     return l;
 }
@@ -242,24 +242,24 @@ static void begin_attempt(struct request_state *q, const struct td_core_action *
 {
     q->attempt = a->attempt;
     if (q->output.first_sent) return;
-    q->ledger.predicted_ttft_us = a->ttft_us;
-    q->ledger.predicted_tpot_us = a->tpot_us;
+    q->ledger.predicted_ttft_us = a->start.ttft_us;
+    q->ledger.predicted_tpot_us = a->start.tpot_us;
 }
 
 void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
     begin_attempt(q, a);
-    q->key = a->key;
+    q->key = a->start.key;
     struct leg *l = leg_new(r, q, a, LEG_DECODE);
     q->decode.leg = l;
     q->decode.sent_ns = td_now_ns();
     q->decode.ticket_ns = 0;
     snprintf(q->decode.name, sizeof q->decode.name, "%s", l->worker->name);
-    if (a->local) snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
+    if (a->start.local) snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
     Tandem__V1__Sequence s = sequence_of(q);
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
-    m.local_prefill = a->local;
+    m.local_prefill = a->start.local;
     uint64_t left = td_rpc_call_remaining_ms(q->call);
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
@@ -353,9 +353,9 @@ static void begin_alone(struct request_state *q, const struct td_core_action *a)
 
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
-    if (a->local) begin_alone(q, a);
+    if (a->start.local) begin_alone(q, a);
     struct leg *l = leg_new(r, q, a, LEG_PREFILL);
-    q->key = a->key;
+    q->key = a->start.key;
     q->prefill.leg = l;
     snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
     Tandem__V1__Sequence s = sequence_of(q);

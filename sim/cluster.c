@@ -959,31 +959,31 @@ static void on_action(void *ctx, const struct td_core_action *a)
     switch (a->kind) {
     case TD_ACT_START_DECODE:
     case TD_ACT_START_PREFILL: {
-        if (a->worker >= c->n_workers) {
+        if (a->start.worker >= c->n_workers) {
             violate(c, "placed on a worker that does not exist", a->id);
             return;
         }
-        const struct worker *w = &c->workers[a->worker];
+        const struct worker *w = &c->workers[a->start.worker];
         if (w->told_gone) violate(c, "placed on a worker that is gone", a->id);
         if (w->decode != decode) violate(c, "placed on a worker of the other role", a->id);
         uint32_t m = msg_new(c);
         c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
                                   .slot = a->slot,
                                   .attempt = a->attempt,
-                                  .worker = a->worker,
+                                  .worker = a->start.worker,
                                   .id = a->id,
-                                  .key = a->key,
+                                  .key = a->start.key,
                                   .a = (uint64_t)s->n_tokens,
                                   .b = decode ? 0 : s->attempt_cached,
-                                  .flag = a->local,
+                                  .flag = a->start.local,
                                   .leg = s->req,
                                   .next = NONE};
-        s->call_worker[decode] = a->worker;
+        s->call_worker[decode] = a->start.worker;
         s->call_attempt[decode] = a->attempt;
         s->call_open[decode] = true;
-        if (decode) o->decode = a->worker;
-        if (!decode || a->local) o->prefill = a->worker;
-        if (decode && a->local) c->out->deflected++;
+        if (decode) o->decode = a->start.worker;
+        if (!decode || a->start.local) o->prefill = a->start.worker;
+        if (decode && a->start.local) c->out->deflected++;
         send_to_worker(c, m);
         break;
     }
@@ -1007,8 +1007,9 @@ static void on_action(void *ctx, const struct td_core_action *a)
         if (mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->slot, TD_SIM_OK, 0, NULL);
         break;
     case TD_ACT_FAIL:
-        finish(c, a->slot, a->code == TD_CODE_RESOURCE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED,
-               a->code, a->reason);
+        finish(c, a->slot,
+               a->fail.code == TD_CODE_RESOURCE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED,
+               a->fail.code, a->fail.reason);
         break;
     }
 }

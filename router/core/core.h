@@ -262,28 +262,40 @@ struct td_core_event {
 
 /* ---- actions: what the caller must do ---- */
 
+/* Numbers that stand in decision logs, as the events' do. */
 enum td_core_action_kind {
-    TD_ACT_START_DECODE = 1, /* slot, id, attempt, worker, key, predictions; local: prefill
-                                there too */
-    TD_ACT_START_PREFILL,    /* slot, id, attempt, worker, key; local: one token is left, no
-                                decode leg and no hand-over; predictions */
-    TD_ACT_CANCEL_DECODE,    /* slot, id, attempt */
-    TD_ACT_CANCEL_PREFILL,
-    TD_ACT_COMPLETE, /* slot, id: tell the client OK; the slot is free */
-    TD_ACT_FAIL,     /* slot, id, code, reason, retry_ms: tell the client; the slot is
-                        free */
+    TD_ACT_START_DECODE = 1, /* start: call the decode worker for this attempt */
+    TD_ACT_START_PREFILL,    /* start: call the prefill worker for this attempt */
+    TD_ACT_CANCEL_DECODE,    /* cancel the attempt's call to its decode worker */
+    TD_ACT_CANCEL_PREFILL,   /* cancel the attempt's call to its prefill worker */
+    TD_ACT_COMPLETE,         /* tell the client OK; the slot is free */
+    TD_ACT_FAIL,             /* fail: tell the client; the slot is free */
+};
+
+struct td_act_start {
+    uint32_t worker;
+    /* START_DECODE: the decode worker prefills, too. START_PREFILL: one token is left, so there is
+     * no decode leg and no hand-over. */
+    bool local;
+    uint64_t key; /* orders the workers' queues: smaller first */
+    /* Predicted; 0 = no model yet. Of the leg that the attempt begins with. */
+    uint64_t ttft_us, tpot_us;
+};
+
+struct td_act_fail {
+    enum td_code code;
+    uint32_t retry_ms;  /* with RESOURCE_EXHAUSTED: the predicted wait; else 0 */
+    const char *reason; /* static text */
 };
 
 struct td_core_action {
     enum td_core_action_kind kind;
-    uint32_t slot, attempt, worker;
+    uint32_t slot, attempt;
     uint64_t id;
-    bool local;
-    enum td_code code;
-    uint32_t retry_ms;         /* with RESOURCE_EXHAUSTED: the predicted wait */
-    uint64_t key;              /* ordering key for the workers' queues: smaller first */
-    uint64_t ttft_us, tpot_us; /* predicted; 0 = no model yet */
-    const char *reason;        /* static text */
+    union {
+        struct td_act_start start;
+        struct td_act_fail fail;
+    };
 };
 
 struct td_core;

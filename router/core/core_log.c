@@ -191,14 +191,19 @@ int td_core_hashes_format(const struct td_core_event *e, uint32_t i, char *line,
 }
 _Static_assert(TD_CORE_HASHES_PER_LINE * 17 + 3 < TD_CORE_LINE_MAX, "a line of hashes fits");
 
+/* As with events, every kind has the same columns, and those of other kinds are 0 or empty. */
 int td_core_action_format(const struct td_core_action *a, char *line, size_t line_bytes)
 {
+    struct td_act_start start = {0};
+    struct td_act_fail fail = {.reason = ""};
+    if (a->kind == TD_ACT_START_DECODE || a->kind == TD_ACT_START_PREFILL) start = a->start;
+    if (a->kind == TD_ACT_FAIL) fail = a->fail;
     return snprintf(line, line_bytes,
                     "a kind=%d slot=%u id=%" PRIu64
                     " attempt=%u worker=%u local=%d code=%u retry_ms=%u key=%" PRIu64
                     " ttft_us=%" PRIu64 " tpot_us=%" PRIu64 " reason=\"%s\"\n",
-                    (int)a->kind, a->slot, a->id, a->attempt, a->worker, a->local ? 1 : 0, a->code,
-                    a->retry_ms, a->key, a->ttft_us, a->tpot_us, a->reason);
+                    (int)a->kind, a->slot, a->id, a->attempt, start.worker, start.local ? 1 : 0,
+                    fail.code, fail.retry_ms, start.key, start.ttft_us, start.tpot_us, fail.reason);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

@@ -128,18 +128,77 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
 
 static uint64_t us_of(double s) { return (uint64_t)(fmin(s, MAX_PREDICTED_S) * 1e6); }
 
+/* Opens the request's legs in its workers' accounts. The decode worker reserves first; the prefill
+ * leg is planned, since that worker is called when the decode worker's ticket is there. */
+static void open_legs(struct td_core *c, struct request *r, const struct td_policy_ask *a)
+{
+    const struct td_choice *choice = &r->choice;
+    uint64_t uncomputed = r->n_tokens - choice->hit_tokens;
+    bool alone = choice->decode == TD_NO_WORKER;
+    if (!alone) {
+        td_account_decode_open(&c->workers[choice->decode], &r->decode, choice->decode,
+                               choice->local, r->n_tokens, r->n_tokens + (uint64_t)a->n_out,
+                               choice->local ? uncomputed : 0, r->tpot_s);
+        c->workers[choice->decode].calls_sent++;
+        core_refresh_step(c, choice->decode);
+    }
+    if (choice->local) return;
+    struct td_core_worker *p = &c->workers[choice->prefill];
+    td_account_prefill_open(p, &r->prefill, choice->prefill, a->turn, uncomputed, choice->prefill_s,
+                            c->now_s);
+    if (alone) {
+        core_prefill_tell(c, r);
+        return;
+    }
+    double link_s = td_latency_transfer(c->latency, p->node_class, 0,
+                                        (double)(choice->send_tokens * p->kv_bytes_per_token));
+    td_account_link_open(p, &r->prefill, link_s, c->now_s + choice->ttft_s - choice->prefill_s);
+}
+
+static void count_placement(struct td_core *c, const struct request *r,
+                            const struct td_policy_ask *a)
+{
+    /* by choice: in hybrid mode, with prefill workers there */
+    if (r->choice.local && !a->force_local) c->stats.deflected++;
+    if (r->failovers == 0 && r->attempt == 0)
+        td_queue_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
+    c->stats.predicted_hit_tokens += r->choice.hit_tokens;
+}
+
+/* Takes the request out of the queue and starts its attempt on the chosen workers. */
+static void start(struct td_core *c, struct request *r, const struct td_policy_ask *a,
+                  const struct td_choice *choice)
+{
+    if (td_queue_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
+    r->choice = *choice;
+    open_legs(c, r, a);
+    count_placement(c, r, a);
+    bool alone =
+        choice->decode == TD_NO_WORKER; /* one token is left: the prefill worker makes it */
+    r->phase = choice->local ? DECODING : alone ? PREFILLING : RESERVING;
+    r->moved_ns = r->placed_ns = c->now_ns;
+    struct td_queue_key key = core_key_of(c, r);
+    struct td_core_action *act =
+        core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);
+    act->start.worker = alone ? choice->prefill : choice->decode;
+    act->start.local = choice->local || alone;
+    act->start.key = td_queue_wire_key(c->order, &key);
+    if (choice->ttft_s > 0)
+        act->start.ttft_us = us_of(choice->ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
+    act->start.tpot_us = us_of(choice->tpot_s);
+}
+
 enum outcome { PLACED, HELD, REJECTED };
 
-/* Asks the policy about r; carries out what it says. The decode side reserves first (DESIGN
- * section 2); the prefill worker hears of it with the ticket. */
-static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *asked,
+/* Asks the policy about the request, and carries out what it says. ret_no_room: it was held, since
+ * no workers have the room. */
+static enum outcome place(struct td_core *c, struct request *r, const struct td_policy_ask *a,
                           bool *ret_no_room)
 {
     struct td_policy_view v = core_view_of(c);
-    struct td_policy_ask a = *asked;
     struct td_choice choice = {
         .verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
-    c->policy(&v, &a, &choice);
+    c->policy(&v, a, &choice);
     *ret_no_room = choice.no_room;
     c->trend.decode_pressure +=
         PRESSURE_STEP * ((choice.decode_bound ? 1 : 0) - c->trend.decode_pressure);
@@ -150,47 +209,7 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
         core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, choice.reason, choice.wait_s);
         return REJECTED;
     }
-    if (td_queue_has(c->order, (uint32_t)(r - c->requests))) core_queue_remove(c, r);
-    r->choice = choice;
-    uint64_t uncomputed = r->n_tokens - choice.hit_tokens;
-    bool alone = choice.decode == TD_NO_WORKER; /* one token is left, and the prefill worker
-                                                   makes it */
-    if (!alone) {
-        td_account_decode_open(&c->workers[choice.decode], &r->decode, choice.decode, choice.local,
-                               r->n_tokens, r->n_tokens + (uint64_t)a.n_out,
-                               choice.local ? uncomputed : 0, r->tpot_s);
-        c->workers[choice.decode].calls_sent++;
-        core_refresh_step(c, choice.decode);
-    }
-    if (!choice.local) {
-        struct td_core_worker *p = &c->workers[choice.prefill];
-        td_account_prefill_open(p, &r->prefill, choice.prefill, a.turn, uncomputed,
-                                choice.prefill_s, c->now_s);
-        if (alone) core_prefill_tell(c, r);
-    }
-    if (!choice.local && !alone) {
-        struct td_core_worker *p = &c->workers[choice.prefill];
-        double link_s = td_latency_transfer(c->latency, p->node_class, 0,
-                                            (double)(choice.send_tokens * p->kv_bytes_per_token));
-        td_account_link_open(p, &r->prefill, link_s, c->now_s + choice.ttft_s - choice.prefill_s);
-    } else if (choice.local && !a.force_local) { /* by choice: in hybrid mode, with prefill
-                                                    workers there */
-        c->stats.deflected++;
-    }
-    if (r->failovers == 0 && r->attempt == 0)
-        td_queue_charge(c->order, r->tenant, (double)r->n_prompt, c->now_ns);
-    c->stats.predicted_hit_tokens += choice.hit_tokens;
-    r->phase = choice.local ? DECODING : alone ? PREFILLING : RESERVING;
-    r->moved_ns = r->placed_ns = c->now_ns;
-    struct td_queue_key key = core_key_of(c, r);
-    struct td_core_action *act =
-        core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);
-    act->worker = alone ? choice.prefill : choice.decode;
-    act->local = choice.local || alone;
-    act->key = td_queue_wire_key(c->order, &key);
-    if (choice.ttft_s > 0)
-        act->ttft_us = us_of(choice.ttft_s + (double)(c->now_ns - r->arrived_ns) * 1e-9);
-    act->tpot_us = us_of(choice.tpot_s);
+    start(c, r, a, &choice);
     return PLACED;
 }
 

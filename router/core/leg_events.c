@@ -63,8 +63,8 @@ void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
     core_prefill_tell(c, r);
     struct td_queue_key key = core_key_of(c, r);
     struct td_core_action *a = core_emit(c, TD_ACT_START_PREFILL, r);
-    a->worker = r->prefill.worker;
-    a->key = td_queue_wire_key(c->order, &key);
+    a->start.worker = r->prefill.worker;
+    a->start.key = td_queue_wire_key(c->order, &key);
 }
 
 /* The client's first token, by whichever leg. */

@@ -15,11 +15,8 @@ struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kin
 {
     TD_ASSERT(c->n_out < TD_CORE_MAX_ACTIONS_PER_EVENT);
     struct td_core_action *a = &c->out[c->n_out++];
-    *a = (struct td_core_action){.kind = kind,
-                                 .slot = (uint32_t)(r - c->requests),
-                                 .id = r->id,
-                                 .attempt = r->attempt,
-                                 .reason = ""};
+    *a = (struct td_core_action){
+        .kind = kind, .slot = (uint32_t)(r - c->requests), .id = r->id, .attempt = r->attempt};
     return a;
 }
 
@@ -108,13 +105,13 @@ void core_fail(struct td_core *c, struct request *r, enum td_code code, const ch
 {
     core_cancel_legs(c, r);
     struct td_core_action *a = core_emit(c, TD_ACT_FAIL, r);
-    a->code = code;
-    a->reason = reason;
+    a->fail.code = code;
+    a->fail.reason = reason;
     double ms = ceil(retry_s * 1000);
-    a->retry_ms = code != TD_CODE_RESOURCE_EXHAUSTED ? 0
-                  : !(ms >= 1)                       ? 1
-                  : ms > MAX_RETRY_MS                ? MAX_RETRY_MS
-                                                     : (uint32_t)ms;
+    a->fail.retry_ms = code != TD_CODE_RESOURCE_EXHAUSTED ? 0
+                       : !(ms >= 1)                       ? 1
+                       : ms > MAX_RETRY_MS                ? MAX_RETRY_MS
+                                                          : (uint32_t)ms;
     c->stats.failed++;
     c->stats.wasted_prefill_tokens += r->decode_flows ? 0 : r->computed_tokens;
     if (code == TD_CODE_RESOURCE_EXHAUSTED) {

@@ -171,16 +171,16 @@ static void test_predictions_are_monotone(void **state)
     (void)state;
     uint64_t last = 0;
     for (uint64_t n = 1; n < 40000; n = n * 3 / 2 + 1) { /* TTFT in prompt tokens */
-        uint64_t t = predict(n, 0, 0, 0, 1000).ttft_us;
+        uint64_t t = predict(n, 0, 0, 0, 1000).start.ttft_us;
         assert_true(t > last);
         last = t;
     }
     /* to the microsecond for the simplest: 1,000 tokens on an idle worker take 10 + 100 ms */
-    assert_in_range(predict(1000, 0, 0, 0, 1000).ttft_us, 109990, 110010);
+    assert_in_range(predict(1000, 0, 0, 0, 1000).start.ttft_us, 109990, 110010);
     last = 0;
     for (uint32_t ahead = 0; ahead < 40; ahead += 3) { /* in the backlog: each of those ahead
                                                           takes 110 ms */
-        uint64_t t = predict(500, ahead, 0, 0, 1000).ttft_us;
+        uint64_t t = predict(500, ahead, 0, 0, 1000).start.ttft_us;
         assert_in_range(t, 60000 + ahead * 110000ull - 20, 60000 + ahead * 110000ull + 20);
         last = t;
     }
@@ -188,19 +188,19 @@ static void test_predictions_are_monotone(void **state)
     last = 0;
     for (uint64_t bytes = 1000; bytes < 1u << 30; bytes *= 8) {
         /* bytes lie between the first token and the second: they are TPOT */
-        uint64_t t = predict(1000, 0, 0, 0, bytes).tpot_us;
+        uint64_t t = predict(1000, 0, 0, 0, bytes).start.tpot_us;
         assert_true(t > last);
         last = t;
     }
     last = 0;
     for (uint32_t batch = 0; batch < 400; batch += 16) {
-        uint64_t t = predict(1000, 0, batch, 100, 1000).tpot_us;
+        uint64_t t = predict(1000, 0, batch, 100, 1000).start.tpot_us;
         assert_true(t > last);
         last = t;
     }
     last = 0;
     for (uint64_t context = 1; context < 60000; context = context * 3 / 2 + 1) {
-        uint64_t t = predict(1000, 0, 16, context, 1000).tpot_us;
+        uint64_t t = predict(1000, 0, 16, context, 1000).start.tpot_us;
         assert_true(t >= last);
         last = t;
     }
@@ -232,7 +232,7 @@ static void test_promises_to_those_who_decode_are_kept(void **state)
             if (loose || n_decode == 2) {
                 assert_int_equal(n, 1);
                 assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-                if (!loose) assert_int_equal(actions[0].worker, 2);
+                if (!loose) assert_int_equal(actions[0].start.worker, 2);
             } else {
                 assert_int_equal(n, 0);
                 /* the first is over: now there is nobody to disturb */
@@ -258,12 +258,12 @@ static void test_retry_is_the_predicted_wait(void **state)
         /* 110 ms of its own, 200 ms allowed */
         assert_int_equal(arrive(c, 0, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-        assert_int_equal(actions[0].code, 8);
-        assert_string_equal(actions[0].reason, "the TTFT objective cannot be met now");
+        assert_int_equal(actions[0].fail.code, 8);
+        assert_string_equal(actions[0].fail.reason, "the TTFT objective cannot be met now");
         uint32_t wait_ms = 110 * ahead + 110 - 200;
-        assert_in_range(actions[0].retry_ms, wait_ms, wait_ms + 1);
+        assert_in_range(actions[0].fail.retry_ms, wait_ms, wait_ms + 1);
         /* and then it is right */
-        uint64_t later = (uint64_t)actions[0].retry_ms * MS;
+        uint64_t later = (uint64_t)actions[0].fail.retry_ms * MS;
         for (uint32_t w = 0; w < 2; w++) hear(c, later, w, 1);
         assert_int_equal(arrive(c, later, 0, plain_id(), (struct ask){1000, 20, 200000, 0, 0}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
@@ -287,7 +287,7 @@ static void test_hold_then_reject(void **state)
     assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 900 * MS}), 0);
     assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1002 * MS}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_int_equal(actions[0].code, 8);
+    assert_int_equal(actions[0].fail.code, 8);
     assert_int_equal(actions[0].id, second);
     /* room in time: placed at once */
     assert_int_equal(arrive(c, 2000 * MS, 1, third, (struct ask){100, 20, 1000000, 0, 0}), 0);
@@ -302,7 +302,7 @@ static void test_hold_then_reject(void **state)
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
     assert_int_equal(actions[1].kind, TD_ACT_FAIL); /* 100 ms waited + 110 ms > 150 ms */
     assert_int_equal(actions[1].id, fourth);
-    assert_in_range(actions[1].retry_ms, 60, 61);
+    assert_in_range(actions[1].fail.retry_ms, 60, 61);
     td_core_destroy(c);
 }
 
@@ -324,10 +324,10 @@ static void test_impossible_objectives(void **state)
         size_t n = arrive(c, now, 0, 1 + i, a);
         if (n != 1) fail_msg("%zu actions for request %u", n, i);
         if (actions[0].kind == TD_ACT_FAIL) {
-            assert_int_equal(actions[0].code, 8);
-            assert_true(actions[0].retry_ms >= 1);
+            assert_int_equal(actions[0].fail.code, 8);
+            assert_true(actions[0].fail.retry_ms >= 1);
             if (i % 2 == 0)
-                assert_string_equal(actions[0].reason,
+                assert_string_equal(actions[0].fail.reason,
                                     "the TPOT objective is below what any worker can do");
             refused++;
         } else {
@@ -371,7 +371,7 @@ static void test_idle_and_thought_slow(void **state)
         uint64_t id = n + 1;
         assert_int_equal(arrive(c, now, 0, id, (struct ask){256, 20, 900000, 5000, 0}), 1);
         if (actions[0].kind == TD_ACT_FAIL) {
-            assert_int_equal(actions[0].code, 8);
+            assert_int_equal(actions[0].fail.code, 8);
             in_a_row = 0;
             continue;
         }
@@ -414,7 +414,7 @@ static void test_strange_objectives(void **state)
         assert_int_equal(
             arrive(c, 1, 0, plain_id(), (struct ask){10, UINT64_MAX, values[i], values[i], 77}), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-        assert_true(actions[0].ttft_us > 0 && actions[0].ttft_us < SEC);
+        assert_true(actions[0].start.ttft_us > 0 && actions[0].start.ttft_us < SEC);
         assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 50 * SEC}),
                          0);
         td_core_destroy(c);
@@ -508,7 +508,7 @@ static uint64_t ttft_of(struct td_core *c, uint32_t slot, struct ask a)
 {
     assert_int_equal(arrive(c, 0, slot, plain_id(), a), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-    return actions[0].ttft_us;
+    return actions[0].start.ttft_us;
 }
 static void expect_us(uint64_t got, uint64_t want, const char *what)
 {
@@ -542,7 +542,7 @@ static void test_lesser_classes_are_not_waited_for(void **state)
     /* 394.8 of 350 ms */
     assert_int_equal(arrive(c, 0, 5, plain_id(), (struct ask){500, 20, 350000, 0, 0}), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_in_range(actions[0].retry_ms, 44, 46);
+    assert_in_range(actions[0].fail.retry_ms, 44, 46);
     td_core_destroy(c);
 }
 
@@ -565,9 +565,9 @@ static void test_lesser_classes_do_not_hold_the_link(void **state)
         arrive(c, 0, 0, plain_id(), (struct ask){1000, 21, 0, 0, 1});
         assert_int_equal(arrive(c, 0, 1, plain_id(), (struct ask){100, 21, 0, 0, slo_class}), 1);
         uint64_t gap_us = (slo_class == 0 ? 100000 + 100000 : 890000 + 100000) / 20;
-        if (slo_class == 0) step_us = actions[0].tpot_us - gap_us;
+        if (slo_class == 0) step_us = actions[0].start.tpot_us - gap_us;
         assert_in_range(step_us, 10000, 12000);
-        expect_us(actions[0].tpot_us, step_us + gap_us,
+        expect_us(actions[0].start.tpot_us, step_us + gap_us,
                   slo_class ? "bulk, behind all of bulk's KV"
                             : "gold, every other turn of the link");
         td_core_destroy(c);
@@ -597,7 +597,7 @@ static void test_silence_widens_margins(void **state)
         uint64_t id = plain_id();
         assert_int_equal(arrive(c, now, 0, id, tight), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-        seen[actions[0].worker] = true;
+        seen[actions[0].start.worker] = true;
         leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
     }
     assert_true(seen[2] && seen[3]);
@@ -608,9 +608,9 @@ static void test_silence_widens_margins(void **state)
         uint64_t id = plain_id();
         assert_int_equal(arrive(c, now, 0, id, tight), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-        assert_int_equal(actions[0].worker, 3);
+        assert_int_equal(actions[0].start.worker, 3);
         assert_int_equal(leg(c, TD_EV_TICKET, now, 0, id, 0, 0), 1);
-        assert_int_equal(actions[0].worker, 1);
+        assert_int_equal(actions[0].start.worker, 1);
         leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
     }
     now += 900 * MS; /* all are silent for 0.9 s and more, 1.13 times; 0 and 2 for 2.3 s, 1.5
@@ -655,9 +655,9 @@ static void test_no_herd(void **state)
                        (struct ask){500, 50, with & 1 ? 60000000 : 0, with & 1 ? 500000 : 0, 0}),
                 1);
             assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-            n[actions[0].worker]++;
+            n[actions[0].start.worker]++;
             assert_int_equal(leg(c, TD_EV_TICKET, 1, i, id, 0, 0), 1);
-            n[actions[0].worker]++;
+            n[actions[0].start.worker]++;
         }
         for (uint32_t w = 0; w < 2 * N; w++)
             if (n[w] < 90 || n[w] > 110)
@@ -687,7 +687,7 @@ static void test_deflection_is_judged_by_the_mean(void **state)
             uint64_t resident = plain_id();
             assert_int_equal(arrive(c, 0, 0, resident, (struct ask){100, 400, 0, tpot_us, 0}), 1);
             assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-            assert_true(actions[0].local); /* an empty worker is free to */
+            assert_true(actions[0].start.local); /* an empty worker is free to */
             leg(c, TD_EV_TOKEN, 0, 0, resident, 101, 0);
             for (uint32_t i = 0; mixed && i < 500; i++)
                 step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
@@ -704,7 +704,7 @@ static void test_deflection_is_judged_by_the_mean(void **state)
             if (local != may)
                 fail_msg("tpot %llu us, mixed %d: %s", (unsigned long long)tpot_us, mixed,
                          may ? "not deflected" : "deflected");
-            if (local) assert_true(actions[0].local);
+            if (local) assert_true(actions[0].start.local);
             n_local += local;
             n_refused += !local;
             td_core_destroy(c);
@@ -741,7 +741,7 @@ static void test_large_do_not_block_small(void **state)
         /* their queue time has passed */
         assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 9 * SEC}),
                          100);
-        for (uint32_t i = 0; i < 100; i++) assert_int_equal(actions[i].code, 8);
+        for (uint32_t i = 0; i < 100; i++) assert_int_equal(actions[i].fail.code, 8);
         td_core_destroy(c);
     }
 }
@@ -849,7 +849,7 @@ static void test_lies(void **state)
     td_core_worker_view(c, 5, &v);
     assert_int_equal(v.state, TD_WORKER_READY);
     assert_int_equal(arrive(c, 2, 0, 1, (struct ask){100, 20, 0, 0, 0}), 1);
-    assert_int_equal(actions[0].worker, 5);
+    assert_int_equal(actions[0].start.worker, 5);
     /* a request that cannot be: dropped; one that is there already: dropped */
     assert_int_equal(arrive(c, 2, SLOTS, 2, (struct ask){100, 20, 0, 0, 0}), 0);
     assert_int_equal(arrive(c, 2, 1, 2, (struct ask){0, 20, 0, 0, 0}), 0);
@@ -905,7 +905,7 @@ static void test_time_and_snapshots(void **state)
     assert_int_equal(v.state, TD_WORKER_READY);
     uint64_t id = plain_id();
     assert_int_equal(arrive(c, 5, 0, id, (struct ask){100, 20, 0, 0, 0}), 1);
-    assert_true(actions[0].ttft_us > 0 && actions[0].ttft_us < SEC);
+    assert_true(actions[0].start.ttft_us > 0 && actions[0].start.ttft_us < SEC);
     leg(c, TD_EV_CANCEL, 3, 0, id, 0, 0);
     /* seq: 5, then 4 (old), then 5 (twice): the time of the last that counted stands */
     for (uint64_t seq = 5, t = 11; t < 14; seq = t == 11 ? 4 : 5, t++)
@@ -978,7 +978,7 @@ static void toy_apply(struct td_core *c, size_t n)
         assert_true(t->live && t->id == a->id);
         switch (a->kind) {
         case TD_ACT_START_DECODE:
-            t->decode = a->worker;
+            t->decode = a->start.worker;
             t->attempt = a->attempt;
             toy_event(c,
                       (struct td_core_event){
@@ -986,8 +986,8 @@ static void toy_apply(struct td_core *c, size_t n)
                           .ticket = {.of = {.slot = a->slot, .id = a->id, .attempt = a->attempt}}});
             break;
         case TD_ACT_START_PREFILL:
-            t->prefill = a->worker;
-            fifo[a->worker][fifo_tail[a->worker]++ % SLOTS] = a->slot;
+            t->prefill = a->start.worker;
+            fifo[a->start.worker][fifo_tail[a->start.worker]++ % SLOTS] = a->slot;
             break;
         case TD_ACT_COMPLETE:
         case TD_ACT_FAIL:

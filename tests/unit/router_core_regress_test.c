@@ -236,7 +236,7 @@ static void test_lost_plans_count_as_waiting(void **state)
     assert_int_equal(tick(c, 4999 * MS), 0);
     assert_int_equal(tick(c, 5001 * MS), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_int_equal(actions[0].code, 14);
+    assert_int_equal(actions[0].fail.code, 14);
     assert_at_rest(c);
     td_core_destroy(c);
 }
@@ -382,7 +382,7 @@ static void test_deflected_by_choice(void **state)
     struct td_core *c = core_of(TD_MODE_HYBRID, "goodput", 0);
     join(c, 1, 0, TD_ROLE_DECODE, 8);
     assert_int_equal(arrive(c, 2, 0, 100), 1);
-    assert_true(actions[0].local);
+    assert_true(actions[0].start.local);
     td_core_stats(c, &st);
     assert_int_equal(st.deflected, 0);
     join(c, 3, 1, TD_ROLE_PREFILL, 8);
@@ -448,7 +448,7 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
                                               .hash_tokens = 16}};
         assert_int_equal(step(c, r), 1);          /* 1 ms of link time a token: 161 or 17 ms */
         assert_int_equal(arrive(c, 4, 1, 10), 1); /* another, behind it on the same link */
-        tpot_us[held] = actions[0].tpot_us;
+        tpot_us[held] = actions[0].start.tpot_us;
         td_core_destroy(c);
     }
     if (!(tpot_us[0] > tpot_us[1] + 5000))
@@ -477,10 +477,10 @@ static void test_long_predictions_of_the_link_do_not_add_up(void **state)
                      .now_ns = now,
                      .request = {.slot = slot, .id = i + 1, .n_prompt = 160, .max_tokens = 16}}),
             1);
-        if (i == 1) first_us = actions[0].tpot_us;
-        if (i > 1 && actions[0].tpot_us > first_us + 100) {
+        if (i == 1) first_us = actions[0].start.tpot_us;
+        if (i > 1 && actions[0].start.tpot_us > first_us + 100) {
             fail_msg("request %llu: TPOT is predicted as %llu us, of the second it was %llu",
-                     (unsigned long long)i, (unsigned long long)actions[0].tpot_us,
+                     (unsigned long long)i, (unsigned long long)actions[0].start.tpot_us,
                      (unsigned long long)first_us);
         }
         step(c, (struct td_core_event){.kind = TD_EV_TICKET,

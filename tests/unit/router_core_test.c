@@ -70,11 +70,11 @@ static void test_life_pd(void **state)
     assert_int_equal(arrive(c, 2, 5, 100, 40), 0); /* nobody to decode: queued */
     assert_int_equal(join(c, 3, 1, TD_ROLE_DECODE), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-    assert_int_equal(actions[0].worker, 1);
-    assert_false(actions[0].local);
+    assert_int_equal(actions[0].start.worker, 1);
+    assert_false(actions[0].start.local);
     assert_int_equal(leg(c, TD_EV_TICKET, 4, 5, 100, 0, 16), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
-    assert_int_equal(actions[0].worker, 0);
+    assert_int_equal(actions[0].start.worker, 0);
     assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 5, 5, 100, 0, 0), 0);
     assert_int_equal(leg(c, TD_EV_TOKEN, 6, 5, 100, 0, 41), 0);
     assert_int_equal(leg(c, TD_EV_PREFILL_END, 7, 5, 100, 0, 0), 0);
@@ -116,7 +116,7 @@ static void ttft_holds_the_calls(enum td_core_mode mode)
     for (uint64_t i = 0; i < 100; i++) {
         uint64_t at = (1 + i) * 100 * MS, id = 100 + i;
         assert_int_equal(arrive(c, at, 0, id, 40), 1);
-        predicted_us = actions[0].ttft_us;
+        predicted_us = actions[0].start.ttft_us;
         if (mode == TD_MODE_PD) {
             assert_int_equal(leg(c, TD_EV_TICKET, at + 30 * MS, 0, id, 0, 0), 1);
             assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, at + 36 * MS, 0, id, 0, 0), 0);
@@ -176,7 +176,7 @@ static void test_a_cold_first_call_does_not_turn_a_prompt_away(void **state)
         assert_int_equal(step(c, e), 1);
         assert_int_equal(leg(c, TD_EV_TICKET, at + MS, 0, id, 0, 0), 1);
         assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
-        uint32_t worker = actions[0].worker, hit = i ? 32 : 0;
+        uint32_t worker = actions[0].start.worker, hit = i ? 32 : 0;
         if (i == 0) warm = worker;
         assert_int_equal(worker, warm);
         step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
@@ -303,7 +303,7 @@ static void test_statuses(void **state)
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 1, 3), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_int_equal(actions[0].code, 3);
+    assert_int_equal(actions[0].fail.code, 3);
     /* a full worker is not asked again before its next snapshot, and nobody's failovers are used
        up */
     arrive(c, 4, 0, 2, 40);
@@ -328,7 +328,7 @@ static void test_statuses(void **state)
     }
     assert_int_equal(leg(c, TD_EV_DECODE_END, 20, 0, 2, 4, 14), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_int_equal(actions[0].code, 14);
+    assert_int_equal(actions[0].fail.code, 14);
     td_core_destroy(c);
 }
 
@@ -340,7 +340,7 @@ static void test_silence_and_time(void **state)
     join(c, 0, 1, TD_ROLE_DECODE);
     join(c, 0, 2, TD_ROLE_DECODE);
     arrive(c, 1, 0, 1, 40);
-    uint32_t first = actions[0].worker, other = 3 - first;
+    uint32_t first = actions[0].start.worker, other = 3 - first;
     step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                    .now_ns = 900 * MS,
                                    .snapshot = {.worker = 0, .seq = 1}});
@@ -351,7 +351,7 @@ static void test_silence_and_time(void **state)
     assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 1001 * MS}), 2);
     assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
     assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
-    assert_int_equal(actions[1].worker, other);
+    assert_int_equal(actions[1].start.worker, other);
     struct td_core_worker_view v;
     td_core_worker_view(c, first, &v);
     assert_int_equal(v.state, TD_WORKER_SUSPECT);
@@ -367,12 +367,12 @@ static void test_silence_and_time(void **state)
     arrive(c, 0, 0, 1, 40);
     assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5000 * MS}), 0);
     assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 5001 * MS}), 1);
-    assert_int_equal(actions[0].code, 14);
+    assert_int_equal(actions[0].fail.code, 14);
     /* the queue is bounded */
     for (uint32_t i = 0; i < 32; i++) assert_int_equal(arrive(c, 6000 * MS, i, 10 + i, 1), 0);
     assert_int_equal(arrive(c, 6000 * MS, 40, 50, 1), 1);
-    assert_int_equal(actions[0].code, 8);
-    assert_int_equal(actions[0].retry_ms, 1000);
+    assert_int_equal(actions[0].fail.code, 8);
+    assert_int_equal(actions[0].fail.retry_ms, 1000);
     td_core_destroy(c);
 }
 
@@ -421,17 +421,17 @@ static void test_modes(void **state)
     join(c, 0, 1, TD_ROLE_DECODE);
     for (uint32_t i = 0; i < 4; i++) {
         assert_int_equal(arrive(c, 1, i, i + 1, 50), 1);
-        assert_true(actions[0].local);
-        assert_int_equal(actions[0].worker, i % 2);
+        assert_true(actions[0].start.local);
+        assert_int_equal(actions[0].start.worker, i % 2);
     }
     td_core_destroy(c);
     c = core_of(TD_MODE_HYBRID, "least_token");
     join(c, 0, 0, TD_ROLE_DECODE);
     join(c, 0, 1, TD_ROLE_PREFILL);
     arrive(c, 1, 0, 1, 9);
-    assert_true(actions[0].local);
+    assert_true(actions[0].start.local);
     arrive(c, 1, 1, 2, 10);
-    assert_false(actions[0].local);
+    assert_false(actions[0].start.local);
     td_core_destroy(c);
     struct td_core_config bad = {.policy = "best", .max_requests = 1};
     struct td_err err;
@@ -456,7 +456,7 @@ static void test_loss_after_the_last_token(void **state)
         join(c, 1, 1, TD_ROLE_DECODE);
         join(c, 1, 2, TD_ROLE_DECODE);
         arrive(c, 2, 0, 1, 40);
-        uint32_t worker = actions[0].worker;
+        uint32_t worker = actions[0].start.worker;
         leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
         leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 0, 0);
         step(c, (struct td_core_event){
@@ -538,8 +538,8 @@ static void test_one_token_needs_no_decode_worker(void **state)
             }
             assert_int_equal(ask(c, 3, 0, 1, 1), 1);
             assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
-            assert_int_equal(actions[0].worker, 0);
-            assert_true(actions[0].local);
+            assert_int_equal(actions[0].start.worker, 0);
+            assert_true(actions[0].start.local);
             expect_account(c, 0, 1);
             if (n_decode) expect_account(c, 1, 8);
             /* nobody's: nothing comes of it */
@@ -563,7 +563,7 @@ static void test_one_token_fails_over(void **state)
         join_new(c, 1, 0, TD_ROLE_PREFILL);
         join_new(c, 1, 1, TD_ROLE_PREFILL);
         assert_int_equal(ask(c, 2, 0, 1, 1), 1);
-        assert_int_equal(actions[0].worker, 0);
+        assert_int_equal(actions[0].start.worker, 0);
         size_t n = 0;
         if (how == GONE)
             n = step(c, (struct td_core_event){
@@ -574,9 +574,9 @@ static void test_one_token_fails_over(void **state)
         if (how == NO_TOKEN || how == NOT_THE_LAST) n = leg(c, TD_EV_PREFILL_END, 3, 0, 1, 0, 0);
         assert_true(n >= 1);
         assert_int_equal(actions[n - 1].kind, TD_ACT_START_PREFILL);
-        assert_int_equal(actions[n - 1].worker, 1);
+        assert_int_equal(actions[n - 1].start.worker, 1);
         assert_int_equal(actions[n - 1].attempt, 1);
-        assert_true(actions[n - 1].local);
+        assert_true(actions[n - 1].start.local);
         assert_int_equal(td_core_failovers(c, 0), 1);
         assert_int_equal(leg(c, TD_EV_FIRST_TOKEN, 4, 0, 1, 1, 1), 1);
         assert_int_equal(actions[0].kind, TD_ACT_COMPLETE);
@@ -603,7 +603,7 @@ static void test_one_token_left_and_older_workers(void **state)
         c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .gone = {.worker = 1}});
     assert_int_equal(n, 3);
     assert_int_equal(actions[2].kind, TD_ACT_START_PREFILL);
-    assert_true(actions[2].local);
+    assert_true(actions[2].start.local);
     td_core_destroy(c);
 
     c = core_of(TD_MODE_PD, "least_token");
@@ -618,7 +618,7 @@ static void test_one_token_left_and_older_workers(void **state)
     join_new(c, 1, 1, TD_ROLE_DECODE);
     assert_int_equal(ask(c, 2, 0, 1, 1), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-    assert_true(actions[0].local);
+    assert_true(actions[0].start.local);
     td_core_destroy(c);
 }
 
@@ -776,7 +776,7 @@ static void test_deadline_blames_nobody(void **state)
     arrive(c, 2, 0, 1, 40);
     assert_int_equal(leg(c, TD_EV_DECODE_END, 3, 0, 1, 0, 4), 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_int_equal(actions[0].code, 4);
+    assert_int_equal(actions[0].fail.code, 4);
     assert_int_equal(arrive(c, 4, 0, 2, 40), 1); /* placed at once */
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     td_core_destroy(c);
@@ -838,7 +838,7 @@ static void test_every_wait_ends(void **state)
     }
     assert_int_equal(n, 1);
     assert_int_equal(actions[0].kind, TD_ACT_FAIL);
-    assert_int_equal(actions[0].code, 8);
+    assert_int_equal(actions[0].fail.code, 8);
     assert_true(now <= 5400 * MS);
     td_core_destroy(c);
 
@@ -905,11 +905,11 @@ static void apply(struct model_request *q, const struct td_core_action *a)
         assert_false(q->decode_open || q->prefill_open); /* (3) */
         q->decode_open = true;
         q->attempt = a->attempt;
-        q->stage = a->local ? 3 : 1;
+        q->stage = a->start.local ? 3 : 1;
         break;
     case TD_ACT_START_PREFILL:
         assert_false(q->prefill_open);
-        if (a->local)
+        if (a->start.local)
             assert_false(q->decode_open);
         else
             assert_true(q->decode_open && q->stage == 1 && q->attempt == a->attempt);
@@ -939,10 +939,12 @@ static size_t write_line(char *log, size_t at, int n)
     return at + (size_t)n;
 }
 
-static const char *const policies[] = {"goodput",     "round_robin",  "least_request",
-                                       "least_token", "power_of_two", "cache_aware",
-                                       "lmetric",     "kv_cost",      "conductor"};
-enum { N_POLICIES = sizeof policies / sizeof *policies };
+static uint32_t n_policies(const struct td_policy *table)
+{
+    uint32_t n = 0;
+    while (table[n].name) n++;
+    return n;
+}
 
 /* With no request live every number of every account is back where it began, whatever came
  * before. */
@@ -1208,8 +1210,33 @@ static void test_random_play(void **state)
     (void)state;
     const char *env = getenv("SEED");
     uint64_t seed = env ? strtoull(env, NULL, 10) : 1;
-    for (uint64_t i = 0; i < (getenv("TANDEM_TEST_SHORT") ? 1 : 2) * (uint64_t)N_POLICIES; i++)
-        random_play(seed + i, (enum td_core_mode)(i % 3), policies[i % N_POLICIES]);
+    for (uint64_t i = 0; i < (getenv("TANDEM_TEST_SHORT") ? 1 : 2) * n_policies(td_sim_policies);
+         i++)
+        random_play(seed + i, (enum td_core_mode)(i % 3),
+                    td_sim_policies[i % n_policies(td_sim_policies)].name);
+}
+
+/* The names that the options offer are the tables', and the simulator has all of the daemon's. */
+static void test_policy_names(void **state)
+{
+    (void)state;
+    char names[] = TD_CORE_POLICIES, all[] = TD_SIM_POLICIES, gone[] = TD_CORE_POLICIES_ELSEWHERE;
+    char *rest = names;
+    uint32_t n = 0;
+    for (char *name; (name = strsep(&rest, "|")); n++) {
+        assert_string_equal(name, td_policies[n].name);
+        assert_ptr_equal(td_policy_find(td_sim_policies, name, NULL), td_policies[n].place);
+    }
+    assert_int_equal(n, n_policies(td_policies));
+    rest = gone;
+    for (char *name; (name = strsep(&rest, "|")); n++) {
+        assert_null(td_policy_find(td_policies, name, NULL));
+        assert_non_null(td_policy_find(td_sim_policies, name, NULL));
+    }
+    assert_int_equal(n, n_policies(td_sim_policies));
+    rest = all;
+    for (n = 0; rest; n++) assert_string_equal(strsep(&rest, "|"), td_sim_policies[n].name);
+    assert_int_equal(n, n_policies(td_sim_policies));
 }
 
 static void test_log_refuses_nonsense(void **state)
@@ -1277,6 +1304,7 @@ int main(void)
         cmocka_unit_test(test_ttft_holds_the_calls),
         cmocka_unit_test(test_a_cold_first_call_does_not_turn_a_prompt_away),
         cmocka_unit_test(test_random_play),
+        cmocka_unit_test(test_policy_names),
         cmocka_unit_test(test_log_refuses_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
