@@ -29,6 +29,12 @@ const char *td_xfer_path_name(enum td_xfer_path path)
     return b ? b->name : path == TD_XFER_PATH_AUTO ? "auto" : "unknown";
 }
 
+bool td_xfer_path_is_local(enum td_xfer_path path)
+{
+    const struct td_transfer_backend *b = td_transfer_backend_of(path);
+    return b && b->local;
+}
+
 enum td_xfer_way td_xfer_path_way(enum td_xfer_path path)
 {
     const struct td_transfer_backend *b = td_transfer_backend_of(path);

@@ -99,12 +99,6 @@ bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path)
     return named == TD_XFER_PATH_AUTO || named == path || (b && b->also == named);
 }
 
-bool xfer_path_is_local(enum td_xfer_path path)
-{
-    const struct td_transfer_backend *b = td_transfer_backend_of(path);
-    return b && b->local;
-}
-
 /* Path choice: the first backend (backends.c) that both sides allow, that was not tried in vain
  * and that offers itself; each is proved before it is used. why: of one that does not offer
  * itself, where it tells. */

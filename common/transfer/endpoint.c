@@ -1132,7 +1132,7 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
         status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
         goto err_close;
     }
-    if (config->tls && !xfer_path_is_local(x->self.path) &&
+    if (config->tls && !td_xfer_path_is_local(x->self.path) &&
         (status = open_tls(x, config->tls, err)))
         goto err_close;
     for (size_t i = TD_TRANSFER_N_BACKENDS; i-- > 0;) {
@@ -1276,8 +1276,9 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
 void td_xfer_revoke(struct td_xfer *x, uint32_t slot, const char *reason)
 {
     enter(x);
-    /* a READY one's sender has its answer */
-    bool ring = x->rdma || (slot < x->core.max_slots && x->core.slots[slot].state != TD_SLOT_READY);
+    const struct td_xfer_slot *s = slot < x->core.max_slots ? &x->core.slots[slot] : NULL;
+    /* a READY one's sender has its answer, and nothing holds it but windows */
+    bool ring = s && (s->state != TD_SLOT_READY || s->holds.n);
     td_xfer_core_revoke(&x->core, slot, reason);
     unlock_and_wake(x);
     if (ring) xfer_ring(x);
@@ -1299,7 +1300,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         return td_fail(err, TD_ERR_UNSUPPORTED, "grant of %s: it allows only %s, this side only %s",
                        g.instance, td_xfer_path_name((enum td_xfer_path)g.path),
                        td_xfer_path_name(x->self.path));
-    if (g.port && !xfer_path_is_local(x->self.path) && g.tls != (x->tls != NULL)) {
+    if (g.port && !td_xfer_path_is_local(x->self.path) && g.tls != (x->tls != NULL)) {
         if (g.tls)
             return td_fail(err, TD_ERR_UNSUPPORTED,
                            "grant of %s: its KV port speaks TLS and this side does not: give this "

@@ -294,7 +294,6 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path);
 void xfer_path_pause_accept(struct td_xfer *x, bool pause);
 /* Does a side that names `named` allow `path`? */
 bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path);
-bool xfer_path_is_local(enum td_xfer_path path); /* over the unix socket of this host */
 /* For td_xfer_poll_path. */
 void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text);
 /* Somebody was turned away, for td_xfer_poll_path; the first of each second is told. c: NULL while

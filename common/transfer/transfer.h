@@ -60,6 +60,9 @@ enum td_xfer_path {
     TD_XFER_N_PATHS
 };
 
+/* Over the unix socket of this host, to this user's processes alone: in the clear, whatever the
+ * configuration says of TLS. */
+bool td_xfer_path_is_local(enum td_xfer_path path);
 const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma",
                                                           "cuda-ipc", "shm-staged" */
 

@@ -115,7 +115,7 @@ td_status td_worker_check_kv_port(struct td_worker *w, struct td_err *err)
     td_status s = td_kv_port_fill(&c->kv_port, c->transfer, &files, NULL, &port, &scratch, err);
     if (s) return s;
     /* a socket of this host, of this user */
-    if (scratch.path == TD_XFER_PATH_SHM || scratch.path == TD_XFER_PATH_CUDA_IPC) return TD_OK;
+    if (td_xfer_path_is_local(scratch.path)) return TD_OK;
     if ((s = td_address_host(c->transfer_host, host, sizeof host, err)) ||
         (s = td_address_join(host, 0, address, sizeof address, err)))
         return td_err_prefix(err, "transfer_host");

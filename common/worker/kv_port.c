@@ -44,7 +44,7 @@ static td_status choose_tls(const struct td_kv_port_config *o, enum td_xfer_path
                        o->kv_tls_peer_name,
                        has_files ? "kv_tls is off" : "it needs tls_cert, tls_key and tls_ca");
     /* their sockets never leave the host, and the kernel says whose they are */
-    port->use_tls = wanted && path != TD_XFER_PATH_SHM && path != TD_XFER_PATH_CUDA_IPC;
+    port->use_tls = wanted && !td_xfer_path_is_local(path);
     port->tls = (struct td_xfer_tls_config){.cert_file = f->tls_cert,
                                             .key_file = f->tls_key,
                                             .ca_file = f->tls_ca,

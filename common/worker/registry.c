@@ -70,11 +70,8 @@ static void send_hello(struct td_registry *r)
     h.max_seqs = (uint32_t)w->cfg.max_seqs;
     h.pid = (uint32_t)getpid();
     h.transfer = (char *)(uintptr_t)w->cfg.transfer;
-    h.kv_tls = (char *)(uintptr_t)(td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_SHM ||
-                                           td_kv_port_path(w->cfg.transfer) == TD_XFER_PATH_CUDA_IPC
-                                       ? ""
-                                   : w->use_kv_tls ? "on"
-                                                   : "off");
+    bool is_local = td_xfer_path_is_local(td_kv_port_path(w->cfg.transfer));
+    h.kv_tls = (char *)(uintptr_t)(is_local ? "" : w->use_kv_tls ? "on" : "off");
     h.node_class = (char *)w->cfg.node_class;
     h.tp = (uint32_t)td_engine_n_ranks(w->engine);
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);

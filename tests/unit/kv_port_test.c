@@ -89,6 +89,7 @@ static void who_speaks_tls(void **state)
         {"auto", "rdma", "c", "a", "", 1, ""},
         {"auto", "shm", "c", "a", "", 0, ""},
         {"auto", "shm", "c", "a", "n", 0, ""},
+        {"auto", "shm-staged", "c", "a", "", 0, ""}, /* a socket of this host, too */
         {"auto", "tcp", "c", "a", "n", 1, ""},
         {"off", "tcp", "c", "a", "n", -1, "kv_tls is off"},
         {"auto", "tcp", "c", "", "n", -1, "it needs tls_cert, tls_key and tls_ca"},

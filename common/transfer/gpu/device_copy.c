@@ -18,7 +18,7 @@
  * receiver that finds no buffer free reads again in the next turn; all that it waits for are copies
  * under way. So the ring is bounded and no peer can hold it.
  *
- * Fences: a copy to blocks cannot be called back, so it is counted in the slot's n_dma, which
+ * Fences: a copy to blocks cannot be called back, so it is a hold of the slot (DEVICE), which
  * SLOT_FREE and other attempts wait for. A copy from blocks holds its op (the core's n_wr), as a
  * send without copies does.
  *

@@ -49,7 +49,7 @@ static td_status shm_open_side(struct td_xfer *x, const struct td_xfer_config *c
 {
     struct sockaddr_un address;
     (void)config;
-    if (x->self.path != TD_XFER_PATH_AUTO && !xfer_path_is_local(x->self.path)) return TD_OK;
+    if (x->self.path != TD_XFER_PATH_AUTO && !td_xfer_path_is_local(x->self.path)) return TD_OK;
     snprintf(x->self.shm_name, sizeof x->self.shm_name, "tandem-xfer-%016" PRIx64, xfer_random(x));
     uint64_t proof[2] = {xfer_random(x), xfer_random(x)};
     memcpy(x->self.proof, proof, sizeof x->self.proof);

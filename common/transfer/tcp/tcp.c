@@ -38,7 +38,7 @@ static td_status resolve(const char *host, uint16_t port, int flags, struct addr
 static td_status tcp_open_side(struct td_xfer *x, const struct td_xfer_config *config,
                                struct td_err *err)
 {
-    if (xfer_path_is_local(x->self.path)) return TD_OK;
+    if (td_xfer_path_is_local(x->self.path)) return TD_OK;
     struct addrinfo *list = NULL;
     const char *host =
         config->listen_host && config->listen_host[0] ? config->listen_host : "127.0.0.1";
