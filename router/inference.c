@@ -93,7 +93,9 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
     size_t total = 0;
     for (size_t i = 0; i < chat->n_messages; i++) {
         const Tandem__V1__ChatMessage *in = chat->messages[i];
-        m[i] = (struct td_chat_message){in->role, (const char *)in->content.data, in->content.len};
+        m[i] = (struct td_chat_message){.role = in->role,
+                                        .content = (const char *)in->content.data,
+                                        .content_bytes = in->content.len};
         if (!m[i].content) m[i].content = "";
         total += in->content.len;
     }
@@ -102,9 +104,10 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
     td_status s = check_text_bytes(r, total, err);
     for (size_t i = 0; !s && i < chat->n_messages; i++)
         s = check_message(i, chat->messages[i], err);
-    if (!s)
-        s = td_chat_template_render(r->chat, m, chat->n_messages, !chat->no_generation_prompt,
-                                    &text, &n_bytes, err);
+    const struct td_chat all = {.messages = m,
+                                .n_messages = chat->n_messages,
+                                .add_generation_prompt = !chat->no_generation_prompt};
+    if (!s) s = td_chat_template_render(r->chat, &all, &text, &n_bytes, err);
     free(m);
     if (s) return s;
     s = encode(r, text, n_bytes, false, list, err);

@@ -9,8 +9,10 @@
  * without a known mark, or with a construct that is not understood, is refused: TD_ERR_UNSUPPORTED.
  *
  * What a template silently leaves out is refused too. Some old ones have no place for a system
- * message; a chat that loses its instructions is a wrong prompt even where transformers renders it.
- * System and user text must therefore stand in the result.
+ * message, many none for tools; a chat that loses its instructions is a wrong prompt even where
+ * transformers renders it. The text of system, user and tool messages and the names of tools and of
+ * functions called must therefore stand in the result. The text of a tool message may stand there
+ * as a JSON string (Llama 3 writes it so).
  *
  * The date. strftime_now() gives 26 July 2024 unless td_chat_template_set_date() says otherwise:
  * the date that the Llama 3 templates fall back to. A prompt must not depend on the day (same
@@ -27,7 +29,6 @@
 #include "common/text/jinja.h"
 
 #define CONFIG_MAX_BYTES ((size_t)64 << 20)
-#define MAX_MESSAGES 65536
 #define SEARCH_BASE_BYTES (1ull << 20)
 /* of the text: it is read once when all messages come in order */
 #define SEARCH_TIMES 64
@@ -40,6 +41,8 @@ struct td_chat_template {
     char *bos_token, *eos_token; /* NULL = the tokenizer has none */
     int64_t date_unix_s;
     size_t max_bytes;
+    bool knows_developer, knows_tool_role, knows_tools, knows_tool_calls; /* its source does */
+    struct td_chat_template *for_tools; /* in place of this one for chats with tools; NULL: none */
 };
 
 /* Every mark must occur. Earlier rows are more particular. */
@@ -117,6 +120,7 @@ static const char *find_family(const char *text, size_t n)
 void td_chat_template_free(struct td_chat_template *t)
 {
     if (t == NULL) return;
+    td_chat_template_free(t->for_tools);
     td_jinja_free(t->jinja);
     free(t->bos_token);
     free(t->eos_token);
@@ -128,11 +132,13 @@ const char *td_chat_template_family(const struct td_chat_template *t) { return t
 void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes)
 {
     t->max_bytes = n_bytes;
+    if (t->for_tools != NULL) t->for_tools->max_bytes = n_bytes;
 }
 
 void td_chat_template_set_date(struct td_chat_template *t, int64_t unix_s)
 {
     t->date_unix_s = unix_s;
+    if (t->for_tools != NULL) t->for_tools->date_unix_s = unix_s;
 }
 
 /* jinja NULL: no template */
@@ -154,6 +160,10 @@ td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *
                 "the model has no chat template: send a prompt instead of messages");
     } else {
         t->family = find_family(jinja, n_bytes);
+        t->knows_developer = has(jinja, n_bytes, "developer");
+        t->knows_tools = has(jinja, n_bytes, "tools");
+        t->knows_tool_calls = has(jinja, n_bytes, "tool_calls");
+        t->knows_tool_role = has(jinja, n_bytes, "'tool'") || has(jinja, n_bytes, "\"tool\"");
         if (strcmp(t->family, "unknown") == 0)
             td_fail(&t->refused, TD_ERR_UNSUPPORTED,
                     "the model's chat template is of no family that is known here: send a prompt "
@@ -178,12 +188,14 @@ static td_status read_token(const json_t *config, const char *what, const char *
 }
 
 /* "chat_template" is a string, or a list of {"name", "template"} of which "default" is the one
- * for plain chats. */
-static td_status read_template(const json_t *config, const char *what, const char **ret,
-                               struct td_err *err)
+ * for plain chats and "tool_use" the one for chats with tools. *ret NULL: there is none of that
+ * name. */
+static td_status read_template(const json_t *config, const char *what, const char *wanted,
+                               const char **ret, struct td_err *err)
 {
     const json_t *v = json_object_get(config, "chat_template");
     *ret = NULL;
+    if (!json_is_array(v) && strcmp(wanted, "default") != 0) return TD_OK;
     if (!json_is_array(v)) return td_json_str(config, what, "chat_template", ret, NULL, err);
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *entry = json_array_get(v, i);
@@ -192,7 +204,7 @@ static td_status read_template(const json_t *config, const char *what, const cha
             return td_fail(err, TD_ERR_INVALID, "%s: chat_template[%zu] is no object", what, i);
         td_status st = td_json_str(entry, what, "name", &name, NULL, err);
         if (st != TD_OK) return st;
-        if (name != NULL && strcmp(name, "default") == 0)
+        if (name != NULL && strcmp(name, wanted) == 0)
             return td_json_str(entry, what, "template", ret, NULL, err);
     }
     return TD_OK;
@@ -205,7 +217,7 @@ td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_t
     struct stat sb;
     json_t *config = NULL;
     char *file = NULL;
-    const char *jinja = NULL, *bos = NULL, *eos = NULL;
+    const char *jinja = NULL, *for_tools = NULL, *bos = NULL, *eos = NULL;
     size_t n_bytes = 0;
     td_status st = TD_OK;
 
@@ -218,7 +230,8 @@ td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_t
             st = td_fail(err, TD_ERR_INVALID, "%s: no JSON object", path);
         if (st == TD_OK) st = read_token(config, path, "bos_token", &bos, err);
         if (st == TD_OK) st = read_token(config, path, "eos_token", &eos, err);
-        if (st == TD_OK) st = read_template(config, path, &jinja, err);
+        if (st == TD_OK) st = read_template(config, path, "default", &jinja, err);
+        if (st == TD_OK) st = read_template(config, path, "tool_use", &for_tools, err);
         if (st != TD_OK) goto out;
         n_bytes = jinja != NULL ? strlen(jinja) : 0;
     }
@@ -231,28 +244,41 @@ td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_t
         st = td_file_read(path, TD_JINJA_MAX_SOURCE, &file, &n_bytes, err);
         if (st != TD_OK) goto out;
         jinja = file;
+        for_tools = NULL;
     }
-    st = td_chat_template_parse(jinja, n_bytes, bos, eos, ret_template, err);
+    struct td_chat_template *t = NULL, *with = NULL;
+    st = td_chat_template_parse(jinja, n_bytes, bos, eos, &t, err);
+    if (st == TD_OK && for_tools != NULL)
+        st = td_chat_template_parse(for_tools, strlen(for_tools), bos, eos, &with, err);
+    if (st != TD_OK) {
+        td_chat_template_free(t);
+        goto out;
+    }
+    t->for_tools = with;
+    *ret_template = t;
 out:
     free(file);
     json_decref(config);
     return st;
 }
 
-/* Where the search for the messages in a text is. A template writes the messages of one role in
- * order, wherever it puts the other role's, so each is looked for behind the one before it, and
- * again from the start only when it is not there: one pass for each role. bytes_left bounds what
- * is read. */
+/* ---- what the result must contain ------------------------------------------------------------ */
+
+enum part { USER, SYSTEM, TOOL, TOOL_NAME, CALL_NAME, N_PARTS };
+
+/* Where the search for the parts in a text is. A template writes the parts of one kind in order,
+ * wherever it puts the other kinds', so each is looked for behind the one before it, and again from
+ * the start only when it is not there: one pass for each kind. bytes_left bounds what is read. */
 struct search {
     const char *text;
-    size_t n, at[2];
+    size_t n, at[N_PARTS];
     uint64_t bytes_left;
 };
 
 /* TD_ERR_NOT_FOUND; TD_ERR_LIMIT: the budget is used up. */
-static td_status find_in_order(struct search *f, bool is_system, const char *part, size_t n_part)
+static td_status find_in_order(struct search *f, enum part kind, const char *part, size_t n_part)
 {
-    size_t *at = &f->at[is_system];
+    size_t *at = &f->at[kind];
     td_jinja_strip(&part, &n_part); /* many templates do */
     if (n_part == 0) return TD_OK;
     for (int again = 0; again < 2; again++) {
@@ -267,53 +293,212 @@ static td_status find_in_order(struct search *f, bool is_system, const char *par
     return TD_ERR_NOT_FOUND;
 }
 
-td_status td_chat_template_render(const struct td_chat_template *t,
-                                  const struct td_chat_message *messages, size_t n_messages,
-                                  bool add_generation_prompt, char **ret_text, size_t *ret_bytes,
-                                  struct td_err *err)
+/* As a JSON string, without its quotation marks. */
+static td_status find_as_json(struct search *f, const char *part, size_t n_part)
 {
-    if (t->jinja == NULL) return td_fail(err, t->refused.code, "%s", t->refused.msg);
-    if (n_messages == 0) return td_fail(err, TD_ERR_INVALID, "messages: none, must be at least 1");
-    if (n_messages > MAX_MESSAGES)
-        return td_fail(err, TD_ERR_LIMIT, "messages: %zu, must be <= %d", n_messages, MAX_MESSAGES);
-    for (size_t i = 0; i < n_messages; i++) {
-        const char *role = messages[i].role;
-        if (strcmp(role, "system") != 0 && strcmp(role, "user") != 0 &&
-            strcmp(role, "assistant") != 0)
-            return td_fail(err, TD_ERR_UNSUPPORTED,
-                           "messages[%zu].role is \"%.40s\", must be system, user or assistant", i,
-                           role);
-    }
+    json_t *string = json_stringn(part, n_part); /* NULL: no UTF-8, or no memory */
+    char *text = string != NULL ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+    td_status st = text != NULL && strlen(text) >= 2
+                       ? find_in_order(f, TOOL, text + 1, strlen(text) - 2)
+                       : TD_ERR_NOT_FOUND;
+    free(text);
+    json_decref(string);
+    return st;
+}
 
-    struct td_jinja_input input = {.messages = messages,
-                                   .n_messages = n_messages,
-                                   .add_generation_prompt = add_generation_prompt,
+static td_status left_out(const struct td_chat_template *t, td_status st, size_t n_text,
+                          const char *where, size_t index, const char *what, struct td_err *err)
+{
+    if (st == TD_ERR_LIMIT)
+        return td_fail(err, st,
+                       "%s[%zu]: the model's chat template (%s) moves so many messages that "
+                       "looking for each reads more than %llu bytes",
+                       where, index, t->family,
+                       SEARCH_BASE_BYTES + SEARCH_TIMES * (unsigned long long)n_text);
+    return td_fail(err, TD_ERR_UNSUPPORTED, "%s[%zu]: the model's chat template (%s) leaves out %s",
+                   where, index, t->family, what);
+}
+
+/* "name" of a definition, or of its "function"; NULL: it has none, and what the template makes of
+ * it is the template's. Borrowed from *ret_json. */
+static const char *tool_name(struct td_chat_json tool, json_t **ret_json)
+{
+    *ret_json = json_loadb(tool.text, tool.bytes, JSON_ALLOW_NUL, NULL);
+    const json_t *function = json_object_get(*ret_json, "function");
+    return json_string_value(json_object_get(function != NULL ? function : *ret_json, "name"));
+}
+
+static td_status check_result(const struct td_chat_template *t, const struct td_chat *chat,
+                              const char *text, size_t n, struct td_err *err)
+{
+    struct search f = {
+        .text = text, .n = n, .bytes_left = SEARCH_BASE_BYTES + SEARCH_TIMES * (uint64_t)n};
+    char what[48];
+
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct td_chat_message *m = &chat->messages[i];
+        td_status st = TD_OK;
+        if (strcmp(m->role, "tool") == 0) {
+            st = find_in_order(&f, TOOL, m->content, m->content_bytes);
+            if (st == TD_ERR_NOT_FOUND) st = find_as_json(&f, m->content, m->content_bytes);
+        } else if (strcmp(m->role, "assistant") != 0) {
+            st = find_in_order(&f, strcmp(m->role, "user") == 0 ? USER : SYSTEM, m->content,
+                               m->content_bytes);
+        }
+        snprintf(what, sizeof what, "this %s message", m->role);
+        if (st != TD_OK) return left_out(t, st, n, "messages", i, what, err);
+        for (size_t k = 0; k < m->n_tool_calls; k++) {
+            st = find_in_order(&f, CALL_NAME, m->tool_calls[k].name, strlen(m->tool_calls[k].name));
+            if (st != TD_OK) return left_out(t, st, n, "messages", i, "its tool_calls", err);
+        }
+    }
+    for (size_t i = 0; i < chat->n_tools; i++) {
+        json_t *json = NULL;
+        const char *name = tool_name(chat->tools[i], &json);
+        td_status st = name != NULL ? find_in_order(&f, TOOL_NAME, name, strlen(name)) : TD_OK;
+        json_decref(json);
+        if (st != TD_OK) return left_out(t, st, n, "tools", i, "this tool", err);
+    }
+    return TD_OK;
+}
+
+/* ---- rendering ------------------------------------------------------------------------------- */
+
+/* The chat as the template sees it: parts joined, the role developer replaced where it is not
+ * known. What was copied for that is the list and its joined texts. */
+struct view {
+    struct td_chat_message *messages; /* malloc'd */
+    char **joined;                    /* of each message, NULL or malloc'd */
+    size_t n;
+};
+
+static void view_free(struct view *v)
+{
+    for (size_t i = 0; v->joined != NULL && i < v->n; i++) free(v->joined[i]);
+    free(v->joined);
+    free(v->messages);
+}
+
+static td_status join_parts(struct view *v, size_t i, struct td_err *err)
+{
+    struct td_chat_message *m = &v->messages[i];
+    size_t n = 0;
+
+    if (m->n_parts > TD_CHAT_MAX_PARTS)
+        return td_fail(err, TD_ERR_LIMIT, "messages[%zu].content has %zu parts, must be <= %d", i,
+                       m->n_parts, TD_CHAT_MAX_PARTS);
+    for (size_t k = 0; k < m->n_parts; k++) {
+        if (strcmp(m->parts[k].type, "text") != 0)
+            return td_fail(err, TD_ERR_UNSUPPORTED,
+                           "messages[%zu].content[%zu].type is \"%.40s\", must be text", i, k,
+                           m->parts[k].type);
+        n += m->parts[k].text_bytes + 1;
+    }
+    char *out = v->joined[i] = malloc(n);
+    if (out == NULL) return td_fail(err, TD_ERR_NOMEM, "chat template: no memory for %zu bytes", n);
+    for (size_t k = 0; k < m->n_parts; k++) {
+        if (k > 0) *out++ = '\n';
+        if (m->parts[k].text_bytes > 0) memcpy(out, m->parts[k].text, m->parts[k].text_bytes);
+        out += m->parts[k].text_bytes;
+    }
+    m->content = v->joined[i];
+    m->content_bytes = n - 1;
+    m->parts = NULL;
+    m->n_parts = 0;
+    return TD_OK;
+}
+
+static td_status check_message(const struct td_chat_template *t, struct view *v, size_t i,
+                               struct td_err *err)
+{
+    struct td_chat_message *m = &v->messages[i];
+    bool tool = strcmp(m->role, "tool") == 0, assistant = strcmp(m->role, "assistant") == 0;
+
+    if (strcmp(m->role, "developer") == 0) {
+        if (!t->knows_developer) m->role = "system";
+    } else if (!tool && !assistant && strcmp(m->role, "system") != 0 &&
+               strcmp(m->role, "user") != 0) {
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "messages[%zu].role is \"%.40s\", must be system, developer, user, "
+                       "assistant or tool",
+                       i, m->role);
+    }
+    if (tool && !t->knows_tool_role)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "messages[%zu].role is \"tool\", which the model's chat template (%s) does "
+                       "not have",
+                       i, t->family);
+    if (m->n_tool_calls > 0 && !assistant)
+        return td_fail(err, TD_ERR_INVALID,
+                       "messages[%zu] has tool_calls and the role \"%s\", must be assistant", i,
+                       m->role);
+    if (m->tool_call_id != NULL && m->tool_call_id[0] != 0 && !tool)
+        return td_fail(err, TD_ERR_INVALID,
+                       "messages[%zu] has a tool_call_id and the role \"%s\", must be tool", i,
+                       m->role);
+    if (m->n_tool_calls > TD_CHAT_MAX_TOOL_CALLS)
+        return td_fail(err, TD_ERR_LIMIT, "messages[%zu] has %zu tool_calls, must be <= %d", i,
+                       m->n_tool_calls, TD_CHAT_MAX_TOOL_CALLS);
+    if (m->n_tool_calls > 0 && !t->knows_tool_calls)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "messages[%zu] has tool_calls, which the model's chat template (%s) does "
+                       "not have",
+                       i, t->family);
+    for (size_t k = 0; k < m->n_tool_calls; k++)
+        if (m->tool_calls[k].name == NULL || m->tool_calls[k].name[0] == 0)
+            return td_fail(err, TD_ERR_INVALID, "messages[%zu].tool_calls[%zu].name is empty", i,
+                           k);
+    return m->n_parts > 0 ? join_parts(v, i, err) : TD_OK;
+}
+
+static td_status make_view(const struct td_chat_template *t, const struct td_chat *chat,
+                           struct view *v, struct td_err *err)
+{
+    if (chat->n_messages == 0)
+        return td_fail(err, TD_ERR_INVALID, "messages: none, must be at least 1");
+    if (chat->n_messages > TD_CHAT_MAX_MESSAGES)
+        return td_fail(err, TD_ERR_LIMIT, "messages: %zu, must be <= %d", chat->n_messages,
+                       TD_CHAT_MAX_MESSAGES);
+    if (chat->n_tools > TD_CHAT_MAX_TOOLS)
+        return td_fail(err, TD_ERR_LIMIT, "tools: %zu, must be <= %d", chat->n_tools,
+                       TD_CHAT_MAX_TOOLS);
+    if (chat->n_tools > 0 && !t->knows_tools)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tools: the model's chat template (%s) has no place for them", t->family);
+    v->n = chat->n_messages;
+    v->messages = malloc(v->n * sizeof *v->messages);
+    v->joined = calloc(v->n, sizeof *v->joined);
+    if (v->messages == NULL || v->joined == NULL)
+        return td_fail(err, TD_ERR_NOMEM, "chat template: no memory for %zu messages", v->n);
+    memcpy(v->messages, chat->messages, v->n * sizeof *v->messages);
+    td_status st = TD_OK;
+    for (size_t i = 0; st == TD_OK && i < v->n; i++) st = check_message(t, v, i, err);
+    return st;
+}
+
+td_status td_chat_template_render(const struct td_chat_template *t, const struct td_chat *chat,
+                                  char **ret_text, size_t *ret_bytes, struct td_err *err)
+{
+    if (chat->n_tools > 0 && t->for_tools != NULL) t = t->for_tools;
+    if (t->jinja == NULL) return td_fail(err, t->refused.code, "%s", t->refused.msg);
+
+    struct view view = {0};
+    struct td_chat seen = *chat;
+    struct td_jinja_input input = {.chat = &seen,
                                    .bos_token = t->bos_token,
                                    .eos_token = t->eos_token,
                                    .now_unix_s = t->date_unix_s,
                                    .max_text_bytes = t->max_bytes};
     char *text = NULL;
     size_t n = 0;
-    td_status st = td_jinja_render(t->jinja, &input, &text, &n, err);
-    if (st != TD_OK) return st;
-    struct search f = {
-        .text = text, .n = n, .bytes_left = SEARCH_BASE_BYTES + SEARCH_TIMES * (uint64_t)n};
-    for (size_t i = 0; i < n_messages; i++) {
-        const struct td_chat_message *m = &messages[i];
-        st = strcmp(m->role, "assistant") != 0
-                 ? find_in_order(&f, strcmp(m->role, "system") == 0, m->content, m->content_bytes)
-                 : TD_OK;
-        if (st == TD_OK) continue;
+    td_status st = make_view(t, chat, &view, err);
+    seen.messages = view.messages;
+    if (st == TD_OK) st = td_jinja_render(t->jinja, &input, &text, &n, err);
+    if (st == TD_OK) st = check_result(t, &seen, text, n, err);
+    view_free(&view);
+    if (st != TD_OK) {
         free(text);
-        if (st == TD_ERR_LIMIT)
-            return td_fail(err, st,
-                           "messages[%zu]: the model's chat template (%s) moves so many messages "
-                           "that looking for each reads "
-                           "more than %llu bytes",
-                           i, t->family, SEARCH_BASE_BYTES + SEARCH_TIMES * (unsigned long long)n);
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "messages[%zu]: the model's chat template (%s) leaves out this %s message",
-                       i, t->family, m->role);
+        return st;
     }
     *ret_text = text;
     *ret_bytes = n;

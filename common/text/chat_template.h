@@ -15,14 +15,63 @@
 
 struct td_chat_template;
 
+/* One part of a message's content. The only type that is taken is "text". */
+struct td_chat_part {
+    const char *type;
+    const char *text; /* UTF-8, text_bytes long, may hold NUL */
+    size_t text_bytes;
+};
+
+struct td_chat_json {
+    const char *text; /* UTF-8 JSON */
+    size_t bytes;
+};
+
+/* A call that an earlier assistant message made. */
+struct td_chat_tool_call {
+    const char *id, *name;         /* id NULL or "": none */
+    struct td_chat_json arguments; /* an object; no bytes: {} */
+};
+
 struct td_chat_message {
-    const char *role;    /* "system", "user", "assistant" */
+    const char *role;    /* "system", "developer", "user", "assistant", "tool" */
     const char *content; /* UTF-8, content_bytes long, may hold NUL */
     size_t content_bytes;
+    const struct td_chat_part *parts; /* n_parts > 0: in place of content; the template sees them
+                                         as one text, joined by newlines */
+    size_t n_parts;
+    const struct td_chat_tool_call *tool_calls; /* assistant only */
+    size_t n_tool_calls;
+    const char *tool_call_id; /* tool only: the call that it answers; NULL or "": none */
+    const char *name;         /* of the speaker or the function; NULL or "": none */
+};
+
+struct td_chat {
+    const struct td_chat_message *messages;
+    size_t n_messages;
+    bool add_generation_prompt;
+    const struct td_chat_json
+        *tools; /* each a definition: {"type": "function", "function": {"name":
+                                         ..., "description": ..., "parameters": JSON schema}} */
+    size_t n_tools;
+    struct td_chat_json template_kwargs; /* an object; its members become the template's variables,
+                                            e.g. {"enable_thinking": false}; no bytes: none */
+};
+
+/* Bounds on what a chat brings besides text; errors name the field, the value and the bound. */
+enum {
+    TD_CHAT_MAX_MESSAGES = 65536,
+    TD_CHAT_MAX_PARTS = 1024, /* of one message */
+    TD_CHAT_MAX_TOOLS = 128,
+    TD_CHAT_MAX_TOOL_CALLS = 128,      /* of one message */
+    TD_CHAT_MAX_JSON_BYTES = 64 << 10, /* of one definition, one call's arguments, the kwargs */
+    TD_CHAT_MAX_JSON_DEPTH = 32,
+    TD_CHAT_MAX_JSON_KEYS = 1024 /* of one object */
 };
 
 /* Reads DIR/tokenizer_config.json and DIR/chat_template.jinja (which wins). A directory without
- * any template loads fine and refuses to render. */
+ * any template loads fine and refuses to render. When the model brings a template of its own for
+ * chats with tools (the "tool_use" of a list of templates), those are rendered with it. */
 td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template,
                                 struct td_err *err);
 /* From the Jinja source (NULL: none) and the two special strings it may use (NULL: the tokenizer
@@ -41,14 +90,18 @@ void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes);
 const char *td_chat_template_family(const struct td_chat_template *t);
 
 /* *ret_text malloc'd, caller frees. The text contains BOS when the template writes it: encode
- * with add_special = false. Refuses by name: TD_ERR_INVALID: no messages; what the template
- * raises on (its own words, e.g. on the order of roles). TD_ERR_UNSUPPORTED: no or unknown
- * template; another role; a template that would leave out a system or user message.
- * TD_ERR_LIMIT: more than 65536 messages, or a template that computes too long, writes too much
- * or needs more than 64 MiB + 64 times the messages' bytes of memory. */
-td_status td_chat_template_render(const struct td_chat_template *t,
-                                  const struct td_chat_message *messages, size_t n_messages,
-                                  bool add_generation_prompt, char **ret_text, size_t *ret_bytes,
-                                  struct td_err *err);
+ * with add_special = false. The role developer is given to a template that does not know it as
+ * system. Tools, calls and their arguments are JSON values to the template, their keys in the
+ * order of the text.
+ *
+ * Refuses by name: TD_ERR_INVALID: no messages; what is no JSON or has another shape than said
+ * above; what the template raises on (its own words, e.g. on the order of roles).
+ * TD_ERR_UNSUPPORTED: no or unknown template; another role; a part that is no text; tools, calls or
+ * tool messages where the template has no place for them, or where its result leaves out a system,
+ * user or tool message or the name of a tool. TD_ERR_LIMIT: more than the bounds above, or a
+ * template that computes too long, writes too much or needs more than 64 MiB + 64 times the chat's
+ * bytes of memory. */
+td_status td_chat_template_render(const struct td_chat_template *t, const struct td_chat *chat,
+                                  char **ret_text, size_t *ret_bytes, struct td_err *err);
 
 #endif

@@ -1,10 +1,9 @@
 /* jinja.h - the part of Jinja that chat templates are written in. Internal to the chat templates.
  *
  * A template is a small program; the only text that is surely right is the one it computes, so it
- * is evaluated as transformers does it (trim_blocks, lstrip_blocks, loop controls, no autoescape),
- * for chats without tools. What is not understood is refused, never guessed: syntax when parsing,
- * names and types when evaluated (templates carry branches for tools that a plain chat never
- * enters).
+ * is evaluated as transformers does it (trim_blocks, lstrip_blocks, loop controls, no autoescape).
+ * What is not understood is refused, never guessed: syntax when parsing, names and types when
+ * evaluated (templates carry branches that a given chat never enters).
  *
  * A template comes with the weights and is not trusted: source, depth, steps and memory are
  * bounded. Immutable after parsing; thread-safe. */
@@ -29,21 +28,22 @@ td_status td_jinja_parse(const char *source, size_t n_bytes, struct td_jinja **r
 void td_jinja_free(struct td_jinja *jinja);
 
 /* What the template sees: messages, add_generation_prompt, bos_token and eos_token (NULL =
- * undefined), tools and documents (none), raise_exception, strftime_now (of now_unix_s, UTC),
- * namespace, range, dict. */
+ * undefined), tools (none when there are none), documents (none), the chat's template_kwargs,
+ * raise_exception, strftime_now (of now_unix_s, UTC), namespace, range, dict. A message has role
+ * and content (its parts are not looked at here) and, where given, tool_calls, tool_call_id and
+ * name. */
 struct td_jinja_input {
-    const struct td_chat_message *messages;
-    size_t n_messages;
-    bool add_generation_prompt;
+    const struct td_chat *chat;
     const char *bos_token, *eos_token;
     int64_t now_unix_s;
     size_t max_text_bytes; /* of the rendering; 0 = only the bound on all memory, 64 MiB
-                              + 64 times the messages' bytes */
+                              + 64 times the chat's bytes */
 };
 
 /* *ret_text malloc'd with a NUL after it. TD_ERR_INVALID: the template raised an exception,
- * whose words are in the message. TD_ERR_UNSUPPORTED: it went where this evaluator does not
- * follow, or Jinja itself would fail. TD_ERR_LIMIT: too many steps or bytes. */
+ * whose words are in the message, or a JSON text of the chat is none. TD_ERR_UNSUPPORTED: it went
+ * where this evaluator does not follow, or Jinja itself would fail. TD_ERR_LIMIT: too many steps or
+ * bytes, or JSON beyond chat_template.h's bounds. */
 td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_input *input,
                           char **ret_text, size_t *ret_bytes, struct td_err *err);
 

@@ -3,11 +3,13 @@
  * The first failure is written to the context's td_err and everything unwinds on `false`. */
 #include "common/text/jinja_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define STEPS_BASE 2000000u
 #define STEPS_PER_MESSAGE 4000u
+#define STEPS_PER_JSON_BYTE 4u
 /* Memory of one rendering. Of 68 published templates the one that makes most of a long chat
  * takes 56 times its bytes, a short one 140 kB. */
 #define BYTES_BASE ((size_t)64 << 20)
@@ -24,6 +26,8 @@ static bool eval_call(struct ctx *c, const struct expr *e, struct value *ret)
     if (e->a->kind == E_ATTR) {
         if (!jinja_eval(c, e->a->a, &f) || !jinja_eval_args(c, e->args, a)) return false;
         c->line = e->line;
+        if (f.kind == STR && f.markup)
+            return jinja_fails(c, TD_ERR_UNSUPPORTED, "a method of safe text");
         if (f.kind == STR) return jinja_str_method(c, f.u.s, e->a->name, a, ret);
         if (f.kind == DICT) return jinja_dict_method(c, f.u.dict, e->a->name, a, ret);
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "it calls .%.*s of %s",
@@ -53,6 +57,7 @@ static bool eval_slice(struct ctx *c, const struct expr *e, struct value *ret)
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice bound that is %s",
                                jinja_kind_name(part[i].kind));
     }
+    if (obj.markup) return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice of safe text");
     if ((obj.kind != LIST || obj.lazy) && obj.kind != STR)
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice of %s",
                            obj.lazy ? "an iterator" : jinja_kind_name(obj.kind));
@@ -81,6 +86,13 @@ static bool eval_slice(struct ctx *c, const struct expr *e, struct value *ret)
     return true;
 }
 
+static bool needs_escape(struct str s)
+{
+    for (size_t i = 0; i < s.n; i++)
+        if (strchr("&<>'\"", s.p[i]) != NULL && s.p[i] != 0) return true;
+    return false;
+}
+
 static bool eval_binary(struct ctx *c, const struct expr *e, struct value *ret)
 {
     struct value a, b;
@@ -92,9 +104,13 @@ static bool eval_binary(struct ctx *c, const struct expr *e, struct value *ret)
         if (!jinja_to_text(c, a, &s) || !jinja_to_text(c, b, &t)) return false;
         char *p = jinja_ctx_alloc(c, s.n + t.n + 1);
         if (p == NULL) return false;
+        if (e->op == OP_ADD && a.markup != b.markup && needs_escape(a.markup ? t : s))
+            return jinja_fails(c, TD_ERR_UNSUPPORTED,
+                               "it adds text that must be escaped for HTML to safe text");
         if (s.n > 0) memcpy(p, s.p, s.n);
         if (t.n > 0) memcpy(p + s.n, t.p, t.n);
         *ret = jinja_str_value(p, s.n + t.n);
+        ret->markup = e->op == OP_ADD && (a.markup || b.markup);
         return true;
     }
     if (e->op == OP_ADD && a.kind == LIST && b.kind == LIST && !a.lazy && !b.lazy) {
@@ -387,29 +403,111 @@ bool jinja_run_nodes(struct ctx *c, const struct node *n)
     return true;
 }
 
+static bool put(struct ctx *c, struct value dict, const char *key, struct value v)
+{
+    return jinja_dict_put(c, dict.u.dict, (struct str){key, strlen(key)}, v);
+}
+
+/* The shape that transformers' users and vLLM give: the arguments are a mapping, not their text. */
+static bool give_calls(struct ctx *c, const struct td_chat_message *m, size_t i_message,
+                       struct value *ret)
+{
+    char what[64];
+
+    if (!jinja_new_list(c, m->n_tool_calls, ret)) return false;
+    for (size_t i = 0; i < m->n_tool_calls; i++) {
+        const struct td_chat_tool_call *in = &m->tool_calls[i];
+        struct value *call = &ret->u.list->v[i], function, arguments;
+        snprintf(what, sizeof what, "messages[%zu].tool_calls[%zu].arguments", i_message, i);
+        if (!jinja_new_dict(c, DICT, call) || !jinja_new_dict(c, DICT, &function) ||
+            (in->arguments.bytes == 0 ? !jinja_new_dict(c, DICT, &arguments)
+                                      : !jinja_from_json(c, in->arguments, true, what, &arguments)))
+            return false;
+        if (in->id != NULL && in->id[0] != 0 && !put(c, *call, "id", jinja_word_value(in->id)))
+            return false;
+        if (!put(c, *call, "type", jinja_word_value("function")) ||
+            !put(c, *call, "function", function) ||
+            !put(c, function, "name", jinja_word_value(in->name)) ||
+            !put(c, function, "arguments", arguments))
+            return false;
+    }
+    return true;
+}
+
+static bool give_messages(struct ctx *c, const struct td_chat *chat, struct value *ret)
+{
+    struct value calls;
+
+    if (!jinja_new_list(c, chat->n_messages, ret)) return false;
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct td_chat_message *m = &chat->messages[i];
+        struct value v;
+        if (!jinja_new_dict(c, DICT, &v) || !put(c, v, "role", jinja_word_value(m->role)) ||
+            !put(c, v, "content", jinja_str_value(m->content, m->content_bytes)))
+            return false;
+        if (m->n_tool_calls > 0 &&
+            (!give_calls(c, m, i, &calls) || !put(c, v, "tool_calls", calls)))
+            return false;
+        if (m->tool_call_id != NULL && m->tool_call_id[0] != 0 &&
+            !put(c, v, "tool_call_id", jinja_word_value(m->tool_call_id)))
+            return false;
+        if (m->name != NULL && m->name[0] != 0 && !put(c, v, "name", jinja_word_value(m->name)))
+            return false;
+        ret->u.list->v[i] = v;
+    }
+    return true;
+}
+
+static bool give_tools(struct ctx *c, const struct td_chat *chat, struct value *ret)
+{
+    char what[32];
+
+    *ret = jinja_none_value();
+    if (chat->n_tools == 0) return true;
+    if (!jinja_new_list(c, chat->n_tools, ret)) return false;
+    for (size_t i = 0; i < chat->n_tools; i++) {
+        snprintf(what, sizeof what, "tools[%zu]", i);
+        if (!jinja_from_json(c, chat->tools[i], true, what, &ret->u.list->v[i])) return false;
+    }
+    return true;
+}
+
+/* After the template's own input: what that has, or a function's name, may not be replaced. */
+static bool give_kwargs(struct ctx *c, const struct td_chat *chat)
+{
+    struct value v;
+
+    if (chat->template_kwargs.bytes == 0) return true;
+    if (!jinja_from_json(c, chat->template_kwargs, true, "template_kwargs", &v)) return false;
+    for (size_t i = 0; i < v.u.dict->n; i++) {
+        const struct pair *pair = &v.u.dict->pair[i];
+        if (jinja_find_name(c, pair->key) != NULL || jinja_function_find(pair->key) >= 0 ||
+            str_is(pair->key, "bos_token") || str_is(pair->key, "eos_token")) {
+            c->status = td_fail(c->err, TD_ERR_INVALID,
+                                "template_kwargs sets \"%.*s\", which is not its to set",
+                                (int)(pair->key.n < 40 ? pair->key.n : 40), pair->key.p);
+            return false;
+        }
+    }
+    for (size_t i = 0; i < v.u.dict->n; i++)
+        if (!jinja_bind(c, c->root, v.u.dict->pair[i].key, v.u.dict->pair[i].value)) return false;
+    return true;
+}
+
 static bool give_input(struct ctx *c)
 {
     const struct td_jinja_input *in = c->input;
-    struct value messages, v;
+    struct value messages, tools;
 
-    if (!jinja_new_list(c, in->n_messages, &messages)) return false;
-    for (size_t i = 0; i < in->n_messages; i++) {
-        const struct td_chat_message *m = &in->messages[i];
-        if (!jinja_new_dict(c, DICT, &v) ||
-            !jinja_dict_put(c, v.u.dict, (struct str){"role", 4}, jinja_word_value(m->role)) ||
-            !jinja_dict_put(c, v.u.dict, (struct str){"content", 7},
-                            jinja_str_value(m->content, m->content_bytes)))
-            return false;
-        messages.u.list->v[i] = v;
-    }
+    if (!give_messages(c, in->chat, &messages) || !give_tools(c, in->chat, &tools)) return false;
     const struct {
         const char *name;
         struct value value;
         bool given;
     } vars[] = {
         {"messages", messages, true},
-        {"add_generation_prompt", jinja_bool_value(in->add_generation_prompt), true},
-        {"tools", jinja_none_value(), true},
+        {"add_generation_prompt", jinja_bool_value(in->chat->add_generation_prompt), true},
+        {"tools", tools, true},
         {"documents", jinja_none_value(), true},
         {"bos_token", in->bos_token != NULL ? jinja_word_value(in->bos_token) : jinja_none_value(),
          in->bos_token != NULL},
@@ -421,7 +519,7 @@ static bool give_input(struct ctx *c)
             !jinja_bind(c, c->root, (struct str){vars[i].name, strlen(vars[i].name)},
                         vars[i].value))
             return false;
-    return true;
+    return give_kwargs(c, in->chat);
 }
 
 td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_input *input,
@@ -432,14 +530,21 @@ td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_in
     struct text out = {0};
     struct ctx c = {
         .input = input, .scope = &root, .root = &given, .out = &out, .final = &out, .err = err};
-    size_t input_bytes = 0;
+    const struct td_chat *chat = input->chat;
+    size_t input_bytes = 0, json_bytes = chat->template_kwargs.bytes;
 
-    for (size_t i = 0; i < input->n_messages; i++)
-        input_bytes += input->messages[i].content_bytes + 256;
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        input_bytes += chat->messages[i].content_bytes + 256;
+        for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++)
+            json_bytes += chat->messages[i].tool_calls[k].arguments.bytes + 256;
+    }
+    for (size_t i = 0; i < chat->n_tools; i++) json_bytes += chat->tools[i].bytes;
+    input_bytes += json_bytes;
     c.arena.limit = input_bytes < SIZE_MAX / BYTES_PER_INPUT_BYTE / 2
                         ? BYTES_BASE + input_bytes * BYTES_PER_INPUT_BYTE
                         : SIZE_MAX;
-    c.steps_left = STEPS_BASE + (uint64_t)input->n_messages * STEPS_PER_MESSAGE;
+    c.steps_left = STEPS_BASE + (uint64_t)chat->n_messages * STEPS_PER_MESSAGE +
+                   (uint64_t)json_bytes * STEPS_PER_JSON_BYTE;
     bool ok = give_input(&c);
     c.root = &root;
     if (ok && jinja_run_nodes(&c, jinja->root) && c.status == TD_OK) {

@@ -1,7 +1,7 @@
 /* jinja_filters.c - what templates call: tests, filters, methods of texts and dicts, global
  * functions.
  *
- * A value Jinja would print through Python's repr (lists, dicts), floats, and letters beyond
+ * A value Jinja would print through Python's repr (lists, dicts), and letters beyond
  * ASCII whose case would change are refused rather than approximated. */
 #include "common/text/jinja_internal.h"
 
@@ -82,9 +82,11 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
         *ret = v.kind == STR || v.kind == DICT || v.kind == LIST || v.kind == UNDEFINED ||
                v.kind == LOOP;
     else if (str_is(name, "number"))
-        *ret = v.kind == INT || v.kind == BOOL;
+        *ret = v.kind == INT || v.kind == BOOL || v.kind == REAL;
     else if (str_is(name, "integer"))
         *ret = v.kind == INT;
+    else if (str_is(name, "float"))
+        *ret = v.kind == REAL;
     else if (str_is(name, "boolean"))
         *ret = v.kind == BOOL;
     else if (str_is(name, "true"))
@@ -184,59 +186,6 @@ static bool split(struct ctx *c, struct str s, const struct str *sep, int64_t ma
     return true;
 }
 
-static bool json_text(struct ctx *c, struct value v, struct text *t, int depth)
-{
-    struct str s;
-    if (depth > JINJA_MAX_DEPTH)
-        return jinja_fails(c, TD_ERR_LIMIT, "tojson of values that nest too deep");
-    switch (v.kind) {
-    case NONE:
-        return jinja_append(c, t, (struct str){"null", 4});
-    case BOOL:
-        return jinja_append(c, t, v.u.i ? (struct str){"true", 4} : (struct str){"false", 5});
-    case INT:
-        return jinja_to_text(c, v, &s) && jinja_append(c, t, s);
-    case STR: {
-        if (!jinja_append(c, t, (struct str){"\"", 1})) return false;
-        for (size_t i = 0; i < v.u.s.n; i++) {
-            unsigned char ch = (unsigned char)v.u.s.p[i];
-            static const char plain[] = "\"\"\\\\\nn\tt\rr\bb\ff";
-            char out[8];
-            int n = 0;
-            for (const char *k = plain; *k != 0; k += 2)
-                if ((unsigned char)*k == ch) n = snprintf(out, sizeof out, "\\%c", k[1]);
-            if (n == 0)
-                n = ch < 0x20 ? snprintf(out, sizeof out, "\\u%04x", ch)
-                              : snprintf(out, sizeof out, "%c", ch);
-            if (!jinja_append(c, t, (struct str){out, (size_t)n})) return false;
-        }
-        return jinja_append(c, t, (struct str){"\"", 1});
-    }
-    case LIST:
-        if (v.lazy) return jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of an iterator");
-        for (size_t i = 0; i < v.u.list->n; i++)
-            if (!jinja_append(c, t, i == 0 ? (struct str){"[", 1} : (struct str){", ", 2}) ||
-                !json_text(c, v.u.list->v[i], t, depth + 1))
-                return false;
-        return jinja_append(c, t, v.u.list->n == 0 ? (struct str){"[]", 2} : (struct str){"]", 1});
-    case DICT:
-        for (size_t i = 0; i < v.u.dict->n; i++) {
-            const struct pair *pair = &v.u.dict->pair[i];
-            if (!jinja_append(c, t, i == 0 ? (struct str){"{", 1} : (struct str){", ", 2}) ||
-                (jinja_from_key(pair->key).kind != STR &&
-                 !jinja_fails(c, TD_ERR_UNSUPPORTED,
-                              "tojson of a mapping with integers as keys")) ||
-                !json_text(c, jinja_from_key(pair->key), t, depth + 1) ||
-                !jinja_append(c, t, (struct str){": ", 2}) ||
-                !json_text(c, pair->value, t, depth + 1))
-                return false;
-        }
-        return jinja_append(c, t, v.u.dict->n == 0 ? (struct str){"{}", 2} : (struct str){"}", 1});
-    default:
-        return jinja_fails(c, TD_ERR_UNSUPPORTED, "tojson of %s", jinja_kind_name(v.kind));
-    }
-}
-
 /* What "for" walks over. */
 bool jinja_to_items(struct ctx *c, struct value v, struct value *ret)
 {
@@ -328,6 +277,7 @@ bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct val
     }
         /* fallthrough */
     case SPACE: {
+        jinja_charge(c, obj);
         const struct value *v = jinja_dict_find(obj.u.dict, name);
         if (v != NULL) *ret = *v;
         return true;
@@ -379,6 +329,7 @@ bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct val
     case NONE:
     case BOOL:
     case INT:
+    case REAL:
         return true;
     case UNDEFINED:
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "it takes .%.*s of something undefined",
@@ -477,12 +428,10 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
         *ret = !use ? v : x != NULL ? *x : jinja_str_value("", 0);
         return only_args(c, a, 2, "default_value", "boolean", "default");
     }
-    if (str_is(name, "tojson")) {
-        struct text t = {0};
-        if (!only_args(c, a, 0, NULL, NULL, "tojson") || !json_text(c, v, &t, 0)) return false;
-        *ret = jinja_str_value(t.p, t.n);
-        return true;
-    }
+    if (str_is(name, "tojson")) return jinja_tojson(c, v, a, ret);
+    if (v.markup && !str_is(name, "safe") && !str_is(name, "string") && !str_is(name, "length"))
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the filter \"%.*s\" of safe text",
+                           (int)(name.n < 40 ? name.n : 40), name.p);
     if (str_is(name, "join")) {
         struct text t = {0};
         struct value items;
@@ -530,6 +479,7 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
     if (str_is(name, "string") || str_is(name, "safe")) {
         if (!jinja_to_text(c, v, &s)) return false;
         *ret = jinja_str_value(s.p, s.n);
+        ret->markup = v.markup || str_is(name, "safe");
     } else if (str_is(name, "length") || str_is(name, "count")) {
         if (v.kind == STR)
             *ret = jinja_int_value((int64_t)jinja_char_count(v.u.s));
@@ -550,6 +500,15 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
         size_t n = items.u.list->n;
         *ret = n == 0 ? (struct value){.kind = UNDEFINED}
                       : items.u.list->v[name.p[0] == 'f' ? 0 : n - 1];
+    } else if ((str_is(name, "min") || str_is(name, "max")) && v.kind == LIST) {
+        *ret = (struct value){.kind = UNDEFINED};
+        for (size_t i = 0; i < v.u.list->n; i++) {
+            bool better = i == 0;
+            if (!jinja_step(c) || (i > 0 && !jinja_compare(c, name.p[1] == 'i' ? OP_LT : OP_GT,
+                                                           v.u.list->v[i], *ret, &better)))
+                return false;
+            if (better) *ret = v.u.list->v[i];
+        }
     } else if (str_is(name, "list")) {
         if (!jinja_to_items(c, v, ret)) return false;
         ret->lazy = false;

@@ -1,11 +1,12 @@
-/* jinja_internal.h - what the five files of the template evaluator share. Not for others.
+/* jinja_internal.h - what the six files of the template evaluator share. Not for others.
  *
  *     source --(jinja_lex.c: tags and tokens)--(jinja_parse.c)--> struct node, struct expr
  *         --(jinja_eval.c)--> text
  *
  * jinja_value.c has the arena, the values and the context of one rendering; jinja_filters.c what
- * templates call: tests, filters, methods and functions. A function that returns false has
- * written its reason to the parser's or the context's td_err: the caller returns at once. */
+ * templates call: tests, filters, methods and functions; jinja_json.c JSON to values and back. A
+ * function that returns false has written its reason to the parser's or the context's td_err: the
+ * caller returns at once. */
 #ifndef TD_TEXT_JINJA_INTERNAL_H
 #define TD_TEXT_JINJA_INTERNAL_H
 
@@ -41,6 +42,7 @@ enum kind {
     NONE,
     BOOL,
     INT,
+    REAL, /* only from JSON: templates compute with integers */
     STR,
     LIST,
     DICT,
@@ -57,9 +59,11 @@ struct node;
 
 struct value {
     enum kind kind;
-    bool lazy; /* LIST: a Python iterator, always true and without a length */
+    bool lazy;   /* LIST: a Python iterator, always true and without a length */
+    bool markup; /* STR: of the filter safe; what is added to it would be escaped for HTML */
     union {
         int64_t i; /* BOOL, INT, FUNCTION */
+        double real;
         struct str s;
         struct list *list;
         struct dict *dict; /* DICT, SPACE */
@@ -310,6 +314,13 @@ int jinja_function_find(struct str name);
 bool jinja_call_function(struct ctx *c, int64_t which, const struct args *a, struct value *ret);
 bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args *a,
                       struct value *ret);
+
+/* jinja_json.c: the value of a JSON text, which errors call `what`; a JSON object when `object`.
+ * tojson as transformers defines it; a real as Python writes it. */
+bool jinja_from_json(struct ctx *c, struct td_chat_json json, bool object, const char *what,
+                     struct value *ret);
+bool jinja_tojson(struct ctx *c, struct value v, const struct args *a, struct value *ret);
+bool jinja_real_text(struct ctx *c, double real, struct str *ret);
 
 /* jinja_eval.c: the walk over the tree */
 bool jinja_compare(struct ctx *c, enum op op, struct value a, struct value b, bool *ret);

@@ -64,7 +64,10 @@ bool jinja_step(struct ctx *c)
 /* What allocates is bounded by the arena; what only looks at long values pays in steps. */
 void jinja_charge(struct ctx *c, struct value v)
 {
-    uint64_t cost = v.kind == STR ? v.u.s.n / 64 : v.kind == LIST ? v.u.list->n / 8 : 0;
+    uint64_t cost = v.kind == STR                       ? v.u.s.n / 64
+                    : v.kind == LIST                    ? v.u.list->n / 8
+                    : v.kind == DICT || v.kind == SPACE ? v.u.dict->n / 8
+                                                        : 0;
     c->steps_left -= cost < c->steps_left ? cost : c->steps_left;
 }
 
@@ -285,6 +288,8 @@ bool jinja_truth(struct value v)
     case BOOL:
     case INT:
         return v.u.i != 0;
+    case REAL:
+        return v.u.real != 0;
     case STR:
         return v.u.s.n > 0;
     case LIST:
@@ -318,6 +323,8 @@ bool jinja_to_text(struct ctx *c, struct value v, struct str *ret)
         *ret = (struct str){p, (size_t)snprintf(p, 24, "%lld", (long long)v.u.i)};
         return true;
     }
+    case REAL:
+        return jinja_real_text(c, v.u.real, ret);
     default:
         return jinja_fails(c, TD_ERR_UNSUPPORTED,
                            "it writes a list, a mapping or an object as text");
@@ -332,6 +339,12 @@ bool jinja_same(struct ctx *c, struct value a, struct value b, int depth)
         return jinja_fails(c, TD_ERR_LIMIT, "it compares values that nest too deep");
     if ((a.kind == BOOL || a.kind == INT) && (b.kind == BOOL || b.kind == INT))
         return a.u.i == b.u.i;
+    if (a.kind == REAL || b.kind == REAL) {
+        bool numbers = (a.kind == REAL || a.kind == INT || a.kind == BOOL) &&
+                       (b.kind == REAL || b.kind == INT || b.kind == BOOL);
+        return numbers && (a.kind == REAL ? a.u.real : (double)a.u.i) ==
+                              (b.kind == REAL ? b.u.real : (double)b.u.i);
+    }
     if (a.kind != b.kind) return false;
     switch (a.kind) {
     case UNDEFINED:
@@ -348,6 +361,7 @@ bool jinja_same(struct ctx *c, struct value a, struct value b, int depth)
     case DICT:
         if (a.u.dict->n != b.u.dict->n) return false;
         for (size_t i = 0; i < a.u.dict->n; i++) {
+            jinja_charge(c, b);
             const struct value *other = jinja_dict_find(b.u.dict, a.u.dict->pair[i].key);
             if (other == NULL || !jinja_same(c, a.u.dict->pair[i].value, *other, depth + 1))
                 return false;
@@ -360,9 +374,9 @@ bool jinja_same(struct ctx *c, struct value a, struct value b, int depth)
 
 const char *jinja_kind_name(enum kind k)
 {
-    static const char *const names[] = {"undefined", "none",    "a boolean", "an integer",
-                                        "a string",  "a list",  "a mapping", "a namespace",
-                                        "a loop",    "a macro", "a function"};
+    static const char *const names[] = {"undefined",   "none",     "a boolean", "an integer",
+                                        "a real",      "a string", "a list",    "a mapping",
+                                        "a namespace", "a loop",   "a macro",   "a function"};
     return names[k];
 }
 

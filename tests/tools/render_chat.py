@@ -3,9 +3,10 @@
 chat_template_test.
 
 Input: a JSON file {"templates": [source, ...], "chats": [{"template": index, "messages": [...],
-"add_generation_prompt": bool, "bos_token": str or null, "eos_token": str or null}, ...]}. Output: a
-JSON list with {"text": str} or {"error": str} for each chat. strftime_now is fixed to 26 July 2024,
-the date our renderer gives by default. Exit status 77: no jinja2 here.
+"add_generation_prompt": bool, "bos_token": str or null, "eos_token": str or null, "tools": [JSON
+text, ...], "template_kwargs": JSON text}, ...]}; the arguments of a message's tool_calls are JSON
+texts too. Output: a JSON list with {"text": str} or {"error": str} for each chat. strftime_now is
+fixed to 26 July 2024, the date our renderer gives by default. Exit status 77: no jinja2 here.
 """
 import datetime
 import json
@@ -57,11 +58,16 @@ def main():
     for chat in work["chats"]:
         template = templates[chat["template"]]
         tokens = {k: chat[k] for k in ("bos_token", "eos_token") if chat[k] is not None}
+        for message in chat["messages"]:
+            for call in message.get("tool_calls", []):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        tokens.update(json.loads(chat.get("template_kwargs", "{}")))
+        tools = [json.loads(tool) for tool in chat.get("tools", [])] or None
         try:
             if isinstance(template, Exception):
                 raise template
             answers.append({
-                "text": template.render(messages=chat["messages"], tools=None, documents=None,
+                "text": template.render(messages=chat["messages"], tools=tools, documents=None,
                                         add_generation_prompt=chat["add_generation_prompt"],
                                         **tokens)
             })
