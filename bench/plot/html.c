@@ -271,7 +271,10 @@ static void pictures(const struct figure *figures, size_t n, FILE *out)
                 "%d\">\n<title>",
                 f->width, f->height);
         text(out, f->title);
-        fprintf(out, "</title>\n%s</svg><figcaption>", f->marks);
+        fprintf(out,
+                "</title>\n<rect width=\"100%%\" height=\"100%%\" "
+                "fill=\"#ffffff\"/>%s</svg><figcaption>",
+                f->marks);
         text(out, f->caption);
         fputs("</figcaption></figure>\n", out);
     }

@@ -405,6 +405,13 @@ static void read_back(void **state)
     assert_int_equal(rmdir(dir), 0);
 }
 
+static int count_of(const char *text, const char *what)
+{
+    int n = 0;
+    for (; (text = strstr(text, what)); text += strlen(what)) n++;
+    return n;
+}
+
 /* A name from a file reaches gnuplot as text: it ends no string, starts no command, and is in
  * the picture as it is. */
 static void names_are_text_to_gnuplot(void **state)
@@ -427,6 +434,17 @@ static void names_are_text_to_gnuplot(void **state)
     assert_true(fread(text, 1, sizeof text - 1, f) > 1000);
     fclose(f);
     assert_says(text, "it's &lt;b> %d _{2}?! true");
+    /* On a dark page the pictures' dark letters stand on paper of their own. */
+    snprintf(path, sizeof path, "%s/report.html", dir);
+    assert_non_null(f = fopen(path, "r"));
+    char *page = NULL;
+    size_t room = 0;
+    assert_true(getdelim(&page, &room, 0, f) > 1000);
+    fclose(f);
+    assert_true(count_of(page, "<svg") > 1);
+    assert_int_equal(count_of(page, "<svg"),
+                     count_of(page, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"));
+    free(page);
     DIR *d = opendir(dir);
     assert_non_null(d);
     for (struct dirent *e; (e = readdir(d));) {
