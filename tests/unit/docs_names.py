@@ -106,13 +106,15 @@ def number_problems(page):
 
 
 def walk_problems(page):
-    """Each line that a reader is sent to is in the file that the row's link names."""
-    rows = re.findall(r"^\| .*\]\(([^)]+)\) \| `\w+` \| `(.+)` \|$", page, re.MULTILINE)
+    """Each line that a reader is sent to, and its function, are in the file that the row links."""
+    rows = re.findall(r"^\| .*\]\(([^)]+)\) \| `(\w+)` \| `(.+)` \|$", page, re.MULTILINE)
     if not rows:
         yield "CONTRIBUTING.md: the table of lines is not there"
-    for path, line in rows:
-        if line not in read(ROOT, path):
-            yield f"CONTRIBUTING.md: {path} has no line {line}"
+    for path, function, line in rows:
+        text = read(ROOT, path)
+        body = re.search(r"\b" + function + r"\([^;]*?\)\n\{\n(.*?)\n\}", text, re.DOTALL)
+        if not body or line not in body.group(1):
+            yield f"CONTRIBUTING.md: {function} of {path} has no line {line}"
 
 
 def main():
