@@ -1,11 +1,11 @@
-/* fleet.c - the workers: what they said last, and the channels to them. Who they are is join.c's to
- * find out.
+/* fleet.c - the workers: what they said last, and the channels to them. join.c finds out who they
+ * are.
  *
- * A worker is identified by its stream; one that comes back with the same name or address
- * replaces what was left of its former self - but a second process with the name of one that
- * lives is turned away, else the two would throw each other out for ever. Workers of another
- * model, protocol or KV layout, or whose KV ports speak otherwise (kv_tls, transfer), are turned
- * away with a reason: the router never pairs what cannot exchange blocks. */
+ * A worker is identified by its stream. One that comes back with the same name or address replaces
+ * what was left of it. A second process with the name of a worker that lives is turned away, since
+ * else the two would throw each other out for ever. Workers of another model, protocol or KV
+ * layout, or whose KV ports differ (kv_tls, transfer), are turned away with a reason: the router
+ * never pairs workers that cannot exchange blocks. */
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -13,8 +13,8 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "router/router.h"
 
-#define MAX_STEPS 64    /* reports in one snapshot */
-#define MAX_BLOCKS 4096 /* added or evicted by one snapshot: ours tell 256 */
+#define MAX_STEPS 64    /* step reports in one snapshot */
+#define MAX_BLOCKS 4096 /* blocks added or evicted in one snapshot: tandem's workers tell 256 */
 
 static void conn_free_if_idle(struct worker_conn *w)
 {
@@ -46,8 +46,8 @@ void fleet_gone(struct worker_conn *w, const char *why)
     worker_conn_release(w);
 }
 
-/* The connection is made when a worker joins, not when the first request waits for it; and an
- * address that nobody can dial is told at once. */
+/* The connection is made when a worker joins and not when the first request waits for it. An
+ * address that cannot be dialled is logged at once. */
 static void on_warm(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
 {
     (void)call;
@@ -70,8 +70,8 @@ static void warm_up(struct worker_conn *w)
     td_rpc_call_start(w->channel, &method, &m.base, 5000, true, NULL, 0, &handler, w);
 }
 
-/* Two workers whose KV ports can never meet. What is not said (an older worker, shm's TLS) is
- * taken to fit: the transfer itself refuses by name. */
+/* Refuses a worker whose KV port can never exchange blocks with w's. What a hello does not say (an
+ * older worker, shm's TLS) is taken to fit: then the transfer itself refuses by name. */
 static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__Hello *h,
                                 struct td_err *err)
 {
@@ -136,8 +136,8 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
                 err, TD_ERR_INVALID,
                 "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique",
                 h->name, w->address, w->pid);
-        /* An address is whose process answers there. One that was not asked takes no address
-           from a worker that lives. */
+        /* An address belongs to the process that answers there. A worker that was not dialled back
+         * takes no address from one that lives. */
         if (!dialled && w->used && !w->gone && !strcmp(w->address, h->address) &&
             w->incarnation != h->incarnation &&
             now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
@@ -157,8 +157,7 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
     return TD_OK;
 }
 
-/* Sequence numbers start again with a new incarnation; an index is reused only when nothing
- * refers to it. */
+/* A free index. One is reused only when nothing refers to it any more. */
 static struct worker_conn *conn_new(struct router *r)
 {
     for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
@@ -176,8 +175,9 @@ uint32_t fleet_block_size(const struct router *r)
     return 0;
 }
 
-/* The number of a node class's name: those of the latency table first, then in order of
- * appearance; "" stands for the role. Too many share the last. */
+/* The number of a node class: those of the latency table come first, then the others in order of
+ * appearance. "" stands for the role. When there are too many, the surplus shares the last
+ * number. */
 static uint32_t node_class_of(struct router *r, const char *name, const char *role)
 {
     if (!name[0]) name = role;
@@ -188,8 +188,9 @@ static uint32_t node_class_of(struct router *r, const char *name, const char *ro
     return r->n_node_classes++;
 }
 
-/* Sums over another number of ranks round differently: such workers exchange KV, but a request
- * that moves between them may go on with other tokens. */
+/* Warns when workers differ in their number of ranks. Sums over another number of ranks round
+ * differently: such workers exchange KV, but a request that moves between them may go on with other
+ * tokens. */
 static void tell_degrees(const struct router *r, const struct worker_conn *joined)
 {
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
@@ -314,7 +315,7 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     w->snap.blocks_added = w->snap.blocks_evicted = NULL;
     w->snap_ns = now;
     struct router *r = w->router;
-    /* its blocks are not believed, and this thread is not held up by them */
+    /* Its blocks are forgotten: they are not believed, and this thread is not held up by them. */
     bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS;
     if (flood)
         td_warn_limited("blocks_flood",

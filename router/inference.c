@@ -24,7 +24,7 @@ static td_status check_model(const struct router *r, const char *model, struct t
                    r->model_name);
 }
 
-/* Text that could not fit whatever its tokens are is refused before the tokenizer sees it. */
+/* Text that is too long whatever its tokens are is refused before the tokenizer sees it. */
 static td_status check_text_bytes(const struct router *r, size_t n_bytes, struct td_err *err)
 {
     size_t limit = r->longest_token_bytes * (size_t)router_max_len(r);
@@ -62,16 +62,17 @@ static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struc
 
 enum { MAX_CHAT_MESSAGES = 4096 };
 
-/* Told before a message is unpacked: a million chat messages of four bytes would become 200 MB. */
+/* Limits that hold before a message is unpacked: a million chat messages of four bytes would become
+ * 200 MB. */
 static struct td_rpc_field_limit input_limits[] = {
-    /* on the way to the others: no field is 0 */
+    /* Field 0 does not exist: these messages are only on the way to those below. */
     {&tandem__v1__generate_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__tokenize_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__chat__descriptor, 1, MAX_CHAT_MESSAGES, "chat.messages"},
     {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
     {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
     {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
-    /* the last: by the context's length */
+    /* The last row: inference_update_limits sets it to the context's length. */
     {&tandem__v1__token_ids__descriptor, 1, UINT32_MAX, "token_ids"},
     {0},
 };
@@ -394,15 +395,16 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
     e->hash_tokens = block * (uint32_t)stride;
 }
 
-/* ---- whose it is ----------------------------------------------------------------------------- */
+/* ---- who asks -------------------------------------------------------------------------------- */
 
 static bool certificate_is(void *call, const struct td_peer_names *names)
 {
     return td_identity_peer_is(call, names);
 }
 
-/* Without a table of tenants everybody is who he says. With one: *ret_tenant, or the call is
- * finished and the answer is false. The field is a GenerateRequest's; other calls claim nothing. */
+/* Finds the caller in the table of tenants. False: he is none, and the call is finished. Without a
+ * table every caller is who he claims to be, and *ret_tenant is NULL. Only a GenerateRequest has a
+ * field to claim a tenant in; other calls pass "". */
 static bool know_caller(struct router *r, struct td_rpc_call *call, const char *claimed,
                         const char *slo_class, const struct router_tenant **ret_tenant)
 {
@@ -713,10 +715,11 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
-#define CHALLENGE_MS 10000 /* a caller answers it with its next call */
+#define CHALLENGE_MS 10000 /* for the caller's next call, which answers the challenge */
 
-/* Who is told all: members and operators, by certificate or by a proof of the cluster secret;
- * where nobody has an identity, whoever is on this host. */
+/* Whether the caller is told everything about the workers: members of the cluster and operators
+ * are, by certificate or by a proof of the cluster secret. Where nobody has an identity, callers
+ * on this host are. */
 static bool may_see_all(const struct router *r, struct td_rpc_call *call)
 {
     const struct td_peer_names *const names[] = {r->operators, r->id.workers, r->id.routers};
@@ -732,7 +735,8 @@ static bool may_see_all(const struct router *r, struct td_rpc_call *call)
            td_challenge_check(r->status_key, td_now_ns(), challenge);
 }
 
-/* A client needs to know whether it is served, not by whom. */
+/* Leaves each worker's role and state: a client needs to know whether it is served, and not by
+ * whom. */
 static void withhold(struct router *r, Tandem__V1__StatusResponse *out,
                      uint8_t challenge[TD_CLUSTER_NONCE_BYTES])
 {

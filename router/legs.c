@@ -170,13 +170,13 @@ static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeT
     bool known = !strcmp(t->transfer_path, "shm") || !strcmp(t->transfer_path, "tcp") ||
                  !strcmp(t->transfer_path, "rdma") || !strcmp(t->transfer_path, "cuda-ipc") ||
                  !strcmp(t->transfer_path, "shm-staged") || !strcmp(t->transfer_path, "local");
-    /* it goes into metadata: no bytes of strangers */
+    /* The path goes into metadata, so it is one of the names known here. */
     snprintf(q->decode.path, sizeof q->decode.path, "%s", known ? t->transfer_path : "other");
 }
 
 static void take_prefill_times(struct request_state *q, const Tandem__V1__PrefillTimes *t)
 {
-    /* the ledger is of the attempt that made the first token */
+    /* The ledger is that of the attempt that made the first token. */
     if (q->output.first_sent && q->attempt != q->output.first_attempt) return;
     q->ledger.prefill_queue_us = t->queue_us;
     q->ledger.prefill_us = t->prefill_us;
@@ -237,7 +237,7 @@ static const struct td_rpc_client_method decode_method = {
     "/tandem.v1.Worker/Decode", &tandem__v1__decode_event__descriptor, false};
 static const struct td_rpc_handler decode_handler = {decode_message, decode_done};
 
-/* Of the leg that an attempt begins with. */
+/* Notes what was predicted for the attempt; called with the leg that it begins with. */
 static void begin_attempt(struct request_state *q, const struct td_core_action *a)
 {
     q->attempt = a->attempt;
@@ -340,7 +340,7 @@ static const struct td_rpc_client_method prefill_method = {
     "/tandem.v1.Worker/Prefill", &tandem__v1__prefill_event__descriptor, false};
 static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_done};
 
-/* No decode leg: what that one would have noted. Nothing was reserved, in no time. */
+/* An attempt without a decode leg: notes what that leg would have. The reservation took no time. */
 static void begin_alone(struct request_state *q, const struct td_core_action *a)
 {
     begin_attempt(q, a);

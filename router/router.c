@@ -18,7 +18,7 @@
 
 #define OFF(f) offsetof(struct router_config, f)
 #define TICK_MS 50
-#define LATE_MS 200 /* a tick that comes later than this is worth a word to the core */
+#define LATE_MS 200 /* the core is told of a tick that comes later than this */
 
 // clang-format off
 const struct td_option router_options[] = {
@@ -126,7 +126,7 @@ static void log_event(struct router *r, const struct td_core_event *e,
 static void carry_out(struct router *r, const struct td_core_action *a)
 {
     struct request_state *q = &r->requests[a->slot];
-    if (!q->live || q->id != a->id) return; /* the client's own cancel frees it first */
+    if (!q->live || q->id != a->id) return; /* its client has cancelled it */
     switch (a->kind) {
     case TD_ACT_START_DECODE:
         leg_start_decode(r, q, a);
@@ -173,7 +173,7 @@ void router_update_max_len(struct router *r)
     inference_update_limits(r);
 }
 
-/* The core counts, the metrics follow. */
+/* Adds to the metrics what the core has counted since the last tick. */
 static void follow_core(struct router *r, const struct td_core_stats *now)
 {
     static struct td_core_stats told; /* loop thread */
@@ -269,7 +269,7 @@ static void on_tick(void *arg)
         td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log,
                  strerror(errno));
         fclose(r->log);
-        r->log = NULL; /* what is there replays up to where it ends */
+        r->log = NULL; /* what was written replays up to its end */
     }
     struct td_core_stats st;
     td_core_stats(r->core, &st);

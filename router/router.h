@@ -47,7 +47,7 @@ struct router_config {
 };
 extern const struct td_option router_options[];
 
-/* Holds text back while it may be the start of a stop string. */
+/* Keeps text back while it may be the start of a stop string. */
 struct stop_matcher {
     char *strings[ROUTER_MAX_STOP_STRINGS];
     size_t bytes[ROUTER_MAX_STOP_STRINGS];

@@ -4,7 +4,7 @@
 
 #include "router/core/core_state.h"
 
-/* Over so many arrivals their mean cost is taken: some ten seconds of a busy fleet. */
+/* Arrivals of which the mean cost is taken: some ten seconds of a busy fleet. */
 #define MEAN_COST_REQUESTS 200
 
 static double objective_s(uint64_t own_us, double class_ms)
@@ -16,7 +16,7 @@ static double objective_s(uint64_t own_us, double class_ms)
 static void count_arrival(struct td_core *c)
 {
     double dt = c->now_s - c->trend.rate_s, keep = exp2(-dt / 5.0); /* half-life 5 s */
-    /* the area under one arrival is one */
+    /* So that the area under one arrival is 1. */
     c->stats.arrival_rate = c->stats.arrival_rate * keep + M_LN2 / 5.0;
     c->trend.rate_s = c->now_s;
 }

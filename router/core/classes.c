@@ -8,13 +8,15 @@
 
 #include "router/core/core_state.h"
 
-/* of the fleet's fullness, for ranks behind others; from there it follows what the others attain */
+/* How full the fleet may be for a rank behind others to take work, at the start. From there on the
+ * ceiling follows what the ranks before it attain. */
 #define CEILING_START 0.8
 #define CEILING_MIN 0.6
-#define CEILING_MAX 1.1 /* above 1: none */
-/* up with each request of a rank before that was good */
+#define CEILING_MAX 1.1 /* above 1 there is no limit */
+/* The ceiling rises by this with each good request of a rank before. */
 #define CEILING_STEP 0.002
-/* up in a second: what is kept for a rank that does not come is given back */
+/* It also rises by this in a second, so that what is kept for a rank that does not come is given
+ * back. */
 #define CEILING_DRIFT 0.005
 
 td_status core_check_classes(const struct td_core_config *g, struct td_err *err)

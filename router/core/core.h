@@ -1,26 +1,36 @@
 /* core.h - the router's decisions as a pure function of an event log (I5).
  *
- * No I/O, no clock, no threads, no allocation after create: events in, actions out. The daemon
- * (router/) feeds it and carries out what it answers; the simulator can run the same object code
- * under a virtual clock; a recorded log replays to the same actions.
+ * Events go in, actions come out. There is no I/O, no clock and no thread here, and nothing is
+ * allocated after create. The daemon (router/) feeds events in and carries out the actions. The
+ * simulator runs the same object code under a virtual clock. A recorded log of events replays to
+ * the same actions.
  *
- * What it knows: its own account of assignments (tokens and requests it gave to each worker),
- * corrected by sequence-numbered snapshots. It never waits for a polled metric.
+ * The core decides by its own account of what it gave to each worker (requests, tokens, predicted
+ * time), which sequence-numbered snapshots of the workers correct. It never waits for a polled
+ * metric.
  *
- * Life of a request here (attempt grows with each failover; an event of an older attempt changes
- * nothing):
+ * Life of a request:
  *
- *   QUEUED --pair found: START_DECODE--> RESERVING --TICKET: START_PREFILL--> PREFILLING
- *       --FIRST_TOKEN--> DECODING --DECODE_END ok: COMPLETE--> gone
- *   QUEUED --colocated or short prompt: START_DECODE(local)--------------------------> DECODING
- *   QUEUED --one token left, pd: START_PREFILL(local)--------------------> PREFILLING
- *       --FIRST_TOKEN, the last: COMPLETE--> gone
- *   PREFILLING --DECODE_END "the sender has finished"--> PREFILLING without a decode leg
- *       --FIRST_TOKEN, the last: COMPLETE--> gone
- *   any leg fails, its worker is lost, or nothing moves for stall_ms: other leg cancelled, attempt
- *   + 1, back to QUEUED (front: arrival order)
- *   CANCEL, STOP: legs cancelled, gone.      failovers or queue time used up, client's fault: FAIL,
- *                                            gone.
+ *   state       event -> action                                        next state
+ *   QUEUED      a pair of workers has room -> START_DECODE             RESERVING
+ *   RESERVING   TICKET -> START_PREFILL                                PREFILLING
+ *   PREFILLING  FIRST_TOKEN                                            DECODING
+ *   DECODING    DECODE_END with OK -> COMPLETE                         gone
+ *
+ *   colocated mode, or a choice in hybrid mode: the decode worker prefills, too
+ *   QUEUED      a decode worker has room -> START_DECODE (local)       DECODING
+ *
+ *   one token is left: the prefill worker needs no decode worker
+ *   QUEUED      a prefill worker has room -> START_PREFILL (local)     PREFILLING
+ *   PREFILLING  FIRST_TOKEN (last) -> COMPLETE                         gone
+ *
+ *   the first token ends the request, and the decode worker hears of that before the token is here
+ *   PREFILLING  DECODE_END (sender_finished)                           PREFILLING, no decode leg
+ *
+ * A leg fails, its worker is lost, or nothing moves for stall_ms: the other leg is cancelled, and
+ * the request is QUEUED again with attempt + 1, in its old place. Events of an older attempt change
+ * nothing. CANCEL and STOP cancel the legs. A request FAILs when its failovers or its time in the
+ * queue are used up, or when it is the client's fault.
  *
  * Threads: one at a time. */
 #ifndef TD_ROUTER_CORE_H
@@ -42,25 +52,26 @@
 #define TD_CORE_MAX_REQUESTS 16384
 #define TD_CORE_MAX_CLASSES 16 /* SLO classes */
 #define TD_CORE_MAX_NODE_CLASSES 16
-#define TD_CORE_MAX_TOKENS (1ull << 32) /* of one request, and of one worker's KV: more is a lie */
-#define TD_CORE_MAX_SEQS (1u << 20)     /* of one worker */
-/* of one prompt: a longer one gives every second, third ... block's hash */
+/* of one request, and of one worker's KV: a greater number is an error of who said it */
+#define TD_CORE_MAX_TOKENS (1ull << 32)
+#define TD_CORE_MAX_SEQS (1u << 20) /* of one worker */
+/* Block hashes of one prompt: of a longer prompt every second, third ... block's hash is given. */
 #define TD_CORE_MAX_HASHES 512
 
 _Static_assert(TD_CORE_MAX_NODE_CLASSES <= TD_LAT_MAX_CLASSES &&
                    TD_CORE_MAX_WORKERS <= TD_LAT_MAX_NODES &&
                    TD_CORE_MAX_CLASSES <= TD_LAT_MAX_SLO_CLASSES,
                "the latency model has a place for each");
-/* ret_actions has room for so many: a request emits at most 8 per event */
+/* What td_core_step may write: an event makes each live request emit 8 actions at most. */
 #define TD_CORE_MAX_ACTIONS_PER_EVENT (8 * TD_CORE_MAX_REQUESTS)
 
 struct td_policy;
 enum td_core_mode { TD_MODE_PD, TD_MODE_COLOCATED, TD_MODE_HYBRID };
 enum td_core_role { TD_ROLE_PREFILL, TD_ROLE_DECODE };
 
-/* A class of requests: its objectives (0 = none) and how it stands to the others. Classes with
- * greater weight go first; when the fleet is nearly full the lesser ones wait (see queue.h).
- * Class 0 is what a request without a class gets. */
+/* A class of requests: its objectives (0 = none) and its weight among the classes. Requests of a
+ * greater weight go first, and those of a lesser weight wait while the fleet is nearly full
+ * (queue.h). A request that names no class is of class 0. */
 struct td_core_class {
     char name[32];
     double ttft_ms, tpot_ms;
@@ -308,7 +319,9 @@ void td_core_destroy(struct td_core *core);
 size_t td_core_step(struct td_core *core, const struct td_core_event *event,
                     struct td_core_action *ret_actions);
 
-/* What the status page shows. */
+/* ---- what the core tells of itself ---- */
+
+/* What the status page shows of a worker. */
 enum td_worker_state { TD_WORKER_ABSENT, TD_WORKER_READY, TD_WORKER_SUSPECT, TD_WORKER_DRAINING };
 struct td_core_worker_view {
     enum td_worker_state state;
@@ -324,8 +337,8 @@ struct td_core_worker_view {
 };
 void td_core_worker_view(const struct td_core *core, uint32_t worker,
                          struct td_core_worker_view *ret_view);
-/* All of a worker's account, for tests and checkers: with no request there every number is 0 and
- * min_tpot_s INFINITY (policy.h says what each is). */
+/* A worker's account, for tests and checkers; policy.h says what each number is. Without a request
+ * there every number is 0, and min_tpot_s is INFINITY. */
 struct td_core_account {
     uint32_t assigned, n_pending, n_active, n_min_tpot;
     uint64_t assigned_tokens, promised_tokens, pending_tokens, planned_tokens, active_tokens,
@@ -358,18 +371,20 @@ struct td_core_advice {
 void td_core_advice(const struct td_core *core, struct td_core_advice *ret_advice);
 const struct td_latency *td_core_latency(const struct td_core *core); /* for metrics */
 
-/* What create allocates for each of max_requests, and besides; without the models and the prefix
- * index's entries. */
+/* What create allocates for each of max_requests, and what it allocates once. The latency model and
+ * the entries of the prefix index come on top. */
 struct td_core_memory {
     size_t per_request, fixed;
 };
 struct td_core_memory td_core_memory(uint64_t max_prefix_entries);
 
-/* --- decision log: text, one line an event ("e ...") or an action ("a ..."), fields as
- * key=value. First the configuration: one "c" line, a "k" line for each class, a "t" line for
- * each theta; a request's hashes follow its event in "h" lines. Pure formatting and parsing over
- * buffers; the daemon does the writing. The reader is one state machine, fed line by line: it
- * says when a whole event is there. */
+/* ---- decision log ----
+ *
+ * Text, with fields as key=value. An event is a line "e ...", an action a line "a ...". The
+ * configuration comes first: one line "c ...", a line "k ..." for each class, a line "t ..." for
+ * each theta. The hashes of a request follow its event in lines "h ...". These functions format and
+ * parse buffers; the daemon writes the file. The reader is fed line by line and says when an event
+ * is complete. */
 #define TD_CORE_LINE_MAX 1024
 #define TD_CORE_HASHES_PER_LINE 48
 /* i = 0..: line i of the configuration; 0 when there are no more. */
@@ -388,9 +403,9 @@ struct td_core_reader {
     uint32_t n_hashes, n_hashes_missing, n_classes_missing, n_thetas_missing;
     bool have_config;
 };
-/* ret_event: TD_READ_EVENT when reader->event is whole, TD_READ_CONFIG when reader->config is,
- *     TD_READ_ACTION for an action's line, else
- * TD_READ_MORE. */
+/* ret_read: TD_READ_EVENT when reader->event is complete, TD_READ_CONFIG when reader->config is,
+ * TD_READ_ACTION for the line of an action, else TD_READ_MORE. TD_ERR_CORRUPT: the line is
+ * malformed or out of place, and *err quotes it. TD_ERR_UNSUPPORTED: a log of another version. */
 enum td_core_read { TD_READ_MORE, TD_READ_CONFIG, TD_READ_EVENT, TD_READ_ACTION };
 td_status td_core_read_line(struct td_core_reader *reader, const char *line,
                             enum td_core_read *ret_read, struct td_err *err);

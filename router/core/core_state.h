@@ -12,8 +12,9 @@
 #include "router/core/prefix_index.h"
 
 #define NS_PER_MS 1000000ull
-#define MAX_OBJECTIVE_MS 1e9 /* eleven days: as good as none */
-/* ten minutes: a worker that reports a longer step or transfer is in error */
+/* Eleven days: a longer objective is as good as none. */
+#define MAX_OBJECTIVE_MS 1e9
+/* Ten minutes: a worker that reports a longer step or transfer is in error. */
 #define MAX_REPORTED_US 600000000
 
 _Static_assert(TD_CORE_MAX_CLASSES <= TD_QUEUE_MAX_CLASSES, "the queue has a place for each class");
@@ -73,8 +74,7 @@ struct core_classes {
 struct core_trend {
     double cost_s; /* request.decode_cost_s of recent arrivals */
     uint32_t n_costs;
-    double rate_s;          /* when stats.arrival_rate was last brought up to
-                                              date */
+    double rate_s;          /* when stats.arrival_rate was last brought up to date */
     double utilisation[2];  /* of the workers of each role, 0..1 */
     double utilisation_s;   /* when it was last brought up to date */
     double decode_pressure; /* see struct td_policy_view */

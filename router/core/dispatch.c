@@ -1,15 +1,16 @@
 /* dispatch.c - who is placed now, and where: the walk through the queue, what the policy is asked
  * about each request, and what its answer does to the workers' accounts.
  *
- * Called whenever something may have changed (a request came, a leg ended, a worker joined, a
- * tick). Bounded: so many are tried, passed over and refused in one walk, and the next event
- * goes on. */
+ * Runs after every event that may have made room: a request came, a leg ended, a worker joined, a
+ * tick. One walk tries, passes over and refuses a bounded number of requests, and the next event
+ * goes on where it stopped. */
 #include <math.h>
 #include <string.h>
 
 #include "router/core/core_state.h"
 
-/* requests tried in one dispatch: bounds the time of an event while the queue is long */
+/* Requests that one walk asks the policy about. It bounds the time of an event while the queue is
+ * long. */
 #define MAX_TRIES 16
 #define MAX_PASSED 512               /* and passed over */
 #define MAX_REJECTED 256             /* and refused; the next event goes on with the rest */
@@ -39,7 +40,7 @@ bool core_wants_local(const struct td_core *c, const struct request *r)
     return false;
 }
 
-/* During an upgrade some prefill workers may not know how: then nobody is asked to. */
+/* During an upgrade some prefill workers may not be able to: then none is asked to. */
 bool core_wants_prefill_only(const struct td_core *c, const struct request *r)
 {
     if (r->max_tokens != r->n_tokens - r->n_prompt + 1 || core_wants_local(c, r)) return false;
@@ -72,8 +73,8 @@ struct td_policy_view core_view_of(struct td_core *c)
         .start_s = c->start.s};
 }
 
-/* The TPOT for which a request of the rank leaves room on decode workers: that of those before
- * it, while any of them come. */
+/* The TPOT for which a request of this rank leaves room on decode workers: the tightest of the
+ * ranks before it, while requests of those ranks come. */
 static double guard_of(const struct td_core *c, uint32_t rank)
 {
     for (uint32_t i = 0; i < rank; i++)
@@ -82,7 +83,7 @@ static double guard_of(const struct td_core *c, uint32_t rank)
     return INFINITY;
 }
 
-/* Do requests of lesser ranks come, too? */
+/* Do requests of ranks behind this one come, too? */
 static bool before_others(const struct td_core *c, uint32_t rank)
 {
     for (uint32_t i = rank + 1; i < c->classes.n_ranks; i++)
@@ -213,8 +214,8 @@ static enum outcome place(struct td_core *c, struct request *r, const struct td_
     return PLACED;
 }
 
-/* What was held in this dispatch: who is no easier to place is not tried, so that many that fit
- * nowhere do not use up the tries of those behind them. */
+/* The easiest request that was held in this walk. One that is no easier to place is not tried, so
+ * that many requests that fit nowhere do not use up the tries of those behind them. */
 struct held {
     bool any;
     uint64_t n_tokens;
@@ -223,7 +224,7 @@ struct held {
 
 static bool no_easier(const struct held *h, const struct td_policy_ask *a, bool objectives)
 {
-    /* it may have been a decode worker that was missing */
+    /* What was missing may have been a decode worker, and this one needs none. */
     if (!h->any || a->n_tokens < h->n_tokens || a->prefill_only) return false;
     if (!objectives) return (double)a->n_tokens + a->n_out >= (double)h->n_tokens + h->n_out;
     return a->tpot_s <= h->tpot_s && a->n_out <= h->n_out && !a->best_effort && !a->started &&
@@ -237,10 +238,10 @@ static void note_held(struct held *h, const struct td_policy_ask *a)
         (struct held){.any = true, .n_tokens = a->n_tokens, .n_out = a->n_out, .tpot_s = a->tpot_s};
 }
 
-/* r was held for so long that those behind it would starve it: one worker of each role it needs
- * is kept for it during this dispatch, the one that empties soonest. That is the same one from
- * dispatch to dispatch, since nothing else comes to it. Nothing is kept for a request that fits
- * nowhere even alone. */
+/* The request was held for so long that those behind it would starve it. During this walk, one
+ * worker of each role that it needs is kept for it: the one that empties soonest. That is the same
+ * worker from walk to walk, since nothing else is placed there. Nothing is kept for a request that
+ * would fit nowhere even alone. */
 static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t *kept,
                       uint32_t *n_kept)
 {
@@ -253,7 +254,7 @@ static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t
         set_kept(&c->workers[kept[(*n_kept)++] = p], true);
 }
 
-/* Walks the queue in its order. One that is held does not stop those behind it. */
+/* Walks the queue in its order. A request that is held does not stop those behind it. */
 void core_dispatch(struct td_core *c)
 {
     c->room_changed = false;

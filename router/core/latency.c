@@ -1,36 +1,39 @@
 /* latency.c - three least-squares fits for each node class, a correction curve for each node,
  * quantile trackers and output lengths.
  *
- * Fit. Minimises the sum over samples of ((theta . x - y) / s)^2 under theta >= 0, s =
- * max(prediction, y / 3): relative error, in which a stall of many times the prediction weighs
- * little (its pull falls as 1 / y). Kept as the information A = sum x x' and b = sum x y, solved
- * anew after each sample by the active-set method of Lawson and Hanson 1974 started from the last
- * answer: usually one Cholesky of at most 5 x 5. Clamping inside the solution, not after it, leaves
- * the other coefficients optimal for the clamped one (B and K are nearly collinear).
- *   There are two memories. The near one forgets as configured. The far one forgets a hundred times
- *   slower and weighs as much as FAR_WEIGHT steps:
- * it decides only where the near one knows nothing. So an idle hour of one-sequence steps does not
- * forget what 64 sequences cost, the covariance of what is not seen stays bounded (no wind-up), and
- * the prior, which lies there, holds where no sample speaks.
- *   The prior has the weight of about one step for each coefficient's share of it. A prior that is
- *   wrong by more than RESCALE_EARLY_RATIO is taken as
- * right in shape and wrong in size (a table of another machine): theta is scaled to the sample.
+ * Fit. It minimises the sum over samples of ((theta . x - y) / s)^2 under theta >= 0, with
+ * s = max(prediction, y / 3). That is a relative error in which a stall of many times the
+ * prediction weighs little: its pull falls as 1 / y. The state is the information A = sum x x' and
+ * b = sum x y. It is solved anew after each sample by the active-set method of Lawson and Hanson
+ * 1974, started from the last answer: usually one Cholesky of at most 5 x 5. The clamping is inside
+ * the solution and not after it, so the other coefficients are optimal for the clamped one (B and K
+ * are nearly collinear).
  *
- * Steps. With decode rows: they teach b. Without: they teach a. Until a class has shown a mixed
- * step, prefill rows in one cost what they cost alone. A mixed step is never predicted below its
- * prefill rows alone, so that predictions grow in every argument.
+ * Memories. There are two. The near one forgets as configured. The far one forgets a hundred times
+ * slower and weighs as much as FAR_WEIGHT steps, so it decides only where the near one knows
+ * nothing. An idle hour of one-sequence steps therefore does not forget what 64 sequences cost, the
+ * covariance of what is not seen stays bounded (no wind-up), and the prior, which lies in the far
+ * memory, holds where no sample speaks.
  *
- * Correction. Steps fall into 16 buckets by the logarithm of the model's time, for steps with and
- * without decode rows apart. Each bucket in use gives a knot (mean model time, median ratio * mean
- * model time); pool-adjacent-violators makes the knots ascend, and corrected time is the line
- * through them: a bare factor for each bucket would make a longer step look shorter at some
+ * Prior. It has the weight of about one step for each coefficient's share of it. A prior that is
+ * wrong by more than RESCALE_EARLY_RATIO is taken as right in shape and wrong in size (a table of
+ * another machine): theta is scaled to the sample.
+ *
+ * Steps. Steps with decode rows teach b, the others a. Until a class has shown a mixed step,
+ * prefill rows in one cost what they cost alone. A mixed step is never predicted below its prefill
+ * rows alone, so that predictions grow in every argument.
+ *
+ * Correction. Steps fall into 16 buckets by the logarithm of the model's time, those with and those
+ * without decode rows apart. Each bucket in use gives a knot: mean model time, and median ratio *
+ * mean model time. Pool-adjacent-violators makes the knots ascend, and the corrected time is the
+ * line through them. A bare factor for each bucket would make a longer step look shorter at some
  * borders.
  *
- * Determinism: +, -, *, /, sqrt and frexp alone, in one order; built with -ffp-contract=off like
- * everything here.
+ * Determinism: only +, -, *, /, sqrt and frexp, in one order, built with -ffp-contract=off like the
+ * rest of the tree.
  *
- * Invariants: (1) theta is finite and >= 0; (2) knots ascend in both coordinates; (3) every q
- * lies in [Q_MIN, Q_MAX]. */
+ * Invariants: (1) theta is finite and >= 0; (2) knots ascend in both coordinates; (3) every q lies
+ * in [Q_MIN, Q_MAX]. */
 #include "router/core/latency.h"
 
 #include <math.h>
@@ -39,27 +42,30 @@
 
 #define MAX_K TD_LAT_N_DECODE
 #define N_LINK 2
-/* what an unknown coefficient knows to begin with, in typical steps */
+/* Weight of "0" for a coefficient without a prior, in typical steps. */
 #define RIDGE 0.05
-#define FAR_WEIGHT 20.0     /* the far memory's, in steps */
-#define FAR_FORGETTING 0.01 /* of the near one's */
-#define SCALE_FLOOR 0.01    /* of the mean step: shorter ones weigh no more */
-/* a coefficient of which the prior says 0 may be so much of a typical step */
+#define FAR_WEIGHT 20.0     /* of the far memory, in steps */
+#define FAR_FORGETTING 0.01 /* of the near memory's rate */
+#define SCALE_FLOOR 0.01    /* of the mean step: a shorter step weighs no more than that */
+/* A coefficient that the prior has as 0 may come to this share of a typical step. */
 #define ZERO_PRIOR 0.3
-#define RESCALE_EARLY 8         /* a prior is scaled by any of so many first samples */
-#define RESCALE_EARLY_RATIO 4.0 /* that is so far away from it, */
-#define RESCALE_STREAK 16       /* later by so many one after the other on one side */
-#define RESCALE_RATIO 2.25      /* and so far: more than corrections can take */
-#define JITTER 1e-9             /* of the diagonal, towards the last answer */
+/* A prior is scaled by any of the first 8 samples that is 4 times as long or as short. Later it
+ * takes 16 samples one after the other on one side that are off by 2.25: more than corrections,
+ * which end at 2, can make good. */
+#define RESCALE_EARLY 8
+#define RESCALE_EARLY_RATIO 4.0
+#define RESCALE_STREAK 16
+#define RESCALE_RATIO 2.25
+#define JITTER 1e-9 /* of the diagonal, towards the last answer */
 
 #define N_BUCKETS 16
-/* bucket 0 is below, each further one twice as long, 15 is everything from 1 s on */
+/* Bucket 0 is below this, each further one is twice as long, and 15 is everything from 1 s on. */
 #define BUCKET_0_S 64e-6
 #define WINDOW 64
 #define WINDOW_MIN 5
-#define WINDOW_STALE 1024 /* steps of its node: older medians are not used */
+#define WINDOW_STALE 1024 /* steps of the node: a median that is older is not used */
 #define OVERALL_STALE 256
-/* samples of a class without prior before its ratios mean something */
+/* Samples of a class without a prior before its ratios mean something. */
 #define CORRECTION_FROM 16
 #define CORRECTION_MIN 0.5
 #define CORRECTION_MAX 2.0
@@ -69,7 +75,7 @@
 #define CHILD_MIN 20 /* samples before a class, or a bucket of it, stands on its own */
 #define QUALITY_WINDOW 512
 
-/* of a request before any was seen, with the weight of OUTPUT_PRIOR requests */
+/* Output tokens of a request before any was seen, with the weight of OUTPUT_PRIOR requests. */
 #define OUTPUT_MEAN 256.0
 #define OUTPUT_P90 512.0 /* exponential lengths: 2.3 times the mean; uniform ones: 1.8 */
 #define OUTPUT_PRIOR 2

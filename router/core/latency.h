@@ -1,29 +1,31 @@
 /* latency.h - what a prefill, a transfer and a decode step will cost, learned online from what they
  * did cost.
  *
- * The models (times in seconds inside, tokens as counts; theta >= 0 always):
- *   prefill of a chunk of u tokens over h that are there:   a0 + a1*u + a2*u*(h + u/2)
- *   transfer of n bytes behind `backlog` others:            tau + (backlog + n) / bandwidth
- *   decode step of B sequences with K tokens of context, and c prefill rows mixed in:   b0 + b1*B +
- *       b2*K + b3*c + b4*attention_work
- * Steps with decode rows teach b, the others a. Until a class has shown a mixed step, prefill rows
- * beside decode rows cost what they cost alone; a mixed step is never predicted below its prefill
- * rows alone. Where a class has run no prefill alone, its mixed steps speak for that too. Theta
- * belongs to a node class and is refined by recursive least squares with forgetting (0.999); each
- * node has a correction beside it: the median of observed / model over the last 64 steps in each of
- * 16 buckets of step size, used from 5 samples on, clamped to [0.5, 2].
+ * The models, with times in seconds, tokens as counts, and every coefficient >= 0:
+ *   prefill of a chunk of u tokens after h that are there   a0 + a1*u + a2*u*(h + u/2)
+ *   transfer of n bytes behind `backlog` others             tau + (backlog + n) / bandwidth
+ *   decode step of B sequences with K tokens of context     b0 + b1*B + b2*K
+ *     with c prefill rows mixed in                          ... + b3*c + b4*attention_work
+ * Steps with decode rows teach b, the others a. Until a node class has shown a mixed step, prefill
+ * rows beside decode rows cost what they cost alone. A mixed step is never predicted below its
+ * prefill rows alone. Where a class has run no prefill alone, its mixed steps teach a, too.
  *
- * Margins: `q` of a (class, bucket) is a quantile tracker of observed / predicted at admission: q
- * += eta * (tau - [ratio <= q]) scaled by q, clamped to [0.5, 3]. A request is feasible when
- * prediction * q meets its objective. So the margin is learned, not set: the right one depends on
- * what the predictions leave out.
+ * The coefficients (theta) belong to a node class, and recursive least squares with forgetting
+ * (0.999) refines them. Each node has a correction beside them: the median of observed / model over
+ * the last 64 steps in each of 16 buckets of step size, used from 5 samples on, clamped to [0.5,
+ * 2].
  *
- * Output lengths: EWMA of mean and of the 0.9 quantile for each SLO class (and for all of them
- * together while a class has fewer than 20).
+ * Margins: `q` of a (class, bucket) tracks a quantile of observed / predicted since admission:
+ * q += eta * (tau - [ratio <= q]), scaled by q, clamped to [0.5, 3]. A request is feasible when
+ * prediction * q meets its objective. The margin is learned and not set, since the right one
+ * depends on what the predictions leave out.
+ *
+ * Output lengths: EWMA of the mean and of the 0.9 quantile for each SLO class, and for all of them
+ * together while a class has fewer than 20 requests.
  *
  * Pure: no clock, no allocation after create, no I/O; the same calls give the same bits. One
- * thread. Sources: DistServe (Zhong et al. 2024) for the step model, Koenker and Bassett 1978
- * for the quantile, Ljung and Soderstrom 1983 for recursive least squares. */
+ * thread. Sources: DistServe (Zhong et al. 2024) for the step model, Koenker and Bassett 1978 for
+ * the quantile, Ljung and Soderstrom 1983 for recursive least squares. */
 #ifndef TD_ROUTER_LATENCY_H
 #define TD_ROUTER_LATENCY_H
 

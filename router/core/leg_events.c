@@ -16,8 +16,8 @@ static struct request *live(struct td_core *c, uint32_t slot, uint64_t id)
     return r->phase == FREE || r->id != id ? NULL : r;
 }
 
-/* The live request whose current attempt this is, which has moved now; NULL when it is an old
- * one. */
+/* The live request whose current attempt this is; NULL when the attempt is an old one. Notes that
+ * the request has moved. */
 static struct request *current(struct td_core *c, const struct td_attempt *of)
 {
     struct request *r = live(c, of->slot, of->id);
@@ -40,22 +40,22 @@ void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
     if (!r || r->phase != RESERVING) return;
     struct td_policy_view v = core_view_of(c);
     uint32_t planned = r->prefill.worker;
-    /* The planned one may have left, failed or drained meanwhile; that it is full now is counted
-       already. */
+    /* The planned worker may have left, failed or begun to drain. That it is full now is no reason:
+     * this leg is counted there. */
     bool keep = planned != TD_NO_WORKER && c->workers[planned].state == TD_WORKER_READY &&
                 !c->workers[planned].shunned;
     if (!keep) {
         core_leg_close(c, &r->prefill);
         uint32_t p = td_policy_prefill_again(&v, r->n_tokens + 1);
         if (p == TD_NO_WORKER) {
-            core_requeue(c, r, false); /* give the reservation back, wait in the queue */
+            core_requeue(c, r, false); /* gives the reservation back */
             return;
         }
         double work_s =
             td_latency_prefill(c->latency, p, r->n_tokens, 0, c->workers[p].max_step_tokens);
         td_account_prefill_open(&c->workers[p], &r->prefill, p, c->classes.turn[r->slo_class],
                                 r->n_tokens, work_s, c->now_s);
-        r->choice.ttft_s = 0; /* it was predicted of another: nothing is learned from it */
+        r->choice.ttft_s = 0; /* predicted of another worker: nothing is learned from it */
     }
     td_stage_learn(&c->workers[r->decode.worker].decode.reserve,
                    (double)(c->now_ns - r->placed_ns) * 1e-9);
@@ -95,8 +95,7 @@ void core_on_first_token(struct td_core *c, const struct td_ev_first_token *e)
     struct request *r = current(c, &e->of);
     if (!r || r->phase == RESERVING) return;
     if (r->phase == PREFILLING) r->phase = DECODING;
-    if (r->prefill.pending) { /* the computing is over: the account lets go of its tokens, the
-                                 leg stays for the hand-over */
+    if (r->prefill.pending) { /* computed: the leg stays open for the hand-over of its KV */
         r->computed_tokens = r->prefill.tokens;
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->cached_tokens)
             td_stage_learn(&c->start,
@@ -113,7 +112,7 @@ void core_on_first_token(struct td_core *c, const struct td_ev_first_token *e)
 void core_on_token(struct td_core *c, const struct td_ev_token *e)
 {
     struct request *r = current(c, &e->of);
-    /* before its prefill was even told, or of a leg that has ended: not of this world */
+    /* A token before the prefill worker was called, or of a leg that has ended, is an error. */
     if (!r || r->phase == RESERVING || r->decode.worker == TD_NO_WORKER) return;
     r->decode_flows = true;
     r->phase = DECODING;
@@ -142,15 +141,16 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, en
     case TD_CODE_INVALID_ARGUMENT:
     case TD_CODE_NOT_FOUND:
     case TD_CODE_OUT_OF_RANGE:
-    case TD_CODE_UNIMPLEMENTED: /* the router has checked the request: it may be this worker that
-                                   is too small, too old or mistaken. One second opinion */
+    case TD_CODE_UNIMPLEMENTED:
+        /* The router has checked the request, so this worker may be too small, too old or mistaken.
+         * One other worker is asked. */
         if (r->refused) {
             core_fail(c, r, code, what, 0);
             return;
         }
         r->refused = true;
         core_shun(c, worker);
-        /* the prefill worker refused: perhaps the grant */
+        /* The prefill worker refused: perhaps it was the grant, which is the decode worker's. */
         if (r->decode.worker != TD_NO_WORKER) core_shun(c, r->decode.worker);
         core_fail_over(c, r, what);
         return;
@@ -158,21 +158,22 @@ static void leg_failed(struct td_core *c, struct request *r, uint32_t worker, en
         core_shun(c, worker);
         core_requeue(c, r, false);
         return;
-    /* the client's own: the worker did no wrong */
+    /* The deadline is the client's own: the worker did no wrong. */
     case TD_CODE_DEADLINE_EXCEEDED:
         core_fail(c, r, code, "the request's deadline has passed", 0);
         return;
-    default: /* perhaps it is dead and its stream does not know yet: do not spend the failovers
-                on it */
+    default:
+        /* The worker may be dead while its stream is not known to be: no more failovers are
+         * spent on it until its next snapshot. */
         core_shun(c, worker);
         core_fail_over(c, r, what);
         return;
     }
 }
 
-/* The link's speed shows in a transfer that had it for itself and did not wait for later chunks
- * to be computed. Any other was no faster than the link: it says something only where it took
- * less time than the link is thought to need. */
+/* Only a transfer that had the link for itself, and that did not wait for later chunks to be
+ * computed, shows the link's speed. Any other was no faster than the link, so it is counted only
+ * where it took less time than the model expects of the link. */
 static void learn_link(struct td_core *c, const struct request *r,
                        const struct td_ev_prefill_end *e)
 {
@@ -217,7 +218,7 @@ void core_on_decode_end(struct td_core *c, const struct td_ev_decode_end *e)
     if (r->prefill.planned) core_leg_close(c, &r->prefill);
     core_leg_close(c, &r->decode);
     if (e->sender_finished && e->code != TD_CODE_OK && r->prefill.pending && !r->decode_flows) {
-        /* The first token is on its way and was the last; on_tick bounds the wait. */
+        /* The first token is on its way and is the last. tick.c bounds the wait for it. */
         r->sender_finished = true;
         return;
     }

@@ -6,7 +6,7 @@
 
 #include "router/core/core_state.h"
 
-/* what the order assumes for a request without a TTFT objective */
+/* The deadline that the order of the queue assumes for a request without a TTFT objective. */
 #define NO_DEADLINE_NS (10000 * NS_PER_MS)
 #define MAX_RETRY_MS 60000
 
@@ -47,8 +47,8 @@ void core_queue_remove(struct td_core *c, struct request *r)
     td_queue_remove(c->order, (uint32_t)(r - c->requests));
 }
 
-/* The last request with the tightest objective there went: look for the next. Rare: most
- * requests of a worker share a class. */
+/* The last request with the worker's tightest TPOT objective has gone: looks for the next tightest.
+ * This is rare, since most requests of a worker share a class. */
 static void refresh_min_tpot(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
@@ -74,8 +74,7 @@ void core_leg_close(struct td_core *c, struct td_leg *leg)
     c->room_changed = true;
     if (w->role != TD_ROLE_DECODE) return;
     if (w->state == TD_WORKER_SUSPECT)
-        return; /* all of its legs end now (worker_lost), and none
-                   comes before it is back */
+        return; /* core_worker_lost ends all of its legs, and none comes before it is back */
     if (w->assigned > 0 && w->decode.n_min_tpot == 0) refresh_min_tpot(c, worker);
     core_refresh_step(c, worker);
 }
@@ -121,7 +120,7 @@ void core_fail(struct td_core *c, struct request *r, enum td_code code, const ch
     core_forget(c, r);
 }
 
-/* What the request's life says about the predictions and the objectives. */
+/* The request is complete: compares it with what was predicted and with its objectives. */
 static void learn_from(struct td_core *c, const struct request *r)
 {
     uint64_t n_out = r->n_tokens - r->n_prompt;
@@ -145,8 +144,8 @@ static void learn_from(struct td_core *c, const struct request *r)
 
 void core_complete(struct td_core *c, struct request *r)
 {
-    /* A prefill leg may still be open (its "done" is on the way): it ends by itself. A decode
-       leg that is open has nothing left to say. */
+    /* A prefill leg that is still open ends by itself: its "done" is on the way. An open decode leg
+     * has nothing left to say. */
     if (r->decode.worker != TD_NO_WORKER) core_emit(c, TD_ACT_CANCEL_DECODE, r);
     core_leg_close(c, &r->prefill);
     core_leg_close(c, &r->decode);
@@ -156,9 +155,9 @@ void core_complete(struct td_core *c, struct request *r)
     core_forget(c, r);
 }
 
-/* Decode has ended, or the output is complete. On a busy machine its last token can overtake the
- * prefill worker's first-token event, which says what that worker found in its cache and how
- * long it took: the client's last message waits for it, but not for long (on_tick). */
+/* Decode has ended, or the output is complete. On a busy machine the last token can overtake the
+ * first-token event, which says what the prefill worker found in its cache and how long it took. So
+ * the client's last message waits for that event, FINISH_WAIT_MS at most (tick.c). */
 void core_finish(struct td_core *c, struct request *r)
 {
     if (!r->prefill.pending || !r->decode_flows) {
@@ -171,9 +170,9 @@ void core_finish(struct td_core *c, struct request *r)
     r->finished_ns = c->now_ns;
 }
 
-/* Back to the queue as a new attempt; nobody is blamed (a worker was merely full). The clock of
- * queue_timeout_ms starts again with `waits_anew`: a request that workers send back again and
- * again has been waiting all the time. */
+/* Back to the queue as a new attempt, with nobody to blame: a worker was merely full. waits_anew:
+ * queue_timeout_ms begins again. It does not for a request that workers send back again and again,
+ * which has been waiting all the time. */
 void core_requeue(struct td_core *c, struct request *r, bool waits_anew)
 {
     core_cancel_legs(c, r);
@@ -187,7 +186,7 @@ void core_requeue(struct td_core *c, struct request *r, bool waits_anew)
 
 void core_fail_over(struct td_core *c, struct request *r, const char *reason)
 {
-    if (r->output_done) { /* only the times of the last leg are lost */
+    if (r->output_done) { /* nothing is left to compute; only the leg's times are lost */
         core_complete(c, r);
         return;
     }

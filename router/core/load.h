@@ -1,18 +1,19 @@
-/* load.h - how full the fleet is, 0..1: of sequences, of KV, of what decode steps may take, or of
- * what prompts may wait, whichever is nearest its end. A class whose objectives are loose would
- * else fill steps and prefill queues to its own, and leave those above it places in which theirs
- * cannot be kept.
+/* load.h - how full the fleet is, 0..1: in sequences, in KV, in what decode steps may still take,
+ * or in how long prompts may still wait, whichever is nearest to its limit.
  *
- * Why here: the walk through the queue asks before it begins and after each placement, and a look
- * at 1,000 workers costs more than the placement. So sums are kept, in whole numbers (a share is
- * counted in 2^-40, a time in ns): adding and taking away leaves no rounding behind, and the sums
- * are what a scan would find, whatever came in which order (load_test compares the two).
+ * A class whose objectives are loose would else fill steps and prefill queues up to its own limits,
+ * and the classes before it would find places in which their tighter objectives cannot be kept.
  *
- * A prefill worker's backlog runs down by itself: min(T, max(0, free - now)), T the guarded TTFT,
- * is max(0, free - now) - max(0, free - (now + T)), and a sum of max(0, free - x) needs the number
- * and the sum of those that are after x alone. x only grows, so two heaps hold them, for x = now
- * and for x = now + T. Sums are modulo 2^64; their difference is at most T for each worker, which
- * fits.
+ * Why sums: the walk through the queue asks before it begins and after each placement, and a look
+ * at 1,000 workers costs more than a placement. So sums are kept, in whole numbers (a share is
+ * counted in 2^-40, a time in ns). Adding and taking away leaves no rounding behind, so the sums
+ * are what a scan would find, in whatever order the changes came (load_test compares the two).
+ *
+ * A prefill worker's backlog runs down by itself. What counts of it is min(T, max(0, free - now)),
+ * with T the guarded TTFT, which is max(0, free - now) - max(0, free - (now + T)). A sum of
+ * max(0, free - x) needs only the number and the sum of those workers whose free is after x. x only
+ * grows, so two heaps hold them: one for x = now, one for x = now + T. Sums are modulo 2^64; their
+ * difference is at most T for each worker, which fits.
  *
  * No allocation. Pure, one thread. */
 #ifndef TD_ROUTER_CORE_LOAD_H

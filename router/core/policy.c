@@ -1,12 +1,14 @@
-/* policy.c - see policy.h. The daemon's policies but goodput (policy_goodput.c), and what all
- * policies share: the prediction of a pair. A plain policy is a score for prefill workers and one
- * for decode workers: the least score wins, and ties go to the lowest index.
+/* policy.c - the daemon's policies but goodput (policy_goodput.c), and what all policies share: the
+ * prediction of what a pair of workers would do. See policy.h.
  *
- * name         prefill score                                          decode score  source
- * round_robin  turn                                                   turn
- * least_token  tokens to compute                                      tokens held
- * cache_aware  longest prefix if > 0.5, unless loads differ too much  requests      SGLang
- *              gateway */
+ * A plain policy is a score for prefill workers and one for decode workers: the least score wins,
+ * and ties go to the lowest index.
+ *
+ *   name         prefill score                               decode score   source
+ *   round_robin  turn                                        turn
+ *   least_token  tokens to compute                           tokens held
+ *   cache_aware  the longest prefix if it is over half the   requests       SGLang gateway
+ *                prompt, unless loads differ too much */
 #include "router/core/policy.h"
 
 #include <math.h>

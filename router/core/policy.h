@@ -1,10 +1,10 @@
 /* policy.h - where the next request goes: a function of what the core knows, chosen by name at
  * start. All policies see the same inputs, so they can be compared.
  *
- * A policy answers PLACE with a pair (or one decode worker that prefills for itself), HOLD (ask
- * again when something has changed) or REJECT. Of the daemon's only `goodput` rejects. What each
- * of them minimises stands in the table of policy.c; other systems' policies, to compare, are in
- * sim/baselines.c. */
+ * A policy answers PLACE with a pair of workers (or with one decode worker that prefills, too),
+ * HOLD (ask again when something has changed) or REJECT. Of the daemon's policies only `goodput`
+ * rejects. The table of policy.c says what each minimises. Policies of other systems, to compare
+ * with, are in sim/baselines.c. */
 #ifndef TD_ROUTER_POLICY_H
 #define TD_ROUTER_POLICY_H
 

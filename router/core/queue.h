@@ -1,16 +1,22 @@
 /* queue.h - the router's queue: who is next among those that wait.
  *
- * Between classes: greater weight first, equal weights together; and rank i of N (by weight) may
- * take work only while the fleet is less full than its ceiling (of places, of KV, and of the
- * time that the objectives of the ranks above leave, see dispatch.c), so a flood of lesser
- * requests never takes the last room. Ceilings begin at 1 - 0.4 * i / (N - 1); classes.c sets
- * others, by what the ranks above attain. Between tenants of a rank: least attained service
- * first (prompt + 2 * output tokens by the tenant's weight, half-life 60 s, 0.8 of the score;
- * 0.2 for how long its first request waits). Within a tenant: priority, then earliest deadline,
- * with the hopeless (deadline passed, still to be served) behind the hopeful, so that one late
- * request does not make the next one late; then number of arrival. Slots are the caller's; the
- * queue links them. Insertion walks from the back: O(1) for requests that come in deadline
- * order. No allocation after create. Pure, one thread. */
+ * Between classes: the greater weight goes first, and equal weights are equal. The class's rank is
+ * its place by weight. A rank behind others takes work only while the fleet is less full than the
+ * rank's ceiling, so a flood of lesser requests never takes the last room. Fullness is load.h's;
+ * ceilings begin at 1 - 0.4 * i / (N - 1) for rank i of N, and classes.c moves them by what the
+ * ranks before attain.
+ *
+ * Between tenants of a rank: least attained service first. A tenant's score is 0.8 for service
+ * (prompt + 2 * output tokens by the tenant's weight, half-life 60 s) and 0.2 for how long its
+ * first request has waited.
+ *
+ * Within a tenant: priority, then the earliest deadline, then the order of arrival. A hopeless
+ * request (its deadline has passed, and it is still to be served) goes behind the others, so that
+ * one late request does not make the next one late.
+ *
+ * Slots are the caller's, and the queue links them. Insertion walks from the back: O(1) for
+ * requests that come in the order of their deadlines. No allocation after create. Pure, one
+ * thread. */
 #ifndef TD_ROUTER_CORE_QUEUE_H
 #define TD_ROUTER_CORE_QUEUE_H
 

@@ -1,17 +1,18 @@
 /* scaling.h - how many workers of each role the load asks for, and what bounds goodput now: for the
  * autoscaler and the operator. No placement asks it.
  *
- * Offered work counts every arrival, also those refused: a fleet that refuses half of its load
- * would else look well sized.
+ * Offered work counts every arrival, also those that were refused: a fleet that refuses half of its
+ * load would else look well sized.
  *   prefill  need = predicted prefill seconds offered per second / TARGET
  *   decode   need = output tokens offered per second / (B / step(B, B * context)), B = the largest
  *            batch whose step keeps the TPOT objective asked for (mean of the arrivals that have
- *            one) with its margin, and whose KV and max_seqs fit Source: Dynamo's planner,
- *            AIConfigurator (rate matching)
+ *            one) with its margin, and whose KV and max_seqs fit
  *   colocated: no prefill worker is asked for; the prefill seconds are the decode workers' too.
  * Hysteresis: a count goes up when its need has been above it for UP_S, down by one when one fewer
  * would still have been within the target for DOWN_S. The first word about a role is given after
  * LEARN_ARRIVALS.
+ *
+ * Sources: Dynamo's planner; AIConfigurator (rate matching).
  *
  * The verdict names one bound: prefill (busy, or TTFT objectives refused while decode has room),
  * decode (no worker keeps a TPOT objective or has KV), transfer (links of prefill workers busy),

@@ -4,9 +4,11 @@
 
 #include "router/core/core_state.h"
 
-#define FINISH_WAIT_MS 500 /* see finish() */
-/* How long the first token may come behind the word that it was the last. Both left one worker
- * at the same moment, by two ways: one that is so far behind on the busiest machine is lost. */
+/* How long a request whose output is complete waits for the first-token event: see core_finish. */
+#define FINISH_WAIT_MS 500
+/* How long the first token may come after the decode worker said that the request had ended with
+ * it. Both messages left the prefill worker at the same moment, by two ways: a token that is
+ * this late on the busiest machine is lost. */
 #define SENDER_WAIT_MS 5000
 
 static void update_utilisation(struct td_core *c)
@@ -24,7 +26,7 @@ static void update_utilisation(struct td_core *c)
         double now = n > 0 ? fmin(1, busy_s / (n * dt)) : 0;
         c->trend.utilisation[role] = c->trend.utilisation[role] * keep + now * (1 - keep);
     }
-    double forget = exp2(-dt / 30.0); /* when no decisions come, what the last ones said fades */
+    double forget = exp2(-dt / 30.0); /* half-life 30 s: old decisions fade while none come */
     c->trend.decode_pressure *= forget;
     c->trend.refused_share *= forget;
     core_drift_ceilings(c, dt);
@@ -58,9 +60,9 @@ static uint64_t later(uint64_t at_ns, uint64_t by_ns, uint64_t now_ns)
     return now_ns - at_ns < by_ns ? now_ns : at_ns + by_ns;
 }
 
-/* late_ms: the router itself did not run for so long (stopped, starved of CPU, the machine
- * asleep). Whatever workers said then still lies in its sockets: their silence, and that of a
- * request's legs, does not count. A client's wait does. */
+/* The router itself did not run for late_ms: it was stopped, starved of CPU, or the machine slept.
+ * What workers said meanwhile still lies in its sockets, so their silence and that of the legs does
+ * not count. The time that a client waited does. */
 static void forgive(struct td_core *c, uint64_t late_ms)
 {
     uint64_t late_ns = late_ms < 86400000 ? late_ms * NS_PER_MS : c->now_ns;
@@ -119,5 +121,5 @@ void core_on_tick(struct td_core *c, const struct td_ev_tick *e)
     suspect_silent(c);
     for (uint32_t i = 0; i < c->cfg.max_requests; i++)
         if (c->requests[i].phase != FREE) look_at(c, &c->requests[i]);
-    c->room_changed = true; /* slack has run down: some may have become hopeless */
+    c->room_changed = true; /* time has passed: some requests may have become hopeless */
 }

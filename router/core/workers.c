@@ -4,21 +4,21 @@
 
 #include "router/core/core_state.h"
 
-/* Of the share of steps that carry a prompt. A sequence feels the mean of some hundred steps: a
- * rate that follows each prompt would take the worker for full after one, and for empty soon after
- * it. */
+/* Rate of the EWMA over steps of mix_share. A sequence feels the mean of some hundred steps: a
+ * greater rate would take the worker for full after one prompt, and for empty soon after it. */
 #define MIX_SHARE_RATE 0.02
-/* Of a worker's snapshots: five hours of them at one each 20 ms. A worker that was silent for so
- * long has been lost long ago. */
+/* How far the sequence number of a worker's snapshots may jump: five hours of them at one each
+ * 20 ms. A worker that was silent for so long has been lost long ago. */
 #define MAX_SEQ_JUMP (1u << 20)
-/* Of what workers report: more is an error of theirs, and nothing is learned from it. */
+/* A worker that reports more than these is in error, and nothing is learned from it. */
 #define MAX_STEP_TOKENS (1u << 20)
 #define MAX_KV_BYTES_PER_TOKEN (1u << 30)
-/* Of how many prefill rows a step with decode rows had: the mean of some five such steps. */
+/* Rate of the EWMA of mix_rows: the mean of some five steps. */
 #define MIX_ROWS_RATE 0.2
 
-/* Of the time between a step of one sequence and the guarded TPOT, how much the worker's next
- * step takes. 0 where even that step is too long: there is no room to keep. */
+/* How much the worker's next step takes of the time between a step of one sequence and the guarded
+ * TPOT, 0..1. It is 0 where even a step of one sequence is longer than that TPOT: then there is no
+ * room to keep. */
 static double step_share(const struct td_core *c, uint32_t worker)
 {
     const struct td_core_worker *w = &c->workers[worker];
@@ -30,7 +30,7 @@ static double step_share(const struct td_core *c, uint32_t worker)
     return room_s > 0 ? fmin(1, fmax(0, w->decode.step_s - one_s) / room_s) : 0;
 }
 
-/* The decode worker's next step, for the scans of policies. */
+/* Predicts the decode worker's next step, which the scans of policies read. */
 void core_refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
@@ -62,7 +62,7 @@ void core_worker_lost(struct td_core *c, uint32_t worker, const char *reason)
         if (r->phase == FREE || r->phase == QUEUED) continue;
         bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
         if (on_prefill && (r->prefill.planned || r->decode_flows)) {
-            /* it was not told yet: another is found with the ticket; or its work is done */
+            /* It was not called yet, and the ticket finds another; or its work is done. */
             if (core_prefill_told(r)) core_emit(c, TD_ACT_CANCEL_PREFILL, r);
             core_leg_close(c, &r->prefill);
             on_prefill = false;
@@ -90,7 +90,7 @@ static void roster_remove(struct td_core *c, uint32_t worker)
             }
 }
 
-/* by index, so that round robin has an order */
+/* In the order of the index, by which round robin goes. */
 static void roster_insert(struct td_core *c, uint32_t worker, enum td_core_role role)
 {
     uint32_t i = c->n_by_role[role]++;
@@ -103,7 +103,7 @@ void core_on_gone(struct td_core *c, uint32_t worker)
 {
     if (!known_worker(c, worker)) return;
     roster_remove(c, worker);
-    /* nothing is placed there while its requests move */
+    /* SUSPECT, so that nothing is placed there while its requests move. */
     core_set_state(&c->workers[worker], TD_WORKER_SUSPECT);
     core_worker_lost(c, worker, "the worker left");
     core_set_state(&c->workers[worker], TD_WORKER_ABSENT);
@@ -115,7 +115,7 @@ void core_on_join(struct td_core *c, const struct td_ev_join *e)
     if (e->worker >= TD_CORE_MAX_WORKERS || e->role > TD_ROLE_DECODE) return;
     if (e->kv_tokens == 0 || e->kv_tokens > TD_CORE_MAX_TOKENS) return;
     if (e->max_seqs == 0 || e->max_seqs > TD_CORE_MAX_SEQS) return;
-    core_on_gone(c, e->worker); /* a former holder of this index that nobody saw leave */
+    core_on_gone(c, e->worker); /* a worker that had this index and was not seen to leave */
     struct td_ev_join join = *e;
     if (join.node_class >= TD_CORE_MAX_NODE_CLASSES) join.node_class = TD_CORE_MAX_NODE_CLASSES - 1;
     if (join.max_step_tokens > MAX_STEP_TOKENS) join.max_step_tokens = MAX_STEP_TOKENS;
@@ -135,7 +135,7 @@ void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
     if (!w || e->seq <= w->snapshot_seq) return; /* an old one */
     /* A sequence number this far ahead would make every later snapshot look old: drop it. */
     if (e->seq - w->snapshot_seq > MAX_SEQ_JUMP) return;
-    /* its margins are what they were */
+    /* It was silent, so its margins were wider: now they are what they were. */
     if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true;
     td_account_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
@@ -146,7 +146,7 @@ void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
                                                     : TD_WORKER_READY);
 }
 
-/* Larger numbers than any step has. */
+/* No step has such numbers. */
 static bool absurd(const struct td_ev_step *e)
 {
     return e->wall_us == 0 || e->wall_us > MAX_REPORTED_US || e->prefill_tokens > MAX_STEP_TOKENS ||
