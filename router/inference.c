@@ -282,15 +282,12 @@ static void request_free(struct router *r, struct request_state *q)
     td_detokenizer_free(q->output.detok);
     stop_matcher_free(&q->output.stop);
     uint32_t slot = q->slot;
-    struct td_rpc_call *call = q->call;
+    struct router_client client = q->client;
     memset(q, 0, sizeof *q);
     q->slot = slot;
     r->free_slots[r->n_free_slots++] = slot;
     atomic_fetch_sub(&r->n_live, 1);
-    if (call) {
-        td_rpc_call_set_user(call, NULL);
-        td_rpc_call_unref(call);
-    }
+    if (client.ops) client.ops->attach(client.call, NULL);
 }
 
 static td_status request_fill(struct router *r, struct request_state *q,
@@ -397,15 +394,10 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
 
 /* ---- who asks -------------------------------------------------------------------------------- */
 
-static bool certificate_is(void *call, const struct td_peer_names *names)
-{
-    return td_identity_peer_is(call, names);
-}
-
 /* Finds the caller in the table of tenants. False: he is none, and the call is finished. Without a
  * table every caller is who he claims to be, and *ret_tenant is NULL. Only a GenerateRequest has a
  * field to claim a tenant in; other calls pass "". */
-static bool know_caller(struct router *r, struct td_rpc_call *call, const char *claimed,
+static bool know_caller(struct router *r, struct router_client client, const char *claimed,
                         const char *slo_class, const struct router_tenant **ret_tenant)
 {
     struct td_err err = {0};
@@ -414,15 +406,15 @@ static bool know_caller(struct router *r, struct td_rpc_call *call, const char *
     if (strlen(claimed) > ROUTER_MAX_TENANT_BYTES) {
         td_fail(&err, TD_ERR_INVALID, "tenant has %zu bytes, limit %d", strlen(claimed),
                 ROUTER_MAX_TENANT_BYTES);
-        td_rpc_call_finish(call, TD_CODE_INVALID_ARGUMENT, err.msg, NULL, 0);
+        client.ops->finish(client.call, TD_CODE_INVALID_ARGUMENT, err.msg, NULL, 0);
         return false;
     }
     if (!r->tenants) return true;
-    struct router_caller caller = {.authorization = td_rpc_call_metadata(call, "authorization"),
+    struct router_caller caller = {.authorization =
+                                       client.ops->metadata(client.call, "authorization"),
                                    .claimed = claimed,
-                                   .arg = call,
-                                   .certificate_is =
-                                       td_rpc_call_peer_verified(call) ? certificate_is : NULL};
+                                   .arg = client.call,
+                                   .certificate_is = client.ops->certificate_is};
     v = router_tenant_of(r->tenants, &caller, ret_tenant, &err);
     uint32_t slo_index = 0;
     if (v == ROUTER_TENANT_OK && slo_class[0] &&
@@ -433,36 +425,36 @@ static bool know_caller(struct router *r, struct td_rpc_call *call, const char *
         v = ROUTER_TENANT_DENIED;
     }
     if (v == ROUTER_TENANT_OK) return true;
-    td_rpc_call_finish(
-        call, v == ROUTER_TENANT_UNKNOWN ? TD_CODE_UNAUTHENTICATED : TD_CODE_PERMISSION_DENIED,
-        err.msg, NULL, 0);
+    client.ops->finish(client.call,
+                       v == ROUTER_TENANT_UNKNOWN ? TD_CODE_UNAUTHENTICATED
+                                                  : TD_CODE_PERMISSION_DENIED,
+                       err.msg, NULL, 0);
     td_metric_add(v == ROUTER_TENANT_UNKNOWN ? r->m->tenants_unknown : r->m->tenants_denied, 1);
     uint32_t n_dropped;
     if (td_log_pace_due(&r->tenant_pace, &n_dropped)) {
         char q[1100];
-        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", td_rpc_call_peer(call), n_dropped,
-                td_log_quote(q, sizeof q, err.msg));
+        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", client.ops->peer(client.call),
+                n_dropped, td_log_quote(q, sizeof q, err.msg));
     }
     return false;
 }
 
-static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+void inference_generate(struct router *r, struct router_client client,
+                        const Tandem__V1__GenerateRequest *in)
 {
-    struct router *r = ctx;
-    const Tandem__V1__GenerateRequest *in = (const Tandem__V1__GenerateRequest *)msg;
     uint64_t now = td_now_ns();
     if (atomic_load(&r->draining)) {
-        td_rpc_call_finish(call, TD_CODE_UNAVAILABLE, "this router is draining", NULL, 0);
+        client.ops->finish(client.call, TD_CODE_UNAVAILABLE, "this router is draining", NULL, 0);
         return;
     }
     const struct router_tenant *who;
-    if (!know_caller(r, call, in->tenant, in->slo_class, &who)) {
+    if (!know_caller(r, client, in->tenant, in->slo_class, &who)) {
         td_metric_add(r->m->failed, 1);
         return;
     }
     if (r->n_free_slots == 0) {
         struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
-        td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED,
+        client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED,
                            "max_requests requests are live on this router", &retry, 1);
         return;
     }
@@ -478,7 +470,7 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_status s = request_fill(r, q, in, &err);
     if (!s) s = fill_objectives(r, q, in, who, &ask, &err);
     if (s) {
-        td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
+        client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
         td_metric_add(r->m->failed, 1);
         request_free(r, q);
         return;
@@ -492,9 +484,8 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(r->m->prompt_tokens, q->n_prompt);
-    q->call = call;
-    td_rpc_call_ref(call);
-    td_rpc_call_set_user(call, q);
+    q->client = client;
+    client.ops->attach(client.call, q);
     td_fault_point("router_request");
     ask.id = q->id;
     ask.n_prompt = q->n_prompt;
@@ -503,12 +494,8 @@ static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .request = ask});
 }
 
-static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+void inference_cancel(struct router *r, struct request_state *q)
 {
-    (void)cancelled;
-    struct router *r = ctx;
-    struct request_state *q = td_rpc_call_user(call);
-    if (!q || !q->live || q->call != call) return;
     uint32_t slot = q->slot;
     uint64_t id = q->id;
     td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
@@ -613,7 +600,7 @@ void request_complete(struct router *r, struct request_state *q)
             (size_t)snprintf(reason, sizeof reason, "token %d", q->output.stop_token);
         m.stop_reason.data = (uint8_t *)reason;
     }
-    td_rpc_call_send(q->call, &m.base);
+    q->client.ops->send(q->client.call, &m.base);
     const Tandem__V1__Ledger *l = &q->ledger;
     char ledger[1024];
     snprintf(ledger, sizeof ledger,
@@ -633,7 +620,7 @@ void request_complete(struct router *r, struct request_state *q)
              (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
              (unsigned long long)l->slo_tpot_us, l->slo_class, l->transfer_path, l->mode);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
-    td_rpc_call_finish(q->call, TD_CODE_OK, NULL, &md, 1);
+    q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, 1);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
              q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt, (unsigned long long)l->ttft_us,
              (unsigned long long)l->e2e_us, l->failovers);
@@ -649,12 +636,74 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
         snprintf(details, sizeof details, "%s", a->fail.reason);
     snprintf(retry, sizeof retry, "%u", a->fail.retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
-    td_rpc_call_finish(q->call, a->fail.code, details, &md, a->fail.retry_ms ? 1 : 0);
+    q->client.ops->finish(q->client.call, a->fail.code, details, &md, a->fail.retry_ms ? 1 : 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
                     a->fail.code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
                     q->n_tokens - q->n_prompt);
     td_metric_add(r->m->failed, 1);
     request_free(r, q);
+}
+
+/* ---- the gRPC door --------------------------------------------------------------------------- */
+
+static void grpc_send(void *call, const ProtobufCMessage *message)
+{
+    td_rpc_call_send(call, message);
+}
+
+static void grpc_finish(void *call, enum td_code code, const char *details,
+                        const struct td_rpc_metadata *trailing, size_t n_trailing)
+{
+    td_rpc_call_finish(call, code, details, trailing, n_trailing);
+}
+
+static const char *grpc_metadata(void *call, const char *name)
+{
+    return td_rpc_call_metadata(call, name);
+}
+
+static const char *grpc_peer(void *call) { return td_rpc_call_peer(call); }
+
+static bool grpc_certificate_is(void *call, const struct td_peer_names *names)
+{
+    return td_identity_peer_is(call, names);
+}
+
+static uint64_t grpc_remaining_ms(void *call) { return td_rpc_call_remaining_ms(call); }
+
+static void grpc_attach(void *call, struct request_state *q)
+{
+    td_rpc_call_set_user(call, q);
+    if (q)
+        td_rpc_call_ref(call);
+    else
+        td_rpc_call_unref(call);
+}
+
+#define GRPC_OPS(certificate)                                                                      \
+    {                                                                                              \
+        .send = grpc_send, .finish = grpc_finish, .metadata = grpc_metadata, .peer = grpc_peer,    \
+        .certificate_is = certificate, .remaining_ms = grpc_remaining_ms, .attach = grpc_attach,   \
+    }
+static const struct router_client_ops grpc_ops = GRPC_OPS(NULL),
+                                      grpc_verified_ops = GRPC_OPS(grpc_certificate_is);
+
+static struct router_client grpc_client(struct td_rpc_call *call)
+{
+    return (struct router_client){td_rpc_call_peer_verified(call) ? &grpc_verified_ops : &grpc_ops,
+                                  call};
+}
+
+static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    inference_generate(ctx, grpc_client(call), (const Tandem__V1__GenerateRequest *)msg);
+}
+
+static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+{
+    (void)cancelled;
+    struct request_state *q = td_rpc_call_user(call);
+    if (q && q->live && q->client.call == call) inference_cancel(ctx, q);
 }
 
 /* ---- the small methods ----------------------------------------------------------------------- */
@@ -671,7 +720,7 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     struct router *r = ctx;
     const Tandem__V1__TokenizeRequest *in = (const Tandem__V1__TokenizeRequest *)msg;
     const struct router_tenant *who;
-    if (!know_caller(r, call, "", "", &who)) return;
+    if (!know_caller(r, grpc_client(call), "", "", &who)) return;
     struct td_err err = {0};
     struct td_token_list list = {0};
     td_status s = check_model(r, in->model, &err);
@@ -702,7 +751,7 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     (void)msg;
     struct router *r = ctx;
     const struct router_tenant *who;
-    if (!know_caller(r, call, "", "", &who)) return;
+    if (!know_caller(r, grpc_client(call), "", "", &who)) return;
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list = &info;
     Tandem__V1__ModelsResponse out = TANDEM__V1__MODELS_RESPONSE__INIT;
     info.id = r->model_name;

@@ -260,7 +260,7 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
     m.local_prefill = a->start.local;
-    uint64_t left = td_rpc_call_remaining_ms(q->call);
+    uint64_t left = q->client.ops->remaining_ms(q->client.call);
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
     size_t n = worker_proof(l->worker, decode_method.path, s.request, s.attempt, proof, &metadata);
@@ -364,7 +364,7 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     m.grant.data = q->decode.grant;
     m.grant.len = q->decode.grant_bytes;
     m.skip_tokens = q->decode.cached_tokens;
-    uint64_t left = td_rpc_call_remaining_ms(q->call);
+    uint64_t left = q->client.ops->remaining_ms(q->client.call);
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
     size_t n = worker_proof(l->worker, prefill_method.path, s.request, s.attempt, proof, &metadata);

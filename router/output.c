@@ -117,7 +117,7 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
     if (n_bytes == 0 && m.n_token_ids == 0 && q->output.first_sent)
         return; /* nothing to tell yet */
     if (!q->output.first_sent) m.request_id = q->name;
-    td_rpc_call_send(q->call, &m.base);
+    q->client.ops->send(q->client.call, &m.base);
 }
 
 static bool is_stop_token(const struct request_state *q, int32_t token)

@@ -23,6 +23,7 @@
 #include "common/rpc/rpc.h"
 #include "common/rpc/identity.h"
 #include "common/rpc/port.h"
+#include "router/client.h"
 #include "router/core/core.h"
 #include "router/objectives.h"
 #include "router/tenants.h"
@@ -129,7 +130,7 @@ struct request_state {
     char name[128];        /* the client's request id, or ours */
     char logged_name[520]; /* the same, quoted for the log: it is the client's text */
     char last_error[512];  /* of a leg: the reason is never discarded */
-    struct td_rpc_call *call;
+    struct router_client client; /* ops is NULL until the request is taken in */
     uint64_t arrived_ns;
     int32_t *tokens; /* prompt + output; capacity n_prompt + ask.max_tokens */
     uint32_t n_tokens, n_prompt;
@@ -224,6 +225,11 @@ void router_update_max_len(struct router *r);    /* a worker came or went */
 extern const struct td_rpc_method inference_methods[];
 void inference_update_limits(const struct router *r); /* of ids in a message, by the longest
                                                          sequence */
+/* Takes a request in, or finishes the client's call with why not. in is borrowed for the call. */
+void inference_generate(struct router *r, struct router_client client,
+                        const Tandem__V1__GenerateRequest *in);
+/* The client of a live request has gone away: both legs are cancelled, the request is freed. */
+void inference_cancel(struct router *r, struct request_state *q);
 void request_complete(struct router *r, struct request_state *q);
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
 

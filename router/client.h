@@ -1,0 +1,44 @@
+/* client.h - who asked for a request, whichever door the call came through.
+ *
+ * A door (gRPC, HTTP) reads a call into a GenerateRequest and writes GenerateResponses to its
+ * client; everything between is one implementation (inference.c, output.c, legs.c) that knows the
+ * client through this table alone. Values are small and copied; `call` is the door's.
+ *
+ * Threads: the router's loop thread alone. */
+#ifndef TD_ROUTER_CLIENT_H
+#define TD_ROUTER_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/rpc/rpc.h"
+
+struct request_state;
+struct td_peer_names;
+
+struct router_client_ops {
+    /* Queues one message. A client that is too far behind is cut off by its door, which then calls
+     * inference_cancel. */
+    void (*send)(void *call, const ProtobufCMessage *message);
+    /* Ends the call after the queued messages. details may be NULL; everything is copied. */
+    void (*finish)(void *call, enum td_code code, const char *details,
+                   const struct td_rpc_metadata *trailing, size_t n_trailing);
+    /* A header of the call by its lower-case name, or NULL. Valid while the call is. */
+    const char *(*metadata)(void *call, const char *name);
+    const char *(*peer)(void *call); /* for the log: "ipv4:127.0.0.1:4711" */
+    /* Whether the client showed a certificate that was verified and that has one of the names.
+     * NULL: it showed none. */
+    bool (*certificate_is)(void *call, const struct td_peer_names *names);
+    uint64_t (*remaining_ms)(void *call); /* until its deadline; UINT64_MAX = none */
+    /* The request that the call became: the door names it to inference_cancel when the client goes
+     * away. NULL: the request is over and will not touch the call again. */
+    void (*attach)(void *call, struct request_state *q);
+};
+
+struct router_client {
+    const struct router_client_ops *ops;
+    void *call;
+};
+
+#endif
