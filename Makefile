@@ -42,8 +42,8 @@ check-long: install-deps ## make check without short forms, and with what it lea
 	@$(MAKE) --no-print-directory check-package
 	@$(MAKE) --no-print-directory check-distros
 
-check-short: install-deps ## unit and golden tests of the release build
-	@scripts/check --stages release --labels unit,golden
+check-short: install-deps ## after every edit: unit and golden tests of the release build, in short form (make check has all)
+	@scripts/check --stages release --labels unit,golden --short
 
 check-rdma-long: build ## all tests of RDMA over Soft-RoCE, in a VM (minutes)
 	@$(PYTHON) tests/rdma/run.py build/release --long
