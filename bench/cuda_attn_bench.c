@@ -1,4 +1,4 @@
-/* cuda_attn_bench.c - tandem-cuda-attn-bench: the device's attention beside its floors.
+/* cuda_attn_bench.c - tandem-bench cuda-attn: the device's attention beside its floors.
  *
  * A line is `batch` sequences that all have `context` keys, of which the last `q` are this step's
  * rows: q = 1 is decode, q = context a whole prompt, anything between a chunk behind a prefix. The
@@ -6,7 +6,7 @@
  * byte of K and V that is seen read once (and q read and out written) at the rate of a large copy
  * on the device measured in the same run, bytes read and written; and four operations per seen
  * (row, key, head, dimension) at --peak-tflops, the rate of a large product on the device
- * (tandem-cuda-bench; 0: that floor is left out).
+ * (tandem-bench cuda; 0: that floor is left out).
  *
  * One recorded graph holds `entries` calls, each on another layer of the cache as long as that
  * makes the layers larger than L2 together; the median of `repeats` graphs, and half the
@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/bench.h"
 #include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
 
@@ -225,9 +226,9 @@ out:
     return s;
 }
 
-int main(int argc, char **argv)
+int td_bench_cuda_attn(int argc, char **argv)
 {
-    static const char program[] = "tandem-cuda-attn-bench";
+    static const char program[] = "tandem-bench cuda-attn";
     struct td_err err = {0};
     size_t n_positional = 0;
     double rate = 0;

@@ -1,4 +1,4 @@
-/* cuda_bench.c - tandem-cuda-bench: the device's entries beside the card's floors, both measured in
+/* cuda_bench.c - tandem-bench cuda: the device's entries beside the card's floors, both measured in
  * the same run.
  *
  * Floors: copying memory on the device (bytes read plus bytes written per second), and one large
@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/bench.h"
 #include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
 
@@ -78,7 +79,7 @@ static FILE *csv;
 static uint64_t next_key = 1;
 static double copy_rate, product_rate; /* bytes/s, operations/s */
 
-static _Noreturn void die(void) { exit(td_die("tandem-cuda-bench", &err)); }
+static _Noreturn void die(void) { exit(td_die("tandem-bench cuda", &err)); }
 
 static void *device_alloc(size_t bytes, const char *what)
 {
@@ -496,7 +497,7 @@ static void describe(int argc, char **argv)
                                                        "TANDEM_CUDA_OVERLAP=%.8s ", overlap)
                                     : 0;
     for (int i = 0; i < argc && at + 2 < sizeof command; i++) {
-        const char *name = i ? argv[i] : "tandem-cuda-bench";
+        const char *name = i ? argv[i] : "tandem-bench cuda";
         if (i && strncmp(name, "--csv", 5) == 0) { /* where the lines go is no part of what was
                                                       measured */
             i += strchr(name, '=') ? 0 : 1;
@@ -524,11 +525,11 @@ static void describe(int argc, char **argv)
                      "command\n");
 }
 
-int main(int argc, char **argv)
+int td_bench_cuda(int argc, char **argv)
 {
     size_t n_positional = 0;
     int32_t rows[16];
-    if (td_options_load(options, &cfg, "tandem-cuda-bench",
+    if (td_options_load(options, &cfg, "tandem-bench cuda",
                         "measures the device's entries beside the card's floors", argc, argv, NULL,
                         0, &n_positional, &err))
         die();

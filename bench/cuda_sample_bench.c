@@ -1,4 +1,4 @@
-/* cuda_sample_bench.c - tandem-cuda-sample-bench: steps of the device's sampler beside their floor.
+/* cuda_sample_bench.c - tandem-bench cuda-sample: steps of the device's sampler beside their floor.
  *
  * The floor of a step is its rows' logits, each read once, at the rate of a large copy on the
  * device measured in the same run (bytes read and written). A step is what an engine does: put
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/bench.h"
 #include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
 #include "common/model/sampler.h"
@@ -217,9 +218,9 @@ static td_status line(struct bed *b, int which, int32_t n_rows, double rate, str
     return TD_OK;
 }
 
-int main(int argc, char **argv)
+int td_bench_cuda_sample(int argc, char **argv)
 {
-    static const char program[] = "tandem-cuda-sample-bench";
+    static const char program[] = "tandem-bench cuda-sample";
     struct td_err err = {0};
     struct bed b = {0};
     size_t n_positional = 0;

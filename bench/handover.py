@@ -7,7 +7,7 @@
 hand-over = the first token is sampled on the prefill worker -> the decode worker's first step
 starts (ledger: transfer_exposed + decode_queue). wire = the bytes that are left when the first
 token is there (the last chunk's) over the rate of the same path alone, many such transfers in
-flight (tandem-bench-xfer, in the same round). alone = one such transfer by itself, from op_start to
+flight (tandem-bench xfer, in the same round). alone = one such transfer by itself, from op_start to
 its event: what the engine needs for them with an idle caller.
 
 Three real daemons on loopback, one compute thread each, one request at a time, distinct prompts.
@@ -39,7 +39,7 @@ def bench_xfer(path, n_bytes, block_bytes, depth, env, out):
     """Rate in GB/s and one transfer's time in us."""
     at = os.path.join(out, "xfer.csv")
     args = [
-        os.path.join(BIN, "tandem-bench-xfer"), "--path", path, "--sizes",
+        os.path.join(BIN, "tandem-bench"), "xfer", "--path", path, "--sizes",
         str(n_bytes), "--block-bytes",
         str(block_bytes), "--depth",
         str(depth), "--streams", "4" if path == "tcp" and depth > 1 else "1", "--repeats", "9",

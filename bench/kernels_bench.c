@@ -1,4 +1,4 @@
-/* kernels_bench.c - tandem-kernels-bench: how much of this machine the kernels use, floors measured
+/* kernels_bench.c - tandem-bench kernels: how much of this machine the kernels use, floors measured
  * in the same run.
  *
  * Floors (per number of threads): f32 multiply-add peak; bf16 -> f32 widening + multiply-add, a
@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench/bench.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/options.h"
@@ -320,7 +321,7 @@ static void *alloc(size_t bytes)
 {
     struct td_arena a;
     struct td_err err;
-    if (td_arena_create(bytes, 0, "bench", &a, &err)) exit(td_die("tandem-kernels-bench", &err));
+    if (td_arena_create(bytes, 0, "bench", &a, &err)) exit(td_die("tandem-bench kernels", &err));
     return a.base; /* for the life of the process */
 }
 
@@ -447,23 +448,23 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     free(ids);
 }
 
-int main(int argc, char **argv)
+int td_bench_kernels(int argc, char **argv)
 {
     struct td_err err = {0};
     size_t n_positional = 0;
-    if (td_options_load(options, &cfg, "tandem-kernels-bench",
+    if (td_options_load(options, &cfg, "tandem-bench kernels",
                         "measures the kernels beside the machine's floors", argc, argv, NULL, 0,
                         &n_positional, &err))
-        return td_die("tandem-kernels-bench", &err);
+        return td_die("tandem-bench kernels", &err);
     if (cfg.cpu_time) cfg.max_threads = 1;
     ops = strcmp(cfg.isa, "best") == 0 ? td_ops_best() : td_ops_by_name(cfg.isa);
     if (!ops || !td_ops_by_name("avx2")) {
         td_fail(&err, TD_ERR_UNSUPPORTED,
                 "--isa %s: this CPU lacks it (the floors need at least avx2)", cfg.isa);
-        return td_die("tandem-kernels-bench", &err);
+        return td_die("tandem-bench kernels", &err);
     }
     if (td_arena_create(cfg.memory, 0, "bench", &arena, &err))
-        return td_die("tandem-kernels-bench", &err);
+        return td_die("tandem-bench kernels", &err);
     memset(arena.base, 1, arena.bytes);
     double busy0, own0, busy1, own1;
     uint64_t t0 = td_now_ns();
@@ -473,7 +474,7 @@ int main(int argc, char **argv)
                cfg.best ? "best" : "median", (long long)cfg.repeats);
     for (n_threads = 1; n_threads <= cfg.max_threads; n_threads *= 2) {
         if (td_thread_pool_create(n_threads, NULL, 50, &pool, &err))
-            return td_die("tandem-kernels-bench", &err);
+            return td_die("tandem-bench kernels", &err);
         floors();
         gemm_shape("1.1b", "qkv 2560x2048", 2560, 2048);
         gemm_shape("1.1b", "o 2048x2048", 2048, 2048);

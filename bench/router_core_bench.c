@@ -1,9 +1,8 @@
-/* tandem-router-core-bench: what one call of the router's latency model and of its prefix index
+/* tandem-bench router-core: what one call of the router's latency model and of its prefix index
  * costs, and what a request costs the whole core.
  *
- * tandem-router-core-bench [REPEATS [model|index|core [POLICY]]]    one CSV row per call and shape;
- *     medians (least..greatest) of REPEATS batches,
- * default 301
+ * tandem-bench router-core [--repeats 301] [--only model|index|core] [--policy NAME]: one CSV row per
+ * call and shape; medians (least..greatest) of the repeats, in batches.
  *
  * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and
  * one comes. "place": TD_EV_REQUEST alone, which scans, predicts, decides and books; "life": that
@@ -19,8 +18,11 @@
 
 #include <time.h>
 
+#include "bench/bench.h"
 #include "common/base/clock.h"
+#include "common/base/options.h"
 #include "common/base/prefix_hash.h"
+#include "common/base/random.h"
 #include "router/core/core.h"
 #include "router/core/latency.h"
 #include "router/core/prefix_index.h"
@@ -33,20 +35,20 @@
 #define N_BLOCKS 100
 #define N_HOLDERS 5
 
-static long repeats = 301;
+static long repeats;
 static uint64_t rng = 1;
 static double sink;
 
 static void need(bool ok, const char *what)
 {
     if (ok) return;
-    fprintf(stderr, "tandem-router-core-bench: %s failed\n", what);
+    fprintf(stderr, "tandem-bench router-core: %s failed\n", what);
     exit(1);
 }
 
 static uint32_t below(uint32_t n)
 {
-    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng);
     return (uint32_t)((rng >> 33) % n);
 }
 
@@ -455,17 +457,35 @@ static void bench_core(const char *only)
     printf("memory,bytes besides: the table of workers,%zu,,,1\n", m.fixed);
 }
 
-int main(int argc, char **argv)
+struct config {
+    int64_t repeats;
+    const char *only, *policy;
+};
+static struct config cfg;
+
+// clang-format off
+static const struct td_option options[] = {
+    {"repeats", TD_OPT_I64, "301", 1, MAX_REPEATS, NULL, offsetof(struct config, repeats),
+     "batches of each row, whose median is told"},
+    {"only", TD_OPT_ENUM, "all", 0, 0, "all|model|index|core", offsetof(struct config, only),
+     "one of the three parts"},
+    {"policy", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct config, policy),
+     "part core: this policy alone"},
+    {0},
+};
+// clang-format on
+
+int td_bench_router_core(int argc, char **argv)
 {
-    const char *only = argc > 2 ? argv[2] : "";
-    if (argc > 1) repeats = strtol(argv[1], NULL, 10);
-    if (repeats < 1 || repeats > MAX_REPEATS) {
-        fprintf(stderr, "tandem-router-core-bench: repeats must be 1..%d\n", MAX_REPEATS);
-        return 2;
-    }
+    struct td_err err = {0};
+    if (td_options_load(options, &cfg, "tandem-bench router-core",
+                        "what a request costs the router's core", argc, argv, NULL, 0, NULL, &err))
+        return td_die("tandem-bench router-core", &err);
+    const char *only = strcmp(cfg.only, "all") ? cfg.only : "";
+    repeats = (long)cfg.repeats;
     printf("what,shape,ns,ns_least,ns_greatest,repeats\n");
     if (!*only || !strcmp(only, "model")) bench_model();
     if (!*only || !strcmp(only, "index")) bench_index();
-    if (!*only || !strcmp(only, "core")) bench_core(argc > 3 ? argv[3] : "");
+    if (!*only || !strcmp(only, "core")) bench_core(cfg.policy);
     return sink < 0; /* never: the calls are not for nothing */
 }

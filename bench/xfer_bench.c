@@ -8,6 +8,7 @@
  * has stopped (xfer_bench_ends.c). Connections are warm, and so are the page tables of both
  * pools; the memory is not: every batch takes other places of a footprint that should be larger
  * than the last cache. */
+#include "bench/bench.h"
 #include "bench/xfer_bench.h"
 
 #include <stdlib.h>

@@ -30,10 +30,6 @@
 #define BENCH_PINNED_BYTES ((size_t)8 << 20)
 #define BENCH_WAIT_MS 60000 /* a transfer that takes longer has failed */
 
-/* `tandem bench xfer` and tandem-bench-xfer: main. The command line declares it, too: nothing
- * includes this folder. */
-int td_bench_xfer(int argc, char **argv);
-
 /* --- what is measured ------------------------------------------------------------------------- */
 
 enum bench_way {

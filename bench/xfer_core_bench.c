@@ -1,4 +1,4 @@
-/* tandem-xfer-core-bench: what the protocol costs a sender per RDMA work request, without a device:
+/* tandem-bench xfer-core: what the protocol costs a sender per RDMA work request, without a device:
  * for a whole prompt, op_start, the receiver's TARGETS, submit, every td_xfer_core_wr_next in turn
  * over two queue pairs, and every completion. Both cores are in this process.
  *
@@ -9,15 +9,18 @@
  *          payload
  *   done   the core, once per completion
  *
- * tandem-xfer-core-bench [REPEATS]    one CSV row per shape and order of blocks; medians (least,
- *                                     greatest) of REPEATS, default 31 */
+ * tandem-bench xfer-core [--repeats 31]: one CSV row per shape and order of blocks; medians (least,
+ * greatest) of the repeats. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "bench/bench.h"
 #include "common/base/clock.h"
+#include "common/base/options.h"
+#include "common/base/random.h"
 #include "tests/fake/verbs_fake.h"
 #include "common/transfer/protocol.h"
 
@@ -44,14 +47,14 @@ static uint64_t n_queued;
 static void need(bool ok, const char *what)
 {
     if (ok) return;
-    fprintf(stderr, "tandem-xfer-core-bench: %s failed\n", what);
+    fprintf(stderr, "tandem-bench xfer-core: %s failed\n", what);
     exit(1);
 }
 
 static uint64_t random_u64(void *ctx)
 {
     struct side *s = ctx;
-    return s->rng = s->rng * 6364136223846793005ull + 1442695040888963407ull;
+    return td_random_step(&s->rng);
 }
 
 static void keep_frame(void *ctx, uint64_t conn, const struct td_xfer_frame *frame,
@@ -324,7 +327,20 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-int main(int argc, char **argv)
+struct config {
+    int64_t repeats;
+};
+static struct config cfg;
+
+// clang-format off
+static const struct td_option options[] = {
+    {"repeats", TD_OPT_I64, "31", 1, MAX_REPEATS, NULL, offsetof(struct config, repeats),
+     "runs of each shape, whose median is told"},
+    {0},
+};
+// clang-format on
+
+int td_bench_xfer_core(int argc, char **argv)
 {
     static const struct {
         const char *name;
@@ -335,11 +351,12 @@ int main(int argc, char **argv)
         {"64k blocks", 64u << 10, 4096},
         {"4k blocks", 4096, 4096},
     };
-    long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 31;
-    if (repeats < 1 || repeats > MAX_REPEATS) {
-        fprintf(stderr, "tandem-xfer-core-bench: repeats must be 1..%d\n", MAX_REPEATS);
-        return 2;
-    }
+    struct td_err err = {0};
+    if (td_options_load(options, &cfg, "tandem-bench xfer-core",
+                        "what the protocol costs a sender per RDMA work request", argc, argv, NULL,
+                        0, NULL, &err))
+        return td_die("tandem-bench xfer-core", &err);
+    long repeats = (long)cfg.repeats;
     printf("what,blocks,block_bytes,order,work_requests,plan_us,plan_us_least,plan_us_greatest,"
            "plan_ns_per_wr,post_us,post_us_least,post_us_greatest,"
            "post_ns_per_wr,plan_post_us,plan_post_us_least,plan_post_us_greatest,done_ns_per_wr,"

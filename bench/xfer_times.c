@@ -1,4 +1,4 @@
-/* tandem-xfer-times: how long the engine needs to connect to a peer, and to notice that a port or a
+/* tandem-bench xfer-times: how long the engine needs to connect to a peer, and to notice that a port or a
  * peer is gone.
  *
  *   connect   a new peer whose memory is registered, and whose process, devices and path are known:
@@ -11,8 +11,8 @@
  *             network loses everything (the loopback interface of a network namespace of this
  *             program's own goes down) -> the op or slot has failed, or the connection is closed
  *
- * tandem-xfer-times [REPEATS [connect|port|death]]    CSV; medians (least, greatest) of REPEATS,
- *     default 9, with the defaults of the workers
+ * tandem-bench xfer-times [--repeats 9] [--only connect|port|death]: CSV; medians (least, greatest)
+ * of the repeats, with the defaults of the workers.
  *
  * The peer is a child process. rdma is the provider in memory. */
 #include <inttypes.h>
@@ -27,7 +27,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "bench/bench.h"
 #include "common/base/clock.h"
+#include "common/base/options.h"
 #include "tests/unit/xfer_node.h"
 
 #define MAX_REPEATS 101
@@ -36,7 +38,6 @@
 #define N_BLOCKS 16
 #define PEER_TIMEOUT_MS 2000 /* --peer-timeout-ms */
 
-static const char *program;
 static char fabric_path[64];
 static struct node *mine, *peer;
 static bool own_network;
@@ -44,7 +45,7 @@ static bool own_network;
 static void need(bool ok, const char *what, const char *why)
 {
     if (ok) return;
-    fprintf(stderr, "tandem-xfer-times: %s failed%s%s\n", what, why[0] ? ": " : "", why);
+    fprintf(stderr, "tandem-bench xfer-times: %s failed%s%s\n", what, why[0] ? ": " : "", why);
     if (peer && node_pid(peer)) kill(node_pid(peer), SIGKILL);
     if (fabric_path[0]) unlink(fabric_path);
     exit(1);
@@ -85,10 +86,10 @@ static void end_close(struct node *n)
 static void both_open(enum td_xfer_path path, uint32_t rails)
 {
     static int n_fabrics;
-    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-xfer-times-%d-%d", (int)getpid(),
-             n_fabrics++);
+    snprintf(fabric_path, sizeof fabric_path, "/dev/shm/tandem-bench xfer-times-%d-%d",
+             (int)getpid(), n_fabrics++);
     mine = node_local();
-    peer = node_spawn(program);
+    peer = node_spawn("/proc/self/exe");
     end_open(peer, path, rails);
     end_open(mine, path, rails);
 }
@@ -288,21 +289,31 @@ static void death_row(enum td_xfer_path path, enum role role, long repeats)
     row(names[role], path, 1, ms, repeats, "--peer-timeout-ms 2000");
 }
 
-int main(int argc, char **argv)
+struct config {
+    int64_t repeats;
+    const char *only;
+};
+static struct config cfg;
+
+// clang-format off
+static const struct td_option options[] = {
+    {"repeats", TD_OPT_I64, "9", 1, MAX_REPEATS, NULL, offsetof(struct config, repeats),
+     "runs of each row, whose median is told"},
+    {"only", TD_OPT_ENUM, "all", 0, 0, "all|connect|port|death", offsetof(struct config, only),
+     "one of the three parts"},
+    {0},
+};
+// clang-format on
+
+int td_bench_xfer_times(int argc, char **argv)
 {
-    if (argc == 3 && !strcmp(argv[1], "--node"))
-        return node_child_main((int)strtol(argv[2], NULL, 10));
-    long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 9;
-    const char *only = argc > 2 ? argv[2] : "";
-    if (repeats < 1 || repeats > MAX_REPEATS ||
-        (only[0] && strcmp(only, "connect") && strcmp(only, "port") && strcmp(only, "death"))) {
-        fprintf(stderr,
-                "tandem-xfer-times: usage: tandem-xfer-times [REPEATS [connect|port|death]], "
-                "repeats 1..%d\n",
-                MAX_REPEATS);
-        return 2;
-    }
-    program = argv[0];
+    struct td_err err = {0};
+    if (td_options_load(options, &cfg, "tandem-bench xfer-times",
+                        "how long connecting to a peer takes, and noticing that it is gone", argc,
+                        argv, NULL, 0, NULL, &err))
+        return td_die("tandem-bench xfer-times", &err);
+    long repeats = (long)cfg.repeats;
+    const char *only = strcmp(cfg.only, "all") ? cfg.only : "";
     own_network = !unshare(CLONE_NEWNET) && loopback(true);
     printf("what,path,rails,ms,ms_least,ms_greatest,repeats,governed_by\n");
     for (uint32_t rails = 1; !only[0] || !strcmp(only, "connect"); rails *= 2) {
@@ -324,8 +335,9 @@ int main(int argc, char **argv)
         if (own_network) death_row(TD_XFER_PATH_TCP, CUT, repeats);
         if (own_network) death_row(TD_XFER_PATH_RDMA, CUT, repeats);
         if (!own_network)
-            fprintf(stderr, "tandem-xfer-times: no rows of a lost network: that takes a network "
-                            "namespace (root, or unshare -rn)\n");
+            fprintf(stderr,
+                    "tandem-bench xfer-times: no rows of a lost network: that takes a network "
+                    "namespace (root, or unshare -rn)\n");
     }
     return 0;
 }

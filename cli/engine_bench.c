@@ -56,7 +56,7 @@ static const struct td_option options[] = {
      "BATCHxPROMPT_LEN,...: these one after another, decode steps timed one by one; instead of "
      "batch, prompt_len, repeat"},
     {"floor_gb_s", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_gb_s),
-     "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-cuda-bench "
+     "cases: measured copy rate, for percent of the floor; 0 = unknown (tandem-bench cuda "
      "measures it)"},
     {"floor_tflops", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(floor_tflops),
      "cases: measured rate of a large product; 0 = unknown"},

@@ -6,7 +6,7 @@
  * of the quartiles. Prompts differ, so nothing is shared. The first steps of a shape choose
  * algorithms and record graphs: as many untimed steps go before.
  *
- * Floors, when the rates are given (tandem-cuda-bench measures both on the same card): a decode
+ * Floors, when the rates are given (tandem-bench cuda measures both on the same card): a decode
  * step must read the weights once and the KV of every sequence once, over --floor-gb-s; a
  * prefill must do the products' and attention's operations, over --floor-tflops. Percent is
  * floor time over measured time. */

@@ -1,16 +1,10 @@
 /* tandem: the command line. `tandem COMMAND --help` describes each command. */
-#include <stdio.h>
-#include <string.h>
-
 #include "cli/cli.h"
-#include "common/engine/ranks.h"
+#include "common/base/commands.h"
 #include "common/base/log.h"
+#include "common/engine/ranks.h"
 
-static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *summary;
-} commands[] = {
+static const struct td_command commands[] = {
 #ifndef TANDEM_OFFLINE
     {"up", cli_up, "start a local cluster: router, prefill and decode workers; Ctrl-C stops it"},
     {"generate", cli_generate, "stream the completion of a prompt"},
@@ -29,40 +23,27 @@ static const struct {
     {"bench", cli_bench,
      "bench serve, replay: load on a cluster; bench xfer: KV transfer beside its floors"},
 #endif
+    {0},
 };
 #ifdef TANDEM_OFFLINE
 #define WHICH " (built without daemons)"
 #else
 #define WHICH ""
 #endif
-#define N_COMMANDS (sizeof commands / sizeof *commands)
-
-static int usage(FILE *out)
-{
-    fprintf(out,
-            "tandem %s: prefill and decode on separate machines" WHICH
-            "\n\nusage: tandem COMMAND [options]\n\n",
-            TD_VERSION);
-    for (size_t i = 0; i < N_COMMANDS; i++)
-        fprintf(out, "  %-13s %s\n", commands[i].name, commands[i].summary);
-    fprintf(out, "\n`tandem COMMAND --help` lists a command's options. Daemons: tandem-router, "
-                 "tandem-prefill, tandem-decode.\n");
-    return out == stdout ? 0 : 2;
-}
 
 struct td_ranks_place cli_rank;
 
 int main(int argc, char **argv)
 {
+    static const struct td_commands tandem = {
+        .program = "tandem",
+        .head = "tandem " TD_VERSION ": prefill and decode on separate machines" WHICH "\n\n",
+        .what = "COMMAND",
+        .foot = "`tandem COMMAND --help` lists a command's options. Daemons: tandem-router, "
+                "tandem-prefill, tandem-decode.\n",
+        .table = commands};
     struct td_err err = {0};
     td_log_start("cli", TD_LOG_WARN);
     if (td_ranks_take(&argc, argv, &cli_rank, &err)) return td_die("tandem", &err);
-    if (argc < 2) return usage(stderr);
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
-        return usage(stdout);
-    if (!strcmp(argv[1], "--version")) return printf("tandem %s\n", TD_VERSION) < 0;
-    for (size_t i = 0; i < N_COMMANDS; i++)
-        if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
-    fprintf(stderr, "tandem: \"%s\" is not a command\n\n", argv[1]);
-    return usage(stderr);
+    return td_commands_run(&tandem, argc, argv);
 }

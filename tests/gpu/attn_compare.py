@@ -2,7 +2,7 @@
 """attn_compare.py RESULTS.csv [--published DIR] [--no-torch] - our attention beside the framework's
 and the published times.
 
-RESULTS.csv is what tandem-cuda-attn-bench wrote on this machine. For each of its lines this
+RESULTS.csv is what tandem-bench cuda-attn wrote on this machine. For each of its lines this
 measures torch's scaled_dot_product_attention (its fused kernels only, the keys and values
 contiguous: it reads no block table) with the same batch, rows, keys, heads and window, by CUDA
 events over the same number of calls, rotating over as many copies of K and V as keep them out of

@@ -16,7 +16,7 @@ SPREADS = ("gb_per_s", "us_per_transfer", "post_us_per_transfer", "post_ns_per_b
 
 
 def run(*options):
-    return subprocess.run([PROGRAM, *options], capture_output=True, text=True, check=False,
+    return subprocess.run([PROGRAM, "xfer", *options], capture_output=True, text=True, check=False,
                           timeout=200)
 
 
