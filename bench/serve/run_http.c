@@ -22,7 +22,6 @@
 
 #ifdef TD_HAVE_CURL
 #include <curl/curl.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
 #include <strings.h>
@@ -33,6 +32,7 @@
 
 #include "bench/serve/openai.h"
 #include "common/base/json.h"
+#include "common/base/symbols.h"
 
 #define CONNECT_MS 10000L
 #define MAX_ERROR_BODY 65536
@@ -41,29 +41,27 @@
 #define EVENTS 256
 
 #define SYMBOLS(X)                                                                                 \
-    X(curl_global_init)                                                                            \
-    X(curl_easy_init)                                                                              \
-    X(curl_easy_cleanup)                                                                           \
-    X(curl_easy_setopt)                                                                            \
-    X(curl_easy_getinfo)                                                                           \
-    X(curl_easy_perform)                                                                           \
-    X(curl_easy_strerror)                                                                          \
-    X(curl_slist_append)                                                                           \
-    X(curl_slist_free_all)                                                                         \
-    X(curl_multi_init)                                                                             \
-    X(curl_multi_cleanup)                                                                          \
-    X(curl_multi_setopt)                                                                           \
-    X(curl_multi_assign)                                                                           \
-    X(curl_multi_add_handle)                                                                       \
-    X(curl_multi_remove_handle)                                                                    \
-    X(curl_multi_socket_action)                                                                    \
-    X(curl_multi_info_read)
+    X(curl_global_init, NULL, true)                                                                \
+    X(curl_easy_init, NULL, true)                                                                  \
+    X(curl_easy_cleanup, NULL, true)                                                               \
+    X(curl_easy_setopt, NULL, true)                                                                \
+    X(curl_easy_getinfo, NULL, true)                                                               \
+    X(curl_easy_perform, NULL, true)                                                               \
+    X(curl_easy_strerror, NULL, true)                                                              \
+    X(curl_slist_append, NULL, true)                                                               \
+    X(curl_slist_free_all, NULL, true)                                                             \
+    X(curl_multi_init, NULL, true)                                                                 \
+    X(curl_multi_cleanup, NULL, true)                                                              \
+    X(curl_multi_setopt, NULL, true)                                                               \
+    X(curl_multi_assign, NULL, true)                                                               \
+    X(curl_multi_add_handle, NULL, true)                                                           \
+    X(curl_multi_remove_handle, NULL, true)                                                        \
+    X(curl_multi_socket_action, NULL, true)                                                        \
+    X(curl_multi_info_read, NULL, true)
 
 /* Called as lib.p_NAME(...): a name of its own keeps the header's type-checking macros away. */
 static struct {
-#define X(name) __typeof__(&name) p_##name;
-    SYMBOLS(X)
-#undef X
+    SYMBOLS(TD_SYMBOL_MEMBER)
     td_status status;
     struct td_err err;
 } lib;
@@ -72,18 +70,14 @@ static void load(void)
 {
     const char *missing = NULL;
     /* for good: TLS libraries do not like to be unloaded */
-    void *handle = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!handle) {
+    void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
         lib.status = td_fail(
             &lib.err, TD_ERR_UNSUPPORTED,
             "--backend openai: libcurl.so.4 cannot be loaded (package libcurl4): %s", dlerror());
         return;
     }
-#define X(name)                                                                                    \
-    *(void **)&lib.p_##name = dlsym(handle, #name);                                                \
-    if (!lib.p_##name && !missing) missing = #name;
-    SYMBOLS(X)
-#undef X
+    SYMBOLS(TD_SYMBOL_FIND)
     if (missing)
         lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED,
                              "--backend openai: libcurl.so.4 has no %s", missing);

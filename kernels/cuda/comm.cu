@@ -36,7 +36,6 @@
  * A dead rank leaves the entries of the others waiting on the device. The thread that learns of the
  * death by other ways calls abort; then the entries end, `wait` returns, and the device counts as
  * lost. */
-#include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -44,6 +43,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "common/base/symbols.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/nccl_api.h"
 
@@ -110,10 +110,10 @@ static td_status load(struct td_err *err)
     if (!library) return td_err_prefix(err, "tp: NCCL is needed between devices");
     const char *missing = NULL;
 #define NCCL_FIND(name, result, arguments)                                                         \
-    if (!(nccl.name = (result(*) arguments)dlsym(library, #name))) missing = #name;
+    td_symbol_find(library, #name, NULL, true, &nccl.name, &missing);
     TD_NCCL_FUNCTIONS(NCCL_FIND)
 #undef NCCL_FIND
-    nccl.init_config = (td_nccl_init_config_fn *)dlsym(library, TD_NCCL_INIT_CONFIG);
+    td_symbol_find(library, TD_NCCL_INIT_CONFIG, NULL, false, &nccl.init_config, &missing);
     if (missing)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "tp: %s has no %s: it is of another version than this library was built for",
@@ -122,8 +122,8 @@ static td_status load(struct td_err *err)
     static const struct td_nccl_stub_cuda cuda = {
         (int (*)(void *, void (*)(void *), void *))cudaLaunchHostFunc,
         (int (*)(void *, void (*)(void *), void *))td_emu_graph_attach};
-    void (*open)(const struct td_nccl_stub_cuda *) =
-        (void (*)(const struct td_nccl_stub_cuda *))dlsym(library, TD_NCCL_STUB_OPEN);
+    void (*open)(const struct td_nccl_stub_cuda *);
+    td_symbol_find(library, TD_NCCL_STUB_OPEN, NULL, true, &open, &missing);
     if (!open)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp: %s is no stand-in for NCCL on an emulated GPU",
                        library_name());

@@ -27,13 +27,13 @@
  * kernel, because the order inside the library is not documented. */
 #include <stdlib.h>
 
+#include "common/base/symbols.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
 #ifdef TD_CUDA_EMULATE
 #include "tests/fake/cuda_emu/cublaslt.h"
 #else
 #include <cublasLt.h>
-#include <dlfcn.h>
 #endif
 
 #define WORKSPACE_BYTES ((size_t)64 << 20)
@@ -280,8 +280,7 @@ static td_status lt_load(struct td_err *err)
                                       "run deterministic, which does without", err);
     if (!lt.library) return td_err_prefix(err, "cuBLASLt is needed for products");
     const char *missing = NULL;
-#define LT_FIND(name)                                                                              \
-    if (!(lt.name = (decltype(lt.name))dlsym(lt.library, #name))) missing = #name;
+#define LT_FIND(name) td_symbol_find(lt.library, #name, NULL, true, &lt.name, &missing);
     LT_FUNCTIONS(LT_FIND)
     return missing
                ? td_fail(err, TD_ERR_UNSUPPORTED,

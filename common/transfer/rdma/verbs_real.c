@@ -14,6 +14,7 @@
  *     asks for 0.
  * (4) Destroys that fail leave the object to the kernel, which drops it when the device is
  *     closed: nothing better could be done with the news. */
+#include "common/base/symbols.h"
 #include "common/transfer/rdma/verbs.h"
 
 #include <errno.h>
@@ -21,7 +22,6 @@
 
 #ifdef TD_HAVE_VERBS
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <net/if.h>
@@ -71,9 +71,7 @@
 /* Called as lib.p_NAME(...): a name of its own keeps the header's macros (ibv_reg_mr,
  * ibv_query_port) away. */
 static struct {
-#define X(name, version, needed) __typeof__(&name) p_##name;
-    SYMBOLS(X)
-#undef X
+    SYMBOLS(TD_SYMBOL_MEMBER)
     td_status status;
     struct td_err err;
     struct td_verbs verbs;
@@ -891,23 +889,19 @@ static void load(void)
 {
     const char *missing = NULL;
     /* for good: its drivers start threads and keep state */
-    void *handle = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!handle) {
+    void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
         lib.status = td_fail(
             &lib.err, TD_ERR_UNSUPPORTED,
             "rdma: libibverbs.so.1 cannot be loaded (packages libibverbs1, ibverbs-providers): %s",
             dlerror());
         return;
     }
-#define X(name, version, needed)                                                                   \
-    *(void **)&lib.p_##name = dlvsym(handle, #name, version);                                      \
-    if (!lib.p_##name && (needed) && !missing) missing = #name "@" version;
-    SYMBOLS(X)
-#undef X
+    SYMBOLS(TD_SYMBOL_FIND)
     if (missing) {
-        lib.status =
-            td_fail(&lib.err, TD_ERR_UNSUPPORTED, "rdma: libibverbs.so.1 has no %s", missing);
-        dlclose(handle);
+        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED,
+                             "rdma: libibverbs.so.1 has no %s of the version it needs", missing);
+        dlclose(library);
         return;
     }
     /* A child that writes to a registered page would move the parent away from the page the NIC
