@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/base/status.h"
 #include "kernels/device.h"
 
@@ -19,9 +20,7 @@ static inline uint64_t td_bench_random(void)
 {
     static uint64_t state = 1;
     uint64_t z = (state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+    return td_mix64(z);
 }
 
 /* The median of some runs, and half the distance of the quartiles as a part of it. */

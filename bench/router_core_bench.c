@@ -1,8 +1,8 @@
 /* tandem-bench router-core: what one call of the router's latency model and of its prefix index
  * costs, and what a request costs the whole core.
  *
- * tandem-bench router-core [--repeats 301] [--only model|index|core] [--policy NAME]: one CSV row per
- * call and shape; medians (least..greatest) of the repeats, in batches.
+ * tandem-bench router-core [--repeats 301] [--only model|index|core] [--policy NAME]: one CSV row
+ * per call and shape; medians (least..greatest) of the repeats, in batches.
  *
  * core: 500 prefill and 500 decode workers, 10,000 active requests of 1,600 tokens; one goes and
  * one comes. "place": TD_EV_REQUEST alone, which scans, predicts, decides and books; "life": that

@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include "bench/xfer_bench.h"
+#include "common/base/random.h"
 #include "kernels/device.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
@@ -92,9 +93,7 @@ static bool all(int fd, void *data, size_t n, bool out)
 static uint64_t next_random(uint64_t *state)
 {
     uint64_t v = *state += 0x9e3779b97f4a7c15ull;
-    v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9ull;
-    v = (v ^ v >> 27) * 0x94d049bb133111ebull;
-    return v ^ v >> 31;
+    return td_mix64(v);
 }
 
 static uint64_t word_at(uint64_t i) { return (i + 1) * 0x9e3779b97f4a7c15ull ^ i >> 7; }

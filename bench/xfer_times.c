@@ -1,5 +1,5 @@
-/* tandem-bench xfer-times: how long the engine needs to connect to a peer, and to notice that a port or a
- * peer is gone.
+/* tandem-bench xfer-times: how long the engine needs to connect to a peer, and to notice that a
+ * port or a peer is gone.
  *
  *   connect   a new peer whose memory is registered, and whose process, devices and path are known:
  *             the first transfer of one block to it, less the next one. On rdma with every rail:

@@ -236,9 +236,9 @@ td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_tra
     struct cluster c = {.cfg = config,
                         .trace = trace,
                         .out = ret_result,
-                        .noise = td_sim_rng_stream(config->seed, 2),
-                        .faults = td_sim_rng_stream(config->seed, 3),
-                        .jitter = td_sim_rng_stream(config->seed, 5)};
+                        .noise = td_random_stream(config->seed, 2),
+                        .faults = td_random_stream(config->seed, 3),
+                        .jitter = td_random_stream(config->seed, 5)};
     ret_result->outcomes = calloc(trace->n, sizeof *ret_result->outcomes);
     if (!ret_result->outcomes) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     ret_result->n = trace->n;

@@ -9,10 +9,10 @@
 
 #include <math.h>
 
+#include "common/base/random.h"
 #include "sim/cache.h"
 #include "sim/cluster.h"
 #include "sim/heap.h"
-#include "sim/rng.h"
 #include "common/engine/scheduler.h"
 
 #define NONE TD_SIM_NONE
@@ -132,7 +132,7 @@ struct cluster {
     struct td_port *port;
     struct td_sim_heap heap;
     uint64_t now;
-    struct td_sim_rng noise, faults, jitter;
+    struct td_random noise, faults, jitter;
     struct worker *workers;
     uint32_t n_workers;
     struct slot *slots;

@@ -72,7 +72,7 @@ void sim_leg_forget(struct cluster *c, uint32_t l)
 
 bool sim_unlucky(struct cluster *c, double share)
 {
-    return share > 0 && td_sim_rng_uniform(&c->faults) < share;
+    return share > 0 && td_random_uniform(&c->faults) < share;
 }
 
 void sim_to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns)
@@ -86,7 +86,7 @@ uint64_t sim_stream_delay_ns(struct cluster *c, struct leg *g)
 {
     if (!c->cfg->rpc_jitter_ns) return c->cfg->rpc_ns;
     uint64_t at = c->now + c->cfg->rpc_ns +
-                  (uint64_t)((double)c->cfg->rpc_jitter_ns * td_sim_rng_exponential(&c->jitter));
+                  (uint64_t)((double)c->cfg->rpc_jitter_ns * td_random_exponential(&c->jitter));
     if (at > g->told_ns) g->told_ns = at;
     return g->told_ns - c->now;
 }
@@ -124,7 +124,7 @@ void sim_maybe_again(struct cluster *c, uint32_t m, uint64_t delay_ns)
     uint32_t again = sim_msg_new(c);
     c->msgs[again] = c->msgs[m];
     c->msgs[again].next = NONE;
-    sim_to_router_at(c, again, delay_ns + sim_ns_of(td_sim_rng_uniform(&c->faults) * 0.02));
+    sim_to_router_at(c, again, delay_ns + sim_ns_of(td_random_uniform(&c->faults) * 0.02));
 }
 
 bool sim_send_of_leg(struct cluster *c, uint32_t l, uint32_t m)

@@ -1,4 +1,5 @@
 /* perf.c - see perf.h. */
+#include "common/base/csv.h"
 #include "sim/perf.h"
 
 #include <errno.h>
@@ -6,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim/csv.h"
 #include "sim/gpu.h"
 #include "sim/heap.h"
 #include "router/objectives.h"

@@ -238,7 +238,7 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
     q.hashes = c->hashes;
     q.hash_tokens = (uint32_t)(every * c->cfg->block_size);
     if (sim_unlucky(c, c->cfg->cancel))
-        td_sim_heap_push(&c->heap, c->now + sim_ns_of(td_sim_rng_uniform(&c->faults) * 5),
+        td_sim_heap_push(&c->heap, c->now + sim_ns_of(td_random_uniform(&c->faults) * 5),
                          EV_CLIENT_LEAVES, slot, c->next_id);
     td_port_arrive(c->port, c->now, &q);
 }
@@ -273,7 +273,7 @@ static void send_late(struct cluster *c, const struct worker *w, const struct td
     l->s.steps = l->steps;
     l->s.added = l->hashes;
     l->s.evicted = l->hashes + s->n_added;
-    td_sim_heap_push(&c->heap, c->now + sim_ns_of(w->late_s * td_sim_rng_exponential(&c->faults)),
+    td_sim_heap_push(&c->heap, c->now + sim_ns_of(w->late_s * td_random_exponential(&c->faults)),
                      EV_LATE, w->index, (uint64_t)(uintptr_t)l);
 }
 

@@ -1,4 +1,6 @@
 /* trace.c - see trace.h. */
+#include "common/base/csv.h"
+#include "common/base/random.h"
 #include "sim/trace.h"
 
 #include <math.h>
@@ -7,9 +9,7 @@
 #include <string.h>
 
 #include "sim/cache.h"
-#include "sim/csv.h"
 #include "sim/heap.h"
-#include "sim/rng.h"
 #include "common/base/json.h"
 
 #define MAX_TOKENS 100000000
@@ -37,13 +37,13 @@ td_status td_sim_length_parse(const char *text, const char *what, struct td_sim_
     return TD_OK;
 }
 
-static int32_t draw(const struct td_sim_length *l, struct td_sim_rng *r)
+static int32_t draw(const struct td_sim_length *l, struct td_random *r)
 {
     double v = l->a;
-    if (l->kind == TD_LENGTH_UNIFORM) v = l->a + floor(td_sim_rng_uniform(r) * (l->b - l->a + 1));
+    if (l->kind == TD_LENGTH_UNIFORM) v = l->a + floor(td_random_uniform(r) * (l->b - l->a + 1));
     if (l->kind == TD_LENGTH_LOGNORMAL) {
         double s2 = log1p(l->b * l->b);
-        v = round(exp(log(l->a) - s2 / 2 + sqrt(s2) * td_sim_rng_normal(r)));
+        v = round(exp(log(l->a) - s2 / 2 + sqrt(s2) * td_random_normal(r)));
     }
     return v < 1 ? 1 : v > MAX_TOKENS ? MAX_TOKENS : (int32_t)v;
 }
@@ -225,12 +225,12 @@ td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *
 /* ---- a run's requests ------------------------------------------------------------------------ */
 
 /* Index i with probability share(i) / sum. */
-static uint32_t draw_share(struct td_sim_rng *r, const double *share, size_t stride, uint32_t n)
+static uint32_t draw_share(struct td_random *r, const double *share, size_t stride, uint32_t n)
 {
     double sum = 0;
     for (uint32_t i = 0; i < n; i++)
         sum += *(const double *)(const void *)((const char *)share + i * stride);
-    double at = td_sim_rng_uniform(r) * sum;
+    double at = td_random_uniform(r) * sum;
     uint32_t last = 0;
     for (uint32_t i = 0; i < n; i++) {
         double s = *(const double *)(const void *)((const char *)share + i * stride);
@@ -247,7 +247,7 @@ static uint32_t class_by_length(const struct td_sim_load *l, int32_t n_prompt)
     return l->length_classes[i].slo_class;
 }
 
-static void draw_owner(struct td_sim_rng *r, const struct td_sim_load *l, struct td_sim_request *q)
+static void draw_owner(struct td_random *r, const struct td_sim_load *l, struct td_sim_request *q)
 {
     int32_t fixed = -1;
     if (l->n_tenants) {
@@ -320,8 +320,8 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
     /* Arrivals are the portable generator from the seed itself (s = seed), so that published
      * check values can be repeated; lengths are a stream beside it, and so are owners: the same
      * seed has the same arrivals and lengths whatever the mix. */
-    struct td_sim_rng arrivals = {l->seed}, lengths = td_sim_rng_stream(l->seed, 1),
-                      owners = td_sim_rng_stream(l->seed, 4);
+    struct td_random arrivals = {l->seed}, lengths = td_random_stream(l->seed, 1),
+                     owners = td_random_stream(l->seed, 4);
     struct td_sim_trace t = {.hash_tokens = file ? file->hash_tokens : 0};
     uint32_t capacity = 0, at_row = 0;
     bool in_order = l->rows == TD_ROWS_ORDER || (l->rows == TD_ROWS_AUTO && file && file->n_hashes);
@@ -346,7 +346,7 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
                 else if (in_order)
                     r = file->requests[at_row++ % file->n];
                 else
-                    r = file->requests[td_sim_rng_below(&lengths, file->n)];
+                    r = file->requests[td_random_below(&lengths, file->n)];
                 if ((!l->max_prompt || r.n_prompt <= l->max_prompt) &&
                     (!l->max_output || r.n_output <= l->max_output))
                     break;
@@ -360,7 +360,7 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
         if (l->arrival == TD_ARRIVAL_TRACE) {
             now_s = (double)r.at_ns / 1e9 * scale;
         } else if (is_paced(l->arrival)) {
-            now_s = paced_time_s(l, paced += t.n ? td_sim_rng_exponential(&arrivals) : 0);
+            now_s = paced_time_s(l, paced += t.n ? td_random_exponential(&arrivals) : 0);
         } else if (t.n > 0) { /* the first at 0 */
             double rate = l->rate;
             if (l->ramp_to > 0) {
@@ -370,8 +370,8 @@ td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_tra
             }
             double gap = l->arrival == TD_ARRIVAL_CONSTANT ? 1
                          : l->arrival == TD_ARRIVAL_GAMMA
-                             ? td_sim_rng_gamma(&arrivals, 1 / (l->cv * l->cv))
-                             : td_sim_rng_exponential(&arrivals);
+                             ? td_random_gamma(&arrivals, 1 / (l->cv * l->cv))
+                             : td_random_exponential(&arrivals);
             now_s += gap / rate;
         }
         if (l->duration_s > 0 && now_s >= l->duration_s) break;

@@ -142,7 +142,7 @@ static void start_step(struct cluster *c, struct worker *w)
                                     .context_tokens = (double)load.context_tokens};
     double s = td_perf_step_s(&w->perf, &b) * w->slow;
     if (c->cfg->step_noise > 0)
-        s *= exp(c->cfg->step_noise * td_sim_rng_normal(&c->noise) -
+        s *= exp(c->cfg->step_noise * td_random_normal(&c->noise) -
                  c->cfg->step_noise * c->cfg->step_noise / 2);
     uint64_t ns = sim_ns_of(s);
     w->busy = true;

@@ -1,9 +1,8 @@
 /* arrivals.c - see arrivals.h. Gamma by Marsaglia and Tsang 2000, normal by Box and Muller. */
 #include "bench/serve/arrivals.h"
+#include "common/base/random.h"
 
 #include <math.h>
-
-#include "bench/serve/rng.h"
 
 enum { WHAT_ARRIVALS = 1 };
 
@@ -13,22 +12,22 @@ const char *bench_arrival_name(enum bench_arrival kind)
     return names[kind];
 }
 
-static double normal(struct bench_rng *r)
+static double normal(struct td_keyed *r)
 {
-    double u = bench_rng_unit(r), v = bench_rng_unit(r);
+    double u = td_keyed_unit(r), v = td_keyed_unit(r);
     return sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v);
 }
 
 /* Mean `shape`. */
-static double gamma_of(struct bench_rng *r, double shape)
+static double gamma_of(struct td_keyed *r, double shape)
 {
-    if (shape < 1) return gamma_of(r, shape + 1) * pow(bench_rng_unit(r), 1 / shape);
+    if (shape < 1) return gamma_of(r, shape + 1) * pow(td_keyed_unit(r), 1 / shape);
     double d = shape - 1.0 / 3, c = 1 / sqrt(9 * d);
     for (;;) {
         double x = normal(r), v = 1 + c * x;
         if (v <= 0) continue;
         v = v * v * v;
-        if (log(bench_rng_unit(r)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v;
+        if (log(td_keyed_unit(r)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v;
     }
 }
 
@@ -53,7 +52,7 @@ td_status bench_arrivals_make(const struct bench_arrivals_config *c, size_t n, d
 {
     td_status s = check(c, err);
     if (s) return s;
-    struct bench_rng r = bench_rng_at(c->seed, WHAT_ARRIVALS, 0);
+    struct td_keyed r = td_keyed_at(c->seed, WHAT_ARRIVALS, 0);
     double shape = c->kind == BENCH_GAMMA ? c->burstiness : 1, at_s = 0;
     for (size_t i = 0; i < n; i++) {
         double rate = c->rate, share = (double)i / (double)n;

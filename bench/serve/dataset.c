@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "bench/serve/rng.h"
 #include "common/base/json.h"
+#include "common/base/random.h"
 
 #define MAX_LINE_BYTES (64u << 20)
 #define MAX_FILE_BYTES ((size_t)4 << 30)
@@ -88,9 +88,9 @@ static size_t *make_order(size_t n, bool shuffle, uint64_t seed)
     size_t *order = malloc((n ? n : 1) * sizeof *order);
     if (!order) return NULL;
     for (size_t i = 0; i < n; i++) order[i] = i;
-    struct bench_rng r = bench_rng_at(seed, WHAT_ORDER, 0);
+    struct td_keyed r = td_keyed_at(seed, WHAT_ORDER, 0);
     for (size_t i = n; shuffle && i > 1; i--) {
-        size_t k = (size_t)bench_rng_below(&r, i), keep = order[k];
+        size_t k = (size_t)td_keyed_below(&r, i), keep = order[k];
         order[k] = order[i - 1];
         order[i - 1] = keep;
     }
@@ -164,19 +164,19 @@ static td_status lines_next(struct lines *l, bool *ret_any, struct td_err *err)
 
 /* --- made from the seed ----------------------------------------------------------------------- */
 
-static int32_t draw_len(struct bench_rng *r, uint64_t len, double ratio)
+static int32_t draw_len(struct td_keyed *r, uint64_t len, double ratio)
 {
     uint64_t lo = (uint64_t)floor((double)len * (1 - ratio)),
              hi = (uint64_t)ceil((double)len * (1 + ratio));
     if (lo < 1) lo = 1;
-    return (int32_t)(lo + (hi > lo ? bench_rng_below(r, hi - lo + 1) : 0));
+    return (int32_t)(lo + (hi > lo ? td_keyed_below(r, hi - lo + 1) : 0));
 }
 
 static td_status make_random(struct bench_dataset *d, struct td_err *err)
 {
     const struct bench_dataset_config *c = &d->config;
     for (uint64_t i = 0; i < c->n_requests; i++) {
-        struct bench_rng r = bench_rng_at(c->seed, WHAT_LENGTHS, i);
+        struct td_keyed r = td_keyed_at(c->seed, WHAT_LENGTHS, i);
         struct bench_item item = {.input_len = draw_len(&r, c->input_len, c->range_ratio)};
         item.output_len = draw_len(&r, c->output_len, c->range_ratio);
         item.input_len += (int32_t)c->prefix_len;
@@ -637,9 +637,9 @@ void bench_dataset_close(struct bench_dataset *d)
     free(d);
 }
 
-static void fill(int32_t *ids, size_t n, uint32_t vocab, struct bench_rng r)
+static void fill(int32_t *ids, size_t n, uint32_t vocab, struct td_keyed r)
 {
-    for (size_t i = 0; i < n; i++) ids[i] = (int32_t)bench_rng_below(&r, vocab);
+    for (size_t i = 0; i < n; i++) ids[i] = (int32_t)td_keyed_below(&r, vocab);
 }
 
 void bench_dataset_tokens(const struct bench_dataset *d, size_t i, int32_t *ret_ids)
@@ -650,15 +650,15 @@ void bench_dataset_tokens(const struct bench_dataset *d, size_t i, int32_t *ret_
     TD_ASSERT(!it->text);
     for (uint32_t b = 0; b < it->n_hashes && at < n; b++) {
         size_t part = n - at < d->block_tokens ? n - at : (size_t)d->block_tokens;
-        fill(ret_ids + at, part, c->vocab, bench_rng_at(c->seed, WHAT_BLOCK, it->hashes[b]));
+        fill(ret_ids + at, part, c->vocab, td_keyed_at(c->seed, WHAT_BLOCK, it->hashes[b]));
         at += part;
     }
     if (it->n_hashes) return;
     if (c->kind == BENCH_RANDOM || c->kind == BENCH_PREFIX) {
         size_t part = n < c->prefix_len ? n : (size_t)c->prefix_len;
         fill(ret_ids, part, c->vocab,
-             bench_rng_at(c->seed, WHAT_PREFIX, d->prefix_of ? d->prefix_of[i] : 0));
+             td_keyed_at(c->seed, WHAT_PREFIX, d->prefix_of ? d->prefix_of[i] : 0));
         at = part;
     }
-    fill(ret_ids + at, n - at, c->vocab, bench_rng_at(c->seed, WHAT_PROMPT, i));
+    fill(ret_ids + at, n - at, c->vocab, td_keyed_at(c->seed, WHAT_PROMPT, i));
 }

@@ -24,6 +24,7 @@
 
 #include "bench/serve/run_flight.h"
 #include "common/base/progress.h"
+#include "common/base/random.h"
 
 #define SLICE_NS (100 * TD_NS_PER_MS) /* how late progress and an interrupt may be noticed */
 #define CANCEL_S 30.0                 /* a cancelled call ends at once; longer is our bug */
@@ -206,8 +207,8 @@ static td_status warm_up(struct run *r, struct td_err *err)
             break;
         }
         /* prompts of their own: the measured ones must not be in the cache */
-        struct bench_rng rng = bench_rng_at(c->seed, WHAT_WARMUP, i);
-        for (int32_t k = 0; k < n; k++) f->ids[k] = (int32_t)bench_rng_below(&rng, r->vocab);
+        struct td_keyed rng = td_keyed_at(c->seed, WHAT_WARMUP, i);
+        for (int32_t k = 0; k < n; k++) f->ids[k] = (int32_t)td_keyed_below(&rng, r->vocab);
         double free_s;
         f->warming = true;
         if (!prepare(f)) s = run_no_memory(err);

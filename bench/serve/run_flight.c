@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "bench/serve/run_flight.h"
+#include "common/base/random.h"
 
 void run_flight_free(struct flight *f)
 {
@@ -21,12 +22,12 @@ struct flight *run_flight_make(struct run *r, struct bench_request *q, size_t in
 {
     struct flight *f = calloc(1, sizeof *f);
     if (!f) return NULL;
-    struct bench_rng rng = bench_rng_at(r->config->seed, WHAT_SAMPLING, index);
+    struct td_keyed rng = td_keyed_at(r->config->seed, WHAT_SAMPLING, index);
     f->run = r;
     f->q = q;
     f->index = index;
     f->text = text;
-    f->seed = bench_rng_u64(&rng);
+    f->seed = td_keyed_u64(&rng);
     if (text) return f;
     f->n_ids = n_ids;
     f->ids = malloc(((size_t)n_ids + 1) * sizeof *f->ids);

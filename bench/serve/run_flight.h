@@ -15,13 +15,13 @@
 
 #include <pthread.h>
 
-#include "bench/serve/rng.h"
 #include "bench/serve/run.h"
 #include "common/base/api_key.h"
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/rpc/rpc.h"
 
-/* What draws from the seed here: see bench_rng_at. */
+/* What draws from the seed here: see td_keyed_at. */
 enum { WHAT_CLASS = 32, WHAT_TENANT, WHAT_SAMPLING, WHAT_WARMUP };
 
 struct extra { /* of --extra-body */

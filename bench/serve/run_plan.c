@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "bench/serve/run_flight.h"
+#include "common/base/random.h"
 
 #define DEFAULT_PROMPTS 1000  /* vLLM's */
 #define CLOSED_PROMPTS 100000 /* a closed loop that ends by time: more than it will send */
@@ -89,8 +90,8 @@ static uint32_t draw_class(const struct bench_run_config *c, size_t i)
 {
     double total = 0;
     for (size_t k = 0; k < c->n_classes; k++) total += c->classes[k].weight;
-    struct bench_rng rng = bench_rng_at(c->seed, WHAT_CLASS, i);
-    double at = bench_rng_unit(&rng) * total;
+    struct td_keyed rng = td_keyed_at(c->seed, WHAT_CLASS, i);
+    double at = td_keyed_unit(&rng) * total;
     for (size_t k = 0; k + 1 < c->n_classes; k++)
         if ((at -= c->classes[k].weight) < 0) return (uint32_t)k;
     return c->n_classes ? (uint32_t)c->n_classes - 1 : 0;
@@ -119,10 +120,10 @@ td_status run_plan(struct run *r, struct td_err *err)
     for (size_t i = 0; !s && i < n; i++) {
         if (c->duration_s > 0 && at_s[i] >= c->duration_s) break;
         const struct bench_item *it = bench_dataset_item(r->dataset, i);
-        struct bench_rng rng = bench_rng_at(c->seed, WHAT_TENANT, i);
+        struct td_keyed rng = td_keyed_at(c->seed, WHAT_TENANT, i);
         res->requests[res->n_requests++] = (struct bench_request){
             .class_index = draw_class(c, i),
-            .tenant = c->n_tenants ? (uint32_t)bench_rng_below(&rng, c->n_tenants) : 0,
+            .tenant = c->n_tenants ? (uint32_t)td_keyed_below(&rng, c->n_tenants) : 0,
             .scheduled_s = at_s[i],
             .ready_s = at_s[i],
             .sent_s = NAN,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bench/sweep/sweep.h"
+#include "common/base/csv.h"
 #include "common/base/json.h"
 
 #define MAX_FILE_BYTES ((size_t)512 << 20)
@@ -199,55 +200,50 @@ static uint32_t small_number(const char *text) /* of a column that names a confi
     return v > 0 && v < 1000000 ? (uint32_t)v : 0;
 }
 
-static size_t split(char *line, char **cells, size_t max)
+static td_status csv_row(struct sweep *s, const struct td_csv *f, struct td_err *err)
 {
-    size_t n = 0;
-    line[strcspn(line, "\r\n")] = 0;
-    for (char *rest = line, *at; n < max && (at = strsep(&rest, ","));) cells[n++] = at;
-    return n;
+    char where[300];
+    snprintf(where, sizeof where, "%s line %d", f->path, f->line_no);
+    if (f->n_fields != f->n_columns)
+        return td_fail(err, TD_ERR_INVALID, "%s: has %d cells, the first line %d", where,
+                       f->n_fields, f->n_columns);
+    struct sweep_config *c = config_of(s, f->field[0]);
+    if (!c)
+        return td_fail(err, TD_ERR_LIMIT, "%s: more than %d configurations", where,
+                       SWEEP_MAX_CONFIGS);
+    struct sweep_row *row = sweep_row_add(s);
+    if (!row) return td_fail(err, TD_ERR_NOMEM, "out of memory");
+    row->config = (uint32_t)(c - s->configs);
+    td_status st = TD_OK;
+    for (int i = 1; !st && i < f->n_columns; i++) {
+        const char *key = f->column[i], *cell = f->field[i];
+        if (!strcmp(key, "mode"))
+            snprintf(c->mode, sizeof c->mode, "%s", cell);
+        else if (!strcmp(key, "phase"))
+            snprintf(row->phase, sizeof row->phase, "%s", cell);
+        else if (!strcmp(key, "prefill"))
+            c->prefill = small_number(cell);
+        else if (!strcmp(key, "decode"))
+            c->decode = small_number(cell);
+        else if (!strcmp(key, "gpus"))
+            c->gpus = small_number(cell);
+        else
+            st = csv_cell(s, row, key, cell, where, err);
+    }
+    return st ? st : check_row(row, where, err);
 }
 
+/* Closes f. */
 static td_status csv_read(const char *path, FILE *f, struct sweep *s, struct td_err *err)
 {
-    enum { MAX_COLUMNS = 128 };
-    char head[8192], line[8192], *keys[MAX_COLUMNS], *cells[MAX_COLUMNS], where[300];
-    if (!fgets(head, sizeof head, f)) return td_fail(err, TD_ERR_INVALID, "%s: is empty", path);
-    size_t n_keys = split(head, keys, MAX_COLUMNS);
-    if (n_keys == 0 || strcmp(keys[0], "config") != 0)
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: its first column is \"%.40s\", must be config: not a sweep.csv", path,
-                       keys[0]);
-    td_status st = TD_OK;
-    for (int n = 2; !st && fgets(line, sizeof line, f); n++) {
-        snprintf(where, sizeof where, "%s line %d", path, n);
-        size_t n_cells = split(line, cells, MAX_COLUMNS);
-        if (n_cells == 1 && !cells[0][0]) continue;
-        if (n_cells != n_keys)
-            return td_fail(err, TD_ERR_INVALID, "%s: has %zu cells, the first line %zu", where,
-                           n_cells, n_keys);
-        struct sweep_config *c = config_of(s, cells[0]);
-        if (!c)
-            return td_fail(err, TD_ERR_LIMIT, "%s: more than %d configurations", where,
-                           SWEEP_MAX_CONFIGS);
-        struct sweep_row *row = sweep_row_add(s);
-        if (!row) return td_fail(err, TD_ERR_NOMEM, "out of memory");
-        row->config = (uint32_t)(c - s->configs);
-        for (size_t i = 1; !st && i < n_keys; i++) {
-            if (!strcmp(keys[i], "mode"))
-                snprintf(c->mode, sizeof c->mode, "%s", cells[i]);
-            else if (!strcmp(keys[i], "phase"))
-                snprintf(row->phase, sizeof row->phase, "%s", cells[i]);
-            else if (!strcmp(keys[i], "prefill"))
-                c->prefill = small_number(cells[i]);
-            else if (!strcmp(keys[i], "decode"))
-                c->decode = small_number(cells[i]);
-            else if (!strcmp(keys[i], "gpus"))
-                c->gpus = small_number(cells[i]);
-            else
-                st = csv_cell(s, row, keys[i], cells[i], where, err);
-        }
-        if (!st) st = check_row(row, where, err);
-    }
+    struct td_csv csv;
+    td_status st = td_csv_start(f, path, &csv, err);
+    if (!st && strcmp(csv.column[0], "config") != 0)
+        st = td_fail(err, TD_ERR_INVALID,
+                     "%s: its first column is \"%.40s\", must be config: not a sweep.csv", path,
+                     csv.column[0]);
+    while (!st && td_csv_next(&csv, &st, err)) st = csv_row(s, &csv, err);
+    td_csv_close(&csv);
     return st;
 }
 
@@ -501,8 +497,13 @@ td_status sweep_read(const char *path, struct sweep *ret, struct td_err *err)
     if (!f) return td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
     int first = fgetc(f);
     ungetc(first, f);
-    td_status st = first == '{' ? json_read(path, &s, err) : csv_read(path, f, &s, err);
-    fclose(f);
+    td_status st;
+    if (first == '{') {
+        fclose(f);
+        st = json_read(path, &s, err);
+    } else {
+        st = csv_read(path, f, &s, err);
+    }
     if (!st) st = check_sweep(&s, path, err);
     if (!st && s.n_rows == 0) st = td_fail(err, TD_ERR_INVALID, "%s: has no row", path);
     if (!st && !s.title[0]) snprintf(s.title, sizeof s.title, "Goodput sweep");

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "common/base/json.h"
+#include "common/base/random.h"
 #include "common/engine/engine.h"
 #include "common/engine/ranks.h"
 
@@ -133,7 +134,7 @@ int main(int argc, char **argv)
         runs[i].logprobs = json_array();
     }
     for (size_t i = n; order_seed && i > 1; i--) { /* Fisher-Yates */
-        order_seed = order_seed * 6364136223846793005ul + 1442695040888963407ul;
+        td_random_step(&order_seed);
         size_t j = (order_seed >> 33) % i, t = order[i - 1];
         order[i - 1] = order[j];
         order[j] = t;

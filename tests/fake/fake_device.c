@@ -1,4 +1,5 @@
 /* fake_device.c - see fake_device.h. */
+#include "common/base/random.h"
 #include "tests/fake/fake_device.h"
 
 #include <errno.h>
@@ -164,7 +165,7 @@ static td_status copy(void *ctx, enum td_device_copy kind, const struct td_devic
                           .n_runs = n_runs,
                           .on_device = kind == TD_COPY_ON_DEVICE};
     TD_ASSERT(w->runs);
-    d->random = d->random * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&d->random);
     w->n_polls = d->slow ? (int)(d->random >> 33) % 4 : 0;
     for (size_t i = 0; i < n_runs; i++) {
         uint8_t *to = kind == TD_COPY_TO_HOST ? runs[i].to : translate(runs[i].to, runs[i].bytes);

@@ -26,6 +26,7 @@
  *     time is over. Silence itself is never taken for loss while the other node lives: a stopped
  *     process is slow, not lost.
  * (5) A completion queue has one producer at a time (the lock's holder) and one consumer. */
+#include "common/base/random.h"
 #include "tests/fake/verbs_fake.h"
 
 #include <errno.h>
@@ -333,9 +334,7 @@ static void fake_unlock(struct td_fake_fabric *f) { pthread_mutex_unlock(&f->loc
 static uint64_t fake_random(struct td_fake_fabric *f) /* splitmix64 */
 {
     uint64_t z = f->random += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+    return td_mix64(z);
 }
 
 static uint64_t pow2_from(uint64_t n)

@@ -16,7 +16,7 @@
 #include "common/base/stats.h"
 #include "sim/closed_form.h"
 #include "sim/cluster.h"
-#include "sim/distserve.h"
+#include "tests/sim/distserve.h"
 #include "sim/report.h"
 
 static struct td_perf perf_of(const char *spec)

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/core/account.h"
 
 enum { LEGS = 40 };
@@ -16,7 +17,7 @@ enum { LEGS = 40 };
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (uint32_t)(rng_state >> 33) % n;
 }
 

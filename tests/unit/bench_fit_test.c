@@ -9,7 +9,7 @@
 #include <math.h>
 
 #include "bench/calibrate/fit.h"
-#include "bench/serve/rng.h"
+#include "common/base/random.h"
 
 static void assert_ratio(double got, double want, double tolerance, const char *what)
 {
@@ -21,12 +21,12 @@ static void assert_ratio(double got, double want, double tolerance, const char *
 static size_t prefill_grid(struct fit_sample *f, const double *a, double noise)
 {
     static const double us[] = {16, 64, 128, 256, 512}, hs[] = {0, 128, 512, 1024};
-    struct bench_rng rng = bench_rng_at(7, 1, 1);
+    struct td_keyed rng = td_keyed_at(7, 1, 1);
     size_t n = 0;
     for (size_t i = 0; i < 5; i++)
         for (size_t k = 0; k < 4; k++, n++) {
             f[n] = (struct fit_sample){{1, us[i], us[i] * (hs[k] + us[i] / 2)}, 0};
-            f[n].y = fit_predict(a, &f[n], 3) * (1 + noise * (2 * bench_rng_unit(&rng) - 1));
+            f[n].y = fit_predict(a, &f[n], 3) * (1 + noise * (2 * td_keyed_unit(&rng) - 1));
         }
     return n;
 }

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "bench/plot/plot.h"
-#include "bench/serve/rng.h"
 #include "bench/sweep/search.h"
 #include "bench/sweep/sweep.h"
+#include "common/base/random.h"
 
 /* --- the search ------------------------------------------------------------------------------- */
 
@@ -43,9 +43,9 @@ static td_status run(void *ctx, const char *phase, double rate, uint64_t seed, u
     if (m->flaky_above > 0 && seed > 0 && rate > m->flaky_above) share = 0.5;
     ret->n = m->n ? m->n : 1000000;
     if (m->n) {
-        struct bench_rng rng = bench_rng_at(seed + 17, (uint32_t)(rate * 1000), 3);
+        struct td_keyed rng = td_keyed_at(seed + 17, (uint32_t)(rate * 1000), 3);
         ret->n_good = 0;
-        for (uint64_t i = 0; i < m->n; i++) ret->n_good += bench_rng_unit(&rng) < share;
+        for (uint64_t i = 0; i < m->n; i++) ret->n_good += td_keyed_unit(&rng) < share;
         ret->lower = td_stats_wilson(ret->n_good, ret->n).lo;
     } else {
         ret->n_good = (uint64_t)(share * 1e6 + 0.5);

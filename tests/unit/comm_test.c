@@ -17,15 +17,14 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/model/comm.h"
 #include "common/base/thread_pool.h"
 
 static uint64_t mix(uint64_t z)
 {
     z += 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
+    return td_mix64(z);
 }
 
 /* Of very different sizes, so that another order of the sum gives other bits. */

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/base/random.h"
 #include "kernels/device.h"
 
 #define POOL ((size_t)3 << 20)
@@ -33,7 +34,7 @@ static const char *program;
 static uint64_t rng = 1;
 static uint64_t rnd(uint64_t n)
 {
-    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng);
     return (rng >> 33) % n;
 }
 

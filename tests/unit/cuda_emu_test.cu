@@ -1,6 +1,7 @@
 /* The emulated GPU itself: what kernels/cuda relies on, checked with kernels whose results are
  * known; and that wrong kernels and wrong calls are found out. The layouts of fragments are
  * written down here a second time, element by element, from the tables of the PTX ISA. */
+#include "common/base/random.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/ptx.h"
 #include "kernels/cuda/wgmma.h"
@@ -26,7 +27,7 @@ static uint64_t random_state = 1;
 
 static uint32_t random_u32(void)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    td_random_step(&random_state);
     return (uint32_t)(random_state >> 33);
 }
 

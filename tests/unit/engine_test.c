@@ -19,6 +19,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/device_memory.h"
+#include "common/base/random.h"
 #include "common/model/comm.h"
 #include "common/engine/engine.h"
 #include "common/engine/ranks.h"
@@ -213,7 +214,7 @@ static int32_t n_held(struct td_engine *e)
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (uint32_t)(rng_state >> 33) % n;
 }
 

@@ -30,7 +30,8 @@ ARROWS = {
     ("proto", "kernels/device.h"
      ),  # proto: the messages that common/rpc carries; the table that a worker owns
     "kernels": ("common/base/status.h", "common/base/dtype.h", "common/base/device_memory.h",
-                "common/base/symbols.h") + EMULATED, "proto": (), "prefill": COMMON + ("proto", ), "decode": COMMON + ("proto", ),
+                "common/base/symbols.h") + EMULATED,
+    "proto": (), "prefill": COMMON + ("proto", ), "decode": COMMON + ("proto", ),
     "router/core": ("common/base/status.h", ),
     # No engine, no kernels, no transfer: of a model the router reads config.json.
     "router": ("common/base", "common/rpc", "common/text", "common/model/config.h", "proto",

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/core/core.h"
 #include "sim/baselines.h"
 #include "tests/unit/core_leg.h"
@@ -954,7 +955,7 @@ static double slow[W];
 static uint64_t rng_state = 1;
 static double uniform(void)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (double)(rng_state >> 11) / 9007199254740992.0;
 }
 /* 0.8..1.2 */

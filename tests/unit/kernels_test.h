@@ -16,6 +16,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/base/random.h"
 #include "kernels/ops.h"
 #include "kernels/part.h"
 
@@ -24,9 +25,7 @@ static uint64_t rng_state;
 static uint64_t rng_u64(void) /* splitmix64 */
 {
     uint64_t z = (rng_state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    return td_mix64(z);
 }
 static inline int32_t rng_int(int32_t lo, int32_t hi)
 {

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "common/base/hash.h"
+#include "common/base/random.h"
 #include "common/kv/kv_pool.h"
 
 #define BLOCK_SIZE 4
@@ -48,7 +49,7 @@ static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache)
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (uint32_t)(rng_state >> 33) % n;
 }
 

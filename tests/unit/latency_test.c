@@ -8,13 +8,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/core/latency.c"
 
 static uint64_t rng;
 
 static uint64_t random_u64(void)
 {
-    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng);
     uint64_t x = rng ^ rng >> 32;
     return (x * 0x9e3779b97f4a7c15ull) ^ x >> 29;
 }

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/core/load.h"
 
 #define MS 1000000ull
@@ -17,7 +18,7 @@
 static uint64_t rng_state = 1;
 static uint64_t rnd(uint64_t n)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (rng_state >> 33) % n;
 }
 

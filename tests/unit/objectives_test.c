@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/objectives.h"
 
 static struct td_core_config cfg;
@@ -235,7 +236,7 @@ static void test_garbage(void **state)
         char text[256] = "";
         size_t used = 0;
         for (int k = 0; k < 8; k++) {
-            rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+            td_random_step(&rng);
             used += (size_t)snprintf(text + used, sizeof text - used, "%s",
                                      pieces[(rng >> 33) % (sizeof pieces / sizeof *pieces)]);
         }

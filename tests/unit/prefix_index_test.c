@@ -8,13 +8,14 @@
 #include <cmocka.h>
 
 #include "common/base/prefix_hash.h"
+#include "common/base/random.h"
 #include "router/core/prefix_index.c"
 
 static uint64_t rng;
 
 static uint32_t below(uint32_t n)
 {
-    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng);
     return (uint32_t)((rng >> 33) % n);
 }
 

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/core/queue.h"
 
 #define SEC 1000000000ull
@@ -337,7 +338,7 @@ enum { PLAY_SLOTS = 200, TENANTS = 6, CLASSES = 3 };
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (uint32_t)(rng_state >> 33) % n;
 }
 

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/kv/reshard.h"
 
 #define MAX_RANKS TD_RESHARD_MAX_RANKS
@@ -22,7 +23,7 @@
 
 static uint64_t next_random(uint64_t *state)
 {
-    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(state);
     return (*state >> 33) ^ (*state << 20 >> 40);
 }
 

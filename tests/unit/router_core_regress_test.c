@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "router/core/core.h"
 #include "router/core/queue.h"
 #include "tests/unit/core_leg.h"
@@ -589,7 +590,7 @@ static double time_of_failovers(uint32_t n, bool in_order, uint64_t seed)
     struct timespec a, b;
     assert_int_equal(td_queue_create(16384, 1, &rank, &o, &err), TD_OK);
     for (uint32_t i = 0; i < n; i++) {
-        seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+        td_random_step(&seed);
         keys[i] = (struct td_queue_key){.id = i, .deadline_ns = in_order ? n - i : seed >> 20};
     }
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);

@@ -7,14 +7,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "common/base/random.h"
+
 static uint64_t rng_state;
 
 static inline uint64_t rng(void) /* splitmix64 */
 {
     uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+    return td_mix64(z);
 }
 
 static inline int below(int n) { return (int)(rng() % (uint64_t)n); }

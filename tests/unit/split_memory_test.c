@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "common/engine/split_memory.h"
 #include "tests/fake/fake_device.h"
 
@@ -27,7 +28,7 @@ static uint64_t random_state;
 
 static size_t draw(size_t n)
 {
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&random_state);
     return (size_t)(random_state >> 33) % n;
 }
 

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "bench/serve/rng.h"
+#include "common/base/random.h"
 #include "common/base/stats.h"
 
 static void assert_near(double got, double want, double tolerance, const char *what)
@@ -92,9 +92,9 @@ static void rising(void **state)
 {
     (void)state;
     double up[400], slight[400], flat[400], down[400], waves[400], late[30];
-    struct bench_rng r = bench_rng_at(5, 0, 0);
+    struct td_keyed r = td_keyed_at(5, 0, 0);
     for (int i = 0; i < 400; i++) {
-        double noise = bench_rng_unit(&r) - 0.5;
+        double noise = td_keyed_unit(&r) - 0.5;
         up[i] = 1 + i / 100.0 + noise;      /* 1 to 5 */
         slight[i] = 10 + i / 100.0 + noise; /* 10 to 14: certain, and not twice */
         flat[i] = 3 + noise;
@@ -139,8 +139,8 @@ static void percentile_ranks(void **state)
     int covered = 0;
     for (uint64_t run = 0; run < 1000; run++) {
         double x[50];
-        struct bench_rng r = bench_rng_at(1, 2, run);
-        for (int i = 0; i < 50; i++) x[i] = bench_rng_unit(&r);
+        struct td_keyed r = td_keyed_at(1, 2, run);
+        for (int i = 0; i < 50; i++) x[i] = td_keyed_unit(&r);
         td_stats_sort(x, 50);
         size_t lo, hi;
         td_stats_percentile_ranks(50, 90, &lo, &hi);
@@ -178,18 +178,18 @@ static void worst_tenth(void **state)
 static void generator(void **state)
 {
     (void)state;
-    struct bench_rng r = {1234567};
+    struct td_keyed r = {1234567};
     static const uint64_t want[] = {6457827717110365317ull, 3203168211198807973ull,
                                     9817491932198370423ull, 4593380528125082431ull,
                                     16408922859458223821ull};
-    for (size_t i = 0; i < 5; i++) assert_true(bench_rng_u64(&r) == want[i]);
+    for (size_t i = 0; i < 5; i++) assert_true(td_keyed_u64(&r) == want[i]);
     uint64_t counts[7] = {0};
     double sum = 0;
-    for (int i = 0; i < 70000; i++) counts[bench_rng_below(&r, 7)]++, sum += bench_rng_unit(&r);
+    for (int i = 0; i < 70000; i++) counts[td_keyed_below(&r, 7)]++, sum += td_keyed_unit(&r);
     for (int k = 0; k < 7; k++) assert_near((double)counts[k], 10000, 500, "below(7)");
     assert_near(sum / 70000, 0.5, 0.005, "mean of unit");
-    struct bench_rng a = bench_rng_at(1, 2, 3), b = bench_rng_at(1, 2, 4),
-                     c = bench_rng_at(1, 3, 3), d = bench_rng_at(2, 2, 3);
+    struct td_keyed a = td_keyed_at(1, 2, 3), b = td_keyed_at(1, 2, 4), c = td_keyed_at(1, 3, 3),
+                    d = td_keyed_at(2, 2, 3);
     assert_true(a.state != b.state && a.state != c.state && a.state != d.state);
 }
 

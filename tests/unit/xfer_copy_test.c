@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/base/random.h"
 #include "common/transfer/copy.h"
 
 #define ROOM (1u << 17)
@@ -34,8 +35,7 @@ static void every_version_copies_what_memcpy_does(void **state)
 {
     (void)state;
     uint64_t r = 1;
-    for (size_t i = 0; i < ROOM; i++)
-        from[i] = (uint8_t)((r = r * 6364136223846793005u + 1442695040888963407u) >> 56);
+    for (size_t i = 0; i < ROOM; i++) from[i] = (uint8_t)((td_random_step(&r)) >> 56);
     static const size_t lengths[] = {0,
                                      1,
                                      63,

@@ -17,6 +17,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/random.h"
 #include "common/transfer/protocol.h"
 
 #define CELL (512u << 10) /* half a full DATA frame */
@@ -117,7 +118,7 @@ struct world {
 
 static uint64_t next_random(uint64_t *state)
 {
-    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(state);
     return *state >> 17 ^ *state << 31;
 }
 

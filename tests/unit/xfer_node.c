@@ -1,4 +1,5 @@
 /* xfer_node.c - see xfer_node.h. */
+#include "common/base/random.h"
 #include "tests/unit/xfer_node.h"
 
 #include <errno.h>
@@ -39,9 +40,7 @@ struct node {
 static uint64_t mix(uint64_t v)
 {
     v += 0x9e3779b97f4a7c15ull;
-    v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9ull;
-    v = (v ^ v >> 27) * 0x94d049bb133111ebull;
-    return v ^ v >> 31;
+    return td_mix64(v);
 }
 
 void node_fill_bytes(uint8_t *to, uint64_t n_bytes, uint64_t seed)
@@ -49,7 +48,7 @@ void node_fill_bytes(uint8_t *to, uint64_t n_bytes, uint64_t seed)
     uint64_t i = 0, v = mix(seed);
     for (; i + 8 <= n_bytes; i += 8) {
         memcpy(to + i, &v, 8);
-        v = v * 6364136223846793005ull + 1442695040888963407ull;
+        td_random_step(&v);
     }
     for (; i < n_bytes; i++) to[i] = (uint8_t)(seed + i);
 }
@@ -60,7 +59,7 @@ bool node_check_bytes(const uint8_t *from, uint64_t n_bytes, uint64_t seed)
     for (; i + 8 <= n_bytes; i += 8) {
         memcpy(&w, from + i, 8);
         if (w != v) return false;
-        v = v * 6364136223846793005ull + 1442695040888963407ull;
+        td_random_step(&v);
     }
     for (; i < n_bytes; i++)
         if (from[i] != (uint8_t)(seed + i)) return false;

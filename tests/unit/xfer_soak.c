@@ -26,6 +26,7 @@
  * The seed fixes what is planned, not how threads meet: the same seed meets the same faults at
  * other instants. A violation ends the run with exit status 1, the seed, and what happened to
  * the transfer. */
+#include "common/base/random.h"
 #include "tests/unit/xfer_soak.h"
 
 #include <dirent.h>
@@ -183,7 +184,7 @@ struct soak {
 
 static uint32_t rnd(struct soak *k, uint32_t n)
 {
-    k->random = k->random * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&k->random);
     return (uint32_t)((k->random >> 33) % n);
 }
 

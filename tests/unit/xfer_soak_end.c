@@ -1,4 +1,5 @@
 /* xfer_soak_end.c - one endpoint of the soak; see xfer_soak.h. */
+#include "common/base/random.h"
 #include "tests/unit/xfer_soak.h"
 
 #include <arpa/inet.h>
@@ -42,9 +43,7 @@ const char *const soak_break_words[N_BREAKS] = {
 static uint64_t mix(uint64_t v)
 {
     v += 0x9e3779b97f4a7c15ull;
-    v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9ull;
-    v = (v ^ v >> 27) * 0x94d049bb133111ebull;
-    return v ^ v >> 31;
+    return td_mix64(v);
 }
 
 uint64_t soak_content(uint64_t user, int32_t i) { return mix(user * SOAK_BLOCKS + (uint64_t)i); }

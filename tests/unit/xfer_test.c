@@ -33,6 +33,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/random.h"
 #include "common/transfer/tls.h"
 #include "common/transfer/wire.h"
 #include "tests/unit/tls_files.h"
@@ -522,7 +523,7 @@ static uint64_t less_core_wait_ns(void) { return td_now_ns() - core_wait_of(0); 
  * us before it sleeps. */
 static void moment(uint64_t *random)
 {
-    *random = *random * 6364136223846793005u + 1442695040888963407u;
+    td_random_step(random);
     uint64_t ns = (*random >> 40) % 100000, start = td_now_ns();
     struct timespec ts = {.tv_nsec = (long)ns};
     if (*random >> 33 & 1) ppoll(NULL, 0, &ts, NULL);
@@ -1943,7 +1944,7 @@ static void paths_are_chosen_openly(void **state)
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n)
 {
-    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    td_random_step(&rng_state);
     return (uint32_t)(rng_state >> 33) % n;
 }
 

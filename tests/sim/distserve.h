@@ -10,8 +10,8 @@
  * * context tokens more, and a prefill pp_ms for each pipeline stage; with pp stages a step's time
  *   is divided by pp and batches go from stage to
  * stage. Colocated: one worker, prefill first. TPOT there is (end - first token) / output steps. */
-#ifndef TD_SIM_DISTSERVE_H
-#define TD_SIM_DISTSERVE_H
+#ifndef TD_TESTS_SIM_DISTSERVE_H
+#define TD_TESTS_SIM_DISTSERVE_H
 
 #include "sim/perf.h"
 #include "sim/trace.h"

@@ -1,5 +1,5 @@
 /* csv.c - see csv.h. */
-#include "sim/csv.h"
+#include "common/base/csv.h"
 
 #include <errno.h>
 #include <math.h>
@@ -22,9 +22,15 @@ static int split(char *line, char **ret_fields)
 td_status td_csv_open(const char *path, struct td_csv *ret, struct td_err *err)
 {
     *ret = (struct td_csv){0};
+    FILE *file = fopen(path, "re");
+    return file ? td_csv_start(file, path, ret, err)
+                : td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
+}
+
+td_status td_csv_start(FILE *file, const char *path, struct td_csv *ret, struct td_err *err)
+{
+    *ret = (struct td_csv){.file = file};
     snprintf(ret->path, sizeof ret->path, "%s", path);
-    ret->file = fopen(path, "r");
-    if (!ret->file) return td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
     if (getline(&ret->line, &ret->line_bytes, ret->file) <= 0)
         return td_fail(err, TD_ERR_INVALID, "%s is empty, need a header line", path);
     ret->line_no = 1;

@@ -1,7 +1,7 @@
 /* csv.h - a reader of plain CSV files (no quotes: the traces have none), line by line; errors
  * name file, line and field. Cold paths. */
-#ifndef TD_SIM_CSV_H
-#define TD_SIM_CSV_H
+#ifndef TD_BASE_CSV_H
+#define TD_BASE_CSV_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 
 #include "common/base/status.h"
 
-#define TD_CSV_MAX_FIELDS 64
+#define TD_CSV_MAX_FIELDS 128
 
 struct td_csv {
     FILE *file;
@@ -19,8 +19,10 @@ struct td_csv {
     char *field[TD_CSV_MAX_FIELDS], *column[TD_CSV_MAX_FIELDS];
 };
 
-/* reads the header line */
+/* Reads the header line. Afterwards, and after an error, td_csv_close. */
 td_status td_csv_open(const char *path, struct td_csv *ret_csv, struct td_err *err);
+/* The same of a file that is open: td_csv_close closes it. path: for messages. */
+td_status td_csv_start(FILE *file, const char *path, struct td_csv *ret_csv, struct td_err *err);
 td_status td_csv_column(const struct td_csv *csv, const char *name, int *ret_index,
                         struct td_err *err);
 /* The next row into csv->field[]; false at the end, or with *ret_status set when a row has too

@@ -1,7 +1,7 @@
 /* distserve.c - see distserve.h. Times are doubles in ms beside the heap's ns, so that no sum is
  * rounded: an event carries its exact time in times[].
  */
-#include "sim/distserve.h"
+#include "tests/sim/distserve.h"
 
 #include <math.h>
 #include <stdlib.h>
