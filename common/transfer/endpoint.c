@@ -962,6 +962,74 @@ static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, i
     return n;
 }
 
+/* What a turn moves: events, connections for ops that wait, copies, frames. True: there is more. */
+static bool turn_moves(struct td_xfer *x, uint64_t now, const struct epoll_event *events, int n)
+{
+    bool busy = false;
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->turn.poll && (*b)->turn.poll(x)) busy = true;
+    for (int i = 0; i < n; i++) on_event(x, &events[i]);
+    for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
+        if (i < x->n_conns && x->live[i]->rx.more) conn_read(x, x->live[i]);
+    for (uint32_t i = x->n_conns; x->staging && i-- > 0;)
+        if (i < x->n_conns && x->live[i]->rx.starved) conn_read(x, x->live[i]);
+    for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx.more;
+    if (x->loop.attach_due || x->core.retry_due) xfer_path_attach(x, now);
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->turn.work && (*b)->turn.work(x, now)) busy = true;
+    if (x->staging && x->staging->poll(x)) busy = true;
+    for (uint32_t i = x->n_conns; i-- > 0;)
+        if (i < x->n_conns && x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING)
+            conn_write(x, x->live[i]);
+    for (uint32_t i = 0; i < x->n_conns && !busy; i++)
+        busy = x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING;
+    if (verify_digests(x)) busy = true;
+    /* copies take microseconds, and nothing wakes us when they are complete */
+    if (x->staging && x->staging->busy(x)) busy = true;
+    return busy;
+}
+
+/* Timers go by the start of the turn: if this process was stopped in the middle of it, nobody is
+ * condemned before the next turn has listened. True: another turn is due at once. */
+static bool turn_timers(struct td_xfer *x, uint64_t now, uint64_t *ret_due_ns)
+{
+    bool again = false;
+    if (now >= x->loop.next_check_ns) {
+        check_conns(x, now);
+        x->loop.next_check_ns = now + x->peer_timeout_ns / 16;
+        again = true; /* what it queued goes out in the next turn */
+    }
+    if (x->loop.attach_due || x->core.retry_due || x->core.flush_due) again = true;
+    *ret_due_ns = td_xfer_core_tick(&x->core, now);
+    if (x->core.stuck_conn) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
+        x->core.stuck_conn = 0;
+        /* its other transfers are not to blame */
+        if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true);
+        again = true;
+    }
+    if ((x->n_conns || x->listen.paused) && x->loop.next_check_ns < *ret_due_ns)
+        *ret_due_ns = x->loop.next_check_ns;
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
+        const struct td_backend_turn *t = &(*b)->turn;
+        uint64_t due = t->due ? t->due(x) : TD_NEVER_NS;
+        /* it waits for the links of what was there before, or is being tried */
+        if (due <= now) due = now + x->peer_timeout_ns / 16;
+        if (due < *ret_due_ns) *ret_due_ns = due;
+    }
+    return again;
+}
+
+/* How long the thread may sleep, for epoll; at most a minute. */
+static int sleep_ms(const struct td_xfer *x, uint64_t now, uint64_t due_ns)
+{
+    uint64_t ms = due_ns == TD_NEVER_NS ? UINT64_MAX
+                  : due_ns <= now       ? 0
+                                        : (due_ns - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
+    if (x->hooks.now_ns && ms > 5) ms = 5; /* an injected clock does not wake us */
+    return ms > 60000 ? 60000 : (int)ms;
+}
+
 static void *progress(void *ctx)
 {
     struct td_xfer *x = ctx;
@@ -970,62 +1038,14 @@ static void *progress(void *ctx)
     pthread_mutex_lock(&x->lock);
     uint64_t slept_until = xfer_now(x);
     while (!x->loop.stop) {
-        uint64_t now = xfer_now(x), tick;
+        uint64_t now = xfer_now(x), due_ns;
         if (now > slept_until && now - slept_until > x->peer_timeout_ns / 2) { /* we were stopped */
             for (uint32_t i = 0; i < x->n_conns; i++) x->live[i]->last_rx_ns = now;
         }
         td_xfer_core_tick(&x->core, now);
-        bool busy = false;
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-            if ((*b)->turn.poll && (*b)->turn.poll(x)) busy = true;
-        for (int i = 0; i < n; i++) on_event(x, &events[i]);
-        for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
-            if (i < x->n_conns && x->live[i]->rx.more) conn_read(x, x->live[i]);
-        for (uint32_t i = x->n_conns; x->staging && i-- > 0;)
-            if (i < x->n_conns && x->live[i]->rx.starved) conn_read(x, x->live[i]);
-        for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx.more;
-        if (x->loop.attach_due || x->core.retry_due) xfer_path_attach(x, now);
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-            if ((*b)->turn.work && (*b)->turn.work(x, now)) busy = true;
-        if (x->staging && x->staging->poll(x)) busy = true;
-        for (uint32_t i = x->n_conns; i-- > 0;)
-            if (i < x->n_conns && x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING)
-                conn_write(x, x->live[i]);
-        for (uint32_t i = 0; i < x->n_conns && !busy; i++)
-            busy = x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING;
-        if (verify_digests(x)) busy = true;
-        /* copies take microseconds, and nothing wakes us when they are complete */
-        if (x->staging && x->staging->busy(x)) busy = true;
-        /* Timers go by the start of the turn: if we were stopped in the middle of it, nobody is
-           condemned before the next turn has listened. */
-        if (now >= x->loop.next_check_ns) {
-            check_conns(x, now);
-            x->loop.next_check_ns = now + x->peer_timeout_ns / 16;
-            busy = true; /* what it queued goes out in the next turn */
-        }
-        if (x->loop.attach_due || x->core.retry_due || x->core.flush_due) busy = true;
-        tick = td_xfer_core_tick(&x->core, now);
-        if (x->core.stuck_conn) {
-            struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.stuck_conn);
-            x->core.stuck_conn = 0;
-            /* its other transfers are not to blame */
-            if (c) xfer_conn_close(x, c, TD_ERR_PEER, "what was given up does not retire", true);
-            busy = true;
-        }
-        if (x->n_conns || x->listen.paused)
-            tick = tick < x->loop.next_check_ns ? tick : x->loop.next_check_ns;
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
-            const struct td_backend_turn *t = &(*b)->turn;
-            uint64_t due = t->due ? t->due(x) : TD_NEVER_NS;
-            /* it waits for the links of what was there before, or is being tried */
-            if (due <= now) due = now + x->peer_timeout_ns / 16;
-            if (due < tick) tick = due;
-        }
-        uint64_t wait_ms = tick == TD_NEVER_NS ? UINT64_MAX
-                           : tick <= now       ? 0
-                                               : (tick - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
-        if (x->hooks.now_ns && wait_ms > 5) wait_ms = 5; /* an injected clock does not wake us */
-        int timeout = busy ? 0 : wait_ms > 60000 ? 60000 : (int)wait_ms;
+        bool busy = turn_moves(x, now, events, n);
+        if (turn_timers(x, now, &due_ns)) busy = true;
+        int timeout = busy ? 0 : sleep_ms(x, now, due_ns);
         for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && timeout; b++)
             if ((*b)->turn.sleep && !(*b)->turn.sleep(x)) timeout = 0;
         slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
@@ -1038,9 +1058,9 @@ static void *progress(void *ctx)
         /* before the turn that does what was rung for */
         bool rung = atomic_exchange(&x->loop.rung, false);
         pthread_mutex_lock(&x->lock);
-        if (n || rung)
-            slept_until = now; /* woken early: when is not known, and what stopped us
-                                  since must not pass for the peers' silence */
+        /* woken early: when is not known, and what stopped us since must not pass for the peers'
+           silence */
+        if (n || rung) slept_until = now;
         bool by_channel =
             n > 0 && events[0].data.u64 >= XFER_KEY_BACKEND && events[0].data.u64 < XFER_KEY_END;
         for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && timeout; b++)
@@ -1062,10 +1082,10 @@ static td_status open_tls(struct td_xfer *x, const struct td_xfer_tls_config *co
     return td_xfer_tls_open(config, &x->tls, err);
 }
 
-td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x,
-                       struct td_err *err)
+static td_status check_config(const struct td_xfer_config *config, struct td_err *err)
 {
     const char *instance = config->instance ? config->instance : "";
+    uint32_t timeout_ms = config->peer_timeout_ms;
     if (strlen(instance) >= TD_XFER_NAME_MAX)
         return td_fail(err, TD_ERR_INVALID, "xfer: instance \"%.80s\" is longer than %d bytes",
                        instance, TD_XFER_NAME_MAX - 1);
@@ -1081,11 +1101,60 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     if (config->tcp_lanes > TD_XFER_LANES_MAX)
         return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d",
                        config->tcp_lanes, TD_XFER_LANES_MAX);
-    uint32_t timeout_ms = config->peer_timeout_ms ? config->peer_timeout_ms : 2000;
-    if (timeout_ms < 50 || timeout_ms > 600000)
+    if (timeout_ms && (timeout_ms < 50 || timeout_ms > 600000))
         return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000",
                        timeout_ms);
+    return TD_OK;
+}
 
+/* Memory, descriptors, backends, the progress thread. After a failure td_xfer_close undoes it. */
+static td_status open_parts(struct td_xfer *x, const struct td_xfer_config *config,
+                            struct td_err *err)
+{
+    struct td_xfer_core_hooks hooks = {
+        .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
+    x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
+    x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
+    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
+        if ((*b)->conn_bytes > x->own_bytes) x->own_bytes = ((*b)->conn_bytes + 63) / 64 * 64;
+    x->own = calloc(XFER_MAX_CONNS, x->own_bytes);
+    x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
+    if (!x->conns || !x->op_aux || !x->live || !x->own)
+        return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
+    td_status status =
+        td_xfer_core_create(&x->core, config->max_slots, config->max_ops, x->peer_timeout_ns / 8,
+                            config->digest_every, &hooks, err);
+    if (!status) status = td_doorbell_open(&x->loop.bell, err);
+    if (status) return status;
+    x->loop.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (x->loop.epoll_fd < 0) return td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
+    if (config->tls && !td_xfer_path_is_local(x->self.path) &&
+        (status = open_tls(x, config->tls, err)))
+        return status;
+    for (size_t i = TD_TRANSFER_N_BACKENDS; i-- > 0;) {
+        const struct td_backend_side *b = &td_transfer_backends[i]->side;
+        if (b->open && (status = b->open(x, config, err))) return status;
+    }
+    if (!xfer_watch_fd(x, x->loop.bell.fd, XFER_KEY_BELL) ||
+        !xfer_watch_fd(x, x->listen.tcp_fd, XFER_KEY_TCP) ||
+        !xfer_watch_fd(x, x->listen.shm_fd, XFER_KEY_SHM))
+        return td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the program's, not this thread's */
+    int e = pthread_create(&x->loop.thread, NULL, progress, x);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (e) return td_fail(err, TD_ERR_IO, "xfer: thread: %s", strerror(e));
+    x->loop.runs = true;
+    pthread_setname_np(x->loop.thread, "td-xfer");
+    return TD_OK;
+}
+
+td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret_x,
+                       struct td_err *err)
+{
+    td_status status = check_config(config, err);
+    if (status) return status;
     struct td_xfer *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
     x->loop.epoll_fd = x->listen.tcp_fd = x->listen.shm_fd = x->loop.bell.fd = -1;
@@ -1098,8 +1167,8 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     /* staging buffers go round */
     x->tcp.zerocopy = config->memory ? TD_XFER_ZEROCOPY_OFF : config->tcp_zerocopy;
     x->pool.memory = config->memory;
-    x->peer_timeout_ns = timeout_ms * TD_NS_PER_MS;
-    memcpy(x->self.instance, instance, strlen(instance));
+    x->peer_timeout_ns = (config->peer_timeout_ms ? config->peer_timeout_ms : 2000) * TD_NS_PER_MS;
+    if (config->instance) memcpy(x->self.instance, config->instance, strlen(config->instance));
     pthread_mutexattr_t adaptive;
     pthread_mutexattr_init(&adaptive);
 #if defined(__GLIBC__)
@@ -1108,59 +1177,11 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
 #endif
     pthread_mutex_init(&x->lock, &adaptive);
     pthread_mutexattr_destroy(&adaptive);
-
-    td_status status = TD_ERR_NOMEM;
-    struct td_xfer_core_hooks hooks = {
-        .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
-    x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
-    x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->conn_bytes > x->own_bytes) x->own_bytes = ((*b)->conn_bytes + 63) / 64 * 64;
-    x->own = calloc(XFER_MAX_CONNS, x->own_bytes);
-    x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
-    if (!x->conns || !x->op_aux || !x->live || !x->own) {
-        td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
-        goto err_close;
-    }
-    status = td_xfer_core_create(&x->core, config->max_slots, config->max_ops,
-                                 x->peer_timeout_ns / 8, config->digest_every, &hooks, err);
-    if (status) goto err_close;
-    status = td_doorbell_open(&x->loop.bell, err);
-    if (status) goto err_close;
-    x->loop.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (x->loop.epoll_fd < 0) {
-        status = td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
-        goto err_close;
-    }
-    if (config->tls && !td_xfer_path_is_local(x->self.path) &&
-        (status = open_tls(x, config->tls, err)))
-        goto err_close;
-    for (size_t i = TD_TRANSFER_N_BACKENDS; i-- > 0;) {
-        const struct td_backend_side *b = &td_transfer_backends[i]->side;
-        if (b->open && (status = b->open(x, config, err))) goto err_close;
-    }
-    if (!xfer_watch_fd(x, x->loop.bell.fd, XFER_KEY_BELL) ||
-        !xfer_watch_fd(x, x->listen.tcp_fd, XFER_KEY_TCP) ||
-        !xfer_watch_fd(x, x->listen.shm_fd, XFER_KEY_SHM)) {
-        status = td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
-        goto err_close;
-    }
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the program's, not this thread's */
-    int e = pthread_create(&x->loop.thread, NULL, progress, x);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (e) {
-        status = td_fail(err, TD_ERR_IO, "xfer: thread: %s", strerror(e));
-        goto err_close;
-    }
-    x->loop.runs = true;
-    pthread_setname_np(x->loop.thread, "td-xfer");
-    *ret_x = x;
-    return TD_OK;
-
-err_close:
-    td_xfer_close(x);
+    status = open_parts(x, config, err);
+    if (status)
+        td_xfer_close(x);
+    else
+        *ret_x = x;
     return status;
 }
 

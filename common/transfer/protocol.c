@@ -392,6 +392,53 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
     slot_check_retired(c, id);
 }
 
+/* NULL, or what another attempt of this slot has to wait for. */
+static const char *why_not_yet(struct td_xfer_core *c, struct td_xfer_slot *s)
+{
+    if (td_xfer_held(&s->holds, TD_HOLD_DEVICE)) /* on top of what the next one brings */
+        return "copies of an earlier attempt are under way";
+    if (!is_written(s) && slot_is_dirty(c, s))
+        return "writes of an earlier attempt are on their way";
+    /* its connection is not known to be dead yet, or its windows are just ending */
+    if (td_xfer_held(&s->holds, TD_HOLD_WRITER) || td_xfer_held(&s->holds, TD_HOLD_WINDOWS))
+        return "an earlier attempt may still write";
+    return NULL;
+}
+
+/* The slot is this attempt's, from its first byte on. */
+static void slot_bind(struct td_xfer_core *c, struct td_xfer_slot *s, uint64_t conn,
+                      enum td_xfer_path path, const struct td_xfer_frame *f)
+{
+    s->state = TD_SLOT_FILLING;
+    s->attempt = f->attempt;
+    s->conn = conn;
+    s->handle = f->handle;
+    s->op = f->op;
+    s->path = path;
+    s->way = td_xfer_path_way(path);
+    s->orphan_ns = TD_NEVER_NS;
+    s->bytes_got = 0;
+    s->nic.qps_want = s->nic.qps_got = 0;
+    s->nic.n_targets = s->check.n = s->check.at = 0;
+    if (s->way == TD_XFER_BY_NIC) {
+        hold(&s->holds, TD_HOLD_WRITER);
+        if (c->flush_writes) hold_once(&s->holds, TD_HOLD_FLUSH);
+        s->nic.writer_conn = conn;
+        s->nic.retire_ns = 0;
+        s->nic.writer_handle = f->handle;
+    }
+    s->fetch.n_refs = s->fetch.at = s->fetch.n_told = 0;
+    s->fetch.off = 0;
+    s->fetch.bytes_told = s->fetch.bytes_begun = s->fetch.behind_bytes = 0;
+    s->final_seen = s->fetch.parked = false;
+    s->status = TD_OK; /* an earlier attempt's */
+    s->reason[0] = 0;
+    for (int32_t i = 0; i < s->n_blocks; i++) {
+        s->got[i] = s->fetch.told[i] = 0;
+        s->src[i] = -1;
+    }
+}
+
 td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path,
                                const struct td_xfer_frame *f, const uint8_t *key)
 {
@@ -434,52 +481,11 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         return TD_OK;
     }
     TD_ASSERT(!td_xfer_held(&s->holds, TD_HOLD_IO) && !td_xfer_held(&s->holds, TD_HOLD_NIC));
-    if (td_xfer_held(&s->holds,
-                     TD_HOLD_DEVICE)) { /* they would land on top of what this attempt brings */
-        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN,
-               "copies of an earlier attempt are under way");
-        return TD_OK;
-    }
-    if (!is_written(s) && slot_is_dirty(c, s)) {
-        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN,
-               "writes of an earlier attempt are on their way");
-        return TD_OK;
-    }
-    if (td_xfer_held(&s->holds, TD_HOLD_WRITER) ||
-        td_xfer_held(&s->holds, TD_HOLD_WINDOWS)) { /* an earlier attempt's connection is not
-                                                       known to be dead yet, or its windows are
-                                                       just ending */
-        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "an earlier attempt may still write");
-        return TD_OK;
-    }
-    s->state = TD_SLOT_FILLING;
-    s->attempt = f->attempt;
-    s->conn = conn;
-    s->handle = f->handle;
-    s->op = f->op;
-    s->path = path;
-    s->way = td_xfer_path_way(path);
-    s->orphan_ns = TD_NEVER_NS;
-    s->bytes_got = 0;
-    s->nic.qps_want = s->nic.qps_got = 0;
-    s->nic.n_targets = s->check.n = s->check.at = 0;
-    if (s->way == TD_XFER_BY_NIC) {
-        hold(&s->holds, TD_HOLD_WRITER);
-        if (c->flush_writes) hold_once(&s->holds, TD_HOLD_FLUSH);
-        s->nic.writer_conn = conn;
-        s->nic.retire_ns = 0;
-        s->nic.writer_handle = f->handle;
-    }
-    s->fetch.n_refs = s->fetch.at = s->fetch.n_told = 0;
-    s->fetch.off = 0;
-    s->fetch.bytes_told = s->fetch.bytes_begun = s->fetch.behind_bytes = 0;
-    s->final_seen = s->fetch.parked = false;
-    s->status = TD_OK; /* an earlier attempt's */
-    s->reason[0] = 0;
-    for (int32_t i = 0; i < s->n_blocks; i++) {
-        s->got[i] = s->fetch.told[i] = 0;
-        s->src[i] = -1;
-    }
+    const char *wait = why_not_yet(c, s);
+    if (wait)
+        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, wait);
+    else
+        slot_bind(c, s, conn, path, f);
     return TD_OK;
 }
 
