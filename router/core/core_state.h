@@ -47,7 +47,7 @@ struct request {
     bool output_done;         /* the client has its last token: whatever is lost now, nothing is
                                  left to compute */
     uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see
-                                 finish(); 0 = not so far */
+                                 core_finish(); 0 = not so far */
     uint64_t *hashes;         /* [TD_CORE_MAX_HASHES] in the core's store */
     uint32_t n_hashes, hash_tokens;
 };
