@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """What the documents name is there, and what an operator meets is in the documents: links of
 every Markdown file; log events, metrics; numbers of transfer frames and of the decision log's
-kinds. Each check is first seen to catch a planted mistake."""
+kinds; lines that CONTRIBUTING.md sends a reader to. Prose keeps to 120 columns. Each check is first
+seen to catch a planted mistake."""
 import os
 import re
 import sys
@@ -105,6 +106,18 @@ def number_problems(page):
                    f"{sorted(set(got.items()) ^ set(want.items()))} differ from {header}")
 
 
+MAX_PROSE = 120  # columns
+
+
+def prose_problems(path, text):
+    """Lines of prose over 120 columns. Tables, commands and drawings cannot be wrapped."""
+    is_code = False
+    for i, line in enumerate(text.split("\n"), 1):
+        is_code ^= line.startswith("```")
+        if len(line) > MAX_PROSE and not is_code and not line.startswith(("|", "    ")):
+            yield f"{path}:{i}: {len(line)} columns, at most {MAX_PROSE}"
+
+
 def walk_problems(page):
     """Each line that a reader is sent to, and its function, are in the file that the row links."""
     rows = re.findall(r"^\| .*\]\(([^)]+)\) \| `(\w+)` \| `(.+)` \|$", page, re.MULTILINE)
@@ -132,12 +145,15 @@ def main():
                                            sources)), "a wrong number": list(
                                                number_problems(
                                                    wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
+        "a long line":
+        list(prose_problems("README.md", "```\n" + "x" * 121 + "\n```\n" + "x" * 121)),
         "a line that is gone": list(walk_problems(walk.replace("TD_VB_WRITE;", "TD_VB_PUT;"))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"docs_names: these planted mistakes pass: {', '.join(missed)}")
-    problems = [p for path in markdown_files() for p in link_problems(path, read(ROOT, path))]
+    pages = [(path, read(ROOT, path)) for path in markdown_files()]
+    problems = [p for page in pages for p in (*link_problems(*page), *prose_problems(*page))]
     problems += [
         *event_problems(operations, logged), *metric_problems(operations, sources),
         *number_problems(wire), *walk_problems(walk)
