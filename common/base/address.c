@@ -1,4 +1,5 @@
-/* address.c - see address.h. */
+/* address.c - splits and joins "host:port" with inet_pton and string checks; nothing is
+ * resolved. */
 #include "common/base/address.h"
 
 #include <arpa/inet.h>

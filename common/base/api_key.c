@@ -1,4 +1,4 @@
-/* api_key.c - see api_key.h. */
+/* api_key.c - reads and checks the first line of a key file. */
 #include "common/base/api_key.h"
 
 #include <errno.h>
@@ -9,7 +9,9 @@
 td_status td_api_key_read(const char *path, char ret_authorization[TD_AUTHORIZATION_MAX],
                           struct td_err *err)
 {
-    char line[TD_API_KEY_MAX_CHARS + 8]; /* one character too many, and the line's end, fit */
+    /* room for one character too many and the line's end, so that a key that is too long is
+     * noticed */
+    char line[TD_API_KEY_MAX_CHARS + 8];
     FILE *f = fopen(path, "r");
     if (!f) return td_fail(err, TD_ERR_IO, "api_key_file %s: %s", path, strerror(errno));
     bool got = fgets(line, sizeof line, f) != NULL;

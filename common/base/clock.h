@@ -1,6 +1,6 @@
-/* clock.h - time as the project counts it: uint64_t nanoseconds, monotonic, never wall clock
- * except in logs. Pure code (router/core, xfer core) takes `now_ns` as an argument and never
- * calls these. Thread-safe. */
+/* clock.h - time as the project counts it: uint64_t nanoseconds, monotonic; wall-clock time appears
+ * in logs only. Pure code (router/core, the protocol core of common/transfer) takes `now_ns` as an
+ * argument and never calls these functions. Thread-safe. */
 #ifndef TD_BASE_CLOCK_H
 #define TD_BASE_CLOCK_H
 
@@ -9,7 +9,7 @@
 #define TD_NS_PER_US 1000ull
 #define TD_NS_PER_MS 1000000ull
 #define TD_NS_PER_S 1000000000ull
-#define TD_NEVER_NS UINT64_MAX /* a deadline that does not exist */
+#define TD_NEVER_NS UINT64_MAX /* no deadline */
 
 uint64_t td_now_ns(void);        /* CLOCK_MONOTONIC */
 uint64_t td_thread_cpu_ns(void); /* CPU time of the calling thread */

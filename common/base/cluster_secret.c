@@ -1,13 +1,15 @@
-/* cluster_secret.c - see the header. What is authenticated:
+/* cluster_secret.c - reads the file of secrets, and makes and checks proofs. The bytes that a proof
+ * authenticates, with little-endian lengths:
  *
  *     u32 bytes of label | label | u32 number of fields | for each field: u32 bytes | bytes
- *         (little-endian)
  *
- * HMAC is libcrypto's. Looking up an algorithm there takes locks of the whole process and more
- * time than the proof, so it is done once, and each secret is kept as a context that has its key
- * already: a proof copies that context. The file's bytes are wiped as soon as they are parsed;
- * libcrypto wipes a context's key when it is freed. Invariant: 1 <= n_keys <= 8 once load has
- * answered TD_OK; a reload replaces the whole list under mu or leaves it. */
+ * HMAC is libcrypto's. Looking up an algorithm there takes process-wide locks and more time than
+ * the proof, so it is done once, and each secret is kept as a context that has its key already: a
+ * proof copies that context. The file's bytes are wiped as soon as they are parsed; libcrypto wipes
+ * a context's key when it is freed.
+ *
+ * Invariant: 1 <= n_keys <= 8 once load has returned TD_OK; a reload replaces the whole list under
+ * mu or leaves it. */
 #include "common/base/cluster_secret.h"
 
 #include <errno.h>
@@ -28,10 +30,10 @@
 #include <openssl/params.h>
 #endif
 
-/* libcrypto's EVP_MAC_CTX, by its own name for builds without libcrypto's headers. */
+/* libcrypto's EVP_MAC_CTX by its struct tag, for builds without libcrypto's headers. */
 typedef struct evp_mac_ctx_st mac_context;
 
-/* The file's secrets, in its order. Nothing is ever fed to these contexts: they are only copied. */
+/* The file's secrets, in its order. These contexts are only copied, never fed with data. */
 struct secrets {
     size_t n_keys;
     mac_context *keyed[TD_CLUSTER_SECRET_MAX_LINES];
@@ -40,8 +42,8 @@ struct secrets {
 struct td_cluster_secret {
     pthread_mutex_t mu;
     char *path;
-    struct td_file_stamp tried; /* mu: the file as the last attempt saw it */
-    struct secrets now;         /* mu */
+    struct td_file_stamp tried; /* under mu: the stamp of the file at the last attempt */
+    struct secrets now;         /* under mu */
 };
 
 static const char NOT_BUILT[] =
@@ -57,8 +59,8 @@ static void put_u32(uint8_t *p, size_t value)
 #ifdef TD_HAVE_OPENSSL
 
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
-static mac_context *g_unkeyed; /* HMAC-SHA256 without a key; kept until the process ends. NULL =
-                                  no memory for it */
+/* HMAC-SHA256 without a key, kept until the process ends; NULL = no memory for it */
+static mac_context *g_unkeyed;
 
 static void look_up_hmac(void)
 {
@@ -73,7 +75,7 @@ static void look_up_hmac(void)
     g_unkeyed = NULL;
 }
 
-/* TD_ERR_NOMEM is the only error there is: algorithm and sizes are fixed. */
+/* TD_ERR_NOMEM is the only possible error, because algorithm and sizes are fixed. */
 static td_status keyed_create(const void *key, size_t key_bytes, mac_context **ret_keyed)
 {
     pthread_once(&g_once, look_up_hmac);
@@ -88,7 +90,7 @@ static td_status keyed_create(const void *key, size_t key_bytes, mac_context **r
 
 static void keyed_destroy(mac_context *keyed) { EVP_MAC_CTX_free(keyed); }
 
-/* The MAC of parts[0..n), one after the other. keyed is as it was before. TD_ERR_NOMEM. */
+/* The MAC of parts[0..n), one after the other. keyed is not changed. TD_ERR_NOMEM. */
 static td_status keyed_mac(const mac_context *keyed, const struct td_secret_field *parts, size_t n,
                            uint8_t *ret_mac)
 {
@@ -130,7 +132,7 @@ static td_status keyed_mac(const mac_context *keyed, const struct td_secret_fiel
 td_status td_hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t n_bytes,
                          uint8_t ret_mac[TD_CLUSTER_MAC_BYTES])
 {
-    /* libcrypto takes a NULL key for "none given": an empty one still needs an address. */
+    /* libcrypto takes a NULL key for "none given", so an empty key still needs an address. */
     mac_context *keyed;
     td_status status = keyed_create(key_bytes ? key : "", key_bytes, &keyed);
     if (status) return status;
@@ -205,7 +207,8 @@ bool td_cluster_secret_verify(struct td_cluster_secret *secret, const char *labe
     }
     pthread_mutex_unlock(&secret->mu);
     explicit_bzero(expected,
-                   sizeof expected); /* the right answer to a question that somebody else asked */
+                   /* false, for a correct answer to a question that somebody else asked */
+                   sizeof expected);
     return found;
 }
 
@@ -290,7 +293,7 @@ static td_status read_file(const char *path, struct secrets *s, struct td_err *e
     struct stat st;
     td_status status = TD_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY |
-                            O_NONBLOCK); /* a pipe must not hold a daemon's start */
+                            O_NONBLOCK); /* a pipe must not block a daemon's start */
     if (fd < 0) {
         int e = errno;
         return td_fail(err, e == ENOENT ? TD_ERR_NOT_FOUND : TD_ERR_IO,

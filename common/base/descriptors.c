@@ -1,4 +1,4 @@
-/* descriptors.c - see descriptors.h. */
+/* descriptors.c - raises RLIMIT_NOFILE. */
 #include "common/base/descriptors.h"
 
 #include <errno.h>
@@ -7,8 +7,8 @@
 
 #include "common/base/log.h"
 
-/* Some tables of ours and of gRPC grow with the largest descriptor, and a container may have a
- * hard limit of 2^30. */
+/* Some tables of ours and of gRPC grow with the largest descriptor, and a container may have a hard
+ * limit of 2^30: never ask for more than 2^20. */
 #define MAX_DESCRIPTORS (1u << 20)
 
 uint64_t td_descriptors_raise(void)

@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 /* Raises the soft limit to the hard one, which needs no privilege: the usual soft limit of 1,024
- * is there for programs that call select, and we do not. Logs both. Once, at a daemon's start.
- * Returns what holds now. */
+ * protects programs that call select, and this one does not. Logs both limits. Called once, at a
+ * daemon's start. Returns the limit that holds now. */
 uint64_t td_descriptors_raise(void);
 
 #endif

@@ -1,11 +1,11 @@
-/* doorbell.c - see doorbell.h.
+/* doorbell.c - the flag and the eventfd, and why no ring is lost.
  *
- * Why clear reads the eventfd first and lowers the flag second: a ring that falls between the
- * two finds the flag up and writes nothing, but the owner has not drained its queues yet, so it
- * still sees the item (the exchange orders the two). In the other order the read could swallow
- * the count of a ring that has just raised the flag again: flag up, descriptor silent, and every
- * later ring would be lost. A ringer that is slow between its exchange and its write makes one
- * spurious wake-up, which is harmless. */
+ * td_doorbell_clear reads the eventfd first and lowers the flag second. A ring that falls between
+ * the two finds the flag up and writes nothing; the owner has not drained its queues yet, so it
+ * still sees the item (the exchange orders the two). In the other order the read could swallow the
+ * count of a ring that has just raised the flag again: the flag would be up, the descriptor silent,
+ * and every later ring lost. A ringing thread that is slow between its exchange and its write
+ * causes one spurious wake-up, which is harmless. */
 #include "common/base/doorbell.h"
 
 #include <errno.h>
@@ -28,7 +28,8 @@ td_status td_doorbell_open(struct td_doorbell *bell, struct td_err *err)
 
 void td_doorbell_close(struct td_doorbell *bell)
 {
-    if (bell->fd > 0) close(bell->fd); /* 0 is a zeroed bell that was never opened */
+    /* 0 is the descriptor of a zeroed bell that was never opened */
+    if (bell->fd > 0) close(bell->fd);
     bell->fd = -1;
 }
 

@@ -1,5 +1,6 @@
-/* dtype.h - element types of weights, activations and KV. Beside status.h the one header of base
- * that kernels/ may include. */
+/* dtype.h - the element types of weights, activations and KV, and conversions between them.
+ * Together with status.h and device_memory.h one of the three headers of base that kernels/ may
+ * include. */
 #ifndef TD_BASE_DTYPE_H
 #define TD_BASE_DTYPE_H
 
@@ -23,7 +24,7 @@ static inline float td_bf16_to_f32(uint16_t h)
     return f;
 }
 
-/* Round to nearest even; NaN stays NaN (quiet). */
+/* Rounds to nearest even; NaN stays a (quiet) NaN. */
 static inline uint16_t td_f32_to_bf16(float f)
 {
     uint32_t u;

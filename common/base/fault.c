@@ -1,4 +1,4 @@
-/* fault.c - see fault.h. */
+/* fault.c - parses TANDEM_FAULT and sends the signal at the named point. */
 #include "common/base/fault.h"
 
 #include <signal.h>
@@ -44,6 +44,7 @@ void td_fault_hit(const char *point)
 {
     if (strcmp(point, point_name) != 0 || atomic_fetch_sub(&left, 1) != 1) return;
     td_warn("fault_fires", "point=%s signal=%d", point, signal_number);
-    raise(signal_number); /* ends or stops the whole process, and this thread, to which it is
-                             sent, at once: it does not run on beyond the point */
+    /* raise acts on the whole process, and at once on this thread, which does not run on past the
+     * point */
+    raise(signal_number);
 }

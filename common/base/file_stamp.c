@@ -1,5 +1,5 @@
-/* file_stamp.c - see file_stamp.h. Stamps are compared field by field: a struct's padding is
- * nobody's. */
+/* file_stamp.c - takes stamps and compares them field by field, because padding bytes are
+ * undefined. */
 #include "common/base/file_stamp.h"
 
 #include <string.h>

@@ -1,15 +1,15 @@
-/* file_stamp.h - has a file changed since it was last looked at? What stat says of it, kept to be
- * compared.
+/* file_stamp.h - detects that a file has changed since it was last looked at, by comparing what
+ * stat(2) says of it.
  *
- * Why here: certificates are read again while a process runs, by gRPC's side and by the KV port's;
- * both must see a rename, a rewrite in place, a symbolic link that points elsewhere now (how
- * Kubernetes renews secrets) and a file that came or went.
+ * Why here: gRPC's side and the KV port's side both read certificates again while a process runs.
+ * Both must notice a rename, a rewrite in place, a symbolic link that points elsewhere now (how
+ * Kubernetes renews secrets), and a file that appeared or disappeared.
  *
- * A stamp differs when the bytes might: also the time of the inode's own change counts, which no
- * program can set back, so a rewrite of equal length with its old time restored is seen. A chmod
- * or a new link is then a change, too: one more reading. Two rewrites of one inode within a tick
- * of the file system's clock (some ms) may look like one. Owns nothing; any thread; blocks on
- * the disk only. */
+ * A stamp differs when the bytes may differ. It includes the time of the inode's own change, which
+ * no program can set back, so a rewrite of equal length with its old time restored is noticed. A
+ * chmod or a new link counts as a change, too, and costs one more reading. Two rewrites of one
+ * inode within a tick of the file system's clock (some ms) may look like one. Owns nothing; any
+ * thread; blocks on the disk only. */
 #ifndef TD_BASE_FILE_STAMP_H
 #define TD_BASE_FILE_STAMP_H
 
@@ -18,7 +18,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-/* Zeroed = no file, or one that cannot be looked at. */
+/* Zeroed = there is no file, or stat failed. */
 struct td_file_stamp {
     struct timespec modified, changed;
     off_t bytes;

@@ -1,4 +1,4 @@
-/* give_back.c - see give_back.h. A libc without mallopt or malloc_trim is left as it is. */
+/* give_back.c - mallopt and malloc_trim. A libc without them is left as it is. */
 #include "common/base/give_back.h"
 
 #include <fcntl.h>
@@ -37,9 +37,9 @@ static size_t resident_bytes(void)
 
 void td_give_back(void)
 {
-    static size_t least;          /* resident after the best call so far */
-    static unsigned wait, waited; /* calls to let pass: what is in use now may be free
-                                     later, but looking costs */
+    static size_t least; /* resident bytes after the best call so far */
+    /* calls to skip: memory in use now may be free later, but looking costs time */
+    static unsigned wait, waited;
     size_t now = resident_bytes();
     if (!least || now < least) least = now;
     if (now < least + GROWTH_BYTES) {

@@ -1,16 +1,16 @@
-/* give_back.h - memory that malloc holds after a burst goes back to the kernel. */
+/* give_back.h - returns memory to the kernel that malloc keeps after a burst. */
 #ifndef TD_BASE_GIVE_BACK_H
 #define TD_BASE_GIVE_BACK_H
 
-/* Once, before threads: blocks from 256 KiB on are mapped one by one and unmapped when freed.
- * glibc would raise that bound with the first large message freed, to 32 MiB, and keep the rest
- * on its heaps for good. */
+/* Call once, before threads: from now on blocks of 256 KiB and more are mapped one by one and
+ * unmapped when freed. Otherwise glibc would raise that bound to as much as 32 MiB with the first
+ * large message freed, and would never return what lies on its heaps. */
 void td_give_back_start(void);
 
-/* Once when what the process needs is loaded, then about once a second, from one thread at a
- * time: while this process has 16 MiB more than it had at a call before, asks malloc to return
- * what is free; less and less often (down to every eighth call) while nothing is. Takes about a
- * millisecond for 100 MiB, and holds up only threads that malloc meanwhile. */
+/* Call it once when everything that the process needs is loaded, then about once a second, from one
+ * thread at a time. While the process has 16 MiB more than at an earlier call, it asks malloc to
+ * return free memory; while none is free it asks less and less often, down to every eighth call.
+ * Takes about 1 ms for 100 MiB, and delays only threads that call malloc meanwhile. */
 void td_give_back(void);
 
 #endif

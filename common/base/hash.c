@@ -23,7 +23,7 @@ uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed)
     return XXH3_64bits_withSeed(data, n_bytes, seed);
 }
 
-#define CRC32C_POLY 0x82f63b78u /* Castagnoli, bits reversed */
+#define CRC32C_POLY 0x82f63b78u /* the Castagnoli polynomial, bits reversed */
 
 static uint32_t g_table[8][256]; /* g_table[k][b]: b followed by k zero bytes */
 static uint32_t (*g_crc32c)(uint32_t crc, const uint8_t *p, size_t n);

@@ -1,4 +1,4 @@
-/* hash.h - XXH3-128 keyed by a per-process random secret seed, for prefix chains; CRC32C for
+/* hash.h - XXH3-128 with a random secret seed per process, for prefix chains, and CRC32C for
  * frames. Pure. */
 #ifndef TD_BASE_HASH_H
 #define TD_BASE_HASH_H
@@ -12,10 +12,10 @@ struct td_hash128 {
 
 struct td_hash128 td_hash128(const void *data, size_t n_bytes, uint64_t seed);
 uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed);
-/* Castagnoli; start with 0; SSE4.2 when the CPU has it */
+/* The Castagnoli polynomial; start with crc = 0. Uses SSE4.2 when the CPU has it. */
 uint32_t td_crc32c(uint32_t crc, const void *data, size_t n_bytes);
-/* getrandom(2); aborts if the kernel cannot */
+/* from getrandom(2); aborts if the kernel cannot */
 uint64_t td_random_u64(void);
-void td_random_fill(void *data, size_t n_bytes); /* as much of the same */
+void td_random_fill(void *data, size_t n_bytes); /* n_bytes from getrandom(2); aborts likewise */
 
 #endif

@@ -1,10 +1,10 @@
-/* json.c - jansson, plus the two things it does not do for us: messages that name everything, and
- * whole numbers over 63 bits.
+/* json.c - jansson, plus two things that it lacks: messages that name everything, and whole numbers
+ * of more than 63 bits.
  *
- * Why the second: Hugging Face files carry "model_max_length": 1000000000000000019884624838656
- * for "no limit", which jansson refuses. When (and only when) it says "number too big", the text
+ * Why the second: Hugging Face files carry "model_max_length": 1000000000000000019884624838656 for
+ * "no limit", which jansson refuses with "number too big". When it says so, and only then, the text
  * is parsed again with ".0" put after integers of 19 digits and more that stand outside strings:
- * these become reals, all others stay what they are. */
+ * these become reals, and all others stay integers. */
 #include "common/base/json.h"
 
 #include <inttypes.h>
@@ -14,12 +14,12 @@
 
 #include "common/base/mem.h"
 
-#define BIG_DIGITS 19 /* integers up to 18 digits fit int64_t for certain */
+#define BIG_DIGITS 19 /* every integer of up to 18 digits fits int64_t */
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* A copy of text with ".0" after each long integer; NULL when memory is out. At most 2 bytes
- * more per 19. */
+/* A copy of text with ".0" after each long integer, at most 2 bytes more per 19; NULL when memory
+ * is out. */
 static char *widen_integers(const char *text, size_t n_bytes, size_t *ret_bytes)
 {
     char *out = malloc(n_bytes + n_bytes / BIG_DIGITS * 2 + 2);
@@ -92,7 +92,7 @@ static const json_t *find(const json_t *obj, const char *key, bool *ret_present)
     return v;
 }
 
-/* The value as text, cut to what a message can bear. */
+/* The value as text, cut to a length that a message can hold. */
 static const char *show(const json_t *v, char *buf, size_t buf_bytes)
 {
     char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -109,7 +109,7 @@ td_status td_json_i64(const json_t *obj, const char *what, const char *key, int6
     if (!v) return TD_OK;
     bool ok = json_is_integer(v);
     int64_t value = ok ? json_integer_value(v) : 0;
-    if (json_is_real(v)) { /* 32000.0 is a whole number; 2^63 and more is none that we can hold */
+    if (json_is_real(v)) { /* 32000.0 is a whole number; from 2^63 on int64_t cannot hold it */
         double d = json_real_value(v);
         ok = d >= -0x1p63 && d < 0x1p63 && d == floor(d);
         if (ok) value = (int64_t)d;

@@ -1,5 +1,5 @@
-/* json.h - jansson with errors that name the file, the field, the value and what was expected.
- * Cold paths only. */
+/* json.h - reads JSON with jansson; an error names the file, the field, the value and what was
+ * expected. Cold paths only. */
 #ifndef TD_BASE_JSON_H
 #define TD_BASE_JSON_H
 
@@ -9,23 +9,23 @@
 
 #include "common/base/status.h"
 
-/* Parses at most max_bytes; depth is bounded by jansson (2048). `what` names the source in
- * errors. Caller json_decref()s. */
+/* Parses at most max_bytes; jansson bounds the depth at 2048. `what` names the source in errors.
+ * The caller calls json_decref() on the result. */
 td_status td_json_load_file(const char *path, size_t max_bytes, json_t **ret_root,
                             struct td_err *err);
 td_status td_json_load_text(const char *text, size_t n_bytes, const char *what, json_t **ret_root,
                             struct td_err *err);
 
-/* Field of an object. When absent or null: *ret keeps its value and the answer is TD_OK,
- * *ret_present (may be NULL) is false. A wrong type or a number out of [min, max] is
- * TD_ERR_INVALID with "WHAT: KEY is VALUE, must be ...". */
+/* Reads a field of an object. When it is absent or null, *ret keeps its value, *ret_present (may be
+ * NULL) is false and the result is TD_OK. A wrong type, or a number outside [min, max], is
+ * TD_ERR_INVALID with the message "WHAT: KEY is VALUE, must be ...". */
 td_status td_json_i64(const json_t *obj, const char *what, const char *key, int64_t min,
                       int64_t max, int64_t *ret, bool *ret_present, struct td_err *err);
 td_status td_json_f64(const json_t *obj, const char *what, const char *key, double min, double max,
                       double *ret, bool *ret_present, struct td_err *err);
 td_status td_json_bool(const json_t *obj, const char *what, const char *key, bool *ret,
                        bool *ret_present, struct td_err *err);
-/* *ret_text is borrowed from obj. Strings with an embedded NUL are refused. */
+/* Reads a string, which is borrowed from obj. A string with an embedded NUL is refused. */
 td_status td_json_str(const json_t *obj, const char *what, const char *key, const char **ret_text,
                       bool *ret_present, struct td_err *err);
 

@@ -1,9 +1,9 @@
-/* log.c - one logfmt line per event.
+/* log.c - builds and writes one logfmt line per event.
  *
- * A line is built in a buffer on the stack and leaves in one write(2), so threads need no lock:
- * lines up to PIPE_BUF never mix in a pipe, and appends to a file are whole. A line that does
- * not fit is cut and says so. A line break that a caller lets through is turned into a space:
- * one event stays one line. */
+ * A line is built in a buffer on the stack and written by one write(2), so threads need no lock:
+ * lines of up to PIPE_BUF bytes never mix in a pipe, and appends to a file are whole. A line that
+ * does not fit is cut and marked as cut. A line break in an argument is replaced by a space, so
+ * that one event stays one line. */
 #include "common/base/log.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ static void write_all(const char *p, size_t n)
     while (n > 0) {
         ssize_t k = write(STDERR_FILENO, p, n);
         if (k < 0 && errno == EINTR) continue;
-        if (k <= 0) return; /* nobody reads the log any more: nothing left to tell it to */
+        if (k <= 0) return; /* nobody reads the log any more, so there is nobody to tell */
         p += k;
         n -= (size_t)k;
     }
@@ -55,12 +55,12 @@ static void write_all(const char *p, size_t n)
 static void log_line(enum td_log_level level, const char *ev, unsigned suppressed, const char *fmt,
                      va_list args)
 {
-    int saved_errno = errno; /* callers log errno and may still want it */
+    int saved_errno = errno; /* callers log errno and may need it afterwards */
 
     static const char cut[] = " log_cut=1";
     char line[LINE_MAX_BYTES];
-    const size_t room = sizeof line - sizeof cut - 1; /* for the text; then the mark and the
-                                                         line's end */
+    /* room for the text; behind it come the mark of a cut line and the line's end */
+    const size_t room = sizeof line - sizeof cut - 1;
     uint64_t ns = td_wall_ns();
     time_t seconds = (time_t)(ns / TD_NS_PER_S);
     struct tm tm;
@@ -105,7 +105,7 @@ void td_log(enum td_log_level level, const char *ev, const char *fmt, ...)
 /* ---- lines that strangers can cause ---------------------------------------------------------- */
 
 static pthread_mutex_t g_limits_mu = PTHREAD_MUTEX_INITIALIZER;
-static struct td_log_limit *g_limits; /* g_limits_mu, and the fields of all of them */
+static struct td_log_limit *g_limits; /* under g_limits_mu, as are the fields of all of them */
 
 int td_log_limit_take(struct td_log_limit *l, const char *ev, unsigned long long now_ns,
                       unsigned *ret_suppressed)
@@ -186,7 +186,7 @@ const char *td_log_quote(char *buf, unsigned long buf_bytes, const char *value)
     bool quoted = needs_quotes(value);
     size_t n = 0, end = buf_bytes - 1; /* end: room for the NUL */
     if (quoted) {
-        if (end < 2) { /* not even "" fits */
+        if (end < 2) { /* not even two quotes fit */
             buf[0] = '\0';
             return buf;
         }

@@ -1,10 +1,11 @@
-/* mem.c - boot-time memory.
+/* mem.c - memory that is obtained at boot.
  *
- * An arena is aligned to 2 MiB by reserving more address space than needed and mapping the real
- * thing at the first aligned address of it. Pages are backed at once: fallocate for a memfd (a
- * later touch of a page it cannot back would be SIGBUS), populate for anonymous memory. Before
- * that the size is held against what the machine and the cgroup can still give, because asking
- * the kernel for more than a cgroup allows is answered by the OOM killer and not by an error. */
+ * An arena is aligned to 2 MiB by reserving more address space than needed and mapping the memory
+ * at the first aligned address in it. Pages are backed at once: by fallocate for a memfd, where a
+ * later touch of a page that the kernel cannot back would be SIGBUS, and by populate for anonymous
+ * memory. Before that, the size is compared with what the machine and the cgroup can still give,
+ * because a process that takes more than its cgroup allows is ended by the OOM killer and gets no
+ * error. */
 #include "common/base/mem.h"
 
 #include <errno.h>
@@ -30,13 +31,15 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-#define RESERVED_FROM ((size_t)64 << 20) /* smaller arenas leave reserved pages alone */
+/* smaller arenas do not use reserved pages, which are few */
+#define RESERVED_FROM ((size_t)64 << 20)
 
-#define FILL_STEP ((size_t)64 << 20) /* a tenth of a second or less: what a progress line needs */
+/* the step between progress lines: the kernel fills it in 0.1 s or less */
+#define FILL_STEP ((size_t)64 << 20)
 
 static size_t mapped_bytes(size_t bytes, size_t page) { return (bytes + page - 1) & ~(page - 1); }
 
-/* A memfd on reserved pages, or -1: the kernel has not that many. */
+/* A memfd on reserved pages, or -1 when the kernel does not have enough of them. */
 static int reserved_memfd(const char *name, size_t bytes)
 {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_HUGE_2MB);
@@ -57,7 +60,7 @@ static int fill_pages(uint8_t *base, size_t at, size_t n, int memfd)
     do e = madvise(base + at, n, MADV_POPULATE_WRITE);
     while (e < 0 && errno == EINTR);
     if (e < 0 && errno != EINVAL) return errno;
-    if (e < 0) { /* an older kernel: touch each page */
+    if (e < 0) { /* a kernel older than 5.14: touch each page */
         for (size_t i = 0; i < n; i += SMALL_PAGE) *(volatile uint8_t *)(base + at + i) = 0;
     }
     return 0;
@@ -70,7 +73,7 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
     bool shareable = flags & TD_ARENA_SHAREABLE;
     uint64_t available = td_mem_available();
     int fd = shareable && bytes >= RESERVED_FROM ? reserved_memfd(name, bytes) : -1;
-    bool reserved = fd >= 0; /* such pages are not counted as available */
+    bool reserved = fd >= 0; /* MemAvailable does not count reserved pages */
     if (!reserved && bytes > available) {
         return td_fail(err, TD_ERR_NOMEM,
                        "arena %s: needs %zu bytes, but only %" PRIu64
@@ -87,7 +90,7 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
         goto err_close;
     }
     if (shareable && !reserved) {
-        /* whoever shares it can promise that it does not shrink */
+        /* sealing allowed, so that the owner can promise that it does not shrink */
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
         if (fd < 0 || ftruncate(fd, (off_t)map_bytes) < 0) {
             e = errno;
@@ -106,8 +109,8 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
     reserve = base;
     reserve_bytes = map_bytes;
 
-    madvise(base, map_bytes, MADV_HUGEPAGE); /* a wish: a kernel without huge pages serves small
-                                                ones */
+    /* a request: a kernel without huge pages gives small ones */
+    madvise(base, map_bytes, MADV_HUGEPAGE);
     char label[64];
     struct td_progress progress;
     snprintf(label, sizeof label, "touching memory of %s", name);
@@ -215,7 +218,7 @@ td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size
             s = td_fail(err, TD_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
             goto out;
         }
-        if (k == 0) { /* it shrank since fstat: half a file is no file */
+        if (k == 0) { /* the file shrank since fstat, and half a file is not usable */
             s = td_fail(err, TD_ERR_IO, "%s: ended after %zu of %zu bytes", path, n, bytes);
             goto out;
         }
@@ -231,7 +234,7 @@ out:
     return s;
 }
 
-/* Reads a small file of /proc or /sys (their size is not known before) into buf; false when it
+/* Reads a small file of /proc or /sys, whose size is not known before, into buf; false when it
  * cannot. */
 static bool read_small(const char *path, char *buf, size_t buf_bytes)
 {
@@ -266,8 +269,8 @@ static bool read_number(const char *dir, const char *file, const char *key, uint
     return read_small(path, text, sizeof text) && find_number(text, key, ret_value);
 }
 
-/* What one cgroup still allows: limit - use + file cache that can be dropped; UINT64_MAX when it
- * sets no limit. */
+/* The bytes that one cgroup still allows: limit - use + file cache that can be dropped; UINT64_MAX
+ * when it sets no limit. */
 static uint64_t cgroup_room(const char *dir, const char *limit_file, const char *use_file,
                             const char *cache_key)
 {
@@ -279,9 +282,9 @@ static uint64_t cgroup_room(const char *dir, const char *limit_file, const char 
     return use < limit ? limit - use : 0;
 }
 
-/* The least room of the cgroup at `path` under `root` and of all its ancestors. Inside a
- * container the path often names a place that is not mounted; its files are then simply missing,
- * and the root holds the container's own limit. */
+/* The smallest cgroup_room of the cgroup at `path` under `root` and of all its ancestors. Inside a
+ * container the path often names a place that is not mounted; its files are then missing, and the
+ * root holds the container's own limit. */
 static uint64_t cgroup_chain_room(const char *root, const char *path, const char *limit_file,
                                   const char *use_file, const char *cache_key)
 {

@@ -1,4 +1,4 @@
-/* mem.h - big memory at boot: arenas on huge pages when the kernel gives them, and files mapped
+/* mem.h - large memory at boot: arenas on huge pages where the kernel gives them, and files mapped
  * read-only. */
 #ifndef TD_BASE_MEM_H
 #define TD_BASE_MEM_H
@@ -12,17 +12,17 @@
 struct td_arena {
     void *base; /* 2 MiB aligned; zeroed */
     size_t bytes;
-    int memfd;     /* >= 0 when made shareable: another process may map it (shm transfer);
-                      else -1 */
-    bool reserved; /* on 2 MiB pages that the operator has set aside (vm.nr_hugepages) */
+    int memfd;     /* >= 0 when made shareable: another process can map it (shm path); else -1 */
+    bool reserved; /* on reserved 2 MiB pages (vm.nr_hugepages) */
 };
 
 enum { TD_ARENA_SHAREABLE = 1, TD_ARENA_SHOW = 2 };
 
-/* TD_ARENA_SHAREABLE: back it by a memfd; from 64 MiB on by reserved 2 MiB pages when enough are
- * free, because transparent ones are rare for shared memory and a NIC pins and translates large
- * pages many times faster. Else asks for transparent huge pages. Touches every page so that
- * exhaustion shows at boot. TD_ARENA_SHOW: progress lines on stderr when that takes long. */
+/* Makes an arena of `bytes` bytes and touches every page, so that lack of memory shows at boot.
+ * TD_ARENA_SHAREABLE: a memfd backs it, from 64 MiB on with reserved 2 MiB pages when enough are
+ * free, because the kernel rarely makes transparent huge pages of shared memory, and a NIC pins and
+ * translates large pages many times faster. Other arenas ask for transparent huge pages.
+ * TD_ARENA_SHOW: prints progress on stderr when this takes long. */
 td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena,
                           struct td_err *err);
 void td_arena_destroy(struct td_arena *arena);
@@ -34,12 +34,12 @@ struct td_file_map {
 td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct td_err *err);
 void td_file_map_close(struct td_file_map *map);
 
-/* Whole file into malloc'd memory with a NUL after it; refuses files over max_bytes by name.
- * Caller frees. */
+/* Reads a whole file into malloc'd memory with a NUL after it; refuses, by name, a file of more
+ * than max_bytes. The caller frees. */
 td_status td_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes,
                        struct td_err *err);
 
-uint64_t td_mem_available(void); /* what this process may still use: MemAvailable, and the
-                                    cgroup's limit when lower */
+/* bytes that this process may still use: MemAvailable, or the cgroup's limit when that is lower */
+uint64_t td_mem_available(void);
 
 #endif

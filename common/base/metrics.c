@@ -1,8 +1,8 @@
 /* metrics.c - a fixed table of series and its rendering as Prometheus text.
  *
- * Series are appended at boot by one thread; n_series is raised with release after the series is
- * whole, so a renderer on another thread sees only whole ones. Updates are relaxed atomics: a
- * scrape may see a histogram's bucket before its sum, never a torn value. A double is kept as
+ * One thread appends series at boot, and raises n_series with release order once a series is
+ * complete, so a renderer on another thread sees complete ones only. Updates are relaxed atomics: a
+ * scrape may see a histogram's bucket before its sum, but never a torn value. A double is kept as
  * its bits in a uint64_t, because adding to an atomic double is a compare-and-swap loop anyway. */
 #include "common/base/metrics.h"
 

@@ -1,6 +1,6 @@
 /* metrics.h - counters, gauges and histograms in a fixed registry, rendered as Prometheus text
- * (and served over HTTP by common/base/metrics_http.h). Register at boot from one thread; update
- * from any thread (relaxed atomics); render any time. */
+ * (common/base/metrics_http.h serves it over HTTP). One thread registers at boot; any thread
+ * updates (relaxed atomics) and renders at any time. */
 #ifndef TD_BASE_METRICS_H
 #define TD_BASE_METRICS_H
 
@@ -10,8 +10,8 @@
 
 struct td_metric;
 
-/* name "td_num_requests_waiting"; labels "" or "stage=\"prefill\"" (static strings). Same name +
- * labels = same metric. */
+/* name: "td_num_requests_waiting"; labels: "" or "stage=\"prefill\""; both static strings. The same
+ * name and labels give the same metric. */
 struct td_metric *td_counter(const char *name, const char *labels, const char *help);
 struct td_metric *td_gauge(const char *name, const char *labels, const char *help);
 /* bounds: n ascending upper bounds, static storage; n <= 32. */

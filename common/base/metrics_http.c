@@ -1,10 +1,11 @@
-/* metrics_http.c - see metrics_http.h. libmicrohttpd's own polling thread; answers are rendered per
- * request.
+/* metrics_http.c - libmicrohttpd with its own polling thread; each answer is rendered when it is
+ * asked for.
  *
- * libmicrohttpd bounds connections by refusing the newest, which is what a flood wants. It tells
- * when a connection begins and ends, so here is a list of them, oldest first: above SHED_AT the
- * oldest one's socket is shut down, and the library closes it as one whose peer has gone.
- * Everything but start and stop runs on the library's thread. */
+ * libmicrohttpd bounds connections by refusing the newest, so a flood of connections would keep
+ * everybody else out. It reports when a connection begins and ends, so this file keeps a list of
+ * them, oldest first. When more than SHED_AT are open, it shuts down the socket of the oldest, and
+ * the library closes that connection as if its peer had gone. Everything but start and stop runs on
+ * the library's thread. */
 #include "common/base/metrics_http.h"
 
 #include <arpa/inet.h>
@@ -20,8 +21,9 @@
 
 enum {
     SHED_AT = 192,
-    MAX_CONNECTIONS = 256, /* the library takes a few more before it hears that
-                              the oldest are gone */
+    /* above SHED_AT, because the library accepts a few more before it notices that the oldest are
+     * gone */
+    MAX_CONNECTIONS = 256,
     TIMEOUT_S = 10,
 };
 
@@ -36,10 +38,10 @@ struct td_metrics_http {
     bool (*healthy)(void *ctx);
     void *ctx;
     struct client clients; /* the ring's head */
-    unsigned n_clients;    /* not shed */
+    unsigned n_clients;    /* connections that have not been shed */
 };
 
-/* The oldest goes when there are too many. */
+/* Shuts down the oldest connection when there are too many. */
 static void shed(struct td_metrics_http *h)
 {
     for (struct client *k = h->clients.next; k != &h->clients && h->n_clients > SHED_AT;
@@ -60,7 +62,7 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **socket_ctx
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
         k = info ? calloc(1, sizeof *k) : NULL;
-        if (!k) return; /* bounded by MAX_CONNECTIONS all the same */
+        if (!k) return; /* not in the list, but still bounded by MAX_CONNECTIONS */
         k->fd = info->connect_fd;
         k->next = &h->clients;
         k->prev = h->clients.prev;
@@ -126,8 +128,8 @@ td_status td_metrics_http_start(const char *address, bool (*healthy)(void *ctx),
         return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\", must be host:port", address);
     snprintf(host, sizeof host, "%.*s", (int)(colon - address), address);
     char *end;
-    unsigned long port = strtoul(colon + 1, &end, 10); /* getaddrinfo would take 65536 + 80 for
-                                                          80 */
+    /* check here, because getaddrinfo takes 65536 + 80 for 80 */
+    unsigned long port = strtoul(colon + 1, &end, 10);
     if (colon[1] < '0' || colon[1] > '9' || *end || port > 65535)
         return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\": the port must be 0..65535",
                        address);
@@ -136,7 +138,7 @@ td_status td_metrics_http_start(const char *address, bool (*healthy)(void *ctx),
     if (e)
         return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));
     struct td_metrics_http *h = calloc(1, sizeof *h);
-    /* Not select, which cannot see descriptors above 1,023. */
+    /* Polling by anything but select, which cannot handle descriptors above 1,023. */
     unsigned flags =
         MHD_USE_AUTO_INTERNAL_THREAD | (ai->ai_family == AF_INET6 ? (unsigned)MHD_USE_IPv6 : 0u);
     if (h) {

@@ -1,4 +1,4 @@
-/* model_dir.c - see model_dir.h. */
+/* model_dir.c - looks at the names in a model directory. */
 #include "common/base/model_dir.h"
 
 #include <dirent.h>
@@ -32,7 +32,8 @@ static bool is_gguf(const char *path)
 td_status td_model_dir_check(const char *path, const char *wants, struct td_err *err)
 {
     struct stat st;
-    if (stat(path, &st)) return TD_OK; /* whoever opens a file in it says what is wrong */
+    /* the reader that opens a file in it reports what is wrong */
+    if (stat(path, &st)) return TD_OK;
     if (S_ISREG(st.st_mode) && is_gguf(path))
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s is a GGUF file, which this version does not read: " ADVICE, path);

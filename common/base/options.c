@@ -1,8 +1,9 @@
-/* options.c - the table is the only description of an option; parsing, help and printing walk it.
+/* options.c - parses, helps and prints from a table of options, which is the only description of an
+ * option.
  *
- * Values are set in three passes: table defaults, environment, argv; each through set_value, so
- * bounds hold whatever the source, and the message names the source that a person has to change.
- * Names compare with '-' and '_' as one character. */
+ * Values are set in three passes: table defaults, environment, argv. Each pass uses set_value, so
+ * the bounds hold whatever the source, and the message names the source that the user has to
+ * change. Names compare with '-' and '_' as the same character. */
 #include "common/base/options.h"
 
 #include <ctype.h>
@@ -21,7 +22,7 @@
 
 static const char *const g_builtins[] = {"help", "version", "print_config"};
 
-/* The first n_bytes of `text` against a row's name. */
+/* Whether the first n_bytes of `text` are a row's name. */
 static bool names_equal(const char *text, size_t n_bytes, const char *name)
 {
     if (strlen(name) != n_bytes) return false;
@@ -42,7 +43,7 @@ static const struct td_option *find_option(const struct td_option *table, const 
     return NULL;
 }
 
-/* Rows beside an option's own. */
+/* True for rows that hold no value of their own. */
 static bool has_no_value(const struct td_option *o)
 {
     return o->type == TD_OPT_ALIAS || o->type == TD_OPT_ELSEWHERE || o->type == TD_OPT_DECIDED;
@@ -66,29 +67,29 @@ static void flag_name(const char *name, char *buf, size_t buf_bytes)
 #define ROLE_PREFIX "tandem-"
 #define ENV_BYTES (2 * MAX_NAME + 8)
 
-/* The variable of `name`: TANDEM_NAME, or with a role TANDEM_ROLE_NAME. */
+/* Writes the variable of `name`: TANDEM_NAME, or with a role TANDEM_ROLE_NAME. */
 static void env_name(const char *role, const char *name, char *buf, size_t buf_bytes)
 {
     snprintf(buf, buf_bytes, "TANDEM_%s%s%s", role ? role : "", role ? "_" : "", name);
     for (char *p = buf; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
 }
 
-/* "decode" of "tandem-decode"; NULL for a program that is no daemon. */
+/* "decode" for "tandem-decode"; NULL for a program that is not a daemon. */
 static const char *role_of(const char *program)
 {
     return strncmp(program, ROLE_PREFIX, strlen(ROLE_PREFIX)) ? NULL
                                                               : program + strlen(ROLE_PREFIX);
 }
 
-/* The variable to tell people about. */
+/* Writes the variable that help and messages name. */
 static void told_env_name(const struct td_option *o, const char *program, char *buf,
                           size_t buf_bytes)
 {
     env_name(o->type == TD_OPT_OWN_STR ? role_of(program) : NULL, o->name, buf, buf_bytes);
 }
 
-/* The value of a row in the environment and the variable it is from, or NULL. Empty counts as
- * not set: manifests often pass empty variables. */
+/* The value of a row in the environment, and the variable that it comes from; NULL if there is
+ * none. An empty variable counts as not set, because manifests often pass empty variables. */
 static const char *env_value(const struct td_option *o, const char *program, char *ret_name,
                              size_t name_bytes)
 {
@@ -211,7 +212,7 @@ static bool has_choice(const char *choices, const char *text)
 
 static td_status fail_choice(const struct td_option *o, const char *text, struct td_err *err)
 {
-    const struct td_option *below = o + 1; /* the table's end at most */
+    const struct td_option *below = o + 1; /* the end of the table at the latest */
     if (below->name && below->type == TD_OPT_ELSEWHERE && has_choice(below->choices, text))
         return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s; %s", text, o->choices,
                        below->help);
@@ -250,7 +251,7 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
     case TD_OPT_U64: {
         unsigned long long v = strtoull(text, &end, 10);
         if (end == text || *end || errno || !isdigit((unsigned char)text[0])) {
-            /* strtoull would take "-1" */
+            /* checked here, because strtoull accepts "-1" */
             return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer >= 0", text);
         }
         s = check_bounds(o, (double)v, text, err);
@@ -282,9 +283,9 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         *(const char **)field = text;
         return TD_OK;
     case TD_OPT_ELSEWHERE:
-        break; /* find_option finds the row above it */
+        break; /* never reached: find_option returns the row above it */
     case TD_OPT_ALIAS:
-        break; /* find_option has followed it */
+        break; /* never reached: find_option returns the row that it names */
     case TD_OPT_DECIDED:
         break; /* is refused before */
     }
@@ -336,7 +337,8 @@ void td_options_help(const struct td_option *table, const char *program, const c
             has_alias = true;
         }
         if (has_alias) fputc('\n', out);
-        for (const char *p = o->help; *p;) { /* help of two lines keeps its indent */
+        /* the second line of a help text is indented as the first */
+        for (const char *p = o->help; *p;) {
             size_t n = strcspn(p, "\n");
             fprintf(out, "      %.*s\n", (int)n, p);
             p += n + (p[n] == '\n');
@@ -388,12 +390,13 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
     }
 }
 
-/* A name has one row: of two, find_option would see the first alone, so the second's flag would
- * never be set and --help would tell of both. */
+/* A name may have one row only: of two, find_option would return the first, so the second's flag
+ * could never be set although --help lists it. */
 static void check_names(const struct td_option *table)
 {
     for (const struct td_option *o = table; o->name; o++) {
-        if (o->type == TD_OPT_ELSEWHERE) continue; /* its name is the row's above */
+        /* it has the name of the row above it, by design */
+        if (o->type == TD_OPT_ELSEWHERE) continue;
         size_t n_bytes = strlen(o->name), i = 0,
                n_builtins = sizeof g_builtins / sizeof *g_builtins;
         const struct td_option *first = table;

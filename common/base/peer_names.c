@@ -1,5 +1,5 @@
-/* peer_names.c - see the header. A pattern is kept as its kind, its text and whether a star
- * stands for something. */
+/* peer_names.c - parses patterns of names and matches them. A pattern is kept as its kind, its
+ * text, and whether it has a star. */
 #include "common/base/peer_names.h"
 
 #include <arpa/inet.h>
@@ -40,14 +40,14 @@ static bool is_dns_name(const char *s, size_t n)
     return n > 0 && n < 254 && in_label > 0;
 }
 
-/* 0 when it is no address. */
+/* The address family, or 0 when the text is not an address. */
 static int parse_address(const char *text, uint8_t *ret_address)
 {
     if (inet_pton(AF_INET, text, ret_address) == 1) return AF_INET;
     return inet_pton(AF_INET6, text, ret_address) == 1 ? AF_INET6 : 0;
 }
 
-/* NULL, or what is wrong. */
+/* NULL, or a text that says what is wrong with the pattern. */
 static const char *parse_uri(struct pattern *p)
 {
     const char *colon = strchr(p->text, ':');
@@ -61,7 +61,7 @@ static const char *parse_uri(struct pattern *p)
     char *star = strchr(p->text, '*');
     if (!star) return colon[1] ? NULL : "holds nothing behind its scheme";
     if (star[1]) return "may hold a * at its end only";
-    /* Behind "//" comes the authority: a star within it would let another one in. */
+    /* Behind "//" comes the authority; a star within it would admit other authorities. */
     bool has_authority = !strncmp(colon + 1, "//", 2);
     const char *behind = has_authority ? strchr(colon + 3, '/') : colon + 1;
     if (!behind || behind >= star || (star[-1] != '/' && star[-1] != ':') ||

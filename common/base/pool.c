@@ -1,8 +1,9 @@
-/* pool.c - one slab, a stack of free indices and a byte per object that says whether it is out.
+/* pool.c - one slab of objects, a stack of free indices, and a byte per object that says whether it
+ * is in use.
  *
- * Invariants: (1) n_free + objects out = n_total; (2) an index is on the free stack exactly when
- * is_used[index] is 0. Objects start on cache lines of their own, so neighbours that different
- * threads read do not share one. */
+ * Invariants: (1) n_free + objects in use = n_total; (2) an index is on the free stack exactly when
+ * is_used[index] is 0. Objects start on cache lines of their own, so that neighbours which
+ * different threads read do not share one. */
 #include "common/base/pool.h"
 
 #include <stdlib.h>
@@ -37,12 +38,12 @@ td_status td_pool_create(size_t object_bytes, uint32_t n_objects, struct td_pool
     pool->free_stack = malloc(n_objects * sizeof *pool->free_stack);
     pool->is_used = calloc(n_objects, 1);
     if (!pool->objects || !pool->free_stack || !pool->is_used) goto err_nomem;
-    memset(pool->objects, 0, stride * n_objects); /* also backs the pages now, so that exhaustion
-                                                     shows at boot */
+    /* backs the pages now, so that lack of memory shows at boot */
+    memset(pool->objects, 0, stride * n_objects);
     pool->object_bytes = object_bytes;
     pool->stride = stride;
     pool->n_total = pool->n_free = n_objects;
-    /* index 0 goes out first */
+    /* index 0 is handed out first */
     for (uint32_t i = 0; i < n_objects; i++) pool->free_stack[i] = n_objects - 1 - i;
     *ret_pool = pool;
     return TD_OK;
@@ -87,7 +88,7 @@ uint32_t td_pool_index(const struct td_pool *pool, const void *object)
 void td_pool_put(struct td_pool *pool, void *object)
 {
     uint32_t index = td_pool_index(pool, object);
-    TD_ASSERT(pool->is_used[index]); /* else: put twice */
+    TD_ASSERT(pool->is_used[index]); /* otherwise it was put twice */
     pool->is_used[index] = 0;
     pool->free_stack[pool->n_free++] = index;
 }

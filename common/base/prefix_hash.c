@@ -1,4 +1,4 @@
-/* prefix_hash.c - one XXH3 call a block, each keyed by the one before. */
+/* prefix_hash.c - one XXH3 call per block, each keyed by the hash of the block before. */
 #include "common/base/prefix_hash.h"
 
 #include "common/base/hash.h"

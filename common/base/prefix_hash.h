@@ -1,15 +1,18 @@
 /* prefix_hash.h - chain hashes of the whole blocks of a token sequence: the names under which
  * workers report prefix blocks and the router looks for them.
  *
- * hash[0] = H(tokens of block 0, seed), hash[i] = H(tokens of block i, hash[i - 1]); H = XXH3-64
- * over the tokens as little-endian int32, keyed by its second argument. So hash[i] stands for every
- * token of blocks 0..i, and nobody without the seed can aim at a value. Both sides must use the
- * same seed (Welcome.prefix_seed) and block size. 64 bits only find candidates: who serves a block
- * compares its tokens (I2).
+ *   hash[0] = H(tokens of block 0, seed)
+ *   hash[i] = H(tokens of block i, hash[i - 1])
  *
- * A salt parts the prompts of one owner from everybody else's: it stands before the first block of
- * a chain, so equal tokens under different salts have different names, and the pool never takes one
- * for the other (kv_pool.h). All zero is no salt: shared by all who have none.
+ * H is XXH3-64 over the tokens as little-endian int32, keyed by its second argument. So hash[i]
+ * stands for every token of blocks 0..i, and nobody without the seed can construct a prompt with a
+ * chosen hash. Both sides must use the same seed (Welcome.prefix_seed) and block size. A hash of 64
+ * bits only finds candidates: the worker that serves a block compares its tokens (I2).
+ *
+ * A salt separates the prompts of one owner from those of everybody else. It stands before the
+ * first block of a chain, so equal tokens under different salts have different names, and the pool
+ * never takes one for the other (kv_pool.h). All zero means no salt: such prompts share one name
+ * space.
  *
  * Pure; any thread. */
 #ifndef TD_BASE_PREFIX_HASH_H
@@ -18,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TD_PREFIX_SALT_BYTES 16 /* on the wire: lo, then hi, little-endian */
+#define TD_PREFIX_SALT_BYTES 16 /* bytes on the wire: lo, then hi, little-endian */
 struct td_prefix_salt {
     uint64_t lo, hi;
 };

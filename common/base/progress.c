@@ -1,4 +1,4 @@
-/* progress.c - see progress.h. drawn_ns is 0 until the first line is out. */
+/* progress.c - draws the progress line. drawn_ns is 0 until the first line has been printed. */
 #include "common/base/progress.h"
 
 #include <inttypes.h>

@@ -1,6 +1,6 @@
-/* progress.h - long work shows itself: on a terminal one line that redraws (share, rate, time
- * left), else a plain line every 5 s and one at the end. Nothing is printed for work that ends
- * within 0.5 s. One thread. */
+/* progress.h - shows the progress of long work: on a terminal one line that is redrawn (share,
+ * rate, time left), elsewhere a plain line every 5 s and one at the end. Nothing is printed for
+ * work that ends within 0.5 s. One thread. */
 #ifndef TD_BASE_PROGRESS_H
 #define TD_BASE_PROGRESS_H
 
@@ -8,7 +8,7 @@
 
 struct td_progress {
     const char *label; /* "loading weights" */
-    const char *unit;  /* "B" prints KiB/MiB/GiB; anything else is printed as it is */
+    const char *unit;  /* "B" prints KiB/MiB/GiB; any other unit is printed unchanged */
     uint64_t total, done, start_ns, drawn_ns;
     int is_tty;
 };

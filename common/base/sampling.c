@@ -1,4 +1,4 @@
-/* sampling.c - see sampling.h. */
+/* sampling.c - the check of sampling parameters. */
 #include "common/base/sampling.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
-/* sampling.h - what a request asks of the sampler, and the limits of it.
+/* sampling.h - the sampling parameters of a request, and their limits.
  *
  * Why here: the router refuses a bad request before any worker sees it, and a worker checks what
- * the router sends. Both use this one check, and the router links no model. What the fields do to
- * the logits is the sampler's: common/model/sampler.h.
+ * the router sends. Both use this check, and the router links no model. common/model/sampler.h says
+ * what the fields do to the logits.
  *
  * Pure; any thread. */
 #ifndef TD_BASE_SAMPLING_H
@@ -30,13 +30,13 @@ struct td_sampling {
     float presence_penalty;   /* [-2, 2]; output tokens only */
     float frequency_penalty;  /* [-2, 2]; output tokens only */
     uint64_t seed;
-    int32_t n_logprobs; /* -1 = none, 0 = the chosen token's, n = plus the n best */
+    int32_t n_logprobs; /* -1 = none, 0 = of the chosen token, n = also of the n best tokens */
     const struct td_logit_bias *logit_bias; /* borrowed */
     int32_t n_logit_bias;
 };
 
-/* Refuses NaN, negative and out-of-range values by field name, value and limit (TD_ERR_INVALID).
- * vocab: how many tokens the model has; logit_bias tokens must be below it. */
+/* Refuses NaN, negative and out-of-range values (TD_ERR_INVALID; the message has field name, value
+ * and limit). vocab: the number of tokens of the model; tokens of logit_bias must be below it. */
 td_status td_sampling_check(const struct td_sampling *s, int32_t vocab, struct td_err *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* signals.c - see signals.h. */
+/* signals.c - the set of stop signals, and sigtimedwait for them. */
 #include "common/base/signals.h"
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* stats.c - see stats.h. */
+/* stats.c - the formulas of stats.h. */
 #include "common/base/stats.h"
 
 #include <math.h>
@@ -80,7 +80,7 @@ bool td_stats_batch_means(const double *x, size_t n, struct td_stats_interval *r
     double means[TD_STATS_N_BATCHES];
     if (!make_batches(x, n, means)) return false;
     double mean = td_stats_mean(means, TD_STATS_N_BATCHES);
-    /* of the mean: sample deviation over sqrt(batches) */
+    /* the standard error of the mean: sample deviation over sqrt(batches) */
     double error = td_stats_std(means, TD_STATS_N_BATCHES) / sqrt(TD_STATS_N_BATCHES - 1.0);
     *ret =
         (struct td_stats_interval){mean - TD_STATS_T95_19 * error, mean + TD_STATS_T95_19 * error};
@@ -97,8 +97,7 @@ void td_stats_percentile_ranks(size_t n, double p, size_t *ret_lo, size_t *ret_h
                          (double)(n - k) * log1p(-q);
         below += exp(log_pmf);
         if (below <= 0.025)
-            lo = k + 1; /* P(X < lo) <= 2.5 %: the percentile is
-                           below x[lo] at most so often */
+            lo = k + 1; /* P(X < lo) <= 2.5 %: this is how often the percentile lies below x[lo] */
         if (below >= 0.975) {
             hi = k + 1; /* P(X >= hi) <= 2.5 % */
             break;

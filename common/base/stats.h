@@ -26,25 +26,26 @@ void td_stats_sort(double *x, size_t n);
  * and vLLM do. NaN for n = 0. */
 double td_stats_percentile(const double *sorted, size_t n, double p);
 double td_stats_mean(const double *x, size_t n); /* NaN for n = 0 */
-/* of the population (over n), as vLLM's; NaN for n = 0 */
+/* the standard deviation of the population (over n), as in vLLM; NaN for n = 0 */
 double td_stats_std(const double *x, size_t n);
 
 /* 95 % interval of a share: k of n, within [0, 1]. {0, 1} for n = 0. */
 struct td_stats_interval td_stats_wilson(uint64_t k, uint64_t n);
 
-/* 95 % interval of the mean of values in order of time that may be correlated:
- * TD_STATS_N_BATCHES batches of neighbours, of equal length (the first n mod TD_STATS_N_BATCHES
- * values are left out). False, *ret untouched, with fewer than two values a batch. */
+/* The 95 % interval of the mean of values in order of time, which may be correlated:
+ * TD_STATS_N_BATCHES batches of neighbouring values, of equal length (the first n mod
+ * TD_STATS_N_BATCHES values are left out). False, with *ret untouched, when a batch has fewer than
+ * two values. */
 bool td_stats_batch_means(const double *x, size_t n, struct td_stats_interval *ret);
 
-/* Do the values rise with time? Means of TD_STATS_N_BATCHES batches (as above, so that
- * neighbours being alike is no rise), a line through them; true when its slope is positive at 95
- * % (one-sided t-test) and it ends at twice its start or more, a start below `floor` counting as
- * floor. */
+/* Whether the values rise with time. Takes the means of TD_STATS_N_BATCHES batches as above, so
+ * that correlated neighbours do not count as a rise, and fits a line. True when its slope is
+ * positive at 95 % (one-sided t-test) and its end is at least twice its start; a start below
+ * `floor` counts as floor. */
 bool td_stats_rises(const double *x, size_t n, double floor);
 
-/* Ranks (1..n) of the order statistics that enclose the p-th percentile (0 < p < 100) with at
- * least 95 %: the exact binomial interval, at most 2.5 % outside on either side. Rank 0 or n +
+/* The ranks (1..n) of the order statistics that enclose the p-th percentile (0 < p < 100) with at
+ * least 95 %: the exact binomial interval, with at most 2.5 % outside on either side. Rank 0 or n +
  * 1: no value of the sample bounds that side. */
 void td_stats_percentile_ranks(size_t n, double p, size_t *ret_lo, size_t *ret_hi);
 

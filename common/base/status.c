@@ -10,8 +10,8 @@
 td_status td_fail(struct td_err *err, td_status code, const char *fmt, ...)
 {
     if (!err) return code;
-    /* The arguments may point into err->msg (a cause being rewritten), so format beside it
-       first. */
+    /* Formats into a buffer first, because the arguments may point into err->msg (when a cause is
+     * rewritten). */
     char msg[TD_ERR_MSG_MAX];
     va_list args;
     va_start(args, fmt);

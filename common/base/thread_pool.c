@@ -1,28 +1,29 @@
-/* thread_pool.c - a team that starts, meets and ends without locks.
+/* thread_pool.c - a team of threads that starts, meets and ends without locks.
  *
  *      caller                              member
  *   fn, ctx, n_running = n-1
  *   job_seq++  ------------------------>  sees a new job_seq, runs fn(ctx, part, n)
- *   runs part 0                           n_running--; the one that makes it 0 wakes a sleeping
- *                                         caller
- *   waits for n_running == 0  <---------
+ *   runs part 0                           n_running--; the member that makes it 0 wakes a
+ *   waits for n_running == 0  <---------  sleeping caller
  *
- * Barrier: the last member to arrive resets n_arrived and bumps barrier_phase (the "sense"); the
- * others wait for the phase to move. A member reads the phase before it arrives, and the phase
- * cannot move before it has arrived, so no one can be lapped.
+ * Barrier: the last member to arrive resets n_arrived and increments barrier_phase (the "sense");
+ * the others wait for the phase to change. A member reads the phase before it arrives, and the
+ * phase cannot change before it has arrived, so no member can be lapped.
  *
- * Waiting (wait_change): spin with pause for spin_ns, then sleep on a futex on the very word that
- * will change. n_sleepers is raised before the word is looked at for the last time, and the changer
- * looks at n_sleepers after it has changed the word; both with sequential consistency, so at least
- * one of them sees the other and no wake-up is lost. When nobody sleeps, no system call is made.
+ * Waiting (wait_change): spin with pause for spin_ns, then sleep on a futex on the 32-bit value
+ * that will change. The waiter raises n_sleepers before it looks at the value for the last time,
+ * and the changer looks at n_sleepers after it has changed the value. Both are sequentially
+ * consistent, so at least one of them sees the other and no wake-up is lost. When nobody sleeps, no
+ * system call is made.
  *
- * Between looks at the clock a spinner yields: when the scheduler has put it on the CPU of the very
- * member it waits for, a pure spin burns all of spin_ns each time. Seen with 2 members on 2 CPUs
- * that other work kept busy, spin 50 and 100 us, 4 runs each: with pauses only, 1.2 to 208 us for
- * an empty run and 0.6 to 52 us for a barrier; with yields, 1.6 to 5.6 us and 0.6 to 2.9 us.
+ * A spinning thread yields between looks at the clock: when the scheduler has put it on the CPU of
+ * the very member that it waits for, a pure spin wastes all of spin_ns each time. Measured with 2
+ * members on 2 CPUs that other work kept busy, spin 50 and 100 us, 4 runs each: with pauses only,
+ * 1.2 to 208 us for an empty run and 0.6 to 52 us for a barrier; with yields, 1.6 to 5.6 us and 0.6
+ * to 2.9 us.
  *
- * When there are more members than CPUs, whoever spins keeps the one it waits for from running:
- * such a team sleeps at once. */
+ * When there are more members than CPUs, a spinning thread keeps the member that it waits for from
+ * running, so such a team sleeps at once. */
 #include "common/base/thread_pool.h"
 
 #include <errno.h>
@@ -44,9 +45,9 @@
 #include "common/base/clock.h"
 
 #define MAX_THREADS 1024
-#define PAUSES_PER_LOOK 32 /* looks at the clock between pauses: 32 pauses are 1 to 2 us */
+#define PAUSES_PER_LOOK 32 /* pauses between looks at the clock: 32 take 1 to 2 us */
 
-/* A 32-bit word that threads wait on, alone on its cache line. */
+/* A 32-bit value that threads wait on, alone on its cache line. */
 struct wait_word {
     alignas(64) _Atomic uint32_t value;
     _Atomic uint32_t n_sleepers;
@@ -59,9 +60,9 @@ struct member {
 };
 
 struct td_thread_pool {
-    struct wait_word job_seq;       /* caller bumps it; members wait */
+    struct wait_word job_seq;       /* the caller increments it; members wait */
     struct wait_word n_running;     /* members count it down; caller waits for 0 */
-    struct wait_word barrier_phase; /* last to arrive bumps it; the others wait */
+    struct wait_word barrier_phase; /* the last to arrive increments it; the others wait */
     alignas(64) _Atomic uint32_t n_arrived;
     alignas(64) td_part_fn fn; /* written by the caller before job_seq moves */
     void *ctx;
@@ -89,7 +90,7 @@ static void futex_wake_all(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Waits until the word is not `seen`; returns what it is then (acquire). */
+/* Waits until the value is not `seen`; returns the new one (acquire). */
 static uint32_t wait_change(struct wait_word *w, uint32_t seen, uint64_t spin_ns)
 {
     uint32_t now = atomic_load_explicit(&w->value, memory_order_acquire);
@@ -111,7 +112,7 @@ static uint32_t wait_change(struct wait_word *w, uint32_t seen, uint64_t spin_ns
     return now;
 }
 
-/* To be called after the word was changed with sequential consistency. */
+/* Called after the value was changed with sequential consistency. */
 static void wake_sleepers(struct wait_word *w)
 {
     if (atomic_load(&w->n_sleepers) > 0) futex_wake_all(&w->value);
@@ -174,8 +175,8 @@ td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us
         s = td_fail(err, TD_ERR_NOMEM, "thread pool: out of memory");
         goto err_destroy;
     }
-    /* Signals are the main thread's business (SIGTERM starts a drain): members are born with all
-       of them blocked. */
+    /* Members start with all signals blocked, because the main thread handles them (SIGTERM starts
+     * a drain). */
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -197,7 +198,8 @@ td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us
                     pool->n_started, n_threads, strerror(e));
         goto err_destroy;
     }
-    /* The caller last: when a pin fails, its own affinity is as it was. */
+    /* The caller's thread is pinned last, so that its affinity is unchanged when pinning another
+     * one fails. */
     for (int i = n_threads - 1; cpus && i >= 0; i--) {
         s = pin_thread(i == 0 ? pthread_self() : pool->members[i].thread, cpus[i], i, err);
         if (s) goto err_destroy;
@@ -246,7 +248,7 @@ void td_thread_pool_barrier(struct td_thread_pool *pool)
     uint32_t phase = atomic_load_explicit(&pool->barrier_phase.value, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&pool->n_arrived, 1, memory_order_acq_rel) + 1 ==
         (uint32_t)pool->n_threads) {
-        /* published by the phase below */
+        /* published by the change of phase below */
         atomic_store_explicit(&pool->n_arrived, 0, memory_order_relaxed);
         atomic_fetch_add(&pool->barrier_phase.value, 1);
         wake_sleepers(&pool->barrier_phase);
