@@ -1,13 +1,13 @@
-/* accept.c - see accept.h.
+/* accept.c - accept4 and recvmsg in front of core: connections counted, refused, and ended.
  *
- * Core tells nobody that a connection has ended. A record is kept for each descriptor given to
- * core, with the kernel's cookie of its socket: the connection is over when the descriptor has
- * another cookie, or none. That is looked at when a limit is about to refuse somebody (at most
- * every SWEEP_MS) and when the numbers are asked for, so a refusal can come up to SWEEP_MS after
- * the connection that made room has ended.
+ * Core does not report that a connection has ended. So a record is kept for each descriptor given
+ * to core, with the kernel's cookie of its socket: the connection is over when the descriptor has
+ * another cookie, or none. The records are checked when a limit is about to refuse a client (at
+ * most every SWEEP_MS) and when statistics are asked for. A refusal can therefore come up to
+ * SWEEP_MS after the end of the connection that made room.
  *
- * Everything is under one mutex; accept4 holds it for its bookkeeping, not while it waits
- * (core's listeners never wait). */
+ * One mutex guards everything. accept4 holds it for its bookkeeping and not while it waits (core's
+ * listeners never wait). */
 #include "common/rpc/accept.h"
 
 #include <arpa/inet.h>
@@ -34,8 +34,8 @@
 
 enum {
     SWEEP_MS = 100,
-    /* Refused in one call of accept4. Then core goes back to its other sockets; the next
-       connection wakes it again. */
+    /* Connections refused in one call of accept4. Then core goes back to its other sockets; the
+     * next connection wakes it again. */
     MAX_REFUSED_AT_ONCE = 256,
 };
 
@@ -44,12 +44,12 @@ struct conn {
     struct td_rpc_peer *peer; /* NULL = on a unix socket */
     uint64_t cookie;
     struct td_rpc_reader reader;
-    uint64_t handshake_ns;      /* TLS, not done: when it was accepted; 0 = done, or none */
-    struct conn *older, *newer; /* handshakes of the door; valid while handshake_ns is set */
+    uint64_t handshake_ns; /* when an unfinished TLS handshake was accepted; 0 = done, or no TLS */
+    struct conn *older, *newer; /* list of the door's handshakes; valid while handshake_ns is set */
     struct td_rpc_records records;
 };
 
-/* Handshakes that may begin: so many, and so many more each second. */
+/* Handshakes that may begin: a token bucket. */
 struct bucket {
     double left;
     uint64_t at_ns; /* 0 = never used: full */
@@ -65,8 +65,9 @@ struct td_rpc_door {
     double handshakes_per_s, peer_handshakes_per_s; /* 0 = no bound */
     struct conn *oldest, *newest;                   /* handshakes in progress */
     struct bucket handshakes;
-    /* By a hash of the address, with the process's seed: who has gone leaves his bucket empty
-     * behind him, and needs no memory of his own. Addresses of one hash share a bucket. */
+    /* By a hash of the address, with the process's seed. A client that has gone leaves an empty
+     * bucket behind, and no address needs memory of its own. Addresses of one hash share a
+     * bucket. */
     struct bucket peer_handshakes[TD_RPC_PEER_BUCKETS];
     uint64_t swept_ns, told_ns;
     struct td_rpc_door_stats stats;
@@ -76,16 +77,17 @@ static void reader_end(struct td_rpc_reader *reader, const char *why);
 
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct td_rpc_door *g_doors; /* all: under g_mu */
-static atomic_uint g_n_doors;       /* so that a process without doors pays nothing */
+static atomic_uint g_n_doors;       /* lets a process without guarded listeners skip all checks */
 static struct conn **g_conns;       /* by descriptor; NULL = never had one */
 static size_t g_n_conns;
 static struct td_rpc_peers g_peers;
 static int g_reserve_fd = -1;
-/* Inside a large header block, or ended there and not yet closed by core; NULL = free. */
+/* Readers inside a large header block, or ended there and not yet closed by core; NULL = free. */
 static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED];
-static uint32_t g_max_unacked_streams;      /* the largest of the doors': of TLS readers, whose
-                                               door is unknown */
-static uint64_t g_ended_told_ns, g_n_ended; /* g_n_ended: by TLS readers, whose door is unknown */
+/* the largest of all doors, for TLS readers, whose door is unknown */
+static uint32_t g_max_unacked_streams;
+/* g_n_ended: connections ended by TLS readers, whose door is unknown */
+static uint64_t g_ended_told_ns, g_n_ended;
 
 static uint64_t socket_cookie(int fd)
 {
@@ -108,7 +110,7 @@ static void large_forget(struct td_rpc_reader *reader)
     reader->large_since = 0;
 }
 
-/* Its handshake is done, or its connection over. */
+/* The handshake of c is done, or its connection is over. */
 static void handshake_end(struct conn *c)
 {
     struct td_rpc_door *door = c->door;
@@ -153,9 +155,8 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
     }
     struct conn *c = g_conns[fd];
     if (!c) c = g_conns[fd] = td_rpc_alloc(sizeof *c);
-    if (c->door)
-        conn_forget(c); /* the number was given out again: its former
-                           connection is over */
+    if (c->door) /* the descriptor's number is in use again, so its former connection is over */
+        conn_forget(c);
     uint64_t key;
     struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
     *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd)};
@@ -212,7 +213,7 @@ static struct bucket *bucket_of(struct td_rpc_door *door, uint64_t key)
     return &door->peer_handshakes[td_hash64(&key, sizeof key, g_peers.seed) % TD_RPC_PEER_BUCKETS];
 }
 
-/* Ends the oldest handshake in progress, of one peer or of all (NULL), if it has had its time; and
+/* Ends the oldest handshake in progress, of one peer or of all (NULL), if it has had its time, and
  * forgets those before it whose connection is over. True = there is room now. */
 static bool handshake_evict(struct td_rpc_door *door, const struct td_rpc_peer *peer, uint64_t now)
 {
@@ -231,7 +232,7 @@ static bool handshake_evict(struct td_rpc_door *door, const struct td_rpc_peer *
     return false;
 }
 
-/* Whether one more handshake may begin, and takes what it takes of the rates. Else *ret_why. */
+/* Whether one more handshake may begin; if so, takes its tokens. Otherwise *ret_why. */
 static bool handshake_may_begin(struct td_rpc_door *door, const struct sockaddr_storage *from,
                                 const char **ret_why)
 {
@@ -264,14 +265,15 @@ static const char *peer_text(const struct sockaddr_storage *from, char *text, so
         inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)from)->sin_addr, text,
                   n_text);
     else if (from->ss_family == AF_INET6 &&
-             IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* core listens on both families at once */
+             /* core listens on IPv4 and IPv6 with one socket */
+             IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr))
         inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], text, n_text);
     else if (from->ss_family == AF_INET6)
         inet_ntop(AF_INET6, &in6->sin6_addr, text, n_text);
     return text;
 }
 
-/* At most one line a second: who floods connections must not flood the log. */
+/* At most one line a second, so that a flood of connections does not flood the log. */
 static void tell_refused(struct td_rpc_door *door, const char *why,
                          const struct sockaddr_storage *from)
 {
@@ -334,8 +336,8 @@ static struct td_rpc_door *door_of(int listener)
     return NULL;
 }
 
-/* No descriptor is left: gives up the reserve to take one connection and close it. False = there
- * was none to take. */
+/* No descriptor is left: releases the reserve to accept one connection and close it. False = there
+ * was no connection to accept. */
 static bool turn_away(struct td_rpc_door *door, int listener)
 {
     struct sockaddr_storage from;
@@ -352,7 +354,7 @@ static bool turn_away(struct td_rpc_door *door, int listener)
     return true;
 }
 
-/* The next connection that core may have, or -1 with an errno that core survives. */
+/* The next connection for core, or -1 with an errno that core survives. */
 static int accept_guarded(struct td_rpc_door *door, int listener, int flags,
                           struct sockaddr_storage *ret_from, socklen_t *ret_n)
 {
@@ -370,12 +372,13 @@ static int accept_guarded(struct td_rpc_door *door, int listener, int flags,
         if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL ||
             errno == ENOTSOCK)
             return -1;
-        /* accept(2): errors of the network on the new connection are errors of accept. The next
-           may be well. */
+        /* accept(2) also returns network errors of the new connection. The next connection may be
+         * fine. */
         bool starved = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
         if (starved && !turn_away(door, listener)) break;
     }
-    /* The self-probe dials once a second, which wakes core for what is still in the backlog. */
+    /* The server's own probe (probe.c) dials once a second, which wakes core for the rest of the
+     * backlog. */
     errno = EAGAIN;
     return -1;
 }
@@ -392,8 +395,7 @@ __attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockadd
     pthread_mutex_lock(&g_mu);
     struct td_rpc_door *door = door_of(fd);
     if (!door) {
-        pthread_mutex_unlock(&g_mu); /* it may wait, and must not hold up the guarded
-                                        ones */
+        pthread_mutex_unlock(&g_mu); /* it may block, and must not delay the guarded listeners */
         return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
     }
     struct sockaddr_storage from;
@@ -425,9 +427,9 @@ static void tell_ended(const struct td_rpc_reader *reader, const char *why)
             (unsigned long long)(reader->door ? reader->door->stats.ended : g_n_ended));
 }
 
-/* Locked. Whoever reads next reads an end; a client that has stopped sending makes nobody read,
- * so its socket is shut down. It cannot be another's by now: its record was found by its cookie,
- * or core is reading from it. */
+/* Locked. The next read returns an end. A client that has stopped sending causes no read, so its
+ * socket is shut down. The descriptor cannot belong to another connection by now: its record was
+ * found by its cookie, or core is reading from it. */
 static void reader_end(struct td_rpc_reader *reader, const char *why)
 {
     reader->over = true;
@@ -439,10 +441,11 @@ static void reader_end(struct td_rpc_reader *reader, const char *why)
     if (reader->fd >= 0)
         shutdown(reader->fd, SHUT_RDWR);
     else
-        large_forget(reader); /* TLS: nobody can tell when core closes it */
+        large_forget(reader); /* TLS: core's close of the connection cannot be noticed */
 }
 
-/* Locked. The oldest that has a place, how many have one, and one that is free (-1: none). */
+/* Locked. Returns the oldest reader with a place, the number of places in use, and a free one (-1:
+ * none). */
 static struct td_rpc_reader *large_look(int *ret_n, int *ret_free)
 {
     struct td_rpc_reader *oldest = NULL;
@@ -458,18 +461,18 @@ static struct td_rpc_reader *large_look(int *ret_n, int *ret_free)
     return oldest;
 }
 
-/* Locked. Takes one of the places for large header blocks. A client sends its block in one go;
- * who has had a place for a second makes room, and while nobody has, the newcomer is ended. Core
- * frees what it holds of an ended one in a later turn. So TD_RPC_LARGE_ENDED at most may wait
- * for that, and while as many do, the newcomer is ended, too: a burst finds the places taken,
- * and core never has more than them to free. */
+/* Locked. Takes one of the places for large header blocks. A client sends its block in one go, so a
+ * reader that has had a place for a second is ended to make room; when there is none, the new
+ * reader is ended. Core frees what it holds of an ended one in a later turn. At most
+ * TD_RPC_LARGE_ENDED may wait for that; while as many do, the new reader is ended, too. So a burst
+ * finds the places taken, and core never has more than these to free. */
 static bool large_enter(struct td_rpc_reader *reader, uint64_t now)
 {
     int n, at;
     struct td_rpc_reader *oldest = large_look(&n, &at);
     if (at < 0 || n >= TD_RPC_LARGE_BLOCKS) {
         for (int i = 0; i < TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED; i++) {
-            /* those that core has closed */
+            /* forget those that core has closed */
             int fd = g_large[i] ? g_large[i]->fd : -1;
             if (fd >= 0 && g_conns[fd]->cookie != socket_cookie(fd)) conn_forget(g_conns[fd]);
         }
@@ -517,8 +520,8 @@ void td_rpc_reader_forget(struct td_rpc_reader *reader)
     pthread_mutex_unlock(&g_mu);
 }
 
-/* Locked. The connection that this descriptor is now and whose bytes are to be looked at here, or
- * NULL: with TLS that is until its handshake is done. */
+/* Locked. The connection that now has this descriptor and whose bytes are to be checked here, or
+ * NULL. With TLS they are checked here until the handshake is done. */
 static struct conn *read_conn(int fd)
 {
     struct conn *c = fd >= 0 && (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
@@ -534,7 +537,7 @@ static bool conn_take(struct conn *c, const void *bytes, size_t n_bytes)
     return true;
 }
 
-/* As accept4 above: only the symbol has that name. */
+/* As with accept4 above, only the symbol has that name. */
 ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags) __asm__("recvmsg");
 __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags)
 {

@@ -1,32 +1,32 @@
-/* accept.h - the accept4 and the reads that gRPC core calls are ours: a listener that no burst of
- * connections can deafen, and connections that end when a client floods. Internal to common/rpc.
+/* accept.h - replaces the accept4 and the reads that gRPC core calls, so that no burst of
+ * connections can disable a listener and a connection ends when its client floods. Internal to
+ * common/rpc.
  *
- * gRPC core 1.51 ends a listener for good at the first accept4 error other than EINTR, EAGAIN and
- * ECONNABORTED: once the process has no descriptor left (EMFILE), the port is deaf until a restart.
- * Core also has no bound on connections. Both are decided here, in front of core: accept.c defines
- * accept4, and the dynamic linker resolves libgrpc's call to the program's definition. It changes
- * nothing for descriptors that are not a guarded listener.
+ * Why here: gRPC core 1.51 ends a listener for good at the first accept4 error other than EINTR,
+ * EAGAIN and ECONNABORTED: once the process has no descriptor left (EMFILE), the port accepts
+ * nothing until a restart. Core also has no bound on connections. So accept.c defines accept4, and
+ * the dynamic linker resolves libgrpc's call to the program's definition. For descriptors that are
+ * not a guarded listener nothing changes.
  *
  * On a guarded listener
- *   - no error reaches core that it does not survive;
- *   - a descriptor is kept in reserve: when there is no other, it is given up for a moment to take
- *     the next connection and close it, so that its client hears of it at once, and the backlog is
- *     emptied;
- *   - connections above max_connections, or above max_peer_connections of one address (IPv6: of one
- *     /64), are closed;
- *   - with TLS, so are those for which there is no handshake left: no more are in progress at once,
- *     and begun in a second, than the bounds say. One address has the share of both bounds that it
- *     has of connections. When all handshakes are in progress and the oldest is older than
- *     TD_RPC_HANDSHAKE_PATIENCE_MS, it makes room: who does not finish keeps nobody out. A
- *     handshake that is not done in time is ended by core (GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS).
+ * - no error reaches core that it does not survive;
+ * - one descriptor is kept in reserve. When there is no other, it is released for a moment to
+ *   accept the next connection and close it, so that its client gets an answer at once and the
+ *   backlog empties;
+ * - connections above max_connections, or above max_peer_connections of one address (IPv6: of one
+ *   /64), are closed;
+ * - with TLS, connections above the bounds on handshakes, in progress at once and begun in a
+ *   second, are closed. One address has the share of both bounds that it has of connections. When
+ *   all handshakes are in progress and the oldest is older than TD_RPC_HANDSHAKE_PATIENCE_MS, the
+ *   oldest is ended, so a client that does not finish keeps nobody out. Core ends a handshake that
+ *   is not done in time (GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS).
  *
- * On the connections that it gave, what core reads passes through frames.h first: recvmsg
- * without TLS, SSL_read with it (HTTP/2 is agreed on by ALPN). A connection that breaks a bound
- * reads as closed by its client. Of header blocks that are large and not complete there are at
- * most TD_RPC_LARGE_BLOCKS in the process, for a second each: then one more ends the oldest, and
- * before that itself. Without TLS, TD_RPC_LARGE_ENDED more may be ended and not yet freed by
- * core. A byte of a block costs core 72 bytes, so they take at most 36 x 64 KiB x 72 = 170 MB,
- * whoever sends them. */
+ * What core reads from an accepted connection passes through frames.h first: recvmsg without TLS,
+ * SSL_read with it (ALPN agrees on HTTP/2). A connection that breaks a bound reads as closed by its
+ * client. At most TD_RPC_LARGE_BLOCKS header blocks in the process may be large and incomplete, for
+ * a second each: one more ends the oldest if it has had its second, and otherwise itself. Without
+ * TLS, TD_RPC_LARGE_ENDED more may be ended and not yet freed by core. A byte of a block costs core
+ * 72 bytes, so such blocks take at most 36 x 64 KiB x 72 = 170 MB, whoever sends them. */
 #ifndef TD_RPC_ACCEPT_H
 #define TD_RPC_ACCEPT_H
 
@@ -39,11 +39,10 @@
 enum {
     TD_RPC_LARGE_BLOCKS = 32,
     TD_RPC_LARGE_ENDED = 4,
-    /* An honest client on a slow link needs three round trips: a second is ten times that of a
-       continent. */
+    /* A client on a slow link needs three round trips; 1 s is ten times that across a continent. */
     TD_RPC_HANDSHAKE_PATIENCE_MS = 1000,
-    /* So many seconds of the bound on handshakes a second may come at once: clients that all
-       connect anew. */
+    /* This many seconds' worth of the bound on handshakes a second may come at once, when clients
+     * all connect anew. */
     TD_RPC_HANDSHAKE_BURST_S = 4,
 };
 
@@ -57,11 +56,12 @@ struct td_rpc_reader {
     bool over;                /* ended by us */
     uint64_t large_since;     /* ns; 0 = not in a large block */
 };
-/* Takes bytes that core is about to read; false = it must read an end instead. [any] */
+/* Checks bytes that core is about to read; false = core must read an end instead. [any] */
 bool td_rpc_reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes);
-int td_rpc_tls_is_guarded(void); /* 0 = built without OpenSSL's headers: TLS connections are
-                                    not looked at [any] */
-void td_rpc_reader_forget(struct td_rpc_reader *reader); /* its connection is gone [any] */
+/* 0 = built without OpenSSL's headers, so TLS connections are not checked [any] */
+int td_rpc_tls_is_guarded(void);
+/* call it when the connection is gone [any] */
+void td_rpc_reader_forget(struct td_rpc_reader *reader);
 
 struct td_rpc_door_stats {
     uint32_t open;               /* connections now */
@@ -71,7 +71,7 @@ struct td_rpc_door_stats {
     uint64_t starved;            /* closed: the process had no descriptor left */
     uint32_t handshakes;         /* TLS: in progress now */
     uint64_t refused_handshakes; /* closed: too many in progress, or begun in a second */
-    uint64_t ended;              /* because of what the client sent; with TLS of all ports */
+    uint64_t ended; /* ended because of what the client sent; with TLS of all ports together */
 };
 
 struct td_rpc_door_config {
@@ -80,17 +80,17 @@ struct td_rpc_door_config {
     bool use_tls;
     uint32_t max_connections, max_peer_connections;
     uint32_t max_unacked_streams;
-    uint32_t max_handshakes;       /* TLS: in progress at once; 0 = TD_RPC_MAX_HANDSHAKES */
-    uint32_t max_handshakes_per_s; /* TLS; 0 = no bound */
+    uint32_t max_handshakes; /* TLS: handshakes in progress at once; 0 = TD_RPC_MAX_HANDSHAKES */
+    uint32_t max_handshakes_per_s; /* TLS: handshakes begun in a second; 0 = no bound */
 };
 
-/* Guards one listener. Zero limits are derived: connections =
- * the descriptors this process may open less TD_RPC_RESERVED_FDS, at most
- * TD_RPC_MAX_CONNECTIONS; of one peer half of them. Called before the listener accepts. [any] */
+/* Guards one listener. Limits that are 0 are derived: connections = the descriptors that this
+ * process may open less TD_RPC_RESERVED_FDS, at most TD_RPC_MAX_CONNECTIONS; of one peer half of
+ * that. Call it before the listener accepts. [any] */
 struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config);
-/* the listener must be gone; NULL is fine [any] */
+/* the listener must be closed before; NULL is allowed [any] */
 void td_rpc_door_close(struct td_rpc_door *door);
-/* counts what is open [any] */
+/* looks at every open connection [any] */
 void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_stats);
 void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections,
                         uint32_t *ret_peer_connections);

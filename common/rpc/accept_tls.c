@@ -1,6 +1,6 @@
-/* accept_tls.c - with TLS, the bytes of HTTP/2 are seen where core takes them out of OpenSSL: the
- * SSL_read that it calls is ours. Only the server's side of connections that agreed on h2 is looked
- * at; KV ports speak no HTTP/2.
+/* accept_tls.c - replaces the SSL_read that core calls, because with TLS the bytes of HTTP/2 are
+ * visible only where core takes them out of OpenSSL. Only the server's side of connections that
+ * agreed on h2 is checked; KV ports speak no HTTP/2.
  *
  * The reader lives in the SSL object's ex_data and is freed with it. */
 #ifdef TD_HAVE_OPENSSL
@@ -35,8 +35,8 @@ static void start(void)
 {
     void *found = dlsym(RTLD_NEXT, "SSL_read");
     TD_ASSERT(found != NULL);
-    memcpy(&g_real_read, &found, sizeof g_real_read); /* ISO C has no cast from an object to a
-                                                         function */
+    /* ISO C has no cast from an object pointer to a function pointer */
+    memcpy(&g_real_read, &found, sizeof g_real_read);
     g_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, free_reader);
 }
 
@@ -55,7 +55,7 @@ static struct td_rpc_reader *reader_of(SSL *ssl)
     return NULL;
 }
 
-/* As in accept.c: only the symbol has that name. */
+/* As in accept.c, only the symbol has that name. */
 int td_rpc_ssl_read(SSL *ssl, void *buf, int n) __asm__("SSL_read");
 __attribute__((visibility("default"))) int td_rpc_ssl_read(SSL *ssl, void *buf, int n)
 {

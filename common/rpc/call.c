@@ -1,19 +1,22 @@
-/* call.c - what both sides of an RPC share: the queue of messages, the pump, reading, the end.
+/* call.c - what both sides of an RPC share: the queue of messages, sending, reading, and the end.
  *
  *   any thread                       loop thread
- *   send/finish/close/cancel  -->    drain -> pump: at most one send batch in flight
- *     append under mu, mark dirty,     {[SEND_INITIAL_METADATA] [SEND_MESSAGE] [SEND_STATUS |
- *         SEND_CLOSE]}
- *     ring once                      ev_send: next
- *                                    ev_recv: unpack, callback, next RECV_MESSAGE
- *                                    ev_close: RECV_CLOSE_ON_SERVER or RECV_STATUS_ON_CLIENT ->
- *                                    closed closed and n_tags == 0 -> ended: last callback,
- *                                    grpc_call_unref
+ *   send/finish/close/cancel  -->    drain -> td_rpc_call_pump: at most one send batch in flight,
+ *     append under mu, mark            {[SEND_INITIAL_METADATA] [SEND_MESSAGE]
+ *     dirty, ring once                  [SEND_STATUS | SEND_CLOSE]}
+ *                                    ev_send:  the next batch
+ *                                    ev_recv:  unpack, callback, the next RECV_MESSAGE
+ *                                    ev_close: RECV_CLOSE_ON_SERVER or RECV_STATUS_ON_CLIENT
+ *                                              -> closed
+ *                                    closed and n_tags == 0
+ *                                              -> ended: last callback, grpc_call_unref
  *
  * All start_batch calls are made on the loop thread, so no lock is held around core. mu is the
- * loop's: its sections are a few lines. Invariants: (1) a batch that core refuses is our bug
- * (asserted): metadata is checked before; (2) queued_bytes counts queued and in-flight messages;
- * (3) after `ended` nothing touches call->call. */
+ * loop's mutex, held for a few lines at a time.
+ *
+ * Invariants: (1) a batch that core refuses is our bug (asserted), because metadata is checked
+ * before; (2) queued_bytes counts queued and in-flight messages; (3) after `ended` nothing touches
+ * call->call. */
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/support/alloc.h>
 #include <stdio.h>
@@ -45,7 +48,8 @@ SAME_CODE(UNAVAILABLE);
 SAME_CODE(DATA_LOSS);
 SAME_CODE(UNAUTHENTICATED);
 
-enum { OUT_OVERHEAD_BYTES = 64 }; /* so that a queue of empty messages is bounded too */
+/* counted for each message, so that a queue of empty messages is bounded too */
+enum { OUT_OVERHEAD_BYTES = 64 };
 
 static void on_send(struct td_rpc_event *event, bool ok);
 static void on_recv(struct td_rpc_event *event, bool ok);
@@ -93,7 +97,7 @@ void td_rpc_call_unref(struct td_rpc_call *call)
     free(call);
 }
 
-/* mu held; true = the caller rings after it let go of mu. */
+/* mu is held; true = the caller rings after it has released mu. */
 static bool mark_dirty(struct td_rpc_call *call)
 {
     if (call->dirty) return false;
@@ -171,7 +175,7 @@ void td_rpc_metadata_free(grpc_metadata *pairs, size_t n_pairs)
     free(pairs);
 }
 
-/* A status message a peer can read: valid UTF-8, bounded so that it fits the peer's metadata
+/* A status message that a peer can read: valid UTF-8, cut so that it fits the peer's metadata
  * limit. */
 static char *copy_details(const char *details)
 {
@@ -406,7 +410,7 @@ static void on_send(struct td_rpc_event *event, bool ok)
     struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_send);
     call->n_tags--;
     call->send_busy = false;
-    if (!ok) call->end_sent = true; /* the call is dead: ev_close says why */
+    if (!ok) call->end_sent = true; /* the call is dead; ev_close brings the reason */
     pthread_mutex_lock(&call->loop->mu);
     call->queued_bytes -= call->inflight_bytes;
     pthread_mutex_unlock(&call->loop->mu);
@@ -466,7 +470,7 @@ static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer,
 
 static bool wants_more(struct td_rpc_call *call)
 {
-    if (!call->is_server) return true; /* until the end of the stream: NULL */
+    if (!call->is_server) return true; /* a NULL message is the end of the stream */
     if (call->closed || !call->method->client_streaming) return false;
     pthread_mutex_lock(&call->loop->mu);
     bool ending = call->end_wanted || call->cancel_wanted;
@@ -482,8 +486,7 @@ static void on_recv(struct td_rpc_event *event, bool ok)
     call->n_tags--;
     if (!buffer) {
         if (call->is_server && !call->closed) {
-            if (!ok) /* core has failed the call already; should it not
-                        have, this does */
+            if (!ok) /* core has normally failed the call already; if it has not, this does */
                 td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED,
                                    "message over the server's limit", NULL, 0);
             else if (!grpc_call_failed_before_recv_message(call->call))

@@ -1,9 +1,9 @@
-/* client.c - channels and the client's half of call.c.
+/* client.c - channels, and the client's part of a call (call.c has the rest).
  *
- * A call is made by any thread as a request in a queue; the loop thread creates the grpc_call,
- * starts {RECV_STATUS}, {RECV_INITIAL_METADATA, RECV_MESSAGE} and then reads until the end of
- * the stream. on_done runs when the status and every other tag are back, so all messages come
- * before it. */
+ * Any thread makes a call as a request in a queue. The loop thread creates the grpc_call, starts
+ * {RECV_STATUS} and {RECV_INITIAL_METADATA, RECV_MESSAGE}, and then reads until the end of the
+ * stream. on_done runs when the status and every other tag are back, so all messages come before
+ * it. */
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,16 +14,16 @@
 struct td_rpc_channel {
     struct td_rpc_loop *loop;
     grpc_channel *channel; /* loop thread, once made */
-    atomic_uint n_refs;    /* the owner's and one per call */
+    atomic_uint n_refs;    /* one for the owner and one per call */
     char *target, *server_name;
     int max_message_bytes, keepalive_ms;
-    struct td_rpc_tls_files *tls; /* loop; NULL = plaintext */
+    struct td_rpc_tls_files *tls; /* loop thread; NULL = plaintext */
     struct td_rpc_timer *tls_timer;
 };
 
 enum { CONNECT_MS = 5000, BACKOFF_FIRST_MS = 100, BACKOFF_MAX_MS = 1000, TLS_LOOK_MS = 1000 };
 
-/* A core channel; takes creds. */
+/* Makes a core channel and takes over creds. */
 static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_credentials *creds)
 {
     const struct {
@@ -37,10 +37,10 @@ static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_c
         {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
         {GRPC_ARG_ENABLE_RETRIES, 0},
         {GRPC_ARG_ENABLE_CHANNELZ, 0},
-        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1}, /* a channel is a connection: control calls
-                                                    do not queue behind streams */
+        /* one channel = one connection, so that control calls do not queue behind streams */
+        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
         {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_FIRST_MS},
-        /* in 1.51 the time one connect and handshake may take */
+        /* in gRPC core 1.51 this is the time that one connect and handshake may take */
         {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS},
         {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
         {GRPC_ARG_KEEPALIVE_TIME_MS, c->keepalive_ms},
@@ -64,8 +64,8 @@ static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_c
     return channel;
 }
 
-/* Calls that are under way keep the old core channel alive; its connection closes after the last
- * of them. */
+/* Calls in progress keep the old core channel alive; its connection closes after the last of
+ * them. */
 static void look_at_files(void *arg)
 {
     struct td_rpc_channel *channel = arg;
@@ -145,7 +145,7 @@ void td_rpc_channel_destroy(struct td_rpc_channel *channel)
 
 static void on_status(struct td_rpc_event *event, bool ok)
 {
-    (void)ok; /* always true: the status says it */
+    (void)ok; /* always true: failures come as a status */
     struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_close);
     call->n_tags--;
     call->closed = true;

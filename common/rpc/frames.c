@@ -1,5 +1,5 @@
-/* frames.c - see frames.h. Two states: inside the nine bytes of a frame's head, or inside its
- * payload. */
+/* frames.c - a parser of frame heads with two states: inside the nine bytes of a frame's head, or
+ * inside its payload. */
 #include "common/rpc/frames.h"
 
 #include <string.h>

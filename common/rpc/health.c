@@ -1,6 +1,6 @@
-/* health.c - grpc.health.v1.Health: Check answers once, Watch answers now and at every change.
- * All names of the server's own services and "" share one state. An unknown name: Check =
- * NOT_FOUND, Watch = SERVICE_UNKNOWN and the stream stays open. Loop thread only. */
+/* health.c - grpc.health.v1.Health: Check answers once, Watch answers now and at every change. All
+ * names of the server's own services and "" share one state. For an unknown name Check answers
+ * NOT_FOUND; Watch answers SERVICE_UNKNOWN and its stream stays open. Loop thread only. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,8 +51,9 @@ static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void
         return;
     }
     answer(call, state(server));
-    char wall_ns[24]; /* so that one round trip tells health, delay and how far the clocks are
-                         apart; the message itself is gRPC's */
+    /* the clock goes into metadata, because the message is gRPC's own: one round trip then tells
+     * health, delay, and the difference of the clocks */
+    char wall_ns[24];
     snprintf(wall_ns, sizeof wall_ns, "%" PRIu64, td_wall_ns());
     struct td_rpc_metadata trailing = {TD_RPC_WALL_KEY, wall_ns};
     td_rpc_call_finish(call, TD_CODE_OK, NULL, &trailing, 1);

@@ -1,4 +1,4 @@
-/* identity.c - see identity.h. */
+/* identity.c - the options, the proofs, and the checks of identity.h. */
 #include "common/rpc/identity.h"
 
 #include <stdio.h>
@@ -98,7 +98,7 @@ bool td_identity_peer_is(const struct td_rpc_call *call, const struct td_peer_na
 
 /* ---- proofs ---------------------------------------------------------------------------------- */
 
-/* Numbers are proved as eight bytes, lowest first, on every machine. */
+/* Numbers enter a proof as eight bytes, lowest first, on every machine. */
 static void put_u64(uint8_t out[8], uint64_t v)
 {
     for (int i = 0; i < 8; i++) out[i] = (uint8_t)(v >> (8 * i));
@@ -158,7 +158,7 @@ bool td_join_verify_router(struct td_cluster_secret *secret, const struct td_joi
            td_cluster_secret_verify(secret, router_label, f, N_FIELDS(f), w->proof.data);
 }
 
-/* The label and the nonce under the instance's own key: lengths are fixed, so no two inputs are
+/* MAC of label and nonce with the instance's own key. Their lengths are fixed, so no two inputs are
  * the same bytes. */
 static td_status instance_mac(const ProtobufCBinaryData *key, const ProtobufCBinaryData *nonce,
                               uint8_t ret_mac[TD_CLUSTER_MAC_BYTES])
@@ -243,7 +243,7 @@ td_status td_call_prove(struct td_cluster_secret *secret, const struct td_join_n
     return TD_OK;
 }
 
-/* n_digits of lower-case hexadecimal; -1 at another byte. */
+/* Reads n_digits of lower-case hexadecimal; -1 at any other byte. */
 static int take_hex(const char *text, int n_digits, uint64_t *ret)
 {
     uint64_t v = 0;
@@ -339,7 +339,7 @@ void td_challenge_make(const uint8_t key[32], uint64_t expiry_ns,
     uint8_t mac[TD_CLUSTER_MAC_BYTES] = {0};
     put_u64(ret_challenge, expiry_ns);
     td_status s = td_hmac_sha256(key, 32, ret_challenge, 8, mac);
-    if (s) put_u64(ret_challenge, 0); /* no memory: a challenge that has expired */
+    if (s) put_u64(ret_challenge, 0); /* no memory: make a challenge that has expired */
     memcpy(ret_challenge + 8, mac, TD_CLUSTER_NONCE_BYTES - 8);
 }
 

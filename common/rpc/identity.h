@@ -1,32 +1,35 @@
-/* identity.h - who is router and who is worker, between the two: names of certificates, and proofs
- * of the cluster secret.
+/* identity.h - router and worker prove to each other what they are, by certificate names and by the
+ * cluster secret.
  *
- * Why here: whoever reaches a port that serves Registry or Worker could otherwise act as a worker
- * or as the router. One of two things tells members from strangers, or both:
- *   names    with mutual TLS: a worker's certificate must hold a name of --tls-worker-names, a
- *            router's one of --tls-router-names (common/base/peer_names.h). Each side checks it of
- *            whom it dials and of who dials it.
- *   secret   --cluster-secret-file (common/base/cluster_secret.h): proofs as follows, never the
- *            secret itself.
+ * Why here: otherwise anybody who reaches a port that serves Registry or Worker could act as a
+ * worker or as the router. Members are recognized in one of two ways, or both:
+ *   names   with mutual TLS: a worker's certificate must hold a name of --tls-worker-names, a
+ *           router's one of --tls-router-names (common/base/peer_names.h). Each side checks the
+ *           certificate of the peer that it dials and of the peer that dials it.
+ *   secret  --cluster-secret-file (common/base/cluster_secret.h): the proofs below, never the
+ *           secret itself.
  *
- *   Join     worker -> router  Hello      with its nonce, 32 random bytes
- *            router -> worker  Challenge  with the router's nonce
- *            worker -> router  Proof      HMAC(secret; "tandem join v1 worker", both nonces, role,
+ * Proofs with the secret:
+ *
+ *   Join    worker -> router   Hello      with the worker's nonce, 32 random bytes
+ *           router -> worker   Challenge  with the router's nonce
+ *           worker -> router   Proof      HMAC(secret; "tandem join v1 worker", both nonces, role,
  *                                         name, address, incarnation)
- *            router -> address Prove      at the address that the Hello gave: is the same process
- *                                         there? (below)
- *            router -> worker  Welcome    HMAC(secret; "tandem join v1 router", both nonces,
+ *           router -> address  Prove      dials the address in the Hello and checks that it is the
+ *                                         same process (below)
+ *           router -> worker   Welcome    HMAC(secret; "tandem join v1 router", both nonces,
  *                                         router's incarnation, prefix seed)
- *   calls    Each call of the router to Worker carries metadata "tandem-proof": the first 8 bytes
- *            of the router's nonce, request, attempt, counter, HMAC(secret; "tandem call v1", both
- *            nonces, path, request, attempt, counter). The nonces bind it to this Join, the counter
- *            makes it good for one call, path and numbers make it good for that call only. What the
- *            proof does not cover is the body of the call: against somebody who changes packets on
- *            the way use TLS.
- *   Prove    HMAC(secret; "tandem instance v1", both nonces, the request's nonce). Without a secret
- *            the key is Hello.instance_key, random in each process and told to its router only.
+ *   calls   Each call of the router to Worker carries the metadata "tandem-proof": the first
+ *           8 bytes of the router's nonce, request, attempt, counter, and HMAC(secret; "tandem
+ *           call v1", both nonces, path, request, attempt, counter). The nonces bind the proof to
+ *           this Join, the counter makes it valid once, and path and numbers make it valid for
+ *           that call only. The proof does not cover the body of the call: against somebody who
+ *           changes packets on the way, use TLS.
+ *   Prove   HMAC(secret; "tandem instance v1", both nonces, the request's nonce). Without a secret
+ *           the key is Hello.instance_key, which is random in each process and sent to its router
+ *           only.
  *
- * Threads: the rpc loop's, but for open and close (boot and end). */
+ * Threads: the rpc loop's, except td_identity_open and td_identity_close (boot and end). */
 #ifndef TD_RPC_IDENTITY_H
 #define TD_RPC_IDENTITY_H
 
@@ -58,21 +61,22 @@ struct td_identity_config {
 
 struct td_identity {
     struct td_cluster_secret *secret;        /* NULL = none */
-    struct td_peer_names *workers, *routers; /* NULL = not told */
+    struct td_peer_names *workers, *routers; /* NULL = not configured */
     const char *secret_file;
     uint64_t look_ns;
 };
 
-/* Reads the secret, parses the names. has_ca: TLS with a CA, without which no name is proved. On
- * failure *id is closed. */
+/* Reads the secret and parses the names. has_ca: TLS with a CA is configured; without it no name
+ * can be verified. On failure *id is closed. */
 td_status td_identity_open(const struct td_identity_config *config, bool has_ca,
                            struct td_identity *ret_id, struct td_err *err);
-void td_identity_close(struct td_identity *id); /* zeroed ones are fine */
-/* At most once a second: a secret file that changed is taken in (logged). */
+void td_identity_close(struct td_identity *id); /* a zeroed *id is allowed */
+/* Reloads a secret file that has changed, and logs that. Looks at the file at most once a
+ * second. */
 void td_identity_look_at_file(struct td_identity *id, uint64_t now_ns);
 
-/* The rule for every port that serves members of the cluster: beyond loopback it needs an
- * identity. `option` and `names_option` go into the message; has_names: callers are checked by
+/* The rule for every port that serves members of the cluster: beyond loopback it needs an identity.
+ * `option` and `names_option` are named in the message; has_names: callers are checked by
  * certificate names. TD_ERR_INVALID. */
 td_status td_identity_check_port(const struct td_identity *id, const char *option,
                                  const char *address, const char *serves, const char *names_option,
@@ -96,11 +100,11 @@ td_status td_join_prove_router(struct td_cluster_secret *secret,
                                const struct td_join_nonces *nonces,
                                const Tandem__V1__Welcome *welcome,
                                uint8_t ret_mac[TD_CLUSTER_MAC_BYTES]);
-/* The mac is the welcome's own. */
+/* Checks the mac that the Welcome carries. */
 bool td_join_verify_router(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
                            const Tandem__V1__Welcome *welcome);
 
-/* The answer to Prove. secret NULL: by instance_key. nonce: the request's. */
+/* Makes the answer to Prove. secret NULL: with instance_key. nonce: the request's. */
 td_status td_instance_prove(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
                             const ProtobufCBinaryData *instance_key,
                             const ProtobufCBinaryData *nonce,
@@ -111,9 +115,9 @@ bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_n
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-#define TD_REPLAY_SPAN 4096 /* calls may overtake each other by fewer than this */
+#define TD_REPLAY_SPAN 4096 /* a call may overtake fewer than this many others */
 
-/* Which counters were seen: each is accepted once, and none that is TD_REPLAY_SPAN or more
+/* The counters that were seen. Each is accepted once, and none that is TD_REPLAY_SPAN or more
  * behind the highest. */
 struct td_replay_guard {
     uint64_t top, seen[TD_REPLAY_SPAN / 64];
@@ -129,34 +133,34 @@ struct td_call_proof {
     uint8_t mac[TD_CLUSTER_MAC_BYTES];
 };
 
-/* The value of the metadata. */
+/* Makes the value of the metadata. */
 td_status td_call_prove(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
                         const char *path, uint64_t request, uint32_t attempt, uint64_t counter,
                         char ret_text[TD_CALL_PROOF_MAX]);
-/* TD_ERR_INVALID: not such a text. Proves nothing yet. */
+/* Splits the value of the metadata; checks no proof yet. TD_ERR_INVALID: malformed. */
 td_status td_call_proof_parse(const char *text, struct td_call_proof *ret_proof);
 /* Checks session, proof and counter, in this order; an accepted counter is used up. On failure
- * *ret_why says in one clause what is wrong. */
+ * *ret_why is one clause that says what is wrong. */
 bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,
                          struct td_replay_guard *guard, const char *path,
                          const struct td_call_proof *proof, const char **ret_why);
 
 /* --- operators -------------------------------------------------------------------------------- */
 
-/* Metadata of a second call to Inference.Status, which then tells all: the first one's
- * challenge, and HMAC(secret; "tandem status v1", challenge). */
+/* Metadata of a second call to Inference.Status, which then reports everything: the challenge of
+ * the first call, and HMAC(secret; "tandem status v1", challenge). */
 #define TD_STATUS_PROOF_KEY "tandem-status-proof"
 #define TD_STATUS_PROOF_MAX 136
 td_status td_status_prove(struct td_cluster_secret *secret, const ProtobufCBinaryData *challenge,
                           char ret_text[TD_STATUS_PROOF_MAX]);
-/* True when the text is a proof of the challenge that it holds; whether that is a challenge of
- * ours is the caller's to say. */
+/* True when the text is a valid proof of the challenge inside it. The caller checks whether this
+ * process made that challenge. */
 bool td_status_proof_check(struct td_cluster_secret *secret, const char *text,
                            uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
 
-/* Challenges without a memory of them: 8 bytes of expiry, and a MAC of it by a key of this
- * process. Good until then, as often as one likes: what can be had by a recorded proof was in
- * the answer that was recorded, too. */
+/* A challenge that need not be stored: 8 bytes of expiry, and a MAC of them with a key of this
+ * process. It may be used any number of times until it expires; a recorded proof yields nothing
+ * that was not in the recorded answer. */
 void td_challenge_make(const uint8_t key[32], uint64_t expiry_ns,
                        uint8_t ret_challenge[TD_CLUSTER_NONCE_BYTES]);
 bool td_challenge_check(const uint8_t key[32], uint64_t now_ns,
@@ -164,8 +168,8 @@ bool td_challenge_check(const uint8_t key[32], uint64_t now_ns,
 
 /* --- logs that strangers cause ---------------------------------------------------------------- */
 
-/* One line a second; the rest are counted. True = log now, *ret_dropped lines were not logged
- * since the last. */
+/* Paces a log line to one a second and counts the rest. True = log now; *ret_dropped lines were
+ * left out since the last one. */
 struct td_log_pace {
     uint64_t next_ns;
     uint32_t n_dropped;

@@ -1,15 +1,17 @@
-/* loop.c - one completion queue, one thread.
+/* loop.c - the loop of rpc.h: one completion queue and one thread.
  *
- * A turn of the loop: take one event and call its fn; then drain: run posts in order, pump the
- * calls that were marked dirty, run due timers. Work that callbacks add while draining is taken in
- * the next turn with a zero timeout, so sockets are polled in between and a post that posts itself
- * cannot starve them (grpc_completion_queue_next polls sockets only when the queue is empty).
+ * A turn of the loop takes one event and calls its fn, then drains: it runs posts in order, pumps
+ * the calls that were marked dirty, and runs due timers. Work that callbacks add while draining is
+ * taken in the next turn with a zero timeout, so sockets are polled in between and a post that
+ * posts itself cannot starve them (grpc_completion_queue_next polls sockets only when the queue is
+ * empty).
  *
- * Doorbell: gRPC C core has no wake-up of its own, but an empty batch on any call delivers its tag
- * at once. The bell is a call on a lame channel. rung makes many rings one: the ringer appends
- * first and then rings; the loop clears rung before it drains, so nothing is lost.
+ * Waking the loop: gRPC C core has no call for it, but an empty batch on any call delivers its tag
+ * at once. So the loop owns a call on a lame channel for this purpose (the bell). The flag `rung`
+ * merges many wake-ups into one batch: a thread appends its work first and then rings, and the loop
+ * clears `rung` before it drains, so no work is missed.
  *
- * gpr_log goes to td_log, at most LOG_BURST lines per second: peers can cause lines (bad
+ * gpr_log goes to td_log, at most LOG_BURST lines per second, because peers can cause lines (bad
  * handshakes). */
 #include <grpc/support/log.h>
 #include <stdio.h>
@@ -72,8 +74,7 @@ static void bridge_log(gpr_log_func_args *args)
     }
     char text[600];
     td_log_quote(text, sizeof text, args->message);
-    /* "Failed accept4" means that the listener is dead until a restart: the one line worth an
-       alarm. */
+    /* "Failed accept4" means that the listener is dead until a restart: log it as an error. */
     bool dead = strstr(args->message, "Failed accept4") != NULL;
     td_log(dead || args->severity == GPR_LOG_SEVERITY_ERROR ? TD_LOG_WARN : TD_LOG_DEBUG,
            dead ? "grpc_listener_dead" : "grpc", "dropped=%u msg=%s", dropped, text);
@@ -118,8 +119,8 @@ static void run_timers(struct td_rpc_loop *loop)
     pthread_mutex_unlock(&loop->mu);
 }
 
-/* Returns when to look again: 0 = at once, TD_NEVER_NS = at the next event. *ret_stopping: the
- * loop is to end. */
+/* Returns the time of the next turn: 0 = at once, TD_NEVER_NS = at the next event. *ret_stopping:
+ * the loop is to end. */
 static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
 {
     pthread_mutex_lock(&loop->mu);
@@ -182,8 +183,7 @@ static void *loop_main(void *arg)
         }
         wake_ns = drain(loop, &stopping);
         if (stopping && !down) {
-            /* No ring can follow: destroy is the last call on the loop, and its own ring is
-               made. */
+            /* Nobody rings any more: destroy is the last call on the loop and has rung already. */
             grpc_completion_queue_shutdown(loop->cq);
             down = true;
         }
@@ -191,9 +191,10 @@ static void *loop_main(void *arg)
     return NULL;
 }
 
-/* gRPC's own threads may still be closing a TLS connection when main returns; OpenSSL's atexit
- * handler would take its tables from under them, and a command that has done its work would end
- * by SIGSEGV (seen about once in 2000 refused handshakes). Weak: gRPC need not be on OpenSSL. */
+/* gRPC's own threads may still be closing a TLS connection when main returns. OpenSSL's atexit
+ * handler would then free tables that they use, and a command that has done its work would end by
+ * SIGSEGV (seen about once in 2000 refused handshakes). The symbol is weak, because gRPC need not
+ * be built on OpenSSL. */
 #define OPENSSL_NO_ATEXIT 0x00080000ull /* OPENSSL_INIT_NO_ATEXIT */
 int OPENSSL_init_crypto(uint64_t options, const void *settings) __attribute__((weak));
 
@@ -203,12 +204,12 @@ static void process_start(void)
     bridge_start();
 }
 
-static _Atomic int n_loops; /* each has called grpc_init */
+static _Atomic int n_loops; /* loops alive; each has called grpc_init */
 
-/* A handshake that is under way keeps core alive beyond the last grpc_shutdown, and core's
- * threads then end by themselves. A process that exits meanwhile runs OpenSSL's clean-up under
- * them. Core has no call that waits for them: it is asked, until it has ended or SHUTDOWN_MS are
- * over, which a handshake with a silent peer may take longer than. */
+/* A handshake in progress keeps core alive beyond the last grpc_shutdown; core's threads then end
+ * by themselves. A process that exits meanwhile runs OpenSSL's clean-up beside them. Core has no
+ * call that waits for these threads, so this polls until core has ended, for at most SHUTDOWN_MS; a
+ * handshake with a silent peer may take longer. */
 static void shut_down(void)
 {
     grpc_shutdown();
@@ -262,8 +263,8 @@ void td_rpc_loop_destroy(struct td_rpc_loop *loop)
 {
     if (!loop) return;
     TD_ASSERT(current_loop != loop);
-    /* Rung under the lock. A loop that is awake for another reason would else close its queue
-     * before the ring has reached it, and core aborts the process. */
+    /* Ring while holding the lock: a loop that is awake for another reason could otherwise close
+     * its queue before the ring has reached it, and core would abort the process. */
     pthread_mutex_lock(&loop->mu);
     loop->stopping = true;
     td_rpc_loop_ring(loop);

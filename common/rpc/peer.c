@@ -1,9 +1,9 @@
-/* peer.c - who is at the other end of a call, as core's auth context tells it.
+/* peer.c - the identity of a call's peer, from core's auth context.
  *
- * Core fills the context from the peer's leaf certificate after OpenSSL has verified the chain.
- * A server that asks for no certificate has a context without one: x509_pem_cert is the property
- * that says that there was a certificate at all (a certificate without any name has no "peer
- * identity" in core's words, yet it was verified). */
+ * Core fills the context from the peer's leaf certificate after OpenSSL has verified the chain. For
+ * a server that asks for no certificate the context has none: the property x509_pem_cert says
+ * whether there was a certificate at all. (A certificate without any name has no "peer identity" in
+ * core's terms, although it was verified.) */
 #include <grpc/grpc_security_constants.h>
 #include <stdio.h>
 #include <string.h>
@@ -116,7 +116,8 @@ int td_rpc_peer_check(const char *target, const char *peer_pem, void *peer_names
     X509 *cert = bio ? PEM_read_bio_X509(bio, NULL, NULL, NULL) : NULL;
     bool matched = cert && names_match(peer_names, cert);
     if (!matched) {
-        static _Atomic uint64_t next_ns; /* one line a second: channels dial again for ever */
+        /* one line a second, because channels dial again for ever */
+        static _Atomic uint64_t next_ns;
         uint64_t now = td_now_ns(), next = atomic_load(&next_ns);
         char q[300];
         if (now >= next && atomic_compare_exchange_strong(&next_ns, &next, now + TD_NS_PER_S))

@@ -1,4 +1,4 @@
-/* peers.c - see peers.h: chained buckets; a peer with nothing left is freed. */
+/* peers.c - a hash table with chained buckets; a peer whose counts are all 0 is freed. */
 #include "common/rpc/peers.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,4 @@
-/* port.c - see port.h. */
+/* port.c - the options, limits and metrics of a gRPC port. */
 #include "common/rpc/port.h"
 
 #include "common/base/clock.h"
@@ -22,7 +22,7 @@ static struct port_metrics port_metrics(void)
 
 void td_port_limits(const struct td_port_config *c, uint32_t n_calls, struct td_rpc_limits *limits)
 {
-    port_metrics(); /* they are there from the first scrape on, not from the first second on */
+    port_metrics(); /* register the metrics now, so that the first scrape has them */
     limits->max_live_calls = n_calls;
     limits->max_peer_calls =
         c->max_calls_per_peer ? (uint32_t)c->max_calls_per_peer : n_calls / 4 * 3;

@@ -1,8 +1,8 @@
 /* port.h - the bounds of a daemon's gRPC port against floods: the options that routers and workers
- * share, and the metrics that tell how close the port is to them. What each bound is against:
- * docs/security.md, "Floods".
+ * share, and metrics that show how close the port is to them. docs/security.md, "Floods", says what
+ * each bound is against.
  *
- * Threads: the rpc loop's, but for td_port_limits, which is called at boot. */
+ * Threads: the rpc loop's, except td_port_limits, which is called at boot. */
 #ifndef TD_RPC_PORT_H
 #define TD_RPC_PORT_H
 
@@ -17,8 +17,8 @@ struct td_port_config {
     uint64_t max_handshakes, max_handshakes_per_s, handshake_timeout_ms;
 };
 
-/* DEFAULT_CONNECTIONS: a string. A router serves whoever comes, so it takes what the limit of
- * open files allows; a worker is called by routers and operators. */
+/* DEFAULT_CONNECTIONS is a string. A router serves any client, so its default is what the limit of
+ * open files allows; a worker is called by routers and operators only. */
 // clang-format off
 #define TD_PORT_OPTIONS(S, M, DEFAULT_CONNECTIONS)                                               \
     {"max_connections", TD_OPT_U64, DEFAULT_CONNECTIONS, 0, 1 << 20, NULL,                       \
@@ -44,17 +44,17 @@ struct td_port_config {
      "a connection that has not ended its TLS handshake, and begun HTTP/2, by then is closed"}
 // clang-format on
 
-/* Sets these bounds of *limits, and registers the metrics. n_calls is how many calls the port
- * takes in all. */
+/* Sets these bounds in *limits, and registers the metrics. n_calls: the calls that the port accepts
+ * in all. */
 void td_port_limits(const struct td_port_config *config, uint32_t n_calls,
                     struct td_rpc_limits *limits);
 
-/* What td_port_follow has told of one server. Zeroed = nothing yet. */
+/* What td_port_follow has exported of one server. Zeroed = nothing yet. */
 struct td_port_seen {
     uint64_t counted_ns, refused, ended;
 };
-/* Brings the metrics of the server's connections up to date, at most once a second (then it
- * returns true): counting them looks at each. NULL server: does nothing. */
+/* Updates the metrics of the server's connections, at most once a second, because counting looks at
+ * each connection. True when it did. NULL server: does nothing. */
 bool td_port_follow(struct td_port_seen *seen, const struct td_rpc_server *server, uint64_t now_ns);
 
 #endif

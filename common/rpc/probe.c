@@ -1,17 +1,17 @@
-/* probe.c - a server's port, seen as a client sees it: a thread connects to it and waits for the
+/* probe.c - checks a server's port as a client sees it: a thread connects to it and waits for the
  * server's first bytes.
  *
- * "The process runs" says nothing about a listener that accepts no more, or a loop that stands.
- * Without TLS the probe sends HTTP/2's preface and waits for core's SETTINGS. With TLS it sends a
- * ClientHello and waits for the answer: it needs no certificate that the server would accept, and
- * the handshake ends there. A connection that the server closes counts as an answer: somebody took
- * it (it may be one above the limit).
+ * That a process runs says nothing about a listener that accepts no more, or about a loop that is
+ * stuck. Without TLS the probe sends HTTP/2's preface and waits for core's SETTINGS. With TLS it
+ * sends a ClientHello and waits for the answer; it needs no certificate that the server would
+ * accept, and ends the handshake there. A connection that the server closes counts as an answer,
+ * because the server has accepted it (it may be one above the limit).
  *
  * Time is counted in turns of poll, not by the clock: a process that was stopped (SIGSTOP, a
- * suspended VM) has taken few turns when it goes on, so its port is not called deaf.
+ * suspended VM) has made few turns when it continues, so its port does not count as dead.
  *
- * failed is written by the probe's thread alone. It tells watchers of health through the loop
- * when they must hear. */
+ * Only the probe's thread writes `failed`. It posts to the loop when watchers of health must be
+ * told. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -36,8 +36,8 @@ struct td_rpc_probe {
     struct sockaddr_storage to;
     socklen_t n_to;
     uint32_t period_ms;
-    uint8_t hello[8192]; /* what is sent; a ClientHello with post-quantum key
-                            shares (OpenSSL 3.5) has 1,542 bytes */
+    /* the bytes to send; a ClientHello with post-quantum key shares (OpenSSL 3.5) has 1,542 */
+    uint8_t hello[8192];
     size_t n_hello;
     atomic_uint failed; /* in a row */
     char why[96];
@@ -52,7 +52,7 @@ uint32_t td_rpc_probe_failed(const struct td_rpc_probe *probe)
     return probe ? atomic_load(&probe->failed) : 0;
 }
 
-/* Waits ms, or less when the probe is stopped: then true. */
+/* Waits ms; returns true, earlier, when the probe is stopped. */
 static bool wait_stop(struct td_rpc_probe *p, uint32_t ms)
 {
     uint64_t at = td_now_ns() + ms * TD_NS_PER_MS;
@@ -65,7 +65,7 @@ static bool wait_stop(struct td_rpc_probe *p, uint32_t ms)
     return stopping;
 }
 
-/* Polls fd for events during one turn; < 0 = an error, 0 = nothing yet. */
+/* Polls fd for events for one turn; < 0 = an error, 0 = nothing yet. */
 static int turn(struct td_rpc_probe *p, int fd, short events)
 {
     struct pollfd pfd = {.fd = fd, .events = events};
@@ -85,7 +85,7 @@ static bool is_stopping(struct td_rpc_probe *p)
 static bool ask(struct td_rpc_probe *p)
 {
     int fd = socket(p->to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) { /* says nothing about the port */
+    if (fd < 0) { /* a failure of ours, which says nothing about the port */
         bool starved = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
         snprintf(p->why, sizeof p->why, "socket: %s", strerror(errno));
         return starved;
@@ -111,8 +111,8 @@ static bool ask(struct td_rpc_probe *p)
             connected = true;
             ssize_t sent = send(fd, p->hello, p->n_hello, MSG_NOSIGNAL);
             if (sent >= 0) snprintf(p->why, sizeof p->why, "connected, and no answer");
-            continue; /* not sent: it was closed already, and the next
-                         turn hears so */
+            /* not sent, because the connection was closed already: the next turn notices */
+            continue;
         }
         uint8_t byte;
         ssize_t got = recv(fd, &byte, 1, 0);
@@ -191,7 +191,8 @@ static td_status tls_hello(struct td_rpc_probe *p, struct td_err *err)
 #endif
 }
 
-/* Where a client on this host finds the server: a wildcard address is reached by loopback. */
+/* The address at which a client on this host reaches the server: for a wildcard address it is
+ * loopback. */
 static td_status resolve(struct td_rpc_probe *p, const char *address, int port, struct td_err *err)
 {
     if (strncmp(address, "unix:", 5) == 0) {

@@ -1,5 +1,5 @@
-/* records.c - see records.h. Two states: inside the five bytes of a record's head, or inside the
- * record. */
+/* records.c - a parser of record heads with two states: inside the five bytes of a record's head,
+ * or inside the record. */
 #include "common/rpc/records.h"
 
 enum { APPLICATION_DATA = 23 };

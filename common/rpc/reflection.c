@@ -1,11 +1,11 @@
-/* reflection.c - grpc.reflection v1 and v1alpha (same wire format, one handler) over the embedded
- * descriptor set.
+/* reflection.c - grpc.reflection v1 and v1alpha (the same wire format, one handler) over the
+ * embedded descriptor set.
  *
- * The set is ours, so its walk is short: length-delimited fields only, by number
- * (descriptor.proto). Every full name - messages, fields, oneofs, enums, values, services,
- * methods - is indexed to its file once per process; answers carry the raw file with its
- * transitive imports. list_services names what this server serves. Errors are answers; the
- * stream stays open. */
+ * The descriptor set is our own, so a short walk suffices: length-delimited fields only, by number
+ * (descriptor.proto). Every full name (messages, fields, oneofs, enums, values, services, methods)
+ * is indexed to its file once per process. An answer carries the raw file with its transitive
+ * imports. list_services names what this server serves. An error is an answer; the stream stays
+ * open. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,7 +184,7 @@ static void build_catalog(void)
         struct span rest = bytes, value;
         file->bytes = bytes;
         while (next_field(&rest, &number, &value)) {
-            /* name and package come first in protoc's output; be sure of it */
+            /* protoc's output begins with name and package, but the format does not promise it */
             if (number == FILE_NAME) copy_text(file->name, value);
             if (number == FILE_PACKAGE) copy_text(package, value);
             if (number == FILE_IMPORT) {

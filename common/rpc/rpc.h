@@ -1,19 +1,19 @@
-/* rpc.h - gRPC C core made small: one loop thread per completion queue, methods as callbacks,
- * messages as protobuf-c structs.
+/* rpc.h - a small layer over gRPC C core: one loop thread per completion queue, methods as
+ * callbacks, messages as protobuf-c structs.
  *
- * Threads. A td_rpc_loop is one completion queue with one thread; every callback of the calls,
- * servers and timers on that loop runs on that thread and must be short. Functions marked [any] may
- * be called from any thread: they append to a queue and ring the loop's doorbell once (0.5 us),
- * they never write to a socket themselves - so an engine step is never delayed by the network. All
- * others: loop thread only.
+ * Threads. A td_rpc_loop is one completion queue with one thread. Every callback of the calls,
+ * servers and timers on that loop runs on that thread and must be short. Any thread may call the
+ * functions marked [any]: they append to a queue and wake the loop once (0.5 us), and never write
+ * to a socket themselves, so the network never delays an engine step. All others are for the loop
+ * thread only.
  *
- * Ownership. A call handle stays valid until its on_end callback has returned; [any] functions on
- * it afterwards need a reference taken with td_rpc_call_ref (and are then ignored). Messages given
- * to callbacks are freed when the callback returns.
+ * Ownership. A call handle stays valid until its on_end callback has returned. [any] functions on
+ * it afterwards need a reference taken with td_rpc_call_ref, and then do nothing. Messages given to
+ * callbacks are freed when the callback returns.
  *
- * Bounds. Message sizes, live calls, connections' handshake time, metadata size, queued bytes
- * per call and memory for unpacking one message are limited by td_rpc_limits; breaking one
- * answers RESOURCE_EXHAUSTED or INVALID_ARGUMENT with the limit. Compression is refused. */
+ * Bounds. td_rpc_limits limits message sizes, live calls, the time for a connection's handshake,
+ * metadata size, queued bytes per call, and memory for unpacking one message. A call that breaks
+ * one is answered RESOURCE_EXHAUSTED or INVALID_ARGUMENT with the limit. Compression is refused. */
 #ifndef TD_RPC_H
 #define TD_RPC_H
 
@@ -36,18 +36,18 @@ struct td_rpc_metadata {
 
 /* ---- loop ------------------------------------------------------------------------------------ */
 
-/* Creates the queue and starts its thread; grpc_init is counted inside. SIGTERM & co. must
- * already be blocked in the caller. */
+/* Creates the queue and starts its thread; calls grpc_init. The caller has blocked SIGTERM and the
+ * other stop signals before. */
 td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, struct td_err *err);
-/* Every server, channel and call of the loop must be gone. Joins. */
+/* Every server, channel and call of the loop must be gone. Waits for the thread's end. */
 void td_rpc_loop_destroy(struct td_rpc_loop *loop);
 bool td_rpc_loop_is_current(const struct td_rpc_loop *loop);
 
 /* [any] Runs fn(arg) on the loop thread, in the order of posts. */
 void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg);
 
-/* [any] Calls fn(arg) on the loop thread every period_ms until cancelled. Cancel on the loop
- * thread: after it returns fn is not called. */
+/* [any] Calls fn(arg) on the loop thread every period_ms until cancelled. Cancel it on the loop
+ * thread: fn is not called after that returns. */
 struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms,
                                         void (*fn)(void *arg), void *arg);
 void td_rpc_timer_cancel(struct td_rpc_timer *timer);
@@ -57,25 +57,26 @@ void td_rpc_timer_cancel(struct td_rpc_timer *timer);
 struct td_rpc_tls {
     const char *cert_file, *key_file; /* own certificate chain and key (PEM); NULL = none (a
                                          client without identity) */
-    const char *ca_file;              /* who the peer must be signed by; on a server: set =
-                                         mutual TLS, clients must show a certificate */
-    const char *server_name;          /* client: name to verify instead of the target's host;
+    /* the CA that must have signed the peer's certificate; on a server: set = mutual TLS, clients
+     * must show a certificate */
+    const char *ca_file;
+    const char *server_name; /* client: name to verify instead of the target's host;
                                          may be NULL */
-    const char *peer_names;           /* client: patterns (common/base/peer_names.h), one of
-                                         which a name of the server's certificate must match,
-                                         besides the name that was dialled; checked before a
-                                         byte of a call is sent. NULL = any */
+    /* client: patterns (common/base/peer_names.h), one of which a name of the server's certificate
+     * must match, besides the name that was dialled; checked before a byte of a call is sent. NULL
+     * = no pattern */
+    const char *peer_names;
 };
 
 /* ---- server ---------------------------------------------------------------------------------- */
 
-/* How many elements a repeated field may have, told before a message is unpacked
+/* The most elements that a repeated field may have, checked before a message is unpacked
  * (INVALID_ARGUMENT). */
 struct td_rpc_field_limit {
     const ProtobufCMessageDescriptor *type; /* NULL ends a list */
-    uint32_t field;                         /* its number in type */
+    uint32_t field;                         /* the field's number in type */
     uint32_t max;
-    /* as the client knows it: "chat.messages" */
+    /* the name that the client knows: "chat.messages" */
     const char *name;
 };
 
@@ -84,42 +85,47 @@ struct td_rpc_method {
     const char *path;
     const ProtobufCMessageDescriptor *request;
     bool client_streaming;
-    /* First message (unary, server streaming) or each message (client streaming; NULL msg = the
-       client half-closed). ctx = server's ctx. */
+    /* Called for the first message (unary, server streaming) or each message (client streaming;
+     * NULL msg = the client half-closed). ctx = server's ctx. */
     void (*on_message)(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
-    /* Exactly once per call for which on_message or on_open ran: the RPC is over (status sent,
-     * cancelled, deadline, connection lost). Free what td_rpc_call_user holds. */
+    /* Called exactly once per call for which on_message or on_open ran, when the RPC is over
+     * (status sent, cancelled, deadline, connection lost). Free what td_rpc_call_user holds. */
     void (*on_end)(struct td_rpc_call *call, bool cancelled, void *ctx);
-    /* optional: call accepted, before any message; one that it finishes is read no further */
+    /* optional: called when a call is accepted, before any message; a call that it finishes is read
+     * no further */
     void (*on_open)(struct td_rpc_call *call, void *ctx);
     const struct td_rpc_field_limit *field_limits; /* optional; read on the loop thread */
 };
 
 struct td_rpc_limits {
-    uint32_t max_message_bytes; /* received; default 64 MiB */
+    uint32_t max_message_bytes; /* of a received message; default 64 MiB */
     uint32_t max_unpack_bytes;  /* heap one message may take to unpack; default 8x
                                    max_message_bytes, at most 1 GiB */
-    uint64_t max_calls_bytes;   /* of all calls' messages that are coming in; default 256
-                                   MiB, at least two messages */
-    uint32_t max_live_calls;    /* default 4096 */
-    uint32_t max_peer_calls;    /* of them of one address (peers.h); default 0 = all */
-    uint32_t max_queued_bytes;  /* unsent messages per call; a slower reader is cancelled
+    /* of all messages that are being received; default 256 MiB, at least two messages */
+    uint64_t max_calls_bytes;
+    uint32_t max_live_calls; /* default 4096 */
+    /* live calls of one address (peers.h); default 0 = no separate limit */
+    uint32_t max_peer_calls;
+    uint32_t max_queued_bytes; /* unsent messages per call; a slower reader is cancelled
                                    with RESOURCE_EXHAUSTED; default 16 MiB. One message
                                    may be larger when nothing else is queued */
-    uint32_t max_stall_ms;      /* a message the peer does not take for so long ends the
-                                   call the same way; default 60 s */
-    uint32_t max_request_ms;    /* a call whose (first) message has not come whole ends
-                                   the same way; default 60 s */
-    /* Connections above these are closed as they come (accept.h). 0 = as many as descriptors
-     * allow, at most 16384; and half of max_connections, so that no single address can take them
-     * all, and one load balancer has thousands. */
+    /* a message that the peer does not take within this time ends the call the same way; default 60
+     * s */
+    uint32_t max_stall_ms;
+    /* a call whose (first) message is not complete within this time ends the same way; default
+     * 60 s */
+    uint32_t max_request_ms;
+    /* Connections above these are closed as they come (accept.h). 0 = as many as descriptors allow,
+     * at most 16384, and for one address half of max_connections: no single address can then take
+     * them all, while a load balancer still has thousands. */
     uint32_t max_connections, max_peer_connections;
-    /* TLS handshakes that are in progress at once, and that begin in a second (four seconds'
-     * worth may come at once); further connections are closed as they come. One address has the
-     * share of both that it has of max_connections. 0 = 256 in progress; any number a second. */
+    /* TLS handshakes in progress at once, and begun in a second (four seconds' worth may come at
+     * once); further connections are closed as they come. One address has the share of both that it
+     * has of max_connections. 0 = 256 in progress, any number a second. */
     uint32_t max_handshakes, max_handshakes_per_s;
-    uint32_t max_handshake_ms; /* a connection that has not said TLS's or HTTP/2's hello
-                                  whole is ended; default 10 s */
+    /* a connection whose first bytes (TLS's or HTTP/2's hello) are not complete within this time is
+     * ended; default 10 s */
+    uint32_t max_handshake_ms;
 };
 
 struct td_rpc_server_config {
@@ -130,11 +136,12 @@ struct td_rpc_server_config {
                                      files change */
     const struct td_rpc_method *const *services; /* NULL-terminated list of method tables */
     struct td_rpc_limits limits;                 /* zero fields = defaults */
-    uint32_t keepalive_ms;  /* 0 = 10 000: calls of a silent peer are cancelled after
+    uint32_t keepalive_ms; /* 0 = 10 000: calls of a silent peer are cancelled after
                                about twice this */
-    uint32_t port_check_ms; /* dial the server's own port so often; 0 = never: then
-                               it always "answers" */
-    bool reflection;        /* serve grpc.reflection v1 and v1alpha from the embedded
+    /* period of the check that dials the server's own port; 0 = never, and the port counts as
+     * answering */
+    uint32_t port_check_ms;
+    bool reflection; /* serve grpc.reflection v1 and v1alpha from the embedded
                                descriptor set */
     void *ctx;
 };
@@ -143,28 +150,29 @@ struct td_rpc_server_config {
  * decimal. */
 #define TD_RPC_WALL_KEY "tandem-unix-ns"
 
-/* Listens (port already bound elsewhere = TD_ERR_IO naming it) and serves grpc.health.v1.Health
- * besides the services. Health starts NOT_SERVING. */
+/* Listens and serves grpc.health.v1.Health besides the services. Health starts as NOT_SERVING.
+ * TD_ERR_IO when the port is bound elsewhere; the message names it. */
 td_status td_rpc_server_start(const struct td_rpc_server_config *config,
                               struct td_rpc_server **ret_server, struct td_err *err);
 int td_rpc_server_port(const struct td_rpc_server *server);
-/* [any] Health of service "" and of every service name in the tables (Watch streams are told). */
+/* [any] Sets the health of service "" and of every service name in the tables, and tells Watch
+ * streams. */
 void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving);
-/* [any] The port answered its last check, or failed fewer than three in a row. Health is SERVING
- * only while it does. */
+/* [any] True when the port answered its last check, or failed fewer than three in a row. Health is
+ * SERVING only while this is true. */
 bool td_rpc_server_answers(const struct td_rpc_server *server);
-/* [any] The port failed ten checks in a row: its listener is gone or the loop's thread stands.
- * The process should end with an error, so that who supervises it starts another. */
+/* [any] True when the port failed ten checks in a row: its listener is gone or the loop's thread is
+ * stuck. The process should end with an error, so that its supervisor starts another. */
 bool td_rpc_server_is_deaf(const struct td_rpc_server *server);
 uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server); /* [any] */
-/* [any but the loop thread] Health off, new calls refused with UNAVAILABLE; waits up to drain_ms
- * for live calls, lets their last bytes leave (0.1 s), cancels the rest, stops listening,
- * destroys. drain_ms 0 = cancel all at once. */
+/* [any but the loop thread] Stops and destroys the server: sets health off, refuses new calls with
+ * UNAVAILABLE, waits up to drain_ms for live calls, lets their last bytes leave (0.1 s), cancels
+ * the rest, and stops listening. drain_ms 0 = cancel all at once. */
 struct td_rpc_server_stats {
     uint32_t connections, max_connections, max_peer_connections;
-    uint32_t handshakes; /* TLS: in progress */
+    uint32_t handshakes; /* TLS handshakes in progress */
     uint64_t connections_accepted, connections_refused;
-    uint64_t connections_ended; /* because of what they sent (frames.h) */
+    uint64_t connections_ended; /* ended because of what the client sent (frames.h) */
 };
 /* [any] */
 void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_server_stats *ret_stats);
@@ -180,12 +188,11 @@ void *td_rpc_call_user(const struct td_rpc_call *call);
 uint64_t td_rpc_call_remaining_ms(const struct td_rpc_call *call);
 /* "ipv4:127.0.0.1:4711"; valid while the call is */
 const char *td_rpc_call_peer(const struct td_rpc_call *call);
-/* True when the peer dialled from this machine: a loopback address or a unix socket. A proxy on
- * this machine makes all its clients look so. */
+/* True when the peer dialled from this machine: a loopback address or a unix socket. All clients of
+ * a proxy on this machine look so. */
 bool td_rpc_call_peer_is_local(const struct td_rpc_call *call);
-/* Who the peer of the call's connection has proved to be. true = it showed a certificate that
- * was verified against the CA (a server: with tls.ca_file; a client: always under TLS). Loop
- * thread, while the call lives. */
+/* True when the peer of the call's connection showed a certificate that was verified against the CA
+ * (a server: with tls.ca_file; a client: always under TLS). Loop thread, while the call lives. */
 bool td_rpc_call_peer_verified(const struct td_rpc_call *call);
 /* The kinds of name in a certificate: subjectAltName's, and the subject's common name. */
 enum td_rpc_name_kind {
@@ -197,9 +204,9 @@ enum td_rpc_name_kind {
 };
 /* "dns", "uri", "ip", "email", "cn" */
 const char *td_rpc_name_kind_text(enum td_rpc_name_kind kind);
-/* Calls match with each name of the verified peer's own certificate until it answers true;
- * returns whether it did. false when the peer is not verified. A name that holds a NUL byte,
- * which no honest CA signs, is left out. name is valid inside match only. Loop thread. */
+/* Calls match with each name of the verified peer's own certificate until it returns true; returns
+ * whether it did. False when the peer is not verified. A name that holds a NUL byte, which no
+ * honest CA signs, is skipped. name is valid inside match only. Loop thread. */
 bool td_rpc_call_peer_names(const struct td_rpc_call *call,
                             bool (*match)(enum td_rpc_name_kind kind, const char *name, void *arg),
                             void *arg);
@@ -209,16 +216,16 @@ const char *td_rpc_call_path(const struct td_rpc_call *call);
 const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key);
 
 /* [any] Packs msg now and queues it. TD_ERR_CANCELLED when the call is over; TD_ERR_LIMIT when
- * max_queued_bytes would be exceeded (the call is then cancelled). Batches of several sends cost
- * one doorbell. */
+ * max_queued_bytes would be exceeded (the call is then cancelled). Several sends in a row wake the
+ * loop once. */
 td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg);
 
 /* Server. [any] Ends the RPC after the queued messages. details (UTF-8, copied, may be NULL);
  * trailing metadata copied. Later calls are ignored. */
 void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char *details,
                         const struct td_rpc_metadata *trailing, size_t n_trailing);
-/* Client: [any] no more messages will be sent (streaming requests; unary/server-streaming calls
- * do it by themselves). */
+/* Client: [any] Says that no more messages will be sent. For streaming requests; unary and
+ * server-streaming calls do it by themselves. */
 void td_rpc_call_close_send(struct td_rpc_call *call);
 /* [any] Cancels at once; on_end / on_done follows. */
 void td_rpc_call_cancel(struct td_rpc_call *call);
@@ -227,17 +234,16 @@ void td_rpc_call_cancel(struct td_rpc_call *call);
 
 struct td_rpc_channel_config {
     struct td_rpc_loop *loop;
-    const char *target;           /* "host:port", "dns:///host:port", "ipv4:1.2.3.4:5",
+    const char *target; /* "host:port", "dns:///host:port", "ipv4:1.2.3.4:5",
                                      "unix:/path" */
-    const struct td_rpc_tls *tls; /* NULL = plaintext; changed files serve the calls that
-                                     start 1-2 s later */
-    uint32_t max_message_bytes;   /* 0 = 64 MiB */
-    uint32_t keepalive_ms;        /* 0 = 1000: a silent peer is given up after about twice
-                                     this */
+    /* NULL = plaintext; when files change, calls that start 1 to 2 s later use them */
+    const struct td_rpc_tls *tls;
+    uint32_t max_message_bytes; /* 0 = 64 MiB */
+    uint32_t keepalive_ms;      /* 0 = 1000; a silent peer is given up after about twice this */
 };
 td_status td_rpc_channel_create(const struct td_rpc_channel_config *config,
                                 struct td_rpc_channel **ret_channel, struct td_err *err);
-/* its calls must have ended; [any] */
+/* its calls must have ended before; [any] */
 void td_rpc_channel_destroy(struct td_rpc_channel *channel);
 
 struct td_rpc_client_method {
@@ -255,17 +261,17 @@ struct td_rpc_result {
 };
 
 struct td_rpc_handler {
-    /* each response; optional */
+    /* called for each response; optional */
     void (*on_message)(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user);
-    /* exactly once, last; the handle dies after it */
+    /* called exactly once, last; the handle is invalid after it */
     void (*on_done)(struct td_rpc_call *call, const struct td_rpc_result *result, void *user);
 };
 
-/* [any] Starts a call; request may be NULL with client_streaming. deadline_ms 0 = none.
- * wait_for_ready: queue until connected instead of failing fast. Callbacks run on the loop
- * thread with td_rpc_call_user == user. Never fails (errors arrive at on_done). Off the loop
- * thread the call may be over, and the handle dead, when this returns: such callers use
- * td_rpc_call_start_ref, whose handle is theirs to unref. */
+/* [any] Starts a call. request may be NULL with client_streaming. deadline_ms 0 = none.
+ * wait_for_ready: queue until connected instead of failing at once. Callbacks run on the loop
+ * thread with td_rpc_call_user == user. Never fails: errors arrive at on_done. Off the loop thread
+ * the call may be over, and the handle invalid, when this returns; such callers use
+ * td_rpc_call_start_ref and unref the handle that it returns. */
 struct td_rpc_call *td_rpc_call_start(struct td_rpc_channel *channel,
                                       const struct td_rpc_client_method *method,
                                       const ProtobufCMessage *request, uint64_t deadline_ms,
@@ -281,9 +287,9 @@ struct td_rpc_call *td_rpc_call_start_ref(struct td_rpc_channel *channel,
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-/* Every `string` field of every message is checked before a callback sees it; fields marked
- * as-bytes in the .proto are not: their reader calls this before it answers with such text.
- * [any] */
+/* True when the text is well-formed UTF-8. Every `string` field of a message is checked before a
+ * callback sees it, except fields marked as-bytes in the .proto: the reader of such a field calls
+ * this before it answers with its text. [any] */
 bool td_rpc_utf8_valid(const void *text, size_t n_bytes);
 
 #endif

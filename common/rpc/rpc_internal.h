@@ -1,8 +1,8 @@
-/* rpc_internal.h - what the files of common/rpc share. Nobody else includes it.
+/* rpc_internal.h - what the files of common/rpc share, and nobody else includes.
  *
- * Every grpc operation is tagged with a struct td_rpc_event embedded in the object it belongs
- * to; the loop thread takes the event from the completion queue and calls its fn. Fields say who
- * may touch them: "loop" = the loop thread, "mu" = under td_rpc_loop.mu. */
+ * Every grpc operation is tagged with a struct td_rpc_event embedded in the object that it belongs
+ * to; the loop thread takes the event from the completion queue and calls its fn. A field's comment
+ * says who may touch it: "loop" = the loop thread, "mu" = under td_rpc_loop.mu. */
 #ifndef TD_RPC_INTERNAL_H
 #define TD_RPC_INTERNAL_H
 
@@ -25,8 +25,8 @@
 #if defined(__SANITIZE_THREAD__)
 #define TD_RPC_TSAN 1
 #endif
-/* gRPC is not instrumented, so TSan cannot see that starting an operation happens before its
- * event: these say it. */
+/* Annotations for TSan: gRPC is not instrumented, so TSan cannot see that starting an operation
+ * happens before its event. */
 #ifdef TD_RPC_TSAN
 void __tsan_acquire(void *addr);
 void __tsan_release(void *addr);
@@ -42,32 +42,32 @@ void __tsan_release(void *addr);
 enum {
     TD_RPC_DEFAULT_MESSAGE_BYTES = 64 << 20,
     TD_RPC_DEFAULT_CALLS_BYTES = 256 << 20,
-    TD_RPC_READ_BYTES = 256 << 10, /* of a connection at once */
+    TD_RPC_READ_BYTES = 256 << 10, /* bytes read from a connection at once */
     TD_RPC_DEFAULT_LIVE_CALLS = 4096,
-    TD_RPC_MAX_BUILTIN_CALLS = 1024, /* health and reflection: answered even when the
-                                        live calls are at their limit */
+    /* calls of health and reflection, which are answered even when the live calls are at their
+     * limit */
+    TD_RPC_MAX_BUILTIN_CALLS = 1024,
     TD_RPC_DEFAULT_QUEUED_BYTES = 16 << 20,
     TD_RPC_DEFAULT_STALL_MS = 60000,
     TD_RPC_MAX_METADATA_BYTES = 16 << 10,
-    TD_RPC_MAX_DETAILS_BYTES = 2048, /* percent-encoded by core to at most three times
-                                        this: fits the peer's 8 KiB */
+    /* core percent-encodes this to at most three times as much, which fits the peer's 8 KiB */
+    TD_RPC_MAX_DETAILS_BYTES = 2048,
     TD_RPC_HANDSHAKE_MS = 10000,
     TD_RPC_SERVER_KEEPALIVE_MS = 10000,
-    TD_RPC_STOP_BUILTIN_MS = 500, /* how long a stopping server waits for watchers to
-                                     hear of it */
-    TD_RPC_STOP_FLUSH_MS = 100,   /* ... and, after the last call's end, for its bytes
-                                     to leave the kernel */
+    /* the time that a stopping server gives its watchers to be told */
+    TD_RPC_STOP_BUILTIN_MS = 500,
+    /* the time that it gives the last call's bytes to leave the kernel */
+    TD_RPC_STOP_FLUSH_MS = 100,
     TD_RPC_CHANNEL_KEEPALIVE_MS = 1000,
-    /* TLS handshakes in progress at once, unless told: each holds about 100 KiB, and is done in
-       milliseconds of CPU. */
+    /* The default of TLS handshakes in progress at once: each holds about 100 KiB, and takes
+     * milliseconds of CPU. */
     TD_RPC_MAX_HANDSHAKES = 256,
-    TD_RPC_MAX_CONNECTIONS = 16384, /* of one server, unless told: about 20 KiB each, so
-                                       320 MiB */
-    TD_RPC_RESERVED_FDS = 512,      /* not for connections: channels, KV links, files */
-    TD_RPC_PROBE_TURNS = 20,        /* a probe fails after so many turns of a tenth of
-                                       its period */
-    TD_RPC_PROBE_UNHEALTHY = 3,     /* failed in a row: not serving */
-    TD_RPC_PROBE_DEAF = 10,         /* failed in a row: td_rpc_server_is_deaf */
+    TD_RPC_MAX_CONNECTIONS = 16384, /* the default of one server: about 20 KiB each, so 320 MiB */
+    /* descriptors kept for other things than connections: channels, KV connections, files */
+    TD_RPC_RESERVED_FDS = 512,
+    TD_RPC_PROBE_TURNS = 20,    /* a probe fails after this many turns of a tenth of its period */
+    TD_RPC_PROBE_UNHEALTHY = 3, /* this many failures in a row: health says not serving */
+    TD_RPC_PROBE_DEAF = 10,     /* this many failures in a row: td_rpc_server_is_deaf */
 };
 
 struct td_rpc_event {
@@ -84,12 +84,11 @@ struct td_rpc_loop {
     grpc_completion_queue *cq;
     pthread_t thread;
     char name[16];
-    grpc_channel *bell_channel; /* lame: its call only carries the doorbell's empty
-                                   batches */
+    /* a lame channel: its call only carries the empty batches that wake the loop */
+    grpc_channel *bell_channel;
     grpc_call *bell;
     struct td_rpc_event bell_event;
-    atomic_bool rung; /* set by the ringer, cleared by the loop before it
-                         drains */
+    atomic_bool rung; /* set by the thread that rings, cleared by the loop before it drains */
 
     pthread_mutex_t mu;
     struct td_rpc_post *post_head, **post_tail;   /* mu */
@@ -104,28 +103,26 @@ struct td_rpc_loop {
                                         destroy */
 };
 
-/* Wakes the loop thread; nothing to do on the loop thread itself, which drains after each event.
+/* Wakes the loop thread. Does nothing on the loop thread itself, which drains after each event.
  * [any] */
 void td_rpc_loop_ring(struct td_rpc_loop *loop);
 void *td_rpc_alloc(size_t bytes); /* zeroed; aborts when memory is gone */
 char *td_rpc_strdup(const char *text);
 
-/* One message on its way out; lives in the call's queue. */
+/* One message to send; lives in the call's queue. */
 struct td_rpc_out {
     struct td_rpc_out *next;
     grpc_slice slice;
     size_t bytes;
 };
 
-/* Life: new -> (client: begin) -> batches -> closed (server: RECV_CLOSE, client: RECV_STATUS) ->
- *     every tag back -> ended: last callback.
- * The owner's reference falls with the last callback; the loop's dirty list and users may hold
- * more. */
+/* Life of a call: new -> (client: begin) -> batches -> closed (server: RECV_CLOSE, client:
+ * RECV_STATUS) -> every tag is back -> ended: last callback. The owner's reference is dropped with
+ * the last callback; the loop's dirty list and users may hold more. */
 struct td_rpc_call {
     struct td_rpc_loop *loop;
     atomic_uint n_refs;
-    atomic_bool over; /* closed: nothing can be sent any more, whatever is
-                         asked is ignored */
+    atomic_bool over; /* the call is closed: nothing can be sent, and every request is ignored */
     bool is_server;
     uint64_t deadline_ns; /* TD_NEVER_NS = none */
     uint64_t began_ns;    /* server */
@@ -136,18 +133,17 @@ struct td_rpc_call {
     size_t queued_bytes;                     /* mu: queued and in flight */
     struct td_rpc_call *next_dirty;          /* mu */
     bool dirty;                              /* mu */
-    bool end_wanted;                         /* mu: finish (server) or close_send (client) after
-                                                the queue */
-    bool cancel_wanted;                      /* mu */
-    enum td_code cancel_code;                /* mu */
-    char *cancel_details;                    /* mu */
-    enum td_code end_code;                   /* mu, server, with end_wanted */
+    bool end_wanted;    /* mu: finish (server) or close_send (client) when the queue is empty */
+    bool cancel_wanted; /* mu */
+    enum td_code cancel_code; /* mu */
+    char *cancel_details;     /* mu */
+    enum td_code end_code;    /* mu, server, with end_wanted */
     char *end_details;
     grpc_metadata *trailing;
     size_t n_trailing;
 
-    grpc_call *call; /* loop, and all below */
-    uint32_t n_tags; /* operations not yet back */
+    grpc_call *call; /* loop, as all fields below */
+    uint32_t n_tags; /* operations whose tags are not back yet */
     bool initial_sent, send_busy, end_sent, cancel_done, closed, ended, peer_cancelled;
     size_t inflight_bytes;
     uint64_t send_started_ns; /* when the message in flight was given to core */
@@ -157,14 +153,14 @@ struct td_rpc_call {
 
     /* server */
     struct td_rpc_server *server;
-    const struct td_rpc_method *method; /* NULL: being refused */
+    const struct td_rpc_method *method; /* NULL: the call is being refused */
     void *ctx;
     bool builtin, counted, opened, got_message;
-    struct td_rpc_peer *of_peer; /* counted there, or NULL */
+    struct td_rpc_peer *of_peer; /* the peer that counts this call, or NULL */
     int recv_cancelled;
     grpc_metadata_array request_metadata;
-    struct td_rpc_metadata *metadata;           /* C copies, made when first asked */
-    struct td_rpc_call *next_live, **prev_live; /* of server->live */
+    struct td_rpc_metadata *metadata;           /* copies as C strings, made when first asked for */
+    struct td_rpc_call *next_live, **prev_live; /* links of server->live */
 
     /* client */
     struct td_rpc_channel *channel;
@@ -176,16 +172,15 @@ struct td_rpc_call {
     grpc_metadata_array recv_initial, recv_trailing;
     grpc_status_code status; /* client: as gRPC gives it */
     grpc_slice status_details;
-    char *failure; /* our own verdict on a response: replaces the
-                      status */
+    char *failure; /* our own reason to fail a response; replaces the status */
 };
 
 struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server,
                                     uint32_t max_queued_bytes);
-/* Client: the first message (or NULL), whether it is also the last, and the ring that begins the
- * call. [any] */
+/* Client: takes the first message (or NULL) and whether it is also the last, and rings, which
+ * begins the call. [any] */
 void td_rpc_call_open(struct td_rpc_call *call, const ProtobufCMessage *request, bool last);
-/* Starts what the queue and the wishes ask for. Loop thread. */
+/* Starts the next batch of what is queued and asked for. Loop thread. */
 void td_rpc_call_pump(struct td_rpc_call *call);
 /* Calls the last callback when the RPC is over and every tag is back; may free the call. */
 void td_rpc_call_check_end(struct td_rpc_call *call);
@@ -196,8 +191,8 @@ void td_rpc_call_read(struct td_rpc_call *call);
 /* Cancels with a status of our own (max_queued_bytes, stalls, responses that do not parse).
  * [any] */
 void td_rpc_call_cancel_with(struct td_rpc_call *call, enum td_code code, const char *details);
-/* Legal ASCII pairs only (others are dropped and logged: they are our bug or a user's text);
- * NULL for none. */
+/* Copies the legal ASCII pairs and drops and logs others, which are our bug or a user's text. NULL
+ * for none. */
 grpc_metadata *td_rpc_metadata_copy(const struct td_rpc_metadata *pairs, size_t n_pairs,
                                     size_t *ret_n);
 void td_rpc_metadata_free(grpc_metadata *pairs, size_t n_pairs);
@@ -224,18 +219,18 @@ struct td_rpc_server {
     struct td_rpc_limits limits;
     void *ctx;
     int port;
-    int lock_fd; /* unix socket: keeps a second server from stealing
-                    the path */
+    int lock_fd; /* unix socket: the lock that keeps a second server from taking over the path */
     char *lock_path;
     struct td_rpc_tls_files *tls;
-    struct td_rpc_door *door;   /* in front of the listener */
+    struct td_rpc_door *door;   /* guards the listener */
     struct td_rpc_probe *probe; /* NULL = none */
     struct td_rpc_route *routes;
     size_t n_routes;
-    char **services;                   /* names, from the tables' paths */
-    size_t n_services, n_own_services; /* own ones first; then health and reflection */
+    char **services; /* service names, from the tables' paths */
+    /* the server's own services come first; then health and reflection */
+    size_t n_services, n_own_services;
 
-    struct td_rpc_event ev_new, ev_shutdown; /* loop, and all below */
+    struct td_rpc_event ev_new, ev_shutdown; /* loop, as all fields below */
     grpc_call *new_call;
     grpc_call_details new_details;
     grpc_metadata_array new_metadata;
@@ -249,7 +244,7 @@ struct td_rpc_server {
     atomic_uint n_live;                /* calls of the services */
     atomic_uint n_builtin;             /* calls of health and reflection */
     atomic_uint_least64_t last_end_ns; /* when the last call ended */
-    uint32_t n_calls;                  /* mu_stop: every call, the posted slot included */
+    uint32_t n_calls;                  /* mu_stop: all calls, including the posted slot */
     bool draining, shut_down, gone;    /* mu_stop */
     pthread_mutex_t mu_stop;
     pthread_cond_t cond_stop;
@@ -258,17 +253,19 @@ struct td_rpc_server {
 void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg);
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err);
 void td_rpc_server_end(struct td_rpc_call *call);
-/* one call less; the last lets stop go on */
+/* counts one call less; the last one lets stop continue */
 void td_rpc_server_release(struct td_rpc_server *server);
 
-/* probe.c: a thread that dials the server's own port. address as in td_rpc_server_config; port
- * as bound. */
+/* probe.c: starts the thread that dials the server's own port. address as in td_rpc_server_config;
+ * port as bound. */
 td_status td_rpc_probe_start(struct td_rpc_server *server, const char *address, bool use_tls,
                              uint32_t period_ms, struct td_rpc_probe **ret_probe,
                              struct td_err *err);
-void td_rpc_probe_stop(struct td_rpc_probe *probe);             /* NULL is fine; joins */
-void td_rpc_probe_free(struct td_rpc_probe *probe);             /* stopped, or never started */
-uint32_t td_rpc_probe_failed(const struct td_rpc_probe *probe); /* in a row [any] */
+/* waits for the thread's end; NULL is allowed */
+void td_rpc_probe_stop(struct td_rpc_probe *probe);
+/* call it after td_rpc_probe_stop, or when never started */
+void td_rpc_probe_free(struct td_rpc_probe *probe);
+uint32_t td_rpc_probe_failed(const struct td_rpc_probe *probe); /* failures in a row [any] */
 
 /* health.c, reflection.c: method tables whose ctx is the server */
 extern const struct td_rpc_method td_rpc_health_methods[];
@@ -278,7 +275,7 @@ void td_rpc_health_changed(struct td_rpc_server *server); /* tells every Watch *
 /* tls.c */
 td_status td_rpc_tls_server(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files,
                             grpc_server_credentials **ret_creds, struct td_err *err);
-/* Renews the metric of days left; warns once a day while they are few. NULL is fine. [any] */
+/* Updates the metric of days left; warns once a day while they are few. NULL is allowed. [any] */
 void td_rpc_tls_look_at_expiry(struct td_rpc_tls_files *files);
 void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files);
 td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_files **ret_files,
@@ -286,8 +283,8 @@ td_status td_rpc_tls_client(const struct td_rpc_tls *tls, struct td_rpc_tls_file
 /* New credentials when the files have changed and settled, else NULL. */
 grpc_channel_credentials *td_rpc_tls_client_changed(struct td_rpc_tls_files *files);
 
-/* peer.c: core's verify_peer_callback, on core's threads. 0 = the certificate holds a name that
- * peer_names (struct td_peer_names *) matches. */
+/* peer.c: core's verify_peer_callback, called on core's threads. 0 = the certificate holds a name
+ * that matches peer_names (struct td_peer_names *). */
 int td_rpc_peer_check(const char *target, const char *peer_pem, void *peer_names);
 td_status td_rpc_peer_check_supported(struct td_err *err);
 

@@ -1,4 +1,4 @@
-/* rpc_status.h - the code that a call ends with when its handler failed with a td_status. */
+/* rpc_status.h - maps a td_status to the gRPC code with which the call ends. */
 #ifndef TD_RPC_STATUS_H
 #define TD_RPC_STATUS_H
 

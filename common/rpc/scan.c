@@ -1,8 +1,8 @@
-/* scan.c - see scan.h. One walk over tags and lengths; payloads are skipped, packed numbers are
- * counted by their last bytes.
+/* scan.c - one walk over tags and lengths; payloads are skipped, and packed numbers are counted by
+ * their last bytes.
  *
- * The same member may come many times (protobuf merges them), so counts are of the whole
- * message, not of one member. */
+ * The same member may come many times (protobuf merges them), so counts are of the whole message,
+ * not of one member. */
 #include "common/rpc/scan.h"
 
 #include <string.h>
@@ -15,7 +15,7 @@ struct walk {
     uint64_t counts[MAX_LIMITS];
 };
 
-/* False: no varint here. */
+/* Reads a varint; false: there is none here. */
 static bool take_varint(const uint8_t **at, const uint8_t *end, uint64_t *ret_value)
 {
     uint64_t value = 0;
@@ -37,7 +37,7 @@ static bool is_limited_type(const struct walk *w, const ProtobufCMessageDescript
     return false;
 }
 
-/* Elements in a length-delimited field: one, or packed numbers. */
+/* The number of elements in a length-delimited field: one, or packed numbers. */
 static uint64_t elements(const ProtobufCFieldDescriptor *field, const uint8_t *at, uint64_t n)
 {
     uint64_t count = 0;
@@ -67,7 +67,7 @@ static void count(struct walk *w, const ProtobufCMessageDescriptor *type, uint32
         if (w->limits[i].type == type && w->limits[i].field == id) w->counts[i] += n;
 }
 
-/* Depth is that of the schema, which has no recursive messages (rpc_test). */
+/* The recursion is as deep as the schema, which has no recursive messages (rpc_test). */
 static void walk(struct walk *w, const ProtobufCMessageDescriptor *type, const uint8_t *at,
                  const uint8_t *end)
 {

@@ -1,20 +1,20 @@
-/* server.c - listening, new calls, stopping.
+/* server.c - a server: listening, new calls, stopping.
  *
- * One request slot is always posted (generic request_call + our own table: unknown methods get an
- * answer). Each call starts RECV_CLOSE at once, which tells its end, and RECV_MESSAGE when the
- * handler is to see a message.
+ * One request slot is always posted (a generic request_call with our own table, so that unknown
+ * methods get an answer). Each call starts RECV_CLOSE at once, which reports its end, and
+ * RECV_MESSAGE when its handler wants a message.
  *
- * Stop, from a thread that is not the loop's:
- *   post: drain_begin - health off and told, new calls are refused
- *   wait: n_live == 0 or the drain time is over
- *   post: builtin_end - watches end; wait, shortly, for them
- *   wait, shortly: the last statuses leave the kernel. Core closes a connection at once when its
- *   last stream ends after GOAWAY, and a close
- *         with the peer's frames unread makes TCP reset it: what still waits in the send queue
- *         would be lost (seen: 4 of 600 drains)
- *   post: shutdown_and_notify (stops listening; the slot comes back), cancel_all_calls (closes
- *   idle connections: their peers may be frozen) wait: shutdown event and n_calls == 0; post:
- *   timer off; then destroy. */
+ * Stop, on a thread that is not the loop's:
+ *   1. post drain_begin: health goes off, watchers are told, new calls are refused;
+ *   2. wait until n_live == 0 or the drain time is over;
+ *   3. post builtin_end: watches end; wait up to TD_RPC_STOP_BUILTIN_MS for them;
+ *   4. wait up to TD_RPC_STOP_FLUSH_MS, so that the last statuses leave the kernel. Core closes a
+ *      connection at once when its last stream ends after GOAWAY, and a close with the peer's
+ *      frames unread makes TCP reset it: bytes in the send queue would be lost (seen: 4 of 600
+ *      drains);
+ *   5. post shutdown_and_notify (stops listening; the slot comes back) and cancel_all_calls
+ *      (closes connections without calls: their peers may be frozen);
+ *   6. wait for the shutdown event and n_calls == 0; post: timer off; then destroy. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -65,7 +65,8 @@ static const struct td_rpc_route *find_route(const struct td_rpc_server *server,
     return NULL;
 }
 
-/* False: the caller's address has as many calls as one may have. Else the call is counted there. */
+/* Counts the call for the caller's address. False: the address has as many calls as one may
+ * have. */
 static bool count_peer(struct td_rpc_server *server, struct td_rpc_call *call)
 {
     uint64_t key;
@@ -97,7 +98,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
         td_rpc_server_release(server);
         return;
     }
-    /* The slot's count goes over to the call. */
+    /* The count of the slot becomes the count of the call. */
     server->new_call = NULL;
     if (server->stopping < STOP_SHUTDOWN) post_slot(server);
 
@@ -204,7 +205,7 @@ void td_rpc_server_end(struct td_rpc_call *call)
     td_rpc_peers_drop(&call->server->peers, call->of_peer);
     call->of_peer = NULL;
     atomic_store(&call->server->last_end_ns, td_now_ns());
-    /* before on_end, which may look */
+    /* before on_end, which may read the count */
     if (call->counted) atomic_fetch_sub(&call->server->n_live, 1);
     if (call->opened) call->method->on_end(call, call->peer_cancelled, call->ctx);
     for (size_t i = 0; call->metadata && i < call->request_metadata.count; i++) {
@@ -232,8 +233,8 @@ const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key
     return NULL;
 }
 
-/* A peer that neither reads nor goes away: its flow-control window stays shut while keepalive
- * pings are answered. */
+/* Ends calls of a peer that neither reads nor disconnects: its flow-control window stays shut while
+ * keepalive pings are answered. */
 static void check_stalls(void *arg)
 {
     struct td_rpc_server *server = arg;
@@ -294,8 +295,8 @@ static td_status add_routes(struct td_rpc_server *server, const struct td_rpc_me
     return TD_OK;
 }
 
-/* Core would unlink a live server's socket and take its path: a lock beside it says that someone
- * is there. */
+/* Core would unlink a live server's socket and take its path. A lock file beside the socket shows
+ * that a server is alive. */
 static td_status lock_unix_path(struct td_rpc_server *server, const char *address,
                                 struct td_err *err)
 {
@@ -332,11 +333,11 @@ static void free_server(struct td_rpc_server *server)
     free(server);
 }
 
-/* Core takes port 65536 + 80 for 80. */
+/* Checked here, because core takes port 65536 + 80 for 80. */
 static td_status check_port(const char *address, struct td_err *err)
 {
     const char *colon = strrchr(address, ':');
-    /* core says what is wrong with it */
+    /* core reports what is wrong with it */
     if (!colon || strncmp(address, "unix", 4) == 0) return TD_OK;
     char *end;
     unsigned long port = strtoul(colon + 1, &end, 10);
@@ -446,7 +447,8 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
          .value.integer = 100},
-        /* A read in hand is memory of a connection: core would take up to 4 MiB at once. */
+        /* Bytes being read are memory of a connection: by default core would take up to 4 MiB at
+         * once. */
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE,
          .value.integer = TD_RPC_READ_BYTES},

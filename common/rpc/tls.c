@@ -1,14 +1,14 @@
-/* tls.c - credentials from files.
+/* tls.c - TLS credentials from files that may change while the process runs.
  *
- * Server: core asks before every handshake (config fetcher); files whose stat changed are read
- * again, so certificates and the client CA rotate without a restart. What cannot be read keeps the
- * old ones in use, and is logged once per change; a certificate that does not fit its key is
- * refused by core, which keeps the old one as well. The state is per port: core wants NEW as the
- * first answer for each.
+ * Server: core asks before every handshake (config fetcher). Files whose stat changed are read
+ * again, so certificates and the client CA rotate without a restart. When a file cannot be read,
+ * the old contents stay in use, and that is logged once per change. Core refuses a certificate that
+ * does not fit its key, and keeps the old one as well. The state is per port, because core wants
+ * NEW as the first answer for each.
  *
- * Client: credentials are part of a core channel, so client.c looks at the files once a second
- * and, when they have changed and then stood still for one look (certificate and key are two
- * writes), makes a new core channel for the calls to come. Loop thread, no lock. */
+ * Client: credentials are part of a core channel. So client.c looks at the files once a second;
+ * when they have changed and then stayed the same for one look (certificate and key are two
+ * writes), it makes a new core channel for the calls to come. Loop thread, no lock. */
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,18 +35,18 @@ enum { MAX_PEM_BYTES = 1 << 20, N_FILES = 3 };
 enum { EXPIRY_WARN_DAYS = 14, EXPIRY_AGAIN_S = 24 * 3600 };
 
 struct td_rpc_tls_files {
-    int64_t ends_s[N_FILES]; /* mu: when the first certificate of the file to
-                                expire does; 0 = unknown */
+    /* mu: expiry of the certificate in each file that expires first; 0 = unknown */
+    int64_t ends_s[N_FILES];
     pthread_mutex_t mu;
     char *paths[N_FILES];                 /* cert, key, ca (NULL = none) */
-    struct td_file_stamp stamps[N_FILES]; /* mu: of what was last tried */
-    struct td_file_stamp seen[N_FILES];   /* client: at the last look */
+    struct td_file_stamp stamps[N_FILES]; /* mu: stamps of the contents that were last tried */
+    struct td_file_stamp seen[N_FILES];   /* client: stamps at the last look */
     char *texts[N_FILES];                 /* mu: in use */
     char *peer_names;                     /* client: patterns; NULL = any */
     bool given;                           /* mu */
 };
 
-/* What the files look like now; compared with td_file_stamps_equal. */
+/* Takes stamps of the files; compare with td_file_stamps_equal. */
 static void look(const struct td_rpc_tls_files *files, struct td_file_stamp *ret_stamps)
 {
     td_file_stamps_take((const char *const *)files->paths, N_FILES, ret_stamps);
@@ -92,8 +92,7 @@ static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
 
 /* ---- expiry ---------------------------------------------------------------------------------- */
 
-/* Unix time at which the first of the PEM text's certificates ends; 0 = there is none that can
- * be read. */
+/* The Unix time at which the first certificate of the PEM text expires; 0 = none can be read. */
 static int64_t first_end_s(const char *text)
 {
     int64_t first = 0;
@@ -108,7 +107,7 @@ static int64_t first_end_s(const char *text)
         }
         X509_free(x);
     }
-    ERR_clear_error(); /* "no more certificates" */
+    ERR_clear_error(); /* the error is "no more certificates" */
     BIO_free(in);
 #else
     (void)text;
@@ -116,12 +115,12 @@ static int64_t first_end_s(const char *text)
     return first;
 }
 
-/* True when this file's expiry is to be told: once a day for each end that it has had, whoever
- * loads it. A router has a channel to each worker, all with the same files. */
+/* True when this file's expiry is to be logged: once a day for each expiry that the file has had,
+ * whoever loads it. A router has a channel to each worker, all with the same files. */
 static bool is_news(const char *path, int64_t end_s, int64_t now_s)
 {
     static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-    /* the oldest is forgotten: then it is told again */
+    /* when full the oldest is forgotten, and is then logged again */
     static struct {
         uint64_t path_hash;
         int64_t end_s, told_s;
@@ -146,7 +145,8 @@ static bool is_news(const char *path, int64_t end_s, int64_t now_s)
     return news;
 }
 
-/* mu held, or not shared yet. At load, at each reload and then at most once a day. */
+/* Logs the expiry. mu is held, or the object is not shared yet. Called at load, at each reload and
+ * then at most once a day. */
 static void tell_expiry(struct td_rpc_tls_files *files, bool loaded)
 {
     static const char *const labels[N_FILES] = {"file=\"cert\"", NULL, "file=\"ca\""};
@@ -177,7 +177,7 @@ void td_rpc_tls_look_at_expiry(struct td_rpc_tls_files *files)
     pthread_mutex_unlock(&files->mu);
 }
 
-/* Takes what the files hold now; false = unreadable, the old texts stay. */
+/* Reads the files; false = unreadable, and the old texts stay. */
 static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *now)
 {
     char *texts[N_FILES];
@@ -209,8 +209,8 @@ fetch(void *arg, grpc_ssl_server_certificate_config **ret_config)
     if (!td_file_stamps_equal(now, files->stamps, N_FILES) && reload(files, now)) fresh = true;
     if (fresh) {
         grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};
-        /* Core 1.51 insists on roots even when it asks no client for a certificate: then any PEM
-           does. */
+        /* Core 1.51 requires roots even when it asks no client for a certificate; any PEM is
+         * accepted then. */
         *ret_config = grpc_ssl_server_certificate_config_create(
             files->texts[2] ? files->texts[2] : files->texts[0], &pair, 1);
         files->given = true;
@@ -255,8 +255,8 @@ void td_rpc_tls_files_destroy(struct td_rpc_tls_files *files)
 
 static void free_names(void *names) { td_peer_names_destroy(names); }
 
-/* The texts in use as client credentials. Each has its own copy of the patterns, which core
- * frees with it: handshakes outlive channels. */
+/* Makes client credentials of the texts in use. Each has its own copy of the patterns, which core
+ * frees with it, because handshakes outlive channels. */
 static grpc_channel_credentials *client_credentials(const struct td_rpc_tls_files *files)
 {
     grpc_ssl_pem_key_cert_pair pair = {files->texts[1], files->texts[0]};

@@ -1,8 +1,9 @@
-/* unpack.c - a bump allocator with a budget under protobuf-c, then one walk over the string fields.
+/* unpack.c - gives protobuf-c a bump allocator with a budget, then walks over the string fields
+ * once.
  *
- * Small messages (all tokens) fit the block and cost no malloc. Under AddressSanitizer there is
- * no block: each allocation is its own, so that a pointer kept after the callback is found.
- * free() of the allocator does nothing; reset drops the whole message. The budget counts what
+ * Small messages (all tokens) fit the block and cost no malloc. Under AddressSanitizer there is no
+ * block: each allocation is its own, so that a pointer kept after the callback is found. The
+ * allocator's free() does nothing; reset drops the whole message. The budget counts everything that
  * was ever asked for one message, so memory given back during a failing parse still counts. */
 #include "common/rpc/unpack.h"
 
@@ -105,7 +106,7 @@ bool td_rpc_utf8_valid(const void *text, size_t n_bytes)
             continue;
         }
         size_t n;
-        uint8_t low = 0x80, high = 0xbf; /* allowed range of the second byte */
+        uint8_t low = 0x80, high = 0xbf; /* the range allowed for the second byte */
         if (c >= 0xc2 && c <= 0xdf)
             n = 2;
         else if (c >= 0xe0 && c <= 0xef) {
@@ -168,7 +169,7 @@ td_status td_rpc_unpack(struct td_rpc_unpacker *unpacker, const ProtobufCMessage
 {
     td_rpc_unpack_reset(unpacker);
     unpacker->max_bytes = max_bytes;
-    /* An empty body has no address; protobuf-c must not see NULL. */
+    /* An empty body may come as NULL, which protobuf-c must not see. */
     ProtobufCMessage *msg = protobuf_c_message_unpack(type, &unpacker->allocator, n_bytes,
                                                       n_bytes ? bytes : (const uint8_t *)"");
     if (!msg) {

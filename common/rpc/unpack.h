@@ -1,10 +1,10 @@
-/* unpack.h - protobuf bytes from outside into a struct: memory bounded, text checked. Internal to
- * common/rpc and its tests.
+/* unpack.h - unpacks protobuf bytes from outside into a struct, with bounded memory and checked
+ * text. Internal to common/rpc and its tests.
  *
- * protobuf-c turns 1 MiB of hostile bytes into 50 MB of heap, so an unpacker gives memory from
- * one block and counts it against a budget. The message lives until td_rpc_unpack_reset, which
- * frees everything at once. One thread. Messages must not be recursive: protobuf-c has no depth
- * limit (rpc_test checks our schemas). */
+ * Why here: protobuf-c turns 1 MiB of hostile bytes into 50 MB of heap. So an unpacker takes memory
+ * from one block and counts it against a budget. The message lives until td_rpc_unpack_reset, which
+ * frees everything at once. One thread. Messages must not be recursive, because protobuf-c has no
+ * depth limit (rpc_test checks our schemas). */
 #ifndef TD_RPC_UNPACK_H
 #define TD_RPC_UNPACK_H
 
@@ -19,7 +19,7 @@ struct td_rpc_unpacker {
     ProtobufCAllocator allocator;
     uint8_t *block; /* reused for every message */
     size_t block_used, block_bytes;
-    struct td_rpc_unpack_chunk *chunks; /* what did not fit the block */
+    struct td_rpc_unpack_chunk *chunks; /* allocations that did not fit the block */
     size_t used_bytes, max_bytes;
     bool exhausted;
 };
@@ -27,8 +27,8 @@ struct td_rpc_unpacker {
 void td_rpc_unpacker_init(struct td_rpc_unpacker *unpacker);
 void td_rpc_unpacker_close(struct td_rpc_unpacker *unpacker);
 
-/* TD_ERR_INVALID: not this message, or a string field that is not UTF-8 (named). TD_ERR_LIMIT:
- * more than max_bytes of heap. */
+/* Errors: TD_ERR_INVALID (not this message, or a string field that is not UTF-8, which the message
+ * names), TD_ERR_LIMIT (more than max_bytes of heap). */
 td_status td_rpc_unpack(struct td_rpc_unpacker *unpacker, const ProtobufCMessageDescriptor *type,
                         const uint8_t *bytes, size_t n_bytes, size_t max_bytes,
                         const ProtobufCMessage **ret_msg, struct td_err *err);
