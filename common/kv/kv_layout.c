@@ -1,5 +1,5 @@
-/* kv_layout.c - derives the sizes of a block and the hash of everything that two workers must
- * share. */
+/* kv_layout.c - derives the sizes of a block, and hashes everything that two workers must have in
+ * common. */
 #include "common/kv/kv_layout.h"
 
 #include <stdio.h>
@@ -27,8 +27,8 @@ td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err)
         return td_fail(err, TD_ERR_INVALID, "KV layout: dtype is %d, must be f32 (%d) or bf16 (%d)",
                        (int)layout->dtype, TD_F32, TD_BF16);
 
-    /* Four counts of at most 2^16 and an element of at most 4 bytes can pass 64 bits: bound
-       after each step. */
+    /* Four counts of at most 2^16 and an element of at most 4 bytes can exceed 64 bits, so each
+     * step is bounded. */
     uint64_t row_bytes = (uint64_t)layout->head_dim * td_dtype_bytes(layout->dtype);
     /* <= 2^51 */
     uint64_t layer_bytes =
@@ -48,7 +48,7 @@ td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err)
 
 uint64_t td_kv_layout_hash(const struct td_kv_layout *layout, uint64_t model_hash)
 {
-    /* Text, so that neither padding nor byte order can make two machines differ. */
+    /* The hash is of text, so that neither padding nor byte order can differ between machines. */
     char text[160];
     int n =
         snprintf(text, sizeof text, "kv v%d layers %d heads %d dim %d block %d %s model %016llx",

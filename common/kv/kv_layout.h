@@ -1,11 +1,10 @@
 /* kv_layout.h - the canonical, versioned layout of one KV block, and the hash by which workers
  * agree on it.
  *
- *   [block][layer][K,V][kv head][token][head_dim]      one block of one request is one contiguous
- *       run of block_bytes
+ *   [block][layer][K,V][kv head][token][head_dim]
  *
- * Why: a block is one RDMA write; a head slice for unequal tensor parallelism is a fixed stride
- * (DESIGN section 4). */
+ * Why: one block of one request is one contiguous run of block_bytes, so it is one RDMA write, and
+ * a head slice for unequal tensor parallelism is a fixed stride. */
 #ifndef TD_KV_LAYOUT_H
 #define TD_KV_LAYOUT_H
 
@@ -19,10 +18,10 @@
 
 struct td_kv_layout {
     int32_t n_layers, n_kv_heads, head_dim;
-    int32_t block_size;  /* tokens per block */
+    int32_t block_size;  /* in tokens */
     enum td_dtype dtype; /* F32 or BF16 */
     /* derived by td_kv_layout_init */
-    size_t row_bytes;   /* one head, one token: head_dim elements   */
+    size_t row_bytes;   /* head_dim elements of one head and one token */
     size_t layer_bytes; /* K and V of one layer of one block        */
     size_t block_bytes; /* all layers of one block                  */
 };
@@ -30,8 +29,9 @@ struct td_kv_layout {
 /* Checks bounds (each count 1..65536, block_bytes < 1 GiB) and fills the derived fields. */
 td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err);
 
-/* Equal iff two workers may exchange blocks: version, all counts, dtype and the model's identity
- * (a hash of config and weights' header chosen by the model loader). */
+/* Two workers may exchange blocks exactly when these are equal: the hash covers the version, all
+ * counts, dtype and the model's identity (a hash of config and weights that the model loader
+ * makes). */
 uint64_t td_kv_layout_hash(const struct td_kv_layout *layout, uint64_t model_hash);
 
 #endif

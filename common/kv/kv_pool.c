@@ -1,35 +1,33 @@
-/* kv_pool.c - design.
+/* kv_pool.c - the states of a block, free runs, the prefix index and its reports.
  *
- *             alloc                    unref to 0, published and its parent still is
- *     FREE ----------> HELD ---------------------------------> CACHED
- *       ^               | ^                                     |  |
- *       |  unref to 0   | |            prefix_lookup            |  |
- *       +---------------+ +-------------------------------------+  |
- *       +----------------------------------------------------------+
- *                        alloc evicts, prefix_clear
+ *     FREE   --alloc-------------------------------------------------> HELD
+ *     HELD   --unref to 0------------------------------------------> FREE
+ *     HELD   --unref to 0, published, and its parent still is------> CACHED
+ *     CACHED --prefix_lookup---------------------------------------> HELD
+ *     CACHED --alloc evicts, prefix_clear--------------------------> FREE
  *
- * Free blocks form maximal runs of adjacent ids with boundary tags (length at the first and at the
- * last block), on one list per power of two of length, so that taking and returning a block are
- * O(1) and neighbours melt together again. alloc takes one run that is long enough when there is
- * one, else the longest pieces first: few runs per request means long transfers.
+ * Free blocks form maximal runs of adjacent ids with boundary tags (the length stands at the first
+ * and the last block), on one list per power of two of length. Taking and returning a block are
+ * O(1), and neighbouring runs merge again. alloc takes one run that is long enough when there is
+ * one, else the longest runs first: few runs per request make long transfers.
  *
  * The prefix index is a chained hash table of published blocks. A published block stores its tokens
  * and a link to its parent: the parent's block id and publication number. Publication numbers are
- * never used twice, so a link names one content for ever, and comparing tokens and link on a hit
- * compares, by induction, every token of the prefix (1), and the salt, which the first block of a
- * chain stores in place of a parent. The hash only finds candidates.
+ * never used twice, so a link identifies one content for ever. Comparing tokens and link on a hit
+ * therefore compares, by induction, every token of the prefix (1), and the salt, which the first
+ * block of a chain stores in place of a parent. The hash only finds candidates.
  *
  * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end,
  * except that a block whose parent is already CACHED joins just before its parent (2): a child is
  * never younger than its parent, so a chain is evicted leaf first, in whatever order its owner
  * drops it. A HELD block can outlive its parent, when its owner's own copy of the parent was not
- * the published one: then neither it nor what hangs on it can be found any more, it is no longer
- * `reachable`, and becomes FREE instead of CACHED.
+ * the published one. Then neither that block nor its descendants can be found any more: they are no
+ * longer `reachable`, and become FREE instead of CACHED.
  *
- * Reports: what the router was told and is no longer true goes into the ring `gone` at once;
- * additions wait in the ring `changed` and are told when `gone` is empty, so that a content that
- * has moved from one block to another is never taken back after it was told. gone + told blocks <=
- * n_blocks.
+ * Reports: a name that the router was told and that is no longer valid goes into the ring `gone` at
+ * once. Additions wait in the ring `changed` and are reported when `gone` is empty, so that a
+ * content which has moved from one block to another is never retracted after it was reported. gone
+ * + told blocks <= n_blocks.
  *
  * Invariants (asserted): (3) ref > 0 iff HELD; (4) n_free + n_cached + n_held = n_blocks.
  * Everything is allocated at create. */
@@ -48,21 +46,22 @@ enum block_state { FREE = 0, HELD, CACHED };
 struct block {
     int32_t ref;
     enum block_state state;
-    int32_t run;        /* FREE: length of the run, valid at its first and last block */
+    int32_t run;        /* FREE: the length of the run, valid at its first and last block */
     int32_t prev, next; /* FREE and first of a run: its class list; CACHED: LRU list  */
     /* published (HELD or CACHED) iff publication != 0 */
     uint64_t publication;
     uint64_t parent_publication; /* 0: this block begins a prompt */
-    struct td_prefix_salt salt;  /* of a block that begins a prompt; else zero */
+    struct td_prefix_salt salt;  /* the salt, in a block that begins a prompt; else zero */
     int32_t parent;
     int32_t chain; /* next in the hash bucket */
     int32_t depth; /* position in the chain: block i of the prompt */
     struct td_hash128 hash;
-    int32_t n_children;              /* published ones that name this publication as their parent */
-    bool reachable;                  /* published, and so is everything before it */
-    uint64_t told_hash, report_hash; /* what the router has of this block (0 = nothing); its name
-                                        under the router's seed while it is published */
-    bool changed;                    /* queued for a report */
+    int32_t n_children; /* published blocks that name this publication as their parent */
+    bool reachable;     /* this block is published, and so is every block before it */
+    /* what the router was told of this block (0 = nothing), and its name under the router's seed
+     * while it is published */
+    uint64_t told_hash, report_hash;
+    bool changed; /* queued for a report */
 };
 
 struct td_kv_pool {
@@ -139,8 +138,8 @@ static void free_block(struct td_kv_pool *p, int32_t id)
     p->stats.n_free++;
 }
 
-/* The first block of the best run for n: the head of the smallest class whose runs all hold n;
- * else the head of the largest class, whose own members may still be long enough. */
+/* The first block of the best run for n: the head of the smallest class whose runs all hold n, else
+ * the head of the largest class, some of whose runs may still be long enough. */
 static int32_t run_pick(const struct td_kv_pool *p, int32_t n)
 {
     int need = n > 1 ? class_of(n - 1) + 1 : 0;
@@ -181,8 +180,8 @@ static void lru_remove(struct td_kv_pool *p, int32_t id)
 
 /* --- prefix index ----------------------------------------------------------------------------- */
 
-/* The chain hash of a block: its parent's hash (for the first block: the salt) and its tokens.
- * The seed is this process's secret, so nobody outside can aim for one bucket. */
+/* The chain hash of a block: its parent's hash (for the first block: the salt) and its tokens. The
+ * seed is this process's secret, so that nobody outside can aim at one bucket. */
 static struct td_hash128 chain_hash(const struct td_kv_pool *p, struct td_hash128 parent,
                                     const int32_t *tokens)
 {
@@ -230,7 +229,7 @@ static void name_block(struct td_kv_pool *p, int32_t id)
                      key, &b->report_hash, 1);
 }
 
-/* The router was told of this block: that is over. */
+/* If the router was told of this block, retracts it. */
 static void retract(struct td_kv_pool *p, int32_t id)
 {
     struct block *b = &p->blocks[id];
@@ -247,8 +246,8 @@ static bool follows_a_reachable(const struct td_kv_pool *p, const struct block *
     return parent->publication == b->parent_publication && parent->reachable;
 }
 
-/* A block with children has gone: they, theirs and so on are out of reach. Rare, since chains
- * are evicted leaf first; O(n_blocks) for each step down the chains. */
+/* A block with children has been evicted: its descendants are out of reach. Rare, because chains
+ * are evicted leaf first. O(n_blocks) for each step down the chains. */
 static void cut_off_children(struct td_kv_pool *p)
 {
     for (bool again = true; again;) {
@@ -322,8 +321,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt,
     struct td_hash128 hash = {salt.lo, salt.hi};
     uint64_t parent_publication = 0;
     int32_t parent = NONE, i = 0;
-    /* When the caller's own block before `first` is published at that place, the chain goes on
-       from there; else walk it from the prompt's start. */
+    /* When the caller's own block before `first` is published there, the chain continues from it;
+     * else walk it from the prompt's start. */
     if (first > 0) {
         const struct block *last = &pool->blocks[block_ids[first - 1]];
         if (last->publication && last->depth == first - 1 && last->reachable &&
@@ -342,7 +341,7 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt,
         int32_t id = index_find(pool, hash, own_salt, own, parent_publication);
         if (id == NONE) {
             struct block *b = &pool->blocks[block_ids[i]];
-            /* An evicted predecessor that the caller does not declare breaks the chain: nothing
+            /* An evicted predecessor that the caller does not declare breaks the chain, and nothing
              * after it could be found. A block that is published already keeps its first name. */
             if (i < first || b->publication) return;
             TD_ASSERT(b->state == HELD);
@@ -351,8 +350,8 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt,
             b->parent_publication = parent_publication;
             b->salt = own_salt;
             b->parent = parent;
-            b->reachable = true; /* the walk came here from the prompt's start, or from a
-                                    reachable block */
+            /* the walk arrived here from the prompt's start, or from a reachable block */
+            b->reachable = true;
             if (parent_publication) pool->blocks[parent].n_children++;
             b->depth = i;
             b->hash = hash;
@@ -380,7 +379,8 @@ void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
     p->reporting = true;
     p->report_seed = seed;
     p->first_changed = p->n_changed = p->first_gone = p->n_gone = 0;
-    int32_t *count = p->scratch; /* blocks by depth: a parent is named before its children */
+    /* sort blocks by depth, so that a parent is reported before its children */
+    int32_t *count = p->scratch;
     memset(count, 0, ((size_t)p->n_blocks + 1) * sizeof *count);
     for (int32_t id = 0; id < p->n_blocks; id++) {
         p->blocks[id].told_hash = 0;

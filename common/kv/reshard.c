@@ -1,25 +1,25 @@
 /* reshard.c - boxes, strides and the walk over them.
  *
  * A pair is a box: layers x {K,V} x heads x tokens. Tokens are cut into segments at the block ends
- * of both sides, so inside a segment every address is base + layer * L + kv * V + head * H + token
- * * row on either side, with other strides. The innermost run is the segment's tokens; a dimension
- * whose stride equals the run on both sides lengthens it, and that is tried until none fits. This
- * can succeed only when the segment is a whole block on both sides (else the tokens of the next
- * head do not follow), so two cases exist per pair, `full` and `part`, found once in
+ * of both sides. Inside a segment every address is base + layer * L + kv * V + head * H + token
+ * row, on either side with its own strides. The innermost run is the segment's tokens. A dimension
+ * whose stride equals the run on both sides lengthens the run, and that is tried until none fits.
+ * It can succeed only when the segment is a whole block on both sides (else the tokens of the next
+ * head do not follow), so a pair has two cases, `full` and `part`, found once in
  * td_reshard_iter_init.
  *
- * Runs come in the order of the side that work requests must be contiguous on (dst when pushing).
- * Where that side's blocks are the larger ones, several segments share one of its blocks: they form
+ * Runs come in the order of the side on which a work request must be contiguous (dst when pushing).
+ * Where that side's blocks are the larger ones, several segments share one of its blocks. They form
  * a group, and the walk goes through dimensions outside and segments inside, so that successive
- * runs follow each other there and can be gathered.
+ * runs are adjacent there and can be gathered:
  *
- *   group (tokens in one block of the ordering side) -> dimensions -> segments -> pieces of at most
- *       max_bytes
+ *   group (tokens in one block of the ordering side)
+ *     -> dimensions -> segments -> pieces of at most max_bytes
  *
  * Invariants: (1) next.place[s] < block_size[s], and token = first_token + block * block_size +
- * place on both sides; (2) a group with several segments has no full segment of equal blocks, so
- * it uses `part`; (3) joins implies n_full == 0 and full_bytes == block_bytes on both sides; (4)
- * what td_reshard_plan has not checked is not read. */
+ * place on both sides; (2) a group with several segments has no full segment of equal blocks, so it
+ * uses `part`; (3) joins implies n_full == 0 and full_bytes == block_bytes on both sides; (4)
+ * nothing is read that td_reshard_plan has not checked. */
 #include "common/kv/reshard.h"
 
 #include <limits.h>
@@ -239,7 +239,7 @@ static int32_t first_head_of(const struct td_reshard_split *split, int32_t tp_ra
     return tp_rank / split->replicas * split->heads_per_rank;
 }
 
-/* Where share k of n ends: at a block end of both sides when one block size divides the other. */
+/* The end of share k of n: at a block end of both sides when one block size divides the other. */
 static int32_t cut_tokens(const struct td_reshard_ask *ask, int32_t k, int32_t n)
 {
     if (k <= 0) return ask->first_token;
@@ -253,18 +253,18 @@ static int32_t cut_tokens(const struct td_reshard_ask *ask, int32_t k, int32_t n
                                  : (int32_t)at;
 }
 
-/* The tokens that replica i of the source's gives receiver j of n; false: none. */
+/* The tokens that replica i of the source gives to receiver j of n; false: none. */
 static bool share_tokens(const struct td_reshard *p, int32_t i, int32_t j, int32_t n,
                          int32_t dst_stage, int32_t *ret_first, int32_t *ret_end)
 {
     int32_t n_replicas = p->split[SRC].replicas;
     *ret_first = p->ask.first_token;
     *ret_end = p->ask.end_token;
-    /* the stage: fewer receivers than replicas */
+    /* of the stage; there are fewer receivers than replicas */
     if (n_replicas > 1 && !p->ask.split) return i == (j * n_replicas / n + dst_stage) % n_replicas;
     if (n_replicas > 1) {
-        /* An axis of n * n_replicas: replica i covers [i * n, +n), receiver j covers [j *
-           n_replicas, +n_replicas); both tile it. */
+        /* On an axis of n * n_replicas units, replica i covers [i * n, +n) and receiver j covers [j
+         * * n_replicas, +n_replicas); both tile it. */
         int32_t low = max_i32(i * n, j * n_replicas),
                 high = min_i32((i + 1) * n, (j + 1) * n_replicas);
         if (low >= high) return false;
@@ -274,7 +274,7 @@ static bool share_tokens(const struct td_reshard *p, int32_t i, int32_t j, int32
     return *ret_first < *ret_end;
 }
 
-/* dst is replicated and deduplicated: the first rank of each head receives. */
+/* When dst is replicated and deduplicated: the first rank of each head receives. */
 static bool receives(const struct td_reshard *p, int32_t dst_tp)
 {
     return !p->ask.dedup || dst_tp % p->split[DST].replicas == 0;
@@ -389,7 +389,7 @@ static uint64_t stride_on(const struct td_reshard_dim *dim, int side)
     return side == SRC ? dim->src_stride : dim->dst_stride;
 }
 
-/* Takes out of dims[0..n) those that only lengthen a run of *bytes on every side in `sides` (bit
+/* Removes from dims[0..n) those that only lengthen a run of *bytes on every side in `sides` (bit
  * per side); returns how many are left. */
 static uint32_t lengthen(struct td_reshard_dim *dims, uint32_t n, unsigned sides, uint64_t *bytes)
 {
@@ -452,8 +452,8 @@ void td_reshard_iter_init(struct td_reshard_iter *it, const struct td_reshard *p
         {2, st[SRC].kv, st[DST].kv},
         {(uint32_t)(pair->end_head - pair->first_head), st[SRC].head, st[DST].head},
     };
-    for (int i = 0; i < 3; i++) { /* outermost first, as the ordering side lies; a dimension
-                                     of one is none */
+    /* outermost first, in the order of the ordering side; a dimension of count 1 is left out */
+    for (int i = 0; i < 3; i++) {
         if (dims[i].count == 1) continue;
         uint32_t k = it->n_part++;
         for (; k > 0 && stride_on(&it->part[k - 1], it->dir) < stride_on(&dims[i], it->dir); k--)
@@ -483,7 +483,7 @@ static uint64_t offset_at(const struct td_reshard_iter *it, const struct td_resh
            it->base[side] + (uint64_t)at->place[side] * it->row_bytes;
 }
 
-/* The segment at *at, and as many whole blocks after it as continue it by one step on both
+/* Takes the segment at *at, and as many whole blocks after it as continue it by one step on both
  * sides; moves *at behind them. */
 static void take_strided(const struct td_reshard_iter *it, struct td_reshard_at *at,
                          struct td_reshard_strided *ret)
@@ -522,7 +522,7 @@ bool td_reshard_next_strided(struct td_reshard_iter *it, struct td_reshard_strid
     return true;
 }
 
-/* The next group; false: no more tokens. */
+/* Loads the next group; false: no more tokens. */
 static bool load_group(struct td_reshard_iter *it)
 {
     it->n_segments = it->segment = 0;
@@ -552,7 +552,7 @@ static bool load_group(struct td_reshard_iter *it)
     return true;
 }
 
-/* To the next run of the group, or to the next group. */
+/* Moves to the next run of the group, or to the next group. */
 static bool next_run(struct td_reshard_iter *it)
 {
     if (it->n_segments == 0) return load_group(it);
@@ -620,7 +620,8 @@ static uint64_t product(const struct td_reshard_dim *dims, uint32_t n)
     return count;
 }
 
-/* Runs that are contiguous on one side, whatever the other does: its own blocks alone decide. */
+/* Counts runs that are contiguous on one side, whatever the other does: only its own blocks
+ * decide. */
 static uint64_t count_side_runs(const struct td_reshard_iter *it, int side)
 {
     struct td_reshard_dim dims[3];
@@ -632,7 +633,8 @@ static uint64_t count_side_runs(const struct td_reshard_iter *it, int side)
     int32_t token = it->next.token, block = it->next.block[side], place = it->next.place[side],
             size = it->block_size[side];
     uint64_t n = 0;
-    if (place || it->end_token - token < size) { /* not from a block's start, or not to its end */
+    /* the segment does not begin at a block's start, or does not end at its end */
+    if (place || it->end_token - token < size) {
         n += per_part;
         token = min_i32(it->end_token, token + size - place);
         block++;

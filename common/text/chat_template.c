@@ -1,22 +1,22 @@
-/* chat_template.c - finding a model's template, knowing its family, and rendering it or saying why
+/* chat_template.c - finds a model's template, recognises its family, and renders it or says why
  * not.
  *
  * Recognition has two steps. The family comes from marks that its templates share (the strings
- * around a turn), looked for in order: the first row of the table that fits names it. Then the
- * template must be understood as a whole: jinja.h parses it and, for each chat, follows the path
- * that the chat takes through it. So variants of a family (a default system message, a trim, a
- * date, an order of roles that raises) are rendered as that very template has them. A template
- * without a known mark, or with a construct that is not understood, is refused: TD_ERR_UNSUPPORTED.
+ * around a turn): the first row of the table whose marks all occur names it. Then the template must
+ * be understood as a whole: jinja.h parses it and, for each chat, follows the path that the chat
+ * takes through it. So variants of a family (a default system message, a trim, a date, an order of
+ * roles that raises) are rendered as that very template has them. A template without a known mark,
+ * or with a construct that is not understood, is refused: TD_ERR_UNSUPPORTED.
  *
- * What a template silently leaves out is refused too. Some old ones have no place for a system
- * message, many none for tools; a chat that loses its instructions is a wrong prompt even where
- * transformers renders it. The text of system, user and tool messages and the names of tools and of
- * functions called must therefore stand in the result. The text of a tool message may stand there
- * as a JSON string (Llama 3 writes it so).
+ * A template that silently leaves out a message is refused too. Some old ones have no place for a
+ * system message, many none for tools; a chat that loses its instructions is a wrong prompt even
+ * where transformers renders it. So the text of system, user and tool messages, and the names of
+ * tools and of functions called, must occur in the result. The text of a tool message may occur as
+ * a JSON string (Llama 3 writes it so).
  *
- * The date. strftime_now() gives 26 July 2024 unless td_chat_template_set_date() says otherwise:
+ * The date. strftime_now() returns 26 July 2024 unless td_chat_template_set_date() says otherwise:
  * the date that the Llama 3 templates fall back to. A prompt must not depend on the day (same
- * request, same tokens; prefixes stay cached over midnight). */
+ * request, same tokens; cached prefixes stay valid over midnight). */
 #include "common/text/chat_template.h"
 
 #include <stdio.h>
@@ -30,7 +30,7 @@
 
 #define CONFIG_MAX_BYTES ((size_t)64 << 20)
 #define SEARCH_BASE_BYTES (1ull << 20)
-/* of the text: it is read once when all messages come in order */
+/* passes over the text at most; one suffices when all messages come in order */
 #define SEARCH_TIMES 64
 #define FALLBACK_DATE_UNIX_S 1721952000 /* 26 July 2024, 00:00 UTC */
 
@@ -45,7 +45,7 @@ struct td_chat_template {
     struct td_chat_template *for_tools; /* in place of this one for chats with tools; NULL: none */
 };
 
-/* Every mark must occur. Earlier rows are more particular. */
+/* Every mark must occur. Earlier rows are more specific. */
 static const struct {
     const char *family;
     const char *marks[3];
@@ -187,8 +187,8 @@ static td_status read_token(const json_t *config, const char *what, const char *
     return td_json_str(config, what, key, ret, NULL, err);
 }
 
-/* "chat_template" is a string, or a list of {"name", "template"} of which "default" is the one
- * for plain chats and "tool_use" the one for chats with tools. *ret NULL: there is none of that
+/* "chat_template" is a string, or a list of {"name", "template"} in which "default" is the one for
+ * plain chats and "tool_use" the one for chats with tools. *ret NULL: there is none of that
  * name. */
 static td_status read_template(const json_t *config, const char *what, const char *wanted,
                                const char **ret, struct td_err *err)
@@ -266,9 +266,10 @@ out:
 
 enum part { USER, SYSTEM, TOOL, TOOL_NAME, CALL_NAME, N_PARTS };
 
-/* Where the search for the parts in a text is. A template writes the parts of one kind in order,
- * wherever it puts the other kinds', so each is looked for behind the one before it, and again from
- * the start only when it is not there: one pass for each kind. bytes_left bounds what is read. */
+/* The state of the search for the parts in a text. A template writes the parts of one kind in
+ * order, wherever it puts those of other kinds. So each part is looked for behind the one before
+ * it, and again from the start only when it is not there: one pass for each kind. bytes_left bounds
+ * what is read. */
 struct search {
     const char *text;
     size_t n, at[N_PARTS];

@@ -1,9 +1,9 @@
-/* chat_template.h - chat messages to prompt text, for the template families we know.
+/* chat_template.h - turns chat messages into prompt text, for the known families of templates.
  *
- * The model's own Jinja template (tokenizer_config.json "chat_template", or chat_template.jinja)
- * is recognised by its family's marks and must then be understood as a whole by our own
- * evaluator (jinja.h); anything else is refused with TD_ERR_UNSUPPORTED. Immutable after load;
- * thread-safe. */
+ * A model brings its own Jinja template (tokenizer_config.json "chat_template", or
+ * chat_template.jinja). It is recognised by the marks of its family, and then our own evaluator
+ * (jinja.h) must understand all of it; any other template is refused with TD_ERR_UNSUPPORTED.
+ * Immutable after load; thread-safe. */
 #ifndef TD_TEXT_CHAT_TEMPLATE_H
 #define TD_TEXT_CHAT_TEMPLATE_H
 
@@ -69,38 +69,37 @@ enum {
     TD_CHAT_MAX_JSON_KEYS = 1024 /* of one object */
 };
 
-/* Reads DIR/tokenizer_config.json and DIR/chat_template.jinja (which wins). A directory without
- * any template loads fine and refuses to render. When the model brings a template of its own for
- * chats with tools (the "tool_use" of a list of templates), those are rendered with it. */
+/* Reads DIR/tokenizer_config.json and DIR/chat_template.jinja, which takes precedence. A directory
+ * without a template loads, and then refuses to render. When the model brings a template of its own
+ * for chats with tools (the "tool_use" of a list of templates), those chats are rendered with
+ * it. */
 td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template,
                                 struct td_err *err);
-/* From the Jinja source (NULL: none) and the two special strings it may use (NULL: the tokenizer
- * has none). */
+/* Makes a template from the Jinja source (NULL: none) and the two special strings that it may use
+ * (NULL: the tokenizer has none). */
 td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *bos_token,
                                  const char *eos_token, struct td_chat_template **ret_template,
                                  struct td_err *err);
 void td_chat_template_free(struct td_chat_template *t);
-/* What strftime_now() tells the template; without it 26 July 2024, so that a prompt does not
- * depend on the day. Before the template is shared. */
+/* Sets the date that strftime_now() returns to the template. Without it that is 26 July 2024, so
+ * that a prompt does not depend on the day. Call it before the template is shared. */
 void td_chat_template_set_date(struct td_chat_template *t, int64_t unix_s);
-/* A rendering with more bytes is refused while it is written (TD_ERR_LIMIT): nothing that long
- * has room in the context. 0 = no such limit. Before the template is shared. */
+/* A rendering with more bytes is refused while it is written (TD_ERR_LIMIT), because no context has
+ * room for it. 0 = no such limit. Call it before the template is shared. */
 void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes);
 /* static storage: "chatml", "llama-3", ...; "none", "unknown" */
 const char *td_chat_template_family(const struct td_chat_template *t);
 
-/* *ret_text malloc'd, caller frees. The text contains BOS when the template writes it: encode
- * with add_special = false. The role developer is given to a template that does not know it as
- * system. Tools, calls and their arguments are JSON values to the template, their keys in the
- * order of the text.
- *
- * Refuses by name: TD_ERR_INVALID: no messages; what is no JSON or has another shape than said
- * above; what the template raises on (its own words, e.g. on the order of roles).
- * TD_ERR_UNSUPPORTED: no or unknown template; another role; a part that is no text; tools, calls or
- * tool messages where the template has no place for them, or where its result leaves out a system,
- * user or tool message or the name of a tool. TD_ERR_LIMIT: more than the bounds above, or a
- * template that computes too long, writes too much or needs more than 64 MiB + 64 times the chat's
- * bytes of memory. */
+/* Renders into *ret_text, which is malloc'd; the caller frees it. The text contains BOS when the
+ * template writes it, so encode it with add_special = false. A template that does not know the role
+ * developer sees it as system. Tools, calls and their arguments are JSON values to the template,
+ * with their keys in the order of the text. Errors name their cause. TD_ERR_INVALID: no messages;
+ * text that is not JSON or has another shape than described above; an exception that the template
+ * raises, in its own words (e.g. on the order of roles). TD_ERR_UNSUPPORTED: no or an unknown
+ * template; another role; a part that is not text; tools, calls or tool messages for which the
+ * template has no place, or a result that leaves out a system, user or tool message or the name of
+ * a tool. TD_ERR_LIMIT: more than the bounds above, or a template that computes too long, writes
+ * too much, or needs more memory than 64 MiB + 64 times the chat's bytes. */
 td_status td_chat_template_render(const struct td_chat_template *t, const struct td_chat *chat,
                                   char **ret_text, size_t *ret_bytes, struct td_err *err);
 

@@ -1,6 +1,6 @@
-/* jinja_eval.c - the walk over the tree that writes the text.
+/* jinja_eval.c - walks the tree and writes the text.
  *
- * The first failure is written to the context's td_err and everything unwinds on `false`. */
+ * The first failure is written to the context's td_err; every function then returns false. */
 #include "common/text/jinja_internal.h"
 
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #define STEPS_BASE 2000000u
 #define STEPS_PER_MESSAGE 4000u
 #define STEPS_PER_JSON_BYTE 4u
-/* Memory of one rendering. Of 68 published templates the one that makes most of a long chat
- * takes 56 times its bytes, a short one 140 kB. */
+/* Memory of one rendering. Of 68 published templates the greediest needs 56 times the bytes of a
+ * long chat, and 140 kB for a short one. */
 #define BYTES_BASE ((size_t)64 << 20)
 #define BYTES_PER_INPUT_BYTE 64
 
@@ -19,7 +19,8 @@
 
 static bool eval_call(struct ctx *c, const struct expr *e, struct value *ret)
 {
-    struct args *a = jinja_ctx_alloc(c, sizeof *a); /* too large for a deep stack */
+    /* allocated, because it is too large for deep recursion on the stack */
+    struct args *a = jinja_ctx_alloc(c, sizeof *a);
     struct value f;
 
     if (a == NULL) return false;
@@ -137,7 +138,8 @@ static bool eval_binary(struct ctx *c, const struct expr *e, struct value *ret)
     default:
         if (b.u.i == 0 || (a.u.i == INT64_MIN && b.u.i == -1))
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "a division by zero");
-        r = a.u.i % b.u.i; /* Python: the sign of the divisor, and // rounds down */
+        /* as in Python: the remainder has the divisor's sign, and // rounds down */
+        r = a.u.i % b.u.i;
         bool down = r != 0 && (r < 0) != (b.u.i < 0);
         r = e->op == OP_MOD ? r + (down ? b.u.i : 0) : a.u.i / b.u.i - down;
     }
@@ -525,7 +527,7 @@ static bool give_input(struct ctx *c)
 td_status td_jinja_render(const struct td_jinja *jinja, const struct td_jinja_input *input,
                           char **ret_text, size_t *ret_bytes, struct td_err *err)
 {
-    /* a template's own names shadow what it was given */
+    /* a template's own names hide the variables that it was given */
     struct scope given = {0}, root = {.parent = &given};
     struct text out = {0};
     struct ctx c = {

@@ -1,8 +1,8 @@
-/* jinja_filters.c - what templates call: tests, filters, methods of texts and dicts, global
+/* jinja_filters.c - what templates call: tests, filters, methods of strings and dicts, global
  * functions.
  *
- * A value Jinja would print through Python's repr (lists, dicts), and letters beyond
- * ASCII whose case would change are refused rather than approximated. */
+ * Values that Jinja would print through Python's repr (lists, dicts), and letters beyond ASCII
+ * whose case would change, are refused rather than approximated. */
 #include "common/text/jinja_internal.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include <time.h>
 
 #define MAX_MACRO_DEPTH 12
-#define MAX_RANGE 100000 /* Jinja's own, in its sandbox */
+#define MAX_RANGE 100000 /* the limit that Jinja has in its sandbox */
 
 bool jinja_eval_args(struct ctx *c, const struct arg *list, struct args *ret)
 {
@@ -30,7 +30,7 @@ bool jinja_eval_args(struct ctx *c, const struct arg *list, struct args *ret)
     return true;
 }
 
-/* The argument at `position` or called `name` (may be NULL); NULL when it is not given. */
+/* The argument at `position` or named `name` (may be NULL); NULL when it is not given. */
 static const struct value *get_arg(const struct args *a, int position, const char *name)
 {
     if (position < a->n) return &a->v[position];
@@ -39,8 +39,8 @@ static const struct value *get_arg(const struct args *a, int position, const cha
     return NULL;
 }
 
-/* At most n_max arguments, and of the named ones only n1 and n2: what is not understood must not
- * be ignored. */
+/* Checks that there are at most n_max arguments, and only n1 and n2 among the named ones: an
+ * argument that is not understood must not be ignored. */
 static bool only_args(struct ctx *c, const struct args *a, int n_max, const char *n1,
                       const char *n2, const char *what)
 {
@@ -74,8 +74,8 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
         *ret = v.kind == STR;
     else if (str_is(name, "mapping"))
         *ret = v.kind == DICT;
-    else if (str_is(name, "sequence")) /* has a length and items by index: strings and
-                                          mappings too */
+    /* "sequence" means a length and items by index, so strings and mappings are sequences, too */
+    else if (str_is(name, "sequence"))
         *ret =
             v.kind == STR || v.kind == DICT || (v.kind == LIST && !v.lazy) || v.kind == UNDEFINED;
     else if (str_is(name, "iterable"))
@@ -109,7 +109,8 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
     return true;
 }
 
-/* Upper, lower or title case; beyond ASCII letters change in ways that are not known here. */
+/* Upper, lower or title case, of ASCII only: refuses letters beyond ASCII, whose case rules are not
+ * implemented. */
 static bool change_case(struct ctx *c, struct str s, char how, struct value *ret)
 {
     char *p = jinja_ctx_alloc(c, s.n + 1);
@@ -310,7 +311,7 @@ bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct val
     }
     case STR:
     case LIST: {
-        /* the methods of Python's str and list; what is none of them is undefined */
+        /* the methods of Python's str and list; any other name is undefined */
         static const char methods[] = " append clear copy count extend index insert pop remove "
                                       "reverse sort capitalize casefold center encode "
                                       "endswith expandtabs find format format_map isalnum isalpha "
@@ -352,7 +353,7 @@ static bool filter_items(struct ctx *c, struct str name, struct value v, const s
                                : by_attr ? get_arg(a, 0, NULL)
                                          : NULL;
 
-    if (!jinja_truth(v)) { /* Jinja does not look into it: none is fine */
+    if (!jinja_truth(v)) { /* Jinja does not look into an empty value, so none is allowed */
         if (!jinja_new_list(c, 0, ret)) return false;
         ret->lazy = true;
         return true;
@@ -613,7 +614,7 @@ int jinja_function_find(struct str name)
 }
 enum { F_RAISE, F_STRFTIME, F_NAMESPACE, F_RANGE, F_DICT };
 
-/* The C locale's names, whatever the process's locale is. */
+/* strftime with the C locale's names, whatever the process's locale is. */
 static bool format_time(struct ctx *c, struct str fmt, struct value *ret)
 {
     static const char *const months[] = {"January",   "February", "March",    "April",

@@ -1,12 +1,12 @@
-/* jinja_internal.h - what the six files of the template evaluator share. Not for others.
+/* jinja_internal.h - what the six files of the template evaluator share. Internal to them.
  *
- *     source --(jinja_lex.c: tags and tokens)--(jinja_parse.c)--> struct node, struct expr
- *         --(jinja_eval.c)--> text
+ *     source --jinja_lex.c--> tags and tokens --jinja_parse.c--> struct node, struct expr
+ *            --jinja_eval.c--> text
  *
- * jinja_value.c has the arena, the values and the context of one rendering; jinja_filters.c what
- * templates call: tests, filters, methods and functions; jinja_json.c JSON to values and back. A
- * function that returns false has written its reason to the parser's or the context's td_err: the
- * caller returns at once. */
+ * jinja_value.c has the arena, the values and the context of one rendering; jinja_filters.c has
+ * what templates call: tests, filters, methods and functions; jinja_json.c turns JSON into values
+ * and back. A function that returns false has written its reason to the parser's or the context's
+ * td_err, and its caller returns at once. */
 #ifndef TD_TEXT_JINJA_INTERNAL_H
 #define TD_TEXT_JINJA_INTERNAL_H
 
@@ -18,7 +18,7 @@
 #include "common/base/status.h"
 #include "common/text/jinja.h"
 
-#define JINJA_MAX_DEPTH 64 /* of nested expressions and blocks */
+#define JINJA_MAX_DEPTH 64 /* nested expressions and blocks */
 #define JINJA_MAX_ARGS 16
 
 struct chunk {
@@ -29,7 +29,7 @@ struct chunk {
 
 struct arena {
     struct chunk *head;
-    size_t total, limit; /* of what malloc gave, headers included */
+    size_t total, limit; /* bytes that malloc gave, headers included */
 };
 
 struct str {
@@ -264,7 +264,7 @@ bool jinja_expect_end(struct parser *p);
 bool jinja_take_name(struct parser *p, struct str *ret);
 
 /* jinja_value.c: the arena, values, the context of a rendering. fails writes the reason with its
- * line and returns false; step takes one of the steps left and fails when there is none. */
+ * line and returns false. step takes one of the remaining steps, and fails when there is none. */
 void *jinja_arena_alloc(struct arena *a, size_t bytes);
 void jinja_arena_free(struct arena *a);
 bool jinja_fails(struct ctx *c, td_status code, const char *fmt, ...)
@@ -309,7 +309,7 @@ bool jinja_str_method(struct ctx *c, struct str s, struct str name, const struct
                       struct value *ret);
 bool jinja_dict_method(struct ctx *c, const struct dict *d, struct str name, const struct args *a,
                        struct value *ret);
-/* The number of a global function, for FUNCTION values; -1 when there is none of that name. */
+/* The number of a global function, for FUNCTION values; -1 when none has that name. */
 int jinja_function_find(struct str name);
 bool jinja_call_function(struct ctx *c, int64_t which, const struct args *a, struct value *ret);
 bool jinja_call_macro(struct ctx *c, const struct node *macro, const struct args *a,

@@ -1,7 +1,7 @@
-/* jinja_lex.c - the template cut into text and tags, and tags into tokens.
+/* jinja_lex.c - cuts the template into text and tags, and tags into tokens.
  *
- * The template is cut at {{ {% {#. Around a tag, text loses what Jinja takes away: "-" eats all
- * white space on its side; a block tag or comment eats the newline after it (trim_blocks) and
+ * The template is cut at {{ {% {#. Around a tag, text loses the white space that Jinja removes: "-"
+ * removes all on its side; a block tag or comment removes the newline after it (trim_blocks) and
  * the blanks before it on its line (lstrip_blocks); the source's last newline is dropped. */
 #include "common/text/jinja_internal.h"
 
@@ -75,7 +75,7 @@ static int hex_digit(char c)
                                   : -1;
 }
 
-/* Python's escapes; an unknown one stays as it is written. */
+/* Reads a string with Python's escapes; an unknown escape stays as it is written. */
 static bool lex_string(struct parser *p)
 {
     char quote = p->src[p->at++];
@@ -128,7 +128,8 @@ static bool lex_string(struct parser *p)
     return true;
 }
 
-/* The next token of the open tag into p->token. At the tag's end also eats what the end eats. */
+/* Reads the next token of the open tag into p->token. At the tag's end it also removes the white
+ * space that the tag removes. */
 bool jinja_next(struct parser *p)
 {
     while (p->at < p->n && jinja_is_space(p->src[p->at])) p->line += p->src[p->at++] == '\n';

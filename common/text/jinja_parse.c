@@ -1,4 +1,5 @@
-/* jinja_parse.c - tokens to a tree: expressions by precedence, statements by their first word. */
+/* jinja_parse.c - makes a tree of tokens: expressions by precedence, statements by their first
+ * word. */
 #include "common/text/jinja_internal.h"
 
 #include <stdlib.h>
@@ -24,7 +25,7 @@ static struct expr *value_expr(struct parser *p, struct value v)
     return e;
 }
 
-/* "a, b)" or "name=a)" up to and with the closing bracket */
+/* Parses "a, b)" or "name=a)" up to and including the closing bracket. */
 static bool parse_args(struct parser *p, const char *close, bool names, struct arg **ret)
 {
     struct arg **last = ret;
@@ -187,7 +188,7 @@ static bool parse_postfix(struct parser *p, struct expr **e)
         } else {
             return true;
         }
-        if (++p->depth > 4 * JINJA_MAX_DEPTH) /* a.b.c...: deep as a tree */
+        if (++p->depth > 4 * JINJA_MAX_DEPTH) /* a.b.c... is a deep tree */
             return jinja_refuse(p, TD_ERR_LIMIT, "an expression nests too deep");
     }
 }
@@ -275,7 +276,7 @@ static bool parse_binary(struct parser *p, int level, struct expr **ret)
         if (e == NULL || !jinja_next(p) || !parse_binary(p, level + 1, &e->b)) return false;
         e->op = op;
         *ret = e;
-        if (++p->depth > 4 * JINJA_MAX_DEPTH) /* a + b + c ...: deep to the left */
+        if (++p->depth > 4 * JINJA_MAX_DEPTH) /* a + b + c ... is a tree that is deep on its left */
             return jinja_refuse(p, TD_ERR_LIMIT, "an expression nests too deep");
     }
     p->depth = depth;
@@ -402,7 +403,7 @@ static bool parse_if(struct parser *p, struct node **ret)
     struct node **at = ret;
     int depth = p->depth;
 
-    do { /* one N_IF per condition, each in the one before's `otherwise` */
+    do { /* one N_IF per condition, each in `otherwise` of the one before */
         struct node *n = new_node(p, N_IF);
         if (n == NULL || !parse_expr(p, &n->e) || !parse_body(p, &n->body, &word, closing))
             return false;
@@ -494,8 +495,8 @@ static bool parse_macro(struct parser *p, struct node **ret)
     return jinja_expect_end(p);
 }
 
-/* The statement after {%; *ret stays NULL when the word closes a block, which the caller of
- * parse_nodes() judges. */
+/* Parses the statement after {%. *ret stays NULL when the word closes a block, which the caller of
+ * parse_nodes() checks. */
 static bool parse_statement(struct parser *p, struct node **ret, struct str *ret_closing)
 {
     static const char *const closers[] = {"elif",   "else",     "endif",        "endfor",
@@ -515,8 +516,8 @@ static bool parse_statement(struct parser *p, struct node **ret, struct str *ret
     if (str_is(word, "for")) return parse_for(p, ret);
     if (str_is(word, "set")) return parse_set(p, ret);
     if (str_is(word, "macro")) return parse_macro(p, ret);
-    if (str_is(word, "generation")) { /* transformers: marks the assistant's tokens, prints
-                                         its body */
+    /* an extension of transformers: marks the assistant's tokens and prints its body */
+    if (str_is(word, "generation")) {
         *ret = new_node(p, N_GROUP);
         return *ret != NULL && parse_body(p, &(*ret)->body, &word, end_generation) &&
                jinja_expect_end(p);
@@ -532,7 +533,7 @@ static bool parse_statement(struct parser *p, struct node **ret, struct str *ret
                         (int)(word.n < 40 ? word.n : 40), word.p);
 }
 
-/* Text and tags until a closing word (in *ret_closing, its tag still open) or the end of the
+/* Parses text and tags until a closing word (in *ret_closing, its tag still open) or the end of the
  * source (empty *ret_closing). */
 static bool parse_nodes(struct parser *p, struct node **ret, struct str *ret_closing)
 {

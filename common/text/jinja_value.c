@@ -1,11 +1,11 @@
 /* jinja_value.c - the arena, values and scopes of one rendering.
  *
- * Values are small structs passed by value; strings are (pointer, length) into the source, the
- * input or the render's arena, and never change. Only namespaces change. Each render has an arena
- * that dies with it, so nothing is freed on the way.
+ * Values are small structs passed by value. Strings are (pointer, length) into the source, the
+ * input or the rendering's arena, and never change; only namespaces change. Each rendering has an
+ * arena that is freed with it, so nothing is freed earlier.
  *
- * Scopes. A loop iteration and a macro call open a scope; if and set do not. A name is looked up
- * from the innermost scope outwards, so a set inside a loop ends with the iteration, as in
+ * Scopes. A loop iteration and a macro call open a scope; `if` and `set` do not. A name is looked
+ * up from the innermost scope outwards, so a `set` inside a loop ends with the iteration, as in
  * Jinja. */
 #include "common/text/jinja_internal.h"
 
@@ -61,7 +61,8 @@ bool jinja_step(struct ctx *c)
     return c->steps_left-- > 0 || jinja_fails(c, TD_ERR_LIMIT, "too many steps");
 }
 
-/* What allocates is bounded by the arena; what only looks at long values pays in steps. */
+/* Takes steps for reading a long value. The arena bounds what allocates; this bounds what only
+ * reads. */
 void jinja_charge(struct ctx *c, struct value v)
 {
     uint64_t cost = v.kind == STR                       ? v.u.s.n / 64
@@ -209,7 +210,7 @@ bool jinja_bind(struct ctx *c, struct scope *s, struct str name, struct value va
 
 /* ---- text as Python sees it ------------------------------------------------------------------ */
 
-/* Bytes of the character at s.p[at]; a byte that begins no valid one counts alone. */
+/* The bytes of the character at s.p[at]; a byte that begins no valid character counts alone. */
 size_t jinja_char_bytes(struct str s, size_t at)
 {
     unsigned char c = (unsigned char)s.p[at];
@@ -227,7 +228,7 @@ size_t jinja_char_count(struct str s)
     return n;
 }
 
-/* Bytes of the character that ends before s.p[end]. */
+/* The bytes of the character that ends before s.p[end]. */
 static size_t char_bytes_before(struct str s, size_t end)
 {
     for (size_t n = 2; n <= 4 && n <= end; n++)
@@ -331,7 +332,8 @@ bool jinja_to_text(struct ctx *c, struct value v, struct str *ret)
     }
 }
 
-/* a == b; too deep or too long is c->status, which render looks at in the end */
+/* Whether a == b. If the values are too deep or too long, c->status says so, and the rendering
+ * checks it at its end. */
 bool jinja_same(struct ctx *c, struct value a, struct value b, int depth)
 {
     if (!jinja_step(c)) return false;

@@ -1,12 +1,12 @@
-/* tokenizer.c - tokenizer.json read into a struct td_tokenizer, and what can be asked of it without
- * text.
+/* tokenizer.c - reads tokenizer.json into a struct td_tokenizer, and answers what needs no text.
  *
- * Order matters: vocabulary, then added tokens (their ids may be new), then the merges and the
- * components, and last the tries, which hold `normalized` tokens as the normalizer leaves them.
- * Every top-level field is honoured or refused, but two. `padding` is accepted when it cannot
- * change a single text (BatchLongest, no multiple). `truncation` is accepted and not applied:
- * transformers clears it before each call unless asked to truncate, and files saved after
- * training carry it; a server must never cut a prompt in silence (max_tokens refuses instead). */
+ * The order matters: vocabulary, then added tokens (their ids may be new), then the merges and the
+ * components, and last the tries, which hold `normalized` tokens in the form in which the
+ * normalizer leaves them. Every top-level field is honoured or refused, except two. `padding` is
+ * accepted when it cannot change a single text (BatchLongest, no multiple). `truncation` is
+ * accepted and not applied: transformers clears it before each call unless asked to truncate, and
+ * files saved after training carry it; a server must never cut a prompt in silence (max_tokens
+ * refuses instead). */
 #include "common/text/tokenizer.h"
 
 #include <stdlib.h>
@@ -18,9 +18,9 @@
 #include "common/text/tokenizer_internal.h"
 
 #define FILE_MAX_BYTES ((size_t)64 << 20)
-#define ADDED_MAX_BYTES 4096 /* of one added token's text */
+#define ADDED_MAX_BYTES 4096 /* bytes of one added token's text */
 
-/* An id as a JSON integer in range. */
+/* Reads an id: a JSON integer in range. */
 static td_status id_of(const json_t *json, const char *what, const char *text, int32_t *ret_id,
                        struct td_err *err)
 {
@@ -75,7 +75,7 @@ static td_status parse_merge(struct td_bpe *b, const json_t *merge, size_t at,
     if (json_is_string(merge)) {
         left = json_string_value(merge);
         size_t n = json_string_length(merge);
-        /* a line of merges.txt that came along */
+        /* the first line of a merges.txt that was copied along */
         if (n >= 8 && !memcmp(left, "#version", 8)) return TD_OK;
         const char *space = memchr(left, ' ', n);
         if (!space || memchr(space + 1, ' ', n - (size_t)(space + 1 - left))) {
@@ -122,7 +122,7 @@ static td_status parse_merges(struct td_bpe *b, const json_t *merges, struct td_
     return s;
 }
 
-/* A string that must be null or empty: what it would do is not implemented. */
+/* Refuses a string that is neither null nor empty, because its effect is not implemented. */
 static td_status refuse_text(const json_t *model, const char *key, struct td_err *err)
 {
     const char *text = "";
@@ -223,10 +223,11 @@ static td_status parse_added(struct td_tokenizer *t, const json_t *list, struct 
     return TD_OK;
 }
 
-/* a trie's node for each, 20 bytes; real files have some kilobytes */
+/* bytes of all patterns: each takes a trie node of 20 bytes; real files have some kilobytes */
 #define PATTERNS_MAX_BYTES (4 << 20)
 
-/* Special tokens first, as Hugging Face orders its patterns (it decides between equal ones). */
+/* Special tokens first, in the order of Hugging Face's patterns, which decides between equal
+ * ones. */
 static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
 {
     struct td_tok_matcher m = {0};
@@ -242,7 +243,7 @@ static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
             const char *text = td_vocab_text(&t->bpe.vocab, t->added[i].id, &n);
             struct td_tok_budget own = td_tok_budget_of(n);
             budget.max_text_bytes = own.max_text_bytes;
-            /* the buffers stay from token to token */
+            /* the buffers are kept from token to token */
             budget.max_heap_bytes = budget.heap_bytes + own.max_heap_bytes;
             n_patterns += n;
             if (!t->added[i].normalized) {

@@ -38,35 +38,37 @@ struct td_token_list {
 void td_token_list_free(struct td_token_list *list);
 
 /* Appends the ids of text[0..n_bytes). add_special: apply the post-processor's BOS/EOS. Special
- * tokens written in the text are recognised as Hugging Face does (added tokens are matched in
- * text). Text must be valid UTF-8 (TD_ERR_INVALID with the byte offset otherwise). Not more than
- * max_tokens in all (TD_ERR_LIMIT). No stage's text may pass 64 KiB + 32 times this one, nor all
- * memory of the call 8 MiB + 320 times, nor a regex a number of steps in proportion to its text:
- * TD_ERR_INVALID names the part of the file (tokenizer_text.h says why these numbers). */
+ * tokens written in the text are recognised, as Hugging Face does (added tokens are matched in
+ * text). TD_ERR_INVALID: the text is not valid UTF-8 (the message has the byte offset), or a part
+ * of the file, which the message names, exceeded a bound: the text of any stage 64 KiB + 32 times
+ * this one, all memory of the call 8 MiB + 320 times, a regex a number of steps in proportion to
+ * its text (tokenizer_text.h gives the reasons for these numbers). TD_ERR_LIMIT: more than
+ * max_tokens in all. */
 td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes,
                               bool add_special, size_t max_tokens, struct td_token_list *list,
                               struct td_err *err);
 
-/* The whole decode, as Hugging Face's decode(ids, skip_special_tokens,
- * clean_up_tokenization_spaces=False); *ret_text is malloc'd, NUL-terminated; caller frees.
- * Unknown ids: TD_ERR_INVALID. */
+/* Decodes all ids at once, as Hugging Face's decode(ids, skip_special_tokens,
+ * clean_up_tokenization_spaces=False). *ret_text is malloc'd and NUL-terminated; the caller frees
+ * it. Unknown ids: TD_ERR_INVALID. */
 td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, size_t n,
                               bool skip_special, char **ret_text, size_t *ret_bytes,
                               struct td_err *err);
 
-/* Streaming: push ids one at a time; text comes out as soon as it is certain; the pieces
- * concatenated equal decode(prefix+ids) minus decode(prefix). `prefix` are the last prompt
- * tokens (context for leading-space rules; may be NULL). Ids that the tokenizer does not have
- * are without text: a model's vocabulary may be padded. */
+/* Streaming decode: push ids one at a time; text comes out as soon as it is certain. The pieces
+ * concatenated equal decode(prefix+ids) minus decode(prefix). `prefix` are the last prompt tokens
+ * (context for rules about leading spaces; may be NULL). Ids that the tokenizer does not have yield
+ * no text, because a model's vocabulary may be padded. */
 struct td_detokenizer;
 td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix,
                                 size_t n_prefix, bool skip_special,
                                 struct td_detokenizer **ret_detokenizer);
 void td_detokenizer_free(struct td_detokenizer *d);
-/* *ret_text: new text (maybe empty), borrowed until the next call on d. Valid UTF-8 always. */
+/* *ret_text: the new text (maybe empty), always valid UTF-8; borrowed until the next call on d. */
 td_status td_detokenizer_push(struct td_detokenizer *d, int32_t id, const char **ret_text,
                               size_t *ret_bytes);
-/* What is still held back at the end of the sequence: incomplete bytes become U+FFFD. */
+/* Returns the text that is still held back at the end of the sequence; incomplete bytes become
+ * U+FFFD. */
 td_status td_detokenizer_finish(struct td_detokenizer *d, const char **ret_text, size_t *ret_bytes);
 
 #endif

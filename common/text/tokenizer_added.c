@@ -1,11 +1,11 @@
-/* tokenizer_added.c - added tokens found in text: a trie walked from each position, the longest
- * match wins, and the search goes on behind it.
+/* tokenizer_added.c - finds added tokens in text: a trie is walked from each position, the longest
+ * match wins, and the search continues behind it.
  *
- * The rules around a match are Hugging Face's, oddities included: a token that must stand as a
- * single word and does not is passed over whole; lstrip and rstrip take the white space beside
- * the match into the token, but the search goes on behind the match itself, so a token made of
- * white space may be found once more in what was taken; when lstrip leaves nothing of it, it is
- * dropped. Cost: text length times the longest token, at worst. */
+ * The rules around a match are Hugging Face's, oddities included. A token that must stand as a
+ * single word and does not is passed over whole. lstrip and rstrip take the white space beside the
+ * match into the token, but the search continues behind the match itself; so a token made of white
+ * space may be found once more in the white space that was taken, and is dropped when lstrip leaves
+ * nothing of it. Cost: text length times the longest token, at worst. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +50,7 @@ td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, 
         else
             trie->first[byte] = next;
     }
-    /* of equal patterns the first counts */
+    /* of equal patterns the first one counts */
     if (!s && trie->nodes[node].added < 0) trie->nodes[node].added = added;
     return s;
 }

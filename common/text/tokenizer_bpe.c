@@ -1,16 +1,20 @@
 /* tokenizer_bpe.c - the merge loop: a linked list of symbols and a heap of candidate pairs.
  *
  * Every adjacent pair that has a merge is a candidate (rank, position). The smallest is popped; if
- * the pair at that position still makes that token, the two symbols become one in the list and the
- * two new neighbours' pairs are pushed. A word of n symbols pushes at most n + 2(n - 1) candidates,
- * so the cost is O(n log n) whatever the text (a word may be a megabyte of one letter). A word is
- * first cut where no merge can ever join: a merge of L and R there would need a token L that ends,
- * and a token R that begins, with the two initial symbols beside the cut. The pairs (last of L,
- * first of R) of all merges are known at load, so a SentencePiece text, which is one word however
- * long, falls into words again and the heap stays small. Invariants: (1) symbols[i].id == DEAD when
- * i was merged into its left neighbour; (2) prev and next of live symbols name live symbols or -1;
- * (3) a stale candidate is recognised by the token it would make: the texts of two pairs at one
- *     position differ in length. */
+ * the pair at that position still makes that token, the two symbols become one in the list, and the
+ * pairs with the two new neighbours are pushed. A word of n symbols pushes at most n + 2(n - 1)
+ * candidates, so the cost is O(n log n) whatever the text (a word may be a megabyte of one letter).
+ *
+ * A word is first cut where no merge can ever join. A merge of L and R across the cut would need a
+ * token L that ends, and a token R that begins, with the two initial symbols beside the cut. The
+ * pairs (last of L, first of R) of all merges are known at load. So a SentencePiece text, which is
+ * one word however long, is cut into words again, and the heap stays small.
+ *
+ * Invariants:
+ *   (1) symbols[i].id == DEAD when i was merged into its left neighbour;
+ *   (2) prev and next of live symbols name live symbols or -1;
+ *   (3) a stale candidate is recognised by the token that it would make: the texts of two pairs at
+ *       one position differ in length. */
 #include "common/text/tokenizer_bpe.h"
 
 #include <stdlib.h>
@@ -171,9 +175,9 @@ static int32_t char_id(const struct td_bpe *b, const char *text, size_t n)
     return td_vocab_find(&b->vocab, &b->vocab.model, text, n);
 }
 
-/* Of each merge, the initial symbols that would meet. They are characters; a merge of a byte
- * token or of unk, which are initial symbols with longer texts, would meet as itself: no real
- * file has one, and then every pair is taken for a joint. */
+/* Marks, for each merge, the initial symbols that would meet. They are characters. A byte token or
+ * unk is an initial symbol with a longer text, and a merge of one would meet as itself: no real
+ * file has such a merge, and when one does, every pair counts as a joint. */
 static void index_joints(struct td_bpe *b)
 {
     bool *odd = calloc((size_t)b->vocab.n_ids, sizeof *odd);
@@ -196,7 +200,7 @@ static void index_joints(struct td_bpe *b)
         int n_first = td_utf8_next(r, n_right, &cp);
         int32_t left_char = char_id(b, l + last, n_left - last),
                 right_char = char_id(b, r, n_first > 0 ? (size_t)n_first : 1);
-        if (left_char < 0 || right_char < 0) continue; /* such tokens cannot come about */
+        if (left_char < 0 || right_char < 0) continue; /* such tokens cannot be made */
         size_t bit = joint_bit(b, left_char, right_char);
         b->joints[bit / 64] |= (uint64_t)1 << bit % 64;
     }
@@ -245,7 +249,7 @@ td_status td_token_list_add(struct td_token_list *list, int32_t id)
     return TD_OK;
 }
 
-/* Room for one symbol a byte and the pushes that come before the first pop, so that the loops
+/* Makes room for one symbol per byte and for the pushes before the first pop, so that the loops
  * below need no checks. */
 static td_status reserve(struct td_bpe_scratch *s, size_t n_bytes)
 {
@@ -304,9 +308,9 @@ static void add_symbol(struct td_bpe_scratch *s, int32_t id)
     s->n_steps++;
 }
 
-/* Characters to symbols: the vocabulary, else bytes, else unk. The unk that is pending goes out
- * before the next known character, but bytes do not push it out: that is what Hugging Face does,
- * order included. Without an unk token an unknown character leaves nothing. */
+/* Turns characters into symbols: from the vocabulary, else bytes, else unk. A pending unk is
+ * written before the next known character, but not before bytes: Hugging Face does that, order
+ * included. Without an unk token an unknown character leaves nothing. */
 static void symbols_of(const struct td_bpe *b, struct td_bpe_scratch *s, const char *word, size_t n)
 {
     bool unk_pending = false;
@@ -335,7 +339,7 @@ static void symbols_of(const struct td_bpe *b, struct td_bpe_scratch *s, const c
     if (unk_pending) add_symbol(s, b->unk_id);
 }
 
-/* Merges the symbols [from, to), which nothing outside can join. */
+/* Merges the symbols [from, to), which no merge can join with others. */
 static void merge_all(const struct td_bpe *b, struct td_bpe_scratch *s, size_t from, size_t to)
 {
     struct td_bpe_symbol *symbols = s->symbols;

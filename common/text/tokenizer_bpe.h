@@ -1,8 +1,8 @@
-/* tokenizer_bpe.h - the vocabulary, and byte-pair encoding of one word. Private to
+/* tokenizer_bpe.h - the vocabulary, and byte-pair encoding of one word. Internal to
  * common/text/tokenizer*.c and its tests.
  *
- * Source: Sennrich et al. 2016 (merge the adjacent pair of lowest rank, leftmost first, until
- * none is left); details as Hugging Face's BPE. */
+ * Source: Sennrich et al. 2016 (merge the adjacent pair of lowest rank, leftmost first, until none
+ * is left); details as in Hugging Face's BPE. */
 #ifndef TD_TEXT_TOKENIZER_BPE_H
 #define TD_TEXT_TOKENIZER_BPE_H
 
@@ -14,7 +14,7 @@
 #include "common/text/tokenizer.h"
 #include "common/text/tokenizer_text.h"
 
-#define TD_VOCAB_MAX (1 << 21) /* ids are below this */
+#define TD_VOCAB_MAX (1 << 21) /* every id is below this */
 
 /* Tokens by id, and two ways from text to id: model tokens (BPE looks only there) and added
  * tokens. Immutable once built. */
@@ -24,7 +24,7 @@ struct td_vocab_token {
     int32_t n;
     bool special;
 };
-/* open addressing; a cell is id + 1, 0 empty */
+/* open addressing; a cell is id + 1, 0 = empty */
 struct td_vocab_index {
     uint32_t *cells;
     size_t mask;
@@ -36,15 +36,14 @@ struct td_vocab {
     int32_t n_ids; /* largest id + 1 */
     int32_t ids_capacity;
     struct td_vocab_index model, added;
-    uint64_t seed; /* of the hash: random per vocabulary, so that no file can choose its
-                      collisions */
+    /* seed of the hash, random per vocabulary, so that no file can choose its collisions */
+    uint64_t seed;
 };
 
 void td_vocab_init(struct td_vocab *v);
 void td_vocab_free(struct td_vocab *v);
-/* Makes `text` the token `id` and enters it in `index` (&v->model or &v->added). TD_ERR_CORRUPT
- *     when the id has another text, or the text
- * another id in this index. */
+/* Gives the token `id` the text `text` and enters it in `index` (&v->model or &v->added).
+ * TD_ERR_CORRUPT when the id has another text, or the text another id in this index. */
 td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const char *text, size_t n,
                        int32_t id, const char *what, struct td_err *err);
 /* -1 when absent */
@@ -65,10 +64,11 @@ struct td_bpe {
     struct td_vocab vocab;
     struct td_bpe_merge *merges; /* open addressing, at most half full */
     size_t merges_mask, n_merges;
-    uint64_t joints[TD_BPE_JOINT_BITS / 64]; /* hashed pairs of initial symbols that some merge
-                                                can join; false positives are harmless */
-    int32_t cp_ids[0x180]; /* ids of one-character tokens below U+0180: all characters of
-                              byte-level text are */
+    /* bit set of hashed pairs of initial symbols that some merge can join; false positives are
+     * harmless */
+    uint64_t joints[TD_BPE_JOINT_BITS / 64];
+    /* ids of one-character tokens below U+0180, which includes all characters of byte-level text */
+    int32_t cp_ids[0x180];
     int32_t byte_ids[256]; /* <0x00>..<0xFF>; -1 absent */
     int32_t unk_id;        /* -1: none */
     bool byte_fallback, fuse_unk, ignore_merges;
@@ -78,12 +78,12 @@ td_status td_bpe_reserve_merges(struct td_bpe *b, size_t n_merges);
 /* A later merge of the same pair replaces the earlier one. */
 void td_bpe_add_merge(struct td_bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t new_id);
 const struct td_bpe_merge *td_bpe_find_merge(const struct td_bpe *b, int32_t left, int32_t right);
-void td_bpe_index(struct td_bpe *b); /* fills cp_ids, byte_ids and joints, once vocabulary,
-                                        merges and unk_id are there */
+/* Fills cp_ids, byte_ids and joints; call it when vocabulary, merges and unk_id are set. */
+void td_bpe_index(struct td_bpe *b);
 void td_bpe_free(struct td_bpe *b);
 
-/* One thread's working memory; zeroed = ready. n_steps counts heap operations and initial
- * symbols: the cost, for tests. */
+/* One thread's working memory; zeroed = ready. n_steps counts heap operations and initial symbols,
+ * the cost, for tests. */
 struct td_bpe_symbol {
     int32_t id, prev, next;
 };

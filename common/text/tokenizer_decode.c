@@ -1,21 +1,22 @@
-/* tokenizer_decode.c - ids to text, as a pipeline of stages that hold back no more than they must.
+/* tokenizer_decode.c - turns ids into text, as a pipeline of stages that hold back no more than
+ * they must.
  *
- * Each decoder of the file is a stage that hears three events: bytes of the current token (whole
- * characters), the token's end, and the end of all. It sends the same events to the stage after it;
- * behind the last stage is the text. The whole decode runs the very same pipeline, so a stream of
+ * Each decoder of the file is a stage that receives three events: bytes of the current token (whole
+ * characters), the token's end, and the end of all. It sends the same events to the next stage; the
+ * output of the last stage is the text. The whole decode uses the same pipeline, so a stream of
  * pushes cannot differ from it. What each stage holds back:
  *   ByteLevel     the token until its end (its mapping depends on all of it), then only an
  *                 unfinished UTF-8 character
  *   ByteFallback  the token until its end; a run of byte tokens until it ends, because one bad byte
  *                 turns the whole run into U+FFFD
- *   Fuse, Join    nothing: they only take away or replace the ends of tokens
+ *   Fuse, Join    nothing: they only remove or replace the ends of tokens
  *   Replace       a literal: a suffix that may begin a match; a regex: the token until its end
  *   Strip         as many trailing characters as `stop` may still remove
  *   Metaspace     nothing
  *
- * A detokenizer with a prefix first runs the prefix. Text that the prefix alone would give at
- * its end but that is still held back (a last "<0x0A>", say) is the prefix's: it is kept as
- * `owed` and taken off the front of what comes, as long as it agrees. */
+ * A detokenizer with a prefix first runs the prefix. Text that the prefix alone would give at its
+ * end but that is still held back (a last "<0x0A>", say) belongs to the prefix. It is kept as
+ * `owed` and removed from the front of the following text, as long as the two agree. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,9 +40,9 @@ struct td_detokenizer {
     struct stage stages[TD_TOK_OPS_MAX];
     struct td_tok_matcher matcher;
     struct td_tok_buf out;   /* new text since the last call */
-    struct td_tok_buf owed;  /* what of the coming text is the prefix's */
+    struct td_tok_buf owed;  /* the text to come that belongs to the prefix */
     size_t n_paid;           /* bytes of owed that have come */
-    struct td_tok_buf shown; /* what the last call gave out */
+    struct td_tok_buf shown; /* the text that the last call returned */
 };
 
 static td_status data(struct td_detokenizer *d, size_t at, const char *bytes, size_t n);
@@ -54,8 +55,8 @@ static td_status data_cp(struct td_detokenizer *d, size_t at, uint32_t cp)
     return data(d, at, utf8, (size_t)td_utf8_put(cp, utf8));
 }
 
-/* Sends on what of st->run is decided: characters, and U+FFFD for what cannot become one. At the
- * end of all the rest is U+FFFD too. */
+/* Sends on the part of st->run that is decided: characters, and U+FFFD for bytes that cannot become
+ * one. At the end of all, the rest is U+FFFD too. */
 static td_status flush_utf8(struct td_detokenizer *d, size_t at, bool is_end)
 {
     struct td_tok_buf *run = &d->stages[at].run;
@@ -208,7 +209,7 @@ static td_status strip(struct td_detokenizer *d, size_t at, const char *bytes, s
             st->n_trailing++;
             continue;
         }
-        if (cp == op->cp) { /* one more than may go: the first of them is sure to stay */
+        if (cp == op->cp) { /* one more than may be removed: the first of them certainly stays */
             s = data_cp(d, at + 1, cp);
             continue;
         }
@@ -296,7 +297,7 @@ static td_status end(struct td_detokenizer *d, size_t at)
     return TD_ERR_INTERNAL;
 }
 
-/* No more tokens will come to stage `at`: the fusing stages end their one token. */
+/* No more tokens come to stage `at`: stages that fuse all tokens into one end it. */
 static td_status finish(struct td_detokenizer *d, size_t at)
 {
     if (at == d->t->n_dec) return TD_OK;
@@ -414,7 +415,7 @@ td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *pre
     if (!s) s = push_all(alone, prefix, n_prefix, true, &at);
     if (!s) s = finish(alone, 0);
     if (!s) s = push_all(d, prefix, n_prefix, true, &at);
-    if (!s) { /* what is out without the end is a beginning of what is out with it */
+    if (!s) { /* the text without the end is a prefix of the text with it */
         TD_ASSERT(d->out.n <= alone->out.n);
         if (alone->out.n > d->out.n)
             s = td_tok_buf_append(&d->owed, alone->out.bytes + d->out.n, alone->out.n - d->out.n);
@@ -442,8 +443,8 @@ void td_detokenizer_free(struct td_detokenizer *d)
     free(d);
 }
 
-/* Moves the new text to `shown`, without what is the prefix's. When the two disagree, the
- * prefix's end was undecided: all of it is new. */
+/* Moves the new text to `shown`, without the prefix's part. When the two disagree, the prefix's end
+ * was undecided, and all of the text is new. */
 static td_status show(struct td_detokenizer *d, const char **ret_text, size_t *ret_bytes)
 {
     size_t i = 0;

@@ -1,11 +1,13 @@
-/* tokenizer_encode.c - text to ids:
+/* tokenizer_encode.c - turns text into ids:
  *
- *     text --raw added tokens--> pieces --normalizer, normalized added tokens--> pieces
- *         --pre-tokenizers--> words --BPE--> ids
+ *     text   --added tokens, raw--------------------------> pieces
+ *     pieces --normalizer, added tokens in its output-----> pieces
+ *     pieces --pre-tokenizers------------------------------> words
+ *     words  --BPE-----------------------------------------> ids
  *
- * as Hugging Face's TokenizerImpl does it: each stage sees each piece alone (so "Prepend"
- * happens once per piece between added tokens), and pieces that are tokens pass all stages
- * untouched. All working memory belongs to the call: any number of threads may encode at once. */
+ * as Hugging Face's TokenizerImpl does it: each stage sees each piece alone (so "Prepend" happens
+ * once per piece between added tokens), and pieces that are tokens pass all stages unchanged. All
+ * working memory belongs to the call: any number of threads may encode at once. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -52,8 +54,8 @@ static td_status add_ids(const int32_t *ids, size_t n, size_t max_tokens,
     return s;
 }
 
-/* Which part of tokenizer.json went over which limit: this text's fault or the file's, never too
- * many tokens. */
+/* Names the part of tokenizer.json that exceeded a limit, and the limit; never called for too many
+ * tokens. */
 static td_status over_budget(const struct td_tokenizer *t, const struct encoding *e, size_t n_bytes,
                              const char *part, size_t at, size_t n, struct td_err *err)
 {

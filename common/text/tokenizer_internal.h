@@ -1,4 +1,5 @@
-/* tokenizer_internal.h - a tokenizer.json once it is read. Private to common/text/tokenizer*.c.
+/* tokenizer_internal.h - the form of a tokenizer.json in memory. Internal to
+ * common/text/tokenizer*.c.
  *
  * Sequences are flattened at load: each kind of component is an array of operations, applied in
  * order. */
@@ -19,7 +20,7 @@ struct td_tok_added {
     bool special, single_word, lstrip, rstrip, normalized;
 };
 
-/* Patterns of one matching round as a trie over bytes: leftmost match, longest first. */
+/* The patterns of one matching round as a trie over bytes: leftmost match, longest first. */
 /* -1: none; added: index into td_tokenizer.added */
 struct td_tok_trie_node {
     int32_t child, sibling, added;
@@ -113,8 +114,8 @@ td_status td_tok_only_keys(const json_t *obj, const char *what, const char *know
                            struct td_err *err);
 
 /* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are
- * cleared first; what is allocated counts in out's budget. *ret_front_lost: the first character
- * left does not come from the first of the text. *ret_at: the operation that failed. */
+ * cleared first; allocations count in out's budget. *ret_front_lost: the first remaining character
+ * does not come from the first of the text. *ret_at: the operation that failed. */
 td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text,
                            size_t n, struct td_tok_buf *out, struct td_tok_buf *tmp,
                            bool *ret_front_lost, size_t *ret_at);
@@ -125,7 +126,7 @@ const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at);
 /* tokenizer_added.c: added tokens in text. */
 td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, int32_t added);
 void td_tok_trie_free(struct td_tok_trie *trie);
-/* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as for
+/* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as in
  * td_tok_text_add_piece, for the piece at `start`. */
 td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie,
                              struct td_tok_text *out, size_t start, size_t n, bool first);

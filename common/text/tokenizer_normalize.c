@@ -1,7 +1,7 @@
 /* tokenizer_normalize.c - the normalizers: each reads one buffer and writes the other.
  *
- * Unicode forms: utf8proc decomposes characters and composes sequences; canonical ordering
- * between the two is ours, because utf8proc sorts runs of combining marks by insertion, and a
+ * Unicode forms: utf8proc decomposes characters and composes sequences. The canonical ordering
+ * between the two is our own, because utf8proc sorts runs of combining marks by insertion, and a
  * megabyte of marks would take hours. */
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static td_status grow(struct code_points *c, size_t room)
 {
     if (c->capacity - c->n >= room) return TD_OK;
     if (c->budget && c->n > c->budget->max_text_bytes) {
-        /* composing leaves fewer, but never so few */
+        /* composing would leave fewer characters, but never so few */
         c->budget->text_over = true;
         return TD_ERR_LIMIT;
     }
@@ -136,8 +136,8 @@ static td_status strip(const struct td_tok_norm_op *op, const char *text, size_t
     return td_tok_buf_append(out, text + start, n - start);
 }
 
-/* Rust's char::to_lowercase: the simple mapping, but for the one character whose full mapping is
- * longer. */
+/* As Rust's char::to_lowercase: the simple mapping, except for the one character whose full mapping
+ * is longer. */
 static td_status lowercase(const char *text, size_t n, struct td_tok_buf *out)
 {
     td_status s = TD_OK;
@@ -186,7 +186,7 @@ td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *
     *ret_front_lost = false;
     out->n = tmp->n = 0;
     if (!t->n_norm) return td_tok_buf_append(out, text, n);
-    /* so that the last one writes `out` */
+    /* chosen so that the last operation writes `out` */
     struct td_tok_buf *to = t->n_norm % 2 ? out : tmp, *other = t->n_norm % 2 ? tmp : out;
     td_status s = TD_OK;
     for (size_t i = 0; i < t->n_norm && !s; i++) {

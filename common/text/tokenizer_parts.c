@@ -1,9 +1,9 @@
-/* tokenizer_parts.c - tokenizer.json's normalizer, pre_tokenizer, post_processor and decoder, read
+/* tokenizer_parts.c - reads tokenizer.json's normalizer, pre_tokenizer, post_processor and decoder
  * into arrays of operations.
  *
- * Each component's keys are all known or refused; each is honoured, except trim_offsets (it
- * moves offsets, which we do not give out), Metaspace's str_rep (a copy of replacement) and
- * type_id (not part of the ids). */
+ * Each key of a component is honoured or refused, with three exceptions that do not change ids:
+ * trim_offsets (it moves offsets, which we do not return), Metaspace's str_rep (a copy of
+ * replacement) and type_id. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ td_status td_tok_only_keys(const json_t *obj, const char *what, const char *know
     return TD_OK;
 }
 
-/* The object's "type", checked to be an object with a string there. */
+/* Reads the object's "type"; checks that it is an object with a string there. */
 static td_status type_of(const json_t *json, const char *what, const char **ret_type,
                          struct td_err *err)
 {
@@ -128,8 +128,8 @@ static td_status normalizer(struct td_tokenizer *t, const json_t *json, int dept
         return s;
     }
     if (t->n_norm == TD_TOK_OPS_MAX) return too_many(what, err);
-    struct td_tok_norm_op *op = &t->norm[t->n_norm++]; /* counted at once: td_tokenizer_free then
-                                                          frees a half-built one */
+    /* counted at once, so that td_tokenizer_free frees a half-built one */
+    struct td_tok_norm_op *op = &t->norm[t->n_norm++];
     if (!strcmp(type, "Prepend")) {
         op->kind = TD_NORM_PREPEND;
         s = td_tok_only_keys(json, "normalizer Prepend", "type prepend", err);
@@ -186,8 +186,8 @@ static td_status parse_behavior(const json_t *json, const char *what,
     return td_fail(err, TD_ERR_UNSUPPORTED, "%s: behavior \"%.60s\" is not supported", what, text);
 }
 
-/* replacement, add_prefix_space (older files) and prepend_scheme, which must not contradict each
- * other. */
+/* Reads replacement, add_prefix_space (older files) and prepend_scheme, which must not contradict
+ * each other. */
 static td_status parse_metaspace(const json_t *json, const char *what, uint32_t *ret_cp,
                                  enum td_tok_prepend *ret_prepend, bool *ret_split,
                                  struct td_err *err)
@@ -300,7 +300,7 @@ static td_status pre_tokenizer(struct td_tokenizer *t, const json_t *json, int d
         s = td_tok_only_keys(json, what, "type", err);
         if (s) return s;
         if (type[10]) return fixed_split(op, "\\s", TD_SPLIT_REMOVED, false, err);
-        /* Rust's \w has the joiners */
+        /* because Rust's \w includes the joiners */
         return fixed_split(op, "[\\w\\x{200c}\\x{200d}]+|[^\\w\\s\\x{200c}\\x{200d}]+",
                            TD_SPLIT_REMOVED, true, err);
     }
@@ -336,7 +336,7 @@ static td_status template_ids(const struct td_tokenizer *t, const json_t *json, 
     return TD_OK;
 }
 
-/* A later template stands around an earlier one. */
+/* A later template is put around an earlier one. */
 static td_status template(struct td_tokenizer *t, const json_t *json, struct td_err *err)
 {
     const char *what = "post_processor TemplateProcessing";

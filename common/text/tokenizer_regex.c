@@ -1,22 +1,25 @@
-/* tokenizer_regex.c - Oniguruma's dialect rewritten for PCRE2, and the walk over all matches.
+/* tokenizer_regex.c - rewrites Oniguruma's dialect for PCRE2, and walks over all matches.
  *
  * Hugging Face compiles patterns with Oniguruma's own syntax over Unicode. PCRE2 reads most of it
- * alike under UTF|UCP; the differences that matter are rewritten, and every construct that is
- * neither known to be the same nor rewritten is refused by name:
- *   \s \S    PCRE2 counts U+180E as space, Unicode since 6.3 does not                   -> an
- *            explicit class
- *   \w \W \b PCRE2's words have no marks and no connectors but "_"                      -> explicit
- *       classes, look-arounds
- *   \v       one character in Oniguruma, a class in PCRE2                               -> \x0B
- *   \p{Han}  script, not PCRE2's script extensions; long names of general categories    ->
- *       \p{sc:Han}, \p{L}
- *   (?m)     Oniguruma's word for "dot matches newline"; ^ and $ always mean lines      -> (?s),
- *            PCRE2_MULTILINE
- *   {,n}     {0,n};   [a[bc]]  a nested set is a union                                  -> [abc]
+ * alike under UTF|UCP. The differences that matter are rewritten, and a construct that is neither
+ * known to be the same nor rewritten is refused by name:
+ *   \s \S     PCRE2 counts U+180E as space, Unicode since 6.3 does not
+ *             -> an explicit class
+ *   \w \W \b  PCRE2's words have no marks and no connectors but "_"
+ *             -> explicit classes, look-arounds
+ *   \v        one character in Oniguruma, a class in PCRE2
+ *             -> \x0B
+ *   \p{Han}   a script, not PCRE2's script extensions; long names of general categories
+ *             -> \p{sc:Han}, \p{L}
+ *   (?m)      Oniguruma's name for "dot matches newline"; its ^ and $ always mean lines
+ *             -> (?s), PCRE2_MULTILINE
+ *   {,n}      -> {0,n}
+ *   [a[bc]]   a nested set is a union
+ *             -> [abc]
  *
- * After each match the search goes on at its end; an empty match right there is skipped by one
- * character. That is the rule of the onig crate's find_iter, and it decides nothing but patterns
- * that can match nothing. */
+ * After each match the search continues at its end; an empty match right there is skipped by one
+ * character. That is the rule of the onig crate's find_iter; it matters only for patterns that can
+ * match nothing. */
 #include "common/text/tokenizer_regex.h"
 
 #include <ctype.h>
@@ -71,7 +74,7 @@ static bool next_is(const struct translation *t, const char *text)
     return t->n - t->at >= n && !memcmp(t->in + t->at, text, n);
 }
 
-/* \p{Name}, \P{Name}, \p{^Name}; t->at is at the backslash. */
+/* Translates \p{Name}, \P{Name}, \p{^Name}; t->at is at the backslash. */
 static td_status property(struct translation *t)
 {
     static const char *const long_names[][2] = {
@@ -128,7 +131,7 @@ static td_status property(struct translation *t)
     }
     t->at = i + 1;
     td_status s = put(t, negated ? "\\P{" : "\\p{");
-    if (!s && !found) s = put(t, "sc:"); /* a script; PCRE2 refuses names that it does not know */
+    if (!s && !found) s = put(t, "sc:"); /* a script; PCRE2 refuses unknown names */
     if (!s) s = put(t, found ? found : name);
     return s ? s : put(t, "}");
 }
@@ -241,7 +244,7 @@ static td_status set(struct translation *t)
     return s ? s : refuse(t, "[ without ]");
 }
 
-/* "(" and what may follow it; the group's own text goes on in the main loop. */
+/* Translates "(" and what may follow it; the main loop translates the group's own text. */
 static td_status group(struct translation *t)
 {
     static const char *const same[] = {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"};
@@ -338,7 +341,7 @@ td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what,
         s = td_fail(err, TD_ERR_INVALID, "%s: invalid regex: %s (at byte %zu of \"%.*s\")", what,
                     message, at, (int)(pcre.n > 200 ? 200 : pcre.n), pcre.n ? pcre.bytes : "");
     } else {
-        /* without it pcre2_match interprets: slower, the same answers */
+        /* without JIT code pcre2_match interprets: slower, the same answers */
         pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
         *ret_pattern = (struct td_tok_pattern){.code = compiled};
     }
@@ -407,7 +410,7 @@ static td_status find(const struct td_tok_pattern *p, struct td_tok_matcher *m, 
         *ret_end = *ret_start + p->n_literal;
         return TD_OK;
     }
-    /* the whole match is all that is asked for */
+    /* one pair, because only the whole match is needed */
     if (!m->data) m->data = pcre2_match_data_create(1, NULL);
     if (!m->context) m->context = pcre2_match_context_create(NULL);
     if (!m->data || !m->context) return TD_ERR_NOMEM;
@@ -450,7 +453,7 @@ td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_mat
             from += from < n ? (size_t)td_utf8_next(text + from, n - from, &cp) : 1;
             continue;
         }
-        /* \K-like results; such constructs were refused, so this is a guard */
+        /* a guard against results as of \K; such constructs were refused */
         if (start < done || end < start) return TD_ERR_LIMIT;
         from = last_end = end;
         if (done != start) s = td_tok_spans_add(spans, done, start, false);

@@ -1,9 +1,9 @@
 /* tokenizer_regex.h - patterns of tokenizer.json: literal strings, and Oniguruma regular
  * expressions run by PCRE2.
  *
- * A pattern is immutable and shared; a matcher is one thread's scratch. One match may spend a
- * number of backtracking steps proportional to its text (TD_ERR_LIMIT past that), so no pattern
- * can hang a thread. Private to common/text/tokenizer*.c and its tests. */
+ * A pattern is immutable and shared; a matcher is one thread's scratch. One match may take a number
+ * of backtracking steps proportional to its text (TD_ERR_LIMIT beyond that), so no pattern can
+ * block a thread. Internal to common/text/tokenizer*.c and its tests. */
 #ifndef TD_TEXT_TOKENIZER_REGEX_H
 #define TD_TEXT_TOKENIZER_REGEX_H
 
@@ -16,22 +16,22 @@
 #include "common/base/status.h"
 #include "common/text/tokenizer_text.h"
 
-/* Either code or literal. */
+/* Either code (a regular expression) or literal is set. */
 struct td_tok_pattern {
     pcre2_code *code;
     char *literal;
     size_t n_literal;
 };
 
-/* Zeroed = ready. Grows to what the patterns it meets need. */
+/* Zeroed = ready. Grows to the needs of the patterns that it is used with. */
 struct td_tok_matcher {
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
 };
 
-/* The PCRE2 pattern of the same meaning, appended to `out`. TD_ERR_UNSUPPORTED names the
- * construct that PCRE2 reads differently and that is not rewritten. */
+/* Appends to `out` the PCRE2 pattern with the same meaning. TD_ERR_UNSUPPORTED names a construct
+ * that PCRE2 reads differently and that is not rewritten. */
 td_status td_tok_regex_translate(const char *onig, size_t n, struct td_tok_buf *out,
                                  const char *what, struct td_err *err);
 
@@ -42,9 +42,9 @@ td_status td_tok_pattern_literal(const char *text, size_t n, const char *what,
 void td_tok_pattern_free(struct td_tok_pattern *p);
 void td_tok_matcher_free(struct td_tok_matcher *m);
 
-/* All matches, left to right, not overlapping, with what lies between them: spans that cover
- * text[0..n) in order. Appended to *spans, which grows. `text` is valid UTF-8. TD_ERR_LIMIT: too
- * much backtracking, or the budget is used up. */
+/* Finds all matches, left to right, not overlapping, with the text between them: spans that cover
+ * text[0..n) in order. They are appended to *spans, which grows. `text` is valid UTF-8.
+ * TD_ERR_LIMIT: too much backtracking, or the budget is used up. */
 struct td_tok_span {
     uint32_t start, end;
     bool is_match;

@@ -5,8 +5,8 @@
 
 #include "common/text/tokenizer_internal.h"
 
-/* What becomes of a text's spans, in place: afterwards each span is a piece, and is_match says
- * "drop it". */
+/* Applies the behaviour to a text's spans, in place: afterwards each span is a piece, and is_match
+ * means "drop it". */
 static void behave(struct td_tok_spans *spans, enum td_tok_behavior behavior)
 {
     struct td_tok_span *v = spans->v;
@@ -31,8 +31,8 @@ static void behave(struct td_tok_spans *spans, enum td_tok_behavior behavior)
         }
         spans->n = n;
         return;
-    case TD_SPLIT_NEXT: /* the same from the right: the kept spans gather at the end of v, then
-                           move to its front */
+    /* the same from the right: the kept spans gather at the end of v, then move to its front */
+    case TD_SPLIT_NEXT:
         n = spans->n;
         for (size_t i = spans->n; i-- > 0;) {
             bool match = v[i].is_match;
@@ -48,7 +48,7 @@ static void behave(struct td_tok_spans *spans, enum td_tok_behavior behavior)
     }
 }
 
-/* One piece's new text: out->buf from `start` on. */
+/* Writes one piece's new text to out->buf from `start` on. */
 static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_t n, bool first,
                          struct td_tok_buf *out)
 {
@@ -93,8 +93,8 @@ static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
     return s;
 }
 
-/* Bytes to their stand-ins: the pieces from `from` on, whose text is raw in out->buf[start..),
- * move to `mapped`. */
+/* Replaces bytes by their printable characters: the pieces from `from` on, whose text is raw in
+ * out->buf[start..), move to `mapped`. */
 static td_status map_bytes(const struct td_tok_text *in, struct td_tok_text *out)
 {
     td_status s = TD_OK;

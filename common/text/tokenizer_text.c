@@ -1,5 +1,5 @@
-/* tokenizer_text.c - see the header. Nothing here allocates but the growing things, which
- * double. */
+/* tokenizer_text.c - buffers, pieces, UTF-8 and byte-level characters. Nothing here allocates but
+ * the growing arrays, which double. */
 #include "common/text/tokenizer_text.h"
 
 #include <stdlib.h>
@@ -117,7 +117,7 @@ int td_utf8_next(const char *s, size_t n, uint32_t *ret_cp)
               : lead >= 0xF0 && lead <= 0xF4 ? 4
                                              : 0;
     if (!len) return -1;
-    /* The second byte's range shuts out overlong forms, surrogates and what lies past U+10FFFF. */
+    /* The range of the second byte excludes overlong forms, surrogates and values past U+10FFFF. */
     uint8_t low = lead == 0xE0   ? 0xA0
                   : lead == 0xF0 ? 0x90
                                  : 0x80,
