@@ -1,28 +1,29 @@
-/* comm.c - design.
+/* comm.c - rounds, barriers and the detection of dead ranks.
  *
- * The segment: a head, then two data buffers for each rank. A call runs in rounds of at most a
+ * The segment is a head, then two data buffers for each rank. A call runs in rounds of at most a
  * buffer; round k uses the buffers of parity k % 2:
  *
  *     write own buffer | barrier | read (and sum) others' buffers | [barrier | read sums]
  *
  * Invariant: a rank writes a buffer of parity p only after it has passed a barrier of the round
- * before, and every rank arrives there only after it has done with the round before that, the last
- * one of parity p. So one barrier between writing and reading is enough, and none is needed after
- * reading.
+ * before, and every rank arrives at that barrier only when it has finished the round before that,
+ * which is the last one of parity p. So one barrier between writing and reading is enough, and none
+ * is needed after reading.
  *
- * all_reduce_sum: reduce-scatter, then all-gather. Rank r sums the r-th slice of all buffers, in
- * order of ranks, into its own buffer (nobody else reads that slice of it). After a second barrier
- * everybody copies the slices together.
+ * all_reduce_sum is reduce-scatter, then all-gather. Rank r sums the r-th slice of all buffers, in
+ * the order of ranks, into its own buffer (no other rank reads that slice of it). After a second
+ * barrier every rank collects the slices.
  *
- * Barrier: the last to arrive resets n_arrived and bumps `phase`; the others wait for it: look for
- * spin_us, then sleep on a futex. Who bumps looks at the number of sleepers afterwards, who sleeps
- * counts itself before it looks for the last time, both sequentially consistent: no wake is lost.
+ * Barrier: the last to arrive resets n_arrived and increments `phase`. The others wait for that:
+ * they spin for spin_us, then sleep on a futex. The one that increments reads the number of
+ * sleepers afterwards; a sleeper counts itself before it looks for the last time; both are
+ * sequentially consistent, so no wake-up is lost.
  *
- * Death: a sleeper wakes every LOOK_MS and polls the pidfds of the other ranks. A pidfd is of the
- * process, not of its number, and readable from its
- * end on, reaped or not. Whoever sees a death writes the reason (state 0 -> 1 -> 2, the first wins)
- *     and everybody sees it at the next look. A phase
- * that has moved wins over a death: a rank that came to the last barrier and left is no loss. */
+ * Death: a sleeper wakes every LOOK_MS and polls the pidfds of the other ranks. A pidfd stands for
+ * the process, not for its number, and is readable from the process's end on, reaped or not. The
+ * first rank that sees a death writes the reason (state 0 -> 1 -> 2), and all others see it at
+ * their next look. A phase that has changed wins over a death: a rank that arrived at the last
+ * barrier and then ended is not a loss. */
 #include "common/model/comm.h"
 
 #include <errno.h>
@@ -50,24 +51,25 @@
 #define TIMEOUT_MS 60000
 #define LOOK_MS 50
 #define SUM_FLOATS 256
-#define TEAM_FLOATS ((size_t)16384) /* below, a meeting of threads costs more than they save */
+/* below this size a barrier of the threads costs more than they save */
+#define TEAM_FLOATS ((size_t)16384)
 
 enum kind { BARRIER = 1, REDUCE, GATHER, COLUMNS, BROADCAST };
 
 struct member {
     alignas(64) _Atomic int32_t pid; /* 0: not started */
-    _Atomic uint64_t n_arrivals;     /* whom a late barrier is waiting for */
+    _Atomic uint64_t n_arrivals;     /* shows which ranks a late barrier is waiting for */
     struct {
         uint32_t kind;
         uint64_t bytes;
-    } says[2]; /* by parity, like the buffers: the call that it is in */
+    } says[2]; /* by parity, like the buffers: the call that this rank is in */
 };
 
 struct shared {
     uint32_t magic, version;
     int32_t n_ranks;
     uint64_t buffer_bytes;
-    _Atomic uint32_t state; /* 0 fine, 1 a reason is being written, 2 over */
+    _Atomic uint32_t state; /* 0 = no failure, 1 = a reason is being written, 2 = failed */
     char reason[TD_COMM_REASON_MAX];
     alignas(64) _Atomic uint32_t phase;
     _Atomic uint32_t n_sleepers;
@@ -84,8 +86,8 @@ struct td_comm {
     size_t buffer_bytes;
     uint64_t timeout_ns, spin_ns, n_rounds, n_arrivals;
     int pidfds[TD_COMM_MAX_RANKS];
-    td_status team_status; /* of a team's call: part 0 writes it before a meeting, all read it
-                              after */
+    /* the result of a team's call: part 0 writes it before a meeting, all read it after */
+    td_status team_status;
 };
 
 /* ---- the segment ----------------------------------------------------------------------------- */
@@ -121,7 +123,7 @@ td_status td_comm_segment_create(int32_t n_ranks, size_t buffer_bytes,
     no_sockets(&s);
     s.memfd = memfd_create("tandem-ranks", MFD_CLOEXEC);
     if (s.memfd < 0) return td_fail(err, TD_ERR_IO, "ranks: memfd_create: %s", strerror(errno));
-    /* now, not as a SIGBUS in the middle of a step */
+    /* fails now instead of by SIGBUS in the middle of a step */
     int e = posix_fallocate(s.memfd, 0, (off_t)s.bytes);
     s.base = e ? MAP_FAILED : mmap(NULL, s.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s.memfd, 0);
     if (s.base == MAP_FAILED) {
@@ -241,7 +243,7 @@ void td_comm_abort(struct td_comm *c, const char *reason)
 const char *td_comm_reason(struct td_comm *c, char *buf)
 {
     buf[0] = 0;
-    /* who writes it has only to be let run, unless it was killed there */
+    /* the writer of the reason finishes as soon as it runs, unless it was killed there */
     uint64_t until = td_now_ns() + (uint64_t)LOOK_MS * TD_NS_PER_MS;
     while (c && atomic_load(&c->shared->state) == 1 && td_now_ns() < until) sched_yield();
     if (c && atomic_load(&c->shared->state) == 2) {
@@ -362,8 +364,8 @@ static td_status meet(struct td_comm *c, bool idle)
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* Before a buffer is written: a rank that was slow to see the end may still be reading what was
- * there. */
+/* Checked before a buffer is written, because a rank that was slow to see the end may still be
+ * reading it. */
 static bool is_over(const struct td_comm *c) { return atomic_load(&c->shared->state) != 0; }
 
 static uint8_t *buffer_of(const struct td_comm *c, int32_t rank)
@@ -372,8 +374,8 @@ static uint8_t *buffer_of(const struct td_comm *c, int32_t rank)
     return (uint8_t *)c->segment->base + HEAD_BYTES + ((size_t)rank * 2 + parity) * c->buffer_bytes;
 }
 
-/* The barrier after the own buffer is written. All ranks must be in the same call; bytes: what is
- * left of it. */
+/* The barrier after the own buffer was written. Checks that all ranks are in the same call; bytes:
+ * what is left of it. */
 static td_status meet_as(struct td_comm *c, enum kind kind, uint64_t bytes, bool idle)
 {
     struct member *m = c->shared->members;
@@ -400,7 +402,8 @@ static td_status meet_as(struct td_comm *c, enum kind kind, uint64_t bytes, bool
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Elements [*ret_from, *ret_to) of a round of n belong to rank r. Slices begin on cache lines. */
+/* The elements [*ret_from, *ret_to) of a round of n that belong to rank r. Slices begin on cache
+ * lines. */
 static void slice_of(size_t n, int32_t r, int32_t n_ranks, size_t *ret_from, size_t *ret_to)
 {
     size_t each = (n / (size_t)n_ranks + 16) / 16 * 16; /* n_ranks of them cover n */
@@ -408,7 +411,7 @@ static void slice_of(size_t n, int32_t r, int32_t n_ranks, size_t *ret_from, siz
     *ret_to = min_size(each * ((size_t)r + 1), n);
 }
 
-/* Slice [from, to) of all buffers, in order of ranks, into the own buffer. */
+/* Sums slice [from, to) of all buffers, in the order of ranks, into the own buffer. */
 static void sum_slice(struct td_comm *c, size_t from, size_t to)
 {
     float *mine = (float *)(void *)buffer_of(c, c->rank), sum[SUM_FLOATS];
@@ -432,7 +435,8 @@ static void share_of(const struct td_comm_team *t, size_t from, size_t to, size_
     *ret_to += from;
 }
 
-/* Part 0 alone talks to the other ranks; the rest of its team learns the outcome at a meeting. */
+/* Part 0 alone communicates with the other ranks; the rest of its team gets the result at a
+ * meeting. */
 static td_status team_outcome(struct td_comm *c, const struct td_comm_team *t, td_status mine)
 {
     if (t->part == 0) c->team_status = mine;
@@ -463,7 +467,7 @@ static td_status sum_together(struct td_comm *c, const struct td_comm_team *t, f
             memcpy(x + at + lo, (const float *)(const void *)buffer_of(c, r) + lo,
                    (hi - lo) * sizeof(float));
         }
-        t->meet(t->ctx); /* the buffers of this round are done with */
+        t->meet(t->ctx); /* nobody reads the buffers of this round any more */
         if (t->part == 0) c->n_rounds++;
         at += m;
     }
@@ -519,8 +523,8 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
     return TD_OK;
 }
 
-/* Elements [at, at + n) of a tight [.., width] matrix to columns from `column` on of one with
- * rows of `stride`. */
+/* Copies elements [at, at + n) of a dense [.., width] matrix to the columns from `column` on of a
+ * matrix with rows of `stride`. */
 static void place_columns(const float *from, size_t at, size_t n, size_t width, float *out,
                           size_t column, size_t stride)
 {

@@ -1,13 +1,13 @@
-/* config.c - from config.json to td_model_config, with no field left over.
+/* config.c - turns config.json into td_model_config, and accounts for every field.
  *
- * Every key of the object is looked up in one table. A key is READ here (honoured), HARMLESS
- * (cannot change a logit or a token: names, versions, training only), or NEUTRAL (we do not
+ * Every key of the object is looked up in one table. A key is READ (honoured here), HARMLESS (it
+ * cannot change a logit or a token: names, versions, training only), or NEUTRAL (we do not
  * implement it: null, false, empty or its neutral number is accepted, anything else is refused by
  * name). A key of one architecture in a config of another counts as NEUTRAL. A key in no table is
  * refused.
  *
- * Defaults of absent fields are those of the published configuration classes of each
- * architecture; the sizes that have no sensible default must be there. */
+ * Defaults of absent fields are those of the published configuration classes of each architecture.
+ * Sizes without a sensible default must be present. */
 #include "common/model/config.h"
 
 #include <math.h>
@@ -24,7 +24,8 @@
 #define CONFIG_BYTES_MAX ((size_t)4 << 20)
 #define N_ELEMENTS(a) (sizeof(a) / sizeof *(a))
 
-/* Bounds that keep every product below in 64 bits and every absurd file away from malloc. */
+/* Bounds that keep every product below within 64 bits, and the allocations for an absurd file
+ * small. */
 #define LAYERS_MAX 1024
 #define HIDDEN_MAX 65536
 #define INTERMEDIATE_MAX 1048576
@@ -46,7 +47,7 @@ enum { ALL = LLAMA | MISTRAL | QWEN2 | QWEN3 };
 struct field {
     const char *name;
     enum field_kind kind;
-    int archs;      /* READ: for these; in others the field counts as NEUTRAL */
+    int archs; /* READ: the architectures that have the field; in others it counts as NEUTRAL */
     double neutral; /* NEUTRAL: this number means "off" too (0 always does)     */
 };
 
@@ -89,8 +90,8 @@ static const struct field config_fields[] = {
     {"is_decoder", HARMLESS, ALL, 0},
     {"add_cross_attention", NEUTRAL, ALL, 0},
     {"cross_attention_hidden_size", NEUTRAL, ALL, 0},
-    {"chunk_size_feed_forward", HARMLESS, ALL, 0}, /* cuts a loop, adds nothing */
-    {"pretraining_tp", HARMLESS, ALL, 0},          /* cuts a sum, adds nothing  */
+    {"chunk_size_feed_forward", HARMLESS, ALL, 0}, /* it only cuts a loop into pieces */
+    {"pretraining_tp", HARMLESS, ALL, 0},          /* it only cuts a sum into pieces */
 
     {"_name_or_path", HARMLESS, ALL, 0},
     {"_commit_hash", HARMLESS, ALL, 0},
@@ -174,7 +175,7 @@ static const struct field generation_fields[] = {
     {"min_length", NEUTRAL, ALL, 0},
     {"min_new_tokens", NEUTRAL, ALL, 0},
 
-    {"max_length", HARMLESS, ALL, 0}, /* a request brings its own limit */
+    {"max_length", HARMLESS, ALL, 0}, /* each request has its own limit */
     {"max_new_tokens", HARMLESS, ALL, 0},
     {"max_time", HARMLESS, ALL, 0},
     {"length_penalty", HARMLESS, ALL, 0}, /* beams only */
@@ -268,7 +269,7 @@ static td_status check_fields(const json_t *obj, const char *what, enum td_arch 
     return TD_OK;
 }
 
-/* An integer that must be there. */
+/* Reads an integer that must be present. */
 static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min,
                           int32_t max, int32_t *ret, struct td_err *err)
 {
@@ -423,8 +424,8 @@ static td_status read_rope(const json_t *obj, const char *what, struct td_model_
                                      : TD_OK;
 }
 
-/* Explicit list of layers. The window must start at one layer and stay to the last: what
- * sliding_from_layer can say. */
+/* Reads the explicit list of layer types. The window must start at one layer and hold to the last,
+ * because window_first_layer can express nothing else. */
 static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
                                   struct td_err *err)
 {
@@ -466,8 +467,8 @@ static td_status read_window(const json_t *obj, const char *what, struct td_mode
     c->sliding_window = c->sliding_from_layer = 0;
     if (c->arch == TD_ARCH_LLAMA) return TD_OK;
     const json_t *v = json_object_get(obj, "sliding_window");
-    int32_t window = v && json_is_null(v) ? 0 : 4096; /* absent is 4096 by the configuration
-                                                         classes, null is none */
+    /* absent means 4096 (configuration class), null means no window */
+    int32_t window = v && json_is_null(v) ? 0 : 4096;
     if ((s = may_i32(obj, what, "sliding_window", 1, INT32_MAX, &window, err))) return s;
     if (c->arch == TD_ARCH_MISTRAL) {
         c->sliding_window = window;
@@ -644,7 +645,7 @@ static td_status read_config(const json_t *obj, const char *what, struct td_mode
     if ((s = read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
 
-    /* Absent ids: what the configuration classes say. */
+    /* The ids of the configuration classes, for absent ones. */
     bool old_class = c->arch == TD_ARCH_LLAMA || c->arch == TD_ARCH_MISTRAL;
     c->bos_id = old_class && c->vocab > 2 ? 1 : -1;
     c->n_eos = 0;

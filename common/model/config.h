@@ -1,8 +1,9 @@
-/* config.h - a Hugging Face config.json (and generation_config.json) as the engine understands it.
+/* config.h - reads a Hugging Face config.json (and generation_config.json) into the fields that the
+ * engine uses.
  *
- * Every field is honoured or refused by name: a field this file does not know is an error unless
- * it is on the list of fields that cannot change the logits (names, versions, training-only
- * settings); a known field with a value we do not implement is TD_ERR_UNSUPPORTED. */
+ * Every field is honoured or refused by name. A field that this file does not know is an error,
+ * unless it is on the list of fields that cannot change the logits (names, versions, training-only
+ * settings). A known field with a value that we do not implement is TD_ERR_UNSUPPORTED. */
 #ifndef TD_MODEL_CONFIG_H
 #define TD_MODEL_CONFIG_H
 
@@ -29,10 +30,11 @@ struct td_model_config {
     enum td_rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     int32_t rope_original_max_positions;
-    enum td_dtype checkpoint_dtype;     /* torch_dtype / dtype; what "--dtype auto" means */
+    /* from torch_dtype or dtype: the type that "--dtype auto" means */
+    enum td_dtype checkpoint_dtype;
     int32_t bos_id;                     /* -1 = none */
-    int32_t eos_ids[TD_MAX_EOS], n_eos; /* generation_config.json wins over config.json */
-    /* generation defaults (generation_config.json): used where a request leaves the field out */
+    int32_t eos_ids[TD_MAX_EOS], n_eos; /* from generation_config.json, else from config.json */
+    /* generation defaults (generation_config.json), used where a request leaves the field out */
     float temperature, top_p, min_p, repetition_penalty;
     int32_t top_k; /* 0 = off */
     bool do_sample;
@@ -41,8 +43,8 @@ struct td_model_config {
 /* Reads DIR/config.json and DIR/generation_config.json (optional). */
 td_status td_model_config_load(const char *dir, struct td_model_config *ret_config,
                                struct td_err *err);
-/* The same from one config file (engine-bench --random-weights CONFIG.json) and from memory
- * (fuzzing); generation text may be NULL. */
+/* The same from one config file (engine-bench --random-weights CONFIG.json), and from memory
+ * (fuzzing); the generation text may be NULL. */
 td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config,
                                     struct td_err *err);
 td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text,

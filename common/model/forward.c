@@ -1,22 +1,23 @@
-/* forward.c - one ragged batch through the layers, written once against td_ops: also a device's
- * steps (forward_device.c) walk this list.
+/* forward.c - runs one ragged batch through the layers. It is written once against td_ops; a
+ * device's steps (forward_device.c) walk the same list.
  *
- * On the host: one td_thread_pool_run per call: every member walks the same list of entries,
- * computes its part of each, and meets the others at a barrier. Between two entries without a
- * barrier nothing that one part writes is read by another.
+ * On the host there is one td_thread_pool_run per call. Every member walks the same list of
+ * entries, computes its part of each, and meets the others at a barrier. Between two entries
+ * without a barrier, no part reads what another writes.
  *
- *   embed | per layer: norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o += |
- *       norm | prepare | gate,up | silu |
- * prepare | down += | at the end: norm of the wanted rows | prepare | lm_head
+ *   embed
+ *   per layer    norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o +=
+ *                norm | prepare | gate,up | silu | prepare | down +=
+ *   at the end   norm of the wanted rows | prepare | lm_head
  *
- * Ranks: each does its heads and its part of the MLP, and what o and down add to the residual
- * stream is summed over ranks (rank 0's sum holds the stream itself and the bias), so that the
- * stream is the same on all. Each computes its part of the logits; rank 0 gathers them. A failure
- * between ranks ends the walk.
+ * Ranks: each computes its heads and its part of the MLP. What o and down add to the residual
+ * stream is summed over ranks (rank 0's term includes the stream itself and the bias), so the
+ * stream is the same on all. Each computes its part of the logits, and rank 0 gathers them. A
+ * failure between ranks ends the walk.
  *
- * After the K and V of the last layer are stored, rows whose logits nobody wants are dropped: a
- * prefill chunk that is not the last one ends there. A row's bits do not depend on which other
- * rows are there (I1), so this changes nothing but the time. */
+ * After the K and V of the last layer are stored, rows whose logits are not wanted are dropped: a
+ * prefill chunk that is not the last one ends there. A row's bits do not depend on which other rows
+ * are there (I1), so this changes nothing but the time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +27,7 @@
 #include "kernels/device.h"
 
 #define ROWS_MAX (1 << 20)
-/* a cache line of either world, and what copies of a device like */
+/* a multiple of a cache line on host and device, and the alignment that a device's copies prefer */
 #define ALIGN_BYTES ((size_t)256)
 
 static size_t reserve(size_t *total, size_t n, size_t elem)
@@ -118,7 +119,7 @@ struct step {
     int part, n_parts;
 };
 
-/* The rows that an entry works on: all, or in the last layer's second half the wanted ones. */
+/* The rows that an entry works on: all rows, or in the last layer's second half the wanted ones. */
 struct rows {
     float *x;
     const float *q;
@@ -162,9 +163,9 @@ static void gemm(const struct step *s, const struct td_weight *w, const float *x
     meet(s);
 }
 
-/* K and V of the layer are stored, by all parts (a meeting lies between) and, with several
- * ranks, by all of them (a sum lies between). On a device: they will be when what was issued so
- * far is done. */
+/* Marks that K and V of the layer are stored, by all parts (a barrier lies between) and, with
+ * several ranks, by all of them (a sum lies between). On a device they will be stored when
+ * everything issued so far is done. */
 static void layer_stored(const struct step *s, int32_t layer)
 {
     const struct td_forward_layers *l = s->batch->layers;
@@ -176,18 +177,17 @@ static void layer_stored(const struct step *s, int32_t layer)
         l->done(l->ctx, n);
 }
 
-/* Before gemm_args of a matrix whose columns are split over ranks: rank 0 alone adds to what is
+/* For gemm_args of a matrix whose columns are split over ranks: only rank 0 adds to what is
  * there. */
 static bool adds(const struct step *s) { return td_comm_rank(s->m->comm) == 0; }
 
 static void meet_threads(void *threads) { td_thread_pool_barrier(threads); }
 
-/* After it: x of all ranks becomes their sum. False: the group is lost. */
+/* Called after it: replaces x of all ranks by their sum. False: the group is lost. */
 static bool sum_ranks(const struct step *s, const struct rows *r)
 {
     if (td_comm_n_ranks(s->m->comm) == 1) return true;
-    if (s->m->ops->device) { /* issued like an entry; what goes wrong shows at the end of the
-                                step */
+    if (s->m->ops->device) { /* issued like an entry; errors show at the end of the step */
         s->m->ops->device->ranks->all_reduce_sum(r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
         return true;
     }
@@ -227,9 +227,9 @@ static void norm_gemm(const struct step *s, const struct rows *r, const float *n
     meet(s);
 }
 
-/* Qwen3: every head of q and of k is normed by itself. Heads of one row lie head_dim apart, rows
- * a whole qkv apart: one call covers either the rows of a head or the heads of a row, whichever
- * run is longer. */
+/* Qwen3 norms every head of q and of k by itself. Heads of one row lie head_dim apart, rows a whole
+ * qkv apart; one call covers either the rows of a head or the heads of a row, whichever run is
+ * longer. */
 static void norm_heads(const struct step *s, float *x, const float *w, int32_t n_heads,
                        int32_t n_rows, int64_t row_stride)
 {
@@ -249,7 +249,7 @@ static void norm_heads(const struct step *s, float *x, const float *w, int32_t n
     }
 }
 
-/* Norm, q k v, rotation, and K and V into the cache. */
+/* Norm, the product for q, k and v, rotation, and storing K and V in the cache. */
 static void attend_prepare(const struct step *s, int32_t layer, const struct rows *r,
                            const struct td_kv_view *kv)
 {
@@ -261,7 +261,7 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     float *qkv = s->ws->qkv;
 
     norm_gemm(s, r, y->attn_norm, &y->qkv, qkv, y->qkv_bias);
-    /* k's heads follow q's in the row: one call turns both. */
+    /* k's heads follow q's in the row, so one call rotates both. */
     struct td_rope_args rope = {.x = qkv,
                                 .cos_sin = s->m->cos_sin,
                                 .positions = r->positions,
@@ -329,7 +329,7 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));
     if (!sum_ranks(s, r)) return false;
-    /* what the others added here they computed behind their stores */
+    /* the others computed their terms of this sum after their stores */
     if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
 
     norm_gemm(s, r, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
@@ -350,7 +350,7 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
     return sum_ranks(s, r);
 }
 
-/* Copies what the wanted rows still need; the others end here. */
+/* Copies the wanted rows; the others end here. */
 static void keep_wanted(const struct step *s, struct rows *r)
 {
     const struct td_batch *b = s->batch;
@@ -417,8 +417,9 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
         attend_prepare(&s, layer, &r, &kv);
         if (td_comm_n_ranks(model->comm) == 1) layer_stored(&s, layer);
         if (layer == c->n_layers - 1) {
-            if (b->n_logit_rows == 0) { /* no logits to gather: the others' last K and V must be
-                                           there, too, before anybody sends them on */
+            /* No logits are gathered, so wait here: the other ranks' last K and V must be stored,
+             * too, before they are sent on. */
+            if (b->n_logit_rows == 0) {
                 if (part == 0 && !model->ops->device && td_comm_n_ranks(model->comm) > 1 &&
                     !(ws->comm_status = td_comm_barrier(model->comm)))
                     layer_stored(&s, layer);

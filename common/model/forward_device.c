@@ -1,24 +1,25 @@
-/* forward_device.c - one batch on a device: a step of its table (kernels/device.h).
+/* forward_device.c - runs one batch on a device: a step of its table (kernels/device.h).
  *
- * What a step's entries read besides weights and cache is one descriptor: tokens, positions,
- * sequences, block tables, wanted rows, attention's plans. It is written into pinned memory and
- * goes down with one put, ahead of the entries, which forward.c's walk issues. Nothing waits until
- * the end of the step; then the logits come down, unless the caller's tail (the sampler) reads them
- * where they are. Who asked for finished layers gets a mark in the stream behind each group of
- * them: this thread, which would wait for the end anyway, waits for them in turn, and the stream
- * for nothing.
+ * Besides weights and cache, a step's entries read one descriptor: tokens, positions, sequences,
+ * block tables, wanted rows, attention's plans. It is written into pinned memory and copied to the
+ * device by one put, ahead of the entries, which forward.c's walk issues. Nothing waits until the
+ * end of the step; then the logits are copied to the host, unless the caller's tail (the sampler)
+ * reads them on the device. For a caller that asks for finished layers, a mark is set in the stream
+ * behind each group of layers. This thread, which would wait for the end anyway, waits for the
+ * marks in turn; the stream itself never waits.
  *
- *   pinned, device:  [pointers of block tables | tokens | positions | row_seq | logit_rows |
- *                    position_last | seq_last | plan | plan_last | block ids]
+ *   descriptor, in pinned memory and on the device:
+ *   [pointers of block tables | tokens | positions | row_seq | logit_rows | position_last |
+ *    seq_last | plan | plan_last | block ids]
  *
- * Graphs. A batch in which every row is a sequence's wanted one is a decode step. It is padded
- * (rows of position -1) to one of a few sizes, and so is the space of the block ids, so that
- * most steps repeat the shape of an earlier one: all that decides the entries' arguments. A
- * shape's first step runs as it is, which also lets the table choose its algorithms; its second
- * is recorded under a key of its own and later ones only launch that. A workspace knows
- * SHAPES_MAX shapes; a further one takes the place of the shape that was seen longest ago. Keys
- * are never used twice in a process, since a graph holds the addresses of its workspace and the
- * arguments of its shape; the table drops the graphs that nobody asks for. */
+ * Graphs. A batch in which every row is the one wanted row of a sequence is a decode step. It is
+ * padded (with rows of position -1) to one of a few sizes, and so is the space of the block ids, so
+ * that most steps repeat the shape of an earlier one; the shape is everything that decides the
+ * entries' arguments. A shape's first step runs without a graph, which also lets the table choose
+ * its algorithms. Its second step is recorded under a key of its own, and later ones only launch
+ * that graph. A workspace knows SHAPES_MAX shapes; a further one replaces the shape that was seen
+ * longest ago. Keys are never used twice in a process, because a graph holds the addresses of its
+ * workspace and the arguments of its shape; the table drops graphs that are no longer launched. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,14 +29,15 @@
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
 
-/* more than a table keeps graphs of (64), so that shapes seen once do not push out those in use */
+/* more than the 64 graphs that a table keeps, so that shapes seen once do not replace those in
+ * use */
 #define SHAPES_MAX 128
 #define TABLE_INTS_MAX ((size_t)1 << 24) /* block ids of one step; a batch with more is refused */
 #define TABLE_INTS_MIN ((size_t)256)
 #define BLOCK_SIZE_MIN 8
 _Static_assert(TD_FORWARD_MARKS_MAX <= TD_DEVICE_MARKS_MAX, "a mark for each group of layers");
 
-/* All that decides what the entries of a decode step are given. */
+/* Everything that decides the arguments of a decode step's entries. */
 struct shape {
     int32_t n_rows, block_size;
     size_t table_ints;
@@ -49,12 +51,12 @@ struct td_forward_device {
     uint8_t *memory;          /* the workspace's buffers */
     uint8_t *pinned, *device; /* the descriptor, twice */
     size_t table_ints_max;
-    float *logits; /* [max_logit_rows, vocab], the host's; untouched, and so not there, while a
-                      tail reads the logits */
+    /* [max_logit_rows, vocab], host memory; its pages stay unused while a tail reads the logits */
+    float *logits;
     uint32_t serial, n_keys;
     uint64_t n_steps; /* with a shape */
-    /* Several ranks: a thread that looks after the others, since entries that wait for a dead
-       one would wait for ever. */
+    /* With several ranks: a thread that watches the other ranks, because entries that wait for a
+     * dead one would wait for ever. */
     bool has_ranks, stop;
     struct td_comm *watched;
     pthread_t watch;
@@ -68,7 +70,7 @@ struct td_forward_device {
     int32_t n_shapes;
 };
 
-/* Where the parts of a descriptor begin. */
+/* Offsets of the parts of a descriptor. */
 struct plan {
     size_t tables, tokens, positions, row_seq, logit_rows, position_last, seq_last, plan, plan_last,
         ids, bytes;
@@ -111,8 +113,8 @@ static void *watch_ranks(void *arg)
     while (!d->stop) {
         struct td_err why;
         if (td_comm_check(d->watched) || d->dev->ranks->check(&why)) {
-            pthread_mutex_unlock(&d->watch_lock); /* abort returns when leave_ranks has dropped
-                                                     the graphs, and that wants the lock */
+            /* abort returns when leave_ranks has dropped the graphs, which needs this lock */
+            pthread_mutex_unlock(&d->watch_lock);
             d->dev->ranks->abort();
             return NULL;
         }
@@ -127,8 +129,8 @@ static void *watch_ranks(void *arg)
     return NULL;
 }
 
-/* First leave, with the thread still looking after the others: what a dead rank left unfinished
- * ends by its abort alone. */
+/* Leaves the group first, while the watching thread still runs: only its abort ends work that a
+ * dead rank left unfinished. */
 static void leave_ranks(struct td_forward_device *d)
 {
     if (!d->has_ranks) return;
@@ -154,7 +156,7 @@ static td_status group_gather(void *comm, const float *mine, int32_t n_rows, con
     return td_comm_gather_columns(comm, mine, n_rows, first, out);
 }
 
-/* Collective: the ranks' devices find each other. */
+/* Collective: connects the ranks' devices. */
 static td_status join_ranks(struct td_forward_device *d, const struct td_workspace *ws,
                             struct td_err *err)
 {
@@ -255,8 +257,8 @@ static bool is_same(const struct shape *a, const struct shape *b)
            a->kv_base == b->kv_base && a->has_tail == b->has_tail;
 }
 
-/* 0 the first time a shape is seen, or seen again after others took its place; else its graph's
- * key. */
+/* 0 when a shape is seen for the first time, or again after others replaced it; otherwise its
+ * graph's key. */
 static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
 {
     int32_t i = 0, oldest = 0;
@@ -275,7 +277,8 @@ static uint64_t graph_key(struct td_forward_device *d, const struct shape *s)
     return is_known ? (uint64_t)d->serial << 32 | d->shapes[i].key : 0;
 }
 
-/* Waits for the marks that the walk left, in their order, and tells. *ret_told: so many layers. */
+/* Waits for the marks that the walk set, in their order, and reports the layers. *ret_told: how
+ * many. */
 static td_status tell_layers(const struct td_device *dev, const struct td_forward_layers *l,
                              int32_t n_layers, bool last_marked, int32_t *ret_told,
                              struct td_err *err)
@@ -299,7 +302,7 @@ static bool is_decode_step(const struct td_forward_args *a)
     return true;
 }
 
-/* Blocks that the rows of each sequence reach, as one list; the count of block ids to *ret_ints. */
+/* Lists the blocks that the rows of each sequence reach; *ret_ints: the number of block ids. */
 static td_status count_blocks(const struct td_forward_args *a, size_t max_ints, size_t *ret_ints,
                               struct td_err *err)
 {
@@ -432,9 +435,9 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws,
                         a->err);
     if (!s) s = dev->wait(a->err);
     if (!s && k == 0)
-        s = td_comm_barrier(model->comm); /* no logits were gathered: the others'
-                                             last K and V must be there, too,
-                                             before anybody sends them on */
+        /* No logits were gathered, so wait here: the other ranks' last K and V must be stored, too,
+         * before they are sent on. */
+        s = td_comm_barrier(model->comm);
     if (!s && layers && n_told < n_layers) layers->done(layers->ctx, n_layers);
     *ret_logits = NULL;
     if (s || tail || k == 0 || td_comm_rank(model->comm) > 0) return s;

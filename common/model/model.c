@@ -1,5 +1,5 @@
-/* model.c - opening and describing a model: config, compute type, weights (weights.c), rotary
- * table, identity. */
+/* model.c - opens and describes a model: config, compute type, weights (weights.c), rotary table,
+ * identity. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,8 +15,8 @@
 #endif
 
 /* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to
- * f32 as the reference implementation rounds them: trained models saw those angles, and at
- * position 10^5 an f32 angle is off the exact one by up to 0.004. */
+ * f32 as in the reference implementation, because trained models saw those angles: at position 10^5
+ * an f32 angle differs from the exact one by up to 0.004. */
 static void make_rope_table(const struct td_model *m, float *table)
 {
     const struct td_model_config *c = &m->config;
@@ -26,8 +26,8 @@ static void make_rope_table(const struct td_model *m, float *table)
         float f = 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->head_dim));
         if (c->rope_scaling == TD_ROPE_LINEAR) f /= (float)c->rope_factor;
         if (c->rope_scaling == TD_ROPE_LLAMA3) {
-            /* Wavelengths beyond the old context are stretched by factor, short ones stay,
-               between the two a linear blend. */
+            /* Wavelengths beyond the old context are stretched by `factor`, short ones stay, and
+             * between the two is a linear blend. */
             double old_len = (double)c->rope_original_max_positions,
                    wavelength = 2 * M_PI / (double)f;
             double low_wavelength = old_len / c->rope_low_freq_factor,
@@ -71,7 +71,7 @@ static td_status place_rope_table(struct td_model *m, struct td_err *err)
 static td_status choose_dtype(const char *name, const struct td_model_config *c, enum td_dtype *ret,
                               struct td_err *err)
 {
-    if (!name || strcmp(name, "auto") == 0) /* f16 files: f16 storage, f32 arithmetic */
+    if (!name || strcmp(name, "auto") == 0) /* f16 files keep f16 storage and compute in f32 */
         *ret = c->checkpoint_dtype == TD_BF16 ? TD_BF16 : TD_F32;
     else if (strcmp(name, "f32") == 0)
         *ret = TD_F32;
@@ -82,17 +82,17 @@ static td_status choose_dtype(const char *name, const struct td_model_config *c,
     return TD_OK;
 }
 
-/* Everything that decides a logit's bits. Text, so that padding cannot. Not the number of
- * multiprocessors: it decides how a step's work is cut and spread, while every sum keeps its
- * order, so cards of one architecture, or slices of one, may finish each other's requests.
- * (Where the device need not be deterministic, cuBLASLt's choice may follow it; but then a row's
- * bits follow its batch, too.) */
+/* A hash of everything that decides a logit's bits, as text, so that padding does not count. The
+ * number of multiprocessors is not in it: it decides how a step's work is cut and spread, while
+ * every sum keeps its order, so cards of one architecture, or slices of one, may finish each
+ * other's requests. (Where the device need not be deterministic, cuBLASLt's choice may follow that
+ * number; but then a row's bits follow its batch, too.) */
 static uint64_t model_hash(const struct td_model *m, uint64_t digest)
 {
     const struct td_model_config *c = &m->config;
     char text[800], device[160] = "";
-    if (m->ops->device) { /* the same kernels of another architecture, or with other algorithms,
-                             are another instruction set */
+    /* another architecture, or other algorithms, count as another instruction set */
+    if (m->ops->device) {
         const struct td_device_info *i = &m->ops->device->info;
         snprintf(device, sizeof device, "sm_%d%d deterministic %d emulated %d ", i->cc_major,
                  i->cc_minor, i->is_deterministic, i->is_emulated);
@@ -141,8 +141,9 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others",
                        n);
     if (n > 1)
-        m->no_graphs = true; /* a graph with calls between ranks must be recorded by all
-                                of them at the same step: not looked after yet */
+        /* A graph with calls between ranks must be recorded by all ranks in the same step; that is
+         * not implemented yet. */
+        m->no_graphs = true;
     m->shard = m->config;
     m->shard.n_heads /= n;
     m->shard.n_kv_heads = m->config.n_kv_heads >= n ? m->config.n_kv_heads / n : 1;

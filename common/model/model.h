@@ -1,9 +1,9 @@
-/* model.h - weights in memory and the forward pass over a paged KV cache.
+/* model.h - a model: weights in memory, and the forward pass over a paged KV cache.
  *
- * td_model_open maps the safetensors, packs every matrix into the physical order its kernels
- * like (all threads, with progress) and keeps norms, biases and rotary tables in f32.
- * td_model_forward runs one ragged batch: any mix of prefill chunks and decode steps; each row's
- * result depends only on that row's tokens and KV (I1). */
+ * td_model_open maps the safetensors, packs every matrix into the physical order of its kernels (on
+ * all threads, with progress), and keeps norms, biases and rotary tables in f32. td_model_forward
+ * runs one ragged batch: any mix of prefill chunks and decode steps. The result of each row depends
+ * only on that row's tokens and KV (I1). */
 #ifndef TD_MODEL_H
 #define TD_MODEL_H
 
@@ -22,20 +22,20 @@ struct td_model;
 struct td_workspace;
 
 struct td_model_params {
-    const char *dir;                /* Hugging Face directory; or NULL with random_config */
-    const char *random_config;      /* config.json path: weights from a fixed-seed generator
-                                       instead of files */
+    const char *dir; /* a Hugging Face directory, or NULL with random_config */
+    /* path of a config.json: weights come from a generator with a fixed seed instead of files */
+    const char *random_config;
     const char *dtype;              /* "auto" (the checkpoint's; F16 -> f32), "f32", "bf16":
                                        compute and KV type */
     const struct td_ops *ops;       /* NULL = td_ops_best() */
     struct td_thread_pool *threads; /* borrowed; used for loading and every forward */
-    struct td_comm *comm;           /* borrowed; NULL = one rank. Else this process computes
-                                       the part of its rank, and open and forward are
-                                       collective */
-    int32_t max_model_len;          /* 0 = the config's max_positions; larger than that is
+    /* borrowed; NULL = one rank. Otherwise this process computes the part of its rank, and open and
+     * forward are collective */
+    struct td_comm *comm;
+    int32_t max_model_len; /* 0 = the config's max_positions; larger than that is
                                        refused */
-    bool quiet;                     /* no progress lines */
-    bool no_graphs;                 /* device tables: issue every step's entries anew */
+    bool quiet;            /* no progress lines */
+    bool no_graphs; /* device tables: record no CUDA graphs, issue the entries of every step */
 };
 
 /* The kernels of that name ("ref", "avx2", "avx512") for params.ops; NULL when the name is
@@ -50,91 +50,92 @@ const struct td_model_config *td_model_config(const struct td_model *model);
 enum td_dtype td_model_dtype(const struct td_model *model);
 const struct td_device *td_model_device(const struct td_model *model); /* NULL: the host's memory */
 int32_t td_model_max_len(const struct td_model *model);
-/* config + dtype + instruction set + a digest of the weights: part of the KV layout hash */
+/* hash of config, dtype, instruction set and a digest of the weights; part of the KV layout hash */
 uint64_t td_model_hash(const struct td_model *model);
-/* bytes that one decode step must read (this rank's) */
+/* bytes of weights that one decode step reads (of this rank) */
 uint64_t td_model_weight_bytes(const struct td_model *model);
 int32_t td_model_n_ranks(const struct td_model *model);
 
-/* Whether a model can be split over so many ranks, and why not: 1, 2, 4, 8 or 16 of them; each
- * has n_heads / n_ranks heads, n_kv_heads / n_ranks KV heads (or, when there are fewer KV heads
- * than ranks, one that it shares), and intermediate / n_ranks of the MLP. TD_ERR_UNSUPPORTED by
- * field, value and limit. */
+/* Checks whether a model can be split over n_ranks ranks: 1, 2, 4, 8 or 16. Each has n_heads /
+ * n_ranks heads, n_kv_heads / n_ranks KV heads (or, when there are fewer KV heads than ranks, one
+ * that it shares), and intermediate / n_ranks of the MLP. TD_ERR_UNSUPPORTED names field, value and
+ * limit. */
 td_status td_model_check_ranks(const struct td_model_config *config, int32_t n_ranks,
                                struct td_err *err);
 
-/* Layout of this rank's part of the KV for a block size in tokens (8..256, power of two). */
+/* The layout of this rank's part of the KV, for a block size in tokens (8..256, power of two). */
 td_status td_model_kv_layout(const struct td_model *model, int32_t block_size,
                              struct td_kv_layout *ret_layout, struct td_err *err);
 
-/* Scratch for batches of up to max_rows tokens of which up to max_logit_rows need logits. One
- * per calling thread of forward. */
+/* Makes the scratch memory for batches of up to max_rows tokens, of which up to max_logit_rows need
+ * logits. One per thread that calls forward. */
 td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
                               int32_t max_logit_rows, struct td_workspace **ret_ws,
                               struct td_err *err);
 void td_workspace_destroy(struct td_workspace *ws);
 
-/* Device tables: rows that a step of n_rows decode rows is padded to, so that few CUDA graphs
- * serve all sizes; at most what the workspace holds. */
+/* Device tables: the number of rows that a step of n_rows decode rows is padded to, so that few
+ * CUDA graphs serve all sizes; at most what the workspace holds. */
 int32_t td_workspace_padded_rows(const struct td_workspace *ws, int32_t n_rows);
 
-/* More entries at the end of a device's step, after the logits: the sampler. */
+/* More entries at the end of a device's step, after the logits: the sampler's. */
 struct td_forward_tail {
-    /* Puts, entries and gets only. Not called when a graph of the step's shape is launched
-     * instead: what varies is put from the same pinned memory, which the caller has filled
-     * before the forward. n_rows: rows of logits, padding included; logits are the device's,
-     * [n_rows, vocab] f32. */
+    /* Issues puts, entries and gets only. It is not called when a graph of the step's shape is
+     * launched instead: what varies is put from the same pinned memory, which the caller has filled
+     * before the forward. n_rows: rows of logits, padding included. logits: [n_rows, vocab] f32,
+     * the device's. */
     void (*issue)(void *ctx, const float *logits, int32_t n_rows);
     void *ctx;
-    uint64_t shape; /* decides what issue does, apart from n_rows */
+    uint64_t shape; /* identifies what issue does, apart from n_rows */
 };
 
-/* Told of finished layers while a forward runs: what is computed may be sent on while the rest
- * is. */
+/* Called for finished layers while a forward runs, so that computed KV can be sent while the rest
+ * is computed. */
 struct td_forward_layers {
-    /* K and V of all rows are in the cache for layers [0, n_layers), on every rank. In order,
-     * once for each multiple of `every` and once for the last layer, by the thread that called
-     * forward; the other threads of its pool wait for it (host), so it only notes down or rings.
-     * After a failure: not again. */
+    /* K and V of all rows are in the cache for layers [0, n_layers), on every rank. Called in
+     * order, once for each multiple of `every` and once for the last layer, by the thread that
+     * called forward. On the host the other threads of its pool wait meanwhile, so it may only take
+     * a note or wake another thread. Not called again after a failure. */
     void (*done)(void *ctx, int32_t n_layers);
     void *ctx;
-    int32_t every; /* >= 1; device tables: at most TD_FORWARD_MARKS_MAX
-                      calls come of it */
+    int32_t every; /* >= 1; device tables: at most TD_FORWARD_MARKS_MAX calls may result */
 };
 #define TD_FORWARD_MARKS_MAX 64
 
 struct td_forward_args {
-    const int32_t *tokens;              /* [n_rows], each in [0, vocab): the caller has checked */
+    const int32_t *tokens;              /* [n_rows], each in [0, vocab), checked by the caller */
     const int32_t *positions;           /* [n_rows], each < max_len; consecutive rows of one
                                            sequence have consecutive positions */
     const int32_t *row_seq;             /* [n_rows] index into block_tables, non-decreasing */
     const int32_t *const *block_tables; /* [n_seqs] */
     int32_t n_rows;
-    uint8_t *kv_base; /* block 0 of the pool, canonical layout of `kv`; with a
-                         device table the device's memory */
+    /* block 0 of the pool, in the canonical layout of `kv`; device memory with a device table */
+    uint8_t *kv_base;
     const struct td_kv_layout *kv;
-    size_t kv_stride;          /* bytes from a block to the next: where ranks' parts of
-                                  a block lie side by side; 0 = kv->block_bytes */
+    /* bytes from one block to the next, where ranks' parts of a block lie side by side; 0 =
+     * kv->block_bytes */
+    size_t kv_stride;
     const int32_t *logit_rows; /* [n_logit_rows] ascending row indices whose logits are
                                   wanted */
     int32_t n_logit_rows;
-    const struct td_forward_tail *tail;     /* device tables: NULL = the logits come down; else
-                                            *ret_logits is NULL */
-    const struct td_forward_layers *layers; /* NULL: nobody asks. Rank 0's alone. Device tables:
-                                               left out of decode steps, which are graphs:
-                                               everything is there at their end */
-    struct td_err *err;                     /* may be NULL: filled when the device fails */
+    /* device tables: NULL = the logits are copied to the host; otherwise *ret_logits is NULL */
+    const struct td_forward_tail *tail;
+    /* NULL: no calls. Rank 0 only. Device tables: ignored in decode steps, which are graphs;
+     * everything is there at their end */
+    const struct td_forward_layers *layers;
+    struct td_err *err; /* may be NULL; filled when the device fails */
 };
 
-/* Computes K and V of every row into the cache and logits of the chosen rows; blocks until done.
- * *ret_logits is [n_logit_rows, vocab] f32 in the workspace (the host's memory), valid until its
- * next use. One forward at a time per workspace and per thread pool. Never allocates. Device
- * tables: everything but kv_base is the host's; a batch in which every row is a sequence's
- * wanted one (a decode step) is padded and, from its shape's second time on, launched as a CUDA
- * graph. Several ranks: all call with the same arguments but kv_base; the logits are rank 0's,
- * the others' are parts of no use; when rank 0 returns, the KV of all ranks is there. Errors:
- * TD_ERR_INVALID when a count exceeds the workspace; TD_ERR_PEER: another rank is lost, and with
- * it the group; TD_ERR_DEVICE: the device is lost, and so is what its memory held. */
+/* Computes K and V of every row into the cache, and logits of the chosen rows; blocks until done.
+ * *ret_logits is [n_logit_rows, vocab] f32 in the workspace (host memory), valid until the
+ * workspace is used again. One forward at a time per workspace and per thread pool. Never
+ * allocates. Device tables: all arguments but kv_base are host memory. A batch in which every row
+ * is the one wanted row of a sequence (a decode step) is padded and, from its shape's second
+ * occurrence on, launched as a CUDA graph. Several ranks: all call with the same arguments except
+ * kv_base. The logits are rank 0's; those of other ranks are parts and of no use. When rank 0
+ * returns, the KV of all ranks is there. Errors: TD_ERR_INVALID: a count exceeds the workspace.
+ * TD_ERR_PEER: another rank is lost, and with it the group. TD_ERR_DEVICE: the device is lost, and
+ * with it the contents of its memory. */
 td_status td_model_forward(struct td_model *model, struct td_workspace *ws,
                            const struct td_forward_args *args, float **ret_logits);
 

@@ -7,8 +7,8 @@
 #include "common/model/model.h"
 #include "kernels/ops.h"
 
-/* One transformer layer. q, k, v are the rows of one matrix, and so are gate and up: one GEMM
- * each, one pass over the input. Vectors are f32; NULL where the architecture has none. */
+/* One transformer layer. q, k and v are the rows of one matrix, and so are gate and up: one GEMM
+ * each, one pass over the input. Vectors are f32, and NULL where the architecture has none. */
 struct td_layer {
     const float *attn_norm, *mlp_norm; /* [hidden]                                         */
     const float *q_norm, *k_norm;      /* [head_dim]                                       */
@@ -21,26 +21,27 @@ struct td_layer {
     struct td_weight down;             /* [hidden, intermediate]                           */
 };
 
-/* Written by td_model_open, read-only afterwards: any number of threads may read. */
+/* Written by td_model_open and read-only afterwards: any number of threads may read it. */
 struct td_model {
     struct td_model_config config;
-    struct td_comm *comm;         /* NULL: one rank                                   */
-    struct td_model_config shard; /* config with this rank's n_heads, n_kv_heads and
-                                     intermediate: what forward.c computes */
+    struct td_comm *comm; /* NULL: one rank                                   */
+    /* config with this rank's n_heads, n_kv_heads and intermediate, which forward.c computes
+     * with */
+    struct td_model_config shard;
     int32_t logit_first[TD_COMM_MAX_RANKS + 1]; /* rank r computes logits [first[r], first[r +
                                                    1]) */
     const struct td_ops *ops;
     struct td_thread_pool *threads;
-    enum td_dtype dtype; /* compute and KV: F32 or BF16                      */
+    enum td_dtype dtype; /* compute and KV type: F32 or BF16 */
     int32_t max_len;
     struct td_layer *layers;  /* [n_layers]                                       */
     const float *final_norm;  /* [hidden]                                         */
-    struct td_weight lm_head; /* [vocab, hidden]; of several ranks: this one's rows */
+    struct td_weight lm_head; /* [vocab, hidden]; with several ranks this rank's rows */
     const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint  */
     enum td_dtype embed_dtype;
     float *cos_sin;         /* [max_len, head_dim]: cosines, then sines         */
-    struct td_arena arena;  /* all of the above; unless                         */
-    uint8_t *device_memory; /* it is the device's                              */
+    struct td_arena arena;  /* memory of all of the above on the host */
+    uint8_t *device_memory; /* memory of all of the above on a device */
     bool no_graphs;
     uint64_t hash, weight_bytes;
 };
@@ -51,43 +52,42 @@ static inline int32_t td_logit_first(int32_t vocab, int32_t r, int32_t n)
     return (int32_t)((int64_t)vocab * r / n);
 }
 
-/* Loads (dir) or generates (dir NULL) the weights into model->arena: layers, final_norm,
- * lm_head, embed; the rotary table's space too. config, ops, threads, dtype and max_len are set.
+/* Loads (dir) or generates (dir NULL) the weights into model->arena: layers, final_norm, lm_head,
+ * embed; also makes room for the rotary table. config, ops, threads, dtype and max_len are set.
  * Fills weight_bytes and *ret_digest. */
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
                           struct td_err *err);
 
-struct td_forward_device; /* what a workspace has beside its buffers when they are a device's:
-                             forward_device.c */
+/* forward_device.c: the part of a workspace beside its buffers, when those are a device's */
+struct td_forward_device;
 
 struct td_workspace {
     const struct td_model *model;
     int32_t max_rows, max_logit_rows;
     struct td_arena arena;
-    float *x;                          /* [max_rows, hidden]                    the residual
+    float *x;      /* [max_rows, hidden]                    the residual
                                           stream */
-    float *h;                          /* [max_rows, hidden]                    normed input of a
+    float *h;      /* [max_rows, hidden]                    normed input of a
                                           GEMM */
-    float *qkv;                        /* [max_rows, q + 2 kv] */
-    float *attn;                       /* [max_rows, q] */
-    float *mlp;                        /* [max_rows, 2 intermediate]            gate, then up;
+    float *qkv;    /* [max_rows, q + 2 kv] */
+    float *attn;   /* [max_rows, q] */
+    float *mlp;    /* [max_rows, 2 intermediate]            gate, then up;
                                           silu(gate) * up over gate */
-    float *x_last;                     /* [max_logit_rows, hidden]              what is left
-                                          after the last K and V */
-    float *q_last;                     /* [max_logit_rows, q]                   device: [.., q +
+    float *x_last; /* [max_logit_rows, hidden] the wanted rows, after the last K and V are stored */
+    float *q_last; /* [max_logit_rows, q]                   device: [.., q +
                                           2 kv] */
     int32_t *position_last, *seq_last; /* [max_logit_rows] */
     float *logits;                     /* [max_logit_rows, vocab] */
     void *gemm_scratch;
     uint8_t *attn_scratch;
-    size_t attn_scratch_bytes; /* per part */
-    td_status comm_status;     /* of this forward's calls between ranks: member 0 sets it before
-                                  a meeting */
+    size_t attn_scratch_bytes; /* bytes per part */
+    /* result of this forward's calls between ranks; member 0 sets it before a meeting */
+    td_status comm_status;
     struct td_forward_device *device; /* NULL: host */
 };
 
-/* One batch as the entries see it: the arguments of td_model_forward or, on a device, their
- * copies there. */
+/* One batch in the form that the entries take: the arguments of td_model_forward, or their copies
+ * on a device. */
 struct td_batch {
     const int32_t *tokens, *positions, *row_seq;
     const int32_t *const *block_tables;
@@ -96,20 +96,20 @@ struct td_batch {
     size_t kv_stride; /* bytes from a block to the next; 0: kv->block_bytes */
     const struct td_kv_layout *kv;
     const int32_t *logit_rows;
-    const struct td_forward_layers *layers; /* NULL: nobody asks */
-    /* device only: position and sequence of the wanted rows; attention's plans for all rows and
-       for the wanted ones, on the host and there */
+    const struct td_forward_layers *layers; /* NULL: no calls */
+    /* Device only: position and sequence of the wanted rows; attention's plans for all rows and for
+     * the wanted ones, on the host and on the device. */
     const int32_t *position_last, *seq_last;
     const void *plan, *plan_last;
     void *device_plan, *device_plan_last;
 };
 
-/* The list of entries, for one part. Device: issues them all (part 0 of 1). */
+/* Calls the list of entries, for one part. On a device it issues them all (part 0 of 1). */
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *batch,
                      int part, int n_parts);
 
-/* forward_device.c: the rest of a workspace on a device (`bytes` of buffers at *ret_memory), and
- * a forward there. */
+/* forward_device.c: makes the device part of a workspace (`bytes` of buffers at *ret_memory), and
+ * runs a forward there. */
 td_status td_forward_device_create(struct td_workspace *ws, size_t bytes, uint8_t **ret_memory,
                                    struct td_err *err);
 void td_forward_device_destroy(struct td_workspace *ws);

@@ -1,12 +1,12 @@
-/* safetensors.c - see safetensors.h.
+/* safetensors.c - checks and maps safetensors files.
  *
- * What holds for one file once parse has answered TD_OK:
+ * After parse has returned TD_OK, for one file:
  *   1. the header lies inside the file and is JSON without duplicate names;
  *   2. every tensor's bytes lie inside the data that follows the header;
  *   3. sorted by offset the tensors tile that data: no overlap, no hole, nothing after the last;
  *   4. for every element type whose size we know, shape x size = bytes.
- * For a sharded model also: every tensor is in one shard only, in the one that the index names,
- * and the index names them all. */
+ * For a sharded model also: every tensor is in exactly one shard, the one that the index names, and
+ * the index names them all. */
 #include "common/model/safetensors.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 #include "common/base/json.h"
 
-/* 150 thousand tensors; JSON takes up to 20 times as much memory */
+/* enough for 150 thousand tensors; JSON takes up to 20 times as much memory */
 #define HEADER_BYTES_MAX ((uint64_t)16 << 20)
 #define INDEX_BYTES_MAX ((size_t)16 << 20)
 #define TENSORS_MAX 200000
@@ -43,8 +43,8 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct td_tensor *)a)->name, ((const struct td_tensor *)b)->name);
 }
 
-/* By first byte; among equals the empty ones first, so that an empty tensor never looks like an
- * overlap. */
+/* Sorts by first byte; of equal ones the empty tensors come first, so that an empty tensor never
+ * looks like an overlap. */
 static int by_offset(const void *a, const void *b)
 {
     const struct td_tensor *x = a, *y = b;
@@ -52,7 +52,7 @@ static int by_offset(const void *a, const void *b)
     return x->n_bytes < y->n_bytes ? -1 : x->n_bytes > y->n_bytes;
 }
 
-/* {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} */
+/* Reads {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}. */
 static td_status read_tensor(const char *what, const char *name, const json_t *v,
                              const uint8_t *data, uint64_t data_bytes, struct td_tensor *ret,
                              struct td_err *err)
@@ -248,7 +248,7 @@ static td_status add_file(const char *dir, const char *file, struct td_safetenso
     return TD_OK;
 }
 
-/* A shard is a plain name beside the index: a path that leaves the directory is an attack or a
+/* A shard is a plain file name beside the index; a path that leaves the directory is an attack or a
  * mistake. */
 static bool is_shard_name(const char *file)
 {

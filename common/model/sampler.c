@@ -1,28 +1,28 @@
-/* sampler.c - one token from one row of logits, in O(vocab) and without a sort.
+/* sampler.c - chooses one token from one row of logits, in O(vocab) and without a sort.
  *
- * Weights. Token i with adjusted logit x_i weighs floor(2^44 * exp((x_i - max x) / temperature)),
- * an integer. Sums of integers are exact in any order, so a prefix of the descending order has one
- * weight however it was found: by a sort (the reference in the test), by buckets (here) or by a
- * tree (a GPU). What weighs 0 is 2^44 times less likely than the best token and is never drawn.
- * vocab <= 2^19 keeps a sum below 2^63.
+ * Weights. Token i with adjusted logit x_i has the weight floor(2^44 * exp((x_i - max x) /
+ * temperature)), an integer. Sums of integers are exact in any order, so a prefix of the descending
+ * order has one weight however it was found: by a sort (the reference in the test), by buckets
+ * (here) or by a tree (a GPU). A token of weight 0 is 2^44 times less likely than the best one and
+ * is never drawn. vocab <= 2^19 keeps a sum below 2^63.
  *
- * Selection. The order is (x descending, id ascending). top-k, top-p and the draw are all the same
- * question: which element does the running count, or the running weight, reach a target at? None
- * needs the truncated set itself, as every set is a prefix of one order:
- *     top-k   the k-th element; S = weight up to and with it
- *     top-p   the first element at which the running weight is >= top_p * S (what came before it is
- *         < top_p, as in vLLM); S2 = weight there
- *     draw    the first element at which the running weight is > r, r uniform in [0, S2)
- * locate() answers it: histogram over 2048 buckets of x between the lowest and highest candidate,
- * pick the bucket, keep its elements (in id order), repeat until few are left. The first histogram,
- * over all weights above 0, is shared by the three. Lowest and highest fall into different buckets,
- * so every later round makes progress, and the range shrinks 2000-fold: few rounds even for rows
- * made to be awkward.
+ * Selection. The order is (x descending, id ascending). top-k, top-p and the draw ask the same
+ * question: at which element does the running count, or the running weight, reach a target? None
+ * needs the truncated set itself, because every set is a prefix of one order:
+ *     top-k  the k-th element; S = weight up to and including it
+ *     top-p  the first element at which the running weight is >= top_p * S (the weight before it is
+ *            < top_p * S, as in vLLM); S2 = weight there
+ *     draw   the first element at which the running weight is > r, with r uniform in [0, S2)
+ * locate() answers it: it makes a histogram over 2048 buckets of x between the lowest and highest
+ * candidate, picks the bucket, keeps its elements (in the order of ids), and repeats until few are
+ * left. The three questions share the first histogram, over all weights above 0. Lowest and highest
+ * fall into different buckets, so every later round makes progress, and the range shrinks
+ * 2000-fold: few rounds even for rows made to be difficult.
  *
- * Same bits everywhere, on a device too: kernels/sample_math.h.
+ * The bits are the same everywhere, also on a device: kernels/sample_math.h.
  *
- * Not finite: NaN and -inf are no candidates. +inf is an overflow upstream, where no
- * distribution exists: TD_ERR_CORRUPT like a row without a finite logit. */
+ * Not finite: NaN and -inf are not candidates. +inf is an overflow in the model, where no
+ * distribution exists: TD_ERR_CORRUPT, as for a row without a finite logit. */
 #include "common/model/sampler.h"
 
 #include <math.h>
@@ -37,12 +37,12 @@ _Static_assert(TD_MAX_TOP_LOGPROBS == TD_SAMPLE_MAX_TOP,
                "what a request may ask is what a row may hold");
 
 #define N_BUCKETS 2048
-#define LEAF 24 /* at most so many candidates are sorted by insertion */
+#define LEAF 24 /* at most this many candidates are sorted by insertion */
 /* seen[]: the token occurs; the bits below count it in the output */
 #define SEEN 0x80000000u
 
 #define BLOCK 256         /* elements handled at once; arrays are padded to it */
-#define NO_BUCKET 0xffffu /* weight 0 or under min-p: no candidate */
+#define NO_BUCKET 0xffffu /* no candidate: weight 0, or below min-p */
 
 struct cand {
     double x;
@@ -74,17 +74,17 @@ void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t re
 
 /* ---- exp with the same bits everywhere ------------------------------------------------------- */
 
-/* 2^-44 = e^-30.5: no candidate is more than 31 below the maximum */
+/* 2^-44 = e^-30.5, so no candidate is more than 31 below the maximum. */
 #define FIRST_SCALE ((N_BUCKETS - 1) / 31.0)
 
-/* For x[0..BLOCK): y = (x - max) / temperature, at most 0; ret_e = e^y; ret_bucket = the
- * first-round bucket of y. td_sample_exp on vectors: the compiler splits them as the machine
- * allows, and the bits stay. */
+/* For x[0..BLOCK): y = (x - max) / temperature, which is at most 0; ret_e = e^y; ret_bucket = the
+ * first-round bucket of y. This is td_sample_exp on vectors: the compiler splits them as the CPU
+ * allows, and the bits stay the same. */
 static inline __attribute__((always_inline)) void
 weigh_body(const double *x, double max, double temperature, double *ret_e, int32_t *ret_bucket)
 {
-    const v4d magic = 0x1.8p52 + (v4d){0}; /* adding it rounds to an integer, which then
-                                              stands in the low bits */
+    /* adding it rounds to an integer, which then stands in the low bits of the double */
+    const v4d magic = 0x1.8p52 + (v4d){0};
 
     for (int i = 0; i < BLOCK; i += 4) {
         v4d y;
@@ -183,8 +183,8 @@ td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int
     unsigned char *at = payload->base + payload->used;
     struct td_sample_bias *bias = (struct td_sample_bias *)(void *)(at + need) - s->n_logit_bias;
     if (has_penalties(s) && n_tokens > 0) memcpy(at, tokens, (size_t)n_tokens * sizeof *tokens);
-    for (int32_t i = 0; i < s->n_logit_bias; i++) { /* stable by token: equal ones add up in
-                                                       the request's order */
+    /* stable by token, so that biases of one token are added in the request's order */
+    for (int32_t i = 0; i < s->n_logit_bias; i++) {
         int32_t k = i;
         for (; k > 0 && bias[k - 1].token > s->logit_bias[i].token; k--) bias[k] = bias[k - 1];
         bias[k] =
@@ -272,7 +272,7 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
 static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab,
                          double max, struct td_sampled *out)
 {
-    v4u hi = {0}, lo = {0}; /* of the sum of all e^y, as sample_math.h has it */
+    v4u hi = {0}, lo = {0}; /* the two parts of the sum of all e^y, as in sample_math.h */
     double l64[BLOCK], e[BLOCK];
     int32_t n = 0, want = s->n_logprobs, unused[BLOCK];
 
@@ -317,7 +317,7 @@ static void put_logprobs(const struct td_sampling *s, const float *logits, int32
 
 struct place {
     int32_t id;
-    uint64_t upto; /* weight of the order's elements up to and with this one */
+    uint64_t upto; /* weight of all elements of the order up to and including this one */
 };
 
 /* (hi - x) * scale, rounded down, never decreases as x falls. */
@@ -332,7 +332,8 @@ static double bucket_scale(double hi, double lo)
     return hi > lo ? (N_BUCKETS - 1) / (hi - lo) : 0;
 }
 
-/* part <- the candidates of first-round bucket b, in id order; returns how many. */
+/* Copies the candidates of first-round bucket b to `part`, in the order of ids; returns how many
+ * there are. */
 static int32_t gather_bucket(struct td_sampler *sm, uint16_t b)
 {
     int32_t n = 0;
@@ -350,9 +351,9 @@ static int32_t gather_bucket(struct td_sampler *sm, uint16_t b)
     return n;
 }
 
-/* The first element at which the running count reaches n_target, or (n_target 0) the running weight
- * reaches w_target. Targets are >= 1 and are
- * reached. sm->count and ->weight hold the first round's histogram. */
+/* The first element at which the running count reaches n_target, or (if n_target is 0) the running
+ * weight reaches w_target. Targets are >= 1, and some element reaches them. sm->count and
+ * sm->weight hold the first round's histogram. */
 static struct place locate(struct td_sampler *sm, uint64_t n_target, uint64_t w_target)
 {
     const uint32_t *count = sm->count;
@@ -450,10 +451,10 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
     return locate(sm, 0, td_sample_point(s->seed, (uint32_t)position, total) + 1).id;
 }
 
-/* The highest logit; -inf for a row of nothing but NaN and -inf. */
+/* The highest logit; -inf for a row of only NaN and -inf. */
 static float row_max(const float *logits, int32_t vocab)
 {
-    /* two chains: a comparison waits for the one before it */
+    /* two chains, because a comparison waits for the one before it */
     v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};
     float max = -INFINITY;
     int32_t i = 0;

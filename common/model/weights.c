@@ -1,24 +1,24 @@
-/* weights.c - from the checkpoint (or a generator) into packed matrices.
+/* weights.c - loads a checkpoint (or generates weights) into packed matrices.
  *
- * 1. plan:   walk the architecture once and write down every destination with its sources, by the
- *            names Hugging Face uses. Fused matrices have several sources, stacked by rows. Each
- *            source must exist with exactly the expected shape; each tensor of the checkpoint must
- *            be a source, or on the short list of those that hold no information.
- * 2. place:  one arena for everything, sizes from td_ops.packed_bytes.
- * 3. fill:   matrices are cut into chunks of whole 64-row panels; all threads take chunks from one
- *            counter, member 0 draws progress. A chunk that lies in one aligned tensor is packed
- *            straight from the mapped file, others go through a staging buffer. Vectors are few and
- *            small: widened to f32 by one thread each. On a device the arena is the device's: a
- *            chunk is packed into a pinned buffer of its thread, and goes up one at a time.
+ *   1. plan   walks the architecture once and lists every destination with its sources, by the
+ *             names that Hugging Face uses. Fused matrices have several sources, stacked by rows.
+ *             Each source must exist with exactly the expected shape; each tensor of the checkpoint
+ *             must be a source, or on the short list of those that hold no information.
+ *   2. place  one arena for everything, with sizes from td_ops.packed_bytes.
+ *   3. fill   matrices are cut into chunks of whole 64-row panels. All threads take chunks from one
+ *             counter; member 0 draws progress. A chunk that lies in one aligned tensor is packed
+ *             straight from the mapped file, others go through a staging buffer. Vectors are few
+ *             and small: one thread widens each to f32. On a device the arena is the device's: a
+ *             chunk is packed into a pinned buffer of its thread and uploaded, one at a time.
  *
- * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k, v, its
- * part of gate and up and of the vocabulary (cut_rows), and the columns of o and down that meet
- * them (cut_cols); embedding and norms are whole everywhere. The digest is of the whole checkpoint
- * whatever the number of ranks: the chunks that one rank would load are shared out, hashed and
- * gathered.
+ * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k and v, its
+ * part of gate, up and the vocabulary (cut_rows), and the columns of o and down that meet them
+ * (cut_cols); embedding and norms are complete on every rank. The digest is of the whole checkpoint
+ * whatever the number of ranks: the chunks that one rank would load are divided among the ranks,
+ * hashed and gathered.
  *
- * The digest covers the bytes of every chunk (as read or generated), hashed chunk by chunk and
- * folded in chunk order, so it does not depend on the number of threads.
+ * The digest covers the bytes of every chunk (as read or generated). They are hashed chunk by chunk
+ * and combined in the order of chunks, so the digest does not depend on the number of threads.
  *
  * The generator is counter-based: element i of source s is a pure function of (seed, s, i),
  * whatever thread makes it. */
@@ -39,16 +39,18 @@
 
 #define SOURCES_MAX 3
 #define PANEL_ROWS 64                  /* td_ops.pack takes ranges of multiples of this */
-#define CHUNK_BYTES ((int64_t)1 << 20) /* about: a chunk is at least one panel          */
+#define CHUNK_BYTES ((int64_t)1 << 20) /* approximate, because a chunk is at least one panel */
 #define ALIGN_BYTES ((size_t)64)
 #define SEED 0x74616e64656d0001ull
 
-/* Rows of one tensor of the checkpoint. In the random case tensor is NULL and stream numbers it. */
+/* Rows of one tensor of the checkpoint. With random weights `tensor` is NULL and `stream` numbers
+ * it. */
 struct source {
     const struct td_tensor *tensor;
     int32_t n_rows;
-    int32_t row0, col0, full_cols; /* what is taken of the tensor: n_rows from row0 on, the
-                                      destination's columns from col0 on */
+    /* the part that is taken of the tensor: n_rows from row0 on, the destination's columns from
+     * col0 on */
+    int32_t row0, col0, full_cols;
     uint64_t stream;
     float range; /* random: uniform in (-range, range) around center */
     float center;
@@ -78,8 +80,8 @@ struct loader {
     int32_t n_dests, max_dests;
     uint64_t n_streams;
     struct td_err *err;
-    int32_t rank, n_ranks; /* of how many parts of the model which one is loaded */
-    bool only_hash;        /* nothing is placed: every n_ranks-th chunk of the whole is hashed */
+    int32_t rank, n_ranks; /* the part of the model that is loaded */
+    bool only_hash;        /* places nothing, and hashes every n_ranks-th chunk of the whole */
 
     /* fill */
     uint64_t *chunk_hashes; /* [n_chunks] */
@@ -88,7 +90,7 @@ struct loader {
     const struct td_ops *host_ops; /* for widening */
     uint8_t *staging;              /* [threads][staging_bytes] */
     size_t staging_bytes, piece_bytes;
-    uint8_t *pieces;             /* device: [threads][piece_bytes], pinned; what goes up */
+    uint8_t *pieces;             /* device: [threads][piece_bytes], pinned, to upload from */
     pthread_mutex_t upload_lock; /* also guards upload_status and *err */
     _Atomic td_status upload_status;
     _Atomic int32_t next_chunk;
@@ -167,7 +169,7 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
     return TD_OK;
 }
 
-/* Of the source that was added last only rows [from, from + n). */
+/* Keeps only rows [from, from + n) of the source that was added last. */
 static void cut_rows(struct dest *d, int32_t from, int32_t n)
 {
     struct source *s = &d->sources[d->n_sources - 1];
@@ -176,15 +178,15 @@ static void cut_rows(struct dest *d, int32_t from, int32_t n)
     s->n_rows = n;
 }
 
-/* Of the one source only columns [from, from + n). */
+/* Keeps only columns [from, from + n) of the one source. */
 static void cut_cols(struct dest *d, int32_t from, int32_t n)
 {
     d->sources[0].col0 = from;
     d->n_cols = n;
 }
 
-/* Rows [*ret_from, + *ret_n) of `unit` each: this rank's of n_units; replicated when there are
- * fewer units than ranks. */
+/* This rank's rows [*ret_from, + *ret_n), in whole units of `unit` rows, of n_units units;
+ * replicated when there are fewer units than ranks. */
 static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32_t *ret_from,
                     int32_t *ret_n)
 {
@@ -193,8 +195,8 @@ static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32
     *ret_n = (n ? n : 1) * unit;
 }
 
-/* A packed matrix is kept in the compute type, but f16 files keep f16 storage under f32 (half
- * the bytes, widened exactly). */
+/* A packed matrix is kept in the compute type, except that f16 files keep f16 storage under f32
+ * (half the bytes, widened exactly). */
 static void set_dtype(struct loader *l, struct dest *d)
 {
     enum td_dtype compute = l->model->dtype;
@@ -227,8 +229,8 @@ static td_status plan_layer(struct loader *l, int32_t i)
     const struct td_model_config *c = &l->model->config;
     struct td_layer *y = &l->model->layers[i];
     int32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    /* Random weights: variance 1/n_in keeps activations near 1; what is added to the residual
-       shrinks with depth. */
+    /* Random weights: a variance of 1/n_in keeps activations near 1, and what is added to the
+     * residual shrinks with depth. */
     float depth = 1.0f / sqrtf(2.0f * (float)c->n_layers), bias = 0.02f;
     float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth,
           r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
@@ -315,8 +317,8 @@ static td_status plan_layer(struct loader *l, int32_t i)
     return TD_OK;
 }
 
-/* Tied models store the one matrix under either name. Under both it must be the same, or the
- * file says two things. */
+/* Tied models store the one matrix under either name. When both names occur they must be the same
+ * matrix, or the file contradicts itself. */
 static td_status plan_ends(struct loader *l)
 {
     static const char embed_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
@@ -349,7 +351,7 @@ static td_status plan_ends(struct loader *l)
     return TD_OK;
 }
 
-/* Buffers that old exports saved though they follow from the config. */
+/* Buffers that old exports saved although they follow from the config. */
 static bool is_redundant(const char *name)
 {
     const char *at = strstr(name, ".rotary_emb.");
@@ -384,7 +386,7 @@ static td_status plan(struct loader *l)
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-/* Sizes, places and chunks. Returns the bytes of all destinations. */
+/* Computes sizes, places and chunks. Returns the bytes of all destinations. */
 static size_t measure(struct loader *l)
 {
     const struct td_model *m = l->model;
@@ -481,8 +483,8 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
     if (i < n) out[i] = s->center + scale * (float)(int32_t)(uint32_t)mix(key + pair);
 }
 
-/* n_rows rows of one source from row0 on, into `out` as `dtype`: raw when that is the tensor's
- * own type, widened for f32. */
+/* Reads n_rows rows of one source from row0 on into `out` as `dtype`: unchanged when that is the
+ * tensor's own type, widened for f32. */
 static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
                       int32_t n_cols, enum td_dtype dtype, void *out)
 {
@@ -506,8 +508,8 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
         return;
     }
     TD_ASSERT(dtype == TD_F32);
-    /* The table's embed entry is the one exact widening there is; it wants alignment, so go in
-       small aligned pieces. */
+    /* The table's `embed` entry is the only exact widening there is. It needs alignment, so copy in
+     * small aligned pieces. */
     static const int32_t zero = 0;
     uint16_t piece[512];
     for (int64_t i = 0; i < n; i += 512) {
@@ -517,8 +519,8 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
     }
 }
 
-/* Rows [row0, row0 + n_rows) of d: straight from the file when they lie in one tensor, aligned;
- * else gathered in `staging`. */
+/* Returns rows [row0, row0 + n_rows) of d: a pointer into the file when they lie in one tensor,
+ * aligned; else gathered in `staging`. */
 static const void *gather(const struct loader *l, const struct dest *d, int32_t row0,
                           int32_t n_rows, uint8_t *staging, enum td_dtype *ret_dtype)
 {
@@ -549,7 +551,7 @@ static const void *gather(const struct loader *l, const struct dest *d, int32_t 
     return staging;
 }
 
-/* Any thread. The first failure is kept; the others stop. */
+/* Any thread. The first failure is kept, and the other threads stop. */
 static void upload(struct loader *l, size_t at, const void *from, size_t bytes)
 {
     pthread_mutex_lock(&l->upload_lock);
@@ -681,8 +683,8 @@ static uint64_t fold(const struct loader *l)
     return td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0);
 }
 
-/* Several ranks: what fold would be if one had loaded all. `whole` has the checkpoint open.
- * Collective. */
+/* Several ranks: the digest that one rank would get by loading everything. `whole` has the
+ * checkpoint open. Collective. */
 static td_status digest_whole(struct loader *whole, uint64_t *ret_digest)
 {
     struct td_comm *comm = whole->model->comm;
