@@ -1,4 +1,5 @@
-/* tandem bench KIND: the benches of bench/ that are linked into the command line. */
+/* bench.c - `tandem bench KIND`: runs the benches of bench/ that are linked into the command
+ * line. */
 #include "cli/cli.h"
 #include "common/base/commands.h"
 

@@ -10,13 +10,13 @@
 
 #include "common/base/api_key.h"
 #include "common/base/options.h"
-/* A build without daemons (TANDEM_DAEMONS=OFF) has the commands that need no cluster. */
+/* A build without daemons (TANDEM_DAEMONS=OFF) has only the commands that need no cluster. */
 #ifndef TANDEM_OFFLINE
 #include "common/rpc/rpc.h"
 #include "tandem/v1/inference.pb-c.h"
 #endif
 
-/* Each gets argv with argv[0] = its own name and returns the exit status: 0, 1 (failed), 2
+/* Each command gets argv with argv[0] = its own name and returns the exit status: 0, 1 (failed), 2
  * (usage). */
 int cli_up(int argc, char **argv);
 int cli_generate(int argc, char **argv);
@@ -30,19 +30,19 @@ int cli_doctor(int argc, char **argv);
 int cli_sim(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 
-/* input.c: all that is left in f, and a zero after it; the caller frees *ret_text. TD_ERR_IO,
- * TD_ERR_NOMEM. Blocks until f ends. */
+/* input.c: reads all that is left in f and puts a zero after it; the caller frees *ret_text.
+ * TD_ERR_IO, TD_ERR_NOMEM. Blocks until f ends. */
 td_status cli_read_all(FILE *f, char **ret_text, size_t *ret_bytes, struct td_err *err);
 
-/* main took it out of the arguments: not rank 0 when this program was started by itself as a
- * part of engine-bench (common/engine/ranks.h). */
+/* The rank of this process, which main took out of the arguments: not 0 when engine-bench has
+ * started this program again as a further rank (common/engine/ranks.h). */
 struct td_ranks_place;
 extern struct td_ranks_place cli_rank;
 
 #ifndef TANDEM_OFFLINE
 /* --- client.c --------------------------------------------------------------------------------- */
 
-struct cli_server { /* the options every client command has */
+struct cli_server { /* the options that every client command has */
     const char *server, *tls_ca, *tls_cert, *tls_key, *tls_server_name;
     const char *cluster_secret_file; /* cli_status_call's: NULL or "" = none */
     const char *api_key_file;        /* NULL or "" = none */
@@ -67,8 +67,7 @@ struct cli_client {
     struct td_rpc_channel *channel;
     char authorization[TD_AUTHORIZATION_MAX]; /* "Bearer KEY", or "" */
 };
-/* The TLS side of a dialled address, borrowed from s; for td_rpc_channel_config.tls when
- * s->tls_ca is not empty. */
+/* TLS for dialling, borrowed from s; for td_rpc_channel_config.tls when s->tls_ca is not empty. */
 struct td_rpc_tls cli_tls(const struct cli_server *s);
 td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err);
 void cli_client_close(struct cli_client *c);
@@ -77,14 +76,15 @@ struct cli_result {
     enum td_code code;
     char details[1024];
 };
-/* One call, blocking. on_message (loop thread) sees every response. wait_for_ready: keep trying
- * to connect until deadline_ms. */
+/* Makes one call and blocks until it has ended. on_message (loop thread) gets every response.
+ * wait_for_ready: keep trying to connect until deadline_ms. */
 void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response,
               const ProtobufCMessage *request, uint64_t deadline_ms, bool wait_for_ready,
               void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
               struct cli_result *ret_result);
-/* Inference.Status. With a cluster secret the caller proves it, so that on_message hears all; it
- * is called once, with the last answer. False: *err says what is wrong with the secret's file. */
+/* Calls Inference.Status. With a cluster secret the caller proves that it knows the secret, and the
+ * answer contains everything. on_message is called once, with the last answer. False: *err says
+ * what is wrong with the secret's file. */
 bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms,
                      bool wait_for_ready,
                      void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,

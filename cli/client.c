@@ -1,5 +1,5 @@
-/* client.c - a blocking call on top of the rpc loop: the command's thread waits, the loop thread
- * works. */
+/* client.c - blocking calls on top of the rpc loop: the command's thread waits while the loop
+ * thread works. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
-/* doctor.c - `tandem doctor`: checks before serving. This host always (unless --local=false or
- * --listen), a cluster with --router, the way to another machine with --peer there and --listen
- * here. Lines to stdout, one per check; exit status 1 when one of them failed. */
+/* doctor.c - `tandem doctor`, the checks before serving: of this host always (unless --local=false
+ * or --listen), of a cluster with --router, of the way to another machine with --peer there and
+ * --listen here. Prints one line per check to stdout; exit status 1 when a check failed. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -106,7 +106,7 @@ int cli_doctor(int argc, char **argv)
     const struct td_verbs *vb = NULL;
     uint64_t kv_bytes = 0;
     /* in a worker's pod these are the worker's ports; TANDEM_KV_*, _TRANSFER, _ROUTER, _RDMA_*,
-       _TLS_* mean the same here */
+     * _TLS_* mean the same here and stay */
     unsetenv("TANDEM_LISTEN");
     unsetenv("TANDEM_TRANSFER_PORT");
     if (td_options_load(

@@ -1,9 +1,9 @@
 /* doctor.h - `tandem doctor`: one line per check. doctor.c has the options, the report and the
- * order; each doctor_*.c one group of checks.
+ * order; each doctor_*.c has one group of checks.
  *
- * A check is a level, what was found and, when it is not ok, what to do. Checks never end the
- * program: what cannot be read is said. Every wait has a deadline. One thread, except that gRPC
- * and the transfer engine have theirs behind their own interfaces. */
+ * A check has a level, what was found and, when it is not ok, what to do. A check never ends the
+ * program: what cannot be read is reported. Every wait has a deadline. One thread, except that gRPC
+ * and the transfer engine have threads of their own behind their interfaces. */
 #ifndef TD_CLI_DOCTOR_H
 #define TD_CLI_DOCTOR_H
 
@@ -21,13 +21,13 @@
 struct td_cluster_secret;
 
 struct doctor_config {
-    struct cli_server at; /* at.server "": no cluster to look at */
+    struct cli_server at; /* at.server "": check no cluster */
     const char *json, *kv_memory, *transfer, *root, *listen, *peer;
     uint64_t register_bytes, bytes, timeout_ms, listen_timeout_ms, sessions;
     bool local;
     struct td_cluster_secret *secret; /* of at.cluster_secret_file; NULL: none */
-    struct td_kv_port_config kv_port; /* as a worker's: what --peer and --listen open, and
-                                         which devices count here */
+    /* the options of a worker: what --peer and --listen open, and which devices count here */
+    struct td_kv_port_config kv_port;
 };
 
 /* ---- report (doctor_report.c) ---------------------------------------------------------------- */
@@ -69,15 +69,16 @@ struct doctor_text doctor_size(uint64_t bytes); /* "256 MiB", "1.5 GiB" */
 
 /* ---- files below --root ---------------------------------------------------------------------- */
 
-/* First max-1 bytes of ROOT/path, as text without the trailing newline. False: not there or not
- * readable; text is "". */
+/* Reads the first max-1 bytes of ROOT/path, as text without the trailing newline. False: the file
+ * is missing or not readable; text is "". */
 bool doctor_read(const char *root, const char *path, char *text, size_t max);
 bool doctor_read_i64(const char *root, const char *path, int64_t *ret_value);
 bool doctor_exists(const char *root, const char *path);
 
 /* ---- this host (doctor_host.c) --------------------------------------------------------------- */
 
-/* kv_bytes: the pool that a worker would make. n_rdma: devices whose limits matter here. */
+/* kv_bytes: the size of the pool that a worker would make. n_rdma: the number of devices whose
+ * limits matter here. */
 void doctor_host(struct doctor_report *r, const struct doctor_config *c, uint64_t kv_bytes,
                  unsigned n_rdma);
 
@@ -89,12 +90,12 @@ struct doctor_pci {
     char address[24];       /* "0000:3b:00.0" */
     char chain[256];        /* "pci0000:3a/0000:3a:00.0/0000:3b:00.0": from the
                                host bridge down */
-    char label[96];         /* for the reader: "mlx5_0", "gpu0 NVIDIA H100 ..." */
+    char label[96];         /* name in the report: "mlx5_0", "gpu0 NVIDIA H100 ..." */
     int numa_node;          /* -1: not known, or only one */
     unsigned vendor, class; /* class: base class and subclass, 0x0302 */
 };
 
-/* How far two devices are from each other, in the words of `nvidia-smi topo`. */
+/* The distance between two devices, in the terms of `nvidia-smi topo`. */
 enum doctor_distance {
     DOCTOR_SAME = 0,
     DOCTOR_PIX,    /* at most one bridge or switch */
@@ -112,50 +113,51 @@ bool doctor_pci_read(const char *root, const char *address, struct doctor_pci *r
 size_t doctor_pci_list(const char *root, bool (*want)(const struct doctor_pci *p),
                        struct doctor_pci *pcis, size_t max);
 bool doctor_pci_is_gpu(const struct doctor_pci *p); /* NVIDIA, display or 3D controller */
-/* of makers whose NICs do RDMA; what verbs lists counts, this is for hints */
+/* true for makers whose NICs do RDMA; only for hints, because what verbs lists counts */
 bool doctor_pci_is_rdma_nic(const struct doctor_pci *p);
 
-/* ACS in a PCI configuration space of n bytes: 1: requests between peers are redirected to the
- * host bridge, 0: not, -1: cannot be told. */
+/* ACS in a PCI configuration space of n bytes. 1: requests between peers are redirected to the host
+ * bridge; 0: they are not; -1: unknown. */
 int doctor_acs_redirects(const uint8_t *config, size_t n);
 
-/* GPUs, their distance to each NIC, IOMMU and ACS in between. */
+/* Reports GPUs, their distance to each NIC, and IOMMU and ACS between them. */
 void doctor_topology(struct doctor_report *r, const char *root, const struct doctor_pci *gpus,
                      size_t n_gpus, const struct doctor_pci *nics, size_t n_nics);
-/* GPUs below root with their labels and the driver's state. */
+/* Reports the GPUs below root, with their labels and the driver's state. */
 size_t doctor_gpus(struct doctor_report *r, const char *root, struct doctor_pci *gpus, size_t max);
 
 /* ---- GPUDirect (doctor_gpudirect.c) ---------------------------------------------------------- */
 
-/* Some memory of a GPU to try registrations with. base NULL: none, for the reason in why. */
+/* Memory of a GPU, to try registrations with. base NULL: there is none; `why` has the reason. */
 struct doctor_gpu_memory {
     const struct td_device_memory *memory;
     void *base;
     size_t bytes;
     char why[256];
-    const struct td_ops *ops; /* what it is from; NULL: the caller's own */
+    /* the table that it was allocated from; NULL: the caller's own memory */
+    const struct td_ops *ops;
 };
-/* of the first GPU that CUDA shows; makes a CUDA context (a second) */
+/* takes memory of the first GPU that CUDA shows; makes a CUDA context, which takes a second */
 void doctor_gpu_memory_open(struct doctor_gpu_memory *ret_memory);
 void doctor_gpu_memory_close(struct doctor_gpu_memory *m);
 
-/* The NVIDIA driver that is loaded below root; false: none. */
+/* Finds the NVIDIA driver that is loaded below root; false: none. */
 bool doctor_driver(const char *root, char version[64], bool *ret_is_open);
-/* The host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' windows on the bus.
- * Without GPUs or NICs one line that says so. n_reach: of the NICs, those that registered memory
- * of a GPU; where there is one, nothing here is a warning for want of a door. */
+/* Checks the host's half: kernel modules, dma-buf, nvidia_peermem, the GPUs' BARs. Without GPUs or
+ * NICs it adds one line that says so. n_reach: how many NICs registered memory of a GPU; when one
+ * did, a missing module or dma-buf is not a warning. */
 void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus,
                       size_t n_gpus, size_t n_nics, size_t n_reach,
                       const struct doctor_gpu_memory *m);
-/* Whether this open device registers GPU memory; `bad`: the level if not. False also where there
- * was none to try with. */
+/* Whether this open device can register GPU memory; `bad`: the level if it cannot. Also false when
+ * there was no memory to try with. */
 bool doctor_gpudirect_nic(struct doctor_report *r, const char *root, enum doctor_level bad,
                           const struct td_verbs *vb, struct td_vb_device *d, const char *device,
                           const struct doctor_gpu_memory *m);
 
 /* ---- RDMA (doctor_rdma.c) -------------------------------------------------------------------- */
 
-/* an errno of a registration: cause and what to do */
+/* the cause of an errno of a registration, and what to do */
 const char *doctor_reg_explain(int error);
 
 struct doctor_rdma {
@@ -164,7 +166,7 @@ struct doctor_rdma {
     unsigned n_usable;    /* ports that can carry KV */
     unsigned n_reach_gpu; /* devices that registered memory of a GPU */
 };
-/* vb NULL: libibverbs is not there, why says so. gpu NULL: there is no GPU. */
+/* vb NULL: libibverbs is missing, for the reason in `why`. gpu NULL: there is no GPU. */
 void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb,
                  const char *why, uint64_t kv_bytes, const struct doctor_gpu_memory *gpu,
                  struct doctor_rdma *ret_rdma);
@@ -173,8 +175,8 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *c, const s
 
 void doctor_cluster(struct doctor_report *r, const struct doctor_config *c);
 
-/* n round trips: wall clocks at sending and receiving, and the other side's in between. Skew of
- * the fastest one: theirs minus ours. */
+/* The clock skew from n round trips: wall clocks at sending and receiving, and the other side's in
+ * between. Of the fastest one: theirs minus ours. */
 struct doctor_skew {
     double skew_ms, error_ms;
 };
@@ -184,8 +186,9 @@ struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t th
 void doctor_listen(struct doctor_report *r, const struct doctor_config *c,
                    const struct td_verbs *vb);
 void doctor_peer(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb);
-bool doctor_path_built(const char *name); /* "rdma": can this build take that path at all? */
-/* NULL: `used` is what was asked for; else what is wrong with it. asked AUTO takes any. */
+bool doctor_path_built(const char *name); /* whether this build has the path, for example "rdma" */
+/* NULL: `used` is the path that was asked for (AUTO accepts any); else a text that says what is
+ * wrong with it. */
 const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used);
 
 #endif

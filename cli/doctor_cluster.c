@@ -1,11 +1,11 @@
-/* doctor_cluster.c - the router and each worker it lists: does it answer, how far away is it, are
- * the clocks and builds alike.
+/* doctor_cluster.c - checks the router and each worker that it lists: whether it answers, its
+ * delay, and whether clocks and builds agree.
  *
- * Health is asked of the router first, then of all workers at once, so that a number of dead
- * ones costs one time-out together; those that answer are asked N_TRIPS times more, one after
- * the other. A health answer carries the daemon's clock (TD_RPC_WALL_KEY): the fastest of the
- * round trips says how far it is from ours, give or take half that trip. All of it ends within
- * three time-outs and a second per live worker. */
+ * Health is asked of the router first, then of all workers at once, so that several dead ones cost
+ * one time-out together. Those that answer are asked N_TRIPS times more, one after the other. A
+ * health answer carries the daemon's clock (TD_RPC_WALL_KEY): the fastest of the round trips tells
+ * its difference from ours, to within half that trip. Everything ends within three time-outs and a
+ * second per live worker. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 #define GROUP "cluster"
 #define N_TRIPS 20
 #define TRIPS_MS 1000 /* longest measurement of one daemon */
-#define SKEW_MS 50.0  /* more and the logs of two machines cannot be put in order */
+#define SKEW_MS 50.0  /* with more skew the logs of two machines cannot be put in order */
 
 struct ask { /* one health call */
     pthread_mutex_t lock;
@@ -47,7 +47,7 @@ struct cluster {
     struct target router, *workers;
     size_t n_workers;
     char mode[32], model[256];
-    bool withheld; /* the router took this caller for a client */
+    bool withheld; /* the router treated this caller as a client and left out details */
 };
 
 static const char *code_name(enum td_code code)
@@ -109,8 +109,8 @@ static bool ask_wait(struct ask *a)
 struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t theirs_ns)
 {
     double half = ((double)got_ns - (double)sent_ns) / 2;
-    int64_t since = (int64_t)(theirs_ns - sent_ns); /* wall clocks may differ either way; their
-                                                       difference is small beside 2^63 */
+    /* wall clocks may differ either way, by much less than 2^63 ns */
+    int64_t since = (int64_t)(theirs_ns - sent_ns);
     return (struct doctor_skew){.skew_ms = ((double)since - half) / 1e6, .error_ms = half / 1e6};
 }
 
@@ -279,8 +279,8 @@ static void check_workers(struct cluster *k)
     }
 }
 
-/* Workers join only with the layout of those that are there, so a difference means a router of
- * another version or a bug. */
+/* Workers join only with the layout of those that have joined, so a difference means a router of
+ * another version, or a bug. */
 static void check_agreement(struct cluster *k)
 {
     const struct target *a = k->workers;

@@ -1,11 +1,11 @@
-/* doctor_gpudirect.c - whether NICs of this host can read and write memory of its GPUs, and what
- * stands in the way.
+/* doctor_gpudirect.c - checks whether NICs of this host can read and write memory of its GPUs, and
+ * what prevents it.
  *
- * A NIC registers GPU memory by one of two doors: a dma-buf, which the GPU's driver exports and
- * the NIC's driver imports, or nvidia_peermem, a module through which a plain registration of a
- * GPU's address succeeds. Files say which of them may be open; some memory of a GPU, where CUDA
- * gives any, says whether one is: it is exported and registered with each device, as a worker
- * does with its pool (common/transfer/rdma/flush.c). */
+ * A NIC registers GPU memory in one of two ways: with a dma-buf, which the GPU's driver exports and
+ * the NIC's driver imports, or with nvidia_peermem, a module that makes a plain registration of a
+ * GPU's address succeed. Files tell which of the two may work. A trial tells whether one does:
+ * where CUDA gives some memory of a GPU, it is exported and registered with each device, as a
+ * worker does with its pool (common/transfer/rdma/flush.c). */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 #define GROUP "gpudirect"
 #define TRY_BYTES ((size_t)2 << 20)
-/* cards for servers show all of their memory; without resizable BARs it is 256 MiB */
+/* server cards show all of their memory; without resizable BARs it is 256 MiB */
 #define SMALL_BAR ((uint64_t)1 << 30)
 
 #define WITHOUT                                                                                    \
@@ -82,7 +82,7 @@ static bool peermem(const char *root, char version[64])
            doctor_read(root, "/sys/kernel/mm/memory_peers/nv_mem/version", version, 64);
 }
 
-/* Linux 5.12 or newer; true when there is no telling. */
+/* Linux 5.12 or newer; also true when the release cannot be read. */
 static bool kernel_has_dmabuf(const char *root, char release[64])
 {
     char *end;
@@ -91,8 +91,8 @@ static bool kernel_has_dmabuf(const char *root, char release[64])
     return major > 5 || (major == 5 && minor >= 12);
 }
 
-/* What of the card's memory the bus shows at a time: the second region of the device. A NIC's
- * registrations lie in it. */
+/* Checks how much of the card's memory the bus shows at a time: the second region of the device,
+ * where a NIC's registrations lie. */
 static void check_bar(struct doctor_report *r, const char *root, const struct doctor_pci *gpu)
 {
     char path[PATH_MAX], text[2048], name[64], *end;
@@ -187,7 +187,7 @@ void doctor_gpudirect(struct doctor_report *r, const char *root, const struct do
 
 /* ---- one NIC --------------------------------------------------------------------------------- */
 
-/* No memory to try with: a registration of no buffer at all tells by its error whether the
+/* There is no memory to try with. The error of a registration without a buffer tells whether the
  * device knows dma-bufs. */
 static void guess_nic(struct doctor_report *r, const char *root, const struct td_verbs *vb,
                       struct td_vb_device *d, const char *name)

@@ -1,4 +1,4 @@
-/* doctor_host.c - what a worker takes from the host: CPUs, memory and its limits, descriptors,
+/* doctor_host.c - checks what a worker needs of the host: CPUs, memory and its limits, descriptors,
  * clocks. */
 #include <errno.h>
 #include <sched.h>
@@ -128,7 +128,7 @@ static void check_memlock(struct doctor_report *r, const struct doctor_config *o
     if (!any) doctor_number(c, "limit_bytes", (double)l.rlim_cur);
 }
 
-/* The chosen word of "always [madvise] never". */
+/* The chosen item of "always [madvise] never". */
 static void chosen_word(const char *text, char word[32])
 {
     const char *a = strchr(text, '['), *b = a ? strchr(a, ']') : NULL;

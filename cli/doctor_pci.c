@@ -1,10 +1,10 @@
-/* doctor_pci.c - where devices sit on the PCI bus, and what stands between a NIC and a GPU.
+/* doctor_pci.c - finds where devices sit on the PCI bus, and what lies between a NIC and a GPU.
  *
- * /sys/bus/pci/devices/ADDRESS is a link to .../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0:
- * the host bridge, the bridges, the device. Two devices are as near as the lowest place that
- * both paths go through. A switch shows as an upstream port with a downstream port for each
- * device, so one bridge on each side below the common one is still one switch. Everything here
- * reads files below root and nothing else. */
+ * /sys/bus/pci/devices/ADDRESS is a link to .../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0: the
+ * host bridge, the bridges, the device. The distance of two devices follows from the lowest place
+ * that both paths go through. A switch shows as an upstream port with a downstream port for each
+ * device, so one bridge on each side below the common one is still one switch. Everything here only
+ * reads files below root. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -54,8 +54,8 @@ enum doctor_distance doctor_pci_distance(const struct doctor_pci *a, const struc
     if (common == 0)
         return a->numa_node >= 0 && b->numa_node >= 0 && a->numa_node != b->numa_node ? DOCTOR_SYS
                                                                                       : DOCTOR_NODE;
-    /* Functions of one device share all but their last part, as devices below one bridge do;
-       both hang on the host bridge when common is 1. */
+    /* Functions of one device share all but their last part, as devices below one bridge do; with
+     * common = 1 both are directly on the host bridge. */
     if (common == 1) {
         size_t n = strlen(a->address), m = strlen(b->address);
         bool one_device = n > 2 && n == m && !memcmp(a->address, b->address, n - 1);
@@ -175,8 +175,8 @@ int doctor_acs_redirects(const uint8_t *config, size_t n)
     return at >= 0x100 && at + 8 > n ? -1 : 0;
 }
 
-/* Bridges of p below the common part with q: -1 when one of them could not be read, 1 with its
- * address in `where` when it redirects. */
+/* Checks the bridges of p below the part that it shares with q: -1 when one of them could not be
+ * read, 1 with its address in `where` when it redirects. */
 static int path_redirects(const char *root, const struct doctor_pci *p, const struct doctor_pci *q,
                           char where[32])
 {
@@ -230,7 +230,8 @@ static void check_acs(struct doctor_report *r, const char *root, const struct do
     }
 }
 
-/* with_other: both a GPU and a NIC are here, so that translation costs GPUDirect its short way. */
+/* with_other: there is both a GPU and a NIC, so that translation by the IOMMU would take GPUDirect
+ * through the host bridge. */
 static void check_iommu(struct doctor_report *r, const char *root, const struct doctor_pci *p,
                         bool with_other)
 {

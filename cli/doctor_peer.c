@@ -1,18 +1,18 @@
-/* doctor_peer.c - KV paths between two machines, measured with the transfer engine itself.
+/* doctor_peer.c - measures KV paths between two machines with the transfer engine itself.
  *
- * One doctor listens, the other leads: it opens an endpoint on both sides for each path and block
- * size, asks for grants, sends as a prefill worker would, and has every transfer's bytes verified
- * there before it counts. Each transfer says which path it took; another than the one asked for is
- * a failure, never a slower success.
+ * One doctor listens, the other leads. The leader has both sides open an endpoint for each path and
+ * block size, asks for grants, sends as a prefill worker would, and has the listener verify every
+ * transfer's bytes before it counts. Each transfer reports the path that it took; a path other than
+ * the one asked for is a failure, even when it is slower and works.
  *
  *   leader                                  listener
- *   HELLO           ----------------------> (not in time, or no HELLO: drops the connection and
- *                   listens on) <----------------------
+ *   HELLO           ----------------------> no HELLO in time: drops the connection, listens again
+ *                   <---------------------- HELLO
  *   OPEN(path)      ----------------------> td_xfer_open, td_xfer_mem_add
  *   GRANT           ----------------------> td_xfer_grant
  *   td_xfer_op_start, _submit ============> (the path)        clock: from op_start to OP_DONE
  *   VERIFY(seed)    ----------------------> SLOT_READY, compare, revoke, SLOT_FREE
- *   BYE             ----------------------> ends, or listens on (--sessions) */
+ *   BYE             ----------------------> ends, or listens again (--sessions) */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@
 #define N_SMALL 100 /* timed transfers of SMALL_BYTES */
 #define N_WARM 3
 #define N_WHOLE 3 /* transfers of the whole pool */
-/* a slow link sends less than the whole pool: what takes about so long */
+/* bounds a measurement to about this time: a slow network sends less than the whole pool */
 #define WHOLE_S 4.0
 #define STRANGERS_TOLD 8
 #define EVENTS 16
@@ -50,8 +50,8 @@ static const struct path_row {
     {"tcp", TD_XFER_PATH_TCP, true},
     {"shm", TD_XFER_PATH_SHM, true},
     {"rdma", TD_XFER_PATH_RDMA, true},
-    {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, false}, /* between pools in device memory; doctor's are
-                                                   the host's */
+    /* for pools in device memory; doctor's are host memory */
+    {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, false},
 };
 #define N_PATHS (sizeof paths / sizeof *paths)
 
@@ -88,7 +88,7 @@ struct end {
     uint64_t block_bytes;
     uint32_t n_blocks;
     bool over_tls;                 /* its data port speaks TLS */
-    struct td_xfer_event *pending; /* [PENDING] events that somebody will ask for later */
+    struct td_xfer_event *pending; /* [PENDING] events that a later call will ask for */
     size_t n_pending;
 };
 
@@ -103,8 +103,8 @@ static void end_close(struct end *e)
     memset(e, 0, sizeof *e);
 }
 
-/* As a worker here would: path, RDMA devices and TLS by the same options. vb NULL: no RDMA
- * device. */
+/* Opens the endpoint as a worker here would: path, RDMA devices and TLS from the same options. vb
+ * NULL: no RDMA device. */
 static td_status end_open(struct end *e, const struct doctor_config *o, const struct td_verbs *vb,
                           enum td_xfer_path path, const char *host, uint64_t block_bytes,
                           uint32_t n_blocks, struct td_err *err)
@@ -170,8 +170,8 @@ static td_status end_event(struct end *e, enum td_xfer_event_kind a, enum td_xfe
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* Word i of block b: a sequence of its own for each (seed, block), so that a block in a wrong
- * place, an old one and a short one are all seen. */
+/* The first 8 bytes of block b. Each (seed, block) has a sequence of its own, so that a block in a
+ * wrong place, an old one and a short one are all noticed. */
 static uint64_t first_word(uint64_t seed, uint32_t block)
 {
     uint64_t v = seed + 0x9e3779b97f4a7c15ull * (block + 1);
@@ -188,7 +188,7 @@ static void fill(struct end *e, uint32_t first, uint32_t n, uint64_t seed)
     }
 }
 
-/* -1, or the offset of the first wrong byte's word. */
+/* -1, or the offset of the 8 bytes that contain the first wrong byte. */
 static int64_t first_wrong(const struct end *e, uint32_t first, uint32_t n, uint64_t seed)
 {
     for (uint32_t b = 0; b < n; b++) {
@@ -201,8 +201,8 @@ static int64_t first_wrong(const struct end *e, uint32_t first, uint32_t n, uint
     return -1;
 }
 
-/* Both sides of one kernel, network namespace and user have the same: what the shm path needs.
- * Hashed: it is nobody's business. */
+/* A number that is equal on both sides when they share kernel, network namespace and user, which
+ * the shm path needs. Hashed, because the peer need not know more. */
 static void host_id(uint64_t ret[2])
 {
     char boot[64], text[160];
@@ -291,7 +291,7 @@ static void answer_verify(struct session *s, struct td_err *err)
               err->code ? &ignored : err);
 }
 
-/* Answers until BYE. A refusal is an answer; an error of the talk itself ends it. */
+/* Answers until BYE. A refusal is an answer; an error of the connection ends the session. */
 static td_status serve(struct session *s, struct td_err *err)
 {
     uint64_t session_until = td_deadline_after_ms(td_now_ns(), 600000 + s->o->timeout_ms);
@@ -329,7 +329,7 @@ static td_status serve(struct session *s, struct td_err *err)
     }
 }
 
-/* Waits for a doctor; strangers are told off and forgotten. */
+/* Waits for a doctor; a connection that is not one is refused and dropped. */
 static td_status accept_session(int listener, struct session *s, uint64_t deadline_ns,
                                 struct doctor_report *r, struct td_err *err)
 {
@@ -445,15 +445,15 @@ struct lead {
     struct end end;
     struct doctor_msg q, a; /* question and answer */
     char peer[300];         /* its address, as asked for */
-    bool many;              /* there are several: lines are named after them */
+    bool many;              /* there are several peers, so lines are named after them */
     char host[64];
-    bool same_host, rdma_here, rdma_there, broken; /* broken: the talk itself failed; nothing
-                                                      more can be asked */
+    /* broken: the connection failed, so nothing more can be asked */
+    bool same_host, rdma_here, rdma_there, broken;
     uint64_t seed;
     enum td_xfer_path used; /* by the last verified transfer */
 };
 
-/* q is sent; the answer is in a. A refusal comes back as its status and text. */
+/* Sends q and receives the answer in a. A refusal is returned as its status and text. */
 static td_status ask(struct lead *l, uint64_t extra_ms, struct td_err *err)
 {
     uint64_t until = td_deadline_after_ms(td_now_ns(), l->o->timeout_ms + extra_ms);
@@ -518,7 +518,7 @@ static td_status verify(struct lead *l, const struct grant *g, struct td_err *er
     return s;
 }
 
-/* All grants at once; *ret_s: from the first op_start to the last OP_DONE. */
+/* Sends to all grants at once; *ret_s: seconds from the first op_start to the last OP_DONE. */
 static td_status send_grants(struct lead *l, struct grant *g, size_t n_grants, double *ret_s,
                              struct td_err *err)
 {
@@ -540,8 +540,8 @@ static td_status send_grants(struct lead *l, struct grant *g, size_t n_grants, d
         s = td_xfer_submit(l->end.x, g[i].op, 0, ids, n_blocks, true, NULL, 0);
         if (s == TD_ERR_INVALID || s == TD_ERR_NOT_FOUND)
             return td_fail(err, s, "submit: %s", td_status_name(s));
-        /* Any other status is the op's own, which has failed since it began: its event, below,
-           says why. */
+        /* Any other status means that the op has failed since it began: its event, below, gives the
+         * reason. */
     }
     for (size_t i = 0; i < n_grants; i++) {
         td_status s = end_event(&l->end, TD_XFER_OP_DONE, TD_XFER_OP_FAILED, g[i].op,
@@ -629,7 +629,7 @@ static td_status measure_large(struct lead *l, enum td_xfer_path path, struct fi
     return wrong ? td_fail(err, TD_ERR_UNSUPPORTED, "%s", wrong) : TD_OK;
 }
 
-/* What of the way is encrypted, for the reader. */
+/* Says which part of the way is encrypted, for the report. */
 static const char *tls_words(const struct lead *l, enum td_xfer_path used)
 {
     return !l->end.over_tls || used == TD_XFER_PATH_SHM ? ""
@@ -661,7 +661,7 @@ static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_pa
         doctor_fix(c, "see the checks of this host and run tandem doctor on the other one");
 }
 
-/* A line's name: the path's, with several peers after the peer's address. */
+/* A line's name: the path's; with several peers it follows the peer's address. */
 static const char *row_name(const struct lead *l, const char *name)
 {
     static char text[320];
@@ -697,7 +697,7 @@ static void full_row(struct lead *l, const struct path_row *row)
     doctor_number(c, "whole_gb_per_s", f.whole_gbps);
 }
 
-/* What workers would get without being told: a few transfers, for the path. */
+/* Reports the path that workers would get by default, with a few transfers. */
 static void auto_row(struct lead *l)
 {
     struct figures f = {0};
@@ -800,7 +800,7 @@ out:
     doctor_flush(r);
 }
 
-/* One after the other: they would take bandwidth from each other. */
+/* One peer after the other, because they would take bandwidth from each other. */
 void doctor_peer(struct doctor_report *r, const struct doctor_config *o, const struct td_verbs *vb)
 {
     char peer[sizeof((struct lead *)NULL)->peer];

@@ -1,9 +1,9 @@
-/* doctor_rdma.c - RDMA devices through the verbs table: ports, GIDs, limits, a registration as
- * large as asked, and memory of a GPU (doctor_gpudirect.c).
+/* doctor_rdma.c - checks RDMA devices through the verbs table: ports, GIDs, limits, a registration
+ * as large as asked, and memory of a GPU (doctor_gpudirect.c).
  *
- * No hardware is ok, unless rdma was asked for by name. A device that verbs lists and that
- * cannot carry KV is a failure, because workers would take a slower path without a word;
- * --transfer tcp or shm says that this is meant, and makes it a warning. */
+ * No hardware is ok, unless rdma was asked for by name. A device that verbs lists and that cannot
+ * carry KV is a failure, because workers would silently take a slower path; with --transfer tcp or
+ * shm that is intended, and it is a warning. */
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -67,13 +67,14 @@ struct context {
     const struct doctor_config *o;
     const struct td_verbs *vb;
     uint64_t kv_bytes;
-    uint32_t n_taken;         /* devices that workers take */
-    enum doctor_level bad;    /* level of what keeps a device from carrying KV */
-    enum doctor_level lesser; /* of what keeps one port from it: others may serve */
+    uint32_t n_taken;      /* devices that workers take */
+    enum doctor_level bad; /* level of a finding that keeps a device from carrying KV */
+    /* level of a finding that concerns one port, while others may serve */
+    enum doctor_level lesser;
 };
 
-/* What each class of GID means for two hosts. The order is rdma_select's: this says of its
- * choice what an operator should know. */
+/* What each class of GID means between two hosts, in the order of rdma_select's choice, so that the
+ * report explains that choice. */
 static const struct {
     const char *what, *fix;
     enum doctor_level level;
@@ -141,7 +142,7 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
                                         "index %u, %s (%s%s%s); %u of %u entries in use",
                                         best->index, text, gid_classes[class].what,
                                         best->netdev[0] ? ", " : "", best->netdev, n, p->n_gids);
-    if (ask.index != TD_RDMA_AUTO) { /* asked for by number: nobody knows better */
+    if (ask.index != TD_RDMA_AUTO) { /* the operator asked for it by number */
         c->level = DOCTOR_OK;
         size_t at = strlen(c->found);
         snprintf(c->found + at, sizeof c->found - at, "; --rdma-gid-index asks for it");
@@ -152,8 +153,7 @@ static bool check_gids(const struct context *x, struct td_vb_device *d, uint8_t 
     return true;
 }
 
-/* Whether the device can hold the queue pairs of a few peers: what the engine itself will take
- * of it. */
+/* Whether the device can hold the queue pairs of a few peers, counted as the engine would. */
 static bool check_queues(const struct context *x, const char *device, const char *name,
                          const struct td_vb_limits *l, const struct td_vb_port *p)
 {
@@ -330,8 +330,8 @@ static struct doctor_pci nic_of(const char *root, const char *device)
     return p;
 }
 
-/* The bus may give a card less than it could take: a x16 card in a x8 slot says nothing and is
- * half as fast. */
+/* Compares what the bus gives a card with what it could take: a x16 card in a x8 slot reports
+ * nothing and is half as fast. */
 static void check_link(const struct context *x, const struct doctor_pci *nic)
 {
     char path[PATH_MAX], speed[64], max_speed[64], name[64];
@@ -379,7 +379,7 @@ static unsigned check_device(const struct context *x, const char *device,
                nic->address[0] ? "PCI " : "no PCI device (made by software)", nic->address,
                nic->numa_node, l.n_ports, l.n_ports == 1 ? "" : "s");
     if (nic->chain[0]) check_link(x, nic);
-    /* workers use that one of every device */
+    /* workers use that port of every device */
     unsigned port = x->o->kv_port.rdma_port ? (unsigned)x->o->kv_port.rdma_port : 1;
     if (port > l.n_ports) {
         struct doctor_check *c = doctor_add(x->r, GROUP, x->lesser, device, "has no port %u", port);
@@ -414,7 +414,7 @@ static bool is_named(const char *list, const char *device)
     return !list[0];
 }
 
-/* Names of --rdma-devices that are no device: workers refuse them. */
+/* Reports names of --rdma-devices that are no device; workers refuse them. */
 static void check_names(const struct context *x, const char *list, char names[][TD_VB_NAME_MAX],
                         uint32_t n)
 {

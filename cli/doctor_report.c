@@ -42,7 +42,7 @@ void doctor_fix(struct doctor_check *c, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Text that was cut, or came from elsewhere, need not be UTF-8, which JSON is. */
+/* Makes JSON text, which must be UTF-8, of text that was cut or came from elsewhere. */
 static json_t *text_json(const char *text)
 {
     json_t *j = json_string(text);
@@ -67,8 +67,8 @@ void doctor_string(struct doctor_check *c, const char *key, const char *value)
     json_object_set_new(c->values, key, text_json(value));
 }
 
-/* Names and reasons come from other machines and from files: no control byte reaches the
- * terminal. */
+/* Prints without control bytes, because names and reasons come from other machines and from
+ * files. */
 static void print_plain(FILE *out, const char *text)
 {
     for (; *text; text++) fputc((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text, out);

@@ -1,4 +1,4 @@
-/* doctor_wire.c - see doctor_wire.h. */
+/* doctor_wire.c - sends, receives and checks the messages between two doctors. */
 #include "cli/doctor_wire.h"
 
 #include <errno.h>
@@ -153,7 +153,7 @@ td_status doctor_socket(const char *address, int listening, uint64_t deadline_ns
     td_status s = TD_ERR_IO;
     int fd = -1;
     for (const struct addrinfo *a = list; a && s; a = a->ai_next) {
-        /* a name may have several addresses: the first that works */
+        /* a name may have several addresses: use the first that works */
         if (fd >= 0) close(fd);
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
         if (fd < 0) {
@@ -188,7 +188,7 @@ td_status doctor_socket_name(int fd, int peer, char host[64], uint16_t *ret_port
     *ret_port =
         ntohs(a.ss_family == AF_INET6 ? six->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
     if (a.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)) {
-        /* an IPv4 peer at an IPv6 listener: data goes by IPv4 */
+        /* an IPv4 peer at an IPv6 listener: data uses IPv4 */
         const uint8_t *b = six->sin6_addr.s6_addr + 12;
         snprintf(host, 64, "%u.%u.%u.%u", b[0], b[1], b[2], b[3]);
         return TD_OK;

@@ -1,10 +1,9 @@
-/* doctor_wire.h - the talk between two doctors: messages of one size over a stream socket, a
+/* doctor_wire.h - the protocol between two doctors: messages of one size over a stream socket, one
  * question and its answer at a time.
  *
- * Both sides check every field before they use it; a message that is not as it should be ends
- * the session. Whoever reaches the port of a listening doctor can make it receive test data and
- * nothing else; it serves as many sessions as it was told, one unless told, and ends.
- * Little-endian. */
+ * Both sides check every field before they use it; a malformed message ends the session. Anybody
+ * who reaches the port of a listening doctor can make it receive test data, and nothing else. It
+ * serves as many sessions as it was told (by default one) and ends. Little-endian. */
 #ifndef TD_CLI_DOCTOR_WIRE_H
 #define TD_CLI_DOCTOR_WIRE_H
 
@@ -15,25 +14,27 @@
 
 #define DOCTOR_WIRE_MAGIC 0x31444454u /* "TDD1" */
 #define DOCTOR_WIRE_VERSION 1
-#define DOCTOR_BLOB_MAX 3072 /* of a grant */
+#define DOCTOR_BLOB_MAX 3072 /* bytes of a grant's blob */
 #define DOCTOR_POOL_MAX (1u << 30)
-#define DOCTOR_SLOTS 64 /* grants that stand at a time */
+#define DOCTOR_SLOTS 64 /* grants that exist at a time */
 
 enum doctor_msg_type {
-    DOCTOR_MSG_HELLO = 1, /* both ways: host, has_rdma. Answer with status != 0: refused, text */
-    DOCTOR_MSG_OPEN,      /* an endpoint: path, block_bytes, n_blocks; takes the place of the
-                             one before. Answer: status, text */
-    DOCTOR_MSG_GRANT,     /* blocks [first, first + n). Answer: status, text, slot, blob */
-    DOCTOR_MSG_VERIFY,    /* slot, first, n, seed: the transfer is done. Answer: status, text,
+    /* both ways: host, has_rdma. An answer with status != 0 is a refusal, with text */
+    DOCTOR_MSG_HELLO = 1,
+    /* opens an endpoint: path, block_bytes, n_blocks; replaces the one before. Answer: status,
+     * text */
+    DOCTOR_MSG_OPEN,
+    DOCTOR_MSG_GRANT,  /* grants blocks [first, first + n). Answer: status, text, slot, blob */
+    DOCTOR_MSG_VERIFY, /* slot, first, n, seed: the transfer is done. Answer: status, text,
                              path that was used */
-    DOCTOR_MSG_BYE,       /* the session is over; no answer */
+    DOCTOR_MSG_BYE,    /* the session is over; no answer */
     DOCTOR_MSG_N_TYPES
 };
 
 struct doctor_msg {
     uint32_t magic;
     uint16_t version;
-    uint8_t type, answer; /* answer: 1 in answers */
+    uint8_t type, answer; /* answer: 1 in an answer, 0 in a question */
     int32_t status;       /* a td_status */
     uint8_t path, has_rdma;
     uint16_t blob_bytes;
@@ -51,25 +52,25 @@ _Static_assert(offsetof(struct doctor_msg, block_bytes) == 16 &&
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "wire structs are copied as they are");
 
 void doctor_msg_init(struct doctor_msg *m, enum doctor_msg_type type, int answer);
-/* TD_ERR_CORRUPT names the field. n_pool_blocks, block_bytes: the open endpoint's, 0 = none yet
- * (bounds for GRANT and VERIFY). */
+/* Checks a message; TD_ERR_CORRUPT names the field. n_pool_blocks, block_bytes: those of the open
+ * endpoint, 0 = none yet (bounds for GRANT and VERIFY). */
 td_status doctor_msg_check(const struct doctor_msg *m, uint32_t n_pool_blocks, struct td_err *err);
 
-/* Whole message or an error: TD_ERR_DEADLINE, TD_ERR_PEER (closed), TD_ERR_IO. fd is
- * non-blocking. */
+/* Sends or receives a whole message, or fails: TD_ERR_DEADLINE, TD_ERR_PEER (closed), TD_ERR_IO. fd
+ * is non-blocking. */
 td_status doctor_msg_send(int fd, const struct doctor_msg *m, uint64_t deadline_ns,
                           struct td_err *err);
 td_status doctor_msg_recv(int fd, struct doctor_msg *ret_m, uint64_t deadline_ns,
                           struct td_err *err);
 
-/* Until fd is readable (for a listener: somebody is there): TD_ERR_DEADLINE. */
+/* Waits until fd is readable (for a listener: a connection has come). TD_ERR_DEADLINE. */
 td_status doctor_wait(int fd, uint64_t deadline_ns, struct td_err *err);
 
-/* "HOST:PORT", "[::1]:PORT", ":PORT" (any address). listen: bound and listening, else connected.
- * Non-blocking, close-on-exec. */
+/* Opens a socket for "HOST:PORT", "[::1]:PORT" or ":PORT" (any address). listen: bound and
+ * listening, else connected. Non-blocking, close-on-exec. */
 td_status doctor_socket(const char *address, int listening, uint64_t deadline_ns, int *ret_fd,
                         struct td_err *err);
-/* The number of the address at our (or, peer, the other) end, and its port. */
+/* The numeric address and port of our end (or, with peer, of the other end). */
 td_status doctor_socket_name(int fd, int peer, char host[64], uint16_t *ret_port,
                              struct td_err *err);
 

@@ -1,5 +1,5 @@
-/* tandem engine-bench: prefill and decode tokens/s of one process: the same engine the workers
- * run, without a cluster. */
+/* engine_bench.c - `tandem engine-bench`: prefill and decode tokens/s of one process with the
+ * engine that the workers run, without a cluster. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,8 +74,8 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* One run: all prompts prefilled, then all decoded. Distinct prompts, so the prefix cache cannot
- * help. */
+/* One run: prefills all prompts, then decodes all. The prompts differ, so that the prefix cache
+ * cannot help. */
 static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed,
                          double *ret_prefill, double *ret_decode, struct td_err *err)
 {
@@ -134,7 +134,7 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
     return s;
 }
 
-/* The words of the command, without the file that it writes to. */
+/* The command line, without the file that it writes to. */
 static void command_text(int argc, char **argv, char *text, size_t text_bytes)
 {
     size_t n = (size_t)snprintf(text, text_bytes, "tandem engine-bench");
@@ -164,15 +164,15 @@ static td_status run_cases(const struct bench_config *c, struct td_engine *e,
     return engine_bench_run_cases(e, cases, n_cases, &r, err);
 }
 
-/* An axis: an environment variable that the device library reads, and the values that it takes
- * here. */
+/* An axis: an environment variable that the device library reads, and the values that it takes in
+ * this run. */
 struct axis {
     const char *option, *variable, *list, *words[2];
     const char *values[2]; /* those of the list */
     int n;
 };
 
-/* An axis with an empty list leaves the environment as it is: n 1, value NULL. */
+/* Parses an axis; one with an empty list leaves the environment unchanged: n 1, value NULL. */
 static td_status parse_axis(struct axis *a, struct td_err *err)
 {
     a->n = 0;
@@ -193,8 +193,8 @@ static td_status parse_axis(struct axis *a, struct td_err *err)
     return TD_OK;
 }
 
-/* The cases once for each pair of values, the engine opened anew each time: what the library
- * reads, it reads when the device opens. */
+/* Runs the cases once for each pair of values. The engine is opened anew each time, because the
+ * library reads its variables when the device opens. */
 static td_status run_axes(const struct bench_config *c, const struct td_engine_config *ec,
                           const struct engine_bench_case *cases, int32_t n_cases, int argc,
                           char **argv, struct td_err *err)

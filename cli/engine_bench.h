@@ -1,4 +1,5 @@
-/* engine_bench.h - the cases of `tandem engine-bench`: see engine_bench_cases.c. */
+/* engine_bench.h - the cases of `tandem engine-bench` (engine_bench_cases.c): batch and context of
+ * each run. */
 #ifndef TD_CLI_ENGINE_BENCH_H
 #define TD_CLI_ENGINE_BENCH_H
 
@@ -19,8 +20,8 @@ struct engine_bench_report {
 /* "1x4096,64x4096" */
 td_status engine_bench_parse_cases(const char *text, struct engine_bench_case *ret_cases,
                                    int32_t *ret_n, struct td_err *err);
-/* Runs and prints them, a line each as it is done; appends two rows each to the CSV. The engine
- * holds no sequence before and after. */
+/* Runs the cases and prints a line as each is done; appends two rows for each to the CSV. The
+ * engine holds no sequence before and after. */
 td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_case *cases,
                                  int32_t n_cases, const struct engine_bench_report *report,
                                  struct td_err *err);

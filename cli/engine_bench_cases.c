@@ -1,15 +1,15 @@
 /* engine_bench_cases.c - `tandem engine-bench --cases`: prefill and single decode steps of one
  * loaded model at several batches and contexts, beside floors.
  *
- * A case BxN holds B sequences of N prompt tokens each: all are prefilled (timed as one run), then
- * `output_len` decode steps are timed one by one; the median step stands beside half the distance
+ * A case BxN holds B sequences of N prompt tokens each. All are prefilled (timed as one run), then
+ * `output_len` decode steps are timed one by one; the median step is printed with half the distance
  * of the quartiles. Prompts differ, so nothing is shared. The first steps of a shape choose
- * algorithms and record graphs: as many untimed steps go before.
+ * algorithms and record graphs, so as many untimed steps go before.
  *
  * Floors, when the rates are given (tandem-bench cuda measures both on the same card): a decode
- * step must read the weights once and the KV of every sequence once, over --floor-gb-s; a
- * prefill must do the products' and attention's operations, over --floor-tflops. Percent is
- * floor time over measured time. */
+ * step must read the weights once and the KV of every sequence once, at --floor-gb-s; a prefill
+ * must do the operations of products and attention, at --floor-tflops. Percent is floor time over
+ * measured time. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,7 +133,7 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
     return s;
 }
 
-/* Keys that the rows of a prompt see, in one layer. */
+/* The number of keys that the rows of a prompt see, in one layer. */
 static double keys_seen(double n, double window)
 {
     return window > 0 && n > window ? window * (window + 1) / 2 + (n - window) * window
@@ -175,8 +175,8 @@ static void percent(char *text, size_t text_bytes, double floor_s, double measur
         snprintf(text, text_bytes, "%s", "");
 }
 
-/* What the device library was told by this variable (kernels/README.md). A card that lacks what
- * is asked for takes the default. */
+/* What this variable told the device library (kernels/README.md). A card that lacks what is asked
+ * for uses the default. */
 static const char *asked(const char *variable, const char *by_default)
 {
     const char *value = getenv(variable);

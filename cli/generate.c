@@ -1,4 +1,4 @@
-/* tandem generate, tandem chat: stream a completion to stdout as it comes. */
+/* generate.c - `tandem generate` and `tandem chat`: stream a completion to stdout. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* input.c - a whole stream as one text: what commands take on stdin. */
+/* input.c - reads a whole stream as one text, for commands that read stdin. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* tandem logits: the logits of every position, f32 little-endian [n_tokens, vocab]: how anyone
- * can compare us with another implementation. */
+/* logits.c - `tandem logits`: writes the logits of every position, f32 little-endian [n_tokens,
+ * vocab], so that anybody can compare us with another implementation. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -66,8 +66,8 @@ static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tok
     return TD_OK;
 }
 
-/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give logits that say
- * nothing: an error, not a file. */
+/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give meaningless logits:
+ * an error, not a file. */
 static td_status check_finite(const float *logits, const int32_t *tokens, int32_t at, int32_t n,
                               int32_t vocab, struct td_err *err)
 {

@@ -1,4 +1,5 @@
-/* tandem: the command line. `tandem COMMAND --help` describes each command. */
+/* main.c - `tandem`, the command line: finds and runs a command. `tandem COMMAND --help` describes
+ * each. */
 #include "cli/cli.h"
 #include "common/base/commands.h"
 #include "common/base/log.h"

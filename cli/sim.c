@@ -1,4 +1,5 @@
-/* tandem sim, tandem plan: the simulator and the planner of sim, linked into the command line. */
+/* sim.c - `tandem sim` and `tandem plan`: the simulator and the planner of sim/, linked into the
+ * command line. */
 #include "cli/cli.h"
 
 /* sim; nothing includes that folder */

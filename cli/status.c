@@ -1,4 +1,4 @@
-/* tandem status: the router's view of the cluster, as a table or as JSON. */
+/* status.c - `tandem status`: the router's view of the cluster, as a table or as JSON. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

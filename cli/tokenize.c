@@ -1,5 +1,5 @@
-/* tandem tokenize: stdin to ids (or ids to text), one line per input line, or all of stdin as
- * one text. */
+/* tokenize.c - `tandem tokenize`: turns stdin into ids (or ids into text), one line per input line,
+ * or all of stdin as one text. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>

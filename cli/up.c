@@ -1,8 +1,8 @@
-/* tandem up: a local cluster of real processes. Ctrl-C (or SIGTERM) drains workers, then the
- * router, and exits 0.
+/* up.c - `tandem up`: starts a local cluster of real processes. Ctrl-C (or SIGTERM) drains workers,
+ * then the router, and exits 0.
  *
- * Each child has its own process group (one Ctrl-C is ours to pass on) and dies with us
- * (PR_SET_PDEATHSIG), so a killed `up` leaves nothing behind. */
+ * Each child has its own process group (so that we pass on one Ctrl-C) and dies with us
+ * (PR_SET_PDEATHSIG), so a killed `up` leaves no process behind. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -178,7 +178,7 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
     return spawn(c, "tandem-router", "router", &a, err);
 }
 
-/* The CPUs of worker i of all: `threads` of the list, after those of the workers before it. */
+/* The CPUs of worker i: `threads` CPUs of the list, after those of the workers before it. */
 static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, size_t text_bytes,
                              struct td_err *err)
 {
@@ -242,9 +242,9 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     return spawn(c, program, name, &a, err);
 }
 
-/* A port that somebody else listens on would make our router fail and hand our workers to a
- * stranger's; port 0 would be known to nobody. The bind here is only a look: it is undone at
- * once, and the router still says precisely what it cannot have. */
+/* Checks the router's port early. If somebody else listened there, our router would fail and our
+ * workers would join a stranger's; port 0 would be known to nobody. The bind here is only a test
+ * and is undone at once; the router still reports exactly what it cannot have. */
 static td_status check_listen(const char *listen, struct td_err *err)
 {
     if (!strncmp(listen, "unix:", 5)) return TD_OK;
@@ -264,7 +264,7 @@ static td_status check_listen(const char *listen, struct td_err *err)
     int one = 1, fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     td_status s = TD_OK;
     if (fd >= 0) {
-        /* as the router's listener: old connections in TIME_WAIT do not matter */
+        /* as for the router's listener, so that old connections in TIME_WAIT do not matter */
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         if (bind(fd, ai->ai_addr, ai->ai_addrlen))
             s = td_fail(err, TD_ERR_IO, "listen \"%s\": %s; choose another with --listen", listen,
@@ -275,8 +275,8 @@ static td_status check_listen(const char *listen, struct td_err *err)
     return s;
 }
 
-/* A secret that only this user's processes can read, in a folder of its own: whoever else is on
- * this host is no worker and no router. */
+/* Makes a secret that only this user's processes can read, in a folder of its own, so that no other
+ * user of this host can join as a worker or a router. */
 static td_status make_secret(struct cluster *c, struct td_err *err)
 {
     const char *tmp = getenv("TMPDIR");
@@ -303,9 +303,9 @@ static td_status make_secret(struct cluster *c, struct td_err *err)
     return written ? TD_OK : td_fail(err, TD_ERR_IO, "%s: %s", c->secret_file, strerror(errno));
 }
 
-/* A process that does nothing but wait for our end, and removes the secret then: we may be
- * killed. Its signals are blocked as ours are; it is nobody's child, and in no group that a
- * terminal's Ctrl-C reaches. */
+/* Starts a process that only waits for our end, however it comes, and then removes the secret. Its
+ * signals are blocked as ours are; it is not our child, and in no group that a terminal's Ctrl-C
+ * reaches. */
 static td_status start_cleaner(struct cluster *c, struct td_err *err)
 {
     int ends[2];
@@ -325,7 +325,7 @@ static td_status start_cleaner(struct cluster *c, struct td_err *err)
         _exit(0);
     }
     waitpid(pid, NULL, 0);
-    close(ends[0]); /* the other end is closed by our exit, however that comes */
+    close(ends[0]); /* our exit, however it comes, closes the other end */
     return TD_OK;
 }
 
@@ -418,7 +418,8 @@ static bool wait_joined(struct cluster *c)
     return ok;
 }
 
-/* SIGTERM to children [first, last), waits, SIGKILL to those that overstay. */
+/* Sends SIGTERM to children [first, last), waits, then sends SIGKILL to those that have not
+ * ended. */
 static bool stop_children(struct cluster *c, int first, int last)
 {
     for (int i = first; i < last; i++)
@@ -435,7 +436,7 @@ static bool stop_children(struct cluster *c, int first, int last)
                 continue;
             }
             ch->pid = 0;
-            /* our signal met it before it had anything to drain */
+            /* our signal reached it before it had anything to drain */
             bool starting = WIFSIGNALED(ch->status) && WTERMSIG(ch->status) == SIGTERM;
             if (!starting && (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0)) {
                 describe_end(ch);
@@ -500,15 +501,15 @@ int cli_up(int argc, char **argv)
             struct child *dead = reap(&c);
             if (!dead) continue;
             describe_end(dead);
-            if (dead == &c.children[0]) { /* without the router there is no cluster; a lost
-                                             worker only makes it smaller */
+            /* without the router there is no cluster; without a worker it is only smaller */
+            if (dead == &c.children[0]) {
                 ok = false;
                 break;
             }
         }
     }
-    bool clean = stop_children(&c, 1, c.n); /* workers first: what runs may finish through the
-                                               router */
+    /* workers first, so that running requests can finish through the router */
+    bool clean = stop_children(&c, 1, c.n);
     clean = stop_children(&c, 0, c.n ? 1 : 0) && clean;
     remove_secret(&c);
     return ok && clean ? 0 : 1;

@@ -1,7 +1,7 @@
-/* closed_form.h - what can be said of a fleet without simulating it: the planner's pre-filter,
- * and the laws that the simulator is held to. Sources: Pollaczek-Khinchine for M/D/1 (as
- * DistServe uses it, section 3.1); rate matching as in AIConfigurator; decode capacity as in
- * Dynamo's planner. */
+/* closed_form.h - formulas for a fleet, without simulating it: the planner ranks layouts with them,
+ * and tests compare the simulator with them. Sources: Pollaczek-Khinchine for M/D/1 (as DistServe
+ * uses it, section 3.1); rate matching as in AIConfigurator; decode capacity as in Dynamo's
+ * planner. */
 #ifndef TD_SIM_CLOSED_FORM_H
 #define TD_SIM_CLOSED_FORM_H
 

@@ -1,7 +1,7 @@
 /* heap.h - the simulator's clock: a binary heap of events in virtual nanoseconds. Events of one
- * instant come out in the order in which they went in, so a run is a function of its input
- * alone. Grows by doubling; an out-of-memory aborts (a simulation has nobody to degrade for).
- * One thread. */
+ * instant are popped in the order in which they were pushed, so a run is a function of its input
+ * alone. Grows by doubling; aborts when memory is out, because a simulation serves nobody. One
+ * thread. */
 #ifndef TD_SIM_HEAP_H
 #define TD_SIM_HEAP_H
 

@@ -1,7 +1,7 @@
-/* router_port.h - the router core as the simulator sees it: the one file that knows the core's
- * events. What the daemon (router/) says to the core and what it carries out is said and carried
- * out here in the same order, so a simulated run and a live one differ in their clocks and
- * workers only. One thread. */
+/* router_port.h - the router core as the simulator uses it: the one file of sim/ that knows the
+ * core's events. It tells the core what the daemon (router/) tells it, and carries out what the
+ * daemon carries out, in the same order. So a simulated run and a live one differ in their clocks
+ * and workers only. One thread. */
 #ifndef TD_SIM_ROUTER_PORT_H
 #define TD_SIM_ROUTER_PORT_H
 
@@ -87,7 +87,7 @@ void td_port_decode_end(struct td_port *port, uint64_t now_ns, const struct td_p
                         enum td_code code, bool sender_finished);
 void td_port_cancel(struct td_port *port, uint64_t now_ns, uint32_t slot, uint64_t id);
 
-/* What the core still holds: for checkers at the end. */
+/* What the core still holds, for checkers at the end. */
 struct td_port_residue {
     uint32_t live, queued, assigned;
     uint64_t assigned_tokens, failovers, deflected, steps;
@@ -97,8 +97,8 @@ void td_port_residue(const struct td_port *port, uint32_t n_workers,
 
 /* Runs the events of a decision log through a new core and compares each action with the log's.
  * Calls on_difference for the first line that differs (line number, the log's text, ours).
- * *ret_n_events, *ret_n_actions: compared. TD_OK: all the same; TD_ERR_CORRUPT: they differ, or
- * the log is no log. */
+ * *ret_n_events, *ret_n_actions: how many were compared. TD_OK: all are the same; TD_ERR_CORRUPT:
+ * they differ, or the file is not a decision log. */
 td_status td_port_replay(const char *path,
                          void (*on_difference)(void *ctx, uint64_t line, const char *logged,
                                                const char *ours),

@@ -1,5 +1,5 @@
-/* sim_options.h - option rows that `tandem sim` and `tandem plan` share: what the requests are
- * and what they want; a worker's limits. */
+/* sim_options.h - option rows that `tandem sim` and `tandem plan` share: the requests with their
+ * objectives, and a worker's limits. */
 #ifndef TD_SIM_SIM_OPTIONS_H
 #define TD_SIM_SIM_OPTIONS_H
 
@@ -17,7 +17,7 @@ struct td_sim_worker_options {
     int64_t max_batch, max_step_tokens;
 };
 
-/* clang-format off: it would give each word of a row a line. */
+/* clang-format off: it would put each item of a row on a line of its own. */
 /* Rows for a struct that holds td_sim_request_options as `at`. */
 // clang-format off
 #define TD_SIM_REQUEST_ROWS(type, at)                                                           \
@@ -55,7 +55,7 @@ struct td_sim_worker_options {
 
 /* clang-format on */
 
-/* Classes, objectives and lengths into mix and load; tenants: "" for none. Errors name the
+/* Parses classes, objectives and lengths into mix and load; tenants: "" for none. Errors name the
  * option. */
 td_status td_sim_requests_parse(const struct td_sim_request_options *o, const char *tenants,
                                 struct td_sim_mix *ret_mix, struct td_sim_load *load,
