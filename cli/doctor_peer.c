@@ -2,8 +2,8 @@
  *
  * One doctor listens, the other leads. The leader has both sides open an endpoint for each path and
  * block size, asks for grants, sends as a prefill worker would, and has the listener verify every
- * transfer's bytes before it counts. Each transfer reports the path that it took; a path other than
- * the one asked for is a failure, even when it is slower and works.
+ * transfer's bytes before it counts. Each transfer reports the path that it took; a transfer over
+ * another path than the one asked for is a failure, never a slow success.
  *
  *   leader                                  listener
  *   HELLO           ----------------------> no HELLO in time: drops the connection, listens again

@@ -1,17 +1,17 @@
-/* deferred_device.c - a device table over the plain kernels, strict where a GPU is:
+/* deferred_device.c - a device table over the plain kernels that is as strict as a GPU:
  * libtandem_deferred_device.so, loaded in place of libtandem_cuda.so.
  *
- * What the forward pass and the engine may not do shows here at once, fast and under every
+ * A forbidden action of the forward pass or the engine shows here at once, fast and under every
  * sanitizer:
- *   - memory handed out by alloc has no access rights but while entries run or a copy does:
- *     touching it from outside ends the process;
- *   - entries, puts and gets are only written down; they run at `wait`, in order, so whatever they
- *     point to must still hold;
- *   - what lies behind a mark has not run when its wait is over;
+ *   - memory from alloc is accessible only while entries or a copy run: touching it at another time
+ *     ends the process;
+ *   - entries, puts and gets are only recorded. They run at `wait`, in order, so whatever they
+ *     point to must still be valid;
+ *   - entries behind a mark have not run when its wait is over;
  *   - a graph key's second step must issue what its first did, argument by argument; its third and
  *     later ones are launched from the first's list.
- * TD_DEFERRED_FAIL_AT=N: the N-th wait from the start finds the device lost, and so does every
- * call after it. */
+ * TD_DEFERRED_FAIL_AT=N: the N-th wait from the start finds the device lost, and so does every call
+ * after it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -260,7 +260,7 @@ static td_status step_end(struct td_err *err)
 
 /* ---- what runs at wait ----------------------------------------------------------------------- */
 
-/* The plain kernels know no padding: rows go one by one. */
+/* The plain kernels have no padding rows, so rows go one by one. */
 static void run_rope(const struct td_rope_args *a)
 {
     for (int32_t r = 0; r < a->n_rows; r++) {
@@ -282,8 +282,8 @@ static void run_store(const struct td_kv_store_args *a)
 
 static void run_attn(const struct td_attn_args *a)
 {
-    const int32_t *plan = a->device_plan; /* attn_plan wrote what it saw; it must be what lies
-                                             here */
+    /* attn_plan recorded its arguments, which must equal those of this entry */
+    const int32_t *plan = a->device_plan;
     TD_ASSERT((uintptr_t)plan % 256 == 0 && plan[0] == PLAN_MARK && plan[1] == a->n_rows);
     for (int32_t r = 0; r < a->n_rows; r++) {
         struct td_attn_args one = *a;
@@ -541,7 +541,8 @@ static size_t attn_plan_bytes(int32_t max_rows, int32_t n_kv_heads)
     return (2 + (size_t)max_rows) * 4;
 }
 
-/* The shape says whether any sequence is past 64 tokens: two shapes for one number of rows. */
+/* The shape includes whether any sequence is past 64 tokens, so that one number of rows has two
+ * shapes. */
 static void attn_plan(const struct td_attn_plan_args *a, void *ret_plan, uint64_t *ret_shape)
 {
     int32_t *plan = ret_plan;

@@ -80,7 +80,7 @@ static void place_remove(const struct area *a)
     pthread_mutex_unlock(&all_lock);
 }
 
-/* Where [at, at + n) of device memory really is; NULL: it is none. */
+/* The accessible address of [at, at + n) of device memory; NULL: it is not device memory. */
 static uint8_t *translate(const void *at, size_t n)
 {
     uint8_t *found = NULL;
@@ -106,9 +106,8 @@ static bool is_pinned(const struct fake_device *d, const void *at, size_t n)
     return false;
 }
 
-/* A device's own copy: the thread sanitizer watches no device. It may read what is being
- * written, when its source was given up under it (cuda-ipc): what it brings then counts for
- * nothing. */
+/* A copy by the device, which the thread sanitizer does not watch. It may read bytes that are being
+ * written, when its source was freed during the copy (cuda-ipc): its result is then not used. */
 static void device_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -266,7 +265,7 @@ static void release_pinned(void *ctx, void *memory)
     free(memory);
 }
 
-/* The memory of fd at two places: for copies, and nowhere. */
+/* Maps the memory of fd twice: with access for copies, and without any. */
 static bool map(struct area *a, int fd, size_t bytes)
 {
     size_t n = (bytes + PAGE - 1) / PAGE * PAGE;
@@ -322,7 +321,7 @@ static td_status ipc_export(void *ctx, const void *memory,
     return TD_ERR_INVALID;
 }
 
-/* The own allocation that [at, at + n) lies in; NULL: none. */
+/* The table's own allocation that contains [at, at + n); NULL: none. */
 static const struct area *area_of(const struct fake_device *d, const void *at, size_t n,
                                   uint64_t *ret_offset)
 {
@@ -349,7 +348,7 @@ bool fake_device_peermem(const void *at, size_t n, int *ret_fd, uint64_t *ret_of
     return found != NULL;
 }
 
-/* The allocation itself passes for one: the fake NIC maps it. */
+/* The allocation's memfd takes the place of a dma-buf; the fake NIC maps it. */
 static td_status dmabuf(void *ctx, const void *memory, size_t bytes, int *ret_fd,
                         uint64_t *ret_offset, struct td_err *err)
 {
@@ -517,8 +516,8 @@ void fake_device_close(struct fake_device *d)
         others[i] = all[i];
     }
     pthread_mutex_unlock(&all_lock);
-    /* memory that is freed waits for the device: nothing reads it afterwards. Nobody else opens
-       or closes meanwhile */
+    /* Freed memory waits for the devices of all tables: nothing reads it afterwards. No table is
+     * opened or closed meanwhile. */
     for (int i = 0; i < DEVICES; i++) {
         if (!others[i]) continue;
         pthread_mutex_lock(&others[i]->lock);

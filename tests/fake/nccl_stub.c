@@ -1,27 +1,27 @@
 /* nccl_stub.c - a libnccl.so.2 for the emulated GPU: the calls of kernels/cuda/nccl_api.h among
- * processes of one host, and NCCL's rules.
+ * processes of one host, with NCCL's rules.
  *
- * Why here: no test machine has NCCL and two GPUs, so the calls of comm.cu would be executed for
- * the first time on a customer's. Where NCCL would hang, crash or give wrong sums, this prints
- * "nccl stub: ..." and ends the process with abort():
+ * Why here: no test machine has NCCL and two GPUs, so the calls of comm.cu would run for the first
+ * time at a customer. Where NCCL would hang, crash or give wrong sums, this library prints "nccl
+ * stub: ..." and ends the process with abort():
  *   (1) any call on a communicator that was destroyed or aborted, also by a graph that is launched
  *       later;
  *   (2) a destroy or abort while another thread is inside a call on it, and two threads inside at
  *       once;
- *   (3) a destroy or abort while graphs hold its calls: NCCL spins until they are gone. So does
- *       this, for SPIN_MS;
- *   (4) a group that is not ended, a send or receive to oneself or to no rank;
+ *   (3) a destroy or abort while graphs hold its calls: NCCL spins until they are gone, and so does
+ *       this library, for SPIN_MS;
+ *   (4) a group that is not ended, a send or receive to oneself or to a rank that does not exist;
  *   (5) a call on a communicator that does not block while its joining, or an earlier call, is in
  *       progress: ncclCommGetAsyncError must have said that it is over. Every call there is in
  *       progress until it was asked for the second time;
  *   (6) ranks that do not make the same calls in the same order with the same counts; a call that
  *       another rank never makes (WAIT_MS).
  * Sums of three ranks or more are taken in an order that depends on element and size, as NCCL's
- * are: who needs one order must not use them.
+ * are: a caller that needs one order must not use them.
  *
- * How. A message goes from rank to rank through a mailbox in shared memory that holds one piece
- * of it; a call is a list of messages to and from, run by the stream (a host function), piece by
- * piece as mailboxes allow. A sum sends everything to everyone. */
+ * How. A message goes from rank to rank through a mailbox in shared memory that holds one piece of
+ * it. A call is a list of messages to and from other ranks, which the stream runs (as a host
+ * function), piece by piece as mailboxes become free. A sum sends everything to every rank. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -55,7 +55,7 @@ EXPORT td_nccl_stub_fail_fn td_nccl_stub_fail;
 #define PIECE 8192 /* floats of a mailbox */
 #define MAX_GROUP 64
 #define SPIN_MS 1500
-#define WAIT_MS 60000 /* an emulated GPU beside others on a busy machine is slow */
+#define WAIT_MS 60000 /* long, because an emulated GPU beside others on a busy machine is slow */
 #define ALIVE 0x4e43434cu
 
 struct mailbox {
@@ -78,8 +78,8 @@ struct td_nccl_comm {
     _Atomic int n_inside, n_graphs, n_queued;
     _Atomic bool is_aborted;
     bool is_blocking, has_joined; /* has_joined: told so */
-    _Atomic int n_asks;           /* not blocking: so many times ncclCommGetAsyncError still
-                                     says "in progress" */
+    /* not blocking: how many times ncclCommGetAsyncError still says "in progress" */
+    _Atomic int n_asks;
     char name[64];
 };
 
@@ -286,8 +286,8 @@ int ncclGetUniqueId(struct td_nccl_id *ret_id)
     return TD_NCCL_SUCCESS;
 }
 
-/* Every communicator of this process. None is ever freed: a call on one that has ended must find
- * its magic gone. */
+/* Every communicator of this process. None is ever freed, so that a call on one that has ended
+ * finds that its magic is gone. */
 static struct td_nccl_comm *_Atomic kept;
 
 static struct td_nccl_comm *comm_new(int n_ranks, struct td_nccl_id id, int rank)
@@ -344,7 +344,7 @@ int ncclCommInitRankConfig(struct td_nccl_comm **ret_comm, int n_ranks, struct t
 }
 #endif
 
-/* The communicator itself stays: later calls on it are to be found out. */
+/* The communicator's memory is kept, so that later calls on it are detected. */
 static int end(struct td_nccl_comm *comm, const char *call, bool is_abort)
 {
     if (!comm || comm->magic != ALIVE)

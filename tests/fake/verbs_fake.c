@@ -1,29 +1,30 @@
-/* verbs_fake.c - see verbs_fake.h.
+/* verbs_fake.c - nodes, rings, queue pairs and the NIC thread of verbs_fake.h.
  *
  * A node's queue pairs, completion queues and keys are its own memory, under one lock that its NIC
- * thread and its control calls share; only the rings between a poster or poller and the NIC go
- * without it. Nodes talk by messages, as NICs do by packets: shared memory holds, for each ordered
- * pair of nodes, a ring with one writer and one reader, and a few words per node that others only
- * look at. So nothing shared is ever locked, and a node may die between any two instructions: what
- * it had not published was not sent.
+ * thread and its control calls share; only the rings between a posting or polling thread and the
+ * NIC need no lock. Nodes communicate by messages, as NICs do by packets. Shared memory holds, for
+ * each ordered pair of nodes, a ring with one writer and one reader, and a few values per node that
+ * others only read. So nothing shared is ever locked, and a node may die between any two
+ * instructions: what it had not published was not sent.
  *
  *   post_send -> SQ ring -> NIC: checks, REQUEST --ring--> NIC of the target: checks, takes the
- *       payload, receive completion
- *   poll     <- CQ ring <- NIC: completion     <--ring--- REPLY: ok, lost, receiver not ready, or
- *                                              the error
+ *                                                          payload, receive completion
+ *   poll      <- CQ ring <- NIC: completion      <--ring-- REPLY: ok, lost, receiver not ready, or
+ *                                                          the error
  *
- * Invariants
- * (1) No node writes another's memory. The target copies a WRITE into its own memory, the requester
- *     a READ into its own, by process_vm_readv when the other node is another process. Both hold
- *     their node's lock meanwhile, so that dereg and qp_error are fences as soon as they return,
- *     even while the other process is stopped.
- * (2) What was read counts only if the source could not have been reused: `live` and `key_live` of
- *     the source's node are looked at after the copy, and their owner clears them before a flush or
- *     dereg is seen. A copy that fails this look was a packet torn by its sender's end.
+ * Invariants: (1) No node writes another's memory. The target copies a WRITE into its own memory,
+ * and the
+ *     requester copies a READ into its own, by process_vm_readv when the other node is another
+ *     process. Both hold their node's lock meanwhile, so dereg and qp_error are fences as soon as
+ *     they return, even while the other process is stopped.
+ * (2) Bytes that were read count only if their source cannot have been reused: `live` and
+ * `key_live`
+ *     of the source's node are read after the copy, and their owner clears them before a flush or
+ *     dereg is visible. A copy that fails this check is a packet torn by its sender's end.
  * (3) Each request gets exactly one reply while both nodes live. A node has at most INFLIGHT_MAX
  *     requests without reply at another, so a ring of RING_CELLS never lacks room for replies.
- * (4) A LOST reply says that hardware would have kept silent: the requester sends again until its
- *     time is over. Silence itself is never taken for loss while the other node lives: a stopped
+ * (4) A LOST reply stands for silence of the hardware: the requester sends again until its time is
+ *     over. Real silence is never taken for loss while the other node lives, because a stopped
  *     process is slow, not lost.
  * (5) A completion queue has one producer at a time (the lock's holder) and one consumer. */
 #include "common/base/random.h"
@@ -69,8 +70,8 @@ enum {
 #define VERSION 1u
 #define MAX_MESSAGE (1ull << 31)
 #define PSN_MASK 0xffffffu
-/* expected after a request whose payload was gone with its sender: nothing that comes behind it
-   is taken */
+/* the packet number expected after a request whose payload was gone with its sender: nothing behind
+ * it is accepted */
 #define PSN_NONE UINT32_MAX
 
 /* ---- what nodes share ---- */
@@ -79,19 +80,19 @@ enum cell_kind { CELL_REQUEST = 1, CELL_REPLY };
 enum reply { REPLY_OK = 0, REPLY_LOST = 100, REPLY_RNR = 101 }; /* others: a td_vb_wc_status */
 enum {
     CELL_SIGNALED = 1,
-    CELL_TAKEN = 2 /* reply to a READ of this very node: the bytes are there */
+    CELL_TAKEN = 2 /* reply to a READ of this same node: the bytes are there */
 };
 
 struct cell {
-    uint32_t src_inc, dst_inc; /* incarnations of the nodes: what is for or from an
-                                  earlier one is nobody's */
+    /* incarnations of the nodes; messages for or from an earlier one are ignored */
+    uint32_t src_inc, dst_inc;
     uint8_t kind, op, n_sge, flags;
     uint32_t status;
     uint32_t src_qp, dst_qp, psn, round;
-    uint32_t src_gid, dst_gid;        /* gid codes */
-    uint32_t imm, rkey, mtu, reads;   /* a READ's reply: rkey is the key that was used */
-    uint64_t seq, remote_addr, bytes; /* a READ's reply: remote_addr is where to read in the
-                                         target's memory */
+    uint32_t src_gid, dst_gid;      /* gid codes */
+    uint32_t imm, rkey, mtu, reads; /* a READ's reply: rkey is the key that was used */
+    /* in a READ's reply remote_addr is the place to read from in the target's memory */
+    uint64_t seq, remote_addr, bytes;
     struct {
         uint64_t addr, bytes;
     } sge[TD_VB_SGE_MAX];
@@ -170,8 +171,7 @@ struct key { /* a memory region or a window */
 };
 
 struct cqe {
-    uint64_t id, free_to; /* free_to: sends before this position are the poster's
-                             again */
+    uint64_t id, free_to; /* free_to: sends before this position belong to the poster again */
     uint32_t qp_num, imm;
     uint8_t status, op;
     bool is_recv;
@@ -349,7 +349,7 @@ static void bit_clear(uint64_t *words, uint32_t i) { words[i / 64] &= ~(1ull << 
 
 /* ---- nodes ---- */
 
-/* 0: no such process, or one that has ended and waits for its parent. */
+/* Start time of a process; 0: there is none, or it has ended and waits for its parent. */
 static uint64_t process_start(uint32_t pid)
 {
     char path[64], text[1024];
@@ -372,7 +372,7 @@ static uint64_t process_start(uint32_t pid)
     return start ? start : 1;
 }
 
-/* Is the incarnation `inc` of that node still there? Tells everyone when it is not. */
+/* Whether the incarnation `inc` of that node still exists; tells every node when it does not. */
 static bool node_alive(struct node *n, uint32_t inc)
 {
     if (atomic_load(&n->inc) != inc || !(inc & 1)) return false;
@@ -410,8 +410,8 @@ static void ring_publish(struct td_fake_fabric *f, uint32_t to)
 
 /* ---- addresses ---- */
 
-/* A gid code is node | device | port | kind | type, a byte each but for the last two: four bits.
- *     Types are no part of the 16 bytes. */
+/* A gid code is node | device | port | kind | type, one byte each except the last two, which have
+ * four bits. The type is not part of the 16 bytes. */
 enum { KIND_LID = 15 };
 
 static uint32_t gid_code(uint32_t node, uint32_t device, uint32_t port, uint32_t kind,
@@ -484,7 +484,8 @@ static void async_raise(struct fake_device *d, struct td_vb_async event)
     fd_raise(d->async_fd);
 }
 
-/* `index` TD_FAKE_ALL: all. Every opening of a device gets its events. */
+/* Raises an event; `index` TD_FAKE_ALL: on all devices. Every opening of a device gets its
+ * events. */
 static bool async_raise_all(struct td_fake_fabric *f, uint32_t index, struct td_vb_async event)
 {
     bool any = false;
@@ -507,8 +508,9 @@ static void cq_die(struct fake_cq *cq)
     }
 }
 
-/* An entry that is read before it is written shows. Poison goes before the tail: to fill all of
- * a deep queue that takes ten entries would be most of what a node's start costs. */
+/* Poison makes an entry that is read before it is written show. It is written just ahead of the
+ * tail: filling all of a deep queue, which takes ten entries, would be most of the cost of a node's
+ * start. */
 #define CQ_POISON_STEP 256
 
 static void cq_poison_to(struct fake_cq *cq, uint64_t end)
@@ -569,7 +571,7 @@ static void receive_complete(struct fake_qp *qp, enum td_vb_wc_status status, ui
     cq_push(qp->cq, &e);
 }
 
-/* Everything outstanding, signalled or not; also what is posted to a queue pair in ERR. */
+/* Flushes everything outstanding, signalled or not, and what is posted to a queue pair in ERR. */
 static void qp_flush(struct fake_qp *qp)
 {
     uint64_t tail = atomic_load_explicit(&qp->sq_tail, memory_order_acquire);
@@ -645,7 +647,7 @@ static uint8_t *remote_memory(struct td_fake_fabric *f, const struct fake_qp *qp
 
 /* ---- payload ---- */
 
-/* Does the queue pair that sent this still stand where it came from? */
+/* Whether the queue pair that sent this is still live where it came from. */
 static bool sender_is_live(struct td_fake_fabric *f, uint32_t from, const struct cell *c)
 {
     struct node *n = &f->shared->nodes[from];
@@ -653,9 +655,9 @@ static bool sender_is_live(struct td_fake_fabric *f, uint32_t from, const struct
            atomic_load(&n->inc) == c->src_inc;
 }
 
-/* From another process, all `bytes`; false when it is gone or has no such memory. The bare
- * system call: the thread sanitizer knows nothing of what other processes tell each other, so it
- * must not watch what comes from them, as it would not watch a NIC. */
+/* Reads all `bytes` from another process; false when the process is gone or has no such memory. The
+ * bare system call, because the thread sanitizer, which does not see the order between processes,
+ * must not watch these bytes, as it would not watch a NIC's. */
 static bool read_process(uint32_t pid, uint8_t *to, uint64_t bytes, struct iovec *pieces, int n)
 {
     struct iovec local = {.iov_base = to, .iov_len = bytes};
@@ -680,8 +682,9 @@ static void place(uint8_t *to, const uint8_t *from, uint64_t bytes, bool is_fore
     struct iovec piece = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
     if (is_foreign && read_process((uint32_t)getpid(), to, bytes, &piece, 1)) return;
 #endif
-    (void)is_foreign; /* within this process the sanitizer does watch, and finds memory that is
-                         used before its completion */
+    /* within this process the sanitizer does watch, and finds memory that is used before its
+     * completion */
+    (void)is_foreign;
     memcpy(to, from, bytes);
 }
 
@@ -702,7 +705,7 @@ static bool gather(struct td_fake_fabric *f, uint32_t from, const struct cell *c
     return read_other(f, from, to, c->bytes, pieces, c->n_sge);
 }
 
-/* Lines of 64 bytes of the target, in an order of their own. */
+/* Writes the target in lines of 64 bytes, in a random order. */
 static void scatter_lines(struct td_fake_fabric *f, uint8_t *to, const uint8_t *payload,
                           uint64_t bytes, bool is_foreign)
 {
@@ -756,7 +759,8 @@ static bool late_add(struct td_fake_fabric *f, const struct fake_device *d, uint
     return true;
 }
 
-/* Those of one device arrive (d NULL: of all; arrive false: they are lost). */
+/* Ends the delay of the writes of one device (d NULL: of all): they arrive, or with `arrive` false
+ * they are lost. */
 static void late_over(struct td_fake_fabric *f, const struct fake_device *d, bool arrive)
 {
     struct late **at = &f->late;
@@ -773,7 +777,8 @@ static void late_over(struct td_fake_fabric *f, const struct fake_device *d, boo
     f->late_end = at;
 }
 
-/* False: the sender is gone or its memory is, and nothing counts as landed. */
+/* Copies a payload to its place. False: the sender or its memory is gone, and nothing counts as
+ * landed. */
 static bool land(struct td_fake_fabric *f, const struct fake_device *d, uint32_t from,
                  const struct cell *c, uint8_t *to, const uint8_t *payload)
 {
@@ -800,7 +805,7 @@ static struct cell *reply_begin(struct td_fake_fabric *f, uint32_t to, const str
 {
     struct node *n = &f->shared->nodes[to];
     struct cell *r = atomic_load(&n->inc) == c->src_inc ? ring_reserve(ring_to(f, to)) : NULL;
-    if (!r) return NULL; /* that incarnation is gone: it takes nothing from its ring any more */
+    if (!r) return NULL; /* that incarnation is gone and reads nothing from its ring any more */
     r->src_inc = f->inc;
     r->dst_inc = c->src_inc;
     r->kind = CELL_REPLY;
@@ -861,7 +866,7 @@ static bool write_finish(struct fake_qp *qp, uint32_t from, const struct cell *c
     return true;
 }
 
-/* The stashed WRITEs land in any order; receive completions and replies keep theirs. */
+/* Lands the stashed WRITEs in any order; receive completions and replies keep theirs. */
 static void stash_land(struct fake_qp *qp)
 {
     struct td_fake_fabric *f = qp->f;
@@ -904,7 +909,7 @@ static void stash_land(struct fake_qp *qp)
             continue;
         }
         if (atomic_load(&qp->state) == ERR || qp->rx_psn == PSN_NONE) {
-            /* refused just now, or the CQ overran, or one before it was lost */
+            /* this one was refused, or the CQ overran, or one before it was lost */
             reply(f, s->from, &s->cell, REPLY_LOST);
             continue;
         }
@@ -998,8 +1003,9 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     r->remote_addr = (uint64_t)(uintptr_t)memory;
     r->rkey = c->rkey;
     struct fake_qp *asker = from == f->node ? qp_find(f, c->src_qp) : NULL;
-    if (asker && asker->round == c->round) { /* at once, as a response carries the bytes; another
-                                                process fetches them when it gets the reply */
+    /* at once, because a response carries the bytes; another process fetches them when it gets the
+     * reply */
+    if (asker && asker->round == c->round) {
         r->status = read_take(asker, from, r);
         r->flags = CELL_TAKEN;
     }
@@ -1129,7 +1135,7 @@ static void on_rnr(struct fake_qp *qp, uint32_t code)
     qp->wait_until_ns = td_now_ns() + wait[code & 31] * 10 * TD_NS_PER_US;
 }
 
-/* All requests before `end` are done. False: the queue pair is in ERR now. */
+/* Completes all requests before `end`. False: the queue pair is in ERR now. */
 static bool send_done(struct fake_qp *qp, uint64_t end)
 {
     if (qp->sq_acked < end) { /* progress: patience begins anew */
@@ -1234,7 +1240,7 @@ static bool rule_strikes(struct td_fake_fabric *f, const struct fake_qp *qp, boo
     return strikes;
 }
 
-/* Once for each request: may mark it as one that fails. False: it goes no further for now. */
+/* Called once for each request; may mark it as one that fails. False: it is not sent for now. */
 static void faults_choose(struct fake_qp *qp, struct wqe *w)
 {
     struct td_fake_fabric *f = qp->f;
@@ -1248,8 +1254,8 @@ static void faults_choose(struct fake_qp *qp, struct wqe *w)
                                           TD_VB_WC_WR_FLUSH};
         uint32_t which = (uint32_t)(fake_random(f) % 4);
         w->fault = which == 0 ? TD_FAKE_FAIL_BEFORE : TD_FAKE_FAIL_AFTER;
-        w->fault_status = status[which]; /* flushed, first of its queue pair: what a break
-                                            without a word looks like */
+        /* flushed, the first of its queue pair: this is how a silent break looks */
+        w->fault_status = status[which];
     }
 }
 
@@ -1269,7 +1275,7 @@ static enum td_vb_wc_status local_operation(struct fake_qp *qp, const struct wqe
     }
     const struct bind *b = (const struct bind *)(w + 1);
     struct key *k = b->window, *region = b->region;
-    /* The window must be free: a window of type 2 is ended before it is bound again. */
+    /* The window must be free: one of type 2 is invalidated before it is bound again. */
     unsigned needed = TD_VB_MW_BIND | TD_VB_LOCAL_WRITE;
     if (k->device != qp->device || region->device != qp->device || k->bound_rkey ||
         (region->access & needed) != needed || !b->bytes ||
@@ -1308,8 +1314,8 @@ static enum td_vb_wc_status send_check(struct fake_qp *qp, struct wqe *w, struct
     return TD_VB_WC_SUCCESS;
 }
 
-/* Sends what can be sent now. Whatever stops it (credit, a fence, a pause, an earlier request)
- * ends in a reply or the tick, which come back here. */
+/* Sends what can be sent now. Whatever stops it (credit, a fence, a pause, an earlier request) ends
+ * in a reply or the tick, which call this again. */
 static void send_turn(struct fake_qp *qp)
 {
     struct td_fake_fabric *f = qp->f;
@@ -1559,7 +1565,7 @@ static void *nic_main(void *arg)
         uint32_t wake = atomic_load(&f->me->wake);
         atomic_store(&f->me->sleeping, 1);
         if (!nic_has_news(f)) {
-            /* Never without an end: a node may die between lowering `sleeping` and the wake. */
+            /* Always with a time-out: a node may die between lowering `sleeping` and the wake. */
             struct timespec timeout = {.tv_nsec = !timed          ? 20000000
                                                   : f->o.delay_us ? 50000
                                                                   : 500000};
@@ -1708,8 +1714,8 @@ static bool fake_async_get(struct td_vb_device *device, struct td_vb_async *ret_
 
 /* ---- the table: memory ---- */
 
-/* Under the lock; lowest free index from the last one on, as keys of hardware come back after a
- * while. */
+/* A place for a key, under the lock: the lowest free index from the last one on, because keys of
+ * hardware are reused only after a while. */
 static int key_place(struct td_fake_fabric *f, struct key *k)
 {
     for (uint32_t n = 0; n < KEYS_MAX; n++) {
@@ -1781,7 +1787,7 @@ static int fake_reg(struct td_vb_device *device, void *addr, uint64_t bytes, uns
     return region_make((struct fake_device *)device, addr, base, bytes, access, NULL, 0, ret_mr);
 }
 
-/* Anything that can be mapped passes for a dma-buf, a memfd for example. */
+/* Anything that can be mapped is accepted as a dma-buf, for example a memfd. */
 static int fake_reg_dmabuf(struct td_vb_device *device, uint64_t offset, uint64_t bytes,
                            uint64_t iova, int fd, unsigned access, struct td_vb_mr **ret_mr)
 {
@@ -2176,8 +2182,8 @@ static int fake_post_recv(struct td_vb_qp *q, uint64_t id, uint32_t n)
     if (qp->srq || state == RESET) return EINVAL;
     int e = receives_post(&qp->r, atomic_load_explicit(&qp->slot->rq_freed, memory_order_acquire),
                           id, n);
-    /* The state again, after the receives are seen: a queue pair that broke in between flushes
-       them. */
+    /* Reads the state again after the receives are visible: a queue pair that broke in between
+     * flushes them. */
     if (!e && atomic_load(&qp->state) == ERR) qp_ring_doorbell(qp);
     return e;
 }
@@ -2298,8 +2304,7 @@ static void options_complete(struct td_fake_options *o)
     td_fake_options_default(&def);
     struct td_vb_limits *l = &o->limits;
     if (!l->max_qp && !l->max_qp_wr)
-        *l = def.limits; /* a struct that nobody filled in: zero
-                            means none for some of them */
+        *l = def.limits; /* a struct that was not filled in: zero means none for some of them */
     if (!o->devices) o->devices = def.devices;
     if (!o->ports) o->ports = def.ports;
     if (!o->mtu_bytes) o->mtu_bytes = def.mtu_bytes;
@@ -2542,8 +2547,8 @@ static const struct td_verbs fake_verbs = {.name = "fake",
 
 static void gids_init(struct td_fake_fabric *f)
 {
-    /* As drivers lay them out: link-local, then the address of the netdev, each as version 1 and
-       2; an empty one among them. */
+    /* In the order of real drivers: link-local, then the address of the netdev, each as version 1
+     * and 2; with an empty one among them. */
     static const uint8_t kind[TD_FAKE_GIDS] = {TD_FAKE_GID_LINK_LOCAL, TD_FAKE_GID_LINK_LOCAL,
                                                TD_FAKE_GID_EMPTY, TD_FAKE_GID_V4_PRIVATE,
                                                TD_FAKE_GID_V4_PRIVATE};

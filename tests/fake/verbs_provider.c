@@ -1,4 +1,4 @@
-/* verbs_provider.c - the devices in memory as a library that a program loads
+/* verbs_provider.c - makes verbs_fake.c a library that a program loads in place of libibverbs
  * (common/transfer/rdma/verbs.h). */
 #include "tests/fake/verbs_fake.h"
 

@@ -1,11 +1,10 @@
-/* block.c - see block.h.
+/* block.c - schedules the fibers of a block and checks their meetings.
  *
- * Who runs. A lane that stops picks the next ready lane of its warp and switches to it directly;
- * with none left it goes back to the scheduler (the host's own stack), which draws a warp. The
- * last lane to arrive completes the meeting and simply goes on. Fibers live as long as the
- * machine that holds them: a thread that ended waits in its loop for the next block. There is
- * one machine (stacks, shared memory), made by the first launch; `lock` is held while a grid
- * runs. */
+ * Scheduling. A lane that stops picks the next ready lane of its warp and switches to it directly.
+ * With none left it returns to the scheduler (on the host's own stack), which draws a warp. The
+ * last lane to arrive completes the meeting and continues. Fibers live as long as the machine that
+ * holds them: a thread that ended waits in its loop for the next block. There is one machine
+ * (stacks, shared memory), made by the first launch; `lock` is held while a grid runs. */
 #include "tests/fake/cuda_emu/block.h"
 
 #include <pthread.h>
@@ -27,7 +26,8 @@ enum { PAGE = 4096, SHARED_ROOM = 256 * 1024, LINE = 128, POISON = 0xff };
 
 __thread struct td_emu_lane *td_emu_self TD_EMU_TLS;
 
-/* The __shared__ arrays of this library: the linker's names for the section. None: NULL. */
+/* The section with the __shared__ arrays of this library, by the linker's names; NULL if there are
+ * none. */
 extern uint8_t __start_td_shared[] __attribute__((weak, visibility("hidden")));
 extern uint8_t __stop_td_shared[] __attribute__((weak, visibility("hidden")));
 
@@ -148,7 +148,7 @@ static void step_aside(struct td_emu_lane *me, bool to_scheduler)
     }
 }
 
-/* Everything that a meeting of the warp checks on arrival. */
+/* Checks everything that a meeting of the warp requires on arrival. */
 static void arrive(struct td_emu_lane *me, enum td_emu_word word, unsigned mask)
 {
     struct td_emu_warp *w = me->warp;
@@ -170,8 +170,8 @@ static void arrive(struct td_emu_lane *me, enum td_emu_word word, unsigned mask)
     me->word = w->word = word;
 }
 
-/* True: the last one; the caller completes. False: the meeting took place while this lane stood
- * aside. */
+/* True: this lane is the last, and the caller completes the meeting. False: the meeting took place
+ * while this lane waited. */
 static bool wait_or_last(struct td_emu_lane *me)
 {
     struct td_emu_warp *w = me->warp;
@@ -362,8 +362,8 @@ __attribute__((destructor)) static void machine_free(void)
     machine = NULL;
 }
 
-/* Shared memory ends at the guard page, rounded up to a line; the rest of that line is checked
- * when the block is over. */
+/* Places shared memory so that it ends at the guard page, rounded up to a line; the rest of that
+ * line is checked when the block is over. */
 static void shared_open(struct td_emu_block *b)
 {
     size_t room = (b->shared_bytes + LINE - 1) / LINE * LINE;

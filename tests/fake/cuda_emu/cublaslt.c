@@ -1,5 +1,5 @@
-/* cublaslt.c - see cublaslt.h. A product is a host function on the stream: no kernel of the
- * caller's may begin early behind it. */
+/* cublaslt.c - products on the emulated GPU. A product is a host function on the stream, so no
+ * kernel of the caller may begin early behind it. */
 #include "tests/fake/cuda_emu/cublaslt.h"
 
 #include <stdlib.h>

@@ -1,12 +1,12 @@
 /* cublaslt.h - the calls of cuBLASLt that gemm.cu makes, on the emulated GPU.
  *
- * Why here: no test machine has cuBLASLt and a GPU, and what can go wrong there - an algorithm
- * used for another problem than it was chosen for, a refusal - is the caller's to get right.
- * Results are those of plain loops. An algorithm takes all the workspace that it was offered,
- * and its first page holds NaN after it; one that is used with less of it, for another distance
- * of rows or at a less aligned address, ends the process. TD_CUDA_EMU_FAULT=ltnone: there is no
- * algorithm for any product; ltrefuse: there is, and the product is refused. Values and names
- * are cuBLASLt's, opaque structs are not. */
+ * Why here: no test machine has cuBLASLt and a GPU, and the caller must handle what can go wrong:
+ * an algorithm used for another problem than it was chosen for, or a refusal. Results are those of
+ * plain loops. An algorithm uses all the workspace that it was offered, and its first page holds
+ * NaN afterwards. One that is used with less workspace, for another row stride or at a less aligned
+ * address ends the process. TD_CUDA_EMU_FAULT=ltnone: there is no algorithm for any product;
+ * ltrefuse: there is one, and the product is refused. Values and names are cuBLASLt's; opaque
+ * structs are not. */
 #ifndef TD_KERNELS_CUDA_EMU_CUBLASLT_H
 #define TD_KERNELS_CUDA_EMU_CUBLASLT_H
 

@@ -1,10 +1,11 @@
-/* emu.h - CUDA's words for device code, for the host's C++ compiler. Only port.h includes it.
+/* emu.h - CUDA's keywords and built-in functions for device code, for the host's C++ compiler. Only
+ * port.h includes it.
  *
- * What is not here is not used in this project's kernels; add it here (and nowhere else) when one
- * needs it. block.h says what the emulation checks.
+ * What is missing here is not used in this project's kernels; when a kernel needs it, add it here
+ * and nowhere else. block.h says what the emulation checks.
  *
- * Not as on a GPU: __expf and its like are the host's exact ones, so a tolerance that holds here
- * must be reasoned for the GPU as well. */
+ * Different from a GPU: __expf and similar functions are the host's exact ones, so a tolerance
+ * needs a reason that holds on the GPU as well. */
 #ifndef TD_KERNELS_CUDA_EMU_EMU_H
 #define TD_KERNELS_CUDA_EMU_EMU_H
 
@@ -24,10 +25,10 @@
 #define __host__
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
-/* Static, since one block runs at a time; block.c fills the section with NaN before each. gcc
- * leaves arrays of templates out of the section (they keep what the last block left; clang's
- * build does fill them), and wants functions with such arrays to be static ("section type
- * conflict" otherwise). used: what they hold changes where the compiler does not see it. */
+/* Static, because one block runs at a time; block.c fills the section with NaN before each. gcc
+ * leaves arrays of templates out of the section (they keep what the last block left; clang's build
+ * does fill them), and requires functions with such arrays to be static ("section type conflict"
+ * otherwise). used: their contents change where the compiler does not see it. */
 #define __shared__ static __attribute__((section("td_shared"), used))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -178,8 +179,8 @@ template <class T> static inline T td_emu_value(uint64_t bits)
     return value;
 }
 
-/* `width` cuts the warp into groups of a power of two lanes; a lane outside the group gives
- * one's own value. */
+/* `width` cuts the warp into groups of a power of two lanes; for a lane outside the group the
+ * result is one's own value. */
 static inline unsigned td_emu_group(const char *word, int width)
 {
     if (width < 1 || width > 32 || (width & (width - 1)))
@@ -210,8 +211,8 @@ static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int wid
     return td_emu_value<T>(all[delta < n - (me & (n - 1)) ? me + delta : me]);
 }
 
-/* A partner in a later group gives one's own value; one in an earlier group gives its own, as
- * PTX has it (shfl.bfly reads lanes up to the group's end). */
+/* For a partner in a later group the result is one's own value; for one in an earlier group it is
+ * the partner's, as in PTX (shfl.bfly reads lanes up to the group's end). */
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32)
 {
@@ -233,7 +234,7 @@ static inline int __all_sync(unsigned mask, int vote)
 {
     return td_emu_warp_ballot(TD_EMU_ALL, mask, vote != 0) == 0xffffffffu;
 }
-/* Who runs together is nobody's promise. */
+/* Nothing promises which lanes run together. */
 #define __activemask() static_assert(false, "__activemask: kernels here take full masks only")
 
 template <class T> static inline T td_emu_reduce(unsigned mask, T value, T (*join)(T, T))
@@ -272,7 +273,7 @@ static inline void __threadfence(void) { td_emu_fence(); }
 static inline void __threadfence_block(void) { td_emu_fence(); }
 static inline void __threadfence_system(void) { td_emu_fence(); }
 
-/* ---- atomics: real ones, since kernels of two threads of the host may share memory */
+/* ---- atomics: real ones, because kernels of two host threads may share memory */
 
 template <class T, class F> static inline T td_emu_atomic(T *p, F next)
 {

@@ -1,5 +1,5 @@
-/* fiber.c - see fiber.h. A stopped fiber's stack holds, from its sp upwards, the registers that
- * a call keeps and the address where it goes on. */
+/* fiber.c - the switch. A stopped fiber's stack holds, from its sp upwards, the registers that a
+ * call preserves and the address where it continues. */
 #include "tests/fake/cuda_emu/fiber.h"
 
 #include <stdint.h>
@@ -9,8 +9,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/* Who switched last on this thread: whoever goes on afterwards learns that one's stack from ASan
- * (a native stack's bounds nobody else knows). */
+/* The fiber that switched last on this thread: the one that continues learns that fiber's stack
+ * from ASan (nothing else knows a native stack's bounds). */
 static __thread struct td_emu_fiber *switched_from __attribute__((tls_model("initial-exec")));
 
 #if defined(__x86_64__)

@@ -1,4 +1,5 @@
-/* memory.c - see memory.h. One lock over short lists; an allocation is a boot-time matter. */
+/* memory.c - allocations of the emulated device. One lock over short lists, because allocation
+ * happens at boot. */
 #include "tests/fake/cuda_emu/memory.h"
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
-/* memory.h - the emulated device's memory, and what is known of the host's page-locked memory.
+/* memory.h - the emulated device's memory, and the list of the host's page-locked memory.
  *
- * Device memory is one sparse memfd, mapped once; what is not allocated is mapped without
- * access. An allocation ends (rounded up to 256 bytes) at the end of a page with an unmapped one
- * behind it; the bytes between are watched: ASan reports them, and without it cudaFree finds
- * them changed. Threads: any. */
+ * Device memory is one sparse memfd, mapped once; what is not allocated is mapped without access.
+ * An allocation ends (rounded up to 256 bytes) at the end of a page, with an unmapped page behind
+ * it. The bytes between are watched: ASan reports an access, and without it cudaFree finds them
+ * changed. Threads: any. */
 #ifndef TD_KERNELS_CUDA_EMU_MEMORY_H
 #define TD_KERNELS_CUDA_EMU_MEMORY_H
 
@@ -25,9 +25,9 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory);
 cudaError_t td_emu_memory_free(void *memory);
 enum td_emu_where td_emu_memory_where(const void *memory, size_t bytes);
 
-/* Strict: nobody reads or writes device memory but between enter and leave, which every piece of
- * work stands in; a host that follows a device pointer ends with SIGSEGV, as on a machine with a
- * GPU. Enter and leave count. */
+/* Strict: device memory is accessible only between enter and leave, which surround every piece of
+ * work. A host that follows a device pointer ends with SIGSEGV, as on a machine with a GPU. Enter
+ * and leave count. */
 void td_emu_memory_set_strict(bool is_strict);
 void td_emu_memory_enter(void);
 void td_emu_memory_leave(void);

@@ -1,10 +1,10 @@
-/* ptx.c - the twins of the instructions in kernels/cuda/ptx.h.
+/* ptx.c - the host's versions of the instructions in kernels/cuda/ptx.h.
  *
- * Copies are kept in a list from their issue to their landing, and their destination holds NaN for
- * so long. A cp.async lands at its thread's wait, a bulk copy when somebody waits for its mbarrier:
- * the latest moments that the machine allows.
+ * Copies are kept in a list from their issue to their landing, and during that time their
+ * destination holds NaN. A cp.async lands at its thread's wait, a bulk copy when a thread waits for
+ * its mbarrier: the latest moments that the hardware allows.
  *
- * An mbarrier's 64 bits here (a program may look at none of them): arrivals still awaited,
+ * The 64 bits of an mbarrier here (a program may not look at them): arrivals still awaited,
  * arrivals of a phase, bytes still awaited, parity of the phase. */
 #include "tests/fake/cuda_emu/ptx.h"
 

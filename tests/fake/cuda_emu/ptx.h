@@ -1,13 +1,14 @@
-/* ptx.h - the twins of kernels/cuda/ptx.h, which includes this file and says what each does.
- * Implemented in ptx.c. */
+/* ptx.h - the host's versions of the instructions in kernels/cuda/ptx.h, which includes this file
+ * and says what each does. Implemented in ptx.c. */
 #ifndef TD_KERNELS_CUDA_EMU_PTX_H
 #define TD_KERNELS_CUDA_EMU_PTX_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of functions that work on what their caller has copied into arrays of its own, by numbers that
- * are constants: checks there would find nothing, and cost half of a tensor kernel's time. */
+/* For functions that work on arrays of their own, into which their caller has copied the data, with
+ * constant indices: sanitizers would find nothing there, and cost half of a tensor kernel's
+ * time. */
 #define TD_EMU_UNCHECKED __attribute__((no_sanitize("address", "undefined", "thread")))
 
 #ifdef __cplusplus
@@ -36,8 +37,8 @@ bool td_mbarrier_try_wait_parity(uint64_t *bar, uint32_t parity);
 void td_bulk_copy_g2s(void *smem, const void *gmem, uint32_t bytes, uint64_t *bar);
 void td_fence_proxy_async(void);
 
-/* block.c: a thread has ended, a block is over, a machine goes. Copies still on their way are
- * dropped. */
+/* Called by block.c when a thread has ended, a block is over, or a machine is freed. Copies still
+ * on their way are dropped. */
 struct td_emu_lane;
 struct td_emu_block;
 void td_emu_async_lane_end(struct td_emu_lane *lane);

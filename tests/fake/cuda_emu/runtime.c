@@ -1,4 +1,4 @@
-/* runtime.c - see runtime.h.
+/* runtime.c - streams, events, graphs, copies and errors of the emulated runtime.
  *
  * Work. Every asynchronous call makes a `struct work` and appends it to its stream (or to the graph
  * that the stream records). Work runs in drain(): in the order of its stream, outside the lock, by
@@ -6,9 +6,9 @@
  * stream that comes to a wait for an event drains the event's stream first. Records come before the
  * waits that name them, so this ends.
  *
- * Errors. A call's own error is its answer and the thread's last error. A failed kernel loses the
- * device: `lost` is every later call's answer, and work that is still queued is dropped (its events
- * count as done, so that no wait hangs).
+ * Errors. A call's own error is its result and the thread's last error. A failed kernel loses the
+ * device: `lost` is the result of every later call, and work that is still queued is dropped (its
+ * events count as done, so that no wait hangs).
  *
  * Lock order: `lock` before those of memory.c and block.c; none is held while work runs. */
 #include "tests/fake/cuda_emu/runtime.h"
@@ -27,7 +27,7 @@
 
 enum {
     MAX_DEVICES = 8,
-    STAGED_BYTES = 64 * 1024, /* pageable copies up to this are taken along with the call */
+    STAGED_BYTES = 64 * 1024, /* pageable copies up to this size are copied into the work itself */
     SHARED_DEFAULT = 48 * 1024,
     SHARED_MAX = 227 * 1024,
     MAX_FUNCTIONS = 1024,
@@ -48,7 +48,7 @@ enum work_kind {
     WORK_OBJECT
 };
 
-/* What lives as long as the graphs that name it (cudaGraphRetainUserObject). */
+/* An object that lives as long as the graphs that name it (cudaGraphRetainUserObject). */
 struct object {
     uint32_t n_refs;
     cudaHostFn_t release;
@@ -58,7 +58,7 @@ struct object {
 struct work {
     struct work *next;
     enum work_kind kind;
-    size_t n_bytes; /* of what follows the struct: a closure, or staged bytes to copy */
+    size_t n_bytes; /* bytes of what follows the struct: a closure, or staged bytes to copy */
     union {
         struct {
             const char *name;
@@ -121,9 +121,9 @@ struct td_emu_stream {
     struct queue works;
     uint64_t n_submitted, n_done;
     bool is_busy, is_blocking, was_asked;
-    uint32_t n_users; /* threads inside drain(): it may not go while there are any */
+    uint32_t n_users; /* threads inside drain(), during which the stream must not be freed */
     struct capture *capture;
-    uint64_t n_captured; /* works put into the capture, to tell whether a fork was joined */
+    uint64_t n_captured; /* works put into the capture, to detect whether a fork was joined */
     bool is_forked, is_unjoined;
     struct td_emu_stream *next;
 };
@@ -368,7 +368,7 @@ static void run(struct work *w)
     }
 }
 
-/* Under the lock, which is released meanwhile: until `until` works of the stream have run. */
+/* Runs works of the stream up to `until`. Called under the lock, which is released meanwhile. */
 static void drain(struct td_emu_stream *s, uint64_t until)
 {
     bool is_inside = s->n_done < until;
@@ -832,7 +832,7 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     w->u.copy.width = width;
     w->u.copy.height = height;
     cudaError_t error = submit(s, w);
-    /* Pageable memory: the call is over when the bytes have been taken, or have arrived. */
+    /* Pageable memory: the call returns when the bytes have been taken, or have arrived. */
     if (!error && !s->capture && (!is_async || to_pageable || (from_pageable && !is_staged)))
         drain(s, s->n_submitted);
     return error;
@@ -1009,7 +1009,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     enter();
     if (!event) return leave(cudaErrorInvalidResourceHandle);
     struct td_emu_stream *s = stream_of(stream);
-    if (s->capture) { /* an edge of the graph: its works stand in one order anyway */
+    /* an edge of the graph, which needs none: its works stand in one order anyway */
+    if (s->capture) {
         event->capture = s->capture;
         event->capture_stream = s;
         event->n_captured = s->n_captured;
@@ -1036,7 +1037,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return leave(error);
 }
 
-/* What another process wrote before its record is seen after this. */
+/* Makes visible what another process wrote before its record. */
 static void see_shared(const struct td_emu_event *e)
 {
     if (e->shared) (void)__atomic_load_n(e->shared, __ATOMIC_ACQUIRE);

@@ -1,30 +1,30 @@
-/* runtime.h - the calls of the CUDA runtime that this project makes, with CUDA's names, values and
- * manners, on the host.
+/* runtime.h - the calls of the CUDA runtime that this project makes, on the host, with CUDA's
+ * names, values and behaviour.
  *
- * Why here: everything between the kernels and the daemons - streams, events, graphs, copies, IPC,
- * errors - is tested on machines without a GPU; and what CUDA leaves open is done in the least
- * convenient way that CUDA allows:
- *   - Work is done as late as it may be: when somebody synchronises with it, or asks (an event or
- *     stream queried answers "not ready" once). A wait that is missing therefore reads old bytes.
+ * Why here: streams, events, graphs, copies, IPC and errors, all that lies between the kernels and
+ * the daemons, are thus tested on machines without a GPU. What CUDA leaves open is done in the
+ * least convenient way that CUDA allows:
+ *   - Work is done as late as allowed: when a thread synchronises with it, or asks (a query of an
+ *     event or stream answers "not ready" once). A missing wait therefore reads old bytes.
  *     TD_CUDA_EMU_EAGER=1 does work at once instead.
  *   - New device memory up to 16 MiB holds NaN (0xff). Memory that is not allocated is not mapped:
  *     a kernel that leaves its buffers ends with SIGSEGV.
  *   - A recorded graph holds the arguments of its launches as they were, and the addresses of its
  *     copies.
- *   - A copy outside an allocation, or with a direction that does not fit its pointers, answers
+ *   - A copy outside an allocation, or with a direction that does not fit its pointers, returns
  *     cudaErrorInvalidValue or ...InvalidMemcpyDirection.
  * Device memory is one memfd per process: cudaIpcOpenMemHandle in another process of the same user
  * maps the same bytes, also after the owner's end.
  *
  * Environment (read again by each cudaGetDeviceCount, which every opening of a device makes):
  *   TD_CUDA_EMU_MEMORY   bytes of the device, with K, M or G (4G)
- *   TD_CUDA_EMU_DEVICES  how many (1)
+ *   TD_CUDA_EMU_DEVICES  number of devices (1)
  *   TD_CUDA_EMU_SMS      multiprocessors (8)
  *   TD_CUDA_EMU_STRICT   1: the host may not follow pointers into device memory (SIGSEGV); for
- *       tests where no stand-in for a NIC writes there
+ *                        tests where no fake NIC writes there
  *   TD_CUDA_EMU_SEED     order of threads and blocks (1)
- *   TD_CUDA_EMU_NCCL     a library that stands in for libnccl.so.2 (tests/fake/nccl_stub.c); unset:
- *       ranks meet in the host's memory (comm.cu)
+ *   TD_CUDA_EMU_NCCL     a library in place of libnccl.so.2 (tests/fake/nccl_stub.c); unset: ranks
+ *                        meet in the host's memory (comm.cu)
  *   TD_CUDA_EMU_FAULT    comma list: launch:N, ecc:N (the N-th kernel fails and the device is
  *                        lost), malloc:N (the N-th cudaMalloc finds no memory), each with @D behind
  *                        it only in processes that use device D; nodevice, nodriver, nopeer (no
@@ -32,8 +32,8 @@
  *                        (the library has no code for this device), cc:75 (another compute
  *                        capability; default 90)
  *
- * Threads: any. Every call may be made beside any other; a stream does its work in order, on the
- * thread of the host that first needs it done. */
+ * Threads: any thread may make any call beside any other. A stream does its work in order, on the
+ * host thread that first needs it done. */
 #ifndef TD_KERNELS_CUDA_EMU_RUNTIME_H
 #define TD_KERNELS_CUDA_EMU_RUNTIME_H
 
@@ -212,9 +212,9 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
-/* No call of CUDA's, but what cudaGraphRetainUserObject is for: `release(data)` runs when the
+/* Not a call of CUDA, but the purpose of cudaGraphRetainUserObject: `release(data)` runs when the
  * last graph is gone that the stream is recording now, or that was made from it. 0: the stream
- * records none, and nothing was kept. release may make no call of this header. */
+ * records none, and nothing was kept. release may call nothing of this header. */
 int td_emu_graph_attach(cudaStream_t stream, cudaHostFn_t release, void *data);
 
 /* ---- other processes */
@@ -224,11 +224,11 @@ cudaError_t cudaIpcCloseMemHandle(void *memory);
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *ret_handle, cudaEvent_t event);
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *ret_event, cudaIpcEventHandle_t handle);
 
-/* ---- kernels: TD_LAUNCH comes here; what was wrong is cudaGetLastError's. Two rules that are
- * stricter than CUDA's: the next launch of this thread may begin early (programmatic
- * serialization): refused in a recording unless what was recorded last is a kernel; more than 48
- * KiB of dynamic shared memory: refused unless the kernel has asked for a carve-out, since the
- * driver's own choice may have room for one block of a multiprocessor where two were meant. */
+/* ---- kernels: TD_LAUNCH calls these; cudaGetLastError returns the error. Two rules are stricter
+ * than CUDA's. The next launch of this thread may begin early (programmatic serialization): refused
+ * in a recording unless the last thing recorded is a kernel. More than 48 KiB of dynamic shared
+ * memory: refused unless the kernel has asked for a carve-out, because the driver's own choice may
+ * have room for one block of a multiprocessor where two were meant. */
 void td_emu_next_is_early(bool is_early);
 void td_emu_launch(const char *name, const void *kernel, struct td_emu_dims grid,
                    struct td_emu_dims block, size_t shared_bytes, cudaStream_t stream,
