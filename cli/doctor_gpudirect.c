@@ -112,6 +112,25 @@ static void check_bar(struct doctor_report *r, const char *root, const struct do
 
 /* ---- the host -------------------------------------------------------------------------------- */
 
+/* nvidia_peermem: whether it is loaded, and of the loaded driver. `level`: of a missing one. */
+static void check_peermem(struct doctor_report *r, enum doctor_level level, bool has_module,
+                          const char *module, const char *driver)
+{
+    bool is_other = has_module && module[0] && strcmp(module, driver) != 0;
+    struct doctor_check *c = doctor_add(r, GROUP, is_other ? DOCTOR_WARN : level, "nvidia_peermem",
+                                        "%s%s%s", has_module ? "loaded" : "not loaded",
+                                        has_module && module[0] ? ", version " : "", module);
+    doctor_string(c, "loaded", has_module ? "yes" : "no");
+    if (is_other)
+        doctor_fix(c,
+                   "it belongs to another driver than %s: modprobe -r nvidia_peermem, then "
+                   "modprobe nvidia_peermem",
+                   driver);
+    else
+        doctor_fix(c, "modprobe nvidia_peermem, after the drivers of both GPU and NIC; "
+                      "/etc/modules-load.d keeps it over a boot");
+}
+
 void doctor_gpudirect(struct doctor_report *r, const char *root, const struct doctor_pci *gpus,
                       size_t n_gpus, size_t n_nics, size_t n_reach,
                       const struct doctor_gpu_memory *m)
@@ -169,19 +188,7 @@ void doctor_gpudirect(struct doctor_report *r, const char *root, const struct do
                    ? "the driver's answer above says why"
                    : "run this where CUDA works (libtandem_cuda.so, the device in the container)");
 
-    bool is_other = has_module && module[0] && strcmp(module, driver) != 0;
-    c = doctor_add(r, GROUP, is_other ? DOCTOR_WARN : level, "nvidia_peermem", "%s%s%s",
-                   has_module ? "loaded" : "not loaded",
-                   has_module && module[0] ? ", version " : "", module);
-    doctor_string(c, "loaded", has_module ? "yes" : "no");
-    if (is_other)
-        doctor_fix(c,
-                   "it belongs to another driver than %s: modprobe -r nvidia_peermem, then "
-                   "modprobe nvidia_peermem",
-                   driver);
-    else
-        doctor_fix(c, "modprobe nvidia_peermem, after the drivers of both GPU and NIC; "
-                      "/etc/modules-load.d keeps it over a boot");
+    check_peermem(r, level, has_module, module, driver);
     for (size_t i = 0; i < n_gpus; i++) check_bar(r, root, &gpus[i]);
 }
 

@@ -229,6 +229,42 @@ static td_status run_axes(const struct bench_config *c, const struct td_engine_c
     return s;
 }
 
+/* Prints the medians of the c->repeat runs, as text or JSON. Sorts prefill and decode. */
+static void print_result(struct td_engine *e, const struct bench_config *c, double *prefill,
+                         double *decode)
+{
+    const struct td_model_config *m = td_model_config(td_engine_model(e));
+    double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c->tp,
+           params = (double)td_model_config_n_params(m);
+    /* A prefill token multiplies every weight but the embedding table once; the output layer
+           only runs for the last token. */
+    double flops = 2.0 * (params - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
+    qsort(prefill, (size_t)c->repeat, sizeof *prefill, by_value);
+    qsort(decode, (size_t)c->repeat, sizeof *decode, by_value);
+    double p = prefill[c->repeat / 2], d = decode[c->repeat / 2], steps = d / (double)c->batch;
+    const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
+    if (c->json)
+        printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%"
+               "lld,\"output_len\":%lld,\"repeat\":%lld,"
+               "\"parameters\":%.0f,"
+               "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":"
+               "{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
+               "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
+               dtype, (long long)c->threads, (long long)c->tp, (long long)c->batch,
+               (long long)c->prompt_len, (long long)c->output_len, (long long)c->repeat, params, p,
+               prefill[0], prefill[c->repeat - 1], d, decode[0], decode[c->repeat - 1],
+               p * flops / 1e9, steps * weights / 1e9);
+    else
+        printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output "
+               "%lld, median of %lld (least .. greatest)\n"
+               "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
+               "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
+               params / 1e6, dtype, (long long)c->threads, (long long)c->tp, (long long)c->batch,
+               (long long)c->prompt_len, (long long)c->output_len, (long long)c->repeat, p,
+               prefill[0], prefill[c->repeat - 1], p * flops / 1e9, d, decode[0],
+               decode[c->repeat - 1], steps * weights / 1e9);
+}
+
 int cli_engine_bench(int argc, char **argv)
 {
     struct bench_config c = {0};
@@ -282,38 +318,7 @@ int cli_engine_bench(int argc, char **argv)
     if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &err); /* warm-up: pages, clocks */
     for (int64_t i = 0; !s && i < c.repeat; i++)
         s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
-    if (!s) {
-        const struct td_model_config *m = td_model_config(td_engine_model(e));
-        double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c.tp,
-               params = (double)td_model_config_n_params(m);
-        /* A prefill token multiplies every weight but the embedding table once; the output layer
-           only runs for the last token. */
-        double flops = 2.0 * (params - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
-        qsort(prefill, (size_t)c.repeat, sizeof *prefill, by_value);
-        qsort(decode, (size_t)c.repeat, sizeof *decode, by_value);
-        double p = prefill[c.repeat / 2], d = decode[c.repeat / 2], steps = d / (double)c.batch;
-        const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
-        if (c.json)
-            printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%"
-                   "lld,\"output_len\":%lld,\"repeat\":%lld,"
-                   "\"parameters\":%.0f,"
-                   "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":"
-                   "{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
-                   "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
-                   dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch,
-                   (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, params, p,
-                   prefill[0], prefill[c.repeat - 1], d, decode[0], decode[c.repeat - 1],
-                   p * flops / 1e9, steps * weights / 1e9);
-        else
-            printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output "
-                   "%lld, median of %lld (least .. greatest)\n"
-                   "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
-                   "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
-                   params / 1e6, dtype, (long long)c.threads, (long long)c.tp, (long long)c.batch,
-                   (long long)c.prompt_len, (long long)c.output_len, (long long)c.repeat, p,
-                   prefill[0], prefill[c.repeat - 1], p * flops / 1e9, d, decode[0],
-                   decode[c.repeat - 1], steps * weights / 1e9);
-    }
+    if (!s) print_result(e, &c, prefill, decode);
     td_engine_close(e);
     td_ranks_stop(&ranks);
     return s ? td_die("tandem engine-bench", &err) : 0;

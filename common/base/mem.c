@@ -66,6 +66,23 @@ static int fill_pages(uint8_t *base, size_t at, size_t n, int memfd)
     return 0;
 }
 
+/* Backs and maps a whole arena, step by step. Returns 0 or an errno. */
+static int fill_all(uint8_t *base, size_t map_bytes, int memfd, bool show, const char *name)
+{
+    char label[64];
+    struct td_progress progress;
+    snprintf(label, sizeof label, "touching memory of %s", name);
+    td_progress_start(&progress, label, "B", map_bytes);
+    for (size_t at = 0; at < map_bytes; at += FILL_STEP) {
+        size_t n = map_bytes - at < FILL_STEP ? map_bytes - at : FILL_STEP;
+        int e = fill_pages(base, at, n, memfd);
+        if (e) return e;
+        if (show) td_progress_update(&progress, at + n);
+    }
+    if (show) td_progress_end(&progress);
+    return 0;
+}
+
 td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena,
                           struct td_err *err)
 {
@@ -111,16 +128,8 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
 
     /* a request: a kernel without huge pages gives small ones */
     madvise(base, map_bytes, MADV_HUGEPAGE);
-    char label[64];
-    struct td_progress progress;
-    snprintf(label, sizeof label, "touching memory of %s", name);
-    td_progress_start(&progress, label, "B", map_bytes);
-    for (size_t at = 0; at < map_bytes; at += FILL_STEP) {
-        size_t n = map_bytes - at < FILL_STEP ? map_bytes - at : FILL_STEP;
-        if ((e = fill_pages(base, at, n, shareable && !reserved ? fd : -1))) goto err_unmap;
-        if (flags & TD_ARENA_SHOW) td_progress_update(&progress, at + n);
-    }
-    if (flags & TD_ARENA_SHOW) td_progress_end(&progress);
+    e = fill_all(base, map_bytes, shareable && !reserved ? fd : -1, flags & TD_ARENA_SHOW, name);
+    if (e) goto err_unmap;
     *ret_arena = (struct td_arena){.base = base, .bytes = bytes, .memfd = fd, .reserved = reserved};
     return TD_OK;
 

@@ -407,16 +407,10 @@ static void check_names(const struct td_option *table)
     }
 }
 
-td_status td_options_load(const struct td_option *table, void *config, const char *program,
-                          const char *summary, int argc, char **argv, const char **positional,
-                          size_t max_positional, size_t *ret_n_positional, struct td_err *err)
+/* The first two passes: defaults, then the environment. Rows without a value count as set. */
+static td_status set_from_environment(const struct td_option *table, size_t n_options, void *config,
+                                      const char *program, bool *is_set, struct td_err *err)
 {
-    bool is_set[MAX_OPTIONS] = {false};
-    size_t n_options = 0, n_positional = 0;
-    for (const struct td_option *o = table; o->name; o++) n_options++;
-    TD_ASSERT(n_options <= MAX_OPTIONS);
-    check_names(table);
-
     for (size_t i = 0; i < n_options; i++) {
         const struct td_option *o = &table[i];
         TD_ASSERT(strlen(o->name) <= MAX_NAME - 3);
@@ -441,6 +435,53 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
             is_set[i] = true;
         }
     }
+    return TD_OK;
+}
+
+/* Sets the option of argv[*i], "--name", "--name=value" or "--no-name"; when its value is the next
+ * argument, moves *i there. */
+static td_status set_from_flag(const struct td_option *table, void *config, int argc, char **argv,
+                               int *i, bool *is_set, struct td_err *err)
+{
+    const char *name = argv[*i] + 2, *text = strchr(name, '=');
+    size_t name_bytes = text ? (size_t)(text - name) : strlen(name);
+    if (text) text++;
+    const struct td_option *o = find_option(table, name, name_bytes);
+    if (!o && !text && (!strncmp(name, "no-", 3) || !strncmp(name, "no_", 3))) {
+        o = find_option(table, name + 3, name_bytes - 3);
+        if (o && o->type != TD_OPT_BOOL && o->type != TD_OPT_DECIDED) o = NULL;
+        text = "false";
+    }
+    if (!o) return fail_unknown(table, argv[*i], err);
+    char flag[MAX_NAME + 3];
+    flag_name(o->name, flag, sizeof flag);
+    if (o->type == TD_OPT_DECIDED) return fail_decided(o, flag, err);
+    if (!text && o->type == TD_OPT_BOOL) text = "true";
+    if (!text) {
+        if (*i + 1 == argc || !strncmp(argv[*i + 1], "--", 2)) {
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s needs a value (%s=VALUE when it starts with --)", flag, flag);
+        }
+        text = argv[++*i];
+    }
+    if (set_value(o, text, config, err))
+        return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
+    is_set[o - table] = true;
+    return TD_OK;
+}
+
+td_status td_options_load(const struct td_option *table, void *config, const char *program,
+                          const char *summary, int argc, char **argv, const char **positional,
+                          size_t max_positional, size_t *ret_n_positional, struct td_err *err)
+{
+    bool is_set[MAX_OPTIONS] = {false};
+    size_t n_options = 0, n_positional = 0;
+    for (const struct td_option *o = table; o->name; o++) n_options++;
+    TD_ASSERT(n_options <= MAX_OPTIONS);
+    check_names(table);
+
+    td_status s = set_from_environment(table, n_options, config, program, is_set, err);
+    if (s) return s;
 
     bool print_config = false, options_ended = false;
     for (int i = 1; i < argc; i++) {
@@ -471,31 +512,7 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
             continue;
         }
         if (arg[1] != '-') return fail_unknown(table, arg, err);
-
-        const char *name = arg + 2, *text = strchr(name, '=');
-        size_t name_bytes = text ? (size_t)(text - name) : strlen(name);
-        if (text) text++;
-        const struct td_option *o = find_option(table, name, name_bytes);
-        if (!o && !text && (!strncmp(name, "no-", 3) || !strncmp(name, "no_", 3))) {
-            o = find_option(table, name + 3, name_bytes - 3);
-            if (o && o->type != TD_OPT_BOOL && o->type != TD_OPT_DECIDED) o = NULL;
-            text = "false";
-        }
-        if (!o) return fail_unknown(table, arg, err);
-        char flag[MAX_NAME + 3];
-        flag_name(o->name, flag, sizeof flag);
-        if (o->type == TD_OPT_DECIDED) return fail_decided(o, flag, err);
-        if (!text && o->type == TD_OPT_BOOL) text = "true";
-        if (!text) {
-            if (i + 1 == argc || !strncmp(argv[i + 1], "--", 2)) {
-                return td_fail(err, TD_ERR_INVALID,
-                               "%s needs a value (%s=VALUE when it starts with --)", flag, flag);
-            }
-            text = argv[++i];
-        }
-        if (set_value(o, text, config, err))
-            return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
-        is_set[o - table] = true;
+        if ((s = set_from_flag(table, config, argc, argv, &i, is_set, err))) return s;
     }
 
     for (size_t i = 0; i < n_options; i++) {

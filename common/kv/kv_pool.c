@@ -475,6 +475,23 @@ void td_kv_pool_unref(struct td_kv_pool *pool, int32_t block_id)
     free_block(pool, block_id);
 }
 
+/* Allocates the prefix index and the rings of reports; false: no memory. */
+static bool index_create(struct td_kv_pool *p)
+{
+    size_t n = (size_t)p->n_blocks, n_buckets = 64;
+    while (n_buckets < n * 2) n_buckets *= 2;
+    p->bucket_mask = (uint32_t)(n_buckets - 1);
+    p->buckets = malloc(n_buckets * sizeof *p->buckets);
+    p->tokens = calloc(n * (size_t)p->layout.block_size, sizeof *p->tokens);
+    p->changed = malloc(n * sizeof *p->changed);
+    p->gone = malloc(n * sizeof *p->gone);
+    p->scratch = malloc((n + 1) * sizeof *p->scratch);
+    if (!p->buckets || !p->tokens || !p->changed || !p->gone || !p->scratch) return false;
+    memset(p->buckets, 0xff, n_buckets * sizeof *p->buckets);
+    p->seed = td_random_u64();
+    return true;
+}
+
 td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv_pool **ret_pool,
                             struct td_err *err)
 {
@@ -489,7 +506,7 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
 
     struct td_kv_pool *p = calloc(1, sizeof *p);
     if (!p) return td_fail(err, TD_ERR_NOMEM, "kv pool: out of memory");
-    size_t n = (size_t)config->n_blocks, n_buckets = 64;
+    size_t n = (size_t)config->n_blocks;
     p->layout = config->layout;
     p->arena.memfd = -1;
     p->n_blocks = config->n_blocks;
@@ -499,18 +516,7 @@ td_status td_kv_pool_create(const struct td_kv_pool_config *config, struct td_kv
     for (int c = 0; c < N_CLASSES; c++) p->class_head[c] = NONE;
     p->blocks = calloc(n, sizeof *p->blocks);
     if (!p->blocks) goto err_nomem;
-    if (p->prefix_cache) {
-        while (n_buckets < n * 2) n_buckets *= 2;
-        p->bucket_mask = (uint32_t)(n_buckets - 1);
-        p->buckets = malloc(n_buckets * sizeof *p->buckets);
-        p->tokens = calloc(n * (size_t)p->layout.block_size, sizeof *p->tokens);
-        p->changed = malloc(n * sizeof *p->changed);
-        p->gone = malloc(n * sizeof *p->gone);
-        p->scratch = malloc((n + 1) * sizeof *p->scratch);
-        if (!p->buckets || !p->tokens || !p->changed || !p->gone || !p->scratch) goto err_nomem;
-        memset(p->buckets, 0xff, n_buckets * sizeof *p->buckets);
-        p->seed = td_random_u64();
-    }
+    if (p->prefix_cache && !index_create(p)) goto err_nomem;
     td_status status = TD_OK;
     int arena_flags =
         (config->shareable ? TD_ARENA_SHAREABLE : 0) | (config->show ? TD_ARENA_SHOW : 0);

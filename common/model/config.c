@@ -331,6 +331,28 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
     return TD_OK;
 }
 
+/* The fields that only "llama3" scaling has. */
+static td_status read_rope_llama3(const json_t *r, const char *where, struct td_model_config *c,
+                                  struct td_err *err)
+{
+    td_status s;
+    bool present;
+    if ((s = td_json_f64(r, where, "low_freq_factor", 1e-6, 1e6, &c->rope_low_freq_factor, &present,
+                         err)))
+        return s;
+    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: low_freq_factor is missing", where);
+    if ((s = td_json_f64(r, where, "high_freq_factor", 1e-6, 1e6, &c->rope_high_freq_factor,
+                         &present, err)))
+        return s;
+    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is missing", where);
+    if (!(c->rope_high_freq_factor > c->rope_low_freq_factor))
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
+                       c->rope_high_freq_factor, c->rope_low_freq_factor);
+    return need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
+                    &c->rope_original_max_positions, err);
+}
+
 /* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer
  * "rope_parameters" (which holds rope_theta too). */
 static td_status read_rope_object(const json_t *obj, const char *what, const char *name,
@@ -387,22 +409,7 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
     if (!present)
         return td_fail(err, TD_ERR_INVALID, "%s: factor is missing, must be a number in 1..1e6",
                        where);
-    if (c->rope_scaling == TD_ROPE_LINEAR) return TD_OK;
-
-    if ((s = td_json_f64(r, where, "low_freq_factor", 1e-6, 1e6, &c->rope_low_freq_factor, &present,
-                         err)))
-        return s;
-    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: low_freq_factor is missing", where);
-    if ((s = td_json_f64(r, where, "high_freq_factor", 1e-6, 1e6, &c->rope_high_freq_factor,
-                         &present, err)))
-        return s;
-    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is missing", where);
-    if (!(c->rope_high_freq_factor > c->rope_low_freq_factor))
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
-                       c->rope_high_freq_factor, c->rope_low_freq_factor);
-    return need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
-                    &c->rope_original_max_positions, err);
+    return c->rope_scaling == TD_ROPE_LINEAR ? TD_OK : read_rope_llama3(r, where, c, err);
 }
 
 static td_status read_rope(const json_t *obj, const char *what, struct td_model_config *c,
@@ -425,7 +432,7 @@ static td_status read_rope(const json_t *obj, const char *what, struct td_model_
 }
 
 /* Reads the explicit list of layer types. The window must start at one layer and hold to the last,
- * because window_first_layer can express nothing else. */
+ * because sliding_from_layer can express nothing else. */
 static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
                                   struct td_err *err)
 {

@@ -368,6 +368,32 @@ static void make_plan(const struct td_workspace *ws, size_t positions, size_t ro
     ws->model->ops->attn_plan(&a, at + to, ret_shape);
 }
 
+/* The batch as the entries take it: n rows of which k are wanted, at the descriptor's offsets p. */
+static struct td_batch batch_of(const struct td_forward_device *d, const struct plan *p,
+                                const struct td_forward_args *a, int32_t n, int32_t k,
+                                const struct td_forward_layers *layers)
+{
+    uint8_t *there = d->device;
+    return (struct td_batch){
+        .tokens = (const int32_t *)(const void *)(there + p->tokens),
+        .positions = (const int32_t *)(const void *)(there + p->positions),
+        .row_seq = (const int32_t *)(const void *)(there + p->row_seq),
+        .block_tables = (const int32_t *const *)(const void *)(there + p->tables),
+        .n_rows = n,
+        .n_logit_rows = k,
+        .kv_base = a->kv_base,
+        .kv = a->kv,
+        .kv_stride = a->kv_stride,
+        .logit_rows = (const int32_t *)(const void *)(there + p->logit_rows),
+        .layers = layers,
+        .position_last = (const int32_t *)(const void *)(there + p->position_last),
+        .seq_last = (const int32_t *)(const void *)(there + p->seq_last),
+        .plan = d->pinned + p->plan,
+        .device_plan = there + p->plan,
+        .plan_last = d->pinned + p->plan_last,
+        .device_plan_last = there + p->plan_last};
+}
+
 td_status td_forward_device(struct td_model *model, struct td_workspace *ws,
                             const struct td_forward_args *a, float **ret_logits)
 {
@@ -406,25 +432,7 @@ td_status td_forward_device(struct td_model *model, struct td_workspace *ws,
                        "forward: every is %d, of %d layers that are more than %d groups",
                        layers->every, n_layers, TD_FORWARD_MARKS_MAX);
     if (dev->step_begin(can_graph ? graph_key(d, &all) : 0)) {
-        uint8_t *there = d->device;
-        struct td_batch b = {
-            .tokens = (const int32_t *)(const void *)(there + p.tokens),
-            .positions = (const int32_t *)(const void *)(there + p.positions),
-            .row_seq = (const int32_t *)(const void *)(there + p.row_seq),
-            .block_tables = (const int32_t *const *)(const void *)(there + p.tables),
-            .n_rows = n,
-            .n_logit_rows = k,
-            .kv_base = a->kv_base,
-            .kv = a->kv,
-            .kv_stride = a->kv_stride,
-            .logit_rows = (const int32_t *)(const void *)(there + p.logit_rows),
-            .layers = layers,
-            .position_last = (const int32_t *)(const void *)(there + p.position_last),
-            .seq_last = (const int32_t *)(const void *)(there + p.seq_last),
-            .plan = d->pinned + p.plan,
-            .device_plan = there + p.plan,
-            .plan_last = d->pinned + p.plan_last,
-            .device_plan_last = there + p.plan_last};
+        struct td_batch b = batch_of(d, &p, a, n, k, layers);
         dev->put(d->device, d->pinned, p.bytes);
         td_forward_walk(model, ws, &b, 0, 1);
         if (tail) tail->issue(tail->ctx, ws->logits, k);

@@ -52,6 +52,32 @@ static int by_offset(const void *a, const void *b)
     return x->n_bytes < y->n_bytes ? -1 : x->n_bytes > y->n_bytes;
 }
 
+/* Reads "shape" into *t; *ret_n_elements is its product. */
+static td_status read_shape(const char *what, const char *name, const json_t *shape,
+                            struct td_tensor *t, uint64_t *ret_n_elements, struct td_err *err)
+{
+    if (json_array_size(shape) > TD_TENSOR_DIMS_MAX)
+        return td_fail(err, TD_ERR_LIMIT,
+                       "%s: tensor %.128s has %zu dimensions, must be at most %d", what, name,
+                       json_array_size(shape), TD_TENSOR_DIMS_MAX);
+    uint64_t n_elements = 1;
+    t->n_dims = (int32_t)json_array_size(shape);
+    for (int32_t i = 0; i < t->n_dims; i++) {
+        const json_t *d = json_array_get(shape, (size_t)i);
+        t->shape[i] = json_is_integer(d) ? json_integer_value(d) : -1;
+        if (t->shape[i] < 0 || t->shape[i] > DIM_MAX)
+            return td_fail(err, TD_ERR_CORRUPT,
+                           "%s: tensor %.128s: shape[%d] must be an integer in 0..2^48", what, name,
+                           i);
+        if (__builtin_mul_overflow(n_elements, (uint64_t)t->shape[i], &n_elements) ||
+            n_elements > UINT64_MAX / 64)
+            return td_fail(err, TD_ERR_CORRUPT,
+                           "%s: tensor %.128s: the product of its shape passes 2^58", what, name);
+    }
+    *ret_n_elements = n_elements;
+    return TD_OK;
+}
+
 /* Reads {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}. */
 static td_status read_tensor(const char *what, const char *name, const json_t *v,
                              const uint8_t *data, uint64_t data_bytes, struct td_tensor *ret,
@@ -73,24 +99,9 @@ static td_status read_tensor(const char *what, const char *name, const json_t *v
             what, name);
     snprintf(t.dtype_name, sizeof t.dtype_name, "%s", type);
 
-    if (json_array_size(shape) > TD_TENSOR_DIMS_MAX)
-        return td_fail(err, TD_ERR_LIMIT,
-                       "%s: tensor %.128s has %zu dimensions, must be at most %d", what, name,
-                       json_array_size(shape), TD_TENSOR_DIMS_MAX);
-    uint64_t n_elements = 1;
-    t.n_dims = (int32_t)json_array_size(shape);
-    for (int32_t i = 0; i < t.n_dims; i++) {
-        const json_t *d = json_array_get(shape, (size_t)i);
-        t.shape[i] = json_is_integer(d) ? json_integer_value(d) : -1;
-        if (t.shape[i] < 0 || t.shape[i] > DIM_MAX)
-            return td_fail(err, TD_ERR_CORRUPT,
-                           "%s: tensor %.128s: shape[%d] must be an integer in 0..2^48", what, name,
-                           i);
-        if (__builtin_mul_overflow(n_elements, (uint64_t)t.shape[i], &n_elements) ||
-            n_elements > UINT64_MAX / 64)
-            return td_fail(err, TD_ERR_CORRUPT,
-                           "%s: tensor %.128s: the product of its shape passes 2^58", what, name);
-    }
+    uint64_t n_elements;
+    td_status s = read_shape(what, name, shape, &t, &n_elements, err);
+    if (s) return s;
 
     const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
     if (!json_is_integer(first) || !json_is_integer(last) || json_integer_value(first) < 0 ||

@@ -224,20 +224,26 @@ static struct dest *add_vector(struct loader *l, const float **ret)
     return d;
 }
 
-static td_status plan_layer(struct loader *l, int32_t i)
+/* Random weights: a variance of 1/n_in keeps activations near 1, and what is added to the residual
+ * shrinks with depth. */
+#define RANDOM_BIAS 0.02f
+static float random_range(int32_t n_in) { return sqrtf(3.0f / (float)n_in); }
+static float random_depth(const struct td_model_config *c)
+{
+    return 1.0f / sqrtf(2.0f * (float)c->n_layers);
+}
+
+/* Layer i up to the output of attention: norm, q, k, v, o. */
+static td_status plan_attention(struct loader *l, int32_t i)
 {
     const struct td_model_config *c = &l->model->config;
     struct td_layer *y = &l->model->layers[i];
     int32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    /* Random weights: a variance of 1/n_in keeps activations near 1, and what is added to the
-     * residual shrinks with depth. */
-    float depth = 1.0f / sqrtf(2.0f * (float)c->n_layers), bias = 0.02f;
-    float r_hidden = sqrtf(3.0f / (float)c->hidden), r_q = sqrtf(3.0f / (float)q) * depth,
-          r_mlp = sqrtf(3.0f / (float)c->intermediate) * depth;
-    int32_t q0, n_q, kv0, n_kv, mlp0, n_mlp;
+    const float bias = RANDOM_BIAS;
+    float r_hidden = random_range(c->hidden), r_q = random_range(q) * random_depth(c);
+    int32_t q0, n_q, kv0, n_kv;
     my_part(l, c->n_heads, c->head_dim, &q0, &n_q);
     my_part(l, c->n_kv_heads, c->head_dim, &kv0, &n_kv);
-    my_part(l, c->intermediate, 1, &mlp0, &n_mlp);
     struct dest *d;
     td_status s;
 
@@ -283,6 +289,21 @@ static td_status plan_layer(struct loader *l, int32_t i)
         if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i)))
             return s;
     }
+    return TD_OK;
+}
+
+/* Layer i behind attention: norm, gate, up, down. */
+static td_status plan_mlp(struct loader *l, int32_t i)
+{
+    const struct td_model_config *c = &l->model->config;
+    struct td_layer *y = &l->model->layers[i];
+    const float bias = RANDOM_BIAS;
+    float r_hidden = random_range(c->hidden),
+          r_mlp = random_range(c->intermediate) * random_depth(c);
+    int32_t mlp0, n_mlp;
+    my_part(l, c->intermediate, 1, &mlp0, &n_mlp);
+    struct dest *d;
+    td_status s;
 
     d = add_vector(l, &y->mlp_norm);
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.post_attention_layernorm.weight",
@@ -377,7 +398,10 @@ static td_status refuse_extra(const struct loader *l)
 static td_status plan(struct loader *l)
 {
     td_status s = plan_ends(l);
-    for (int32_t i = 0; !s && i < l->model->config.n_layers; i++) s = plan_layer(l, i);
+    for (int32_t i = 0; !s && i < l->model->config.n_layers; i++) {
+        s = plan_attention(l, i);
+        if (!s) s = plan_mlp(l, i);
+    }
     if (!s && l->st) s = refuse_extra(l);
     return s;
 }

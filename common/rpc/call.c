@@ -328,6 +328,45 @@ void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_op
     TD_ASSERT(e == GRPC_CALL_OK);
 }
 
+/* mu is held. The whole queue. */
+static struct td_rpc_out *take_all(struct td_rpc_call *call)
+{
+    struct td_rpc_out *all = call->out_head;
+    call->out_head = NULL;
+    call->out_tail = &call->out_head;
+    return all;
+}
+
+/* mu is held. The first message of the queue, or NULL; *ret_end: our side ends after it. */
+static struct td_rpc_out *take_first(struct td_rpc_call *call, bool *ret_end)
+{
+    struct td_rpc_out *out = call->out_head;
+    if (out) {
+        call->out_head = out->next;
+        if (!out->next) call->out_tail = &call->out_head;
+        out->next = NULL;
+    }
+    *ret_end = call->end_wanted && !call->out_head;
+    return out;
+}
+
+/* The operation that ends our side: the status (server) or the half-close (client). *ret_details is
+ * the status text, to be unreferenced after the batch was started. */
+static void fill_end(struct td_rpc_call *call, grpc_op *op, grpc_slice *ret_details)
+{
+    call->end_sent = true;
+    if (!call->is_server) {
+        op->op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+        return;
+    }
+    *ret_details = grpc_slice_from_copied_string(call->end_details);
+    op->op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+    op->data.send_status_from_server.status = (grpc_status_code)call->end_code;
+    op->data.send_status_from_server.status_details = ret_details;
+    op->data.send_status_from_server.trailing_metadata_count = call->n_trailing;
+    op->data.send_status_from_server.trailing_metadata = call->trailing;
+}
+
 void td_rpc_call_pump(struct td_rpc_call *call)
 {
     if (call->ended) return;
@@ -338,19 +377,10 @@ void td_rpc_call_pump(struct td_rpc_call *call)
     bool end = false;
     pthread_mutex_lock(&loop->mu);
     bool cancel = call->cancel_wanted && !call->cancel_done && !call->closed;
-    if (call->cancel_wanted || call->closed) {
-        dropped = call->out_head;
-        call->out_head = NULL;
-        call->out_tail = &call->out_head;
-    } else if (!call->send_busy && !call->end_sent) {
-        out = call->out_head;
-        if (out) {
-            call->out_head = out->next;
-            if (!out->next) call->out_tail = &call->out_head;
-            out->next = NULL;
-        }
-        end = call->end_wanted && !call->out_head;
-    }
+    if (call->cancel_wanted || call->closed)
+        dropped = take_all(call);
+    else if (!call->send_busy && !call->end_sent)
+        out = take_first(call, &end);
     bool cancelled = call->cancel_wanted;
     pthread_mutex_unlock(&loop->mu);
     free_outs(dropped);
@@ -383,20 +413,7 @@ void td_rpc_call_pump(struct td_rpc_call *call)
         call->inflight_bytes = out->bytes;
     }
     grpc_slice details = grpc_empty_slice();
-    if (end) {
-        call->end_sent = true;
-        if (call->is_server) {
-            details = grpc_slice_from_copied_string(call->end_details);
-            ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
-            ops[n].data.send_status_from_server.status = (grpc_status_code)call->end_code;
-            ops[n].data.send_status_from_server.status_details = &details;
-            ops[n].data.send_status_from_server.trailing_metadata_count = call->n_trailing;
-            ops[n].data.send_status_from_server.trailing_metadata = call->trailing;
-        } else {
-            ops[n].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
-        }
-        n++;
-    }
+    if (end) fill_end(call, &ops[n++], &details);
     call->send_busy = true;
     call->send_started_ns = td_now_ns();
     td_rpc_call_batch(call, ops, n, &call->ev_send);

@@ -226,6 +226,28 @@ static void collect(size_t index, bool *seen, ProtobufCBinaryData *files, size_t
         collect(find_file(file->imports[i]), seen, files, n_files);
 }
 
+/* Sends the names of the services that this server has. */
+static void send_services(struct td_rpc_call *call, const struct td_rpc_server *server,
+                          Grpc__Reflection__V1__ServerReflectionResponse *response)
+{
+    Grpc__Reflection__V1__ListServiceResponse list =
+        GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
+    size_t n = server->n_services;
+    Grpc__Reflection__V1__ServiceResponse *services = td_rpc_alloc(n * sizeof *services);
+    list.service = td_rpc_alloc(n * sizeof *list.service);
+    for (size_t i = 0; i < n; i++) {
+        grpc__reflection__v1__service_response__init(&services[i]);
+        services[i].name = server->services[i];
+        list.service[i] = &services[i];
+    }
+    list.n_service = n;
+    response->message_response_case = ANSWER(LIST_SERVICES_RESPONSE);
+    response->list_services_response = &list;
+    td_rpc_call_send(call, &response->base);
+    free(list.service);
+    free(services);
+}
+
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -242,8 +264,6 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
     Grpc__Reflection__V1__ExtensionNumberResponse numbers =
         GRPC__REFLECTION__V1__EXTENSION_NUMBER_RESPONSE__INIT;
-    Grpc__Reflection__V1__ListServiceResponse list =
-        GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
     Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
     ProtobufCBinaryData found[MAX_FILES];
     bool seen[MAX_FILES] = {false};
@@ -254,23 +274,9 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     response.valid_host = request->host;
     response.original_request = (Grpc__Reflection__V1__ServerReflectionRequest *)request;
     switch (request->message_request_case) {
-    case ASKED(LIST_SERVICES): {
-        size_t n = server->n_services;
-        Grpc__Reflection__V1__ServiceResponse *services = td_rpc_alloc(n * sizeof *services);
-        list.service = td_rpc_alloc(n * sizeof *list.service);
-        for (size_t i = 0; i < n; i++) {
-            grpc__reflection__v1__service_response__init(&services[i]);
-            services[i].name = server->services[i];
-            list.service[i] = &services[i];
-        }
-        list.n_service = n;
-        response.message_response_case = ANSWER(LIST_SERVICES_RESPONSE);
-        response.list_services_response = &list;
-        td_rpc_call_send(call, &response.base);
-        free(list.service);
-        free(services);
+    case ASKED(LIST_SERVICES):
+        send_services(call, server, &response);
         return;
-    }
     case ASKED(FILE_BY_FILENAME):
         index = find_file(request->file_by_filename);
         snprintf(why, sizeof why, "no file %.200s", request->file_by_filename);

@@ -86,6 +86,44 @@ static bool is_ending(struct td_rpc_call *call)
     return ending;
 }
 
+/* Sets the call's deadline from what core tells, and enters the call in the server's list. */
+static void enter_call(struct td_rpc_server *server, struct td_rpc_call *call,
+                       gpr_timespec deadline)
+{
+    call->began_ns = td_now_ns();
+    if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0) {
+        gpr_timespec left = gpr_time_sub(deadline, gpr_now(GPR_CLOCK_MONOTONIC));
+        int64_t left_ns = left.tv_sec < 0            ? 0
+                          : left.tv_sec > 1000000000 ? 1000000000ll * 1000000000
+                                                     : left.tv_sec * 1000000000ll + left.tv_nsec;
+        call->deadline_ns = td_now_ns() + (uint64_t)left_ns;
+    }
+    call->prev_live = &server->live;
+    call->next_live = server->live;
+    if (server->live) server->live->prev_live = &call->next_live;
+    server->live = call;
+}
+
+/* Counts the call among the live ones, opens it and reads its first message. */
+static void admit_call(struct td_rpc_server *server, struct td_rpc_call *call,
+                       const struct td_rpc_route *route)
+{
+    call->method = route->method;
+    call->builtin = route->builtin;
+    call->ctx = route->builtin ? server : server->ctx;
+    if (route->builtin) {
+        atomic_fetch_add(&server->n_builtin, 1);
+    } else {
+        call->counted = true;
+        atomic_fetch_add(&server->n_live, 1);
+    }
+    if (call->method->on_open) {
+        call->opened = true;
+        call->method->on_open(call, call->ctx);
+    }
+    if (!is_ending(call)) td_rpc_call_read(call);
+}
+
 static void on_new(struct td_rpc_event *event, bool ok)
 {
     struct td_rpc_server *server = td_rpc_container(event, struct td_rpc_server, ev_new);
@@ -107,18 +145,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
     call->call = core_call;
     call->request_metadata = metadata;
     call->ev_close.fn = on_close;
-    call->began_ns = td_now_ns();
-    if (gpr_time_cmp(details.deadline, gpr_inf_future(details.deadline.clock_type)) != 0) {
-        gpr_timespec left = gpr_time_sub(details.deadline, gpr_now(GPR_CLOCK_MONOTONIC));
-        int64_t left_ns = left.tv_sec < 0            ? 0
-                          : left.tv_sec > 1000000000 ? 1000000000ll * 1000000000
-                                                     : left.tv_sec * 1000000000ll + left.tv_nsec;
-        call->deadline_ns = td_now_ns() + (uint64_t)left_ns;
-    }
-    call->prev_live = &server->live;
-    call->next_live = server->live;
-    if (server->live) server->live->prev_live = &call->next_live;
-    server->live = call;
+    enter_call(server, call, details.deadline);
 
     grpc_op op;
     memset(&op, 0, sizeof op);
@@ -146,20 +173,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
                  server->limits.max_peer_calls);
         td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, why, NULL, 0);
     } else {
-        call->method = route->method;
-        call->builtin = route->builtin;
-        call->ctx = route->builtin ? server : server->ctx;
-        if (route->builtin) {
-            atomic_fetch_add(&server->n_builtin, 1);
-        } else {
-            call->counted = true;
-            atomic_fetch_add(&server->n_live, 1);
-        }
-        if (call->method->on_open) {
-            call->opened = true;
-            call->method->on_open(call, call->ctx);
-        }
-        if (!is_ending(call)) td_rpc_call_read(call);
+        admit_call(server, call, route);
     }
     grpc_call_details_destroy(&details);
 }
@@ -366,24 +380,10 @@ static td_status listen_on(struct td_rpc_server *server, const struct td_rpc_ser
     return TD_OK;
 }
 
-td_status td_rpc_server_start(const struct td_rpc_server_config *config,
-                              struct td_rpc_server **ret_server, struct td_err *err)
+/* Replaces limits that are 0 by their defaults, and those that contradict others by the nearest
+ * that do not. */
+static void complete_limits(struct td_rpc_limits *limits)
 {
-    struct td_rpc_server *server = td_rpc_alloc(sizeof *server);
-    server->loop = config->loop;
-    server->ctx = config->ctx;
-    server->lock_fd = -1;
-    server->ev_new.fn = on_new;
-    server->peers.seed = td_random_u64();
-    pthread_mutex_init(&server->mu_stop, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&server->cond_stop, &attr);
-    pthread_condattr_destroy(&attr);
-
-    struct td_rpc_limits *limits = &server->limits;
-    *limits = config->limits;
     if (!limits->max_message_bytes) limits->max_message_bytes = TD_RPC_DEFAULT_MESSAGE_BYTES;
     if (limits->max_message_bytes > 1u << 30) limits->max_message_bytes = 1u << 30;
     if (!limits->max_unpack_bytes)
@@ -397,23 +397,27 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
     if (!limits->max_stall_ms) limits->max_stall_ms = TD_RPC_DEFAULT_STALL_MS;
     if (!limits->max_handshake_ms) limits->max_handshake_ms = TD_RPC_HANDSHAKE_MS;
     if (!limits->max_request_ms) limits->max_request_ms = TD_RPC_DEFAULT_STALL_MS;
+}
 
+/* The routes of the services, of health and of reflection. */
+static td_status add_all_routes(struct td_rpc_server *server,
+                                const struct td_rpc_server_config *config, struct td_err *err)
+{
     td_status status = TD_OK;
     for (const struct td_rpc_method *const *table = config->services; table && *table && !status;
          table++)
         status = add_routes(server, *table, false, err);
-    size_t n_own = server->n_services;
+    server->n_own_services = server->n_services;
     if (!status) status = add_routes(server, td_rpc_health_methods, true, err);
     if (!status && config->reflection)
         status = add_routes(server, td_rpc_reflection_methods, true, err);
-    if (!status) status = lock_unix_path(server, config->address, err);
-    if (status) goto err_free;
-    server->n_own_services = n_own;
+    return status;
+}
 
-    int keepalive = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_SERVER_KEEPALIVE_MS);
-    uint32_t n_streams = limits->max_live_calls < 1u << 20
-                             ? limits->max_live_calls + TD_RPC_MAX_BUILTIN_CALLS
-                             : 1u << 20;
+/* The core server with our bounds as its channel arguments, on the loop's completion queue. */
+static void make_core_server(struct td_rpc_server *server, int keepalive, uint32_t n_streams)
+{
+    const struct td_rpc_limits *limits = &server->limits;
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
@@ -463,8 +467,13 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
     server->server = grpc_server_create(&channel_args, NULL);
     grpc_resource_quota_unref(quota);
     grpc_server_register_completion_queue(server->server, server->loop->cq, NULL);
-    status = listen_on(server, config, err);
-    if (status) goto err_free;
+}
+
+/* Guards the listener (accept.h) before it accepts. */
+static void open_door(struct td_rpc_server *server, const struct td_rpc_server_config *config,
+                      uint32_t n_streams)
+{
+    const struct td_rpc_limits *limits = &server->limits;
     const char *unix_path = strncmp(config->address, "unix:", 5) == 0 ? config->address + 5 : NULL;
     if (unix_path && strncmp(unix_path, "//", 2) == 0) unix_path += 2;
     const struct td_rpc_door_config door = {.port = server->port,
@@ -476,6 +485,37 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
                                             .max_handshakes = limits->max_handshakes,
                                             .max_handshakes_per_s = limits->max_handshakes_per_s};
     server->door = td_rpc_door_open(&door);
+}
+
+td_status td_rpc_server_start(const struct td_rpc_server_config *config,
+                              struct td_rpc_server **ret_server, struct td_err *err)
+{
+    struct td_rpc_server *server = td_rpc_alloc(sizeof *server);
+    server->loop = config->loop;
+    server->ctx = config->ctx;
+    server->lock_fd = -1;
+    server->ev_new.fn = on_new;
+    server->peers.seed = td_random_u64();
+    pthread_mutex_init(&server->mu_stop, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&server->cond_stop, &attr);
+    pthread_condattr_destroy(&attr);
+    server->limits = config->limits;
+    complete_limits(&server->limits);
+
+    td_status status = add_all_routes(server, config, err);
+    if (!status) status = lock_unix_path(server, config->address, err);
+    if (status) goto err_free;
+    int keepalive = (int)(config->keepalive_ms ? config->keepalive_ms : TD_RPC_SERVER_KEEPALIVE_MS);
+    uint32_t n_streams = server->limits.max_live_calls < 1u << 20
+                             ? server->limits.max_live_calls + TD_RPC_MAX_BUILTIN_CALLS
+                             : 1u << 20;
+    make_core_server(server, keepalive, n_streams);
+    status = listen_on(server, config, err);
+    if (status) goto err_free;
+    open_door(server, config, n_streams);
     atomic_fetch_add(&server->loop->n_objects, 1);
     grpc_server_start(server->server);
     server->stall_timer = td_rpc_timer_start(server->loop, 1000, check_stalls, server);

@@ -263,6 +263,35 @@ bool jinja_get_item(struct ctx *c, struct value obj, struct value index, struct 
                        jinja_kind_name(obj.kind), jinja_kind_name(index.kind));
 }
 
+/* loop.NAME; *ret is undefined on entry. */
+static bool loop_attr(struct ctx *c, const struct loop *loop, struct str name, struct value *ret)
+{
+    size_t at = loop->at, n = loop->items->n;
+    const struct value *v = loop->items->v;
+    if (str_is(name, "index"))
+        *ret = jinja_int_value((int64_t)at + 1);
+    else if (str_is(name, "index0"))
+        *ret = jinja_int_value((int64_t)at);
+    else if (str_is(name, "revindex"))
+        *ret = jinja_int_value((int64_t)(n - at));
+    else if (str_is(name, "revindex0"))
+        *ret = jinja_int_value((int64_t)(n - at) - 1);
+    else if (str_is(name, "first"))
+        *ret = jinja_bool_value(at == 0);
+    else if (str_is(name, "last"))
+        *ret = jinja_bool_value(at + 1 == n);
+    else if (str_is(name, "length"))
+        *ret = jinja_int_value((int64_t)n);
+    else if (str_is(name, "previtem"))
+        *ret = at > 0 ? v[at - 1] : *ret;
+    else if (str_is(name, "nextitem"))
+        *ret = at + 1 < n ? v[at + 1] : *ret;
+    else
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "loop.%.*s", (int)(name.n < 40 ? name.n : 40),
+                           name.p);
+    return true;
+}
+
 bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct value *ret)
 {
     *ret = (struct value){.kind = UNDEFINED};
@@ -283,32 +312,8 @@ bool jinja_get_attr(struct ctx *c, struct value obj, struct str name, struct val
         if (v != NULL) *ret = *v;
         return true;
     }
-    case LOOP: {
-        size_t at = obj.u.loop->at, n = obj.u.loop->items->n;
-        const struct value *v = obj.u.loop->items->v;
-        if (str_is(name, "index"))
-            *ret = jinja_int_value((int64_t)at + 1);
-        else if (str_is(name, "index0"))
-            *ret = jinja_int_value((int64_t)at);
-        else if (str_is(name, "revindex"))
-            *ret = jinja_int_value((int64_t)(n - at));
-        else if (str_is(name, "revindex0"))
-            *ret = jinja_int_value((int64_t)(n - at) - 1);
-        else if (str_is(name, "first"))
-            *ret = jinja_bool_value(at == 0);
-        else if (str_is(name, "last"))
-            *ret = jinja_bool_value(at + 1 == n);
-        else if (str_is(name, "length"))
-            *ret = jinja_int_value((int64_t)n);
-        else if (str_is(name, "previtem"))
-            *ret = at > 0 ? v[at - 1] : *ret;
-        else if (str_is(name, "nextitem"))
-            *ret = at + 1 < n ? v[at + 1] : *ret;
-        else
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "loop.%.*s", (int)(name.n < 40 ? name.n : 40),
-                               name.p);
-        return true;
-    }
+    case LOOP:
+        return loop_attr(c, obj.u.loop, name, ret);
     case STR:
     case LIST: {
         /* the methods of Python's str and list; any other name is undefined */
@@ -415,13 +420,14 @@ static bool sort_pairs(struct ctx *c, struct list *pairs)
     return true;
 }
 
-bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a,
-                      struct value *ret)
+/* The filters that take arguments; *ret_is_known is false, and nothing done, for another name. */
+static bool run_with_arguments(struct ctx *c, struct str name, struct value v, const struct args *a,
+                               struct value *ret, bool *ret_is_known)
 {
     struct str s, other;
     const struct value *x;
 
-    jinja_charge(c, v);
+    *ret_is_known = true;
     if (str_is(name, "default") || str_is(name, "d")) {
         x = get_arg(a, 1, "boolean");
         bool use = v.kind == UNDEFINED || (x != NULL && jinja_truth(*x) && !jinja_truth(v));
@@ -467,8 +473,36 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
         *ret = jinja_str_value(s.p, s.n);
         return true;
     }
+    *ret_is_known = false;
+    return true;
+}
 
-    /* the rest takes no arguments */
+static bool length_of(struct ctx *c, struct value v, struct value *ret)
+{
+    if (v.kind == STR)
+        *ret = jinja_int_value((int64_t)jinja_char_count(v.u.s));
+    else if (v.kind == LIST && !v.lazy)
+        *ret = jinja_int_value((int64_t)v.u.list->n);
+    else if (v.kind == DICT)
+        *ret = jinja_int_value((int64_t)v.u.dict->n);
+    else if (v.kind == UNDEFINED)
+        *ret = jinja_int_value(0);
+    else
+        return jinja_fails(c, TD_ERR_UNSUPPORTED, "the length of %s",
+                           v.lazy ? "an iterator" : jinja_kind_name(v.kind));
+    return true;
+}
+
+bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a,
+                      struct value *ret)
+{
+    struct str s;
+
+    jinja_charge(c, v);
+    bool is_known = true, ok = run_with_arguments(c, name, v, a, ret, &is_known);
+    if (is_known) return ok;
+
+    /* the other filters take no arguments */
     static const struct {
         const char *name, *how;
     } cases[] = {{"upper", "u"}, {"lower", "l"}, {"capitalize", "c"}};
@@ -482,17 +516,7 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
         *ret = jinja_str_value(s.p, s.n);
         ret->markup = v.markup || str_is(name, "safe");
     } else if (str_is(name, "length") || str_is(name, "count")) {
-        if (v.kind == STR)
-            *ret = jinja_int_value((int64_t)jinja_char_count(v.u.s));
-        else if (v.kind == LIST && !v.lazy)
-            *ret = jinja_int_value((int64_t)v.u.list->n);
-        else if (v.kind == DICT)
-            *ret = jinja_int_value((int64_t)v.u.dict->n);
-        else if (v.kind == UNDEFINED)
-            *ret = jinja_int_value(0);
-        else
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "the length of %s",
-                               v.lazy ? "an iterator" : jinja_kind_name(v.kind));
+        if (!length_of(c, v, ret)) return false;
     } else if (str_is(name, "first") || str_is(name, "last")) {
         struct value items;
         if (!jinja_to_items(c, v, &items)) return false;

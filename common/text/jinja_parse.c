@@ -48,7 +48,8 @@ static bool parse_args(struct parser *p, const char *close, bool names, struct a
     return jinja_next(p);
 }
 
-static bool parse_primary(struct parser *p, struct expr **ret)
+/* A constant or a variable. */
+static bool parse_name(struct parser *p, struct expr **ret)
 {
     struct token t = p->token;
     static const struct {
@@ -57,6 +58,65 @@ static bool parse_primary(struct parser *p, struct expr **ret)
         int64_t i;
     } words[] = {{"true", BOOL, 1},  {"True", BOOL, 1}, {"false", BOOL, 0},
                  {"False", BOOL, 0}, {"none", NONE, 0}, {"None", NONE, 0}};
+
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (str_is(t.text, words[i].name)) {
+            *ret = value_expr(p, (struct value){.kind = words[i].kind, .u.i = words[i].i});
+            return *ret != NULL && jinja_next(p);
+        }
+    }
+    static const char *const reserved[] = {"and", "or", "not", "in", "is", "if", "else"};
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        if (str_is(t.text, reserved[i]))
+            return jinja_refuse(p, TD_ERR_UNSUPPORTED, "\"%s\" where a value must be", reserved[i]);
+    *ret = new_expr(p, E_NAME, NULL, NULL);
+    if (*ret == NULL) return false;
+    (*ret)->name = t.text;
+    return jinja_next(p);
+}
+
+/* "(": an expression in parentheses, or a tuple. */
+static bool parse_parentheses(struct parser *p, struct expr **ret)
+{
+    if (!jinja_next(p)) return false;
+    if (jinja_at_op(p, ")")) {
+        *ret = new_expr(p, E_LIST, NULL, NULL);
+        return *ret != NULL && jinja_next(p);
+    }
+    if (!parse_expr(p, ret)) return false;
+    if (jinja_at_op(p, ",")) {
+        struct expr *tuple = new_expr(p, E_LIST, NULL, NULL);
+        struct arg *first = jinja_parser_alloc(p, sizeof *first);
+        if (tuple == NULL || first == NULL) return false;
+        first->value = *ret;
+        tuple->args = first;
+        *ret = tuple;
+        return jinja_next(p) && parse_args(p, ")", false, &first->next);
+    }
+    return jinja_expect_op(p, ")");
+}
+
+/* "{": a mapping. */
+static bool parse_dict(struct parser *p, struct expr **ret)
+{
+    *ret = new_expr(p, E_DICT, NULL, NULL);
+    if (*ret == NULL || !jinja_next(p)) return false;
+    struct arg **last = &(*ret)->args;
+    while (!jinja_at_op(p, "}")) {
+        struct arg *arg = jinja_parser_alloc(p, sizeof *arg);
+        if (arg == NULL || !parse_expr(p, &arg->key) || !jinja_expect_op(p, ":") ||
+            !parse_expr(p, &arg->value))
+            return false;
+        *last = arg;
+        last = &arg->next;
+        if (!jinja_at_op(p, "}") && !jinja_expect_op(p, ",")) return false;
+    }
+    return jinja_next(p);
+}
+
+static bool parse_primary(struct parser *p, struct expr **ret)
+{
+    struct token t = p->token;
 
     if (t.kind == T_INT) {
         *ret = value_expr(p, (struct value){.kind = INT, .u.i = t.i});
@@ -75,60 +135,13 @@ static bool parse_primary(struct parser *p, struct expr **ret)
         *ret = value_expr(p, (struct value){.kind = STR, .u.s = t.text});
         return *ret != NULL;
     }
-    if (t.kind == T_NAME) {
-        for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-            if (str_is(t.text, words[i].name)) {
-                *ret = value_expr(p, (struct value){.kind = words[i].kind, .u.i = words[i].i});
-                return *ret != NULL && jinja_next(p);
-            }
-        }
-        static const char *const reserved[] = {"and", "or", "not", "in", "is", "if", "else"};
-        for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
-            if (str_is(t.text, reserved[i]))
-                return jinja_refuse(p, TD_ERR_UNSUPPORTED, "\"%s\" where a value must be",
-                                    reserved[i]);
-        *ret = new_expr(p, E_NAME, NULL, NULL);
-        if (*ret == NULL) return false;
-        (*ret)->name = t.text;
-        return jinja_next(p);
-    }
-    if (jinja_at_op(p, "(")) {
-        if (!jinja_next(p)) return false;
-        if (jinja_at_op(p, ")")) {
-            *ret = new_expr(p, E_LIST, NULL, NULL);
-            return *ret != NULL && jinja_next(p);
-        }
-        if (!parse_expr(p, ret)) return false;
-        if (jinja_at_op(p, ",")) {
-            struct expr *tuple = new_expr(p, E_LIST, NULL, NULL);
-            struct arg *first = jinja_parser_alloc(p, sizeof *first);
-            if (tuple == NULL || first == NULL) return false;
-            first->value = *ret;
-            tuple->args = first;
-            *ret = tuple;
-            return jinja_next(p) && parse_args(p, ")", false, &first->next);
-        }
-        return jinja_expect_op(p, ")");
-    }
+    if (t.kind == T_NAME) return parse_name(p, ret);
+    if (jinja_at_op(p, "(")) return parse_parentheses(p, ret);
     if (jinja_at_op(p, "[")) {
         *ret = new_expr(p, E_LIST, NULL, NULL);
         return *ret != NULL && jinja_next(p) && parse_args(p, "]", false, &(*ret)->args);
     }
-    if (jinja_at_op(p, "{")) {
-        *ret = new_expr(p, E_DICT, NULL, NULL);
-        if (*ret == NULL || !jinja_next(p)) return false;
-        struct arg **last = &(*ret)->args;
-        while (!jinja_at_op(p, "}")) {
-            struct arg *arg = jinja_parser_alloc(p, sizeof *arg);
-            if (arg == NULL || !parse_expr(p, &arg->key) || !jinja_expect_op(p, ":") ||
-                !parse_expr(p, &arg->value))
-                return false;
-            *last = arg;
-            last = &arg->next;
-            if (!jinja_at_op(p, "}") && !jinja_expect_op(p, ",")) return false;
-        }
-        return jinja_next(p);
-    }
+    if (jinja_at_op(p, "{")) return parse_dict(p, ret);
     return jinja_refuse(p, TD_ERR_UNSUPPORTED, "no value where one must be");
 }
 
@@ -533,6 +546,44 @@ static bool parse_statement(struct parser *p, struct node **ret, struct str *ret
                         (int)(word.n < 40 ? word.n : 40), word.p);
 }
 
+/* Where the text [start, end) before a tag ends once the white space that the tag removes is gone.
+ * tag: its second character, 0 for the end of the source; eat, keep: "-" or "+" follows it. */
+static size_t end_of_text(const struct parser *p, size_t start, size_t end, char tag, bool eat,
+                          bool keep)
+{
+    size_t text_end = end;
+    if (eat) {
+        while (text_end > start && jinja_is_space(p->src[text_end - 1])) text_end--;
+    } else if (tag == '%' || tag == '#') {
+        size_t line_start = end;
+        while (line_start > start && p->src[line_start - 1] != '\n' &&
+               jinja_is_space(p->src[line_start - 1]))
+            line_start--;
+        /* at `start`, the tag before may have eaten it */
+        bool whole_line = line_start == 0 || p->src[line_start - 1] == '\n';
+        if (whole_line && !keep) text_end = line_start;
+    }
+    return text_end;
+}
+
+/* Skips the comment whose text begins at p->at, and the white space that its end removes. */
+static bool skip_comment(struct parser *p)
+{
+    size_t close = p->at;
+    while (close < p->n && !jinja_starts(p, close, "#}")) close++;
+    if (close >= p->n) return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a comment does not end");
+    for (size_t i = p->at; i < close; i++) p->line += p->src[i] == '\n';
+    char sign = close > p->at ? p->src[close - 1] : 0;
+    p->at = close + 2;
+    if (sign == '-') {
+        while (p->at < p->n && jinja_is_space(p->src[p->at])) p->line += p->src[p->at++] == '\n';
+    } else if (sign != '+' && p->at < p->n && p->src[p->at] == '\n') {
+        p->at++;
+        p->line++;
+    }
+    return true;
+}
+
 /* Parses text and tags until a closing word (in *ret_closing, its tag still open) or the end of the
  * source (empty *ret_closing). */
 static bool parse_nodes(struct parser *p, struct node **ret, struct str *ret_closing)
@@ -550,20 +601,10 @@ static bool parse_nodes(struct parser *p, struct node **ret, struct str *ret_clo
                                strchr("{%#", p->src[end + 1]) != NULL && p->src[end + 1] != 0))
             end++;
         char tag = end < p->n ? p->src[end + 1] : 0;
-        size_t text_end = end, tag_at = end;
+        size_t text_end, tag_at = end;
         bool eat = tag != 0 && jinja_starts(p, end + 2, "-"),
              keep = tag != 0 && tag != '{' && jinja_starts(p, end + 2, "+");
-        if (eat) {
-            while (text_end > start && jinja_is_space(p->src[text_end - 1])) text_end--;
-        } else if (tag == '%' || tag == '#') {
-            size_t line_start = end;
-            while (line_start > start && p->src[line_start - 1] != '\n' &&
-                   jinja_is_space(p->src[line_start - 1]))
-                line_start--;
-            /* at `start`, the tag before may have eaten it */
-            bool whole_line = line_start == 0 || p->src[line_start - 1] == '\n';
-            if (whole_line && !keep) text_end = line_start;
-        }
+        text_end = end_of_text(p, start, end, tag, eat, keep);
         if (text_end > start) {
             struct node *n = new_node(p, N_TEXT);
             if (n == NULL) return false;
@@ -576,19 +617,7 @@ static bool parse_nodes(struct parser *p, struct node **ret, struct str *ret_clo
         if (tag == 0) break;
         p->at = tag_at + 2 + (eat || keep);
         if (tag == '#') {
-            size_t close = p->at;
-            while (close < p->n && !jinja_starts(p, close, "#}")) close++;
-            if (close >= p->n) return jinja_refuse(p, TD_ERR_UNSUPPORTED, "a comment does not end");
-            for (size_t i = p->at; i < close; i++) p->line += p->src[i] == '\n';
-            char sign = close > p->at ? p->src[close - 1] : 0;
-            p->at = close + 2;
-            if (sign == '-') {
-                while (p->at < p->n && jinja_is_space(p->src[p->at]))
-                    p->line += p->src[p->at++] == '\n';
-            } else if (sign != '+' && p->at < p->n && p->src[p->at] == '\n') {
-                p->at++;
-                p->line++;
-            }
+            if (!skip_comment(p)) return false;
             continue;
         }
         p->in_block = tag == '%';

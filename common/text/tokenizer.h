@@ -1,10 +1,10 @@
 /* tokenizer.h - Hugging Face tokenizer.json (BPE) in C: encode, decode, and a streaming decoder
  * that never emits half a character.
  *
- * Families: byte-level (GPT-2, Llama-3, Qwen) and SentencePiece-style with byte fallback
- * (Llama-2, Mistral, Phi-3). Components that are not implemented are refused by name at load.
- * Immutable after load: all functions are thread-safe on one tokenizer; each thread brings its
- * own td_tokenizer_scratch. */
+ * Families: byte-level (GPT-2, Llama-3, Qwen) and SentencePiece-style with byte fallback (Llama-2,
+ * Mistral, Phi-3). Components that are not implemented are refused by name at load. Immutable after
+ * load: any number of threads may call all functions on one tokenizer, because a call's working
+ * memory is its own. A detokenizer belongs to one thread at a time. */
 #ifndef TD_TEXT_TOKENIZER_H
 #define TD_TEXT_TOKENIZER_H
 

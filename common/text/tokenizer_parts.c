@@ -229,6 +229,41 @@ static td_status fixed_split(struct td_tok_pre_op *op, const char *regex,
     return td_tok_pattern_regex(regex, strlen(regex), "pre_tokenizer", &op->pattern, err);
 }
 
+/* The types that split by a fixed expression; refuses any other. */
+static td_status fixed_pre_tokenizer(struct td_tok_pre_op *op, const json_t *json, const char *type,
+                                     struct td_err *err)
+{
+    td_status s;
+    if (!strcmp(type, "Digits")) {
+        bool individual = false;
+        s = td_tok_only_keys(json, "pre_tokenizer Digits", "type individual_digits", err);
+        if (!s)
+            s = td_json_bool(json, "pre_tokenizer Digits", "individual_digits", &individual, NULL,
+                             err);
+        return s ? s
+                 : fixed_split(op, "\\p{N}", individual ? TD_SPLIT_ISOLATED : TD_SPLIT_CONTIGUOUS,
+                               false, err);
+    }
+    if (!strcmp(type, "Punctuation")) {
+        enum td_tok_behavior behavior = TD_SPLIT_ISOLATED;
+        s = td_tok_only_keys(json, "pre_tokenizer Punctuation", "type behavior", err);
+        if (!s && json_object_get(json, "behavior"))
+            s = parse_behavior(json, "pre_tokenizer Punctuation", &behavior, err);
+        return s ? s
+                 : fixed_split(op, "[\\x21-\\x2f\\x3a-\\x40\\x5b-\\x60\\x7b-\\x7e\\p{P}]", behavior,
+                               false, err);
+    }
+    if (!strcmp(type, "Whitespace") || !strcmp(type, "WhitespaceSplit")) {
+        s = td_tok_only_keys(json, "pre_tokenizer", "type", err);
+        if (s) return s;
+        if (type[10]) return fixed_split(op, "\\s", TD_SPLIT_REMOVED, false, err);
+        /* because Rust's \w includes the joiners */
+        return fixed_split(op, "[\\w\\x{200c}\\x{200d}]+|[^\\w\\s\\x{200c}\\x{200d}]+",
+                           TD_SPLIT_REMOVED, true, err);
+    }
+    return td_fail(err, TD_ERR_UNSUPPORTED, "pre_tokenizer: type \"%.60s\" is not supported", type);
+}
+
 static td_status pre_tokenizer(struct td_tokenizer *t, const json_t *json, int depth,
                                struct td_err *err)
 {
@@ -277,34 +312,7 @@ static td_status pre_tokenizer(struct td_tokenizer *t, const json_t *json, int d
         return td_tok_pattern_literal(op->replacement, (size_t)op->n_replacement, what,
                                       &op->pattern, err);
     }
-    if (!strcmp(type, "Digits")) {
-        bool individual = false;
-        s = td_tok_only_keys(json, "pre_tokenizer Digits", "type individual_digits", err);
-        if (!s)
-            s = td_json_bool(json, "pre_tokenizer Digits", "individual_digits", &individual, NULL,
-                             err);
-        return s ? s
-                 : fixed_split(op, "\\p{N}", individual ? TD_SPLIT_ISOLATED : TD_SPLIT_CONTIGUOUS,
-                               false, err);
-    }
-    if (!strcmp(type, "Punctuation")) {
-        enum td_tok_behavior behavior = TD_SPLIT_ISOLATED;
-        s = td_tok_only_keys(json, "pre_tokenizer Punctuation", "type behavior", err);
-        if (!s && json_object_get(json, "behavior"))
-            s = parse_behavior(json, "pre_tokenizer Punctuation", &behavior, err);
-        return s ? s
-                 : fixed_split(op, "[\\x21-\\x2f\\x3a-\\x40\\x5b-\\x60\\x7b-\\x7e\\p{P}]", behavior,
-                               false, err);
-    }
-    if (!strcmp(type, "Whitespace") || !strcmp(type, "WhitespaceSplit")) {
-        s = td_tok_only_keys(json, what, "type", err);
-        if (s) return s;
-        if (type[10]) return fixed_split(op, "\\s", TD_SPLIT_REMOVED, false, err);
-        /* because Rust's \w includes the joiners */
-        return fixed_split(op, "[\\w\\x{200c}\\x{200d}]+|[^\\w\\s\\x{200c}\\x{200d}]+",
-                           TD_SPLIT_REMOVED, true, err);
-    }
-    return td_fail(err, TD_ERR_UNSUPPORTED, "pre_tokenizer: type \"%.60s\" is not supported", type);
+    return fixed_pre_tokenizer(op, json, type, err);
 }
 
 td_status td_tok_parse_pre_tokenizer(struct td_tokenizer *t, const json_t *json, struct td_err *err)
