@@ -116,8 +116,8 @@ struct td_core_worker {
     double correction;        /* observed / model: above 1 is a slow node */
     uint32_t assigned;        /* requests with a leg here */
     uint64_t assigned_tokens; /* prefill: to compute; decode: held */
-    uint32_t
-        n_pending; /* prefill: jobs without a first token; decode: reserved, not yet decoding */
+    /* prefill: jobs without a first token; decode: legs that are reserved and not yet decoding */
+    uint32_t n_pending;
     struct td_prefill_account prefill; /* of a prefill worker; else as it was at the join */
     struct td_decode_account decode;   /* of a decode worker; else as it was at the join */
     uint64_t busy_us;                  /* sum of reported step times since the last tick */
