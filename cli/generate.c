@@ -6,14 +6,17 @@
 
 #include "cli/cli.h"
 #include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/text/grammar.h"
 
 struct generate_config {
     struct cli_server at;
     const char *prompt, *stop, *system, *model, *ids;
+    const char *json_schema, *regex, *choice, *grammar;
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     int64_t max_tokens, top_k, seed, logprobs;
     uint64_t timeout_ms;
-    bool stats, chat, ignore_eos, token_ids, no_special;
+    bool stats, chat, ignore_eos, token_ids, no_special, json_object;
 };
 
 #define OFF(f) offsetof(struct generate_config, f)
@@ -54,6 +57,16 @@ static const struct td_option generate_options[] = {
     {"system", TD_OPT_STR, "", 0, 0, NULL, OFF(system), "with --chat: system message"},
     {"ignore_eos", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(ignore_eos),
      "go on after the end-of-sequence token"},
+    {"json_object", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(json_object),
+     "the output is a JSON object"},
+    {"json_schema", TD_OPT_STR, "", 0, 0, NULL, OFF(json_schema),
+     "file with a JSON schema: the output is JSON that is valid by it"},
+    {"regex", TD_OPT_STR, "", 0, 0, NULL, OFF(regex),
+     "regular expression that the whole output matches"},
+    {"choice", TD_OPT_STR, "", 0, 0, NULL, OFF(choice),
+     "the output is one of these texts, separated by |"},
+    {"grammar", TD_OPT_STR, "", 0, 0, NULL, OFF(grammar),
+     "file with rules in GBNF's notation: the output is what the rule root says"},
     {"logprobs", TD_OPT_I64, "-1", -1, 20, NULL, OFF(logprobs),
      "with --token-ids: log-probabilities of the n best"},
     {"token_ids", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(token_ids),
@@ -146,6 +159,76 @@ static void print_stats(const struct stream *s)
             (unsigned long long)l->transfer_bytes, l->transfer_path, ms(l->transfer_exposed_us),
             ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker,
             l->decode_worker[0] ? l->decode_worker : "none", l->mode, l->preemptions, l->failovers);
+}
+
+/* What the output must be, and what its texts lie in. */
+struct guide {
+    Tandem__V1__GuidedOutput m;
+    Tandem__V1__GuidedChoice choice;
+    char *file;
+};
+
+static void guide_free(struct guide *g)
+{
+    free(g->choice.texts);
+    free(g->file);
+}
+
+static ProtobufCBinaryData bytes_of(const char *text, size_t n)
+{
+    return (ProtobufCBinaryData){n, (uint8_t *)(uintptr_t)text};
+}
+
+static td_status guide_choices(struct guide *g, const char *text, struct td_err *err)
+{
+    size_t n = 1;
+    for (const char *p = text; *p; p++) n += *p == '|';
+    g->choice.texts = calloc(n, sizeof *g->choice.texts);
+    if (!g->choice.texts) return td_fail(err, TD_ERR_NOMEM, "out of memory");
+    for (;; text++) {
+        size_t n_bytes = strcspn(text, "|");
+        g->choice.texts[g->choice.n_texts++] = bytes_of(text, n_bytes);
+        text += n_bytes;
+        if (!*text) return TD_OK;
+    }
+}
+
+/* Into *request, when one of the options is there. */
+static td_status guide_fill(struct guide *g, const struct generate_config *c,
+                            Tandem__V1__GenerateRequest *request, struct td_err *err)
+{
+    const char *file = c->json_schema[0] ? c->json_schema : c->grammar;
+    size_t n_bytes = 0;
+    int n = c->json_object + (c->json_schema[0] != 0) + (c->regex[0] != 0) + (c->choice[0] != 0) +
+            (c->grammar[0] != 0);
+    tandem__v1__guided_output__init(&g->m);
+    tandem__v1__guided_choice__init(&g->choice);
+    if (n == 0) return TD_OK;
+    if (n > 1)
+        return td_fail(err, TD_ERR_INVALID,
+                       "give one of json_object, json_schema, regex, choice and grammar");
+    td_status s = TD_OK;
+    if (file[0]) s = td_file_read(file, TD_GRAMMAR_MAX_TEXT_BYTES, &g->file, &n_bytes, err);
+    if (c->choice[0]) s = guide_choices(g, c->choice, err);
+    if (s) return s;
+    if (c->json_object) {
+        g->m.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_OBJECT;
+        g->m.json_object = true;
+    } else if (c->json_schema[0]) {
+        g->m.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_SCHEMA;
+        g->m.json_schema = bytes_of(g->file, n_bytes);
+    } else if (c->regex[0]) {
+        g->m.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_REGEX;
+        g->m.regex = bytes_of(c->regex, strlen(c->regex));
+    } else if (c->choice[0]) {
+        g->m.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_CHOICE;
+        g->m.choice = &g->choice;
+    } else {
+        g->m.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_GRAMMAR;
+        g->m.grammar = bytes_of(g->file, n_bytes);
+    }
+    request->guided = &g->m;
+    return TD_OK;
 }
 
 /* Storage of the sub-messages that point at options. */
@@ -287,8 +370,9 @@ int cli_generate(int argc, char **argv)
         r.m.prompt = text;
     }
     struct cli_client client;
+    struct guide guide = {0};
     int rc;
-    if (cli_client_open(&client, &c.at, &err)) {
+    if (guide_fill(&guide, &c, &r.m, &err) || cli_client_open(&client, &c.at, &err)) {
         rc = td_die("tandem generate", &err);
     } else {
         struct stream s = {0};
@@ -296,6 +380,7 @@ int cli_generate(int argc, char **argv)
         stream_free(&s);
         cli_client_close(&client);
     }
+    guide_free(&guide);
     free(owned);
     free(ids.ids);
     return rc;

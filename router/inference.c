@@ -278,6 +278,8 @@ static void request_free(struct router *r, struct request_state *q)
     free(q->ask.bias_store);
     free(q->ask.spec.logit_bias);
     free(q->ask.spec.stop_token_ids);
+    free(q->ask.spec.guided_texts);
+    free(q->ask.guided_bytes);
     free(q->decode.grant);
     td_detokenizer_free(q->output.detok);
     stop_matcher_free(&q->output.stop);
@@ -301,6 +303,7 @@ static td_status request_fill(struct router *r, struct request_state *q,
     if (!s) s = input_tokens(r, in, &list, err);
     if (!s) s = fill_sampling(r, q, in->sampling, err);
     if (!s) s = fill_stop(r, q, in->stop, list.n, err);
+    if (!s) s = router_guided_fill(r, &q->ask, in, err);
     if (!s) {
         q->tokens = malloc((list.n + q->ask.max_tokens) * sizeof *q->tokens);
         if (!q->tokens)

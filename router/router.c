@@ -646,5 +646,6 @@ void router_close(struct router *r)
     free(r->requests);
     free(r->free_slots);
     td_chat_template_free(r->chat);
+    router_guided_free(r);
     td_tokenizer_free(r->tokenizer);
 }

@@ -85,6 +85,7 @@ struct request_ask {
     uint64_t max_tokens;
     Tandem__V1__SamplingSpec spec; /* its arrays are owned by this struct */
     Tandem__V1__LogitBias *bias_store;
+    uint8_t *guided_bytes; /* that spec.guided_texts points into */
     bool return_token_ids, want_logprobs;
     struct td_prefix_salt salt; /* of its prefix chain; zero = none */
 };
@@ -167,6 +168,7 @@ struct router {
     struct td_model_config model;
     struct td_tokenizer *tokenizer;
     struct td_chat_template *chat;
+    struct router_guided *guided; /* grammars that were accepted lately */
     size_t longest_token_bytes;
     struct td_rpc_loop *loop;
     struct td_rpc_server *server; /* clients; workers too unless worker_server is there */
@@ -216,6 +218,11 @@ int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, no
                                      drained */
 void router_drain(struct router *r);
 void router_close(struct router *r);
+
+/* guided.c: what the output must be, checked and into ask->spec, whose arrays the caller frees. */
+td_status router_guided_fill(struct router *r, struct request_ask *ask,
+                             const Tandem__V1__GenerateRequest *in, struct td_err *err);
+void router_guided_free(struct router *r);
 void router_event(struct router *r, struct td_core_event event);
 uint32_t router_max_len(const struct router *r); /* longest sequence every connected worker can
                                                     hold */

@@ -33,6 +33,9 @@ struct td_sampling {
     int32_t n_logprobs; /* -1 = none, 0 = of the chosen token, n = also of the n best tokens */
     const struct td_logit_bias *logit_bias; /* borrowed */
     int32_t n_logit_bias;
+    /* Which tokens may be chosen: bit t of word t / 64 for token t. Borrowed; NULL = all. Of one
+     * step: structured output sets it before it samples. */
+    const uint64_t *allowed;
 };
 
 /* Refuses NaN, negative and out-of-range values (TD_ERR_INVALID; the message has field name, value

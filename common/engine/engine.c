@@ -591,11 +591,28 @@ static void sample_part(void *arg, int part, int n_parts)
     for (int32_t i = 0; i < c->n_items; i++) {
         struct td_step_item *it = &c->items[i];
         if (it->seq->sched.n_computed < it->seq->sched.n_tokens) continue;
-        if (row % n_parts == part)
+        if (row % n_parts == part && !it->status)
             it->status = td_sample(c->e->samplers[part], &it->seq->sampling,
                                    c->logits + (size_t)row * (size_t)c->e->vocab, it->seq->tokens,
                                    it->seq->sched.n_tokens, it->seq->n_prompt, &it->out);
         row++;
+    }
+}
+
+/* The device's sampler takes no masks: such a step is sampled on the host, to the same tokens. */
+static bool is_guided(const struct td_step_item *items, int32_t n_items)
+{
+    for (int32_t i = 0; i < n_items; i++)
+        if (items[i].seq->guide.allowed) return true;
+    return false;
+}
+
+static void ask_guides(struct td_step_item *items, int32_t n_items)
+{
+    for (int32_t i = 0; i < n_items; i++) {
+        struct td_seq *seq = items[i].seq;
+        if (!seq->guide.allowed || seq->sched.n_computed < seq->sched.n_tokens) continue;
+        items[i].status = seq->guide.allowed(seq->guide.ctx, seq, &seq->sampling.allowed);
     }
 }
 
@@ -665,7 +682,8 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     const struct td_forward_layers layers = {
         .done = layers_done, .ctx = &told, .every = e->layers.every};
     if (e->layers.done && prefills) a.layers = &layers;
-    if (e->device && n_logits > 0) { /* decode steps are padded, and so are their rows of logits */
+    if (e->device && n_logits > 0 && !is_guided(items, n_items)) {
+        /* decode steps are padded, and so are their rows of logits */
         int32_t n = n_logits == n_rows ? td_workspace_padded_rows(e->ws, n_logits) : n_logits;
         if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)
             a.tail = &tail;
@@ -694,6 +712,7 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
             if (items[i].seq->sched.n_computed == items[i].seq->sched.n_tokens)
                 items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
     } else if (n_logits > 0) {
+        ask_guides(items, n_items);
         struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
         if (n_logits == 1)
             sample_part(&c, 0, 1);

@@ -63,6 +63,16 @@ struct td_engine_config {
 /* numbers of proto FinishReason */
 enum td_finish { TD_FINISH_NONE = 0, TD_FINISH_STOP = 1, TD_FINISH_LENGTH = 2 };
 
+struct td_seq;
+/* What restricts the next token of a sequence. */
+struct td_seq_guide {
+    /* [the engine's thread, in td_engine_step] *ret_words: as td_sampling.allowed, unchanged until
+     * the step is done. A function of seq's tokens alone (I1). An error is the item's status. NULL:
+     * every token may come. */
+    td_status (*allowed)(void *ctx, const struct td_seq *seq, const uint64_t **ret_words);
+    void *ctx;
+};
+
 struct td_seq {
     struct td_sched_seq sched; /* first: order, phase, counts, lists */
     uint32_t index;            /* 0..max_seqs-1, stable: lets an owner keep its own state
@@ -86,7 +96,8 @@ struct td_seq {
     int32_t n_stop_tokens;
     int32_t max_tokens; /* output tokens, counted from n_prompt */
 
-    void *owner; /* the daemon's request state */
+    struct td_seq_guide guide; /* set by the owner, after td_engine_seq_set */
+    void *owner;               /* the daemon's request state */
 };
 
 /* Several ranks: collective with td_engine_follow; a failure of any rank is every rank's, with
@@ -156,8 +167,8 @@ struct td_step_item {
     struct td_seq *seq;
     int32_t n_new;         /* in: tokens to compute, 1 for DECODE, a chunk for PREFILL */
     bool sampled;          /* out: a token was appended to seq->tokens */
-    td_status status;      /* out: TD_ERR_CORRUPT when the row had no finite logit:
-                              end this request, the others are fine */
+    td_status status;      /* out: TD_ERR_CORRUPT when the row had no finite logit, or what
+                              its guide said: end this request, the others are fine */
     struct td_sampled out; /* out: that token and its logprobs */
 };
 

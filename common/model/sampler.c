@@ -178,6 +178,7 @@ td_status td_sample_pack(const struct td_sampling *s, const int32_t *tokens, int
                          int32_t n_prompt, int32_t logits_row, struct td_sample_payload *payload,
                          struct td_sample_row *ret_row, uint32_t *features)
 {
+    TD_ASSERT(!s->allowed); /* rows with a mask are sampled on the host */
     size_t need = td_sample_payload_bytes(s, n_tokens);
     if (need > payload->bytes - payload->used) return TD_ERR_LIMIT;
     unsigned char *at = payload->base + payload->used;
@@ -265,6 +266,17 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
         sm->x[t] = x;
     }
     return st;
+}
+
+static void forbid(struct td_sampler *sm, const uint64_t *allowed)
+{
+    for (int32_t base = 0; base < sm->vocab; base += 64) {
+        uint64_t word = allowed[base / 64];
+        int32_t n = sm->vocab - base < 64 ? sm->vocab - base : 64;
+        if (word == UINT64_MAX) continue;
+        for (int32_t i = 0; i < n; i++)
+            if (!(word >> i & 1)) sm->x[base + i] = -INFINITY;
+    }
 }
 
 /* ---- log-probabilities of the raw row -------------------------------------------------------- */
@@ -480,7 +492,7 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
     if (best == sm->vocab || raw_max == INFINITY) return TD_ERR_CORRUPT;
 
     bool penalties = has_penalties(s);
-    bool adjusted = penalties || s->n_logit_bias > 0;
+    bool adjusted = penalties || s->n_logit_bias > 0 || s->allowed;
     double max = raw_max;
     if (adjusted || s->temperature > 0) {
         for (int32_t i = 0; i < sm->vocab; i++) sm->x[i] = logits[i];
@@ -492,6 +504,7 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
             td_status st = apply_penalties(sm, s, tokens, n_tokens, n_prompt);
             if (st != TD_OK) return st;
         }
+        if (s->allowed) forbid(sm, s->allowed);
         max = -INFINITY;
         for (int32_t i = 0; i < sm->vocab; i++) {
             if (sm->x[i] > max) {
@@ -499,6 +512,7 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
                 best = i;
             }
         }
+        if (max == -INFINITY) return TD_ERR_CORRUPT;
     }
 
     struct td_sampled out = {.token = best};

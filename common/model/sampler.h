@@ -6,10 +6,10 @@
  * draws the same one (I1). Pure; thread-safe for distinct outputs.
  *
  * Order (vLLM's): logprobs are the log-softmax of the raw logits. Then come logit bias, repetition,
- * presence and frequency penalties; greedy if temperature == 0; else temperature, min-p, top-k
- * (exactly k, ties by lower id), top-p of the rest, and a draw by inverse CDF in descending
- * probability (ties by lower id). Every compiler and CPU gives the same bits: see sampler.c. NaN
- * and -inf logits are never chosen. */
+ * presence and frequency penalties; then tokens that are not allowed become -inf; greedy if
+ * temperature == 0; else temperature, min-p, top-k (exactly k, ties by lower id), top-p of the
+ * rest, and a draw by inverse CDF in descending probability (ties by lower id). Every compiler and
+ * CPU gives the same bits: see sampler.c. NaN and -inf logits are never chosen. */
 #ifndef TD_MODEL_SAMPLER_H
 #define TD_MODEL_SAMPLER_H
 
@@ -35,8 +35,8 @@ void td_sampler_destroy(struct td_sampler *sampler);
 
 /* Samples one token. tokens[0..n_tokens) is the sequence so far, of which the first n_prompt are
  * the prompt; the new token's position is n_tokens. logits [vocab] is not modified. s has passed
- * td_sampling_check(). TD_ERR_CORRUPT: the row has no finite logit, or +inf. TD_ERR_INVALID: there
- * are penalties and a token outside [0, vocab). */
+ * td_sampling_check(). TD_ERR_CORRUPT: the row has no finite logit of an allowed token, or +inf.
+ * TD_ERR_INVALID: there are penalties and a token outside [0, vocab). */
 td_status td_sample(struct td_sampler *sampler, const struct td_sampling *s, const float *logits,
                     const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
                     struct td_sampled *ret_sampled);

@@ -51,6 +51,10 @@ td_status td_grammar_compile(enum td_grammar_kind kind, const struct td_grammar_
                              size_t n_texts, struct td_grammar **ret_grammar, struct td_err *err);
 void td_grammar_free(struct td_grammar *grammar);
 
+/* What a grammar is known by: equal keys, equal grammars. *ret_key is malloc'd. */
+td_status td_grammar_key(enum td_grammar_kind kind, const struct td_grammar_text *texts,
+                         size_t n_texts, char **ret_key, size_t *ret_n, struct td_err *err);
+
 /* A vocabulary as a trie over the bytes that its tokens stand for. Immutable: any thread. */
 struct td_token_trie;
 
@@ -87,7 +91,8 @@ td_status td_matcher_advance(struct td_matcher *m, int32_t state, const char *by
                              int32_t *ret_state);
 bool td_matcher_accepts(const struct td_matcher *m, int32_t state); /* may end here */
 /* *ret_mask: bit t of word t / 64 is set when token t may come next; (vocab + 63) / 64 words,
- * borrowed until the next trim. TD_ERR_LIMIT as above; TD_ERR_NOMEM. */
+ * borrowed until the next trim. TD_ERR_LIMIT as above; TD_ERR_NOT_FOUND: no token may come (the
+ * vocabulary cannot spell what the grammar wants); TD_ERR_NOMEM. */
 td_status td_matcher_mask(struct td_matcher *m, int32_t state, const uint64_t **ret_mask);
 /* Frees what was computed when it has become more than a few ten MiB. Between steps, where no mask
  * is in use. */

@@ -659,6 +659,9 @@ td_status td_matcher_mask(struct td_matcher *m, int32_t state, const uint64_t **
         if (!mask) return TD_ERR_NOMEM;
         m->n_pops = 0;
         td_status s = make_mask(m, state, mask);
+        size_t w = 0;
+        while (w < m->n_words && !mask[w]) w++;
+        if (!s && w == m->n_words) s = TD_ERR_NOT_FOUND;
         if (s) {
             free(mask);
             return s;

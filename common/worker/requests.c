@@ -52,6 +52,29 @@ static struct td_mail *mail_take_all(struct td_worker *w)
     return m;
 }
 
+/* ---- structured output ----------------------------------------------------------------------- */
+
+static td_status guided_fill(struct td_worker *w, struct td_req *r,
+                             const Tandem__V1__SamplingSpec *p, struct td_err *err)
+{
+    if (!p->guided_kind) return TD_OK;
+    if (!w->guided) return td_fail(err, w->guided_why.code, "%s", w->guided_why.msg);
+    if (p->n_guided_texts > TD_GRAMMAR_MAX_CHOICES)
+        return td_fail(err, TD_ERR_INVALID, "sampling.guided_texts has %zu texts, limit %d",
+                       p->n_guided_texts, TD_GRAMMAR_MAX_CHOICES);
+    struct td_grammar_text *texts = calloc(p->n_guided_texts + 1, sizeof *texts);
+    if (!texts) return td_fail(err, TD_ERR_NOMEM, "guided output: no memory");
+    for (size_t i = 0; i < p->n_guided_texts; i++)
+        texts[i] =
+            (struct td_grammar_text){(const char *)p->guided_texts[i].data, p->guided_texts[i].len};
+    enum td_grammar_kind kind =
+        p->guided_kind <= TD_GRAMMAR_EBNF ? (enum td_grammar_kind)p->guided_kind : TD_GRAMMAR_NONE;
+    td_status s =
+        td_guided_begin(w->guided, kind, texts, p->n_guided_texts, r->seq, &r->guided, err);
+    free(texts);
+    return s;
+}
+
 /* ---- accepting, on the rpc thread ------------------------------------------------------------ */
 
 static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem__V1__Sequence *in,
@@ -134,8 +157,10 @@ void td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const Proto
     *r = (struct td_req){
         .seq = seq, .call = call, .state = TD_REQ_SCHEDULED, .arrived_ns = td_now_ns()};
     td_status s = seq_fill(w, seq, in, &err);
+    if (!s) s = guided_fill(w, r, in->sampling, &err);
     if (!s) s = w->role->accept(w, r, msg, &err);
     if (s) {
+        td_guided_end(&r->guided);
         td_engine_seq_put(w->engine, seq);
         refuse(w, call, td_rpc_code(s), err.msg);
         return;
@@ -201,6 +226,7 @@ static void maybe_free(struct td_worker *w, struct td_req *r)
 {
     if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
     if (w->role->forget) w->role->forget(r);
+    td_guided_end(&r->guided);
     td_rpc_call_unref(r->call);
     r->call = NULL;
     r->state = TD_REQ_FREE;

@@ -105,6 +105,7 @@ static bool step(struct td_worker *w)
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
         if (!r->first_run_ns) r->first_run_ns = start;
+        td_guided_trim(&r->guided);
     }
     w->prefill_tokens += load.prefill_rows;
     w->decode_tokens += load.decode_rows;
@@ -128,7 +129,10 @@ static bool step(struct td_worker *w)
     }
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
-        if (w->items[i].status)
+        const char *why = td_guided_reason(w->items[i].status);
+        if (why)
+            td_worker_end(w, r, TD_ERR_INVALID, why);
+        else if (w->items[i].status)
             td_worker_end(w, r, TD_ERR_INTERNAL,
                           "the model gave no finite logit for this sequence");
         else

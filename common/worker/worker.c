@@ -71,6 +71,21 @@ static void log_device(const struct td_device_info *i)
             i->is_emulated ? "true" : "false");
 }
 
+/* Without a tokenizer, or with one whose tokens have no bytes of their own, a worker serves what is
+ * not guided. */
+static void open_guided(struct td_worker *w)
+{
+    const struct td_model_config *mc = td_model_config(td_engine_model(w->engine));
+    char q[TD_ERR_MSG_MAX + 8];
+    if (!w->cfg.model[0])
+        td_fail(&w->guided_why, TD_ERR_UNSUPPORTED,
+                "guided output: this worker's weights are random, without a tokenizer");
+    else
+        td_guided_open(w->cfg.model, mc->vocab, mc->eos_ids, mc->n_eos, &w->guided, &w->guided_why);
+    if (!w->guided)
+        td_info("not_guided", "reason=%s", td_log_quote(q, sizeof q, w->guided_why.msg));
+}
+
 static td_status open_engine(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
@@ -88,6 +103,7 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     w->items = calloc((size_t)c->max_batch, sizeof *w->items);
     if (!w->reqs || !w->items)
         return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld", (long long)c->max_seqs);
+    open_guided(w);
     if (w->role->engine_opened) w->role->engine_opened(w);
     return TD_OK;
 }
@@ -339,6 +355,7 @@ void td_worker_close(struct td_worker *w)
     }
     td_xfer_close(w->xfer);
     if (w->loop) td_rpc_loop_destroy(w->loop);
+    td_guided_close(w->guided);
     td_engine_close(w->engine);
     td_ranks_stop(&w->ranks);
     td_identity_close(&w->trust.id);

@@ -26,6 +26,7 @@
 #include "common/base/doorbell.h"
 #include "common/base/options.h"
 #include "common/rpc/rpc.h"
+#include "common/worker/guided.h"
 #include "common/engine/engine.h"
 #include "common/rpc/identity.h"
 #include "common/worker/kv_port.h"
@@ -172,6 +173,7 @@ struct td_req_decode {
 
 struct td_req {
     struct td_seq *seq;
+    struct td_guided_seq guided;
     struct td_rpc_call *call; /* referenced until the req is freed */
     enum td_req_state state;
     bool call_ended; /* mail ENDED was seen */
@@ -253,6 +255,8 @@ struct td_worker {
     int32_t kv_blocks; /* size of the pool: fixed at boot, so any thread may read
                           it here */
     struct td_engine *engine;
+    struct td_guided *guided; /* NULL: no structured output here, and why */
+    struct td_err guided_why;
     struct td_xfer *xfer;
     struct td_rpc_loop *loop;
     struct td_rpc_server *server;

@@ -15,16 +15,19 @@
 #include "common/base/random.h"
 #include "common/engine/engine.h"
 #include "common/engine/ranks.h"
+#include "common/worker/guided.h"
 
 #define MAX_REQUESTS 1024
 
 struct run {
     struct td_seq *seq;
+    struct td_guided_seq guided;
     json_t *tokens, *logprobs;
     bool started, done;
 };
 
 static struct run runs[MAX_REQUESTS];
+static struct td_guided *guided; /* NULL: none was asked for */
 
 static void die(const char *what, const struct td_err *err)
 {
@@ -36,6 +39,21 @@ static double num(const json_t *o, const char *key, double def)
 {
     const json_t *v = json_object_get(o, key);
     return v ? json_number_value(v) : def;
+}
+
+/* {"kind": number of td_grammar_kind, "texts": [...]}; such a sequence ends by the model's
+ * end-of-sequence tokens. */
+static void guide(struct run *r, const json_t *o)
+{
+    static struct td_grammar_text texts[MAX_REQUESTS];
+    struct td_err err = {0};
+    size_t i, n = 0;
+    const json_t *v;
+    json_array_foreach(json_object_get(o, "texts"), i, v) texts[n++] =
+        (struct td_grammar_text){json_string_value(v), json_string_length(v)};
+    enum td_grammar_kind kind =
+        (enum td_grammar_kind)json_integer_value(json_object_get(o, "kind"));
+    if (td_guided_begin(guided, kind, texts, n, r->seq, &r->guided, &err)) die("guided", &err);
 }
 
 static void fill(struct td_engine *e, struct run *r, const json_t *o, size_t i)
@@ -58,9 +76,14 @@ static void fill(struct td_engine *e, struct run *r, const json_t *o, size_t i)
     r->seq = td_engine_seq_get(e);
     if (!r->seq) die("no sequence", &err);
     r->seq->sched.priority = i;
-    if (td_engine_seq_set(e, r->seq, tokens, n, n, &s, NULL, 0, (int64_t)num(o, "max_tokens", 16),
-                          &err))
+    const struct td_model_config *mc = td_model_config(td_engine_model(e));
+    const json_t *g = json_object_get(o, "guided");
+    const int32_t *stop = g ? mc->eos_ids : NULL;
+    int32_t n_stop = g ? mc->n_eos : 0;
+    if (td_engine_seq_set(e, r->seq, tokens, n, n, &s, stop, n_stop,
+                          (int64_t)num(o, "max_tokens", 16), &err))
         die("request", &err);
+    if (g) guide(r, g);
     r->seq->owner = r;
     r->started = true;
 }
@@ -68,6 +91,7 @@ static void fill(struct td_engine *e, struct run *r, const json_t *o, size_t i)
 static void finish(struct td_engine *e, struct run *r)
 {
     td_engine_release(e, r->seq);
+    td_guided_end(&r->guided);
     td_engine_seq_put(e, r->seq);
     r->seq = NULL;
     r->done = true;
@@ -126,6 +150,12 @@ int main(int argc, char **argv)
     struct td_engine *e = NULL;
     if (n > MAX_REQUESTS || concurrency < 1) die("limits", &err);
     if (td_engine_open(&c, &e, &err)) die("engine", &err);
+
+    const struct td_model_config *mc = td_model_config(td_engine_model(e));
+    for (size_t i = 0; i < n && !guided; i++)
+        if (json_object_get(json_array_get(root, i), "guided") &&
+            td_guided_open(c.model_dir, mc->vocab, mc->eos_ids, mc->n_eos, &guided, &err))
+            die("guided", &err);
 
     size_t order[MAX_REQUESTS];
     for (size_t i = 0; i < n; i++) {
@@ -194,6 +224,7 @@ int main(int argc, char **argv)
     free(preempted);
     free(waiting);
     free(items);
+    td_guided_close(guided);
     td_engine_close(e);
     return 0;
 }

@@ -468,6 +468,50 @@ static void penalties_by_hand(void **state)
     td_sampler_destroy(sm);
 }
 
+/* What is not allowed is as if its logit were -inf, but for the logprobs, which are the row's. */
+static void masks_are_minus_infinity(void **state)
+{
+    (void)state;
+    enum { VOCAB = 1000 };
+    static float logits[VOCAB], masked[VOCAB];
+    struct td_sampler *sm;
+    struct td_err err = {0};
+    assert_int_equal(td_sampler_create(VOCAB, &sm, &err), TD_OK);
+    for (int round = 0; round < 200; round++) {
+        uint64_t allowed[(VOCAB + 63) / 64] = {0};
+        struct td_sampling s = PLAIN;
+        struct td_sampled a, b;
+        s.seed = (uint64_t)round;
+        s.temperature = round % 3 ? 1.5f : 0;
+        s.top_k = round % 5 ? 0 : 7;
+        for (int i = 0; i < VOCAB; i++) {
+            uint32_t out[4], counter[4] = {(uint32_t)i, (uint32_t)round}, key[2] = {1, 2};
+            td_philox4x32(counter, key, out);
+            logits[i] = (float)out[0] / 4e8f;
+            bool yes = out[1] % 50 == 0;
+            masked[i] = yes ? logits[i] : -INFINITY;
+            if (yes) allowed[i / 64] |= (uint64_t)1 << i % 64;
+        }
+        assert_int_equal(td_sample(sm, &s, masked, NULL, 0, 0, &b), TD_OK);
+        s.allowed = allowed;
+        s.n_logprobs = 0;
+        assert_int_equal(td_sample(sm, &s, logits, NULL, 0, 0, &a), TD_OK);
+        assert_int_equal(a.token, b.token);
+        assert_true(allowed[a.token / 64] >> a.token % 64 & 1);
+        s.allowed = NULL;
+        s.n_logprobs = 20;
+        s.temperature = 0;
+        float logprob = a.logprob;
+        assert_int_equal(td_sample(sm, &s, logits, NULL, 0, 0, &b), TD_OK);
+        for (int i = 0; i < b.n_top; i++)
+            if (b.top_tokens[i] == a.token) assert_true(b.top_logprobs[i] == logprob);
+        memset(allowed, 0, sizeof allowed);
+        s.allowed = allowed;
+        assert_int_equal(td_sample(sm, &s, logits, NULL, 0, 0, &b), TD_ERR_CORRUPT);
+    }
+    td_sampler_destroy(sm);
+}
+
 static void checks_name_the_field(void **state)
 {
     (void)state;
@@ -595,6 +639,7 @@ int main(void)
         cmocka_unit_test(logprobs_owe_nothing_to_the_order),
         cmocka_unit_test(rows_without_a_distribution),
         cmocka_unit_test(penalties_by_hand),
+        cmocka_unit_test(masks_are_minus_infinity),
         cmocka_unit_test(checks_name_the_field),
         cmocka_unit_test(time_of_a_draw),
     };

@@ -1,0 +1,173 @@
+"""Structured output: a JSON schema, an expression, choices and rules. The tokens are those of one
+process, whatever the mode, the batch, a preemption or a death in the middle (I1); what ends is
+valid, and what is cut off is the beginning of something valid; what cannot be kept is refused by
+name."""
+import json
+import random
+import re
+import signal
+import threading
+
+import grpc
+import pytest
+
+from harness import POCKET, SHORT, SLOW, Cluster, as_result, one_process, pb
+
+SCHEMA = {
+    "type": "object", "properties": {
+        "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 3,
+                                                             "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}
+    }, "required": ["name", "age", "next"], "additionalProperties": False
+}
+REGEX = "(Mon|Tues)day, [0-9]{1,2}:[0-5][0-9]( [ap]m)?"
+RULES = 'root ::= "<" word (" " word)* ">"\nword ::= [a-z]{2,5} | root\n'
+CHOICES = ["a cat", "a dog", "a cat and a dog"]
+# numbers: enum td_grammar_kind (common/text/grammar.h)
+GUIDES = [
+    (2, [json.dumps(SCHEMA)], lambda t: pb.GuidedOutput(json_schema=t[0])),
+    (3, [REGEX], lambda t: pb.GuidedOutput(regex=t[0])),
+    (4, CHOICES, lambda t: pb.GuidedOutput(choice=pb.GuidedChoice(texts=t))),
+    (5, [RULES], lambda t: pb.GuidedOutput(grammar=t[0])),
+    (1, [], lambda t: pb.GuidedOutput(json_object=True)),
+]
+N = 15 if SHORT else 40
+
+
+def make_requests():
+    rng = random.Random(11)
+    out = []
+    for i in range(N):
+        kind, texts, _ = GUIDES[i % len(GUIDES)]
+        out.append({
+            "ids": [rng.randrange(3, 1000) for _ in range(rng.choice([2, 17, 60]))],
+            "max_tokens": rng.choice([1, 3, 12, 100]), "seed": rng.randrange(1 << 40),
+            "logprobs": 0, "temperature": rng.choice([0.0, 0.8, 1.5]),
+            "top_p": rng.choice([1.0, 0.9]), "repetition_penalty": rng.choice([1.0, 1.2]),
+            "guided": {"kind": kind, "texts": texts}
+        })
+        if i % 7 == 6:  # a few among them are not guided
+            del out[-1]["guided"]
+    return out
+
+
+REQUESTS = make_requests()
+
+
+def wire(c, q):
+    rest = {k: v for k, v in q.items() if k != "guided"}
+    guide = q.get("guided")
+    if not guide:
+        return c.request(ignore_eos=True, **rest)
+    build = next(b for kind, _, b in GUIDES if kind == guide["kind"])
+    return c.request(guided=build(guide["texts"]), **rest)
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    results, _ = one_process(REQUESTS)
+    assert any(len(set(t)) > 3 for t, _ in results)
+    return results
+
+
+def is_schemas(value):
+    """By hand: valid by SCHEMA."""
+    assert list(value) == [k for k in SCHEMA["properties"] if k in value], value
+    assert isinstance(value["name"], str) and len(value["name"]) <= 12
+    assert isinstance(value["age"], int) and 3 <= value["age"] <= 120
+    assert set(value.get("tags", [])) <= {"red", "green", "blue"} and len(
+        value.get("tags", [])) <= 3
+    assert value["next"] is None or is_schemas(value["next"])
+    return True
+
+
+def check_text(q, r):
+    """What has ended is valid; what was cut off has all its tokens."""
+    kind = q["guided"]["kind"]
+    ended = r.finish == pb.FINISH_STOP
+    if not ended:
+        assert len(r.tokens) == q["max_tokens"]
+    if kind == 4:
+        assert r.text in CHOICES if ended else any(t.startswith(r.text) for t in CHOICES)
+    elif not ended:
+        assert r.text[:1] in {1: "{", 2: "{", 3: "MT", 5: "<"}[kind]
+    elif kind == 3:
+        assert re.fullmatch(REGEX, r.text), r.text
+    elif kind == 5:
+        assert r.text.count("<") == r.text.count(">") >= 1
+        assert re.fullmatch("[<>a-z ]+", r.text), r.text
+    else:
+        value = json.loads(r.text)
+        assert kind == 1 or is_schemas(value), r.text
+    return ended
+
+
+def check(c, want):
+    results = c.generate_many([wire(c, q) for q in REQUESTS])
+    n_ended = 0
+    for i, (q, r, expected) in enumerate(zip(REQUESTS, results, want)):
+        assert as_result(r) == expected, f"request {i}: {r.text!r}"
+        if "guided" in q:
+            n_ended += check_text(q, r)
+    assert n_ended >= N // 8
+    c.wait_idle(4)
+
+
+def test_one_process_batched_and_preempted(oracle):
+    assert one_process(REQUESTS, concurrency=16, chunk=48, order=3, prefix=1)[0] == oracle
+    with open(POCKET + "/config.json", encoding="utf-8") as f:
+        m = json.load(f)
+    block = 16 * 2 * m["num_hidden_layers"] * m["num_key_value_heads"] * m["head_dim"] * 2
+    results, preemptions = one_process(REQUESTS, concurrency=12, chunk=64, kv=str(block * 22))
+    assert results == oracle
+    assert preemptions > 0
+
+
+@pytest.mark.parametrize("mode", ["pd"] if SHORT else ["pd", "colocated", "hybrid"])
+def test_cluster(oracle, mode):
+    with Cluster(prefill=0 if mode == "colocated" else 1, decode=2, mode=mode, dtype="bf16") as c:
+        check(c, oracle)
+
+
+def test_decode_killed_in_the_middle(oracle):
+    with Cluster(prefill=1, decode=2, dtype="bf16") as c:
+        box = []
+        t = threading.Thread(target=lambda: box.append(check(c, oracle)))
+        t.start()
+        c.wait_for(
+            lambda: any(w.name == "decode-0" and w.running
+                        for w in c.status().workers) or not t.is_alive(), "decode to run",
+            20 * SLOW)
+        c.workers["decode-0"].signal(signal.SIGKILL)
+        t.join()
+        assert box == [None], "an answer differed: its assertion is above"
+
+
+@pytest.mark.parametrize("guided,words", [
+    (pb.GuidedOutput(), "guided is empty"),
+    (pb.GuidedOutput(json_object=False), "guided.json_object is false"),
+    (pb.GuidedOutput(regex="(a"), "guided: regex: at byte 2"),
+    (pb.GuidedOutput(regex="a{9999}"), "limit 4096"),
+    (pb.GuidedOutput(grammar='root ::= root "a" | "b"'), "left recursion"),
+    (pb.GuidedOutput(choice=pb.GuidedChoice(texts=[])), "guided: choice: 0 alternatives"),
+    (pb.GuidedOutput(choice=pb.GuidedChoice(texts=[""])), "alternative 0 is empty"),
+    (pb.GuidedOutput(json_schema='{"type":"object","minProperties":2}'), "minProperties"),
+    (pb.GuidedOutput(json_schema="{"), "not JSON"),
+    (pb.GuidedOutput(json_schema='{"enum":["' + "x" * (256 << 10) + '"]}'), "limit 262144"),
+])
+def test_refused(cluster, guided, words):
+    r = cluster.generate(prompt="x", guided=guided)
+    assert r.code == grpc.StatusCode.INVALID_ARGUMENT, (r.code, r.details)
+    assert words in r.details, r.details
+
+
+def test_refused_beside_ignore_eos(cluster):
+    r = cluster.generate(prompt="x", guided=pb.GuidedOutput(regex="a"), ignore_eos=True)
+    assert r.code == grpc.StatusCode.INVALID_ARGUMENT and "stop.ignore_eos" in r.details
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster() as c:
+        yield c
