@@ -20,7 +20,6 @@
 
 #define PROGRAM "tandem bench xfer"
 #define RUN_BYTES (128ull << 20) /* a run moves about so much, in at most --transfers */
-#define RUN_TRANSFERS 512        /* ...in at most so many transfers */
 #define MAX_CASES 256
 
 /* A path is one line here (and its name in the help of --path). */
