@@ -49,15 +49,35 @@ static td_status encode(const struct router *r, const char *text, size_t n_bytes
     return s;
 }
 
+static bool utf8(const ProtobufCBinaryData *text)
+{
+    return !text->len || td_rpc_utf8_valid(text->data, text->len);
+}
+
+static bool utf8_string(const char *text) { return td_rpc_utf8_valid(text, strlen(text)); }
+
+/* Counts, JSON and what the template has are the renderer's to check; it takes text on trust. */
 static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struct td_err *err)
 {
-    if (strcmp(m->role, "system") && strcmp(m->role, "user") && strcmp(m->role, "assistant"))
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    bool known = false;
+    for (size_t k = 0; k < sizeof roles / sizeof *roles; k++) known |= !strcmp(m->role, roles[k]);
+    if (!known)
         return td_fail(err, TD_ERR_INVALID,
-                       "chat.messages[%zu].role is \"%.40s\", must be system, user or assistant", i,
-                       m->role);
-    if (m->content.len && !td_rpc_utf8_valid(m->content.data, m->content.len))
-        return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].content is not valid UTF-8", i);
-    return TD_OK;
+                       "chat.messages[%zu].role is \"%.40s\", must be system, developer, user, "
+                       "assistant or tool",
+                       i, m->role);
+    const char *field = !utf8(&m->content)              ? "content"
+                        : !utf8_string(m->name)         ? "name"
+                        : !utf8_string(m->tool_call_id) ? "tool_call_id"
+                                                        : NULL;
+    for (size_t k = 0; !field && k < m->n_parts; k++)
+        if (!utf8_string(m->parts[k]->type) || !utf8(&m->parts[k]->text)) field = "parts";
+    for (size_t k = 0; !field && k < m->n_tool_calls; k++)
+        if (!utf8_string(m->tool_calls[k]->id) || !utf8_string(m->tool_calls[k]->name))
+            field = "tool_calls";
+    if (!field) return TD_OK;
+    return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].%s is not valid UTF-8", i, field);
 }
 
 enum { MAX_CHAT_MESSAGES = 4096 };
@@ -69,6 +89,9 @@ static struct td_rpc_field_limit input_limits[] = {
     {&tandem__v1__generate_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__tokenize_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__chat__descriptor, 1, MAX_CHAT_MESSAGES, "chat.messages"},
+    {&tandem__v1__chat__descriptor, 3, TD_CHAT_MAX_TOOLS, "chat.tools"},
+    {&tandem__v1__chat_message__descriptor, 3, TD_CHAT_MAX_PARTS, "chat.messages.parts"},
+    {&tandem__v1__chat_message__descriptor, 4, TD_CHAT_MAX_TOOL_CALLS, "chat.messages.tool_calls"},
     {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
     {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
     {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
@@ -82,35 +105,99 @@ void inference_update_limits(const struct router *r)
     input_limits[sizeof input_limits / sizeof *input_limits - 2].max = router_max_len(r);
 }
 
+/* The wire's chat as the renderer takes it. Texts are borrowed from the call; the lists are
+ * owned by this struct, and chat_view_free frees them. */
+struct chat_view {
+    struct td_chat chat;
+    struct td_chat_message *messages;
+    struct td_chat_part *parts;
+    struct td_chat_tool_call *calls;
+    struct td_chat_json *tools;
+    size_t n_bytes; /* of all texts: no fewer come out */
+};
+
+static void chat_view_free(struct chat_view *v)
+{
+    free(v->messages);
+    free(v->parts);
+    free(v->calls);
+    free(v->tools);
+}
+
+static const char *bytes_text(const ProtobufCBinaryData *b)
+{
+    return b->data ? (const char *)b->data : "";
+}
+
+static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v, struct td_err *err)
+{
+    size_t n_parts = 0, n_calls = 0;
+    for (size_t i = 0; i < in->n_messages; i++) {
+        n_parts += in->messages[i]->n_parts;
+        n_calls += in->messages[i]->n_tool_calls;
+    }
+    v->messages = calloc(in->n_messages, sizeof *v->messages);
+    v->parts = calloc(n_parts + 1, sizeof *v->parts);
+    v->calls = calloc(n_calls + 1, sizeof *v->calls);
+    v->tools = calloc(in->n_tools + 1, sizeof *v->tools);
+    if (!v->messages || !v->parts || !v->calls || !v->tools)
+        return td_fail(err, TD_ERR_AGAIN, "no memory for %zu messages", in->n_messages);
+    n_parts = n_calls = 0;
+    for (size_t i = 0; i < in->n_messages; i++) {
+        const Tandem__V1__ChatMessage *m = in->messages[i];
+        td_status s = check_message(i, m, err);
+        if (s) return s;
+        v->messages[i] = (struct td_chat_message){.role = m->role,
+                                                  .content = bytes_text(&m->content),
+                                                  .content_bytes = m->content.len,
+                                                  .parts = v->parts + n_parts,
+                                                  .n_parts = m->n_parts,
+                                                  .tool_calls = v->calls + n_calls,
+                                                  .n_tool_calls = m->n_tool_calls,
+                                                  .tool_call_id = m->tool_call_id,
+                                                  .name = m->name};
+        v->n_bytes += m->content.len;
+        for (size_t k = 0; k < m->n_parts; k++) {
+            const ProtobufCBinaryData *text = &m->parts[k]->text;
+            v->parts[n_parts++] =
+                (struct td_chat_part){m->parts[k]->type, bytes_text(text), text->len};
+            v->n_bytes += text->len;
+        }
+        for (size_t k = 0; k < m->n_tool_calls; k++) {
+            const Tandem__V1__ToolCall *call = m->tool_calls[k];
+            v->calls[n_calls++] = (struct td_chat_tool_call){
+                call->id, call->name, {bytes_text(&call->arguments), call->arguments.len}};
+        }
+    }
+    for (size_t i = 0; i < in->n_tools; i++)
+        v->tools[i] = (struct td_chat_json){bytes_text(&in->tools[i]), in->tools[i].len};
+    v->chat = (struct td_chat){
+        .messages = v->messages,
+        .n_messages = in->n_messages,
+        .add_generation_prompt = !in->no_generation_prompt,
+        .tools = v->tools,
+        .n_tools = in->n_tools,
+        .template_kwargs = {bytes_text(&in->template_kwargs), in->template_kwargs.len}};
+    return TD_OK;
+}
+
+/* *ret_in_reasoning: the prompt ends inside the model's reasoning. */
 static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat,
-                             struct td_token_list *list, struct td_err *err)
+                             struct td_token_list *list, bool *ret_in_reasoning, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
     if (chat->n_messages > MAX_CHAT_MESSAGES)
         return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit %d",
                        chat->n_messages, MAX_CHAT_MESSAGES);
-    struct td_chat_message *m = calloc(chat->n_messages, sizeof *m);
-    if (!m) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu messages", chat->n_messages);
-    size_t total = 0;
-    for (size_t i = 0; i < chat->n_messages; i++) {
-        const Tandem__V1__ChatMessage *in = chat->messages[i];
-        m[i] = (struct td_chat_message){.role = in->role,
-                                        .content = (const char *)in->content.data,
-                                        .content_bytes = in->content.len};
-        if (!m[i].content) m[i].content = "";
-        total += in->content.len;
-    }
+    struct chat_view v = {0};
     char *text = NULL;
     size_t n_bytes = 0;
-    td_status s = check_text_bytes(r, total, err);
-    for (size_t i = 0; !s && i < chat->n_messages; i++)
-        s = check_message(i, chat->messages[i], err);
-    const struct td_chat all = {.messages = m,
-                                .n_messages = chat->n_messages,
-                                .add_generation_prompt = !chat->no_generation_prompt};
-    if (!s) s = td_chat_template_render(r->chat, &all, &text, &n_bytes, err);
-    free(m);
+    td_status s = chat_view_make(chat, &v, err);
+    if (!s) s = check_text_bytes(r, v.n_bytes, err);
+    if (!s) s = td_chat_template_render(r->chat, &v.chat, &text, &n_bytes, err);
+    chat_view_free(&v);
     if (s) return s;
+    *ret_in_reasoning = td_output_begins_in_reasoning(text, n_bytes);
     s = encode(r, text, n_bytes, false, list, err);
     free(text);
     return s;
@@ -143,7 +230,8 @@ static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *
 }
 
 static td_status input_tokens(const struct router *r, const Tandem__V1__GenerateRequest *in,
-                              struct td_token_list *list, struct td_err *err)
+                              struct td_token_list *list, bool *ret_in_reasoning,
+                              struct td_err *err)
 {
     td_status s;
     switch (in->input_case) {
@@ -151,7 +239,7 @@ static td_status input_tokens(const struct router *r, const Tandem__V1__Generate
         s = prompt_tokens(r, &in->prompt, !in->no_special_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
-        s = chat_tokens(r, in->chat, list, err);
+        s = chat_tokens(r, in->chat, list, ret_in_reasoning, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
         s = ids_tokens(r, in->token_ids, list, err);
@@ -282,6 +370,7 @@ static void request_free(struct router *r, struct request_state *q)
     free(q->ask.guided_bytes);
     free(q->decode.grant);
     td_detokenizer_free(q->output.detok);
+    answer_free(q->output.answer);
     stop_matcher_free(&q->output.stop);
     uint32_t slot = q->slot;
     struct router_client client = q->client;
@@ -292,6 +381,37 @@ static void request_free(struct router *r, struct request_state *q)
     if (client.ops) client.ops->attach(client.call, NULL);
 }
 
+/* How the answer is split into fields: not at all unless the chat asks for it. */
+static td_status answer_format(const struct router *r, const Tandem__V1__GenerateRequest *in,
+                               struct td_output_format *ret, struct td_err *err)
+{
+    if (in->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT) return TD_OK;
+    const Tandem__V1__Chat *chat = in->chat;
+    bool none = !strcmp(chat->tool_choice, "none");
+    if (chat->tool_choice[0] && !none && strcmp(chat->tool_choice, "auto"))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "chat.tool_choice is \"%.40s\", must be auto or none: that a tool must be "
+                       "called is not served yet",
+                       chat->tool_choice);
+    if (!chat->split_answer) return TD_OK;
+    struct td_output_format f = td_chat_template_output(r->chat, chat->n_tools > 0);
+    bool calls = chat->n_tools > 0 && !none;
+    if (calls && f.calls == TD_CALLS_NONE)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "chat.tools: how models of this chat template (%s) write tool calls is not "
+                       "known here; set chat.tool_choice to none, or leave chat.split_answer out",
+                       td_chat_template_family(r->chat));
+    if (!calls) f.calls = TD_CALLS_NONE;
+    *ret = f;
+    return TD_OK;
+}
+
+/* The marks around a call are special tokens, which the text must keep for the parser. */
+static bool marks_are_special(enum td_call_format calls)
+{
+    return calls == TD_CALLS_LLAMA3 || calls == TD_CALLS_MISTRAL || calls == TD_CALLS_MISTRAL_ARGS;
+}
+
 static td_status request_fill(struct router *r, struct request_state *q,
                               const Tandem__V1__GenerateRequest *in, struct td_err *err)
 {
@@ -300,7 +420,10 @@ static td_status request_fill(struct router *r, struct request_state *q,
     if (!s && strlen(in->request_id) >= sizeof q->name)
         s = td_fail(err, TD_ERR_INVALID, "request_id has %zu bytes, limit %zu",
                     strlen(in->request_id), sizeof q->name - 1);
-    if (!s) s = input_tokens(r, in, &list, err);
+    struct td_output_format format = {0};
+    bool in_reasoning = false;
+    if (!s) s = answer_format(r, in, &format, err);
+    if (!s) s = input_tokens(r, in, &list, &in_reasoning, err);
     if (!s) s = fill_sampling(r, q, in->sampling, err);
     if (!s) s = fill_stop(r, q, in->stop, list.n, err);
     if (!s) s = router_guided_fill(r, &q->ask, in, err);
@@ -316,13 +439,18 @@ static td_status request_fill(struct router *r, struct request_state *q,
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
                                                         leading spaces */
         s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
-                                  !in->skip_special_tokens_off, &q->output.detok);
+                                  !in->skip_special_tokens_off && !marks_are_special(format.calls),
+                                  &q->output.detok);
         if (s == TD_ERR_LIMIT)
             td_fail(
                 err, s,
                 "the prompt's last tokens: tokenizer.json's decoder makes too much text of them");
         else if (s)
             td_fail(err, s, "no memory for the detokenizer");
+    }
+    if (!s && (format.calls != TD_CALLS_NONE || format.reasoning)) {
+        q->output.answer = answer_create(format, in_reasoning, q->name);
+        if (!q->output.answer) s = td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
     }
     td_token_list_free(&list);
     return s;
@@ -468,6 +596,11 @@ void inference_generate(struct router *r, struct router_client client,
     q->output.stop_token = -1;
     q->output.stop.matched = -1;
     tandem__v1__ledger__init(&q->ledger);
+    q->number = td_random_u64();
+    if (in->request_id[0])
+        snprintf(q->name, sizeof q->name, "%s", in->request_id);
+    else
+        snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     struct td_err err = {0};
     struct td_ev_request ask = {.slot = q->slot};
     td_status s = request_fill(r, q, in, &err);
@@ -479,12 +612,7 @@ void inference_generate(struct router *r, struct router_client client,
         return;
     }
     q->id = ++r->next_id;
-    q->number = td_random_u64();
     q->ask.return_token_ids = in->return_token_ids;
-    if (in->request_id[0])
-        snprintf(q->name, sizeof q->name, "%s", in->request_id);
-    else
-        snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(r->m->prompt_tokens, q->n_prompt);
     q->client = client;
@@ -588,6 +716,13 @@ void request_complete(struct router *r, struct request_state *q)
     m.text.data = (uint8_t *)(uintptr_t)tail;
     m.text.len = n_tail;
     m.finish_reason = q->output.finish;
+    if (q->output.answer) {
+        m.text.len = 0;
+        answer_take(q->output.answer, q->client, tail, n_tail, true, &m);
+        if (answer_has_calls(q->output.answer) &&
+            m.finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP)
+            m.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_TOOL_CALLS;
+    }
     usage.prompt_tokens = q->n_prompt;
     usage.output_tokens = q->n_tokens - q->n_prompt;
     usage.cached_tokens = q->prefill.cached_tokens;
@@ -726,13 +861,14 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     if (!know_caller(r, grpc_client(call), "", "", &who)) return;
     struct td_err err = {0};
     struct td_token_list list = {0};
+    bool in_reasoning;
     td_status s = check_model(r, in->model, &err);
     if (!s) {
         if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
             s = encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
                        !in->no_special_tokens, &list, &err);
         else if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
-            s = chat_tokens(r, in->chat, &list, &err);
+            s = chat_tokens(r, in->chat, &list, &in_reasoning, &err);
         else
             s = td_fail(&err, TD_ERR_INVALID, "input is missing: set prompt or chat");
     }

@@ -105,6 +105,10 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     m.text.data = (uint8_t *)(uintptr_t)text;
     m.text.len = n_bytes;
+    if (q->output.answer) {
+        m.text.len = 0;
+        answer_take(q->output.answer, q->client, text, n_bytes, false, &m);
+    }
     int32_t id = token->token;
     if (q->ask.return_token_ids || q->ask.want_logprobs) {
         m.n_token_ids = 1;
@@ -114,8 +118,8 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
         m.n_logprobs = 1;
         m.logprobs = &token->logprobs;
     }
-    if (n_bytes == 0 && m.n_token_ids == 0 && q->output.first_sent)
-        return; /* nothing to tell yet */
+    bool empty = m.text.len == 0 && m.reasoning.len == 0 && m.n_tool_calls == 0;
+    if (empty && m.n_token_ids == 0 && q->output.first_sent) return; /* nothing to tell yet */
     if (!q->output.first_sent) m.request_id = q->name;
     q->client.ops->send(q->client.call, &m.base);
 }

@@ -94,6 +94,7 @@ struct request_ask {
 struct request_output {
     struct td_detokenizer *detok;
     struct stop_matcher stop;
+    struct answer *answer; /* NULL: everything is text */
     bool first_sent, text_lost;
     bool done; /* the last token is there */
     Tandem__V1__FinishReason finish;
@@ -244,6 +245,18 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
 void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a);
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a);
 void leg_cancel(struct leg **leg);
+
+/* answer.c: a chat's answer in fields: text, reasoning, tool calls. Owned by the loop thread. */
+
+/* NULL: no memory. */
+struct answer *answer_create(struct td_output_format format, bool begins_in_reasoning,
+                             const char *request_id);
+void answer_free(struct answer *a);
+/* Takes text and, with `end`, the end of the output. What is complete but for the last field goes
+ * to the client in messages of its own; the last is put into *m, borrowed until the next call. */
+void answer_take(struct answer *a, struct router_client client, const char *text, size_t n_bytes,
+                 bool end, Tandem__V1__GenerateResponse *m);
+bool answer_has_calls(const struct answer *a);
 
 /* output.c */
 td_status stop_matcher_add(struct stop_matcher *m, const void *text, size_t n_bytes,

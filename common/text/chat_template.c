@@ -42,6 +42,7 @@ struct td_chat_template {
     int64_t date_unix_s;
     size_t max_bytes;
     bool knows_developer, knows_tool_role, knows_tools, knows_tool_calls; /* its source does */
+    struct td_output_format output;
     struct td_chat_template *for_tools; /* in place of this one for chats with tools; NULL: none */
 };
 
@@ -129,6 +130,11 @@ void td_chat_template_free(struct td_chat_template *t)
 
 const char *td_chat_template_family(const struct td_chat_template *t) { return t->family; }
 
+struct td_output_format td_chat_template_output(const struct td_chat_template *t, bool with_tools)
+{
+    return with_tools && t->for_tools != NULL ? t->for_tools->output : t->output;
+}
+
 void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes)
 {
     t->max_bytes = n_bytes;
@@ -160,6 +166,7 @@ td_status td_chat_template_parse(const char *jinja, size_t n_bytes, const char *
                 "the model has no chat template: send a prompt instead of messages");
     } else {
         t->family = find_family(jinja, n_bytes);
+        t->output = td_output_format_find(jinja, n_bytes);
         t->knows_developer = has(jinja, n_bytes, "developer");
         t->knows_tools = has(jinja, n_bytes, "tools");
         t->knows_tool_calls = has(jinja, n_bytes, "tool_calls");

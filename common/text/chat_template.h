@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/text/tool_calls.h"
 
 struct td_chat_template;
 
@@ -89,6 +90,10 @@ void td_chat_template_set_date(struct td_chat_template *t, int64_t unix_s);
 void td_chat_template_set_max_bytes(struct td_chat_template *t, size_t n_bytes);
 /* static storage: "chatml", "llama-3", ...; "none", "unknown" */
 const char *td_chat_template_family(const struct td_chat_template *t);
+
+/* How the model writes reasoning and calls, by the template that a chat with or without tools is
+ * rendered with. */
+struct td_output_format td_chat_template_output(const struct td_chat_template *t, bool with_tools);
 
 /* Renders into *ret_text, which is malloc'd; the caller frees it. The text contains BOS when the
  * template writes it, so encode it with add_special = false. A template that does not know the role

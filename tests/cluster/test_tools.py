@@ -1,0 +1,149 @@
+"""Chats with tools through the router: the prompt that is made of them, the answer in fields. One
+token of the model is made to say a whole answer, so that what it decodes to is known."""
+import json
+import os
+
+import grpc
+import pytest
+
+from harness import PATIENT, POCKET, Cluster, pb
+
+OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
+UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+TEMPLATE = ("{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>\n"
+            "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+            "{% for c in m.tool_calls %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
+            "\"arguments\": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}"
+            "<|im_end|>\n{% endfor %}{# 'tool' <think> #}{{ extra }}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+ANSWER = ('<think>\nhm\n</think>\n\nHi <tool_call>\n{"name": "get", "arguments": {"x": 1}}\n'
+          '</tool_call>\n<tool_call>\n{"name": "put", "arguments": {}}\n</tool_call>')
+TOOL = '{"type": "function", "function": {"name": "get", "parameters": {"z": 0.50, "a": []}}}'
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The pocket model with that template, whose last token reads ANSWER and STOP."""
+    model = tmp_path_factory.mktemp("model")
+    for name in os.listdir(POCKET):
+        if name not in ("tokenizer.json", "tokenizer_config.json"):
+            os.symlink(os.path.join(POCKET, name), model / name)
+    with open(os.path.join(POCKET, "tokenizer_config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    config["chat_template"] = TEMPLATE
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    with open(os.path.join(POCKET, "tokenizer.json"), encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    last = max(vocab, key=vocab.get)
+    del vocab[last]
+    merges.pop()
+    vocab[(ANSWER + "STOP").replace(" ", "\u0120").replace("\n", "\u010a")] = len(vocab)
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with Cluster(model=str(model), **PATIENT) as c:
+        c.last_token = len(vocab) - 1
+        yield c
+        c.wait_idle()
+
+
+def ask(cluster, stop=("STOP", ), **chat):
+    r = pb.GenerateRequest(chat=pb.Chat(**chat), request_id="r1")
+    r.sampling.temperature = 0
+    r.sampling.logit_bias.add(token=cluster.last_token, bias=100)
+    r.stop.max_tokens = 1
+    r.stop.stop.extend(stop)
+    stream = cluster.stream(r)
+    messages = []
+    try:
+        messages = list(stream)
+    except grpc.RpcError:
+        pass
+    return stream.code(), stream.details(), messages
+
+
+def user(text="Hello"):
+    return pb.ChatMessage(role="user", content=text)
+
+
+def test_prompt(cluster):
+    chat = pb.Chat(
+        messages=[
+            pb.ChatMessage(role="developer", content="Be brief."),
+            pb.ChatMessage(role="user", parts=[
+                pb.ContentPart(type="text", text="a"),
+                pb.ContentPart(type="text", text="b")
+            ]),
+            pb.ChatMessage(role="assistant", tool_calls=[
+                pb.ToolCall(id="c1", name="get", arguments='{"y": "\\u00e9", "b": null}')
+            ]),
+            pb.ChatMessage(role="tool", content="42", tool_call_id="c1")
+        ], tools=[TOOL], template_kwargs='{"extra": "!"}')
+    want = ('<tools>{"type": "function", "function": {"name": "get", "parameters": {"z": 0.5, '
+            '"a": []}}}</tools>\n<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb'
+            '<|im_end|>\n<|im_start|>assistant\n<tool_call>{"name": "get", "arguments": {"y": '
+            '"\u00e9", "b": null}}</tool_call><|im_end|>\n<|im_start|>tool\n42<|im_end|>\n!'
+            '<|im_start|>assistant\n')
+
+    def tokens(**what):
+        return cluster.unary("/tandem.v1.Inference/Tokenize",
+                             pb.TokenizeRequest(no_special_tokens=True, **what),
+                             pb.TokenizeResponse).ids
+
+    assert list(tokens(chat=chat)) == list(tokens(prompt=want))
+
+
+def test_answer_in_fields(cluster):
+    code, details, messages = ask(cluster, messages=[user()], tools=[TOOL], split_answer=True)
+    assert code == OK, details
+    assert "".join(m.reasoning for m in messages) == "hm"
+    assert "".join(m.text for m in messages) == "Hi "
+    calls = [c for m in messages for c in m.tool_calls]
+    assert [(c.index, c.name, c.arguments)
+            for c in calls] == [(0, "get", '{"x": 1}'), (1, "put", "{}")]
+    assert all(c.id.startswith("call_") for c in calls) and calls[0].id != calls[1].id
+    assert messages[-1].finish_reason == pb.FINISH_TOOL_CALLS
+    again = ask(cluster, messages=[user()], tools=[TOOL], split_answer=True)[2]
+    assert [c.id for m in again for c in m.tool_calls] == [c.id for c in calls]
+    # without its stop string the answer ends at the limit
+    messages = ask(cluster, stop=(), messages=[user()], tools=[TOOL], split_answer=True)[2]
+    assert messages[-1].finish_reason == pb.FINISH_LENGTH
+    assert "".join(m.text for m in messages) == "Hi STOP"
+
+
+def test_answer_as_text(cluster):
+    for chat in (dict(), dict(tools=[TOOL])):
+        code, details, messages = ask(cluster, messages=[user()], **chat)
+        assert code == OK, details
+        assert "".join(m.text for m in messages) == ANSWER
+        assert not any(m.reasoning or m.tool_calls for m in messages)
+        assert messages[-1].finish_reason == pb.FINISH_STOP
+    # calls stay in the text when none were to be made
+    for chat in (dict(), dict(tools=[TOOL], tool_choice="none")):
+        messages = ask(cluster, messages=[user()], split_answer=True, **chat)[2]
+        assert "".join(m.reasoning for m in messages) == "hm"
+        assert "".join(m.text for m in messages) == ANSWER.split("</think>\n\n")[1]
+        assert not any(m.tool_calls for m in messages)
+        assert messages[-1].finish_reason == pb.FINISH_STOP
+
+
+def test_refused_by_name(cluster):
+    image = pb.ChatMessage(role="user", parts=[pb.ContentPart(type="image_url", text="x")])
+    many = [pb.ToolCall(name="f")] * 129
+    for want, text, chat in (
+        (INVALID, "chat.messages[0].role is \"ipython\", must be system, developer, user, "
+         "assistant or tool", dict(messages=[pb.ChatMessage(role="ipython", content="a")])),
+        (UNIMPLEMENTED, "messages[0].content[0].type is \"image_url\", must be text",
+         dict(messages=[image])),
+        (INVALID, "tools[0]: line 1, column", dict(messages=[user()], tools=["{"])),
+        (INVALID, "tools[0]: is no JSON object", dict(messages=[user()], tools=["[1]"])),
+        (INVALID, "chat.tools", dict(messages=[user()], tools=[TOOL] * 129)),
+        (INVALID, "chat.messages.tool_calls",
+         dict(messages=[pb.ChatMessage(role="assistant", tool_calls=many)])),
+        (INVALID, "template_kwargs sets \"messages\"",
+         dict(messages=[user()], template_kwargs='{"messages": 1}')),
+        (UNIMPLEMENTED, "chat.tool_choice is \"required\", must be auto or none",
+         dict(messages=[user()], tools=[TOOL], tool_choice="required")),
+    ):
+        code, details, _ = ask(cluster, **chat)
+        assert code == want and text in details, (code, details)
+    assert ask(cluster, messages=[user()])[0] == OK
