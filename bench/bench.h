@@ -8,6 +8,7 @@ int td_bench_xfer(int argc, char **argv);
 int td_bench_xfer_core(int argc, char **argv);   /* what the protocol costs a work request */
 int td_bench_xfer_times(int argc, char **argv);  /* connecting; noticing a loss */
 int td_bench_router_core(int argc, char **argv); /* what the router's core costs a request */
+int td_bench_grammar(int argc, char **argv);     /* a mask of structured output, per step */
 int td_bench_kernels(int argc, char **argv);     /* the CPU's kernels, beside its floors */
 int td_bench_cuda(int argc, char **argv);        /* a GPU's products, row entries and copies */
 int td_bench_cuda_attn(int argc, char **argv);   /* its attention */

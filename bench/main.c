@@ -19,6 +19,9 @@ static const struct td_command kinds[] = {
 #ifdef TD_BENCH_ROUTER
     {"router-core", td_bench_router_core, "what a request costs the router's core"},
 #endif
+#ifdef TD_BENCH_GRAMMAR
+    {"grammar", td_bench_grammar, "a step's mask of structured output, over a real vocabulary"},
+#endif
 #ifdef TD_BENCH_KERNELS
     {"kernels", td_bench_kernels, "each kernel of the CPU beside the machine's floors"},
 #endif

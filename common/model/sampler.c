@@ -268,15 +268,58 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
     return st;
 }
 
+/* The highest logit; -inf for a row of only NaN and -inf. */
+static float row_max(const float *logits, int32_t vocab)
+{
+    /* two chains, because a comparison waits for the one before it */
+    v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};
+    float max = -INFINITY;
+    int32_t i = 0;
+    for (; i + 8 <= vocab; i += 8) {
+        v4f l[2];
+        memcpy(l, logits + i, sizeof l);
+        v4i g0 = l[0] > m[0], g1 = l[1] > m[1]; /* false for NaN */
+        m[0] = (v4f)(((v4i)l[0] & g0) | ((v4i)m[0] & ~g0));
+        m[1] = (v4f)(((v4i)l[1] & g1) | ((v4i)m[1] & ~g1));
+    }
+    for (int k = 0; k < 8; k++) max = m[k / 4][k % 4] > max ? m[k / 4][k % 4] : max;
+    for (; i < vocab; i++) max = logits[i] > max ? logits[i] : max;
+    return max;
+}
+
 static void forbid(struct td_sampler *sm, const uint64_t *allowed)
 {
     for (int32_t base = 0; base < sm->vocab; base += 64) {
-        uint64_t word = allowed[base / 64];
         int32_t n = sm->vocab - base < 64 ? sm->vocab - base : 64;
-        if (word == UINT64_MAX) continue;
-        for (int32_t i = 0; i < n; i++)
-            if (!(word >> i & 1)) sm->x[base + i] = -INFINITY;
+        uint64_t all = n == 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+        uint64_t out = all & ~allowed[base / 64];
+        if (out == all) {
+            for (int32_t i = 0; i < n; i++) sm->x[base + i] = -INFINITY;
+        } else {
+            for (; out; out &= out - 1) sm->x[base + __builtin_ctzll(out)] = -INFINITY;
+        }
     }
+}
+
+/* The largest logit of an allowed token, the lowest id among equals; -1: none is finite. What is
+ * greedy and masked alone needs no more than this; words of 64 tokens that are all allowed or all
+ * forbidden are most of a mask. */
+static int32_t best_allowed(const float *logits, int32_t vocab, const uint64_t *allowed)
+{
+    float max = -INFINITY;
+    int32_t best = -1;
+    for (int32_t base = 0; base < vocab; base += 64) {
+        int32_t n = vocab - base < 64 ? vocab - base : 64;
+        uint64_t all = n == 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1, in = all & allowed[base / 64];
+        if (in == UINT64_MAX && !(row_max(logits + base, 64) > max)) continue;
+        for (; in; in &= in - 1) {
+            int32_t i = base + __builtin_ctzll(in);
+            if (!(logits[i] > max)) continue;
+            max = logits[i];
+            best = i;
+        }
+    }
+    return best;
 }
 
 /* ---- log-probabilities of the raw row -------------------------------------------------------- */
@@ -463,25 +506,6 @@ static int32_t draw(struct td_sampler *sm, const struct td_sampling *s, double m
     return locate(sm, 0, td_sample_point(s->seed, (uint32_t)position, total) + 1).id;
 }
 
-/* The highest logit; -inf for a row of only NaN and -inf. */
-static float row_max(const float *logits, int32_t vocab)
-{
-    /* two chains, because a comparison waits for the one before it */
-    v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};
-    float max = -INFINITY;
-    int32_t i = 0;
-    for (; i + 8 <= vocab; i += 8) {
-        v4f l[2];
-        memcpy(l, logits + i, sizeof l);
-        v4i g0 = l[0] > m[0], g1 = l[1] > m[1]; /* false for NaN */
-        m[0] = (v4f)(((v4i)l[0] & g0) | ((v4i)m[0] & ~g0));
-        m[1] = (v4f)(((v4i)l[1] & g1) | ((v4i)m[1] & ~g1));
-    }
-    for (int k = 0; k < 8; k++) max = m[k / 4][k % 4] > max ? m[k / 4][k % 4] : max;
-    for (; i < vocab; i++) max = logits[i] > max ? logits[i] : max;
-    return max;
-}
-
 td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const float *logits,
                     const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
                     struct td_sampled *ret_sampled)
@@ -492,7 +516,7 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
     if (best == sm->vocab || raw_max == INFINITY) return TD_ERR_CORRUPT;
 
     bool penalties = has_penalties(s);
-    bool adjusted = penalties || s->n_logit_bias > 0 || s->allowed;
+    bool adjusted = penalties || s->n_logit_bias > 0 || (s->allowed && s->temperature > 0);
     double max = raw_max;
     if (adjusted || s->temperature > 0) {
         for (int32_t i = 0; i < sm->vocab; i++) sm->x[i] = logits[i];
@@ -515,6 +539,10 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
         if (max == -INFINITY) return TD_ERR_CORRUPT;
     }
 
+    if (s->allowed && !adjusted) {
+        best = best_allowed(logits, sm->vocab, s->allowed);
+        if (best < 0) return TD_ERR_CORRUPT;
+    }
     struct td_sampled out = {.token = best};
     if (s->temperature > 0) out.token = draw(sm, s, max, n_tokens);
     if (s->n_logprobs >= 0) put_logprobs(s, logits, sm->vocab, raw_max, &out);
