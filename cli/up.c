@@ -28,8 +28,8 @@
 #define MAX_ARGS 64
 
 struct up_config {
-    const char *model, *random_weights, *listen, *mode, *policy, *dtype, *kv_memory, *transfer,
-        *log_level, *log_dir, *decision_log, *ops, *cpus, *device, *cluster_secret_file;
+    const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_memory,
+        *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device, *cluster_secret_file;
     int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
         max_model_len;
     int64_t prefill_tp, decode_tp;
@@ -50,6 +50,8 @@ static const struct td_option options[] = {
     {"decode_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(decode_tp),
      "processes of each decode worker that share the model"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
+    {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
+     "host:port of the router's OpenAI-compatible HTTP API; empty = off"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "router's policy"},
     {"policy", TD_OPT_ELSEWHERE, "", 0, 0, TD_CORE_POLICIES_ELSEWHERE, 0,
@@ -169,6 +171,7 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
     struct args a = {.n = 1};
     arg_str(&a, "--model", g->model);
     arg_str(&a, "--listen", g->listen);
+    if (g->http_listen[0]) arg_str(&a, "--http-listen", g->http_listen);
     arg_str(&a, "--mode", g->mode);
     arg_str(&a, "--policy", g->policy);
     arg_str(&a, "--log-level", g->log_level);
@@ -496,6 +499,9 @@ int cli_up(int argc, char **argv)
                "  tandem status --server %s --cluster-secret-file %s\n",
                g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen, g.listen,
                c.secret_file);
+        if (g.http_listen[0])
+            printf("  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n",
+                   g.http_listen);
         fflush(stdout);
         while (!td_stop_signal_wait(200)) {
             struct child *dead = reap(&c);

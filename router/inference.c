@@ -853,25 +853,34 @@ static void on_nothing_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     (void)ctx;
 }
 
+bool inference_may_call(struct router *r, struct router_client client)
+{
+    const struct router_tenant *who;
+    return know_caller(r, client, "", "", &who);
+}
+
+td_status inference_tokenize(const struct router *r, const Tandem__V1__TokenizeRequest *in,
+                             struct td_token_list *list, struct td_err *err)
+{
+    bool in_reasoning;
+    td_status s = check_model(r, in->model, err);
+    if (s) return s;
+    if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
+        return encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
+                      !in->no_special_tokens, list, err);
+    if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
+        return chat_tokens(r, in->chat, list, &in_reasoning, err);
+    return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt or chat");
+}
+
 static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     struct router *r = ctx;
     const Tandem__V1__TokenizeRequest *in = (const Tandem__V1__TokenizeRequest *)msg;
-    const struct router_tenant *who;
-    if (!know_caller(r, grpc_client(call), "", "", &who)) return;
+    if (!inference_may_call(r, grpc_client(call))) return;
     struct td_err err = {0};
     struct td_token_list list = {0};
-    bool in_reasoning;
-    td_status s = check_model(r, in->model, &err);
-    if (!s) {
-        if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
-            s = encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
-                       !in->no_special_tokens, &list, &err);
-        else if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
-            s = chat_tokens(r, in->chat, &list, &in_reasoning, &err);
-        else
-            s = td_fail(&err, TD_ERR_INVALID, "input is missing: set prompt or chat");
-    }
+    td_status s = inference_tokenize(r, in, &list, &err);
     if (s) {
         td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
     } else {

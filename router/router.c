@@ -1,4 +1,5 @@
 /* router.c - opens, drains and closes the router; carries out what the core decides. */
+#include "router/http/http.h"
 #include "router/router.h"
 
 #include <errno.h>
@@ -28,6 +29,8 @@ const struct td_option router_options[] = {
      "name clients use; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen),
      "address for clients, and workers without worker_listen; port 0 = any"},
+    {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
+     "host:port of the OpenAI-compatible HTTP API; port 0 = any; empty = off"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
@@ -263,6 +266,7 @@ static void on_tick(void *arg)
     router_event(r, (struct td_core_event){.kind = TD_EV_TICK,
                                            .tick = {.busy_permille = busy, .late_ms = late_ms}});
     join_tick(r, td_now_ns());
+    router_http_tick(r->http, td_now_ns());
     follow_tenants(r, td_now_ns());
     td_identity_look_at_file(&r->id, td_now_ns());
     if (r->log && (fflush(r->log) || ferror(r->log))) {
@@ -556,6 +560,34 @@ static bool port_answers(void *ctx)
            (!r->worker_server || td_rpc_server_answers(r->worker_server));
 }
 
+/* The same bounds as the gRPC port's. The library counts connections itself, so 0 is resolved. */
+static td_status open_http(struct router *r, struct td_err *err)
+{
+    const struct router_config *g = &r->cfg;
+    if (g->tls_cert[0] && g->tls_ca[0])
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "http_listen is \"%.100s\" and tls_ca is given: the HTTP port cannot ask "
+                       "clients for certificates; leave out one of them",
+                       g->http_listen);
+    uint64_t connections = g->port.max_connections ? g->port.max_connections : 16384,
+             per_peer = g->port.max_connections_per_peer ? g->port.max_connections_per_peer
+                                                         : (connections + 1) / 2;
+    struct router_http_config c = {.listen = g->http_listen,
+                                   .tls_cert = g->tls_cert,
+                                   .tls_key = g->tls_key,
+                                   .max_connections = connections,
+                                   .max_connections_per_peer = per_peer,
+                                   .max_body_bytes = g->max_message_bytes,
+                                   .max_bodies_bytes = g->max_calls_bytes,
+                                   .healthy = port_answers,
+                                   .ctx = r};
+    td_status s = router_http_start(r, &c, &r->http, err);
+    if (!s)
+        td_info("http_ready", "address=%s port=%d tls=%d", g->http_listen,
+                router_http_port(r->http), g->tls_cert[0] != 0);
+    return s;
+}
+
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err)
 {
     sigset_t set;
@@ -579,6 +611,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s) s = open_server(r, err);
     if (!s && config->metrics_listen[0])
         s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
+    if (!s && config->http_listen[0]) s = open_http(r, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back(); /* what it has now is what it needs */
@@ -630,12 +663,14 @@ static void stop_tick(void *arg)
 void router_close(struct router *r)
 {
     if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
+    router_http_stop(r->http);        /* what waits there is cancelled by the loop */
     td_metrics_http_stop(r->metrics); /* it asks the server how it is */
     if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);
     if (r->server)
         td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams
                                              end, their conns and channels with them */
     if (r->loop) td_rpc_loop_destroy(r->loop);
+    router_http_free(r->http);
     td_identity_close(&r->id);
     td_peer_names_destroy(r->operators);
     if (r->log) fclose(r->log);

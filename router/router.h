@@ -37,7 +37,7 @@
 struct router_config {
     const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table,
         *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen,
-        *worker_listen, *tls_operator_names, *tenants;
+        *worker_listen, *http_listen, *tls_operator_names, *tenants;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
@@ -209,6 +209,7 @@ struct router {
     atomic_uint n_live;
     atomic_bool draining;
     struct td_metrics_http *metrics;
+    struct router_http *http; /* NULL = no HTTP port */
     struct router_metrics *m;
 };
 
@@ -236,6 +237,11 @@ void inference_update_limits(const struct router *r); /* of ids in a message, by
 /* Takes a request in, or finishes the client's call with why not. in is borrowed for the call. */
 void inference_generate(struct router *r, struct router_client client,
                         const Tandem__V1__GenerateRequest *in);
+/* Whether the caller may use the API at all; the call is finished when not. */
+bool inference_may_call(struct router *r, struct router_client client);
+/* list is empty before; the caller frees it. */
+td_status inference_tokenize(const struct router *r, const Tandem__V1__TokenizeRequest *in,
+                             struct td_token_list *list, struct td_err *err);
 /* The client of a live request has gone away: both legs are cancelled, the request is freed. */
 void inference_cancel(struct router *r, struct request_state *q);
 void request_complete(struct router *r, struct request_state *q);

@@ -1,0 +1,47 @@
+/* http.h - the HTTP door: OpenAI's API over libmicrohttpd, in front of the same requests that gRPC
+ * makes (inference.c).
+ *
+ *   libmicrohttpd's thread          the router's loop thread
+ *   reads head and body
+ *   parses JSON, suspends ------->  inference_generate(client = this call)
+ *   wakes, sends the bytes <------  send, finish: bytes into the call's buffer
+ *   "the client is gone"   ------>  inference_cancel: both legs end at once
+ *
+ * Bounds. Connections: max_connections and max_connections_per_peer. A head has 32 KiB at most, a
+ * body max_message_bytes, all bodies together max_calls_bytes. A connection that has not ended its
+ * request (or not begun the next) 30 s after the last one is closed. A client that is 8 MiB behind
+ * is cut off. A suspended connection is not watched by the library, so the router's tick looks
+ * every 100 ms or less whether clients have closed.
+ *
+ * Threads: start, tick and stop on the router's; the rest is inside. */
+#ifndef TD_ROUTER_HTTP_HTTP_H
+#define TD_ROUTER_HTTP_HTTP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+struct router;
+struct router_http;
+
+struct router_http_config {
+    const char *listen;             /* host:port, port 0 = any */
+    const char *tls_cert, *tls_key; /* files (PEM); "" = no TLS */
+    uint64_t max_connections, max_connections_per_peer, max_body_bytes, max_bodies_bytes;
+    bool (*healthy)(void *ctx); /* on the library's thread, for GET /health */
+    void *ctx;
+};
+
+/* r must outlive the server, and its loop must run. */
+td_status router_http_start(struct router *r, const struct router_http_config *config,
+                            struct router_http **ret_http, struct td_err *err);
+int router_http_port(const struct router_http *http);
+void router_http_tick(struct router_http *http, uint64_t now_ns); /* loop thread; NULL is fine */
+/* No new connections; those that wait for an answer are let go, and the loop cancels their
+ * requests. Before the loop ends. NULL is fine. */
+void router_http_stop(struct router_http *http);
+/* After the loop has ended. NULL is fine. */
+void router_http_free(struct router_http *http);
+
+#endif

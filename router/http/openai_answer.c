@@ -1,0 +1,335 @@
+/* openai_answer.c - see openai_answer.h. */
+#include "router/http/openai_answer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+unsigned openai_http_status(enum td_code code)
+{
+    switch (code) {
+    case TD_CODE_OK:
+        return 200;
+    case TD_CODE_INVALID_ARGUMENT:
+    case TD_CODE_OUT_OF_RANGE:
+    case TD_CODE_UNIMPLEMENTED:
+        return 400;
+    case TD_CODE_UNAUTHENTICATED:
+        return 401;
+    case TD_CODE_PERMISSION_DENIED:
+        return 403;
+    case TD_CODE_NOT_FOUND:
+        return 404;
+    case TD_CODE_RESOURCE_EXHAUSTED:
+        return 429;
+    case TD_CODE_CANCELLED:
+        return 499; /* nobody is there to read it */
+    case TD_CODE_UNAVAILABLE:
+        return 503;
+    case TD_CODE_DEADLINE_EXCEEDED:
+        return 504;
+    default:
+        return 500;
+    }
+}
+
+static const char *error_type(unsigned http_status)
+{
+    switch (http_status) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 429:
+        return "rate_limit_error";
+    default:
+        return http_status < 500 ? "invalid_request_error" : "server_error";
+    }
+}
+
+void openai_error(struct text_buffer *out, unsigned http_status, const char *message,
+                  const char *param)
+{
+    text_addf(out, "{\"error\":{\"message\":");
+    text_add_json(out, message, strlen(message));
+    text_addf(out, ",\"type\":\"%s\",\"param\":", error_type(http_status));
+    if (param[0])
+        text_add_json(out, param, strlen(param));
+    else
+        text_addf(out, "null");
+    text_addf(out, ",\"code\":%u}}", http_status);
+}
+
+void openai_error_param(const char *message, char *ret_param)
+{
+    size_t n = strcspn(message, " ");
+    ret_param[0] = 0;
+    if (n > 0 && message[n] && message[n - 1] == ':') { /* "sampling: temperature is ..." */
+        message += n + 1;
+        n = strcspn(message, " ");
+    }
+    if (message[n] != ' ' || strspn(message, "abcdefghijklmnopqrstuvwxyz_.0123456789[]") != n ||
+        n == 0)
+        return;
+    if (strncmp(message + n, " is ", 4) && strncmp(message + n, " has ", 5)) return;
+    if (!strncmp(message, "chat.messages", 13)) {
+        snprintf(ret_param, 64, "messages");
+        return;
+    }
+    const char *from = message;
+    for (size_t i = 0; i < n; i++)
+        if (message[i] == '.') from = message + i + 1;
+    n -= (size_t)(from - message);
+    n = strcspn(from, "[ ") < n ? strcspn(from, "[ ") : n;
+    snprintf(ret_param, 64, "%.*s", (int)n, from);
+}
+
+/* ---- logprobs -------------------------------------------------------------------------------- */
+
+static size_t count_characters(const char *s, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) count += ((unsigned char)s[i] & 0xc0) != 0x80;
+    return count;
+}
+
+static void add_float(struct text_buffer *b, float x)
+{
+    if (isfinite(x))
+        text_addf(b, "%.9g", (double)x);
+    else
+        text_addf(b, "-9999.0"); /* as OpenAI writes minus infinity, which JSON has not */
+}
+
+/* The token's bytes as they would stand in the text. */
+static void token_bytes(const struct openai_answer *a, int32_t id, char **ret, size_t *ret_n)
+{
+    *ret = NULL;
+    *ret_n = 0;
+    struct td_err err = {0};
+    if (td_tokenizer_decode(a->tokenizer, &id, 1, false, ret, ret_n, &err)) *ret_n = 0;
+}
+
+static void add_token(struct text_buffer *b, const char *bytes, size_t n, float logprob)
+{
+    text_addf(b, "{\"token\":");
+    text_add_json(b, bytes, n);
+    text_addf(b, ",\"logprob\":");
+    add_float(b, logprob);
+    text_addf(b, ",\"bytes\":[");
+    for (size_t i = 0; i < n; i++) text_addf(b, i ? ",%u" : "%u", (unsigned char)bytes[i]);
+    text_addf(b, "]");
+}
+
+static void chat_logprob(const struct openai_answer *a, int32_t id, const Tandem__V1__Logprobs *l,
+                         struct text_buffer *b)
+{
+    char *bytes;
+    size_t n;
+    token_bytes(a, id, &bytes, &n);
+    add_token(b, bytes, n, l->logprob);
+    free(bytes);
+    text_addf(b, ",\"top_logprobs\":[");
+    for (size_t i = 0; i < l->n_top; i++) {
+        token_bytes(a, l->top[i]->token, &bytes, &n);
+        if (i) text_addf(b, ",");
+        add_token(b, bytes, n, l->top[i]->logprob);
+        text_addf(b, "}");
+        free(bytes);
+    }
+    text_addf(b, "]}");
+}
+
+/* Four lists: tokens, token_logprobs, top_logprobs, text_offset. */
+static void completion_logprob(const struct openai_answer *a, int32_t id, size_t offset,
+                               const Tandem__V1__Logprobs *l, struct text_buffer lists[4])
+{
+    char *bytes;
+    size_t n;
+    for (int i = 0; i < 4; i++)
+        if (lists[i].n) text_addf(&lists[i], ",");
+    token_bytes(a, id, &bytes, &n);
+    text_add_json(&lists[0], bytes, n);
+    free(bytes);
+    add_float(&lists[1], l->logprob);
+    text_addf(&lists[2], "{");
+    for (size_t i = 0; i < l->n_top; i++) {
+        token_bytes(a, l->top[i]->token, &bytes, &n);
+        if (i) text_addf(&lists[2], ",");
+        text_add_json(&lists[2], bytes, n);
+        text_addf(&lists[2], ":");
+        add_float(&lists[2], l->top[i]->logprob);
+        free(bytes);
+    }
+    text_addf(&lists[2], "}");
+    text_addf(&lists[3], "%zu", offset);
+}
+
+static void take_logprobs(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                          struct text_buffer lists[4])
+{
+    for (size_t i = 0; i < m->n_logprobs && i < m->n_token_ids; i++) {
+        if (!a->options.is_chat) {
+            completion_logprob(a, m->token_ids[i], a->n_text, m->logprobs[i], lists);
+            continue;
+        }
+        if (lists[0].n) text_addf(&lists[0], ",");
+        chat_logprob(a, m->token_ids[i], m->logprobs[i], &lists[0]);
+    }
+}
+
+static void write_logprobs(const struct openai_answer *a, const struct text_buffer lists[4],
+                           struct text_buffer *out)
+{
+    static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+    text_addf(out, ",\"logprobs\":");
+    if (!a->options.logprobs || !lists[0].n) {
+        text_addf(out, "null");
+        return;
+    }
+    if (a->options.is_chat) {
+        text_addf(out, "{\"content\":[");
+        text_add(out, lists[0].bytes, lists[0].n);
+        text_addf(out, "]}");
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        text_addf(out, "%s\"%s\":[", i ? "," : "{", names[i]);
+        text_add(out, lists[i].bytes, lists[i].n);
+        text_addf(out, "]");
+    }
+    text_addf(out, "}");
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static const char *finish_name(Tandem__V1__FinishReason finish)
+{
+    return finish == TANDEM__V1__FINISH_REASON__FINISH_LENGTH ? "length" : "stop";
+}
+
+/* finish_reason and, where there is one, vLLM's stop_reason: the stop string, or the token's id. */
+static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buffer *out)
+{
+    if (m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_NONE) {
+        text_addf(out, ",\"finish_reason\":null");
+        return;
+    }
+    text_addf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_name(m->finish_reason));
+    if (!m->stop_reason.len)
+        text_addf(out, "null");
+    else
+        text_add_json(out, (const char *)m->stop_reason.data, m->stop_reason.len);
+}
+
+static void write_usage(const struct openai_answer *a, const Tandem__V1__Usage *u,
+                        struct text_buffer *out)
+{
+    uint32_t prompt = u ? u->prompt_tokens : a->n_prompt,
+             output = u ? u->output_tokens : a->n_output;
+    text_addf(out, ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u",
+              prompt, output, prompt + output);
+    if (u) text_addf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%u}", u->cached_tokens);
+    text_addf(out, "}");
+}
+
+static void write_head(const struct openai_answer *a, const char *object, struct text_buffer *out)
+{
+    text_addf(out, "{\"id\":");
+    text_add_json(out, a->id, strlen(a->id));
+    text_addf(out, ",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
+              (long long)a->created_s);
+    text_add_json(out, a->model, strlen(a->model));
+}
+
+static void write_chunk(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                        const char *text, size_t n, const struct text_buffer lists[4],
+                        struct text_buffer *out)
+{
+    text_addf(out, "data: ");
+    write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
+    text_addf(out, ",\"choices\":[{\"index\":0,");
+    if (a->options.is_chat) {
+        bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
+        text_addf(out, a->begun ? "\"delta\":{" : "\"delta\":{\"role\":\"assistant\"");
+        if (n || !a->begun || !last) {
+            text_addf(out, a->begun ? "\"content\":" : ",\"content\":");
+            text_add_json(out, text, n);
+        }
+        text_addf(out, "}");
+    } else {
+        text_addf(out, "\"text\":");
+        text_add_json(out, text, n);
+    }
+    write_logprobs(a, lists, out);
+    write_finish(m, out);
+    text_addf(out, "}]");
+    if (a->options.continuous_usage)
+        write_usage(a, m->usage, out);
+    else if (a->options.include_usage)
+        text_addf(out, ",\"usage\":null");
+    text_addf(out, "}\n\n");
+    a->begun = true;
+}
+
+static void end_stream(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                       struct text_buffer *out)
+{
+    if (a->options.include_usage) {
+        text_addf(out, "data: ");
+        write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
+        text_addf(out, ",\"choices\":[]");
+        write_usage(a, m->usage, out);
+        text_addf(out, "}\n\n");
+    }
+    text_addf(out, "data: [DONE]\n\n");
+}
+
+static void write_body(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                       struct text_buffer *out)
+{
+    write_head(a, a->options.is_chat ? "chat.completion" : "text_completion", out);
+    text_addf(out,
+              a->options.is_chat
+                  ? ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
+                  : ",\"choices\":[{\"index\":0,\"text\":");
+    text_add_json(out, a->text.bytes, a->text.n);
+    if (a->options.is_chat) text_addf(out, "}");
+    write_logprobs(a, a->logprobs, out);
+    write_finish(m, out);
+    text_addf(out, "}]");
+    write_usage(a, m->usage, out);
+    text_addf(out, "}");
+}
+
+void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                       struct text_buffer *out)
+{
+    bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
+    const char *text = m->text.len ? (const char *)m->text.data : "";
+    struct text_buffer now[4] = {0}, *lists = a->options.stream ? now : a->logprobs;
+    a->n_output += (uint32_t)m->n_token_ids;
+    if (a->options.logprobs) take_logprobs(a, m, lists);
+    if (a->options.stream) {
+        if (m->text.len || lists[0].n || last || !a->begun)
+            write_chunk(a, m, text, m->text.len, lists, out);
+        if (last) end_stream(a, m, out);
+        for (int i = 0; i < 4; i++) text_free(&now[i]);
+    } else {
+        text_add(&a->text, text, m->text.len);
+        if (last) write_body(a, m, out);
+        if (a->text.failed) out->failed = true;
+    }
+    a->n_text += count_characters(text, m->text.len);
+}
+
+void openai_answer_free(struct openai_answer *a)
+{
+    text_free(&a->text);
+    for (int i = 0; i < 4; i++) text_free(&a->logprobs[i]);
+}

@@ -1,0 +1,42 @@
+/* openai_answer.h - GenerateResponses as OpenAI's JSON: one body, or server-sent events.
+ *
+ * A stream is `data: {chunk}` and a blank line for each piece, `data: [DONE]` at its end; with
+ * include_usage the last chunk has no choices and the usage. A body collects the pieces.
+ *
+ * Threads: one at a time; the caller's lock. */
+#ifndef TD_ROUTER_HTTP_OPENAI_ANSWER_H
+#define TD_ROUTER_HTTP_OPENAI_ANSWER_H
+
+#include "common/rpc/rpc_status.h"
+#include "common/text/tokenizer.h"
+#include "router/http/openai_request.h"
+#include "router/http/text_buffer.h"
+
+struct openai_answer {
+    struct openai_options options;
+    const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
+    char id[160], model[256];
+    int64_t created_s;
+    bool begun;                     /* stream: the first chunk is out */
+    uint32_t n_prompt, n_output;    /* tokens so far; n_prompt comes with the end */
+    size_t n_text;                  /* characters of text so far (code points), for text_offset */
+    struct text_buffer text;        /* body: the text */
+    struct text_buffer logprobs[4]; /* body: lists of logprobs (chat uses the first alone) */
+};
+
+/* Adds a message to the answer; *out gets what can be sent now (a stream's chunks; the whole body
+ * with the message that has a finish_reason). */
+void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                       struct text_buffer *out);
+void openai_answer_free(struct openai_answer *a);
+
+/* {"error": {"message", "type", "param", "code"}}; param may be "". */
+void openai_error(struct text_buffer *out, unsigned http_status, const char *message,
+                  const char *param);
+/* HTTP's status for ours. */
+unsigned openai_http_status(enum td_code code);
+/* The field that an error of inference.c begins with, as OpenAI calls it: "stop.max_tokens is 0,
+ * must be ..." gives "max_tokens"; "" when it begins with no field. 64 bytes. */
+void openai_error_param(const char *message, char *ret_param);
+
+#endif

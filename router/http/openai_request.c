@@ -1,0 +1,558 @@
+/* openai_request.c - see openai_request.h. */
+#include "router/http/openai_request.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+
+enum { MAX_PARTS = 1024 }; /* content parts of one message: text pieces of a client's template */
+
+struct openai_request {
+    json_t *root; /* strings of the message are its */
+    struct openai_options options;
+    Tandem__V1__GenerateRequest in;
+    Tandem__V1__Sampling sampling;
+    Tandem__V1__StopConditions stop;
+    Tandem__V1__Chat chat;
+    Tandem__V1__TokenIds ids;
+    Tandem__V1__Objectives objectives;
+    Tandem__V1__ChatMessage *messages; /* [n_messages] */
+    Tandem__V1__LogitBias *bias;       /* [n_bias] */
+    char **joined;                     /* contents made of parts, malloc'd each */
+    size_t n_joined;
+};
+
+struct reader {
+    struct openai_request *q;
+    const json_t *root;
+    char *param; /* 64 bytes: the field being read */
+    struct td_err *err;
+};
+
+static td_status refuse(struct reader *r, const char *field, const char *why)
+{
+    snprintf(r->param, 64, "%s", field);
+    return td_fail(r->err, TD_ERR_INVALID, "%s %s", field, why);
+}
+
+static td_status number(struct reader *r, const char *key, double *ret, bool *ret_present)
+{
+    snprintf(r->param, 64, "%s", key);
+    return td_json_f64(r->root, "request", key, -1e30, 1e30, ret, ret_present, r->err);
+}
+
+static td_status integer(struct reader *r, const char *key, int64_t min, int64_t max, int64_t *ret,
+                         bool *ret_present)
+{
+    snprintf(r->param, 64, "%s", key);
+    return td_json_i64(r->root, "request", key, min, max, ret, ret_present, r->err);
+}
+
+static td_status boolean(struct reader *r, const char *key, bool *ret)
+{
+    snprintf(r->param, 64, "%s", key);
+    return td_json_bool(r->root, "request", key, ret, NULL, r->err);
+}
+
+static td_status text(struct reader *r, const char *key, char **ret)
+{
+    snprintf(r->param, 64, "%s", key);
+    const char *s = NULL;
+    td_status st = td_json_str(r->root, "request", key, &s, NULL, r->err);
+    if (!st && s) *ret = (char *)(uintptr_t)s;
+    return st;
+}
+
+/* ---- what is not there ----------------------------------------------------------------------- */
+
+static bool is_empty(const json_t *v)
+{
+    return json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0) ||
+           (json_is_object(v) && json_object_size(v) == 0) ||
+           (json_is_string(v) && json_string_length(v) == 0);
+}
+
+static bool is_one(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 1; }
+static bool is_zero(const json_t *v) { return json_is_number(v) && !(json_number_value(v) != 0); }
+
+static bool is_text_format(const json_t *v)
+{
+    const char *type = json_string_value(json_object_get(v, "type"));
+    return type && !strcmp(type, "text");
+}
+
+static bool is_no_tool(const json_t *v)
+{
+    const char *s = json_string_value(v);
+    return s && (!strcmp(s, "none") || !strcmp(s, "auto"));
+}
+
+static bool is_only_text(const json_t *v)
+{
+    const char *first = json_string_value(json_array_get(v, 0));
+    return json_array_size(v) == 1 && first && !strcmp(first, "text");
+}
+
+static bool never(const json_t *v)
+{
+    (void)v;
+    return false;
+}
+
+/* Fields that change the answer and that this server does not have, with the values that ask for
+ * nothing. Empty values (null, false, "", [], {}) always pass. */
+static const struct {
+    const char *name;
+    bool (*asks_for_nothing)(const json_t *v);
+} not_there[] = {
+    {"n", is_one},
+    {"best_of", is_one},
+    {"echo", never},
+    {"suffix", never},
+    {"min_tokens", is_zero},
+    {"truncate_prompt_tokens", never},
+    {"prompt_logprobs", never},
+    {"include_stop_str_in_output", never},
+    {"use_beam_search", never},
+    {"length_penalty", is_one},
+    {"bad_words", never},
+    {"allowed_token_ids", never},
+    {"logits_processors", never},
+    {"tools", never},
+    {"tool_choice", is_no_tool},
+    {"functions", never},
+    {"function_call", is_no_tool},
+    {"response_format", is_text_format},
+    {"structured_outputs", never},
+    {"guided_json", never},
+    {"guided_regex", never},
+    {"guided_choice", never},
+    {"guided_grammar", never},
+    {"chat_template", never},
+    {"chat_template_kwargs", never},
+    {"continue_final_message", never},
+    {"documents", never},
+    {"audio", never},
+    {"modalities", is_only_text},
+    {"prediction", never},
+    {"web_search_options", never},
+};
+
+static td_status check_not_there(struct reader *r)
+{
+    for (size_t i = 0; i < sizeof not_there / sizeof *not_there; i++) {
+        const json_t *v = json_object_get(r->root, not_there[i].name);
+        if (v && !is_empty(v) && !not_there[i].asks_for_nothing(v))
+            return refuse(r, not_there[i].name, "is not supported by this server");
+    }
+    return TD_OK;
+}
+
+/* ---- sampling and stop conditions ------------------------------------------------------------ */
+
+#define READ_FLOAT(key, FIELD, TAG)                                                                \
+    do {                                                                                           \
+        double value;                                                                              \
+        bool there = false;                                                                        \
+        td_status st = number(r, key, &value, &there);                                             \
+        if (st) return st;                                                                         \
+        if (there) {                                                                               \
+            s->has_##FIELD##_case = TANDEM__V1__SAMPLING__HAS_##TAG##_##TAG;                       \
+            s->FIELD = (float)value;                                                               \
+        }                                                                                          \
+    } while (0)
+
+static td_status read_logit_bias(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "logit_bias");
+    if (!v || json_is_null(v)) return TD_OK;
+    if (!json_is_object(v)) return refuse(r, "logit_bias", "must be an object of token ids");
+    Tandem__V1__Sampling *s = &r->q->sampling;
+    size_t n = json_object_size(v);
+    r->q->bias = calloc(n ? n : 1, sizeof *r->q->bias);
+    s->logit_bias = calloc(n ? n : 1, sizeof *s->logit_bias);
+    if (!r->q->bias || !s->logit_bias) return td_fail(r->err, TD_ERR_AGAIN, "no memory");
+    const char *key;
+    json_t *bias;
+    json_object_foreach((json_t *)(uintptr_t)v, key, bias)
+    {
+        char *end;
+        long id = strtol(key, &end, 10);
+        if (!*key || *end || id < 0 || id > INT32_MAX || !json_is_number(bias))
+            return refuse(r, "logit_bias", "must map token ids to numbers");
+        Tandem__V1__LogitBias *b = &r->q->bias[s->n_logit_bias];
+        tandem__v1__logit_bias__init(b);
+        b->token = (int32_t)id;
+        b->bias = (float)json_number_value(bias);
+        s->logit_bias[s->n_logit_bias++] = b;
+    }
+    return TD_OK;
+}
+
+/* Chat: logprobs is a bool and top_logprobs how many; completions: logprobs is how many. */
+static td_status read_logprobs(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "logprobs");
+    int64_t n = 0;
+    bool there = false;
+    if (r->q->options.is_chat) {
+        td_status st = boolean(r, "logprobs", &r->q->options.logprobs);
+        if (!st) st = integer(r, "top_logprobs", 0, INT32_MAX, &n, &there);
+        if (st) return st;
+        if (there && n && !r->q->options.logprobs)
+            return refuse(r, "top_logprobs", "needs logprobs to be true");
+    } else if (v && !json_is_null(v) && !json_is_false(v)) {
+        td_status st = integer(r, "logprobs", 0, INT32_MAX, &n, &there);
+        if (st) return st;
+        r->q->options.logprobs = there;
+    }
+    if (r->q->options.logprobs) {
+        r->q->sampling.has_logprobs_case = TANDEM__V1__SAMPLING__HAS_LOGPROBS_LOGPROBS;
+        r->q->sampling.logprobs = (int32_t)n;
+    }
+    return TD_OK;
+}
+
+static td_status read_sampling(struct reader *r)
+{
+    Tandem__V1__Sampling *s = &r->q->sampling;
+    READ_FLOAT("temperature", temperature, TEMPERATURE);
+    READ_FLOAT("top_p", top_p, TOP_P);
+    READ_FLOAT("min_p", min_p, MIN_P);
+    READ_FLOAT("repetition_penalty", repetition_penalty, REPETITION_PENALTY);
+    double presence = 0, frequency = 0;
+    int64_t top_k = 0, seed = 0;
+    bool has_top_k = false, has_seed = false;
+    td_status st = number(r, "presence_penalty", &presence, NULL);
+    if (!st) st = number(r, "frequency_penalty", &frequency, NULL);
+    if (!st) st = integer(r, "top_k", -1, INT32_MAX, &top_k, &has_top_k);
+    if (!st) st = integer(r, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed);
+    if (st) return st;
+    s->presence_penalty = (float)presence;
+    s->frequency_penalty = (float)frequency;
+    if (has_top_k) {
+        s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K;
+        s->top_k = top_k < 0 ? 0 : (int32_t)top_k; /* vLLM's -1 is off, as 0 is */
+    }
+    if (has_seed) {
+        s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+        s->seed = (uint64_t)seed;
+    }
+    st = read_logit_bias(r);
+    return st ? st : read_logprobs(r);
+}
+
+static td_status read_stop_strings(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "stop");
+    if (!v || json_is_null(v)) return TD_OK;
+    Tandem__V1__StopConditions *s = &r->q->stop;
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    s->stop = calloc(n ? n : 1, sizeof *s->stop);
+    if (!s->stop) return td_fail(r->err, TD_ERR_AGAIN, "no memory for %zu stop strings", n);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_string(x)) return refuse(r, "stop", "must be a string or a list of strings");
+        s->stop[s->n_stop].data = (uint8_t *)(uintptr_t)json_string_value(x);
+        s->stop[s->n_stop++].len = json_string_length(x);
+    }
+    return TD_OK;
+}
+
+/* A list of token ids; *ret is malloc'd. */
+static td_status read_ids(struct reader *r, const char *key, const json_t *v, int32_t **ret,
+                          size_t *ret_n)
+{
+    size_t n = json_array_size(v);
+    int32_t *ids = calloc(n ? n : 1, sizeof *ids);
+    if (!ids) return td_fail(r->err, TD_ERR_AGAIN, "no memory for %zu token ids", n);
+    *ret = ids; /* freed with the request, also after an error */
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_array_get(v, i);
+        json_int_t id = json_integer_value(x);
+        if (!json_is_integer(x) || id < INT32_MIN || id > INT32_MAX)
+            return refuse(r, key, "must be a list of token ids");
+        ids[i] = (int32_t)id;
+    }
+    *ret_n = n;
+    return TD_OK;
+}
+
+static td_status read_stop(struct reader *r)
+{
+    Tandem__V1__StopConditions *s = &r->q->stop;
+    int64_t max_tokens = 0;
+    bool there = false;
+    td_status st = integer(r, "max_completion_tokens", INT64_MIN, INT64_MAX, &max_tokens, &there);
+    if (!st && !there) st = integer(r, "max_tokens", INT64_MIN, INT64_MAX, &max_tokens, &there);
+    if (!st && !there && !r->q->options.is_chat) {
+        max_tokens = OPENAI_COMPLETION_TOKENS;
+        there = true;
+    }
+    if (!st && there) {
+        s->has_max_tokens_case = TANDEM__V1__STOP_CONDITIONS__HAS_MAX_TOKENS_MAX_TOKENS;
+        s->max_tokens = max_tokens;
+    }
+    bool ignore_eos = false;
+    if (!st) st = boolean(r, "ignore_eos", &ignore_eos);
+    s->ignore_eos = ignore_eos;
+    if (!st) st = read_stop_strings(r);
+    const json_t *ids = json_object_get(r->root, "stop_token_ids");
+    if (!st && ids && !json_is_null(ids)) {
+        if (!json_is_array(ids)) return refuse(r, "stop_token_ids", "must be a list of token ids");
+        st = read_ids(r, "stop_token_ids", ids, &s->stop_token_ids, &s->n_stop_token_ids);
+    }
+    return st;
+}
+
+/* ---- input ----------------------------------------------------------------------------------- */
+
+/* Parts of one message: {"type":"text","text":...}, joined without anything between. */
+static td_status join_parts(struct reader *r, size_t i, const json_t *parts,
+                            ProtobufCBinaryData *ret)
+{
+    char why[96];
+    size_t n = json_array_size(parts), total = 0;
+    snprintf(why, sizeof why, "[%zu].content has %zu parts, limit %d", i, n, MAX_PARTS);
+    if (n > MAX_PARTS) return refuse(r, "messages", why);
+    for (size_t k = 0; k < n; k++) {
+        const json_t *part = json_array_get(parts, k);
+        const char *type = json_string_value(json_object_get(part, "type"));
+        snprintf(why, sizeof why, "[%zu].content[%zu] must be {\"type\":\"text\",\"text\":...}", i,
+                 k);
+        if (!type || strcmp(type, "text") || !json_is_string(json_object_get(part, "text")))
+            return refuse(r, "messages", why);
+        total += json_string_length(json_object_get(part, "text"));
+    }
+    char *joined = malloc(total + 1);
+    if (!joined) return td_fail(r->err, TD_ERR_AGAIN, "no memory for messages[%zu]", i);
+    r->q->joined[r->q->n_joined++] = joined;
+    size_t at = 0;
+    for (size_t k = 0; k < n; k++) {
+        const json_t *piece = json_object_get(json_array_get(parts, k), "text");
+        memcpy(joined + at, json_string_value(piece), json_string_length(piece));
+        at += json_string_length(piece);
+    }
+    *ret = (ProtobufCBinaryData){total, (uint8_t *)joined};
+    return TD_OK;
+}
+
+static td_status read_message(struct reader *r, size_t i, const json_t *v)
+{
+    char why[96];
+    const json_t *role = json_object_get(v, "role"), *content = json_object_get(v, "content");
+    snprintf(why, sizeof why, "[%zu] must be {\"role\": string, \"content\": string or parts}", i);
+    if (!json_is_object(v) || !json_is_string(role)) return refuse(r, "messages", why);
+    if (strlen(json_string_value(role)) != json_string_length(role))
+        return refuse(r, "messages", "has a role with a zero byte");
+    snprintf(why, sizeof why, "[%zu].tool_calls is not supported by this server", i);
+    const json_t *calls = json_object_get(v, "tool_calls");
+    if (calls && !is_empty(calls)) return refuse(r, "messages", why);
+    Tandem__V1__ChatMessage *m = &r->q->messages[i];
+    tandem__v1__chat_message__init(m);
+    m->role = (char *)(uintptr_t)json_string_value(role);
+    r->q->chat.messages[r->q->chat.n_messages++] = m;
+    if (json_is_array(content)) return join_parts(r, i, content, &m->content);
+    snprintf(why, sizeof why, "[%zu].content must be a string or a list of text parts", i);
+    if (!json_is_string(content)) return refuse(r, "messages", why);
+    m->content.data = (uint8_t *)(uintptr_t)json_string_value(content);
+    m->content.len = json_string_length(content);
+    return TD_OK;
+}
+
+static td_status read_chat(struct reader *r)
+{
+    enum { MAX_MESSAGES = 4096 }; /* inference.c's limit, told before they are allocated */
+    char why[96];
+    const json_t *v = json_object_get(r->root, "messages");
+    if (!json_is_array(v)) return refuse(r, "messages", "must be a list of messages");
+    size_t n = json_array_size(v);
+    snprintf(why, sizeof why, "has %zu messages, limit %d", n, MAX_MESSAGES);
+    if (n > MAX_MESSAGES) return refuse(r, "messages", why);
+    r->q->messages = calloc(n ? n : 1, sizeof *r->q->messages);
+    r->q->chat.messages = calloc(n ? n : 1, sizeof *r->q->chat.messages);
+    r->q->joined = calloc(n ? n : 1, sizeof *r->q->joined);
+    if (!r->q->messages || !r->q->chat.messages || !r->q->joined)
+        return td_fail(r->err, TD_ERR_AGAIN, "no memory for %zu messages", n);
+    for (size_t i = 0; i < n; i++) {
+        td_status st = read_message(r, i, json_array_get(v, i));
+        if (st) return st;
+    }
+    bool prompt = true;
+    td_status st = boolean(r, "add_generation_prompt", &prompt);
+    r->q->chat.no_generation_prompt = !prompt;
+    r->q->in.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
+    r->q->in.chat = &r->q->chat;
+    return st;
+}
+
+static td_status read_prompt(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "prompt");
+    Tandem__V1__GenerateRequest *in = &r->q->in;
+    /* A list of one prompt is that prompt. */
+    if (json_array_size(v) == 1 && !json_is_integer(json_array_get(v, 0))) v = json_array_get(v, 0);
+    if (json_is_string(v)) {
+        in->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
+        in->prompt.data = (uint8_t *)(uintptr_t)json_string_value(v);
+        in->prompt.len = json_string_length(v);
+    } else if (json_is_array(v) && json_is_integer(json_array_get(v, 0))) {
+        in->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
+        in->token_ids = &r->q->ids;
+        return read_ids(r, "prompt", v, &r->q->ids.ids, &r->q->ids.n_ids);
+    } else if (json_array_size(v) > 1) {
+        return refuse(r, "prompt",
+                      "is a list of several prompts, which this server does not "
+                      "take: send one request for each");
+    } else {
+        return refuse(r, "prompt", "must be a string or a list of token ids");
+    }
+    bool special = true;
+    td_status st = boolean(r, "add_special_tokens", &special);
+    in->no_special_tokens = !special;
+    return st;
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+static td_status read_stream(struct reader *r)
+{
+    struct openai_options *o = &r->q->options;
+    td_status st = boolean(r, "stream", &o->stream);
+    if (st) return st;
+    const json_t *v = json_object_get(r->root, "stream_options");
+    if (!v || json_is_null(v)) return TD_OK;
+    if (!json_is_object(v)) return refuse(r, "stream_options", "must be an object");
+    if (!o->stream) return refuse(r, "stream_options", "needs stream to be true");
+    snprintf(r->param, 64, "stream_options");
+    st = td_json_bool(v, "stream_options", "include_usage", &o->include_usage, NULL, r->err);
+    if (!st)
+        st = td_json_bool(v, "stream_options", "continuous_usage_stats", &o->continuous_usage, NULL,
+                          r->err);
+    return st;
+}
+
+static td_status read_objectives(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "objectives");
+    if (!v || json_is_null(v)) return TD_OK;
+    if (!json_is_object(v)) return refuse(r, "objectives", "must be {\"ttft_ms\":, \"tpot_ms\":}");
+    Tandem__V1__Objectives *o = &r->q->objectives;
+    bool ttft = false, tpot = false;
+    snprintf(r->param, 64, "objectives");
+    td_status st = td_json_f64(v, "objectives", "ttft_ms", -1e30, 1e30, &o->ttft_ms, &ttft, r->err);
+    if (!st) st = td_json_f64(v, "objectives", "tpot_ms", -1e30, 1e30, &o->tpot_ms, &tpot, r->err);
+    if (ttft) o->has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS;
+    if (tpot) o->has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS;
+    r->q->in.objectives = o;
+    return st;
+}
+
+static td_status read_all(struct reader *r)
+{
+    Tandem__V1__GenerateRequest *in = &r->q->in;
+    int64_t priority = 0;
+    bool skip = true, return_ids = false;
+    td_status st = check_not_there(r);
+    if (!st) st = r->q->options.is_chat ? read_chat(r) : read_prompt(r);
+    if (!st) st = read_stream(r);
+    if (!st) st = read_sampling(r);
+    if (!st) st = read_stop(r);
+    if (!st) st = text(r, "model", &in->model);
+    if (!st) st = text(r, "request_id", &in->request_id);
+    if (!st) st = text(r, "slo_class", &in->slo_class);
+    if (!st) st = text(r, "tenant", &in->tenant);
+    if (!st) st = text(r, "cache_salt", &in->cache_salt);
+    if (!st) st = integer(r, "priority", INT32_MIN, INT32_MAX, &priority, NULL);
+    if (!st) st = boolean(r, "skip_special_tokens", &skip);
+    if (!st) st = boolean(r, "return_token_ids", &return_ids);
+    if (!st) st = read_objectives(r);
+    in->priority = (int32_t)priority;
+    in->skip_special_tokens_off = !skip;
+    in->return_token_ids = return_ids || r->q->options.logprobs;
+    if (!st) r->param[0] = 0;
+    return st;
+}
+
+td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kind kind,
+                               struct openai_request **ret_request, char *ret_param,
+                               struct td_err *err)
+{
+    ret_param[0] = 0;
+    json_t *root = NULL;
+    td_status st = td_json_load_text(body, n_bytes, "request body", &root, err);
+    if (st) return st;
+    struct openai_request *q = calloc(1, sizeof *q);
+    if (!q || !json_is_object(root)) {
+        json_decref(root);
+        free(q);
+        return q ? td_fail(err, TD_ERR_INVALID, "request body must be a JSON object")
+                 : td_fail(err, TD_ERR_AGAIN, "no memory for a request");
+    }
+    q->root = root;
+    q->options.is_chat =
+        kind == OPENAI_CHAT || (kind == OPENAI_EITHER && json_object_get(root, "messages"));
+    tandem__v1__generate_request__init(&q->in);
+    tandem__v1__sampling__init(&q->sampling);
+    tandem__v1__stop_conditions__init(&q->stop);
+    tandem__v1__chat__init(&q->chat);
+    tandem__v1__token_ids__init(&q->ids);
+    tandem__v1__objectives__init(&q->objectives);
+    q->in.sampling = &q->sampling;
+    q->in.stop = &q->stop;
+    struct reader r = {q, root, ret_param, err};
+    st = read_all(&r);
+    if (st) {
+        openai_request_free(q);
+        return st;
+    }
+    *ret_request = q;
+    return TD_OK;
+}
+
+void openai_request_free(struct openai_request *q)
+{
+    if (!q) return;
+    for (size_t i = 0; i < q->n_joined; i++) free(q->joined[i]);
+    free(q->joined);
+    free(q->messages);
+    free(q->chat.messages);
+    free(q->bias);
+    free(q->sampling.logit_bias);
+    free(q->stop.stop);
+    free(q->stop.stop_token_ids);
+    free(q->ids.ids);
+    json_decref(q->root);
+    free(q);
+}
+
+const struct openai_options *openai_request_options(const struct openai_request *q)
+{
+    return &q->options;
+}
+
+Tandem__V1__GenerateRequest *openai_request_message(struct openai_request *q) { return &q->in; }
+
+td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,
+                                   struct td_err *err)
+{
+    char *end;
+    double ms = strtod(value, &end);
+    if (end == value || *end || !isfinite(ms))
+        return td_fail(err, TD_ERR_INVALID, "%s is \"%.40s\", must be milliseconds",
+                       is_ttft ? "x-slo-ttft-ms" : "x-slo-tpot-ms", value);
+    if (is_ttft) {
+        q->objectives.has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS;
+        q->objectives.ttft_ms = ms;
+    } else {
+        q->objectives.has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS;
+        q->objectives.tpot_ms = ms;
+    }
+    q->in.objectives = &q->objectives;
+    return TD_OK;
+}

@@ -1,0 +1,49 @@
+/* openai_request.h - the body of POST /v1/completions and /v1/chat/completions as a
+ * GenerateRequest.
+ *
+ * The fields are OpenAI's and vLLM's; the reference is their API pages. Three kinds: fields that a
+ * GenerateRequest has; harmless ones, known or not, which pass unread (user, metadata, store ...);
+ * and those that would change the answer and that are not there yet, which are refused by name
+ * unless they ask for nothing (n 1, tools [], response_format text, null anywhere).
+ *
+ * Values are checked where they are used (inference.c), so both doors answer with the same words;
+ * here only what JSON can get wrong is: types, and integers that do not fit.
+ *
+ * Threads: none of its own. Bounds: jansson parses at most 2,048 levels; lists are bounded by the
+ * caller's bound on the body, and by the limits of a GenerateRequest. */
+#ifndef TD_ROUTER_HTTP_OPENAI_REQUEST_H
+#define TD_ROUTER_HTTP_OPENAI_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "common/base/status.h"
+#include "tandem/v1/inference.pb-c.h"
+
+enum { OPENAI_COMPLETION_TOKENS = 16 }; /* max_tokens of a completion that does not say */
+
+struct openai_request;
+
+/* EITHER: chat when there are messages (POST /tokenize). */
+enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER };
+
+struct openai_options {
+    bool is_chat, stream, include_usage, continuous_usage;
+    bool logprobs; /* asked for; how many alternatives is in the GenerateRequest */
+};
+
+/* *ret_request is freed by openai_request_free. On an error ret_param (64 bytes) holds the field's
+ * name, or "". */
+td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kind kind,
+                               struct openai_request **ret_request, char *ret_param,
+                               struct td_err *err);
+void openai_request_free(struct openai_request *q); /* NULL is fine */
+const struct openai_options *openai_request_options(const struct openai_request *q);
+/* Borrowed, and valid while q is. The caller may set its strings. */
+Tandem__V1__GenerateRequest *openai_request_message(struct openai_request *q);
+/* From a header: replaces what the body said. A value that is no number above 0 is
+ * TD_ERR_INVALID. */
+td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,
+                                   struct td_err *err);
+
+#endif

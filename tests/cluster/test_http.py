@@ -1,0 +1,237 @@
+"""The HTTP door: OpenAI's API gives what gRPC gives, says what it refuses, and frees what its
+client leaves."""
+import json
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+
+from harness import PATIENT, SLOW, Cluster, pb
+
+OK = grpc.StatusCode.OK
+TALE = "Once upon a time"
+
+
+class Http:
+    def __init__(self, cluster):
+        self.port = int(cluster.router.wait_log(r"ev=http_ready .*port=(\d+)").group(1))
+
+    def ask(self, path, body=None, headers=()):
+        """(status, headers, bytes) of one request."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=None if body is None else
+            body if isinstance(body, bytes) else json.dumps(body).encode(), headers=dict(headers))
+        try:
+            with urllib.request.urlopen(request, timeout=60 * SLOW) as r:
+                return r.status, r.headers, r.read()
+        except urllib.error.HTTPError as e:
+            return e.code, e.headers, e.read()
+
+    def json(self, path, body=None, headers=()):
+        status, _, text = self.ask(path, body, headers)
+        return status, json.loads(text)
+
+    def events(self, path, body):
+        status, headers, text = self.ask(path, {**body, "stream": True})
+        assert status == 200 and headers["Content-Type"].startswith("text/event-stream"), text
+        lines = text.decode().split("\n\n")
+        assert lines[-1] == "" and lines[-2] == "data: [DONE]", lines[-3:]
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+        c.http = Http(c)
+        yield c
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.2, "seed": 7},
+                                      {"temperature": 0.8, "seed": 11, "top_k": 20, "top_p": 0.9}])
+def test_completions_equal_grpc(cluster, sampling):
+    want = cluster.generate(prompt=TALE, max_tokens=24, **sampling)
+    assert want.code == OK
+    body = {"prompt": TALE, "max_tokens": 24, **sampling}
+    status, got = cluster.http.json("/v1/completions", body)
+    assert status == 200 and got["choices"][0]["text"] == want.text
+    assert got["usage"]["completion_tokens"] == want.usage.output_tokens
+    assert got["usage"]["prompt_tokens"] == want.usage.prompt_tokens
+    length = want.finish == pb.FINISH_LENGTH
+    assert got["choices"][0]["finish_reason"] == ("length" if length else "stop")
+    events = cluster.http.events("/v1/completions", body)
+    assert "".join(e["choices"][0]["text"] for e in events) == want.text
+    assert [e["choices"][0]["finish_reason"] for e in events][:-1] == [None] * (len(events) - 1)
+
+
+def test_chat_streams_what_it_answers(cluster):
+    body = {
+        "messages": [{"role": "system", "content": "You tell stories."}, {
+            "role": "user", "content": [{"type": "text", "text": "Tell "},
+                                        {"type": "text", "text": "me one."}]
+        }], "max_completion_tokens": 20, "temperature": 0
+    }
+    status, whole = cluster.http.json("/v1/chat/completions", body)
+    assert status == 200 and whole["object"] == "chat.completion"
+    message = whole["choices"][0]["message"]
+    assert message["role"] == "assistant" and message["content"]
+    events = cluster.http.events("/v1/chat/completions",
+                                 {**body, "stream_options": {"include_usage": True}})
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert all("role" not in e["choices"][0]["delta"] for e in events[1:-1])
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
+    assert text == message["content"]
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == \
+        whole["usage"]["completion_tokens"]
+    assert len({e["id"] for e in events}) == 1 and events[0]["id"].startswith("chatcmpl-")
+
+
+def test_logprobs_equal_grpc(cluster):
+    want = cluster.generate(prompt=TALE, max_tokens=6, temperature=0, logprobs=2)
+    _, got = cluster.http.json("/v1/completions",
+                               {"prompt": TALE, "max_tokens": 6, "temperature": 0, "logprobs": 2})
+    p = got["choices"][0]["logprobs"]
+    assert "".join(p["tokens"]) == want.text == got["choices"][0]["text"]
+    assert p["token_logprobs"] == pytest.approx([lp for lp, _ in want.logprobs], rel=1e-6)
+    assert [len(x) for x in p["top_logprobs"]] == [2] * 6
+    at = 0
+    for token, offset in zip(p["tokens"], p["text_offset"]):
+        assert offset == at
+        at += len(token)
+    _, got = cluster.http.json(
+        "/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0,
+            "logprobs": True, "top_logprobs": 3
+        })
+    content = got["choices"][0]["logprobs"]["content"]
+    assert len(content) == 3 and all(len(x["top_logprobs"]) == 3 for x in content)
+    assert all(bytes(x["bytes"]).decode() == x["token"] for x in content)
+    assert all(x["logprob"] == x["top_logprobs"][0]["logprob"] for x in content)
+
+
+@pytest.mark.parametrize(
+    "path, body, status, param, words",
+    [("/v1/completions", {"prompt": TALE, "max_tokens": 0}, 400, "max_tokens", "must be 1.."),
+     ("/v1/completions", {"prompt": TALE, "temperature": -1}, 400, "temperature", "temperature is"),
+     ("/v1/completions", {"prompt": TALE, "temperature": "hot"}, 400, "temperature", "must be"),
+     ("/v1/completions", {"prompt": TALE, "n": 2}, 400, "n", "n is not supported"),
+     ("/v1/completions", {"prompt": TALE, "echo": True}, 400, "echo", "echo is not supported"),
+     ("/v1/completions", {"prompt": ["a", "b"]}, 400, "prompt", "several prompts"),
+     ("/v1/completions", {"prompt": 7}, 400, "prompt", "must be a string"),
+     ("/v1/completions", {}, 400, "prompt", "must be a string"),
+     ("/v1/completions", {"prompt": ""}, 400, "prompt", "prompt is empty"),
+     ("/v1/completions", {"prompt": TALE, "model": "gpt"}, 404, None, "is not served here"),
+     ("/v1/completions", b"{", 400, None, "line 1"),
+     ("/v1/completions", b"[]", 400, None, "must be a JSON object"),
+     ("/v1/completions", b"", 400, None, "request body"),
+     ("/v1/completions", b"[" * 100000, 400, None, "maximum parsing depth"),
+     ("/v1/completions", b'{"prompt":"\xff"}', 400, None, "decode byte 0xff"),
+     ("/v1/chat/completions", {"messages": []}, 400, "messages", "is empty"),
+     ("/v1/chat/completions", {"messages": [{"role": "wizard", "content": "x"}]
+                               }, 400, "messages", "wizard"),
+     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]
+                               }, 400, "messages", "[0].content[0]"),
+     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]
+                               }, 400, "tools", "tools is not supported"),
+     ("/v1/chat/completions", {
+         "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}
+     }, 400, "response_format", "not supported"), ("/v1/nothing", {}, 404, None, "not served here"),
+     ("/v1/models", {}, 405, None, "not served here"), ])
+def test_refusals_name_the_field(cluster, path, body, status, param, words):
+    got, text = cluster.http.json(path, body)
+    error = text["error"]
+    assert (got, error["code"], error["param"]) == (status, status, param), text
+    assert words in error["message"], text
+
+
+def test_what_asks_for_nothing_passes(cluster):
+    body = {
+        "prompt": TALE, "max_tokens": 2, "temperature": 0, "n": 1, "best_of": 1, "tools": [],
+        "response_format": {"type": "text"}, "stop": None, "seed": None, "user": "me", "metadata": {
+            "a": "b"
+        }, "store": False, "echo": False, "service_tier": "auto", "invented": [1, 2]
+    }
+    status, got = cluster.http.json("/v1/completions", body)
+    assert status == 200 and got["usage"]["completion_tokens"] == 2
+
+
+def test_small_paths(cluster):
+    status, got = cluster.http.json("/v1/models")
+    assert status == 200 and got["data"][0]["id"] == "pocket"
+    assert got["data"][0]["max_model_len"] == 2048
+    assert cluster.http.json("/health") == (200, {"status": "ok"})
+    status, _, text = cluster.http.ask("/metrics")
+    assert status == 200 and b"td_time_to_first_token_seconds_count" in text
+    status, got = cluster.http.json("/tokenize", {"prompt": TALE})
+    ids = got["tokens"]
+    assert status == 200 and got["count"] == len(ids) > 2
+    same = cluster.http.json("/v1/completions", {"prompt": ids, "max_tokens": 5, "temperature": 0})
+    text = cluster.http.json("/v1/completions", {"prompt": TALE, "max_tokens": 5, "temperature": 0})
+    assert same[1]["choices"][0]["text"] == text[1]["choices"][0]["text"]
+    _, headers, _ = cluster.http.ask("/health", headers={"x-request-id": "abc-1"})
+    assert headers["x-request-id"] == "abc-1"
+
+
+def raw(cluster, body, path="/v1/completions"):
+    s = socket.create_connection(("127.0.0.1", cluster.http.port), timeout=60 * SLOW)
+    text = json.dumps(body).encode()
+    s.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode() +
+              text)
+    return s
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_request(cluster, stream):
+    before = cluster.router.log().count("ev=request_cancelled")
+    s = raw(cluster, {"prompt": TALE, "max_tokens": 1500, "ignore_eos": True, "stream": stream})
+    cluster.wait_for(lambda: cluster.status().live == 1, "the request", 20 * SLOW)
+    s.close()
+    cluster.wait_for(lambda: cluster.status().live == 0, "its end", 20 * SLOW)
+    assert cluster.router.log().count("ev=request_cancelled") == before + 1
+    cluster.wait_idle()
+
+
+def test_the_first_event_does_not_wait_for_an_acknowledgement(cluster):
+    """The library sends head and first event by two calls. Without TCP_NODELAY the second waits
+    for the client's delayed acknowledgement of the first, 40 ms, each time."""
+    gaps = []
+    for _ in range(20):
+        with raw(cluster, {"prompt": TALE, "max_tokens": 2, "stream": True}) as s:
+            data, begin = s.recv(65536), time.monotonic()
+            assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+            while b"data: {" not in data:
+                data += s.recv(65536)
+            gaps.append(time.monotonic() - begin)
+    assert min(gaps) < 0.02, gaps
+
+
+def test_a_connection_serves_many_requests(cluster):
+    with raw(cluster, {"prompt": TALE, "max_tokens": 1}) as s:
+        for _ in range(3):
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += s.recv(65536)
+            head, body = data.split(b"\r\n\r\n", 1)
+            n = int(re.search(rb"Content-Length: (\d+)", head).group(1))
+            while len(body) < n:
+                body += s.recv(65536)
+            assert json.loads(body)["usage"]["completion_tokens"] == 1
+            text = b'{"prompt":"x","max_tokens":1}'
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" %
+                      (len(text), text))
+
+
+def test_bodies_have_a_bound():
+    args = [
+        "--http-listen", "127.0.0.1:0", "--max-message-bytes", "65536", "--queue-timeout-ms", "200"
+    ]
+    with Cluster(prefill=0, decode=0, router_args=args) as c:
+        status, got = Http(c).json("/v1/completions", {"prompt": "x" * 70000})
+        assert status == 413 and "65536 bytes" in got["error"]["message"]
+        status, headers, text = Http(c).ask("/v1/completions", {"prompt": "x", "max_tokens": 1})
+        assert status == 503 and int(headers["Retry-After"]) >= 1, text
+        assert json.loads(text)["error"]["type"] == "server_error"
