@@ -1,4 +1,5 @@
-/* generate.c - `tandem generate` and `tandem chat`: stream a completion to stdout. */
+/* generate.c - `tandem generate` and `tandem chat`: stream a completion to stdout. chat writes the
+ * model's reasoning to stderr and leaves it out of the history, as the models' templates do. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,7 @@ static const struct td_option chat_options[] = {
 
 struct stream {
     bool token_ids, any;
+    bool reasoning; /* what was written last, to stderr */
     uint64_t start_ns, first_ns, last_ns;
     char *text; /* everything so far, for chat's history */
     size_t n_text, capacity;
@@ -119,7 +121,13 @@ static void on_response(const ProtobufCMessage *msg, void *ctx)
             s->any = true;
             if (i < m->n_logprobs) printf("(%.4f)", (double)m->logprobs[i]->logprob);
         }
+    } else if (m->reasoning.len) {
+        if (!s->reasoning) fputs("[reasoning] ", stderr);
+        s->reasoning = true;
+        fwrite(m->reasoning.data, 1, m->reasoning.len, stderr);
     } else if (m->text.len) {
+        if (s->reasoning) fputs("\n", stderr);
+        s->reasoning = false;
         fwrite(m->text.data, 1, m->text.len, stdout);
     }
     fflush(stdout);
@@ -453,6 +461,7 @@ int cli_chat(int argc, char **argv)
         Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
         chat.n_messages = h.n;
         chat.messages = h.ptrs;
+        chat.split_answer = true;
         r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
         r.m.chat = &chat;
         struct stream s = {0};

@@ -2,11 +2,12 @@
 token of the model is made to say a whole answer, so that what it decodes to is known."""
 import json
 import os
+import subprocess
 
 import grpc
 import pytest
 
-from harness import PATIENT, POCKET, Cluster, pb
+from harness import BIN, PATIENT, POCKET, SLOW, Cluster, pb
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
@@ -15,7 +16,8 @@ TEMPLATE = ("{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor 
             "{% for c in m.tool_calls %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
             "\"arguments\": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}"
             "<|im_end|>\n{% endfor %}{# 'tool' <think> #}{{ extra }}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+            "{% if messages[-1].content == 'Think' %}<think>\n{% endif %}")
 ANSWER = ('<think>\nhm\n</think>\n\nHi <tool_call>\n{"name": "get", "arguments": {"x": 1}}\n'
           '</tool_call>\n<tool_call>\n{"name": "put", "arguments": {}}\n</tool_call>')
 TOOL = '{"type": "function", "function": {"name": "get", "parameters": {"z": 0.50, "a": []}}}'
@@ -147,3 +149,19 @@ def test_refused_by_name(cluster):
         code, details, _ = ask(cluster, **chat)
         assert code == want and text in details, (code, details)
     assert ask(cluster, messages=[user()])[0] == OK
+
+
+def test_chat_command(cluster):
+    """Reasoning goes to stderr, the answer to stdout."""
+    def chat(lines):
+        p = subprocess.run([
+            os.path.join(BIN, "tandem"), "chat", "--server", f"127.0.0.1:{cluster.port}",
+            "--max-tokens", "6", "--temperature", "0"
+        ], input=lines, capture_output=True, text=True, timeout=60 * SLOW, check=False)
+        assert p.returncode == 0, p.stderr
+        return p.stdout, p.stderr
+
+    out, err = chat("Think\n")
+    assert out.strip() == "" and "[reasoning] " in err and len(err.split("[reasoning] ")[1]) > 2
+    out, err = chat("Hello\n")
+    assert out.strip() and "[reasoning]" not in err
