@@ -119,8 +119,15 @@ def test_one_process_batched_and_preempted(oracle):
     with open(POCKET + "/config.json", encoding="utf-8") as f:
         m = json.load(f)
     block = 16 * 2 * m["num_hidden_layers"] * m["num_key_value_heads"] * m["head_dim"] * 2
-    results, preemptions = one_process(REQUESTS, concurrency=12, chunk=64, kv=str(block * 22))
-    assert results == oracle
+    # short prompts with long outputs in a pool that cannot hold them all: 12 of 5 blocks in the end
+    requests = [
+        dict(REQUESTS[0], ids=[3 + i] * 10, max_tokens=60, seed=i, temperature=0.8,
+             guided={"kind": kind, "texts": texts}) for i, (kind, texts, _) in enumerate(
+                 [GUIDES[1 if i % 6 == 5 else 4 * (i % 2)] for i in range(12)])
+    ]
+    want, _ = one_process(requests)
+    results, preemptions = one_process(requests, concurrency=12, chunk=64, kv=str(block * 12))
+    assert results == want
     assert preemptions > 0
 
 
