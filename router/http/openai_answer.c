@@ -210,6 +210,7 @@ static void write_logprobs(const struct openai_answer *a, const struct text_buff
 
 static const char *finish_name(Tandem__V1__FinishReason finish)
 {
+    if (finish == TANDEM__V1__FINISH_REASON__FINISH_TOOL_CALLS) return "tool_calls";
     return finish == TANDEM__V1__FINISH_REASON__FINISH_LENGTH ? "length" : "stop";
 }
 
@@ -247,24 +248,64 @@ static void write_head(const struct openai_answer *a, const char *object, struct
     text_add_json(out, a->model, strlen(a->model));
 }
 
-static void write_chunk(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
-                        const char *text, size_t n, const struct text_buffer lists[4],
+static void write_call_delta(const Tandem__V1__ToolCallDelta *c, struct text_buffer *out)
+{
+    text_addf(out, "{\"index\":%u", c->index);
+    if (c->id[0]) {
+        text_addf(out, ",\"id\":");
+        text_add_json(out, c->id, strlen(c->id));
+        text_addf(out, ",\"type\":\"function\"");
+    }
+    text_addf(out, ",\"function\":{");
+    if (c->name[0]) {
+        text_addf(out, "\"name\":");
+        text_add_json(out, c->name, strlen(c->name));
+        text_addf(out, ",");
+    }
+    text_addf(out, "\"arguments\":");
+    text_add_json(out, (const char *)c->arguments.data, c->arguments.len);
+    text_addf(out, "}}");
+}
+
+/* The first delta has the role; then each has what the message has. */
+static void write_delta(const struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                         struct text_buffer *out)
+{
+    const char *comma = "";
+    bool other = m->reasoning.len || m->n_tool_calls;
+    text_addf(out, "\"delta\":{");
+    if (!a->begun) {
+        text_addf(out, "\"role\":\"assistant\"");
+        comma = ",";
+    }
+    if (m->text.len || (!other && !a->begun)) {
+        text_addf(out, "%s\"content\":", comma);
+        text_add_json(out, (const char *)m->text.data, m->text.len);
+        comma = ",";
+    }
+    if (m->reasoning.len) {
+        text_addf(out, "%s\"reasoning_content\":", comma);
+        text_add_json(out, (const char *)m->reasoning.data, m->reasoning.len);
+        comma = ",";
+    }
+    for (size_t i = 0; i < m->n_tool_calls; i++) {
+        text_addf(out, i ? "," : "%s\"tool_calls\":[", comma);
+        write_call_delta(m->tool_calls[i], out);
+    }
+    text_addf(out, m->n_tool_calls ? "]}" : "}");
+}
+
+static void write_chunk(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                        const struct text_buffer lists[4], struct text_buffer *out)
 {
     text_addf(out, "data: ");
     write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
     text_addf(out, ",\"choices\":[{\"index\":0,");
     if (a->options.is_chat) {
-        bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
-        text_addf(out, a->begun ? "\"delta\":{" : "\"delta\":{\"role\":\"assistant\"");
-        if (n || !a->begun || !last) {
-            text_addf(out, a->begun ? "\"content\":" : ",\"content\":");
-            text_add_json(out, text, n);
-        }
-        text_addf(out, "}");
+        write_delta(a, m, out);
     } else {
         text_addf(out, "\"text\":");
-        text_add_json(out, text, n);
+        text_add_json(out, (const char *)m->text.data, m->text.len);
     }
     write_logprobs(a, lists, out);
     write_finish(m, out);
@@ -290,16 +331,41 @@ static void end_stream(struct openai_answer *a, const Tandem__V1__GenerateRespon
     text_addf(out, "data: [DONE]\n\n");
 }
 
+static void write_message(const struct openai_answer *a, struct text_buffer *out)
+{
+    text_addf(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+    if (a->n_calls && !a->text.n)
+        text_addf(out, "null");
+    else
+        text_add_json(out, a->text.bytes, a->text.n);
+    if (a->reasoning.n) {
+        text_addf(out, ",\"reasoning_content\":");
+        text_add_json(out, a->reasoning.bytes, a->reasoning.n);
+    }
+    for (size_t i = 0; i < a->n_calls; i++) {
+        const struct openai_call *c = &a->calls[i];
+        text_addf(out, i ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
+        text_add_json(out, c->id, strlen(c->id));
+        text_addf(out, ",\"type\":\"function\",\"function\":{\"name\":");
+        text_add_json(out, c->name, strlen(c->name));
+        text_addf(out, ",\"arguments\":");
+        text_add_json(out, c->arguments.bytes, c->arguments.n);
+        text_addf(out, "}}");
+    }
+    text_addf(out, a->n_calls ? "]}" : "}");
+}
+
 static void write_body(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                        struct text_buffer *out)
 {
     write_head(a, a->options.is_chat ? "chat.completion" : "text_completion", out);
-    text_addf(out,
-              a->options.is_chat
-                  ? ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
-                  : ",\"choices\":[{\"index\":0,\"text\":");
-    text_add_json(out, a->text.bytes, a->text.n);
-    if (a->options.is_chat) text_addf(out, "}");
+    text_addf(out, ",\"choices\":[{\"index\":0,");
+    if (a->options.is_chat) {
+        write_message(a, out);
+    } else {
+        text_addf(out, "\"text\":");
+        text_add_json(out, a->text.bytes, a->text.n);
+    }
     write_logprobs(a, a->logprobs, out);
     write_finish(m, out);
     text_addf(out, "}]");
@@ -307,29 +373,58 @@ static void write_body(struct openai_answer *a, const Tandem__V1__GenerateRespon
     text_addf(out, "}");
 }
 
+/* A piece of a call into the whole answer; false: no memory. Calls come in the order of their
+ * index, each begun before the next. */
+static bool take_call(struct openai_answer *a, const Tandem__V1__ToolCallDelta *d)
+{
+    if (d->index >= a->n_calls) {
+        struct openai_call *calls = realloc(a->calls, (a->n_calls + 1) * sizeof *calls);
+        if (!calls) return false;
+        a->calls = calls;
+        struct openai_call *c = &calls[a->n_calls++];
+        *c = (struct openai_call){0};
+        snprintf(c->id, sizeof c->id, "%s", d->id);
+        snprintf(c->name, sizeof c->name, "%s", d->name);
+    }
+    struct text_buffer *to = &a->calls[a->n_calls - 1].arguments;
+    text_add(to, (const char *)d->arguments.data, d->arguments.len);
+    return !to->failed;
+}
+
+static void collect(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                    struct text_buffer *out)
+{
+    text_add(&a->text, (const char *)m->text.data, m->text.len);
+    text_add(&a->reasoning, (const char *)m->reasoning.data, m->reasoning.len);
+    bool ok = !a->text.failed && !a->reasoning.failed;
+    for (size_t i = 0; i < m->n_tool_calls; i++) ok = take_call(a, m->tool_calls[i]) && ok;
+    if (!ok) out->failed = true;
+}
+
 void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                        struct text_buffer *out)
 {
     bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
-    const char *text = m->text.len ? (const char *)m->text.data : "";
+    bool says = m->text.len || m->reasoning.len || m->n_tool_calls;
     struct text_buffer now[4] = {0}, *lists = a->options.stream ? now : a->logprobs;
     a->n_output += (uint32_t)m->n_token_ids;
     if (a->options.logprobs) take_logprobs(a, m, lists);
     if (a->options.stream) {
-        if (m->text.len || lists[0].n || last || !a->begun)
-            write_chunk(a, m, text, m->text.len, lists, out);
+        if (says || lists[0].n || last || !a->begun) write_chunk(a, m, lists, out);
         if (last) end_stream(a, m, out);
         for (int i = 0; i < 4; i++) text_free(&now[i]);
     } else {
-        text_add(&a->text, text, m->text.len);
+        collect(a, m, out);
         if (last) write_body(a, m, out);
-        if (a->text.failed) out->failed = true;
     }
-    a->n_text += count_characters(text, m->text.len);
+    a->n_text += count_characters((const char *)m->text.data, m->text.len);
 }
 
 void openai_answer_free(struct openai_answer *a)
 {
     text_free(&a->text);
+    text_free(&a->reasoning);
+    for (size_t i = 0; i < a->n_calls; i++) text_free(&a->calls[i].arguments);
+    free(a->calls);
     for (int i = 0; i < 4; i++) text_free(&a->logprobs[i]);
 }

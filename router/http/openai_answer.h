@@ -12,15 +12,24 @@
 #include "router/http/openai_request.h"
 #include "router/http/text_buffer.h"
 
+/* A tool call of a whole answer. */
+struct openai_call {
+    char id[64], name[192];
+    struct text_buffer arguments;
+};
+
 struct openai_answer {
     struct openai_options options;
     const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
     char id[160], model[256];
     int64_t created_s;
-    bool begun;                     /* stream: the first chunk is out */
-    uint32_t n_prompt, n_output;    /* tokens so far; n_prompt comes with the end */
-    size_t n_text;                  /* characters of text so far (code points), for text_offset */
-    struct text_buffer text;        /* body: the text */
+    bool begun;                   /* stream: the first chunk is out */
+    uint32_t n_prompt, n_output;  /* tokens so far; n_prompt comes with the end */
+    size_t n_text;                /* characters of text so far (code points), for text_offset */
+    struct text_buffer text;      /* body: the text */
+    struct text_buffer reasoning; /* body: what comes before it, where the template has that */
+    struct openai_call *calls;    /* body: [n_calls] */
+    size_t n_calls;
     struct text_buffer logprobs[4]; /* body: lists of logprobs (chat uses the first alone) */
 };
 

@@ -10,7 +10,14 @@
 
 #include "common/base/json.h"
 
-enum { MAX_PARTS = 1024 }; /* content parts of one message: text pieces of a client's template */
+/* What one body may hold, told before it is allocated; what a request may hold is inference.c's. */
+enum {
+    MAX_MESSAGES = 4096,
+    MAX_PARTS = 1024,
+    MAX_CALLS = 128,
+    MAX_TOOLS = 128,
+    MAX_CHOICES = 4096
+};
 
 struct openai_request {
     json_t *root; /* strings of the message are its */
@@ -21,10 +28,17 @@ struct openai_request {
     Tandem__V1__Chat chat;
     Tandem__V1__TokenIds ids;
     Tandem__V1__Objectives objectives;
+    Tandem__V1__GuidedOutput guided;
+    Tandem__V1__GuidedChoice choice;
     Tandem__V1__ChatMessage *messages; /* [n_messages] */
     Tandem__V1__LogitBias *bias;       /* [n_bias] */
-    char **joined;                     /* contents made of parts, malloc'd each */
-    size_t n_joined;
+    struct owned *owned;               /* what else the message points to */
+};
+
+/* A block of memory that is freed with the request. */
+struct owned {
+    struct owned *next;
+    void *memory; /* malloc'd */
 };
 
 struct reader {
@@ -33,6 +47,26 @@ struct reader {
     char *param; /* 64 bytes: the field being read */
     struct td_err *err;
 };
+
+/* Takes malloc'd memory over; NULL when it is NULL or there is no memory to note it. */
+static void *own(struct reader *r, void *memory)
+{
+    struct owned *o = memory ? malloc(sizeof *o) : NULL;
+    if (!o) {
+        free(memory);
+        td_fail(r->err, TD_ERR_AGAIN, "no memory for the request");
+        return NULL;
+    }
+    *o = (struct owned){r->q->owned, memory};
+    r->q->owned = o;
+    return memory;
+}
+
+/* n zeroed elements, at least one. */
+static void *own_array(struct reader *r, size_t n, size_t bytes)
+{
+    return own(r, calloc(n ? n : 1, bytes));
+}
 
 static td_status refuse(struct reader *r, const char *field, const char *why)
 {
@@ -80,12 +114,6 @@ static bool is_empty(const json_t *v)
 static bool is_one(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 1; }
 static bool is_zero(const json_t *v) { return json_is_number(v) && !(json_number_value(v) != 0); }
 
-static bool is_text_format(const json_t *v)
-{
-    const char *type = json_string_value(json_object_get(v, "type"));
-    return type && !strcmp(type, "text");
-}
-
 static bool is_no_tool(const json_t *v)
 {
     const char *s = json_string_value(v);
@@ -123,18 +151,9 @@ static const struct {
     {"bad_words", never},
     {"allowed_token_ids", never},
     {"logits_processors", never},
-    {"tools", never},
-    {"tool_choice", is_no_tool},
     {"functions", never},
     {"function_call", is_no_tool},
-    {"response_format", is_text_format},
-    {"structured_outputs", never},
-    {"guided_json", never},
-    {"guided_regex", never},
-    {"guided_choice", never},
-    {"guided_grammar", never},
     {"chat_template", never},
-    {"chat_template_kwargs", never},
     {"continue_final_message", never},
     {"documents", never},
     {"audio", never},
@@ -174,9 +193,9 @@ static td_status read_logit_bias(struct reader *r)
     if (!json_is_object(v)) return refuse(r, "logit_bias", "must be an object of token ids");
     Tandem__V1__Sampling *s = &r->q->sampling;
     size_t n = json_object_size(v);
-    r->q->bias = calloc(n ? n : 1, sizeof *r->q->bias);
-    s->logit_bias = calloc(n ? n : 1, sizeof *s->logit_bias);
-    if (!r->q->bias || !s->logit_bias) return td_fail(r->err, TD_ERR_AGAIN, "no memory");
+    r->q->bias = own_array(r, n, sizeof *r->q->bias);
+    s->logit_bias = own_array(r, n, sizeof *s->logit_bias);
+    if (!r->q->bias || !s->logit_bias) return TD_ERR_AGAIN;
     const char *key;
     json_t *bias;
     json_object_foreach((json_t *)(uintptr_t)v, key, bias)
@@ -253,8 +272,8 @@ static td_status read_stop_strings(struct reader *r)
     if (!v || json_is_null(v)) return TD_OK;
     Tandem__V1__StopConditions *s = &r->q->stop;
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
-    s->stop = calloc(n ? n : 1, sizeof *s->stop);
-    if (!s->stop) return td_fail(r->err, TD_ERR_AGAIN, "no memory for %zu stop strings", n);
+    s->stop = own_array(r, n, sizeof *s->stop);
+    if (!s->stop) return TD_ERR_AGAIN;
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_string(x)) return refuse(r, "stop", "must be a string or a list of strings");
@@ -264,14 +283,14 @@ static td_status read_stop_strings(struct reader *r)
     return TD_OK;
 }
 
-/* A list of token ids; *ret is malloc'd. */
+/* A list of token ids. */
 static td_status read_ids(struct reader *r, const char *key, const json_t *v, int32_t **ret,
                           size_t *ret_n)
 {
     size_t n = json_array_size(v);
-    int32_t *ids = calloc(n ? n : 1, sizeof *ids);
-    if (!ids) return td_fail(r->err, TD_ERR_AGAIN, "no memory for %zu token ids", n);
-    *ret = ids; /* freed with the request, also after an error */
+    int32_t *ids = own_array(r, n, sizeof *ids);
+    if (!ids) return TD_ERR_AGAIN;
+    *ret = ids;
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(v, i);
         json_int_t id = json_integer_value(x);
@@ -312,52 +331,99 @@ static td_status read_stop(struct reader *r)
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
-/* Parts of one message: {"type":"text","text":...}, joined without anything between. */
-static td_status join_parts(struct reader *r, size_t i, const json_t *parts,
-                            ProtobufCBinaryData *ret)
+/* The value as JSON text, for fields of the message that are JSON themselves. */
+static td_status dump(struct reader *r, const json_t *v, ProtobufCBinaryData *ret)
+{
+    char *json = own(r, json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY));
+    if (!json) return TD_ERR_AGAIN;
+    *ret = (ProtobufCBinaryData){strlen(json), (uint8_t *)json};
+    return TD_OK;
+}
+
+/* A string without zero bytes; absent or null leaves *ret. */
+static td_status member(struct reader *r, const json_t *v, size_t i, const char *key, char **ret)
 {
     char why[96];
-    size_t n = json_array_size(parts), total = 0;
+    const json_t *s = json_object_get(v, key);
+    if (!s || json_is_null(s)) return TD_OK;
+    snprintf(why, sizeof why, "[%zu].%s must be a string without zero bytes", i, key);
+    if (!json_is_string(s) || strlen(json_string_value(s)) != json_string_length(s))
+        return refuse(r, "messages", why);
+    *ret = (char *)(uintptr_t)json_string_value(s);
+    return TD_OK;
+}
+
+static td_status read_parts(struct reader *r, size_t i, const json_t *v, Tandem__V1__ChatMessage *m)
+{
+    char why[96];
+    size_t n = json_array_size(v);
     snprintf(why, sizeof why, "[%zu].content has %zu parts, limit %d", i, n, MAX_PARTS);
     if (n > MAX_PARTS) return refuse(r, "messages", why);
+    Tandem__V1__ContentPart *parts = own_array(r, n, sizeof *parts);
+    m->parts = own_array(r, n, sizeof *m->parts);
+    if (!parts || !m->parts) return TD_ERR_AGAIN;
     for (size_t k = 0; k < n; k++) {
-        const json_t *part = json_array_get(parts, k);
+        const json_t *part = json_array_get(v, k), *words = json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
         snprintf(why, sizeof why, "[%zu].content[%zu] must be {\"type\":\"text\",\"text\":...}", i,
                  k);
-        if (!type || strcmp(type, "text") || !json_is_string(json_object_get(part, "text")))
+        if (!type || strcmp(type, "text") || !json_is_string(words))
             return refuse(r, "messages", why);
-        total += json_string_length(json_object_get(part, "text"));
+        tandem__v1__content_part__init(&parts[k]);
+        parts[k].type = (char *)(uintptr_t) "text";
+        parts[k].text.data = (uint8_t *)(uintptr_t)json_string_value(words);
+        parts[k].text.len = json_string_length(words);
+        m->parts[m->n_parts++] = &parts[k];
     }
-    char *joined = malloc(total + 1);
-    if (!joined) return td_fail(r->err, TD_ERR_AGAIN, "no memory for messages[%zu]", i);
-    r->q->joined[r->q->n_joined++] = joined;
-    size_t at = 0;
+    return TD_OK;
+}
+
+static td_status read_calls(struct reader *r, size_t i, const json_t *v, Tandem__V1__ChatMessage *m)
+{
+    char why[96];
+    size_t n = json_array_size(v);
+    snprintf(why, sizeof why, "[%zu].tool_calls must be a list of at most %d calls", i, MAX_CALLS);
+    if (!json_is_array(v) || n > MAX_CALLS) return refuse(r, "messages", why);
+    Tandem__V1__ToolCall *calls = own_array(r, n, sizeof *calls);
+    m->tool_calls = own_array(r, n, sizeof *m->tool_calls);
+    if (!calls || !m->tool_calls) return TD_ERR_AGAIN;
     for (size_t k = 0; k < n; k++) {
-        const json_t *piece = json_object_get(json_array_get(parts, k), "text");
-        memcpy(joined + at, json_string_value(piece), json_string_length(piece));
-        at += json_string_length(piece);
+        const json_t *call = json_array_get(v, k), *f = json_object_get(call, "function"),
+                     *arguments = json_object_get(f, "arguments");
+        snprintf(why, sizeof why, "[%zu].tool_calls[%zu] must be a function with a name", i, k);
+        if (!json_is_string(json_object_get(f, "name"))) return refuse(r, "messages", why);
+        tandem__v1__tool_call__init(&calls[k]);
+        td_status st = member(r, call, i, "id", &calls[k].id);
+        if (!st) st = member(r, f, i, "name", &calls[k].name);
+        if (!st && json_is_string(arguments)) {
+            calls[k].arguments.data = (uint8_t *)(uintptr_t)json_string_value(arguments);
+            calls[k].arguments.len = json_string_length(arguments);
+        } else if (!st && json_is_object(arguments)) {
+            st = dump(r, arguments, &calls[k].arguments);
+        }
+        if (st) return st;
+        m->tool_calls[m->n_tool_calls++] = &calls[k];
     }
-    *ret = (ProtobufCBinaryData){total, (uint8_t *)joined};
     return TD_OK;
 }
 
 static td_status read_message(struct reader *r, size_t i, const json_t *v)
 {
     char why[96];
-    const json_t *role = json_object_get(v, "role"), *content = json_object_get(v, "content");
+    const json_t *content = json_object_get(v, "content"),
+                 *calls = json_object_get(v, "tool_calls");
     snprintf(why, sizeof why, "[%zu] must be {\"role\": string, \"content\": string or parts}", i);
-    if (!json_is_object(v) || !json_is_string(role)) return refuse(r, "messages", why);
-    if (strlen(json_string_value(role)) != json_string_length(role))
-        return refuse(r, "messages", "has a role with a zero byte");
-    snprintf(why, sizeof why, "[%zu].tool_calls is not supported by this server", i);
-    const json_t *calls = json_object_get(v, "tool_calls");
-    if (calls && !is_empty(calls)) return refuse(r, "messages", why);
+    if (!json_is_string(json_object_get(v, "role"))) return refuse(r, "messages", why);
     Tandem__V1__ChatMessage *m = &r->q->messages[i];
     tandem__v1__chat_message__init(m);
-    m->role = (char *)(uintptr_t)json_string_value(role);
     r->q->chat.messages[r->q->chat.n_messages++] = m;
-    if (json_is_array(content)) return join_parts(r, i, content, &m->content);
+    td_status st = member(r, v, i, "role", &m->role);
+    if (!st) st = member(r, v, i, "name", &m->name);
+    if (!st) st = member(r, v, i, "tool_call_id", &m->tool_call_id);
+    if (!st && calls && !is_empty(calls)) st = read_calls(r, i, calls, m);
+    if (st) return st;
+    if (json_is_array(content)) return read_parts(r, i, content, m);
+    if (m->n_tool_calls && (!content || json_is_null(content))) return TD_OK;
     snprintf(why, sizeof why, "[%zu].content must be a string or a list of text parts", i);
     if (!json_is_string(content)) return refuse(r, "messages", why);
     m->content.data = (uint8_t *)(uintptr_t)json_string_value(content);
@@ -365,29 +431,57 @@ static td_status read_message(struct reader *r, size_t i, const json_t *v)
     return TD_OK;
 }
 
+static td_status read_tools(struct reader *r)
+{
+    char why[64];
+    Tandem__V1__Chat *chat = &r->q->chat;
+    const json_t *v = json_object_get(r->root, "tools"),
+                 *choice = json_object_get(r->root, "tool_choice"),
+                 *kwargs = json_object_get(r->root, "chat_template_kwargs");
+    if (choice && !is_empty(choice) && !is_no_tool(choice))
+        return refuse(r, "tool_choice",
+                      "must be none or auto: that a tool must be called is not "
+                      "served yet");
+    if (json_is_string(choice)) chat->tool_choice = (char *)(uintptr_t)json_string_value(choice);
+    if (v && !is_empty(v)) {
+        size_t n = json_array_size(v);
+        snprintf(why, sizeof why, "must be a list of at most %d functions", MAX_TOOLS);
+        if (!json_is_array(v) || n > MAX_TOOLS) return refuse(r, "tools", why);
+        chat->tools = own_array(r, n, sizeof *chat->tools);
+        if (!chat->tools) return TD_ERR_AGAIN;
+        for (size_t i = 0; i < n; i++) {
+            td_status st = dump(r, json_array_get(v, i), &chat->tools[chat->n_tools++]);
+            if (st) return st;
+        }
+    }
+    if (!kwargs || is_empty(kwargs)) return TD_OK;
+    if (!json_is_object(kwargs)) return refuse(r, "chat_template_kwargs", "must be an object");
+    return dump(r, kwargs, &chat->template_kwargs);
+}
+
 static td_status read_chat(struct reader *r)
 {
-    enum { MAX_MESSAGES = 4096 }; /* inference.c's limit, told before they are allocated */
     char why[96];
+    Tandem__V1__Chat *chat = &r->q->chat;
     const json_t *v = json_object_get(r->root, "messages");
     if (!json_is_array(v)) return refuse(r, "messages", "must be a list of messages");
     size_t n = json_array_size(v);
     snprintf(why, sizeof why, "has %zu messages, limit %d", n, MAX_MESSAGES);
     if (n > MAX_MESSAGES) return refuse(r, "messages", why);
-    r->q->messages = calloc(n ? n : 1, sizeof *r->q->messages);
-    r->q->chat.messages = calloc(n ? n : 1, sizeof *r->q->chat.messages);
-    r->q->joined = calloc(n ? n : 1, sizeof *r->q->joined);
-    if (!r->q->messages || !r->q->chat.messages || !r->q->joined)
-        return td_fail(r->err, TD_ERR_AGAIN, "no memory for %zu messages", n);
+    r->q->messages = own_array(r, n, sizeof *r->q->messages);
+    chat->messages = own_array(r, n, sizeof *chat->messages);
+    if (!r->q->messages || !chat->messages) return TD_ERR_AGAIN;
     for (size_t i = 0; i < n; i++) {
         td_status st = read_message(r, i, json_array_get(v, i));
         if (st) return st;
     }
     bool prompt = true;
     td_status st = boolean(r, "add_generation_prompt", &prompt);
-    r->q->chat.no_generation_prompt = !prompt;
+    if (!st) st = read_tools(r);
+    chat->no_generation_prompt = !prompt;
+    chat->split_answer = true;
     r->q->in.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
-    r->q->in.chat = &r->q->chat;
+    r->q->in.chat = chat;
     return st;
 }
 
@@ -437,6 +531,94 @@ static td_status read_stream(struct reader *r)
     return st;
 }
 
+/* ---- structured output ----------------------------------------------------------------------- */
+
+/* One guide: kind is "json" (a schema as an object or as text), "regex", "choice" or "grammar".
+ * field is what the client calls it. */
+static td_status read_guide(struct reader *r, const char *field, const char *kind, const json_t *v)
+{
+    Tandem__V1__GuidedOutput *g = &r->q->guided;
+    if (!v || json_is_null(v)) return TD_OK;
+    if (r->q->in.guided) return refuse(r, field, "is the second guide of one output");
+    r->q->in.guided = g;
+    ProtobufCBinaryData text = {json_string_length(v), (uint8_t *)(uintptr_t)json_string_value(v)};
+    if (!strcmp(kind, "choice")) {
+        size_t n = json_array_size(v);
+        if (!json_is_array(v) || n > MAX_CHOICES)
+            return refuse(r, field, "must be a list of texts");
+        r->q->choice.texts = own_array(r, n, sizeof *r->q->choice.texts);
+        if (!r->q->choice.texts) return TD_ERR_AGAIN;
+        for (size_t i = 0; i < n; i++) {
+            const json_t *x = json_array_get(v, i);
+            if (!json_is_string(x)) return refuse(r, field, "must be a list of texts");
+            r->q->choice.texts[r->q->choice.n_texts++] = (ProtobufCBinaryData){
+                json_string_length(x), (uint8_t *)(uintptr_t)json_string_value(x)};
+        }
+        g->guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_CHOICE;
+        g->choice = &r->q->choice;
+        return TD_OK;
+    }
+    if (!strcmp(kind, "json")) {
+        g->guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_SCHEMA;
+        if (!json_is_string(v)) return dump(r, v, &g->json_schema);
+        g->json_schema = text;
+        return TD_OK;
+    }
+    if (!json_is_string(v)) return refuse(r, field, "must be a string");
+    if (!strcmp(kind, "regex")) {
+        g->guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_REGEX;
+        g->regex = text;
+    } else {
+        g->guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_GRAMMAR;
+        g->grammar = text;
+    }
+    return TD_OK;
+}
+
+static td_status read_response_format(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "response_format");
+    if (!v || is_empty(v)) return TD_OK;
+    const char *type = json_string_value(json_object_get(v, "type"));
+    if (type && !strcmp(type, "text")) return TD_OK;
+    if (type && !strcmp(type, "json_object")) {
+        if (r->q->in.guided)
+            return refuse(r, "response_format", "is the second guide of one output");
+        r->q->guided.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_OBJECT;
+        r->q->guided.json_object = true;
+        r->q->in.guided = &r->q->guided;
+        return TD_OK;
+    }
+    const json_t *schema = json_object_get(json_object_get(v, "json_schema"), "schema");
+    if (!type || strcmp(type, "json_schema") || !json_is_object(schema))
+        return refuse(r, "response_format",
+                      "must be of type text, json_object, or json_schema with "
+                      "json_schema.schema");
+    return read_guide(r, "response_format", "json", schema);
+}
+
+static td_status read_guided(struct reader *r)
+{
+    static const struct {
+        const char *field, *kind;
+    } guides[] = {{"guided_json", "json"},
+                  {"guided_regex", "regex"},
+                  {"guided_choice", "choice"},
+                  {"guided_grammar", "grammar"}};
+    const json_t *group = json_object_get(r->root, "structured_outputs");
+    for (size_t i = 0; i < sizeof guides / sizeof *guides; i++) {
+        td_status st = read_guide(r, guides[i].field, guides[i].kind,
+                                  json_object_get(r->root, guides[i].field));
+        if (!st)
+            st = read_guide(r, "structured_outputs", guides[i].kind,
+                            json_object_get(group, guides[i].kind));
+        if (st) return st;
+    }
+    return read_response_format(r);
+}
+
+/* ---- objectives, and all of it --------------------------------------------------------------- */
+
 static td_status read_objectives(struct reader *r)
 {
     const json_t *v = json_object_get(r->root, "objectives");
@@ -472,6 +654,7 @@ static td_status read_all(struct reader *r)
     if (!st) st = boolean(r, "skip_special_tokens", &skip);
     if (!st) st = boolean(r, "return_token_ids", &return_ids);
     if (!st) st = read_objectives(r);
+    if (!st) st = read_guided(r);
     in->priority = (int32_t)priority;
     in->skip_special_tokens_off = !skip;
     in->return_token_ids = return_ids || r->q->options.logprobs;
@@ -503,6 +686,8 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
     tandem__v1__chat__init(&q->chat);
     tandem__v1__token_ids__init(&q->ids);
     tandem__v1__objectives__init(&q->objectives);
+    tandem__v1__guided_output__init(&q->guided);
+    tandem__v1__guided_choice__init(&q->choice);
     q->in.sampling = &q->sampling;
     q->in.stop = &q->stop;
     struct reader r = {q, root, ret_param, err};
@@ -518,15 +703,12 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
 void openai_request_free(struct openai_request *q)
 {
     if (!q) return;
-    for (size_t i = 0; i < q->n_joined; i++) free(q->joined[i]);
-    free(q->joined);
-    free(q->messages);
-    free(q->chat.messages);
-    free(q->bias);
-    free(q->sampling.logit_bias);
-    free(q->stop.stop);
-    free(q->stop.stop_token_ids);
-    free(q->ids.ids);
+    while (q->owned) {
+        struct owned *o = q->owned;
+        q->owned = o->next;
+        free(o->memory);
+        free(o);
+    }
     json_decref(q->root);
     free(q);
 }

@@ -135,11 +135,13 @@ def test_logprobs_equal_grpc(cluster):
                                }, 400, "messages", "wizard"),
      ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]
                                }, 400, "messages", "[0].content[0]"),
-     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]
-                               }, 400, "tools", "tools is not supported"),
      ("/v1/chat/completions", {
-         "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}
-     }, 400, "response_format", "not supported"), ("/v1/nothing", {}, 404, None, "not served here"),
+         "messages": [{"role": "user", "content": "x"}], "tool_choice": "required"
+     }, 400, "tool_choice", "must be none or auto"),
+     ("/v1/chat/completions", {
+         "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}
+     }, 400, "response_format", "must be of type"),
+     ("/v1/nothing", {}, 404, None, "not served here"),
      ("/v1/models", {}, 405, None, "not served here"), ])
 def test_refusals_name_the_field(cluster, path, body, status, param, words):
     got, text = cluster.http.json(path, body)
@@ -157,6 +159,45 @@ def test_what_asks_for_nothing_passes(cluster):
     }
     status, got = cluster.http.json("/v1/completions", body)
     assert status == 200 and got["usage"]["completion_tokens"] == 2
+
+
+SCHEMA = {
+    "type": "object", "properties": {
+        "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}
+    }, "required": ["name", "age"], "additionalProperties": False
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, {
+        "guided_json": SCHEMA
+    }, {"guided_json": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}}])
+def test_structured_output(cluster, fields):
+    body = {"prompt": TALE, "max_tokens": 60, "temperature": 1, "seed": 3, **fields}
+    status, got = cluster.http.json("/v1/completions", body)
+    choice = got["choices"][0]
+    assert status == 200, got
+    if choice["finish_reason"] == "stop":
+        value = json.loads(choice["text"])
+        assert set(value) == {"name", "age"} and isinstance(value["age"], int), choice
+    else:
+        assert choice["text"].lstrip().startswith("{"), choice
+
+
+def test_guides_by_name(cluster):
+    ask = {"prompt": TALE, "max_tokens": 20, "temperature": 0}
+    for fields, pattern in (({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"), ({
+            "guided_choice": ["red", "green"]
+    }, "red|green"), ({"guided_grammar": 'root ::= "a" | "b"'}, "a|b")):
+        status, got = cluster.http.json("/v1/completions", {**ask, **fields})
+        assert status == 200 and re.fullmatch(pattern, got["choices"][0]["text"]), got
+        assert got["choices"][0]["finish_reason"] == "stop"
+    status, got = cluster.http.json("/v1/completions",
+                                    {**ask, "guided_regex": "a", "guided_choice": ["b"]})
+    assert status == 400 and "second guide" in got["error"]["message"], got
+    status, got = cluster.http.json("/v1/completions", {**ask, "guided_regex": "("})
+    assert status == 400 and "guided" in got["error"]["message"], got
 
 
 def test_small_paths(cluster):
