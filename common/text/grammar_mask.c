@@ -23,10 +23,13 @@
 #include "common/text/grammar_internal.h"
 #include "common/text/tokenizer_internal.h"
 
-#define MAX_VISITED 4096         /* readings looked at for one set, calls and splits included */
-#define N_VISITED_SLOTS 16384    /* a power of two well above it */
-#define MAX_WALK_UNITS (4 << 20) /* nodes of the trie, and readings in each: about 0.1 s */
-#define MAX_POP_DEPTH 256        /* rules that end one after the other within a token */
+#define MAX_VISITED 4096      /* readings looked at for one set, calls and splits included */
+#define N_VISITED_SLOTS 16384 /* a power of two well above it */
+/* Readings looked at in one walk, for each node of the trie. A place that takes any character has
+ * ten readings, one for each kind of first byte in UTF-8; a pattern that may begin anywhere has
+ * three times as many. What needs more would hold up the step of all requests. */
+#define MAX_UNITS_PER_NODE 48
+#define MAX_POP_DEPTH 256 /* rules that end one after the other within a token */
 #define TRIM_BYTES ((size_t)48 << 20)
 #define ROWS_BYTES_MAX ((size_t)16 << 20) /* steps kept for sets; beyond it they are made again */
 #define ROOT 0                            /* the stack under which nothing is */
@@ -267,7 +270,7 @@ struct local {
     uint64_t *allowed; /* [n_words] */
     int32_t *pops;     /* nodes of the trie where the rules end and tokens go on */
     int32_t n_pops;
-    bool over; /* more than MAX_WALK_UNITS */
+    bool over; /* more than max_units */
 };
 
 struct set {
@@ -574,6 +577,11 @@ static bool walk(struct td_matcher *m, int32_t set, int32_t from, uint64_t *mask
     return true;
 }
 
+static int64_t max_units(const struct td_matcher *m)
+{
+    return (int64_t)m->trie->n_nodes * MAX_UNITS_PER_NODE;
+}
+
 static td_status walk_status(const struct td_matcher *m)
 {
     return m->status ? m->status : TD_ERR_LIMIT;
@@ -591,7 +599,7 @@ static td_status local_of(struct td_matcher *m, int32_t set, struct local **ret_
             return m->status = TD_ERR_NOMEM;
         }
         m->sets[set].local = l;
-        m->units = MAX_WALK_UNITS;
+        m->units = max_units(m);
         l->over = !walk(m, set, 0, l->allowed);
         if (m->status) return m->status;
         l->n_pops = m->n_pops - base;
@@ -628,7 +636,7 @@ static td_status go_on(struct td_matcher *m, int32_t stack, int32_t at, uint64_t
 static td_status make_mask(struct td_matcher *m, int32_t set, uint64_t *mask)
 {
     uint64_t nodes[MAX_VISITED];
-    int64_t units = MAX_WALK_UNITS;
+    int64_t units = max_units(m);
     for (uint32_t i = 0, k; i < m->sets[set].n; i = k) { /* readings with one stack are together */
         const uint64_t *r = m->readings + m->sets[set].first;
         int32_t stack = (int32_t)(r[i] >> 32);

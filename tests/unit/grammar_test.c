@@ -406,11 +406,45 @@ static void hostile(void **state)
     td_token_trie_free(trie);
 }
 
+/* Many tokens are no reason to refuse: any character may come, after any beginning. */
+static void large_vocabulary(void **state)
+{
+    (void)state;
+    enum { LARGE = 150000 };
+    static char texts[LARGE][8];
+    static struct td_grammar_text t[LARGE];
+    static const char *const regexes[] = {"(.|\\n)*", "[^a]*", "x(.|\\n)*y(.|\\n)*"};
+    struct td_token_trie *trie;
+    struct td_err err = {0};
+    for (int i = 1; i < LARGE; i++) {
+        uint32_t n = 2 + rnd(5);
+        for (uint32_t k = 0; k < n; k++) texts[i][k] = (char)(' ' + rnd(90));
+        t[i] = (struct td_grammar_text){texts[i], n};
+    }
+    assert_int_equal(td_token_trie_build(t, LARGE, &trie, &err), TD_OK);
+    for (int i = 0; i < 4; i++) {
+        struct td_grammar *g;
+        const uint64_t *mask;
+        int32_t at;
+        td_status s = i < 3 ? compile(TD_GRAMMAR_REGEX, regexes[i], &g, &err)
+                            : compile(TD_GRAMMAR_JSON_OBJECT, "", &g, &err);
+        assert_int_equal(s, TD_OK);
+        struct td_matcher *m = matcher(g, trie);
+        s = td_matcher_advance(m, td_matcher_start(m), i < 3 ? "xy" : "{\"xy", i < 3 ? 2 : 4, &at);
+        assert_int_equal(s, TD_OK);
+        assert_int_equal(td_matcher_mask(m, at, &mask), TD_OK);
+        td_matcher_free(m);
+        td_grammar_free(g);
+    }
+    td_token_trie_free(trie);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tables),   cmocka_unit_test(choices),
-                                       cmocka_unit_test(refusals), cmocka_unit_test(against_pcre2),
-                                       cmocka_unit_test(masks),    cmocka_unit_test(hostile)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables),          cmocka_unit_test(choices), cmocka_unit_test(refusals),
+        cmocka_unit_test(against_pcre2),   cmocka_unit_test(masks),   cmocka_unit_test(hostile),
+        cmocka_unit_test(large_vocabulary)};
     const char *seed = getenv("SEED");
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     rng = seed ? strtoull(seed, NULL, 10) * 0x9E3779B97F4A7C15u + 1 : 88172645463325252u;
