@@ -1,0 +1,447 @@
+/* openai_request_test.c - the body of an OpenAI request as a GenerateRequest: every field, every
+ * refusal by the field's name, and limits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "router/http/openai_request.h"
+
+#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+
+static struct openai_request *parse_bytes(enum openai_kind kind, const char *body, size_t n)
+{
+    struct openai_request *q = NULL;
+    struct td_err err = {0};
+    char param[64];
+    char *exact = malloc(n ? n : 1); /* no byte behind it, so that ASan sees a read too far */
+    assert_non_null(exact);
+    memcpy(exact, body, n);
+    if (openai_request_parse(exact, n, kind, &q, param, &err)) fail_msg("%s: %s", body, err.msg);
+    assert_string_equal(param, "");
+    free(exact); /* the request keeps nothing of the body */
+    return q;
+}
+
+static struct openai_request *parse(enum openai_kind kind, const char *body)
+{
+    return parse_bytes(kind, body, strlen(body));
+}
+
+static void refuses(enum openai_kind kind, const char *body, const char *param, const char *words)
+{
+    struct openai_request *q = NULL;
+    struct td_err err = {0};
+    char got[64];
+    td_status s = openai_request_parse(body, strlen(body), kind, &q, got, &err);
+    if (s != TD_ERR_INVALID || q || strcmp(got, param) || !strstr(err.msg, words))
+        fail_msg("%.200s: status %d, param \"%s\", message \"%s\"; not \"%s\", \"%s\"", body, s,
+                 got, err.msg, param, words);
+}
+
+#define assert_bytes(field, want)                                                                  \
+    do {                                                                                           \
+        assert_int_equal((field).len, sizeof(want) - 1);                                           \
+        assert_memory_equal((field).data, want, sizeof(want) - 1);                                 \
+    } while (0)
+
+/* A request that says nothing has no field but those that OpenAI's defaults make. */
+static void test_defaults(void **state)
+{
+    (void)state;
+    struct openai_request *q = parse(OPENAI_COMPLETION, "{\"prompt\":\"a\"}");
+    const Tandem__V1__GenerateRequest *in = openai_request_message(q);
+    const struct openai_options *o = openai_request_options(q);
+    assert_int_equal(in->input_case, TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT);
+    assert_bytes(in->prompt, "a");
+    assert_int_equal(in->stop->max_tokens, OPENAI_COMPLETION_TOKENS);
+    assert_int_equal(in->sampling->has_temperature_case, 0);
+    assert_int_equal(in->sampling->has_top_k_case, 0);
+    assert_int_equal(in->sampling->has_top_p_case, 0);
+    assert_int_equal(in->sampling->has_min_p_case, 0);
+    assert_int_equal(in->sampling->has_repetition_penalty_case, 0);
+    assert_int_equal(in->sampling->has_seed_case, 0);
+    assert_int_equal(in->sampling->has_logprobs_case, 0);
+    assert_int_equal(in->sampling->n_logit_bias + in->stop->n_stop + in->stop->n_stop_token_ids, 0);
+    assert_false(in->no_special_tokens || in->skip_special_tokens_off || in->return_token_ids);
+    assert_false(in->stop->ignore_eos || in->priority || in->objectives);
+    assert_string_equal(in->model, "");
+    assert_string_equal(in->request_id, "");
+    assert_false(o->is_chat || o->stream || o->include_usage || o->logprobs);
+    openai_request_free(q);
+
+    q = parse(OPENAI_CHAT, "{" HI "}");
+    in = openai_request_message(q);
+    assert_true(openai_request_options(q)->is_chat);
+    assert_int_equal(in->input_case, TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT);
+    assert_int_equal(in->stop->has_max_tokens_case, 0); /* up to the context's end */
+    assert_false(in->chat->no_generation_prompt);
+    openai_request_free(q);
+    openai_request_free(NULL);
+}
+
+static void test_every_field(void **state)
+{
+    (void)state;
+    struct openai_request *q = parse(
+        OPENAI_COMPLETION,
+        "{\"prompt\":\"a\\u0000b\",\"model\":\"m\",\"request_id\":\"r\",\"slo_class\":\"gold\","
+        "\"tenant\":\"t\",\"cache_salt\":\"s\",\"priority\":-7,\"temperature\":0.5,\"top_p\":0.25,"
+        "\"min_p\":0.125,\"top_k\":40,\"repetition_penalty\":1.5,\"presence_penalty\":-1.5,"
+        "\"frequency_penalty\":2,\"seed\":-1,\"logit_bias\":{\"7\":-100,\"2147483647\":0.5},"
+        "\"logprobs\":3,\"max_tokens\":9223372036854775807,\"ignore_eos\":true,"
+        "\"stop\":[\"x\\u0000y\",\"z\"],\"stop_token_ids\":[1,-2147483648,2147483647],"
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+        "\"continuous_usage_stats\":true},\"add_special_tokens\":false,"
+        "\"skip_special_tokens\":false,\"objectives\":{\"ttft_ms\":250,\"tpot_ms\":0.5}}");
+    const Tandem__V1__GenerateRequest *in = openai_request_message(q);
+    const Tandem__V1__Sampling *s = in->sampling;
+    const Tandem__V1__StopConditions *stop = in->stop;
+    const struct openai_options *o = openai_request_options(q);
+    assert_bytes(in->prompt, "a\0b");
+    assert_string_equal(in->model, "m");
+    assert_string_equal(in->request_id, "r");
+    assert_string_equal(in->slo_class, "gold");
+    assert_string_equal(in->tenant, "t");
+    assert_string_equal(in->cache_salt, "s");
+    assert_int_equal(in->priority, -7);
+    assert_true(s->has_temperature_case && s->has_top_p_case && s->has_min_p_case);
+    assert_true(s->has_top_k_case && s->has_repetition_penalty_case && s->has_seed_case);
+    assert_true(s->temperature == 0.5f && s->top_p == 0.25f && s->min_p == 0.125f);
+    assert_true(s->top_k == 40 && s->repetition_penalty == 1.5f && s->presence_penalty == -1.5f);
+    assert_true(s->frequency_penalty == 2.0f && s->seed == UINT64_MAX);
+    assert_int_equal(s->n_logit_bias, 2);
+    for (int i = 0; i < 2; i++)
+        assert_true((s->logit_bias[i]->token == 7 && s->logit_bias[i]->bias == -100.0f) ||
+                    (s->logit_bias[i]->token == INT32_MAX && s->logit_bias[i]->bias == 0.5f));
+    assert_int_not_equal(s->logit_bias[0]->token, s->logit_bias[1]->token);
+    assert_true(s->has_logprobs_case && s->logprobs == 3 && o->logprobs);
+    assert_true(in->return_token_ids); /* logprobs are told by their tokens */
+    assert_true(stop->has_max_tokens_case && stop->max_tokens == INT64_MAX && stop->ignore_eos);
+    assert_int_equal(stop->n_stop, 2);
+    assert_bytes(stop->stop[0], "x\0y");
+    assert_bytes(stop->stop[1], "z");
+    assert_int_equal(stop->n_stop_token_ids, 3);
+    assert_int_equal(stop->stop_token_ids[1], INT32_MIN);
+    assert_int_equal(stop->stop_token_ids[2], INT32_MAX);
+    assert_true(o->stream && o->include_usage && o->continuous_usage && !o->is_chat);
+    assert_true(in->no_special_tokens && in->skip_special_tokens_off);
+    assert_true(in->objectives && in->objectives->has_ttft_ms_case);
+    assert_true(in->objectives->ttft_ms == 250.0 && in->objectives->has_tpot_ms_case);
+    assert_true(in->objectives->tpot_ms == 0.5);
+    openai_request_free(q);
+
+    q = parse(OPENAI_CHAT, "{" HI ",\"logprobs\":true,\"top_logprobs\":20,\"max_tokens\":5,"
+                           "\"max_completion_tokens\":6,\"stop\":\"x\",\"return_token_ids\":true,"
+                           "\"add_generation_prompt\":false,\"top_k\":-1,\"logit_bias\":{},"
+                           "\"stream\":false}");
+    in = openai_request_message(q);
+    assert_true(openai_request_options(q)->logprobs && in->sampling->logprobs == 20);
+    assert_int_equal(in->stop->max_tokens, 6); /* the newer name wins */
+    assert_true(in->stop->n_stop == 1 && in->return_token_ids && in->chat->no_generation_prompt);
+    assert_true(in->sampling->has_top_k_case && in->sampling->top_k == 0); /* vLLM's -1 is off */
+    assert_int_equal(in->sampling->n_logit_bias, 0);
+    openai_request_free(q);
+}
+
+static void test_prompts(void **state)
+{
+    (void)state;
+    struct openai_request *q = parse(OPENAI_COMPLETION, "{\"prompt\":[5,0,-1,2147483647]}");
+    const Tandem__V1__GenerateRequest *in = openai_request_message(q);
+    assert_int_equal(in->input_case, TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS);
+    assert_int_equal(in->token_ids->n_ids, 4);
+    assert_int_equal(in->token_ids->ids[2], -1);
+    assert_int_equal(in->token_ids->ids[3], INT32_MAX);
+    openai_request_free(q);
+    q = parse(OPENAI_COMPLETION, "{\"prompt\":[[1,2]]}"); /* a list of one prompt is that prompt */
+    assert_int_equal(openai_request_message(q)->token_ids->n_ids, 2);
+    openai_request_free(q);
+    q = parse(OPENAI_COMPLETION, "{\"prompt\":[\"one\"]}");
+    assert_bytes(openai_request_message(q)->prompt, "one");
+    openai_request_free(q);
+    q = parse(OPENAI_COMPLETION, "{\"prompt\":\"\"}"); /* inference.c refuses it, in its words */
+    assert_int_equal(openai_request_message(q)->prompt.len, 0);
+    openai_request_free(q);
+    q = parse(OPENAI_EITHER, "{\"prompt\":\"a\"}");
+    assert_false(openai_request_options(q)->is_chat);
+    openai_request_free(q);
+    q = parse(OPENAI_EITHER, "{\"prompt\":\"a\"," HI "}");
+    assert_true(openai_request_options(q)->is_chat);
+    openai_request_free(q);
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    struct openai_request *q = parse(
+        OPENAI_CHAT, "{\"messages\":[{\"role\":\"system\",\"content\":\"\"},"
+                     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\\u0000\"},"
+                     "{\"type\":\"text\",\"text\":\"\"},{\"type\":\"text\",\"text\":\"\\u00e9\"}]},"
+                     "{\"role\":\"assistant\",\"content\":\"b\\u0000c\",\"tool_calls\":[]}]}");
+    const Tandem__V1__Chat *chat = openai_request_message(q)->chat;
+    assert_int_equal(chat->n_messages, 3);
+    assert_string_equal(chat->messages[0]->role, "system");
+    assert_string_equal(chat->messages[1]->role, "user");
+    assert_string_equal(chat->messages[2]->role, "assistant");
+    assert_int_equal(chat->messages[0]->content.len, 0);
+    assert_bytes(chat->messages[2]->content, "b\0c");
+    openai_request_free(q);
+}
+
+/* null, and the values that ask for nothing, are as if the field were not there. */
+static void test_what_asks_for_nothing(void **state)
+{
+    (void)state;
+    static const char *const fields[] = {
+        "model",      "stop",           "seed",       "top_k",    "logit_bias",     "temperature",
+        "stream",     "stream_options", "objectives", "logprobs", "stop_token_ids", "priority",
+        "ignore_eos", "max_tokens",     "n",          "echo",     "suffix",         "best_of"};
+    char body[256];
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        snprintf(body, sizeof body, "{\"prompt\":\"a\",\"%s\":null}", fields[i]);
+        struct openai_request *q = parse(OPENAI_COMPLETION, body);
+        const Tandem__V1__GenerateRequest *in = openai_request_message(q);
+        assert_int_equal(in->stop->max_tokens, OPENAI_COMPLETION_TOKENS);
+        assert_false(in->sampling->has_seed_case || in->sampling->has_top_k_case ||
+                     in->sampling->has_logprobs_case || in->objectives || in->stop->n_stop);
+        openai_request_free(q);
+    }
+    openai_request_free(parse(
+        OPENAI_COMPLETION,
+        "{\"prompt\":\"a\",\"n\":1,\"best_of\":1,\"echo\":false,\"suffix\":\"\",\"min_tokens\":0,"
+        "\"length_penalty\":1,\"use_beam_search\":false,\"bad_words\":[],\"user\":\"me\","
+        "\"metadata\":{\"n\":2},\"store\":true,\"invented\":[[{}]]}"));
+}
+
+static void test_refusals_name_the_field(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *field, *value, *words;
+    } rows[] = {
+        {"n", "2", "n is not supported"},
+        {"n", "1.0", "n is not supported"},
+        {"best_of", "3", "best_of is not supported"},
+        {"echo", "true", "echo is not supported"},
+        {"suffix", "\"x\"", "suffix is not supported"},
+        {"min_tokens", "1", "min_tokens is not supported"},
+        {"prompt_logprobs", "0", "prompt_logprobs is not supported"},
+        {"length_penalty", "2", "length_penalty is not supported"},
+        {"bad_words", "[\"x\"]", "bad_words is not supported"},
+        {"use_beam_search", "true", "use_beam_search is not supported"},
+        {"modalities", "[\"text\",\"audio\"]", "modalities is not supported"},
+        {"temperature", "\"hot\"", "temperature is"},
+        {"temperature", "true", "temperature is"},
+        {"temperature", "1e31", "temperature is"},
+        {"top_p", "[]", "top_p is"},
+        {"min_p", "{}", "min_p is"},
+        {"repetition_penalty", "\"1\"", "repetition_penalty is"},
+        {"presence_penalty", "\"1\"", "presence_penalty is"},
+        {"frequency_penalty", "false", "frequency_penalty is"},
+        {"top_k", "-2", "top_k is -2"},
+        {"top_k", "2147483648", "top_k is 2147483648"},
+        {"top_k", "1.5", "top_k is"},
+        {"seed", "9223372036854775808", "seed is"},
+        {"seed", "1.5", "seed is"},
+        {"seed", "\"7\"", "seed is"},
+        {"max_tokens", "18446744073709551616", "max_tokens is"},
+        {"max_tokens", "16.5", "max_tokens is"},
+        {"max_completion_tokens", "\"9\"", "max_completion_tokens is"},
+        {"ignore_eos", "1", "ignore_eos is"},
+        {"stop", "7", "must be a string or a list of strings"},
+        {"stop", "[\"a\",null]", "must be a string or a list of strings"},
+        {"stop", "{}", "must be a string or a list of strings"},
+        {"stop_token_ids", "5", "must be a list of token ids"},
+        {"stop_token_ids", "[1,2147483648]", "must be a list of token ids"},
+        {"stop_token_ids", "[1,-2147483649]", "must be a list of token ids"},
+        {"stop_token_ids", "[99999999999999999999]", "must be a list of token ids"},
+        {"stop_token_ids", "[1,\"2\"]", "must be a list of token ids"},
+        {"logit_bias", "[]", "must be an object"},
+        {"logit_bias", "{\"a\":1}", "must map token ids"},
+        {"logit_bias", "{\"\":1}", "must map token ids"},
+        {"logit_bias", "{\"1x\":1}", "must map token ids"},
+        {"logit_bias", "{\"-1\":1}", "must map token ids"},
+        {"logit_bias", "{\"2147483648\":1}", "must map token ids"},
+        {"logit_bias", "{\"99999999999999999999\":1}", "must map token ids"},
+        {"logit_bias", "{\"1\":1,\"2\":\"3\"}", "must map token ids"},
+        {"logprobs", "-1", "logprobs is -1"},
+        {"logprobs", "2147483648", "logprobs is 2147483648"},
+        {"logprobs", "true", "logprobs is"},
+        {"stream", "\"yes\"", "stream is"},
+        {"stream_options", "{}", "needs stream to be true"},
+        {"stream_options", "[]", "must be an object"},
+        {"model", "7", "model is"},
+        {"model", "\"a\\u0000b\"", "model"},
+        {"request_id", "\"\\u0000\"", "request_id"},
+        {"tenant", "[\"a\"]", "tenant is"},
+        {"cache_salt", "1", "cache_salt is"},
+        {"slo_class", "{}", "slo_class is"},
+        {"priority", "2147483648", "priority is"},
+        {"priority", "-2147483649", "priority is"},
+        {"skip_special_tokens", "0", "skip_special_tokens is"},
+        {"add_special_tokens", "\"\"", "add_special_tokens is"},
+        {"return_token_ids", "[]", "return_token_ids is"},
+        {"objectives", "5", "must be {"},
+        {"objectives", "{\"ttft_ms\":\"1\"}", "ttft_ms is"},
+        {"objectives", "{\"ttft_ms\":1,\"tpot_ms\":[]}", "tpot_ms is"},
+    };
+    char body[256];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(body, sizeof body, "{\"prompt\":\"a\",\"%s\":%s}", rows[i].field, rows[i].value);
+        refuses(OPENAI_COMPLETION, body, rows[i].field, rows[i].words);
+    }
+    refuses(OPENAI_COMPLETION,
+            "{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{"
+            "\"include_usage\":1}}",
+            "stream_options", "include_usage is 1");
+    refuses(OPENAI_CHAT, "{" HI ",\"logprobs\":2}", "logprobs", "logprobs is 2");
+    refuses(OPENAI_CHAT, "{" HI ",\"top_logprobs\":2}", "top_logprobs", "needs logprobs");
+    refuses(OPENAI_CHAT, "{" HI ",\"add_generation_prompt\":\"\"}", "add_generation_prompt",
+            "add_generation_prompt is");
+}
+
+static void test_refused_inputs(void **state)
+{
+    (void)state;
+    static const char *const prompts[] = {"7",         "null",           "{}",
+                                          "[]",        "[[]]",           "true",
+                                          "[null]",    "[1.5]",          "[[[1]]]",
+                                          "[1,\"a\"]", "[1,2.0]",        "[{}]",
+                                          "[1,[2]]",   "[1,2147483648]", "[\"a\",\"b\"]",
+                                          "[[1],[2]]"};
+    char body[512];
+    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
+        snprintf(body, sizeof body, "{\"prompt\":%s}", prompts[i]);
+        refuses(OPENAI_COMPLETION, body, "prompt", "prompt ");
+    }
+    refuses(OPENAI_COMPLETION, "{" HI "}", "prompt", "prompt ");
+    static const struct {
+        const char *messages, *words;
+    } chats[] = {
+        {"null", "must be a list"},
+        {"{}", "must be a list"},
+        {"\"hi\"", "must be a list"},
+        {"[null]", "[0] must be"},
+        {"[{}]", "[0] must be"},
+        {"[{\"content\":\"x\"}]", "[0] must be"},
+        {"[{\"role\":7,\"content\":\"x\"}]", "[0] must be"},
+        {"[{\"role\":\"a\\u0000\",\"content\":\"x\"}]", "zero byte"},
+        {"[{\"role\":\"user\",\"content\":7}]", "[0].content must be"},
+        {"[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":{}}]",
+         "[1].content must be"},
+        {"[{\"role\":\"user\",\"content\":[7]}]", "[0].content[0]"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "[0].content[0]"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"\"},"
+         "{\"type\":\"image_url\",\"text\":\"\"}]}]",
+         "[0].content[1]"},
+    };
+    for (size_t i = 0; i < sizeof chats / sizeof *chats; i++) {
+        snprintf(body, sizeof body, "{\"messages\":%s}", chats[i].messages);
+        refuses(OPENAI_CHAT, body, "messages", chats[i].words);
+    }
+    static const char *const bodies[] = {
+        "",   "{", "[]", "null", "7", "\"a\"", "{}x", "{\"prompt\":\"\xff\"}", "{\"a\\u0000b\":1}",
+        "nan"};
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++)
+        refuses(OPENAI_COMPLETION, bodies[i], "", "request body");
+}
+
+/* n times piece with commas between, in frame, which has one %s. */
+static char *repeat(const char *frame, const char *piece, size_t n)
+{
+    size_t each = strlen(piece) + 1, size = strlen(frame) + n * each + 1;
+    char *list = calloc(1, n * each + 1), *body = malloc(size);
+    assert_true(list && body);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(list + i * each, piece, each - 1);
+        if (i + 1 < n) list[i * each + each - 1] = ',';
+    }
+    const char *at = strstr(frame, "%s");
+    assert_non_null(at);
+    snprintf(body, size, "%.*s%s%s", (int)(at - frame), frame, list, at + 2);
+    free(list);
+    return body;
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *frame, *piece, *words;
+        size_t limit;
+    } rows[] = {
+        {"{\"messages\":[%s]}", "{\"role\":\"user\",\"content\":\"x\"}",
+         "messages has 4097 messages, limit 4096", 4096},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[%s]}]}",
+         "{\"type\":\"text\",\"text\":\"x\"}", "[0].content has 1025 parts, limit 1024", 1024},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *body = repeat(rows[i].frame, rows[i].piece, rows[i].limit);
+        openai_request_free(parse(OPENAI_CHAT, body));
+        free(body);
+        body = repeat(rows[i].frame, rows[i].piece, rows[i].limit + 1);
+        refuses(OPENAI_CHAT, body, "messages", rows[i].words);
+        free(body);
+    }
+    char *deep = malloc(100001); /* no recursion of ours follows this */
+    assert_non_null(deep);
+    memset(deep, '[', 100000);
+    deep[100000] = 0;
+    refuses(OPENAI_COMPLETION, deep, "", "depth");
+    free(deep);
+}
+
+/* JSON leaves open which of two equal keys counts: here the last, as in Python's json. */
+static void test_the_last_of_equal_keys_counts(void **state)
+{
+    (void)state;
+    struct openai_request *q =
+        parse(OPENAI_COMPLETION, "{\"prompt\":\"a\",\"prompt\":\"b\",\"seed\":\"x\",\"seed\":5}");
+    assert_bytes(openai_request_message(q)->prompt, "b");
+    assert_int_equal(openai_request_message(q)->sampling->seed, 5);
+    openai_request_free(q);
+}
+
+static void test_objectives_from_headers(void **state)
+{
+    (void)state;
+    struct openai_request *q =
+        parse(OPENAI_COMPLETION, "{\"prompt\":\"a\",\"objectives\":{\"ttft_ms\":9}}");
+    struct td_err err = {0};
+    const Tandem__V1__GenerateRequest *in = openai_request_message(q);
+    assert_int_equal(openai_request_objective(q, true, "250.5", &err), TD_OK);
+    assert_int_equal(openai_request_objective(q, false, "30", &err), TD_OK);
+    assert_true(in->objectives->ttft_ms == 250.5 && in->objectives->tpot_ms == 30.0);
+    assert_true(in->objectives->has_ttft_ms_case && in->objectives->has_tpot_ms_case);
+    static const char *const wrong[] = {"", "x", "5x", "5 ", "nan", "inf", "1e999", "--1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        err = (struct td_err){0};
+        assert_int_equal(openai_request_objective(q, i & 1, wrong[i], &err), TD_ERR_INVALID);
+        assert_non_null(strstr(err.msg, i & 1 ? "x-slo-ttft-ms is" : "x-slo-tpot-ms is"));
+    }
+    assert_true(in->objectives->ttft_ms == 250.5 && in->objectives->tpot_ms == 30.0);
+    openai_request_free(q);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_every_field),
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_what_asks_for_nothing),
+        cmocka_unit_test(test_refusals_name_the_field),
+        cmocka_unit_test(test_refused_inputs),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_the_last_of_equal_keys_counts),
+        cmocka_unit_test(test_objectives_from_headers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
