@@ -440,7 +440,7 @@ int td_bench_xfer(int argc, char **argv)
 {
     static struct bench b;
     struct td_err err = {0};
-    b.ends.control = b.ends.bare_fd = b.ends.bell.fd = -1;
+    b.ends.control = b.ends.bare_fd = b.ends.wakeup.fd = -1;
     td_status s =
         td_options_load(options, &b.o, PROGRAM,
                         "KV transfer between two processes of this host, beside its floors.", argc,

@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/mem.h"
 #include "common/transfer/transfer.h"
 
@@ -112,7 +112,7 @@ struct bench_ends {
     size_t pool_bytes;
     struct td_arena pool; /* this side's; the receiver has its own */
     const uint8_t *from;  /* the sender's pool, in both processes */
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     struct td_xfer *x[BENCH_N_PATHS];
     const char *device, *peer_device;
     bool on_gpu;

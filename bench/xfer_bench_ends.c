@@ -188,7 +188,7 @@ static void gpu_close(struct bench_ends *e)
     td_device_close(e->ops);
 }
 
-static void ring(void *bell) { td_doorbell_ring(bell); }
+static void ring(void *wakeup) { td_wakeup_signal(wakeup); }
 
 static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c,
                                const char *name, const char *device, struct td_err *err)
@@ -205,7 +205,7 @@ static td_status endpoint_open(struct bench_ends *e, enum bench_way way, const s
         .peer_timeout_ms = BENCH_WAIT_MS,
         .tcp_lanes = (uint32_t)c->streams,
         .digest_every = bench_ways[way].digest_every,
-        .hooks = {.wake = ring, .ctx = &e->bell},
+        .hooks = {.wake = ring, .ctx = &e->wakeup},
     };
     td_status s = TD_OK;
     if (e->on_gpu) config.memory = e->ops->device->memory;
@@ -228,7 +228,7 @@ static size_t next_events(struct bench_ends *e, enum bench_way way, uint64_t unt
                           struct td_xfer_event *events, size_t max)
 {
     size_t n = td_xfer_poll(e->x[way], events, max);
-    while (!n && td_doorbell_wait(&e->bell, until_ns)) n = td_xfer_poll(e->x[way], events, max);
+    while (!n && td_wakeup_wait(&e->wakeup, until_ns)) n = td_xfer_poll(e->x[way], events, max);
     return n ? n : td_xfer_poll(e->x[way], events, max);
 }
 
@@ -583,7 +583,7 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
     *e = (struct bench_ends){.pool_bytes = pool_bytes,
                              .control = -1,
                              .bare_fd = -1,
-                             .bell.fd = -1,
+                             .wakeup.fd = -1,
                              .device = o->device,
                              .peer_device = o->peer_device,
                              .on_gpu = strcmp(o->device, BENCH_GPU) == 0};
@@ -612,7 +612,7 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
         prctl(PR_SET_NAME, "bench-receiver");
         r.status = e->on_gpu ? gpu_receiver(e, &child_err)
                              : td_arena_create(pool_bytes, 1, "bench-to", &e->pool, &child_err);
-        if (!r.status) r.status = td_doorbell_open(&e->bell, &child_err);
+        if (!r.status) r.status = td_wakeup_open(&e->wakeup, &child_err);
         memcpy(r.msg, child_err.msg, sizeof r.msg);
         for (size_t at = 0; !e->on_gpu && at < pool_bytes; at += 4096)
             (void)*(const volatile uint8_t *)(e->from + at); /* no page faults in the floor */
@@ -623,7 +623,7 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
     struct reply r;
     if (e->on_gpu && (s = gpu_sender(e, err))) return s;
     s = get_reply(e, &r, err);
-    return s ? s : td_doorbell_open(&e->bell, err);
+    return s ? s : td_wakeup_open(&e->wakeup, err);
 }
 
 void bench_ends_close(struct bench_ends *e)
@@ -632,7 +632,7 @@ void bench_ends_close(struct bench_ends *e)
     if (e->control >= 0) close(e->control); /* the receiver ends */
     if (e->bare_fd >= 0) close(e->bare_fd);
     if (e->receiver > 0) waitpid(e->receiver, NULL, 0);
-    td_doorbell_close(&e->bell);
+    td_wakeup_close(&e->wakeup);
     if (e->on_gpu)
         gpu_close(e);
     else

@@ -24,7 +24,7 @@
 #include "cli/doctor.h"
 #include "cli/doctor_wire.h"
 #include "common/base/clock.h"
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/transfer/rdma/verbs.h"
@@ -83,8 +83,8 @@ const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used)
 struct end {
     struct td_xfer *x;
     struct td_arena arena;
-    struct td_doorbell bell;
-    bool has_bell;
+    struct td_wakeup wakeup;
+    bool has_wakeup;
     uint64_t block_bytes;
     uint32_t n_blocks;
     bool over_tls;                 /* its data port speaks TLS */
@@ -92,13 +92,13 @@ struct end {
     size_t n_pending;
 };
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static void end_close(struct end *e)
 {
     td_xfer_close(e->x);
     if (e->arena.base) td_arena_destroy(&e->arena);
-    if (e->has_bell) td_doorbell_close(&e->bell);
+    if (e->has_wakeup) td_wakeup_close(&e->wakeup);
     free(e->pending);
     memset(e, 0, sizeof *e);
 }
@@ -119,7 +119,7 @@ static td_status end_open(struct end *e, const struct doctor_config *o, const st
                                .max_slots = DOCTOR_SLOTS,
                                .max_ops = DOCTOR_SLOTS,
                                .peer_timeout_ms = (uint32_t)o->timeout_ms,
-                               .hooks = {.wake = ring, .ctx = &e->bell}};
+                               .hooks = {.wake = ring, .ctx = &e->wakeup}};
     struct td_kv_port port;
     const struct td_kv_port_files files = {.tls_cert = o->at.tls_cert,
                                            .tls_key = o->at.tls_key,
@@ -130,9 +130,9 @@ static td_status end_open(struct end *e, const struct doctor_config *o, const st
                                   may_rdma ? vb : NULL, &port, &c, err);
     if (s) return s;
     e->over_tls = port.use_tls;
-    s = td_doorbell_open(&e->bell, err);
+    s = td_wakeup_open(&e->wakeup, err);
     if (s) return s;
-    e->has_bell = true;
+    e->has_wakeup = true;
     e->pending = calloc(PENDING, sizeof *e->pending);
     s = e->pending ? TD_OK : td_fail(err, TD_ERR_NOMEM, "no memory for events");
     if (!s) s = td_arena_create(block_bytes * n_blocks, 1, "tandem-doctor", &e->arena, err);
@@ -164,7 +164,7 @@ static td_status end_event(struct end *e, enum td_xfer_event_kind a, enum td_xfe
         if (n > 0) continue;
         if (td_now_ns() >= deadline_ns)
             return td_fail(err, TD_ERR_DEADLINE, "the transfer did not end in time");
-        td_doorbell_wait(&e->bell, deadline_ns);
+        td_wakeup_wait(&e->wakeup, deadline_ns);
     }
 }
 

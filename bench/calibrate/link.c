@@ -7,25 +7,25 @@
 
 #include "common/base/stats.h"
 #include "common/base/clock.h"
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 
 #define WAIT_MS 10000
 #define MAX_REPEATS 100
 
 struct link_end {
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     struct td_arena arena;
     struct td_xfer *x;
 };
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static td_status end_open(struct link_end *e, const char *name, uint64_t incarnation,
                           enum td_xfer_path path, size_t block_bytes, int32_t n_blocks,
                           struct td_err *err)
 {
-    e->bell.fd = -1;
-    td_status s = td_doorbell_open(&e->bell, err);
+    e->wakeup.fd = -1;
+    td_status s = td_wakeup_open(&e->wakeup, err);
     if (!s) s = td_arena_create(block_bytes * (size_t)n_blocks, true, name, &e->arena, err);
     struct td_xfer_config c = {.instance = name,
                                .incarnation = incarnation,
@@ -35,7 +35,7 @@ static td_status end_open(struct link_end *e, const char *name, uint64_t incarna
                                .max_slots = 4,
                                .max_ops = 4,
                                .peer_timeout_ms = 2000,
-                               .hooks = {.wake = ring, .ctx = &e->bell}};
+                               .hooks = {.wake = ring, .ctx = &e->wakeup}};
     if (!s) s = td_xfer_open(&c, &e->x, err);
     if (!s) s = td_xfer_mem_add(e->x, &e->arena, block_bytes, n_blocks, err);
     return s;
@@ -45,7 +45,7 @@ static void end_close(struct link_end *e)
 {
     if (e->x) td_xfer_close(e->x);
     td_arena_destroy(&e->arena);
-    if (e->bell.fd >= 0) td_doorbell_close(&e->bell);
+    if (e->wakeup.fd >= 0) td_wakeup_close(&e->wakeup);
 }
 
 static td_status await(struct link_end *e, enum td_xfer_event_kind kind, struct td_err *err)
@@ -56,7 +56,7 @@ static td_status await(struct link_end *e, enum td_xfer_event_kind kind, struct 
         if (td_xfer_poll(e->x, &ev, 1)) {
             if (ev.kind == kind) return TD_OK;
             if (ev.status) return td_fail(err, ev.status, "link: a transfer failed: %s", ev.reason);
-        } else if (!td_doorbell_wait(&e->bell, until)) {
+        } else if (!td_wakeup_wait(&e->wakeup, until)) {
             return td_fail(err, TD_ERR_DEADLINE, "link: a transfer is not over after %d ms",
                            WAIT_MS);
         }
@@ -89,7 +89,7 @@ td_status link_measure(enum td_xfer_path path, size_t block_bytes, size_t max_by
 {
     static const int32_t sizes[LINK_MAX_POINTS] = {1, 2, 8, 32, 128, 512, 2048, 8192};
     static int32_t ids[TD_XFER_MAX_BLOCKS];
-    struct link_end p = {.bell.fd = -1}, d = {.bell.fd = -1};
+    struct link_end p = {.wakeup.fd = -1}, d = {.wakeup.fd = -1};
     double times[MAX_REPEATS + 1];
     size_t n = 0;
     *ret_n = 0;

@@ -236,7 +236,7 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
     grpc_init();
     loop->cq = grpc_completion_queue_create_for_next(NULL);
     loop->bell_channel =
-        grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
+        grpc_lame_client_channel_create("wakeup", GRPC_STATUS_UNAVAILABLE, "wakeup");
     loop->bell = grpc_channel_create_call(loop->bell_channel, NULL, 0, loop->cq,
                                           grpc_slice_from_static_string("/d/b"), NULL,
                                           gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);

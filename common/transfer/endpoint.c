@@ -107,7 +107,7 @@ static void unlock_and_wake(struct td_xfer *x)
 void xfer_ring(struct td_xfer *x)
 {
     atomic_store(&x->loop.rung, true);
-    if (atomic_load(&x->loop.sleeps)) td_doorbell_ring(&x->loop.bell);
+    if (atomic_load(&x->loop.sleeps)) td_wakeup_signal(&x->loop.wakeup);
 }
 
 /* --- connections ------------------------------------------------------------------------------ */
@@ -906,7 +906,7 @@ static void check_conns(struct td_xfer *x, uint64_t now)
 static void on_event(struct td_xfer *x, const struct epoll_event *e)
 {
     if (e->data.u64 == XFER_KEY_BELL) {
-        td_doorbell_clear(&x->loop.bell);
+        td_wakeup_clear(&x->loop.wakeup);
     } else if (e->data.u64 == XFER_KEY_TCP) {
         xfer_path_accept(x, x->listen.tcp_fd, TD_XFER_PATH_TCP);
     } else if (e->data.u64 == XFER_KEY_SHM) {
@@ -1124,7 +1124,7 @@ static td_status open_parts(struct td_xfer *x, const struct td_xfer_config *conf
     td_status status =
         td_xfer_core_create(&x->core, config->max_slots, config->max_ops, x->peer_timeout_ns / 8,
                             config->digest_every, &hooks, err);
-    if (!status) status = td_doorbell_open(&x->loop.bell, err);
+    if (!status) status = td_wakeup_open(&x->loop.wakeup, err);
     if (status) return status;
     x->loop.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (x->loop.epoll_fd < 0) return td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
@@ -1135,7 +1135,7 @@ static td_status open_parts(struct td_xfer *x, const struct td_xfer_config *conf
         const struct td_backend_side *b = &td_transfer_backends[i]->side;
         if (b->open && (status = b->open(x, config, err))) return status;
     }
-    if (!xfer_watch_fd(x, x->loop.bell.fd, XFER_KEY_BELL) ||
+    if (!xfer_watch_fd(x, x->loop.wakeup.fd, XFER_KEY_BELL) ||
         !xfer_watch_fd(x, x->listen.tcp_fd, XFER_KEY_TCP) ||
         !xfer_watch_fd(x, x->listen.shm_fd, XFER_KEY_SHM))
         return td_fail(err, TD_ERR_IO, "xfer: epoll_ctl: %s", strerror(errno));
@@ -1157,7 +1157,7 @@ td_status td_xfer_open(const struct td_xfer_config *config, struct td_xfer **ret
     if (status) return status;
     struct td_xfer *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
-    x->loop.epoll_fd = x->listen.tcp_fd = x->listen.shm_fd = x->loop.bell.fd = -1;
+    x->loop.epoll_fd = x->listen.tcp_fd = x->listen.shm_fd = x->loop.wakeup.fd = -1;
     x->hooks = config->hooks;
     x->self.incarnation = config->incarnation;
     x->self.layout_hash = config->layout_hash;
@@ -1210,7 +1210,7 @@ void td_xfer_close(struct td_xfer *x)
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
         if (fds[i] >= 0) close(fds[i]);
     td_xfer_tls_close(x->tls);
-    td_doorbell_close(&x->loop.bell);
+    td_wakeup_close(&x->loop.wakeup);
     td_xfer_core_destroy(&x->core);
     pthread_mutex_destroy(&x->lock);
     free(x->conns);

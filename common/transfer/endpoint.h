@@ -15,7 +15,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/transfer/backend.h"
 #include "common/transfer/protocol.h"
 #include "common/transfer/tls.h"
@@ -164,8 +164,8 @@ struct xfer_staging {
 struct xfer_loop {
     pthread_t thread;
     bool stop, runs;
-    struct td_doorbell bell;  /* rung by xfer_ring alone */
-    atomic_bool rung, sleeps; /* rung: a turn is due. sleeps: only the bell's descriptor wakes
+    struct td_wakeup wakeup;  /* rung by xfer_ring alone */
+    atomic_bool rung, sleeps; /* rung: a turn is due. sleeps: only the wakeup's descriptor wakes
                                  it */
     atomic_bool idle;         /* it looks for something to do, or sleeps */
     atomic_uint n_callers;    /* threads that want the lock for a public call */

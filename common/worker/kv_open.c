@@ -9,7 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
-static void xfer_wake(void *ctx) { td_doorbell_ring(&((struct td_worker *)ctx)->bell); }
+static void xfer_wake(void *ctx) { td_wakeup_signal(&((struct td_worker *)ctx)->wakeup); }
 
 /* "off", "always", "1/64". */
 static td_status parse_digest(const char *text, uint32_t *ret_every, struct td_err *err)

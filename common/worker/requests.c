@@ -39,7 +39,7 @@ static void mail_post(struct td_worker *w, struct td_mail *m)
     *w->inbox.tail = m;
     w->inbox.tail = &m->next;
     pthread_mutex_unlock(&w->inbox.lock);
-    td_doorbell_ring(&w->bell);
+    td_wakeup_signal(&w->wakeup);
 }
 
 static struct td_mail *mail_take_all(struct td_worker *w)

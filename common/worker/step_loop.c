@@ -1,7 +1,7 @@
 /* step_loop.c - the engine thread: mail, transfer events, admission, one step, and what the router
  * is told of it.
  *
- * Nothing in a turn blocks but the step itself; an idle loop waits for its doorbell, at most 100
+ * Nothing in a turn blocks but the step itself; an idle loop waits for its wake-up, at most 100
  * ms. */
 #include "common/worker/worker_parts.h"
 
@@ -202,7 +202,7 @@ void *td_worker_engine_main(void *arg)
     pthread_setname_np(pthread_self(), "engine");
     bool busy = true;
     for (;;) {
-        td_doorbell_wait(&w->bell, busy ? 0 : td_deadline_after_ms(td_now_ns(), 100));
+        td_wakeup_wait(&w->wakeup, busy ? 0 : td_deadline_after_ms(td_now_ns(), 100));
         atomic_store(&w->progress_ns, td_now_ns());
         bool stopping = atomic_load(&w->stopping); /* before the mail is taken: what was posted
                                                       before it is not lost */

@@ -238,7 +238,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     td_descriptors_raise();
 
     memset(w, 0, sizeof *w);
-    w->bell.fd = -1;
+    w->wakeup.fd = -1;
     w->cfg = *config;
     w->role = role;
     w->incarnation = td_random_u64();
@@ -269,7 +269,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     atomic_store(&w->progress_ns, td_now_ns());
 
     tell_of_shared_listen(w);
-    td_status s = td_doorbell_open(&w->bell, err);
+    td_status s = td_wakeup_open(&w->wakeup, err);
     sigdelset(&set, SIGHUP); /* stays blocked */
     if (!s) s = open_engine_interruptible(w, &set, err);
     if (!s) s = td_worker_open_xfer(w, err);
@@ -334,7 +334,7 @@ void td_worker_drain(struct td_worker *w)
         td_warn("drain_timeout", "live=%u waited_ms=%llu action=hand_over", atomic_load(&w->n_live),
                 (unsigned long long)w->cfg.drain_timeout_ms);
         atomic_store(&w->hand_over, true);
-        td_doorbell_ring(&w->bell);
+        td_wakeup_signal(&w->wakeup);
         wait_idle(w, td_deadline_after_ms(td_now_ns(), STOP_BOUND_MS));
     }
     td_info("drained", "live_at_start=%u finished_all=%s", live, idle ? "true" : "false");
@@ -350,7 +350,7 @@ void td_worker_close(struct td_worker *w)
     if (w->thread_started) {
         atomic_store(&w->hand_over, true);
         atomic_store(&w->stopping, true);
-        td_doorbell_ring(&w->bell);
+        td_wakeup_signal(&w->wakeup);
         pthread_join(w->thread, NULL);
     }
     td_xfer_close(w->xfer);
@@ -361,6 +361,6 @@ void td_worker_close(struct td_worker *w)
     td_identity_close(&w->trust.id);
     free(w->reqs);
     free(w->items);
-    if (w->bell.fd >= 0) td_doorbell_close(&w->bell);
+    if (w->wakeup.fd >= 0) td_wakeup_close(&w->wakeup);
     memset(w, 0, sizeof *w);
 }

@@ -10,7 +10,7 @@
  *                     mail
  *   engine thread     owns every td_req after it was posted, the lists, the engine, the KV pool;
  *                     consumes mail and transfer events
- *   xfer thread       inside td_xfer; rings the engine's doorbell
+ *   xfer thread       inside td_xfer; wakes the engine thread
  *   main thread       waits for signals, then drains
  *
  * A td_req lives from the accepted call until BOTH the call has ended (mail ENDED) and
@@ -23,7 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/options.h"
 #include "common/rpc/rpc.h"
 #include "common/worker/guided.h"
@@ -266,7 +266,7 @@ struct td_worker {
     uint64_t tls_look_ns; /* rpc loop: when the KV port's files were last looked at */
     struct td_req *reqs;  /* [max_seqs], by seq->index */
 
-    struct td_doorbell bell; /* rings the engine thread */
+    struct td_wakeup wakeup; /* rings the engine thread */
     struct td_worker_inbox inbox;
 
     /* engine thread */

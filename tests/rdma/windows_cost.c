@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/hash.h"
 #include "tests/fake/verbs_fake.h"
 #include "common/transfer/transfer.h"
@@ -92,11 +92,11 @@ static void verbs_alone(void **state)
 
 struct end {
     struct td_arena arena;
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     struct td_xfer *x;
 };
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static void end_start(struct end *e, int side, bool windows)
 {
@@ -116,8 +116,8 @@ static void end_start(struct end *e, int side, bool windows)
                                .max_ops = 4,
                                .peer_timeout_ms = 20000,
                                .rdma = &rdma,
-                               .hooks = {.wake = ring, .ctx = &e->bell}};
-    if (td_doorbell_open(&e->bell, &err) ||
+                               .hooks = {.wake = ring, .ctx = &e->wakeup}};
+    if (td_wakeup_open(&e->wakeup, &err) ||
         td_arena_create((size_t)N_BLOCKS * BLOCK_BYTES, false, "windows-cost", &e->arena, &err) ||
         td_xfer_open(&c, &e->x, &err) ||
         td_xfer_mem_add(e->x, &e->arena, BLOCK_BYTES, N_BLOCKS, &err))
@@ -128,7 +128,7 @@ static void end_stop(struct end *e)
 {
     td_xfer_close(e->x);
     td_arena_destroy(&e->arena);
-    td_doorbell_close(&e->bell);
+    td_wakeup_close(&e->wakeup);
 }
 
 static void wait_event(struct end *end, enum td_xfer_event_kind kind)
@@ -136,7 +136,7 @@ static void wait_event(struct end *end, enum td_xfer_event_kind kind)
     struct td_xfer_event e;
     uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
     while (!td_xfer_poll(end->x, &e, 1))
-        if (!td_doorbell_wait(&end->bell, until)) fail_msg("no event within %d ms", WAIT_MS);
+        if (!td_wakeup_wait(&end->wakeup, until)) fail_msg("no event within %d ms", WAIT_MS);
     if (e.kind != kind) fail_msg("event %d: %s", (int)e.kind, e.reason);
 }
 

@@ -8,7 +8,7 @@ from tree import ROOT, code_only, read, source_files
 
 BOUNDED = "snprintf with the buffer's size"
 PARSE = "strtoll/strtod with end and range checks, or td_parse_size"
-WAIT = ("td_doorbell_wait, a condition or a deadline: a sleep waits for nothing; to pace work "
+WAIT = ("td_wakeup_wait, a condition or a deadline: a sleep waits for nothing; to pace work "
         "use clock_nanosleep with an absolute time")
 BANNED = {
     "sprintf": BOUNDED, "vsprintf": "vsnprintf with the buffer's size",

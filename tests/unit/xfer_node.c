@@ -13,7 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/fault.h"
 #include "common/base/hash.h"
 #include "common/transfer/rdma/verbs.h"
@@ -28,7 +28,7 @@ struct node {
     struct fake_device *device;
     uint8_t *pool; /* the pool's bytes for this program: the arena, or what stands
                       behind the device's addresses */
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     uint64_t block_bytes;
     struct td_xfer_event path, refusal; /* the last PATH_CHOSEN, the last PEER_REFUSED */
     uint32_t n_refusals;
@@ -66,7 +66,7 @@ bool node_check_bytes(const uint8_t *from, uint64_t n_bytes, uint64_t seed)
     return true;
 }
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static uint64_t deadline_of(uint64_t ms)
 {
@@ -145,9 +145,9 @@ static void open_node(struct node *n, const struct node_command *c, struct node_
         .digest_every = c->digest_every,
         .rdma = c->fabric[0] ? &rdma : NULL,
         .tls = c->tls[0] ? &tls : NULL,
-        .hooks = {.wake = ring, .ctx = &n->bell},
+        .hooks = {.wake = ring, .ctx = &n->wakeup},
     };
-    r->status = td_doorbell_open(&n->bell, err);
+    r->status = td_wakeup_open(&n->wakeup, err);
     if (!r->status && c->fabric[0]) r->status = open_verbs(n, c->fabric, &rdma, err);
     if (!r->status && c->device[0]) {
         n->device = fake_device_open(c->device);
@@ -186,7 +186,7 @@ static void close_node(struct node *n)
     n->device = NULL;
     td_fake_fabric_close(n->fabric);
     n->fabric = NULL;
-    td_doorbell_close(&n->bell);
+    td_wakeup_close(&n->wakeup);
 }
 
 /* What is told about paths and about who was refused: the last of each. */
@@ -262,7 +262,7 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     case NODE_EVENT: {
         uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
         do r->ok = next_event(n, &r->event);
-        while (!r->ok && td_doorbell_wait(&n->bell, until));
+        while (!r->ok && td_wakeup_wait(&n->wakeup, until));
         if (!r->ok) r->ok = next_event(n, &r->event);
         break;
     }

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/hash.h"
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/wire.h"
@@ -69,7 +69,7 @@ struct end {
     bool own_fabric;
     struct td_xfer *x;
     struct td_arena arena;
-    struct td_doorbell *bell;
+    struct td_wakeup *wakeup;
     struct td_xfer_event path; /* the last PATH_CHOSEN that was no success */
     uint32_t n_chosen, n_not_had;
     pthread_mutex_t lock; /* of what follows */
@@ -361,15 +361,15 @@ static char fabric_path[64]; /* of each test anew */
 #define MAX_TRANSFERS 64
 static struct transfer *by_user[MAX_TRANSFERS]; /* those that are under way */
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static td_status end_open(struct end *e, const struct setup *s, const struct side *side,
-                          struct td_fake_fabric *f, struct td_doorbell *bell, struct td_err *err)
+                          struct td_fake_fabric *f, struct td_wakeup *wakeup, struct td_err *err)
 {
     struct td_fake_options o;
     char text[256], path[256];
     memset(e, 0, sizeof *e);
-    e->bell = bell;
+    e->wakeup = wakeup;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->gate_moved, NULL);
     pthread_mutex_lock(&ends_lock);
@@ -425,7 +425,7 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
         .peer_timeout_ms = s->timeout_ms ? s->timeout_ms : TIMEOUT_MS,
         .digest_every = s->digest_every,
         .rdma = &rdma,
-        .hooks = {.wake = ring, .ctx = bell},
+        .hooks = {.wake = ring, .ctx = wakeup},
     };
     if (side->down) TD_ASSERT(td_fake_port_set(e->f, td_fake_node(e->f), 1, 1, false));
     status = td_arena_create(s->block_bytes * (uint64_t)s->n_blocks, side->shareable,
@@ -452,7 +452,7 @@ static void end_close(struct end *e)
 struct pair {
     struct setup s;
     struct end p, d;
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     uint64_t seed;
 };
 
@@ -503,10 +503,10 @@ static struct pair *pair_open(const struct setup *setup)
         if (t->s.side[i].path == AUTO) t->s.side[i].path = TD_XFER_PATH_AUTO;
     t->seed = 77;
     fabric_new();
-    assert_int_equal(td_doorbell_open(&t->bell, &err), TD_OK);
-    if (end_open(&t->d, &t->s, &t->s.side[1], NULL, &t->bell, &err))
+    assert_int_equal(td_wakeup_open(&t->wakeup, &err), TD_OK);
+    if (end_open(&t->d, &t->s, &t->s.side[1], NULL, &t->wakeup, &err))
         fail_msg("receiver: %s", err.msg);
-    if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+    if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
         fail_msg("sender: %s", err.msg);
     for (int32_t i = 0; i < t->s.n_blocks; i++) poison(t, i);
     return t;
@@ -516,7 +516,7 @@ static void pair_close(struct pair *t)
 {
     end_close(&t->p);
     end_close(&t->d);
-    td_doorbell_close(&t->bell);
+    td_wakeup_close(&t->wakeup);
     unlink(fabric_path);
     free(t);
 }
@@ -735,7 +735,7 @@ static bool take_events(struct pair *t, bool keep)
         while (!(what)) {                                                                          \
             if (td_now_ns() > until_)                                                              \
                 fail_msg("%s:%d: not within %d ms: %s", __FILE__, __LINE__, WAIT_MS, #what);       \
-            td_doorbell_wait(&(t)->bell, td_deadline_after_ms(td_now_ns(), 2));                    \
+            td_wakeup_wait(&(t)->wakeup, td_deadline_after_ms(td_now_ns(), 2));                    \
             take_events(t, keep);                                                                  \
         }                                                                                          \
     } while (0)
@@ -1378,7 +1378,7 @@ static void a_dead_writers_bytes_land_nowhere(void **state)
         release_late(t);
         td_xfer_revoke(t->d.x, next.slot, "");
         finish(t, &next, false);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
             fail_msg("sender: %s", err.msg);
     }
     whole(t, 12);
@@ -1480,7 +1480,7 @@ static void many(struct pair *t, int n_total, int depth)
             n_started++;
         }
         if (!take_events(t, false))
-            td_doorbell_wait(&t->bell, td_deadline_after_ms(td_now_ns(), 2));
+            td_wakeup_wait(&t->wakeup, td_deadline_after_ms(td_now_ns(), 2));
         for (int i = 0; i < depth; i++) {
             if (!live[i] || !m[i].slot_free || !(m[i].done || m[i].op_failed)) continue;
             if (!m[i].ready || !m[i].done)
@@ -1588,9 +1588,9 @@ static void limits_are_refused_by_name(void **state)
         {{.side[0].devices = ",fake0"}, 0, TD_ERR_INVALID, {"separated by commas", "", ""}},
         {{.qps = 5}, 0, TD_ERR_INVALID, {"qps_per_rail 5", "", ""}},
     };
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     (void)state;
-    assert_int_equal(td_doorbell_open(&bell, NULL), TD_OK);
+    assert_int_equal(td_wakeup_open(&wakeup, NULL), TD_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct end *e = calloc(1, sizeof *e);
         struct td_err err = {0};
@@ -1599,7 +1599,7 @@ static void limits_are_refused_by_name(void **state)
         setup_complete(&s);
         fabric_new();
         spy_max_reg = cases[i].max_reg;
-        td_status status = end_open(e, &s, &s.side[0], NULL, &bell, &err);
+        td_status status = end_open(e, &s, &s.side[0], NULL, &wakeup, &err);
         spy_max_reg = 0;
         if (status != cases[i].status) fail_msg("case %zu: status %d: %s", i, (int)status, err.msg);
         for (int k = 0; k < 3; k++) expect_text(err.msg, cases[i].text[k]);
@@ -1608,7 +1608,7 @@ static void limits_are_refused_by_name(void **state)
             /* auto goes on without what cannot serve, and says the same */
             s.side[0].path = TD_XFER_PATH_AUTO;
             spy_max_reg = cases[i].max_reg;
-            status = end_open(e, &s, &s.side[0], NULL, &bell, &err);
+            status = end_open(e, &s, &s.side[0], NULL, &wakeup, &err);
             spy_max_reg = 0;
             if (status) fail_msg("case %zu, auto: %s", i, err.msg);
             take_path_news(e);
@@ -1621,7 +1621,7 @@ static void limits_are_refused_by_name(void **state)
         free(e);
         unlink(fabric_path);
     }
-    td_doorbell_close(&bell);
+    td_wakeup_close(&wakeup);
 }
 
 static bool goes_by_both_rails(struct pair *t, struct transfer *m)
@@ -1749,7 +1749,7 @@ static void seventy_peers(void **state)
     struct td_arena arena = t->p.arena;
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < N; i++) {
-            if (!round && end_open(&extra[i], &t->s, &t->s.side[0], t->p.f, &t->bell, &err))
+            if (!round && end_open(&extra[i], &t->s, &t->s.side[0], t->p.f, &t->wakeup, &err))
                 fail_msg("sender %d: %s", i, err.msg);
             struct transfer m;
             memset(&m, 0, sizeof m);
@@ -2041,20 +2041,20 @@ static void pains_19_the_path_is_refused_or_told(void **state)
     finish(t, &m, false);
     pair_close(t);
     /* no device at all, or one whose port is down at the start: refused at once */
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     struct end *e = calloc(1, sizeof *e);
     assert_non_null(e);
-    assert_int_equal(td_doorbell_open(&bell, NULL), TD_OK);
+    assert_int_equal(td_wakeup_open(&wakeup, NULL), TD_OK);
     fabric_new();
     struct setup s = plain;
     setup_complete(&s);
     s.side[0].devices = "fake3";
-    assert_int_equal(end_open(e, &s, &s.side[0], NULL, &bell, &err), TD_ERR_DEVICE);
+    assert_int_equal(end_open(e, &s, &s.side[0], NULL, &wakeup, &err), TD_ERR_DEVICE);
     expect_text(err.msg, "fake3");
     end_close(e);
     free(e);
     unlink(fabric_path);
-    td_doorbell_close(&bell);
+    td_wakeup_close(&wakeup);
 }
 
 /* --- 5: peers made by hand, which say what no engine says ------------------------------------- */
@@ -2540,7 +2540,7 @@ static void pains_04_a_dead_sender_leaks_no_blocks(void **state)
         assert_true(td_now_ns() - died < 5 * TD_NS_PER_S);
         check_poison(t);
         assert_int_equal(stats(&t->d).n_slots_used, 0);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
             fail_msg("sender: %s", err.msg);
     }
     whole(t, 12);
@@ -2576,7 +2576,8 @@ static void who_is_left_alone_sleeps(void **state)
         poll(NULL, 0, LOOK_MS); /* looked at for so long */
         unsigned n = atomic_load(&left->n_turns) - before;
         if (n > TURNS_MAX) fail_msg("%u turns in %d ms", n, LOOK_MS);
-        if (end_open(dead, &t->s, &t->s.side[round], NULL, &t->bell, &err)) fail_msg("%s", err.msg);
+        if (end_open(dead, &t->s, &t->s.side[round], NULL, &t->wakeup, &err))
+            fail_msg("%s", err.msg);
         for (int32_t i = 0; i < t->s.n_blocks && round; i++) poison(t, i);
     }
     whole(t, 3);
@@ -2593,7 +2594,7 @@ static void pains_05_a_dead_peer_harms_no_other(void **state)
     struct td_xfer *first = t->p.x;
     struct td_arena arena = t->p.arena;
     assert_non_null(second);
-    if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+    if (end_open(second, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
         fail_msg("second sender: %s", err.msg);
     whole(t, 3);
     /* the first sender's transfer is half way in the network when it dies; the second sender's
@@ -2676,7 +2677,7 @@ static void slow_set_up_keeps_nobody_waiting(void **state)
         struct pair *t = pair_open(&plain);
         struct end *e = round & 1 ? &t->d : &t->p, *second = calloc(1, sizeof *second);
         assert_non_null(second);
-        if (end_open(second, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        if (end_open(second, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
             fail_msg("second sender: %s", err.msg);
         swap_sender(t, second);
         whole(t, 3);
@@ -2792,12 +2793,12 @@ static void a_set_up_that_nobody_wants_any_more_leaves_nothing(void **state)
         WAIT_FOR(n_live_qps(&t->d) == 0);
         td_xfer_revoke(t->d.x, m.slot, "its sender is gone");
         finish(t, &m, false);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
             fail_msg("sender: %s", err.msg);
         whole(t, 5);
         end_close(&t->p); /* so that the next round sets up a connection */
         WAIT_FOR(stats(&t->d).n_conns == 0);
-        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->bell, &err))
+        if (end_open(&t->p, &t->s, &t->s.side[0], NULL, &t->wakeup, &err))
             fail_msg("sender: %s", err.msg);
     }
     pair_close(t);

@@ -266,7 +266,7 @@ static struct lane *lane_of(struct soak *k, const struct soak_message *m)
 static void command(struct soak *k, uint32_t end, const struct soak_message *m)
 {
     TD_ASSERT(soak_ring_put(&k->s->end[end].commands, m)); /* a lane has a dozen at most */
-    td_doorbell_ring(&k->s->end[end].bell);
+    td_wakeup_signal(&k->s->end[end].wakeup);
 }
 
 static void lane_command(struct soak *k, struct lane *l, uint32_t end, struct soak_message m)
@@ -362,7 +362,7 @@ static void end_start(struct soak *k, uint32_t i)
                  k->fabric, SOAK_DEVICES, shared->incarnation >> 1, k->o->fault_ppm / 200,
                  shared->is_receiver ? 1 : (int)(i & 1), i == SOAK_SENDERS ? 1 : 0,
                  i == SOAK_SENDERS + 1 ? 100 : 0);
-    td_doorbell_clear(&shared->bell);
+    td_wakeup_clear(&shared->wakeup);
     if (!k->s->processes) {
         struct thread_arg *a = malloc(sizeof *a);
         TD_ASSERT(a);
@@ -1026,7 +1026,7 @@ static void run_transfers(struct soak *k, uint64_t shown_before)
             next_check = now + 100 * TD_NS_PER_MS;
             td_progress_update(k->progress, shown_before + k->n_over);
         }
-        td_doorbell_wait(&k->s->bell, due);
+        td_wakeup_wait(&k->s->wakeup, due);
     }
 }
 
@@ -1051,7 +1051,7 @@ static void close_ends(struct soak *k)
         while (e->state != END_CLOSED && td_now_ns() < until) {
             news_take(k, i);
             if (e->state != END_CLOSED)
-                td_doorbell_wait(&k->s->bell, td_now_ns() + 20 * TD_NS_PER_MS);
+                td_wakeup_wait(&k->s->wakeup, td_now_ns() + 20 * TD_NS_PER_MS);
         }
         if (e->state != END_CLOSED) {
             violatef(k, NULL, "hung close: endpoint %u", i);
@@ -1153,11 +1153,11 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     *s = (struct soak_shared){
         .path = path, .processes = processes, .broken = o->broken, .timeout_ms = o->timeout_ms};
     snprintf(k.fabric, sizeof k.fabric, "/dev/shm/tandem-soak-%d-%u", (int)getpid(), n_rounds);
-    TD_ASSERT(td_doorbell_open(&s->bell, &err) == TD_OK);
+    TD_ASSERT(td_wakeup_open(&s->wakeup, &err) == TD_OK);
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         s->end[i].index = i;
         s->end[i].is_receiver = i >= SOAK_SENDERS;
-        TD_ASSERT(td_doorbell_open(&s->end[i].bell, &err) == TD_OK);
+        TD_ASSERT(td_wakeup_open(&s->end[i].wakeup, &err) == TD_OK);
         pool_make(&k, i);
         k.end[i].drain_lane = -1;
         memset(k.end[i].port_up_ns, 0xff, sizeof k.end[i].port_up_ns);
@@ -1177,9 +1177,9 @@ static bool run_round(const struct options *o, enum td_xfer_path path, bool proc
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         td_arena_destroy(&s->end[i].pool);
-        td_doorbell_close(&s->end[i].bell);
+        td_wakeup_close(&s->end[i].wakeup);
     }
-    td_doorbell_close(&s->bell);
+    td_wakeup_close(&s->wakeup);
     unlink(k.fabric);
     if (!k.violated) check_leaks(&k, fds, heap);
     if (!k.violated && k.c.n_ready * 2 < n)

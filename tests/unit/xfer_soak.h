@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/base/doorbell.h"
+#include "common/base/wakeup.h"
 #include "common/base/mem.h"
 #include "common/transfer/transfer.h"
 
@@ -117,7 +117,7 @@ struct soak_leaks {
 };
 
 struct soak_end {
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     struct soak_ring commands, news;
     struct td_arena pool;
     bool is_receiver;
@@ -131,7 +131,7 @@ struct soak_end {
 };
 
 struct soak_shared {
-    struct td_doorbell bell; /* the driver's */
+    struct td_wakeup wakeup; /* the driver's */
     struct soak_lane lane[SOAK_LANES];
     struct soak_end end[SOAK_ENDS];
     enum td_xfer_path path;

@@ -149,13 +149,13 @@ struct end {
     struct end_lane lane[SOAK_LANES];
 };
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static void tell(struct end *e, const struct soak_message *m)
 {
     /* back-pressure: the driver always drains */
     while (!soak_ring_put(&e->me->news, m)) poll(NULL, 0, 1);
-    td_doorbell_ring(&e->s->bell);
+    td_wakeup_signal(&e->s->wakeup);
 }
 
 static void violation(struct end *e, uint64_t user, const char *check, const char *fmt, int32_t a,
@@ -194,7 +194,7 @@ static void open_end(struct end *e)
                                     .tcp_lanes = 2,
                                     .digest_every = me->index % 2 ? 4 : 0,
                                     .rdma = me->fabric[0] ? &rdma : NULL,
-                                    .hooks = {.wake = ring, .ctx = &me->bell}};
+                                    .hooks = {.wake = ring, .ctx = &me->wakeup}};
     if (me->fabric[0]) {
         struct td_fake_options options;
         m.status = td_fake_options_parse(me->fabric, &options, path, &err);
@@ -492,7 +492,7 @@ void soak_end_run(struct soak_shared *s, uint32_t end)
         size_t n = e->x ? td_xfer_poll(e->x, events, 16) : 0;
         for (size_t i = 0; i < n; i++) on_event(e, &events[i]);
         if (++n_turns == 5000) rss = soak_rss_bytes();
-        if (!any && !n) td_doorbell_wait(&e->me->bell, td_now_ns() + 50 * TD_NS_PER_MS);
+        if (!any && !n) td_wakeup_wait(&e->me->wakeup, td_now_ns() + 50 * TD_NS_PER_MS);
     }
     struct soak_message m = {.verb = SOAK_CLOSED};
     e->me->leaks = (struct soak_leaks){.rss_growth_bytes = rss ? soak_rss_bytes() - rss : 0};

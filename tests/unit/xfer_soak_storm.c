@@ -22,13 +22,13 @@
 enum { N = 4, WAIT_S = 30, POOL = 1024, SLACK = 2 << 20, WARM = 50 };
 
 struct side {
-    struct td_doorbell bell;
+    struct td_wakeup wakeup;
     struct td_xfer *x;
     struct td_arena pool;
     struct td_fake_fabric *fabric;
 };
 
-static void ring(void *ctx) { td_doorbell_ring(ctx); }
+static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
 static bool side_fabric(struct side *s, const char *path)
 {
@@ -60,11 +60,11 @@ static bool side_open(struct side *s, enum td_xfer_path path, struct td_fake_fab
                                     .max_ops = 4,
                                     .peer_timeout_ms = 5000,
                                     .rdma = fabric ? &rdma : NULL,
-                                    .hooks = {.wake = ring, .ctx = &s->bell}};
+                                    .hooks = {.wake = ring, .ctx = &s->wakeup}};
     if (!s->pool.base) {
         if (td_arena_create((size_t)POOL * SOAK_BLOCK_BYTES, true, "storm", &s->pool, &err))
             goto fail;
-        if (td_doorbell_open(&s->bell, &err)) goto fail;
+        if (td_wakeup_open(&s->wakeup, &err)) goto fail;
     }
     if (td_xfer_open(&config, &s->x, &err) ||
         td_xfer_mem_add(s->x, &s->pool, SOAK_BLOCK_BYTES, POOL, &err))
@@ -78,7 +78,7 @@ fail:
 static void side_close(struct side *s)
 {
     td_xfer_close(s->x);
-    if (s->pool.base) td_doorbell_close(&s->bell);
+    if (s->pool.base) td_wakeup_close(&s->wakeup);
     if (s->pool.base) td_arena_destroy(&s->pool);
     td_fake_fabric_close(s->fabric);
     *s = (struct side){0};
@@ -91,7 +91,7 @@ static bool next_event(struct side *s, uint64_t until, struct td_xfer_event *ret
         while (td_xfer_poll(s->x, ret_e, 1))
             if (ret_e->kind != TD_XFER_PATH_CHOSEN) return true;
         if (td_now_ns() >= until) return false;
-        td_doorbell_wait(&s->bell, until);
+        td_wakeup_wait(&s->wakeup, until);
     }
 }
 
