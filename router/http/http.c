@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -565,6 +566,39 @@ static struct http_call *call_begin(struct router_http *h, struct MHD_Connection
     return c;
 }
 
+struct framing {
+    unsigned n_lengths, n_codings;
+    bool is_wrong;
+};
+
+static enum MHD_Result see_header(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                  const char *value)
+{
+    struct framing *f = ctx;
+    (void)kind;
+    if (name[strcspn(name, " \t")]) f->is_wrong = true; /* "Transfer-Encoding : chunked" */
+    if (!value) value = "";
+    if (!strcasecmp(name, "content-length")) {
+        f->n_lengths++;
+        if (!value[0] || value[strspn(value, "0123456789")]) f->is_wrong = true;
+    } else if (!strcasecmp(name, "transfer-encoding")) {
+        f->n_codings++;
+        if (strcasecmp(value, "chunked")) f->is_wrong = true;
+    }
+    return MHD_YES;
+}
+
+/* Whether all readers agree where this request ends. The library lets pass two lengths, or a length
+ * and a coding, and takes one of them. A proxy in front may take the other: then a body that it
+ * forwards as one request is two here, and the second has passed none of its checks (RFC 9112,
+ * 11.2). */
+static bool is_framing_clear(struct MHD_Connection *mhd)
+{
+    struct framing f = {0};
+    MHD_get_connection_values(mhd, MHD_HEADER_KIND, see_header, &f);
+    return !f.is_wrong && f.n_lengths + f.n_codings <= 1;
+}
+
 static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const char *url,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_bytes, void **state)
@@ -574,7 +608,13 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const c
     (void)version;
     if (!c) {
         c = *state = call_begin(h, mhd, url, method);
-        return c ? MHD_YES : MHD_NO;
+        if (!c) return MHD_NO;
+        if (is_framing_clear(mhd)) return MHD_YES;
+        /* Before the body is read: the library closes the connection after such an answer. */
+        return queue_error(c, MHD_HTTP_BAD_REQUEST,
+                           "the body's length must be told once, by a Content-Length of digits or "
+                           "by Transfer-Encoding: chunked",
+                           "");
     }
     if (*upload_bytes) {
         take_body(c, upload, *upload_bytes);

@@ -1,0 +1,314 @@
+"""The HTTP door against clients that are wrong, slow, greedy or gone: each hears why or loses its
+connection, one request never becomes two, and what they held comes back."""
+import hashlib
+import json
+import os
+import re
+import socket
+import struct
+
+import pytest
+
+from harness import PATIENT, SHORT, SLOW, Cluster
+from test_http import Http
+
+BODY = b'{"prompt":"a","max_tokens":1,"temperature":0}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+SECOND = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+def dial(c, address="127.0.0.1", receive_bytes=None):
+    s = socket.socket()
+    if receive_bytes:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    s.settimeout(30 * SLOW)
+    s.bind((address, 0))
+    s.connect(("127.0.0.1", c.http.port))
+    return s
+
+
+def post(body, head=b""):
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HEAD + head + b"Content-Length: %d\r\n\r\n" % len(text) + text
+
+
+def read_answer(s, data=b""):
+    """(status, headers, body, what came after) of the next answer that has a length."""
+    while b"\r\n\r\n" not in data:
+        more = s.recv(65536)
+        assert more, data
+        data += more
+    head, data = data.split(b"\r\n\r\n", 1)
+    headers = {
+        k.lower(): v
+        for k, v in (line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    }
+    n = int(headers["content-length"])
+    while len(data) < n:
+        more = s.recv(65536)
+        assert more, data
+        data += more
+    return int(head.split()[1]), headers, data[:n], data[n:]
+
+
+def read_to_end(s):
+    data = b""
+    try:
+        while more := s.recv(65536):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def statuses(data):
+    return [int(x) for x in re.findall(rb"HTTP/1\.[01] (\d+) ", data)]
+
+
+def check_serves(c):
+    with dial(c) as s:
+        s.sendall(post(BODY))
+        status, _, body, _ = read_answer(s)
+        assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 1
+
+
+def make(**kwargs):
+    args = ["--http-listen", "127.0.0.1:0", *kwargs.pop("router_args", [])]
+    return Cluster(router_args=args, **PATIENT, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with make(router_args=["--max-message-bytes", "65536"]) as c:
+        c.http = Http(c)
+        yield c
+        c.wait_for(lambda: c.status().live == 0, "no request", 20 * SLOW)
+        c.wait_idle()
+
+
+N = len(BODY)
+
+
+@pytest.mark.parametrize(
+    "shape", [
+        # Two lengths: who believes the one sees a second request where the other sees a body.
+        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(SECOND)),
+        b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+        b"Content-Length: %d\r\nContent-Length: %d\r\n\r\n%s" % (N, N + len(SECOND), BODY),
+        b"Content-Length: %d\r\nContent-Length: %d\r\n\r\n%s" % (N + len(SECOND), N, BODY),
+        b"Content-Length: %d, %d\r\n\r\n%s" % (N, N, BODY),
+        # Lengths that are none.
+        b"Content-Length: +%d\r\n\r\n%s" % (N, BODY),
+        b"Content-Length: -1\r\n\r\n%s" % BODY,
+        b"Content-Length: 0x%x\r\n\r\n%s" % (N, BODY),
+        b"Content-Length: 99999999999999999999999\r\n\r\n%s" % BODY,
+        b"Content-Length: \r\n\r\n%s" % BODY,
+        # Codings that are none, or hidden.
+        b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: identity\r\n\r\n%s" % BODY,
+        b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        # Chunks whose sizes are none.
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n%s\r\n0\r\n\r\n" % BODY,
+        b"Transfer-Encoding: chunked\r\n\r\n-1\r\n%s\r\n0\r\n\r\n" % BODY,
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (N - 1, BODY),
+        b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n%s\r\n0\r\n\r\n" % BODY,
+    ])
+def test_one_request_is_never_two(cluster, shape):
+    with dial(cluster) as s:
+        s.sendall(HEAD + shape + SECOND)
+        s.shutdown(socket.SHUT_WR)  # whatever is waited for does not come
+        data = read_to_end(s)
+    assert b'"version"' not in data, data
+    if data:
+        head, body = data.split(b"\r\n\r\n", 1)
+        assert re.match(rb"HTTP/1.1 (400|413) ", head) and b"Connection: close" in head, data
+        # What is behind the answer's length is no answer. (libmicrohttpd 0.9.75 writes the head of
+        # the answers that it makes itself twice, the second time as the body's beginning.)
+        n = int(re.search(rb"Content-Length: (\d+)", head).group(1))
+        assert not body[n:].startswith(b"HTTP/"), data
+    check_serves(cluster)
+
+
+def test_chunks_are_a_body(cluster):
+    with dial(cluster) as s:
+        s.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        for i in range(N):
+            s.sendall(b"1;x=y\r\n" + BODY[i:i + 1] + b"\r\n")
+        s.sendall(b"0\r\n\r\n" + SECOND)
+        status, _, body, rest = read_answer(s)
+        assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 1
+        status, _, body, rest = read_answer(s, rest)
+        assert status == 200 and b'"version"' in body and not rest
+
+
+def test_requests_in_one_piece_are_answered_in_order(cluster):
+    with dial(cluster) as s:
+        s.sendall(b"".join(post(BODY, b"x-request-id: p%d\r\n" % i) for i in range(4)) + SECOND)
+        rest = b""
+        for i in range(4):
+            status, headers, body, rest = read_answer(s, rest)
+            assert status == 200 and headers["x-request-id"] == f"p{i}", headers
+            assert json.loads(body)["id"] == f"cmpl-p{i}"
+        assert b'"version"' in read_answer(s, rest)[2]
+
+
+def test_heads_and_bodies_have_bounds(cluster):
+    for head in (b"x: " + b"y" * 100000 + b"\r\n", b"x: y\r\n" * 20000):
+        with dial(cluster) as s:
+            try:
+                s.sendall(HEAD + head + b"Content-Length: 0\r\n\r\n")
+            except ConnectionError:  # closed while this is still sent: it was read as far as 32 KiB
+                pass
+            assert statuses(read_to_end(s)) in ([], [431])
+    for head, body in (
+        (b"Content-Length: 70000\r\n", b" " * 70000),
+        (b"Transfer-Encoding: chunked\r\n", b"8000\r\n" + b" " * 32768 + b"\r\n8000\r\n" +
+         b" " * 32768 + b"\r\n1\r\n \r\n0\r\n\r\n")):
+        with dial(cluster) as s:
+            s.sendall(HEAD + head + b"\r\n" + body)
+            status, _, text, _ = read_answer(s)
+            assert status == 413 and b"65536 bytes" in text
+    check_serves(cluster)
+
+
+def test_a_half_closed_client_is_gone(cluster):
+    """A server cannot tell a client that has only ended its side from one that has left."""
+    with dial(cluster) as s:
+        s.sendall(post(LONG))
+        assert s.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+        s.shutdown(socket.SHUT_WR)
+        data = read_to_end(s)
+        assert b"[DONE]" not in data
+    cluster.wait_for(lambda: cluster.status().live == 0, "its end", 20 * SLOW)
+    check_serves(cluster)
+
+
+def n_descriptors(c):
+    return len(os.listdir(f"/proc/{c.router.pid}/fd"))
+
+
+def rss_bytes(c):
+    with open(f"/proc/{c.router.pid}/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_resets_give_everything_back(cluster):
+    """A reset at every stage: in the head, in the body, while it waits, in its stream."""
+    check_serves(cluster)
+    before = n_descriptors(cluster)
+    for i in range(40 if SHORT else 200):
+        with dial(cluster) as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            text = post({**LONG, "stream": i % 8 != 7})
+            s.sendall(text[:20] if i % 4 == 0 else text[:-5] if i % 4 == 1 else text)
+            if i % 4 == 2:
+                s.recv(100)
+    cluster.wait_for(lambda: cluster.status().live == 0, "their ends", 30 * SLOW)
+    cluster.wait_for(lambda: n_descriptors(cluster) <= before, "their descriptors", 10 * SLOW)
+    cluster.wait_idle()
+    check_serves(cluster)
+
+
+def test_readers_that_do_not_read(cluster):
+    check_serves(cluster)
+    before = rss_bytes(cluster)
+    n = 10 if SHORT else 50
+    held = [dial(cluster, receive_bytes=4096) for _ in range(n)]
+    for s in held:
+        s.sendall(post({**LONG, "max_tokens": 300, "logprobs": 5}))
+    cluster.wait_for(lambda: cluster.status().live >= n // 2, "their requests", 30 * SLOW)
+    check_serves(cluster)
+    cluster.wait_for(lambda: cluster.status().live == 0, "their ends", 60 * SLOW)
+    if not os.environ.get("TANDEM_TEST_SANITIZER"):
+        # 300 events of 500 bytes each wait for the client at most, in a buffer twice as large
+        assert rss_bytes(cluster) - before < n * 300 * 1000 + (16 << 20)
+    texts = [read_to_end_of_stream(s) for s in held[:3]]  # late, and whole
+    assert all(t.count(b"data: ") >= 100 and t.endswith(b"[DONE]\n\n\r\n0\r\n\r\n") for t in texts)
+    for s in held:
+        s.close()
+
+
+def read_to_end_of_stream(s):
+    data = b""
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        more = s.recv(65536)
+        assert more, data[-500:]
+        data += more
+    return data
+
+
+def is_served(s):
+    try:
+        s.sendall(SECOND)
+        return read_answer(s)[0] == 200
+    except (AssertionError, ConnectionError):
+        return False
+
+
+def test_connections_are_capped_by_address_and_in_all():
+    with make(router_args=["--max-connections", 60, "--max-connections-per-peer", 40]) as c:
+        c.http = Http(c)
+        mine = [dial(c, "127.0.0.2") for _ in range(50)]
+        assert sum(is_served(s) for s in mine) == 40  # they stay, idle
+        other = [dial(c, "127.0.0.3") for _ in range(18)]
+        assert all(is_served(s) for s in other)
+        more = [dial(c, "127.0.0.4") for _ in range(10)]
+        for s in more:
+            s.sendall(SECOND)
+            s.settimeout(0.05)
+        waiting = [s for s in more if not has_bytes(s)]
+        assert len(waiting) >= 8  # not taken up while there are 60
+        for s in mine:
+            s.close()
+        for s in waiting:
+            s.settimeout(20 * SLOW)
+            assert read_answer(s)[0] == 200
+        check_serves(c)
+
+
+def has_bytes(s):
+    try:
+        return bool(s.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+
+
+def test_strangers_and_too_many(tmp_path):
+    key = "key-of-acme-0123456789"
+    path = tmp_path / "tenants"
+    path.write_text(
+        json.dumps({
+            "tenants": [{
+                "name": "acme", "keys": ["sha256:" + hashlib.sha256(key.encode()).hexdigest()]
+            }]
+        }))
+    with make(router_args=["--tenants", path, "--max-requests", 2]) as c:
+        c.http = Http(c)
+        paths = ("/v1/completions", "/tokenize", "/v1/models")
+        for path in paths:
+            body = None if path == "/v1/models" else BODY
+            for wrong in ({}, {"Authorization": "Bearer nothing-of-acme-0123456789"},
+                          {"Authorization": "Basic " + key}, {"Authorization": key},
+                          {"Authorization": "Bearer " + "x" * 600}):
+                status, headers, text = c.http.ask(path, body, wrong)
+                assert status == 401 and headers["WWW-Authenticate"].startswith("Bearer"), text
+                error = json.loads(text)["error"]
+                assert error["type"] == "authentication_error" and key not in error["message"]
+            assert c.http.ask(path, body, {"Authorization": "Bearer " + key})[0] == 200
+        held = [dial(c) for _ in range(2)]
+        mine = b"Authorization: Bearer %s\r\n" % key.encode()
+        for s in held:
+            s.sendall(post(LONG, mine))
+            assert s.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+        status, headers, text = c.http.ask("/v1/completions", BODY,
+                                           {"Authorization": "Bearer " + key})
+        assert status == 429 and int(headers["Retry-After"]) >= 1, text
+        assert json.loads(text)["error"]["type"] == "rate_limit_error"
+        for s in held:
+            s.close()
+        c.wait_for(lambda: c.http.ask("/v1/completions", BODY, {"Authorization": "Bearer " + key})[
+            0] == 200, "room", 20 * SLOW)
