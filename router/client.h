@@ -17,6 +17,9 @@
 struct request_state;
 struct td_peer_names;
 
+/* Of one chat: both doors say so before they allocate for more. */
+enum { ROUTER_MAX_CHAT_MESSAGES = 4096 };
+
 struct router_client_ops {
     /* Queues one message. A client that is too far behind is cut off by its door, which then calls
      * inference_cancel. */

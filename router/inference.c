@@ -80,15 +80,13 @@ static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struc
     return td_fail(err, TD_ERR_INVALID, "chat.messages[%zu].%s is not valid UTF-8", i, field);
 }
 
-enum { MAX_CHAT_MESSAGES = 4096 };
-
 /* Limits that hold before a message is unpacked: a million chat messages of four bytes would become
  * 200 MB. */
 static struct td_rpc_field_limit input_limits[] = {
     /* Field 0 does not exist: these messages are only on the way to those below. */
     {&tandem__v1__generate_request__descriptor, 0, UINT32_MAX, ""},
     {&tandem__v1__tokenize_request__descriptor, 0, UINT32_MAX, ""},
-    {&tandem__v1__chat__descriptor, 1, MAX_CHAT_MESSAGES, "chat.messages"},
+    {&tandem__v1__chat__descriptor, 1, ROUTER_MAX_CHAT_MESSAGES, "chat.messages"},
     {&tandem__v1__chat__descriptor, 3, TD_CHAT_MAX_TOOLS, "chat.tools"},
     {&tandem__v1__chat_message__descriptor, 3, TD_CHAT_MAX_PARTS, "chat.messages.parts"},
     {&tandem__v1__chat_message__descriptor, 4, TD_CHAT_MAX_TOOL_CALLS, "chat.messages.tool_calls"},
@@ -186,9 +184,9 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
                              struct td_token_list *list, bool *ret_in_reasoning, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
-    if (chat->n_messages > MAX_CHAT_MESSAGES)
+    if (chat->n_messages > ROUTER_MAX_CHAT_MESSAGES)
         return td_fail(err, TD_ERR_INVALID, "chat.messages has %zu messages, limit %d",
-                       chat->n_messages, MAX_CHAT_MESSAGES);
+                       chat->n_messages, ROUTER_MAX_CHAT_MESSAGES);
     struct chat_view v = {0};
     char *text = NULL;
     size_t n_bytes = 0;

@@ -4,6 +4,7 @@
  * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c
  * turns tokens into text and stop decisions, join.c finds out who joins, fleet.c keeps the
  * workers, objectives.c reads classes and latency tables, tenants.c says whose a request is,
+ * guided.c and answer.c are structured output and an answer's fields, http/ is the HTTP door,
  * router.c opens, drains and closes it all and carries out the core's actions. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H

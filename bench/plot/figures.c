@@ -382,8 +382,8 @@ static void attainment_parts(struct pages *p, uint32_t c)
     plot_bars(&d, 0, "1:($3*100):(0):(($4-$3)*100)", TEXT);
     /* Thin and last, above the others: where all are the same all three show. */
     plot(&d, NULL, 0, "1:($2*100)", "joint");
-    fprintf(d.gp,
-            " with linespoints linecolor rgb '" TEXT "' linewidth 1.6 pointtype '●' pointsize 0.8");
+    fprintf(d.gp, " with linespoints linecolor rgb '" TEXT "' linewidth 1.6"
+                  " pointtype '●' pointsize 0.8");
     fprintf(d.csv, "config,rate,rate_per_worker,joint,ttft,tpot,ci95_lo,ci95_hi\n");
     for (size_t i = 0; i < n; i++)
         fprintf(d.csv, "%s,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c),

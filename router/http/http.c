@@ -2,7 +2,7 @@
  *
  * A call has two holders, the library's connection and the loop; each drops its reference when it
  * will not look again, the last frees. What both touch is under `lock`: out, n_sent, is_suspended,
- * has_head, is_done, is_gone. `request` is the loop thread's alone.
+ * has_head, is_done, is_gone, is_cut. `request` is the loop thread's alone.
  *
  *   READING --body complete--> WAITING (suspended) --head known--> SENDING --all sent--> over
  *      any state --connection closed--> is_gone: the loop cancels the request */
@@ -25,6 +25,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/mem.h"
 #include "common/base/metrics.h"
 #include "router/http/openai_answer.h"
 #include "router/router.h"
@@ -706,24 +707,6 @@ void router_http_tick(struct router_http *h, uint64_t now_ns)
 
 /* ---- start and stop -------------------------------------------------------------------------- */
 
-static td_status read_file(const char *path, char **ret, struct td_err *err)
-{
-    FILE *f = fopen(path, "r");
-    char *text = f ? malloc(MAX_CERTIFICATE_BYTES + 1) : NULL;
-    size_t n = text ? fread(text, 1, MAX_CERTIFICATE_BYTES + 1, f) : 0;
-    bool ok = f && text && !ferror(f) && n <= MAX_CERTIFICATE_BYTES;
-    int e = errno;
-    if (f) fclose(f);
-    if (!ok) {
-        free(text);
-        return td_fail(err, TD_ERR_IO, "%s: %s", path,
-                       n > MAX_CERTIFICATE_BYTES ? "larger than 1 MiB" : strerror(e));
-    }
-    text[n] = 0;
-    *ret = text;
-    return TD_OK;
-}
-
 static td_status resolve(const char *listen, struct addrinfo **ret, struct td_err *err)
 {
     char host[256];
@@ -786,8 +769,11 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
     pthread_mutex_init(&h->lock, NULL);
     struct addrinfo *ai = NULL;
     td_status s = resolve(config->listen, &ai, err);
-    if (!s && config->tls_cert[0]) s = read_file(config->tls_cert, &h->cert, err);
-    if (!s && config->tls_cert[0]) s = read_file(config->tls_key, &h->key, err);
+    size_t n;
+    if (!s && config->tls_cert[0])
+        s = td_file_read(config->tls_cert, MAX_CERTIFICATE_BYTES, &h->cert, &n, err);
+    if (!s && config->tls_cert[0])
+        s = td_file_read(config->tls_key, MAX_CERTIFICATE_BYTES, &h->key, &n, err);
     if (!s && !(h->daemon = open_daemon(h, ai)))
         s = td_fail(err, TD_ERR_IO, "http_listen \"%.100s\": %s", config->listen,
                     errno ? strerror(errno) : "the HTTP library does not start");

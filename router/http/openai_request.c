@@ -9,15 +9,9 @@
 #include <string.h>
 
 #include "common/base/json.h"
-
-/* What one body may hold, told before it is allocated; what a request may hold is inference.c's. */
-enum {
-    MAX_MESSAGES = 4096,
-    MAX_PARTS = 1024,
-    MAX_CALLS = 128,
-    MAX_TOOLS = 128,
-    MAX_CHOICES = 4096
-};
+#include "common/text/chat_template.h"
+#include "common/text/grammar.h"
+#include "router/client.h"
 
 struct openai_request {
     json_t *root; /* strings of the message are its */
@@ -357,8 +351,8 @@ static td_status read_parts(struct reader *r, size_t i, const json_t *v, Tandem_
 {
     char why[96];
     size_t n = json_array_size(v);
-    snprintf(why, sizeof why, "[%zu].content has %zu parts, limit %d", i, n, MAX_PARTS);
-    if (n > MAX_PARTS) return refuse(r, "messages", why);
+    snprintf(why, sizeof why, "[%zu].content has %zu parts, limit %d", i, n, TD_CHAT_MAX_PARTS);
+    if (n > TD_CHAT_MAX_PARTS) return refuse(r, "messages", why);
     Tandem__V1__ContentPart *parts = own_array(r, n, sizeof *parts);
     m->parts = own_array(r, n, sizeof *m->parts);
     if (!parts || !m->parts) return TD_ERR_AGAIN;
@@ -382,8 +376,9 @@ static td_status read_calls(struct reader *r, size_t i, const json_t *v, Tandem_
 {
     char why[96];
     size_t n = json_array_size(v);
-    snprintf(why, sizeof why, "[%zu].tool_calls must be a list of at most %d calls", i, MAX_CALLS);
-    if (!json_is_array(v) || n > MAX_CALLS) return refuse(r, "messages", why);
+    snprintf(why, sizeof why, "[%zu].tool_calls must be a list of at most %d calls", i,
+             TD_CHAT_MAX_TOOL_CALLS);
+    if (!json_is_array(v) || n > TD_CHAT_MAX_TOOL_CALLS) return refuse(r, "messages", why);
     Tandem__V1__ToolCall *calls = own_array(r, n, sizeof *calls);
     m->tool_calls = own_array(r, n, sizeof *m->tool_calls);
     if (!calls || !m->tool_calls) return TD_ERR_AGAIN;
@@ -445,8 +440,8 @@ static td_status read_tools(struct reader *r)
     if (json_is_string(choice)) chat->tool_choice = (char *)(uintptr_t)json_string_value(choice);
     if (v && !is_empty(v)) {
         size_t n = json_array_size(v);
-        snprintf(why, sizeof why, "must be a list of at most %d functions", MAX_TOOLS);
-        if (!json_is_array(v) || n > MAX_TOOLS) return refuse(r, "tools", why);
+        snprintf(why, sizeof why, "must be a list of at most %d functions", TD_CHAT_MAX_TOOLS);
+        if (!json_is_array(v) || n > TD_CHAT_MAX_TOOLS) return refuse(r, "tools", why);
         chat->tools = own_array(r, n, sizeof *chat->tools);
         if (!chat->tools) return TD_ERR_AGAIN;
         for (size_t i = 0; i < n; i++) {
@@ -466,8 +461,8 @@ static td_status read_chat(struct reader *r)
     const json_t *v = json_object_get(r->root, "messages");
     if (!json_is_array(v)) return refuse(r, "messages", "must be a list of messages");
     size_t n = json_array_size(v);
-    snprintf(why, sizeof why, "has %zu messages, limit %d", n, MAX_MESSAGES);
-    if (n > MAX_MESSAGES) return refuse(r, "messages", why);
+    snprintf(why, sizeof why, "has %zu messages, limit %d", n, ROUTER_MAX_CHAT_MESSAGES);
+    if (n > ROUTER_MAX_CHAT_MESSAGES) return refuse(r, "messages", why);
     r->q->messages = own_array(r, n, sizeof *r->q->messages);
     chat->messages = own_array(r, n, sizeof *chat->messages);
     if (!r->q->messages || !chat->messages) return TD_ERR_AGAIN;
@@ -544,7 +539,7 @@ static td_status read_guide(struct reader *r, const char *field, const char *kin
     ProtobufCBinaryData text = {json_string_length(v), (uint8_t *)(uintptr_t)json_string_value(v)};
     if (!strcmp(kind, "choice")) {
         size_t n = json_array_size(v);
-        if (!json_is_array(v) || n > MAX_CHOICES)
+        if (!json_is_array(v) || n > TD_GRAMMAR_MAX_CHOICES)
             return refuse(r, field, "must be a list of texts");
         r->q->choice.texts = own_array(r, n, sizeof *r->q->choice.texts);
         if (!r->q->choice.texts) return TD_ERR_AGAIN;
