@@ -277,7 +277,7 @@ static void bench_index(void)
 /* --- the whole core --------------------------------------------------------------------------- */
 
 #define CORE_ACTIVE 10000
-#define CORE_SLOTS 16384
+#define CORE_REQUESTS 16384
 #define CORE_PROMPTS 2000
 #define CORE_TOKENS (N_BLOCKS * 16)
 
@@ -307,7 +307,7 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
     core_now += 500000;
     size_t n =
         core_event((struct td_core_event){.kind = TD_EV_REQUEST,
-                                          .request = {.slot = (uint32_t)(id % CORE_SLOTS),
+                                          .request = {.request_at = (uint32_t)(id % CORE_REQUESTS),
                                                       .id = id,
                                                       .n_prompt = CORE_TOKENS,
                                                       .max_tokens = 400,
@@ -322,30 +322,31 @@ static void core_arrive(const uint64_t *prompt_hashes, bool objectives)
 
 static void core_decode(uint64_t id)
 {
-    uint32_t slot = (uint32_t)(id % CORE_SLOTS);
-    need(core_event((struct td_core_event){.kind = TD_EV_TICKET,
-                                           .ticket = {.of = {.slot = slot, .id = id}}}) == 1,
+    uint32_t request_at = (uint32_t)(id % CORE_REQUESTS);
+    need(core_event((struct td_core_event){
+             .kind = TD_EV_TICKET, .ticket = {.of = {.request_at = request_at, .id = id}}}) == 1,
          "starting its prefill");
     core_event((struct td_core_event){
         .kind = TD_EV_FIRST_TOKEN,
-        .first_token = {.of = {.slot = slot, .id = id}, .n_tokens = CORE_TOKENS + 1}});
+        .first_token = {.of = {.request_at = request_at, .id = id}, .n_tokens = CORE_TOKENS + 1}});
     core_event((struct td_core_event){
         .kind = TD_EV_TOKEN,
-        .token = {.of = {.slot = slot, .id = id}, .n_tokens = CORE_TOKENS + 2}});
+        .token = {.of = {.request_at = request_at, .id = id}, .n_tokens = CORE_TOKENS + 2}});
     core_event((struct td_core_event){.kind = TD_EV_PREFILL_END,
-                                      .prefill_end = {.of = {.slot = slot, .id = id}}});
+                                      .prefill_end = {.of = {.request_at = request_at, .id = id}}});
 }
 
 static void core_finish(uint64_t id)
 {
-    uint32_t slot = (uint32_t)(id % CORE_SLOTS);
+    uint32_t request_at = (uint32_t)(id % CORE_REQUESTS);
     for (uint64_t k = 3; k <= 8; k++)
         core_event((struct td_core_event){.kind = TD_EV_TOKEN,
-                                          .token = {.of = {.slot = slot, .id = id},
+                                          .token = {.of = {.request_at = request_at, .id = id},
                                                     .n_tokens = CORE_TOKENS + k,
                                                     .last = k == 8}});
-    need(core_event((struct td_core_event){.kind = TD_EV_DECODE_END,
-                                           .decode_end = {.of = {.slot = slot, .id = id}}}) == 1,
+    need(core_event((struct td_core_event){
+             .kind = TD_EV_DECODE_END,
+             .decode_end = {.of = {.request_at = request_at, .id = id}}}) == 1,
          "completing a request");
 }
 
@@ -354,7 +355,7 @@ static void core_open(const char *policy, bool prefixes_too)
     struct td_core_config cfg = {.mode = TD_MODE_PD,
                                  .policy = policy,
                                  .policies = td_sim_policies,
-                                 .max_requests = CORE_SLOTS,
+                                 .max_requests = CORE_REQUESTS,
                                  .max_queued = 1000,
                                  .worker_timeout_ms = 1000000000,
                                  .queue_timeout_ms = 10000,
@@ -411,8 +412,8 @@ static void core_rows(const char *policy, bool prefixes_too)
         core_arrive(prefixes_too ? drawn[i % BATCH].hashes : NULL, objectives);
         core_decode(core_next);
     }
-    for (long r = -CORE_SLOTS / BATCH; r < n; r++) { /* the first ones make every slot's memory a
-                                                        used one */
+    /* the first ones make every request's memory a used one */
+    for (long r = -CORE_REQUESTS / BATCH; r < n; r++) {
         draw_batch();
         uint64_t start = cpu_ns();
         for (uint32_t i = 0; i < BATCH; i++) core_finish(++core_oldest);

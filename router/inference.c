@@ -370,11 +370,11 @@ static void request_free(struct router *r, struct request_state *q)
     td_detokenizer_free(q->output.detok);
     answer_free(q->output.answer);
     stop_matcher_free(&q->output.stop);
-    uint32_t slot = q->slot;
+    uint32_t request_at = q->request_at;
     struct router_client client = q->client;
     memset(q, 0, sizeof *q);
-    q->slot = slot;
-    r->free_slots[r->n_free_slots++] = slot;
+    q->request_at = request_at;
+    r->free_requests[r->n_free_requests++] = request_at;
     atomic_fetch_sub(&r->n_live, 1);
     if (client.ops) client.ops->attach(client.call, NULL);
 }
@@ -581,13 +581,13 @@ void inference_generate(struct router *r, struct router_client client,
         td_metric_add(r->m->failed, 1);
         return;
     }
-    if (r->n_free_slots == 0) {
+    if (r->n_free_requests == 0) {
         struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
         client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED,
                            "max_requests requests are live on this router", &retry, 1);
         return;
     }
-    struct request_state *q = &r->requests[r->free_slots[--r->n_free_slots]];
+    struct request_state *q = &r->requests[r->free_requests[--r->n_free_requests]];
     atomic_fetch_add(&r->n_live, 1);
     q->live = true;
     q->arrived_ns = now;
@@ -600,7 +600,7 @@ void inference_generate(struct router *r, struct router_client client,
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     struct td_err err = {0};
-    struct td_ev_request ask = {.slot = q->slot};
+    struct td_ev_request ask = {.request_at = q->request_at};
     td_status s = request_fill(r, q, in, &err);
     if (!s) s = fill_objectives(r, q, in, who, &ask, &err);
     if (s) {
@@ -625,13 +625,13 @@ void inference_generate(struct router *r, struct router_client client,
 
 void inference_cancel(struct router *r, struct request_state *q)
 {
-    uint32_t slot = q->slot;
+    uint32_t request_at = q->request_at;
     uint64_t id = q->id;
     td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
                     q->n_tokens - q->n_prompt);
     td_metric_add(r->m->cancelled, 1);
-    router_event(r,
-                 (struct td_core_event){.kind = TD_EV_CANCEL, .cancel = {.slot = slot, .id = id}});
+    router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL,
+                                           .cancel = {.request_at = request_at, .id = id}});
     request_free(r, q);
 }
 
@@ -666,7 +666,7 @@ static void close_ledger(struct router *r, struct request_state *q)
         }
     }
     l->rpc_us = l->ttft_us - known;
-    l->failovers = td_core_failovers(r->core, q->slot);
+    l->failovers = td_core_failovers(r->core, q->request_at);
     l->transfer_path = q->decode.path[0] ? q->decode.path : (char *)"local";
     l->prefill_worker = q->prefill.name;
     l->decode_worker = q->decode.name;

@@ -14,7 +14,7 @@
 /* Which attempt of which request the leg is of. */
 static struct td_attempt attempt_of(const struct leg *l)
 {
-    return (struct td_attempt){.slot = l->slot, .attempt = l->attempt, .id = l->id};
+    return (struct td_attempt){.request_at = l->request_at, .attempt = l->attempt, .id = l->id};
 }
 
 static struct td_core_event decode_end(const struct leg *l, enum td_code code)
@@ -33,9 +33,9 @@ static struct td_core_event prefill_end(const struct leg *l, enum td_code code)
 }
 
 /* The client has all of its output. */
-static struct td_core_event output_stop(uint32_t slot, uint64_t id)
+static struct td_core_event output_stop(uint32_t request_at, uint64_t id)
 {
-    return (struct td_core_event){.kind = TD_EV_STOP, .stop = {.slot = slot, .id = id}};
+    return (struct td_core_event){.kind = TD_EV_STOP, .stop = {.request_at = request_at, .id = id}};
 }
 
 static struct leg *leg_new(struct router *r, struct request_state *q,
@@ -47,7 +47,7 @@ static struct leg *leg_new(struct router *r, struct request_state *q,
                       .request = q,
                       .worker = &r->workers[a->start.worker],
                       .kind = kind,
-                      .slot = a->slot,
+                      .request_at = a->request_at,
                       .attempt = a->attempt,
                       .id = a->id,
                       .local = a->start.local};
@@ -156,7 +156,7 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
                                                    .token = {.of = attempt_of(l),
                                                              .n_tokens = q->n_tokens,
                                                              .last = q->output.done}});
-    if (stopped_here) router_event(l->router, output_stop(l->slot, l->id));
+    if (stopped_here) router_event(l->router, output_stop(l->request_at, l->id));
 }
 
 static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
@@ -228,7 +228,7 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
     }
     bool all_sent = done && code != TD_CODE_OK; /* the client has everything, however the call
                                                    ended */
-    struct td_core_event e = all_sent ? output_stop(l->slot, l->id) : decode_end(l, code);
+    struct td_core_event e = all_sent ? output_stop(l->request_at, l->id) : decode_end(l, code);
     leg_done(l);
     if (tell) router_event(r, e);
 }
@@ -293,11 +293,11 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
                         .last = finished,
                         .n_tokens = q->n_tokens,
                         .cached_tokens = f->times ? f->times->cached_tokens : 0}};
-    uint32_t slot = l->slot;
+    uint32_t request_at = l->request_at;
     uint64_t id = l->id;
     struct router *r = l->router;
     router_event(r, e); /* may end the request and detach this leg */
-    if (stopped_here) router_event(r, output_stop(slot, id));
+    if (stopped_here) router_event(r, output_stop(request_at, id));
 }
 
 static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)

@@ -128,7 +128,7 @@ static void log_event(struct router *r, const struct td_core_event *e,
 
 static void carry_out(struct router *r, const struct td_core_action *a)
 {
-    struct request_state *q = &r->requests[a->slot];
+    struct request_state *q = &r->requests[a->request_at];
     if (!q->live || q->id != a->id) return; /* its client has cancelled it */
     switch (a->kind) {
     case TD_ACT_START_DECODE:
@@ -451,12 +451,12 @@ static td_status open_core(struct router *r, struct td_err *err)
     size_t n = (size_t)g->max_requests;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->requests = calloc(n, sizeof *r->requests);
-    r->free_slots = calloc(n, sizeof *r->free_slots);
-    if (!r->actions || !r->requests || !r->free_slots)
+    r->free_requests = calloc(n, sizeof *r->free_requests);
+    if (!r->actions || !r->requests || !r->free_requests)
         return td_fail(err, TD_ERR_NOMEM, "no memory for max_requests %zu", n);
     for (size_t i = 0; i < n; i++) {
-        r->requests[i].slot = (uint32_t)i;
-        r->free_slots[r->n_free_slots++] = (uint32_t)(n - 1 - i);
+        r->requests[i].request_at = (uint32_t)i;
+        r->free_requests[r->n_free_requests++] = (uint32_t)(n - 1 - i);
     }
     if (g->decision_log[0]) {
         r->log = fopen(g->decision_log, "w");
@@ -679,7 +679,7 @@ void router_close(struct router *r)
     free(r->all_hashes);
     router_tenants_free(r->tenants);
     free(r->requests);
-    free(r->free_slots);
+    free(r->free_requests);
     td_chat_template_free(r->chat);
     router_guided_free(r);
     td_tokenizer_free(r->tokenizer);

@@ -72,7 +72,7 @@ struct leg {
     struct worker_conn *worker;
     struct td_rpc_call *call;
     enum leg_kind kind;
-    uint32_t slot, attempt;
+    uint32_t request_at, attempt;
     uint64_t id;
     bool local, finished_seen; /* finished: decode's last token, prefill's first
                                   token and then its done */
@@ -123,10 +123,10 @@ struct request_decode {
     char path[16];          /* by which the KV came */
 };
 
-/* One request of a client, in the slot that the core knows it by. */
+/* One request of a client, at the place that the core knows it by. */
 struct request_state {
     bool live;
-    uint32_t slot, attempt;
+    uint32_t request_at, attempt;
     uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
     uint64_t number;       /* random: what workers know the request by */
     uint64_t key;          /* the core's, for the workers' queues */
@@ -204,7 +204,7 @@ struct router {
     FILE *log;                      /* decision log, or NULL */
     uint64_t next_id, started_ns, incarnation;
     struct request_state *requests; /* [max_requests] */
-    uint32_t *free_slots, n_free_slots;
+    uint32_t *free_requests, n_free_requests;
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
     uint32_t max_len; /* what router_max_len answers; fleet.c keeps it */
     atomic_uint n_live;

@@ -138,13 +138,13 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
     if (s) return s;
     c->wants_blocks = f->prefix_cache && c->trace->n_hashes && td_port_wants_blocks(c->port);
     uint32_t n = f->router.max_requests;
-    c->slots = td_sim_grow(NULL, n, sizeof *c->slots);
-    c->free_slots = td_sim_grow(NULL, n, sizeof *c->free_slots);
+    c->requests = td_sim_grow(NULL, n, sizeof *c->requests);
+    c->free_requests = td_sim_grow(NULL, n, sizeof *c->free_requests);
     for (uint32_t i = 0; i < n; i++) {
-        c->slots[i] = (struct slot){.legs = NONE};
-        c->free_slots[i] = n - 1 - i;
+        c->requests[i] = (struct request_state){.legs = NONE};
+        c->free_requests[i] = n - 1 - i;
     }
-    c->n_free_slots = n;
+    c->n_free_requests = n;
     c->workers = calloc(c->n_workers, sizeof *c->workers);
     if (!c->workers) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     uint32_t at = 0;
@@ -197,8 +197,8 @@ static void cluster_close(struct cluster *c)
         free(w->evicted);
     }
     free(c->workers);
-    free(c->slots);
-    free(c->free_slots);
+    free(c->requests);
+    free(c->free_requests);
     for (uint32_t l = 0; l < c->n_legs; l++) free(c->legs[l]);
     free(c->legs);
     free(c->msgs);

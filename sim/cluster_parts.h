@@ -2,7 +2,7 @@
  * one another. For cluster.c, messages.c, blocks.c, links.c, worker.c, router_side.c and faults.c
  * alone.
  *
- * Legs, slots and messages are named by their index; a leg's generation says whether it is still
+ * Legs, requests and messages are named by their index; a leg's generation says whether it is still
  * the one that was meant. */
 #ifndef TD_SIM_CLUSTER_PARTS_H
 #define TD_SIM_CLUSTER_PARTS_H
@@ -53,7 +53,7 @@ enum msg_kind {
 
 struct msg {
     enum msg_kind kind;
-    uint32_t slot, attempt, worker, epoch, leg, next;
+    uint32_t request_at, attempt, worker, epoch, leg, next;
     uint64_t id, key, a, b, c;
     bool flag;
 };
@@ -76,8 +76,8 @@ struct leg {
     bool decode, local; /* local: of a prefill leg, no hand-over */
     uint32_t index, gen;
     uint64_t id;
-    uint32_t slot, attempt, worker, req;
-    uint32_t slot_next; /* legs of one slot; of free ones: the next, plus 1 */
+    uint32_t request_at, attempt, worker, req;
+    uint32_t request_next; /* legs of one request; of free ones: the next, plus 1 */
     int32_t n_total;
     int32_t n_sent, n_skip; /* prefill: tokens whose KV was handed to the link; that
                                the decode worker has already */
@@ -114,7 +114,7 @@ struct worker {
     uint32_t n_added, n_evicted, added_capacity, evicted_capacity;
 };
 
-struct slot {
+struct request_state {
     bool live;
     uint64_t id;
     uint32_t req, legs;
@@ -135,8 +135,8 @@ struct cluster {
     struct td_random noise, faults, jitter;
     struct worker *workers;
     uint32_t n_workers;
-    struct slot *slots;
-    uint32_t *free_slots, n_free_slots;
+    struct request_state *requests;
+    uint32_t *free_requests, n_free_requests;
     struct leg **legs; /* each where it was made: a worker's scheduler points at
                           them */
     uint32_t n_legs, legs_capacity, free_leg_1;
@@ -162,7 +162,7 @@ static inline struct leg *sim_leg_of(struct td_sched_seq *sched)
 uint32_t sim_msg_new(struct cluster *c);
 void sim_msg_free(struct cluster *c, uint32_t m);
 uint32_t sim_leg_new(struct cluster *c);
-/* Back to the pool, off its slot's list; it holds nothing any more. */
+/* Back to the pool, off its request's list; it holds nothing any more. */
 void sim_leg_forget(struct cluster *c, uint32_t l);
 /* True with this probability. A share of 0 draws nothing, so runs without faults stay as they
  * are. */
@@ -173,7 +173,7 @@ void sim_to_router(struct cluster *c, uint32_t m);
 uint64_t sim_stream_delay_ns(struct cluster *c, struct leg *g);
 uint32_t sim_msg_of_leg(struct cluster *c, enum msg_kind kind, const struct leg *g);
 /* The end of a leg's call, told to the router. g may be a call that was refused: no leg of a
- * slot. */
+ * request. */
 void sim_send_end(struct cluster *c, struct leg *g, enum td_code code);
 /* The same, and the leg is over at its worker. */
 void sim_leg_end(struct cluster *c, uint32_t l, enum td_code code);
@@ -212,7 +212,7 @@ void sim_on_to_worker(struct cluster *c, uint32_t m);
 void sim_on_action(void *ctx, const struct td_core_action *a);
 void sim_router_take(struct cluster *c, uint32_t m);
 void sim_on_arrival(struct cluster *c, uint32_t req);
-void sim_on_client_leaves(struct cluster *c, uint32_t slot, uint64_t id);
+void sim_on_client_leaves(struct cluster *c, uint32_t request_at, uint64_t id);
 void sim_on_late(struct cluster *c, const struct td_sim_event *e);
 void sim_on_snapshot(struct cluster *c, struct worker *w);
 

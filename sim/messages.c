@@ -37,7 +37,7 @@ uint32_t sim_leg_new(struct cluster *c)
     uint32_t l;
     if (c->free_leg_1) {
         l = c->free_leg_1 - 1;
-        c->free_leg_1 = c->legs[l]->slot_next;
+        c->free_leg_1 = c->legs[l]->request_next;
     } else {
         if (c->n_legs == c->legs_capacity)
             c->legs = td_sim_grow(c->legs,
@@ -49,7 +49,7 @@ uint32_t sim_leg_new(struct cluster *c)
     }
     *c->legs[l] = (struct leg){.index = l,
                                .gen = c->legs[l]->gen + 1,
-                               .slot_next = NONE,
+                               .request_next = NONE,
                                .dest = NONE,
                                .dest_leg = NONE,
                                .flow = {.event_ns = UINT64_MAX}};
@@ -59,12 +59,12 @@ uint32_t sim_leg_new(struct cluster *c)
 void sim_leg_forget(struct cluster *c, uint32_t l)
 {
     struct leg *g = c->legs[l];
-    uint32_t *at = &c->slots[g->slot].legs;
-    while (*at != l) at = &c->legs[*at]->slot_next;
-    *at = g->slot_next;
+    uint32_t *at = &c->requests[g->request_at].legs;
+    while (*at != l) at = &c->legs[*at]->request_next;
+    *at = g->request_next;
     g->state = LEG_FREE;
     g->gen++;
-    g->slot_next = c->free_leg_1;
+    g->request_next = c->free_leg_1;
     c->free_leg_1 = l + 1;
 }
 
@@ -96,7 +96,7 @@ uint32_t sim_msg_of_leg(struct cluster *c, enum msg_kind kind, const struct leg 
     uint32_t m = sim_msg_new(c);
     struct msg *x = &c->msgs[m];
     x->kind = kind;
-    x->slot = g->slot;
+    x->request_at = g->request_at;
     x->attempt = g->attempt;
     x->id = g->id;
     x->worker = g->worker;

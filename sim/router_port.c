@@ -185,7 +185,7 @@ void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_reques
 {
     step(p, (struct td_core_event){.kind = TD_EV_REQUEST,
                                    .now_ns = now,
-                                   .request = {.slot = q->slot,
+                                   .request = {.request_at = q->request_at,
                                                .id = q->id,
                                                .n_prompt = q->n_prompt,
                                                .max_tokens = q->max_output,
@@ -198,7 +198,7 @@ void td_port_arrive(struct td_port *p, uint64_t now, const struct td_port_reques
 
 static struct td_attempt attempt_of(const struct td_port_leg *l)
 {
-    return (struct td_attempt){.slot = l->slot, .attempt = l->attempt, .id = l->id};
+    return (struct td_attempt){.request_at = l->request_at, .attempt = l->attempt, .id = l->id};
 }
 
 void td_port_ticket(struct td_port *p, uint64_t now, const struct td_port_leg *l,
@@ -250,10 +250,11 @@ void td_port_decode_end(struct td_port *p, uint64_t now, const struct td_port_le
                                                   .sender_finished = sender_finished}});
 }
 
-void td_port_cancel(struct td_port *p, uint64_t now, uint32_t slot, uint64_t id)
+void td_port_cancel(struct td_port *p, uint64_t now, uint32_t request_at, uint64_t id)
 {
-    step(p, (struct td_core_event){
-                .kind = TD_EV_CANCEL, .now_ns = now, .cancel = {.slot = slot, .id = id}});
+    step(p, (struct td_core_event){.kind = TD_EV_CANCEL,
+                                   .now_ns = now,
+                                   .cancel = {.request_at = request_at, .id = id}});
 }
 
 void td_port_residue(const struct td_port *p, uint32_t n_workers, struct td_port_residue *ret)

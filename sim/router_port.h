@@ -48,13 +48,13 @@ struct td_port_snapshot {
     const uint64_t *added, *evicted; /* prefix blocks */
 };
 struct td_port_request {
-    uint32_t slot, slo_class;
+    uint32_t request_at, slo_class;
     uint64_t tenant, id, n_prompt, max_output;
     const uint64_t *hashes;
     uint32_t n_hashes, hash_tokens;
 };
 struct td_port_leg {
-    uint32_t slot, attempt;
+    uint32_t request_at, attempt;
     uint64_t id;
 };
 
@@ -85,7 +85,7 @@ void td_port_prefill_end(struct td_port *port, uint64_t now_ns, const struct td_
                          enum td_code code, uint64_t bytes, uint64_t us);
 void td_port_decode_end(struct td_port *port, uint64_t now_ns, const struct td_port_leg *leg,
                         enum td_code code, bool sender_finished);
-void td_port_cancel(struct td_port *port, uint64_t now_ns, uint32_t slot, uint64_t id);
+void td_port_cancel(struct td_port *port, uint64_t now_ns, uint32_t request_at, uint64_t id);
 
 /* What the core still holds, for checkers at the end. */
 struct td_port_residue {

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, enum td_code code,
-                   const char *reason)
+static void finish(struct cluster *c, uint32_t request_at, enum td_sim_status status,
+                   enum td_code code, const char *reason)
 {
-    struct slot *s = &c->slots[slot];
+    struct request_state *s = &c->requests[request_at];
     if (!s->live) {
         sim_violate(c, "ended a second time", s->id);
         return;
@@ -21,7 +21,7 @@ static void finish(struct cluster *c, uint32_t slot, enum td_sim_status status, 
     o->reason = reason;
     o->decided_ns = c->now;
     s->live = false;
-    c->free_slots[c->n_free_slots++] = slot;
+    c->free_requests[c->n_free_requests++] = request_at;
     c->n_done++;
 }
 
@@ -32,7 +32,7 @@ static void send_to_worker(struct cluster *c, uint32_t m)
         if (x->kind != M_CANCEL) { /* the call could not be made, and the router sees it; a lost
                                       cancel is found by the broken stream */
             struct leg refusal = {.decode = x->kind == M_START_DECODE,
-                                  .slot = x->slot,
+                                  .request_at = x->request_at,
                                   .attempt = x->attempt,
                                   .id = x->id,
                                   .worker = x->worker};
@@ -49,7 +49,7 @@ static void send_to_worker(struct cluster *c, uint32_t m)
 void sim_on_action(void *ctx, const struct td_core_action *a)
 {
     struct cluster *c = ctx;
-    struct slot *s = &c->slots[a->slot];
+    struct request_state *s = &c->requests[a->request_at];
     if (!s->live || s->id != a->id) { /* after the client's own cancel this is so; at any other
                                          time it is a mistake of the core */
         if (a->kind == TD_ACT_COMPLETE || a->kind == TD_ACT_FAIL)
@@ -70,7 +70,7 @@ void sim_on_action(void *ctx, const struct td_core_action *a)
         if (w->decode != decode) sim_violate(c, "placed on a worker of the other role", a->id);
         uint32_t m = sim_msg_new(c);
         c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
-                                  .slot = a->slot,
+                                  .request_at = a->request_at,
                                   .attempt = a->attempt,
                                   .worker = a->start.worker,
                                   .id = a->id,
@@ -94,7 +94,7 @@ void sim_on_action(void *ctx, const struct td_core_action *a)
         s->call_open[decode] = false;
         uint32_t m = sim_msg_new(c);
         c->msgs[m] = (struct msg){.kind = M_CANCEL,
-                                  .slot = a->slot,
+                                  .request_at = a->request_at,
                                   .attempt = s->call_attempt[decode],
                                   .worker = s->call_worker[decode],
                                   .id = a->id,
@@ -105,11 +105,11 @@ void sim_on_action(void *ctx, const struct td_core_action *a)
         break;
     }
     case TD_ACT_COMPLETE:
-        finish(c, a->slot, TD_SIM_OK, 0, NULL);
-        if (sim_mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->slot, TD_SIM_OK, 0, NULL);
+        finish(c, a->request_at, TD_SIM_OK, 0, NULL);
+        if (sim_mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->request_at, TD_SIM_OK, 0, NULL);
         break;
     case TD_ACT_FAIL:
-        finish(c, a->slot,
+        finish(c, a->request_at,
                a->fail.code == TD_CODE_RESOURCE_EXHAUSTED ? TD_SIM_REJECTED : TD_SIM_FAILED,
                a->fail.code, a->fail.reason);
         break;
@@ -117,7 +117,7 @@ void sim_on_action(void *ctx, const struct td_core_action *a)
 }
 
 /* The client's stream has n_tokens now. */
-static void deliver(struct cluster *c, struct slot *s, int32_t n_tokens)
+static void deliver(struct cluster *c, struct request_state *s, int32_t n_tokens)
 {
     struct td_sim_outcome *o = &c->out->outcomes[s->req];
     if (n_tokens <= s->n_tokens) return; /* it has it already */
@@ -135,8 +135,8 @@ void sim_router_take(struct cluster *c, uint32_t m)
 {
     struct msg x = c->msgs[m];
     sim_msg_free(c, m);
-    struct td_port_leg leg = {.slot = x.slot, .attempt = x.attempt, .id = x.id};
-    struct slot *s = &c->slots[x.slot];
+    struct td_port_leg leg = {.request_at = x.request_at, .attempt = x.attempt, .id = x.id};
+    struct request_state *s = &c->requests[x.request_at];
     struct worker *w = &c->workers[x.worker];
     /* As router/legs.c: a leg that was cancelled is detached. */
     bool of_decode = x.kind == M_TICKET || x.kind == M_TOKEN || x.kind == M_DECODE_END;
@@ -208,7 +208,7 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
     if (++c->next_arrival < c->trace->n)
         td_sim_heap_push(&c->heap, c->trace->requests[c->next_arrival].at_ns, EV_ARRIVAL,
                          c->next_arrival, 0);
-    if (c->n_free_slots == 0) {
+    if (c->n_free_requests == 0) {
         *o = (struct td_sim_outcome){.status = TD_SIM_REJECTED,
                                      .at_ns = o->at_ns,
                                      .decided_ns = c->now,
@@ -219,12 +219,13 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
         c->n_done++;
         return;
     }
-    uint32_t slot = c->free_slots[--c->n_free_slots];
-    uint32_t legs = c->slots[slot].legs; /* of earlier requests: their last words are still on
+    uint32_t request_at = c->free_requests[--c->n_free_requests];
+    uint32_t legs =
+        c->requests[request_at].legs; /* of earlier requests: their last words are still on
                                             the way */
-    c->slots[slot] = (struct slot){
+    c->requests[request_at] = (struct request_state){
         .live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
-    struct td_port_request q = {.slot = slot,
+    struct td_port_request q = {.request_at = request_at,
                                 .slo_class = r->slo_class,
                                 .tenant = r->tenant,
                                 .id = c->next_id,
@@ -239,16 +240,16 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
     q.hash_tokens = (uint32_t)(every * c->cfg->block_size);
     if (sim_unlucky(c, c->cfg->cancel))
         td_sim_heap_push(&c->heap, c->now + sim_ns_of(td_random_uniform(&c->faults) * 5),
-                         EV_CLIENT_LEAVES, slot, c->next_id);
+                         EV_CLIENT_LEAVES, request_at, c->next_id);
     td_port_arrive(c->port, c->now, &q);
 }
 
-void sim_on_client_leaves(struct cluster *c, uint32_t slot, uint64_t id)
+void sim_on_client_leaves(struct cluster *c, uint32_t request_at, uint64_t id)
 {
-    struct slot *s = &c->slots[slot];
+    struct request_state *s = &c->requests[request_at];
     if (!s->live || s->id != id) return;
-    td_port_cancel(c->port, c->now, slot, id);
-    finish(c, slot, TD_SIM_CANCELLED, TD_CODE_CANCELLED, "the client left");
+    td_port_cancel(c->port, c->now, request_at, id);
+    finish(c, request_at, TD_SIM_CANCELLED, TD_CODE_CANCELLED, "the client left");
 }
 
 /* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their

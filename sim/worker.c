@@ -32,10 +32,10 @@ void sim_leg_over(struct cluster *c, uint32_t l)
     sim_leg_forget(c, l);
 }
 
-static uint32_t find_leg(const struct cluster *c, uint32_t slot, uint64_t id, uint32_t attempt,
-                         bool decode)
+static uint32_t find_leg(const struct cluster *c, uint32_t request_at, uint64_t id,
+                         uint32_t attempt, bool decode)
 {
-    for (uint32_t l = c->slots[slot].legs; l != NONE; l = c->legs[l]->slot_next)
+    for (uint32_t l = c->requests[request_at].legs; l != NONE; l = c->legs[l]->request_next)
         if (c->legs[l]->id == id && c->legs[l]->attempt == attempt && c->legs[l]->decode == decode)
             return l;
     return NONE;
@@ -45,8 +45,11 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 {
     bool decode = m->kind == M_START_DECODE;
     w->calls_taken++;
-    struct leg refusal = {
-        .decode = decode, .slot = m->slot, .attempt = m->attempt, .id = m->id, .worker = w->index};
+    struct leg refusal = {.decode = decode,
+                          .request_at = m->request_at,
+                          .attempt = m->attempt,
+                          .id = m->id,
+                          .worker = w->index};
     if (w->draining) {
         sim_send_end(c, &refusal, TD_CODE_UNAVAILABLE);
         return;
@@ -57,7 +60,7 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     }
     uint32_t dest = NONE;
     if (!decode && !m->flag) {
-        dest = find_leg(c, m->slot, m->id, m->attempt, true);
+        dest = find_leg(c, m->request_at, m->id, m->attempt, true);
         if (dest == NONE || c->legs[dest]->state != LEG_IMPORT) { /* the grant's owner is gone */
             sim_send_end(c, &refusal, TD_CODE_UNAVAILABLE);
             return;
@@ -65,7 +68,7 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     }
     uint32_t l = sim_leg_new(c);
     struct leg *g = c->legs[l];
-    const struct slot *s = &c->slots[m->slot];
+    const struct request_state *s = &c->requests[m->request_at];
     /* of a START: the request's index */
     const struct td_sim_request *r = &c->trace->requests[m->leg];
     g->decode = decode;
@@ -73,7 +76,7 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     g->id = m->id;
     g->sched.priority = m->key;
     g->sched.order = m->id;
-    g->slot = m->slot;
+    g->request_at = m->request_at;
     g->attempt = m->attempt;
     g->worker = w->index;
     g->req = m->leg;
@@ -85,8 +88,8 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
         g->dest_leg = dest;
         g->dest_gen = c->legs[dest]->gen;
     }
-    g->slot_next = s->legs;
-    c->slots[m->slot].legs = l;
+    g->request_next = s->legs;
+    c->requests[m->request_at].legs = l;
     w->n_live++;
     td_scheduler_wait(&w->sched, &g->sched);
     g->state = LEG_SCHEDULED;
@@ -283,7 +286,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
         accept(c, w, &x);
         break;
     case M_CANCEL:
-        l = find_leg(c, x.slot, x.id, x.attempt, x.flag);
+        l = find_leg(c, x.request_at, x.id, x.attempt, x.flag);
         if (l != NONE && c->legs[l]->worker == w->index) sim_leg_over(c, l);
         break;
     case M_SLOT_READY:
@@ -318,7 +321,7 @@ void sim_on_to_worker(struct cluster *c, uint32_t m)
     if (!w->up || x->epoch != w->epoch) { /* nobody there: a call to it fails, all else is lost */
         if (!w->silent && (x->kind == M_START_DECODE || x->kind == M_START_PREFILL)) {
             struct leg refusal = {.decode = x->kind == M_START_DECODE,
-                                  .slot = x->slot,
+                                  .request_at = x->request_at,
                                   .attempt = x->attempt,
                                   .id = x->id,
                                   .worker = x->worker};

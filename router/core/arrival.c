@@ -34,7 +34,7 @@ static void count_cost(struct td_core *c, struct request *r, double n_out)
     c->trend.cost_s += (r->decode_cost_s - c->trend.cost_s) / c->trend.n_costs;
 }
 
-/* Fills the request's slot from the event; what is out of range is clamped. */
+/* Fills the request from the event; what is out of range is clamped. */
 static void take_in(struct td_core *c, struct request *r, const struct td_ev_request *e,
                     uint32_t slo_class)
 {
@@ -68,9 +68,9 @@ static void take_in(struct td_core *c, struct request *r, const struct td_ev_req
 
 void core_on_request(struct td_core *c, const struct td_ev_request *e)
 {
-    if (e->slot >= c->cfg.max_requests || c->requests[e->slot].phase != FREE) return;
+    if (e->request_at >= c->cfg.max_requests || c->requests[e->request_at].phase != FREE) return;
     if (e->n_prompt == 0 || e->n_prompt > TD_CORE_MAX_TOKENS) return;
-    struct request *r = &c->requests[e->slot];
+    struct request *r = &c->requests[e->request_at];
     uint32_t slo_class = e->slo_class < c->cfg.n_classes ? (uint32_t)e->slo_class : 0;
     const struct td_core_class *k = &c->cfg.classes[slo_class];
     take_in(c, r, e, slo_class);

@@ -6,8 +6,8 @@
  * may have come free, dispatch.c walks the queue at the end of the event.
  *
  * Invariants, which all of these files keep:
- * (1) a slot is FREE, or it has exactly one live id, which ends with exactly one COMPLETE or FAIL,
- *     or with the client's own CANCEL;
+ * (1) a request of the table is FREE, or it has exactly one live id, which ends with exactly one
+ *     COMPLETE or FAIL, or with the client's own CANCEL;
  * (2) a worker's account equals the legs of live requests on it (account.h);
  * (3) at most one decode leg and one prefill leg of one attempt are open;
  * (4) the queue's order is a function of the requests alone (queue.h): a request that fails over

@@ -84,8 +84,8 @@ struct td_core_config {
     enum td_core_mode mode;
     const char *policy;               /* a name of the next */
     const struct td_policy *policies; /* to choose from, borrowed; NULL = td_policies (policy.h) */
-    uint32_t max_requests;            /* live at once, queued ones included: slots
-                                         0..max_requests-1 */
+    uint32_t max_requests;            /* live at once, queued ones included:
+                                         request_at is 0..max_requests-1 */
     uint32_t max_queued;
     uint32_t hybrid_local_tokens; /* hybrid, other policies than goodput: prompts with fewer
                                      uncomputed tokens are prefilled on the decode worker */
@@ -182,10 +182,10 @@ struct td_ev_block {
     uint64_t hash;
 };
 
-/* A client asks. The slot is the caller's choice among those that are free, and id is never used
- * twice. */
+/* A client asks. request_at, its place in the table, is the caller's choice among those that are
+ * free, and id is never used twice. */
 struct td_ev_request {
-    uint32_t slot;
+    uint32_t request_at;
     uint64_t id;
     uint64_t n_prompt, max_tokens;
     uint64_t slo_class;
@@ -200,11 +200,11 @@ struct td_ev_request {
     uint32_t n_hashes, hash_tokens;
 };
 
-/* One attempt of one request: what every word of a leg (a call to a worker) speaks of. A slot is
+/* One attempt of one request: what every word of a leg (a call to a worker) speaks of. A place is
  * used again by other ids, and an id has a new attempt after each failover: what an old one says
  * changes nothing. */
 struct td_attempt {
-    uint32_t slot, attempt;
+    uint32_t request_at, attempt;
     uint64_t id;
 };
 
@@ -245,12 +245,12 @@ struct td_ev_decode_end {
 
 /* The end of a request that does not come from a leg: any attempt of it. */
 struct td_ev_end {
-    uint32_t slot;
+    uint32_t request_at;
     uint64_t id;
 };
 
-/* The core trusts no event: one with a worker, slot, class or time that cannot be is dropped or
- * clamped. Time never goes back: an earlier now_ns counts as the latest seen. */
+/* The core trusts no event: one with a worker, request_at, class or time that cannot be is dropped
+ * or clamped. Time never goes back: an earlier now_ns counts as the latest seen. */
 struct td_core_event {
     enum td_core_event_kind kind;
     uint64_t now_ns;
@@ -279,8 +279,8 @@ enum td_core_action_kind {
     TD_ACT_START_PREFILL,    /* start: call the prefill worker for this attempt */
     TD_ACT_CANCEL_DECODE,    /* cancel the attempt's call to its decode worker */
     TD_ACT_CANCEL_PREFILL,   /* cancel the attempt's call to its prefill worker */
-    TD_ACT_COMPLETE,         /* tell the client OK; the slot is free */
-    TD_ACT_FAIL,             /* fail: tell the client; the slot is free */
+    TD_ACT_COMPLETE,         /* tell the client OK; its place is free */
+    TD_ACT_FAIL,             /* fail: tell the client; its place is free */
 };
 
 struct td_act_start {
@@ -301,7 +301,7 @@ struct td_act_fail {
 
 struct td_core_action {
     enum td_core_action_kind kind;
-    uint32_t slot, attempt;
+    uint32_t request_at, attempt;
     uint64_t id;
     union {
         struct td_act_start start;
@@ -360,7 +360,7 @@ struct td_core_stats {
     double arrival_rate; /* requests/s, EWMA over some 10 s */
 };
 void td_core_stats(const struct td_core *core, struct td_core_stats *ret_stats);
-uint32_t td_core_failovers(const struct td_core *core, uint32_t slot);
+uint32_t td_core_failovers(const struct td_core *core, uint32_t request_at);
 /* What to tell the autoscaler and the operator; workers wanted are 0 until enough was seen. */
 struct td_core_advice {
     enum td_bound bound;

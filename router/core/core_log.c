@@ -41,7 +41,7 @@ int td_core_config_format(const struct td_core_config *c, uint32_t i, char *line
  * them, and 0 into the others. a..f are numbers whose meaning depends on the kind. */
 enum column {
     WORKER,
-    SLOT,
+    REQUEST_AT,
     ATTEMPT,
     ROLE,
     PRIORITY,
@@ -68,7 +68,8 @@ struct field {
         offsetof(struct td_core_event, member), sizeof((struct td_core_event *)0)->member          \
     }
 #define ATTEMPT_OF(member)                                                                         \
-    [SLOT] = FIELD(member.of.slot), [ID] = FIELD(member.of.id), [ATTEMPT] = FIELD(member.of.attempt)
+    [REQUEST_AT] = FIELD(member.of.request_at), [ID] = FIELD(member.of.id),                        \
+    [ATTEMPT] = FIELD(member.of.attempt)
 
 /* Both the writer and the reader go by this table, so they agree. It is the format: a new field
  * of a kind takes a column that the kind does not use yet. */
@@ -99,7 +100,7 @@ static const struct field fields[TD_EV_N_KINDS][N_COLUMNS] = {
     [TD_EV_BLOCK_ADD] = {[WORKER] = FIELD(block_add.worker), [A] = FIELD(block_add.hash)},
     [TD_EV_BLOCK_EVICT] = {[WORKER] = FIELD(block_evict.worker), [A] = FIELD(block_evict.hash)},
     [TD_EV_BLOCKS_RESET] = {[WORKER] = FIELD(blocks_reset.worker)},
-    [TD_EV_REQUEST] = {[SLOT] = FIELD(request.slot),
+    [TD_EV_REQUEST] = {[REQUEST_AT] = FIELD(request.request_at),
                        [ID] = FIELD(request.id),
                        [PRIORITY] = FIELD(request.priority),
                        [WEIGHT] = FIELD(request.tenant_weight),
@@ -120,8 +121,8 @@ static const struct field fields[TD_EV_N_KINDS][N_COLUMNS] = {
                            [B] = FIELD(prefill_end.sent_bytes), [C] = FIELD(prefill_end.sent_us)},
     [TD_EV_DECODE_END] = {ATTEMPT_OF(decode_end), [A] = FIELD(decode_end.code),
                           [B] = FIELD(decode_end.sender_finished)},
-    [TD_EV_STOP] = {[SLOT] = FIELD(stop.slot), [ID] = FIELD(stop.id)},
-    [TD_EV_CANCEL] = {[SLOT] = FIELD(cancel.slot), [ID] = FIELD(cancel.id)},
+    [TD_EV_STOP] = {[REQUEST_AT] = FIELD(stop.request_at), [ID] = FIELD(stop.id)},
+    [TD_EV_CANCEL] = {[REQUEST_AT] = FIELD(cancel.request_at), [ID] = FIELD(cancel.id)},
 };
 
 static uint64_t field_load(const struct td_core_event *e, struct field f)
@@ -174,7 +175,7 @@ int td_core_event_format(const struct td_core_event *e, char *line, size_t line_
                     " role=%" PRIu64 " priority=%" PRId32 " id=%" PRIu64 " a=%" PRIu64 " b=%" PRIu64
                     " c=%" PRIu64 " d=%" PRIu64 " e=%" PRIu64 " f=%" PRIu64 " weight=%" PRIu64
                     " hashes=%" PRIu64 " hash_tokens=%" PRIu64 "\n",
-                    (int)e->kind, e->now_ns, v[WORKER], v[SLOT], v[ATTEMPT], v[ROLE],
+                    (int)e->kind, e->now_ns, v[WORKER], v[REQUEST_AT], v[ATTEMPT], v[ROLE],
                     (int32_t)(uint32_t)v[PRIORITY], v[ID], v[A], v[B], v[C], v[D], v[E], v[F],
                     v[WEIGHT], v[N_HASHES], v[HASH_TOKENS]);
 }
@@ -202,8 +203,9 @@ int td_core_action_format(const struct td_core_action *a, char *line, size_t lin
                     "a kind=%d slot=%u id=%" PRIu64
                     " attempt=%u worker=%u local=%d code=%u retry_ms=%u key=%" PRIu64
                     " ttft_us=%" PRIu64 " tpot_us=%" PRIu64 " reason=\"%s\"\n",
-                    (int)a->kind, a->slot, a->id, a->attempt, start.worker, start.local ? 1 : 0,
-                    fail.code, fail.retry_ms, start.key, start.ttft_us, start.tpot_us, fail.reason);
+                    (int)a->kind, a->request_at, a->id, a->attempt, start.worker,
+                    start.local ? 1 : 0, fail.code, fail.retry_ms, start.key, start.ttft_us,
+                    start.tpot_us, fail.reason);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -279,14 +281,14 @@ static td_status read_event(struct td_core_reader *reader, const char *line, str
     struct td_core_event e = {0};
     uint64_t v[N_COLUMNS] = {0};
     int kind = 0, priority = 0;
-    int n =
-        sscanf(line,
-               "e kind=%d now=%" SCNu64 " worker=%" SCNu64 " slot=%" SCNu64 " attempt=%" SCNu64
-               " role=%" SCNu64 " priority=%d id=%" SCNu64 " a=%" SCNu64 " b=%" SCNu64 " c=%" SCNu64
-               " d=%" SCNu64 " e=%" SCNu64 " f=%" SCNu64 " weight=%" SCNu64 " hashes=%" SCNu64
-               " hash_tokens=%" SCNu64,
-               &kind, &e.now_ns, &v[WORKER], &v[SLOT], &v[ATTEMPT], &v[ROLE], &priority, &v[ID],
-               &v[A], &v[B], &v[C], &v[D], &v[E], &v[F], &v[WEIGHT], &v[N_HASHES], &v[HASH_TOKENS]);
+    int n = sscanf(line,
+                   "e kind=%d now=%" SCNu64 " worker=%" SCNu64 " slot=%" SCNu64 " attempt=%" SCNu64
+                   " role=%" SCNu64 " priority=%d id=%" SCNu64 " a=%" SCNu64 " b=%" SCNu64
+                   " c=%" SCNu64 " d=%" SCNu64 " e=%" SCNu64 " f=%" SCNu64 " weight=%" SCNu64
+                   " hashes=%" SCNu64 " hash_tokens=%" SCNu64,
+                   &kind, &e.now_ns, &v[WORKER], &v[REQUEST_AT], &v[ATTEMPT], &v[ROLE], &priority,
+                   &v[ID], &v[A], &v[B], &v[C], &v[D], &v[E], &v[F], &v[WEIGHT], &v[N_HASHES],
+                   &v[HASH_TOKENS]);
     if (n != N_COLUMNS + 2 || kind < TD_EV_TICK || kind >= TD_EV_N_KINDS ||
         v[ROLE] > TD_ROLE_DECODE)
         return bad_line(err, line, "is not an event of ours");

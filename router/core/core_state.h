@@ -128,7 +128,7 @@ void core_leg_close(struct td_core *c, struct td_leg *leg);
 /* Has its prefill worker been called? A leg that is only planned has not. */
 bool core_prefill_told(const struct request *r);
 void core_cancel_legs(struct td_core *c, struct request *r);
-/* Frees the request's slot. */
+/* Frees the request's place in the table. */
 void core_forget(struct td_core *c, struct request *r);
 /* Ends the request with this code; retry_s counts with TD_CODE_RESOURCE_EXHAUSTED. */
 void core_fail(struct td_core *c, struct request *r, enum td_code code, const char *reason,

@@ -268,9 +268,9 @@ void core_dispatch(struct td_core *c)
             c->room_changed = true;
             break;
         }
-        uint32_t slot = td_queue_next(c->order);
-        if (slot == TD_QUEUE_NONE) break;
-        struct request *r = &c->requests[slot];
+        uint32_t request_at = td_queue_next(c->order);
+        if (request_at == TD_QUEUE_NONE) break;
+        struct request *r = &c->requests[request_at];
         struct td_policy_ask a = ask_of(c, r);
         if (no_easier(&no_room, &a, false) ||
             no_easier(&tight[a.above_share][r->slo_class], &a, true)) {

@@ -8,11 +8,11 @@
 #define STEP_REFRESH_TOKENS 32
 #define MAX_SENT_BYTES (1ull << 50)
 
-/* The live request of this id in this slot; NULL when that request has ended. */
-static struct request *live(struct td_core *c, uint32_t slot, uint64_t id)
+/* The live request of this id at this place of the table; NULL when that request has ended. */
+static struct request *live(struct td_core *c, uint32_t request_at, uint64_t id)
 {
-    if (slot >= c->cfg.max_requests) return NULL;
-    struct request *r = &c->requests[slot];
+    if (request_at >= c->cfg.max_requests) return NULL;
+    struct request *r = &c->requests[request_at];
     return r->phase == FREE || r->id != id ? NULL : r;
 }
 
@@ -20,7 +20,7 @@ static struct request *live(struct td_core *c, uint32_t slot, uint64_t id)
  * the request has moved. */
 static struct request *current(struct td_core *c, const struct td_attempt *of)
 {
-    struct request *r = live(c, of->slot, of->id);
+    struct request *r = live(c, of->request_at, of->id);
     if (!r || r->attempt != of->attempt || r->phase == QUEUED) return NULL;
     r->moved_ns = c->now_ns;
     return r;
@@ -230,7 +230,7 @@ void core_on_decode_end(struct td_core *c, const struct td_ev_decode_end *e)
 
 void core_on_stop(struct td_core *c, const struct td_ev_end *e)
 {
-    struct request *r = live(c, e->slot, e->id);
+    struct request *r = live(c, e->request_at, e->id);
     if (!r) return;
     r->moved_ns = c->now_ns;
     if (core_prefill_told(r) && !(r->prefill.pending && r->decode_flows))
@@ -240,7 +240,7 @@ void core_on_stop(struct td_core *c, const struct td_ev_end *e)
 
 void core_on_cancel(struct td_core *c, const struct td_ev_end *e)
 {
-    struct request *r = live(c, e->slot, e->id);
+    struct request *r = live(c, e->request_at, e->id);
     if (!r) return;
     core_cancel_legs(c, r);
     c->stats.cancelled++;

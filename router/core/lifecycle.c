@@ -15,8 +15,10 @@ struct td_core_action *core_emit(struct td_core *c, enum td_core_action_kind kin
 {
     TD_ASSERT(c->n_out < TD_CORE_MAX_ACTIONS_PER_EVENT);
     struct td_core_action *a = &c->out[c->n_out++];
-    *a = (struct td_core_action){
-        .kind = kind, .slot = (uint32_t)(r - c->requests), .id = r->id, .attempt = r->attempt};
+    *a = (struct td_core_action){.kind = kind,
+                                 .request_at = (uint32_t)(r - c->requests),
+                                 .id = r->id,
+                                 .attempt = r->attempt};
     return a;
 }
 

@@ -2,7 +2,7 @@
  * a class stand in a small array.
  *
  * A list is walked by its links, and found into by a treap over the same items (heap by a hash
- * of the slot): a worker that dies sends thousands of requests back at once, each of which
+ * of the place): a worker that dies sends thousands of requests back at once, each of which
  * belongs before most that wait. Accounts of tenants are found by a hash table with linear
  * probing. */
 #include "router/core/queue.h"
@@ -45,8 +45,8 @@ struct tenant {
 };
 
 struct td_queue {
-    struct item *items; /* [max_slots] */
-    uint32_t n, n_classes, n_ranks, max_slots;
+    struct item *items; /* [max_requests] */
+    uint32_t n, n_classes, n_ranks, max_requests;
     uint32_t rank_of[TD_QUEUE_MAX_CLASSES];
     double ceiling[TD_QUEUE_MAX_CLASSES]; /* of each rank, never above the one before */
     double work_s[TD_QUEUE_MAX_CLASSES];  /* of each rank */
@@ -64,28 +64,28 @@ struct td_queue {
     /* the walk */
     double service[N_TENANTS]; /* now, of those with a list in its class: worked out once, since
                                   next would cost an exp2 for each of them each time */
-    uint16_t given;            /* whose slot was given last: the caller may have charged that
+    uint16_t given;            /* whose request was given last: the caller may have charged that
                                   one since */
     uint32_t walk_rank;
     double fullness;
     uint64_t now_ns;
 };
 
-td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks,
+td_status td_queue_create(uint32_t max_requests, uint32_t n_classes, const uint32_t *ranks,
                           struct td_queue **ret_order, struct td_err *err)
 {
     TD_ASSERT(n_classes >= 1 && n_classes <= TD_QUEUE_MAX_CLASSES);
     struct td_queue *o = calloc(1, sizeof *o);
     if (o) {
-        o->items = calloc(max_slots, sizeof *o->items);
+        o->items = calloc(max_requests, sizeof *o->items);
         o->lists = malloc(n_classes * sizeof *o->lists);
         o->busy = malloc(n_classes * sizeof *o->busy);
     }
     if (!o || !o->items || !o->lists || !o->busy) {
         td_queue_destroy(o);
-        return td_fail(err, TD_ERR_NOMEM, "router queue: no memory for %u requests", max_slots);
+        return td_fail(err, TD_ERR_NOMEM, "router queue: no memory for %u requests", max_requests);
     }
-    o->max_slots = max_slots;
+    o->max_requests = max_requests;
     o->n_classes = n_classes;
     for (uint32_t c = 0; c < n_classes; c++) {
         TD_ASSERT(ranks[c] < n_classes);
@@ -251,22 +251,22 @@ static bool stands_before(const struct td_queue *o, uint32_t a, uint32_t b)
 }
 
 /* odd: no two are equal */
-static uint32_t heap_key(uint32_t slot) { return slot * 2654435761u; }
+static uint32_t heap_key(uint32_t request_at) { return request_at * 2654435761u; }
 
 /* Into the treap; the one before it, or NO. */
-static uint32_t treap_insert(struct td_queue *o, struct list *l, uint32_t slot)
+static uint32_t treap_insert(struct td_queue *o, struct list *l, uint32_t request_at)
 {
-    uint32_t *at = &l->root, before = NO, *less = &o->items[slot].left,
-             *more = &o->items[slot].right;
-    while (*at != NO && heap_key(*at) > heap_key(slot)) {
-        bool right = stands_before(o, *at, slot);
+    uint32_t *at = &l->root, before = NO, *less = &o->items[request_at].left,
+             *more = &o->items[request_at].right;
+    while (*at != NO && heap_key(*at) > heap_key(request_at)) {
+        bool right = stands_before(o, *at, request_at);
         if (right) before = *at;
         at = right ? &o->items[*at].right : &o->items[*at].left;
     }
     uint32_t rest = *at; /* to be split by the new item, which takes its place */
-    *at = slot;
+    *at = request_at;
     while (rest != NO) {
-        if (stands_before(o, rest, slot)) {
+        if (stands_before(o, rest, request_at)) {
             before = *less = rest;
             less = &o->items[rest].right;
             rest = *less;
@@ -280,11 +280,11 @@ static uint32_t treap_insert(struct td_queue *o, struct list *l, uint32_t slot)
     return before;
 }
 
-static void treap_remove(struct td_queue *o, struct list *l, uint32_t slot)
+static void treap_remove(struct td_queue *o, struct list *l, uint32_t request_at)
 {
-    uint32_t *at = &l->root, less = o->items[slot].left, more = o->items[slot].right;
-    while (*at != slot)
-        at = stands_before(o, *at, slot) ? &o->items[*at].right : &o->items[*at].left;
+    uint32_t *at = &l->root, less = o->items[request_at].left, more = o->items[request_at].right;
+    while (*at != request_at)
+        at = stands_before(o, *at, request_at) ? &o->items[*at].right : &o->items[*at].left;
     while (less != NO && more != NO) { /* its two subtrees become one */
         if (heap_key(less) > heap_key(more)) {
             *at = less;
@@ -300,32 +300,32 @@ static void treap_remove(struct td_queue *o, struct list *l, uint32_t slot)
 }
 
 /* Into its place in its list. Its key must not change while it is in. */
-static void link_item(struct td_queue *o, uint32_t slot)
+static void link_item(struct td_queue *o, uint32_t request_at)
 {
-    struct item *it = &o->items[slot];
+    struct item *it = &o->items[request_at];
     uint32_t c = o->rank_of[it->key.slo_class];
     struct list *l = &o->lists[c][it->tenant];
-    uint32_t after = treap_insert(o, l, slot);
+    uint32_t after = treap_insert(o, l, request_at);
     it->prev = after;
     it->next = after == NO ? l->head : o->items[after].next;
     if (l->head == NO) o->busy[c][o->n_busy[c]++] = it->tenant;
     if (it->next == NO)
-        l->tail = slot;
+        l->tail = request_at;
     else
-        o->items[it->next].prev = slot;
+        o->items[it->next].prev = request_at;
     if (after == NO)
-        l->head = slot;
+        l->head = request_at;
     else
-        o->items[after].next = slot;
+        o->items[after].next = request_at;
 }
 
-static void unlink_item(struct td_queue *o, uint32_t slot)
+static void unlink_item(struct td_queue *o, uint32_t request_at)
 {
-    struct item *it = &o->items[slot];
+    struct item *it = &o->items[request_at];
     uint32_t c = o->rank_of[it->key.slo_class];
     struct list *l = &o->lists[c][it->tenant];
-    treap_remove(o, l, slot);
-    if (l->cursor == slot) l->cursor = it->next;
+    treap_remove(o, l, request_at);
+    if (l->cursor == request_at) l->cursor = it->next;
     if (it->prev == NO)
         l->head = it->next;
     else
@@ -342,25 +342,26 @@ static void unlink_item(struct td_queue *o, uint32_t slot)
         }
 }
 
-void td_queue_insert(struct td_queue *o, uint32_t slot, const struct td_queue_key *key,
+void td_queue_insert(struct td_queue *o, uint32_t request_at, const struct td_queue_key *key,
                      double work_s, uint64_t now_ns)
 {
-    TD_ASSERT(slot < o->max_slots && !o->items[slot].in && key->slo_class < o->n_classes);
+    TD_ASSERT(request_at < o->max_requests && !o->items[request_at].in &&
+              key->slo_class < o->n_classes);
     uint16_t tenant = tenant_of(o, key->tenant, now_ns);
-    o->items[slot] = (struct item){
+    o->items[request_at] = (struct item){
         .key = *key, .tenant = tenant, .in = true, .work_s = work_s, .since_ns = now_ns};
-    link_item(o, slot);
+    link_item(o, request_at);
     o->tenants[tenant].n_waiting++;
     o->work_s[o->rank_of[key->slo_class]] += work_s;
     o->n++;
 }
 
-void td_queue_remove(struct td_queue *o, uint32_t slot)
+void td_queue_remove(struct td_queue *o, uint32_t request_at)
 {
-    struct item *it = &o->items[slot];
-    TD_ASSERT(slot < o->max_slots && it->in);
+    struct item *it = &o->items[request_at];
+    TD_ASSERT(request_at < o->max_requests && it->in);
     uint32_t c = o->rank_of[it->key.slo_class];
-    unlink_item(o, slot);
+    unlink_item(o, request_at);
     o->tenants[it->tenant].n_waiting--;
     /* exact at rest: no rounding is carried on */
     o->work_s[c] = o->n_busy[c] == 0 ? 0 : fmax(0, o->work_s[c] - it->work_s);
@@ -373,24 +374,24 @@ void td_queue_remove(struct td_queue *o, uint32_t slot)
 static void demote_late(struct td_queue *o, struct list *l)
 {
     while (l->cursor != NO) {
-        uint32_t slot = l->cursor, next = o->items[slot].next;
-        struct td_queue_key *k = &o->items[slot].key;
+        uint32_t request_at = l->cursor, next = o->items[request_at].next;
+        struct td_queue_key *k = &o->items[request_at].key;
         if (!k->bound || k->hopeless || o->now_ns <= k->deadline_ns) return;
-        if (o->items[slot].prev == NO && next == NO) {
+        if (o->items[request_at].prev == NO && next == NO) {
             k->hopeless = true;
             return;
         }
-        unlink_item(o, slot);
+        unlink_item(o, request_at);
         k->hopeless = true;
-        link_item(o, slot);
+        link_item(o, request_at);
         /* those before `next` had their turn, unless it stands there now itself */
-        l->cursor = o->items[slot].next == next ? slot : next;
+        l->cursor = o->items[request_at].next == next ? request_at : next;
     }
 }
 
-bool td_queue_has(const struct td_queue *o, uint32_t slot)
+bool td_queue_has(const struct td_queue *o, uint32_t request_at)
 {
-    return slot < o->max_slots && o->items[slot].in;
+    return request_at < o->max_requests && o->items[request_at].in;
 }
 uint32_t td_queue_n(const struct td_queue *o) { return o->n; }
 
@@ -477,11 +478,11 @@ uint32_t td_queue_next(struct td_queue *o)
         }
         if (best != NO) {
             struct list *l = &o->lists[c][best];
-            uint32_t slot = l->cursor;
-            l->cursor = o->items[slot].next;
+            uint32_t request_at = l->cursor;
+            l->cursor = o->items[request_at].next;
             demote_late(o, l);
             o->given = (uint16_t)best;
-            return slot;
+            return request_at;
         }
         o->walk_rank++;
         enter_class(o);
@@ -491,7 +492,7 @@ uint32_t td_queue_next(struct td_queue *o)
 
 uint64_t td_queue_looks(const struct td_queue *o) { return o->n_looks; }
 
-size_t td_queue_slot_bytes(void) { return sizeof(struct item); }
+size_t td_queue_request_bytes(void) { return sizeof(struct item); }
 
 uint64_t td_queue_wire_key(const struct td_queue *o, const struct td_queue_key *k)
 {

@@ -14,9 +14,9 @@
  * request (its deadline has passed, and it is still to be served) goes behind the others, so that
  * one late request does not make the next one late.
  *
- * Slots are the caller's, and the queue links them. Insertion walks from the back: O(1) for
- * requests that come in the order of their deadlines. No allocation after create. Pure, one
- * thread. */
+ * The caller names a request by its place in the caller's table. Insertion walks from the back:
+ * O(1) for requests that come in the order of their deadlines. No allocation after create. Pure,
+ * one thread. */
 #ifndef TD_ROUTER_CORE_QUEUE_H
 #define TD_ROUTER_CORE_QUEUE_H
 
@@ -44,19 +44,19 @@ struct td_queue_key {
 };
 
 /* ranks[i] of class i, < n_classes: 0 goes first; classes of one rank are one queue. */
-td_status td_queue_create(uint32_t max_slots, uint32_t n_classes, const uint32_t *ranks,
+td_status td_queue_create(uint32_t max_requests, uint32_t n_classes, const uint32_t *ranks,
                           struct td_queue **ret_order, struct td_err *err);
 void td_queue_destroy(struct td_queue *order);
-void td_queue_insert(struct td_queue *order, uint32_t slot, const struct td_queue_key *key,
+void td_queue_insert(struct td_queue *order, uint32_t request_at, const struct td_queue_key *key,
                      double work_s, uint64_t now_ns);
-void td_queue_remove(struct td_queue *order, uint32_t slot);
-bool td_queue_has(const struct td_queue *order, uint32_t slot);
+void td_queue_remove(struct td_queue *order, uint32_t request_at);
+bool td_queue_has(const struct td_queue *order, uint32_t request_at);
 uint32_t td_queue_n(const struct td_queue *order);
 /* sum of work_s of those who go before a newcomer of the class */
 double td_queue_work_s(const struct td_queue *order, uint32_t slo_class);
 
 /* A walk in dispatch order: start, then next until TD_QUEUE_NONE. fullness 0..1 decides which
- * classes may take work. During a walk the slot last returned may be removed; a tenant whose
+ * classes may take work. During a walk the request last returned may be removed; a tenant whose
  * request was held gives its next one only after the other tenants had their turn. */
 void td_queue_walk(struct td_queue *order, double fullness, uint64_t now_ns);
 uint32_t td_queue_next(struct td_queue *order);
@@ -77,7 +77,7 @@ void td_queue_ask(struct td_queue *order, uint64_t tenant, double weight, uint64
 bool td_queue_above_share(const struct td_queue *order, uint64_t tenant, uint64_t now_ns);
 /* less; who is alone never has */
 bool td_queue_below_share(const struct td_queue *order, uint64_t tenant, uint64_t now_ns);
-size_t td_queue_slot_bytes(void); /* memory for each slot */
+size_t td_queue_request_bytes(void); /* memory for each place */
 /* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes
  * first. */
 uint64_t td_queue_wire_key(const struct td_queue *order, const struct td_queue_key *key);

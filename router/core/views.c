@@ -57,9 +57,9 @@ void td_core_stats(const struct td_core *c, struct td_core_stats *ret_stats)
     ret_stats->arrival_rate = c->stats.arrival_rate * exp2(-(c->now_s - c->trend.rate_s) / 5.0);
 }
 
-uint32_t td_core_failovers(const struct td_core *c, uint32_t slot)
+uint32_t td_core_failovers(const struct td_core *c, uint32_t request_at)
 {
-    return slot < c->cfg.max_requests ? c->requests[slot].failovers : 0;
+    return request_at < c->cfg.max_requests ? c->requests[request_at].failovers : 0;
 }
 void td_core_advice(const struct td_core *c, struct td_core_advice *ret)
 {
@@ -76,7 +76,7 @@ struct td_core_memory td_core_memory(uint64_t max_prefix_entries)
 {
     size_t hashes = max_prefix_entries ? TD_CORE_MAX_HASHES * sizeof(uint64_t) : 0;
     struct td_core_memory m = {
-        .per_request = sizeof(struct request) + td_queue_slot_bytes() + hashes,
+        .per_request = sizeof(struct request) + td_queue_request_bytes() + hashes,
         .fixed = sizeof(struct td_core) + TD_CORE_MAX_WORKERS * sizeof(uint32_t)};
     return m;
 }

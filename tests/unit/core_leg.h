@@ -29,10 +29,10 @@ static inline struct td_core_event leg_event(enum td_core_event_kind kind, uint6
             (struct td_ev_decode_end){.of = of, .code = (enum td_code)a, .sender_finished = b != 0};
         break;
     case TD_EV_STOP:
-        e.stop = (struct td_ev_end){.slot = of.slot, .id = of.id};
+        e.stop = (struct td_ev_end){.request_at = of.request_at, .id = of.id};
         break;
     case TD_EV_CANCEL:
-        e.cancel = (struct td_ev_end){.slot = of.slot, .id = of.id};
+        e.cancel = (struct td_ev_end){.request_at = of.request_at, .id = of.id};
         break;
     default:
         TD_ASSERT(false); /* no event of a leg */

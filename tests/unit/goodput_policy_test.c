@@ -80,11 +80,12 @@ static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_cor
 struct ask {
     uint64_t n, max, ttft_us, tpot_us, slo_class;
 };
-static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, struct ask a)
+static size_t arrive(struct td_core *c, uint64_t now, uint32_t request_at, uint64_t id,
+                     struct ask a)
 {
     return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
                                           .now_ns = now,
-                                          .request = {.slot = slot,
+                                          .request = {.request_at = request_at,
                                                       .id = id,
                                                       .n_prompt = a.n,
                                                       .max_tokens = a.max,
@@ -92,10 +93,11 @@ static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id
                                                       .ttft_us = a.ttft_us,
                                                       .tpot_us = a.tpot_us}});
 }
-static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
-                  uint64_t id, uint64_t a, uint64_t b)
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now,
+                  uint32_t request_at, uint64_t id, uint64_t a, uint64_t b)
 {
-    return step(c, leg_event(kind, now, (struct td_attempt){.slot = slot, .id = id}, a, b));
+    return step(
+        c, leg_event(kind, now, (struct td_attempt){.request_at = request_at, .id = id}, a, b));
 }
 
 /* The worker is heard of: nothing changed there. */
@@ -107,12 +109,13 @@ static void hear(struct td_core *c, uint64_t now, uint32_t worker, uint64_t seq)
 }
 
 /* Placed: its prefill and its hand-over are played through, so that it decodes. */
-static void make_decode(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t n)
+static void make_decode(struct td_core *c, uint64_t now, uint32_t request_at, uint64_t id,
+                        uint64_t n)
 {
-    assert_true(leg(c, TD_EV_TICKET, now, slot, id, 0, 0) >= 1);
-    leg(c, TD_EV_FIRST_TOKEN, now, slot, id, 0, n + 1);
-    leg(c, TD_EV_TOKEN, now, slot, id, n + 2, 0);
-    leg(c, TD_EV_PREFILL_END, now, slot, id, 0, 0);
+    assert_true(leg(c, TD_EV_TICKET, now, request_at, id, 0, 0) >= 1);
+    leg(c, TD_EV_FIRST_TOKEN, now, request_at, id, 0, n + 1);
+    leg(c, TD_EV_TOKEN, now, request_at, id, n + 2, 0);
+    leg(c, TD_EV_PREFILL_END, now, request_at, id, 0, 0);
 }
 
 /* One request in 128 by its number, one in 4 where idle workers are predicted to miss by little,
@@ -463,7 +466,7 @@ static void ceiling_case(double ttft_ms, double tpot_ms, bool decoding, bool at_
     for (uint32_t i = 0; i < BULK; i++) {
         if (arrive(c, 0, i, ids[i] = plain_id(), (struct ask){1000, 20, 0, 0, 1}) == 0) continue;
         assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
-        assert_int_equal(actions[0].slot, n_placed++);
+        assert_int_equal(actions[0].request_at, n_placed++);
         if (decoding) make_decode(c, 0, i, ids[i], 1000);
     }
     if (at_once) n_placed = (uint32_t)join(c, 0, 1, TD_ROLE_DECODE, usual);
@@ -505,9 +508,9 @@ static void test_ceilings_count_time(void **state)
 
 /* ---- who waits for whom ---------------------------------------------------------------------- */
 
-static uint64_t ttft_of(struct td_core *c, uint32_t slot, struct ask a)
+static uint64_t ttft_of(struct td_core *c, uint32_t request_at, struct ask a)
 {
-    assert_int_equal(arrive(c, 0, slot, plain_id(), a), 1);
+    assert_int_equal(arrive(c, 0, request_at, plain_id(), a), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     return actions[0].start.ttft_us;
 }
@@ -786,7 +789,7 @@ static void test_small_do_not_starve_large(void **state)
                 if (actions[j].id == large && large)
                     placed_at = now;
                 else
-                    small[actions[j].slot].until = now + SEC;
+                    small[actions[j].request_at].until = now + SEC;
                 n_small++;
                 n_meanwhile += large && now > 2 * SEC + 3 * SEC;
             }
@@ -975,20 +978,20 @@ static void toy_apply(struct td_core *c, size_t n)
     memcpy(copy, actions, n * sizeof *copy);
     for (size_t i = 0; i < n; i++) {
         const struct td_core_action *a = &copy[i];
-        struct toy *t = &toys[a->slot];
+        struct toy *t = &toys[a->request_at];
         assert_true(t->live && t->id == a->id);
         switch (a->kind) {
         case TD_ACT_START_DECODE:
             t->decode = a->start.worker;
             t->attempt = a->attempt;
-            toy_event(c,
-                      (struct td_core_event){
-                          .kind = TD_EV_TICKET,
-                          .ticket = {.of = {.slot = a->slot, .id = a->id, .attempt = a->attempt}}});
+            toy_event(c, (struct td_core_event){.kind = TD_EV_TICKET,
+                                                .ticket = {.of = {.request_at = a->request_at,
+                                                                  .id = a->id,
+                                                                  .attempt = a->attempt}}});
             break;
         case TD_ACT_START_PREFILL:
             t->prefill = a->start.worker;
-            fifo[a->start.worker][fifo_tail[a->start.worker]++ % SLOTS] = a->slot;
+            fifo[a->start.worker][fifo_tail[a->start.worker]++ % SLOTS] = a->request_at;
             break;
         case TD_ACT_COMPLETE:
         case TD_ACT_FAIL:
@@ -1002,8 +1005,8 @@ static void toy_apply(struct td_core *c, size_t n)
 
 static void toy_prefill(struct td_core *c, uint32_t p)
 {
-    uint32_t slot = (uint32_t)fifo[p][fifo_head[p] % SLOTS];
-    struct toy *t = &toys[slot];
+    uint32_t request_at = (uint32_t)fifo[p][fifo_head[p] % SLOTS];
+    struct toy *t = &toys[request_at];
     fifo_head[p]++;
     if (!t->live) return;
     toy_event(
@@ -1018,11 +1021,11 @@ static void toy_prefill(struct td_core *c, uint32_t p)
     uint32_t attempt = t->attempt;
     toy_event(c, (struct td_core_event){
                      .kind = TD_EV_FIRST_TOKEN,
-                     .first_token = {.of = {.slot = slot, .id = id, .attempt = attempt},
+                     .first_token = {.of = {.request_at = request_at, .id = id, .attempt = attempt},
                                      .n_tokens = t->context}});
     toy_event(c, (struct td_core_event){
                      .kind = TD_EV_PREFILL_END,
-                     .prefill_end = {.of = {.slot = slot, .id = id, .attempt = attempt},
+                     .prefill_end = {.of = {.request_at = request_at, .id = id, .attempt = attempt},
                                      .sent_bytes = t->n * 1000,
                                      .sent_us = t->n + 100}});
 }
@@ -1050,14 +1053,15 @@ static void toy_decode(struct td_core *c, uint32_t d)
         t->left--;
         toy_event(c, (struct td_core_event){
                          .kind = TD_EV_TOKEN,
-                         .token = {.of = {.slot = s, .id = t->id, .attempt = t->attempt},
+                         .token = {.of = {.request_at = s, .id = t->id, .attempt = t->attempt},
                                    .n_tokens = t->context,
                                    .last = t->left == 0}});
         if (t->left > 0) continue;
         t->in_decode = false;
-        toy_event(c, (struct td_core_event){
-                         .kind = TD_EV_DECODE_END,
-                         .decode_end = {.of = {.slot = s, .id = t->id, .attempt = t->attempt}}});
+        toy_event(c,
+                  (struct td_core_event){
+                      .kind = TD_EV_DECODE_END,
+                      .decode_end = {.of = {.request_at = s, .id = t->id, .attempt = t->attempt}}});
     }
 }
 
@@ -1066,7 +1070,7 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
 {
     struct td_core_stats st;
     static uint64_t next_ns;
-    static uint32_t slot;
+    static uint32_t request_at;
     td_core_stats(c, &st);
     uint64_t until = st.finished + completions;
     while (st.finished < until) {
@@ -1108,14 +1112,14 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
         }
         while (toy_now >= next_ns) {
             next_ns = (next_ns ? next_ns : toy_now) + (uint64_t)(-log(1 - uniform()) / rate * 1e9);
-            while (toys[slot % SLOTS].live) slot++;
-            uint32_t s = slot++ % SLOTS;
+            while (toys[request_at % SLOTS].live) request_at++;
+            uint32_t s = request_at++ % SLOTS;
             uint64_t n = 50 + (uint64_t)(uniform() * 400);
             uint32_t out = 10 + (uint32_t)(uniform() * 60);
             toys[s] =
                 (struct toy){.live = true, .id = plain_id(), .n = n, .out = out, .left = out - 1};
             toy_event(c, (struct td_core_event){.kind = TD_EV_REQUEST,
-                                                .request = {.slot = s,
+                                                .request = {.request_at = s,
                                                             .id = toys[s].id,
                                                             .n_prompt = n,
                                                             .max_tokens = out,

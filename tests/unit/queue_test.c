@@ -24,20 +24,20 @@ static struct td_queue *order_of(uint32_t n_classes)
     return o;
 }
 
-static void put(struct td_queue *o, uint32_t slot, uint32_t slo_class, uint64_t tenant,
+static void put(struct td_queue *o, uint32_t request_at, uint32_t slo_class, uint64_t tenant,
                 int32_t priority, uint64_t deadline_ns, uint64_t now_ns)
 {
     struct td_queue_key k = {.slo_class = slo_class,
                              .tenant = tenant,
                              .priority = priority,
                              .deadline_ns = deadline_ns,
-                             .id = slot,
+                             .id = request_at,
                              .bound = true,
                              .hopeless = now_ns > deadline_ns};
-    td_queue_insert(o, slot, &k, 1, now_ns);
+    td_queue_insert(o, request_at, &k, 1, now_ns);
 }
 
-/* A whole walk; the slots it gave. */
+/* A whole walk; the requests it gave. */
 static void expect_walk(struct td_queue *o, double fullness, uint64_t now_ns, const uint32_t *want,
                         uint32_t n)
 {
@@ -150,9 +150,9 @@ static void test_tenants_share(void **state)
     EXPECT_WALK(o, 0, 60 * SEC, 0, 3, 1, 2);
     /* One that is served goes behind: its next comes when the others had more. */
     td_queue_walk(o, 0, 60 * SEC);
-    uint32_t slot = td_queue_next(o);
-    assert_int_equal(slot, 0);
-    td_queue_remove(o, slot);
+    uint32_t request_at = td_queue_next(o);
+    assert_int_equal(request_at, 0);
+    td_queue_remove(o, request_at);
     td_queue_charge(o, 1, 5000, 60 * SEC);
     assert_int_equal(td_queue_next(o), 3);
     td_queue_destroy(o);
@@ -205,13 +205,13 @@ static void test_fairness_in_the_long_run(void **state)
     for (uint32_t i = 0; i < 4000; i++) {
         uint64_t now = i * (SEC / 20);
         td_queue_walk(o, 0, now);
-        uint32_t slot = td_queue_next(o), t = slot / 8;
+        uint32_t request_at = td_queue_next(o), t = request_at / 8;
         double cost = t ? 400 : 100;
-        td_queue_remove(o, slot);
+        td_queue_remove(o, request_at);
         td_queue_charge(o, 1 + t, cost, now);
         got[t] += cost;
         turns[t]++;
-        put(o, slot, 0, 1 + t, 0, 1000 * SEC + now, now);
+        put(o, request_at, 0, 1 + t, 0, 1000 * SEC + now, now);
     }
     if (got[0] < 0.75 * got[1] || got[1] < 0.75 * got[0])
         fail_msg("tokens %g and %g", got[0], got[1]);
@@ -231,13 +231,13 @@ static void test_walk_under_removal(void **state)
     td_queue_walk(o, 0, 0);
     uint32_t before = TD_QUEUE_NONE;
     for (uint32_t n = 0; n < 7; n++) {
-        uint32_t slot = td_queue_next(o);
-        assert_true(slot < 7 && !seen[slot]);
-        seen[slot] = true;
-        if (n == 1) assert_int_not_equal(slot % 2, before % 2);
-        before = slot;
-        if (n % 2) td_queue_remove(o, slot);
-        if (n == 6) assert_int_equal(slot, 6);
+        uint32_t request_at = td_queue_next(o);
+        assert_true(request_at < 7 && !seen[request_at]);
+        seen[request_at] = true;
+        if (n == 1) assert_int_not_equal(request_at % 2, before % 2);
+        before = request_at;
+        if (n % 2) td_queue_remove(o, request_at);
+        if (n == 6) assert_int_equal(request_at, 6);
     }
     assert_int_equal(td_queue_next(o), TD_QUEUE_NONE);
     assert_int_equal(td_queue_n(o), 4);
@@ -257,11 +257,11 @@ static void test_many_tenants(void **state)
     for (uint32_t i = 3000; i < 3500; i++) put(o, i, 0, 1 + i - 1000, 0, SEC, 0);
     td_queue_walk(o, 0, 1);
     for (uint32_t n = 0; n < 3500; n++) {
-        uint32_t slot = td_queue_next(o);
-        assert_true(slot < 3500 && !seen[slot]);
-        seen[slot] = true;
-        if (n % 3 == 0) td_queue_remove(o, slot);
-        if (n % 3 == 0) td_queue_charge(o, 1 + slot, 100, 1);
+        uint32_t request_at = td_queue_next(o);
+        assert_true(request_at < 3500 && !seen[request_at]);
+        seen[request_at] = true;
+        if (n % 3 == 0) td_queue_remove(o, request_at);
+        if (n % 3 == 0) td_queue_charge(o, 1 + request_at, 100, 1);
     }
     assert_int_equal(td_queue_next(o), TD_QUEUE_NONE);
     for (uint32_t i = 0; i < 3500; i++)
@@ -380,8 +380,8 @@ static uint32_t ref_first(uint32_t c, uint32_t t, bool only_new, uint64_t now)
     return best;
 }
 
-/* Is `slot` (or NONE) what the rules give next? Equal scores may go either way. */
-static void ref_check(uint32_t slot, double fullness, uint64_t now)
+/* Is `request_at` (or NONE) what the rules give next? Equal scores may go either way. */
+static void ref_check(uint32_t request_at, double fullness, uint64_t now)
 {
     for (uint32_t c = 0; c < CLASSES; c++) { /* ranks are the classes' numbers */
         if (c > 0 && fullness >= 1 - 0.4 * c / (CLASSES - 1)) continue;
@@ -404,15 +404,15 @@ static void ref_check(uint32_t slot, double fullness, uint64_t now)
             least = fmin(least, score[t]);
         }
         if (least >= INFINITY) continue;
-        if (slot == TD_QUEUE_NONE) fail_msg("the walk ended with class %u unserved", c);
-        uint32_t t = (uint32_t)ref[slot].key.tenant;
-        assert_int_equal(ref[slot].key.slo_class, c);
-        assert_int_equal(slot, next[t]);
+        if (request_at == TD_QUEUE_NONE) fail_msg("the walk ended with class %u unserved", c);
+        uint32_t t = (uint32_t)ref[request_at].key.tenant;
+        assert_int_equal(ref[request_at].key.slo_class, c);
+        assert_int_equal(request_at, next[t]);
         if (score[t] > least + 1e-9)
             fail_msg("tenant %u has %g, the least is %g", t, score[t], least);
         return;
     }
-    assert_int_equal(slot, TD_QUEUE_NONE);
+    assert_int_equal(request_at, TD_QUEUE_NONE);
 }
 
 static void play(uint64_t seed)
@@ -465,13 +465,13 @@ static void play(uint64_t seed)
             td_queue_walk(o, fullness, now);
             for (uint32_t k = 0; k < PLAY_SLOTS; k++) ref[k].given = false;
             for (uint32_t left = rnd(40); left > 0; left--) {
-                uint32_t slot = td_queue_next(o);
-                ref_check(slot, fullness, now);
-                if (slot == TD_QUEUE_NONE) break;
-                ref[slot].given = true;
+                uint32_t request_at = td_queue_next(o);
+                ref_check(request_at, fullness, now);
+                if (request_at == TD_QUEUE_NONE) break;
+                ref[request_at].given = true;
                 if (rnd(2)) continue;
-                td_queue_remove(o, slot);
-                ref[slot].in = false;
+                td_queue_remove(o, request_at);
+                ref[request_at].in = false;
                 n--;
             }
         }

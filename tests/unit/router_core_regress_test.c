@@ -57,21 +57,24 @@ static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_cor
             .join = {.worker = worker, .role = role, .kv_tokens = 100000, .max_seqs = max_seqs}});
 }
 
-static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t n_prompt)
+static size_t arrive(struct td_core *c, uint64_t now, uint32_t request_at, uint64_t n_prompt)
 {
-    return step(
-        c, (struct td_core_event){
-               .kind = TD_EV_REQUEST,
-               .now_ns = now,
-               .request = {.slot = slot, .id = slot + 1, .n_prompt = n_prompt, .max_tokens = 16}});
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                          .now_ns = now,
+                                          .request = {.request_at = request_at,
+                                                      .id = request_at + 1,
+                                                      .n_prompt = n_prompt,
+                                                      .max_tokens = 16}});
 }
 
-static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
-                  uint32_t attempt, uint64_t a, uint64_t b)
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now,
+                  uint32_t request_at, uint32_t attempt, uint64_t a, uint64_t b)
 {
-    return step(c, leg_event(kind, now,
-                             (struct td_attempt){.slot = slot, .id = slot + 1, .attempt = attempt},
-                             a, b));
+    return step(c,
+                leg_event(kind, now,
+                          (struct td_attempt){
+                              .request_at = request_at, .id = request_at + 1, .attempt = attempt},
+                          a, b));
 }
 
 static size_t tick(struct td_core *c, uint64_t now)
@@ -259,7 +262,7 @@ static void test_tokens_are_counted_once(void **state)
             step(c, (struct td_core_event){
                         .kind = TD_EV_FIRST_TOKEN,
                         .now_ns = 5,
-                        .first_token = {.of = {.slot = 0, .id = 1, .attempt = attempt},
+                        .first_token = {.of = {.request_at = 0, .id = 1, .attempt = attempt},
                                         .n_tokens = 41,
                                         .cached_tokens = 16}});
         assert_true(step(c, (struct td_core_event){.kind = TD_EV_WORKER_GONE,
@@ -339,7 +342,7 @@ static void test_lone_prefills_disturb_nobody(void **state)
         }
         size_t n = step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
                                                   .now_ns = now,
-                                                  .request = {.slot = 0,
+                                                  .request = {.request_at = 0,
                                                               .id = 1,
                                                               .n_prompt = 512,
                                                               .max_tokens = 48,
@@ -388,7 +391,8 @@ static void test_deflected_by_choice(void **state)
     assert_int_equal(st.deflected, 0);
     join(c, 3, 1, TD_ROLE_PREFILL, 8);
     /* the prefill worker has a row of them: some are deflected */
-    for (uint32_t slot = 1; slot < 9; slot++) arrive(c, 3 + slot, slot, 100);
+    for (uint32_t request_at = 1; request_at < 9; request_at++)
+        arrive(c, 3 + request_at, request_at, 100);
     td_core_stats(c, &st);
     assert_true(st.deflected > 0 && st.deflected < 8);
     td_core_destroy(c);
@@ -440,7 +444,7 @@ static void test_the_link_is_charged_for_what_is_sent(void **state)
                                            .block_add = {.worker = 1, .hash = hashes[i]}});
         struct td_core_event r = {.kind = TD_EV_REQUEST,
                                   .now_ns = 3,
-                                  .request = {.slot = 0,
+                                  .request = {.request_at = 0,
                                               .id = 1,
                                               .n_prompt = 161,
                                               .max_tokens = 16,
@@ -467,17 +471,17 @@ static void test_long_predictions_of_the_link_do_not_add_up(void **state)
     uint64_t now = 1, first_us = 0;
     for (uint64_t i = 0; i < 50; i++) { /* never idle: the next is placed before the last one's
                                            transfer has ended, 1 ms later each */
-        uint32_t slot = (uint32_t)(i % 8), last = (uint32_t)((i + 7) % 8);
+        uint32_t request_at = (uint32_t)(i % 8), last = (uint32_t)((i + 7) % 8);
         step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                        .now_ns = now += MS,
                                        .snapshot = {.worker = 0, .seq = i + 1}});
-        assert_int_equal(
-            step(c,
-                 (struct td_core_event){
-                     .kind = TD_EV_REQUEST,
-                     .now_ns = now,
-                     .request = {.slot = slot, .id = i + 1, .n_prompt = 160, .max_tokens = 16}}),
-            1);
+        assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                                        .now_ns = now,
+                                                        .request = {.request_at = request_at,
+                                                                    .id = i + 1,
+                                                                    .n_prompt = 160,
+                                                                    .max_tokens = 16}}),
+                         1);
         if (i == 1) first_us = actions[0].start.tpot_us;
         if (i > 1 && actions[0].start.tpot_us > first_us + 100) {
             fail_msg("request %llu: TPOT is predicted as %llu us, of the second it was %llu",
@@ -486,25 +490,26 @@ static void test_long_predictions_of_the_link_do_not_add_up(void **state)
         }
         step(c, (struct td_core_event){.kind = TD_EV_TICKET,
                                        .now_ns = now,
-                                       .ticket = {.of = {.slot = slot, .id = i + 1}}});
-        step(c, (struct td_core_event){
-                    .kind = TD_EV_FIRST_TOKEN,
-                    .now_ns = now,
-                    .first_token = {.of = {.slot = slot, .id = i + 1}, .n_tokens = 161}});
+                                       .ticket = {.of = {.request_at = request_at, .id = i + 1}}});
+        step(c,
+             (struct td_core_event){
+                 .kind = TD_EV_FIRST_TOKEN,
+                 .now_ns = now,
+                 .first_token = {.of = {.request_at = request_at, .id = i + 1}, .n_tokens = 161}});
         if (i == 0) continue;
         /* both were on the link: that 160,000 bytes took 1.6 s says nothing of it */
         step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
                                        .now_ns = now,
-                                       .prefill_end = {.of = {.slot = last, .id = i},
+                                       .prefill_end = {.of = {.request_at = last, .id = i},
                                                        .sent_bytes = 160000,
                                                        .sent_us = 1600000}});
         step(c, (struct td_core_event){
                     .kind = TD_EV_TOKEN,
                     .now_ns = now,
-                    .token = {.of = {.slot = last, .id = i}, .n_tokens = 176, .last = 1}});
+                    .token = {.of = {.request_at = last, .id = i}, .n_tokens = 176, .last = 1}});
         step(c, (struct td_core_event){.kind = TD_EV_DECODE_END,
                                        .now_ns = now,
-                                       .decode_end = {.of = {.slot = last, .id = i}}});
+                                       .decode_end = {.of = {.request_at = last, .id = i}}});
     }
     td_core_destroy(c);
 }
@@ -546,28 +551,29 @@ static void test_chunks_of_prompts_still_computing_crowd_the_link(void **state)
                  (struct td_core_event){
                      .kind = TD_EV_REQUEST,
                      .now_ns = now,
-                     .request = {.slot = 0, .id = id, .n_prompt = 160, .max_tokens = 16}}),
+                     .request = {.request_at = 0, .id = id, .n_prompt = 160, .max_tokens = 16}}),
             1);
+        step(c, (struct td_core_event){.kind = TD_EV_TICKET,
+                                       .now_ns = now,
+                                       .ticket = {.of = {.request_at = 0, .id = id}}});
         step(c, (struct td_core_event){
-                    .kind = TD_EV_TICKET, .now_ns = now, .ticket = {.of = {.slot = 0, .id = id}}});
-        step(c,
-             (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
-                                    .now_ns = now,
-                                    .first_token = {.of = {.slot = 0, .id = id}, .n_tokens = 161}});
+                    .kind = TD_EV_FIRST_TOKEN,
+                    .now_ns = now,
+                    .first_token = {.of = {.request_at = 0, .id = id}, .n_tokens = 161}});
         /* 160,000 bytes beside the other's: in nine times what they need; the last one in half
            of it */
         step(c, (struct td_core_event){.kind = TD_EV_PREFILL_END,
                                        .now_ns = now,
-                                       .prefill_end = {.of = {.slot = 0, .id = id},
+                                       .prefill_end = {.of = {.request_at = 0, .id = id},
                                                        .sent_bytes = 160000,
                                                        .sent_us = us}});
         step(c, (struct td_core_event){
                     .kind = TD_EV_TOKEN,
                     .now_ns = now,
-                    .token = {.of = {.slot = 0, .id = id}, .n_tokens = 176, .last = 1}});
+                    .token = {.of = {.request_at = 0, .id = id}, .n_tokens = 176, .last = 1}});
         step(c, (struct td_core_event){.kind = TD_EV_DECODE_END,
                                        .now_ns = now,
-                                       .decode_end = {.of = {.slot = 0, .id = id}}});
+                                       .decode_end = {.of = {.request_at = 0, .id = id}}});
         double learned = link_bytes_per_s(c);
         if (i < 100 && !(fabs(learned - before) < 1e-6 * before))
             fail_msg("after %llu crowded transfers the link has %.0f bytes/s, before %.0f",
@@ -599,10 +605,10 @@ static double time_of_failovers(uint32_t n, bool in_order, uint64_t seed)
     td_queue_walk(o, 0, 2);
     uint64_t last = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = td_queue_next(o);
-        assert_true(keys[slot].deadline_ns >= last);
-        last = keys[slot].deadline_ns;
-        if (i % 2) td_queue_remove(o, slot);
+        uint32_t request_at = td_queue_next(o);
+        assert_true(keys[request_at].deadline_ns >= last);
+        last = keys[request_at].deadline_ns;
+        if (i % 2) td_queue_remove(o, request_at);
     }
     assert_int_equal(td_queue_next(o), TD_QUEUE_NONE);
     td_queue_destroy(o);

@@ -48,19 +48,21 @@ static size_t join(struct td_core *c, uint64_t now, uint32_t worker, enum td_cor
                     .now_ns = now,
                     .join = {.worker = worker, .role = role, .kv_tokens = 10000, .max_seqs = 8}});
 }
-static size_t arrive(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t n)
+static size_t arrive(struct td_core *c, uint64_t now, uint32_t request_at, uint64_t id, uint64_t n)
 {
-    return step(c, (struct td_core_event){
-                       .kind = TD_EV_REQUEST,
-                       .now_ns = now,
-                       .request = {.slot = slot, .id = id, .n_prompt = n, .max_tokens = 16}});
+    return step(
+        c, (struct td_core_event){
+               .kind = TD_EV_REQUEST,
+               .now_ns = now,
+               .request = {.request_at = request_at, .id = id, .n_prompt = n, .max_tokens = 16}});
 }
-static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now, uint32_t slot,
-                  uint64_t id, uint32_t attempt, uint64_t a)
+static size_t leg(struct td_core *c, enum td_core_event_kind kind, uint64_t now,
+                  uint32_t request_at, uint64_t id, uint32_t attempt, uint64_t a)
 {
-    return step(c,
-                leg_event(kind, now,
-                          (struct td_attempt){.slot = slot, .id = id, .attempt = attempt}, a, 0));
+    return step(
+        c, leg_event(kind, now,
+                     (struct td_attempt){.request_at = request_at, .id = id, .attempt = attempt}, a,
+                     0));
 }
 
 static void test_life_pd(void **state)
@@ -214,9 +216,9 @@ static void test_failover_keeps_place_and_ignores_the_past(void **state)
     assert_int_equal(leg(c, TD_EV_DECODE_END, 6, 0, 1, 0, 14), 0);
     assert_int_equal(arrive(c, 7, 1, 2, 10), 0);
     assert_int_equal(join(c, 8, 2, TD_ROLE_DECODE), 2); /* both placed, in arrival order */
-    assert_int_equal(actions[0].slot, 0);
+    assert_int_equal(actions[0].request_at, 0);
     assert_int_equal(actions[0].attempt, 1);
-    assert_int_equal(actions[1].slot, 1);
+    assert_int_equal(actions[1].request_at, 1);
     assert_int_equal(td_core_failovers(c, 0), 1);
     td_core_destroy(c);
 }
@@ -463,7 +465,7 @@ static void test_loss_after_the_last_token(void **state)
         step(c, (struct td_core_event){
                     .kind = TD_EV_TOKEN,
                     .now_ns = 5,
-                    .token = {.of = {.slot = 0, .id = 1}, .n_tokens = 56, .last = 1}});
+                    .token = {.of = {.request_at = 0, .id = 1}, .n_tokens = 56, .last = 1}});
         size_t n = 0;
         if (how == GONE)
             n = step(c, (struct td_core_event){
@@ -503,13 +505,15 @@ static size_t join_new(struct td_core *c, uint64_t now, uint32_t worker, enum td
                                        .one_token = one_token}};
     return step(c, e);
 }
-static size_t ask(struct td_core *c, uint64_t now, uint32_t slot, uint64_t id, uint64_t max_tokens)
+static size_t ask(struct td_core *c, uint64_t now, uint32_t request_at, uint64_t id,
+                  uint64_t max_tokens)
 {
-    return step(c,
-                (struct td_core_event){
-                    .kind = TD_EV_REQUEST,
-                    .now_ns = now,
-                    .request = {.slot = slot, .id = id, .n_prompt = 40, .max_tokens = max_tokens}});
+    return step(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                          .now_ns = now,
+                                          .request = {.request_at = request_at,
+                                                      .id = id,
+                                                      .n_prompt = 40,
+                                                      .max_tokens = max_tokens}});
 }
 
 static void expect_account(const struct td_core *c, uint32_t worker, uint32_t n)
@@ -597,9 +601,10 @@ static void test_one_token_left_and_older_workers(void **state)
     assert_int_equal(ask(c, 2, 0, 1, 2), 1);
     assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
     leg(c, TD_EV_TICKET, 3, 0, 1, 0, 0);
-    step(c, (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
-                                   .now_ns = 4,
-                                   .first_token = {.of = {.slot = 0, .id = 1}, .n_tokens = 41}});
+    step(c,
+         (struct td_core_event){.kind = TD_EV_FIRST_TOKEN,
+                                .now_ns = 4,
+                                .first_token = {.of = {.request_at = 0, .id = 1}, .n_tokens = 41}});
     size_t n = step(
         c, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .now_ns = 5, .gone = {.worker = 1}});
     assert_int_equal(n, 3);
@@ -625,11 +630,11 @@ static void test_one_token_left_and_older_workers(void **state)
 
 static size_t sender_finished(struct td_core *c, uint64_t now)
 {
-    return step(c,
-                (struct td_core_event){
-                    .kind = TD_EV_DECODE_END,
-                    .now_ns = now,
-                    .decode_end = {.of = {.slot = 0, .id = 1}, .code = 14, .sender_finished = 1}});
+    return step(
+        c, (struct td_core_event){
+               .kind = TD_EV_DECODE_END,
+               .now_ns = now,
+               .decode_end = {.of = {.request_at = 0, .id = 1}, .code = 14, .sender_finished = 1}});
 }
 
 /* "The sender has finished the request" comes before its first token: that is waited for, and no
@@ -672,8 +677,9 @@ static void test_sender_finished_overtakes_the_token(void **state)
                 if (n == 0) assert_true(ms <= 5000);
             }
         if (how == CANCEL)
-            n = step(c, (struct td_core_event){
-                            .kind = TD_EV_CANCEL, .now_ns = 4, .cancel = {.slot = 0, .id = 1}});
+            n = step(c, (struct td_core_event){.kind = TD_EV_CANCEL,
+                                               .now_ns = 4,
+                                               .cancel = {.request_at = 0, .id = 1}});
         if (how == END)
             assert_int_equal(n, 0); /* its worker is shunned: the new attempt waits
                                        for the next snapshot */
@@ -1029,7 +1035,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         case 18:
             if (!q[s].live) continue;
             e.kind = TD_EV_CANCEL;
-            e.cancel = (struct td_ev_end){.slot = s, .id = q[s].id};
+            e.cancel = (struct td_ev_end){.request_at = s, .id = q[s].id};
             break;
         case 0:
             e.kind = TD_EV_TICK;
@@ -1083,7 +1089,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
             started++;
             e = (struct td_core_event){.kind = TD_EV_REQUEST,
                                        .now_ns = now,
-                                       .request = {.slot = s,
+                                       .request = {.request_at = s,
                                                    .id = next_id,
                                                    .n_prompt = q[s].tokens,
                                                    .max_tokens = rnd(4) ? 50 : 1,
@@ -1100,10 +1106,10 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         case 5:
             if (!q[s].live || rnd(4)) continue;
             e = leg_event(rnd(2) ? TD_EV_CANCEL : TD_EV_STOP, now,
-                          (struct td_attempt){.slot = s, .id = q[s].id}, 0, 0);
+                          (struct td_attempt){.request_at = s, .id = q[s].id}, 0, 0);
             break;
         default: /* a leg speaks: usually the current attempt, sometimes an old one */
-            of = (struct td_attempt){.slot = s};
+            of = (struct td_attempt){.request_at = s};
             of.id = q[s].id - (rnd(30) == 0);
             of.attempt = q[s].attempt - (rnd(20) == 0);
             e.kind = (enum td_core_event_kind)(TD_EV_TICKET + rnd(5));
@@ -1139,15 +1145,15 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         for (size_t k = 0; k < n; k++) {
             at =
                 write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
-            struct model_request *r = &q[actions[k].slot];
-            if (e.kind == TD_EV_CANCEL && e.cancel.slot == actions[k].slot &&
+            struct model_request *r = &q[actions[k].request_at];
+            if (e.kind == TD_EV_CANCEL && e.cancel.request_at == actions[k].request_at &&
                 actions[k].kind >= TD_ACT_COMPLETE)
                 fail_msg("a cancelled request was answered");
             apply(r, &actions[k]);
             ended += actions[k].kind >= TD_ACT_COMPLETE;
         }
-        if (e.kind == TD_EV_CANCEL && q[e.cancel.slot].live) {
-            q[e.cancel.slot].live = false;
+        if (e.kind == TD_EV_CANCEL && q[e.cancel.request_at].live) {
+            q[e.cancel.request_at].live = false;
             ended++;
         }
         struct td_core_stats st;
@@ -1167,7 +1173,7 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         struct td_core_event e = {.kind = TD_EV_TICK, .now_ns = now};
         size_t n = td_core_step(c, &e, actions);
         for (size_t k = 0; k < n; k++) {
-            apply(&q[actions[k].slot], &actions[k]);
+            apply(&q[actions[k].request_at], &actions[k]);
             ended += actions[k].kind >= TD_ACT_COMPLETE;
         }
     }
@@ -1311,13 +1317,13 @@ static void test_log_reads_old_lines(void **state)
     assert_true(join->kv_tokens == 846000 && join->max_seqs == 512 && join->node_class == 1);
     assert_true(join->max_step_tokens == 2048 && join->kv_bytes_per_token == 131072);
     const struct td_ev_request *request = &e[TD_EV_REQUEST].request;
-    assert_true(request->slot == 2 && request->id == 80 && request->priority == -7);
+    assert_true(request->request_at == 2 && request->id == 80 && request->priority == -7);
     assert_true(request->n_prompt == 954 && request->max_tokens == 48 && request->tenant == 77);
     assert_true(request->ttft_us == 400000 && request->tpot_us == 50000);
     assert_true(request->tenant_weight == 1500 && request->n_hashes == 2);
     assert_true(request->hashes[1] == 0xb7d74be74cf4d017);
     const struct td_ev_prefill_end *end = &e[TD_EV_PREFILL_END].prefill_end;
-    assert_true(end->of.slot == 1 && end->of.attempt == 3 && end->of.id == 79);
+    assert_true(end->of.request_at == 1 && end->of.attempt == 3 && end->of.id == 79);
     assert_true(end->code == TD_CODE_UNAVAILABLE && end->sent_bytes == 4538236928);
     assert_int_equal(end->sent_us, 1329061);
     const struct td_ev_tick *tick = &e[TD_EV_TICK].tick;
@@ -1336,14 +1342,15 @@ static void test_log_reads_old_lines(void **state)
     assert_true(e[TD_EV_BLOCK_ADD].block_add.hash == 12138145474076844387ull);
     assert_true(e[TD_EV_BLOCK_EVICT].block_evict.hash == UINT64_MAX);
     const struct td_ev_ticket *ticket = &e[TD_EV_TICKET].ticket;
-    assert_true(ticket->of.slot == 6 && ticket->of.attempt == 2 && ticket->cached_tokens == 208);
+    assert_true(ticket->of.request_at == 6 && ticket->of.attempt == 2 &&
+                ticket->cached_tokens == 208);
     const struct td_ev_first_token *first = &e[TD_EV_FIRST_TOKEN].first_token;
     assert_true(first->last && first->n_tokens == 35127 && first->cached_tokens == 512);
     const struct td_ev_token *token = &e[TD_EV_TOKEN].token;
     assert_true(token->last && token->n_tokens == 35664);
     const struct td_ev_decode_end *decode_end = &e[TD_EV_DECODE_END].decode_end;
     assert_true(decode_end->code == TD_CODE_INTERNAL && decode_end->sender_finished);
-    assert_true(e[TD_EV_CANCEL].cancel.slot == 9 && e[TD_EV_CANCEL].cancel.id == 79);
+    assert_true(e[TD_EV_CANCEL].cancel.request_at == 9 && e[TD_EV_CANCEL].cancel.id == 79);
     /* A stop that stood for an ended leg was written with that leg's attempt and code. */
     assert_int_equal(
         td_core_read_line(&reader,
@@ -1351,7 +1358,7 @@ static void test_log_reads_old_lines(void **state)
                           "b=1 c=0 d=0 e=0 f=0" REST,
                           &what, &err),
         TD_OK);
-    assert_true(reader.event.stop.slot == 9 && reader.event.stop.id == 79);
+    assert_true(reader.event.stop.request_at == 9 && reader.event.stop.id == 79);
 #undef REST
 }
 
