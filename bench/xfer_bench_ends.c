@@ -13,8 +13,8 @@
  *   FINISH             ------------------->  verifies every byte, revokes, waits for SLOT_FREE
  *                      <-------------------  status, CPU seconds
  *
- * Content: the sender's pool holds a number in every word that depends on the word's place, so
- * the receiver can tell which block it has got. Before a batch the first and the last word of
+ * Content: the sender's pool holds in every 8 bytes a number that depends on their place, so the
+ * receiver can tell which block it has got. Before a batch the first and the last 8 bytes of
  * every destination block are overwritten, so what lay there before never passes for what should
  * come. */
 #include <arpa/inet.h>
@@ -96,7 +96,7 @@ static uint64_t next_random(uint64_t *state)
     return td_mix64(v);
 }
 
-static uint64_t word_at(uint64_t i) { return (i + 1) * 0x9e3779b97f4a7c15ull ^ i >> 7; }
+static uint64_t number_at(uint64_t i) { return (i + 1) * 0x9e3779b97f4a7c15ull ^ i >> 7; }
 
 /* Block ids of a whole batch, transfer after transfer; both sides compute the same. to: the
  * receiver's ids. */
@@ -260,23 +260,23 @@ static td_status take_slots(struct bench_ends *e, const struct command *m,
 static td_status verify(const struct bench_ends *e, const struct bench_case *c, const int32_t *src,
                         const int32_t *dst, struct td_err *err)
 {
-    uint64_t n_words = c->block_bytes / 8, *there = e->on_gpu ? malloc(c->block_bytes) : NULL;
+    uint64_t n_numbers = c->block_bytes / 8, *there = e->on_gpu ? malloc(c->block_bytes) : NULL;
     td_status s = e->on_gpu && !there ? td_fail(err, TD_ERR_NOMEM, "out of memory") : TD_OK;
     for (int32_t i = 0; !s && i < c->batch * c->n_blocks; i++) {
         const uint64_t *got =
             (const uint64_t *)((const uint8_t *)e->pool.base + (uint64_t)dst[i] * c->block_bytes);
-        uint64_t first = (uint64_t)src[i] * n_words;
+        uint64_t first = (uint64_t)src[i] * n_numbers;
         if (there &&
             !(s = pool_read(e, (uint64_t)dst[i] * c->block_bytes, there, c->block_bytes, err)))
             got = there;
-        for (uint64_t k = 0; !s && k < n_words; k++)
-            if (got[k] != word_at(first + k))
+        for (uint64_t k = 0; !s && k < n_numbers; k++)
+            if (got[k] != number_at(first + k))
                 s = td_fail(err, TD_ERR_CORRUPT,
                             "transfer %d, block %d (source %d, destination %d) differs at byte "
                             "%llu: %016llx, must be %016llx",
                             i / c->n_blocks, i % c->n_blocks, src[i], dst[i],
                             (unsigned long long)(k * 8), (unsigned long long)got[k],
-                            (unsigned long long)word_at(first + k));
+                            (unsigned long long)number_at(first + k));
     }
     free(there);
     return s;
@@ -549,14 +549,14 @@ static td_status gpu_sender(struct bench_ends *e, struct td_err *err)
     struct gpu_place place;
     td_status s = gpu_open(e, err);
     const struct td_device_memory *m = s ? NULL : e->ops->device->memory;
-    uint64_t *words = malloc(BENCH_PINNED_BYTES);
-    if (!s && !words) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
+    uint64_t *numbers = malloc(BENCH_PINNED_BYTES);
+    if (!s && !numbers) s = td_fail(err, TD_ERR_NOMEM, "out of memory");
     for (uint64_t at = 0, n; !s && at < e->pool_bytes; at += n) {
         n = e->pool_bytes - at < BENCH_PINNED_BYTES ? e->pool_bytes - at : BENCH_PINNED_BYTES;
-        for (uint64_t i = 0; i < (n + 7) / 8; i++) words[i] = word_at(at / 8 + i);
-        s = pool_write(e, at, words, n, err);
+        for (uint64_t i = 0; i < (n + 7) / 8; i++) numbers[i] = number_at(at / 8 + i);
+        s = pool_write(e, at, numbers, n, err);
     }
-    free(words);
+    free(numbers);
     if (!s) s = m->ipc_export(m->ctx, e->pool.base, place.handle, &place.offset, err);
     if (!s && !all(e->control, &place, sizeof place, true))
         s = td_fail(err, TD_ERR_PEER, "the receiver process has ended");
@@ -591,7 +591,7 @@ td_status bench_ends_open(struct bench_ends *e, size_t pool_bytes, const struct 
     if (s) return s;
     e->from = e->pool.base;
     for (uint64_t i = 0; !e->on_gpu && i < pool_bytes / 8; i++)
-        ((uint64_t *)e->pool.base)[i] = word_at(i);
+        ((uint64_t *)e->pool.base)[i] = number_at(i);
     s = bare_pair(bare, err);
     if (s) return s;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control))
@@ -643,13 +643,13 @@ void bench_ends_close(struct bench_ends *e)
  * another's: the pattern that all verify is put back. */
 static td_status mend_pattern(struct bench_ends *e, const struct bench_case *c, struct td_err *err)
 {
-    uint64_t words[TD_XFER_PROBE_BYTES / 8 + 1], at = (uint64_t)c->n_pool_blocks * c->block_bytes,
-                                                 was = e->probe_at / 8 * 8;
+    uint64_t numbers[TD_XFER_PROBE_BYTES / 8 + 1], at = (uint64_t)c->n_pool_blocks * c->block_bytes,
+                                                   was = e->probe_at / 8 * 8;
     if (at == e->probe_at) return TD_OK;
     e->probe_at = at;
-    if (!was || was + sizeof words > e->pool_bytes) return TD_OK;
-    for (size_t i = 0; i < sizeof words / 8; i++) words[i] = word_at(was / 8 + i);
-    return pool_write(e, was, words, sizeof words, err);
+    if (!was || was + sizeof numbers > e->pool_bytes) return TD_OK;
+    for (size_t i = 0; i < sizeof numbers / 8; i++) numbers[i] = number_at(was / 8 + i);
+    return pool_write(e, was, numbers, sizeof numbers, err);
 }
 
 td_status bench_link_open(struct bench_ends *e, enum bench_way way, const struct bench_case *c,

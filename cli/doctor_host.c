@@ -129,13 +129,13 @@ static void check_memlock(struct doctor_report *r, const struct doctor_config *o
 }
 
 /* The chosen item of "always [madvise] never". */
-static void chosen_word(const char *text, char word[32])
+static void chosen_item(const char *text, char item[32])
 {
     const char *a = strchr(text, '['), *b = a ? strchr(a, ']') : NULL;
     if (b)
-        snprintf(word, 32, "%.*s", (int)(b - a - 1), a + 1);
+        snprintf(item, 32, "%.*s", (int)(b - a - 1), a + 1);
     else
-        snprintf(word, 32, "%s", text[0] ? text : "?");
+        snprintf(item, 32, "%s", text[0] ? text : "?");
 }
 
 static void check_huge_pages(struct doctor_report *r, const char *root)
@@ -149,9 +149,9 @@ static void check_huge_pages(struct doctor_report *r, const char *root)
                       "registered about ten times faster");
         return;
     }
-    chosen_word(text, anon);
+    chosen_item(text, anon);
     doctor_read(root, "/sys/kernel/mm/transparent_hugepage/shmem_enabled", text, sizeof text);
-    chosen_word(text, shmem);
+    chosen_item(text, shmem);
     doctor_read_i64(root, "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", &n_free);
     doctor_read_i64(root, "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", &n_total);
     bool anon_ok = strcmp(anon, "never") != 0;

@@ -167,7 +167,7 @@ static td_status run_cases(const struct bench_config *c, struct td_engine *e,
 /* An axis: an environment variable that the device library reads, and the values that it takes in
  * this run. */
 struct axis {
-    const char *option, *variable, *list, *words[2];
+    const char *option, *variable, *list, *items[2];
     const char *values[2]; /* those of the list */
     int n;
 };
@@ -179,14 +179,14 @@ static td_status parse_axis(struct axis *a, struct td_err *err)
     a->values[0] = NULL;
     for (const char *p = a->list; *p;) {
         size_t n = strcspn(p, ",");
-        const char *word = NULL;
+        const char *item = NULL;
         for (int i = 0; i < 2; i++)
-            if (strlen(a->words[i]) == n && strncmp(p, a->words[i], n) == 0) word = a->words[i];
-        if (!word || a->n == 2)
+            if (strlen(a->items[i]) == n && strncmp(p, a->items[i], n) == 0) item = a->items[i];
+        if (!item || a->n == 2)
             return td_fail(err, TD_ERR_INVALID,
                            "%s is \"%.32s\", must be %s, %s or both with a comma", a->option,
-                           a->list, a->words[0], a->words[1]);
-        a->values[a->n++] = word;
+                           a->list, a->items[0], a->items[1]);
+        a->values[a->n++] = item;
         p += n + (p[n] == ',');
     }
     if (a->n == 0) a->n = 1;
@@ -202,11 +202,11 @@ static td_status run_axes(const struct bench_config *c, const struct td_engine_c
     struct axis axes[2] = {{.option = "attn",
                             .variable = "TANDEM_CUDA_ATTN",
                             .list = c->attn,
-                            .words = {"mma", "wgmma"}},
+                            .items = {"mma", "wgmma"}},
                            {.option = "overlap",
                             .variable = "TANDEM_CUDA_OVERLAP",
                             .list = c->overlap,
-                            .words = {"0", "1"}}};
+                            .items = {"0", "1"}}};
     td_status s = TD_OK;
     for (int i = 0; i < 2 && !s; i++) s = parse_axis(&axes[i], err);
     if (!s && (c->attn[0] || c->overlap[0]) && strcmp(c->device, "cuda") != 0)

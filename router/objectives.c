@@ -13,19 +13,19 @@
 #define NAME_BYTES "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 #define MAX_COEFFICIENT 1e15 /* bytes per second are the greatest */
 
-/* Takes the next word up to one of `stops`. TD_INPROGRESS: there is one; TD_OK: the text has
+/* Takes the next item up to one of `stops`. TD_INPROGRESS: there is one; TD_OK: the text has
  * ended. */
-static td_status next_word(const char *where, const char **at, const char *stops, char *word,
-                           size_t word_bytes, struct td_err *err)
+static td_status next_item(const char *where, const char **at, const char *stops, char *item,
+                           size_t item_bytes, struct td_err *err)
 {
     *at += strspn(*at, stops);
     if (!**at) return TD_OK;
     size_t n = strcspn(*at, stops);
-    if (n >= word_bytes)
+    if (n >= item_bytes)
         return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" has %zu bytes, limit %zu", where, *at, n,
-                       word_bytes - 1);
-    memcpy(word, *at, n);
-    word[n] = 0;
+                       item_bytes - 1);
+    memcpy(item, *at, n);
+    item[n] = 0;
     *at += n;
     return TD_INPROGRESS;
 }
@@ -84,17 +84,17 @@ static td_status class_field(struct td_core_class *k, char *field, struct td_err
     return TD_OK;
 }
 
-/* The name of `word`, up to its colon: it goes into lists, labels and the decision log as it is,
+/* The name of `item`, up to its colon: it goes into lists, labels and the decision log as it is,
  * so it has no byte that means something there. */
-static td_status class_name(const struct td_core_config *c, const char *word,
+static td_status class_name(const struct td_core_config *c, const char *item,
                             struct td_core_class *k, struct td_err *err)
 {
-    size_t n = strcspn(word, ":");
+    size_t n = strcspn(item, ":");
     if (n == 0 || n >= sizeof k->name)
         return td_fail(err, TD_ERR_INVALID,
-                       "slo_class: name \"%.40s\" must have 1..%zu bytes before the colon", word,
+                       "slo_class: name \"%.40s\" must have 1..%zu bytes before the colon", item,
                        sizeof k->name - 1);
-    memcpy(k->name, word, n);
+    memcpy(k->name, item, n);
     k->name[n] = 0;
     if (strspn(k->name, NAME_BYTES) != n) {
         for (char *p = k->name; *p; p++)
@@ -111,22 +111,22 @@ static td_status class_name(const struct td_core_config *c, const char *word,
 
 td_status router_classes_parse(const char *text, struct td_core_config *c, struct td_err *err)
 {
-    char word[512], field[128], where[64];
+    char item[512], field[128], where[64];
     td_status s;
     c->n_classes = 0;
     for (const char *at = text;
-         (s = next_word("slo_class", &at, " \t\n", word, sizeof word, err));) {
+         (s = next_item("slo_class", &at, " \t\n", item, sizeof item, err));) {
         if (s < 0) return s;
         if (c->n_classes == TD_CORE_MAX_CLASSES)
             return td_fail(err, TD_ERR_INVALID, "slo_class: more than %d classes",
                            TD_CORE_MAX_CLASSES);
         struct td_core_class *k = &c->classes[c->n_classes];
         *k = (struct td_core_class){.weight = 1};
-        if ((s = class_name(c, word, k, err))) return s;
+        if ((s = class_name(c, item, k, err))) return s;
         snprintf(where, sizeof where, "slo_class %s", k->name);
         size_t n = strlen(k->name);
-        const char *rest = word[n] ? word + n + 1 : "";
-        while ((s = next_word(where, &rest, ",", field, sizeof field, err)))
+        const char *rest = item[n] ? item + n + 1 : "";
+        while ((s = next_item(where, &rest, ",", field, sizeof field, err)))
             if (s < 0 || (s = class_field(k, field, err))) return s;
         c->n_classes++;
     }
@@ -182,31 +182,31 @@ static double *theta_field(struct td_lat_theta *t, struct router_node *node, con
 static td_status theta_line(const char *line, const char *where, struct td_lat_theta *t,
                             struct router_node *node, char *name, struct td_err *err)
 {
-    char word[160];
+    char item[160];
     td_status s;
     *t = (struct td_lat_theta){.known = true};
     *node = (struct router_node){0};
     name[0] = 0;
-    for (const char *at = line; (s = next_word(where, &at, " \t\r\n", word, sizeof word, err));) {
+    for (const char *at = line; (s = next_item(where, &at, " \t\r\n", item, sizeof item, err));) {
         if (s < 0) return s;
-        char *value = strchr(word, '=');
+        char *value = strchr(item, '=');
         if (!value)
-            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE", where, word);
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is not NAME=VALUE", where, item);
         *value++ = 0;
-        if (!strcmp(word, "node_class")) {
+        if (!strcmp(item, "node_class")) {
             if (strlen(value) >= ROUTER_NODE_CLASS_NAME)
                 return td_fail(err, TD_ERR_INVALID, "%s: node_class has %zu bytes, limit %d", where,
                                strlen(value), ROUTER_NODE_CLASS_NAME - 1);
             snprintf(name, ROUTER_NODE_CLASS_NAME, "%s", value);
             continue;
         }
-        double *field = theta_field(t, node, word);
+        double *field = theta_field(t, node, item);
         if (!field)
             return td_fail(err, TD_ERR_INVALID,
                            "%s: \"%.40s\" is unknown; there are node_class, a0..a2, b0..b4, "
                            "link_tau, link_bytes_per_s, kv_tokens, kv_bytes, gpus",
-                           where, word);
-        if ((s = number(where, word, value, MAX_COEFFICIENT, field, err))) return s;
+                           where, item);
+        if ((s = number(where, item, value, MAX_COEFFICIENT, field, err))) return s;
     }
     return name[0] ? TD_OK : td_fail(err, TD_ERR_INVALID, "%s: node_class is missing", where);
 }

@@ -208,7 +208,7 @@ def derived_tables(tandem, card, config):
         f.flush()
         out = subprocess.run([tandem, "plan", "--gpu", card, "--model", f.name, "--print-latency"],
                              stdout=subprocess.PIPE, text=True, check=True, timeout=60)
-    lines = [dict(word.split("=", 1) for word in line.split()) for line in out.stdout.splitlines()]
+    lines = [dict(item.split("=", 1) for item in line.split()) for line in out.stdout.splitlines()]
     return {
         int(line["gpus"]): {k: float(line[k]) for k in ("a1", "a2", "b0", "b1", "b2")}
         for line in lines

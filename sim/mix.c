@@ -13,28 +13,28 @@
 static td_status next_share(const char *option, const char **at, char name[32], char class_name[32],
                             double *ret_share, struct td_err *err)
 {
-    char word[100], *value, *end, *colon;
+    char item[100], *value, *end, *colon;
     *at += strspn(*at, " ,\t\n");
     size_t n = strcspn(*at, " ,\t\n");
     if (n == 0) return TD_OK;
-    snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), *at);
+    snprintf(item, sizeof item, "%.*s", (int)(n < sizeof item ? n : sizeof item - 1), *at);
     *at += n;
-    value = strchr(word, '=');
-    if (!value || n >= sizeof word)
-        return td_fail(err, TD_ERR_INVALID, "%s: \"%.60s\" is not NAME=SHARE", option, word);
+    value = strchr(item, '=');
+    if (!value || n >= sizeof item)
+        return td_fail(err, TD_ERR_INVALID, "%s: \"%.60s\" is not NAME=SHARE", option, item);
     *value++ = 0;
     *ret_share = strtod(value, &end);
     if (end == value || *end || !(*ret_share > 0 && *ret_share <= 1e9))
         return td_fail(err, TD_ERR_INVALID,
                        "%s: the share of %.40s is \"%.20s\", must be above 0 and up to 1e9", option,
-                       word, value);
-    colon = strchr(word, ':');
+                       item, value);
+    colon = strchr(item, ':');
     if (colon) *colon++ = 0;
-    if (!word[0] || strlen(word) > 31 || strspn(word, NAME_BYTES) != strlen(word))
+    if (!item[0] || strlen(item) > 31 || strspn(item, NAME_BYTES) != strlen(item))
         return td_fail(err, TD_ERR_INVALID,
                        "%s: name \"%.40s\" must have 1..31 letters, digits, '-', '_' and '.'",
-                       option, word);
-    snprintf(name, 32, "%s", word);
+                       option, item);
+    snprintf(name, 32, "%s", item);
     snprintf(class_name, 32, "%.31s", colon ? colon : "");
     return TD_INPROGRESS;
 }
@@ -68,22 +68,22 @@ static td_status parse_by_length(const char *text, const struct td_core_config *
 {
     bool is_last = false;
     for (int32_t before = 0;;) {
-        char word[64], *bound, *end;
+        char item[64], *bound, *end;
         text += strspn(text, " ,\t\n");
         size_t n = strcspn(text, " ,\t\n");
         if (n == 0) break;
-        if (n >= sizeof word)
+        if (n >= sizeof item)
             return td_fail(err, TD_ERR_INVALID, "class_by_length: \"%.60s\" is not NAME:TOKENS",
                            text);
-        snprintf(word, sizeof word, "%.*s", (int)n, text);
+        snprintf(item, sizeof item, "%.*s", (int)n, text);
         text += n;
         if (is_last)
             return td_fail(err, TD_ERR_INVALID,
-                           "class_by_length: \"%s\" follows a class without a bound", word);
+                           "class_by_length: \"%s\" follows a class without a bound", item);
         if (load->n_length_classes == TD_SIM_MAX_CLASSES)
             return td_fail(err, TD_ERR_LIMIT, "class_by_length: more than %d classes",
                            TD_SIM_MAX_CLASSES);
-        bound = strchr(word, ':');
+        bound = strchr(item, ':');
         long tokens = INT32_MAX;
         if (bound) {
             *bound++ = 0;
@@ -92,11 +92,11 @@ static td_status parse_by_length(const char *text, const struct td_core_config *
                 return td_fail(err, TD_ERR_INVALID,
                                "class_by_length: the bound of %s is \"%s\", must be above %d and "
                                "up to 100000000",
-                               word, bound, before);
+                               item, bound, before);
         }
         is_last = !bound;
         uint32_t k;
-        td_status s = router_class_find(c, word, &k, err);
+        td_status s = router_class_find(c, item, &k, err);
         if (s) return td_err_prefix(err, "class_by_length"), s;
         load->length_classes[load->n_length_classes].max_prompt = before = (int32_t)tokens;
         load->length_classes[load->n_length_classes++].slo_class = k;

@@ -27,15 +27,15 @@ td_status td_plan_prices(const char *text, struct td_plan_query *q, struct td_er
 {
     bool is_given[TD_PLAN_MAX_TABLES] = {false};
     for (const char *at = text + strspn(text, " ,"); *at; at += strspn(at, " ,")) {
-        char word[200], *end;
+        char item[200], *end;
         size_t n = strcspn(at, " ,");
-        if (n >= sizeof word)
+        if (n >= sizeof item)
             return td_fail(err, TD_ERR_INVALID, "price: \"%.60s\" is not TABLE=PRICE", at);
-        snprintf(word, sizeof word, "%.*s", (int)n, at);
+        snprintf(item, sizeof item, "%.*s", (int)n, at);
         at += n;
-        char *value = strrchr(word, '=');
+        char *value = strrchr(item, '=');
         if (value) *value++ = 0;
-        const char *number = value ? value : word;
+        const char *number = value ? value : item;
         double price = strtod(number, &end);
         if (end == number || *end || !(price > 0 && price <= 1e6))
             return td_fail(err, TD_ERR_INVALID,
@@ -43,14 +43,14 @@ td_status td_plan_prices(const char *text, struct td_plan_query *q, struct td_er
                            number);
         uint32_t n_set = 0;
         for (uint32_t i = 0; i < q->n_tables; i++) {
-            if (value && strcmp(word, q->tables[i])) continue;
+            if (value && strcmp(item, q->tables[i])) continue;
             q->price[i] = price;
             is_given[i] = true;
             n_set++;
         }
         if (n_set == 0)
             return td_fail(err, TD_ERR_NOT_FOUND,
-                           "price: \"%s\" is none of the model's latency tables", word);
+                           "price: \"%s\" is none of the model's latency tables", item);
     }
     for (uint32_t i = 0; i < q->n_tables && text[strspn(text, " ,")]; i++)
         if (!is_given[i]) return td_fail(err, TD_ERR_INVALID, "price: %s has none", q->tables[i]);
@@ -77,12 +77,12 @@ td_status td_plan_tables(char *text, struct td_plan_query *q, struct td_err *err
     return q->n_tables ? TD_OK : td_fail(err, TD_ERR_INVALID, "model is empty");
 }
 
-/* The next word of a list, "" at its end; longer ones are cut and then are no name. */
-static void next_word(const char **at, char *word, size_t bytes)
+/* The next item of a list, "" at its end; longer ones are cut and then are no name. */
+static void next_item(const char **at, char *item, size_t bytes)
 {
     *at += strspn(*at, " ,");
     size_t n = strcspn(*at, " ,");
-    snprintf(word, bytes, "%.*s", (int)n, *at);
+    snprintf(item, bytes, "%.*s", (int)n, *at);
     *at += n;
 }
 
@@ -111,15 +111,15 @@ td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *path
     bool is_every = !tps[strspn(tps, " ,")];
     td_status s = td_gpu_model_load(path, &model, err);
     q->n_tables = 0;
-    for (next_word(&gpus, name, sizeof name); !s && name[0]; next_word(&gpus, name, sizeof name)) {
+    for (next_item(&gpus, name, sizeof name); !s && name[0]; next_item(&gpus, name, sizeof name)) {
         uint32_t n_before = q->n_tables;
         struct td_err why = {0}; /* the last degree that could not be */
         if ((s = td_gpu_find(name, &gpu, err))) break;
         for (uint32_t tp = 1; is_every && tp <= TD_GPU_MAX_TP && tp <= q->gpus; tp *= 2)
             (void)add_gpu_table(gpu, &model, tp, q, &why);
         const char *at = tps;
-        for (next_word(&at, degree, sizeof degree); !s && degree[0];
-             next_word(&at, degree, sizeof degree)) {
+        for (next_item(&at, degree, sizeof degree); !s && degree[0];
+             next_item(&at, degree, sizeof degree)) {
             unsigned long tp = strtoul(degree, &end, 10);
             if (*end || !isdigit((unsigned char)degree[0]) || tp > q->gpus)
                 s = td_fail(err, TD_ERR_INVALID,

@@ -78,10 +78,10 @@ static void summarise(const struct td_sim_config *c, const struct td_sim_result 
         prompt += o->n_prompt;
         cached += o->cached_tokens;
     }
-    s.window_s = to > from ? to - from : 0;
-    if (s.window_s > 0) {
-        s.offered = s.n / s.window_s;
-        s.goodput = s.n_good / s.window_s;
+    s.span_s = to > from ? to - from : 0;
+    if (s.span_s > 0) {
+        s.offered = s.n / s.span_s;
+        s.goodput = s.n_good / s.span_s;
     }
     s.attainment = s.n ? (double)s.n_good / s.n : 0;
     struct td_stats_interval ci = td_stats_wilson(s.n_good, s.n);
@@ -137,7 +137,7 @@ void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_su
     }
     s.n = s.n_good = s.n_ttft_ok = s.n_tpot_ok = s.n_ok = s.n_rejected = s.n_failed =
         s.n_unfinished = 0;
-    s.window_s = s.offered = s.goodput = s.prefill_busy = s.decode_busy = s.hit_share = s.wall_s =
+    s.span_s = s.offered = s.goodput = s.prefill_busy = s.decode_busy = s.hit_share = s.wall_s =
         s.transfer_gb = 0;
     s.preemptions = s.failovers = s.deflected = s.steps = s.core_steps = s.n_events = 0;
     s.ttft_ms = s.tpot_ms = s.e2e_ms = (struct td_sim_percentiles){0};
@@ -152,7 +152,7 @@ void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_su
         s.n_rejected += r->n_rejected;
         s.n_failed += r->n_failed;
         s.n_unfinished += r->n_unfinished;
-        s.window_s += r->window_s;
+        s.span_s += r->span_s;
         s.offered += r->offered * share;
         s.goodput += r->goodput * share;
         s.prefill_busy += r->prefill_busy * share;
@@ -234,7 +234,7 @@ void td_sim_csv_row(const struct td_sim_summary *s, FILE *out)
             s->prefill_busy, s->decode_busy, s->hit_share, (unsigned long long)s->preemptions,
             (unsigned long long)s->failovers, (unsigned long long)s->deflected, s->transfer_gb,
             (unsigned long long)s->steps, (unsigned long long)s->n_events,
-            (unsigned long long)s->core_steps, s->window_s, s->wall_s, s->part);
+            (unsigned long long)s->core_steps, s->span_s, s->wall_s, s->part);
 }
 
 void td_sim_json_row(const struct td_sim_summary *s, FILE *out)
@@ -266,5 +266,5 @@ void td_sim_json_row(const struct td_sim_summary *s, FILE *out)
             "\"window_s\":%.3f,\"wall_s\":%.3f}",
             s->prefill_busy, s->decode_busy, s->hit_share, (unsigned long long)s->preemptions,
             (unsigned long long)s->failovers, (unsigned long long)s->deflected, s->transfer_gb,
-            s->window_s, s->wall_s);
+            s->span_s, s->wall_s);
 }

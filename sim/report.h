@@ -25,7 +25,7 @@ struct td_sim_summary {
     double rate, cv; /* as asked for */
     uint64_t seed;
     uint32_t gpus, n, n_good, n_ttft_ok, n_tpot_ok, n_ok, n_rejected, n_failed, n_unfinished;
-    double window_s, offered, goodput, attainment, ci_low, ci_high;
+    double span_s, offered, goodput, attainment, ci_low, ci_high;
     struct td_sim_percentiles ttft_ms, tpot_ms, e2e_ms; /* of requests that ended OK */
     double prefill_busy, decode_busy, hit_share, wall_s;
     uint64_t preemptions, failovers, deflected, steps, core_steps, n_events;

@@ -110,7 +110,7 @@ static int names_height(const struct pages *p)
     return key_height(p->s->n_configs, longest);
 }
 
-static void slo_words(const struct sweep *s, char *text, size_t bytes)
+static void slo_text(const struct sweep *s, char *text, size_t bytes)
 {
     size_t n = 0;
     text[0] = 0;
@@ -132,7 +132,7 @@ static double greatest_rate(const struct pages *p)
     return v;
 }
 
-/* --- gnuplot's words -------------------------------------------------------------------------- */
+/* --- gnuplot's input -------------------------------------------------------------------------- */
 
 /* 1, 2 or 5 times a power of ten, at least v. */
 static double nice_above(double v)
@@ -317,7 +317,7 @@ static void attainment(struct pages *p)
     if (!bench_slo_any(&p->s->slo) ||
         !draft_open(p, &d, HEIGHT + names_height(p), "attainment", "SLO attainment over rate"))
         return;
-    slo_words(p->s, slo, sizeof slo);
+    slo_text(p->s, slo, sizeof slo);
     snprintf(subtitle, sizeof subtitle, "requests that met %s; bars: 95 %% interval", slo);
     snprintf(d.f->caption, sizeof d.f->caption,
              "Share of offered requests that met every objective, over the offered rate per "
@@ -361,7 +361,7 @@ static void attainment_parts(struct pages *p, uint32_t c)
     if (p->n_pools[c] == 0 || !bench_slo_any(slo) ||
         !draft_open(p, &d, HEIGHT + KEY_ROW, id, title))
         return;
-    slo_words(p->s, subtitle, sizeof subtitle);
+    slo_text(p->s, subtitle, sizeof subtitle);
     snprintf(d.f->caption, sizeof d.f->caption,
              "%s: both objectives, and each alone. The line that falls first is the objective that "
              "limits this "

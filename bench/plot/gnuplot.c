@@ -46,16 +46,16 @@ static void terminal(const char *kind, int width, int height, int scale, const c
     fputc('\n', out);
 }
 
-/* gnuplot without the user's own settings (-d), its commands from `commands`, its words to
- * `words`. */
-static td_status start(FILE *commands, FILE *words, pid_t *ret_pid, struct td_err *err)
+/* gnuplot without the user's own settings (-d), its commands from `commands`, and what it
+ * prints to `messages`. */
+static td_status start(FILE *commands, FILE *messages, pid_t *ret_pid, struct td_err *err)
 {
     char name[] = "gnuplot", no_rc[] = "-d", *argv[] = {name, no_rc, NULL};
     posix_spawn_file_actions_t actions;
     if (posix_spawn_file_actions_init(&actions)) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     posix_spawn_file_actions_adddup2(&actions, fileno(commands), STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, fileno(words), STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, fileno(words), STDERR_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, fileno(messages), STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, fileno(messages), STDERR_FILENO);
     int e = posix_spawnp(ret_pid, name, &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     if (e == ENOENT)
@@ -63,7 +63,7 @@ static td_status start(FILE *commands, FILE *words, pid_t *ret_pid, struct td_er
     return e ? td_fail(err, TD_ERR_IO, "gnuplot: %s", strerror(e)) : TD_OK;
 }
 
-static td_status wait_end(pid_t pid, FILE *words, struct td_err *err)
+static td_status wait_end(pid_t pid, FILE *messages, struct td_err *err)
 {
     uint64_t deadline = td_deadline_after_ms(td_now_ns(), DRAW_MS);
     int status = 0;
@@ -78,9 +78,9 @@ static td_status wait_end(pid_t pid, FILE *words, struct td_err *err)
         return td_fail(err, TD_ERR_DEADLINE, "gnuplot drew nothing in %d ms and was killed",
                        DRAW_MS);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return TD_OK;
-    char line[160] = "", first[160] = "no word";
-    rewind(words);
-    while (fgets(line, sizeof line, words)) {
+    char line[160] = "", first[160] = "no message";
+    rewind(messages);
+    while (fgets(line, sizeof line, messages)) {
         char *text = line + strspn(line, " ^\t\n"); /* gnuplot points at the place with a line of
                                                        its own */
         text[strcspn(text, "\n")] = 0;
@@ -93,9 +93,9 @@ static td_status wait_end(pid_t pid, FILE *words, struct td_err *err)
 td_status gnuplot_draw(const char *script, int width, int height, const char *svg_path,
                        const char *png_path, struct td_err *err)
 {
-    FILE *commands = tmpfile(), *words = tmpfile();
+    FILE *commands = tmpfile(), *messages = tmpfile();
     pid_t pid = 0;
-    td_status s = commands && words
+    td_status s = commands && messages
                       ? TD_OK
                       : td_fail(err, TD_ERR_IO, "a temporary file: %s", strerror(errno));
     if (!s) {
@@ -107,10 +107,10 @@ td_status gnuplot_draw(const char *script, int width, int height, const char *sv
         if (fflush(commands) || ferror(commands) || fseek(commands, 0, SEEK_SET))
             s = td_fail(err, TD_ERR_IO, "a temporary file: %s", strerror(errno));
     }
-    if (!s) s = start(commands, words, &pid, err);
-    if (!s) s = wait_end(pid, words, err);
+    if (!s) s = start(commands, messages, &pid, err);
+    if (!s) s = wait_end(pid, messages, err);
     if (commands) fclose(commands);
-    if (words) fclose(words);
+    if (messages) fclose(messages);
     return s;
 }
 

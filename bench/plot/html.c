@@ -83,21 +83,21 @@ static void percent(FILE *out, double v)
 
 static void verdict(const struct sweep *s, FILE *out)
 {
-    char *words = NULL;
+    char *lines = NULL;
     size_t n = 0;
-    FILE *f = open_memstream(&words, &n);
+    FILE *f = open_memstream(&lines, &n);
     if (!f) return;
     sweep_verdict(s, f);
     fclose(f);
     fputs("<section class=\"verdict\" aria-label=\"Verdict\">\n", out);
-    for (char *rest = words, *line; words && (line = strsep(&rest, "\n"));) {
+    for (char *rest = lines, *line; lines && (line = strsep(&rest, "\n"));) {
         if (!line[0]) continue;
         fputs("<p>", out);
         text(out, line);
         fputs("</p>\n", out);
     }
     fputs("</section>\n", out);
-    free(words);
+    free(lines);
 }
 
 static void goodput_table(const struct sweep *s, FILE *out)
@@ -244,7 +244,7 @@ static void facts(const struct sweep *s, FILE *out)
     fact(out, "TPOT", "(last token - first token) / (output tokens - 1); one token meets it");
     fact(out, "Good", "completed within every objective");
     fact(out, "Attainment",
-         "good / offered, of the requests that arrived in the window; rejected, failed and "
+         "good / offered, of the requests that arrived in the measured span; rejected, failed and "
          "unfinished requests are misses");
     fact(out, "Interval",
          "95 %: of one run the wider of Wilson's and that of 20 batch means; of several runs the "
@@ -253,7 +253,7 @@ static void facts(const struct sweep *s, FILE *out)
          "of a configuration: the highest rate whose interval's lower bound reaches the target "
          "attainment; of a run: good arrivals / second");
     fact(out, "Saturated",
-         "TTFT and requests in flight both rose through the window: more came than was served");
+         "TTFT and requests in flight both rose through the span: more came than was served");
     fputs("</dl>\n", out);
 }
 

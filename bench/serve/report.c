@@ -28,7 +28,7 @@ static bool any_slo(const struct bench_result *r)
 }
 
 /* "99", "99.9": as vLLM writes it into keys and labels. */
-static const char *pct_word(double pct, char buf[24])
+static const char *pct_name(double pct, char buf[24])
 {
     snprintf(buf, 24, "%g", pct);
     return buf;
@@ -63,14 +63,14 @@ static void print_metric(const struct bench_result *r, enum bench_metric_id id, 
                                          "Inter-token Latency", "End-to-end Latency"};
     static const char *const shorts[] = {"TTFT", "TPOT", "ITL", "E2EL"};
     const struct bench_metric *m = &r->metric[id];
-    char label[64], word[24];
+    char label[64], pct[24];
     rule(out, '-', titles[id]);
     snprintf(label, sizeof label, "Mean %s (ms):", shorts[id]);
     line_f(out, label, m->mean);
     snprintf(label, sizeof label, "Median %s (ms):", shorts[id]);
     line_f(out, label, m->median);
     for (size_t i = 0; i < r->n_pcts; i++) {
-        snprintf(label, sizeof label, "P%s %s (ms):", pct_word(r->pcts[i], word), shorts[id]);
+        snprintf(label, sizeof label, "P%s %s (ms):", pct_name(r->pcts[i], pct), shorts[id]);
         line_f(out, label, m->pct[i]);
     }
 }
@@ -90,13 +90,13 @@ static void print_slo(const struct bench_result *r, FILE *out)
     char label[64];
     fprintf(out, "%-40s %.2f [%.2f, %.2f]\n", "SLO attainment (%) [95% CI]:", 100 * r->joint.value,
             100 * r->ci95.lo, 100 * r->ci95.hi);
-    snprintf(label, sizeof label, "Window (s), requests:");
+    snprintf(label, sizeof label, "Measured span (s), requests:");
     fprintf(out, "%-40s %.2f to %.2f, %" PRIu64 "\n", label, r->steady_t0_s, r->steady_t1_s,
             r->joint.n);
     line_f(out, "Steady offered rate (req/s):", r->offered_rate);
     line_f(out, "Steady goodput (req/s):", r->steady_goodput);
     if (r->saturated)
-        fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the window");
+        fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the span");
     if (r->gpus)
         fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput,
                 r->gpus, r->gpus_given ? "GPUs" : "workers");
@@ -212,7 +212,7 @@ static json_t *slo_json(const struct bench_slo *s)
 static void put_metric(json_t *o, const struct bench_result *r, const char *name,
                        const struct bench_metric *m)
 {
-    char key[64], word[24];
+    char key[64], pct[24];
     struct {
         const char *prefix;
         double v;
@@ -222,7 +222,7 @@ static void put_metric(json_t *o, const struct bench_result *r, const char *name
         put_f(o, key, values[i].v);
     }
     for (size_t i = 0; i < r->n_pcts; i++) {
-        snprintf(key, sizeof key, "p%s_%s_ms", pct_word(r->pcts[i], word), name);
+        snprintf(key, sizeof key, "p%s_%s_ms", pct_name(r->pcts[i], pct), name);
         put_f(o, key, m->pct[i]);
     }
 }
@@ -258,7 +258,8 @@ static json_t *definitions(const struct bench_result *r)
     put_s(o, "request_goodput", "good / duration, drain included (vLLM's)");
     put_s(o, "steady_request_goodput", "good arrivals in [t0, t1] / (t1 - t0)");
     put_s(o, "saturated",
-          "in the window requests in flight and TTFT both rose (t-test over 20 batches, 95 %) to "
+          "in the measured span requests in flight and TTFT both rose (t-test over 20 batches, 95 "
+          "%) to "
           "twice their start or more");
     put_s(o, "token_deadlines",
           "share of tokens that came by scheduled + TTFT + i * TPOT; what a failed request did not "
@@ -287,8 +288,8 @@ static json_t *percentile_ci_json(const struct bench_result *r)
     for (size_t m = 0; m < sizeof g_bounded / sizeof *g_bounded; m++) {
         json_t *of = json_object();
         for (size_t i = 0; i < r->n_pcts; i++) {
-            char key[32], word[24];
-            snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
+            char key[32], pct[24];
+            snprintf(key, sizeof key, "p%s", pct_name(r->pcts[i], pct));
             put(of, key, interval_json(r->metric[g_bounded[m]].pct_ci95[i]));
         }
         put(o, bench_metric_names[g_bounded[m]], of);
@@ -400,9 +401,9 @@ static json_t *pd_json(const struct bench_result *r)
         put_f(s, "mean", m->mean);
         put_f(s, "median", m->median);
         put_f(s, "max", m->max);
-        char key[32], word[24];
+        char key[32], pct[24];
         for (size_t i = 0; i < r->n_pcts; i++) {
-            snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
+            snprintf(key, sizeof key, "p%s", pct_name(r->pcts[i], pct));
             put_f(s, key, m->pct[i]);
         }
         put(o, bench_stage_names[k], s);
@@ -714,7 +715,7 @@ static void get_pcts(const json_t *root, struct bench_result *r)
 static void get_metric(struct reader *d, const json_t *o, const struct bench_result *r,
                        const char *name, struct bench_metric *ret)
 {
-    char key[64], word[24];
+    char key[64], pct[24];
     struct {
         const char *prefix;
         double *v;
@@ -724,7 +725,7 @@ static void get_metric(struct reader *d, const json_t *o, const struct bench_res
         get_f(d, o, key, values[i].v);
     }
     for (size_t i = 0; i < r->n_pcts; i++) {
-        snprintf(key, sizeof key, "p%s_%s_ms", pct_word(r->pcts[i], word), name);
+        snprintf(key, sizeof key, "p%s_%s_ms", pct_name(r->pcts[i], pct), name);
         get_f(d, o, key, &ret->pct[i]);
     }
     ret->min = ret->max = NAN;
@@ -770,8 +771,8 @@ static void get_bounds(const json_t *pd, struct bench_result *r)
 {
     for (size_t m = 0; m < sizeof g_bounded / sizeof *g_bounded; m++)
         for (size_t i = 0; i < r->n_pcts; i++) {
-            char key[32], word[24];
-            snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
+            char key[32], pct[24];
+            snprintf(key, sizeof key, "p%s", pct_name(r->pcts[i], pct));
             r->metric[g_bounded[m]].pct_ci95[i] =
                 get_interval(json_object_get(json_object_get(pd, "percentile_ci95_ms"),
                                              bench_metric_names[g_bounded[m]]),
@@ -810,9 +811,9 @@ static void get_stages(struct reader *d, const json_t *stages, struct bench_resu
         get_f(d, s, "mean", &r->stages[k].mean);
         get_f(d, s, "median", &r->stages[k].median);
         get_f(d, s, "max", &r->stages[k].max);
-        char key[32], word[24];
+        char key[32], pct[24];
         for (size_t i = 0; i < r->n_pcts; i++) {
-            snprintf(key, sizeof key, "p%s", pct_word(r->pcts[i], word));
+            snprintf(key, sizeof key, "p%s", pct_name(r->pcts[i], pct));
             get_f(d, s, key, &r->stages[k].pct[i]);
         }
         r->stages[k].n = isnan(r->stages[k].mean) ? 0 : 1; /* how many is not in the file */

@@ -90,7 +90,7 @@ struct bench_share {
 
 struct bench_class_result {
     struct bench_class of;
-    struct bench_share joint; /* in the window */
+    struct bench_share joint; /* in the measured span */
     struct td_stats_interval ci95;
     double request_goodput, ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms;
 };
@@ -139,18 +139,18 @@ struct bench_result {
     double max_output_tokens_per_s;
     uint64_t max_concurrent_requests;
     struct bench_metric metric[BENCH_N_METRICS];
-    struct bench_metric slo_ttft; /* from the scheduled time, of the requests in the window
+    struct bench_metric slo_ttft; /* from the scheduled time, of the requests in the span
                                      that got a token */
 
     struct bench_share joint, ttft, tpot, e2el, tbt;        /* of the requests that arrived in the
-                                                               window */
+                                                               measured span */
     struct td_stats_interval ci95, ci95_wilson, ci95_batch; /* of joint; ci95 is the wider one */
     bool has_batch;
-    /* rates: NAN when the window has no length */
+    /* rates: NAN when the span has no length */
     double steady_t0_s, steady_t1_s, offered_rate, steady_goodput, per_gpu_goodput;
-    bool has_trend, saturated;   /* in the window both the requests in flight and TTFT
+    bool has_trend, saturated;   /* in the span both the requests in flight and TTFT
                                     rose: the rate is more than is served */
-    double token_deadline_share; /* of the tokens due in the window: came by scheduled +
+    double token_deadline_share; /* of the tokens due in the span: came by scheduled +
                                     TTFT + i * TPOT; NAN without both objectives */
     uint64_t n_one_token, n_no_token, n_deflected, wasted_prefill_tokens, n_failovers,
         n_preemptions;

@@ -127,7 +127,7 @@ struct bench_serve_options {
      "concurrency"},                                                                               \
     TD_OPTION_ALIAS("warmup_request_count", "num_warmups"),                                        \
     {"warmup", TD_OPT_F64, "0.1", 0, 1e7, NULL, offsetof(S, M.warmup),                             \
-     "arrivals left out of the window at its start: below 1 a share, else seconds"},               \
+     "arrivals left out of the measured span at its start: below 1 a share, else seconds"},        \
     {"cooldown", TD_OPT_F64, "0", 0, 1e7, NULL, offsetof(S, M.cooldown), "the same at its end"},   \
     {"goodput", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.goodput),                                \
      "objectives in ms: ttft:200 tpot:50 e2el:2000 tbt:100 (tbt: mean of the longest tenth of "    \

@@ -42,31 +42,31 @@ static double *field_of(struct bench_slo *slo, const char *name)
     return NULL;
 }
 
-/* Copies the next word (up to one of `stops`) and moves *at behind it; false at the end. */
-static bool next_word(const char **at, const char *skip, const char *stops, char *word,
-                      size_t word_bytes)
+/* Copies the next item (up to one of `stops`) and moves *at behind it; false at the end. */
+static bool next_item(const char **at, const char *skip, const char *stops, char *item,
+                      size_t item_bytes)
 {
     *at += strspn(*at, skip);
     if (!**at) return false;
     size_t n = strcspn(*at, stops);
-    snprintf(word, word_bytes, "%.*s", (int)n, *at);
+    snprintf(item, item_bytes, "%.*s", (int)n, *at);
     *at += n;
     return true;
 }
 
 td_status bench_slo_parse(const char *text, struct bench_slo *slo, struct td_err *err)
 {
-    char word[128];
-    for (const char *at = text; next_word(&at, " \t,", " \t,", word, sizeof word);) {
-        char *colon = strchr(word, ':');
+    char item[128];
+    for (const char *at = text; next_item(&at, " \t,", " \t,", item, sizeof item);) {
+        char *colon = strchr(item, ':');
         if (!colon)
-            return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no METRIC:MILLISECONDS", word);
+            return td_fail(err, TD_ERR_INVALID, "--goodput: '%s' is no METRIC:MILLISECONDS", item);
         *colon = 0;
-        double *field = field_of(slo, word);
+        double *field = field_of(slo, item);
         if (!field)
             return td_fail(err, TD_ERR_INVALID,
-                           "--goodput: '%s' is no metric; known are ttft, tpot, e2el, tbt", word);
-        td_status s = parse_positive("--goodput", word, colon + 1, field, err);
+                           "--goodput: '%s' is no metric; known are ttft, tpot, e2el, tbt", item);
+        td_status s = parse_positive("--goodput", item, colon + 1, field, err);
         if (s) return s;
     }
     return TD_OK;
@@ -75,18 +75,18 @@ td_status bench_slo_parse(const char *text, struct bench_slo *slo, struct td_err
 static td_status parse_class(const char *name, const char *fields, struct bench_class *c,
                              struct td_err *err)
 {
-    char word[128], option[96];
+    char item[128], option[96];
     snprintf(option, sizeof option, "--slo-class %s", name);
-    for (const char *at = fields; next_word(&at, ",", ",", word, sizeof word);) {
-        char *equals = strchr(word, '=');
-        if (!equals) return td_fail(err, TD_ERR_INVALID, "%s: '%s' is no NAME=VALUE", option, word);
+    for (const char *at = fields; next_item(&at, ",", ",", item, sizeof item);) {
+        char *equals = strchr(item, '=');
+        if (!equals) return td_fail(err, TD_ERR_INVALID, "%s: '%s' is no NAME=VALUE", option, item);
         *equals = 0;
-        double *field = !strcmp(word, "weight") ? &c->weight : field_of(&c->slo, word);
+        double *field = !strcmp(item, "weight") ? &c->weight : field_of(&c->slo, item);
         if (!field)
             return td_fail(err, TD_ERR_INVALID,
                            "%s: '%s' is unknown; known are ttft, tpot, e2el, tbt, weight", option,
-                           word);
-        td_status s = parse_positive(option, word, equals + 1, field, err);
+                           item);
+        td_status s = parse_positive(option, item, equals + 1, field, err);
         if (s) return s;
     }
     return TD_OK;
@@ -97,22 +97,22 @@ td_status bench_slo_classes(const char *text, const struct bench_slo *base,
                             struct td_err *err)
 {
     size_t n = 0;
-    char word[256];
-    for (const char *at = text; next_word(&at, " \t", " \t", word, sizeof word); n++) {
-        char *colon = strchr(word, ':');
+    char item[256];
+    for (const char *at = text; next_item(&at, " \t", " \t", item, sizeof item); n++) {
+        char *colon = strchr(item, ':');
         if (colon) *colon = 0;
-        if (!word[0] || strlen(word) >= BENCH_MAX_NAME)
+        if (!item[0] || strlen(item) >= BENCH_MAX_NAME)
             return td_fail(err, TD_ERR_INVALID, "--slo-class: name '%.80s' must have 1..%d bytes",
-                           word, BENCH_MAX_NAME - 1);
+                           item, BENCH_MAX_NAME - 1);
         if (n == BENCH_MAX_CLASSES)
             return td_fail(err, TD_ERR_INVALID, "--slo-class: more than %d classes",
                            BENCH_MAX_CLASSES);
         for (size_t i = 0; i < n; i++)
-            if (!strcmp(classes[i].name, word))
-                return td_fail(err, TD_ERR_INVALID, "--slo-class: class '%s' is there twice", word);
+            if (!strcmp(classes[i].name, item))
+                return td_fail(err, TD_ERR_INVALID, "--slo-class: class '%s' is there twice", item);
         struct bench_class c = {.slo = *base, .weight = 1};
-        snprintf(c.name, sizeof c.name, "%s", word);
-        td_status s = parse_class(word, colon ? colon + 1 : "", &c, err);
+        snprintf(c.name, sizeof c.name, "%s", item);
+        td_status s = parse_class(item, colon ? colon + 1 : "", &c, err);
         if (s) return s;
         classes[n] = c;
     }

@@ -2,8 +2,8 @@
  *
  * Two time bases, side by side. vLLM's metrics (metric[], request_throughput, request_goodput's
  * duration) count from the moment a request was sent and over the whole run. Everything about
- * objectives counts from the scheduled time, and attainment and steady goodput over the window:
- * the requests that arrived in it, however they ended and whenever. */
+ * objectives counts from the scheduled time, and attainment and steady goodput over the measured
+ * span: the requests that arrived in it, however they ended and whenever. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -216,8 +216,8 @@ static int by_arrival(const void *a, const void *b)
     return (x[0] > y[0]) - (x[0] < y[0]);
 }
 
-/* The window by arrival, the shares within it, and the interval of the joint one. */
-static void window(struct bench_result *r)
+/* The measured span by arrival, the shares within it, and the interval of the joint one. */
+static void measured_span(struct bench_result *r)
 {
     double last = NAN;
     for (size_t i = 0; i < r->n_requests; i++)
@@ -271,7 +271,7 @@ static void window(struct bench_result *r)
     r->per_gpu_goodput = r->gpus ? r->steady_goodput / r->gpus : NAN;
 }
 
-static bool in_window(const struct bench_result *r, const struct bench_request *q)
+static bool in_span(const struct bench_result *r, const struct bench_request *q)
 {
     return offered(q) && arrival_s(r, q) >= r->steady_t0_s && arrival_s(r, q) <= r->steady_t1_s;
 }
@@ -290,7 +290,7 @@ static void trend(struct bench_result *r)
         if (!offered(q)) continue;
         values_add(&starts, arrival_s(r, q));
         values_add(&ends, isnan(q->end_s) ? INFINITY : q->end_s);
-        if (!in_window(r, q) || isnan(q->first_s)) continue;
+        if (!in_span(r, q) || isnan(q->first_s)) continue;
         order[n][0] = arrival_s(r, q);
         order[n++][1] = (q->first_s - arrival_s(r, q)) * 1e3;
     }
@@ -320,7 +320,7 @@ static void token_deadlines(struct bench_result *r)
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
         const struct bench_slo *slo = slo_of(r, q);
-        if (!in_window(r, q) || slo->ttft_ms <= 0 || slo->tpot_ms <= 0) continue;
+        if (!in_span(r, q) || slo->ttft_ms <= 0 || slo->tpot_ms <= 0) continue;
         double at_s = q->first_s, due_s = arrival_s(r, q) + slo->ttft_ms / 1e3;
         for (uint32_t k = 0; k < q->n_messages; k++, due_s += slo->tpot_ms / 1e3) {
             if (k) at_s += q->gaps_s[k - 1];
@@ -341,7 +341,7 @@ static void classes(struct bench_result *r)
         struct values ttft = values_open(r->n_requests), tpot = values_open(r->n_requests);
         for (size_t i = 0; i < r->n_requests; i++) {
             const struct bench_request *q = &r->requests[i];
-            if (q->class_index != c || !in_window(r, q) || !done(q)) continue;
+            if (q->class_index != c || !in_span(r, q) || !done(q)) continue;
             values_add(&ttft, (first_s(q) - arrival_s(r, q)) * 1e3);
             if (q->output_len > 1) values_add(&tpot, tpot_ms(q));
         }
@@ -367,7 +367,7 @@ static void tenants(struct bench_result *r)
     struct values v = values_open(r->n_tenants);
     TD_ASSERT(s);
     for (size_t i = 0; i < r->n_requests; i++)
-        if (in_window(r, &r->requests[i]))
+        if (in_span(r, &r->requests[i]))
             share_add(&s[r->requests[i].tenant], r->requests[i].ok.joint);
     for (uint32_t t = 0; t < r->n_tenants; t++) {
         share_close(&s[t]);
@@ -437,7 +437,7 @@ void bench_result_summarise(struct bench_result *r)
     rates(r);
     metrics(r);
     peaks(r);
-    window(r);
+    measured_span(r);
     trend(r);
     token_deadlines(r);
     classes(r);

@@ -91,8 +91,8 @@ td_status sweep_cluster_start(const struct sweep_cluster_config *config,
         argv[n++] = (char *)(uintptr_t) "--cpus", argv[n++] = (char *)(uintptr_t)config->cpus;
     if (config->log_dir && config->log_dir[0])
         argv[n++] = (char *)(uintptr_t) "--log-dir", argv[n++] = (char *)(uintptr_t)config->log_dir;
-    for (char *rest = more, *word; (word = strsep(&rest, " \t\n"));)
-        if (word[0] && n < MAX_ARGS - 1) argv[n++] = word;
+    for (char *rest = more, *item; (item = strsep(&rest, " \t\n"));)
+        if (item[0] && n < MAX_ARGS - 1) argv[n++] = item;
     argv[n] = NULL;
 
     pid_t parent = getpid(), pid = fork();

@@ -51,7 +51,7 @@ static const struct {
     F(deflected),
     F(saturated),
     F(valid),
-    F(window_s),
+    {"window_s", offsetof(struct sweep_row, span_s)}, /* the column's name in older files too */
     F(duration_s),
     F(offered_rate),
     F(sched_lag_p99_ms),
@@ -290,17 +290,16 @@ static json_t *definitions(void)
 {
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "attainment",
-        "good / offered, of the requests that arrived in the window; rejected, failed and "
+        "good / offered, of the requests that arrived in the measured span; rejected, failed and "
         "unfinished ones are misses",
         "good", "completed within every objective; TTFT counts from the scheduled send time",
         "goodput",
-        "of a row: good arrivals in the window / its length; of a configuration: the highest rate "
+        "of a row: good arrivals in the span / its length; of a configuration: the highest rate "
         "whose attainment is met",
         "per_gpu", "goodput / workers, unless --gpus says otherwise", "ci95",
         "of attainment: the wider of Wilson's interval and that of 20 batch means", "pass",
         "the lower bound of the interval is at least the attainment", "saturated",
-        "TTFT and requests in flight both rose through the window: more came than was served",
-        "ttft",
+        "TTFT and requests in flight both rose through the span: more came than was served", "ttft",
         "first token - scheduled send time, ms, at the client; its quantiles count requests "
         "without one as never",
         "slo_scale",

@@ -46,7 +46,7 @@ static double arrival_of(const struct bench_result *r, const struct bench_reques
     return r->closed_loop ? q->ready_s : q->scheduled_s;
 }
 
-static bool in_window(const struct bench_result *r, const struct bench_request *q)
+static bool in_span(const struct bench_result *r, const struct bench_request *q)
 {
     return q->outcome != BENCH_UNSENT && arrival_of(r, q) >= r->steady_t0_s &&
            arrival_of(r, q) <= r->steady_t1_s;
@@ -86,7 +86,7 @@ static td_status distributions(struct sweep_row *row, const struct bench_result 
     td_status s = ttft && tpot ? TD_OK : td_fail(err, TD_ERR_NOMEM, "out of memory");
     for (size_t i = 0; !s && i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
-        if (!in_window(r, q)) continue;
+        if (!in_span(r, q)) continue;
         n++;
         n_predicted += q->has_ledger && q->predicted_ttft_us > 0;
         if (q->outcome != BENCH_COMPLETED || isnan(q->first_s)) continue;
@@ -106,7 +106,7 @@ static td_status distributions(struct sweep_row *row, const struct bench_result 
     size_t seen = 0, step = n_predicted / SWEEP_MAX_POINTS + 1;
     for (size_t i = 0; !s && i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
-        if (!in_window(r, q) || !q->has_ledger || q->predicted_ttft_us == 0 ||
+        if (!in_span(r, q) || !q->has_ledger || q->predicted_ttft_us == 0 ||
             q->outcome != BENCH_COMPLETED)
             continue;
         double observed = 0;
@@ -194,7 +194,7 @@ td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const str
     row->itl_p99_ms = pct(r, &r->metric[BENCH_ITL], 99);
     row->saturated = r->saturated;
     row->valid = r->valid;
-    row->window_s = r->steady_t1_s - r->steady_t0_s;
+    row->span_s = r->steady_t1_s - r->steady_t0_s;
     row->duration_s = r->duration_s;
     row->sched_lag_p99_ms = r->sched_lag_p99_ms;
     row->predicted_mape = r->predicted_ttft_mape;

@@ -148,10 +148,10 @@ static td_status parse_rates(const char *text, struct state *st, struct td_err *
     char copy[1024];
     td_status s = TD_OK;
     snprintf(copy, sizeof copy, "%s", text);
-    for (char *rest = copy, *word; !s && text[0] && (word = strsep(&rest, ","));) {
+    for (char *rest = copy, *item; !s && text[0] && (item = strsep(&rest, ","));) {
         if (st->n_rates == MAX_RATES)
             return td_fail(err, TD_ERR_INVALID, "--rates has more than %d rates", MAX_RATES);
-        s = parse_number("rates", word, 1e-3, 1e6, &st->rates[st->n_rates], err);
+        s = parse_number("rates", item, 1e-3, 1e6, &st->rates[st->n_rates], err);
         if (!s) st->n_rates++;
     }
     qsort(st->rates, st->n_rates, sizeof *st->rates, ascending);
@@ -164,13 +164,13 @@ static td_status parse_profile(const char *text, struct state *st, struct td_err
     bool kind = false;
     double size = 10;
     snprintf(copy, sizeof copy, "%s", text);
-    for (char *rest = copy, *word; text[0] && (word = strsep(&rest, ","));) {
-        if (!strcmp(word, "kind=sweep") || !strcmp(word, "sweep"))
+    for (char *rest = copy, *item; text[0] && (item = strsep(&rest, ","));) {
+        if (!strcmp(item, "kind=sweep") || !strcmp(item, "sweep"))
             kind = true;
-        else if (strncmp(word, "sweep_size=", 11) != 0)
+        else if (strncmp(item, "sweep_size=", 11) != 0)
             return td_fail(err, TD_ERR_INVALID,
-                           "--profile: \"%.40s\" is unknown; use kind=sweep,sweep_size=N", word);
-        else if (parse_number("profile", word + 11, 3, MAX_RATES, &size, err))
+                           "--profile: \"%.40s\" is unknown; use kind=sweep,sweep_size=N", item);
+        else if (parse_number("profile", item + 11, 3, MAX_RATES, &size, err))
             return err->code;
     }
     if (text[0] && !kind)
@@ -190,11 +190,11 @@ static td_status parse_scales(const char *text, struct sweep *s, struct td_err *
     if (!text[0]) text = "0.4:1.6:0.2";
     snprintf(copy, sizeof copy, "%s", text);
     for (int i = 0; i < 3; i++) {
-        const char *word = strsep(&rest, ":");
-        if (!word)
+        const char *item = strsep(&rest, ":");
+        if (!item)
             return td_fail(err, TD_ERR_INVALID, "--slo-scale is \"%.60s\", must be FIRST:LAST:STEP",
                            text);
-        td_status st = parse_number("slo-scale", word, 1e-3, 1e3, &v[i], err);
+        td_status st = parse_number("slo-scale", item, 1e-3, 1e3, &v[i], err);
         if (st) return st;
     }
     if (rest || v[1] < v[0])

@@ -2,7 +2,7 @@
  * Files: sweep.csv (a row a run), sweep.json (that and what the plots need of single requests).
  *
  * A configuration is one shape of cluster under test ("pd 1:1"); a row one run of one rate and
- * seed against it. Latencies are of the requests that arrived in the window, from their
+ * seed against it. Latencies are of the requests that arrived in the measured span, from their
  * scheduled time. NAN = not known. Zeroed = empty. One thread. */
 #ifndef BENCH_SWEEP_SWEEP_H
 #define BENCH_SWEEP_SWEEP_H
@@ -43,11 +43,11 @@ struct sweep_row {
     double ttft_p50_ms, ttft_p90_ms, ttft_p99_ms, tpot_p50_ms, tpot_p90_ms, tpot_p99_ms, itl_p50_ms,
         itl_p90_ms, itl_p99_ms;
     double saturated, valid; /* 0 or 1 */
-    double window_s, duration_s, sched_lag_p99_ms, load1;
+    double span_s, duration_s, sched_lag_p99_ms, load1;
     double predicted_mape, predicted_coverage;
     double stages_ms[BENCH_N_STAGES]; /* means */
     /* not in the CSV */
-    double *ttft_q, *tpot_q;    /* [SWEEP_N_QUANTILES] of all offered in the window, a request
+    double *ttft_q, *tpot_q;    /* [SWEEP_N_QUANTILES] of all offered in the span, a request
                                    without one counts as never (NAN); owned, NULL = none */
     double *scale_joint;        /* [n_scales] attainment with the objectives times each scale;
                                    owned */

@@ -156,7 +156,7 @@ const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t conf
     return found;
 }
 
-/* --- words ------------------------------------------------------------------------------------ */
+/* --- text ------------------------------------------------------------------------------------- */
 
 static double lost_share(const struct sweep_row *r)
 {
