@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/transfer/transfer.h"
 
@@ -137,20 +138,11 @@ static td_status connect_by(int fd, const struct addrinfo *a, uint64_t deadline_
 td_status doctor_socket(const char *address, int listening, uint64_t deadline_ns, int *ret_fd,
                         struct td_err *err)
 {
-    char host[256];
-    const char *colon = strrchr(address, ':');
-    if (!colon || !colon[1] || (size_t)(colon - address) >= sizeof host)
-        return td_fail(err, TD_ERR_INVALID, "address \"%s\" is not HOST:PORT", address);
-    bool bracket = address[0] == '[' && colon > address && colon[-1] == ']';
-    snprintf(host, sizeof host, "%.*s", (int)(colon - address) - (bracket ? 2 : 0),
-             address + bracket);
-    struct addrinfo hints = {.ai_family = AF_UNSPEC,
-                             .ai_socktype = SOCK_STREAM,
-                             .ai_flags = (listening ? AI_PASSIVE : 0) | AI_NUMERICSERV},
-                    *list = NULL;
-    int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &list), on = 1;
-    if (e) return td_fail(err, TD_ERR_INVALID, "address \"%s\": %s", address, gai_strerror(e));
-    td_status s = TD_ERR_IO;
+    struct addrinfo *list = NULL;
+    int on = 1;
+    td_status s = td_address_resolve("address", address, listening, &list, err);
+    if (s) return s;
+    s = TD_ERR_IO;
     int fd = -1;
     for (const struct addrinfo *a = list; a && s; a = a->ai_next) {
         /* a name may have several addresses: use the first that works */

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
 #include "common/base/hash.h"
@@ -251,21 +252,17 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
 static td_status check_listen(const char *listen, struct td_err *err)
 {
     if (!strncmp(listen, "unix:", 5)) return TD_OK;
-    char host[256];
-    const char *colon = strrchr(listen, ':');
-    if (!colon || (size_t)(colon - listen) >= sizeof host || strtoul(colon + 1, NULL, 10) == 0)
+    struct addrinfo *ai = NULL;
+    td_status s = td_address_resolve("listen", listen, true, &ai, err);
+    if (s) return s;
+    if (strtoul(strrchr(listen, ':') + 1, NULL, 10) == 0) {
+        freeaddrinfo(ai);
         return td_fail(err, TD_ERR_INVALID,
                        "listen is \"%s\", must be host:port with a port above 0: workers and "
                        "clients must know it",
                        listen);
-    bool bracketed = listen[0] == '[' && colon[-1] == ']';
-    snprintf(host, sizeof host, "%.*s", (int)(colon - listen) - (bracketed ? 2 : 0),
-             listen + (bracketed ? 1 : 0));
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
-    int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
-    if (e) return td_fail(err, TD_ERR_INVALID, "listen \"%s\": %s", listen, gai_strerror(e));
+    }
     int one = 1, fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    td_status s = TD_OK;
     if (fd >= 0) {
         /* as for the router's listener, so that old connections in TIME_WAIT do not matter */
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);

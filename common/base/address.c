@@ -1,10 +1,12 @@
-/* address.c - splits and joins "host:port" with inet_pton and string checks; nothing is
- * resolved. */
+/* address.c - splits and joins "host:port" with inet_pton and string checks; only
+ * td_address_resolve asks anybody. */
 #include "common/base/address.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -52,6 +54,30 @@ td_status td_address_join(const char *host, uint16_t port, char *ret_address, si
         return td_fail(err, TD_ERR_INVALID, "address \"%.40s...\" has %d bytes, limit %zu", text, n,
                        address_bytes - 1);
     memcpy(ret_address, text, (size_t)n + 1);
+    return TD_OK;
+}
+
+td_status td_address_resolve(const char *field, const char *address, bool listening,
+                             struct addrinfo **ret_list, struct td_err *err)
+{
+    char host[HOST_MAX];
+    const char *colon = strrchr(address, ':');
+    size_t n = colon ? (size_t)(colon - address) : sizeof host;
+    if (n >= sizeof host)
+        return td_fail(err, TD_ERR_INVALID, "%s is \"%.100s\", must be host:port", field, address);
+    char *end;
+    /* checked here, because getaddrinfo takes 65536 + 80 for 80 */
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    if (colon[1] < '0' || colon[1] > '9' || *end || port > 65535)
+        return td_fail(err, TD_ERR_INVALID, "%s is \"%.100s\": the port must be 0..65535", field,
+                       address);
+    bool bracketed = n > 2 && address[0] == '[' && colon[-1] == ']';
+    snprintf(host, sizeof host, "%.*s", (int)(bracketed ? n - 2 : n), address + bracketed);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_NUMERICSERV | (listening ? AI_PASSIVE : 0)};
+    int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, ret_list);
+    if (e)
+        return td_fail(err, TD_ERR_INVALID, "%s \"%.100s\": %s", field, address, gai_strerror(e));
     return TD_OK;
 }
 

@@ -1,4 +1,4 @@
-/* address.h - addresses as text, "host:port", for addresses that one daemon tells another to dial.
+/* address.h - addresses as text, "host:port", that daemons listen on or tell one another to dial.
  * IPv6 addresses stand in brackets, because otherwise the last group would look like a port. */
 #ifndef TD_BASE_ADDRESS_H
 #define TD_BASE_ADDRESS_H
@@ -19,6 +19,15 @@ td_status td_address_host(const char *text, char *ret_host, size_t host_bytes, s
 /* Writes "name:80", "10.0.0.1:80" or "[::1]:80". host: in any form that td_address_host accepts. */
 td_status td_address_join(const char *host, uint16_t port, char *ret_address, size_t address_bytes,
                           struct td_err *err);
+
+struct addrinfo;
+
+/* The socket addresses of "host:port" or "[::1]:port", for TCP; an empty host is every address of
+ * this machine where listening, and loopback otherwise. field names the address in errors
+ * ("http_listen"). The caller calls freeaddrinfo. TD_ERR_INVALID: it has no port, a port above
+ * 65535, or a host that nobody knows. May ask a name server. */
+td_status td_address_resolve(const char *field, const char *address, bool listening,
+                             struct addrinfo **ret_list, struct td_err *err);
 
 /* True when a listener on "host:port" can be reached from this machine only: 127.0.0.0/8, [::1],
  * localhost, a unix socket. Any other name gives false without being resolved, because what it

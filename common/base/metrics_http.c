@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "common/base/address.h"
 #include "common/base/metrics.h"
 
 enum {
@@ -122,21 +123,9 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
 td_status td_metrics_http_start(const char *address, bool (*healthy)(void *ctx), void *ctx,
                                 struct td_metrics_http **ret_http, struct td_err *err)
 {
-    char host[256];
-    const char *colon = strrchr(address, ':');
-    if (!colon || (size_t)(colon - address) >= sizeof host)
-        return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\", must be host:port", address);
-    snprintf(host, sizeof host, "%.*s", (int)(colon - address), address);
-    char *end;
-    /* check here, because getaddrinfo takes 65536 + 80 for 80 */
-    unsigned long port = strtoul(colon + 1, &end, 10);
-    if (colon[1] < '0' || colon[1] > '9' || *end || port > 65535)
-        return td_fail(err, TD_ERR_INVALID, "metrics_listen is \"%s\": the port must be 0..65535",
-                       address);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
-    int e = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &ai);
-    if (e)
-        return td_fail(err, TD_ERR_INVALID, "metrics_listen \"%s\": %s", address, gai_strerror(e));
+    struct addrinfo *ai = NULL;
+    td_status s = td_address_resolve("metrics_listen", address, true, &ai, err);
+    if (s) return s;
     struct td_metrics_http *h = calloc(1, sizeof *h);
     /* Polling by anything but select, which cannot handle descriptors above 1,023. */
     unsigned flags =

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <netdb.h>
+#include <netinet/in.h>
 #include <string.h>
 
 #include "common/base/address.h"
@@ -110,9 +112,58 @@ static void room_is_counted_to_the_byte(void **state)
     }
 }
 
+static void resolves(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address;
+        bool listening;
+        int family; /* 0: refused */
+        const char *says;
+    } cases[] = {
+        {"127.0.0.1:80", true, AF_INET, NULL},
+        {"127.0.0.1:0", true, AF_INET, NULL},
+        {"[::1]:8080", true, AF_INET6, NULL},
+        {"[::1]:8080", false, AF_INET6, NULL},
+        {"::1:80", true, AF_INET6, NULL}, /* the last colon is the port's */
+        {"127.0.0.1", true, 0, "t is \"127.0.0.1\", must be host:port"},
+        {"", true, 0, "must be host:port"},
+        {"127.0.0.1:", true, 0, "the port must be 0..65535"},
+        {"127.0.0.1:65536", true, 0, "the port must be 0..65535"},
+        {"127.0.0.1:+80", true, 0, "the port must be 0..65535"},
+        {"127.0.0.1: 80", true, 0, "the port must be 0..65535"},
+        {"127.0.0.1:80x", true, 0, "the port must be 0..65535"},
+        {"127.0.0.1:http", true, 0, "the port must be 0..65535"},
+        {"[]:80", true, 0, "t \"[]:80\""},
+        {"[::1:80", true, 0, "t \"[::1:80\""},
+        {"no host:80", true, 0, "t \"no host:80\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct addrinfo *list = NULL;
+        struct td_err err = {0};
+        td_status s = td_address_resolve("t", cases[i].address, cases[i].listening, &list, &err);
+        if (!cases[i].family) {
+            if (s != TD_ERR_INVALID || !strstr(err.msg, cases[i].says))
+                fail_msg("\"%s\" gave %d \"%s\"", cases[i].address, s, err.msg);
+            continue;
+        }
+        if (s || list->ai_family != cases[i].family)
+            fail_msg("\"%s\" gave %d \"%s\"", cases[i].address, s, err.msg);
+        freeaddrinfo(list);
+    }
+    struct addrinfo *any, *own; /* no host: everything to listen on, loopback to dial */
+    assert_int_equal(td_address_resolve("t", ":80", true, &any, NULL), TD_OK);
+    assert_int_equal(td_address_resolve("t", "0.0.0.0:80", true, &own, NULL), TD_OK);
+    if (any->ai_family == AF_INET)
+        assert_memory_equal(any->ai_addr, own->ai_addr, sizeof(struct sockaddr_in));
+    freeaddrinfo(any);
+    freeaddrinfo(own);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(joins), cmocka_unit_test(refuses),
-                                       cmocka_unit_test(room_is_counted_to_the_byte)};
+                                       cmocka_unit_test(room_is_counted_to_the_byte),
+                                       cmocka_unit_test(resolves)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
