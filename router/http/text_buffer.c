@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text/tokenizer_text.h"
+
 static bool reserve(struct text_buffer *b, size_t more)
 {
     if (b->failed) return false;
@@ -48,41 +50,26 @@ void text_addf(struct text_buffer *b, const char *format, ...)
     b->n += (size_t)n;
 }
 
-/* Bytes of the UTF-8 character at p (1..4), or 0. */
-static size_t utf8_length(const uint8_t *p, size_t n)
-{
-    if (p[0] < 0x80) return 1;
-    size_t len = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    if (p[0] < 0xc2 || p[0] > 0xf4 || len > n) return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) ||
-        (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return len;
-}
-
 void text_add_json(struct text_buffer *b, const char *bytes, size_t n)
 {
-    const uint8_t *p = (const uint8_t *)bytes;
     text_add(b, "\"", 1);
     for (size_t i = 0; i < n;) {
-        size_t len = utf8_length(p + i, n - i);
-        if (len == 0) {
+        uint32_t c;
+        int len = td_utf8_next(bytes + i, n - i, &c);
+        if (len <= 0) { /* no character, or one that is cut off by the end */
             text_add(b, "\\ufffd", 6);
-            i++;
+            i += len ? (size_t)-len : n - i;
             continue;
         }
-        uint8_t c = p[i];
         if (c == '"' || c == '\\')
-            text_addf(b, "\\%c", c);
+            text_addf(b, "\\%c", (char)c);
         else if (c == '\n')
             text_add(b, "\\n", 2);
         else if (c < 0x20 || c == 0x7f)
             text_addf(b, "\\u%04x", c);
         else
-            text_add(b, bytes + i, len);
-        i += len;
+            text_add(b, bytes + i, (size_t)len);
+        i += (size_t)len;
     }
     text_add(b, "\"", 1);
 }

@@ -17,7 +17,8 @@ struct text_buffer {
 void text_add(struct text_buffer *b, const char *bytes, size_t n);
 void text_addf(struct text_buffer *b, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* The bytes as a JSON string with its quotes. What is not UTF-8 becomes U+FFFD. */
+/* The bytes as a JSON string with its quotes. What is not UTF-8 becomes U+FFFD, one for each
+ * longest beginning of a character (common/text/tokenizer_text.h). */
 void text_add_json(struct text_buffer *b, const char *bytes, size_t n);
 void text_free(struct text_buffer *b);
 

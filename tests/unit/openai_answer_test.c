@@ -61,6 +61,22 @@ static size_t draw_text(char *to)
     return n;
 }
 
+/* Whether some bytes behind these n make a character of them, which jansson says. */
+static bool begins_a_character(const char *text, size_t n)
+{
+    static const char next[] = {(char)0x80, (char)0x90, (char)0xa0};
+    for (size_t i = 0; i < sizeof next; i++)
+        for (size_t len = n + 1; len <= 4; len++) {
+            char whole[4] = {[1] = (char)0x80, [2] = (char)0x80, [3] = (char)0x80};
+            memcpy(whole, text, n);
+            whole[n] = next[i];
+            json_t *v = json_stringn(whole, len);
+            json_decref(v);
+            if (v) return true;
+        }
+    return false;
+}
+
 static void test_strings_are_json(void **state)
 {
     (void)state;
@@ -92,11 +108,14 @@ static void test_strings_are_json(void **state)
             while (len < left && ((uint8_t)got[len] & 0xc0) == 0x80) len++;
             bool same = len <= 32 - i && !memcmp(got, text + i, len);
             assert_true(same || !memcmp(got, "\xef\xbf\xbd", 3));
-            if (!same) { /* jansson, too, refuses what begins here */
+            size_t taken = 1; /* by one U+FFFD: the longest beginning of a character */
+            if (!same) {      /* jansson, too, refuses what begins here */
                 for (size_t k = 1; k <= 4 && k <= 32 - i; k++)
                     assert_null(json_stringn(text + i, k));
+                while (taken < 3 && taken < 32 - i && begins_a_character(text + i, taken + 1))
+                    taken++;
             }
-            i += same ? len : 1;
+            i += same ? len : taken;
             got += len;
             left -= len;
         }

@@ -1,0 +1,389 @@
+/* call.c - see call.h: a call's life, the client as inference.c sees it, its body, its answer. */
+#include "router/http/call.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+
+enum { MAX_BEHIND_BYTES = 8 << 20 }; /* not yet taken by the client */
+
+/* ---- a call's life --------------------------------------------------------------------------- */
+
+static void call_drop(struct http_call *c)
+{
+    if (atomic_fetch_sub(&c->n_holders, 1) > 1) return;
+    openai_request_free(c->parsed);
+    openai_answer_free(&c->answer);
+    text_free(&c->out);
+    free(c->body);
+    free(c);
+}
+
+/* http->lock is held. */
+static void wake(struct http_call *c)
+{
+    if (!c->is_suspended) return;
+    c->is_suspended = false;
+    MHD_resume_connection(c->mhd);
+}
+
+static void cancel_on_loop(void *arg)
+{
+    struct http_call *c = arg;
+    if (c->request) inference_cancel(c->http->router, c->request);
+    call_drop(c);
+}
+
+/* http->lock is held. The connection is of no use any more: the request need not go on. */
+void http_call_cut(struct http_call *c)
+{
+    if (c->is_cut) return;
+    c->is_cut = c->is_done = c->has_head = true;
+    if (c->connection) shutdown(c->connection->fd, SHUT_RDWR);
+    atomic_fetch_add(&c->n_holders, 1);
+    td_rpc_loop_post(c->http->router->loop, cancel_on_loop, c);
+    wake(c);
+}
+
+/* ---- the client as inference.c sees it: loop thread ------------------------------------------ */
+
+static void http_send(void *call, const ProtobufCMessage *message)
+{
+    struct http_call *c = call;
+    pthread_mutex_lock(&c->http->lock);
+    if (!c->is_gone && !c->is_cut) {
+        openai_answer_add(&c->answer, (const Tandem__V1__GenerateResponse *)message, &c->out);
+        if (c->out.failed || c->out.n - c->n_sent > MAX_BEHIND_BYTES) {
+            http_call_cut(c);
+        } else if (c->is_stream && c->out.n) {
+            c->status = MHD_HTTP_OK;
+            c->has_head = true;
+            wake(c);
+        }
+    }
+    pthread_mutex_unlock(&c->http->lock);
+}
+
+static void fail_call(struct http_call *c, unsigned status, const char *message, const char *param)
+{
+    if (c->is_stream && c->has_head) { /* the head said 200: the error is an event */
+        text_addf(&c->out, "data: ");
+        openai_error(&c->out, status, message, param);
+        text_addf(&c->out, "\n\ndata: [DONE]\n\n");
+        return;
+    }
+    c->is_stream = false;
+    c->out.n = c->n_sent = 0;
+    c->status = status;
+    openai_error(&c->out, status, message, param);
+}
+
+static void http_finish(void *call, enum td_code code, const char *details,
+                        const struct td_rpc_metadata *trailing, size_t n_trailing)
+{
+    struct http_call *c = call;
+    char param[64] = "";
+    pthread_mutex_lock(&c->http->lock);
+    if (code != TD_CODE_OK) {
+        if (code == TD_CODE_INVALID_ARGUMENT && details) openai_error_param(details, param);
+        for (size_t i = 0; i < n_trailing; i++)
+            if (!strcmp(trailing[i].key, "retry-delay-ms"))
+                c->retry_s = (unsigned)(strtoul(trailing[i].value, NULL, 10) + 999) / 1000;
+        if (!c->retry_s && (code == TD_CODE_RESOURCE_EXHAUSTED || code == TD_CODE_UNAVAILABLE))
+            c->retry_s = 1;
+        fail_call(c, openai_http_status(code), details ? details : "", param);
+    } else if (!c->has_head) {
+        c->status = MHD_HTTP_OK;
+    }
+    c->has_head = c->is_done = true;
+    wake(c);
+    pthread_mutex_unlock(&c->http->lock);
+}
+
+static const char *http_metadata(void *call, const char *name)
+{
+    const struct http_call *c = call;
+    return !strcmp(name, "authorization") && c->authorization[0] ? c->authorization : NULL;
+}
+
+static const char *http_peer(void *call) { return ((struct http_call *)call)->peer; }
+
+static uint64_t http_remaining_ms(void *call)
+{
+    (void)call;
+    return UINT64_MAX; /* HTTP has no deadline: a client that has waited enough closes */
+}
+
+static void http_attach(void *call, struct request_state *q)
+{
+    struct http_call *c = call;
+    c->request = q;
+    if (q)
+        atomic_fetch_add(&c->n_holders, 1);
+    else
+        call_drop(c);
+}
+
+const struct router_client_ops http_ops = {.send = http_send,
+                                           .finish = http_finish,
+                                           .metadata = http_metadata,
+                                           .peer = http_peer,
+                                           .remaining_ms = http_remaining_ms,
+                                           .attach = http_attach};
+
+void http_call_finish_json(struct http_call *c, struct text_buffer *json)
+{
+    pthread_mutex_lock(&c->http->lock);
+    text_free(&c->out);
+    c->out = *json;
+    pthread_mutex_unlock(&c->http->lock);
+    *json = (struct text_buffer){0};
+    http_finish(c, TD_CODE_OK, NULL, NULL, 0);
+}
+
+/* ---- the library's thread: answers ----------------------------------------------------------- */
+
+static ssize_t read_out(void *ctx, uint64_t at, char *to, size_t max)
+{
+    struct http_call *c = ctx;
+    (void)at;
+    pthread_mutex_lock(&c->http->lock);
+    ssize_t n = 0;
+    size_t left = c->out.n - c->n_sent;
+    if (c->is_cut) {
+        n = MHD_CONTENT_READER_END_WITH_ERROR;
+    } else if (left > 0) {
+        n = (ssize_t)(left < max ? left : max);
+        memcpy(to, c->out.bytes + c->n_sent, (size_t)n);
+        c->n_sent += (size_t)n;
+        if (c->n_sent == c->out.n) c->n_sent = c->out.n = 0;
+    } else if (c->is_done) {
+        n = MHD_CONTENT_READER_END_OF_STREAM;
+    } else {
+        c->is_suspended = true;
+        MHD_suspend_connection(c->mhd);
+    }
+    pthread_mutex_unlock(&c->http->lock);
+    return n;
+}
+
+static enum MHD_Result queue(struct http_call *c, struct MHD_Response *response, unsigned status,
+                             const char *type)
+{
+    if (!response) return MHD_NO;
+    char retry[16];
+    MHD_add_response_header(response, "Content-Type", type);
+    MHD_add_response_header(response, "x-request-id", c->request_id);
+    if (c->retry_s) {
+        snprintf(retry, sizeof retry, "%u", c->retry_s);
+        MHD_add_response_header(response, "Retry-After", retry);
+    }
+    if (status == MHD_HTTP_UNAUTHORIZED)
+        MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    enum MHD_Result res = MHD_queue_response(c->mhd, status, response);
+    MHD_destroy_response(response);
+    return res;
+}
+
+enum MHD_Result http_call_answer(struct http_call *c, struct text_buffer *text, unsigned status,
+                                 const char *type)
+{
+    if (text->failed) return MHD_NO;
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(text->n, text->bytes, MHD_RESPMEM_MUST_FREE);
+    if (r) *text = (struct text_buffer){0};
+    return queue(c, r, status, type);
+}
+
+enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, const char *why,
+                                       const char *param)
+{
+    struct text_buffer text = {0};
+    openai_error(&text, status, why, param);
+    enum MHD_Result res = http_call_answer(c, &text, status, "application/json");
+    text_free(&text);
+    return res;
+}
+
+/* ---- to the loop, and the answer back -------------------------------------------------------- */
+
+static void answer_on_loop(void *arg)
+{
+    struct http_call *c = arg;
+    pthread_mutex_lock(&c->http->lock);
+    bool is_gone = c->is_gone || c->is_cut;
+    pthread_mutex_unlock(&c->http->lock);
+    if (!is_gone) c->route->on_loop(c);
+    call_drop(c);
+}
+
+enum MHD_Result http_call_give_to_loop(struct http_call *c)
+{
+    struct router_http *h = c->http;
+    struct td_err err = {0};
+    td_status s = c->route->read ? c->route->read(c, &err) : TD_OK;
+    if (s) return http_call_answer_error(c, openai_http_status(td_rpc_code(s)), err.msg, c->param);
+    pthread_mutex_lock(&h->lock);
+    if (h->is_stopping) {
+        pthread_mutex_unlock(&h->lock);
+        return http_call_answer_error(c, MHD_HTTP_SERVICE_UNAVAILABLE, "this router is draining",
+                                      "");
+    }
+    c->is_given = c->is_suspended = true;
+    MHD_suspend_connection(c->mhd);
+    atomic_fetch_add(&c->n_holders, 1);
+    td_rpc_loop_post(h->router->loop, answer_on_loop, c);
+    pthread_mutex_unlock(&h->lock);
+    return MHD_YES;
+}
+
+/* The loop has said how the answer begins. */
+enum MHD_Result http_call_begin_answer(struct http_call *c)
+{
+    pthread_mutex_lock(&c->http->lock);
+    bool is_stream = c->is_stream;
+    unsigned status = c->status;
+    struct text_buffer body = {0};
+    if (!is_stream) {
+        body = c->out;
+        c->out = (struct text_buffer){0};
+    }
+    bool is_cut = c->is_cut;
+    pthread_mutex_unlock(&c->http->lock);
+    enum MHD_Result res = MHD_NO;
+    if (is_cut)
+        ;
+    else if (is_stream)
+        res = queue(
+            c, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10, read_out, c, NULL),
+            status, "text/event-stream; charset=utf-8");
+    else
+        res = http_call_answer(c, &body, status, "application/json");
+    text_free(&body);
+    return res;
+}
+
+/* ---- the library's thread: heads and bodies -------------------------------------------------- */
+
+void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
+{
+    struct router_http *h = c->http;
+    if (c->refused) return; /* read and thrown away, so that the client hears why */
+    size_t want = c->n_body + n;
+    if (want > h->config.max_body_bytes) {
+        c->refused = MHD_HTTP_CONTENT_TOO_LARGE;
+        snprintf(c->refused_why, sizeof c->refused_why, "the body has more than %llu bytes",
+                 (unsigned long long)h->config.max_body_bytes);
+        return;
+    }
+    if (want > c->body_capacity) {
+        size_t capacity = c->body_capacity ? c->body_capacity : 4096;
+        while (capacity < want) capacity *= 2;
+        pthread_mutex_lock(&h->lock);
+        bool fits = h->n_bodies_bytes + capacity - c->body_capacity <= h->config.max_bodies_bytes;
+        if (fits) h->n_bodies_bytes += capacity - c->body_capacity;
+        pthread_mutex_unlock(&h->lock);
+        char *body = fits ? realloc(c->body, capacity) : NULL;
+        if (!body) {
+            c->refused = MHD_HTTP_SERVICE_UNAVAILABLE;
+            c->retry_s = 1;
+            snprintf(c->refused_why, sizeof c->refused_why,
+                     "all bodies together have more than %llu bytes",
+                     (unsigned long long)h->config.max_bodies_bytes);
+            if (fits) {
+                pthread_mutex_lock(&h->lock);
+                h->n_bodies_bytes -= capacity - c->body_capacity;
+                pthread_mutex_unlock(&h->lock);
+            }
+            return;
+        }
+        c->body = body;
+        c->body_capacity = capacity;
+    }
+    memcpy(c->body + c->n_body, bytes, n);
+    c->n_body = want;
+}
+
+static void name_peer(struct http_call *c)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char host[64] = "?", port[8] = "?";
+    if (info && info->client_addr)
+        getnameinfo(info->client_addr,
+                    info->client_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                             : sizeof(struct sockaddr_in),
+                    host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+    snprintf(c->peer, sizeof c->peer, "http:%s:%s", host, port);
+}
+
+/* Letters, digits and marks alone: the id goes into headers and the log as it is. */
+static bool is_plain(const char *s)
+{
+    for (; *s; s++)
+        if (*s <= ' ' || *s > '~' || *s == '"' || *s == '\\') return false;
+    return true;
+}
+
+struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
+                                  const char *url, const char *method)
+{
+    struct http_call *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->http = h;
+    c->mhd = mhd;
+    atomic_store(&c->n_holders, 1);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    c->connection = info ? info->socket_context : NULL;
+    name_peer(c);
+    const char *id = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id");
+    if (id && strlen(id) < sizeof c->request_id && is_plain(id))
+        snprintf(c->request_id, sizeof c->request_id, "%s", id);
+    else
+        snprintf(c->request_id, sizeof c->request_id, "%016llx",
+                 (unsigned long long)td_random_u64());
+    const char *key = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "authorization");
+    if (key && strlen(key) < sizeof c->authorization)
+        snprintf(c->authorization, sizeof c->authorization, "%s", key);
+    c->route = http_route_find(url, method, &c->refused);
+    if (!c->route)
+        snprintf(c->refused_why, sizeof c->refused_why, "%.20s %.100s is not served here", method,
+                 url);
+    pthread_mutex_lock(&h->lock);
+    c->next = &h->calls;
+    c->prev = h->calls.prev;
+    c->prev->next = c->next->prev = c;
+    pthread_mutex_unlock(&h->lock);
+    return c;
+}
+
+void http_call_end(struct http_call *c)
+{
+    struct router_http *h = c->http;
+    if (!c) return;
+    pthread_mutex_lock(&h->lock);
+    c->prev->next = c->next;
+    c->next->prev = c->prev;
+    h->n_bodies_bytes -= c->body_capacity;
+    c->is_gone = true;
+    c->is_suspended = false;
+    if (c->connection) {
+        c->connection->is_busy = false;
+        c->connection->since_ns = td_now_ns();
+    }
+    c->connection = NULL;
+    bool tell = c->is_given && !c->is_cut && !h->is_stopping;
+    pthread_mutex_unlock(&h->lock);
+    if (tell) { /* a request that has ended is detached by then, and nothing happens */
+        atomic_fetch_add(&c->n_holders, 1);
+        td_rpc_loop_post(h->router->loop, cancel_on_loop, c);
+    }
+    call_drop(c);
+}

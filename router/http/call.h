@@ -1,0 +1,110 @@
+/* call.h - inside the HTTP door: a call, the table of routes, and what the door's files share.
+ *
+ * A call has two holders, the library's connection and the loop; each drops its reference when it
+ * will not look again, the last frees. What both touch is under the door's `lock`: out, n_sent,
+ * is_suspended, has_head, is_done, is_gone, is_cut. `request` is the loop thread's alone.
+ *
+ *   READING --body complete--> WAITING (suspended) --head known--> SENDING --all sent--> over
+ *      any state --connection closed--> is_gone: the loop cancels the request
+ *
+ * Files: http.c connections, daemon and its callbacks; call.c a call's life, its body and its
+ * answer; routes.c what each path does. */
+#ifndef TD_ROUTER_HTTP_CALL_H
+#define TD_ROUTER_HTTP_CALL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "router/http/http.h"
+#include "router/http/openai_answer.h"
+#include "router/router.h"
+
+struct http_call;
+
+/* What a path does. Either answer_here answers at once, on the library's thread, or read takes the
+ * body there (NULL: there is none) and on_loop answers on the router's loop thread, by http_ops of
+ * the call. */
+struct http_route {
+    const char *path, *method;
+    enum MHD_Result (*answer_here)(struct http_call *c);
+    td_status (*read)(struct http_call *c, struct td_err *err); /* err, c->param: why not */
+    void (*on_loop)(struct http_call *c);
+};
+
+struct connection {
+    struct connection *next, *prev;
+    int fd;
+    uint64_t since_ns; /* it began, or its last answer ended */
+    bool is_busy;      /* its request is complete */
+};
+
+struct http_call {
+    struct router_http *http;
+    struct MHD_Connection *mhd;
+    struct connection *connection; /* NULL: there was no memory for one */
+    struct http_call *next, *prev; /* of http->calls */
+    atomic_int n_holders;
+    char peer[96], request_id[160], authorization[512];
+
+    const struct http_route *route; /* library's thread, until it is given to the loop */
+    bool is_given;
+    char *body;
+    size_t n_body, body_capacity;
+    unsigned refused; /* HTTP status, before the body is complete; 0 = not */
+    char refused_why[256], param[64];
+    struct openai_request *parsed;
+
+    struct request_state *request; /* loop thread */
+    struct openai_answer answer;
+
+    struct text_buffer out; /* under http->lock */
+    size_t n_sent;
+    unsigned status, retry_s;
+    bool is_stream, is_suspended, has_head, is_done, is_gone, is_cut;
+};
+
+struct router_http {
+    struct router *router;
+    struct router_http_config config;
+    struct MHD_Daemon *daemon;
+    char *cert, *key;
+    pthread_mutex_t lock;
+    struct connection connections; /* ring heads */
+    struct http_call calls;
+    size_t n_bodies_bytes;
+    bool is_stopping;
+};
+
+/* ---- routes.c -------------------------------------------------------------------------------- */
+
+/* The route of a path and method, or NULL and *ret_status: 404, or 405 for a wrong method. */
+const struct http_route *http_route_find(const char *path, const char *method,
+                                         unsigned *ret_status);
+
+/* ---- call.c ---------------------------------------------------------------------------------- */
+
+/* A request's head is there. NULL: no memory. [library's thread] */
+struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
+                                  const char *url, const char *method);
+void http_call_take_body(struct http_call *c, const char *bytes, size_t n);
+/* The body is complete: to the loop with it. The connection sleeps until the answer begins. */
+enum MHD_Result http_call_give_to_loop(struct http_call *c);
+/* The loop has said how the answer begins. */
+enum MHD_Result http_call_begin_answer(struct http_call *c);
+/* The answer is sent, or the connection is gone. */
+void http_call_end(struct http_call *c);
+/* The connection is of no use any more: the request need not go on. http->lock is held. */
+void http_call_cut(struct http_call *c);
+/* Answers at once. Takes the text's bytes. */
+enum MHD_Result http_call_answer(struct http_call *c, struct text_buffer *text, unsigned status,
+                                 const char *type);
+enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, const char *why,
+                                       const char *param);
+
+/* The call as inference.c sees its client. [loop thread] */
+extern const struct router_client_ops http_ops;
+/* Ends the call with this body, whose bytes it takes, and status 200. [loop thread] */
+void http_call_finish_json(struct http_call *c, struct text_buffer *json);
+
+#endif

@@ -1,0 +1,174 @@
+/* routes.c - what each path of the HTTP door does. The table is at the end. */
+#include "router/http/call.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/base/clock.h"
+#include "common/base/metrics.h"
+
+static struct router_client client_of(struct http_call *c)
+{
+    return (struct router_client){&http_ops, c};
+}
+
+/* ---- requests for text ----------------------------------------------------------------------- */
+
+static td_status read_objectives(struct http_call *c, struct td_err *err)
+{
+    static const struct {
+        const char *name;
+        bool is_ttft;
+    } objectives[] = {{"x-slo-ttft-ms", true}, {"x-slo-tpot-ms", false}};
+    for (size_t i = 0; i < 2; i++) {
+        const char *v = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, objectives[i].name);
+        td_status s =
+            v ? openai_request_objective(c->parsed, objectives[i].is_ttft, v, err) : TD_OK;
+        if (s) return s;
+    }
+    return TD_OK;
+}
+
+static td_status parse(struct http_call *c, enum openai_kind kind, struct td_err *err)
+{
+    return openai_request_parse(c->body ? c->body : "", c->n_body, kind, &c->parsed, c->param, err);
+}
+
+static td_status read_generate(struct http_call *c, enum openai_kind kind, struct td_err *err)
+{
+    td_status s = parse(c, kind, err);
+    if (!s) s = read_objectives(c, err);
+    if (!s) c->is_stream = openai_request_options(c->parsed)->stream;
+    return s;
+}
+
+static td_status read_completion(struct http_call *c, struct td_err *err)
+{
+    return read_generate(c, OPENAI_COMPLETION, err);
+}
+
+static td_status read_chat(struct http_call *c, struct td_err *err)
+{
+    return read_generate(c, OPENAI_CHAT, err);
+}
+
+static void generate(struct http_call *c)
+{
+    struct router *r = c->http->router;
+    Tandem__V1__GenerateRequest *in = openai_request_message(c->parsed);
+    struct openai_answer *a = &c->answer;
+    a->options = *openai_request_options(c->parsed);
+    a->tokenizer = r->tokenizer;
+    a->created_s = (int64_t)time(NULL);
+    snprintf(a->model, sizeof a->model, "%s", r->model_name);
+    snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
+    if (!in->request_id[0]) in->request_id = c->request_id;
+    inference_generate(r, client_of(c), in);
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+static td_status read_tokenize(struct http_call *c, struct td_err *err)
+{
+    return parse(c, OPENAI_EITHER, err);
+}
+
+static void tokenize(struct http_call *c)
+{
+    struct router *r = c->http->router;
+    Tandem__V1__GenerateRequest *in = openai_request_message(c->parsed);
+    Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    if (!inference_may_call(r, client_of(c))) return;
+    ask.model = in->model;
+    ask.no_special_tokens = in->no_special_tokens;
+    if (in->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT) {
+        ask.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT;
+        ask.chat = in->chat;
+    } else if (in->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT) {
+        ask.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT;
+        ask.prompt = in->prompt;
+    }
+    struct td_token_list list = {0};
+    struct td_err err = {0};
+    struct text_buffer text = {0};
+    td_status s = inference_tokenize(r, &ask, &list, &err);
+    if (s) {
+        http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
+    } else {
+        text_addf(&text, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", list.n,
+                  router_max_len(r));
+        for (size_t i = 0; i < list.n; i++) text_addf(&text, i ? ",%d" : "%d", list.ids[i]);
+        text_addf(&text, "]}");
+        http_call_finish_json(c, &text);
+    }
+    td_token_list_free(&list);
+}
+
+/* ---- what is served, and how it is ----------------------------------------------------------- */
+
+static void list_models(struct http_call *c)
+{
+    struct router *r = c->http->router;
+    struct text_buffer text = {0};
+    if (!inference_may_call(r, client_of(c))) return;
+    text_addf(&text, "{\"object\":\"list\",\"data\":[{\"id\":");
+    text_add_json(&text, r->model_name, strlen(r->model_name));
+    text_addf(&text,
+              ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\",\"root\":null,"
+              "\"parent\":null,\"max_model_len\":%u}]}",
+              (long long)(time(NULL) - (time_t)((td_now_ns() - r->started_ns) / TD_NS_PER_S)),
+              router_max_len(r));
+    http_call_finish_json(c, &text);
+}
+
+static enum MHD_Result tell_health(struct http_call *c)
+{
+    const struct router_http_config *g = &c->http->config;
+    struct text_buffer text = {0};
+    if (!g->healthy(g->ctx))
+        return http_call_answer_error(c, MHD_HTTP_SERVICE_UNAVAILABLE,
+                                      "the gRPC port does not answer", "");
+    text_addf(&text, "{\"status\":\"ok\"}");
+    return http_call_answer(c, &text, MHD_HTTP_OK, "application/json");
+}
+
+static enum MHD_Result tell_version(struct http_call *c)
+{
+    struct text_buffer text = {0};
+    text_addf(&text, "{\"version\":\"" TD_VERSION "\"}");
+    return http_call_answer(c, &text, MHD_HTTP_OK, "application/json");
+}
+
+static enum MHD_Result tell_metrics(struct http_call *c)
+{
+    struct text_buffer text = {0};
+    text.bytes = td_metrics_render(&text.n);
+    if (!text.bytes) return MHD_NO;
+    return http_call_answer(c, &text, MHD_HTTP_OK, "text/plain; version=0.0.4");
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static const struct http_route routes[] = {
+    {"/v1/completions", "POST", .read = read_completion, .on_loop = generate},
+    {"/v1/chat/completions", "POST", .read = read_chat, .on_loop = generate},
+    {"/v1/models", "GET", .on_loop = list_models},
+    {"/tokenize", "POST", .read = read_tokenize, .on_loop = tokenize},
+    {"/health", "GET", .answer_here = tell_health},
+    {"/ping", "GET", .answer_here = tell_health},
+    {"/version", "GET", .answer_here = tell_version},
+    {"/metrics", "GET", .answer_here = tell_metrics},
+};
+
+const struct http_route *http_route_find(const char *path, const char *method, unsigned *ret_status)
+{
+    unsigned status = MHD_HTTP_NOT_FOUND;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(path, routes[i].path)) continue;
+        if (!strcmp(method, routes[i].method)) return &routes[i];
+        status = MHD_HTTP_METHOD_NOT_ALLOWED;
+    }
+    *ret_status = status;
+    return NULL;
+}
