@@ -305,7 +305,7 @@ static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
         if (x->n_conns >= XFER_MAX_CONNS / 2) return; /* peers before lanes */
         struct td_xfer_conn *c = dial_again(x, first, &connected);
         if (!c) return;
-        c->link = first->id;
+        c->conn_id = first->id;
         c->lane = lane;
         c->tag = first->tag;
         dial_go(x, c, connected);
@@ -333,7 +333,7 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
 {
     const struct td_transfer_backend *b = c->backend;
     x->op_aux[id].waits_for = 0;
-    x->op_aux[id].link = c->id;
+    x->op_aux[id].conn_id = c->id;
     td_xfer_core_op_attach(&x->core, id, c->id, b->path, b->conn.may_pull && b->conn.may_pull(c));
     if (b->conn.attached) b->conn.attached(x, c, id);
     c->tx.ready = true;
@@ -582,7 +582,7 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c,
         if (!x->live[i]->initiator && x->live[i]->lane == 0 && x->live[i]->tag == c->rx.frame.conn)
             first = x->live[i];
     for (uint32_t i = 0; i < x->n_conns && first; i++)
-        if (x->live[i]->link == first->id && x->live[i]->lane == c->rx.frame.op) taken = true;
+        if (x->live[i]->conn_id == first->id && x->live[i]->lane == c->rx.frame.op) taken = true;
     if (!first && !taken) { /* it was cut meanwhile */
         xfer_path_refused(x, c, "its connection is gone");
         xfer_conn_close(x, c, TD_ERR_PEER, "its connection is gone", false);
@@ -596,7 +596,7 @@ static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c,
     memcpy(c->peer.instance, first->peer.instance, sizeof c->peer.instance);
     c->peer.incarnation = hello->incarnation;
     c->lane = c->rx.frame.op;
-    c->link = first->id;
+    c->conn_id = first->id;
     c->tag = first->tag;
     has_proven(x, c);
     xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
@@ -749,7 +749,7 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
                hello.block_bytes != x->pool.block_bytes || hello.nonce == 0) {
         xfer_conn_close(x, c, TD_ERR_UNSUPPORTED, "its layout is not ours", false);
     } else if (c->lane) {
-        const struct td_xfer_conn *first = xfer_conn_by_id(x, c->link);
+        const struct td_xfer_conn *first = xfer_conn_by_id(x, c->conn_id);
         if (first && first->state == XFER_CONN_READY)
             xfer_path_ready(x, c);
         else

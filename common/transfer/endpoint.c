@@ -148,7 +148,7 @@ struct td_xfer_conn *xfer_conn_new(struct td_xfer *x, int fd, const struct td_tr
     memset(c, 0, sizeof *c);
     c->own = x->own + (size_t)(c - x->conns) * x->own_bytes;
     memset(c->own, 0, x->own_bytes);
-    c->id = c->link = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
+    c->id = c->conn_id = ++x->n_conn_serials << 16 | (uint64_t)(c - x->conns);
     c->fd = fd;
     c->initiator = initiator;
     xfer_conn_be(c, b);
@@ -208,7 +208,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
                      const char *reason, bool retry)
 {
     if (c->state == XFER_CONN_FREE) return;
-    uint64_t id = c->link;
+    uint64_t id = c->conn_id;
     char text[TD_XFER_REASON_MAX];
     bool is_cut = c->is_cut;
     if (c->lane) { /* the connection goes as a whole, but for a lane that never came to be one */
@@ -236,7 +236,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     if (was_ready) x->conns_by_path[b->path]--;
     conn_free(x, c);
     for (uint32_t i = x->n_conns; i-- > 0;)
-        if (x->live[i]->link == id) conn_free(x, x->live[i]);
+        if (x->live[i]->conn_id == id) conn_free(x, x->live[i]);
     if (was_ready)
         td_xfer_core_conn_lost(&x->core, xfer_now(x), id, status, text,
                                !retry   ? TD_XFER_LOST
@@ -336,7 +336,7 @@ static void on_open(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     td_status status =
-        td_xfer_core_rx_open(&x->core, c->link, b->path, &c->rx.frame, c->rx.payload);
+        td_xfer_core_rx_open(&x->core, c->conn_id, b->path, &c->rx.frame, c->rx.payload);
     if (status == TD_ERR_PEER) {
         x->told.n_refused_peers += c->proven;
         xfer_conn_refuse(x, c, "open with a wrong key");
@@ -356,7 +356,7 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
     memcpy(&first, c->rx.payload, 4);
     memcpy(ids, c->rx.payload + 4, (size_t)n * 4);
     int32_t n_source = c->backend->conn.n_source_blocks(x, c);
-    if (td_xfer_core_rx_ref(&x->core, c->link, &c->rx.frame, first, ids, n, n_source) ==
+    if (td_xfer_core_rx_ref(&x->core, c->conn_id, &c->rx.frame, first, ids, n, n_source) ==
         TD_ERR_CORRUPT)
         xfer_conn_refuse(x, c, "ref names blocks that are not in the grant, or twice");
     else
@@ -391,17 +391,17 @@ static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
 static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t now = xfer_now(x);
-    struct td_xfer_conn *first = xfer_conn_by_id(x, c->link); /* which has heard the clock */
+    struct td_xfer_conn *first = xfer_conn_by_id(x, c->conn_id); /* which has heard the clock */
     TD_ASSERT(first);
     clock_seen(first, now, c->rx.frame.last_us);
     return td_xfer_core_rx_final(&x->core, now,
-                                 (uint32_t)(now / TD_NS_PER_US) - first->clock.behind_us, c->link,
-                                 &c->rx.frame, c->rx.payload);
+                                 (uint32_t)(now / TD_NS_PER_US) - first->clock.behind_us,
+                                 c->conn_id, &c->rx.frame, c->rx.payload);
 }
 
 void xfer_conn_begin_data(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    td_status status = td_xfer_core_rx_data(&x->core, c->link, &c->rx.frame);
+    td_status status = td_xfer_core_rx_data(&x->core, c->conn_id, &c->rx.frame);
     c->last_use_ns = c->last_rx_ns;
     if (status == TD_ERR_CORRUPT)
         xfer_conn_refuse(x, c, "data outside the grant, or twice");
@@ -435,15 +435,15 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         break;
     case TD_XFER_ABORT:
         xfer_conn_take_reason(reason, c);
-        td_xfer_core_rx_abort(&x->core, c->link, f, reason);
+        td_xfer_core_rx_abort(&x->core, c->conn_id, f, reason);
         break;
     case TD_XFER_DONE:
-        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->link, f) == TD_ERR_CORRUPT)
+        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->conn_id, f) == TD_ERR_CORRUPT)
             xfer_conn_refuse(x, c, "done before final");
         break;
     case TD_XFER_FAIL:
         xfer_conn_take_reason(reason, c);
-        td_xfer_core_rx_fail(&x->core, xfer_now(x), c->link, f, reason);
+        td_xfer_core_rx_fail(&x->core, xfer_now(x), c->conn_id, f, reason);
         break;
     case TD_XFER_PING:
         break;
@@ -459,7 +459,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
     case TD_XFER_DIGEST: {
         struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
         memcpy(digests, c->rx.payload, f->length);
-        if (td_xfer_core_rx_digest(&x->core, c->link, f, digests,
+        if (td_xfer_core_rx_digest(&x->core, c->conn_id, f, digests,
                                    (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
             xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
         break;
@@ -549,7 +549,7 @@ static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *wh
     uint64_t id = c->id;
     char reason[TD_XFER_REASON_MAX];
     struct td_xfer_conn *first =
-        c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->link) : NULL;
+        c->lane && c->state == XFER_CONN_READY ? xfer_conn_by_id(x, c->conn_id) : NULL;
     xfer_say(reason, "%s", why);
     if (first && first->state == XFER_CONN_READY) conn_read(x, first);
     if (!xfer_conn_by_id(x, id)) return;
@@ -641,10 +641,10 @@ static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 /* --- sending ---------------------------------------------------------------------------------- */
 
 /* Every socket of a connection looks for work in the next turn. */
-static void wake_link(struct td_xfer *x, uint64_t link)
+static void wake_conn(struct td_xfer *x, uint64_t id)
 {
     for (uint32_t i = 0; i < x->n_conns; i++)
-        if (x->live[i]->link == link && !x->live[i]->tx.want_out) x->live[i]->tx.ready = true;
+        if (x->live[i]->conn_id == id && !x->live[i]->tx.want_out) x->live[i]->tx.ready = true;
 }
 
 /* The CRC32C of a block of the pool, wherever it lies. The lock is not held. False: it could not
@@ -662,7 +662,7 @@ static bool pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_digest_work w;
-    if (!td_xfer_core_digest_next(&x->core, c->link, XFER_TURN_BYTES, &w)) return false;
+    if (!td_xfer_core_digest_next(&x->core, c->conn_id, XFER_TURN_BYTES, &w)) return false;
     pthread_mutex_unlock(&x->lock);
     bool read = true;
     for (int32_t i = 0; i < w.n && read; i++) read = pool_crc(x, w.src[i], &w.digest[i].crc);
@@ -748,7 +748,7 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
             if (!xfer_conn_by_id(x, id)) return false;
             continue;
         }
-        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->link, c->lane, &c->tx.turns,
+        if (!(c->initiator ? td_xfer_core_tx_next(&x->core, c->conn_id, c->lane, &c->tx.turns,
                                                   XFER_MAX_IOV, &tx)
                            : b->answer && b->answer(x, c, &tx))) {
             if (c->initiator && b->go && b->go(x, c)) return true;
@@ -800,7 +800,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
             k = b->send(x, c);
             /* FINAL may have waited for this frame */
             if (!c->tx.header_left && !c->tx.left && c->lane && x->core.digest_every)
-                wake_link(x, c->link);
+                wake_conn(x, c->conn_id);
         } else if (c->tx.used) {
             k = xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
             if (k > 0) xfer_conn_sent(c, (size_t)k);
@@ -1013,7 +1013,7 @@ static bool turn_timers(struct td_xfer *x, uint64_t now, uint64_t *ret_due_ns)
     for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
         const struct td_backend_turn *t = &(*b)->turn;
         uint64_t due = t->due ? t->due(x) : TD_NEVER_NS;
-        /* it waits for the links of what was there before, or is being tried */
+        /* it waits for the queue pairs of what was there before, or is being tried */
         if (due <= now) due = now + x->peer_timeout_ns / 16;
         if (due < *ret_due_ns) *ret_due_ns = due;
     }
@@ -1404,7 +1404,7 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     bool ring = !status;
     if (!status) {
         struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
-        wake_link(x, x->core.ops[op].conn);
+        wake_conn(x, x->core.ops[op].conn);
         if (c && send_now(x, c)) ring = false;
     }
     unlock_and_wake(x);
@@ -1415,7 +1415,7 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
 /* The caller computes on: the thread sends what was submitted. */
 static td_status submitted(struct td_xfer *x, uint32_t op, td_status status)
 {
-    if (!status) wake_link(x, x->core.ops[op].conn);
+    if (!status) wake_conn(x, x->core.ops[op].conn);
     unlock_and_wake(x);
     if (!status) xfer_ring(x);
     return status;

@@ -112,7 +112,7 @@ struct td_xfer_conn {
     const struct td_transfer_backend *backend; /* acceptor, before HELLO: the listener's */
     void *own;                                 /* the backend's struct for this connection */
     uint64_t id;                               /* serial << 16 | index; never used twice */
-    uint64_t link;          /* lane 0: id; else lane 0's id. The core knows links only */
+    uint64_t conn_id;       /* lane 0: id; else lane 0's id. The core knows no lanes */
     uint32_t lane, live_at; /* live_at: place in x->live */
     int fd;
     struct td_xfer_tls_conn *tls; /* over fd; NULL: in the clear. Progress thread only */
@@ -199,9 +199,9 @@ struct xfer_told {
 /* What the core's op does not know: [max_ops]. */
 struct xfer_op_aux {
     uint64_t waits_for; /* the connection that it waits for; 0: none */
-    uint64_t link;      /* where it was attached last */
+    uint64_t conn_id;   /* where it was attached last */
     uint32_t tried;     /* paths (bits) that were tried in vain */
-    uint32_t words;     /* rdma: queue pairs (bits) of link that owe a final word */
+    uint32_t words;     /* rdma: queue pairs (bits) of conn_id that owe a final word */
     uint32_t n_setups;
 };
 

@@ -253,7 +253,7 @@ struct td_xfer_op {
 
 /* Whose turn it is among ops or slots that have something to move. Every other turn is that of
  * the smallest ordering key, the turns between go round: so an urgent request gets at least half
- * of the link, and any of n others has waited for at most 2n turns, whatever its size or the
+ * of the connection, and any of n others has waited for at most 2n turns, whatever its size or the
  * others' keys. With equal keys all turns go round. Zero it at first. */
 struct td_xfer_turns {
     uint32_t next; /* where the round is */

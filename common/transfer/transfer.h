@@ -182,7 +182,7 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
                            uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
                            int32_t *ret_n_blocks, struct td_err *err);
 /* The ordering key of the request that a live op or slot is for: smaller goes first, 0 (as they
- * begin) before all others. Every other turn of the link is the smallest key's, the turns
+ * begin) before all others. Every other turn of the connection is the smallest key's, the turns
  * between go round, so nobody starves and a small transfer never waits for a large one to end. */
 void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority);
 void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority);

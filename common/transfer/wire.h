@@ -188,8 +188,8 @@ struct td_xfer_run { /* pool blocks [block, block + n) */
 };
 _Static_assert(sizeof(struct td_xfer_run) * TD_XFER_RUNS_MAX <= TD_XFER_PAYLOAD_MAX,
                "wire: targets");
-/* What one run takes in TARGETS of a link with n_keys queue pairs whose receiver has windows (0:
- * it has none): the run, then its key for each of them. */
+/* What one run takes in TARGETS of a connection with n_keys queue pairs whose receiver has windows:
+ * the run, then its key for each of them. 0: the receiver has none. */
 #define TD_XFER_RUN_BYTES(n_keys) (sizeof(struct td_xfer_run) + 4 * (size_t)(n_keys))
 
 struct td_xfer_digest {

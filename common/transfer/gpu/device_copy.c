@@ -352,13 +352,13 @@ void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n)
     struct arrived *last = d->rx.n ? &d->rx.at[d->rx.n - 1] : NULL;
     uint64_t offset = f->offset + c->rx.n_payload;
     if (!n) return;
-    if (last && last->link == c->link && last->frame.handle == f->handle &&
+    if (last && last->conn_id == c->conn_id && last->frame.handle == f->handle &&
         last->frame.slot == f->slot && last->offset + last->n_bytes == offset) {
         last->n_bytes += (uint32_t)n;
     } else {
         TD_ASSERT(d->rx.n < FLIGHT_PIECES);
         d->rx.at[d->rx.n++] = (struct arrived){.frame = *f,
-                                               .link = c->link,
+                                               .conn_id = c->conn_id,
                                                .offset = offset,
                                                .place = d->rx.n_bytes,
                                                .n_bytes = (uint32_t)n};
@@ -374,7 +374,7 @@ static void staged_landed(struct td_xfer *x)
     for (uint32_t i = 0; i < d->rx.n; i++) {
         const struct arrived *a = &d->rx.at[i];
         /* revoked, or another attempt's, since it came */
-        if (!td_xfer_core_dma_begin(&x->core, a->link, &a->frame)) continue;
+        if (!td_xfer_core_dma_begin(&x->core, a->conn_id, &a->frame)) continue;
         const struct td_xfer_slot *s = &x->core.slots[a->frame.slot];
         uint8_t *from = buffer_bytes(d, d->rx.buffer) + a->place;
         for (uint64_t at = a->offset, end = a->offset + a->n_bytes; at < end;) {
@@ -386,8 +386,10 @@ static void staged_landed(struct td_xfer *x)
             from += n;
             at += n;
         }
-        f->piece[f->n++] = (struct piece){
-            .id = a->frame.slot, .conn = a->link, .handle = a->frame.handle, .n_bytes = a->n_bytes};
+        f->piece[f->n++] = (struct piece){.id = a->frame.slot,
+                                          .conn = a->conn_id,
+                                          .handle = a->frame.handle,
+                                          .n_bytes = a->n_bytes};
     }
     d->rx.buffer = NO_BUFFER;
     d->rx.n = d->rx.n_bytes = 0;

@@ -40,7 +40,7 @@ struct flight { /* one batch of copies that was issued and is not known to be
 
 struct arrived { /* tcp, receiver: payload in the buffer that is being filled */
     struct td_xfer_frame frame;
-    uint64_t link, offset; /* offset: in the grant */
+    uint64_t conn_id, offset; /* offset: in the grant */
     uint32_t place, n_bytes;
 };
 

@@ -108,7 +108,7 @@ static void ring_close(struct td_xfer *x, struct td_xfer_conn *c)
     xfer_staged_end(x, c);
     for (uint32_t i = 0; c->staged->n_lent && i < x->core.max_ops; i++)
         /* before the buffers are anybody else's */
-        if (x->core.ops[i].conn == c->link) xfer_shm_op_handle(x, i, 0);
+        if (x->core.ops[i].conn == c->conn_id) xfer_shm_op_handle(x, i, 0);
     for (uint32_t b = 0; c->staged->n_lent && b < STAGE_BUFFERS; b++)
         if (d->lent[b].conn == c->id) buffer_back(d, c, b);
     xfer_shm_conn_close(x, c);
@@ -156,8 +156,8 @@ static ssize_t ring_receive(struct td_xfer *x, struct td_xfer_conn *c)
     const struct xfer_ring_conn *r = c->own;
     const struct td_xfer_frame *f = &c->rx.frame;
     size_t left = f->length - c->rx.n_payload, n_bytes = left;
-    bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
-                                          : td_xfer_core_place_begin(&x->core, c->link, f));
+    bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->conn_id, f)
+                                          : td_xfer_core_place_begin(&x->core, c->conn_id, f));
     if (fits) {
         /* OPEN has seen that there is a word of it */
         uint32_t slot = f->slot, op = x->core.slots[slot].op;

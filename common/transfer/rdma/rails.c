@@ -1,9 +1,9 @@
-/* rails.c - the devices that rdma links are made of: which there are, what is taken of them, the
- * pool on each, and how one comes back.
+/* rails.c - the devices that rdma queue pairs are made of: which there are, what is taken of them,
+ * the pool on each, and how one comes back.
  *
  * A port that becomes active is used again; a device that died, or had no active port at the
  * start, is opened and registered anew by a thread beside this one (a pool takes seconds), first
- * after 1 s, then after twice as long, up to 30 s. The initiator of a link that lacks a rail
+ * after 1 s, then after twice as long, up to 30 s. The initiator of a set that lacks a rail
  * which both sides have dials a second connection with all that are up, at once when one came
  * back here, else at the same intervals, because the peer's may have; when more rails than the
  * old one's have been probed, ops start there, and the old one is closed when its last has
@@ -126,7 +126,7 @@ static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct 
                 rail->plan.cq_depth, strerror(e));
         goto err_close;
     }
-    size_t bytes = (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL;
+    size_t bytes = (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL;
     if ((e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE,
                      &rail->probe_mr))) {
         td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes,
@@ -213,12 +213,12 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_config *side, s
                        r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout,
                        r->config.retry, r->config.service_level);
     r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
-    r->cells = aligned_alloc(4096, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
+    r->cells = aligned_alloc(4096, (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL);
     r->op_keys = calloc(x->core.max_ops, sizeof(uint32_t *));
     if (config->windows) r->grant = calloc(x->core.max_slots, sizeof *r->grant);
     if (!r->cells || !r->op_keys || (config->windows && !r->grant))
         return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-    memset(r->cells, 0, (size_t)2 * MAX_LINKS * TD_XFER_QPS_MAX * CELL);
+    memset(r->cells, 0, (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL);
 
     int e = r->vb->list(r->vb, names, &n_names);
     if (e && e != ENOSYS)
@@ -408,9 +408,9 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
         bool used = false;
         if (rail->refused || (rail->device && !rail->dead)) continue;
         if (rail->dead && !rail->reopen_ns) rail_absent(x, rail, false);
-        for (uint32_t k = 0; k < MAX_LINKS && !used; k++)
-            for (uint32_t q = 0; r->link[k] && q < TD_XFER_QPS_MAX; q++)
-                used |= r->link[k]->qp[q].qp && r->link[k]->qp[q].rail == i;
+        for (uint32_t k = 0; k < MAX_QP_SETS && !used; k++)
+            for (uint32_t q = 0; r->qp_set[k] && q < TD_XFER_QPS_MAX; q++)
+                used |= r->qp_set[k]->qp[q].qp && r->qp_set[k]->qp[q].rail == i;
         if (used || now < rail->reopen_ns) continue;
         r->revival = (struct revival){.x = x, .at = i, .old = *rail};
         rail->mr = NULL; /* what it had is the thread's */
@@ -437,14 +437,14 @@ uint64_t xfer_rdma_due(const struct td_xfer *x)
         if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due)
             due = rail->reopen_ns;
     }
-    for (uint32_t i = 0; i < MAX_LINKS; i++) {
-        const struct xfer_rdma_link *l = x->rdma->link[i];
-        if (l && l->end.state == LINK_DOOMED && l->end.at_ns < due) due = l->end.at_ns;
+    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
+        const struct qp_set *set = x->rdma->qp_set[i];
+        if (set && set->end.state == QP_SET_DOOMED && set->end.at_ns < due) due = set->end.at_ns;
     }
     return due;
 }
 
-/* Its rail did something bad: new links avoid it for a while. */
+/* Its rail did something bad: new sets avoid it for a while. */
 void xfer_rail_erred(struct td_xfer *x, uint32_t i)
 {
     struct rail *rail = &x->rdma->rail[i];

@@ -2,8 +2,9 @@
  * table, so libibverbs or the fake.
  *
  * A rail is one port of one NIC of this side, with the pool registered on it and one completion
- * queue. A link is what an rdma connection has beside its socket: on each rail that both sides
- * have, n_qps RC queue pairs. The socket carries the frames (README.md); queue pairs carry payload.
+ * queue. A set (struct qp_set) is what an rdma connection has beside its socket: n_qps RC
+ * queue pairs on each rail that both sides have. The socket carries the frames (README.md); queue
+ * pairs carry payload.
  *
  *   initiator   creates queue pairs (INIT), RDMA_OFFER --> acceptor creates its own, RTR, RTS,
  *               RDMA_ACCEPT with its keys --> initiator RTR, RTS
@@ -34,8 +35,8 @@
  *
  * Who waits for the device. Changing queue pairs takes it milliseconds, and the lock is dropped
  * meanwhile; RTR also asks the kernel for the peer's address, which takes a second where nobody
- * answers, and then other peers' blocks must not wait either: a thread per link does RTR and RTS
- * (struct joining). A link whose connection ends before that thread does is let go: nothing was on
+ * answers, and then other peers' blocks must not wait either: a thread per set does RTR and RTS
+ * (struct joining). A set whose connection ends before that thread does is let go: nothing was on
  * it yet, and xfer_rdma_poll ends it when the thread is over.
  *
  * Retirement. Source blocks are read by this side's NIC until the request's completion: the core
@@ -48,9 +49,9 @@
  * Windows (config.windows, receiver's side). The pool is then registered for binding and for local
  * access alone, so no key of it lets a peer write; ACCEPT carries zeros. When an attempt is bound,
  * the runs of the granted blocks get a memory window of type 2 each, on every queue pair of the
- * link (such a window works on the queue pair that bound it and on no other), and TARGETS goes out
+ * set (such a window works on the queue pair that bound it and on no other), and TARGETS goes out
  * with their keys when all binds have completed: it travels on the socket, so no queue pair orders
- * it behind them. A link has WINDOWS of them per queue pair, made at its set-up. A grant may take
+ * it behind them. A set has WINDOWS of them per queue pair, made at its set-up. A grant may take
  * half of those that are free; one of more runs gets one window per registration, from its first
  * block there to its last: still its queue pairs' alone and still revocable, but wide (counted:
  * n_wide_windows). None free: its TARGETS wait for the end of another.
@@ -62,21 +63,21 @@
  *                   writer any more, nor for the end of its connection and a quarantine.
  *   why not before  RC knows no small errors: a write through a window that has ended is answered
  *                   REM_ACCESS, and both queue pairs are in ERR. So a writer that answers keeps its
- *                   window until its last completion, and the link lives. One that does not answer
- *                   breaks the link if it does write on; an op that had ended by then is no bug, so
- *                   the others on the link get another attempt (is_late).
+ *                   window until its last completion, and the set lives. One that does not answer
+ *                   breaks the set if it does write on; an op that had ended by then is no bug, so
+ *                   the others on the set get another attempt (is_late).
  *   is it a fence?  The completion of LOCAL_INV is written by the device after the data that it had
  *                   accepted, and a completion passes no data on PCIe, relaxed ordering or not.
  *                   Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
- *   with the link   A fence frees a link's windows before its queue pairs; the quarantine stands.
+ *   with the set   A fence frees a set's windows before its queue pairs; the quarantine stands.
  *
- * Errors. Any failed completion ends the link: fence, then the core gives its ops another attempt.
+ * Errors. Any failed completion ends the set: fence, then the core gives its ops another attempt.
  * RETRY_EXC, RNR, flush, fatal: the way was bad. Access, protection, length: a bug, never retried,
  * but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and
  * its other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its
  * blocks. A side that sees only that its queue pairs have failed waits DOOM_NS for the other, who
- * may know why. The rail that erred is avoided by new links: 1 s, then doubling to 300 s while
- * errors go on, unless every rail is. Asynchronous events end the links of their rail or queue
+ * may know why. The rail that erred is avoided by new sets: 1 s, then doubling to 300 s while
+ * errors go on, unless every rail is. Asynchronous events end the sets of their rail or queue
  * pair, because a dead completion queue would never tell.
  *
  * Which rails there are, and how they come back: rails.c. Source: reference design "transfer",
@@ -100,119 +101,120 @@
    itself */
 #define CHAIN_BYTES (2u << 20)
 #define WR_BYTES (1u << 20)
-/* a link that failed for a reason not known here waits so long for who knows it */
+/* a set that failed for a reason not known here waits so long for who knows it */
 #define DOOM_NS (50 * TD_NS_PER_MS)
 #define FENCE_NS (200 * TD_NS_PER_MS)
 #define SPIN_MAX_NS 50000
 
-/* --- links ------------------------------------------------------------------------------------ */
+/* --- sets of queue pairs ---------------------------------------------------------------------- */
 
-static void link_end(struct td_xfer *x, struct xfer_rdma_link *l);
+static void qp_set_close(struct td_xfer *x, struct qp_set *set);
 
-static void link_goes(struct xfer_rdma_link *l, enum link_state state)
+static void qp_set_goes(struct qp_set *set, enum qp_set_state state)
 {
-    if (state > l->end.state) l->end.state = state;
+    if (state > set->end.state) set->end.state = state;
 }
 
-static bool link_is_over(const struct xfer_rdma_link *l) { return l->end.state >= LINK_BROKEN; }
+static bool qp_set_is_over(const struct qp_set *set) { return set->end.state >= QP_SET_BROKEN; }
 
 /* It is to be ended. True: nothing had broken it before, so the reason is the caller's to say. */
-static bool link_breaks(struct xfer_rdma_link *l)
+static bool qp_set_breaks(struct qp_set *set)
 {
-    bool is_first = !link_is_over(l);
-    link_goes(l, LINK_BROKEN);
+    bool is_first = !qp_set_is_over(set);
+    qp_set_goes(set, QP_SET_BROKEN);
     return is_first;
 }
 
-/* Both sides have a rail that the link lacks, and it is time to try one with more; sets the next
+/* Both sides have a rail that the set lacks, and it is time to try one with more; sets the next
  * time. */
 static bool rdma_wants_better(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
 {
     struct xfer_rdma *r = x->rdma;
-    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    struct qp_set *set = xfer_qp_set_of(c);
     uint32_t have = 0, could = 0;
-    for (uint32_t q = 0; q < l->n_qps; q++) have |= 1u << l->qp[q].rail;
+    for (uint32_t q = 0; q < set->n_qps; q++) have |= 1u << set->qp[q].rail;
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns) could |= 1u << i;
-    if (!(could & l->more.peer_rails & ~have)) return false;
-    if (l->more.n_ups != r->n_ups) { /* one has come back here: no reason to wait */
-        l->more.n_ups = r->n_ups;
-        l->more.at_ns = now;
-        l->more.wait_ns = 0;
+    if (!(could & set->more.peer_rails & ~have)) return false;
+    if (set->more.n_ups != r->n_ups) { /* one has come back here: no reason to wait */
+        set->more.n_ups = r->n_ups;
+        set->more.at_ns = now;
+        set->more.wait_ns = 0;
     }
-    if (now < l->more.at_ns) return false;
-    l->more.wait_ns = !l->more.wait_ns                      ? REOPEN_NS
-                      : 2 * l->more.wait_ns < REOPEN_MAX_NS ? 2 * l->more.wait_ns
-                                                            : REOPEN_MAX_NS;
-    l->more.at_ns = now + l->more.wait_ns;
+    if (now < set->more.at_ns) return false;
+    set->more.wait_ns = !set->more.wait_ns                      ? REOPEN_NS
+                        : 2 * set->more.wait_ns < REOPEN_MAX_NS ? 2 * set->more.wait_ns
+                                                                : REOPEN_MAX_NS;
+    set->more.at_ns = now + set->more.wait_ns;
     return true;
 }
 
 /* Queue pairs in turn, and neighbours in the row are of different rails. */
-static uint32_t qp_of_turn(const struct xfer_rdma_link *l, uint32_t turn)
+static uint32_t qp_of_turn(const struct qp_set *set, uint32_t turn)
 {
-    return turn % l->n_rails * l->per_rail + turn / l->n_rails % l->per_rail;
+    return turn % set->n_rails * set->per_rail + turn / set->n_rails % set->per_rail;
 }
 
 /* A small op has one queue pair for its data, and rails take turns. */
 static void rdma_attached(struct td_xfer *x, struct td_xfer_conn *c, uint32_t op)
 {
-    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    struct qp_set *set = xfer_qp_set_of(c);
     uint64_t n_bytes = (uint64_t)x->core.ops[op].grant.n_blocks * x->pool.block_bytes;
-    uint32_t home = n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(l, l->next_home++ % l->n_qps);
+    uint32_t home =
+        n_bytes > CHAIN_BYTES ? 0 : 1u << qp_of_turn(set, set->next_home++ % set->n_qps);
     td_xfer_core_op_limit(&x->core, op, home);
 }
 
 static bool rdma_is_better(const struct td_xfer_conn *c, const struct td_xfer_conn *old)
 {
-    const struct xfer_rdma_link *l = xfer_rdma_link_of(old);
-    return !l || xfer_rdma_link_of(c)->n_rails > l->n_rails;
+    const struct qp_set *set = xfer_qp_set_of(old);
+    return !set || xfer_qp_set_of(c)->n_rails > set->n_rails;
 }
 
-static struct xfer_rdma_link *link_new(struct xfer_rdma *r, uint64_t conn)
+static struct qp_set *qp_set_new(struct xfer_rdma *r, uint64_t conn)
 {
     uint32_t at = 0;
-    while (at < MAX_LINKS && r->link[at]) at++;
-    struct xfer_rdma_link *l = at < MAX_LINKS ? calloc(1, sizeof *l) : NULL;
-    if (!l) return NULL;
-    l->index = at;
-    l->conn = conn;
-    l->end.fault.id = NO_ID;
-    r->link[at] = l;
-    r->n_links++;
+    while (at < MAX_QP_SETS && r->qp_set[at]) at++;
+    struct qp_set *set = at < MAX_QP_SETS ? calloc(1, sizeof *set) : NULL;
+    if (!set) return NULL;
+    set->index = at;
+    set->conn = conn;
+    set->end.fault.id = NO_ID;
+    r->qp_set[at] = set;
+    r->n_qp_sets++;
     memset(xfer_rdma_cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
-    return l;
+    return set;
 }
 
 /* Drops the lock. */
-static void link_free(struct td_xfer *x, struct xfer_rdma_link *l)
+static void qp_set_free(struct td_xfer *x, struct qp_set *set)
 {
     struct xfer_rdma *r = x->rdma;
-    r->link[l->index] = NULL;
-    r->n_links--;
+    r->qp_set[set->index] = NULL;
+    r->n_qp_sets--;
     pthread_mutex_unlock(&x->lock);
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
-        struct link_qp *lq = &l->qp[q];
-        if (!lq->qp) continue;
-        struct rail *rail = &r->rail[lq->rail];
-        rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
+        struct queue_pair *pair = &set->qp[q];
+        if (!pair->qp) continue;
+        struct rail *rail = &r->rail[pair->rail];
+        rail->cq_used -= rail->plan.send_depth + pair->recv_posted;
         for (uint32_t k = 0; k < WINDOWS; k++)
-            if (lq->mw[k])
-                r->vb->mw.free(lq->mw[k]); /* bound or not; while bound they hold
+            if (pair->mw[k])
+                r->vb->mw.free(pair->mw[k]); /* bound or not; while bound they hold
                                               their queue pair */
-        r->vb->qp_destroy(lq->qp);
-        free(lq->ring);
+        r->vb->qp_destroy(pair->qp);
+        free(pair->ring);
     }
-    free(l);
+    free(set);
     pthread_mutex_lock(&x->lock);
 }
 
 /* A queue pair in INIT with its receives posted. Without the lock. */
-static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at,
+static bool qp_open(struct xfer_rdma *r, struct queue_pair *pair, uint32_t rail_at,
                     char reason[TD_XFER_REASON_MAX])
 {
     struct rail *rail = &r->rail[rail_at];
-    bool shared = rail->srq && r->n_links >= r->config.srq_peers;
+    bool shared = rail->srq && r->n_qp_sets >= r->config.srq_peers;
     struct td_vb_qp_caps caps = {.send_wr = rail->plan.send_depth,
                                  .recv_wr = shared ? 0 : rail->plan.recv_depth,
                                  .send_sge = rail->plan.n_sge,
@@ -224,36 +226,36 @@ static bool qp_open(struct xfer_rdma *r, struct link_qp *lq, uint32_t rail_at,
                  rail->name, rail->plan.cq_depth);
         return false;
     }
-    if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &lq->qp))) {
-        lq->qp = NULL;
+    if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &pair->qp))) {
+        pair->qp = NULL;
         xfer_say(reason, "rdma: %s: creating a queue pair: %s", rail->name, strerror(e));
         return false;
     }
-    lq->rail = (uint8_t)rail_at;
-    lq->recv_posted = shared ? 0 : rail->plan.recv_depth;
+    pair->rail = (uint8_t)rail_at;
+    pair->recv_posted = shared ? 0 : rail->plan.recv_depth;
     rail->cq_used += need;
-    lq->ring = calloc(rail->plan.send_depth, sizeof *lq->ring);
-    if (!lq->ring) {
+    pair->ring = calloc(rail->plan.send_depth, sizeof *pair->ring);
+    if (!pair->ring) {
         xfer_say(reason, "rdma: out of memory");
         return false;
     }
-    if ((e = r->vb->qp_init(lq->qp, r->config.port, 0,
+    if ((e = r->vb->qp_init(pair->qp, r->config.port, 0,
                             TD_VB_REMOTE_WRITE | (r->config.pull ? TD_VB_REMOTE_READ : 0))) ||
-        (!shared && (e = r->vb->post_recv(lq->qp, RECV_ID, rail->plan.recv_depth)))) {
+        (!shared && (e = r->vb->post_recv(pair->qp, RECV_ID, rail->plan.recv_depth)))) {
         xfer_say(reason, "rdma: %s: setting up a queue pair: %s", rail->name, strerror(e));
         return false;
     }
-    lq->recv_left = lq->recv_posted;
+    pair->recv_left = pair->recv_posted;
     return true;
 }
 
-/* The way to the peer's queue pair, as the next that the link's thread takes. */
-static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct link_qp *lq,
+/* The way to the peer's queue pair, as the next that the set's thread takes. */
+static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct queue_pair *pair,
                      const struct td_xfer_rdma_setup *mine, const struct td_xfer_rail *my_rail,
                      const struct td_xfer_rdma_setup *theirs, const struct td_xfer_rail *peer,
                      uint32_t k, char reason[TD_XFER_REASON_MAX])
 {
-    const struct rail *rail = &r->rail[lq->rail];
+    const struct rail *rail = &r->rail[pair->rail];
     const struct td_xfer_rdma_config *c = &r->config;
     struct td_vb_route *route = &j->at[j->n].route;
     struct td_rdma_side ours = {.ethernet = rail->port.ethernet,
@@ -284,7 +286,7 @@ static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct 
         xfer_say(reason, "rdma: rail %u: %.120s", my_rail->index, err.msg);
         return false;
     }
-    j->at[j->n++].qp = lq->qp;
+    j->at[j->n++].qp = pair->qp;
     return true;
 }
 
@@ -306,7 +308,7 @@ static void *join_main(void *arg)
 }
 
 /* Takes j, whatever comes of it. */
-static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joining *j,
+static bool join_start(struct td_xfer *x, struct qp_set *set, struct joining *j,
                        char reason[TD_XFER_REASON_MAX])
 {
     j->vb = x->rdma->vb;
@@ -318,28 +320,28 @@ static bool join_start(struct td_xfer *x, struct xfer_rdma_link *l, struct joini
         free(j);
         return false;
     }
-    l->joining = j;
+    set->joining = j;
     return true;
 }
 
 /* This side's part of a setup for these rails; creates the queue pairs. */
-static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uint8_t *rails,
-                          uint32_t n_rails, uint32_t n_qps, struct td_xfer_rdma_setup *s,
-                          char reason[TD_XFER_REASON_MAX])
+static bool qp_set_describe(struct td_xfer *x, struct qp_set *set, const uint8_t *rails,
+                            uint32_t n_rails, uint32_t n_qps, struct td_xfer_rdma_setup *s,
+                            char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
     uint8_t in = UINT8_MAX, out = UINT8_MAX;
-    *s =
-        (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails,
-                                    .n_qps = (uint8_t)n_qps,
-                                    .base = (uint64_t)(uintptr_t)x->pool.base,
-                                    .region_bytes = r->region_bytes,
-                                    .n_regions = r->n_regions,
-                                    .probe = (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, l->index, 0),
-                                    .recv_wr = UINT32_MAX};
-    l->n_rails = n_rails;
-    l->per_rail = n_qps;
-    l->n_qps = n_rails * n_qps;
+    *s = (struct td_xfer_rdma_setup){.n_rails = (uint8_t)n_rails,
+                                     .n_qps = (uint8_t)n_qps,
+                                     .base = (uint64_t)(uintptr_t)x->pool.base,
+                                     .region_bytes = r->region_bytes,
+                                     .n_regions = r->n_regions,
+                                     .probe =
+                                         (uint64_t)(uintptr_t)xfer_rdma_cell(r, 0, set->index, 0),
+                                     .recv_wr = UINT32_MAX};
+    set->n_rails = n_rails;
+    set->per_rail = n_qps;
+    set->n_qps = n_rails * n_qps;
     for (uint32_t i = 0; i < n_rails; i++) {
         struct rail *rail = &r->rail[rails[i]];
         struct td_xfer_rail *to = &s->rail[i];
@@ -359,13 +361,13 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
         if (rail->plan.rd_atomic_in < in) in = rail->plan.rd_atomic_in;
         if (rail->plan.rd_atomic_out < out) out = rail->plan.rd_atomic_out;
         for (uint32_t k = 0; k < n_qps; k++) {
-            struct link_qp *lq = &l->qp[i * n_qps + k];
+            struct queue_pair *pair = &set->qp[i * n_qps + k];
             pthread_mutex_unlock(&x->lock);
-            bool opened = qp_open(r, lq, rails[i], reason);
+            bool opened = qp_open(r, pair, rails[i], reason);
             pthread_mutex_lock(&x->lock);
             if (!opened) return false;
-            l->key_at[i * n_qps + k] = (uint8_t)i;
-            to->qpn[k] = lq->qp->num;
+            set->key_at[i * n_qps + k] = (uint8_t)i;
+            to->qpn[k] = pair->qp->num;
             to->psn[k] = (uint32_t)xfer_random(x) & 0xffffff;
         }
     }
@@ -374,7 +376,8 @@ static bool link_describe(struct td_xfer *x, struct xfer_rdma_link *l, const uin
     return true;
 }
 
-static void link_keys(const struct xfer_rdma *r, const uint8_t *rails, struct td_xfer_rdma_setup *s)
+static void qp_set_keys(const struct xfer_rdma *r, const uint8_t *rails,
+                        struct td_xfer_rdma_setup *s)
 {
     for (uint32_t g = 0; g < r->n_regions; g++)
         for (uint32_t i = 0; i < s->n_rails; i++)
@@ -418,19 +421,19 @@ static bool rdma_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
     }
     uint32_t n_qps = qps_wanted(r, rails, n);
     while (n * n_qps > TD_XFER_QPS_MAX) n_qps--;
-    struct xfer_rdma_link *l = ((struct xfer_rdma_conn *)c->own)->link = link_new(r, c->id);
-    if (!l) {
-        xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
+    struct qp_set *set = ((struct xfer_rdma_conn *)c->own)->set = qp_set_new(r, c->id);
+    if (!set) {
+        xfer_say(reason, "rdma: all %d sets of queue pairs are in use", MAX_QP_SETS);
         return false;
     }
     struct td_xfer_rdma_setup s;
-    if (!link_describe(x, l, rails, n, n_qps, &s, reason)) return false;
+    if (!qp_set_describe(x, set, rails, n, n_qps, &s, reason)) return false;
     if (r->config.pull)
-        link_keys(r, rails, &s);
+        qp_set_keys(r, rails, &s);
     else
         s.n_regions = 0;
     say_setup(x, c, TD_XFER_RDMA_OFFER, &s);
-    memcpy(l->offer, &s, sizeof l->offer);
+    memcpy(set->offer, &s, sizeof set->offer);
     return true;
 }
 
@@ -454,88 +457,88 @@ static void pending_over(struct td_xfer *x, const struct pending *p, bool ok)
         td_xfer_core_wr_done(&x->core, now, p->id, n_bytes, ok);
 }
 
-/* Gives n requests to a queue pair; the last is signalled. False: the link is broken. */
-static bool qp_post(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, struct td_vb_send *wrs,
+/* Gives n requests to a queue pair; the last is signalled. False: the set is broken. */
+static bool qp_post(struct td_xfer *x, struct qp_set *set, uint32_t q, struct td_vb_send *wrs,
                     const struct pending *what, uint32_t n)
 {
     struct xfer_rdma *r = x->rdma;
-    struct link_qp *lq = &l->qp[q];
-    const struct rail *rail = &r->rail[lq->rail];
+    struct queue_pair *pair = &set->qp[q];
+    const struct rail *rail = &r->rail[pair->rail];
     uint32_t n_posted = 0;
     for (uint32_t i = 0; i < n; i++) {
         wrs[i].id =
-            (uint64_t)l->index << 56 | (uint64_t)q << 48 | ((lq->head + i) & 0xffffffffffff);
+            (uint64_t)set->index << 56 | (uint64_t)q << 48 | ((pair->head + i) & 0xffffffffffff);
         wrs[i].signaled = i + 1 == n;
-        lq->ring[(lq->head + i) % rail->plan.send_depth] = what[i];
-        lq->in_flight += what[i].n_bytes;
+        pair->ring[(pair->head + i) % rail->plan.send_depth] = what[i];
+        pair->in_flight += what[i].n_bytes;
     }
-    lq->head += n;
+    pair->head += n;
     r->n_wr += n;
     r->n_doorbells++;
-    int e = r->vb->post_send(lq->qp, wrs, n, &n_posted);
+    int e = r->vb->post_send(pair->qp, wrs, n, &n_posted);
     if (!e) return true;
     /* The rest was never the device's: it is over now. What it took comes back flushed when the
-       link is fenced. */
+       set is fenced. */
     for (uint32_t i = n_posted; i < n; i++) {
-        lq->head--;
-        lq->in_flight -= what[i].n_bytes;
+        pair->head--;
+        pair->in_flight -= what[i].n_bytes;
         pending_over(x, &what[i], false);
     }
-    if (link_breaks(l)) xfer_say(l->end.reason, "rdma: %s: posting: %s", rail->name, strerror(e));
-    xfer_rail_erred(x, lq->rail);
+    if (qp_set_breaks(set))
+        xfer_say(set->end.reason, "rdma: %s: posting: %s", rail->name, strerror(e));
+    xfer_rail_erred(x, pair->rail);
     return false;
 }
 
-static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct xfer_rdma_link *l,
+static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct qp_set *set,
                   const struct td_xfer_rdma_setup *theirs)
 {
     struct xfer_rdma *r = x->rdma;
-    for (uint32_t q = 0; q < l->n_qps && !link_is_over(l); q++) {
+    for (uint32_t q = 0; q < set->n_qps && !qp_set_is_over(set); q++) {
         struct td_vb_send wr[2] = {0};
         struct pending what[2] = {{.id = NO_ID}, {.id = NO_ID}};
         uint32_t n = 0;
         if (theirs) { /* the initiator's comes with bytes */
-            uint8_t *from = xfer_rdma_cell(r, 1, l->index, q);
+            uint8_t *from = xfer_rdma_cell(r, 1, set->index, q);
             probe_bytes(c->tag, q, from);
             wr[n].op = TD_VB_WRITE;
             wr[n].n_sge = 1;
             wr[n].sge[0] = (struct td_vb_sge){.addr = (uint64_t)(uintptr_t)from,
                                               .bytes = CELL,
-                                              .lkey = r->rail[l->qp[q].rail].probe_mr->lkey};
+                                              .lkey = r->rail[set->qp[q].rail].probe_mr->lkey};
             wr[n].remote_addr = theirs->probe + (uint64_t)q * CELL;
-            wr[n++].rkey = theirs->probe_rkey[l->key_at[q]];
+            wr[n++].rkey = theirs->probe_rkey[set->key_at[q]];
         }
         wr[n].op = TD_VB_WRITE_IMM;
         wr[n++].imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE);
-        qp_post(x, l, q, wr, what, n);
+        qp_post(x, set, q, wr, what, n);
         td_fault_point("xfer_probe");
     }
 }
 
-/* An accepted link's windows: as many as the devices give, but at least so many that any grant
+/* An accepted set's windows: as many as the devices give, but at least so many that any grant
  * can have its wide ones. */
-static bool windows_make(struct td_xfer *x, struct xfer_rdma_link *l,
-                         char reason[TD_XFER_REASON_MAX])
+static bool windows_make(struct td_xfer *x, struct qp_set *set, char reason[TD_XFER_REASON_MAX])
 {
     const struct xfer_rdma *r = x->rdma;
     uint32_t n = 0;
     int e = 0;
     pthread_mutex_unlock(&x->lock);
     for (; n < WINDOWS && !e; n += !e)
-        for (uint32_t q = 0; q < l->n_qps && !e; q++) {
-            e = r->vb->mw.alloc(r->rail[l->qp[q].rail].device, &l->qp[q].mw[n]);
-            if (e) l->qp[q].mw[n] = NULL;
+        for (uint32_t q = 0; q < set->n_qps && !e; q++) {
+            e = r->vb->mw.alloc(r->rail[set->qp[q].rail].device, &set->qp[q].mw[n]);
+            if (e) set->qp[q].mw[n] = NULL;
         }
     pthread_mutex_lock(&x->lock);
     if (n < r->n_regions) {
         xfer_say(reason,
                  "rdma: %u memory windows for each of %u queue pairs, and the pool has %u "
                  "registrations: %s",
-                 n, l->n_qps, r->n_regions, e ? strerror(e) : "too large a pool");
+                 n, set->n_qps, r->n_regions, e ? strerror(e) : "too large a pool");
         return false;
     }
-    for (uint32_t k = n; k-- > 0;) l->free_window[l->n_free++] = k;
-    l->windows = true;
+    for (uint32_t k = n; k-- > 0;) set->free_window[set->n_free++] = k;
+    set->windows = true;
     return true;
 }
 
@@ -547,7 +550,7 @@ static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
     struct td_err err;
     uint8_t rails[TD_XFER_RAILS_MAX], from[TD_XFER_RAILS_MAX];
     uint32_t n = 0;
-    if (xfer_rdma_link_of(c)) {
+    if (xfer_qp_set_of(c)) {
         xfer_say(reason, "rdma setup: a second offer");
         return TD_ERR_UNSUPPORTED;
     }
@@ -569,25 +572,25 @@ static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
     }
     uint32_t n_qps = qps_wanted(r, rails, n);
     if (theirs.n_qps < n_qps) n_qps = theirs.n_qps;
-    struct xfer_rdma_link *l = ((struct xfer_rdma_conn *)c->own)->link = link_new(r, c->id);
-    if (!l) {
-        xfer_say(reason, "rdma: all %d links are in use", MAX_LINKS);
+    struct qp_set *set = ((struct xfer_rdma_conn *)c->own)->set = qp_set_new(r, c->id);
+    if (!set) {
+        xfer_say(reason, "rdma: all %d sets of queue pairs are in use", MAX_QP_SETS);
         return TD_ERR_UNSUPPORTED;
     }
-    if (!link_describe(x, l, rails, n, n_qps, &mine, reason) ||
-        (r->config.windows && !windows_make(x, l, reason)))
+    if (!qp_set_describe(x, set, rails, n, n_qps, &mine, reason) ||
+        (r->config.windows && !windows_make(x, set, reason)))
         return TD_ERR_UNSUPPORTED;
-    mine.windows = l->windows;
+    mine.windows = set->windows;
     for (uint32_t i = 0; i < r->n_rails; i++)
         if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
-    if (!l->windows) link_keys(r, rails, &mine);
+    if (!set->windows) qp_set_keys(r, rails, &mine);
     if (theirs.n_regions && theirs.region_bytes % x->pool.block_bytes == 0) { /* it lets us READ */
-        l->base = theirs.base;
-        l->region_bytes = theirs.region_bytes;
-        l->n_regions = theirs.n_regions;
-        l->n_keys = theirs.n_rails;
-        memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
-        for (uint32_t q = 0; q < l->n_qps; q++) l->key_at[q] = from[q / n_qps];
+        set->base = theirs.base;
+        set->region_bytes = theirs.region_bytes;
+        set->n_regions = theirs.n_regions;
+        set->n_keys = theirs.n_rails;
+        memcpy(set->rkey, theirs.rkey, sizeof set->rkey);
+        for (uint32_t q = 0; q < set->n_qps; q++) set->key_at[q] = from[q / n_qps];
     }
     struct joining *j = calloc(1, sizeof *j);
     if (!j) {
@@ -596,23 +599,23 @@ static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n_qps; k++)
-            if (!join_add(r, j, &l->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs,
+            if (!join_add(r, j, &set->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs,
                           &theirs.rail[from[i]], k, reason)) {
                 free(j);
                 return TD_ERR_UNSUPPORTED;
             }
     j->setup = mine;
-    return join_start(x, l, j, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
+    return join_start(x, set, j, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
 }
 
 static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
-    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    struct qp_set *set = xfer_qp_set_of(c);
     struct td_xfer_rdma_setup theirs, offer = {0};
     struct td_err err;
-    memcpy(&offer, l->offer, sizeof l->offer);
-    if (l->n_keys) {
+    memcpy(&offer, set->offer, sizeof set->offer);
+    if (set->n_keys) {
         x->told.n_bad_frames++;
         xfer_say(reason, "rdma setup: a second answer");
         return false;
@@ -638,35 +641,35 @@ static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_
         xfer_say(reason, "rdma: out of memory");
         return false;
     }
-    struct xfer_rdma_link had = *l;
-    memset(l->qp, 0, sizeof l->qp);
+    struct qp_set had = *set;
+    memset(set->qp, 0, sizeof set->qp);
     uint32_t n = 0;
     bool fits = true;
     for (uint32_t i = 0, at = 0; i < offer.n_rails; i++) {
         bool taken = at < theirs.n_rails && theirs.rail[at].index == offer.rail[i].index;
         for (uint32_t k = 0; k < offer.n_qps; k++) {
-            struct link_qp *lq = &had.qp[i * offer.n_qps + k];
+            struct queue_pair *pair = &had.qp[i * offer.n_qps + k];
             if (taken && k < theirs.n_qps) {
-                l->qp[n] = *lq;
-                l->key_at[n++] = (uint8_t)at;
+                set->qp[n] = *pair;
+                set->key_at[n++] = (uint8_t)at;
                 if (fits)
-                    fits = join_add(r, j, lq, &offer, &offer.rail[i], &theirs, &theirs.rail[at], k,
-                                    reason);
+                    fits = join_add(r, j, pair, &offer, &offer.rail[i], &theirs, &theirs.rail[at],
+                                    k, reason);
             } else {
-                struct rail *rail = &r->rail[lq->rail];
+                struct rail *rail = &r->rail[pair->rail];
                 /* RESET or INIT: nothing was sent, and its receives die with it */
-                rail->cq_used -= rail->plan.send_depth + lq->recv_posted;
+                rail->cq_used -= rail->plan.send_depth + pair->recv_posted;
                 pthread_mutex_unlock(&x->lock);
-                r->vb->qp_destroy(lq->qp);
+                r->vb->qp_destroy(pair->qp);
                 pthread_mutex_lock(&x->lock);
-                free(lq->ring);
+                free(pair->ring);
             }
         }
         at += taken;
     }
-    l->n_qps = n;
-    l->n_rails = theirs.n_rails;
-    l->per_rail = theirs.n_qps;
+    set->n_qps = n;
+    set->n_rails = theirs.n_rails;
+    set->per_rail = theirs.n_qps;
     if (fits && n != (uint32_t)theirs.n_rails * theirs.n_qps) {
         x->told.n_bad_frames++;
         xfer_say(reason, "rdma setup: rails were accepted that were not offered");
@@ -676,27 +679,27 @@ static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_
         free(j);
         return false;
     }
-    l->windows = theirs.windows;
-    l->more.peer_rails = theirs.rails;
-    l->more.n_ups = r->n_ups;
-    l->more.at_ns = xfer_now(x) + REOPEN_NS;
-    l->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
-    l->peer_recv_wr = theirs.recv_wr;
-    l->n_regions = theirs.n_regions;
-    l->base = theirs.base;
-    l->region_bytes = theirs.region_bytes;
-    l->n_keys = theirs.n_rails;
-    memcpy(l->rkey, theirs.rkey, sizeof l->rkey);
+    set->windows = theirs.windows;
+    set->more.peer_rails = theirs.rails;
+    set->more.n_ups = r->n_ups;
+    set->more.at_ns = xfer_now(x) + REOPEN_NS;
+    set->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
+    set->peer_recv_wr = theirs.recv_wr;
+    set->n_regions = theirs.n_regions;
+    set->base = theirs.base;
+    set->region_bytes = theirs.region_bytes;
+    set->n_keys = theirs.n_rails;
+    memcpy(set->rkey, theirs.rkey, sizeof set->rkey);
     j->setup = theirs;
-    return join_start(x, l, j, reason);
+    return join_start(x, set, j, reason);
 }
 
-static bool rdma_may_pull(const struct td_xfer_conn *c) { return xfer_rdma_link_of(c)->may_pull; }
+static bool rdma_may_pull(const struct td_xfer_conn *c) { return xfer_qp_set_of(c)->may_pull; }
 
 static int32_t rdma_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c)
 {
-    const struct xfer_rdma_link *l = xfer_rdma_link_of(c);
-    uint64_t n = l ? l->region_bytes / x->pool.block_bytes * l->n_regions : 0;
+    const struct qp_set *set = xfer_qp_set_of(c);
+    uint64_t n = set ? set->region_bytes / x->pool.block_bytes * set->n_regions : 0;
     return n < INT32_MAX ? (int32_t)n : INT32_MAX;
 }
 
@@ -724,29 +727,29 @@ static void wait_completion(struct td_xfer *x)
     pthread_mutex_lock(&x->lock);
 }
 
-/* Its own request is at fault: that one ends; what else the link carried gets another attempt.
+/* Its own request is at fault: that one ends; what else the set carried gets another attempt.
  * Before the core learns that the connection is lost. */
-static void blame(struct td_xfer *x, struct xfer_rdma_link *l)
+static void blame(struct td_xfer *x, struct qp_set *set)
 {
-    const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    const struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     char text[TD_XFER_REASON_MAX];
-    if (l->end.fault.id == NO_ID) return;
-    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer.instance : "", l->end.reason);
-    if (l->end.fault.is_read)
-        td_xfer_core_slot_give_up(&x->core, l->end.fault.id, TD_ERR_PEER, text);
+    if (set->end.fault.id == NO_ID) return;
+    xfer_say(text, "peer %.40s (rdma): %.110s", c ? c->peer.instance : "", set->end.reason);
+    if (set->end.fault.is_read)
+        td_xfer_core_slot_give_up(&x->core, set->end.fault.id, TD_ERR_PEER, text);
     else
-        td_xfer_core_op_give_up(&x->core, l->end.fault.id, TD_ERR_PEER, text);
-    l->end.fault.id = NO_ID;
+        td_xfer_core_op_give_up(&x->core, set->end.fault.id, TD_ERR_PEER, text);
+    set->end.fault.id = NO_ID;
 }
 
-/* Kills a link: after it nothing of it reads or lands. Drops the lock. */
-static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
+/* Kills a set: after it nothing of it reads or lands. Drops the lock. */
+static void qp_set_close(struct td_xfer *x, struct qp_set *set)
 {
     struct xfer_rdma *r = x->rdma;
-    uint64_t conn = l->conn;
+    uint64_t conn = set->conn;
     pthread_mutex_unlock(&x->lock);
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
-        if (l->qp[q].qp) r->vb->qp_error(l->qp[q].qp);
+        if (set->qp[q].qp) r->vb->qp_error(set->qp[q].qp);
     td_fault_point("xfer_fencing");
     pthread_mutex_lock(&x->lock);
     /* Every request and receive comes back; a dead completion queue or device gives none, and
@@ -755,54 +758,55 @@ static void link_end(struct td_xfer *x, struct xfer_rdma_link *l)
     for (bool left = true; left && td_now_ns() < until;) {
         left = false;
         for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
-            const struct link_qp *lq = &l->qp[q];
-            if (lq->qp && !r->rail[lq->rail].dead && (lq->flushed < lq->head || lq->recv_left))
+            const struct queue_pair *pair = &set->qp[q];
+            if (pair->qp && !r->rail[pair->rail].dead &&
+                (pair->flushed < pair->head || pair->recv_left))
                 left = true;
         }
         if (left && !take_completions(x)) wait_completion(x);
     }
-    blame(x, l); /* where the peer's word or an asynchronous event came before the completion
+    blame(x, set); /* where the peer's word or an asynchronous event came before the completion
                     that says why */
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
-        struct link_qp *lq = &l->qp[q];
-        for (; lq->qp && lq->tail < lq->head; lq->tail++) {
-            pending_over(x, &lq->ring[lq->tail % r->rail[lq->rail].plan.send_depth], false);
+        struct queue_pair *pair = &set->qp[q];
+        for (; pair->qp && pair->tail < pair->head; pair->tail++) {
+            pending_over(x, &pair->ring[pair->tail % r->rail[pair->rail].plan.send_depth], false);
         }
     }
     for (uint32_t i = 0; r->grant && i < x->core.max_slots; i++)
-        if (r->grant[i].link == l) r->grant[i] = (struct grant_windows){0};
+        if (r->grant[i].set == set) r->grant[i] = (struct grant_windows){0};
     for (uint32_t i = 0; i < x->core.max_ops; i++)
-        if (x->op_aux[i].link == conn) x->op_aux[i].words = 0;
-    link_free(x, l);
+        if (x->op_aux[i].conn_id == conn) x->op_aux[i].words = 0;
+    qp_set_free(x, set);
     td_xfer_core_conn_fenced(&x->core, conn, xfer_now(x) + r->quarantine_ns);
 }
 
 static void rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
-    if (!l) return;
+    struct qp_set *set = xfer_qp_set_of(c);
+    if (!set) return;
     c->state = XFER_CONN_ENDING; /* no caller may take it for one that stands while the lock is
                                     dropped */
-    link_goes(l, LINK_FENCED);
+    qp_set_goes(set, QP_SET_FENCED);
     *(struct xfer_rdma_conn *)c->own = (struct xfer_rdma_conn){0};
     /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
-    if (l->joining)
-        atomic_store(&l->joining->unwanted, true);
+    if (set->joining)
+        atomic_store(&set->joining->unwanted, true);
     else
-        link_end(x, l);
+        qp_set_close(x, set);
 }
 
-/* The link's thread is over: the set-up goes on, unless its connection has ended meanwhile. */
-static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
+/* The set's thread is over: the set-up goes on, unless its connection has ended meanwhile. */
+static void joined(struct td_xfer *x, struct qp_set *set)
 {
-    struct joining *j = l->joining;
-    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    struct joining *j = set->joining;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     pthread_join(j->thread, NULL);
-    l->joining = NULL;
-    if (l->end.state == LINK_FENCED) {
-        link_end(x, l);
+    set->joining = NULL;
+    if (set->end.state == QP_SET_FENCED) {
+        qp_set_close(x, set);
     } else if (j->error) {
-        const struct rail *rail = &x->rdma->rail[l->qp[j->n_joined].rail];
+        const struct rail *rail = &x->rdma->rail[set->qp[j->n_joined].rail];
         char reason[TD_XFER_REASON_MAX];
         xfer_say(
             reason,
@@ -813,24 +817,24 @@ static void joined(struct td_xfer *x, struct xfer_rdma_link *l)
         else
             xfer_path_refuse_offer(x, c, TD_XFER_RDMA_ACCEPT, TD_ERR_UNSUPPORTED, reason);
     } else if (c->initiator) {
-        probe(x, c, l, &j->setup);
+        probe(x, c, set, &j->setup);
     } else {
         say_setup(x, c, TD_XFER_RDMA_ACCEPT, &j->setup);
     }
     free(j);
 }
 
-/* Ends a link that broke. The connection is gone after it. */
-static void close_broken(struct td_xfer *x, struct xfer_rdma_link *l)
+/* Ends a set that broke. The connection is gone after it. */
+static void close_broken(struct td_xfer *x, struct qp_set *set)
 {
-    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     char reason[TD_XFER_REASON_MAX], byte;
-    TD_ASSERT(c && xfer_rdma_link_of(c) == l);
-    memcpy(reason, l->end.reason, sizeof reason);
+    TD_ASSERT(c && xfer_qp_set_of(c) == set);
+    memcpy(reason, set->end.reason, sizeof reason);
     /* requests to a dead peer fail, too, and that may be seen first */
     if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) c->is_cut = true;
-    blame(x, l); /* here, so that ABORT goes out yet */
-    xfer_conn_close(x, c, TD_ERR_PEER, reason, l->end.verdict != VERDICT_NEVER);
+    blame(x, set); /* here, so that ABORT goes out yet */
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, set->end.verdict != VERDICT_NEVER);
 }
 
 /* --- memory windows --------------------------------------------------------------------------- */
@@ -841,11 +845,11 @@ static int32_t region_blocks(const struct td_xfer *x)
 }
 
 /* Chooses the slot's windows. False: not enough of them are free now. */
-static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l,
-                           const struct td_xfer_slot *s, struct grant_windows *g)
+static bool windows_choose(struct td_xfer *x, struct qp_set *set, const struct td_xfer_slot *s,
+                           struct grant_windows *g)
 {
     int32_t region = region_blocks(x);
-    uint32_t most = (l->n_free + 1) / 2;
+    uint32_t most = (set->n_free + 1) / 2;
     g->n = 0;
     for (int32_t at = 0; at < s->n_blocks && g->n <= most;
          at += td_xfer_run_length(s->dst, s->n_blocks, at, region))
@@ -859,7 +863,7 @@ static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l,
         for (int32_t i = 0; i < s->n_blocks; i++) {
             uint32_t k = 0;
             while (k < g->n && g->at[k].block / region != s->dst[i] / region) k++;
-            if (k == l->n_free) return false;
+            if (k == set->n_free) return false;
             int32_t end = k < g->n && g->at[k].block + g->at[k].n_blocks > s->dst[i]
                               ? g->at[k].block + g->at[k].n_blocks
                               : s->dst[i] + 1;
@@ -868,7 +872,7 @@ static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l,
             g->at[k].n_blocks = end - g->at[k].block;
         }
     }
-    for (uint32_t i = 0; i < g->n; i++) g->at[i].window = l->free_window[--l->n_free];
+    for (uint32_t i = 0; i < g->n; i++) g->at[i].window = set->free_window[--set->n_free];
     x->rdma->n_wide += wide;
     x->rdma->n_windows += g->n;
     return true;
@@ -878,17 +882,17 @@ static bool windows_choose(struct td_xfer *x, struct xfer_rdma_link *l,
 static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
 {
     struct xfer_rdma *r = x->rdma;
-    struct xfer_rdma_link *l = g->link;
-    struct link_qp *lq = &l->qp[q];
-    const struct rail *rail = &r->rail[lq->rail];
+    struct qp_set *set = g->set;
+    struct queue_pair *pair = &set->qp[q];
+    const struct rail *rail = &r->rail[pair->rail];
     uint32_t want = g->state == WINDOWS_BINDING ? g->n : g->qp[q].n_bound;
-    while (g->qp[q].n_posted < want && !link_is_over(l)) {
+    while (g->qp[q].n_posted < want && !qp_set_is_over(set)) {
         struct td_vb_send wrs[CHAIN] = {0};
         struct pending what[CHAIN];
-        uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
+        uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(pair->head - pair->tail);
         for (; n < CHAIN && n < room && g->qp[q].n_posted < want; n++) {
             uint32_t i = g->qp[q].n_posted++;
-            struct td_vb_mw *mw = lq->mw[g->at[i].window];
+            struct td_vb_mw *mw = pair->mw[g->at[i].window];
             uint64_t at = (uint64_t)g->at[i].block * x->pool.block_bytes;
             if (g->state == WINDOWS_BINDING) {
                 wrs[n].op = TD_VB_BIND_MW;
@@ -904,10 +908,10 @@ static bool windows_post(struct td_xfer *x, struct grant_windows *g, uint32_t q)
             what[n] = (struct pending){.id = NO_ID};
         }
         /* full: completions make room; broken: the fence ends it */
-        if (!n || !qp_post(x, l, q, wrs, what, n)) return false;
-        g->qp[q].until = lq->head;
+        if (!n || !qp_post(x, set, q, wrs, what, n)) return false;
+        g->qp[q].until = pair->head;
     }
-    return lq->tail >= g->qp[q].until && g->qp[q].n_posted == want;
+    return pair->tail >= g->qp[q].until && g->qp[q].n_posted == want;
 }
 
 /* One step of a slot's windows; true when there may be another. */
@@ -920,29 +924,29 @@ static bool windows_step(struct td_xfer *x, uint32_t id)
             s->nic.n_targets)
             return false;
         struct td_xfer_conn *c = xfer_conn_by_id(x, s->conn);
-        struct xfer_rdma_link *l = c ? xfer_rdma_link_of(c) : NULL;
-        if (!l || l->end.state != LINK_STANDS || !windows_choose(x, l, s, g)) return false;
-        g->link = l;
+        struct qp_set *set = c ? xfer_qp_set_of(c) : NULL;
+        if (!set || set->end.state != QP_SET_STANDS || !windows_choose(x, set, s, g)) return false;
+        g->set = set;
         g->state = WINDOWS_BINDING;
         td_xfer_core_windows_open(&x->core, id);
     }
-    if (link_is_over(g->link)) return false;
+    if (qp_set_is_over(g->set)) return false;
     if (g->state != WINDOWS_ENDING && td_xfer_core_windows_due(&x->core, xfer_now(x), id)) {
         g->state = WINDOWS_ENDING; /* binds that are under way come first in the queue */
-        for (uint32_t q = 0; q < g->link->n_qps; q++) g->qp[q].n_posted = 0;
+        for (uint32_t q = 0; q < g->set->n_qps; q++) g->qp[q].n_posted = 0;
     }
     if (g->state == WINDOWS_OPEN) return false;
     bool over = true;
-    for (uint32_t q = 0; q < g->link->n_qps; q++)
+    for (uint32_t q = 0; q < g->set->n_qps; q++)
         if (!windows_post(x, g, q)) over = false;
-    if (!over || link_is_over(g->link)) return link_is_over(g->link);
+    if (!over || qp_set_is_over(g->set)) return qp_set_is_over(g->set);
     if (g->state == WINDOWS_BINDING) {
-        struct td_xfer_conn *c = xfer_conn_by_id(x, g->link->conn);
+        struct td_xfer_conn *c = xfer_conn_by_id(x, g->set->conn);
         g->state = WINDOWS_OPEN;
         if (c) c->tx.ready = true; /* TARGETS are due */
         return false;
     }
-    for (uint32_t i = 0; i < g->n; i++) g->link->free_window[g->link->n_free++] = g->at[i].window;
+    for (uint32_t i = 0; i < g->n; i++) g->set->free_window[g->set->n_free++] = g->at[i].window;
     *g = (struct grant_windows){0};
     td_xfer_core_windows_ended(&x->core, id);
     return true; /* another slot may have waited for them */
@@ -956,25 +960,25 @@ static void windows_work(struct td_xfer *x)
         again = false;
         for (uint32_t i = 0; i < x->core.max_slots; i++)
             if (windows_step(x, i)) again = true;
-        for (uint32_t i = 0; i < MAX_LINKS; i++)
-            if (x->rdma->link[i] && x->rdma->link[i]->end.state == LINK_BROKEN)
-                close_broken(x, x->rdma->link[i]);
+        for (uint32_t i = 0; i < MAX_QP_SETS; i++)
+            if (x->rdma->qp_set[i] && x->rdma->qp_set[i]->end.state == QP_SET_BROKEN)
+                close_broken(x, x->rdma->qp_set[i]);
     }
 }
 
 /* The next TARGETS of this connection. */
 static bool rdma_answer(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx)
 {
-    const struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    const struct qp_set *set = xfer_qp_set_of(c);
     uint32_t *cursor = &c->tx.turns.next;
-    if (!l) return false;
-    if (!l->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
+    if (!set) return false;
+    if (!set->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
     for (uint32_t k = 0; k < x->core.max_slots; k++) {
         uint32_t id = (*cursor + k) % x->core.max_slots;
         const struct grant_windows *g = &x->rdma->grant[id];
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
-        int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(l->n_qps));
-        if (g->state != WINDOWS_OPEN || g->link != l ||
+        int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(set->n_qps));
+        if (g->state != WINDOWS_OPEN || g->set != set ||
             !td_xfer_core_targets_of(&x->core, id, max_runs, region_blocks(x), tx))
             continue;
         *cursor = (id + 1) % x->core.max_slots;
@@ -989,8 +993,8 @@ static bool rdma_answer(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfe
                 w++;
             memcpy(to, &runs[i], sizeof runs[i]);
             to += sizeof runs[i];
-            for (uint32_t q = 0; q < l->n_qps; q++, to += 4)
-                memcpy(to, &l->qp[q].mw[g->at[w].window]->rkey, 4);
+            for (uint32_t q = 0; q < set->n_qps; q++, to += 4)
+                memcpy(to, &set->qp[q].mw[g->at[w].window]->rkey, 4);
         }
         tx->frame.length = (uint32_t)(to - tx->payload);
         return true;
@@ -1001,17 +1005,17 @@ static bool rdma_answer(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfe
 /* CORRUPT, NOMEM: close it. */
 static td_status on_targets(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    const struct qp_set *set = xfer_qp_set_of(c);
     const struct td_xfer_frame *f = &c->rx.frame;
     struct td_xfer_run runs[TD_XFER_RUNS_MAX];
-    uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = l->windows ? l->n_qps : 0;
+    uint32_t keys[TD_XFER_PAYLOAD_MAX / 4], n_keys = set->windows ? set->n_qps : 0;
     int32_t n = 0;
     if (td_xfer_targets_decode(c->rx.payload, f->length, n_keys, runs, keys, &n))
         return TD_ERR_CORRUPT;
     int32_t before = f->op < x->core.max_ops ? x->core.ops[f->op].nic.n_runs : 0;
-    td_status status = td_xfer_core_rx_targets(&x->core, c->link, f, runs, n,
-                                               rdma_n_source_blocks(x, c), l->windows);
-    if (status || !l->windows) return status;
+    td_status status = td_xfer_core_rx_targets(&x->core, c->conn_id, f, runs, n,
+                                               rdma_n_source_blocks(x, c), set->windows);
+    if (status || !set->windows) return status;
     uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most
                                                  TD_XFER_MAX_BLOCKS of them */
     if (!*to) *to = calloc((size_t)TD_XFER_MAX_BLOCKS * TD_XFER_QPS_MAX, 4);
@@ -1035,12 +1039,12 @@ static void add_piece(const struct xfer_rdma *r, const struct rail *rail, uint64
             (struct td_vb_sge){.addr = base + at, .bytes = (uint32_t)n, .lkey = lkey};
 }
 
-static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q,
+static void fill_write(const struct td_xfer *x, const struct qp_set *set, uint32_t q,
                        const struct td_xfer_wr *wr, struct td_vb_send *to)
 {
     const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_op *op = &x->core.ops[wr->op];
-    const struct rail *rail = &r->rail[l->qp[q].rail];
+    const struct rail *rail = &r->rail[set->qp[q].rail];
     uint64_t left = wr->n_bytes, dst = (uint64_t)wr->dst_block * x->pool.block_bytes + wr->offset;
     to->op = TD_VB_WRITE;
     to->imm = 0;
@@ -1054,17 +1058,17 @@ static void fill_write(const struct td_xfer *x, const struct xfer_rdma_link *l, 
         add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, src, n, to);
         left -= n;
     }
-    to->remote_addr = l->base + dst;
-    to->rkey = l->windows ? r->op_keys[wr->op][(uint32_t)wr->run * l->n_qps + q]
-                          : l->rkey[dst / l->region_bytes * l->n_keys + l->key_at[q]];
+    to->remote_addr = set->base + dst;
+    to->rkey = set->windows ? r->op_keys[wr->op][(uint32_t)wr->run * set->n_qps + q]
+                            : set->rkey[dst / set->region_bytes * set->n_keys + set->key_at[q]];
 }
 
-static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, uint32_t q,
+static void fill_read(const struct td_xfer *x, const struct qp_set *set, uint32_t q,
                       const struct td_xfer_rd *rd, struct td_vb_send *to)
 {
     const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_slot *s = &x->core.slots[rd->slot];
-    const struct rail *rail = &r->rail[l->qp[q].rail];
+    const struct rail *rail = &r->rail[set->qp[q].rail];
     uint64_t left = rd->n_bytes, src = (uint64_t)rd->src_block * x->pool.block_bytes + rd->offset;
     to->op = TD_VB_READ;
     to->imm = 0;
@@ -1078,117 +1082,117 @@ static void fill_read(const struct td_xfer *x, const struct xfer_rdma_link *l, u
         add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, dst, n, to);
         left -= n;
     }
-    to->remote_addr = l->base + src;
-    to->rkey = l->rkey[src / l->region_bytes * l->n_keys + l->key_at[q]];
+    to->remote_addr = set->base + src;
+    to->rkey = set->rkey[src / set->region_bytes * set->n_keys + set->key_at[q]];
 }
 
 /* One chain for one queue pair. False: there is nothing (more) for it. */
-static bool post_chain(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
+static bool post_chain(struct td_xfer *x, struct qp_set *set, uint32_t q)
 {
     struct xfer_rdma *r = x->rdma;
-    struct link_qp *lq = &l->qp[q];
-    const struct rail *rail = &r->rail[lq->rail];
+    struct queue_pair *pair = &set->qp[q];
+    const struct rail *rail = &r->rail[pair->rail];
     struct td_vb_send wrs[CHAIN];
     struct pending what[CHAIN];
-    const struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    const struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     int32_t ours = (int32_t)(r->region_bytes / x->pool.block_bytes),
-            theirs = (int32_t)(l->region_bytes / x->pool.block_bytes);
+            theirs = (int32_t)(set->region_bytes / x->pool.block_bytes);
     struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES,
                                        .max_pieces = (int32_t)rail->plan.n_sge,
                                        .src_region = c->initiator ? ours : theirs,
                                        .dst_region = c->initiator ? theirs : ours};
-    uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(lq->head - lq->tail);
-    uint64_t bytes = lq->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight
-                                              ? bytes + CHAIN_BYTES
-                                              : r->config.bytes_in_flight;
-    while (n < CHAIN && n < room && bytes < end && l->n_keys) {
+    uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(pair->head - pair->tail);
+    uint64_t bytes = pair->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight
+                                                ? bytes + CHAIN_BYTES
+                                                : r->config.bytes_in_flight;
+    while (n < CHAIN && n < room && bytes < end && set->n_keys) {
         struct td_xfer_wr wr;
         uint32_t no_words = 0;
-        for (uint32_t k = 0; k < l->n_qps; k++)
-            if (l->qp[k].words >= l->peer_recv_wr) no_words |= 1u << k;
-        if (!td_xfer_core_wr_next(&x->core, l->conn, q, no_words, &l->op_turns, &limits, &wr))
+        for (uint32_t k = 0; k < set->n_qps; k++)
+            if (set->qp[k].words >= set->peer_recv_wr) no_words |= 1u << k;
+        if (!td_xfer_core_wr_next(&x->core, set->conn, q, no_words, &set->op_turns, &limits, &wr))
             break;
         if (wr.is_imm) {
             wrs[n].op = TD_VB_WRITE_IMM;
             wrs[n].n_sge = 0;
             wrs[n].fence = false;
-            wrs[n].remote_addr = l->base;
-            wrs[n].rkey = l->rkey[l->key_at[q]];
+            wrs[n].remote_addr = set->base;
+            wrs[n].rkey = set->rkey[set->key_at[q]];
             wrs[n].imm = wr.imm;
             uint32_t *words = &x->op_aux[wr.op].words;
             /* all of them with the first */
-            for (uint32_t k = 0; k < l->n_qps && !*words; k++)
-                l->qp[k].words += x->core.ops[wr.op].nic.qps_used >> k & 1;
+            for (uint32_t k = 0; k < set->n_qps && !*words; k++)
+                set->qp[k].words += x->core.ops[wr.op].nic.qps_used >> k & 1;
             *words = x->core.ops[wr.op].nic.qps_used;
         } else {
-            fill_write(x, l, q, &wr, &wrs[n]);
+            fill_write(x, set, q, &wr, &wrs[n]);
         }
         what[n++] = (struct pending){.id = wr.op, .n_bytes = (uint32_t)wr.n_bytes};
         bytes += wr.n_bytes;
     }
-    while (n < CHAIN && n < room && bytes < end && l->n_keys) {
+    while (n < CHAIN && n < room && bytes < end && set->n_keys) {
         /* the other direction: what peers let this side READ */
         struct td_xfer_rd rd;
-        if (!td_xfer_core_rd_next(&x->core, l->conn, &l->slot_turns, &limits, &rd)) break;
-        fill_read(x, l, q, &rd, &wrs[n]);
+        if (!td_xfer_core_rd_next(&x->core, set->conn, &set->slot_turns, &limits, &rd)) break;
+        fill_read(x, set, q, &rd, &wrs[n]);
         what[n++] =
             (struct pending){.id = rd.slot, .n_bytes = (uint32_t)rd.n_bytes, .is_read = true};
         bytes += rd.n_bytes;
     }
-    return n && qp_post(x, l, q, wrs, what, n);
+    return n && qp_post(x, set, q, wrs, what, n);
 }
 
 static void rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    struct xfer_rdma_link *l = xfer_rdma_link_of(c);
+    struct qp_set *set = xfer_qp_set_of(c);
     uint32_t idle = 0;
-    while (idle < l->n_qps && l->end.state == LINK_STANDS) {
-        if (post_chain(x, l, qp_of_turn(l, l->next_turn)))
+    while (idle < set->n_qps && set->end.state == QP_SET_STANDS) {
+        if (post_chain(x, set, qp_of_turn(set, set->next_turn)))
             idle = 0;
         else
             idle++;
-        l->next_turn = (l->next_turn + 1) % l->n_qps;
+        set->next_turn = (set->next_turn + 1) % set->n_qps;
     }
-    if (l->end.state == LINK_BROKEN) close_broken(x, l);
+    if (set->end.state == QP_SET_BROKEN) close_broken(x, set);
 }
 
 /* Its handle is withdrawn: its final words are taken. */
 static void rdma_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
 {
     if (handle || !x->op_aux[op].words) return;
-    struct td_xfer_conn *c = xfer_conn_by_id(x, x->op_aux[op].link);
-    struct xfer_rdma_link *l = c ? xfer_rdma_link_of(c) : NULL;
-    for (uint32_t q = 0; l && q < l->n_qps; q++)
-        if (x->op_aux[op].words & 1u << q) l->qp[q].words--;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, x->op_aux[op].conn_id);
+    struct qp_set *set = c ? xfer_qp_set_of(c) : NULL;
+    for (uint32_t q = 0; set && q < set->n_qps; q++)
+        if (x->op_aux[op].words & 1u << q) set->qp[q].words--;
     if (c) c->tx.ready = true;
     x->op_aux[op].words = 0;
 }
 
 /* --- completions ------------------------------------------------------------------------------ */
 
-static void on_probed(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q)
+static void on_probed(struct td_xfer *x, struct qp_set *set, uint32_t q)
 {
-    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     uint8_t want[CELL];
-    if (!c || c->state != XFER_CONN_SETUP || l->qp[q].probed) {
+    if (!c || c->state != XFER_CONN_SETUP || set->qp[q].probed) {
         x->core.stats.n_stale_frames++;
         return;
     }
     if (!c->initiator) {
         probe_bytes(c->tag, q, want);
-        if (memcmp(want, xfer_rdma_cell(x->rdma, 0, l->index, q), CELL) != 0) {
-            xfer_say(l->end.reason,
+        if (memcmp(want, xfer_rdma_cell(x->rdma, 0, set->index, q), CELL) != 0) {
+            xfer_say(set->end.reason,
                      "rdma: the probe on queue pair %u brought other bytes than the peer sent", q);
-            l->end.verdict = VERDICT_NEVER;
-            link_goes(l, LINK_BROKEN);
+            set->end.verdict = VERDICT_NEVER;
+            qp_set_goes(set, QP_SET_BROKEN);
             return;
         }
     }
-    l->qp[q].probed = true;
-    for (uint32_t i = 0; i < l->n_qps; i++)
-        if (!l->qp[i].probed) return;
-    if (!c->initiator) probe(x, c, l, NULL);
-    if (!link_is_over(l)) xfer_path_ready(x, c);
+    set->qp[q].probed = true;
+    for (uint32_t i = 0; i < set->n_qps; i++)
+        if (!set->qp[i].probed) return;
+    if (!c->initiator) probe(x, c, set, NULL);
+    if (!qp_set_is_over(set)) xfer_path_ready(x, c);
 }
 
 static bool is_retryable(enum td_vb_wc_status status)
@@ -1200,71 +1204,72 @@ static bool is_retryable(enum td_vb_wc_status status)
 }
 
 /* The number of a completed request; at or above head, or below tail: it is none of ours. */
-static uint64_t seq_of(const struct link_qp *lq, const struct td_vb_wc *wc)
+static uint64_t seq_of(const struct queue_pair *pair, const struct td_vb_wc *wc)
 {
-    return (lq->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
+    return (pair->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
 }
 
 /* Whose request it is; NO_ID: nobody's, or none that is pending. */
-static struct pending pending_of(const struct td_xfer *x, const struct link_qp *lq,
+static struct pending pending_of(const struct td_xfer *x, const struct queue_pair *pair,
                                  const struct td_vb_wc *wc)
 {
-    uint64_t seq = seq_of(lq, wc);
-    if (seq >= lq->head || seq < lq->tail) return (struct pending){.id = NO_ID};
-    return lq->ring[seq % x->rdma->rail[lq->rail].plan.send_depth];
+    uint64_t seq = seq_of(pair, wc);
+    if (seq >= pair->head || seq < pair->tail) return (struct pending){.id = NO_ID};
+    return pair->ring[seq % x->rdma->rail[pair->rail].plan.send_depth];
 }
 
 /* A write for an op that has ended here met a window that the receiver has ended, because it
  * waited long enough: nobody's bug. */
-static bool is_late(const struct td_xfer *x, const struct xfer_rdma_link *l,
-                    const struct pending *p, const struct td_vb_wc *wc)
+static bool is_late(const struct td_xfer *x, const struct qp_set *set, const struct pending *p,
+                    const struct td_vb_wc *wc)
 {
-    return wc->status == TD_VB_WC_REM_ACCESS && l->windows && p->id != NO_ID && !p->is_read &&
+    return wc->status == TD_VB_WC_REM_ACCESS && set->windows && p->id != NO_ID && !p->is_read &&
            x->core.ops[p->id].state == TD_OP_STOPPING;
 }
 
-static void on_sent(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q,
-                    const struct td_vb_wc *wc)
+static void on_sent(struct td_xfer *x, struct qp_set *set, uint32_t q, const struct td_vb_wc *wc)
 {
-    struct link_qp *lq = &l->qp[q];
-    uint64_t seq = seq_of(lq, wc);
-    if (seq >= lq->head || seq < lq->tail)
+    struct queue_pair *pair = &set->qp[q];
+    uint64_t seq = seq_of(pair, wc);
+    if (seq >= pair->head || seq < pair->tail)
         return; /* not one of ours: a fake or a device that
                    repeats itself */
-    lq->flushed = seq + 1 > lq->flushed ? seq + 1 : lq->flushed;
+    pair->flushed = seq + 1 > pair->flushed ? seq + 1 : pair->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
-    for (; lq->tail <= seq; lq->tail++) {
-        const struct pending *p = &lq->ring[lq->tail % x->rdma->rail[lq->rail].plan.send_depth];
-        lq->in_flight -= p->n_bytes;
+    for (; pair->tail <= seq; pair->tail++) {
+        const struct pending *p =
+            &pair->ring[pair->tail % x->rdma->rail[pair->rail].plan.send_depth];
+        pair->in_flight -= p->n_bytes;
         pending_over(x, p, true);
     }
-    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     if (c) c->tx.ready = true;
 }
 
-static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uint32_t imm)
+static void on_word(struct td_xfer *x, struct qp_set *set, uint32_t q, uint32_t imm)
 {
-    struct link_qp *lq = &l->qp[q];
-    const struct rail *rail = &x->rdma->rail[lq->rail];
-    if (lq->recv_posted && ++lq->recv_spent >= (lq->recv_posted + 1) / 2 &&
-        l->end.state != LINK_FENCED) {
+    struct queue_pair *pair = &set->qp[q];
+    const struct rail *rail = &x->rdma->rail[pair->rail];
+    if (pair->recv_posted && ++pair->recv_spent >= (pair->recv_posted + 1) / 2 &&
+        set->end.state != QP_SET_FENCED) {
         /* before the words count: the writer's credit is this room */
-        int e = x->rdma->vb->post_recv(lq->qp, RECV_ID, lq->recv_spent);
+        int e = x->rdma->vb->post_recv(pair->qp, RECV_ID, pair->recv_spent);
         if (e) {
-            if (link_breaks(l))
-                xfer_say(l->end.reason, "rdma: %s: posting receives: %s", rail->name, strerror(e));
+            if (qp_set_breaks(set))
+                xfer_say(set->end.reason, "rdma: %s: posting receives: %s", rail->name,
+                         strerror(e));
         } else {
-            lq->recv_left += lq->recv_spent;
+            pair->recv_left += pair->recv_spent;
         }
-        lq->recv_spent = 0;
+        pair->recv_spent = 0;
     }
-    if (l->end.state == LINK_FENCED) return;
-    struct td_xfer_conn *c = xfer_conn_by_id(x, l->conn);
+    if (set->end.state == QP_SET_FENCED) return;
+    struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
     if (c) c->last_use_ns = xfer_now(x);
     if ((imm & 0xf) == TD_XFER_IMM_PROBE)
-        on_probed(x, l, q);
+        on_probed(x, set, q);
     else if ((imm & 0xf) == TD_XFER_IMM_FINAL)
-        td_xfer_core_rx_imm(&x->core, xfer_now(x), l->conn, q, imm);
+        td_xfer_core_rx_imm(&x->core, xfer_now(x), set->conn, q, imm);
     else
         x->core.stats.n_stale_frames++;
 }
@@ -1272,52 +1277,50 @@ static void on_word(struct td_xfer *x, struct xfer_rdma_link *l, uint32_t q, uin
 /* The initiator learns which rail was at fault: it is avoided for a while. */
 static const char *rdma_late(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    const struct xfer_rdma_link *l = c->initiator ? xfer_rdma_link_of(c) : NULL;
+    const struct qp_set *set = c->initiator ? xfer_qp_set_of(c) : NULL;
     uint32_t told = 0;
     for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all
                                                   did, those whose answer does not come */
-        for (uint32_t q = 0; l && q < l->n_qps; q++) {
-            const struct link_qp *lq = &l->qp[q];
-            if (!lq->qp || lq->probed || told & 1u << lq->rail ||
-                (way == 0 && lq->tail == lq->head))
+        for (uint32_t q = 0; set && q < set->n_qps; q++) {
+            const struct queue_pair *pair = &set->qp[q];
+            if (!pair->qp || pair->probed || told & 1u << pair->rail ||
+                (way == 0 && pair->tail == pair->head))
                 continue;
-            xfer_rail_erred(x, lq->rail);
-            told |= 1u << lq->rail;
+            xfer_rail_erred(x, pair->rail);
+            told |= 1u << pair->rail;
         }
     return "rdma: no answer over the queue pairs: no route between the devices, or a wrong GID";
 }
 
-/* The link and the index of a completion's queue pair; NULL: it is gone. */
-static struct xfer_rdma_link *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num,
-                                      uint32_t *ret_q)
+/* The set and the index of a completion's queue pair; NULL: it is gone. */
+static struct qp_set *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num, uint32_t *ret_q)
 {
-    for (uint32_t i = 0; i < MAX_LINKS; i++) {
-        struct xfer_rdma_link *l = r->link[i];
-        for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++) {
-            if (!l->qp[q].qp || l->qp[q].rail != rail || l->qp[q].qp->num != qp_num) continue;
+    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
+        struct qp_set *set = r->qp_set[i];
+        for (uint32_t q = 0; set && q < TD_XFER_QPS_MAX; q++) {
+            if (!set->qp[q].qp || set->qp[q].rail != rail || set->qp[q].qp->num != qp_num) continue;
             *ret_q = q;
-            return l;
+            return set;
         }
     }
     return NULL;
 }
 
-static void link_dooms(struct td_xfer *x, struct xfer_rdma_link *l)
+static void qp_set_dooms(struct td_xfer *x, struct qp_set *set)
 {
-    if (l->end.state != LINK_STANDS) return;
-    l->end.at_ns = xfer_now(x) + DOOM_NS;
-    link_goes(l, LINK_DOOMED);
+    if (set->end.state != QP_SET_STANDS) return;
+    set->end.at_ns = xfer_now(x) + DOOM_NS;
+    qp_set_goes(set, QP_SET_DOOMED);
 }
 
 /* Its queue pairs have failed, and why is not known here. The side whose request it was knows,
  * in a moment: when it comes first, the op at fault ends and the others go on; when this side's
  * BYE does, all get another attempt, and meet the same request again. */
-static void doom(struct td_xfer *x, struct xfer_rdma_link *l, const struct rail *rail,
-                 const char *what)
+static void doom(struct td_xfer *x, struct qp_set *set, const struct rail *rail, const char *what)
 {
-    if (l->end.state != LINK_STANDS) return;
-    xfer_say(l->end.reason, "rdma: %s: %s", rail->name, what);
-    link_dooms(x, l);
+    if (set->end.state != QP_SET_STANDS) return;
+    xfer_say(set->end.reason, "rdma: %s: %s", rail->name, what);
+    qp_set_dooms(x, set);
 }
 
 static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_vb_wc *wc)
@@ -1325,59 +1328,60 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     struct xfer_rdma *r = x->rdma;
     struct rail *rail = &r->rail[rail_at];
     uint32_t q = 0;
-    struct xfer_rdma_link *l = find_qp(r, rail_at, wc->qp_num, &q);
+    struct qp_set *set = find_qp(r, rail_at, wc->qp_num, &q);
     bool is_recv =
         wc->id == RECV_ID || (wc->status == TD_VB_WC_SUCCESS && wc->op == TD_VB_RECV_IMM);
-    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS && (!l || !l->qp[q].recv_posted) &&
+    if (is_recv && rail->srq && wc->status == TD_VB_WC_SUCCESS &&
+        (!set || !set->qp[q].recv_posted) &&
         ++rail->srq_spent >= (rail->plan.srq_depth < 128 ? (rail->plan.srq_depth + 1) / 2 : 64)) {
         if (r->vb->srq.post(rail->srq, RECV_ID, rail->srq_spent) == 0) rail->srq_spent = 0;
     }
-    if (!l) return;
-    struct link_qp *lq = &l->qp[q];
+    if (!set) return;
+    struct queue_pair *pair = &set->qp[q];
     if (wc->status == TD_VB_WC_SUCCESS && (is_recv || wc->op == TD_VB_READ)) rail->received = true;
     if (is_recv) {
-        if (lq->recv_left) lq->recv_left--;
-        if (wc->status == TD_VB_WC_SUCCESS) on_word(x, l, q, wc->imm);
+        if (pair->recv_left) pair->recv_left--;
+        if (wc->status == TD_VB_WC_SUCCESS) on_word(x, set, q, wc->imm);
     } else {
-        on_sent(x, l, q, wc);
+        on_sent(x, set, q, wc);
     }
     if (wc->status == TD_VB_WC_SUCCESS) return;
     if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An
                                               asynchronous event or the peer's BYE may have come
                                               before it */
-        if (l->end.verdict == VERDICT_OPEN) {
-            xfer_say(l->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
+        if (set->end.verdict == VERDICT_OPEN) {
+            xfer_say(set->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
                      td_vb_wc_status_name(wc->status), wc->vendor_error);
-            struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, lq, wc);
-            bool late = is_late(x, l, &p, wc);
-            if (!late && !is_retryable(wc->status)) l->end.fault = p;
+            struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, pair, wc);
+            bool late = is_late(x, set, &p, wc);
+            if (!late && !is_retryable(wc->status)) set->end.fault = p;
             bool retry = late || is_retryable(wc->status) || p.id != NO_ID;
-            l->end.verdict = retry ? VERDICT_RETRY : VERDICT_NEVER;
+            set->end.verdict = retry ? VERDICT_RETRY : VERDICT_NEVER;
             /* fenced: the peer may be dead, and the rail is not to blame */
-            if (!late && l->end.state != LINK_FENCED) xfer_rail_erred(x, rail_at);
+            if (!late && set->end.state != QP_SET_FENCED) xfer_rail_erred(x, rail_at);
         }
         /* No answer: the peer may be dead, and its socket says so when the kernel has put it
            away. */
         if (wc->status == TD_VB_WC_RETRY_EXC)
-            link_dooms(x, l);
+            qp_set_dooms(x, set);
         else
-            link_goes(l, LINK_BROKEN);
+            qp_set_goes(set, QP_SET_BROKEN);
     } else {
-        doom(x, l, rail,
+        doom(x, set, rail,
              is_recv ? "a queue pair went into the error state (a receive was flushed first)"
                      : "a queue pair went into the error state (a request was flushed first)");
     }
 }
 
-/* Nothing will be told on this rail any more: its links end, and their ops try another. */
+/* Nothing will be told on this rail any more: its sets end, and their ops try another. */
 static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int error)
 {
     struct xfer_rdma *r = x->rdma;
     r->rail[rail].dead = true;
-    for (uint32_t k = 0; k < MAX_LINKS; k++)
-        for (uint32_t q = 0; r->link[k] && q < r->link[k]->n_qps; q++)
-            if (r->link[k]->qp[q].rail == rail && link_breaks(r->link[k]))
-                xfer_say(r->link[k]->end.reason, "rdma: %s: its completion queue %s: %s",
+    for (uint32_t k = 0; k < MAX_QP_SETS; k++)
+        for (uint32_t q = 0; r->qp_set[k] && q < r->qp_set[k]->n_qps; q++)
+            if (r->qp_set[k]->qp[q].rail == rail && qp_set_breaks(r->qp_set[k]))
+                xfer_say(r->qp_set[k]->end.reason, "rdma: %s: its completion queue %s: %s",
                          r->rail[rail].name, what, strerror(error));
 }
 
@@ -1394,7 +1398,7 @@ static bool take_completions(struct td_xfer *x)
             for (int k = 0; k < n; k++) on_completion(x, i, &wcs[k]);
             if (n > 0) any = true;
             if (n < 0) {
-                any = true; /* who was about to sleep ends its links first */
+                any = true; /* who was about to sleep ends its sets first */
                 rail_is_deaf(x, i, "is dead", -n);
             }
         } while (n == 64);
@@ -1403,22 +1407,23 @@ static bool take_completions(struct td_xfer *x)
 }
 
 /* qp_num 0: of all queue pairs on the rail, and it is known why. */
-static void break_links(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
+static void break_qp_sets(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
 {
     struct xfer_rdma *r = x->rdma;
-    for (uint32_t i = 0; i < MAX_LINKS; i++) {
-        struct xfer_rdma_link *l = r->link[i];
+    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
+        struct qp_set *set = r->qp_set[i];
         bool hit = false;
-        for (uint32_t q = 0; l && q < TD_XFER_QPS_MAX; q++)
-            if (l->qp[q].qp && l->qp[q].rail == rail && (!qp_num || l->qp[q].qp->num == qp_num))
+        for (uint32_t q = 0; set && q < TD_XFER_QPS_MAX; q++)
+            if (set->qp[q].qp && set->qp[q].rail == rail &&
+                (!qp_num || set->qp[q].qp->num == qp_num))
                 hit = true;
-        if (!hit || link_is_over(l)) continue;
+        if (!hit || qp_set_is_over(set)) continue;
         if (qp_num) {
-            doom(x, l, &r->rail[rail], what);
+            doom(x, set, &r->rail[rail], what);
             continue;
         }
-        xfer_say(l->end.reason, "rdma: %s: %s", r->rail[rail].name, what);
-        link_goes(l, LINK_BROKEN);
+        xfer_say(set->end.reason, "rdma: %s: %s", r->rail[rail].name, what);
+        qp_set_goes(set, QP_SET_BROKEN);
     }
 }
 
@@ -1433,26 +1438,26 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         return;
     switch (e->kind) {
     case TD_VB_ASYNC_QP_FATAL:
-        break_links(x, i, e->qp_num, "a queue pair failed (asynchronous event)");
+        break_qp_sets(x, i, e->qp_num, "a queue pair failed (asynchronous event)");
         break;
     case TD_VB_ASYNC_CQ_ERR:
     case TD_VB_ASYNC_SRQ_ERR:
     case TD_VB_ASYNC_DEVICE_FATAL:
         rail->dead = true;
         xfer_rail_erred(x, i);
-        break_links(x, i, 0,
-                    e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed"
-                                                        : "a completion or receive queue failed");
+        break_qp_sets(x, i, 0,
+                      e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed"
+                                                          : "a completion or receive queue failed");
         break;
     case TD_VB_ASYNC_PORT_ERR:
         rail->port.active = false;
         xfer_rail_erred(x, i);
-        break_links(x, i, 0, "the port went down");
+        break_qp_sets(x, i, 0, "the port went down");
         break;
     case TD_VB_ASYNC_PORT_ACTIVE:
         if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 &&
             rail->port.active) {
-            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and links on it fail
+            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and sets on it fail
                                                   by name */
             rail->avoid_until_ns = rail->avoid_ns = 0;
             r->n_ups++;
@@ -1462,7 +1467,7 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         struct td_vb_gid before = rail->gid;
         if (xfer_rail_pick_gid(r, rail, NULL) == TD_OK &&
             memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
-            break_links(x, i, 0, "the device's address changed");
+            break_qp_sets(x, i, 0, "the device's address changed");
         break;
     }
     case TD_VB_ASYNC_LID_CHANGE: {
@@ -1472,7 +1477,7 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         bool moved = now.lid != rail->port.lid;
         rail->port = now;
         /* peers still send to the old one: the next attempt's set-up tells them */
-        if (moved) break_links(x, i, 0, "the port's LID changed");
+        if (moved) break_qp_sets(x, i, 0, "the port's LID changed");
         break;
     }
     case TD_VB_ASYNC_OTHER:
@@ -1493,17 +1498,17 @@ static bool rdma_poll(struct td_xfer *x)
             any = true;
         }
     }
-    for (uint32_t i = 0; i < MAX_LINKS; i++)
-        if (r->link[i] && r->link[i]->joining && atomic_load(&r->link[i]->joining->over)) {
-            joined(x, r->link[i]);
+    for (uint32_t i = 0; i < MAX_QP_SETS; i++)
+        if (r->qp_set[i] && r->qp_set[i]->joining && atomic_load(&r->qp_set[i]->joining->over)) {
+            joined(x, r->qp_set[i]);
             any = true;
         }
-    if (r->n_links && take_completions(x)) any = true;
-    for (uint32_t i = 0; i < MAX_LINKS; i++) {
-        struct xfer_rdma_link *l = r->link[i];
-        if (l && l->end.state == LINK_DOOMED && xfer_now(x) >= l->end.at_ns)
-            link_goes(l, LINK_BROKEN);
-        if (l && l->end.state == LINK_BROKEN) close_broken(x, l);
+    if (r->n_qp_sets && take_completions(x)) any = true;
+    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
+        struct qp_set *set = r->qp_set[i];
+        if (set && set->end.state == QP_SET_DOOMED && xfer_now(x) >= set->end.at_ns)
+            qp_set_goes(set, QP_SET_BROKEN);
+        if (set && set->end.state == QP_SET_BROKEN) close_broken(x, set);
     }
     if (x->core.flush_writes && xfer_rdma_flush(x)) any = true;
     return any;
@@ -1513,13 +1518,13 @@ void xfer_rdma_close(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
     if (!r) return;
-    for (uint32_t i = 0; i < MAX_LINKS; i++) {
-        struct xfer_rdma_link *l = r->link[i];
-        if (!l) continue; /* those with a connection were fenced with it */
-        pthread_join(l->joining->thread, NULL);
-        free(l->joining);
-        l->joining = NULL;
-        link_end(x, l);
+    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
+        struct qp_set *set = r->qp_set[i];
+        if (!set) continue; /* those with a connection were fenced with it */
+        pthread_join(set->joining->thread, NULL);
+        free(set->joining);
+        set->joining = NULL;
+        qp_set_close(x, set);
     }
     xfer_rails_close(r);
     for (uint32_t i = 0; r->op_keys && i < x->core.max_ops; i++) free(r->op_keys[i]);
@@ -1542,10 +1547,10 @@ static bool rdma_sleep(struct td_xfer *x)
     if (!r) return true;
     bool may_sleep = true;
     if (r->flush.runs) return false;
-    /* what the last link's end told: unread it would wake us for ever */
-    for (uint32_t i = 0; i < r->n_rails && !r->n_links; i++)
+    /* what the last set's end told: unread it would wake us for ever */
+    for (uint32_t i = 0; i < r->n_rails && !r->n_qp_sets; i++)
         if (xfer_rail_tells(&r->rail[i])) r->vb->cq_clear(r->rail[i].cq);
-    if (!r->n_links) return true;
+    if (!r->n_qp_sets) return true;
     uint64_t until = td_now_ns() + r->spin_ns;
     while (r->spin_ns && td_now_ns() < until) {
         if (take_completions(x)) return false;

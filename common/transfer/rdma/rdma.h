@@ -1,5 +1,5 @@
-/* rdma.h - what rails.c (devices) and rdma.c (links over them) share. Not for others. All of it
- * is guarded by the endpoint's lock, and but for what a revival has it is the progress thread's. */
+/* rdma.h - what rails.c (devices) and rdma.c (queue pairs over them) share. Not for others. All of
+ * it is guarded by the endpoint's lock; what no revival has is the progress thread's. */
 #ifndef TD_TRANSFER_RDMA_RDMA_H
 #define TD_TRANSFER_RDMA_RDMA_H
 
@@ -7,9 +7,9 @@
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/rdma/verbs.h"
 
-#define MAX_LINKS 256
+#define MAX_QP_SETS 256
 #define CELL 64     /* a probe's bytes */
-#define WINDOWS 128 /* of each queue pair of an accepted link */
+#define WINDOWS 128 /* of each queue pair of an accepted set */
 #define REOPEN_NS TD_NS_PER_S
 #define REOPEN_MAX_NS (30 * TD_NS_PER_S)
 
@@ -67,7 +67,7 @@ struct xfer_rdma {
     const struct td_verbs *vb;
     struct td_xfer_rdma_config config;
     uint64_t quarantine_ns;
-    uint32_t n_rails, n_links; /* rails keep their numbers: peers go by them. One that is not
+    uint32_t n_rails, n_qp_sets; /* rails keep their numbers: peers go by them. One that is not
                                   there has no device */
     struct rail rail[TD_XFER_RAILS_MAX];
     struct revival revival;
@@ -75,9 +75,9 @@ struct xfer_rdma {
     struct flushing flush;
     uint64_t region_bytes;
     uint32_t n_regions;
-    uint8_t *cells; /* [2][MAX_LINKS][TD_XFER_QPS_MAX][CELL]: that peers probe, that
+    uint8_t *cells; /* [2][MAX_QP_SETS][TD_XFER_QPS_MAX][CELL]: that peers probe, that
                        we send */
-    struct xfer_rdma_link *link[MAX_LINKS];
+    struct qp_set *qp_set[MAX_QP_SETS];
     uint64_t spin_ns;
     /* n_ups: rails that came back */
     uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide, n_ups;
@@ -92,9 +92,9 @@ struct pending { /* a request that has not completed: of an op (WRITE) or of a s
     bool is_read;
 };
 #define NO_ID UINT32_MAX   /* of neither: a probe */
-#define RECV_ID UINT64_MAX /* of every receive; a request has its link, queue pair and number */
+#define RECV_ID UINT64_MAX /* of every receive; a request has its set, queue pair and number */
 
-struct link_qp {
+struct queue_pair {
     struct td_vb_qp *qp;
     uint8_t rail;        /* ours */
     uint64_t head, tail; /* requests [tail, head) are pending; completions may come for ids
@@ -112,7 +112,7 @@ enum window_state { WINDOWS_NONE = 0, WINDOWS_BINDING, WINDOWS_OPEN, WINDOWS_END
 
 struct grant_windows { /* of the slot's bound attempt; the same on every queue pair */
     enum window_state state;
-    struct xfer_rdma_link *link;
+    struct qp_set *set;
     uint32_t n;
     struct {
         uint32_t window;
@@ -125,7 +125,7 @@ struct grant_windows { /* of the slot's bound attempt; the same on every queue p
     } qp[TD_XFER_QPS_MAX];
 };
 
-/* RTR and RTS of a link's queue pairs. The thread has them, and all of this, until `over`. */
+/* RTR and RTS of a set's queue pairs. The thread has them, and all of this, until `over`. */
 struct joining {
     pthread_t thread;
     atomic_bool over, unwanted;
@@ -141,45 +141,45 @@ struct joining {
                                         initiator: the peer's, to be probed */
 };
 
-/* How a link ends. Its state only ever goes forward. */
-enum link_state {
-    LINK_STANDS = 0,
-    LINK_DOOMED, /* its queue pairs have failed: it ends at at_ns, or when somebody says why */
-    LINK_BROKEN, /* to be ended at the next look */
-    LINK_FENCED, /* it has no connection any more: its completions are taken, and nothing is
+/* How a set ends. Its state only ever goes forward. */
+enum qp_set_state {
+    QP_SET_STANDS = 0,
+    QP_SET_DOOMED, /* its queue pairs have failed: it ends at at_ns, or when somebody says why */
+    QP_SET_BROKEN, /* to be ended at the next look */
+    QP_SET_FENCED, /* it has no connection any more: its completions are taken, and nothing is
                     told of them but whose request was at fault */
 };
 
 /* What the first completion that failed says of another attempt. */
-enum link_verdict {
+enum qp_set_verdict {
     VERDICT_OPEN = 0 /* none has come: one is worth it */,
     VERDICT_RETRY,
     VERDICT_NEVER
 };
 
-struct link_end {
-    enum link_state state;
-    enum link_verdict verdict;
+struct qp_set_end {
+    enum qp_set_state state;
+    enum qp_set_verdict verdict;
     uint64_t at_ns;       /* DOOMED */
     struct pending fault; /* the request whose failure no other try mends; id NO_ID: none */
     char reason[TD_XFER_REASON_MAX];
 };
 
-/* Initiator: when a rail that this link lacks is tried next. */
-struct link_more {
+/* Initiator: when a rail that this set lacks is tried next. */
+struct qp_set_more {
     uint32_t peer_rails; /* bits of those that the acceptor has at all */
     uint64_t n_ups, at_ns, wait_ns;
 };
 
-struct xfer_rdma_link {
-    uint32_t index; /* in rdma->link */
+struct qp_set {
+    uint32_t index; /* in rdma->qp_set */
     uint64_t conn;
     uint32_t n_qps, n_rails, per_rail, next_turn, next_home;
     struct td_xfer_turns op_turns, slot_turns;
     bool may_pull; /* initiator: the acceptor can READ from this side's pool */
-    struct link_qp qp[TD_XFER_QPS_MAX];
+    struct queue_pair qp[TD_XFER_QPS_MAX];
     struct joining *joining; /* NULL: its queue pairs are connected, or not yet to be */
-    struct link_end end;
+    struct qp_set_end end;
     uint8_t offer[TD_XFER_RDMA_SETUP_BYTES]; /* initiator: ours, for the answer */
     /* what the peer said */
     uint32_t peer_recv_wr, n_regions;
@@ -190,16 +190,16 @@ struct xfer_rdma_link {
     uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
     bool windows;                     /* the accepting side, whichever it is, has them */
     uint32_t n_free, free_window[WINDOWS];
-    struct link_more more;
+    struct qp_set_more more;
 };
 
 struct xfer_rdma_conn {
-    struct xfer_rdma_link *link; /* from SETUP on */
+    struct qp_set *set; /* from SETUP on */
 };
 
-static inline struct xfer_rdma_link *xfer_rdma_link_of(const struct td_xfer_conn *c)
+static inline struct qp_set *xfer_qp_set_of(const struct td_xfer_conn *c)
 {
-    return ((const struct xfer_rdma_conn *)c->own)->link;
+    return ((const struct xfer_rdma_conn *)c->own)->set;
 }
 
 /* rails.c. open: the caller's thread, as mem_add. revive: rails that died or were never up are
@@ -227,10 +227,9 @@ td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, c
 td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err);
 void xfer_flush_rail_close(const struct xfer_rdma *r, struct rail *rail);
 
-static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32_t link,
-                                      uint32_t qp)
+static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32_t set, uint32_t qp)
 {
-    return r->cells + (((size_t)out * MAX_LINKS + link) * TD_XFER_QPS_MAX + qp) * CELL;
+    return r->cells + (((size_t)out * MAX_QP_SETS + set) * TD_XFER_QPS_MAX + qp) * CELL;
 }
 
 /* the pool is on it, and its port is active */
@@ -239,9 +238,9 @@ bool xfer_rail_is_usable(const struct rail *rail);
 bool xfer_rail_tells(const struct rail *rail);
 /* the best of the port's table, or the operator's */
 td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err);
-/* it did something bad: new links avoid it for a while */
+/* it did something bad: new sets avoid it for a while */
 void xfer_rail_erred(struct td_xfer *x, uint32_t rail);
-/* no link is left */
+/* no set is left */
 void xfer_rails_close(struct xfer_rdma *r);
 
 #endif

@@ -188,7 +188,8 @@ td_status td_rdma_plan(const char *device, const struct td_vb_limits *l,
         p.srq_depth = 0; /* its flush would leave no room for
                             queue pairs */
     p.words = (p.recv_depth + 1) / 2;
-    uint32_t need = p.n_qps * (p.send_depth + p.recv_depth); /* of completions, when a link ends */
+    uint32_t need =
+        p.n_qps * (p.send_depth + p.recv_depth); /* of completions, when a set of them ends */
     p.n_peers = min_u32(l->max_qp / p.n_qps, (p.cq_depth - p.srq_depth) / need);
     *ret_plan = p;
     return TD_OK;

@@ -178,8 +178,8 @@ static ssize_t tcp_receive(struct td_xfer *x, struct td_xfer_conn *c)
         errno = EAGAIN;
         return -1;
     }
-    bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->link, f)
-                                          : td_xfer_core_place_begin(&x->core, c->link, f));
+    bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->conn_id, f)
+                                          : td_xfer_core_place_begin(&x->core, c->conn_id, f));
     if (!fits) {
         c->rx.drop = true;
         ssize_t k = c->rx.used ? xfer_conn_in(c, NULL, left)
