@@ -109,120 +109,190 @@ static td_status filled(size_t bytes, const void *from, size_t from_bytes, const
     return s;
 }
 
-static td_status line(const struct shape *h, const uint8_t *noise, uint64_t key, double rate,
-                      struct td_err *err)
+/* One shape's inputs, on the host and on the device. */
+struct inputs {
+    const struct shape *h;
+    int32_t n_rows, n_blocks, n_blocks_all; /* n_blocks: of one sequence */
+    size_t kv_bytes;                        /* of K, or V, of a block */
+    size_t layer_bytes, n_layers, row;      /* row: floats of a row of q */
+    double seen, keys;                      /* (row, key) pairs; keys that some row sees */
+    int32_t *pos, *seq, *ids;
+    void **ptrs, *plan;
+    size_t plan_bytes, scratch_bytes;
+    struct {
+        void *cache, *q, *out, *positions, *row_seq, *tables, *table_ptrs, *scratch, *plan;
+    } device;
+};
+
+static struct inputs inputs_size(const struct shape *h)
 {
-    int32_t bs = (int32_t)cfg.block, n_rows = h->batch * h->q,
-            n_blocks = (h->context + bs - 1) / bs, all = h->batch * n_blocks;
-    size_t kv_bytes = (size_t)h->kv_heads * (size_t)bs * (size_t)h->head_dim * 2,
-           layer = 2 * kv_bytes * (size_t)all, n_layers = 1,
-           row = (size_t)h->heads * (size_t)h->head_dim;
-    while (n_layers * layer < cfg.l2_bytes && (int64_t)n_layers < cfg.entries) n_layers++;
-    void *cache = NULL, *q = NULL, *out = NULL, *positions = NULL, *row_seq = NULL, *tables = NULL,
-         *table_ptrs = NULL, *scratch = NULL, *device_plan = NULL;
-    if (n_layers * layer > cfg.max_bytes) return TD_OK;
-    int32_t *pos = malloc((size_t)n_rows * 4), *seq = malloc((size_t)n_rows * 4),
-            *ids = malloc((size_t)all * 4);
-    void **ptrs = malloc((size_t)h->batch * sizeof *ptrs);
-    size_t plan_bytes = ops->attn_plan_bytes(n_rows, h->kv_heads),
-           scratch_bytes = ops->attn_scratch_bytes(h->heads, h->kv_heads, h->head_dim, bs);
-    void *plan = malloc(plan_bytes);
-    td_status s = pos && seq && ids && ptrs && plan
-                      ? TD_OK
-                      : td_fail(err, TD_ERR_NOMEM, "no memory for %d rows", (int)n_rows);
-    if (s) goto out;
-    double seen = 0, keys = 0; /* (row, key) pairs; keys that somebody sees */
+    int32_t bs = (int32_t)cfg.block;
+    struct inputs in = {.h = h,
+                        .n_rows = h->batch * h->q,
+                        .n_blocks = (h->context + bs - 1) / bs,
+                        .kv_bytes = (size_t)h->kv_heads * (size_t)bs * (size_t)h->head_dim * 2,
+                        .n_layers = 1,
+                        .row = (size_t)h->heads * (size_t)h->head_dim};
+    in.n_blocks_all = h->batch * in.n_blocks;
+    in.layer_bytes = 2 * in.kv_bytes * (size_t)in.n_blocks_all;
+    while (in.n_layers * in.layer_bytes < cfg.l2_bytes && (int64_t)in.n_layers < cfg.entries)
+        in.n_layers++;
+    in.plan_bytes = ops->attn_plan_bytes(in.n_rows, h->kv_heads);
+    in.scratch_bytes = ops->attn_scratch_bytes(h->heads, h->kv_heads, h->head_dim, bs);
+    return in;
+}
+
+/* Positions and sequences of the rows, and the block ids in random order. */
+static td_status inputs_deal(struct inputs *in, struct td_err *err)
+{
+    const struct shape *h = in->h;
+    in->pos = malloc((size_t)in->n_rows * 4);
+    in->seq = malloc((size_t)in->n_rows * 4);
+    in->ids = malloc((size_t)in->n_blocks_all * 4);
+    in->ptrs = malloc((size_t)h->batch * sizeof *in->ptrs);
+    in->plan = malloc(in->plan_bytes);
+    if (!in->pos || !in->seq || !in->ids || !in->ptrs || !in->plan)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for %d rows", (int)in->n_rows);
     for (int32_t b = 0; b < h->batch; b++)
         for (int32_t i = 0; i < h->q; i++) {
             int32_t p = h->context - h->q + i,
                     n = h->window > 0 && p + 1 > h->window ? h->window : p + 1;
-            pos[b * h->q + i] = p, seq[b * h->q + i] = b;
-            seen += n;
-            keys += i == 0 ? n : 1;
+            in->pos[b * h->q + i] = p, in->seq[b * h->q + i] = b;
+            in->seen += n;
+            in->keys += i == 0 ? n : 1;
         }
-    for (int32_t i = 0; i < all; i++) ids[i] = i;
-    for (int32_t i = all - 1; i > 0; i--) {
-        int32_t j = (int32_t)(td_bench_random() % (uint64_t)(i + 1)), x = ids[i];
-        ids[i] = ids[j], ids[j] = x;
+    for (int32_t i = 0; i < in->n_blocks_all; i++) in->ids[i] = i;
+    for (int32_t i = in->n_blocks_all - 1; i > 0; i--) {
+        int32_t j = (int32_t)(td_bench_random() % (uint64_t)(i + 1)), x = in->ids[i];
+        in->ids[i] = in->ids[j], in->ids[j] = x;
     }
-    if ((s = filled(n_layers * layer, noise, CHUNK, "KV", &cache, err))) goto out;
-    if ((s = d->alloc((size_t)n_rows * row * 4, "q", &q, err))) goto out;
-    float *q_row = malloc(row * 4);
-    if (!q_row) {
-        s = td_fail(err, TD_ERR_NOMEM, "no memory for a row");
-        goto out;
-    }
-    for (size_t i = 0; i < row; i++) q_row[i] = (float)(td_bench_random() >> 40) * 0x1p-23f - 1;
-    for (int32_t r = 0; !s && r < n_rows; r++)
-        s = d->upload((float *)q + (size_t)r * row, q_row, row * 4, err);
+    return TD_OK;
+}
+
+/* Every row of q is the same random row. */
+static td_status upload_q(struct inputs *in, struct td_err *err)
+{
+    td_status s = d->alloc((size_t)in->n_rows * in->row * 4, "q", &in->device.q, err);
+    if (s) return s;
+    float *q_row = malloc(in->row * 4);
+    if (!q_row) return td_fail(err, TD_ERR_NOMEM, "no memory for a row");
+    for (size_t i = 0; i < in->row; i++) q_row[i] = (float)(td_bench_random() >> 40) * 0x1p-23f - 1;
+    for (int32_t r = 0; !s && r < in->n_rows; r++)
+        s = d->upload((float *)in->device.q + (size_t)r * in->row, q_row, in->row * 4, err);
     free(q_row);
-    if (s || (s = d->alloc((size_t)n_rows * row * 4, "out", &out, err)) ||
-        (s = d->alloc(scratch_bytes, "scratch", &scratch, err)))
-        goto out;
-    if ((s = filled((size_t)n_rows * 4, pos, (size_t)n_rows * 4, "positions", &positions, err)))
-        goto out;
-    if ((s = filled((size_t)n_rows * 4, seq, (size_t)n_rows * 4, "sequences", &row_seq, err)))
-        goto out;
-    if ((s = filled((size_t)all * 4, ids, (size_t)all * 4, "block tables", &tables, err))) goto out;
-    for (int32_t b = 0; b < h->batch; b++)
-        ptrs[b] = (int32_t *)tables + (size_t)b * (size_t)n_blocks;
-    if ((s = filled((size_t)h->batch * sizeof *ptrs, ptrs, (size_t)h->batch * sizeof *ptrs,
-                    "block tables", &table_ptrs, err)))
-        goto out;
+    return s;
+}
+
+static td_status inputs_upload(struct inputs *in, const uint8_t *noise, struct td_err *err)
+{
+    size_t rows_bytes = (size_t)in->n_rows * 4, ids_bytes = (size_t)in->n_blocks_all * 4,
+           ptrs_bytes = (size_t)in->h->batch * sizeof *in->ptrs;
+    td_status s =
+        filled(in->n_layers * in->layer_bytes, noise, CHUNK, "KV", &in->device.cache, err);
+    if (!s) s = upload_q(in, err);
+    if (!s) s = d->alloc((size_t)in->n_rows * in->row * 4, "out", &in->device.out, err);
+    if (!s) s = d->alloc(in->scratch_bytes, "scratch", &in->device.scratch, err);
+    if (!s) s = filled(rows_bytes, in->pos, rows_bytes, "positions", &in->device.positions, err);
+    if (!s) s = filled(rows_bytes, in->seq, rows_bytes, "sequences", &in->device.row_seq, err);
+    if (!s) s = filled(ids_bytes, in->ids, ids_bytes, "block tables", &in->device.tables, err);
+    for (int32_t b = 0; !s && b < in->h->batch; b++)
+        in->ptrs[b] = (int32_t *)in->device.tables + (size_t)b * (size_t)in->n_blocks;
+    if (!s)
+        s = filled(ptrs_bytes, in->ptrs, ptrs_bytes, "block tables", &in->device.table_ptrs, err);
+    if (s) return s;
     uint64_t grid;
-    ops->attn_plan(&(struct td_attn_plan_args){.positions = pos,
-                                               .row_seq = seq,
-                                               .n_rows = n_rows,
-                                               .n_heads = h->heads,
-                                               .n_kv_heads = h->kv_heads},
-                   plan, &grid);
-    if ((s = filled(plan_bytes, plan, plan_bytes, "plan", &device_plan, err))) goto out;
-    struct td_attn_args a = {.kv = {.block_bytes = (int64_t)(2 * kv_bytes * n_layers),
-                                    .n_kv_heads = h->kv_heads,
-                                    .block_size = bs,
-                                    .head_dim = h->head_dim,
-                                    .dtype = TD_BF16},
-                             .q = q,
-                             .out = out,
-                             .q_stride = (int64_t)row,
-                             .out_stride = (int64_t)row,
-                             .positions = positions,
-                             .row_seq = row_seq,
-                             .block_tables = table_ptrs,
-                             .n_rows = n_rows,
-                             .n_heads = h->heads,
-                             .scale = 0.088388347648f,
-                             .sliding_window = h->window,
-                             .scratch = scratch,
-                             .scratch_bytes_per_part = scratch_bytes,
-                             .plan = plan,
-                             .device_plan = device_plan};
+    ops->attn_plan(&(struct td_attn_plan_args){.positions = in->pos,
+                                               .row_seq = in->seq,
+                                               .n_rows = in->n_rows,
+                                               .n_heads = in->h->heads,
+                                               .n_kv_heads = in->h->kv_heads},
+                   in->plan, &grid);
+    return filled(in->plan_bytes, in->plan, in->plan_bytes, "plan", &in->device.plan, err);
+}
+
+static void inputs_free(struct inputs *in)
+{
+    void *device[] = {in->device.plan,    in->device.table_ptrs, in->device.tables,
+                      in->device.row_seq, in->device.positions,  in->device.scratch,
+                      in->device.out,     in->device.q,          in->device.cache};
+    for (int i = 0; i < LEN(device); i++) d->release(device[i]);
+    free(in->pos), free(in->seq), free(in->ids), free(in->ptrs), free(in->plan);
+}
+
+static struct td_attn_args call_of(const struct inputs *in)
+{
+    const struct shape *h = in->h;
+    return (struct td_attn_args){
+        .kv = {.block_bytes = (int64_t)(2 * in->kv_bytes * in->n_layers),
+               .n_kv_heads = h->kv_heads,
+               .block_size = (int32_t)cfg.block,
+               .head_dim = h->head_dim,
+               .dtype = TD_BF16},
+        .q = in->device.q,
+        .out = in->device.out,
+        .q_stride = (int64_t)in->row,
+        .out_stride = (int64_t)in->row,
+        .positions = in->device.positions,
+        .row_seq = in->device.row_seq,
+        .block_tables = in->device.table_ptrs,
+        .n_rows = in->n_rows,
+        .n_heads = h->heads,
+        .scale = 0.088388347648f, /* 1 / sqrt(128): the time does not depend on the value */
+        .sliding_window = h->window,
+        .scratch = in->device.scratch,
+        .scratch_bytes_per_part = in->scratch_bytes,
+        .plan = in->plan,
+        .device_plan = in->device.plan};
+}
+
+/* Seconds of one call in each of cfg.repeats graphs, into samples[]; two graphs before them are not
+ * measured. */
+static td_status measure(const struct inputs *in, uint64_t key, struct td_err *err)
+{
+    struct td_attn_args a = call_of(in);
     for (int64_t i = -2; i < cfg.repeats; i++) {
         uint64_t t0 = td_now_ns();
         if (d->step_begin(key))
             for (int64_t e = 0; e < cfg.entries; e++) {
-                a.kv.base = (uint8_t *)cache + 2 * kv_bytes * ((size_t)e % n_layers);
+                a.kv.base =
+                    (uint8_t *)in->device.cache + 2 * in->kv_bytes * ((size_t)e % in->n_layers);
                 ops->attn(&a, 0, 1);
             }
-        if ((s = d->step_end(err)) || (s = d->wait(err))) goto out;
+        td_status s = d->step_end(err);
+        if (!s) s = d->wait(err);
+        if (s) return s;
         if (i >= 0) samples[i] = (double)(td_now_ns() - t0) * 1e-9 / (double)cfg.entries;
     }
+    return TD_OK;
+}
+
+static void print_line(const struct inputs *in, double rate)
+{
+    const struct shape *h = in->h;
     struct td_bench_timing timing = td_bench_timing_of(samples, cfg.repeats);
-    double t = timing.median_s,
-           bytes = keys * h->kv_heads * h->head_dim * 4 + (double)n_rows * (double)row * 8;
-    double operations = 4 * seen * (double)row, memory_s = bytes / rate,
+    double t = timing.median_s, bytes = in->keys * h->kv_heads * h->head_dim * 4 +
+                                        (double)in->n_rows * (double)in->row * 8;
+    double operations = 4 * in->seen * (double)in->row, memory_s = bytes / rate,
            tensor_s = cfg.peak_tflops > 0 ? operations / (cfg.peak_tflops * 1e12) : 0;
     double floor_s = memory_s > tensor_s ? memory_s : tensor_s;
     printf("%d,%d,%d,%d,%d,%d,%d,%d,%.2f,%.1f,%.3f,%.1f,%.2f,%.2f,%.3f\n", (int)h->batch, (int)h->q,
            (int)h->context, (int)h->heads, (int)h->kv_heads, (int)h->head_dim, (int)h->window,
-           (int)bs, t * 1e6, timing.spread * 100, bytes / t * 1e-12, operations / t * 1e-12,
+           (int)cfg.block, t * 1e6, timing.spread * 100, bytes / t * 1e-12, operations / t * 1e-12,
            memory_s * 1e6, tensor_s * 1e6, floor_s / t);
     fflush(stdout);
-out:
-    d->release(device_plan), d->release(table_ptrs), d->release(tables), d->release(row_seq),
-        d->release(positions);
-    d->release(scratch), d->release(out), d->release(q), d->release(cache);
-    free(pos), free(seq), free(ids), free(ptrs), free(plan);
+}
+
+/* A shape whose cache is larger than --max-bytes has no line. */
+static td_status line(const struct shape *h, const uint8_t *noise, uint64_t key, double rate,
+                      struct td_err *err)
+{
+    struct inputs in = inputs_size(h);
+    if (in.n_layers * in.layer_bytes > cfg.max_bytes) return TD_OK;
+    td_status s = inputs_deal(&in, err);
+    if (!s) s = inputs_upload(&in, noise, err);
+    if (!s) s = measure(&in, key, err);
+    if (!s) print_line(&in, rate);
+    inputs_free(&in);
     return s;
 }
 

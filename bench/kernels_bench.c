@@ -374,6 +374,27 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
 
 static void attn_run(void *ctx, int part, int n_parts) { ops->attn(ctx, part, n_parts); }
 
+/* Random K and V in each of these blocks. */
+static void fill_blocks(const struct td_kv_view *kv, const int32_t *ids, int32_t n)
+{
+    static float *k;
+    if (!k) k = alloc(4096u * 4);
+    fill(k, 4096);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; t < kv->block_size; t++) {
+            int32_t pos = t, seq = 0;
+            const int32_t *one = &ids[i];
+            struct td_kv_store_args st = {.kv = *kv,
+                                          .k = k,
+                                          .v = k + 64,
+                                          .positions = &pos,
+                                          .row_seq = &seq,
+                                          .block_tables = &one,
+                                          .n_rows = 1};
+            ops->kv_store(&st, 0, 1);
+        }
+}
+
 /* n_seqs sequences of n_keys; each with n_new rows at its end. The blocks lie shuffled all over
  * the arena. */
 static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
@@ -405,22 +426,10 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     }
     int32_t n_rows = n_seqs * n_new;
     size_t row = (size_t)n_heads * (size_t)head_dim;
-    static float *q, *out, *k;
-    if (!q) q = alloc(2048u * 2048 * 4), out = alloc(2048u * 2048 * 4), k = alloc(4096u * 4);
-    fill(q, (size_t)n_rows * row), fill(k, 4096);
-    for (int32_t i = 0; i < n_blocks * n_seqs; i++)
-        for (int32_t t = 0; t < BLOCK; t++) {
-            int32_t pos = t, seq = 0;
-            const int32_t *one = &ids[i];
-            struct td_kv_store_args st = {.kv = kv,
-                                          .k = k,
-                                          .v = k + 64,
-                                          .positions = &pos,
-                                          .row_seq = &seq,
-                                          .block_tables = &one,
-                                          .n_rows = 1};
-            ops->kv_store(&st, 0, 1);
-        }
+    static float *q, *out;
+    if (!q) q = alloc(2048u * 2048 * 4), out = alloc(2048u * 2048 * 4);
+    fill(q, (size_t)n_rows * row);
+    fill_blocks(&kv, ids, n_blocks * n_seqs);
     size_t per_part =
         (ops->attn_scratch_bytes(n_heads, n_kv_heads, head_dim, BLOCK) + 63) / 64 * 64;
     struct td_attn_args a = {.kv = kv,

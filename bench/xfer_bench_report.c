@@ -66,32 +66,28 @@ static void cpu_name(char *to, size_t n)
     if (f) fclose(f);
 }
 
-td_status bench_report_open(const struct bench_options *o, int argc, char **argv,
-                            struct bench_report **ret_report, struct td_err *err)
+/* Opens both files now, not after the work. */
+static td_status files_open(struct bench_report *r, struct td_err *err)
 {
-    struct bench_report *r = calloc(1, sizeof *r);
-    struct utsname u;
-    double load[1];
-    const char *const git[] = {"git",         "describe",    "--always", "--dirty",
-                               "--exclude=*", "--abbrev=12", NULL};
-    char when[32];
-    time_t now = (time_t)(td_wall_ns() / TD_NS_PER_S);
-    struct tm tm;
-    if (!r) return td_fail(err, TD_ERR_NOMEM, "out of memory");
-    r->o = o;
-    if (o->json[0]) { /* now, not after the work */
+    const struct bench_options *o = r->o;
+    if (o->json[0]) {
         FILE *f = fopen(o->json, "we");
-        if (!f) {
-            td_fail(err, TD_ERR_IO, "--json %s: %s", o->json, strerror(errno));
-            goto err_free;
-        }
+        if (!f) return td_fail(err, TD_ERR_IO, "--json %s: %s", o->json, strerror(errno));
         fclose(f);
     }
     r->csv = o->csv[0] ? fopen(o->csv, "we") : NULL;
-    if (o->csv[0] && !r->csv) {
-        td_fail(err, TD_ERR_IO, "--csv %s: %s", o->csv, strerror(errno));
-        goto err_free;
-    }
+    if (o->csv[0] && !r->csv)
+        return td_fail(err, TD_ERR_IO, "--csv %s: %s", o->csv, strerror(errno));
+    return TD_OK;
+}
+
+/* The machine, the build and the command, as every row names them. */
+static void describe(struct bench_report *r, int argc, char **argv)
+{
+    const char *const git[] = {"git",         "describe",    "--always", "--dirty",
+                               "--exclude=*", "--abbrev=12", NULL};
+    struct utsname u;
+    double load[1];
     cpu_name(r->cpu, sizeof r->cpu);
     uname(&u);
     r->load = getloadavg(load, 1) == 1 ? load[0] : 0;
@@ -105,30 +101,50 @@ td_status bench_report_open(const struct bench_options *o, int argc, char **argv
                          strcmp(argv[0], "xfer") ? base ? base + 1 : argv[0] : "tandem bench xfer");
     for (int i = 1; i < argc && used < sizeof r->command; i++)
         used += (size_t)snprintf(r->command + used, sizeof r->command - used, " %s", argv[i]);
+}
+
+static void json_head(struct bench_report *r)
+{
+    char when[32];
+    time_t now = (time_t)(td_wall_ns() / TD_NS_PER_S);
+    struct tm tm;
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
     r->results = json_array();
     r->skipped = json_array();
     r->root = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:o,s:o}", "bench", "xfer",
                         "version", TD_VERSION, "commit", r->commit, "when", when, "command",
-                        r->command, "machine", o->machine, "cpu", r->cpu, "kernel", r->kernel,
+                        r->command, "machine", r->o->machine, "cpu", r->cpu, "kernel", r->kernel,
                         "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
                         (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "repeats",
-                        (json_int_t)o->repeats, "results", r->results, "skipped", r->skipped);
+                        (json_int_t)r->o->repeats, "results", r->results, "skipped", r->skipped);
     /* of the minute before: foreign work shows in every number */
     json_object_set_new(r->root, "load_average", json_real(r->load));
-    if (r->csv)
-        fprintf(r->csv, "commit,machine,cpu,kernel,load_average,path,case,bytes,block_bytes,depth,"
-                        "streams,repeats,gb_s_median,gb_s_min,gb_s_max,"
-                        "us_median,latency_us_p50,latency_us_p99,post_us,post_ns_per_block,post_"
-                        "cpu_ns_per_block,sender_cpu_s_per_gb,"
-                        "receiver_cpu_s_per_gb,floor,ratio_median,ratio_min,ratio_max,floor_2,"
-                        "ratio_2_median,ratio_2_min,ratio_2_max,command\n");
+}
+
+static const char csv_head[] =
+    "commit,machine,cpu,kernel,load_average,path,case,bytes,block_bytes,depth,"
+    "streams,repeats,gb_s_median,gb_s_min,gb_s_max,"
+    "us_median,latency_us_p50,latency_us_p99,post_us,post_ns_per_block,post_"
+    "cpu_ns_per_block,sender_cpu_s_per_gb,"
+    "receiver_cpu_s_per_gb,floor,ratio_median,ratio_min,ratio_max,floor_2,"
+    "ratio_2_median,ratio_2_min,ratio_2_max,command\n";
+
+td_status bench_report_open(const struct bench_options *o, int argc, char **argv,
+                            struct bench_report **ret_report, struct td_err *err)
+{
+    struct bench_report *r = calloc(1, sizeof *r);
+    if (!r) return td_fail(err, TD_ERR_NOMEM, "out of memory");
+    r->o = o;
+    td_status s = files_open(r, err);
+    if (s) {
+        free(r);
+        return s;
+    }
+    describe(r, argc, argv);
+    json_head(r);
+    if (r->csv) fputs(csv_head, r->csv);
     *ret_report = r;
     return TD_OK;
-
-err_free:
-    free(r);
-    return err->code;
 }
 
 void bench_report_skip(struct bench_report *r, const char *what, const char *why)
@@ -218,108 +234,161 @@ static void table_head(struct bench_report *r)
            "of its floors");
 }
 
+/* What the samples of one case by one way come to. */
+struct case_numbers {
+    const struct bench_case *c;
+    const struct bench_sample *s;
+    int32_t n; /* samples */
+    enum bench_way way;
+    bool is_path, has_cpu, has_latency;
+    struct spread v[RECEIVER_CPU + 1];
+    double p50_us, p99_us;
+    struct spread of_floor[2]; /* n 0: this way has no such floor, or it did not run */
+};
+
+/* False when the way did not run. */
+static bool numbers_of_case(const struct bench_case *c,
+                            struct bench_sample *const samples[BENCH_N_WAYS], int32_t n,
+                            enum bench_way w, struct case_numbers *ret)
+{
+    *ret = (struct case_numbers){.c = c,
+                                 .s = samples[w],
+                                 .n = n,
+                                 .way = w,
+                                 .is_path = w < BENCH_N_PATHS,
+                                 .has_cpu = w <= BENCH_BARE};
+    for (int k = GB_S; k <= RECEIVER_CPU; k++)
+        ret->v[k] = number_of(samples[w], n, c, (enum number)k);
+    if (!ret->v[GB_S].n) return false;
+    ret->has_latency = ret->is_path && latencies(samples[w], n, &ret->p50_us, &ret->p99_us);
+    for (int k = 0; k < 2 && ret->is_path; k++) {
+        enum bench_way f = bench_ways[w].floors[k];
+        if (f < BENCH_N_WAYS) ret->of_floor[k] = ratio_of(samples[w], samples[f], n);
+    }
+    return true;
+}
+
+static const char *floor_name(const struct case_numbers *x, int k)
+{
+    return bench_ways[bench_ways[x->way].floors[k]].name;
+}
+
+static double work_requests_per_transfer(const struct case_numbers *x)
+{
+    double n_requests = 0, n_moved = 0;
+    for (int32_t i = 0; i < x->n; i++) {
+        n_requests += (double)x->s[i].n_work_requests;
+        n_moved += x->s[i].n_transfers;
+    }
+    return n_moved > 0 ? n_requests / n_moved : 0;
+}
+
+static json_t *case_json(const struct case_numbers *x)
+{
+    const struct bench_case *c = x->c;
+    json_t *row =
+        json_pack("{s:s,s:b,s:s,s:I,s:I,s:i,s:b,s:i,s:i,s:i,s:i}", "path", bench_ways[x->way].name,
+                  "is_floor", !x->is_path, "case", c->name, "bytes", (json_int_t)c->bytes,
+                  "block_bytes", (json_int_t)c->block_bytes, "n_blocks", c->n_blocks, "shuffled",
+                  c->shuffled, "tokens", c->tokens, "depth", c->depth, "streams", c->streams,
+                  "transfers_per_repeat", c->batch * c->n_batches);
+    json_t *each = json_array(), *floors = json_object();
+    for (int32_t i = 0; i < x->n; i++) json_array_append_new(each, json_real(rate(&x->s[i])));
+    json_object_set_new(row, "gb_per_s_each", each);
+    json_spread(row, "gb_per_s", x->v[GB_S]);
+    json_spread(row, "us_per_transfer", x->v[US]);
+    if (x->has_latency)
+        json_object_set_new(row, "latency_us",
+                            json_pack("{s:f,s:f}", "p50", x->p50_us, "p99", x->p99_us));
+    if (x->is_path) {
+        json_spread(row, "post_us_per_transfer", x->v[POST_US]);
+        json_spread(row, "post_ns_per_block", x->v[POST_NS_BLOCK]);
+        json_spread(row, "post_cpu_ns_per_block", x->v[POST_CPU_NS_BLOCK]);
+    }
+    if (x->has_cpu) {
+        json_spread(row, "sender_cpu_s_per_gb", x->v[SENDER_CPU]);
+        json_spread(row, "receiver_cpu_s_per_gb", x->v[RECEIVER_CPU]);
+    }
+    if (x->way == BENCH_RDMA)
+        json_object_set_new(row, "work_requests_per_transfer",
+                            json_real(work_requests_per_transfer(x)));
+    if (!x->is_path) json_object_set_new(row, "floor_is", json_string(bench_ways[x->way].floor_is));
+    for (int k = 0; k < 2; k++)
+        if (x->of_floor[k].n) json_spread(floors, floor_name(x, k), x->of_floor[k]);
+    if (x->is_path) json_object_set(row, "ratio_to", floors);
+    json_decref(floors);
+    return row;
+}
+
+static void case_print(const struct case_numbers *x)
+{
+    const struct bench_case *c = x->c;
+    char rates[48], ratios[128] = "";
+    snprintf(rates, sizeof rates, "%.3f (%.3f..%.3f)", x->v[GB_S].median, x->v[GB_S].min,
+             x->v[GB_S].max);
+    for (int k = 0; k < 2; k++) {
+        const struct spread *f = &x->of_floor[k];
+        size_t used = strlen(ratios);
+        if (f->n)
+            snprintf(ratios + used, sizeof ratios - used, "%s%s %.2f (%.2f..%.2f)",
+                     used ? ", " : "", floor_name(x, k), f->median, f->min, f->max);
+    }
+    printf("%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[x->way].name,
+           rates);
+    if (x->v[US].n)
+        printf("%10.1f ", x->v[US].median);
+    else
+        printf("%10s ", "");
+    if (x->has_latency)
+        printf("%10.1f %9.2f %9.1f ", x->p99_us, x->v[POST_US].median, x->v[POST_NS_BLOCK].median);
+    else
+        printf("%10s %9s %9s ", "", "", "");
+    if (x->has_cpu)
+        printf("%8.3f %8.3f  %s\n", x->v[SENDER_CPU].median, x->v[RECEIVER_CPU].median, ratios);
+    else
+        printf("%8s %8s\n", "", "");
+}
+
+/* The columns of csv_head. */
+static void case_csv(const struct bench_report *r, const struct case_numbers *x)
+{
+    const struct bench_case *c = x->c;
+    const struct spread *v = x->v;
+    fprintf(r->csv,
+            "%s,\"%s\",\"%s\",%s,%.2f,%s,%s,%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%.4f,%.4f,%.4f,",
+            r->commit, r->o->machine, r->cpu, r->kernel, r->load, bench_ways[x->way].name, c->name,
+            c->bytes, c->block_bytes, c->depth, c->streams, v[GB_S].n, v[GB_S].median, v[GB_S].min,
+            v[GB_S].max);
+    if (v[US].n) fprintf(r->csv, "%.2f", v[US].median);
+    if (x->has_latency)
+        fprintf(r->csv, ",%.2f,%.2f,%.3f,%.1f,%.1f,", x->p50_us, x->p99_us, v[POST_US].median,
+                v[POST_NS_BLOCK].median, v[POST_CPU_NS_BLOCK].median);
+    else
+        fprintf(r->csv, ",,,,,,");
+    if (x->has_cpu)
+        fprintf(r->csv, "%.4f,%.4f", v[SENDER_CPU].median, v[RECEIVER_CPU].median);
+    else
+        fprintf(r->csv, ",");
+    for (int k = 0; k < 2; k++) {
+        const struct spread *f = &x->of_floor[k];
+        if (f->n)
+            fprintf(r->csv, ",%s,%.4f,%.4f,%.4f", floor_name(x, k), f->median, f->min, f->max);
+        else
+            fprintf(r->csv, ",,,,");
+    }
+    fprintf(r->csv, ",\"%s\"\n", r->command);
+}
+
 void bench_report_case(struct bench_report *r, const struct bench_case *c,
                        struct bench_sample *const samples[BENCH_N_WAYS], int32_t n)
 {
     table_head(r);
     for (enum bench_way w = 0; w < BENCH_N_WAYS; w++) {
-        const struct bench_sample *s = samples[w];
-        struct spread v[RECEIVER_CPU + 1];
-        for (int k = GB_S; k <= RECEIVER_CPU; k++) v[k] = number_of(s, n, c, (enum number)k);
-        if (!v[GB_S].n) continue;
-        bool is_path = w < BENCH_N_PATHS, has_cpu = w <= BENCH_BARE;
-        double p50 = 0, p99 = 0;
-        bool has_latency = is_path && latencies(s, n, &p50, &p99);
-        char rates[48], ratios[128] = "";
-
-        json_t *row =
-            json_pack("{s:s,s:b,s:s,s:I,s:I,s:i,s:b,s:i,s:i,s:i,s:i}", "path", bench_ways[w].name,
-                      "is_floor", !is_path, "case", c->name, "bytes", (json_int_t)c->bytes,
-                      "block_bytes", (json_int_t)c->block_bytes, "n_blocks", c->n_blocks,
-                      "shuffled", c->shuffled, "tokens", c->tokens, "depth", c->depth, "streams",
-                      c->streams, "transfers_per_repeat", c->batch * c->n_batches);
-        json_t *each = json_array();
-        for (int32_t i = 0; i < n; i++) json_array_append_new(each, json_real(rate(&s[i])));
-        json_object_set_new(row, "gb_per_s_each", each);
-        json_spread(row, "gb_per_s", v[GB_S]);
-        json_spread(row, "us_per_transfer", v[US]);
-        if (has_latency)
-            json_object_set_new(row, "latency_us", json_pack("{s:f,s:f}", "p50", p50, "p99", p99));
-        if (is_path) {
-            json_spread(row, "post_us_per_transfer", v[POST_US]);
-            json_spread(row, "post_ns_per_block", v[POST_NS_BLOCK]);
-            json_spread(row, "post_cpu_ns_per_block", v[POST_CPU_NS_BLOCK]);
-        }
-        if (has_cpu) {
-            json_spread(row, "sender_cpu_s_per_gb", v[SENDER_CPU]);
-            json_spread(row, "receiver_cpu_s_per_gb", v[RECEIVER_CPU]);
-        }
-        double n_requests = 0, n_moved = 0;
-        for (int32_t i = 0; i < n; i++) {
-            n_requests += (double)s[i].n_work_requests;
-            n_moved += s[i].n_transfers;
-        }
-        if (w == BENCH_RDMA)
-            json_object_set_new(row, "work_requests_per_transfer",
-                                json_real(n_moved > 0 ? n_requests / n_moved : 0));
-        if (!is_path) json_object_set_new(row, "floor_is", json_string(bench_ways[w].floor_is));
-
-        snprintf(rates, sizeof rates, "%.3f (%.3f..%.3f)", v[GB_S].median, v[GB_S].min,
-                 v[GB_S].max);
-        json_t *floors = json_object();
-        struct spread of_floor[2] = {0};
-        for (int k = 0; k < 2 && is_path; k++) {
-            enum bench_way f = bench_ways[w].floors[k];
-            of_floor[k] = f < BENCH_N_WAYS ? ratio_of(s, samples[f], n) : (struct spread){0};
-            if (!of_floor[k].n) continue;
-            json_spread(floors, bench_ways[f].name, of_floor[k]);
-            size_t used = strlen(ratios);
-            snprintf(ratios + used, sizeof ratios - used, "%s%s %.2f (%.2f..%.2f)",
-                     used ? ", " : "", bench_ways[f].name, of_floor[k].median, of_floor[k].min,
-                     of_floor[k].max);
-        }
-        if (is_path) json_object_set(row, "ratio_to", floors);
-        json_decref(floors);
-        json_array_append_new(r->results, row);
-
-        printf("%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[w].name,
-               rates);
-        if (v[US].n)
-            printf("%10.1f ", v[US].median);
-        else
-            printf("%10s ", "");
-        if (has_latency)
-            printf("%10.1f %9.2f %9.1f ", p99, v[POST_US].median, v[POST_NS_BLOCK].median);
-        else
-            printf("%10s %9s %9s ", "", "", "");
-        if (has_cpu)
-            printf("%8.3f %8.3f  %s\n", v[SENDER_CPU].median, v[RECEIVER_CPU].median, ratios);
-        else
-            printf("%8s %8s\n", "", "");
-        if (!r->csv) continue;
-        fprintf(r->csv,
-                "%s,\"%s\",\"%s\",%s,%.2f,%s,%s,%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%.4f,%.4f,%.4f,",
-                r->commit, r->o->machine, r->cpu, r->kernel, r->load, bench_ways[w].name, c->name,
-                c->bytes, c->block_bytes, c->depth, c->streams, v[GB_S].n, v[GB_S].median,
-                v[GB_S].min, v[GB_S].max);
-        if (v[US].n) fprintf(r->csv, "%.2f", v[US].median);
-        if (has_latency)
-            fprintf(r->csv, ",%.2f,%.2f,%.3f,%.1f,%.1f,", p50, p99, v[POST_US].median,
-                    v[POST_NS_BLOCK].median, v[POST_CPU_NS_BLOCK].median);
-        else
-            fprintf(r->csv, ",,,,,,");
-        if (has_cpu)
-            fprintf(r->csv, "%.4f,%.4f", v[SENDER_CPU].median, v[RECEIVER_CPU].median);
-        else
-            fprintf(r->csv, ",");
-        for (int k = 0; k < 2; k++) {
-            if (of_floor[k].n)
-                fprintf(r->csv, ",%s,%.4f,%.4f,%.4f", bench_ways[bench_ways[w].floors[k]].name,
-                        of_floor[k].median, of_floor[k].min, of_floor[k].max);
-            else
-                fprintf(r->csv, ",,,,");
-        }
-        fprintf(r->csv, ",\"%s\"\n", r->command);
+        struct case_numbers x;
+        if (!numbers_of_case(c, samples, n, w, &x)) continue;
+        json_array_append_new(r->results, case_json(&x));
+        case_print(&x);
+        if (r->csv) case_csv(r, &x);
     }
     fflush(stdout);
 }

@@ -245,27 +245,23 @@ struct figures {
     uint32_t n_wr;
 };
 
-/* One prompt. `at`: how often before, so that connections and times do not repeat. */
-static struct figures one(struct nic *v, struct side *p, struct side *d, const int32_t *src,
-                          const int32_t *dst, int32_t n, uint64_t at)
+/* A grant of dst on d, and an op of it on p over a connection of its own. Adds what the sender's
+ * protocol took to *spent, in ns. */
+static void one_open(struct side *p, struct side *d, const int32_t *dst, int32_t n, uint64_t conn,
+                     uint32_t *ret_slot, uint32_t *ret_op, uint64_t *spent)
 {
     struct td_xfer_grant_blob g = {.n_blocks = n, .block_bytes = p->core.block_bytes};
-    struct td_xfer_wr_limits limits = {
-        .max_bytes = WR_BYTES, .max_pieces = PIECES, .src_region = n, .dst_region = n};
     struct td_xfer_tx tx;
-    uint32_t slot, op, cursor = 0, n_wr = 0;
-    struct td_xfer_turns turns = {0};
-    uint64_t conn = at + 1, now = td_now_ns(), spent = 0, posted = 0, t;
-    uint32_t n_chains = 0, n_words = 0;
+    uint32_t slot, op, cursor = 0;
     need(td_xfer_core_grant(&d->core, dst, n, TD_NEVER_NS, 0, &slot, NULL) == TD_OK, "grant");
     g.slot = slot;
     g.generation = d->core.slots[slot].generation;
     memcpy(g.key, d->core.slots[slot].key, sizeof g.key);
 
-    t = td_now_ns();
+    uint64_t t = td_now_ns();
     need(td_xfer_core_op_start(&p->core, &g, TD_NEVER_NS, 0, &op, NULL) == TD_OK, "op_start");
     td_xfer_core_op_attach(&p->core, op, conn, TD_XFER_PATH_RDMA, false);
-    spent += td_now_ns() - t;
+    *spent += td_now_ns() - t;
     need(td_xfer_core_rx_open(&d->core, conn, TD_XFER_PATH_RDMA, &p->sent, g.key) == TD_OK, "open");
     while (td_xfer_core_targets_next(&d->core, conn, &cursor, &tx)) {
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
@@ -275,10 +271,22 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
                                      (int32_t)(tx.frame.length / sizeof runs[0]), n,
                                      false) == TD_OK,
              "targets");
-        spent += td_now_ns() - t;
+        *spent += td_now_ns() - t;
     }
-    t = td_now_ns();
-    need(td_xfer_core_submit(&p->core, now, op, 0, src, n, true, "", 0) == TD_OK, "submit");
+    *ret_slot = slot;
+    *ret_op = op;
+}
+
+/* Plans and posts all work requests of conn, a chain at a time from each queue pair in turn, into
+ * wrs. Returns how many; the ns that posting took go to *ret_posted. */
+static uint32_t one_post(struct nic *v, struct side *p, uint64_t conn, int32_t n,
+                         uint32_t *ret_chains, uint32_t *ret_imms, uint64_t *ret_posted)
+{
+    struct td_xfer_wr_limits limits = {
+        .max_bytes = WR_BYTES, .max_pieces = PIECES, .src_region = n, .dst_region = n};
+    struct td_xfer_turns turns = {0};
+    uint32_t n_wr = 0, n_chains = 0, n_imms = 0;
+    uint64_t posted = 0;
     for (uint32_t idle = 0, qp = 0; idle < N_QPS; qp ^= 1) {
         uint32_t before = n_wr;
         while (n_wr < MAX_WRS && n_wr - before < CHAIN &&
@@ -287,25 +295,22 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
         idle = n_wr > before ? 0 : idle + 1;
         if (idle) continue;
         for (uint32_t i = before; i < n_wr; i++)
-            if (wrs[i].is_imm) need(!v->vb->post_recv(v->d.qp[qp], 0, 1), "post_recv"), n_words++;
-        uint64_t t_post = td_now_ns();
+            if (wrs[i].is_imm) need(!v->vb->post_recv(v->d.qp[qp], 0, 1), "post_recv"), n_imms++;
+        uint64_t t = td_now_ns();
         post(v, &p->core, qp, &wrs[before], n_wr - before);
-        posted += td_now_ns() - t_post;
+        posted += td_now_ns() - t;
         n_chains++;
     }
-    struct figures f = {.n_wr = n_wr,
-                        .plan_us = (double)(spent + td_now_ns() - t - posted) / 1e3,
-                        .post_us = (double)posted / 1e3};
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n_wr; i++) bytes += wrs[i].n_bytes;
-    take(v, &v->p, n_chains);
-    take(v, &v->d, n_words);
-    need(bytes == (uint64_t)n * p->core.block_bytes, "planning every byte once");
-    t = td_now_ns();
-    for (uint32_t i = 0; i < n_wr; i++)
-        td_xfer_core_wr_done(&p->core, now, wrs[i].op, wrs[i].n_bytes, true);
-    f.done_us = (double)(td_now_ns() - t) / 1e3;
+    *ret_chains = n_chains;
+    *ret_imms = n_imms;
+    *ret_posted = posted;
+    return n_wr;
+}
 
+/* Ends the op, the slot and the connection on both sides, and drops their events. */
+static void one_close(struct side *p, struct side *d, uint32_t slot, uint32_t op, uint64_t conn,
+                      uint64_t now)
+{
     struct td_xfer_event e;
     td_xfer_core_cancel(&p->core, op, "measured");
     td_xfer_core_conn_fenced(&d->core, conn, 0);
@@ -318,6 +323,31 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
     }
     while (td_xfer_core_poll(&d->core, &e, 1)) {
     }
+}
+
+/* One prompt. `at`: how often before, so that connections and times do not repeat. */
+static struct figures one(struct nic *v, struct side *p, struct side *d, const int32_t *src,
+                          const int32_t *dst, int32_t n, uint64_t at)
+{
+    uint32_t slot, op, n_chains, n_imms;
+    uint64_t conn = at + 1, now = td_now_ns(), spent = 0, posted = 0;
+    one_open(p, d, dst, n, conn, &slot, &op, &spent);
+    uint64_t t = td_now_ns();
+    need(td_xfer_core_submit(&p->core, now, op, 0, src, n, true, "", 0) == TD_OK, "submit");
+    uint32_t n_wr = one_post(v, p, conn, n, &n_chains, &n_imms, &posted);
+    struct figures f = {.n_wr = n_wr,
+                        .plan_us = (double)(spent + td_now_ns() - t - posted) / 1e3,
+                        .post_us = (double)posted / 1e3};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_wr; i++) bytes += wrs[i].n_bytes;
+    take(v, &v->p, n_chains);
+    take(v, &v->d, n_imms);
+    need(bytes == (uint64_t)n * p->core.block_bytes, "planning every byte once");
+    t = td_now_ns();
+    for (uint32_t i = 0; i < n_wr; i++)
+        td_xfer_core_wr_done(&p->core, now, wrs[i].op, wrs[i].n_bytes, true);
+    f.done_us = (double)(td_now_ns() - t) / 1e3;
+    one_close(p, d, slot, op, conn, now);
     return f;
 }
 
@@ -340,13 +370,56 @@ static const struct td_option options[] = {
 };
 // clang-format on
 
+struct core_shape {
+    const char *name;
+    uint64_t block_bytes;
+    int32_t n;
+};
+
+static void shape_line(const struct core_shape *shape, bool shuffled, long repeats)
+{
+    static struct side p, d;
+    static struct nic v;
+    static double plan[MAX_REPEATS], posts[MAX_REPEATS], both[MAX_REPEATS], done[MAX_REPEATS];
+    int32_t n = shape->n;
+    uint64_t pool_bytes = shape->block_bytes * (uint64_t)n;
+    int32_t *src = calloc((size_t)n, sizeof *src), *dst = calloc((size_t)n, sizeof *dst);
+    need(src && dst, "memory");
+    p = (struct side){.rng = 1};
+    d = (struct side){.rng = 2};
+    nic_open(&v, pool_bytes);
+    side_open(&p, shape->block_bytes, n);
+    side_open(&d, shape->block_bytes, n);
+    fill_ids(src, n, shuffled, &p);
+    fill_ids(dst, n, shuffled, &d);
+    struct figures f = one(&v, &p, &d, src, dst, n, 0); /* first touch */
+    for (long i = 0; i < repeats; i++) {
+        f = one(&v, &p, &d, src, dst, n, (uint64_t)i + 1);
+        plan[i] = f.plan_us;
+        posts[i] = f.post_us;
+        both[i] = f.plan_us + f.post_us;
+        done[i] = f.done_us;
+    }
+    double *columns[] = {plan, posts, both, done};
+    for (int i = 0; i < 4; i++) qsort(columns[i], (size_t)repeats, sizeof plan[0], by_value);
+    double mid = plan[repeats / 2], mid_post = posts[repeats / 2];
+    long last = repeats - 1;
+    printf("%s,%d,%" PRIu64
+           ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n",
+           shape->name, n, shape->block_bytes, shuffled ? "shuffled" : "neighbours", f.n_wr, mid,
+           plan[0], plan[last], mid * 1e3 / f.n_wr, mid_post, posts[0], posts[last],
+           mid_post * 1e3 / f.n_wr, both[repeats / 2], both[0], both[last],
+           done[repeats / 2] * 1e3 / f.n_wr, repeats);
+    nic_close(&v, pool_bytes);
+    td_xfer_core_destroy(&p.core);
+    td_xfer_core_destroy(&d.core);
+    free(src);
+    free(dst);
+}
+
 int td_bench_xfer_core(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        uint64_t block_bytes;
-        int32_t n;
-    } shapes[] = {
+    static const struct core_shape shapes[] = {
         {"llama-8b/32768", 2u << 20, 2048},
         {"64k blocks", 64u << 10, 4096},
         {"4k blocks", 4096, 4096},
@@ -356,50 +429,13 @@ int td_bench_xfer_core(int argc, char **argv)
                         "what the protocol costs a sender per RDMA work request", argc, argv, NULL,
                         0, NULL, &err))
         return td_die("tandem-bench xfer-core", &err);
-    long repeats = (long)cfg.repeats;
     printf("what,blocks,block_bytes,order,work_requests,plan_us,plan_us_least,plan_us_greatest,"
            "plan_ns_per_wr,post_us,post_us_least,post_us_greatest,"
            "post_ns_per_wr,plan_post_us,plan_post_us_least,plan_post_us_greatest,done_ns_per_wr,"
            "repeats\n");
-    for (size_t k = 0; k < 2 * (sizeof shapes / sizeof shapes[0]); k++) {
-        bool shuffled = k % 2;
-        int32_t n = shapes[k / 2].n;
-        static struct side p, d;
-        static struct nic v;
-        static double plan[MAX_REPEATS], posts[MAX_REPEATS], both[MAX_REPEATS], done[MAX_REPEATS];
-        uint64_t pool_bytes = shapes[k / 2].block_bytes * (uint64_t)n;
-        int32_t *src = calloc((size_t)n, sizeof *src), *dst = calloc((size_t)n, sizeof *dst);
-        need(src && dst, "memory");
-        p = (struct side){.rng = 1};
-        d = (struct side){.rng = 2};
-        nic_open(&v, pool_bytes);
-        side_open(&p, shapes[k / 2].block_bytes, n);
-        side_open(&d, shapes[k / 2].block_bytes, n);
-        fill_ids(src, n, shuffled, &p);
-        fill_ids(dst, n, shuffled, &d);
-        struct figures f = one(&v, &p, &d, src, dst, n, 0); /* first touch */
-        for (long i = 0; i < repeats; i++) {
-            f = one(&v, &p, &d, src, dst, n, (uint64_t)i + 1);
-            plan[i] = f.plan_us;
-            posts[i] = f.post_us;
-            both[i] = f.plan_us + f.post_us;
-            done[i] = f.done_us;
-        }
-        double *columns[] = {plan, posts, both, done};
-        for (int i = 0; i < 4; i++) qsort(columns[i], (size_t)repeats, sizeof plan[0], by_value);
-        double mid = plan[repeats / 2], mid_post = posts[repeats / 2];
-        long last = repeats - 1;
-        printf("%s,%d,%" PRIu64
-               ",%s,%u,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%ld\n",
-               shapes[k / 2].name, n, shapes[k / 2].block_bytes,
-               shuffled ? "shuffled" : "neighbours", f.n_wr, mid, plan[0], plan[last],
-               mid * 1e3 / f.n_wr, mid_post, posts[0], posts[last], mid_post * 1e3 / f.n_wr,
-               both[repeats / 2], both[0], both[last], done[repeats / 2] * 1e3 / f.n_wr, repeats);
-        nic_close(&v, pool_bytes);
-        td_xfer_core_destroy(&p.core);
-        td_xfer_core_destroy(&d.core);
-        free(src);
-        free(dst);
+    for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
+        shape_line(&shapes[k], false, (long)cfg.repeats);
+        shape_line(&shapes[k], true, (long)cfg.repeats);
     }
     return 0;
 }

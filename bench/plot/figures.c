@@ -562,70 +562,91 @@ static void tic_name(struct draft *d, const char *name)
     gnuplot_quote(text, d->gp);
 }
 
-static void stages(struct pages *p)
-{
-    struct draft d;
-    const struct sweep *s = p->s;
+/* The bars of the figure of stages: a configuration each. */
+struct bars {
     const struct sweep_row *rows[MAX_BARS];
-    uint32_t of[MAX_BARS], n = 0;
-    double most = 0, sums[MAX_BARS];
-    char subtitle[128];
-    for (uint32_t c = 0; c < s->n_configs && n < MAX_BARS; c++) {
+    uint32_t of[MAX_BARS], n; /* of: the configuration */
+    double sums[MAX_BARS], most;
+};
+
+static void bars_collect(const struct sweep *s, struct bars *ret)
+{
+    *ret = (struct bars){0};
+    for (uint32_t c = 0; c < s->n_configs && ret->n < MAX_BARS; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         double sum = 0;
         for (size_t k = 0; r && k < N_BARS; k++)
             if (r->stages_ms[bar_stages[k].of] > 0) sum += r->stages_ms[bar_stages[k].of];
         if (!(sum > 0) || !isfinite(sum)) continue;
-        rows[n] = r, of[n] = c, sums[n++] = sum;
-        most = fmax(most, sum);
+        ret->rows[ret->n] = r, ret->of[ret->n] = c, ret->sums[ret->n++] = sum;
+        ret->most = fmax(ret->most, sum);
     }
-    if (!(most > 0) || !draft_open(p, &d, 120 + BAR_NAMES + (int)n * 46, "stages",
-                                   "Where the time to the second token goes"))
+}
+
+/* One block of data a stage: x, y, x from, x to, y from, y to. */
+static void bars_data(const struct bars *b, FILE *gp)
+{
+    double at[MAX_BARS] = {0};
+    for (size_t k = 0; k < N_BARS; k++) {
+        fprintf(gp, "$d%zu << EOD\n", k);
+        for (uint32_t i = 0; i < b->n; i++) {
+            double v = b->rows[i]->stages_ms[bar_stages[k].of], y = b->n - 1 - i;
+            if (!(v > 0)) v = 0;
+            fprintf(gp, "%.9g %g %.9g %.9g %g %g\n", at[i], y, at[i], at[i] + v, y - 0.3, y + 0.3);
+            at[i] += v;
+        }
+        fputs("EOD\n", gp);
+    }
+}
+
+/* The sum behind each bar, and the rows of the CSV. */
+static void bars_sums(const struct pages *p, const struct bars *b, struct draft *d)
+{
+    fprintf(d->csv, "config,rate,stage,mean_ms\n");
+    for (uint32_t i = 0; i < b->n; i++) {
+        fprintf(d->gp,
+                "set label '%.3g ms' at first %.9g,first %u offset 0.7,0 textcolor rgb '" TEXT
+                "'\n",
+                b->sums[i], b->sums[i], b->n - 1 - i);
+        for (int k = 0; k < BENCH_N_STAGES; k++)
+            fprintf(d->csv, "%s,%.9g,%s,%.6g\n", name_of(p, b->of[i]), b->rows[i]->rate,
+                    bench_stage_names[k], b->rows[i]->stages_ms[k]);
+    }
+}
+
+static void stages(struct pages *p)
+{
+    struct draft d;
+    struct bars b;
+    char subtitle[128];
+    bars_collect(p->s, &b);
+    if (!(b.most > 0) || !draft_open(p, &d, 120 + BAR_NAMES + (int)b.n * 46, "stages",
+                                     "Where the time to the second token goes"))
         return;
     snprintf(d.f->caption, sizeof d.f->caption,
              "Mean of each stage at about %.3g requests/s per worker. From router queue to rpc it "
              "adds up to TTFT at the "
              "router; transfer, decode queue and first step come after the first token.",
-             sweep_reference_rate(s));
+             sweep_reference_rate(p->s));
     snprintf(subtitle, sizeof subtitle, "mean of each stage at about %.3g requests/s per worker",
-             sweep_reference_rate(s));
+             sweep_reference_rate(p->s));
     titles(&d, subtitle, BAR_NAMES);
     fputs("set key maxcols 2\n", d.gp);
-    struct axis x = axis_linear("ms", most * 1.12); /* room for the sum behind the longest bar */
+    struct axis x = axis_linear("ms", b.most * 1.12); /* room for the sum behind the longest bar */
     axis_write(&d, 'x', &x);
-    fprintf(d.gp, "set yrange [-0.6:%g]\nset ytics scale 0 (", n - 0.4);
-    for (uint32_t i = 0; i < n; i++) {
+    fprintf(d.gp, "set yrange [-0.6:%g]\nset ytics scale 0 (", b.n - 0.4);
+    for (uint32_t i = 0; i < b.n; i++) {
         if (i) fputs(", ", d.gp);
-        tic_name(&d, name_of(p, of[i]));
-        fprintf(d.gp, " %u", n - 1 - i);
+        tic_name(&d, name_of(p, b.of[i]));
+        fprintf(d.gp, " %u", b.n - 1 - i);
     }
     fputs(")\nset grid noytics\nset style fill solid 1 noborder\n", d.gp);
-    fprintf(d.csv, "config,rate,stage,mean_ms\n");
-    double at[MAX_BARS] = {0};
-    for (size_t k = 0; k < N_BARS; k++) { /* one block a stage: x, y, x from, x to, y from, y to */
-        fprintf(d.gp, "$d%zu << EOD\n", k);
-        for (uint32_t i = 0; i < n; i++) {
-            double v = rows[i]->stages_ms[bar_stages[k].of], y = n - 1 - i;
-            if (!(v > 0)) v = 0;
-            fprintf(d.gp, "%.9g %g %.9g %.9g %g %g\n", at[i], y, at[i], at[i] + v, y - 0.3,
-                    y + 0.3);
-            at[i] += v;
-        }
-        fputs("EOD\n", d.gp);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        fprintf(d.gp,
-                "set label '%.3g ms' at first %.9g,first %u offset 0.7,0 textcolor rgb '" TEXT
-                "'\n",
-                sums[i], sums[i], n - 1 - i);
-        for (int k = 0; k < BENCH_N_STAGES; k++)
-            fprintf(d.csv, "%s,%.9g,%s,%.6g\n", name_of(p, of[i]), rows[i]->rate,
-                    bench_stage_names[k], rows[i]->stages_ms[k]);
-    }
+    bars_data(&b, d.gp);
+    bars_sums(p, &b, &d);
     for (size_t k = 0; k < N_BARS; k++) {
         bool seen = false; /* what nobody would see needs no name */
-        for (uint32_t i = 0; i < n; i++)
-            seen |= rows[i]->stages_ms[bar_stages[k].of] > most * 0.004;
+        for (uint32_t i = 0; i < b.n; i++)
+            seen |= b.rows[i]->stages_ms[bar_stages[k].of] > b.most * 0.004;
         if (!seen) continue;
         plot(&d, NULL, (uint32_t)k, "1:2:3:4:5:6", bar_stages[k].name);
         fprintf(d.gp, " with boxxyerror linecolor rgb '%s'", bar_stages[k].colour);

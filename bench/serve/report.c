@@ -349,18 +349,9 @@ static json_t *arrival_json(const struct bench_result *r)
     return o;
 }
 
-static json_t *pd_json(const struct bench_result *r)
+static json_t *steady_json(const struct bench_result *r)
 {
-    json_t *pd = json_object(), *o;
-    put(pd, "definitions", definitions(r));
-    put(pd, "valid", json_boolean(r->valid));
-    put_s(pd, "invalid_reason", r->invalid_reason);
-    o = slo_json(&r->slo);
-    put_s(o, "preset", r->slo_preset);
-    put(o, "sent", json_boolean(r->slo_sent));
-    put(pd, "slo", o);
-    put(pd, "attainment", attainment_json(r));
-    put(pd, "steady", o = json_object());
+    json_t *o = json_object();
     put_f(o, "t0", r->steady_t0_s);
     put_f(o, "t1", r->steady_t1_s);
     put_f(o, "offered_rate", r->offered_rate);
@@ -373,9 +364,14 @@ static json_t *pd_json(const struct bench_result *r)
     put_f(o, "cooldown", r->cooldown);
     put_f(o, "grace_s", r->grace_s);
     put_metric(o, r, "ttft", &r->slo_ttft);
-    put(pd, "percentile_ci95_ms", percentile_ci_json(r));
+    return o;
+}
+
+static void put_counts(json_t *pd, const struct bench_result *r)
+{
+    json_t *o = json_object();
     put_u(pd, "offered", r->n_offered);
-    put(pd, "rejected", o = json_object());
+    put(pd, "rejected", o);
     put_u(o, "429", r->n_outcome[BENCH_REJECTED]);
     put_u(o, "deadline", r->n_outcome[BENCH_TIMED_OUT]);
     put_u(o, "error", r->n_outcome[BENCH_FAILED]);
@@ -388,13 +384,23 @@ static json_t *pd_json(const struct bench_result *r)
     put_known(pd, "cached_tokens", !r->plain_server || r->has_cached, r->total_cached_tokens);
     put_known(pd, "failovers", !r->plain_server, r->n_failovers);
     put_known(pd, "preemptions", !r->plain_server, r->n_preemptions);
-    put(pd, "sched_lag_ms", o = json_object());
+}
+
+/* How well the load generator kept its schedule, and what it took from the machine. */
+static void put_generator(json_t *pd, const struct bench_result *r)
+{
+    json_t *o = json_object();
+    put(pd, "sched_lag_ms", o);
     put_f(o, "p50", r->sched_lag_p50_ms);
     put_f(o, "p99", r->sched_lag_p99_ms);
     put_f(o, "max", r->sched_lag_max_ms);
     put_f(pd, "generator_cpu_s", r->generator_cpu_s);
     put(pd, "generator_realtime", json_boolean(r->realtime));
-    put(pd, "stages_ms", o = json_object());
+}
+
+static json_t *stages_json(const struct bench_result *r)
+{
+    json_t *o = json_object();
     for (int k = 0; k < BENCH_N_STAGES; k++) {
         const struct bench_metric *m = &r->stages[k];
         json_t *s = json_object();
@@ -408,6 +414,37 @@ static json_t *pd_json(const struct bench_result *r)
         }
         put(o, bench_stage_names[k], s);
     }
+    return o;
+}
+
+static json_t *topology_json(const struct bench_result *r)
+{
+    json_t *o = json_object();
+    put_s(o, "mode", r->topology_mode);
+    put_s(o, "policy", r->policy);
+    put_known(o, "prefill", !r->plain_server, r->n_prefill);
+    put_known(o, "decode", !r->plain_server, r->n_decode);
+    put_known(o, "gpus", !r->plain_server || r->gpus, r->gpus);
+    return o;
+}
+
+/* The keys stand in the order in which they are put. */
+static json_t *pd_json(const struct bench_result *r)
+{
+    json_t *pd = json_object(), *o;
+    put(pd, "definitions", definitions(r));
+    put(pd, "valid", json_boolean(r->valid));
+    put_s(pd, "invalid_reason", r->invalid_reason);
+    o = slo_json(&r->slo);
+    put_s(o, "preset", r->slo_preset);
+    put(o, "sent", json_boolean(r->slo_sent));
+    put(pd, "slo", o);
+    put(pd, "attainment", attainment_json(r));
+    put(pd, "steady", steady_json(r));
+    put(pd, "percentile_ci95_ms", percentile_ci_json(r));
+    put_counts(pd, r);
+    put_generator(pd, r);
+    put(pd, "stages_ms", stages_json(r));
     put(pd, "predicted_ttft", o = json_object());
     put_f(o, "mape", r->predicted_ttft_mape);
     put_f(o, "coverage", r->predicted_ttft_coverage);
@@ -422,12 +459,7 @@ static json_t *pd_json(const struct bench_result *r)
     put_s(pd, "dataset", r->dataset);
     put_s(pd, "dataset_path", r->dataset_path);
     put_s(pd, "server", r->target);
-    put(pd, "topology", o = json_object());
-    put_s(o, "mode", r->topology_mode);
-    put_s(o, "policy", r->policy);
-    put_known(o, "prefill", !r->plain_server, r->n_prefill);
-    put_known(o, "decode", !r->plain_server, r->n_decode);
-    put_known(o, "gpus", !r->plain_server || r->gpus, r->gpus);
+    put(pd, "topology", topology_json(r));
     put(pd, "build", o = json_object());
     put_s(o, "bench", r->build);
     put_s(o, "server", r->server_build);
@@ -539,10 +571,21 @@ static json_t *ns(const struct bench_result *r, double at_s)
                : json_null();
 }
 
-static json_t *request_json(const struct bench_result *r, size_t index)
+static json_t *slo_ok_json(const struct bench_request *q)
+{
+    json_t *o = json_object();
+    put(o, "ttft", json_boolean(q->ok.ttft));
+    put(o, "tpot", json_boolean(q->ok.tpot));
+    put(o, "e2el", json_boolean(q->ok.e2el));
+    put(o, "tbt", json_boolean(q->ok.tbt));
+    put(o, "joint", json_boolean(q->ok.joint));
+    return o;
+}
+
+static json_t *request_metadata_json(const struct bench_result *r, size_t index)
 {
     const struct bench_request *q = &r->requests[index];
-    json_t *o = json_object(), *meta = json_object(), *metrics = json_object(), *k;
+    json_t *meta = json_object(), *k;
     put_u(meta, "session_num", index);
     put_s(meta, "outcome", bench_outcome_names[q->outcome]);
     put(meta, "scheduled_ns", ns(r, q->scheduled_s));
@@ -563,12 +606,7 @@ static json_t *request_json(const struct bench_result *r, size_t index)
     } else {
         put(meta, "tenant", NULL);
     }
-    put(meta, "slo_ok", k = json_object());
-    put(k, "ttft", json_boolean(q->ok.ttft));
-    put(k, "tpot", json_boolean(q->ok.tpot));
-    put(k, "e2el", json_boolean(q->ok.e2el));
-    put(k, "tbt", json_boolean(q->ok.tbt));
-    put(k, "joint", json_boolean(q->ok.joint));
+    put(meta, "slo_ok", slo_ok_json(q));
     put(meta, "predicted", k = json_object());
     put_f(k, "ttft", q->predicted_ttft_us ? (double)q->predicted_ttft_us / 1e3 : NAN);
     put_f(k, "tpot", q->predicted_tpot_us ? (double)q->predicted_tpot_us / 1e3 : NAN);
@@ -577,8 +615,12 @@ static json_t *request_json(const struct bench_result *r, size_t index)
     put(meta, "stages_ns", k = json_object());
     for (int s = 0; q->has_ledger && s < BENCH_N_STAGES; s++)
         put_u(k, bench_stage_names[s], q->stages_us[s] * 1000);
-    put(o, "metadata", meta);
+    return meta;
+}
 
+static json_t *request_metrics_json(const struct bench_request *q)
+{
+    json_t *metrics = json_object();
     if (q->n_messages) {
         put(metrics, "time_to_first_token", unit(real((q->first_s - q->sent_s) * 1e3), "ms"));
         put(metrics, "request_latency", unit(real((q->last_s - q->sent_s) * 1e3), "ms"));
@@ -594,16 +636,28 @@ static json_t *request_json(const struct bench_result *r, size_t index)
         unit(q->input_unknown ? json_null() : json_integer(q->input_len), "tokens"));
     put(metrics, "output_sequence_length", unit(json_integer(q->output_len), "tokens"));
     put(metrics, "client_queue_time", unit(real((q->sent_s - q->scheduled_s) * 1e3), "ms"));
-    put(o, "metrics", metrics);
-    k = NULL;
-    if (q->outcome != BENCH_COMPLETED) {
-        k = json_object();
-        put_known(k, "code", !r->plain_server || q->code, (uint64_t)q->code);
-        put_s(k, "type", bench_outcome_names[q->outcome]);
-        put_s(k, "message", q->error ? q->error : "");
-        if (q->retry_delay_ms >= 0) put_u(k, "retry_delay_ms", (uint64_t)q->retry_delay_ms);
-    }
-    put(o, "error", k);
+    return metrics;
+}
+
+/* NULL for a completed request. */
+static json_t *request_error_json(const struct bench_result *r, const struct bench_request *q)
+{
+    if (q->outcome == BENCH_COMPLETED) return NULL;
+    json_t *o = json_object();
+    put_known(o, "code", !r->plain_server || q->code, (uint64_t)q->code);
+    put_s(o, "type", bench_outcome_names[q->outcome]);
+    put_s(o, "message", q->error ? q->error : "");
+    if (q->retry_delay_ms >= 0) put_u(o, "retry_delay_ms", (uint64_t)q->retry_delay_ms);
+    return o;
+}
+
+static json_t *request_json(const struct bench_result *r, size_t index)
+{
+    const struct bench_request *q = &r->requests[index];
+    json_t *o = json_object();
+    put(o, "metadata", request_metadata_json(r, index));
+    put(o, "metrics", request_metrics_json(q));
+    put(o, "error", request_error_json(r, q));
     return o;
 }
 

@@ -117,12 +117,49 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     run_flight_end(f, outcome, (int)res->code, error, retry_delay_ms(res));
 }
 
+static void set_sampling(const struct flight *f, Tandem__V1__Sampling *s)
+{
+    const struct bench_run_config *c = f->run->config;
+    const struct extra *x = &f->run->extra;
+    s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    s->seed = x->has_seed ? (uint64_t)x->seed : f->seed;
+    if (c->temperature >= 0)
+        s->has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE,
+        s->temperature = (float)c->temperature;
+    if (c->top_p >= 0)
+        s->has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s->top_p = (float)c->top_p;
+    if (x->has_top_k)
+        s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s->top_k = (int32_t)x->top_k;
+    if (x->has_min_p)
+        s->has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s->min_p = (float)x->min_p;
+    if (x->has_repetition_penalty)
+        s->has_repetition_penalty_case =
+            TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
+        s->repetition_penalty = (float)x->repetition_penalty;
+    s->presence_penalty = (float)x->presence_penalty;
+    s->frequency_penalty = (float)x->frequency_penalty;
+}
+
+/* The request's class, and its objectives into *o; a warm-up has none, so that it is not judged. */
+static void set_objectives(const struct flight *f, Tandem__V1__GenerateRequest *m,
+                           Tandem__V1__Objectives *o)
+{
+    const struct bench_class *k = &f->run->result.classes[f->q->class_index].of;
+    m->slo_class = (char *)(uintptr_t)k->name;
+    if (k->slo.ttft_ms > 0)
+        o->has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS,
+        o->ttft_ms = k->slo.ttft_ms;
+    if (k->slo.tpot_ms > 0)
+        o->has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS,
+        o->tpot_ms = k->slo.tpot_ms;
+    if ((k->slo.ttft_ms > 0 || k->slo.tpot_ms > 0) && !f->warming) m->objectives = o;
+}
+
 static void send_call(struct flight *f)
 {
     static const struct td_rpc_handler handler = {on_message, on_done};
     struct run *r = f->run;
     const struct bench_run_config *c = r->config;
-    const struct extra *x = &r->extra;
     char id[48], tenant[24];
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
     Tandem__V1__Sampling s = TANDEM__V1__SAMPLING__INIT;
@@ -147,41 +184,13 @@ static void send_call(struct flight *f)
     stop.has_max_tokens_case = TANDEM__V1__STOP_CONDITIONS__HAS_MAX_TOKENS_MAX_TOKENS;
     stop.max_tokens = f->q->want_len;
     stop.ignore_eos = c->ignore_eos;
-
-    s.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
-    s.seed = x->has_seed ? (uint64_t)x->seed : f->seed;
-    if (c->temperature >= 0)
-        s.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE,
-        s.temperature = (float)c->temperature;
-    if (c->top_p >= 0)
-        s.has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P, s.top_p = (float)c->top_p;
-    if (x->has_top_k)
-        s.has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K, s.top_k = (int32_t)x->top_k;
-    if (x->has_min_p)
-        s.has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P, s.min_p = (float)x->min_p;
-    if (x->has_repetition_penalty)
-        s.has_repetition_penalty_case =
-            TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY,
-        s.repetition_penalty = (float)x->repetition_penalty;
-    s.presence_penalty = (float)x->presence_penalty;
-    s.frequency_penalty = (float)x->frequency_penalty;
-    m.priority = (int32_t)x->priority;
-
+    set_sampling(f, &s);
+    m.priority = (int32_t)r->extra.priority;
     if (c->n_tenants) {
         snprintf(tenant, sizeof tenant, "tenant-%u", f->q->tenant);
         m.tenant = tenant;
     }
-    const struct bench_class *k = &r->result.classes[f->q->class_index].of;
-    if (c->send_slo) {
-        m.slo_class = (char *)(uintptr_t)k->name;
-        if (k->slo.ttft_ms > 0)
-            objectives.has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS,
-            objectives.ttft_ms = k->slo.ttft_ms;
-        if (k->slo.tpot_ms > 0)
-            objectives.has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS,
-            objectives.tpot_ms = k->slo.tpot_ms;
-        if ((k->slo.ttft_ms > 0 || k->slo.tpot_ms > 0) && !f->warming) m.objectives = &objectives;
-    }
+    if (c->send_slo) set_objectives(f, &m, &objectives);
     const struct td_rpc_metadata key = {"authorization", r->authorization};
     f->call = td_rpc_call_start(r->channel, &r->generate, &m.base, 0, false, &key,
                                 r->authorization[0] ? 1 : 0, &handler, f); /* packs m */

@@ -316,6 +316,70 @@ static double load1(void)
     return getloadavg(&v, 1) == 1 ? v : NAN;
 }
 
+static td_status parse_tolerance(const char *text, double *ret, struct td_err *err)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (*end == '%') v /= 100, end++;
+    if (*end || !(v >= 0.001 && v <= 1))
+        return td_fail(err, TD_ERR_INVALID, "--tolerance is \"%.40s\", must be 0.1%% to 100%%",
+                       text);
+    *ret = v;
+    return TD_OK;
+}
+
+/* What the options must be to each other. */
+static td_status check_plan(const struct state *st, struct td_err *err)
+{
+    const struct options *o = st->o;
+    bool any = bench_slo_any(&st->sweep.slo);
+    for (size_t i = 0; i < st->base.n_classes; i++) any |= bench_slo_any(&st->base.classes[i].slo);
+    if (!st->sweep.grid && !any)
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "the search needs objectives: --goodput ttft:200 tpot:50, --slo-preset or --slo-class");
+    if (!(o->min_rate <= o->start_rate && o->start_rate <= o->max_rate))
+        return td_fail(err, TD_ERR_INVALID,
+                       "--start-rate is %g, must be within --min-rate %g and --max-rate %g",
+                       o->start_rate, o->min_rate, o->max_rate);
+    if (isfinite(st->base.arrivals.rate) || st->base.arrivals.ramp)
+        return td_fail(err, TD_ERR_INVALID,
+                       "a sweep sets the rate: leave --request-rate and --ramp-up-strategy out");
+    return TD_OK;
+}
+
+/* The load in one line, as the report shows it. */
+static void describe_load(const struct state *st, char *text, size_t bytes)
+{
+    const struct options *o = st->o;
+    if (st->base.dataset.kind == BENCH_RANDOM)
+        snprintf(text, bytes, "random prompts, %llu tokens in, %llu out%s",
+                 (unsigned long long)o->serve.input_len,
+                 (unsigned long long)(o->serve.output_len ? o->serve.output_len : 128),
+                 o->serve.ignore_eos ? "" : " at most");
+    else
+        snprintf(text, bytes, "%s %s", o->serve.dataset_name, o->serve.dataset_path);
+    size_t used = strlen(text);
+    if (st->base.n_classes > 1)
+        snprintf(text + used, bytes - used,
+                 "; %zu classes, each with its objectives: those shown are %s's",
+                 st->base.n_classes, st->base.classes[0].name);
+}
+
+/* The settings that every run of the sweep has in common. */
+static void set_base(struct bench_run_config *base)
+{
+    static const double pcts[] = {50, 90, 95, 99};
+    /* lengths of the trace, rates of ours */
+    if (base->arrivals.kind == BENCH_TRACE)
+        base->arrivals.kind = base->arrivals.burstiness == 1 ? BENCH_POISSON : BENCH_GAMMA;
+    if (base->duration_s == 0 && base->dataset.n_requests == 0) base->duration_s = RUN_SECONDS;
+    memcpy(base->pcts, pcts, sizeof pcts);
+    base->n_pcts = 4;
+    base->progress = false; /* a line for each run instead */
+    base->stop = &g_stop;
+}
+
 static td_status plan(struct state *st, struct td_err *err)
 {
     const struct options *o = st->o;
@@ -329,55 +393,17 @@ static td_status plan(struct state *st, struct td_err *err)
         return td_fail(err, TD_ERR_INVALID,
                        "--rates, --profile and --find-goodput exclude each other");
     s->grid = st->n_rates || st->profile_size;
-    char *end;
-    s->tolerance = strtod(o->tolerance, &end);
-    if (*end == '%') s->tolerance /= 100, end++;
-    if (*end || !(s->tolerance >= 0.001 && s->tolerance <= 1))
-        return td_fail(err, TD_ERR_INVALID, "--tolerance is \"%.40s\", must be 0.1%% to 100%%",
-                       o->tolerance);
+    if ((r = parse_tolerance(o->tolerance, &s->tolerance, err))) return r;
     s->attainment = o->attainment > 0                ? o->attainment
                     : st->base.target_attainment > 0 ? st->base.target_attainment
                                                      : 0.9;
     s->slo = st->base.slo;
     s->slo_sent = st->base.send_slo;
-    bool any = bench_slo_any(&s->slo);
-    for (size_t i = 0; i < st->base.n_classes; i++) any |= bench_slo_any(&st->base.classes[i].slo);
-    if (!s->grid && !any)
-        return td_fail(
-            err, TD_ERR_INVALID,
-            "the search needs objectives: --goodput ttft:200 tpot:50, --slo-preset or --slo-class");
-    if (!(o->min_rate <= o->start_rate && o->start_rate <= o->max_rate))
-        return td_fail(err, TD_ERR_INVALID,
-                       "--start-rate is %g, must be within --min-rate %g and --max-rate %g",
-                       o->start_rate, o->min_rate, o->max_rate);
-    if (isfinite(st->base.arrivals.rate) || st->base.arrivals.ramp)
-        return td_fail(err, TD_ERR_INVALID,
-                       "a sweep sets the rate: leave --request-rate and --ramp-up-strategy out");
-    /* lengths of the trace, rates of ours */
-    if (st->base.arrivals.kind == BENCH_TRACE)
-        st->base.arrivals.kind = st->base.arrivals.burstiness == 1 ? BENCH_POISSON : BENCH_GAMMA;
-    if (st->base.duration_s == 0 && st->base.dataset.n_requests == 0)
-        st->base.duration_s = RUN_SECONDS;
-    const struct bench_class *first = &st->base.classes[0];
-    /* for the words; each request is judged by its own class */
-    if (!bench_slo_any(&s->slo) && st->base.n_classes) s->slo = first->slo;
-    static const double pcts[] = {50, 90, 95, 99};
-    memcpy(st->base.pcts, pcts, sizeof pcts);
-    st->base.n_pcts = 4;
-    st->base.progress = false; /* a line for each run instead */
-    st->base.stop = &g_stop;
-    if (st->base.dataset.kind == BENCH_RANDOM)
-        snprintf(s->load, sizeof s->load, "random prompts, %llu tokens in, %llu out%s",
-                 (unsigned long long)o->serve.input_len,
-                 (unsigned long long)(o->serve.output_len ? o->serve.output_len : 128),
-                 o->serve.ignore_eos ? "" : " at most");
-    else
-        snprintf(s->load, sizeof s->load, "%s %s", o->serve.dataset_name, o->serve.dataset_path);
-    size_t used = strlen(s->load);
-    if (st->base.n_classes > 1)
-        snprintf(s->load + used, sizeof s->load - used,
-                 "; %zu classes, each with its objectives: those shown are %s's",
-                 st->base.n_classes, first->name);
+    if ((r = check_plan(st, err))) return r;
+    set_base(&st->base);
+    /* for the report's text; each request is judged by its own class */
+    if (!bench_slo_any(&s->slo) && st->base.n_classes) s->slo = st->base.classes[0].slo;
+    describe_load(st, s->load, sizeof s->load);
     return TD_OK;
 }
 

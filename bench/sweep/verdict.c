@@ -251,6 +251,86 @@ static void objectives(const struct sweep *s, FILE *out)
         if (all[i].v > 0) fprintf(out, "%s%s %.4g ms", comma, all[i].name, all[i].v), comma = ", ";
 }
 
+static void no_winner(const struct sweep *s, FILE *out)
+{
+    struct sweep_pool p;
+    bool few = false;
+    for (uint32_t i = 0; i < s->n_configs && !few; i++) few = unproven(s, i, &p);
+    fprintf(out, few ? "No configuration is proven to meet " : "No configuration met ");
+    objectives(s, out);
+    fprintf(out, " for %.3g %% of its requests at any rate that was run.%s\n", 100 * s->attainment,
+            few ? " Some did in what was measured, of too few requests: run more "
+                  "(--num-prompts, --seeds)."
+                : "");
+}
+
+static void winner(const struct sweep *s, const struct sweep_config *c, FILE *out)
+{
+    fprintf(out,
+            "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the "
+            "requests within ",
+            c->name, c->goodput, per_worker(c), 100 * s->attainment);
+    objectives(s, out);
+    if (!c->searched)
+        fprintf(out, "; of the rates that were run, which are a grid");
+    else if (!c->verified)
+        fprintf(out, "; not verified with other seeds");
+    fprintf(out, ".\n");
+    uint32_t seeds = fewest_runs(s);
+    if (seeds < 3)
+        fprintf(out,
+                "Some rates were run %s: intervals hold what differs between requests, not "
+                "between runs; --seeds 3 does.\n",
+                seeds == 1 ? "once" : "twice");
+}
+
+/* The winner c beside the second o. */
+static void margin(const struct sweep_config *c, const struct sweep_config *o, FILE *out)
+{
+    double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);
+    if (failed <= 0 || failed > per_worker(c) * (1 + 1e-9) || ratio < 1.05)
+        fprintf(out,
+                "No clear winner: %s has %.3g per worker, and nothing that was run tells "
+                "the two apart; repeats of one run differ by more. "
+                "Use more --seeds, or a finer --tolerance.\n",
+                o->name, per_worker(o));
+    else
+        fprintf(out,
+                "%s won: %.2f times the goodput per worker of the next, %s (%.3g "
+                "requests/s).%s\n",
+                c->name, ratio, o->name, o->goodput,
+                ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to "
+                              "20 %; repeat it before relying on it."
+                            : "");
+}
+
+/* Where configuration i has its limit, and what limits it. */
+static void limit_of(const struct sweep *s, uint32_t i, bool is_winner, FILE *out)
+{
+    const struct sweep_config *c = &s->configs[i];
+    const struct sweep_row *r = failing_row(s, i);
+    struct sweep_pool few;
+    bool maybe = unproven(s, i, &few);
+    if (maybe)
+        fprintf(out,
+                "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too "
+                "few requests: the 95 %% interval begins at %.3g %%.\n",
+                c->name, few.rate, 100 * few.joint, 100 * few.lo);
+    if (r) {
+        fprintf(out, "%s%s ", c->name,
+                is_winner        ? " itself has its limit here:"
+                : c->goodput > 0 ? " stops earlier:"
+                : maybe          ? " missed here:"
+                                 : " meets no rate that was run:");
+        why(s, r, out);
+        fputc('\n', out);
+    } else if (c->goodput > 0 && !maybe) {
+        fprintf(out, "%s met the objectives at every rate that was run, up to %.3g requests/s.\n",
+                c->name, c->goodput);
+    }
+    if (c->note[0]) fprintf(out, "%s: %s\n", c->name, c->note);
+}
+
 void sweep_verdict(const struct sweep *s, FILE *out)
 {
     if (!bench_slo_any(&s->slo)) {
@@ -260,80 +340,14 @@ void sweep_verdict(const struct sweep *s, FILE *out)
     }
     int w = sweep_winner(s), second = w >= 0 ? best(s, w) : -1;
     if (w < 0) {
-        struct sweep_pool p;
-        bool few = false;
-        for (uint32_t i = 0; i < s->n_configs && !few; i++) few = unproven(s, i, &p);
-        fprintf(out, few ? "No configuration is proven to meet " : "No configuration met ");
-        objectives(s, out);
-        fprintf(out, " for %.3g %% of its requests at any rate that was run.%s\n",
-                100 * s->attainment,
-                few ? " Some did in what was measured, of too few requests: run more "
-                      "(--num-prompts, --seeds)."
-                    : "");
+        no_winner(s, out);
     } else {
-        const struct sweep_config *c = &s->configs[w];
-        fprintf(out,
-                "%s sustains %.3g requests/s (%.3g per worker) with at least %.3g %% of the "
-                "requests within ",
-                c->name, c->goodput, per_worker(c), 100 * s->attainment);
-        objectives(s, out);
-        if (!c->searched)
-            fprintf(out, "; of the rates that were run, which are a grid");
-        else if (!c->verified)
-            fprintf(out, "; not verified with other seeds");
-        fprintf(out, ".\n");
-        uint32_t seeds = fewest_runs(s);
-        if (seeds < 3)
-            fprintf(out,
-                    "Some rates were run %s: intervals hold what differs between requests, not "
-                    "between runs; --seeds 3 does.\n",
-                    seeds == 1 ? "once" : "twice");
-        if (second >= 0) {
-            const struct sweep_config *o = &s->configs[second];
-            double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);
-            if (failed <= 0 || failed > per_worker(c) * (1 + 1e-9) || ratio < 1.05)
-                fprintf(out,
-                        "No clear winner: %s has %.3g per worker, and nothing that was run tells "
-                        "the two apart; repeats of one run differ by more. "
-                        "Use more --seeds, or a finer --tolerance.\n",
-                        o->name, per_worker(o));
-            else
-                fprintf(out,
-                        "%s won: %.2f times the goodput per worker of the next, %s (%.3g "
-                        "requests/s).%s\n",
-                        c->name, ratio, o->name, o->goodput,
-                        ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to "
-                                      "20 %; repeat it before relying on it."
-                                    : "");
-        }
+        winner(s, &s->configs[w], out);
+        if (second >= 0) margin(&s->configs[w], &s->configs[second], out);
     }
     if (w >= 0 && second < 0 && s->n_configs > 1)
         fprintf(out, "No other configuration met them at any rate that was run.\n");
-    for (uint32_t i = 0; i < s->n_configs; i++) {
-        const struct sweep_config *c = &s->configs[i];
-        const struct sweep_row *r = failing_row(s, i);
-        struct sweep_pool few;
-        bool maybe = unproven(s, i, &few);
-        if (maybe)
-            fprintf(out,
-                    "%s may do more than is proven: at %.3g requests/s %.3g %% met both, of too "
-                    "few requests: the 95 %% interval begins at %.3g %%.\n",
-                    c->name, few.rate, 100 * few.joint, 100 * few.lo);
-        if (r) {
-            fprintf(out, "%s%s ", c->name,
-                    (int)i == w      ? " itself has its limit here:"
-                    : c->goodput > 0 ? " stops earlier:"
-                    : maybe          ? " missed here:"
-                                     : " meets no rate that was run:");
-            why(s, r, out);
-            fputc('\n', out);
-        } else if (c->goodput > 0 && !maybe) {
-            fprintf(out,
-                    "%s met the objectives at every rate that was run, up to %.3g requests/s.\n",
-                    c->name, c->goodput);
-        }
-        if (c->note[0]) fprintf(out, "%s: %s\n", c->name, c->note);
-    }
+    for (uint32_t i = 0; i < s->n_configs; i++) limit_of(s, i, (int)i == w, out);
     size_t n_invalid = 0;
     for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].valid > 0);
     if (n_invalid)
