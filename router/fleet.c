@@ -31,7 +31,6 @@ void worker_conn_release(struct worker_conn *w)
 
 void fleet_gone(struct worker_conn *w, const char *why)
 {
-    struct router *r = w->router;
     char q[600];
     td_log_at_most(w->draining ? TD_LOG_INFO : TD_LOG_WARN, "worker_gone",
                    "worker=%s role=%s why=%s legs=%u", w->logged_name, w->role_name,
@@ -39,10 +38,10 @@ void fleet_gone(struct worker_conn *w, const char *why)
     join_lose_worker(w->join, why);
     w->join = NULL;
     w->n_legs++; /* held while the core cancels legs */
-    router_event(r,
-                 (struct td_core_event){.kind = TD_EV_WORKER_GONE, .gone = {.worker = w->index}});
+    served_model_event(
+        w->model, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .gone = {.worker = w->index}});
     w->gone = true;
-    router_update_max_len(r);
+    served_model_update_max_len(w->model);
     worker_conn_release(w);
 }
 
@@ -93,6 +92,7 @@ static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__H
 td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
                             struct td_err *err)
 {
+    const struct served_model *m = r->models[0];
     if (h->protocol != TD_PROTOCOL_VERSION)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "protocol is %u, this router speaks %d (worker version %s)", h->protocol,
@@ -108,11 +108,11 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
                        strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
     if (strlen(h->version) > 63)
         return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
-    if ((int64_t)h->vocab != r->model.vocab)
+    if ((int64_t)h->vocab != m->config.vocab)
         return td_fail(err, TD_ERR_INVALID,
                        "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of "
                        "%d: not the same model",
-                       h->model, h->vocab, r->model_name, r->model.vocab);
+                       h->model, h->vocab, m->name, m->config.vocab);
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID,
                        "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
@@ -144,48 +144,49 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
             return td_fail(err, TD_ERR_INVALID,
                            "address %s belongs to a worker that lives, %s (pid %u)", h->address,
                            w->name, w->pid);
-        if (w->used && !w->gone && w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
+        if (!w->used || w->gone || w->model != m) continue; /* the rest is of one model */
+        if (w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
             return td_fail(err, TD_ERR_INVALID,
                            "KV layout %016llx differs from %s's %016llx: model, dtype, block size "
                            "and instruction set must agree in one cluster",
                            (unsigned long long)h->layout_hash, w->name,
                            (unsigned long long)w->layout_hash);
-        if (sends_kv && w->used && !w->gone && strcmp(w->name, h->name) &&
-            kv_ports_check(w, h, err))
-            return err->code;
+        if (sends_kv && strcmp(w->name, h->name) && kv_ports_check(w, h, err)) return err->code;
     }
     return TD_OK;
 }
 
 /* A free index. One is reused only when nothing refers to it any more. */
-static struct worker_conn *conn_new(struct router *r)
+static struct worker_conn *conn_new(struct router *r, struct served_model *m)
 {
     for (uint32_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
         if (!r->workers[i].used) {
-            r->workers[i] = (struct worker_conn){.router = r, .used = true, .index = i};
+            r->workers[i] = (struct worker_conn){.router = r, .model = m, .used = true, .index = i};
             return &r->workers[i];
         }
     return NULL;
 }
 
-uint32_t fleet_block_size(const struct router *r)
+uint32_t fleet_block_size(const struct served_model *m)
 {
-    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
-        if (r->workers[i].used && !r->workers[i].gone) return r->workers[i].block_size;
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        const struct worker_conn *w = &m->router->workers[i];
+        if (w->used && !w->gone && w->model == m) return w->block_size;
+    }
     return 0;
 }
 
 /* The number of a node class: those of the latency table come first, then the others in order of
  * appearance. "" stands for the role. When there are too many, the surplus shares the last
  * number. */
-static uint32_t node_class_of(struct router *r, const char *name, const char *role)
+static uint32_t node_class_of(struct served_model *m, const char *name, const char *role)
 {
     if (!name[0]) name = role;
-    for (uint32_t i = 0; i < r->n_node_classes; i++)
-        if (!strncmp(r->node_classes[i], name, ROUTER_NODE_CLASS_NAME - 1)) return i;
-    if (r->n_node_classes == TD_CORE_MAX_NODE_CLASSES) return TD_CORE_MAX_NODE_CLASSES - 1;
-    snprintf(r->node_classes[r->n_node_classes], ROUTER_NODE_CLASS_NAME, "%s", name);
-    return r->n_node_classes++;
+    for (uint32_t i = 0; i < m->n_node_classes; i++)
+        if (!strncmp(m->node_classes[i], name, ROUTER_NODE_CLASS_NAME - 1)) return i;
+    if (m->n_node_classes == TD_CORE_MAX_NODE_CLASSES) return TD_CORE_MAX_NODE_CLASSES - 1;
+    snprintf(m->node_classes[m->n_node_classes], ROUTER_NODE_CLASS_NAME, "%s", name);
+    return m->n_node_classes++;
 }
 
 /* Warns when workers differ in their number of ranks. Sums over another number of ranks round
@@ -195,7 +196,8 @@ static void tell_degrees(const struct router *r, const struct worker_conn *joine
 {
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
-        if (!w->used || w->gone || w == joined || w->tp == joined->tp) continue;
+        if (!w->used || w->gone || w == joined || w->model != joined->model || w->tp == joined->tp)
+            continue;
         td_warn_limited("tp_differs", "worker=%s tp=%u other=%s other_tp=%u action=pair_them",
                         joined->logged_name, joined->tp, w->logged_name, w->tp);
         return;
@@ -240,7 +242,8 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
             (!strcmp(old->name, h->name) || !strcmp(old->address, h->address)))
             fleet_gone(old, "replaced by a new registration");
     }
-    struct worker_conn *w = conn_new(r);
+    struct served_model *m = r->models[0];
+    struct worker_conn *w = conn_new(r, m);
     td_status s =
         w ? TD_OK : td_fail(err, TD_ERR_LIMIT, "the router holds as many workers as it can");
     bool dialled = channel != NULL;
@@ -272,21 +275,21 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
     w->join = j;
     w->nonces = *nonces;
     w->n_proofs = 1; /* the dial-back's */
-    router_update_max_len(r);
+    served_model_update_max_len(m);
     welcome(r, w);
     td_info_limited("worker_joined",
                     "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u",
                     w->logged_name, w->role_name, w->logged_address, w->tp, w->kv_blocks,
                     w->block_size, w->max_model_len);
     tell_degrees(r, w);
-    router_event(
-        r, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
+    served_model_event(
+        m, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
                                   .join = {.worker = w->index,
                                            .role = w->role,
                                            .kv_tokens = (uint64_t)w->kv_blocks * w->block_size,
                                            .max_seqs = h->max_seqs,
                                            .one_token = h->one_token,
-                                           .node_class = node_class_of(r, h->node_class, h->role),
+                                           .node_class = node_class_of(m, h->node_class, h->role),
                                            .max_step_tokens = h->max_step_tokens,
                                            .kv_bytes_per_token = h->kv_bytes_per_token}});
     if (!dialled) warm_up(w);
@@ -314,7 +317,7 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
     w->snap.steps = NULL;
     w->snap.blocks_added = w->snap.blocks_evicted = NULL;
     w->snap_ns = now;
-    struct router *r = w->router;
+    struct served_model *m = w->model;
     /* Its blocks are forgotten: they are not believed, and this thread is not held up by them. */
     bool flood = s->n_blocks_added > MAX_BLOCKS || s->n_blocks_evicted > MAX_BLOCKS;
     if (flood)
@@ -322,27 +325,28 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
                         "worker=%s added=%zu evicted=%zu limit=%d action=forget_its_blocks",
                         w->logged_name, s->n_blocks_added, s->n_blocks_evicted, MAX_BLOCKS);
     if (s->blocks_reset || flood)
-        router_event(r, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET,
-                                               .blocks_reset = {.worker = w->index}});
+        served_model_event(m, (struct td_core_event){.kind = TD_EV_BLOCKS_RESET,
+                                                     .blocks_reset = {.worker = w->index}});
     for (size_t i = 0; i < s->n_blocks_evicted && !flood; i++)
-        router_event(r, (struct td_core_event){
-                            .kind = TD_EV_BLOCK_EVICT,
-                            .block_evict = {.worker = w->index, .hash = s->blocks_evicted[i]}});
+        served_model_event(m,
+                           (struct td_core_event){
+                               .kind = TD_EV_BLOCK_EVICT,
+                               .block_evict = {.worker = w->index, .hash = s->blocks_evicted[i]}});
     for (size_t i = 0; i < s->n_blocks_added && !flood; i++)
-        router_event(r, (struct td_core_event){
-                            .kind = TD_EV_BLOCK_ADD,
-                            .block_add = {.worker = w->index, .hash = s->blocks_added[i]}});
+        served_model_event(m, (struct td_core_event){
+                                  .kind = TD_EV_BLOCK_ADD,
+                                  .block_add = {.worker = w->index, .hash = s->blocks_added[i]}});
     for (size_t i = 0; i < s->n_steps && i < MAX_STEPS; i++)
-        router_event(r,
-                     (struct td_core_event){.kind = TD_EV_WORKER_STEP,
-                                            .step = {.worker = w->index,
-                                                     .prefill_tokens = s->steps[i]->prefill_tokens,
-                                                     .attention_work = s->steps[i]->attention_work,
-                                                     .decode_seqs = s->steps[i]->decode_seqs,
-                                                     .context_tokens = s->steps[i]->context_tokens,
-                                                     .wall_us = s->steps[i]->wall_us}});
-    router_event(
-        r, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+        served_model_event(
+            m, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                      .step = {.worker = w->index,
+                                               .prefill_tokens = s->steps[i]->prefill_tokens,
+                                               .attention_work = s->steps[i]->attention_work,
+                                               .decode_seqs = s->steps[i]->decode_seqs,
+                                               .context_tokens = s->steps[i]->context_tokens,
+                                               .wall_us = s->steps[i]->wall_us}});
+    served_model_event(
+        m, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                   .snapshot = {.worker = w->index,
                                                .seq = s->seq,
                                                .held_tokens = (uint64_t)s->kv_held * w->block_size,
@@ -356,8 +360,8 @@ void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
     td_info_limited("worker_draining", "worker=%s timeout_ms=%llu", w->logged_name,
                     (unsigned long long)timeout_ms);
     w->draining = true;
-    router_event(w->router,
-                 (struct td_core_event){.kind = TD_EV_WORKER_DRAIN, .drain = {.worker = w->index}});
+    served_model_event(w->model, (struct td_core_event){.kind = TD_EV_WORKER_DRAIN,
+                                                        .drain = {.worker = w->index}});
 }
 
 /* ---- status ---------------------------------------------------------------------------------- */
@@ -368,8 +372,8 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
     static const char *const states[] = {"absent", "ready", "suspect", "draining"};
     uint64_t now = td_now_ns();
     struct td_core_stats st;
-    td_core_stats(r->core, &st);
-    out->model = r->model_name;
+    td_core_stats(r->models[0]->core, &st);
+    out->model = r->models[0]->name;
     out->mode = (char *)(uintptr_t)r->cfg.mode;
     out->policy = (char *)(uintptr_t)r->cfg.policy;
     out->uptime_ms = (now - r->started_ns) / TD_NS_PER_MS;
@@ -379,7 +383,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
     out->failed = st.failed;
     out->failovers = st.failovers;
     struct td_core_advice advice;
-    td_core_advice(r->core, &advice);
+    td_core_advice(r->models[0]->core, &advice);
     out->bound = (char *)(uintptr_t)td_bound_name(advice.bound);
     out->want_prefill = advice.want[TD_ROLE_PREFILL];
     out->want_decode = advice.want[TD_ROLE_DECODE];
@@ -392,7 +396,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
         struct worker_conn *w = &r->workers[i];
         if (!w->used || w->gone) continue;
         struct td_core_worker_view v;
-        td_core_worker_view(r->core, w->index, &v);
+        td_core_worker_view(w->model->core, w->index, &v);
         Tandem__V1__WorkerStatus *s = &store[out->n_workers];
         tandem__v1__worker_status__init(s);
         s->name = w->name;

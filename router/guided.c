@@ -112,7 +112,7 @@ static td_status check(struct router *r, enum td_grammar_kind kind,
     return TD_OK;
 }
 
-td_status router_guided_fill(struct router *r, struct request_ask *ask,
+td_status router_guided_fill(const struct served_model *m, struct request_ask *ask,
                              const Tandem__V1__GenerateRequest *in, struct td_err *err)
 {
     enum td_grammar_kind kind = TD_GRAMMAR_NONE;
@@ -125,7 +125,7 @@ td_status router_guided_fill(struct router *r, struct request_ask *ask,
         return td_fail(err, TD_ERR_INVALID,
                        "stop.ignore_eos is true beside guided: a guided output ends by an "
                        "end-of-sequence token");
-    if (!r->model.n_eos)
+    if (!m->config.n_eos)
         return td_fail(err, TD_ERR_INVALID,
                        "guided: the model has no end-of-sequence token, by which a guided output "
                        "ends");
@@ -154,7 +154,7 @@ td_status router_guided_fill(struct router *r, struct request_ask *ask,
         texts[i] = (struct td_grammar_text){(const char *)to, from[i].len};
         n_bytes += from[i].len;
     }
-    if (!s) s = check(r, kind, texts, n, err);
+    if (!s) s = check(m->router, kind, texts, n, err);
     free(texts);
     if (s) return s;
     spec->n_guided_texts = n;

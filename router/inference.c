@@ -16,31 +16,23 @@
 
 /* ---- input to tokens ------------------------------------------------------------------------- */
 
-static td_status check_model(const struct router *r, const char *model, struct td_err *err)
-{
-    if (!model[0] || !strcmp(model, r->model_name)) return TD_OK;
-    return td_fail(err, TD_ERR_NOT_FOUND,
-                   "model \"%.100s\" is not served here; this cluster serves \"%s\"", model,
-                   r->model_name);
-}
-
 /* Text that is too long whatever its tokens are is refused before the tokenizer sees it. */
-static td_status check_text_bytes(const struct router *r, size_t n_bytes, struct td_err *err)
+static td_status check_text_bytes(const struct served_model *m, size_t n_bytes, struct td_err *err)
 {
-    size_t limit = r->longest_token_bytes * (size_t)router_max_len(r);
+    size_t limit = m->longest_token_bytes * (size_t)served_model_max_len(m);
     if (n_bytes <= limit) return TD_OK;
     return td_fail(err, TD_ERR_INVALID,
                    "prompt has %zu bytes; %u tokens of context hold at most %zu", n_bytes,
-                   router_max_len(r), limit);
+                   served_model_max_len(m), limit);
 }
 
-static td_status encode(const struct router *r, const char *text, size_t n_bytes, bool add_special,
-                        struct td_token_list *list, struct td_err *err)
+static td_status encode(const struct served_model *m, const char *text, size_t n_bytes,
+                        bool add_special, struct td_token_list *list, struct td_err *err)
 {
-    td_status s = check_text_bytes(r, n_bytes, err);
+    td_status s = check_text_bytes(m, n_bytes, err);
     if (s) return s;
-    uint32_t limit = router_max_len(r);
-    s = td_tokenizer_encode(r->tokenizer, text, n_bytes, add_special, limit, list, err);
+    uint32_t limit = served_model_max_len(m);
+    s = td_tokenizer_encode(m->tokenizer, text, n_bytes, add_special, limit, list, err);
     if (s == TD_ERR_LIMIT)
         return td_fail(err, TD_ERR_INVALID,
                        "prompt has more than %u tokens, the longest sequence this cluster can hold",
@@ -100,7 +92,11 @@ static struct td_rpc_field_limit input_limits[] = {
 
 void inference_update_limits(const struct router *r)
 {
-    input_limits[sizeof input_limits / sizeof *input_limits - 2].max = router_max_len(r);
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < r->n_models; i++)
+        if (served_model_max_len(r->models[i]) > longest)
+            longest = served_model_max_len(r->models[i]);
+    input_limits[sizeof input_limits / sizeof *input_limits - 2].max = longest;
 }
 
 /* The wire's chat as the renderer takes it. Texts are borrowed from the call; the lists are
@@ -180,7 +176,7 @@ static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v,
 }
 
 /* *ret_in_reasoning: the prompt ends inside the model's reasoning. */
-static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *chat,
+static td_status chat_tokens(const struct served_model *m, const Tandem__V1__Chat *chat,
                              struct td_token_list *list, bool *ret_in_reasoning, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
@@ -191,35 +187,35 @@ static td_status chat_tokens(const struct router *r, const Tandem__V1__Chat *cha
     char *text = NULL;
     size_t n_bytes = 0;
     td_status s = chat_view_make(chat, &v, err);
-    if (!s) s = check_text_bytes(r, v.n_bytes, err);
-    if (!s) s = td_chat_template_render(r->chat, &v.chat, &text, &n_bytes, err);
+    if (!s) s = check_text_bytes(m, v.n_bytes, err);
+    if (!s) s = td_chat_template_render(m->chat, &v.chat, &text, &n_bytes, err);
     chat_view_free(&v);
     if (s) return s;
     *ret_in_reasoning = td_output_begins_in_reasoning(text, n_bytes);
-    s = encode(r, text, n_bytes, false, list, err);
+    s = encode(m, text, n_bytes, false, list, err);
     free(text);
     return s;
 }
 
-static td_status prompt_tokens(const struct router *r, const ProtobufCBinaryData *prompt,
+static td_status prompt_tokens(const struct served_model *m, const ProtobufCBinaryData *prompt,
                                bool add_special, struct td_token_list *list, struct td_err *err)
 {
     if (prompt->len == 0) return td_fail(err, TD_ERR_INVALID, "prompt is empty");
-    return encode(r, (const char *)prompt->data, prompt->len, add_special, list, err);
+    return encode(m, (const char *)prompt->data, prompt->len, add_special, list, err);
 }
 
-static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *in,
+static td_status ids_tokens(const struct served_model *m, const Tandem__V1__TokenIds *in,
                             struct td_token_list *list, struct td_err *err)
 {
     if (in->n_ids == 0) return td_fail(err, TD_ERR_INVALID, "token_ids is empty");
-    if (in->n_ids >= router_max_len(r))
+    if (in->n_ids >= served_model_max_len(m))
         return td_fail(err, TD_ERR_INVALID,
                        "token_ids has %zu ids, must be below the longest sequence, %u", in->n_ids,
-                       router_max_len(r));
+                       served_model_max_len(m));
     for (size_t i = 0; i < in->n_ids; i++)
-        if (in->ids[i] < 0 || in->ids[i] >= r->model.vocab)
+        if (in->ids[i] < 0 || in->ids[i] >= m->config.vocab)
             return td_fail(err, TD_ERR_INVALID, "token_ids[%zu] is %d, must be 0..%d", i,
-                           in->ids[i], r->model.vocab - 1);
+                           in->ids[i], m->config.vocab - 1);
     list->ids = malloc(in->n_ids * sizeof *list->ids);
     if (!list->ids) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu tokens", in->n_ids);
     memcpy(list->ids, in->ids, in->n_ids * sizeof *list->ids);
@@ -227,49 +223,49 @@ static td_status ids_tokens(const struct router *r, const Tandem__V1__TokenIds *
     return TD_OK;
 }
 
-static td_status input_tokens(const struct router *r, const Tandem__V1__GenerateRequest *in,
+static td_status input_tokens(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
                               struct td_token_list *list, bool *ret_in_reasoning,
                               struct td_err *err)
 {
     td_status s;
     switch (in->input_case) {
     case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT:
-        s = prompt_tokens(r, &in->prompt, !in->no_special_tokens, list, err);
+        s = prompt_tokens(m, &in->prompt, !in->no_special_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
-        s = chat_tokens(r, in->chat, list, ret_in_reasoning, err);
+        s = chat_tokens(m, in->chat, list, ret_in_reasoning, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
-        s = ids_tokens(r, in->token_ids, list, err);
+        s = ids_tokens(m, in->token_ids, list, err);
         break;
     default:
         return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt, chat or token_ids");
     }
     if (s) return s;
     if (list->n == 0) return td_fail(err, TD_ERR_INVALID, "the prompt has no tokens");
-    if (list->n >= router_max_len(r))
+    if (list->n >= served_model_max_len(m))
         return td_fail(err, TD_ERR_INVALID,
                        "the prompt has %zu tokens, must be below the longest sequence this cluster "
                        "can hold, %u",
-                       list->n, router_max_len(r));
+                       list->n, served_model_max_len(m));
     return TD_OK;
 }
 
 /* ---- sampling and stop conditions ------------------------------------------------------------ */
 
-static td_status fill_sampling(const struct router *r, struct request_state *q,
+static td_status fill_sampling(const struct served_model *m, struct request_state *q,
                                const Tandem__V1__Sampling *in, struct td_err *err)
 {
     static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
     if (!in) in = &none;
     Tandem__V1__SamplingSpec *s = &q->ask.spec;
     tandem__v1__sampling_spec__init(s);
-    s->temperature = in->has_temperature_case ? in->temperature : r->model.temperature;
-    s->top_k = in->has_top_k_case ? in->top_k : r->model.top_k;
-    s->top_p = in->has_top_p_case ? in->top_p : r->model.top_p;
-    s->min_p = in->has_min_p_case ? in->min_p : r->model.min_p;
+    s->temperature = in->has_temperature_case ? in->temperature : m->config.temperature;
+    s->top_k = in->has_top_k_case ? in->top_k : m->config.top_k;
+    s->top_p = in->has_top_p_case ? in->top_p : m->config.top_p;
+    s->min_p = in->has_min_p_case ? in->min_p : m->config.min_p;
     s->repetition_penalty =
-        in->has_repetition_penalty_case ? in->repetition_penalty : r->model.repetition_penalty;
+        in->has_repetition_penalty_case ? in->repetition_penalty : m->config.repetition_penalty;
     s->presence_penalty = in->presence_penalty;
     s->frequency_penalty = in->frequency_penalty;
     s->seed = in->has_seed_case ? in->seed : td_random_u64();
@@ -310,26 +306,26 @@ static td_status fill_sampling(const struct router *r, struct request_state *q,
                                 .n_logprobs = s->n_logprobs,
                                 .logit_bias = bias,
                                 .n_logit_bias = (int32_t)s->n_logit_bias};
-    td_status st = td_sampling_check(&check, r->model.vocab, err);
+    td_status st = td_sampling_check(&check, m->config.vocab, err);
     return st ? td_err_prefix(err, "sampling") : TD_OK;
 }
 
-static td_status fill_stop(const struct router *r, struct request_state *q,
+static td_status fill_stop(const struct served_model *m, struct request_state *q,
                            const Tandem__V1__StopConditions *in, size_t n_prompt,
                            struct td_err *err)
 {
     static const Tandem__V1__StopConditions none = TANDEM__V1__STOP_CONDITIONS__INIT;
     if (!in) in = &none;
-    int64_t room = (int64_t)router_max_len(r) - (int64_t)n_prompt;
+    int64_t room = (int64_t)served_model_max_len(m) - (int64_t)n_prompt;
     int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : room;
     if (max_tokens < 1 || max_tokens > room)
         return td_fail(
             err, TD_ERR_INVALID,
             "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)",
-            (long long)max_tokens, (long long)room, router_max_len(r), n_prompt);
+            (long long)max_tokens, (long long)room, served_model_max_len(m), n_prompt);
     q->ask.max_tokens = (uint64_t)max_tokens;
     q->ask.spec.max_tokens = (uint32_t)max_tokens;
-    size_t n_eos = in->ignore_eos ? 0 : (size_t)r->model.n_eos;
+    size_t n_eos = in->ignore_eos ? 0 : (size_t)m->config.n_eos;
     if (in->n_stop_token_ids + n_eos > TD_MAX_STOP_TOKENS)
         return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids has %zu ids, limit %zu",
                        in->n_stop_token_ids, TD_MAX_STOP_TOKENS - n_eos);
@@ -338,13 +334,13 @@ static td_status fill_stop(const struct router *r, struct request_state *q,
         return td_fail(err, TD_ERR_AGAIN, "no memory for stop_token_ids");
     for (size_t i = 0; i < in->n_stop_token_ids; i++) {
         int32_t id = in->stop_token_ids[i];
-        if (id < 0 || id >= r->model.vocab)
+        if (id < 0 || id >= m->config.vocab)
             return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids[%zu] is %d, must be 0..%d", i,
-                           id, r->model.vocab - 1);
+                           id, m->config.vocab - 1);
         q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = id;
     }
     for (size_t i = 0; i < n_eos; i++)
-        q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = r->model.eos_ids[i];
+        q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = m->config.eos_ids[i];
     for (size_t i = 0; i < in->n_stop; i++) {
         if (!td_rpc_utf8_valid(in->stop[i].data, in->stop[i].len))
             return td_fail(err, TD_ERR_INVALID, "stop.stop[%zu] is not valid UTF-8", i);
@@ -380,7 +376,7 @@ static void request_free(struct router *r, struct request_state *q)
 }
 
 /* How the answer is split into fields: not at all unless the chat asks for it. */
-static td_status answer_format(const struct router *r, const Tandem__V1__GenerateRequest *in,
+static td_status answer_format(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
                                struct td_output_format *ret, struct td_err *err)
 {
     if (in->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT) return TD_OK;
@@ -392,13 +388,13 @@ static td_status answer_format(const struct router *r, const Tandem__V1__Generat
                        "called is not served yet",
                        chat->tool_choice);
     if (!chat->split_answer) return TD_OK;
-    struct td_output_format f = td_chat_template_output(r->chat, chat->n_tools > 0);
+    struct td_output_format f = td_chat_template_output(m->chat, chat->n_tools > 0);
     bool calls = chat->n_tools > 0 && !none;
     if (calls && f.calls == TD_CALLS_NONE)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "chat.tools: how models of this chat template (%s) write tool calls is not "
                        "known here; set chat.tool_choice to none, or leave chat.split_answer out",
-                       td_chat_template_family(r->chat));
+                       td_chat_template_family(m->chat));
     if (!calls) f.calls = TD_CALLS_NONE;
     *ret = f;
     return TD_OK;
@@ -410,21 +406,22 @@ static bool marks_are_special(enum td_call_format calls)
     return calls == TD_CALLS_LLAMA3 || calls == TD_CALLS_MISTRAL || calls == TD_CALLS_MISTRAL_ARGS;
 }
 
-static td_status request_fill(struct router *r, struct request_state *q,
-                              const Tandem__V1__GenerateRequest *in, struct td_err *err)
+static td_status request_fill(struct request_state *q, const Tandem__V1__GenerateRequest *in,
+                              struct td_err *err)
 {
+    const struct served_model *m = q->model;
     struct td_token_list list = {0};
-    td_status s = check_model(r, in->model, err);
-    if (!s && strlen(in->request_id) >= sizeof q->name)
+    td_status s = TD_OK;
+    if (strlen(in->request_id) >= sizeof q->name)
         s = td_fail(err, TD_ERR_INVALID, "request_id has %zu bytes, limit %zu",
                     strlen(in->request_id), sizeof q->name - 1);
     struct td_output_format format = {0};
     bool in_reasoning = false;
-    if (!s) s = answer_format(r, in, &format, err);
-    if (!s) s = input_tokens(r, in, &list, &in_reasoning, err);
-    if (!s) s = fill_sampling(r, q, in->sampling, err);
-    if (!s) s = fill_stop(r, q, in->stop, list.n, err);
-    if (!s) s = router_guided_fill(r, &q->ask, in, err);
+    if (!s) s = answer_format(m, in, &format, err);
+    if (!s) s = input_tokens(m, in, &list, &in_reasoning, err);
+    if (!s) s = fill_sampling(m, q, in->sampling, err);
+    if (!s) s = fill_stop(m, q, in->stop, list.n, err);
+    if (!s) s = router_guided_fill(m, &q->ask, in, err);
     if (!s) {
         q->tokens = malloc((list.n + q->ask.max_tokens) * sizeof *q->tokens);
         if (!q->tokens)
@@ -436,7 +433,7 @@ static td_status request_fill(struct router *r, struct request_state *q,
         q->n_tokens = q->n_prompt = (uint32_t)list.n;
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
                                                         leading spaces */
-        s = td_detokenizer_create(r->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
+        s = td_detokenizer_create(m->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
                                   !in->skip_special_tokens_off && !marks_are_special(format.calls),
                                   &q->output.detok);
         if (s == TD_ERR_LIMIT)
@@ -503,7 +500,7 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
 /* Chain hashes of the prompt's blocks, thinned to what an event holds. */
 static void fill_hashes(struct router *r, const struct request_state *q, struct td_ev_request *e)
 {
-    uint32_t block = r->cfg.prefix_entries ? fleet_block_size(r) : 0;
+    uint32_t block = r->cfg.prefix_entries ? fleet_block_size(q->model) : 0;
     if (!block || q->n_prompt < block) return;
     size_t n = q->n_prompt / block;
     if (n > r->max_all_hashes) {
@@ -558,7 +555,8 @@ static bool know_caller(struct router *r, struct router_client client, const cha
                        v == ROUTER_TENANT_UNKNOWN ? TD_CODE_UNAUTHENTICATED
                                                   : TD_CODE_PERMISSION_DENIED,
                        err.msg, NULL, 0);
-    td_metric_add(v == ROUTER_TENANT_UNKNOWN ? r->m->tenants_unknown : r->m->tenants_denied, 1);
+    td_metric_add(
+        v == ROUTER_TENANT_UNKNOWN ? r->metrics.tenants_unknown : r->metrics.tenants_denied, 1);
     uint32_t n_dropped;
     if (td_log_pace_due(&r->tenant_pace, &n_dropped)) {
         char q[1100];
@@ -578,7 +576,15 @@ void inference_generate(struct router *r, struct router_client client,
     }
     const struct router_tenant *who;
     if (!know_caller(r, client, in->tenant, in->slo_class, &who)) {
-        td_metric_add(r->m->failed, 1);
+        td_metric_add(r->metrics.failed, 1);
+        return;
+    }
+    struct td_err err = {0};
+    struct served_model *m;
+    td_status s = router_find_model(r, in->model, &m, &err);
+    if (s) {
+        client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
+        td_metric_add(r->metrics.failed, 1);
         return;
     }
     if (r->n_free_requests == 0) {
@@ -590,6 +596,7 @@ void inference_generate(struct router *r, struct router_client client,
     struct request_state *q = &r->requests[r->free_requests[--r->n_free_requests]];
     atomic_fetch_add(&r->n_live, 1);
     q->live = true;
+    q->model = m;
     q->arrived_ns = now;
     q->output.stop_token = -1;
     q->output.stop.matched = -1;
@@ -599,20 +606,19 @@ void inference_generate(struct router *r, struct router_client client,
         snprintf(q->name, sizeof q->name, "%s", in->request_id);
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
-    struct td_err err = {0};
     struct td_ev_request ask = {.request_at = q->request_at};
-    td_status s = request_fill(r, q, in, &err);
+    s = request_fill(q, in, &err);
     if (!s) s = fill_objectives(r, q, in, who, &ask, &err);
     if (s) {
         client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
-        td_metric_add(r->m->failed, 1);
+        td_metric_add(m->metrics.failed, 1);
         request_free(r, q);
         return;
     }
     q->id = ++r->next_id;
     q->ask.return_token_ids = in->return_token_ids;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
-    td_metric_add(r->m->prompt_tokens, q->n_prompt);
+    td_metric_add(m->metrics.prompt_tokens, q->n_prompt);
     q->client = client;
     client.ops->attach(client.call, q);
     td_fault_point("router_request");
@@ -620,7 +626,7 @@ void inference_generate(struct router *r, struct router_client client,
     ask.n_prompt = q->n_prompt;
     ask.max_tokens = q->ask.max_tokens;
     fill_hashes(r, q, &ask);
-    router_event(r, (struct td_core_event){.kind = TD_EV_REQUEST, .request = ask});
+    served_model_event(m, (struct td_core_event){.kind = TD_EV_REQUEST, .request = ask});
 }
 
 void inference_cancel(struct router *r, struct request_state *q)
@@ -629,9 +635,10 @@ void inference_cancel(struct router *r, struct request_state *q)
     uint64_t id = q->id;
     td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
                     q->n_tokens - q->n_prompt);
-    td_metric_add(r->m->cancelled, 1);
-    router_event(r, (struct td_core_event){.kind = TD_EV_CANCEL,
-                                           .cancel = {.request_at = request_at, .id = id}});
+    td_metric_add(q->model->metrics.cancelled, 1);
+    served_model_event(q->model,
+                       (struct td_core_event){.kind = TD_EV_CANCEL,
+                                              .cancel = {.request_at = request_at, .id = id}});
     request_free(r, q);
 }
 
@@ -644,7 +651,7 @@ static uint64_t us_between(uint64_t from_ns, uint64_t to_ns)
 
 /* Makes the first five stages add up to ttft_us exactly: what neither worker measured is rpc_us
  * (I6). */
-static void close_ledger(struct router *r, struct request_state *q)
+static void close_ledger(struct request_state *q)
 {
     Tandem__V1__Ledger *l = &q->ledger;
     l->ttft_us = us_between(q->arrived_ns, q->output.first_ns);
@@ -666,17 +673,17 @@ static void close_ledger(struct router *r, struct request_state *q)
         }
     }
     l->rpc_us = l->ttft_us - known;
-    l->failovers = td_core_failovers(r->core, q->request_at);
+    l->failovers = td_core_failovers(q->model->core, q->request_at);
     l->transfer_path = q->decode.path[0] ? q->decode.path : (char *)"local";
     l->prefill_worker = q->prefill.name;
     l->decode_worker = q->decode.name;
     l->mode = (char *)(strcmp(q->prefill.name, q->decode.name) ? "pd" : "colocated");
 }
 
-static void observe(struct router *r, const struct request_state *q)
+static void observe(const struct request_state *q)
 {
     const Tandem__V1__Ledger *l = &q->ledger;
-    struct router_metrics *m = r->m;
+    const struct served_model_metrics *m = &q->model->metrics;
     uint32_t n_out = q->n_tokens - q->n_prompt;
     td_metric_observe(m->ttft, (double)l->ttft_us / 1e6);
     td_metric_observe(m->e2e, (double)l->e2e_us / 1e6);
@@ -694,8 +701,8 @@ static void observe(struct router *r, const struct request_state *q)
 
 void request_complete(struct router *r, struct request_state *q)
 {
-    close_ledger(r, q);
-    observe(r, q);
+    close_ledger(q);
+    observe(q);
     const char *text = "", *tail = "";
     size_t n_text = 0, n_tail = 0;
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
@@ -776,7 +783,7 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
                     a->fail.code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
                     q->n_tokens - q->n_prompt);
-    td_metric_add(r->m->failed, 1);
+    td_metric_add(q->model->metrics.failed, 1);
     request_free(r, q);
 }
 
@@ -857,17 +864,15 @@ bool inference_may_call(struct router *r, struct router_client client)
     return know_caller(r, client, "", "", &who);
 }
 
-td_status inference_tokenize(const struct router *r, const Tandem__V1__TokenizeRequest *in,
+td_status inference_tokenize(const struct served_model *m, const Tandem__V1__TokenizeRequest *in,
                              struct td_token_list *list, struct td_err *err)
 {
     bool in_reasoning;
-    td_status s = check_model(r, in->model, err);
-    if (s) return s;
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
-        return encode(r, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
+        return encode(m, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
                       !in->no_special_tokens, list, err);
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
-        return chat_tokens(r, in->chat, list, &in_reasoning, err);
+        return chat_tokens(m, in->chat, list, &in_reasoning, err);
     return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt or chat");
 }
 
@@ -878,14 +883,16 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     if (!inference_may_call(r, grpc_client(call))) return;
     struct td_err err = {0};
     struct td_token_list list = {0};
-    td_status s = inference_tokenize(r, in, &list, &err);
+    struct served_model *m = NULL;
+    td_status s = router_find_model(r, in->model, &m, &err);
+    if (!s) s = inference_tokenize(m, in, &list, &err);
     if (s) {
         td_rpc_call_finish(call, td_rpc_code(s), err.msg, NULL, 0);
     } else {
         Tandem__V1__TokenizeResponse out = TANDEM__V1__TOKENIZE_RESPONSE__INIT;
         out.n_ids = list.n;
         out.ids = list.ids;
-        out.max_model_len = router_max_len(r);
+        out.max_model_len = served_model_max_len(m);
         td_rpc_call_send(call, &out.base);
         td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
     }
@@ -898,14 +905,19 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     struct router *r = ctx;
     const struct router_tenant *who;
     if (!know_caller(r, grpc_client(call), "", "", &who)) return;
-    Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list = &info;
+    Tandem__V1__ModelInfo infos[ROUTER_MAX_MODELS], *list[ROUTER_MAX_MODELS];
     Tandem__V1__ModelsResponse out = TANDEM__V1__MODELS_RESPONSE__INIT;
-    info.id = r->model_name;
-    info.max_model_len = router_max_len(r);
-    info.vocab = (uint32_t)r->model.vocab;
-    info.chat_template = (char *)(uintptr_t)td_chat_template_family(r->chat);
-    out.n_models = 1;
-    out.models = &list;
+    for (uint32_t i = 0; i < r->n_models; i++) {
+        struct served_model *m = r->models[i];
+        list[i] = &infos[i];
+        tandem__v1__model_info__init(list[i]);
+        list[i]->id = m->name;
+        list[i]->max_model_len = served_model_max_len(m);
+        list[i]->vocab = (uint32_t)m->config.vocab;
+        list[i]->chat_template = (char *)(uintptr_t)td_chat_template_family(m->chat);
+    }
+    out.n_models = r->n_models;
+    out.models = list;
     td_rpc_call_send(call, &out.base);
     td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }

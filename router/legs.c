@@ -79,7 +79,7 @@ static void leg_done(struct leg *l)
 /* Cancels the leg and tells the core that it failed: the worker broke the protocol. */
 static void leg_broken(struct leg *l, const char *why)
 {
-    struct router *r = l->router;
+    struct served_model *m = l->worker->model;
     struct td_core_event e =
         l->kind == LEG_DECODE ? decode_end(l, TD_CODE_INTERNAL) : prefill_end(l, TD_CODE_INTERNAL);
     snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name, why);
@@ -88,7 +88,7 @@ static void leg_broken(struct leg *l, const char *why)
                     l->request->logged_name, l->worker->logged_name,
                     td_log_quote(q, sizeof q, why));
     leg_cancel(l->kind == LEG_DECODE ? &l->request->decode.leg : &l->request->prefill.leg);
-    router_event(r, e);
+    served_model_event(m, e);
 }
 
 static Tandem__V1__Sequence sequence_of(struct request_state *q)
@@ -135,9 +135,10 @@ static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
     q->decode.cached_tokens = t->cached_tokens;
     q->decode.ticket_ns = td_now_ns();
     td_fault_point("router_ticket");
-    router_event(l->router, (struct td_core_event){.kind = TD_EV_TICKET,
-                                                   .ticket = {.of = attempt_of(l),
-                                                              .cached_tokens = t->cached_tokens}});
+    served_model_event(
+        l->worker->model,
+        (struct td_core_event){.kind = TD_EV_TICKET,
+                               .ticket = {.of = attempt_of(l), .cached_tokens = t->cached_tokens}});
 }
 
 static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
@@ -146,17 +147,17 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
     bool done_before = q->output.done;
     for (size_t i = 0; i < t->n_out; i++)
         if (t->out[i]->finish) l->finished_seen = true;
-    if (output_take(l->router, q, t->out, t->n_out)) {
+    if (output_take(q, t->out, t->n_out)) {
         leg_broken(l, "a token contradicts the stream");
         return;
     }
     td_fault_point("router_token");
     bool stopped_here = q->output.done && !done_before && !l->finished_seen;
-    router_event(l->router, (struct td_core_event){.kind = TD_EV_TOKEN,
-                                                   .token = {.of = attempt_of(l),
-                                                             .n_tokens = q->n_tokens,
-                                                             .last = q->output.done}});
-    if (stopped_here) router_event(l->router, output_stop(l->request_at, l->id));
+    served_model_event(l->worker->model, (struct td_core_event){.kind = TD_EV_TOKEN,
+                                                                .token = {.of = attempt_of(l),
+                                                                          .n_tokens = q->n_tokens,
+                                                                          .last = q->output.done}});
+    if (stopped_here) served_model_event(l->worker->model, output_stop(l->request_at, l->id));
 }
 
 static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
@@ -214,7 +215,7 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
 {
     (void)call;
     struct leg *l = user;
-    struct router *r = l->router;
+    struct served_model *m = l->worker->model;
     struct request_state *q = l->request;
     bool tell = q != NULL, done = q && q->output.done;
     enum td_code code = res->code;
@@ -230,7 +231,7 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
                                                    ended */
     struct td_core_event e = all_sent ? output_stop(l->request_at, l->id) : decode_end(l, code);
     leg_done(l);
-    if (tell) router_event(r, e);
+    if (tell) served_model_event(m, e);
 }
 
 static const struct td_rpc_client_method decode_method = {
@@ -281,7 +282,7 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     td_fault_point("router_first_token");
     if (f->times) take_prefill_times(q, f->times);
     bool done_before = q->output.done;
-    if (output_take(l->router, q, &f->out, 1)) {
+    if (output_take(q, &f->out, 1)) {
         leg_broken(l, "the first token contradicts the stream");
         return;
     }
@@ -295,9 +296,9 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
                         .cached_tokens = f->times ? f->times->cached_tokens : 0}};
     uint32_t request_at = l->request_at;
     uint64_t id = l->id;
-    struct router *r = l->router;
-    router_event(r, e); /* may end the request and detach this leg */
-    if (stopped_here) router_event(r, output_stop(request_at, id));
+    struct served_model *m = l->worker->model;
+    served_model_event(m, e); /* may end the request and detach this leg */
+    if (stopped_here) served_model_event(m, output_stop(request_at, id));
 }
 
 static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
@@ -319,7 +320,7 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
 {
     (void)call;
     struct leg *l = user;
-    struct router *r = l->router;
+    struct served_model *m = l->worker->model;
     bool tell = l->request != NULL;
     enum td_code code = res->code;
     if (l->request) {
@@ -333,7 +334,7 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
     }
     struct td_core_event e = prefill_end(l, code);
     leg_done(l);
-    if (tell) router_event(r, e);
+    if (tell) served_model_event(m, e);
 }
 
 static const struct td_rpc_client_method prefill_method = {

@@ -131,10 +131,10 @@ static bool is_stop_token(const struct request_state *q, int32_t token)
     return false;
 }
 
-static void take_one(struct router *r, struct request_state *q, Tandem__V1__TokenOut *t)
+static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
 {
     q->tokens[q->n_tokens++] = t->token;
-    td_metric_add(r->m->output_tokens, 1);
+    td_metric_add(q->model->metrics.output_tokens, 1);
     const char *text = "", *out = "";
     size_t n_text = 0, n_out = 0;
     bool stop_token =
@@ -172,21 +172,20 @@ static void take_one(struct router *r, struct request_state *q, Tandem__V1__Toke
     }
 }
 
-td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out,
-                      size_t n)
+td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n)
 {
     for (size_t i = 0; i < n && !q->output.done; i++) {
         Tandem__V1__TokenOut *t = out[i];
         if (t->index < q->n_prompt || t->index > q->n_tokens || t->token < 0 ||
-            t->token >= r->model.vocab)
+            t->token >= q->model->config.vocab)
             return TD_ERR_CORRUPT;
         if (t->index == q->n_tokens) {
             if (q->n_tokens >= q->n_prompt + q->ask.max_tokens) return TD_ERR_CORRUPT;
-            take_one(r, q, t);
+            take_one(q, t);
             continue;
         }
         if (q->tokens[t->index] == t->token) continue; /* the other leg was first */
-        td_metric_add(r->m->mismatches, 1);
+        td_metric_add(q->model->metrics.mismatches, 1);
         td_error("token_mismatch", "req=%s index=%u sent=%d got=%d invariant=I1", q->logged_name,
                  t->index, q->tokens[t->index], t->token);
         return TD_ERR_CORRUPT;

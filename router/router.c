@@ -1,4 +1,4 @@
-/* router.c - opens, drains and closes the router; carries out what the core decides. */
+/* router.c - opens, drains and closes the router. */
 #include "router/http/http.h"
 #include "router/router.h"
 
@@ -110,113 +110,6 @@ const struct td_option router_options[] = {
 };
 // clang-format on
 
-/* ---- the core -------------------------------------------------------------------------------- */
-
-static void log_event(struct router *r, const struct td_core_event *e,
-                      const struct td_core_action *a, size_t n)
-{
-    char line[TD_CORE_LINE_MAX];
-    td_core_event_format(e, line, sizeof line);
-    fputs(line, r->log);
-    for (uint32_t i = 0; td_core_hashes_format(e, i, line, sizeof line) > 0; i++)
-        fputs(line, r->log);
-    for (size_t i = 0; i < n; i++) {
-        td_core_action_format(&a[i], line, sizeof line);
-        fputs(line, r->log);
-    }
-}
-
-static void carry_out(struct router *r, const struct td_core_action *a)
-{
-    struct request_state *q = &r->requests[a->request_at];
-    if (!q->live || q->id != a->id) return; /* its client has cancelled it */
-    switch (a->kind) {
-    case TD_ACT_START_DECODE:
-        leg_start_decode(r, q, a);
-        break;
-    case TD_ACT_START_PREFILL:
-        leg_start_prefill(r, q, a);
-        break;
-    case TD_ACT_CANCEL_DECODE:
-        leg_cancel(&q->decode.leg);
-        break;
-    case TD_ACT_CANCEL_PREFILL:
-        leg_cancel(&q->prefill.leg);
-        break;
-    case TD_ACT_COMPLETE:
-        request_complete(r, q);
-        break;
-    case TD_ACT_FAIL:
-        request_fail(r, q, a);
-        break;
-    }
-}
-
-/* Carrying out an action never applies another event (results of calls arrive later), so one
- * actions array serves. */
-void router_event(struct router *r, struct td_core_event e)
-{
-    e.now_ns = td_now_ns();
-    size_t n = td_core_step(r->core, &e, r->actions);
-    if (r->log) log_event(r, &e, r->actions, n);
-    for (size_t i = 0; i < n; i++) carry_out(r, &r->actions[i]);
-}
-
-uint32_t router_max_len(const struct router *r) { return r->max_len; }
-
-void router_update_max_len(struct router *r)
-{
-    uint32_t len = (uint32_t)r->model.max_positions;
-    if (r->cfg.max_model_len && (uint32_t)r->cfg.max_model_len < len)
-        len = (uint32_t)r->cfg.max_model_len;
-    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++)
-        if (r->workers[i].used && !r->workers[i].gone && r->workers[i].max_model_len < len)
-            len = r->workers[i].max_model_len;
-    r->max_len = len;
-    inference_update_limits(r);
-}
-
-/* Adds to the metrics what the core has counted since the last tick. */
-static void follow_core(struct router *r, const struct td_core_stats *now)
-{
-    static struct td_core_stats told; /* loop thread */
-    struct router_metrics *m = r->m;
-    td_metric_add(m->refused, now->refused - told.refused);
-    td_metric_add(m->deflected, now->deflected - told.deflected);
-    td_metric_add(m->wasted, now->wasted_prefill_tokens - told.wasted_prefill_tokens);
-    td_metric_add(m->good, now->good - told.good);
-    td_metric_add(m->missed_ttft, now->missed_ttft - told.missed_ttft);
-    td_metric_add(m->missed_tpot, now->missed_tpot - told.missed_tpot);
-    td_metric_add(m->hit_predicted, now->predicted_hit_tokens - told.predicted_hit_tokens);
-    td_metric_add(m->hit_real, now->real_hit_tokens - told.real_hit_tokens);
-    td_metric_set(m->arrival_rate, now->arrival_rate);
-    told = *now;
-    for (int i = 0; i < 2; i++) {
-        struct td_lat_quality q;
-        td_latency_quality(td_core_latency(r->core), i ? TD_LAT_TPOT : TD_LAT_TTFT, &q);
-        td_metric_set(m->coverage[i], q.coverage);
-        td_metric_set(m->mape[i], q.mape);
-    }
-    struct td_core_advice a;
-    td_core_advice(r->core, &a);
-    for (int i = 0; i < 2; i++) {
-        td_metric_set(m->wanted[i], a.want[i]);
-        td_metric_set(m->needed[i], a.need[i]);
-        td_metric_set(m->utilisation[i], a.utilisation[i]);
-    }
-    for (int i = 0; i < TD_BOUND_N; i++) td_metric_set(m->bound[i], (int)a.bound == i);
-    uint64_t now_ns = td_now_ns();
-    if (a.bound != r->told_bound && now->arrival_rate > 0.1 &&
-        now_ns - r->told_bound_ns > 10 * TD_NS_PER_S) {
-        r->told_bound_ns = now_ns;
-        td_info("goodput_bound",
-                "by=%s was=%s prefill_util=%.2f decode_util=%.2f want_prefill=%u want_decode=%u",
-                td_bound_name(a.bound), td_bound_name(r->told_bound), a.utilisation[0],
-                a.utilisation[1], a.want[0], a.want[1]);
-        r->told_bound = a.bound;
-    }
-}
-
 /* Reads the tenants again when their file looks different: once a second at most. A file that is
  * wrong leaves those in force. */
 static void follow_tenants(struct router *r, uint64_t now_ns)
@@ -263,141 +156,38 @@ static void on_tick(void *arg)
         td_warn("router_was_away",
                 "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"",
                 (unsigned long long)late_ms);
-    router_event(r, (struct td_core_event){.kind = TD_EV_TICK,
-                                           .tick = {.busy_permille = busy, .late_ms = late_ms}});
+    for (uint32_t i = 0; i < r->n_models; i++)
+        served_model_tick(r->models[i],
+                          (struct td_ev_tick){.busy_permille = busy, .late_ms = late_ms});
     join_tick(r, td_now_ns());
     router_http_tick(r->http, td_now_ns());
     follow_tenants(r, td_now_ns());
     td_identity_look_at_file(&r->id, td_now_ns());
-    if (r->log && (fflush(r->log) || ferror(r->log))) {
-        td_error("decision_log_failed", "file=%s error=\"%s\" action=close", r->cfg.decision_log,
-                 strerror(errno));
-        fclose(r->log);
-        r->log = NULL; /* what was written replays up to its end */
-    }
-    struct td_core_stats st;
-    td_core_stats(r->core, &st);
-    td_metric_set(r->m->waiting, st.queued);
-    td_metric_set(r->m->running, st.live - st.queued);
-    static uint64_t n_told; /* loop thread; the core counts, the metric follows */
-    td_metric_add(r->m->failovers, st.failovers - n_told);
-    n_told = st.failovers;
-    follow_core(r, &st);
     if (td_port_follow(&r->port_seen, r->server, td_now_ns())) td_log_tell_suppressed();
+}
+
+td_status router_find_model(const struct router *r, const char *name,
+                            struct served_model **ret_model, struct td_err *err)
+{
+    struct served_model *m = r->models[0];
+    if (!name[0] || !strcmp(name, m->name)) {
+        *ret_model = m;
+        return TD_OK;
+    }
+    return td_fail(err, TD_ERR_NOT_FOUND,
+                   "model \"%.100s\" is not served here; this cluster serves \"%s\"", name,
+                   m->name);
 }
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-static struct router_metrics *metrics_new(void)
+static void metrics_make(struct router_metrics *m)
 {
-    static struct router_metrics m;
-    const double *b = td_seconds_bounds;
-    int n = td_n_seconds_bounds;
-    m.ttft = td_histogram("td_time_to_first_token_seconds", "",
-                          "Request received to first token sent", b, n);
-    m.tpot = td_histogram("td_time_per_output_token_seconds", "",
-                          "(Last - first token) / (tokens - 1), per request", b, n);
-    m.e2e = td_histogram("td_e2e_request_latency_seconds", "", "Request received to stream ended",
-                         b, n);
-    m.queue = td_histogram("td_stage_seconds", "stage=\"router_queue\"",
-                           "Stages of TTFT; they add up", b, n);
-    m.reserve =
-        td_histogram("td_stage_seconds", "stage=\"reserve\"", "Stages of TTFT; they add up", b, n);
-    m.prefill_queue = td_histogram("td_stage_seconds", "stage=\"prefill_queue\"",
-                                   "Stages of TTFT; they add up", b, n);
-    m.prefill =
-        td_histogram("td_stage_seconds", "stage=\"prefill\"", "Stages of TTFT; they add up", b, n);
-    m.rpc = td_histogram("td_stage_seconds", "stage=\"rpc\"", "Stages of TTFT; they add up", b, n);
-    m.transfer = td_histogram("td_kv_transfer_seconds", "", "KV hand-over of one request", b, n);
-    m.running = td_gauge("td_num_requests_running", "", "Requests placed on workers");
-    m.waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for a worker");
     static const char *const refusal_help = "Requests of callers that are no tenant of the file "
                                             "(unknown), or not the one they name (denied)";
-    m.tenants_unknown = td_counter("td_tenant_refusals_total", "reason=\"unknown\"", refusal_help);
-    m.tenants_denied = td_counter("td_tenant_refusals_total", "reason=\"denied\"", refusal_help);
-    m.finished = td_counter("td_request_success_total", "", "Requests finished");
-    m.failed = td_counter("td_request_failure_total", "", "Requests refused or failed");
-    m.cancelled = td_counter("td_request_cancelled_total", "", "Requests the client left");
-    m.failovers = td_counter("td_request_failovers_total", "", "Attempts moved to other workers");
-    m.prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens accepted");
-    m.output_tokens = td_counter("td_generation_tokens_total", "", "Output tokens sent");
-    m.refused = td_counter("td_request_refused_total", "",
-                           "Requests refused because objectives or queues had no room (in "
-                           "td_request_failure_total too)");
-    m.deflected = td_counter("td_request_deflected_total", "",
-                             "Requests prefilled on a decode worker by choice");
-    m.wasted = td_counter("td_wasted_prefill_tokens_total", "",
-                          "Prompt tokens computed for attempts that were lost");
-    m.good = td_counter(
-        "td_slo_requests_total", "outcome=\"good\"",
-        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.missed_ttft = td_counter(
-        "td_slo_requests_total", "outcome=\"missed_ttft\"",
-        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.missed_tpot = td_counter(
-        "td_slo_requests_total", "outcome=\"missed_tpot\"",
-        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m.hit_predicted = td_counter(
-        "td_prefix_hit_tokens_total", "source=\"predicted\"",
-        "Prompt tokens that the index expected, or the worker found, in its prefix cache");
-    m.hit_real = td_counter(
-        "td_prefix_hit_tokens_total", "source=\"found\"",
-        "Prompt tokens that the index expected, or the worker found, in its prefix cache");
-    static const char *const role_label[2] = {"role=\"prefill\"", "role=\"decode\""};
-    static const char *const bound_label[TD_BOUND_N] = {
-        "by=\"none\"", "by=\"prefill\"", "by=\"transfer\"", "by=\"decode\"", "by=\"router\""};
-    for (int i = 0; i < 2; i++) {
-        m.wanted[i] = td_gauge(
-            "td_recommended_workers", role_label[i],
-            "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
-        m.needed[i] =
-            td_gauge("td_needed_workers", role_label[i], "The same before rounding and hysteresis");
-        m.utilisation[i] = td_gauge("td_worker_utilisation", role_label[i],
-                                    "Share of time the role's workers spend in steps, EWMA");
-    }
-    for (int i = 0; i < TD_BOUND_N; i++)
-        m.bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
-    m.arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
-    m.coverage[0] = td_gauge(
-        "td_prediction_coverage", "objective=\"ttft\"",
-        "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m.coverage[1] = td_gauge(
-        "td_prediction_coverage", "objective=\"tpot\"",
-        "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m.mape[0] = td_gauge(
-        "td_prediction_mape", "objective=\"ttft\"",
-        "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m.mape[1] = td_gauge(
-        "td_prediction_mape", "objective=\"tpot\"",
-        "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m.mismatches = td_counter("td_token_mismatch_total", "",
-                              "A worker contradicted a token already sent (must stay 0)");
-    return &m;
-}
-
-static td_status open_model(struct router *r, struct td_err *err)
-{
-    td_status s = td_model_config_load(r->cfg.model, &r->model, err);
-    if (!s) s = td_tokenizer_load(r->cfg.model, &r->tokenizer, err);
-    if (!s) s = td_chat_template_load(r->cfg.model, &r->chat, err);
-    if (s) return s;
-    r->longest_token_bytes = 16;
-    for (int32_t i = 0; i < td_tokenizer_vocab(r->tokenizer); i++) {
-        size_t n = 0;
-        if (td_tokenizer_token_text(r->tokenizer, i, &n) && n > r->longest_token_bytes)
-            r->longest_token_bytes = n;
-    }
-    td_chat_template_set_max_bytes(r->chat,
-                                   r->longest_token_bytes * (size_t)r->model.max_positions);
-    if (r->cfg.served_model_name[0]) {
-        snprintf(r->model_name, sizeof r->model_name, "%s", r->cfg.served_model_name);
-        return TD_OK;
-    }
-    char *real = realpath(r->cfg.model, NULL);
-    const char *slash = real ? strrchr(real, '/') : NULL;
-    snprintf(r->model_name, sizeof r->model_name, "%s", slash ? slash + 1 : r->cfg.model);
-    free(real);
-    return TD_OK;
+    m->tenants_unknown = td_counter("td_tenant_refusals_total", "reason=\"unknown\"", refusal_help);
+    m->tenants_denied = td_counter("td_tenant_refusals_total", "reason=\"denied\"", refusal_help);
+    m->failed = td_counter("td_request_failure_total", "", "Requests refused or failed");
 }
 
 /* The longest text that max_len tokens can be, or as many ids of at most five bytes; what else
@@ -406,49 +196,57 @@ static td_status open_model(struct router *r, struct td_err *err)
  * the tokenizer takes in a second. */
 static uint64_t derived_message_bytes(const struct router *r)
 {
-    uint64_t per_token = r->longest_token_bytes > 5 ? r->longest_token_bytes : 5;
-    uint64_t bytes = per_token * router_max_len(r) + (1u << 20);
-    return bytes < 4u << 20 ? 4u << 20 : bytes > 32u << 20 ? 32u << 20 : bytes;
+    uint64_t bytes = 4u << 20, most = 32u << 20;
+    for (uint32_t i = 0; i < r->n_models; i++) {
+        const struct served_model *m = r->models[i];
+        uint64_t per_token = m->longest_token_bytes > 5 ? m->longest_token_bytes : 5,
+                 needed = per_token * served_model_max_len(m) + (1u << 20);
+        if (needed > bytes) bytes = needed;
+    }
+    return bytes < most ? bytes : most;
 }
 
-static td_status open_core(struct router *r, struct td_err *err)
+/* What the cores of all models are told alike. */
+static td_status configure_cores(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
-    struct td_core_config c = {.mode = !strcmp(g->mode, "pd")          ? TD_MODE_PD
-                                       : !strcmp(g->mode, "colocated") ? TD_MODE_COLOCATED
-                                                                       : TD_MODE_HYBRID,
-                               .policy = g->policy,
-                               .max_requests = (uint32_t)g->max_requests,
-                               .max_queued = (uint32_t)g->max_queued,
-                               .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens,
-                               .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
-                               .queue_timeout_ms = (uint32_t)g->queue_timeout_ms,
-                               .stall_ms = (uint32_t)g->stall_ms,
-                               .max_failovers = (uint32_t)g->max_failovers,
-                               .attainment = g->attainment,
-                               .max_prefix_entries = g->prefix_entries,
-                               .seed = r->incarnation};
-    td_status s = router_classes_parse(g->slo_class, &c, err);
-    if (!s && g->latency_table[0])
-        s = router_latency_table_load(g->latency_table, &c, r->node_classes, NULL, err);
-    if (!s) s = td_core_create(&c, &r->core, err);
-    if (s) return s;
-    r->core_cfg = c;
-    r->n_node_classes = c.n_thetas;
-    r->prefix_seed = td_random_u64();
-    if (g->tenants[0]) {
-        /* before it is read: a change meanwhile is seen at the next look */
-        td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp);
-        if ((s = router_tenants_load(g->tenants, &c, &r->tenants, err)))
-            return td_err_prefix(err, "tenants");
-        td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenants));
-        if (router_tenants_have_keys(r->tenants) && !g->tls_cert[0])
-            td_warn(
-                "keys_in_clear",
+    r->core_cfg =
+        (struct td_core_config){.mode = !strcmp(g->mode, "pd")          ? TD_MODE_PD
+                                        : !strcmp(g->mode, "colocated") ? TD_MODE_COLOCATED
+                                                                        : TD_MODE_HYBRID,
+                                .policy = g->policy,
+                                .max_requests = (uint32_t)g->max_requests,
+                                .max_queued = (uint32_t)g->max_queued,
+                                .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens,
+                                .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
+                                .queue_timeout_ms = (uint32_t)g->queue_timeout_ms,
+                                .stall_ms = (uint32_t)g->stall_ms,
+                                .max_failovers = (uint32_t)g->max_failovers,
+                                .attainment = g->attainment,
+                                .max_prefix_entries = g->prefix_entries,
+                                .seed = r->incarnation};
+    return router_classes_parse(g->slo_class, &r->core_cfg, err);
+}
+
+static td_status open_tenants(struct router *r, struct td_err *err)
+{
+    const struct router_config *g = &r->cfg;
+    if (!g->tenants[0]) return TD_OK;
+    /* before it is read: a change meanwhile is seen at the next look */
+    td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp);
+    td_status s = router_tenants_load(g->tenants, &r->core_cfg, &r->tenants, err);
+    if (s) return td_err_prefix(err, "tenants");
+    td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenants));
+    if (router_tenants_have_keys(r->tenants) && !g->tls_cert[0])
+        td_warn("keys_in_clear",
                 "listen=%s hint=\"tenants' keys travel in clear text: give tls_cert and tls_key\"",
                 g->listen);
-    }
-    size_t n = (size_t)g->max_requests;
+    return TD_OK;
+}
+
+static td_status open_requests(struct router *r, struct td_err *err)
+{
+    size_t n = (size_t)r->cfg.max_requests;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->requests = calloc(n, sizeof *r->requests);
     r->free_requests = calloc(n, sizeof *r->free_requests);
@@ -458,15 +256,15 @@ static td_status open_core(struct router *r, struct td_err *err)
         r->requests[i].request_at = (uint32_t)i;
         r->free_requests[r->n_free_requests++] = (uint32_t)(n - 1 - i);
     }
-    if (g->decision_log[0]) {
-        r->log = fopen(g->decision_log, "w");
-        if (!r->log)
-            return td_fail(err, TD_ERR_IO, "decision_log \"%s\": %s", g->decision_log,
-                           strerror(errno));
-        char line[TD_CORE_LINE_MAX];
-        for (uint32_t i = 0; td_core_config_format(&c, i, line, sizeof line) > 0; i++)
-            fputs(line, r->log);
-    }
+    return TD_OK;
+}
+
+static td_status open_models(struct router *r, struct td_err *err)
+{
+    td_status s = served_model_open(r, r->cfg.model, &r->models[0], err);
+    if (s) return s;
+    r->n_models = 1;
+    inference_update_limits(r);
     return TD_OK;
 }
 
@@ -600,23 +398,25 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     r->cfg = *config;
     r->incarnation = td_random_u64();
     r->started_ns = td_now_ns();
-    r->m = metrics_new();
-    td_status s = open_model(r, err);
-    if (!s) router_update_max_len(r);
+    r->prefix_seed = td_random_u64();
+    metrics_make(&r->metrics);
+    td_status s = configure_cores(r, err);
+    if (!s) s = open_tenants(r, err);
+    if (!s) s = open_models(r, err);
     if (!s && r->cfg.max_message_bytes && r->cfg.max_message_bytes < 65536)
         s = td_fail(err, TD_ERR_INVALID, "--max-message-bytes is %llu, must be 0 or at least 65536",
                     (unsigned long long)r->cfg.max_message_bytes);
     if (!s && !r->cfg.max_message_bytes) r->cfg.max_message_bytes = derived_message_bytes(r);
-    if (!s) s = open_core(r, err);
+    if (!s) s = open_requests(r, err);
     if (!s) s = open_server(r, err);
     if (!s && config->metrics_listen[0])
-        s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics, err);
+        s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics_http, err);
     if (!s && config->http_listen[0]) s = open_http(r, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back(); /* what it has now is what it needs */
     set_serving(r, true);
-    td_info("ready", "model=%s worker_port=%d port=%d mode=%s policy=%s pid=%d", r->model_name,
+    td_info("ready", "model=%s worker_port=%d port=%d mode=%s policy=%s pid=%d", r->models[0]->name,
             td_rpc_server_port(r->worker_server ? r->worker_server : r->server),
             td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy, (int)getpid());
     return TD_OK;
@@ -664,7 +464,7 @@ void router_close(struct router *r)
 {
     if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
     router_http_stop(r->http);        /* what waits there is cancelled by the loop */
-    td_metrics_http_stop(r->metrics); /* it asks the server how it is */
+    td_metrics_http_stop(r->metrics_http); /* it asks the server how it is */
     if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);
     if (r->server)
         td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams
@@ -673,14 +473,11 @@ void router_close(struct router *r)
     router_http_free(r->http);
     td_identity_close(&r->id);
     td_peer_names_destroy(r->operators);
-    if (r->log) fclose(r->log);
-    td_core_destroy(r->core);
+    for (uint32_t i = 0; i < r->n_models; i++) served_model_close(r->models[i]);
     free(r->actions);
     free(r->all_hashes);
     router_tenants_free(r->tenants);
     free(r->requests);
     free(r->free_requests);
-    td_chat_template_free(r->chat);
     router_guided_free(r);
-    td_tokenizer_free(r->tokenizer);
 }

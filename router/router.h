@@ -1,11 +1,11 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this
  * file's structs.
  *
- * Files: inference.c takes clients' calls in, legs.c talks to workers on their behalf, output.c
- * turns tokens into text and stop decisions, join.c finds out who joins, fleet.c keeps the
- * workers, objectives.c reads classes and latency tables, tenants.c says whose a request is,
- * guided.c and answer.c are structured output and an answer's fields, http/ is the HTTP door,
- * router.c opens, drains and closes it all and carries out the core's actions. */
+ * Files: served_model.c is one model with its core, inference.c takes clients' calls in, legs.c
+ * talks to workers on their behalf, output.c turns tokens into text and stop decisions, join.c
+ * finds out who joins, fleet.c keeps the workers, objectives.c reads classes and latency tables,
+ * tenants.c says whose a request is, guided.c and answer.c are structured output and an answer's
+ * fields, http/ is the HTTP door, router.c opens, drains and closes it all. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
 
@@ -17,21 +17,20 @@
 
 #include "common/base/file_stamp.h"
 #include "common/base/options.h"
-#include "common/text/chat_template.h"
-#include "common/model/config.h"
 #include "common/base/sampling.h"
-#include "common/text/tokenizer.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/identity.h"
 #include "common/rpc/port.h"
 #include "router/client.h"
 #include "router/core/core.h"
 #include "router/objectives.h"
+#include "router/served_model.h"
 #include "router/tenants.h"
 #include "tandem/v1/inference.pb-c.h"
 #include "tandem/v1/worker.pb-c.h"
 
 #define TD_PROTOCOL_VERSION 1
+#define ROUTER_MAX_MODELS 32
 #define ROUTER_MAX_STOP_STRINGS 16
 #define ROUTER_MAX_STOP_BYTES 1024
 
@@ -126,6 +125,7 @@ struct request_decode {
 /* One request of a client, at the place that the core knows it by. */
 struct request_state {
     bool live;
+    struct served_model *model;
     uint32_t request_at, attempt;
     uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
     uint64_t number;       /* random: what workers know the request by */
@@ -146,6 +146,7 @@ struct request_state {
 
 struct worker_conn {
     struct router *router;
+    struct served_model *model;
     bool used, gone, draining;
     uint32_t index, n_legs;
     struct join *join;            /* its registry stream; NULL = gone */
@@ -164,14 +165,16 @@ struct worker_conn {
     double prefill_rate, decode_rate;
 };
 
+/* Of what no model has a part in. */
+struct router_metrics {
+    struct td_metric *tenants_unknown, *tenants_denied, *failed;
+};
+
 struct router {
     struct router_config cfg;
-    char model_name[256];
-    struct td_model_config model;
-    struct td_tokenizer *tokenizer;
-    struct td_chat_template *chat;
+    struct served_model *models[ROUTER_MAX_MODELS];
+    uint32_t n_models;
     struct router_guided *guided; /* grammars that were accepted lately */
-    size_t longest_token_bytes;
     struct td_rpc_loop *loop;
     struct td_rpc_server *server; /* clients; workers too unless worker_server is there */
     struct td_rpc_server *worker_server;
@@ -188,34 +191,26 @@ struct router {
     struct td_file_stamp tenants_stamp; /* of what was last read, or tried */
     uint64_t tenants_seen_ns;
     struct td_rpc_timer *tick;
-    struct td_core_config core_cfg; /* classes and thetas as the core has them */
-    char node_classes[TD_CORE_MAX_NODE_CLASSES][ROUTER_NODE_CLASS_NAME];
-    uint32_t n_node_classes;
+    struct td_core_config core_cfg; /* of every model's core, but for the thetas */
     uint64_t prefix_seed;
     uint64_t hashes[TD_CORE_MAX_HASHES]; /* of the request being taken */
     uint64_t *all_hashes;                /* [max_len / block size]: scratch */
     size_t max_all_hashes;
     uint64_t tick_ns, tick_cpu_ns; /* the last tick, and this thread's CPU time then */
     struct td_port_seen port_seen;
-    enum td_bound told_bound;
-    uint64_t told_bound_ns;
-    struct td_core *core;
     struct td_core_action *actions; /* TD_CORE_MAX_ACTIONS_PER_EVENT */
-    FILE *log;                      /* decision log, or NULL */
     uint64_t next_id, started_ns, incarnation;
     struct request_state *requests; /* [max_requests] */
     uint32_t *free_requests, n_free_requests;
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
-    uint32_t max_len; /* what router_max_len answers; fleet.c keeps it */
     atomic_uint n_live;
     atomic_bool draining;
-    struct td_metrics_http *metrics;
+    struct td_metrics_http *metrics_http;
     struct router_http *http; /* NULL = no HTTP port */
-    struct router_metrics *m;
+    struct router_metrics metrics;
 };
 
-/* router.c: the daemon's life, and the one door to the core: logs the event, applies it, logs
- * and carries out the actions. */
+/* router.c: the daemon's life. */
 td_status router_open(struct router *r, const struct router_config *config, struct td_err *err);
 int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, nothing can be
                                      drained */
@@ -223,13 +218,13 @@ void router_drain(struct router *r);
 void router_close(struct router *r);
 
 /* guided.c: what the output must be, checked and into ask->spec, whose arrays the caller frees. */
-td_status router_guided_fill(struct router *r, struct request_ask *ask,
+td_status router_guided_fill(const struct served_model *m, struct request_ask *ask,
                              const Tandem__V1__GenerateRequest *in, struct td_err *err);
 void router_guided_free(struct router *r);
-void router_event(struct router *r, struct td_core_event event);
-uint32_t router_max_len(const struct router *r); /* longest sequence every connected worker can
-                                                    hold */
-void router_update_max_len(struct router *r);    /* a worker came or went */
+
+/* The model of that name, "" = the only one. TD_ERR_NOT_FOUND lists what there is. Loop thread. */
+td_status router_find_model(const struct router *r, const char *name,
+                            struct served_model **ret_model, struct td_err *err);
 
 /* inference.c */
 extern const struct td_rpc_method inference_methods[];
@@ -240,8 +235,8 @@ void inference_generate(struct router *r, struct router_client client,
                         const Tandem__V1__GenerateRequest *in);
 /* Whether the caller may use the API at all; the call is finished when not. */
 bool inference_may_call(struct router *r, struct router_client client);
-/* list is empty before; the caller frees it. */
-td_status inference_tokenize(const struct router *r, const Tandem__V1__TokenizeRequest *in,
+/* list is empty before; the caller frees it. in->model is not looked at. */
+td_status inference_tokenize(const struct served_model *m, const Tandem__V1__TokenizeRequest *in,
                              struct td_token_list *list, struct td_err *err);
 /* The client of a live request has gone away: both legs are cancelled, the request is freed. */
 void inference_cancel(struct router *r, struct request_state *q);
@@ -277,8 +272,7 @@ void stop_matcher_free(struct stop_matcher *m);
 /* Takes tokens of a leg into the request's output: drops what it has, appends the next, sends
  * text. TD_ERR_CORRUPT when a worker's token contradicts what was already sent (I1 broken) or
  * leaves a gap. */
-td_status output_take(struct router *r, struct request_state *q, Tandem__V1__TokenOut *const *out,
-                      size_t n);
+td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n);
 
 /* join.c */
 extern const struct td_rpc_method registry_methods[];
@@ -306,22 +300,9 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
 void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s);
 void fleet_drain(struct worker_conn *w, uint64_t timeout_ms);
 void fleet_gone(struct worker_conn *w, const char *why);
-uint32_t fleet_block_size(const struct router *r); /* of the workers that are there: one layout,
-                                                      one size; 0 = nobody */
+uint32_t fleet_block_size(const struct served_model *m); /* of the workers that are there: one
+                                                            layout, one size; 0 = nobody */
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
                   Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
-
-/* metrics */
-struct router_metrics {
-    struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc,
-        *transfer, *running, *waiting;
-    struct td_metric *tenants_unknown, *tenants_denied;
-    struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens,
-        *mismatches;
-    struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot,
-        *hit_predicted, *hit_real, *arrival_rate;
-    struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2],
-        *bound[TD_BOUND_N];
-};
 
 #endif

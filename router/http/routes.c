@@ -59,9 +59,12 @@ static void generate(struct http_call *c)
     Tandem__V1__GenerateRequest *in = openai_request_message(c->parsed);
     struct openai_answer *a = &c->answer;
     a->options = *openai_request_options(c->parsed);
-    a->tokenizer = r->tokenizer;
+    struct served_model *m;
+    if (!router_find_model(r, in->model, &m, NULL)) { /* else inference_generate refuses it */
+        a->tokenizer = m->tokenizer;
+        snprintf(a->model, sizeof a->model, "%s", m->name);
+    }
     a->created_s = (int64_t)time(NULL);
-    snprintf(a->model, sizeof a->model, "%s", r->model_name);
     snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
     if (!in->request_id[0]) in->request_id = c->request_id;
     inference_generate(r, client_of(c), in);
@@ -92,12 +95,14 @@ static void tokenize(struct http_call *c)
     struct td_token_list list = {0};
     struct td_err err = {0};
     struct text_buffer text = {0};
-    td_status s = inference_tokenize(r, &ask, &list, &err);
+    struct served_model *m = NULL;
+    td_status s = router_find_model(r, ask.model, &m, &err);
+    if (!s) s = inference_tokenize(m, &ask, &list, &err);
     if (s) {
         http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
     } else {
         text_addf(&text, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", list.n,
-                  router_max_len(r));
+                  served_model_max_len(m));
         for (size_t i = 0; i < list.n; i++) text_addf(&text, i ? ",%d" : "%d", list.ids[i]);
         text_addf(&text, "]}");
         http_call_finish_json(c, &text);
@@ -112,13 +117,18 @@ static void list_models(struct http_call *c)
     struct router *r = c->http->router;
     struct text_buffer text = {0};
     if (!inference_may_call(r, client_of(c))) return;
-    text_addf(&text, "{\"object\":\"list\",\"data\":[{\"id\":");
-    text_add_json(&text, r->model_name, strlen(r->model_name));
-    text_addf(&text,
-              ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\",\"root\":null,"
-              "\"parent\":null,\"max_model_len\":%u}]}",
-              (long long)(time(NULL) - (time_t)((td_now_ns() - r->started_ns) / TD_NS_PER_S)),
-              router_max_len(r));
+    time_t started = time(NULL) - (time_t)((td_now_ns() - r->started_ns) / TD_NS_PER_S);
+    text_addf(&text, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; i < r->n_models; i++) {
+        const struct served_model *m = r->models[i];
+        text_addf(&text, i ? ",{\"id\":" : "{\"id\":");
+        text_add_json(&text, m->name, strlen(m->name));
+        text_addf(&text,
+                  ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\",\"root\":null,"
+                  "\"parent\":null,\"max_model_len\":%u}",
+                  (long long)started, served_model_max_len(m));
+    }
+    text_addf(&text, "]}");
     http_call_finish_json(c, &text);
 }
 
