@@ -93,7 +93,30 @@ static void check_quiet(struct cluster *c)
         sim_violate(c, "the core's ledger is not empty", r.assigned);
 }
 
-static td_status cluster_open(struct cluster *c, struct td_err *err)
+static uint64_t group_kv_tokens(const struct td_sim_group *g)
+{
+    return g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens;
+}
+
+static td_status check_group(const struct td_sim_config *f, const struct td_sim_group *g,
+                             struct td_err *err)
+{
+    if (g->max_batch < 1 || g->max_step_tokens < 1 || g->max_seqs < 1)
+        return td_fail(err, TD_ERR_INVALID,
+                       "max_batch, max_step_tokens and max_seqs of a worker must be at least 1");
+    if (!group_kv_tokens(g))
+        return td_fail(err, TD_ERR_INVALID,
+                       "latency %s does not say how many KV tokens a worker holds: give kv_tokens",
+                       g->perf.name);
+    if (group_kv_tokens(g) / (uint64_t)f->block_size > INT32_MAX / 2)
+        return td_fail(err, TD_ERR_LIMIT, "kv_tokens is %llu, limit %llu with blocks of %d",
+                       (unsigned long long)group_kv_tokens(g),
+                       (unsigned long long)INT32_MAX / 2 * (uint64_t)f->block_size, f->block_size);
+    return TD_OK;
+}
+
+/* Checks the configuration, and counts its workers and GPUs. */
+static td_status check_config(struct cluster *c, struct td_err *err)
 {
     const struct td_sim_config *f = c->cfg;
     if (f->block_size < 1)
@@ -104,21 +127,8 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
                        f->block_size, c->trace->hash_tokens);
     for (uint32_t i = 0; i < f->n_groups; i++) {
         const struct td_sim_group *g = &f->groups[i];
-        if (g->max_batch < 1 || g->max_step_tokens < 1 || g->max_seqs < 1)
-            return td_fail(
-                err, TD_ERR_INVALID,
-                "max_batch, max_step_tokens and max_seqs of a worker must be at least 1");
-        if (!g->kv_tokens && !g->perf.kv_tokens)
-            return td_fail(
-                err, TD_ERR_INVALID,
-                "latency %s does not say how many KV tokens a worker holds: give kv_tokens",
-                g->perf.name);
-        if ((g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens) / (uint64_t)f->block_size >
-            INT32_MAX / 2)
-            return td_fail(err, TD_ERR_LIMIT, "kv_tokens is %llu, limit %llu with blocks of %d",
-                           (unsigned long long)(g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens),
-                           (unsigned long long)INT32_MAX / 2 * (uint64_t)f->block_size,
-                           f->block_size);
+        td_status s = check_group(f, g, err);
+        if (s) return s;
         c->n_workers += g->count;
         c->out->gpus += g->count * (g->perf.gpus ? g->perf.gpus : 1);
         if (f->kv_bytes_per_token <= 0 && c->kv_bytes_per_token <= 0)
@@ -131,11 +141,56 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
     if (f->router.max_requests < 1 || f->router.max_requests > TD_CORE_MAX_REQUESTS)
         return td_fail(err, TD_ERR_INVALID, "max_requests is %u, must be 1..%d",
                        f->router.max_requests, TD_CORE_MAX_REQUESTS);
+    return TD_OK;
+}
+
+static td_status worker_open(struct cluster *c, struct worker *w, const struct td_sim_group *g,
+                             uint32_t index, struct td_err *err)
+{
+    const struct td_sim_config *f = c->cfg;
+    *w = (struct worker){.cluster = c,
+                         .group = g,
+                         .perf = g->perf,
+                         .decode = g->decode,
+                         .index = index,
+                         .slow = g->slow > 0 ? g->slow : 1,
+                         .told_gone = true,
+                         .nic = {.rate = g->nic_bytes_per_s},
+                         .n_blocks = (int32_t)(group_kv_tokens(g) / (uint64_t)f->block_size)};
+    const struct td_scheduler_config sc = {.blocks = &sim_worker_blocks,
+                                           .ctx = w,
+                                           .block_size = f->block_size,
+                                           .max_seqs = g->max_seqs,
+                                           .max_batch = g->max_batch,
+                                           .max_step_tokens = g->max_step_tokens};
+    td_status s = td_scheduler_init(&w->sched, &sc, err);
+    if (s) return s;
+    w->sched.grows = g->decode;
+    w->items = td_sim_grow(NULL, (uint64_t)g->max_batch, sizeof *w->items);
+    w->up = true;
+    w->changed = true;
+    return TD_OK;
+}
+
+static void worker_join(struct cluster *c, uint32_t index)
+{
+    uint32_t m = sim_msg_new(c);
+    c->msgs[m] = (struct msg){.kind = M_JOIN, .worker = index, .next = NONE};
+    sim_router_take(c, m); /* the fleet stands when the first request comes */
+    if (c->cfg->snapshot_ns)
+        td_sim_heap_push(&c->heap, c->cfg->snapshot_ns * (index + 1) / c->n_workers, EV_SNAPSHOT,
+                         index, 0);
+}
+
+static td_status cluster_open(struct cluster *c, struct td_err *err)
+{
+    const struct td_sim_config *f = c->cfg;
+    td_status s = check_config(c, err);
+    if (s) return s;
     struct td_port_config router = f->router;
     /* without hashes it would stay empty, and large */
     router.prefix_index = router.prefix_index && f->prefix_cache && c->trace->n_hashes > 0;
-    td_status s = td_port_create(&router, sim_on_action, c, &c->port, err);
-    if (s) return s;
+    if ((s = td_port_create(&router, sim_on_action, c, &c->port, err))) return s;
     c->wants_blocks = f->prefix_cache && c->trace->n_hashes && td_port_wants_blocks(c->port);
     uint32_t n = f->router.max_requests;
     c->requests = td_sim_grow(NULL, n, sizeof *c->requests);
@@ -150,35 +205,8 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
     uint32_t at = 0;
     for (uint32_t i = 0; i < f->n_groups; i++)
         for (uint32_t k = 0; k < f->groups[i].count; k++, at++) {
-            struct worker *w = &c->workers[at];
-            const struct td_sim_group *g = &f->groups[i];
-            uint64_t tokens = g->kv_tokens ? g->kv_tokens : g->perf.kv_tokens;
-            *w = (struct worker){.cluster = c,
-                                 .group = g,
-                                 .perf = g->perf,
-                                 .decode = g->decode,
-                                 .index = at,
-                                 .slow = g->slow > 0 ? g->slow : 1,
-                                 .told_gone = true,
-                                 .nic = {.rate = g->nic_bytes_per_s},
-                                 .n_blocks = (int32_t)(tokens / (uint64_t)f->block_size)};
-            const struct td_scheduler_config sc = {.blocks = &sim_worker_blocks,
-                                                   .ctx = w,
-                                                   .block_size = f->block_size,
-                                                   .max_seqs = g->max_seqs,
-                                                   .max_batch = g->max_batch,
-                                                   .max_step_tokens = g->max_step_tokens};
-            if ((s = td_scheduler_init(&w->sched, &sc, err))) return s;
-            w->sched.grows = g->decode;
-            w->items = td_sim_grow(NULL, (uint64_t)g->max_batch, sizeof *w->items);
-            w->up = true;
-            w->changed = true;
-            uint32_t m = sim_msg_new(c);
-            c->msgs[m] = (struct msg){.kind = M_JOIN, .worker = at, .next = NONE};
-            sim_router_take(c, m); /* the fleet stands when the first request comes */
-            if (f->snapshot_ns)
-                td_sim_heap_push(&c->heap, f->snapshot_ns * (at + 1) / c->n_workers, EV_SNAPSHOT,
-                                 at, 0);
+            if ((s = worker_open(c, &c->workers[at], &f->groups[i], at, err))) return s;
+            worker_join(c, at);
         }
     return TD_OK;
 }

@@ -210,6 +210,66 @@ static double median(double *v, uint32_t n)
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
+/* The parts of splitwise:FILE:MODEL:HARDWARE:TP. */
+struct splitwise {
+    const char *file, *model, *hardware, *tensor_parallel;
+};
+
+/* The file's rows of this model, hardware and degree; *ret_samples is the caller's to free even
+ * after an error. */
+static td_status splitwise_read(const struct splitwise *w, struct sample **ret_samples,
+                                uint32_t *ret_n, struct td_err *err)
+{
+    static const char *const want[7] = {"model",       "hardware",   "tensor_parallel",
+                                        "prompt_size", "batch_size", "prompt_time",
+                                        "token_time"};
+    struct td_csv csv;
+    td_status s = td_csv_open(w->file, &csv, err);
+    int col[7];
+    for (int i = 0; i < 7 && !s; i++) s = td_csv_column(&csv, want[i], &col[i], err);
+    struct sample *samples = NULL;
+    uint32_t n = 0;
+    while (!s && td_csv_next(&csv, &s, err)) {
+        if (strcmp(csv.field[col[0]], w->model) || strcmp(csv.field[col[1]], w->hardware) ||
+            strcmp(csv.field[col[2]], w->tensor_parallel))
+            continue;
+        double v[4];
+        for (int i = 0; i < 4 && !s; i++) s = td_csv_f64(&csv, col[3 + i], 0, 1e12, &v[i], err);
+        samples = td_sim_grow(samples, n + 1, sizeof *samples);
+        samples[n++] = (struct sample){v[0] * v[1], v[2] / 1e3, v[3] / 1e3};
+    }
+    td_csv_close(&csv);
+    *ret_samples = samples;
+    *ret_n = n;
+    if (!s && n == 0)
+        s = td_fail(err, TD_ERR_NOT_FOUND, "%s has no row of %s on %s with tensor parallel %s",
+                    w->file, w->model, w->hardware, w->tensor_parallel);
+    return s;
+}
+
+/* A point for each batch size: the median of its samples, which are sorted by x. */
+static td_status splitwise_points(const struct splitwise *w, const struct sample *samples,
+                                  uint32_t n_samples, struct td_perf *p, struct td_err *err)
+{
+    for (uint32_t i = 0, k; i < n_samples; i = k) {
+        double pre[256], dec[256];
+        for (k = i; k < n_samples && k - i < 256 && samples[k].x == samples[i].x; k++) {
+            pre[k - i] = samples[k].prefill;
+            dec[k - i] = samples[k].decode;
+        }
+        if (p->n_prefill_points == TD_PERF_MAX_POINTS)
+            return td_fail(err, TD_ERR_LIMIT, "%s has more than %d batch sizes of %s", w->file,
+                           TD_PERF_MAX_POINTS, w->model);
+        p->prefill_x[p->n_prefill_points] = p->decode_x[p->n_prefill_points] = samples[i].x;
+        p->prefill_s[p->n_prefill_points] = median(pre, k - i);
+        p->decode_s[p->n_prefill_points++] = median(dec, k - i);
+    }
+    if (p->n_prefill_points < 2)
+        return td_fail(err, TD_ERR_INVALID, "%s has %u batch sizes of %s, need 2", w->file,
+                       p->n_prefill_points, w->model);
+    return TD_OK;
+}
+
 /* splitwise:FILE:MODEL:HARDWARE:TP */
 static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_err *err)
 {
@@ -221,58 +281,25 @@ static td_status load_splitwise(const char *spec, struct td_perf *p, struct td_e
     if (n != 5)
         return td_fail(err, TD_ERR_INVALID,
                        "latency is \"%s\", must be splitwise:FILE:MODEL:HARDWARE:TP", spec);
-    struct td_csv csv;
-    td_status s = td_csv_open(part[1], &csv, err);
-    int col[7];
-    static const char *const want[7] = {"model",       "hardware",   "tensor_parallel",
-                                        "prompt_size", "batch_size", "prompt_time",
-                                        "token_time"};
-    for (int i = 0; i < 7 && !s; i++) s = td_csv_column(&csv, want[i], &col[i], err);
+    struct splitwise w = {part[1], part[2], part[3], part[4]};
     struct sample *samples = NULL;
     uint32_t n_samples = 0;
-    while (!s && td_csv_next(&csv, &s, err)) {
-        if (strcmp(csv.field[col[0]], part[2]) || strcmp(csv.field[col[1]], part[3]) ||
-            strcmp(csv.field[col[2]], part[4]))
-            continue;
-        double v[4];
-        for (int i = 0; i < 4 && !s; i++) s = td_csv_f64(&csv, col[3 + i], 0, 1e12, &v[i], err);
-        samples = td_sim_grow(samples, n_samples + 1, sizeof *samples);
-        samples[n_samples++] = (struct sample){v[0] * v[1], v[2] / 1e3, v[3] / 1e3};
-    }
-    td_csv_close(&csv);
-    if (!s && n_samples == 0)
-        s = td_fail(err, TD_ERR_NOT_FOUND, "%s has no row of %s on %s with tensor parallel %s",
-                    part[1], part[2], part[3], part[4]);
-    if (!s) qsort(samples, n_samples, sizeof *samples, by_x);
-    for (uint32_t i = 0, k; i < n_samples && !s; i = k) {
-        double pre[256], dec[256];
-        for (k = i; k < n_samples && k - i < 256 && samples[k].x == samples[i].x; k++) {
-            pre[k - i] = samples[k].prefill;
-            dec[k - i] = samples[k].decode;
-        }
-        if (p->n_prefill_points == TD_PERF_MAX_POINTS) {
-            s = td_fail(err, TD_ERR_LIMIT, "%s has more than %d batch sizes of %s", part[1],
-                        TD_PERF_MAX_POINTS, part[2]);
-            break;
-        }
-        p->prefill_x[p->n_prefill_points] = p->decode_x[p->n_prefill_points] = samples[i].x;
-        p->prefill_s[p->n_prefill_points] = median(pre, k - i);
-        p->decode_s[p->n_prefill_points++] = median(dec, k - i);
+    td_status s = splitwise_read(&w, &samples, &n_samples, err);
+    if (!s) {
+        qsort(samples, n_samples, sizeof *samples, by_x);
+        s = splitwise_points(&w, samples, n_samples, p, err);
     }
     free(samples);
-    if (!s && p->n_prefill_points < 2)
-        s = td_fail(err, TD_ERR_INVALID, "%s has %u batch sizes of %s, need 2", part[1],
-                    p->n_prefill_points, part[2]);
     p->n_decode_points = p->n_prefill_points;
     p->mixed = 1.1;
     p->pp_scale = 1;
-    p->gpus = (uint32_t)strtoul(part[4], NULL, 10);
+    p->gpus = (uint32_t)strtoul(w.tensor_parallel, NULL, 10);
     if (p->gpus < 1) p->gpus = 1;
     /* fp16 KV of the two models, without grouped-query sharing for bloom: 2 * hidden * layers *
        2; llama2-70b has 8 KV heads of 128 */
     p->kv_bytes_per_token =
-        strcmp(part[2], "bloom-176b") ? 2.0 * 8 * 128 * 80 * 2 : 2.0 * 14336 * 70 * 2;
-    snprintf(p->name, sizeof p->name, "%s %s tp%s", part[2], part[3], part[4]);
+        strcmp(w.model, "bloom-176b") ? 2.0 * 8 * 128 * 80 * 2 : 2.0 * 14336 * 70 * 2;
+    snprintf(p->name, sizeof p->name, "%s %s tp%s", w.model, w.hardware, w.tensor_parallel);
     return s;
 }
 

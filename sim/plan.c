@@ -500,6 +500,61 @@ static bool file_means(const struct td_plan_query *q, double *ret_isl, double *r
     return true;
 }
 
+static td_status check_query(const struct search *s, struct td_err *err)
+{
+    const struct td_plan_query *q = s->q;
+    if (q->file && q->prefix > 0)
+        return td_fail(err, TD_ERR_INVALID,
+                       "prefix is %g: with a trace the prefixes are the file's", q->prefix);
+    if (q->seeds < 1 || q->seeds > 16)
+        return td_fail(err, TD_ERR_INVALID, "seeds is %u, must be 1..16", q->seeds);
+    if (q->prefix >= s->isl)
+        return td_fail(err, TD_ERR_INVALID, "prefix is %g, must be below the prompt's %g tokens",
+                       q->prefix, s->isl);
+    return TD_OK;
+}
+
+static td_status load_tables(struct search *s, struct td_err *err)
+{
+    const struct td_plan_query *q = s->q;
+    td_status st = TD_OK;
+    for (uint32_t i = 0; i < q->n_tables && !st; i++) {
+        if (q->perfs[i].gpus)
+            s->perfs[i] = q->perfs[i];
+        else
+            st = td_perf_load(q->tables[i], &s->perfs[i], err);
+        if (!st && !s->perfs[i].kv_tokens)
+            st = td_fail(err, TD_ERR_INVALID,
+                         "latency %s does not say how many KV tokens a worker holds",
+                         s->perfs[i].name);
+    }
+    for (uint32_t i = 0; i < q->n_tables && !st; i++)
+        if (s->perfs[i].max_context && s->isl + s->osl > s->perfs[i].max_context)
+            st = td_fail(err, TD_ERR_LIMIT,
+                         "isl and osl are %.0f tokens together, limit %d (the model's "
+                         "max_position_embeddings)",
+                         s->isl + s->osl, s->perfs[i].max_context);
+    return st;
+}
+
+/* Simulates the layouts that the closed form puts first, and sorts all by what came of it. */
+static td_status rank_layouts(struct search *s,
+                              void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+                              struct td_err *err)
+{
+    td_status st = TD_OK;
+    qsort(s->rows, s->n_rows, sizeof *s->rows, by_estimate);
+    uint32_t n = s->n_rows < s->q->top ? s->n_rows : s->q->top;
+    for (uint32_t i = 0; i < n && !st && !s->q->closed_form_only; i++) {
+        st = find_rate(s, &s->rows[i], err);
+        if (progress) progress(ctx, i + 1, n);
+    }
+    if (st) return st;
+    qsort(s->rows, s->n_rows, sizeof *s->rows, by_goodput);
+    mark_pareto(s->rows, s->n_rows);
+    return TD_OK;
+}
+
 td_status td_plan_search(const struct td_plan_query *q,
                          void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                          struct td_plan_row **ret_rows, uint32_t *ret_n, struct td_err *err)
@@ -518,51 +573,19 @@ td_status td_plan_search(const struct td_plan_query *q,
         return td_fail(err, TD_ERR_NOT_FOUND,
                        "no row of the trace is within max_prompt %d and max_output %d",
                        q->load.max_prompt, q->load.max_output);
-    if (q->file && q->prefix > 0)
-        return td_fail(err, TD_ERR_INVALID,
-                       "prefix is %g: with a trace the prefixes are the file's", q->prefix);
-    if (q->seeds < 1 || q->seeds > 16)
-        return td_fail(err, TD_ERR_INVALID, "seeds is %u, must be 1..16", q->seeds);
-    if (q->prefix >= s.isl)
-        return td_fail(err, TD_ERR_INVALID, "prefix is %g, must be below the prompt's %g tokens",
-                       q->prefix, s.isl);
+    td_status st = check_query(&s, err);
+    if (st) return st;
     s.fresh = s.isl - floor(q->prefix / BLOCK) * BLOCK;
-    td_status st = TD_OK;
-    for (uint32_t i = 0; i < q->n_tables && !st; i++) {
-        if (q->perfs[i].gpus)
-            s.perfs[i] = q->perfs[i];
-        else
-            st = td_perf_load(q->tables[i], &s.perfs[i], err);
-        if (!st && !s.perfs[i].kv_tokens)
-            st = td_fail(err, TD_ERR_INVALID,
-                         "latency %s does not say how many KV tokens a worker holds",
-                         s.perfs[i].name);
-    }
-    for (uint32_t i = 0; i < q->n_tables && !st; i++)
-        if (s.perfs[i].max_context && s.isl + s.osl > s.perfs[i].max_context)
-            st = td_fail(err, TD_ERR_LIMIT,
-                         "isl and osl are %.0f tokens together, limit %d (the model's "
-                         "max_position_embeddings)",
-                         s.isl + s.osl, s.perfs[i].max_context);
+    st = load_tables(&s, err);
     if (!st) list_layouts(&s);
     if (!st && s.n_rows == 0)
         st = td_fail(err, TD_ERR_NOT_FOUND,
                      "no layout of %u GPUs meets TTFT %g ms and TPOT %g ms even without load",
                      q->gpus, s.ttft_ms, s.tpot_ms);
-    if (!st && q->target_rate > 0 && !q->closed_form_only) {
+    if (!st && q->target_rate > 0 && !q->closed_form_only)
         st = find_size(&s, progress, ctx, err);
-    } else if (!st) {
-        qsort(s.rows, s.n_rows, sizeof *s.rows, by_estimate);
-        uint32_t n = s.n_rows < q->top ? s.n_rows : q->top;
-        for (uint32_t i = 0; i < n && !st && !q->closed_form_only; i++) {
-            st = find_rate(&s, &s.rows[i], err);
-            if (progress) progress(ctx, i + 1, n);
-        }
-        if (!st) {
-            qsort(s.rows, s.n_rows, sizeof *s.rows, by_goodput);
-            mark_pareto(s.rows, s.n_rows);
-        }
-    }
+    else if (!st)
+        st = rank_layouts(&s, progress, ctx, err);
     if (st) {
         free(s.rows);
         return st;

@@ -27,10 +27,36 @@ static void fleet_name(const struct td_sim_config *c, char *text, size_t bytes)
         if (*t == '"' || *t == ',' || *t == '\\' || (unsigned char)*t < ' ') *t = '_';
 }
 
-/* Of the requests of a class and a tenant (-1: all) that arrived in [from_s, to_s]. */
-static void summarise(const struct td_sim_config *c, const struct td_sim_result *r,
-                      int32_t slo_class, int32_t tenant, double from, double to,
-                      struct td_sim_summary *ret)
+/* What the requests of a part of a run add up to, and the latencies of those that ended OK. */
+struct tally {
+    double *ttft, *tpot, *e2e; /* ms */
+    double prompt, cached;     /* tokens */
+};
+
+/* Adds one request that ended OK. */
+static void tally_add(struct tally *t, const struct td_sim_config *c,
+                      const struct td_sim_outcome *o, struct td_sim_summary *s)
+{
+    const struct td_core_class *k = c->router.n_classes ? &c->router.classes[o->slo_class] : NULL;
+    double ttft_limit_s = k ? k->ttft_ms / 1e3 : c->ttft_s,
+           tpot_limit_s = k ? k->tpot_ms / 1e3 : c->tpot_s;
+    double ttft_s = (double)(o->first_ns - o->at_ns) / 1e9,
+           tpot_s =
+               o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e9 / (o->n_output - 1) : 0;
+    bool ttft_ok = ttft_limit_s <= 0 || ttft_s <= ttft_limit_s,
+         tpot_ok = tpot_limit_s <= 0 || tpot_s <= tpot_limit_s;
+    t->ttft[s->n_ok] = ttft_s * 1e3;
+    t->tpot[s->n_ok] = tpot_s * 1e3;
+    t->e2e[s->n_ok++] = (double)(o->end_ns - o->at_ns) / 1e6;
+    s->n_ttft_ok += ttft_ok;
+    s->n_tpot_ok += tpot_ok;
+    s->n_good += ttft_ok && tpot_ok;
+    t->prompt += o->n_prompt;
+    t->cached += o->cached_tokens;
+}
+
+static struct td_sim_summary summary_begin(const struct td_sim_config *c,
+                                           const struct td_sim_result *r)
 {
     struct td_sim_summary s = {.part = "all",
                                .seed = c->seed,
@@ -47,10 +73,18 @@ static void summarise(const struct td_sim_config *c, const struct td_sim_result 
     snprintf(s.policy, sizeof s.policy, "%s", c->router.policy);
     snprintf(s.mode, sizeof s.mode, "%s", c->router.mode);
     fleet_name(c, s.fleet, sizeof s.fleet);
-    double *ttft = td_sim_grow(NULL, r->n, sizeof(double)),
-           *tpot = td_sim_grow(NULL, r->n, sizeof(double)),
-           *e2e = td_sim_grow(NULL, r->n, sizeof(double));
-    double prompt = 0, cached = 0;
+    return s;
+}
+
+/* Of the requests of a class and a tenant (-1: all) that arrived in [from_s, to_s]. */
+static void summarise(const struct td_sim_config *c, const struct td_sim_result *r,
+                      int32_t slo_class, int32_t tenant, double from, double to,
+                      struct td_sim_summary *ret)
+{
+    struct td_sim_summary s = summary_begin(c, r);
+    struct tally t = {.ttft = td_sim_grow(NULL, r->n, sizeof(double)),
+                      .tpot = td_sim_grow(NULL, r->n, sizeof(double)),
+                      .e2e = td_sim_grow(NULL, r->n, sizeof(double))};
     for (uint32_t i = 0; i < r->n; i++) {
         const struct td_sim_outcome *o = &r->outcomes[i];
         double at = (double)o->at_ns / 1e9;
@@ -61,22 +95,7 @@ static void summarise(const struct td_sim_config *c, const struct td_sim_result 
         s.n_rejected += o->status == TD_SIM_REJECTED;
         s.n_failed += o->status == TD_SIM_FAILED || o->status == TD_SIM_CANCELLED;
         s.n_unfinished += o->status == TD_SIM_PENDING;
-        if (o->status != TD_SIM_OK) continue;
-        double t = (double)(o->first_ns - o->at_ns) / 1e9,
-               p = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e9 / (o->n_output - 1)
-                                   : 0;
-        const struct td_core_class *k =
-            c->router.n_classes ? &c->router.classes[o->slo_class] : NULL;
-        double ttft_s = k ? k->ttft_ms / 1e3 : c->ttft_s, tpot_s = k ? k->tpot_ms / 1e3 : c->tpot_s;
-        bool t_ok = ttft_s <= 0 || t <= ttft_s, p_ok = tpot_s <= 0 || p <= tpot_s;
-        ttft[s.n_ok] = t * 1e3;
-        tpot[s.n_ok] = p * 1e3;
-        e2e[s.n_ok++] = (double)(o->end_ns - o->at_ns) / 1e6;
-        s.n_ttft_ok += t_ok;
-        s.n_tpot_ok += p_ok;
-        s.n_good += t_ok && p_ok;
-        prompt += o->n_prompt;
-        cached += o->cached_tokens;
+        if (o->status == TD_SIM_OK) tally_add(&t, c, o, &s);
     }
     s.span_s = to > from ? to - from : 0;
     if (s.span_s > 0) {
@@ -87,13 +106,13 @@ static void summarise(const struct td_sim_config *c, const struct td_sim_result 
     struct td_stats_interval ci = td_stats_wilson(s.n_good, s.n);
     s.ci_low = ci.lo;
     s.ci_high = ci.hi;
-    s.ttft_ms = percentiles(ttft, s.n_ok);
-    s.tpot_ms = percentiles(tpot, s.n_ok);
-    s.e2e_ms = percentiles(e2e, s.n_ok);
-    s.hit_share = prompt > 0 ? cached / prompt : 0;
-    free(ttft);
-    free(tpot);
-    free(e2e);
+    s.ttft_ms = percentiles(t.ttft, s.n_ok);
+    s.tpot_ms = percentiles(t.tpot, s.n_ok);
+    s.e2e_ms = percentiles(t.e2e, s.n_ok);
+    s.hit_share = t.prompt > 0 ? t.cached / t.prompt : 0;
+    free(t.ttft);
+    free(t.tpot);
+    free(t.e2e);
     *ret = s;
 }
 

@@ -46,6 +46,54 @@ static void send_to_worker(struct cluster *c, uint32_t m)
     sim_to_worker_at(c, m, c->cfg->rpc_ns);
 }
 
+static void start_call(struct cluster *c, const struct td_core_action *a, struct request_state *s)
+{
+    struct td_sim_outcome *o = &c->out->outcomes[s->req];
+    bool decode = a->kind == TD_ACT_START_DECODE;
+    if (a->start.worker >= c->n_workers) {
+        sim_violate(c, "placed on a worker that does not exist", a->id);
+        return;
+    }
+    const struct worker *w = &c->workers[a->start.worker];
+    if (w->told_gone) sim_violate(c, "placed on a worker that is gone", a->id);
+    if (w->decode != decode) sim_violate(c, "placed on a worker of the other role", a->id);
+    uint32_t m = sim_msg_new(c);
+    c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
+                              .request_at = a->request_at,
+                              .attempt = a->attempt,
+                              .worker = a->start.worker,
+                              .id = a->id,
+                              .key = a->start.key,
+                              .a = (uint64_t)s->n_tokens,
+                              .b = decode ? 0 : s->attempt_cached,
+                              .flag = a->start.local,
+                              .leg = s->req,
+                              .next = NONE};
+    s->call_worker[decode] = a->start.worker;
+    s->call_attempt[decode] = a->attempt;
+    s->call_open[decode] = true;
+    if (decode) o->decode = a->start.worker;
+    if (!decode || a->start.local) o->prefill = a->start.worker;
+    if (decode && a->start.local) c->out->deflected++;
+    send_to_worker(c, m);
+}
+
+static void cancel_call(struct cluster *c, const struct td_core_action *a, struct request_state *s)
+{
+    bool decode = a->kind == TD_ACT_CANCEL_DECODE;
+    s->call_open[decode] = false;
+    uint32_t m = sim_msg_new(c);
+    c->msgs[m] = (struct msg){.kind = M_CANCEL,
+                              .request_at = a->request_at,
+                              .attempt = s->call_attempt[decode],
+                              .worker = s->call_worker[decode],
+                              .id = a->id,
+                              .flag = decode,
+                              .next = NONE};
+    s->call_attempt[decode] = UINT32_MAX;
+    send_to_worker(c, m);
+}
+
 void sim_on_action(void *ctx, const struct td_core_action *a)
 {
     struct cluster *c = ctx;
@@ -56,54 +104,15 @@ void sim_on_action(void *ctx, const struct td_core_action *a)
             sim_violate(c, "ended though it is not live", a->id);
         return;
     }
-    struct td_sim_outcome *o = &c->out->outcomes[s->req];
-    bool decode = a->kind == TD_ACT_START_DECODE || a->kind == TD_ACT_CANCEL_DECODE;
     switch (a->kind) {
     case TD_ACT_START_DECODE:
-    case TD_ACT_START_PREFILL: {
-        if (a->start.worker >= c->n_workers) {
-            sim_violate(c, "placed on a worker that does not exist", a->id);
-            return;
-        }
-        const struct worker *w = &c->workers[a->start.worker];
-        if (w->told_gone) sim_violate(c, "placed on a worker that is gone", a->id);
-        if (w->decode != decode) sim_violate(c, "placed on a worker of the other role", a->id);
-        uint32_t m = sim_msg_new(c);
-        c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
-                                  .request_at = a->request_at,
-                                  .attempt = a->attempt,
-                                  .worker = a->start.worker,
-                                  .id = a->id,
-                                  .key = a->start.key,
-                                  .a = (uint64_t)s->n_tokens,
-                                  .b = decode ? 0 : s->attempt_cached,
-                                  .flag = a->start.local,
-                                  .leg = s->req,
-                                  .next = NONE};
-        s->call_worker[decode] = a->start.worker;
-        s->call_attempt[decode] = a->attempt;
-        s->call_open[decode] = true;
-        if (decode) o->decode = a->start.worker;
-        if (!decode || a->start.local) o->prefill = a->start.worker;
-        if (decode && a->start.local) c->out->deflected++;
-        send_to_worker(c, m);
+    case TD_ACT_START_PREFILL:
+        start_call(c, a, s);
         break;
-    }
     case TD_ACT_CANCEL_DECODE:
-    case TD_ACT_CANCEL_PREFILL: {
-        s->call_open[decode] = false;
-        uint32_t m = sim_msg_new(c);
-        c->msgs[m] = (struct msg){.kind = M_CANCEL,
-                                  .request_at = a->request_at,
-                                  .attempt = s->call_attempt[decode],
-                                  .worker = s->call_worker[decode],
-                                  .id = a->id,
-                                  .flag = decode,
-                                  .next = NONE};
-        s->call_attempt[decode] = UINT32_MAX;
-        send_to_worker(c, m);
+    case TD_ACT_CANCEL_PREFILL:
+        cancel_call(c, a, s);
         break;
-    }
     case TD_ACT_COMPLETE:
         finish(c, a->request_at, TD_SIM_OK, 0, NULL);
         if (sim_mistake_now(c, TD_SIM_ENDED_TWICE)) finish(c, a->request_at, TD_SIM_OK, 0, NULL);
@@ -129,6 +138,32 @@ static void deliver(struct cluster *c, struct request_state *s, int32_t n_tokens
     s->n_tokens = n_tokens;
     if (!o->first_ns) o->first_ns = c->now;
     if (n_tokens == o->n_prompt + o->n_output) o->end_ns = c->now;
+}
+
+/* As router/legs.c: a stream that ends well without the last token did not end well. `mine`: the
+ * request, NULL when the leg is not its present one. */
+static void take_decode_end(struct cluster *c, const struct msg *x, const struct td_port_leg *leg,
+                            const struct request_state *mine)
+{
+    const struct td_sim_outcome *o = mine ? &c->out->outcomes[mine->req] : NULL;
+    bool whole = mine && mine->n_tokens == o->n_prompt + o->n_output;
+    if (x->flag && mine && mine->n_tokens == o->n_prompt) c->out->overtaken++;
+    bool cut_short = x->a == TD_CODE_OK && mine && !whole;
+    td_port_decode_end(c->port, c->now, leg, cut_short ? TD_CODE_INTERNAL : (enum td_code)x->a,
+                       x->flag);
+}
+
+static void take_join(struct cluster *c, struct worker *w)
+{
+    struct td_port_worker j = {.index = w->index,
+                               .decode = w->decode,
+                               .kv_tokens = (uint64_t)w->n_blocks * (uint64_t)c->cfg->block_size,
+                               .max_seqs = (uint32_t)w->group->max_seqs,
+                               .node_class = (uint32_t)(w->group - c->cfg->groups),
+                               .max_step_tokens = (uint32_t)w->group->max_step_tokens,
+                               .kv_bytes_per_token = c->kv_bytes_per_token};
+    w->told_gone = false;
+    td_port_join(c->port, c->now, &j);
 }
 
 void sim_router_take(struct cluster *c, uint32_t m)
@@ -166,33 +201,16 @@ void sim_router_take(struct cluster *c, uint32_t m)
     case M_PREFILL_END:
         td_port_prefill_end(c->port, c->now, &leg, (enum td_code)x.a, x.b, x.c);
         break;
-    case M_DECODE_END: { /* as router/legs.c: a stream that ends well without the last token did
-                            not end well */
-        bool whole = mine && s->n_tokens == c->out->outcomes[s->req].n_prompt +
-                                                c->out->outcomes[s->req].n_output;
-        if (x.flag && mine && s->n_tokens == c->out->outcomes[s->req].n_prompt) c->out->overtaken++;
-        bool cut_short = x.a == TD_CODE_OK && mine && !whole;
-        td_port_decode_end(c->port, c->now, &leg, cut_short ? TD_CODE_INTERNAL : (enum td_code)x.a,
-                           x.flag);
+    case M_DECODE_END:
+        take_decode_end(c, &x, &leg, mine ? s : NULL);
         break;
-    }
     case M_GONE:
         w->told_gone = true;
         if (c->cfg->mistake != TD_SIM_DEAF_ROUTER) td_port_gone(c->port, c->now, x.worker);
         break;
-    case M_JOIN: {
-        struct td_port_worker j = {.index = w->index,
-                                   .decode = w->decode,
-                                   .kv_tokens =
-                                       (uint64_t)w->n_blocks * (uint64_t)c->cfg->block_size,
-                                   .max_seqs = (uint32_t)w->group->max_seqs,
-                                   .node_class = (uint32_t)(w->group - c->cfg->groups),
-                                   .max_step_tokens = (uint32_t)w->group->max_step_tokens,
-                                   .kv_bytes_per_token = c->kv_bytes_per_token};
-        w->told_gone = false;
-        td_port_join(c->port, c->now, &j);
+    case M_JOIN:
+        take_join(c, w);
         break;
-    }
     case M_DRAIN:
         td_port_drain(c->port, c->now, x.worker);
         break;

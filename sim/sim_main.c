@@ -522,6 +522,57 @@ static td_status split_names(const char *text, char (*names)[32], uint32_t max, 
     return TD_OK;
 }
 
+/* Estimated step times are told, once for groups that share them. */
+static void tell_estimates(const struct td_sim_config *c)
+{
+    for (uint32_t i = 0; i < c->n_groups; i++) {
+        const struct td_perf *p = &c->groups[i].perf;
+        bool is_told = i > 0 && !strcmp(p->name, c->groups[i - 1].perf.name);
+        if (p->estimated_from && !is_told)
+            fprintf(
+                stderr,
+                "tandem sim: %s was not measured: its step times are those of %s, scaled by the "
+                "makers' figures\n",
+                p->name, p->estimated_from);
+    }
+}
+
+static struct td_sim_load load_of(const struct sim_options *o)
+{
+    return (struct td_sim_load){.cv = o->cv,
+                                .ramp_to = o->ramp_to,
+                                .duration_s = o->requests ? 0 : o->duration,
+                                .n_requests = (uint32_t)o->requests,
+                                .time_scale = o->time_scale,
+                                .period_s = o->period,
+                                .on_share = o->on_share,
+                                .swing = o->swing,
+                                .rows = o->rows[0] == 'a'   ? TD_ROWS_AUTO
+                                        : o->rows[0] == 'o' ? TD_ROWS_ORDER
+                                                            : TD_ROWS_DRAWN,
+                                .arrival = o->arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
+                                           : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
+                                           : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
+                                           : o->arrival[0] == 'o' ? TD_ARRIVAL_ONOFF
+                                           : o->arrival[0] == 's' ? TD_ARRIVAL_SINE
+                                                                  : TD_ARRIVAL_TRACE};
+}
+
+/* How many intervals the run is told in. */
+static td_status count_intervals(const struct sweep *w, uint32_t *ret, struct td_err *err)
+{
+    double n = ceil(arrivals_span_s(w) / w->o->interval);
+    if (n < 1)
+        return td_fail(err, TD_ERR_INVALID,
+                       "interval is %g s, and only a duration says how many there are",
+                       w->o->interval);
+    if (n > MAX_INTERVALS)
+        return td_fail(err, TD_ERR_INVALID, "interval is %g s: %.0f of them, limit %d",
+                       w->o->interval, n, MAX_INTERVALS);
+    *ret = (uint32_t)n;
+    return TD_OK;
+}
+
 static td_status sweep_open(struct sweep *w, struct td_err *err)
 {
     const struct sim_options *o = w->o;
@@ -532,35 +583,9 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
     split_names(all, w->policies, MAX_LIST, &w->n_policies);
     split_names(o->mode, w->modes, 3, &w->n_modes);
     td_status s = config_of(o, &w->config, err);
-    for (uint32_t i = 0; i < w->config.n_groups && !s; i++) {
-        const struct td_perf *p = &w->config.groups[i].perf;
-        bool is_told = i > 0 && !strcmp(p->name, w->config.groups[i - 1].perf.name);
-        if (p->estimated_from && !is_told)
-            fprintf(
-                stderr,
-                "tandem sim: %s was not measured: its step times are those of %s, scaled by the "
-                "makers' figures\n",
-                p->name, p->estimated_from);
-    }
+    if (!s) tell_estimates(&w->config);
     if (!s) s = td_sim_list_parse(o->rate, "rate", w->rates, MAX_LIST, &w->n_rates, err);
-    w->load = (struct td_sim_load){.cv = o->cv,
-                                   .ramp_to = o->ramp_to,
-                                   .duration_s = o->duration,
-                                   .n_requests = (uint32_t)o->requests,
-                                   .time_scale = o->time_scale,
-                                   .period_s = o->period,
-                                   .on_share = o->on_share,
-                                   .swing = o->swing,
-                                   .rows = o->rows[0] == 'a'   ? TD_ROWS_AUTO
-                                           : o->rows[0] == 'o' ? TD_ROWS_ORDER
-                                                               : TD_ROWS_DRAWN,
-                                   .arrival = o->arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
-                                              : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
-                                              : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
-                                              : o->arrival[0] == 'o' ? TD_ARRIVAL_ONOFF
-                                              : o->arrival[0] == 's' ? TD_ARRIVAL_SINE
-                                                                     : TD_ARRIVAL_TRACE};
-    if (o->requests) w->load.duration_s = 0;
+    w->load = load_of(o);
     if (!s) s = td_sim_requests_parse(&o->req, o->tenants, &w->mix, &w->load, err);
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
     w->config.router.n_classes = w->mix.n_classes;
@@ -576,18 +601,7 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
         w->from = &w->file;
         if (w->load.arrival == TD_ARRIVAL_TRACE) w->n_rates = 1; /* the file's */
     }
-    if (!s && o->interval > 0) {
-        double n = ceil(arrivals_span_s(w) / o->interval);
-        if (n < 1)
-            s = td_fail(err, TD_ERR_INVALID,
-                        "interval is %g s, and only a duration says how many there are",
-                        o->interval);
-        else if (n > MAX_INTERVALS)
-            s = td_fail(err, TD_ERR_INVALID, "interval is %g s: %.0f of them, limit %d",
-                        o->interval, n, MAX_INTERVALS);
-        else
-            w->n_intervals = (uint32_t)n;
-    }
+    if (!s && o->interval > 0) s = count_intervals(w, &w->n_intervals, err);
     if (!s) s = open_out(o->json, &w->json, err);
     if (!s) s = open_out(o->csv, &w->csv, err);
     return s;

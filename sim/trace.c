@@ -312,71 +312,107 @@ static td_status check_load(const struct td_sim_load *l, const struct td_sim_tra
     return TD_OK;
 }
 
+/* The generators behind one trace, and how far it has come. Arrivals are the portable generator
+ * from the seed itself (s = seed), so that published check values can be repeated; lengths are a
+ * stream beside it, and so are owners: the same seed has the same arrivals and lengths whatever
+ * the mix. */
+struct making {
+    const struct td_sim_load *l;
+    const struct td_sim_trace *file; /* NULL: lengths are drawn */
+    bool in_order;                   /* the file's rows one after the other, not drawn */
+    uint32_t at_row;
+    struct td_random arrivals, lengths, owners;
+    double now_s, paced;
+};
+
+static struct making making_begin(const struct td_sim_load *l, const struct td_sim_trace *file)
+{
+    struct making m = {.l = l,
+                       .file = file,
+                       .in_order = l->rows == TD_ROWS_ORDER ||
+                                   (l->rows == TD_ROWS_AUTO && file && file->n_hashes),
+                       .arrivals = {l->seed},
+                       .lengths = td_random_stream(l->seed, 1),
+                       .owners = td_random_stream(l->seed, 4)};
+    if (file && m.in_order && l->arrival != TD_ARRIVAL_TRACE)
+        m.at_row = (uint32_t)((l->seed + 15) % 16 * file->n / 16); /* seed 1: the first */
+    return m;
+}
+
+/* The next row of the file that is not too long; false: there is none, or in 64 passes none was
+ * found. */
+static bool next_row(struct making *m, struct td_sim_request *ret)
+{
+    const struct td_sim_load *l = m->l;
+    for (uint32_t tries = 0;; tries++) {
+        struct td_sim_request r;
+        if (l->arrival == TD_ARRIVAL_TRACE && m->at_row == m->file->n) return false;
+        if (tries == m->file->n * 64ull) return false;
+        if (l->arrival == TD_ARRIVAL_TRACE)
+            r = m->file->requests[m->at_row++];
+        else if (m->in_order)
+            r = m->file->requests[m->at_row++ % m->file->n];
+        else
+            r = m->file->requests[td_random_below(&m->lengths, m->file->n)];
+        if ((l->max_prompt && r.n_prompt > l->max_prompt) ||
+            (l->max_output && r.n_output > l->max_output))
+            continue;
+        *ret = r;
+        return r.n_prompt != 0;
+    }
+}
+
+static double rate_now(const struct making *m, uint32_t n_before)
+{
+    const struct td_sim_load *l = m->l;
+    if (!(l->ramp_to > 0)) return l->rate;
+    double share =
+        l->duration_s > 0 ? m->now_s / l->duration_s : (double)n_before / (double)l->n_requests;
+    return l->rate + (l->ramp_to - l->rate) * (share < 1 ? share : 1);
+}
+
+/* Moves the clock to the arrival of request number n_before: r, where the file has its time. */
+static void next_arrival(struct making *m, const struct td_sim_request *r, uint32_t n_before)
+{
+    const struct td_sim_load *l = m->l;
+    if (l->arrival == TD_ARRIVAL_TRACE) {
+        m->now_s = (double)r->at_ns / 1e9 * (l->time_scale > 0 ? l->time_scale : 1);
+    } else if (is_paced(l->arrival)) {
+        m->now_s = paced_time_s(l, m->paced += n_before ? td_random_exponential(&m->arrivals) : 0);
+    } else if (n_before > 0) { /* the first at 0 */
+        double gap = l->arrival == TD_ARRIVAL_CONSTANT ? 1
+                     : l->arrival == TD_ARRIVAL_GAMMA
+                         ? td_random_gamma(&m->arrivals, 1 / (l->cv * l->cv))
+                         : td_random_exponential(&m->arrivals);
+        m->now_s += gap / rate_now(m, n_before);
+    }
+}
+
 td_status td_sim_trace_make(const struct td_sim_load *l, const struct td_sim_trace *file,
                             struct td_sim_trace *ret, struct td_err *err)
 {
     td_status s = check_load(l, file, err);
     if (s) return s;
-    /* Arrivals are the portable generator from the seed itself (s = seed), so that published
-     * check values can be repeated; lengths are a stream beside it, and so are owners: the same
-     * seed has the same arrivals and lengths whatever the mix. */
-    struct td_random arrivals = {l->seed}, lengths = td_random_stream(l->seed, 1),
-                     owners = td_random_stream(l->seed, 4);
+    struct making m = making_begin(l, file);
     struct td_sim_trace t = {.hash_tokens = file ? file->hash_tokens : 0};
-    uint32_t capacity = 0, at_row = 0;
-    bool in_order = l->rows == TD_ROWS_ORDER || (l->rows == TD_ROWS_AUTO && file && file->n_hashes);
-    if (file && in_order && l->arrival != TD_ARRIVAL_TRACE)
-        at_row = (uint32_t)((l->seed + 15) % 16 * file->n / 16); /* seed 1: the first */
-    double now_s = 0, paced = 0, scale = l->time_scale > 0 ? l->time_scale : 1;
+    uint32_t capacity = 0;
     if (file && file->n_hashes) {
         t.hashes = td_sim_grow(NULL, file->n_hashes, sizeof *t.hashes);
         memcpy(t.hashes, file->hashes, file->n_hashes * sizeof *t.hashes);
         t.n_hashes = file->n_hashes;
     }
-    for (;;) {
-        if (l->n_requests && t.n == l->n_requests) break;
+    while (!l->n_requests || t.n < l->n_requests) {
         struct td_sim_request r = {0};
         if (file) {
-            uint32_t tries = 0;
-            for (;; tries++) { /* rows that are too long are left out */
-                if (l->arrival == TD_ARRIVAL_TRACE && at_row == file->n) break;
-                if (tries == file->n * 64ull) break;
-                if (l->arrival == TD_ARRIVAL_TRACE)
-                    r = file->requests[at_row++];
-                else if (in_order)
-                    r = file->requests[at_row++ % file->n];
-                else
-                    r = file->requests[td_random_below(&lengths, file->n)];
-                if ((!l->max_prompt || r.n_prompt <= l->max_prompt) &&
-                    (!l->max_output || r.n_output <= l->max_output))
-                    break;
-                r.n_prompt = 0;
-            }
-            if (r.n_prompt == 0) break;
+            if (!next_row(&m, &r)) break;
         } else {
-            r.n_prompt = draw(&l->isl, &lengths);
-            r.n_output = draw(&l->osl, &lengths);
+            r.n_prompt = draw(&l->isl, &m.lengths);
+            r.n_output = draw(&l->osl, &m.lengths);
         }
-        if (l->arrival == TD_ARRIVAL_TRACE) {
-            now_s = (double)r.at_ns / 1e9 * scale;
-        } else if (is_paced(l->arrival)) {
-            now_s = paced_time_s(l, paced += t.n ? td_random_exponential(&arrivals) : 0);
-        } else if (t.n > 0) { /* the first at 0 */
-            double rate = l->rate;
-            if (l->ramp_to > 0) {
-                double share =
-                    l->duration_s > 0 ? now_s / l->duration_s : (double)t.n / (double)l->n_requests;
-                rate += (l->ramp_to - l->rate) * (share < 1 ? share : 1);
-            }
-            double gap = l->arrival == TD_ARRIVAL_CONSTANT ? 1
-                         : l->arrival == TD_ARRIVAL_GAMMA
-                             ? td_random_gamma(&arrivals, 1 / (l->cv * l->cv))
-                             : td_random_exponential(&arrivals);
-            now_s += gap / rate;
-        }
-        if (l->duration_s > 0 && now_s >= l->duration_s) break;
-        r.at_ns = (uint64_t)llround(now_s * 1e9);
-        draw_owner(&owners, l, &r);
+        next_arrival(&m, &r, t.n);
+        if (l->duration_s > 0 && m.now_s >= l->duration_s) break;
+        r.at_ns = (uint64_t)llround(m.now_s * 1e9);
+        draw_owner(&m.owners, l, &r);
         *append(&t, &capacity) = r;
     }
     if (t.n == 0) {
