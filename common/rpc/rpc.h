@@ -39,7 +39,8 @@ struct td_rpc_metadata {
 /* Creates the queue and starts its thread; calls grpc_init. The caller has blocked SIGTERM and the
  * other stop signals before. */
 td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, struct td_err *err);
-/* Every server, channel and call of the loop must be gone. Waits for the thread's end. */
+/* Every server must be stopped, every channel destroyed, every call over or cancelled. Waits for
+ * the end of the calls that were cancelled, and of the thread. */
 void td_rpc_loop_destroy(struct td_rpc_loop *loop);
 bool td_rpc_loop_is_current(const struct td_rpc_loop *loop);
 

@@ -99,8 +99,8 @@ struct td_rpc_loop {
     bool stopping;                                /* by mu: destroy has been called */
 
     struct td_rpc_unpacker unpacker; /* loop: memory of the message being handled */
-    atomic_uint n_objects;           /* servers, channels and live calls: must be 0 at
-                                        destroy */
+    atomic_uint n_objects;           /* servers, channels and live calls: the
+                                        queue is open until there are none */
 };
 
 /* Wakes the loop thread. Does nothing on the loop thread itself, which drains after each event.

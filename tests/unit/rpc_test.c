@@ -1128,7 +1128,8 @@ static void test_start_stop_cycles(void **state)
     assert_in_range(count_dir("/proc/self/fd"), 3, n_fds);
 }
 
-static atomic_uint pause_ms; /* before a loop is rung */
+static atomic_uint pause_ms;             /* before a loop is rung */
+static struct gate *_Atomic rung_first; /* where the next ring of a loop is told, once */
 
 /* Stands before gRPC core's: a batch without operations is a ring of a loop's bell. */
 grpc_call_error grpc_call_start_batch(grpc_call *call, const grpc_op *ops, size_t n_ops, void *tag,
@@ -1137,6 +1138,8 @@ grpc_call_error grpc_call_start_batch(grpc_call *call, const grpc_op *ops, size_
     static grpc_call_error (*core)(grpc_call *, const grpc_op *, size_t, void *, void *);
     if (!core) *(void **)&core = dlsym(RTLD_NEXT, "grpc_call_start_batch");
     if (!n_ops && atomic_load(&pause_ms)) poll(NULL, 0, (int)atomic_load(&pause_ms));
+    struct gate *told = n_ops ? NULL : atomic_exchange(&rung_first, NULL);
+    if (told) gate_add(told, 1);
     return core(call, ops, n_ops, tag, reserved);
 }
 
@@ -1156,6 +1159,53 @@ static void test_destroy_while_the_loop_turns(void **state)
     atomic_store(&pause_ms, 50);
     td_rpc_loop_destroy(loop);
     atomic_store(&pause_ms, 0);
+}
+
+/* Cancels its call and stays in the handler until somebody destroys the loop. */
+static void cancel_and_wait(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+{
+    (void)msg;
+    struct outcome *o = user;
+    if (!gate_count(&o->messages)) {
+        td_rpc_call_cancel(call);
+        atomic_store(&rung_first, o->hold);
+        gate_add(&o->messages, 1);
+        assert_true(gate_wait(o->hold, 1));
+        return;
+    }
+    gate_add(&o->messages, 1);
+}
+
+/* A router that leaves cancels its calls to workers. Tokens that had come before the cancel are
+ * still read while its loop is being destroyed: the loop's queue stays open until the calls are
+ * over. */
+static void destroy_with_a_cancelled_call(void)
+{
+    static const struct td_rpc_handler handler = {cancel_and_wait, keep_result};
+    static const struct td_rpc_client_method method = {"/test.Rpc/Flood", TICKET, false};
+    struct fixture *f = start();
+    struct gate hold = GATE_INIT;
+    struct outcome o;
+    outcome_init(&o);
+    o.hold = &hold;
+    ticket_t t = TICKET_INIT;
+    t.slot = 3;
+    td_rpc_call_start(f->channel, &method, &t.base, 0, false, NULL, 0, &handler, &o);
+    assert_true(gate_wait(&o.messages, 1));
+    assert_true(gate_wait(&f->ended, 1)); /* the other messages are on their way */
+    td_rpc_channel_destroy(f->channel);
+    td_rpc_loop_destroy(f->client_loop); /* releases the handler */
+    assert_int_equal(gate_count(&o.done), 1);
+    assert_int_equal(o.code, TD_CODE_CANCELLED);
+    td_rpc_server_stop(f->server, 0);
+    td_rpc_loop_destroy(f->server_loop);
+    free(f);
+}
+
+static void test_destroy_with_a_cancelled_call(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 40; i++) destroy_with_a_cancelled_call();
 }
 
 static void test_unix_socket(void **state)
@@ -1356,6 +1406,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_start_stop_cycles),
         cmocka_unit_test(test_destroy_while_the_loop_turns),
+        cmocka_unit_test(test_destroy_with_a_cancelled_call),
         cmocka_unit_test(test_unix_socket),
         cmocka_unit_test(test_elements_are_counted),
     };
