@@ -1,23 +1,19 @@
 /* tls.c - TLS 1.3 over a non-blocking socket with OpenSSL.
  *
- * Way of a byte out:  caller's iov -> (staging, when a record gathers several pieces) -> SSL_write:
- *                     one record -> the write half of a filter
- * BIO -> out[] -> send(2). The filter takes any record at once (3), so SSL_write never asks to be
- *     repeated, and OpenSSL's rules for repeated
+ * Out: the caller's iov (gathered in staging[] where a record takes several pieces); SSL_write
+ * seals one record; the write half of a filter BIO puts it into out[]; send(2). The filter takes
+ * any record at once (3), so SSL_write never asks to be repeated, and OpenSSL's rules for repeated
  * writes (same bytes, same length, memory that must stay) never apply: a byte is counted when it is
- * sealed, and sealed bytes lie in out[]. The filter is also where MSG_NOSIGNAL comes in: OpenSSL's
- * socket BIO calls write(2). Way in:  recv by the socket BIO with read-ahead, so one system call
- * brings several records, opened in OpenSSL's buffer, copied to the caller. Kernel TLS: OpenSSL
- * hands the keys to the socket through the filter; then sendv is sendmsg(2) itself and the kernel
- * makes the records.
+ * sealed. The filter is also where MSG_NOSIGNAL comes in: OpenSSL's socket BIO calls write(2). In:
+ * that BIO reads ahead, so one system call brings several records; they are opened in OpenSSL's
+ * buffer and copied to the caller.
  *
  * States: HANDSHAKE --td_tls_handshake--> OPEN; any --broken()--> BROKEN (errno and reason are
- *     kept, every call answers them).
+ * kept, every call answers them).
  * Invariants: (1) out[out_at, out_at + out_used) is exactly what has been sealed and not taken;
  * (2) SSL_write is called in OPEN only, with at most one record of bytes; (3) and only when
- * out[] has room for it, for a change of keys and for an alert; (4) rx_dry: the last read found
- * no whole record, so that nothing can be read before the socket is readable again; (5) with
- * kernel TLS out[] is empty in OPEN. */
+ * out[] has room for it, for a change of keys and for an alert; (4) rx_dry: the last read found no
+ * whole record, so that nothing can be read before the socket is readable again. */
 #include "common/transfer/tls.h"
 
 #ifdef TD_HAVE_OPENSSL
@@ -26,12 +22,10 @@
 #include <ctype.h>
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include <openssl/err.h>
 #include <openssl/pem.h>
@@ -62,7 +56,6 @@ struct td_xfer_tls {
     pthread_mutex_t mu;
     char *paths[N_FILES], *peer_name;
     const struct td_peer_names *peer_names; /* NULL: any; unchanging */
-    bool ktls;
     uint64_t rekey_records;
     SSL_CTX *ctx;                        /* mu: the pointer; what it points to never changes */
     struct td_file_stamp tried[N_FILES]; /* mu */
@@ -77,7 +70,6 @@ struct td_xfer_tls_conn {
     enum tls_state state;
     bool ended, said_bye; /* close_notify came; went */
     bool rx_dry;
-    bool ktls_send, ktls_recv;
     int broken_errno, send_errno;      /* send_errno: what the last send(2) failed with */
     uint64_t n_records, rekey_records; /* sealed since the keys are new */
     char refused[256];                 /* what is wrong with the peer's certificate */
@@ -116,49 +108,10 @@ static bool out_has_room(struct td_xfer_tls_conn *c, size_t n)
     return true;
 }
 
-/* Where the kernel seals, SIGPIPE comes whatever the flags say: OpenSSL's socket BIO calls
- * write(2), and the kernel's TLS forgets MSG_NOSIGNAL on its way to TCP (seen with Linux 6.1).
- * So it is held back for the call, and what the call raised (it may have taken bytes
- * nevertheless) is taken away. */
-struct held_signal {
-    sigset_t old;
-    bool was_pending;
-};
-
-static void pipe_signal_hold(struct held_signal *h)
-{
-    sigset_t set;
-    sigpending(&set);
-    h->was_pending = sigismember(&set, SIGPIPE) == 1;
-    sigemptyset(&set);
-    sigaddset(&set, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &set, &h->old);
-}
-
-static void pipe_signal_release(const struct held_signal *h)
-{
-    int e = errno;
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGPIPE);
-    if (!h->was_pending) sigtimedwait(&set, NULL, &(struct timespec){0});
-    pthread_sigmask(SIG_SETMASK, &h->old, NULL);
-    errno = e;
-}
-
 static int filter_write(BIO *bio, const char *data, size_t n, size_t *ret_n)
 {
     struct td_xfer_tls_conn *c = BIO_get_data(bio);
-    BIO *next = BIO_next(bio);
     BIO_clear_retry_flags(bio);
-    if (BIO_get_ktls_send(next)) {
-        struct held_signal held;
-        pipe_signal_hold(&held);
-        int r = BIO_write_ex(next, data, n, ret_n);
-        pipe_signal_release(&held);
-        BIO_copy_next_retry(bio);
-        return r;
-    }
     size_t want = n < RECORD_ROOM ? n : RECORD_ROOM;
     if (!out_has_room(c, want)) {
         if (flush_out(c) && errno != EAGAIN) return 0;
@@ -187,9 +140,7 @@ static long filter_ctrl(BIO *bio, int command, long number, void *pointer)
     if (command != BIO_CTRL_FLUSH) return BIO_ctrl(BIO_next(bio), command, number, pointer);
     BIO_clear_retry_flags(bio);
     if (c->state != TLS_HANDSHAKE) return 1; /* out[] keeps it and the caller knows of it */
-    if (flush_out(c) == 0)
-        return 1; /* kernel TLS starts behind a flush, so this answer
-                     must be true */
+    if (flush_out(c) == 0) return 1;
     if (errno == EAGAIN) BIO_set_retry_write(bio);
     return -1;
 }
@@ -336,19 +287,16 @@ static bool certificate_matches(const struct td_peer_names *names, X509 *x)
  * own error says only that verification failed. */
 static int on_verify(int ok, X509_STORE_CTX *store)
 {
-    SSL *checked = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
-    const struct td_xfer_tls_conn *of = checked ? SSL_get_app_data(checked) : NULL;
-    if (ok && X509_STORE_CTX_get_error_depth(store) == 0 && of && of->peer_names &&
-        !certificate_matches(of->peer_names, X509_STORE_CTX_get_current_cert(store))) {
+    SSL *ssl = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
+    struct td_xfer_tls_conn *c = ssl ? SSL_get_app_data(ssl) : NULL;
+    X509 *x = X509_STORE_CTX_get_current_cert(store);
+    if (ok && X509_STORE_CTX_get_error_depth(store) == 0 && c && c->peer_names &&
+        !certificate_matches(c->peer_names, x)) {
         X509_STORE_CTX_set_error(store, X509_V_ERR_HOSTNAME_MISMATCH);
         ok = 0;
     }
-    if (ok) return ok;
-    SSL *ssl = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
-    struct td_xfer_tls_conn *c = ssl ? SSL_get_app_data(ssl) : NULL;
-    if (!c) return ok;
+    if (ok || !c) return ok;
     char subject[128] = "unknown";
-    X509 *x = X509_STORE_CTX_get_current_cert(store);
     if (x) X509_NAME_oneline(X509_get_subject_name(x), subject, sizeof subject);
     snprintf(c->refused, sizeof c->refused, "%s (certificate of %s, %d above the peer's own)",
              X509_verify_cert_error_string(X509_STORE_CTX_get_error(store)), subject,
@@ -403,13 +351,8 @@ static td_status context_open(const struct td_xfer_tls *tls, SSL_CTX **ret_ctx, 
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                               SSL_MODE_AUTO_RETRY);
-#if defined(SSL_OP_ENABLE_KTLS) && !defined(OPENSSL_NO_KTLS)
-    if (tls->ktls) SSL_CTX_set_options(ctx, SSL_OP_ENABLE_KTLS);
-#endif
-    if (!tls->ktls) { /* what was read ahead is lost to a kernel that is to open the records */
-        SSL_CTX_set_read_ahead(ctx, 1);
-        SSL_CTX_set_default_read_buffer_len(ctx, READ_BYTES);
-    }
+    SSL_CTX_set_read_ahead(ctx, 1);
+    SSL_CTX_set_default_read_buffer_len(ctx, READ_BYTES);
     if (tls->paths[0] &&
         ((status = load_certificates(tls, 0, ctx, err)) || (status = load_key(tls, ctx, err))))
         goto err_free;
@@ -467,7 +410,6 @@ td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xf
                          tls->peer_name);
         goto err_close;
     }
-    tls->ktls = config->ktls;
     tls->rekey_records = config->rekey_records ? config->rekey_records : REKEY_RECORDS;
     if (tls->rekey_records > REKEY_RECORDS_MAX) {
         status =
@@ -673,8 +615,6 @@ td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool
             broken_by_ssl(c, ssl_error, e);
         } else {
             c->state = TLS_OPEN;
-            c->ktls_send = BIO_get_ktls_send(SSL_get_wbio(c->ssl));
-            c->ktls_recv = BIO_get_ktls_recv(SSL_get_rbio(c->ssl));
         }
     }
     if (c->state == TLS_OPEN && td_tls_flush(c) && errno == EAGAIN) {
@@ -731,11 +671,6 @@ ssize_t td_tls_recvv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
     return (ssize_t)total;
 }
 
-ssize_t td_tls_recv(struct td_xfer_tls_conn *c, void *buf, size_t n)
-{
-    return td_tls_recvv(c, &(struct iovec){.iov_base = buf, .iov_len = n}, 1);
-}
-
 bool td_tls_pending(const struct td_xfer_tls_conn *c)
 {
     if (c->state == TLS_BROKEN || c->ended) return true; /* the next recv answers at once */
@@ -784,21 +719,6 @@ static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int 
     return 0;
 }
 
-static ssize_t send_by_kernel(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
-{
-    if (c->n_records >= c->rekey_records)
-        return broken(c, EPIPE, "the kernel's key is used up: connect again");
-    struct msghdr msg = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = (size_t)n_iov};
-    struct held_signal held;
-    pipe_signal_hold(&held);
-    ssize_t k = sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-    pipe_signal_release(&held);
-    if (k > 0) c->n_records += (uint64_t)k / RECORD_BYTES + 1;
-    if (k >= 0 || errno == EINTR) return k;
-    if (errno == EWOULDBLOCK) errno = EAGAIN;
-    return errno == EAGAIN ? -1 : broken_by_send(c, errno);
-}
-
 ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
 {
     if (check_open(c)) return -1;
@@ -806,7 +726,6 @@ ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
         errno = EPIPE;
         return -1;
     }
-    if (c->ktls_send) return send_by_kernel(c, iov, n_iov);
     size_t left = 0, total = 0, at = 0;
     for (int k = 0; k < n_iov; k++) {
         left += iov[k].iov_len;
@@ -836,11 +755,6 @@ ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
     return -1;
 }
 
-ssize_t td_tls_send(struct td_xfer_tls_conn *c, const void *buf, size_t n)
-{
-    return td_tls_sendv(c, &(struct iovec){.iov_base = (void *)(uintptr_t)buf, .iov_len = n}, 1);
-}
-
 size_t td_tls_unsent(const struct td_xfer_tls_conn *c)
 {
     return c->state == TLS_BROKEN ? 0 : c->out_used;
@@ -864,10 +778,6 @@ int td_tls_shutdown(struct td_xfer_tls_conn *c)
         }
         ERR_clear_error();
         int r = SSL_shutdown(c->ssl), e = errno, ssl_error = SSL_get_error(c->ssl, r);
-        if (r < 0 && ssl_error == SSL_ERROR_WANT_WRITE) { /* the kernel seals and has no room */
-            errno = EAGAIN;
-            return -1;
-        }
         if (r < 0) return broken_by_ssl(c, ssl_error, e);
         c->said_bye = true;
     }
@@ -888,133 +798,45 @@ void td_tls_peer(const struct td_xfer_tls_conn *c, char *ret_subject, size_t sub
     X509_free(x);
 }
 
-void td_tls_ktls(const struct td_xfer_tls_conn *c, bool *ret_send, bool *ret_recv)
-{
-    *ret_send = c->ktls_send;
-    *ret_recv = c->ktls_recv;
-}
-
-#else /* built without OpenSSL: nothing can be opened, so nothing else is ever called */
-
-#include <errno.h>
-
-static td_status no_tls(struct td_err *err)
-{
-    return td_fail(
-        err, TD_ERR_UNSUPPORTED,
-        "tls: this program was built without OpenSSL, so the KV data port cannot be encrypted");
-}
+#else /* built without OpenSSL: nothing can be opened */
 
 td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xfer_tls **ret_tls,
                            struct td_err *err)
 {
     (void)config, (void)ret_tls;
-    return no_tls(err);
+    return td_fail(
+        err, TD_ERR_UNSUPPORTED,
+        "tls: this program was built without OpenSSL, so the KV data port cannot be encrypted");
 }
 
 void td_xfer_tls_close(struct td_xfer_tls *tls) { TD_ASSERT(!tls); }
 
-td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded,
-                             struct td_err *err)
-{
-    (void)tls, (void)only_changed;
-    if (ret_loaded) *ret_loaded = false;
-    return no_tls(err);
-}
-
-td_status td_tls_conn_open(struct td_xfer_tls *tls, int fd, bool initiator,
-                           struct td_xfer_tls_conn **ret_conn, struct td_err *err)
-{
-    (void)tls, (void)fd, (void)initiator, (void)ret_conn;
-    return no_tls(err);
-}
-
 void td_tls_conn_close(struct td_xfer_tls_conn *c) { TD_ASSERT(!c); }
 
-td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool *ret_want_write,
-                           struct td_err *err)
-{
-    (void)c;
-    *ret_want_read = *ret_want_write = false;
-    return no_tls(err);
-}
+/* So none of these is ever called: each takes what nobody has. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define NEVER(result, name, none, ...)                                                             \
+    result name(__VA_ARGS__)                                                                       \
+    {                                                                                              \
+        TD_ASSERT(!"there is no TLS");                                                             \
+        return none;                                                                               \
+    }
 
-static int not_connected(void)
-{
-    errno = ENOTCONN;
-    return -1;
-}
-
-ssize_t td_tls_recv(struct td_xfer_tls_conn *c, void *buf, size_t n)
-{
-    (void)c, (void)buf, (void)n;
-    return not_connected();
-}
-
-ssize_t td_tls_recvv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
-{
-    (void)c, (void)iov, (void)n_iov;
-    return not_connected();
-}
-
-bool td_tls_pending(const struct td_xfer_tls_conn *c)
-{
-    (void)c;
-    return false;
-}
-
-ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
-{
-    (void)c, (void)iov, (void)n_iov;
-    return not_connected();
-}
-
-ssize_t td_tls_send(struct td_xfer_tls_conn *c, const void *buf, size_t n)
-{
-    (void)c, (void)buf, (void)n;
-    return not_connected();
-}
-
-size_t td_tls_unsent(const struct td_xfer_tls_conn *c)
-{
-    (void)c;
-    return 0;
-}
-
-int td_tls_flush(struct td_xfer_tls_conn *c)
-{
-    (void)c;
-    return not_connected();
-}
-
-int td_tls_shutdown(struct td_xfer_tls_conn *c)
-{
-    (void)c;
-    return not_connected();
-}
-
-const char *td_tls_reason(const struct td_xfer_tls_conn *c)
-{
-    (void)c;
-    return "tls: built without OpenSSL";
-}
-
-const char *td_tls_cipher(const struct td_xfer_tls_conn *c)
-{
-    (void)c;
-    return "";
-}
-
-void td_tls_peer(const struct td_xfer_tls_conn *c, char *ret_subject, size_t subject_bytes)
-{
-    (void)c;
-    if (subject_bytes) ret_subject[0] = '\0';
-}
-
-void td_tls_ktls(const struct td_xfer_tls_conn *c, bool *ret_send, bool *ret_recv)
-{
-    (void)c;
-    *ret_send = *ret_recv = false;
-}
+NEVER(td_status, td_xfer_tls_reload, TD_ERR_UNSUPPORTED, struct td_xfer_tls *tls, bool only_changed,
+      bool *ret_loaded, struct td_err *err)
+NEVER(td_status, td_tls_conn_open, TD_ERR_UNSUPPORTED, struct td_xfer_tls *tls, int fd,
+      bool initiator, struct td_xfer_tls_conn **ret_conn, struct td_err *err)
+NEVER(td_status, td_tls_handshake, TD_ERR_UNSUPPORTED, struct td_xfer_tls_conn *c,
+      bool *ret_want_read, bool *ret_want_write, struct td_err *err)
+NEVER(ssize_t, td_tls_recvv, -1, struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
+NEVER(ssize_t, td_tls_sendv, -1, struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov)
+NEVER(bool, td_tls_pending, false, const struct td_xfer_tls_conn *c)
+NEVER(size_t, td_tls_unsent, 0, const struct td_xfer_tls_conn *c)
+NEVER(int, td_tls_flush, -1, struct td_xfer_tls_conn *c)
+NEVER(int, td_tls_shutdown, -1, struct td_xfer_tls_conn *c)
+NEVER(const char *, td_tls_reason, "", const struct td_xfer_tls_conn *c)
+NEVER(const char *, td_tls_cipher, "", const struct td_xfer_tls_conn *c)
+NEVER(void, td_tls_peer, , const struct td_xfer_tls_conn *c, char *ret_subject,
+      size_t subject_bytes)
 
 #endif

@@ -67,13 +67,8 @@ struct td_xfer_tls_config {
     const struct td_peer_names *peer_names; /* NULL: any; else at least one subjectAltName of the
                                                peer's certificate must match, too. Borrowed until
                                                td_xfer_tls_close and the end of every handshake */
-    /* let the kernel seal and open records where it and OpenSSL can (td_tls_ktls says). Off by
-       default: the kernel's keys cannot be changed, so such a connection ends (EPIPE) after
-       rekey_records records, and because Linux 6.1 raises SIGPIPE in the caller's close(fd): a
-       process that asks for it ignores SIGPIPE */
-    bool ktls;
-    uint64_t rekey_records; /* keys are changed after so many records; 0 = 2^23 (128
-                               GiB); at most 2^24 */
+    /* keys are changed after so many records; 0 = 2^23 (128 GiB); at most 2^24 */
+    uint64_t rekey_records;
 };
 
 /* Reads the files. TD_ERR_INVALID, TD_ERR_NOT_FOUND, TD_ERR_IO: the message names file and
@@ -108,8 +103,11 @@ td_status td_tls_handshake(struct td_xfer_tls_conn *c, bool *ret_want_read, bool
 /* As recv(2) and readv(2) on a non-blocking socket, n > 0: bytes, 0 = end (3), or -1 with errno
  * EAGAIN, ECONNRESET, EPROTO (not TLS, a record that is not authentic, the peer's alert),
  * ENOTCONN (handshake not done), or what the socket said. Fills as much as is there. */
-ssize_t td_tls_recv(struct td_xfer_tls_conn *c, void *buf, size_t n);
 ssize_t td_tls_recvv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov);
+static inline ssize_t td_tls_recv(struct td_xfer_tls_conn *c, void *buf, size_t n)
+{
+    return td_tls_recvv(c, &(struct iovec){.iov_base = buf, .iov_len = n}, 1);
+}
 /* True: a recv now may give bytes that epoll will not announce. False right after a recv that
  * answered EAGAIN or less than was asked for. */
 bool td_tls_pending(const struct td_xfer_tls_conn *c);
@@ -118,7 +116,10 @@ bool td_tls_pending(const struct td_xfer_tls_conn *c);
  * number up to the sum, or -1 with errno EAGAIN (try again when the socket is writable), EPIPE,
  * ECONNRESET, EPROTO, ENOTCONN. One call takes 1 MiB at most, so that others get their turn. */
 ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_iov);
-ssize_t td_tls_send(struct td_xfer_tls_conn *c, const void *buf, size_t n);
+static inline ssize_t td_tls_send(struct td_xfer_tls_conn *c, const void *buf, size_t n)
+{
+    return td_tls_sendv(c, &(struct iovec){.iov_base = (void *)(uintptr_t)buf, .iov_len = n}, 1);
+}
 /* Bytes on the wire still to be taken by the kernel. */
 size_t td_tls_unsent(const struct td_xfer_tls_conn *c);
 /* 0: nothing is left; -1 with errno as sendv. */
@@ -133,6 +134,5 @@ const char *td_tls_cipher(const struct td_xfer_tls_conn *c); /* "TLS_AES_128_GCM
 /* The peer's certificate: subject, like "/CN=decode-1"; "" when it showed none. Written by
  * whoever signed it: quote it in logs. */
 void td_tls_peer(const struct td_xfer_tls_conn *c, char *ret_subject, size_t subject_bytes);
-void td_tls_ktls(const struct td_xfer_tls_conn *c, bool *ret_send, bool *ret_recv);
 
 #endif

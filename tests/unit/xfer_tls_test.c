@@ -488,14 +488,11 @@ static void bytes_arrive_as_taken_through_small_buffers(void **state)
     td_xfer_tls_close(a); /* a channel outlives it */
     pair_ready(&p);
     char subject[64];
-    bool sends, receives;
     td_tls_peer(p.c[0], subject, sizeof subject);
     assert_string_equal(subject, "/CN=b");
     td_tls_peer(p.c[1], subject, sizeof subject);
     assert_string_equal(subject, "/CN=a");
     assert_string_equal(td_tls_cipher(p.c[0]), "TLS_AES_128_GCM_SHA256");
-    td_tls_ktls(p.c[0], &sends, &receives);
-    assert_false(sends || receives);
     exchange(&p, 64 << 20);
     pair_close(&p);
     td_xfer_tls_close(b);
@@ -511,27 +508,6 @@ static void keys_change_under_way(void **state)
     p.chunk = 9999;
     pair_ready(&p);
     exchange(&p, 4 << 20);
-    pair_close(&p);
-    td_xfer_tls_close(a);
-    td_xfer_tls_close(b);
-}
-
-static void kernel_seals_where_it_can(void **state)
-{
-    (void)state;
-    struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){.ktls = true}),
-                       *b = tls_for("b", "ca", (struct td_xfer_tls_config){.ktls = true});
-    struct pair p;
-    bool sends, receives;
-    pair_open(&p, a, b, 0, false);
-    pair_ready(&p);
-    td_tls_ktls(p.c[0], &sends, &receives);
-    print_message("          kernel TLS: send %s, receive %s\n", sends ? "on" : "off",
-                  receives ? "on" : "off");
-    exchange(&p, 4 << 20);
-    assert_int_equal(td_tls_shutdown(p.c[0]), 0);
-    char byte;
-    assert_int_equal(recv_wait(&p, 1, &byte, 1), 0);
     pair_close(&p);
     td_xfer_tls_close(a);
     td_xfer_tls_close(b);
@@ -924,30 +900,24 @@ static void a_dead_peer_raises_no_signal(void **state)
     assert_true(signal(SIGPIPE, SIG_DFL) != SIG_ERR);
     struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0}),
                        *b = tls_for("b", "ca", (struct td_xfer_tls_config){0});
-    for (int with_ktls = 0; with_ktls < 2; with_ktls++) {
-        struct td_xfer_tls *k = tls_for("a", "ca", (struct td_xfer_tls_config){.ktls = with_ktls});
-        struct pair p;
-        pair_open(&p, k, b, 0, false);
-        pair_ready(&p);
-        td_tls_conn_close(p.c[1]);
-        p.c[1] = NULL;
-        close(p.fds[1]);
-        p.fds[1] = -1;
-        uint64_t until_ns = td_now_ns() + WAIT_MS * TD_NS_PER_MS;
-        ssize_t n;
-        while ((n = td_tls_send(p.c[0], pattern, 65536)) > 0 || errno == EAGAIN) {
-            assert_true(td_now_ns() < until_ns);
-            poll(&(struct pollfd){.fd = p.fds[0], .events = POLLOUT}, 1, 10);
-        }
-        assert_true(errno == EPIPE || errno == ECONNRESET);
-        assert_true(td_tls_reason(p.c[0])[0]);
-        assert_int_equal(td_tls_shutdown(p.c[0]), -1);
-        assert_int_equal(td_tls_unsent(p.c[0]), 0);
-        if (with_ktls) signal(SIGPIPE, SIG_IGN); /* close() itself may raise it then */
-        pair_close(&p);
-        signal(SIGPIPE, SIG_DFL);
-        td_xfer_tls_close(k);
+    struct pair p;
+    pair_open(&p, a, b, 0, false);
+    pair_ready(&p);
+    td_tls_conn_close(p.c[1]);
+    p.c[1] = NULL;
+    close(p.fds[1]);
+    p.fds[1] = -1;
+    uint64_t until_ns = td_now_ns() + WAIT_MS * TD_NS_PER_MS;
+    ssize_t n;
+    while ((n = td_tls_send(p.c[0], pattern, 65536)) > 0 || errno == EAGAIN) {
+        assert_true(td_now_ns() < until_ns);
+        poll(&(struct pollfd){.fd = p.fds[0], .events = POLLOUT}, 1, 10);
     }
+    assert_true(errno == EPIPE || errno == ECONNRESET);
+    assert_true(td_tls_reason(p.c[0])[0]);
+    assert_int_equal(td_tls_shutdown(p.c[0]), -1);
+    assert_int_equal(td_tls_unsent(p.c[0]), 0);
+    pair_close(&p);
     td_xfer_tls_close(a);
     td_xfer_tls_close(b);
 }
@@ -1241,33 +1211,24 @@ static int bench(void)
     make_all(NULL);
     uint8_t *from = malloc(64 << 20);
     memset(from, 3, 64 << 20);
-    printf("run,path,GB_per_s,send_cpu_s_per_GB,recv_cpu_s_per_GB,ktls_send,ktls_recv\n");
-    for (int run = 0; run < 21; run++) {
-        int way = run % 3; /* plain, TLS, TLS with the kernel's help */
-        struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){.ktls = way == 2});
+    printf("run,path,GB_per_s,send_cpu_s_per_GB,recv_cpu_s_per_GB\n");
+    for (int run = 0; run < 14; run++) {
+        bool way = run % 2; /* plain, TLS */
+        struct td_xfer_tls *a = tls_for("a", "ca", (struct td_xfer_tls_config){0});
         struct pair p;
-        bool sends = false, receives = false;
         pair_open(&p, way ? a : NULL, way ? a : NULL, 0, false);
-        if (way) {
-            pair_ready(&p);
-            td_tls_ktls(p.c[0], &sends, &receives);
-        }
-        if (way < 2 || sends) {
-            struct bench_end sender = {p.fds[0], p.c[0], bench_bytes, 0},
-                             receiver = {p.fds[1], p.c[1], bench_bytes, 0};
-            pthread_t thread;
-            uint64_t from_ns = td_now_ns();
-            if (pthread_create(&thread, NULL, bench_recv, &receiver)) abort();
-            double cpu_s = bench_send(&sender, from);
-            pthread_join(thread, NULL);
-            double s = (double)(td_now_ns() - from_ns) / 1e9, gb = (double)sender.n_bytes / 1e9;
-            printf("%d,%s,%.2f,%.3f,%.3f,%d,%d\n", run / 3,
-                   way == 0   ? "plain"
-                   : way == 1 ? "tls"
-                              : "ktls",
-                   gb / s, cpu_s / gb, receiver.cpu_s / gb, sends, receives);
-            fflush(stdout);
-        }
+        if (way) pair_ready(&p);
+        struct bench_end sender = {p.fds[0], p.c[0], bench_bytes, 0},
+                         receiver = {p.fds[1], p.c[1], bench_bytes, 0};
+        pthread_t thread;
+        uint64_t from_ns = td_now_ns();
+        if (pthread_create(&thread, NULL, bench_recv, &receiver)) abort();
+        double cpu_s = bench_send(&sender, from);
+        pthread_join(thread, NULL);
+        double s = (double)(td_now_ns() - from_ns) / 1e9, gb = (double)sender.n_bytes / 1e9;
+        printf("%d,%s,%.2f,%.3f,%.3f\n", run / 2, way ? "tls" : "plain", gb / s, cpu_s / gb,
+               receiver.cpu_s / gb);
+        fflush(stdout);
         pair_close(&p);
         td_xfer_tls_close(a);
     }
@@ -1282,7 +1243,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_arrive_as_taken_through_small_buffers),
         cmocka_unit_test(keys_change_under_way),
-        cmocka_unit_test(kernel_seals_where_it_can),
         cmocka_unit_test(one_byte_at_a_time),
         cmocka_unit_test(bytes_inside_the_channel_are_pending),
         cmocka_unit_test(nothing_is_lost_when_the_reader_is_late),
