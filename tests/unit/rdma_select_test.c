@@ -131,13 +131,6 @@ static void gids_are_ranked(void **state)
                                   .n_gids = COUNT(table),
                                   .index = TD_RDMA_AUTO};
     check_ranked(&ask, "11 5 3 7 4 8 9 1 0 2");
-    ask.peer = &table[3];
-    check_ranked(&ask, "11 5 3 7 9");
-    ask.peer = &table[4];
-    check_ranked(&ask, "4 8 1");
-    ask.peer = &table[2];
-    check_ranked(&ask, "2");
-    ask.peer = NULL;
     /* order of the table does not matter */
     struct td_vb_gid turned[COUNT(table)];
     for (size_t i = 0; i < COUNT(table); i++) turned[i] = table[COUNT(table) - 1 - i];
@@ -162,18 +155,7 @@ static void gids_are_ranked(void **state)
                   "GID index 12 is set and the port has no such entry (12 in use)");
     ask.index = -2;
     check_refused(&ask, TD_ERR_INVALID, "GID index is -2, must be -1 (automatic) or more");
-    ask.index = 4;
-    ask.peer = &table[3];
-    check_refused(
-        &ask, TD_ERR_INVALID,
-        "GID index 4 is set and is RoCE v2 over IPv6, and the peer's is RoCE v2 over IPv4");
     ask.index = TD_RDMA_AUTO;
-    ask.n_gids = 2;
-    check_refused(&ask, TD_ERR_UNSUPPORTED,
-                  "none of 2 GIDs can be used: 0 without an address, 0 on a network device that is "
-                  "down, 2 of another kind "
-                  "than the peer's (RoCE v2 over IPv4): give the network device an address");
-    ask.peer = NULL;
     ask.gids = &table[6];
     ask.n_gids = 1;
     check_refused(
@@ -192,18 +174,11 @@ static void infiniband_speaks_from_its_first_gid(void **state)
         gid(1, TD_VB_GID_IB, "fe80::2", "ib0", true),
         gid(0, TD_VB_GID_IB, "fe80::1", "", false),
     };
-    struct td_vb_gid roce = gid(0, TD_VB_GID_ROCE_V2, "10.0.0.1", "eth0", true);
     struct td_rdma_gid_ask ask = {
         .device = "mlx5_1", .gids = table, .n_gids = COUNT(table), .index = TD_RDMA_AUTO};
     check_ranked(&ask, "1");
-    ask.peer = &table[0];
-    check_ranked(&ask, "1");
     ask.index = 1;
     check_ranked(&ask, "0");
-    ask.index = TD_RDMA_AUTO;
-    ask.peer = &roce;
-    check_refused(&ask, TD_ERR_UNSUPPORTED,
-                  "2 of another kind than the peer's (RoCE v2 over IPv4)");
 }
 
 /* A NIC of today. */

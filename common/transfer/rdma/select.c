@@ -49,24 +49,14 @@ enum td_rdma_gid_class td_rdma_gid_class_of(const struct td_vb_gid *gid, bool et
     return gid->type == TD_VB_GID_ROCE_V1 ? TD_RDMA_GID_ROCE_V1 : TD_RDMA_GID_UNUSABLE;
 }
 
-enum refusal { TAKEN = 0, EMPTY, DOWN, FOREIGN, N_REFUSALS };
+enum refusal { TAKEN = 0, EMPTY, DOWN, N_REFUSALS };
 
 static bool is_down(const struct td_vb_gid *gid) { return gid->netdev[0] && !gid->netdev_up; }
 
 static enum refusal refusal_of(const struct td_rdma_gid_ask *ask, const struct td_vb_gid *gid)
 {
     if (td_rdma_gid_class_of(gid, ask->ethernet) == TD_RDMA_GID_UNUSABLE) return EMPTY;
-    if (ask->ethernet && is_down(gid)) return DOWN;
-    if (ask->peer && gid->type != ask->peer->type) return FOREIGN;
-    return ask->peer && ask->ethernet && is_v4(gid) != is_v4(ask->peer) ? FOREIGN : TAKEN;
-}
-
-static const char *gid_kind(const struct td_vb_gid *gid)
-{
-    if (gid->type == TD_VB_GID_IB) return "InfiniBand";
-    if (gid->type == TD_VB_GID_ROCE_V1)
-        return is_v4(gid) ? "RoCE v1 over IPv4" : "RoCE v1 over IPv6";
-    return is_v4(gid) ? "RoCE v2 over IPv4" : "RoCE v2 over IPv6";
+    return ask->ethernet && is_down(gid) ? DOWN : TAKEN;
 }
 
 static td_status check_chosen(const struct td_rdma_gid_ask *ask, uint32_t *ret_position,
@@ -86,11 +76,6 @@ static td_status check_chosen(const struct td_rdma_gid_ask *ask, uint32_t *ret_p
                 err, TD_ERR_INVALID,
                 "%s: GID index %d is set and its network device %.31s is down: bring it up",
                 ask->device, ask->index, gid->netdev);
-        case FOREIGN:
-            return td_fail(
-                err, TD_ERR_INVALID,
-                "%s: GID index %d is set and is %s, and the peer's is %s: both sides must agree",
-                ask->device, ask->index, gid_kind(gid), gid_kind(ask->peer));
         default:
             *ret_position = i;
             return TD_OK;
@@ -136,10 +121,8 @@ td_status td_rdma_gid_rank(const struct td_rdma_gid_ask *ask,
         return td_fail(
             err, TD_ERR_UNSUPPORTED,
             "%s: none of %u GIDs can be used: %u without an address, %u on a network device that "
-            "is down, %u of another kind than the "
-            "peer's%s%s%s: give the network device an address of the right family and bring it up",
-            ask->device, ask->n_gids, n_refused[EMPTY], n_refused[DOWN], n_refused[FOREIGN],
-            ask->peer ? " (" : "", ask->peer ? gid_kind(ask->peer) : "", ask->peer ? ")" : "");
+            "is down: give the network device an address of the right family and bring it up",
+            ask->device, ask->n_gids, n_refused[EMPTY], n_refused[DOWN]);
     for (uint32_t i = 0; i < ask->n_gids; i++) {
         if (refusal_of(ask, &ask->gids[i]) != TAKEN) continue;
         uint32_t k = n++;

@@ -40,8 +40,6 @@ struct td_rdma_gid_ask {
     const struct td_vb_gid *gids; /* the port's entries that are not empty, in any order */
     uint32_t n_gids;              /* at most TD_RDMA_GIDS_MAX */
     int32_t index;                /* the operator's choice, or TD_RDMA_AUTO */
-    const struct td_vb_gid *peer; /* what the peer speaks from, NULL while unknown: type and
-                                     address family must match */
 };
 
 enum td_rdma_gid_class td_rdma_gid_class_of(const struct td_vb_gid *gid, bool ethernet);
