@@ -384,9 +384,8 @@ void td_xfer_core_windows_ended(struct td_xfer_core *core, uint32_t slot);
 void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp,
                          uint32_t imm);
 /* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks
- * that lie side by side at the sender from src_block on, to
- * slot->dst[slot->order[order_at + i]]; at most max_pieces of them lie apart here. Holds the
- * slot (NIC). */
+ * that lie side by side at the sender from src_block on, to slot->dst[slot->order[order_at + i]];
+ * at most max_pieces of them lie apart here. Holds the slot (NIC). */
 struct td_xfer_rd {
     uint32_t slot;
     int32_t order_at, n_blocks, src_block;

@@ -17,65 +17,48 @@ void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
     memcpy(ret_bytes, frame, sizeof *frame);
 }
 
-/* Payload bounds per type. */
+/* Payload bytes of a type: least, most, and what they are a multiple of (0, 1: any). refusable:
+ * with a status the payload is a reason instead. */
+static const struct bounds {
+    uint32_t min, max, unit;
+    bool refusable;
+} BOUNDS[TD_XFER_N_TYPES] = {
+    [TD_XFER_HELLO] = {sizeof(struct td_xfer_hello), sizeof(struct td_xfer_secret_hello)},
+    [TD_XFER_HELLO_ACK] = {sizeof(struct td_xfer_hello), sizeof(struct td_xfer_secret_hello),
+                           .refusable = true},
+    [TD_XFER_CHALLENGE] = {TD_XFER_SECRET_BYTES, TD_XFER_SECRET_BYTES},
+    [TD_XFER_PROOF] = {TD_XFER_SECRET_BYTES, TD_XFER_SECRET_BYTES},
+    [TD_XFER_MEM] = {sizeof(struct td_xfer_mem), sizeof(struct td_xfer_mem)},
+    [TD_XFER_OPEN] = {TD_XFER_KEY_BYTES, TD_XFER_KEY_BYTES},
+    [TD_XFER_DATA] = {1, TD_XFER_FRAME_DATA_MAX},
+    [TD_XFER_REF] = {8, 4 + 4 * TD_XFER_REF_MAX, 4},
+    [TD_XFER_FINAL] = {0, TD_XFER_NOTE_MAX},
+    [TD_XFER_ABORT] = {0, TD_XFER_REASON_MAX},
+    [TD_XFER_FAIL] = {0, TD_XFER_REASON_MAX},
+    [TD_XFER_BYE] = {0, TD_XFER_REASON_MAX},
+    [TD_XFER_RDMA_OFFER] = {TD_XFER_RDMA_SETUP_BYTES, sizeof(struct td_xfer_rdma_setup), 4},
+    [TD_XFER_RDMA_ACCEPT] = {TD_XFER_RDMA_SETUP_BYTES + 4, sizeof(struct td_xfer_rdma_setup), 4,
+                             .refusable = true},
+    /* _targets_decode knows the rest */
+    [TD_XFER_TARGETS] = {sizeof(struct td_xfer_run), TD_XFER_PAYLOAD_MAX, 4},
+    [TD_XFER_DIGEST] = {sizeof(struct td_xfer_digest),
+                        TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest),
+                        sizeof(struct td_xfer_digest)},
+    [TD_XFER_DEVICE_OFFER] = {sizeof(struct td_xfer_device_mem),
+                              sizeof(struct td_xfer_device_mem) + TD_DEVICE_POOL_BYTES},
+    [TD_XFER_DEVICE_ACCEPT] = {0, 0, .refusable = true},
+    [TD_XFER_LENT] = {sizeof(struct td_xfer_lent), sizeof(struct td_xfer_lent)},
+    /* DONE, PING, TAKEN: none */
+};
+
 static bool length_fits(const struct td_xfer_frame *f)
 {
-    switch ((enum td_xfer_frame_type)f->type) {
-    case TD_XFER_HELLO:
-        return f->length == sizeof(struct td_xfer_hello) ||
-               f->length == sizeof(struct td_xfer_secret_hello);
-    case TD_XFER_HELLO_ACK:
-        if (f->status) return f->length <= TD_XFER_REASON_MAX;
-        return f->length == sizeof(struct td_xfer_hello) ||
-               f->length == sizeof(struct td_xfer_secret_hello);
-    case TD_XFER_CHALLENGE:
-    case TD_XFER_PROOF:
-        return f->length == TD_XFER_SECRET_BYTES;
-    case TD_XFER_MEM:
-        return f->length == sizeof(struct td_xfer_mem);
-    case TD_XFER_OPEN:
-        return f->length == TD_XFER_KEY_BYTES;
-    case TD_XFER_DATA:
-        return f->length >= 1 && f->length <= TD_XFER_FRAME_DATA_MAX;
-    case TD_XFER_REF:
-        return f->length >= 8 && f->length <= 4 + 4 * TD_XFER_REF_MAX && f->length % 4 == 0;
-    case TD_XFER_FINAL:
-        return f->length <= TD_XFER_NOTE_MAX;
-    case TD_XFER_ABORT:
-    case TD_XFER_FAIL:
-    case TD_XFER_BYE:
-        return f->length <= TD_XFER_REASON_MAX;
-    case TD_XFER_DONE:
-    case TD_XFER_PING:
-        return f->length == 0;
-    case TD_XFER_RDMA_OFFER:
-        return f->length >= TD_XFER_RDMA_SETUP_BYTES &&
-               f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
-    case TD_XFER_RDMA_ACCEPT:
-        return f->status ? f->length <= TD_XFER_REASON_MAX
-                         : f->length > TD_XFER_RDMA_SETUP_BYTES &&
-                               f->length <= sizeof(struct td_xfer_rdma_setup) && f->length % 4 == 0;
-    case TD_XFER_TARGETS:
-        /* _targets_decode knows the rest */
-        return f->length >= sizeof(struct td_xfer_run) && f->length <= TD_XFER_PAYLOAD_MAX &&
-               f->length % 4 == 0;
-    case TD_XFER_DIGEST:
-        return f->length >= sizeof(struct td_xfer_digest) &&
-               f->length <= TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest) &&
-               f->length % sizeof(struct td_xfer_digest) == 0;
-    case TD_XFER_DEVICE_OFFER:
-        return f->length >= sizeof(struct td_xfer_device_mem) &&
-               f->length <= sizeof(struct td_xfer_device_mem) + TD_DEVICE_POOL_BYTES;
-    case TD_XFER_DEVICE_ACCEPT:
-        return f->status ? f->length <= TD_XFER_REASON_MAX : f->length == 0;
-    case TD_XFER_LENT:
-        return f->length == sizeof(struct td_xfer_lent);
-    case TD_XFER_TAKEN:
-        return f->length == 0;
-    case TD_XFER_N_TYPES:
-        break;
-    }
-    return false;
+    const struct bounds *b = &BOUNDS[f->type];
+    if (b->refusable && f->status) return f->length <= TD_XFER_REASON_MAX;
+    /* with a cluster secret or without: nothing in between */
+    if ((f->type == TD_XFER_HELLO || f->type == TD_XFER_HELLO_ACK) && f->length != b->min)
+        return f->length == b->max;
+    return f->length >= b->min && f->length <= b->max && (!b->unit || f->length % b->unit == 0);
 }
 
 td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame,

@@ -14,11 +14,10 @@
  *
  * The fence. Source blocks are read by copies to the ring alone, which hold their op. The ring's
  * bytes are the receiver's until TAKEN; no clock takes them back. When the connection ends its
- * buffers are others': before that the control words of its ops are cleared, and the receiver
- * looks at the word before and after it copies, so that bytes which it read too late, however
- * long it was stopped, count for nothing. A receiver that stands still holds at most
- * LENT_CONN_MAX buffers for a peer time-out, and all receivers together leave some to the other
- * paths. */
+ * buffers are others': before that the control words of its ops are cleared, and the receiver looks
+ * at the word before and after it copies, so that bytes which it read too late, however long it was
+ * stopped, count for nothing. A receiver that stands still holds at most LENT_CONN_MAX buffers for
+ * a peer time-out, and all receivers together leave some to the other paths. */
 #include <errno.h>
 #include <string.h>
 #include <sys/uio.h>

@@ -1,13 +1,12 @@
 /* rails.c - the devices that rdma queue pairs are made of: which there are, what is taken of them,
  * the pool on each, and how one comes back.
  *
- * A port that becomes active is used again; a device that died, or had no active port at the
- * start, is opened and registered anew by a thread beside this one (a pool takes seconds), first
- * after 1 s, then after twice as long, up to 30 s. The initiator of a set that lacks a rail
- * which both sides have dials a second connection with all that are up, at once when one came
- * back here, else at the same intervals, because the peer's may have; when more rails than the
- * old one's have been probed, ops start there, and the old one is closed when its last has
- * ended. */
+ * A port that becomes active is used again; a device that died, or had no active port at the start,
+ * is opened and registered anew by a thread beside this one (a pool takes seconds), first after 1
+ * s, then after twice as long, up to 30 s. The initiator of a set that lacks a rail which both
+ * sides have dials a second connection with all that are up, at once when one came back here, else
+ * at the same intervals, because the peer's may have; when more rails than the old one's have been
+ * probed, ops start there, and the old one is closed when its last has ended. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -22,25 +22,7 @@ td_status td_verbs_load(const struct td_verbs **ret_verbs, struct td_err *err)
 
 const char *td_vb_wc_status_name(enum td_vb_wc_status status)
 {
-    static const char *const names[TD_VB_WC_N_STATUSES] = {
-        [TD_VB_WC_SUCCESS] = "success",
-        [TD_VB_WC_LOC_LEN] = "local length error",
-        [TD_VB_WC_LOC_QP_OP] = "local QP operation error",
-        [TD_VB_WC_LOC_PROT] = "local protection error",
-        [TD_VB_WC_WR_FLUSH] = "flushed",
-        [TD_VB_WC_MW_BIND] = "memory window bind error",
-        [TD_VB_WC_BAD_RESP] = "bad response",
-        [TD_VB_WC_LOC_ACCESS] = "local access error",
-        [TD_VB_WC_REM_INV_REQ] = "remote invalid request",
-        [TD_VB_WC_REM_ACCESS] = "remote access error",
-        [TD_VB_WC_REM_OP] = "remote operation error",
-        [TD_VB_WC_RETRY_EXC] = "retry counter exceeded",
-        [TD_VB_WC_RNR_RETRY_EXC] = "receiver-not-ready retry counter exceeded",
-        [TD_VB_WC_REM_ABORT] = "remote abort",
-        [TD_VB_WC_FATAL] = "fatal error",
-        [TD_VB_WC_RESP_TIMEOUT] = "response timeout",
-        [TD_VB_WC_GENERAL] = "general error",
-    };
-    return (unsigned)status < TD_VB_WC_N_STATUSES && names[status] ? names[status]
-                                                                   : "unknown status";
+#define NAME(name, ibv, text) text,
+    static const char *const names[TD_VB_WC_N_STATUSES] = {TD_VB_WC_STATUSES(NAME)};
+    return (unsigned)status < TD_VB_WC_N_STATUSES ? names[status] : "unknown status";
 }

@@ -6,12 +6,11 @@
  * the library cannot be interposed; and the engine must build where neither its headers nor its
  * library exist. The types here are plain, and only RC queue pairs are known.
  *
- * Errors: calls return 0 or a positive errno, as verbs do; the caller knows what it wanted and
- * says so. Objects are destroyed in reverse order of creation; destroy calls accept NULL.
- * Threads: post and poll on one object from one thread at a time; everything else from the
- * thread that owns the device. Nothing here blocks except open, reg and the destroys, which may
- * take milliseconds. Source: the InfiniBand architecture's verbs as libibverbs' manual pages
- * state them. */
+ * Errors: calls return 0 or a positive errno, as verbs do; the caller knows what it wanted and says
+ * so. Objects are destroyed in reverse order of creation; destroy calls accept NULL. Threads: post
+ * and poll on one object from one thread at a time; everything else from the thread that owns the
+ * device. Nothing here blocks except open, reg and the destroys, which may take milliseconds.
+ * Source: the InfiniBand architecture's verbs as libibverbs' manual pages state them. */
 #ifndef TD_TRANSFER_RDMA_VERBS_H
 #define TD_TRANSFER_RDMA_VERBS_H
 
@@ -131,26 +130,28 @@ struct td_vb_send {
     uint64_t bind_addr, bind_bytes;
 };
 
-enum td_vb_wc_status {
-    TD_VB_WC_SUCCESS = 0,
-    TD_VB_WC_LOC_LEN,
-    TD_VB_WC_LOC_QP_OP,
-    TD_VB_WC_LOC_PROT,
-    TD_VB_WC_WR_FLUSH,
-    TD_VB_WC_MW_BIND,
-    TD_VB_WC_BAD_RESP,
-    TD_VB_WC_LOC_ACCESS,
-    TD_VB_WC_REM_INV_REQ,
-    TD_VB_WC_REM_ACCESS,
-    TD_VB_WC_REM_OP,
-    TD_VB_WC_RETRY_EXC,
-    TD_VB_WC_RNR_RETRY_EXC,
-    TD_VB_WC_REM_ABORT,
-    TD_VB_WC_FATAL,
-    TD_VB_WC_RESP_TIMEOUT,
-    TD_VB_WC_GENERAL,
-    TD_VB_WC_N_STATUSES
-};
+/* How a request ended: our name, the name in verbs (IBV_WC_...), what people read. */
+#define TD_VB_WC_STATUSES(X)                                                                       \
+    X(SUCCESS, SUCCESS, "success")                                                                 \
+    X(LOC_LEN, LOC_LEN_ERR, "local length error")                                                  \
+    X(LOC_QP_OP, LOC_QP_OP_ERR, "local QP operation error")                                        \
+    X(LOC_PROT, LOC_PROT_ERR, "local protection error")                                            \
+    X(WR_FLUSH, WR_FLUSH_ERR, "flushed")                                                           \
+    X(MW_BIND, MW_BIND_ERR, "memory window bind error")                                            \
+    X(BAD_RESP, BAD_RESP_ERR, "bad response")                                                      \
+    X(LOC_ACCESS, LOC_ACCESS_ERR, "local access error")                                            \
+    X(REM_INV_REQ, REM_INV_REQ_ERR, "remote invalid request")                                      \
+    X(REM_ACCESS, REM_ACCESS_ERR, "remote access error")                                           \
+    X(REM_OP, REM_OP_ERR, "remote operation error")                                                \
+    X(RETRY_EXC, RETRY_EXC_ERR, "retry counter exceeded")                                          \
+    X(RNR_RETRY_EXC, RNR_RETRY_EXC_ERR, "receiver-not-ready retry counter exceeded")               \
+    X(REM_ABORT, REM_ABORT_ERR, "remote abort")                                                    \
+    X(FATAL, FATAL_ERR, "fatal error")                                                             \
+    X(RESP_TIMEOUT, RESP_TIMEOUT_ERR, "response timeout")                                          \
+    X(GENERAL, GENERAL_ERR, "general error")
+
+#define TD_VB_WC_ENUMERATOR(name, ibv, text) TD_VB_WC_##name,
+enum td_vb_wc_status { TD_VB_WC_STATUSES(TD_VB_WC_ENUMERATOR) TD_VB_WC_N_STATUSES };
 
 struct td_vb_wc {
     uint64_t id;

@@ -29,6 +29,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -123,6 +124,14 @@ static int errno_of(int rc)
 
 /* Calls that answer NULL. */
 static int errno_now(void) { return errno ? errno : EIO; }
+
+/* What a creating call answered: ours is freed when that is NULL. errno was 0 before the call. */
+static int created(const void *theirs, void *ours)
+{
+    int rc = theirs ? 0 : errno_now();
+    if (rc) free(ours);
+    return rc;
+}
 
 static int make_nonblocking(int fd)
 {
@@ -231,43 +240,15 @@ static int real_query(struct td_vb_device *d, struct td_vb_limits *ret_limits)
     return 0;
 }
 
-/* Signalling rate; codes of PortInfo's LinkWidthActive and LinkSpeedActive. */
+/* Signalling rate; codes of PortInfo's LinkWidthActive and LinkSpeedActive, powers of two. */
 static uint64_t bits_per_s(uint8_t width, uint8_t speed)
 {
-    uint64_t lanes = width == 1    ? 1
-                     : width == 2  ? 4
-                     : width == 4  ? 8
-                     : width == 8  ? 12
-                     : width == 16 ? 2
-                                   : 0;
-    uint64_t mbit = 0;
-    switch (speed) {
-    case 1:
-        mbit = 2500;
-        break;
-    case 2:
-        mbit = 5000;
-        break;
-    case 4:
-    case 8:
-        mbit = 10000;
-        break; /* QDR, FDR10 */
-    case 16:
-        mbit = 14062;
-        break;
-    case 32:
-        mbit = 25781;
-        break;
-    case 64:
-        mbit = 53125;
-        break;
-    case 128:
-        mbit = 106250;
-        break;
-    default:
-        break;
-    }
-    return lanes * mbit * 1000000;
+    static const uint8_t lanes[] = {1, 4, 8, 12, 2};
+    /* SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR */
+    static const uint32_t mbit[] = {2500, 5000, 10000, 10000, 14062, 25781, 53125, 106250};
+    int w = ffs(width) - 1, s = ffs(speed) - 1;
+    bool is_known = w >= 0 && w < (int)sizeof lanes && 1 << w == width && s >= 0 && 1 << s == speed;
+    return is_known ? (uint64_t)lanes[w] * mbit[s] * 1000000 : 0;
 }
 
 static int real_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_port *ret_port)
@@ -369,39 +350,22 @@ static bool real_async_get(struct td_vb_device *d, struct td_vb_async *ret_event
     do rc = lib.p_ibv_get_async_event(d->ctx, &e);
     while (rc && errno == EINTR);
     if (rc) return false;
-    struct td_vb_async a = {.kind = TD_VB_ASYNC_OTHER};
-    switch (e.event_type) {
-    case IBV_EVENT_QP_FATAL:
-    case IBV_EVENT_QP_REQ_ERR:
-    case IBV_EVENT_QP_ACCESS_ERR:
-        a.kind = TD_VB_ASYNC_QP_FATAL;
-        a.qp_num = e.element.qp->qp_num;
-        break;
-    case IBV_EVENT_CQ_ERR:
-        a.kind = TD_VB_ASYNC_CQ_ERR;
-        break;
-    case IBV_EVENT_SRQ_ERR:
-        a.kind = TD_VB_ASYNC_SRQ_ERR;
-        break;
-    case IBV_EVENT_DEVICE_FATAL:
-        a.kind = TD_VB_ASYNC_DEVICE_FATAL;
-        break;
-    case IBV_EVENT_PORT_ERR:
-        a.kind = TD_VB_ASYNC_PORT_ERR;
-        break;
-    case IBV_EVENT_PORT_ACTIVE:
-        a.kind = TD_VB_ASYNC_PORT_ACTIVE;
-        break;
-    case IBV_EVENT_GID_CHANGE:
-        a.kind = TD_VB_ASYNC_GID_CHANGE;
-        break;
-    /* InfiniBand: a subnet manager gave the port another address */
-    case IBV_EVENT_LID_CHANGE:
-        a.kind = TD_VB_ASYNC_LID_CHANGE;
-        break;
-    default:
-        break;
-    }
+    static const enum td_vb_async_kind kinds[] = {
+        [IBV_EVENT_QP_FATAL] = TD_VB_ASYNC_QP_FATAL,
+        [IBV_EVENT_QP_REQ_ERR] = TD_VB_ASYNC_QP_FATAL,
+        [IBV_EVENT_QP_ACCESS_ERR] = TD_VB_ASYNC_QP_FATAL,
+        [IBV_EVENT_CQ_ERR] = TD_VB_ASYNC_CQ_ERR,
+        [IBV_EVENT_SRQ_ERR] = TD_VB_ASYNC_SRQ_ERR,
+        [IBV_EVENT_DEVICE_FATAL] = TD_VB_ASYNC_DEVICE_FATAL,
+        [IBV_EVENT_PORT_ERR] = TD_VB_ASYNC_PORT_ERR,
+        [IBV_EVENT_PORT_ACTIVE] = TD_VB_ASYNC_PORT_ACTIVE,
+        [IBV_EVENT_GID_CHANGE] = TD_VB_ASYNC_GID_CHANGE,
+        /* InfiniBand: a subnet manager gave the port another address */
+        [IBV_EVENT_LID_CHANGE] = TD_VB_ASYNC_LID_CHANGE,
+    };
+    bool is_known = (unsigned)e.event_type < sizeof kinds / sizeof kinds[0];
+    struct td_vb_async a = {.kind = is_known ? kinds[e.event_type] : TD_VB_ASYNC_OTHER};
+    if (a.kind == TD_VB_ASYNC_QP_FATAL) a.qp_num = e.element.qp->qp_num;
     if (a.kind == TD_VB_ASYNC_PORT_ERR || a.kind == TD_VB_ASYNC_PORT_ACTIVE ||
         a.kind == TD_VB_ASYNC_GID_CHANGE || a.kind == TD_VB_ASYNC_LID_CHANGE)
         a.port = (uint8_t)e.element.port_num;
@@ -422,11 +386,8 @@ static unsigned access_of(unsigned access)
 static int keep_mr(struct td_vb_device *d, struct ibv_mr *ibv, uint64_t addr, uint64_t bytes,
                    struct real_mr *mr, struct td_vb_mr **ret_mr)
 {
-    if (!ibv) {
-        int rc = errno_now();
-        free(mr);
-        return rc;
-    }
+    int rc = created(ibv, mr);
+    if (rc) return rc;
     mr->ibv = ibv;
     mr->mr = (struct td_vb_mr){
         .addr = addr, .bytes = bytes, .lkey = ibv->lkey, .rkey = ibv->rkey, .device = d};
@@ -479,11 +440,8 @@ static int real_mw_alloc(struct td_vb_device *d, struct td_vb_mw **ret_mw)
     if (!mw) return ENOMEM;
     errno = 0;
     mw->ibv = ibv_alloc_mw(d->pd, IBV_MW_TYPE_2);
-    if (!mw->ibv) {
-        int rc = errno_now();
-        free(mw);
-        return rc;
-    }
+    int rc = created(mw->ibv, mw);
+    if (rc) return rc;
     mw->mw = (struct td_vb_mw){.rkey = mw->ibv->rkey, .device = d};
     *ret_mw = &mw->mw;
     return 0;
@@ -557,61 +515,21 @@ static int real_cq_arm(struct td_vb_cq *cq) { return errno_of(ibv_req_notify_cq(
 
 static enum td_vb_wc_status status_of(enum ibv_wc_status status)
 {
-    switch (status) {
-    case IBV_WC_SUCCESS:
-        return TD_VB_WC_SUCCESS;
-    case IBV_WC_LOC_LEN_ERR:
-        return TD_VB_WC_LOC_LEN;
-    case IBV_WC_LOC_QP_OP_ERR:
-        return TD_VB_WC_LOC_QP_OP;
-    case IBV_WC_LOC_PROT_ERR:
-        return TD_VB_WC_LOC_PROT;
-    case IBV_WC_WR_FLUSH_ERR:
-        return TD_VB_WC_WR_FLUSH;
-    case IBV_WC_MW_BIND_ERR:
-        return TD_VB_WC_MW_BIND;
-    case IBV_WC_BAD_RESP_ERR:
-        return TD_VB_WC_BAD_RESP;
-    case IBV_WC_LOC_ACCESS_ERR:
-        return TD_VB_WC_LOC_ACCESS;
-    case IBV_WC_REM_INV_REQ_ERR:
-        return TD_VB_WC_REM_INV_REQ;
-    case IBV_WC_REM_ACCESS_ERR:
-        return TD_VB_WC_REM_ACCESS;
-    case IBV_WC_REM_OP_ERR:
-        return TD_VB_WC_REM_OP;
-    case IBV_WC_RETRY_EXC_ERR:
-        return TD_VB_WC_RETRY_EXC;
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-        return TD_VB_WC_RNR_RETRY_EXC;
-    case IBV_WC_REM_ABORT_ERR:
-        return TD_VB_WC_REM_ABORT;
-    case IBV_WC_FATAL_ERR:
-        return TD_VB_WC_FATAL;
-    case IBV_WC_RESP_TIMEOUT_ERR:
-        return TD_VB_WC_RESP_TIMEOUT;
-    default:
-        return TD_VB_WC_GENERAL;
-    }
+#define STATUS(name, ibv, text) [IBV_WC_##ibv] = 1 + TD_VB_WC_##name,
+    static const uint8_t known[] = {TD_VB_WC_STATUSES(STATUS)};
+    bool is_known = (unsigned)status < sizeof known && known[status];
+    return is_known ? (enum td_vb_wc_status)(known[status] - 1) : TD_VB_WC_GENERAL;
 }
 
 /* 0: an operation that this table does not know, as a receive that a SEND took. */
 static enum td_vb_op op_of(enum ibv_wc_opcode opcode)
 {
-    switch (opcode) {
-    case IBV_WC_RDMA_WRITE:
-        return TD_VB_WRITE;
-    case IBV_WC_RDMA_READ:
-        return TD_VB_READ;
-    case IBV_WC_BIND_MW:
-        return TD_VB_BIND_MW;
-    case IBV_WC_LOCAL_INV:
-        return TD_VB_LOCAL_INV;
-    case IBV_WC_RECV_RDMA_WITH_IMM:
-        return TD_VB_RECV_IMM;
-    default:
-        return (enum td_vb_op)0;
-    }
+    return opcode == IBV_WC_RDMA_WRITE           ? TD_VB_WRITE
+           : opcode == IBV_WC_RDMA_READ          ? TD_VB_READ
+           : opcode == IBV_WC_BIND_MW            ? TD_VB_BIND_MW
+           : opcode == IBV_WC_LOCAL_INV          ? TD_VB_LOCAL_INV
+           : opcode == IBV_WC_RECV_RDMA_WITH_IMM ? TD_VB_RECV_IMM
+                                                 : (enum td_vb_op)0;
 }
 
 static int real_poll(struct td_vb_cq *cq, struct td_vb_wc *wcs, int max)
@@ -648,13 +566,9 @@ static int real_srq_create(struct td_vb_device *d, uint32_t max_wr, struct td_vb
     if (!srq) return ENOMEM;
     errno = 0;
     srq->srq = lib.p_ibv_create_srq(d->pd, &init);
-    if (!srq->srq) {
-        int rc = errno_now();
-        free(srq);
-        return rc;
-    }
-    *ret_srq = srq;
-    return 0;
+    int rc = created(srq->srq, srq);
+    if (!rc) *ret_srq = srq;
+    return rc;
 }
 
 static void real_srq_destroy(struct td_vb_srq *srq)
@@ -712,11 +626,8 @@ static int real_qp_create(struct td_vb_device *d, struct td_vb_cq *cq, struct td
     if (!qp) return ENOMEM;
     errno = 0;
     qp->ibv = lib.p_ibv_create_qp(d->pd, &init);
-    if (!qp->ibv) {
-        int rc = errno_now();
-        free(qp);
-        return rc;
-    }
+    int rc = created(qp->ibv, qp);
+    if (rc) return rc;
     qp->inline_bytes = caps->inline_bytes ? init.cap.max_inline_data : 0;
     caps->send_wr = init.cap.max_send_wr;
     caps->recv_wr = caps->srq ? 0 : init.cap.max_recv_wr;

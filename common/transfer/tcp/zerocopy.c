@@ -10,10 +10,9 @@
  * queue, so the source blocks are not free before. Frame headers change at once and are always
  * copied.
  *
- * A connection that ends with sends under way would go on retransmitting blocks that have
- * another owner: xfer_zc_end disconnects the socket first, which purges what it holds and resets
- * the peer, and takes the notifications of all that. Source: the kernel's msg_zerocopy
- * documentation. */
+ * A connection that ends with sends under way would go on retransmitting blocks that have another
+ * owner: xfer_zc_end disconnects the socket first, which purges what it holds and resets the peer,
+ * and takes the notifications of all that. Source: the kernel's msg_zerocopy documentation. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/errqueue.h>
