@@ -326,6 +326,47 @@ static td_status parse_ids(const char *text, Tandem__V1__TokenIds *ids, struct t
     return TD_OK;
 }
 
+/* The input of one request, as the message points to it. */
+struct input {
+    Tandem__V1__ChatMessage system, user, *messages[2];
+    Tandem__V1__Chat chat;
+    Tandem__V1__TokenIds ids; /* ids.ids: owned */
+};
+
+/* Token ids, a chat or a prompt, as the options say; `in` must outlive the message. */
+static td_status set_input(const struct generate_config *c, ProtobufCBinaryData text,
+                           struct input *in, Tandem__V1__GenerateRequest *m, struct td_err *err)
+{
+    tandem__v1__chat_message__init(&in->system);
+    tandem__v1__chat_message__init(&in->user);
+    tandem__v1__chat__init(&in->chat);
+    tandem__v1__token_ids__init(&in->ids);
+    if (c->ids[0]) {
+        td_status s = parse_ids(c->ids, &in->ids, err);
+        m->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
+        m->token_ids = &in->ids;
+        return s;
+    }
+    if (!c->chat) {
+        m->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
+        m->prompt = text;
+        return TD_OK;
+    }
+    if (c->system[0]) {
+        in->system.role = (char *)"system";
+        in->system.content =
+            (ProtobufCBinaryData){strlen(c->system), (uint8_t *)(uintptr_t)c->system};
+        in->messages[in->chat.n_messages++] = &in->system;
+    }
+    in->user.role = (char *)"user";
+    in->user.content = text;
+    in->messages[in->chat.n_messages++] = &in->user;
+    in->chat.messages = in->messages;
+    m->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
+    m->chat = &in->chat;
+    return TD_OK;
+}
+
 int cli_generate(int argc, char **argv)
 {
     struct generate_config c = {0};
@@ -349,33 +390,10 @@ int cli_generate(int argc, char **argv)
     request_init(&r, &c);
     ProtobufCBinaryData text = {from_stdin ? owned_bytes : strlen(prompt),
                                 (uint8_t *)(uintptr_t)prompt};
-    Tandem__V1__ChatMessage system = TANDEM__V1__CHAT_MESSAGE__INIT,
-                            user = TANDEM__V1__CHAT_MESSAGE__INIT, *messages[2];
-    Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
-    Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
-    if (c.ids[0]) {
-        if (parse_ids(c.ids, &ids, &err)) {
-            free(ids.ids);
-            return td_die("tandem generate", &err);
-        }
-        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
-        r.m.token_ids = &ids;
-    } else if (c.chat) {
-        if (c.system[0]) {
-            system.role = (char *)"system";
-            system.content =
-                (ProtobufCBinaryData){strlen(c.system), (uint8_t *)(uintptr_t)c.system};
-            messages[chat.n_messages++] = &system;
-        }
-        user.role = (char *)"user";
-        user.content = text;
-        messages[chat.n_messages++] = &user;
-        chat.messages = messages;
-        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
-        r.m.chat = &chat;
-    } else {
-        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
-        r.m.prompt = text;
+    struct input input;
+    if (set_input(&c, text, &input, &r.m, &err)) {
+        free(input.ids.ids);
+        return td_die("tandem generate", &err);
     }
     struct cli_client client;
     struct guide guide = {0};
@@ -390,7 +408,7 @@ int cli_generate(int argc, char **argv)
     }
     guide_free(&guide);
     free(owned);
-    free(ids.ids);
+    free(input.ids.ids);
     return rc;
 }
 

@@ -454,6 +454,33 @@ static bool stop_children(struct cluster *c, int first, int last)
     }
 }
 
+static void say_up(const struct cluster *c)
+{
+    const struct up_config *g = c->cfg;
+    printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem "
+           "generate --server %s --stats \"Once upon a time\"\n"
+           "  tandem status --server %s --cluster-secret-file %s\n",
+           g->listen, (long long)g->prefill, (long long)g->decode, g->mode, g->listen, g->listen,
+           c->secret_file);
+    if (g->http_listen[0])
+        printf("  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n",
+               g->http_listen);
+    fflush(stdout);
+}
+
+/* Until a stop signal: true. False when the router has ended: without it there is no cluster;
+ * without a worker it is only smaller. */
+static bool watch_children(struct cluster *c)
+{
+    while (!td_stop_signal_wait(200)) {
+        struct child *dead = reap(c);
+        if (!dead) continue;
+        describe_end(dead);
+        if (dead == &c->children[0]) return false;
+    }
+    return true;
+}
+
 int cli_up(int argc, char **argv)
 {
     struct up_config g = {0};
@@ -491,25 +518,8 @@ int cli_up(int argc, char **argv)
     bool ok = !s && wait_joined(&c);
     if (s) td_die("tandem up", &err);
     if (ok) {
-        printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem "
-               "generate --server %s --stats \"Once upon a time\"\n"
-               "  tandem status --server %s --cluster-secret-file %s\n",
-               g.listen, (long long)g.prefill, (long long)g.decode, g.mode, g.listen, g.listen,
-               c.secret_file);
-        if (g.http_listen[0])
-            printf("  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n",
-                   g.http_listen);
-        fflush(stdout);
-        while (!td_stop_signal_wait(200)) {
-            struct child *dead = reap(&c);
-            if (!dead) continue;
-            describe_end(dead);
-            /* without the router there is no cluster; without a worker it is only smaller */
-            if (dead == &c.children[0]) {
-                ok = false;
-                break;
-            }
-        }
+        say_up(&c);
+        ok = watch_children(&c);
     }
     /* workers first, so that running requests can finish through the router */
     bool clean = stop_children(&c, 1, c.n);

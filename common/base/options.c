@@ -219,61 +219,84 @@ static td_status fail_choice(const struct td_option *o, const char *text, struct
     return td_fail(err, TD_ERR_INVALID, "is '%s', must be one of %s", text, o->choices);
 }
 
+static td_status parse_bool(const char *text, bool *ret, struct td_err *err)
+{
+    bool is_true =
+        !strcmp(text, "true") || !strcmp(text, "1") || !strcmp(text, "yes") || !strcmp(text, "on");
+    bool is_false =
+        !strcmp(text, "false") || !strcmp(text, "0") || !strcmp(text, "no") || !strcmp(text, "off");
+    if (!is_true && !is_false)
+        return td_fail(err, TD_ERR_INVALID, "is '%s', must be true or false", text);
+    *ret = is_true;
+    return TD_OK;
+}
+
+static td_status parse_i64(const struct td_option *o, const char *text, int64_t *ret,
+                           struct td_err *err)
+{
+    char *end;
+    errno = 0;
+    long long v = strtoll(text, &end, 10);
+    if (end == text || *end || errno || isspace((unsigned char)text[0]))
+        return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer", text);
+    td_status s = check_bounds(o, (double)v, text, err);
+    if (!s) *ret = v;
+    return s;
+}
+
+static td_status parse_u64(const struct td_option *o, const char *text, uint64_t *ret,
+                           struct td_err *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    /* the first byte is checked because strtoull accepts "-1" */
+    if (end == text || *end || errno || !isdigit((unsigned char)text[0]))
+        return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer >= 0", text);
+    td_status s = check_bounds(o, (double)v, text, err);
+    if (!s) *ret = v;
+    return s;
+}
+
+static td_status parse_f64(const struct td_option *o, const char *text, double *ret,
+                           struct td_err *err)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || !isfinite(v) || isspace((unsigned char)text[0]))
+        return td_fail(err, TD_ERR_INVALID, "is '%s', must be a number", text);
+    td_status s = check_bounds(o, v, text, err);
+    if (!s) *ret = v;
+    return s;
+}
+
+static td_status parse_bytes(const struct td_option *o, const char *text, uint64_t *ret,
+                             struct td_err *err)
+{
+    uint64_t v;
+    td_status s = td_parse_size(text, &v, err);
+    if (!s) s = check_bounds(o, (double)v, text, err);
+    if (!s) *ret = v;
+    return s;
+}
+
 /* Parses text into the field of one row. The message starts at "is ...": the caller puts the
  * source before it. */
 static td_status set_value(const struct td_option *o, const char *text, void *config,
                            struct td_err *err)
 {
     void *field = (char *)config + o->offset;
-    char *end;
-    td_status s = TD_OK;
-    errno = 0;
     switch (o->type) {
-    case TD_OPT_BOOL: {
-        bool is_true = !strcmp(text, "true") || !strcmp(text, "1") || !strcmp(text, "yes") ||
-                       !strcmp(text, "on");
-        bool is_false = !strcmp(text, "false") || !strcmp(text, "0") || !strcmp(text, "no") ||
-                        !strcmp(text, "off");
-        if (!is_true && !is_false)
-            return td_fail(err, TD_ERR_INVALID, "is '%s', must be true or false", text);
-        *(bool *)field = is_true;
-        return TD_OK;
-    }
-    case TD_OPT_I64: {
-        long long v = strtoll(text, &end, 10);
-        if (end == text || *end || errno || isspace((unsigned char)text[0])) {
-            return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer", text);
-        }
-        s = check_bounds(o, (double)v, text, err);
-        if (!s) *(int64_t *)field = v;
-        return s;
-    }
-    case TD_OPT_U64: {
-        unsigned long long v = strtoull(text, &end, 10);
-        if (end == text || *end || errno || !isdigit((unsigned char)text[0])) {
-            /* checked here, because strtoull accepts "-1" */
-            return td_fail(err, TD_ERR_INVALID, "is '%s', must be an integer >= 0", text);
-        }
-        s = check_bounds(o, (double)v, text, err);
-        if (!s) *(uint64_t *)field = v;
-        return s;
-    }
-    case TD_OPT_F64: {
-        double v = strtod(text, &end);
-        if (end == text || *end || !isfinite(v) || isspace((unsigned char)text[0])) {
-            return td_fail(err, TD_ERR_INVALID, "is '%s', must be a number", text);
-        }
-        s = check_bounds(o, v, text, err);
-        if (!s) *(double *)field = v;
-        return s;
-    }
-    case TD_OPT_SIZE: {
-        uint64_t v;
-        s = td_parse_size(text, &v, err);
-        if (!s) s = check_bounds(o, (double)v, text, err);
-        if (!s) *(uint64_t *)field = v;
-        return s;
-    }
+    case TD_OPT_BOOL:
+        return parse_bool(text, field, err);
+    case TD_OPT_I64:
+        return parse_i64(o, text, field, err);
+    case TD_OPT_U64:
+        return parse_u64(o, text, field, err);
+    case TD_OPT_F64:
+        return parse_f64(o, text, field, err);
+    case TD_OPT_SIZE:
+        return parse_bytes(o, text, field, err);
     case TD_OPT_STR:
     case TD_OPT_OWN_STR:
         *(const char **)field = text;

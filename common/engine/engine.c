@@ -640,85 +640,79 @@ static void layers_done(void *arg, int32_t n_layers)
     c->e->layers.done(c->e->layers.ctx, c->items, c->n_items, n_layers);
 }
 
-td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items,
-                         struct td_err *err)
+/* The rows of a step, as the forward pass reads them. */
+struct step_rows {
+    int32_t n, n_logits;
+    bool prefills; /* some item is of a prompt */
+};
+
+static struct step_rows lay_rows(struct td_engine *e, const struct td_step_item *items,
+                                 int32_t n_items)
 {
-    TD_ASSERT(n_items <= e->max_batch);
-    int32_t n_rows = 0, n_logits = 0;
-    bool prefills = false;
+    struct step_rows r = {0};
     for (int32_t i = 0; i < n_items; i++) {
-        struct td_seq *seq = items[i].seq;
-        prefills = prefills || seq->sched.phase == TD_SEQ_PREFILL;
-        TD_ASSERT(items[i].n_new >= 1 && n_rows + items[i].n_new <= e->max_step_tokens);
+        const struct td_seq *seq = items[i].seq;
+        r.prefills = r.prefills || seq->sched.phase == TD_SEQ_PREFILL;
+        int32_t n_blocks =
+            td_schedule_blocks(seq->sched.n_computed + items[i].n_new, e->layout.block_size);
+        TD_ASSERT(items[i].n_new >= 1 && r.n + items[i].n_new <= e->max_step_tokens);
         TD_ASSERT(seq->sched.n_computed + items[i].n_new <= seq->sched.n_tokens &&
-                  td_schedule_blocks(seq->sched.n_computed + items[i].n_new,
-                                     e->layout.block_size) <= seq->sched.n_blocks);
+                  n_blocks <= seq->sched.n_blocks);
         e->block_tables[i] = seq->blocks;
-        if (e->seq_blocks)
-            e->seq_blocks[i] =
-                td_schedule_blocks(seq->sched.n_computed + items[i].n_new, e->layout.block_size);
-        for (int32_t j = 0; j < items[i].n_new; j++, n_rows++) {
-            e->row_tokens[n_rows] = seq->tokens[seq->sched.n_computed + j];
-            e->row_positions[n_rows] = seq->sched.n_computed + j;
-            e->row_seq[n_rows] = i;
+        if (e->seq_blocks) e->seq_blocks[i] = n_blocks;
+        for (int32_t j = 0; j < items[i].n_new; j++, r.n++) {
+            e->row_tokens[r.n] = seq->tokens[seq->sched.n_computed + j];
+            e->row_positions[r.n] = seq->sched.n_computed + j;
+            e->row_seq[r.n] = i;
         }
         if (seq->sched.n_computed + items[i].n_new == seq->sched.n_tokens)
-            e->logit_rows[n_logits++] = n_rows - 1;
+            e->logit_rows[r.n_logits++] = r.n - 1;
     }
-    struct td_forward_args a = {.tokens = e->row_tokens,
-                                .positions = e->row_positions,
-                                .row_seq = e->row_seq,
-                                .block_tables = e->block_tables,
-                                .n_rows = n_rows,
-                                .kv_base = e->ranks.mine,
-                                .kv = &e->ranks.part,
-                                .kv_stride = e->ranks.stride,
-                                .logit_rows = e->logit_rows,
-                                .n_logit_rows = n_logits,
-                                .err = err};
-    float *logits = NULL;
-    struct td_forward_tail tail;
-    struct layers_ctx told = {.e = e, .items = items, .n_items = n_items};
-    const struct td_forward_layers layers = {
-        .done = layers_done, .ctx = &told, .every = e->layers.every};
-    if (e->layers.done && prefills) a.layers = &layers;
-    if (e->device && n_logits > 0 && !is_guided(items, n_items)) {
-        /* decode steps are padded, and so are their rows of logits */
-        int32_t n = n_logits == n_rows ? td_workspace_padded_rows(e->ws, n_logits) : n_logits;
-        if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)
-            a.tail = &tail;
-    }
+    return r;
+}
+
+/* The forward pass on every rank. An error says how many rows it was of. */
+static td_status forward(struct td_engine *e, const struct td_forward_args *a, int32_t n_items,
+                         float **ret_logits, struct td_err *err)
+{
     td_status s =
-        e->comm ? td_rank_step_tell(e->comm, &a, e->seq_blocks, n_items, e->step_room) : TD_OK;
-    if (!s) s = td_model_forward(e->model, e->ws, &a, &logits);
+        e->comm ? td_rank_step_tell(e->comm, a, e->seq_blocks, n_items, e->step_room) : TD_OK;
+    if (!s) s = td_model_forward(e->model, e->ws, a, ret_logits);
     if (s && td_comm_check(e->comm)) { /* a device only knows that a call failed */
         char why[TD_COMM_REASON_MAX];
         return td_fail(err, TD_ERR_PEER, "%s", td_comm_reason(e->comm, why));
     }
     if (s == TD_ERR_DEVICE) {
-        td_err_prefix(err, "forward of %d rows", n_rows);
+        td_err_prefix(err, "forward of %d rows", a->n_rows);
         if (e->comm) tell_failure(e->comm, err); /* they wait for this rank's part of it */
         return s;
     }
-    if (s) return td_fail(err, s, "forward of %d rows failed: %s", n_rows, td_status_name(s));
-    for (int32_t i = 0; i < n_items; i++) {
-        td_scheduler_computed(&e->sched, &items[i].seq->sched, items[i].n_new);
-        items[i].sampled = false;
-        items[i].status = TD_OK;
-    }
-    if (a.tail) {
-        int32_t row = 0;
-        for (int32_t i = 0; i < n_items; i++)
-            if (items[i].seq->sched.n_computed == items[i].seq->sched.n_tokens)
-                items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
-    } else if (n_logits > 0) {
-        ask_guides(items, n_items);
-        struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
-        if (n_logits == 1)
-            sample_part(&c, 0, 1);
-        else
-            td_thread_pool_run(e->threads, sample_part, &c);
-    }
+    return s ? td_fail(err, s, "forward of %d rows failed: %s", a->n_rows, td_status_name(s))
+             : TD_OK;
+}
+
+/* Takes the tokens that the device has sampled, in the order of the rows of logits. */
+static void device_sampled(struct td_engine *e, struct td_step_item *items, int32_t n_items)
+{
+    int32_t row = 0;
+    for (int32_t i = 0; i < n_items; i++)
+        if (items[i].seq->sched.n_computed == items[i].seq->sched.n_tokens)
+            items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
+}
+
+static void host_sample(struct td_engine *e, struct td_step_item *items, int32_t n_items,
+                        const float *logits, int32_t n_logits)
+{
+    ask_guides(items, n_items);
+    struct sample_ctx c = {.e = e, .items = items, .logits = logits, .n_items = n_items};
+    if (n_logits == 1)
+        sample_part(&c, 0, 1);
+    else
+        td_thread_pool_run(e->threads, sample_part, &c);
+}
+
+static void append_sampled(struct td_step_item *items, int32_t n_items)
+{
     for (int32_t i = 0; i < n_items; i++) {
         struct td_seq *seq = items[i].seq;
         bool done = seq->sched.n_computed == seq->sched.n_tokens;
@@ -728,5 +722,48 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         seq_finish(seq);
         items[i].sampled = true;
     }
+}
+
+td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items,
+                         struct td_err *err)
+{
+    TD_ASSERT(n_items <= e->max_batch);
+    struct step_rows rows = lay_rows(e, items, n_items);
+    struct td_forward_args a = {.tokens = e->row_tokens,
+                                .positions = e->row_positions,
+                                .row_seq = e->row_seq,
+                                .block_tables = e->block_tables,
+                                .n_rows = rows.n,
+                                .kv_base = e->ranks.mine,
+                                .kv = &e->ranks.part,
+                                .kv_stride = e->ranks.stride,
+                                .logit_rows = e->logit_rows,
+                                .n_logit_rows = rows.n_logits,
+                                .err = err};
+    float *logits = NULL;
+    struct td_forward_tail tail;
+    struct layers_ctx told = {.e = e, .items = items, .n_items = n_items};
+    const struct td_forward_layers layers = {
+        .done = layers_done, .ctx = &told, .every = e->layers.every};
+    if (e->layers.done && rows.prefills) a.layers = &layers;
+    if (e->device && rows.n_logits > 0 && !is_guided(items, n_items)) {
+        /* decode steps are padded, and so are their rows of logits */
+        int32_t n = rows.n_logits == rows.n ? td_workspace_padded_rows(e->ws, rows.n_logits)
+                                            : rows.n_logits;
+        if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)
+            a.tail = &tail;
+    }
+    td_status s = forward(e, &a, n_items, &logits, err);
+    if (s) return s;
+    for (int32_t i = 0; i < n_items; i++) {
+        td_scheduler_computed(&e->sched, &items[i].seq->sched, items[i].n_new);
+        items[i].sampled = false;
+        items[i].status = TD_OK;
+    }
+    if (a.tail)
+        device_sampled(e, items, n_items);
+    else if (rows.n_logits > 0)
+        host_sample(e, items, n_items, logits, rows.n_logits);
+    append_sampled(items, n_items);
     return TD_OK;
 }

@@ -289,65 +289,76 @@ static td_status check_map(const char *what, const json_t *map, const json_t *sh
     return TD_OK;
 }
 
+/* Opens each file that weight_map names; shards gets file name -> number. */
+static td_status add_shards(const char *dir, const char *what, json_t *map, json_t *shards,
+                            struct td_safetensors *st, struct td_err *err)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach(map, name, v)
+    {
+        const char *file = json_string_value(v);
+        if (!file || !is_shard_name(file))
+            return td_fail(
+                err, TD_ERR_CORRUPT,
+                "%s: weight_map puts %.128s into \"%.64s\", must be a plain name ending in "
+                ".safetensors",
+                what, name, file ? file : "(not a string)");
+        if (json_object_get(shards, file)) continue;
+        if (json_object_size(shards) == FILES_MAX)
+            return td_fail(err, TD_ERR_LIMIT, "%s: more than %d shards", what, FILES_MAX);
+        if (json_object_set_new(shards, file, json_integer(st->n_files)))
+            return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
+        td_status s = add_file(dir, file, st, err);
+        if (s) return s;
+    }
+    return TD_OK;
+}
+
+/* Sorts the tensors of all shards by name: none may be there twice, and each that weight_map names
+ * must be there. */
+static td_status sort_tensors(const char *what, json_t *map, struct td_safetensors *st,
+                              struct td_err *err)
+{
+    const char *name;
+    json_t *v;
+    qsort(st->tensors, (size_t)st->n_tensors, sizeof *st->tensors, by_name);
+    for (int32_t i = 1; i < st->n_tensors; i++)
+        if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0)
+            return td_fail(err, TD_ERR_CORRUPT, "%s: tensor %.128s is in two shards", what,
+                           st->tensors[i].name);
+    json_object_foreach(map, name, v)
+    {
+        if (!td_safetensors_find(st, name))
+            return td_fail(err, TD_ERR_CORRUPT,
+                           "%s: weight_map names tensor %.128s, but %.64s does not hold it", what,
+                           name, json_string_value(v));
+    }
+    return TD_OK;
+}
+
 static td_status open_shards(const char *dir, const char *index_path, struct td_safetensors *st,
                              struct td_err *err)
 {
     json_t *root, *shards = NULL;
     td_status s = td_json_load_file(index_path, INDEX_BYTES_MAX, &root, err);
     if (s) return s;
-    const char *name, *file;
-    json_t *v, *map = json_object_get(root, "weight_map");
+    json_t *map = json_object_get(root, "weight_map");
     if (!json_is_object(map) || json_object_size(map) == 0) {
         s = td_fail(err, TD_ERR_CORRUPT,
                     "%s: weight_map is missing or empty, must map tensor names to files",
                     index_path);
         goto out;
     }
-    shards = json_object(); /* file name -> number */
+    shards = json_object();
     st->files = calloc(FILES_MAX, sizeof *st->files);
     if (!shards || !st->files) {
         s = td_fail(err, TD_ERR_NOMEM, "%s: no memory", index_path);
         goto out;
     }
-    json_object_foreach(map, name, v)
-    {
-        file = json_string_value(v);
-        if (!file || !is_shard_name(file)) {
-            s = td_fail(err, TD_ERR_CORRUPT,
-                        "%s: weight_map puts %.128s into \"%.64s\", must be a plain name ending in "
-                        ".safetensors",
-                        index_path, name, file ? file : "(not a string)");
-            goto out;
-        }
-        if (json_object_get(shards, file)) continue;
-        if (json_object_size(shards) == FILES_MAX) {
-            s = td_fail(err, TD_ERR_LIMIT, "%s: more than %d shards", index_path, FILES_MAX);
-            goto out;
-        }
-        if (json_object_set_new(shards, file, json_integer(st->n_files))) {
-            s = td_fail(err, TD_ERR_NOMEM, "%s: no memory", index_path);
-            goto out;
-        }
-        if ((s = add_file(dir, file, st, err))) goto out;
-    }
-    if ((s = check_map(index_path, map, shards, st, err))) goto out;
-    qsort(st->tensors, (size_t)st->n_tensors, sizeof *st->tensors, by_name);
-    for (int32_t i = 1; i < st->n_tensors; i++) {
-        if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0) {
-            s = td_fail(err, TD_ERR_CORRUPT, "%s: tensor %.128s is in two shards", index_path,
-                        st->tensors[i].name);
-            goto out;
-        }
-    }
-    json_object_foreach(map, name, v)
-    {
-        if (!td_safetensors_find(st, name)) {
-            s = td_fail(err, TD_ERR_CORRUPT,
-                        "%s: weight_map names tensor %.128s, but %.64s does not hold it",
-                        index_path, name, json_string_value(v));
-            goto out;
-        }
-    }
+    s = add_shards(dir, index_path, map, shards, st, err);
+    if (!s) s = check_map(index_path, map, shards, st, err);
+    if (!s) s = sort_tensors(index_path, map, st, err);
 out:
     json_decref(shards);
     json_decref(root);

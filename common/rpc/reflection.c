@@ -248,6 +248,46 @@ static void send_services(struct td_rpc_call *call, const struct td_rpc_server *
     free(services);
 }
 
+static void send_files(struct td_rpc_call *call, size_t index,
+                       Grpc__Reflection__V1__ServerReflectionResponse *response)
+{
+    Grpc__Reflection__V1__FileDescriptorResponse files =
+        GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
+    ProtobufCBinaryData found[MAX_FILES];
+    bool seen[MAX_FILES] = {false};
+    files.file_descriptor_proto = found;
+    collect(index, seen, found, &files.n_file_descriptor_proto);
+    response->message_response_case = ANSWER(FILE_DESCRIPTOR_RESPONSE);
+    response->file_descriptor_response = &files;
+    td_rpc_call_send(call, &response->base);
+}
+
+/* No message of ours has extensions: the list is empty. */
+static void send_no_extensions(struct td_rpc_call *call, char *type,
+                               Grpc__Reflection__V1__ServerReflectionResponse *response)
+{
+    Grpc__Reflection__V1__ExtensionNumberResponse numbers =
+        GRPC__REFLECTION__V1__EXTENSION_NUMBER_RESPONSE__INIT;
+    numbers.base_type_name = type;
+    response->message_response_case = ANSWER(ALL_EXTENSION_NUMBERS_RESPONSE);
+    response->all_extension_numbers_response = &numbers;
+    td_rpc_call_send(call, &response->base);
+}
+
+static void send_error(struct td_rpc_call *call, enum td_code code, char *why,
+                       Grpc__Reflection__V1__ServerReflectionResponse *response)
+{
+    Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
+    /* "%.200s" may have cut a character in half: the answer must stay UTF-8 */
+    for (char *c = why; *c; c++)
+        if ((unsigned char)*c >= 0x80) *c = '?';
+    error.error_code = code;
+    error.error_message = why;
+    response->message_response_case = ANSWER(ERROR_RESPONSE);
+    response->error_response = &error;
+    td_rpc_call_send(call, &response->base);
+}
+
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -260,15 +300,9 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     const Grpc__Reflection__V1__ServerReflectionRequest *request = (const void *)msg;
     Grpc__Reflection__V1__ServerReflectionResponse response =
         GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
-    Grpc__Reflection__V1__FileDescriptorResponse files =
-        GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
-    Grpc__Reflection__V1__ExtensionNumberResponse numbers =
-        GRPC__REFLECTION__V1__EXTENSION_NUMBER_RESPONSE__INIT;
-    Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
-    ProtobufCBinaryData found[MAX_FILES];
-    bool seen[MAX_FILES] = {false};
     const struct symbol *symbol;
     size_t index = catalog.n_files;
+    enum td_code code = TD_CODE_NOT_FOUND;
     char why[NAME_BYTES + 64] = "";
 
     response.valid_host = request->host;
@@ -292,33 +326,19 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     case ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE):
         symbol = find_symbol(request->all_extension_numbers_of_type);
         if (symbol && symbol->is_message) {
-            numbers.base_type_name = request->all_extension_numbers_of_type;
-            response.message_response_case = ANSWER(ALL_EXTENSION_NUMBERS_RESPONSE);
-            response.all_extension_numbers_response = &numbers;
-            td_rpc_call_send(call, &response.base);
+            send_no_extensions(call, request->all_extension_numbers_of_type, &response);
             return;
         }
         snprintf(why, sizeof why, "no message %.200s", request->all_extension_numbers_of_type);
         break;
     default:
-        error.error_code = TD_CODE_UNIMPLEMENTED;
+        code = TD_CODE_UNIMPLEMENTED;
         snprintf(why, sizeof why, "unknown reflection request");
     }
-    if (index < catalog.n_files) {
-        files.file_descriptor_proto = found;
-        collect(index, seen, found, &files.n_file_descriptor_proto);
-        response.message_response_case = ANSWER(FILE_DESCRIPTOR_RESPONSE);
-        response.file_descriptor_response = &files;
-    } else {
-        if (!error.error_code) error.error_code = TD_CODE_NOT_FOUND;
-        /* "%.200s" may have cut a character in half: the answer must stay UTF-8 */
-        for (char *c = why; *c; c++)
-            if ((unsigned char)*c >= 0x80) *c = '?';
-        error.error_message = why;
-        response.message_response_case = ANSWER(ERROR_RESPONSE);
-        response.error_response = &error;
-    }
-    td_rpc_call_send(call, &response.base);
+    if (index < catalog.n_files)
+        send_files(call, index, &response);
+    else
+        send_error(call, code, why, &response);
 }
 
 static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)

@@ -298,66 +298,98 @@ static int32_t rule_of_schema(struct schema *s, const json_t *schema, int depth)
     return rule;
 }
 
+/* What a schema says of an array: its first k elements each by its own schema, the others alike. */
+struct elements {
+    const json_t *prefix, *items; /* NULL: absent */
+    int32_t lo, hi, k;            /* how many elements: lo..hi, hi -1: any number */
+    int32_t *rules;               /* [k] of the prefix. Owned */
+    int32_t rest;                 /* the rule of the others; -1: there are none */
+};
+
+static bool read_elements(struct schema *s, const json_t *schema, struct elements *ret)
+{
+    struct td_builder *b = s->b;
+    struct elements e = {.prefix = json_object_get(schema, "prefixItems"),
+                         .items = json_object_get(schema, "items"),
+                         .rest = -1};
+    e.lo = count(s, schema, "minItems"), e.hi = count(s, schema, "maxItems");
+    if (json_is_array(e.items)) {
+        td_builder_fail(b, TD_ERR_UNSUPPORTED,
+                        "items is an array: write prefixItems, the name since draft 2020-12");
+        return false;
+    }
+    if (e.prefix && !json_is_array(e.prefix)) {
+        td_builder_fail(b, TD_ERR_INVALID, "prefixItems must be an array");
+        return false;
+    }
+    e.k = (int32_t)json_array_size(e.prefix);
+    if (e.k > TD_GRAMMAR_MAX_PROPERTIES) {
+        td_builder_fail(b, TD_ERR_LIMIT, "prefixItems has %d schemas, limit %d", e.k,
+                        TD_GRAMMAR_MAX_PROPERTIES);
+        return false;
+    }
+    if (e.lo < 0) e.lo = 0;
+    if (json_is_false(e.items) && (e.hi < 0 || e.hi > e.k)) e.hi = e.k;
+    if (e.hi >= 0 && e.lo > e.hi) {
+        td_builder_fail(b, TD_ERR_INVALID, "minItems is %d, above what may be there, %d", e.lo,
+                        e.hi);
+        return false;
+    }
+    if (e.hi >= 0 && e.k > e.hi) e.k = e.hi;
+    *ret = e;
+    return true;
+}
+
+static void element_rules(struct schema *s, struct elements *e, int depth)
+{
+    struct td_builder *b = s->b;
+    e->rules = calloc((size_t)e->k + 1, sizeof *e->rules);
+    if (!e->rules) td_builder_fail(b, TD_ERR_NOMEM, "no memory");
+    for (int32_t i = 0; i < e->k && !b->status; i++)
+        e->rules[i] = rule_of_schema(s, json_array_get(e->prefix, (size_t)i), depth + 1);
+    if ((e->hi < 0 || e->hi > e->k) && !b->status) { /* without items: anything */
+        e->rest = td_rule_new(b);
+        int32_t x = e->items ? schema_expr(s, e->items, depth + 1) : value_call(s);
+        if (!b->status) b->rules[e->rest].expr = x;
+    }
+}
+
+/* What stands between the brackets. after[i] is what may follow i elements; it is a rule, so that
+ * it is written once. */
+static int32_t elements_expr(struct td_builder *b, const struct elements *l)
+{
+    int32_t tail = -1; /* the rule of after[i + 1] */
+    int32_t from = l->k > 0 ? l->k : 1, body = td_expr_new(b, TD_EXPR_CAT, 0, 0);
+    if (l->rest >= 0 && !b->status) {
+        int32_t need = l->lo > from ? l->lo - from : 0;
+        tail = td_rule_new(b);
+        int32_t e = td_expr_rep(b, td_expr_cat(b, comma(b), td_expr_call(b, l->rest)), need,
+                                l->hi < 0 ? -1 : l->hi - from);
+        if (!b->status) b->rules[tail].expr = e;
+    }
+    for (int32_t i = l->k - 1; i >= 1 && !b->status; i--) { /* after[i]: element i, if any */
+        int32_t e = td_expr_cat(b, comma(b), td_expr_call(b, l->rules[i]));
+        if (tail >= 0) td_expr_add(b, e, td_expr_call(b, tail));
+        tail = td_rule_new(b);
+        if (!b->status) b->rules[tail].expr = i < l->lo ? e : td_expr_rep(b, e, 0, 1);
+    }
+    if (l->hi != 0 && (l->k > 0 || l->rest >= 0)) {
+        int32_t e = td_expr_cat(b, td_expr_call(b, l->k > 0 ? l->rules[0] : l->rest),
+                                td_expr_new(b, TD_EXPR_CAT, 0, 0));
+        if (tail >= 0) td_expr_add(b, e, td_expr_call(b, tail));
+        td_expr_add(b, body, l->lo > 0 ? e : td_expr_rep(b, e, 0, 1));
+    }
+    return body;
+}
+
 static int32_t arrays(struct schema *s, const json_t *schema, int depth)
 {
     struct td_builder *b = s->b;
-    const json_t *items = json_object_get(schema, "items"),
-                 *prefix = json_object_get(schema, "prefixItems");
-    int32_t lo = count(s, schema, "minItems"), hi = count(s, schema, "maxItems"), rest = -1;
-    if (json_is_array(items)) {
-        td_builder_fail(b, TD_ERR_UNSUPPORTED,
-                        "items is an array: write prefixItems, the name since draft 2020-12");
-        return 0;
-    }
-    if (prefix && !json_is_array(prefix)) {
-        td_builder_fail(b, TD_ERR_INVALID, "prefixItems must be an array");
-        return 0;
-    }
-    int32_t k = (int32_t)json_array_size(prefix), *rules = NULL;
-    if (k > TD_GRAMMAR_MAX_PROPERTIES) {
-        td_builder_fail(b, TD_ERR_LIMIT, "prefixItems has %d schemas, limit %d", k,
-                        TD_GRAMMAR_MAX_PROPERTIES);
-        return 0;
-    }
-    if (lo < 0) lo = 0;
-    if (json_is_false(items) && (hi < 0 || hi > k)) hi = k;
-    if (hi >= 0 && lo > hi) {
-        td_builder_fail(b, TD_ERR_INVALID, "minItems is %d, above what may be there, %d", lo, hi);
-        return 0;
-    }
-    if (hi >= 0 && k > hi) k = hi;
-    rules = calloc((size_t)k + 1, sizeof *rules);
-    if (!rules) td_builder_fail(b, TD_ERR_NOMEM, "no memory");
-    for (int32_t i = 0; i < k && !b->status; i++)
-        rules[i] = rule_of_schema(s, json_array_get(prefix, (size_t)i), depth + 1);
-    if ((hi < 0 || hi > k) && !b->status) { /* without items: anything */
-        rest = td_rule_new(b);
-        int32_t e = items ? schema_expr(s, items, depth + 1) : value_call(s);
-        if (!b->status) b->rules[rest].expr = e;
-    }
-    /* after[i]: what may follow i elements; as rules, so that it is written once */
-    int32_t tail = -1; /* the rule of after[i + 1] */
-    int32_t from = k > 0 ? k : 1, body = td_expr_new(b, TD_EXPR_CAT, 0, 0);
-    if (rest >= 0 && !b->status) {
-        int32_t need = lo > from ? lo - from : 0;
-        tail = td_rule_new(b);
-        int32_t e = td_expr_rep(b, td_expr_cat(b, comma(b), td_expr_call(b, rest)), need,
-                                hi < 0 ? -1 : hi - from);
-        if (!b->status) b->rules[tail].expr = e;
-    }
-    for (int32_t i = k - 1; i >= 1 && !b->status; i--) { /* after[i]: element i, if any */
-        int32_t e = td_expr_cat(b, comma(b), td_expr_call(b, rules[i]));
-        if (tail >= 0) td_expr_add(b, e, td_expr_call(b, tail));
-        tail = td_rule_new(b);
-        if (!b->status) b->rules[tail].expr = i < lo ? e : td_expr_rep(b, e, 0, 1);
-    }
-    if (hi != 0 && (k > 0 || rest >= 0)) {
-        int32_t e = td_expr_cat(b, td_expr_call(b, k > 0 ? rules[0] : rest),
-                                td_expr_new(b, TD_EXPR_CAT, 0, 0));
-        if (tail >= 0) td_expr_add(b, e, td_expr_call(b, tail));
-        td_expr_add(b, body, lo > 0 ? e : td_expr_rep(b, e, 0, 1));
-    }
-    free(rules);
+    struct elements l;
+    if (!read_elements(s, schema, &l)) return 0;
+    element_rules(s, &l, depth);
+    int32_t body = elements_expr(b, &l);
+    free(l.rules);
     int32_t e = td_expr_cat(b, td_expr_text(b, "["), space(b));
     td_expr_add(b, e, body);
     td_expr_add(b, e, space(b));
@@ -477,19 +509,13 @@ static void read_members(struct schema *s, const json_t *schema, struct members 
     }
 }
 
-static int32_t objects(struct schema *s, const json_t *schema, int depth)
+/* A rule for each member; the names that are written without an escape go to names. Returns how
+ * many these are. */
+static int32_t member_rules(struct schema *s, struct members *m, struct td_grammar_text *names,
+                            int depth)
 {
     struct td_builder *b = s->b;
-    const json_t *extra = json_object_get(schema, "additionalProperties");
-    if (!extra && !json_object_get(schema, "properties") && !json_object_get(schema, "required"))
-        return any_object(s);
-    struct members *m = calloc(1, sizeof *m);
-    struct td_grammar_text *names = calloc(2 * TD_GRAMMAR_MAX_PROPERTIES, sizeof *names);
-    int32_t extra_rule = -1, tail = -1, first = -1, n_names = 0;
-    if (!m || !names)
-        td_builder_fail(b, TD_ERR_NOMEM, "no memory for an object's properties");
-    else
-        read_members(s, schema, m, extra);
+    int32_t n_names = 0;
     for (int32_t i = 0; !b->status && i < m->n; i++) {
         json_t *name = json_string(m->v[i].name);
         char *text = name ? json_dumps(name, JSON_ENCODE_ANY) : NULL;
@@ -506,46 +532,79 @@ static int32_t objects(struct schema *s, const json_t *schema, int depth)
         free(text);
         json_decref(name);
     }
-    bool has_extra = extra ? !json_is_false(extra) : !json_object_get(schema, "properties");
-    if (has_extra && !b->status) {
-        qsort(names, (size_t)n_names, sizeof *names, compare_names);
-        extra_rule = td_rule_new(b);
-        int32_t name =
-            td_expr_cat(b, td_expr_text(b, "\""), other_name(s, names, (size_t)n_names, 0));
-        int32_t value = json_is_object(extra) ? schema_expr(s, extra, depth + 1) : value_call(s);
-        int32_t e = member(b, name, value);
-        if (!b->status) b->rules[extra_rule].expr = e;
-        tail = td_rule_new(b);
-        e = td_expr_rep(b, td_expr_cat(b, comma(b), td_expr_call(b, extra_rule)), 0, -1);
-        if (!b->status) b->rules[tail].expr = e;
-        first = td_rule_new(b);
-        e = td_expr_rep(b, td_expr_cat(b, td_expr_call(b, extra_rule), td_expr_call(b, tail)), 0,
-                        1);
-        if (!b->status) b->rules[first].expr = e;
-    }
-    /* From the last property to the first. first: what may stand when none is there yet; tail:
-     * what may stand behind one. */
+    return n_names;
+}
+
+/* Two rules (-1: nothing may stand there): what may stand when no property is there yet, and what
+ * may stand behind one. */
+struct places {
+    int32_t first, tail;
+};
+
+/* Members of other names than these, by the schema `extra`. */
+static struct places extra_members(struct schema *s, const json_t *extra,
+                                   struct td_grammar_text *names, int32_t n_names, int depth)
+{
+    struct td_builder *b = s->b;
+    qsort(names, (size_t)n_names, sizeof *names, compare_names);
+    int32_t rule = td_rule_new(b);
+    int32_t name = td_expr_cat(b, td_expr_text(b, "\""), other_name(s, names, (size_t)n_names, 0));
+    int32_t value = json_is_object(extra) ? schema_expr(s, extra, depth + 1) : value_call(s);
+    int32_t e = member(b, name, value);
+    if (!b->status) b->rules[rule].expr = e;
+    struct places p = {.tail = td_rule_new(b)};
+    e = td_expr_rep(b, td_expr_cat(b, comma(b), td_expr_call(b, rule)), 0, -1);
+    if (!b->status) b->rules[p.tail].expr = e;
+    p.first = td_rule_new(b);
+    e = td_expr_rep(b, td_expr_cat(b, td_expr_call(b, rule), td_expr_call(b, p.tail)), 0, 1);
+    if (!b->status) b->rules[p.first].expr = e;
+    return p;
+}
+
+/* Puts the named members before what *p allows, from the last to the first. */
+static void chain_members(struct td_builder *b, const struct members *m, struct places *p)
+{
     for (int32_t i = b->status ? 0 : m->n; i-- > 0 && !b->status;) {
         int32_t here = td_rule_new(b), behind = td_rule_new(b);
         int32_t e =
             td_expr_cat(b, td_expr_call(b, m->v[i].rule), td_expr_new(b, TD_EXPR_CAT, 0, 0));
-        if (tail >= 0) td_expr_add(b, e, td_expr_call(b, tail));
+        if (p->tail >= 0) td_expr_add(b, e, td_expr_call(b, p->tail));
         if (!m->v[i].required) {
-            int32_t skip = first >= 0 ? td_expr_call(b, first) : td_expr_new(b, TD_EXPR_CAT, 0, 0);
+            int32_t skip =
+                p->first >= 0 ? td_expr_call(b, p->first) : td_expr_new(b, TD_EXPR_CAT, 0, 0);
             e = td_expr_alt(b, e, skip);
         }
         if (!b->status) b->rules[here].expr = e;
         e = td_expr_cat(b, comma(b), td_expr_call(b, m->v[i].rule));
         if (!m->v[i].required) e = td_expr_rep(b, e, 0, 1);
         e = td_expr_cat(b, e, td_expr_new(b, TD_EXPR_CAT, 0, 0));
-        if (tail >= 0) td_expr_add(b, e, td_expr_call(b, tail));
+        if (p->tail >= 0) td_expr_add(b, e, td_expr_call(b, p->tail));
         if (!b->status) b->rules[behind].expr = e;
-        first = here, tail = behind;
+        *p = (struct places){.first = here, .tail = behind};
     }
+}
+
+static int32_t objects(struct schema *s, const json_t *schema, int depth)
+{
+    struct td_builder *b = s->b;
+    const json_t *extra = json_object_get(schema, "additionalProperties");
+    if (!extra && !json_object_get(schema, "properties") && !json_object_get(schema, "required"))
+        return any_object(s);
+    struct members *m = calloc(1, sizeof *m);
+    struct td_grammar_text *names = calloc(2 * TD_GRAMMAR_MAX_PROPERTIES, sizeof *names);
+    struct places p = {.first = -1, .tail = -1};
+    if (!m || !names)
+        td_builder_fail(b, TD_ERR_NOMEM, "no memory for an object's properties");
+    else
+        read_members(s, schema, m, extra);
+    int32_t n_names = b->status ? 0 : member_rules(s, m, names, depth);
+    bool has_extra = extra ? !json_is_false(extra) : !json_object_get(schema, "properties");
+    if (has_extra && !b->status) p = extra_members(s, extra, names, n_names, depth);
+    if (!b->status) chain_members(b, m, &p);
     free(m);
     free(names);
     int32_t e = td_expr_cat(b, td_expr_text(b, "{"), space(b));
-    if (first >= 0) td_expr_add(b, e, td_expr_call(b, first));
+    if (p.first >= 0) td_expr_add(b, e, td_expr_call(b, p.first));
     td_expr_add(b, e, space(b));
     td_expr_add(b, e, td_expr_text(b, "}"));
     return e;
@@ -649,59 +708,76 @@ static json_t *common_types(const json_t *a, const json_t *b)
     return out;
 }
 
+/* The properties of both; a name that both have must keep to both its schemas. */
+static json_t *merge_properties(json_t *a, json_t *b)
+{
+    json_t *joined = json_copy(a), *schema;
+    const char *name;
+    json_object_foreach(b, name, schema)
+    {
+        json_t *other = json_object_get(a, name);
+        if (other && !json_equal(other, schema))
+            json_object_set_new(joined, name, json_pack("{s:[O,O]}", "allOf", other, schema));
+        else
+            json_object_set(joined, name, schema);
+    }
+    return joined;
+}
+
+static json_t *merge_arrays(json_t *a, json_t *b)
+{
+    json_t *joined = json_copy(a);
+    json_array_extend(joined, b);
+    return joined;
+}
+
+/* Puts what keeps to both values of a keyword into out; false: the two are not merged. */
+static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *value)
+{
+    if (!old || json_equal(old, value)) {
+        json_object_set(out, key, value);
+    } else if (!strcmp(key, "properties") && json_is_object(old) && json_is_object(value)) {
+        json_object_set_new(out, key, merge_properties(old, value));
+    } else if ((!strcmp(key, "required") || !strcmp(key, "allOf")) && json_is_array(old) &&
+               json_is_array(value)) {
+        json_object_set_new(out, key, merge_arrays(old, value));
+    } else if (!strcmp(key, "type")) {
+        json_object_set_new(out, key, common_types(old, value));
+    } else if (json_is_number(old) && json_is_number(value)) {
+        bool low = !strncmp(key, "min", 3) || !strcmp(key, "exclusiveMinimum");
+        bool above = json_number_value(value) > json_number_value(old);
+        if (low == above) json_object_set(out, key, value);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* The keyword of a that would mean something else beside b's, or NULL. */
+static const char *scope_clash(const json_t *a, const json_t *b)
+{
+    bool closed =
+        json_object_get(a, "additionalProperties") || json_object_get(b, "additionalProperties");
+    if ((json_object_get(a, "items") && json_object_get(b, "prefixItems")) ||
+        (json_object_get(b, "items") && json_object_get(a, "prefixItems")))
+        return "items";
+    if (closed &&
+        (json_object_get(a, "properties") || json_object_get(a, "additionalProperties")) &&
+        (json_object_get(b, "properties") || json_object_get(b, "additionalProperties")))
+        return "additionalProperties"; /* each side speaks of its own properties alone */
+    return NULL;
+}
+
 /* What keeps to both: a new object. NULL with the builder failed. */
 static json_t *merge(struct schema *s, const json_t *a, const json_t *b)
 {
     json_t *out = json_copy((json_t *)a);
-    const char *key;
+    const char *key, *clash = scope_clash(a, b);
     json_t *value;
-    const char *clash = NULL;
-    bool closed =
-        json_object_get(a, "additionalProperties") || json_object_get(b, "additionalProperties");
-    if (closed &&
-        (json_object_get(a, "properties") || json_object_get(a, "additionalProperties")) &&
-        (json_object_get(b, "properties") || json_object_get(b, "additionalProperties")))
-        clash = "additionalProperties"; /* each side speaks of its own properties alone */
-    if ((json_object_get(a, "items") && json_object_get(b, "prefixItems")) ||
-        (json_object_get(b, "items") && json_object_get(a, "prefixItems")))
-        clash = "items";
     json_object_foreach((json_t *)b, key, value)
     {
-        json_t *old = json_object_get(a, key), *joined = NULL;
         if (!out || clash || is_one_of(key, described)) continue;
-        if (!old || json_equal(old, value)) {
-            json_object_set(out, key, value);
-        } else if (!strcmp(key, "properties") && json_is_object(old) && json_is_object(value)) {
-            const char *name;
-            json_t *schema;
-            joined = json_copy(old);
-            json_object_foreach(value, name, schema)
-            {
-                json_t *other = json_object_get(old, name);
-                if (other && !json_equal(other, schema))
-                    json_object_set_new(joined, name,
-                                        json_pack("{s:[O,O]}", "allOf", other, schema));
-                else
-                    json_object_set(joined, name, schema);
-            }
-            json_object_set_new(out, key, joined);
-        } else if (!strcmp(key, "required") && json_is_array(old) && json_is_array(value)) {
-            joined = json_copy(old);
-            json_array_extend(joined, value);
-            json_object_set_new(out, key, joined);
-        } else if (!strcmp(key, "type")) {
-            json_object_set_new(out, key, common_types(old, value));
-        } else if (json_is_number(old) && json_is_number(value)) {
-            bool low = !strncmp(key, "min", 3) || !strcmp(key, "exclusiveMinimum");
-            bool above = json_number_value(value) > json_number_value(old);
-            if (low == above) json_object_set(out, key, value);
-        } else if (strcmp(key, "allOf") == 0 && json_is_array(old) && json_is_array(value)) {
-            joined = json_copy(old);
-            json_array_extend(joined, value);
-            json_object_set_new(out, key, joined);
-        } else {
-            clash = key;
-        }
+        if (!merge_keyword(out, key, json_object_get(a, key), value)) clash = key;
     }
     if (clash && out) {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,

@@ -201,10 +201,45 @@ static bool eval_collection(struct ctx *c, const struct expr *e, struct value *r
     return true;
 }
 
+static void eval_name(struct ctx *c, const struct expr *e, struct value *ret)
+{
+    const struct value *v = jinja_find_name(c, e->name);
+    int function = v == NULL ? jinja_function_find(e->name) : -1;
+    *ret = v != NULL ? *v : (struct value){.kind = UNDEFINED};
+    if (function >= 0) *ret = (struct value){.kind = FUNCTION, .u.i = function};
+}
+
+static bool eval_filter_or_test(struct ctx *c, const struct expr *e, struct value *ret)
+{
+    struct value a;
+    bool yes;
+    struct args *args = jinja_ctx_alloc(c, sizeof *args);
+    if (args == NULL || !jinja_eval(c, e->a, &a) || !jinja_eval_args(c, e->args, args))
+        return false;
+    c->line = e->line;
+    if (e->kind == E_FILTER) return jinja_run_filter(c, e->name, a, args, ret);
+    if (!jinja_run_test(c, e->name, a, args, &yes)) return false;
+    *ret = jinja_bool_value(yes);
+    return true;
+}
+
+/* a < b < c: each with the one before it, up to the first that is false. */
+static bool eval_compare(struct ctx *c, const struct expr *e, struct value *ret)
+{
+    struct value a, b;
+    bool yes = true;
+    if (!jinja_eval(c, e->a, &a)) return false;
+    for (const struct arg *arg = e->args; arg != NULL && yes; arg = arg->next) {
+        if (!jinja_eval(c, arg->value, &b) || !jinja_compare(c, arg->op, a, b, &yes)) return false;
+        a = b;
+    }
+    *ret = jinja_bool_value(yes);
+    return true;
+}
+
 bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
 {
     struct value a, b;
-    bool yes;
 
     if (!jinja_step(c)) return false;
     c->line = e->line;
@@ -212,13 +247,9 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
     case E_VALUE:
         *ret = e->value;
         return true;
-    case E_NAME: {
-        const struct value *v = jinja_find_name(c, e->name);
-        int function = v == NULL ? jinja_function_find(e->name) : -1;
-        *ret = v != NULL ? *v : (struct value){.kind = UNDEFINED};
-        if (function >= 0) *ret = (struct value){.kind = FUNCTION, .u.i = function};
+    case E_NAME:
+        eval_name(c, e, ret);
         return true;
-    }
     case E_ATTR:
         return jinja_eval(c, e->a, &a) && jinja_get_attr(c, a, e->name, ret);
     case E_ITEM:
@@ -233,16 +264,8 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
     case E_CALL:
         return eval_call(c, e, ret);
     case E_FILTER:
-    case E_TEST: {
-        struct args *args = jinja_ctx_alloc(c, sizeof *args);
-        if (args == NULL || !jinja_eval(c, e->a, &a) || !jinja_eval_args(c, e->args, args))
-            return false;
-        c->line = e->line;
-        if (e->kind == E_FILTER) return jinja_run_filter(c, e->name, a, args, ret);
-        if (!jinja_run_test(c, e->name, a, args, &yes)) return false;
-        *ret = jinja_bool_value(yes);
-        return true;
-    }
+    case E_TEST:
+        return eval_filter_or_test(c, e, ret);
     case E_NOT:
         if (!jinja_eval(c, e->a, &a)) return false;
         *ret = jinja_bool_value(!jinja_truth(a));
@@ -260,15 +283,7 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
     case E_BINARY:
         return eval_binary(c, e, ret);
     case E_COMPARE:
-        yes = true;
-        if (!jinja_eval(c, e->a, &a)) return false;
-        for (const struct arg *arg = e->args; arg != NULL && yes; arg = arg->next) {
-            if (!jinja_eval(c, arg->value, &b) || !jinja_compare(c, arg->op, a, b, &yes))
-                return false;
-            a = b;
-        }
-        *ret = jinja_bool_value(yes);
-        return true;
+        return eval_compare(c, e, ret);
     case E_COND:
         if (!jinja_eval(c, e->b, &a)) return false;
         if (jinja_truth(a)) return jinja_eval(c, e->a, ret);

@@ -493,6 +493,30 @@ static bool length_of(struct ctx *c, struct value v, struct value *ret)
     return true;
 }
 
+/* The first item or the last; undefined when there is none. */
+static bool end_of(struct ctx *c, struct value v, bool first, struct value *ret)
+{
+    struct value items;
+    if (!jinja_to_items(c, v, &items)) return false;
+    if (v.lazy && !first) return jinja_fails(c, TD_ERR_UNSUPPORTED, "the last of an iterator");
+    size_t n = items.u.list->n;
+    *ret = n == 0 ? (struct value){.kind = UNDEFINED} : items.u.list->v[first ? 0 : n - 1];
+    return true;
+}
+
+/* The first item that is `op` all others: OP_LT the least, OP_GT the greatest. */
+static bool extreme_of(struct ctx *c, const struct list *list, enum op op, struct value *ret)
+{
+    *ret = (struct value){.kind = UNDEFINED};
+    for (size_t i = 0; i < list->n; i++) {
+        bool better = i == 0;
+        if (!jinja_step(c) || (i > 0 && !jinja_compare(c, op, list->v[i], *ret, &better)))
+            return false;
+        if (better) *ret = list->v[i];
+    }
+    return true;
+}
+
 bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const struct args *a,
                       struct value *ret)
 {
@@ -518,22 +542,9 @@ bool jinja_run_filter(struct ctx *c, struct str name, struct value v, const stru
     } else if (str_is(name, "length") || str_is(name, "count")) {
         if (!length_of(c, v, ret)) return false;
     } else if (str_is(name, "first") || str_is(name, "last")) {
-        struct value items;
-        if (!jinja_to_items(c, v, &items)) return false;
-        if (v.lazy && name.p[0] == 'l')
-            return jinja_fails(c, TD_ERR_UNSUPPORTED, "the last of an iterator");
-        size_t n = items.u.list->n;
-        *ret = n == 0 ? (struct value){.kind = UNDEFINED}
-                      : items.u.list->v[name.p[0] == 'f' ? 0 : n - 1];
+        if (!end_of(c, v, name.p[0] == 'f', ret)) return false;
     } else if ((str_is(name, "min") || str_is(name, "max")) && v.kind == LIST) {
-        *ret = (struct value){.kind = UNDEFINED};
-        for (size_t i = 0; i < v.u.list->n; i++) {
-            bool better = i == 0;
-            if (!jinja_step(c) || (i > 0 && !jinja_compare(c, name.p[1] == 'i' ? OP_LT : OP_GT,
-                                                           v.u.list->v[i], *ret, &better)))
-                return false;
-            if (better) *ret = v.u.list->v[i];
-        }
+        if (!extreme_of(c, v.u.list, name.p[1] == 'i' ? OP_LT : OP_GT, ret)) return false;
     } else if (str_is(name, "list")) {
         if (!jinja_to_items(c, v, ret)) return false;
         ret->lazy = false;
@@ -638,14 +649,47 @@ int jinja_function_find(struct str name)
 }
 enum { F_RAISE, F_STRFTIME, F_NAMESPACE, F_RANGE, F_DICT };
 
-/* strftime with the C locale's names, whatever the process's locale is. */
-static bool format_time(struct ctx *c, struct str fmt, struct value *ret)
+/* One conversion of strftime with the C locale's names, whatever the process's locale is: its
+ * length, -1 for one that is not known. */
+static int format_time_part(const struct tm *tm, char conversion, char *out, size_t bytes)
 {
     static const char *const months[] = {"January",   "February", "March",    "April",
                                          "May",       "June",     "July",     "August",
                                          "September", "October",  "November", "December"};
     static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
                                        "Thursday", "Friday", "Saturday"};
+    switch (conversion) {
+    case 'd':
+        return snprintf(out, bytes, "%02d", tm->tm_mday);
+    case 'm':
+        return snprintf(out, bytes, "%02d", tm->tm_mon + 1);
+    case 'Y':
+        return snprintf(out, bytes, "%d", tm->tm_year + 1900);
+    case 'y':
+        return snprintf(out, bytes, "%02d", tm->tm_year % 100);
+    case 'H':
+        return snprintf(out, bytes, "%02d", tm->tm_hour);
+    case 'M':
+        return snprintf(out, bytes, "%02d", tm->tm_min);
+    case 'S':
+        return snprintf(out, bytes, "%02d", tm->tm_sec);
+    case 'b':
+        return snprintf(out, bytes, "%.3s", months[tm->tm_mon]);
+    case 'B':
+        return snprintf(out, bytes, "%s", months[tm->tm_mon]);
+    case 'a':
+        return snprintf(out, bytes, "%.3s", days[tm->tm_wday]);
+    case 'A':
+        return snprintf(out, bytes, "%s", days[tm->tm_wday]);
+    case '%':
+        return snprintf(out, bytes, "%%");
+    default:
+        return -1;
+    }
+}
+
+static bool format_time(struct ctx *c, struct str fmt, struct value *ret)
+{
     struct text t = {0};
     time_t now = (time_t)c->input->now_unix_s;
     struct tm tm;
@@ -655,47 +699,8 @@ static bool format_time(struct ctx *c, struct str fmt, struct value *ret)
     for (size_t i = 0; i < fmt.n; i++) {
         char out[32] = {fmt.p[i], 0};
         int n = 1;
-        if (fmt.p[i] == '%') {
-            switch (++i < fmt.n ? fmt.p[i] : 0) {
-            case 'd':
-                n = snprintf(out, sizeof out, "%02d", tm.tm_mday);
-                break;
-            case 'm':
-                n = snprintf(out, sizeof out, "%02d", tm.tm_mon + 1);
-                break;
-            case 'Y':
-                n = snprintf(out, sizeof out, "%d", tm.tm_year + 1900);
-                break;
-            case 'y':
-                n = snprintf(out, sizeof out, "%02d", tm.tm_year % 100);
-                break;
-            case 'H':
-                n = snprintf(out, sizeof out, "%02d", tm.tm_hour);
-                break;
-            case 'M':
-                n = snprintf(out, sizeof out, "%02d", tm.tm_min);
-                break;
-            case 'S':
-                n = snprintf(out, sizeof out, "%02d", tm.tm_sec);
-                break;
-            case 'b':
-                n = snprintf(out, sizeof out, "%.3s", months[tm.tm_mon]);
-                break;
-            case 'B':
-                n = snprintf(out, sizeof out, "%s", months[tm.tm_mon]);
-                break;
-            case 'a':
-                n = snprintf(out, sizeof out, "%.3s", days[tm.tm_wday]);
-                break;
-            case 'A':
-                n = snprintf(out, sizeof out, "%s", days[tm.tm_wday]);
-                break;
-            case '%':
-                break;
-            default:
-                return jinja_fails(c, TD_ERR_UNSUPPORTED, "strftime_now with this format");
-            }
-        }
+        if (fmt.p[i] == '%') n = format_time_part(&tm, ++i < fmt.n ? fmt.p[i] : 0, out, sizeof out);
+        if (n < 0) return jinja_fails(c, TD_ERR_UNSUPPORTED, "strftime_now with this format");
         if (!jinja_append(c, &t, (struct str){out, (size_t)n})) return false;
     }
     *ret = jinja_str_value(t.p, t.n);

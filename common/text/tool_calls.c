@@ -481,22 +481,72 @@ static void begin_bare_args(struct td_output_parser *p, char c)
     begin_call(p);
 }
 
+/* <|python_tag|>, behind blanks, or a brace without it. False: c is for the opening brace. */
+static bool python_tag_byte(struct td_output_parser *p, char c)
+{
+    size_t at = n_leading(p, false);
+    enum fit fit = fits(p, at, c, "<|python_tag|>");
+    if (c == '{' && at == p->n_held) return false;
+    if (fit == FITS_NOT && !(blank(c) && at == p->n_held)) {
+        not_a_call(p, c);
+        return true;
+    }
+    hold(p, c);
+    if (fit == FITS_WHOLE) p->opening = O_BRACE;
+    return true;
+}
+
+static void name_of_call_byte(struct td_output_parser *p, char c)
+{
+    if (name_byte(c) && p->n_name < MAX_NAME) {
+        if (p->n_name++ == 0) p->name_at = p->n_held;
+        hold(p, c);
+    } else if (blank(c) && p->n_name == 0) {
+        hold(p, c);
+    } else if (c == '[' && p->n_name > 0) {
+        p->opening = O_TAG;
+        p->tag_at = p->n_held;
+        hold(p, c);
+    } else if (c == '{' && p->n_name > 0) {
+        begin_bare_args(p, c);
+    } else {
+        not_a_call(p, c);
+    }
+}
+
+/* [CALL_ID] or [ARGS] behind the name. */
+static void tag_byte(struct td_output_parser *p, char c)
+{
+    enum fit id = fits(p, p->tag_at, c, "[CALL_ID]"), args = fits(p, p->tag_at, c, "[ARGS]");
+    if (id == FITS_NOT && args == FITS_NOT) {
+        not_a_call(p, c);
+        return;
+    }
+    hold(p, c);
+    if (id == FITS_WHOLE) p->opening = O_ID;
+    if (args == FITS_WHOLE) p->opening = O_BRACE;
+}
+
+static void id_byte(struct td_output_parser *p, char c)
+{
+    if (!name_byte(c) && c != '[') {
+        not_a_call(p, c);
+        return;
+    }
+    if (c == '[') {
+        p->opening = O_TAG;
+        p->tag_at = p->n_held;
+    }
+    hold(p, c);
+}
+
 static void opening_byte(struct td_output_parser *p, char c)
 {
     bool room = p->n_held < sizeof p->held;
     switch (room ? p->opening : O_BRACE) {
-    case O_PYTHON_TAG: {
-        size_t at = n_leading(p, false);
-        enum fit fit = fits(p, at, c, "<|python_tag|>");
-        if (c == '{' && at == p->n_held) break;
-        if (fit == FITS_NOT && !(blank(c) && at == p->n_held)) {
-            not_a_call(p, c);
-            return;
-        }
-        hold(p, c);
-        if (fit == FITS_WHOLE) p->opening = O_BRACE;
-        return;
-    }
+    case O_PYTHON_TAG:
+        if (python_tag_byte(p, c)) return;
+        break;
     case O_LIST:
         if (!blank(c) && c != '[') {
             not_a_call(p, c);
@@ -506,42 +556,13 @@ static void opening_byte(struct td_output_parser *p, char c)
         if (c == '[') p->opening = O_BRACE;
         return;
     case O_NAME:
-        if (name_byte(c) && p->n_name < MAX_NAME) {
-            if (p->n_name++ == 0) p->name_at = p->n_held;
-            hold(p, c);
-        } else if (blank(c) && p->n_name == 0) {
-            hold(p, c);
-        } else if (c == '[' && p->n_name > 0) {
-            p->opening = O_TAG;
-            p->tag_at = p->n_held;
-            hold(p, c);
-        } else if (c == '{' && p->n_name > 0) {
-            begin_bare_args(p, c);
-        } else {
-            not_a_call(p, c);
-        }
+        name_of_call_byte(p, c);
         return;
-    case O_TAG: {
-        enum fit id = fits(p, p->tag_at, c, "[CALL_ID]"), args = fits(p, p->tag_at, c, "[ARGS]");
-        if (id == FITS_NOT && args == FITS_NOT) {
-            not_a_call(p, c);
-            return;
-        }
-        hold(p, c);
-        if (id == FITS_WHOLE) p->opening = O_ID;
-        if (args == FITS_WHOLE) p->opening = O_BRACE;
+    case O_TAG:
+        tag_byte(p, c);
         return;
-    }
     case O_ID:
-        if (!name_byte(c) && c != '[') {
-            not_a_call(p, c);
-            return;
-        }
-        if (c == '[') {
-            p->opening = O_TAG;
-            p->tag_at = p->n_held;
-        }
-        hold(p, c);
+        id_byte(p, c);
         return;
     default:
         break;
