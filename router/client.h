@@ -14,11 +14,16 @@
 
 #include "common/rpc/rpc.h"
 
-struct request_state;
+struct router;
 struct td_peer_names;
 
-/* Of one chat: both doors say so before they allocate for more. */
-enum { ROUTER_MAX_CHAT_MESSAGES = 4096 };
+/* What a call became: a request, or several choices at once; the first member of either. */
+struct client_work {
+    void (*cancel)(struct router *r, struct client_work *w);
+};
+
+/* Of one chat, and of one call: both doors say so before they allocate for more. */
+enum { ROUTER_MAX_CHAT_MESSAGES = 4096, ROUTER_MAX_ALL_CHOICES = 1024 };
 
 struct router_client_ops {
     /* Queues one message. A client that is too far behind is cut off by its door, which then calls
@@ -34,9 +39,9 @@ struct router_client_ops {
      * NULL: it showed none. */
     bool (*certificate_is)(void *call, const struct td_peer_names *names);
     uint64_t (*remaining_ms)(void *call); /* until its deadline; UINT64_MAX = none */
-    /* The request that the call became: the door names it to inference_cancel when the client goes
-     * away. NULL: the request is over and will not touch the call again. */
-    void (*attach)(void *call, struct request_state *q);
+    /* The work that the call became: the door names it to inference_cancel when the client goes
+     * away. NULL: the work is over and will not touch the call again. */
+    void (*attach)(void *call, struct client_work *w);
 };
 
 struct router_client {

@@ -223,17 +223,17 @@ static td_status ids_tokens(const struct served_model *m, const Tandem__V1__Toke
     return TD_OK;
 }
 
-static td_status input_tokens(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
-                              struct td_token_list *list, bool *ret_in_reasoning,
-                              struct td_err *err)
+td_status inference_prompt(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
+                           struct router_prompt *prompt, struct td_err *err)
 {
+    struct td_token_list *list = &prompt->list;
     td_status s;
     switch (in->input_case) {
     case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT:
         s = prompt_tokens(m, &in->prompt, !in->no_special_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
-        s = chat_tokens(m, in->chat, list, ret_in_reasoning, err);
+        s = chat_tokens(m, in->chat, list, &prompt->in_reasoning, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
         s = ids_tokens(m, in->token_ids, list, err);
@@ -273,8 +273,6 @@ static td_status fill_sampling(const struct served_model *m, struct request_stat
     if (in->has_logprobs_case && in->logprobs < 0)
         return td_fail(err, TD_ERR_INVALID, "sampling.logprobs is %d, must be 0..%d", in->logprobs,
                        TD_MAX_TOP_LOGPROBS);
-    if (in->n > 1)
-        return td_fail(err, TD_ERR_INVALID, "sampling.n is %u, only 1 is supported", in->n);
     q->ask.want_logprobs = s->n_logprobs >= 0;
     if (in->n_logit_bias > TD_MAX_LOGIT_BIAS)
         return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
@@ -407,18 +405,16 @@ static bool marks_are_special(enum td_call_format calls)
 }
 
 static td_status request_fill(struct request_state *q, const Tandem__V1__GenerateRequest *in,
-                              struct td_err *err)
+                              const struct router_prompt *prompt, struct td_err *err)
 {
     const struct served_model *m = q->model;
-    struct td_token_list list = {0};
+    const struct td_token_list list = prompt->list;
     td_status s = TD_OK;
     if (strlen(in->request_id) >= sizeof q->name)
         s = td_fail(err, TD_ERR_INVALID, "request_id has %zu bytes, limit %zu",
                     strlen(in->request_id), sizeof q->name - 1);
     struct td_output_format format = {0};
-    bool in_reasoning = false;
     if (!s) s = answer_format(m, in, &format, err);
-    if (!s) s = input_tokens(m, in, &list, &in_reasoning, err);
     if (!s) s = fill_sampling(m, q, in->sampling, err);
     if (!s) s = fill_stop(m, q, in->stop, list.n, err);
     if (!s) s = router_guided_fill(m, &q->ask, in, err);
@@ -444,10 +440,9 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
             td_fail(err, s, "no memory for the detokenizer");
     }
     if (!s && (format.calls != TD_CALLS_NONE || format.reasoning)) {
-        q->output.answer = answer_create(format, in_reasoning, q->name);
+        q->output.answer = answer_create(format, prompt->in_reasoning, q->name);
         if (!q->output.answer) s = td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
     }
-    td_token_list_free(&list);
     return s;
 }
 
@@ -566,38 +561,29 @@ static bool know_caller(struct router *r, struct router_client client, const cha
     return false;
 }
 
-void inference_generate(struct router *r, struct router_client client,
-                        const Tandem__V1__GenerateRequest *in)
+static void request_cancel(struct router *r, struct client_work *w)
 {
-    uint64_t now = td_now_ns();
-    if (atomic_load(&r->draining)) {
-        client.ops->finish(client.call, TD_CODE_UNAVAILABLE, "this router is draining", NULL, 0);
-        return;
-    }
-    const struct router_tenant *who;
-    if (!know_caller(r, client, in->tenant, in->slo_class, &who)) {
-        td_metric_add(r->metrics.failed, 1);
-        return;
-    }
-    struct td_err err = {0};
-    struct served_model *m;
-    td_status s = router_find_model(r, in->model, &m, &err);
-    if (s) {
-        client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
-        td_metric_add(r->metrics.failed, 1);
-        return;
-    }
-    if (r->n_free_requests == 0) {
-        struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
-        client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED,
-                           "max_requests requests are live on this router", &retry, 1);
-        return;
-    }
+    struct request_state *q = (struct request_state *)w;
+    td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
+                    q->n_tokens - q->n_prompt);
+    td_metric_add(q->model->metrics.cancelled, 1);
+    struct td_core_event e = {.kind = TD_EV_CANCEL,
+                              .cancel = {.request_at = q->request_at, .id = q->id}};
+    if (q->started) served_model_event(q->model, e);
+    request_free(r, q);
+}
+
+td_status inference_take(struct router *r, struct served_model *m, struct router_client client,
+                         const Tandem__V1__GenerateRequest *in, const struct router_tenant *who,
+                         const struct router_prompt *prompt, uint64_t arrived_ns,
+                         struct request_state **ret_request, struct td_err *err)
+{
     struct request_state *q = &r->requests[r->free_requests[--r->n_free_requests]];
     atomic_fetch_add(&r->n_live, 1);
     q->live = true;
+    q->work.cancel = request_cancel;
     q->model = m;
-    q->arrived_ns = now;
+    q->arrived_ns = arrived_ns;
     q->output.stop_token = -1;
     q->output.stop.matched = -1;
     tandem__v1__ledger__init(&q->ledger);
@@ -606,41 +592,89 @@ void inference_generate(struct router *r, struct router_client client,
         snprintf(q->name, sizeof q->name, "%s", in->request_id);
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
-    struct td_ev_request ask = {.request_at = q->request_at};
-    s = request_fill(q, in, &err);
-    if (!s) s = fill_objectives(r, q, in, who, &ask, &err);
+    q->event.request_at = q->request_at;
+    td_status s = request_fill(q, in, prompt, err);
+    if (!s) s = fill_objectives(r, q, in, who, &q->event, err);
     if (s) {
-        client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
-        td_metric_add(m->metrics.failed, 1);
         request_free(r, q);
-        return;
+        return s;
     }
     q->id = ++r->next_id;
     q->ask.return_token_ids = in->return_token_ids;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(m->metrics.prompt_tokens, q->n_prompt);
     q->client = client;
-    client.ops->attach(client.call, q);
-    td_fault_point("router_request");
-    ask.id = q->id;
-    ask.n_prompt = q->n_prompt;
-    ask.max_tokens = q->ask.max_tokens;
-    fill_hashes(r, q, &ask);
-    served_model_event(m, (struct td_core_event){.kind = TD_EV_REQUEST, .request = ask});
+    client.ops->attach(client.call, &q->work);
+    q->event.id = q->id;
+    q->event.n_prompt = q->n_prompt;
+    q->event.max_tokens = q->ask.max_tokens;
+    *ret_request = q;
+    return TD_OK;
 }
 
-void inference_cancel(struct router *r, struct request_state *q)
+void inference_start(struct router *r, struct request_state *q)
 {
-    uint32_t request_at = q->request_at;
-    uint64_t id = q->id;
-    td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
-                    q->n_tokens - q->n_prompt);
-    td_metric_add(q->model->metrics.cancelled, 1);
-    served_model_event(q->model,
-                       (struct td_core_event){.kind = TD_EV_CANCEL,
-                                              .cancel = {.request_at = request_at, .id = id}});
-    request_free(r, q);
+    q->started = true;
+    td_fault_point("router_request");
+    struct td_ev_request e = q->event;
+    fill_hashes(r, q, &e);
+    served_model_event(q->model, (struct td_core_event){.kind = TD_EV_REQUEST, .request = e});
 }
+
+static void generate_one(struct router *r, struct served_model *m, struct router_client client,
+                         const Tandem__V1__GenerateRequest *in, const struct router_tenant *who,
+                         uint64_t now_ns)
+{
+    struct router_prompt prompt = {0};
+    struct request_state *q = NULL;
+    struct td_err err = {0};
+    td_status s = inference_prompt(m, in, &prompt, &err);
+    if (!s) s = inference_take(r, m, client, in, who, &prompt, now_ns, &q, &err);
+    td_token_list_free(&prompt.list);
+    if (!s) {
+        inference_start(r, q);
+        return;
+    }
+    client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
+    td_metric_add(m->metrics.failed, 1);
+}
+
+void inference_generate(struct router *r, struct router_client client,
+                        const Tandem__V1__GenerateRequest *const *in, size_t n_in)
+{
+    uint64_t now = td_now_ns();
+    if (atomic_load(&r->draining)) {
+        client.ops->finish(client.call, TD_CODE_UNAVAILABLE, "this router is draining", NULL, 0);
+        return;
+    }
+    const struct router_tenant *who;
+    if (!know_caller(r, client, in[0]->tenant, in[0]->slo_class, &who)) {
+        td_metric_add(r->metrics.failed, 1);
+        return;
+    }
+    size_t n = 0;
+    struct td_err err = {0};
+    struct served_model *m;
+    td_status s = router_find_model(r, in[0]->model, &m, &err);
+    if (!s) s = choices_count(r, in, n_in, &n, &err);
+    if (s) {
+        client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
+        td_metric_add(r->metrics.failed, 1);
+        return;
+    }
+    if (n > r->n_free_requests) {
+        struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
+        client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED,
+                           "max_requests requests are live on this router", &retry, 1);
+    } else if (n == 1) {
+        generate_one(r, m, client, in[0], who, now);
+    } else if ((s = choices_generate(r, m, client, in, n_in, who, now, &err))) {
+        client.ops->finish(client.call, td_rpc_code(s), err.msg, NULL, 0);
+        td_metric_add(m->metrics.failed, 1);
+    }
+}
+
+void inference_cancel(struct router *r, struct client_work *w) { w->cancel(r, w); }
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
@@ -814,10 +848,10 @@ static bool grpc_certificate_is(void *call, const struct td_peer_names *names)
 
 static uint64_t grpc_remaining_ms(void *call) { return td_rpc_call_remaining_ms(call); }
 
-static void grpc_attach(void *call, struct request_state *q)
+static void grpc_attach(void *call, struct client_work *w)
 {
-    td_rpc_call_set_user(call, q);
-    if (q)
+    td_rpc_call_set_user(call, w);
+    if (w)
         td_rpc_call_ref(call);
     else
         td_rpc_call_unref(call);
@@ -839,14 +873,15 @@ static struct router_client grpc_client(struct td_rpc_call *call)
 
 static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
-    inference_generate(ctx, grpc_client(call), (const Tandem__V1__GenerateRequest *)msg);
+    const Tandem__V1__GenerateRequest *in = (const Tandem__V1__GenerateRequest *)msg;
+    inference_generate(ctx, grpc_client(call), &in, 1);
 }
 
 static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 {
     (void)cancelled;
-    struct request_state *q = td_rpc_call_user(call);
-    if (q && q->live && q->client.call == call) inference_cancel(ctx, q);
+    struct client_work *w = td_rpc_call_user(call);
+    if (w) inference_cancel(ctx, w);
 }
 
 /* ---- the small methods ----------------------------------------------------------------------- */

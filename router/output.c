@@ -120,7 +120,10 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
     }
     bool empty = m.text.len == 0 && m.reasoning.len == 0 && m.n_tool_calls == 0;
     if (empty && m.n_token_ids == 0 && q->output.first_sent) return; /* nothing to tell yet */
-    if (!q->output.first_sent) m.request_id = q->name;
+    if (!q->output.first_sent) {
+        m.request_id = q->name;
+        m.prompt_tokens = q->n_prompt;
+    }
     q->client.ops->send(q->client.call, &m.base);
 }
 

@@ -1,11 +1,12 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this
  * file's structs.
  *
- * Files: served_model.c is one model with its core, inference.c takes clients' calls in, legs.c
- * talks to workers on their behalf, output.c turns tokens into text and stop decisions, join.c
- * finds out who joins, fleet.c keeps the workers, objectives.c reads classes and latency tables,
- * tenants.c says whose a request is, guided.c and answer.c are structured output and an answer's
- * fields, http/ is the HTTP door, router.c opens, drains and closes it all. */
+ * Files: served_model.c is one model with its core, inference.c takes clients' calls in, choices.c
+ * makes several requests of one call, legs.c talks to workers on their behalf, output.c turns
+ * tokens into text and stop decisions, join.c finds out who joins, fleet.c keeps the workers,
+ * objectives.c reads classes and latency tables, tenants.c says whose a request is, guided.c and
+ * answer.c are structured output and an answer's fields, http/ is the HTTP door, router.c opens,
+ * drains and closes it all. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
 
@@ -122,10 +123,19 @@ struct request_decode {
     char path[16];          /* by which the KV came */
 };
 
+/* A prompt as tokens, of which each choice begins. */
+struct router_prompt {
+    struct td_token_list list; /* the holder frees it */
+    bool in_reasoning;         /* it ends inside the model's reasoning */
+};
+
 /* One request of a client, at the place that the core knows it by. */
 struct request_state {
+    struct client_work work;
     bool live;
     struct served_model *model;
+    bool started;               /* the core was told */
+    struct td_ev_request event; /* what it is told, without the prompt's hashes */
     uint32_t request_at, attempt;
     uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
     uint64_t number;       /* random: what workers know the request by */
@@ -230,18 +240,42 @@ td_status router_find_model(const struct router *r, const char *name,
 extern const struct td_rpc_method inference_methods[];
 void inference_update_limits(const struct router *r); /* of ids in a message, by the longest
                                                          sequence */
-/* Takes a request in, or finishes the client's call with why not. in is borrowed for the call. */
+/* Takes requests in that differ in their prompts alone, or finishes the client's call with why not.
+ * in[n_in] is borrowed for the call, n_in >= 1. */
 void inference_generate(struct router *r, struct router_client client,
-                        const Tandem__V1__GenerateRequest *in);
+                        const Tandem__V1__GenerateRequest *const *in, size_t n_in);
+/* Its parts, for choices.c. prompt is empty before; the caller frees its list, also on errors. */
+td_status inference_prompt(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
+                           struct router_prompt *prompt, struct td_err *err);
+/* Fills a free request and attaches it to the client; there must be one. On an error the client's
+ * call is not finished. */
+td_status inference_take(struct router *r, struct served_model *m, struct router_client client,
+                         const Tandem__V1__GenerateRequest *in, const struct router_tenant *who,
+                         const struct router_prompt *prompt, uint64_t arrived_ns,
+                         struct request_state **ret_request, struct td_err *err);
+/* Tells the core: from now on the request may end at any time. */
+void inference_start(struct router *r, struct request_state *q);
 /* Whether the caller may use the API at all; the call is finished when not. */
 bool inference_may_call(struct router *r, struct router_client client);
 /* list is empty before; the caller frees it. in->model is not looked at. */
 td_status inference_tokenize(const struct served_model *m, const Tandem__V1__TokenizeRequest *in,
                              struct td_token_list *list, struct td_err *err);
-/* The client of a live request has gone away: both legs are cancelled, the request is freed. */
-void inference_cancel(struct router *r, struct request_state *q);
+/* The client has gone away: both legs of each of its requests are cancelled, they are freed. */
+void inference_cancel(struct router *r, struct client_work *w);
 void request_complete(struct router *r, struct request_state *q);
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
+
+/* choices.c: several prompts, and several choices of each, as one call. */
+
+#define ROUTER_MAX_CHOICES 128 /* sampling.n and sampling.best_of */
+
+/* How many requests the call becomes. */
+td_status choices_count(const struct router *r, const Tandem__V1__GenerateRequest *const *in,
+                        size_t n_in, size_t *ret_n, struct td_err *err);
+/* Begins them; on an error the call is not finished and nothing of it is left. */
+td_status choices_generate(struct router *r, struct served_model *m, struct router_client client,
+                           const Tandem__V1__GenerateRequest *const *in, size_t n_in,
+                           const struct router_tenant *who, uint64_t now_ns, struct td_err *err);
 
 /* legs.c */
 void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a);

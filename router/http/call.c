@@ -36,7 +36,7 @@ static void wake(struct http_call *c)
 static void cancel_on_loop(void *arg)
 {
     struct http_call *c = arg;
-    if (c->request) inference_cancel(c->http->router, c->request);
+    if (c->work) inference_cancel(c->http->router, c->work);
     call_drop(c);
 }
 
@@ -120,11 +120,11 @@ static uint64_t http_remaining_ms(void *call)
     return UINT64_MAX; /* HTTP has no deadline: a client that has waited enough closes */
 }
 
-static void http_attach(void *call, struct request_state *q)
+static void http_attach(void *call, struct client_work *w)
 {
     struct http_call *c = call;
-    c->request = q;
-    if (q)
+    c->work = w;
+    if (w)
         atomic_fetch_add(&c->n_holders, 1);
     else
         call_drop(c);

@@ -2,7 +2,7 @@
  *
  * A call has two holders, the library's connection and the loop; each drops its reference when it
  * will not look again, the last frees. What both touch is under the door's `lock`: out, n_sent,
- * is_suspended, has_head, is_done, is_gone, is_cut. `request` is the loop thread's alone.
+ * is_suspended, has_head, is_done, is_gone, is_cut. `work` is the loop thread's alone.
  *
  *   READING --body complete--> WAITING (suspended) --head known--> SENDING --all sent--> over
  *      any state --connection closed--> is_gone: the loop cancels the request
@@ -55,7 +55,7 @@ struct http_call {
     char refused_why[256], param[64];
     struct openai_request *parsed;
 
-    struct request_state *request; /* loop thread */
+    struct client_work *work; /* loop thread */
     struct openai_answer answer;
 
     struct text_buffer out; /* under http->lock */

@@ -170,12 +170,12 @@ static void completion_logprob(const struct openai_answer *a, int32_t id, size_t
     text_addf(&lists[3], "%zu", offset);
 }
 
-static void take_logprobs(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
-                          struct text_buffer lists[4])
+static void take_logprobs(const struct openai_answer *a, const struct openai_choice *c,
+                          const Tandem__V1__GenerateResponse *m, struct text_buffer lists[4])
 {
     for (size_t i = 0; i < m->n_logprobs && i < m->n_token_ids; i++) {
         if (!a->options.is_chat) {
-            completion_logprob(a, m->token_ids[i], a->n_text, m->logprobs[i], lists);
+            completion_logprob(a, m->token_ids[i], c->n_text, m->logprobs[i], lists);
             continue;
         }
         if (lists[0].n) text_addf(&lists[0], ",");
@@ -228,14 +228,12 @@ static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buff
         text_add_json(out, (const char *)m->stop_reason.data, m->stop_reason.len);
 }
 
-static void write_usage(const struct openai_answer *a, const Tandem__V1__Usage *u,
-                        struct text_buffer *out)
+/* So far; whole: of all choices. */
+static void write_usage(const struct openai_answer *a, bool whole, struct text_buffer *out)
 {
-    uint32_t prompt = u ? u->prompt_tokens : a->n_prompt,
-             output = u ? u->output_tokens : a->n_output;
     text_addf(out, ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u",
-              prompt, output, prompt + output);
-    if (u) text_addf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%u}", u->cached_tokens);
+              a->n_prompt, a->n_output, a->n_prompt + a->n_output);
+    if (whole) text_addf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%u}", a->n_cached);
     text_addf(out, "}");
 }
 
@@ -268,17 +266,17 @@ static void write_call_delta(const Tandem__V1__ToolCallDelta *c, struct text_buf
 }
 
 /* The first delta has the role; then each has what the message has. */
-static void write_delta(const struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+static void write_delta(const struct openai_choice *c, const Tandem__V1__GenerateResponse *m,
                         struct text_buffer *out)
 {
     const char *comma = "";
     bool other = m->reasoning.len || m->n_tool_calls;
     text_addf(out, "\"delta\":{");
-    if (!a->begun) {
+    if (!c->begun) {
         text_addf(out, "\"role\":\"assistant\"");
         comma = ",";
     }
-    if (m->text.len || (!other && !a->begun)) {
+    if (m->text.len || (!other && !c->begun)) {
         text_addf(out, "%s\"content\":", comma);
         text_add_json(out, (const char *)m->text.data, m->text.len);
         comma = ",";
@@ -295,14 +293,15 @@ static void write_delta(const struct openai_answer *a, const Tandem__V1__Generat
     text_addf(out, m->n_tool_calls ? "]}" : "}");
 }
 
-static void write_chunk(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
-                        const struct text_buffer lists[4], struct text_buffer *out)
+static void write_chunk(struct openai_answer *a, struct openai_choice *c,
+                        const Tandem__V1__GenerateResponse *m, const struct text_buffer lists[4],
+                        struct text_buffer *out)
 {
     text_addf(out, "data: ");
     write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
-    text_addf(out, ",\"choices\":[{\"index\":0,");
+    text_addf(out, ",\"choices\":[{\"index\":%u,", m->choice);
     if (a->options.is_chat) {
-        write_delta(a, m, out);
+        write_delta(c, m, out);
     } else {
         text_addf(out, "\"text\":");
         text_add_json(out, (const char *)m->text.data, m->text.len);
@@ -311,94 +310,126 @@ static void write_chunk(struct openai_answer *a, const Tandem__V1__GenerateRespo
     write_finish(m, out);
     text_addf(out, "}]");
     if (a->options.continuous_usage)
-        write_usage(a, m->usage, out);
+        write_usage(a, m->usage != NULL, out);
     else if (a->options.include_usage)
         text_addf(out, ",\"usage\":null");
     text_addf(out, "}\n\n");
-    a->begun = true;
+    c->begun = true;
 }
 
-static void end_stream(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
-                       struct text_buffer *out)
+static void end_stream(struct openai_answer *a, struct text_buffer *out)
 {
     if (a->options.include_usage) {
         text_addf(out, "data: ");
         write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
         text_addf(out, ",\"choices\":[]");
-        write_usage(a, m->usage, out);
+        write_usage(a, true, out);
         text_addf(out, "}\n\n");
     }
     text_addf(out, "data: [DONE]\n\n");
 }
 
-static void write_message(const struct openai_answer *a, struct text_buffer *out)
+static void write_message(const struct openai_choice *c, struct text_buffer *out)
 {
     text_addf(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (a->n_calls && !a->text.n)
+    if (c->n_calls && !c->text.n)
         text_addf(out, "null");
     else
-        text_add_json(out, a->text.bytes, a->text.n);
-    if (a->reasoning.n) {
+        text_add_json(out, c->text.bytes, c->text.n);
+    if (c->reasoning.n) {
         text_addf(out, ",\"reasoning_content\":");
-        text_add_json(out, a->reasoning.bytes, a->reasoning.n);
+        text_add_json(out, c->reasoning.bytes, c->reasoning.n);
     }
-    for (size_t i = 0; i < a->n_calls; i++) {
-        const struct openai_call *c = &a->calls[i];
+    for (size_t i = 0; i < c->n_calls; i++) {
+        const struct openai_call *k = &c->calls[i];
         text_addf(out, i ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
-        text_add_json(out, c->id, strlen(c->id));
+        text_add_json(out, k->id, strlen(k->id));
         text_addf(out, ",\"type\":\"function\",\"function\":{\"name\":");
-        text_add_json(out, c->name, strlen(c->name));
+        text_add_json(out, k->name, strlen(k->name));
         text_addf(out, ",\"arguments\":");
-        text_add_json(out, c->arguments.bytes, c->arguments.n);
+        text_add_json(out, k->arguments.bytes, k->arguments.n);
         text_addf(out, "}}");
     }
-    text_addf(out, a->n_calls ? "]}" : "}");
+    text_addf(out, c->n_calls ? "]}" : "}");
 }
 
-static void write_body(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
-                       struct text_buffer *out)
+static void write_body(struct openai_answer *a, struct text_buffer *out)
 {
     write_head(a, a->options.is_chat ? "chat.completion" : "text_completion", out);
-    text_addf(out, ",\"choices\":[{\"index\":0,");
-    if (a->options.is_chat) {
-        write_message(a, out);
-    } else {
-        text_addf(out, "\"text\":");
-        text_add_json(out, a->text.bytes, a->text.n);
+    text_addf(out, ",\"choices\":[");
+    for (uint32_t i = 0; i < a->n_choices; i++) {
+        const struct openai_choice *c = &a->choices[i];
+        text_addf(out, "%s{\"index\":%u,", i ? "," : "", i);
+        if (a->options.is_chat) {
+            write_message(c, out);
+        } else {
+            text_addf(out, "\"text\":");
+            text_add_json(out, c->text.bytes, c->text.n);
+        }
+        write_logprobs(a, c->logprobs, out);
+        text_add(out, c->finish.bytes, c->finish.n);
+        text_addf(out, "}");
     }
-    write_logprobs(a, a->logprobs, out);
-    write_finish(m, out);
-    text_addf(out, "}]");
-    write_usage(a, m->usage, out);
+    text_addf(out, "]");
+    write_usage(a, true, out);
     text_addf(out, "}");
 }
 
 /* A piece of a call into the whole answer; false: no memory. Calls come in the order of their
  * index, each begun before the next. */
-static bool take_call(struct openai_answer *a, const Tandem__V1__ToolCallDelta *d)
+static bool take_call(struct openai_choice *to, const Tandem__V1__ToolCallDelta *d)
 {
-    if (d->index >= a->n_calls) {
-        struct openai_call *calls = realloc(a->calls, (a->n_calls + 1) * sizeof *calls);
+    if (d->index >= to->n_calls) {
+        struct openai_call *calls = realloc(to->calls, (to->n_calls + 1) * sizeof *calls);
         if (!calls) return false;
-        a->calls = calls;
-        struct openai_call *c = &calls[a->n_calls++];
+        to->calls = calls;
+        struct openai_call *c = &calls[to->n_calls++];
         *c = (struct openai_call){0};
         snprintf(c->id, sizeof c->id, "%s", d->id);
         snprintf(c->name, sizeof c->name, "%s", d->name);
     }
-    struct text_buffer *to = &a->calls[a->n_calls - 1].arguments;
-    text_add(to, (const char *)d->arguments.data, d->arguments.len);
-    return !to->failed;
+    struct text_buffer *arguments = &to->calls[to->n_calls - 1].arguments;
+    text_add(arguments, (const char *)d->arguments.data, d->arguments.len);
+    return !arguments->failed;
 }
 
-static void collect(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+static void collect(struct openai_choice *c, const Tandem__V1__GenerateResponse *m,
                     struct text_buffer *out)
 {
-    text_add(&a->text, (const char *)m->text.data, m->text.len);
-    text_add(&a->reasoning, (const char *)m->reasoning.data, m->reasoning.len);
-    bool ok = !a->text.failed && !a->reasoning.failed;
-    for (size_t i = 0; i < m->n_tool_calls; i++) ok = take_call(a, m->tool_calls[i]) && ok;
-    if (!ok) out->failed = true;
+    text_add(&c->text, (const char *)m->text.data, m->text.len);
+    text_add(&c->reasoning, (const char *)m->reasoning.data, m->reasoning.len);
+    bool ok = !c->text.failed && !c->reasoning.failed;
+    for (size_t i = 0; i < m->n_tool_calls; i++) ok = take_call(c, m->tool_calls[i]) && ok;
+    if (m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE) write_finish(m, &c->finish);
+    if (!ok || c->finish.failed) out->failed = true;
+}
+
+/* The choice of a message; NULL: no memory. There are as many as the request could have. */
+static struct openai_choice *choice_of(struct openai_answer *a, uint32_t at)
+{
+    if (at < a->n_choices) return &a->choices[at];
+    struct openai_choice *more = realloc(a->choices, (at + 1) * sizeof *more);
+    if (!more) return NULL;
+    memset(more + a->n_choices, 0, (at + 1 - a->n_choices) * sizeof *more);
+    a->choices = more;
+    a->n_choices = at + 1;
+    return &more[at];
+}
+
+/* The last message of a choice has the exact counts; before it the ids are counted. A prompt counts
+ * once, by whichever of its choices tells first. */
+static void count(struct openai_answer *a, struct openai_choice *c,
+                  const Tandem__V1__GenerateResponse *m)
+{
+    uint32_t first_at = m->choice - m->choice % a->options.n;
+    struct openai_choice *first = &a->choices[first_at];
+    uint32_t n_prompt = m->usage ? m->usage->prompt_tokens : m->prompt_tokens;
+    if (n_prompt) a->n_prompt += n_prompt - first->n_prompt;
+    if (n_prompt) first->n_prompt = n_prompt;
+    c->n_output += (uint32_t)m->n_token_ids;
+    a->n_output += (uint32_t)m->n_token_ids;
+    if (m->usage) a->n_output += m->usage->output_tokens - c->n_output;
+    if (m->usage && m->choice == first_at) a->n_cached += m->usage->cached_tokens;
 }
 
 void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
@@ -406,25 +437,37 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
 {
     bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
     bool says = m->text.len || m->reasoning.len || m->n_tool_calls;
-    struct text_buffer now[4] = {0}, *lists = a->options.stream ? now : a->logprobs;
-    a->n_output += (uint32_t)m->n_token_ids;
-    if (a->options.logprobs) take_logprobs(a, m, lists);
+    struct openai_choice *c = choice_of(a, m->choice);
+    if (!c) {
+        out->failed = true;
+        return;
+    }
+    struct text_buffer now[4] = {0}, *lists = a->options.stream ? now : c->logprobs;
+    count(a, c, m);
+    a->n_ended += last;
+    bool all = last && a->n_ended == a->options.n * a->options.n_prompts;
+    if (a->options.logprobs) take_logprobs(a, c, m, lists);
     if (a->options.stream) {
-        if (says || lists[0].n || last || !a->begun) write_chunk(a, m, lists, out);
-        if (last) end_stream(a, m, out);
+        if (says || lists[0].n || last || !c->begun) write_chunk(a, c, m, lists, out);
+        if (all) end_stream(a, out);
         for (int i = 0; i < 4; i++) text_free(&now[i]);
     } else {
-        collect(a, m, out);
-        if (last) write_body(a, m, out);
+        collect(c, m, out);
+        if (all) write_body(a, out);
     }
-    a->n_text += count_characters((const char *)m->text.data, m->text.len);
+    c->n_text += count_characters((const char *)m->text.data, m->text.len);
 }
 
 void openai_answer_free(struct openai_answer *a)
 {
-    text_free(&a->text);
-    text_free(&a->reasoning);
-    for (size_t i = 0; i < a->n_calls; i++) text_free(&a->calls[i].arguments);
-    free(a->calls);
-    for (int i = 0; i < 4; i++) text_free(&a->logprobs[i]);
+    for (uint32_t i = 0; i < a->n_choices; i++) {
+        struct openai_choice *c = &a->choices[i];
+        text_free(&c->text);
+        text_free(&c->reasoning);
+        text_free(&c->finish);
+        for (size_t k = 0; k < c->n_calls; k++) text_free(&c->calls[k].arguments);
+        free(c->calls);
+        for (int k = 0; k < 4; k++) text_free(&c->logprobs[k]);
+    }
+    free(a->choices);
 }

@@ -18,23 +18,31 @@ struct openai_call {
     struct text_buffer arguments;
 };
 
-struct openai_answer {
-    struct openai_options options;
-    const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
-    char id[160], model[256];
-    int64_t created_s;
-    bool begun;                   /* stream: the first chunk is out */
-    uint32_t n_prompt, n_output;  /* tokens so far; n_prompt comes with the end */
+/* One choice so far. */
+struct openai_choice {
+    bool begun;                   /* stream: its first chunk is out */
+    uint32_t n_prompt, n_output;  /* tokens counted so far */
     size_t n_text;                /* characters of text so far (code points), for text_offset */
     struct text_buffer text;      /* body: the text */
     struct text_buffer reasoning; /* body: what comes before it, where the template has that */
     struct openai_call *calls;    /* body: [n_calls] */
     size_t n_calls;
     struct text_buffer logprobs[4]; /* body: lists of logprobs (chat uses the first alone) */
+    struct text_buffer finish;      /* body: finish_reason and stop_reason */
+};
+
+struct openai_answer {
+    struct openai_options options;
+    const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
+    char id[160], model[256];
+    int64_t created_s;
+    uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
+    struct openai_choice *choices;         /* [n_choices] that have begun */
+    uint32_t n_choices, n_ended;
 };
 
 /* Adds a message to the answer; *out gets what can be sent now (a stream's chunks; the whole body
- * with the message that has a finish_reason). */
+ * with the finish_reason of the last choice). */
 void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                        struct text_buffer *out);
 void openai_answer_free(struct openai_answer *a);

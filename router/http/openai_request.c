@@ -20,19 +20,28 @@ struct openai_request {
     Tandem__V1__Sampling sampling;
     Tandem__V1__StopConditions stop;
     Tandem__V1__Chat chat;
-    Tandem__V1__TokenIds ids;
     Tandem__V1__Objectives objectives;
     Tandem__V1__GuidedOutput guided;
     Tandem__V1__GuidedChoice choice;
     Tandem__V1__ChatMessage *messages; /* [n_messages] */
     Tandem__V1__LogitBias *bias;       /* [n_bias] */
     struct owned *owned;               /* what else the message points to */
+    struct prompt *prompts;            /* [options.n_prompts], where there are several */
+    Tandem__V1__GenerateRequest *all;  /* the same */
+    const Tandem__V1__GenerateRequest **all_ptrs;
 };
 
 /* A block of memory that is freed with the request. */
 struct owned {
     struct owned *next;
     void *memory; /* malloc'd */
+};
+
+/* One prompt of a list: a text or token ids. */
+struct prompt {
+    ProtobufCBinaryData text;
+    Tandem__V1__TokenIds ids;
+    bool is_text;
 };
 
 struct reader {
@@ -132,8 +141,6 @@ static const struct {
     const char *name;
     bool (*asks_for_nothing)(const json_t *v);
 } not_there[] = {
-    {"n", is_one},
-    {"best_of", is_one},
     {"echo", never},
     {"suffix", never},
     {"min_tokens", is_zero},
@@ -196,7 +203,8 @@ static td_status read_logit_bias(struct reader *r)
     {
         char *end;
         long id = strtol(key, &end, 10);
-        if (!*key || *end || id < 0 || id > INT32_MAX || !json_is_number(bias))
+        bool is_id = key[0] >= '0' && key[0] <= '9' && !*end && id <= INT32_MAX;
+        if (!is_id || !json_is_number(bias))
             return refuse(r, "logit_bias", "must map token ids to numbers");
         Tandem__V1__LogitBias *b = &r->q->bias[s->n_logit_bias];
         tandem__v1__logit_bias__init(b);
@@ -231,6 +239,19 @@ static td_status read_logprobs(struct reader *r)
     return TD_OK;
 }
 
+static td_status read_choices(struct reader *r)
+{
+    int64_t n = 1, best_of = 0;
+    td_status st = integer(r, "n", 1, INT32_MAX, &n, NULL);
+    if (!st) st = integer(r, "best_of", 1, INT32_MAX, &best_of, NULL);
+    if (st) return st;
+    if (best_of > n && r->q->options.stream)
+        return refuse(r, "best_of", "is above n, which is known at the end: it cannot be streamed");
+    r->q->sampling.n = r->q->options.n = (uint32_t)n;
+    r->q->sampling.best_of = (uint32_t)best_of;
+    return TD_OK;
+}
+
 static td_status read_sampling(struct reader *r)
 {
     Tandem__V1__Sampling *s = &r->q->sampling;
@@ -257,7 +278,8 @@ static td_status read_sampling(struct reader *r)
         s->seed = (uint64_t)seed;
     }
     st = read_logit_bias(r);
-    return st ? st : read_logprobs(r);
+    if (!st) st = read_logprobs(r);
+    return st ? st : read_choices(r);
 }
 
 static td_status read_stop_strings(struct reader *r)
@@ -480,30 +502,50 @@ static td_status read_chat(struct reader *r)
     return st;
 }
 
+static td_status read_one_prompt(struct reader *r, const json_t *v, struct prompt *p)
+{
+    tandem__v1__token_ids__init(&p->ids);
+    p->is_text = json_is_string(v);
+    if (p->is_text) {
+        p->text.data = (uint8_t *)(uintptr_t)json_string_value(v);
+        p->text.len = json_string_length(v);
+        return TD_OK;
+    }
+    if (!json_is_array(v) || !json_is_integer(json_array_get(v, 0)))
+        return refuse(r, "prompt", "must be a string, a list of token ids, or a list of these");
+    return read_ids(r, "prompt", v, &p->ids.ids, &p->ids.n_ids);
+}
+
+static void set_prompt(Tandem__V1__GenerateRequest *in, struct prompt *p)
+{
+    if (p->is_text) {
+        in->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
+        in->prompt = p->text;
+    } else {
+        in->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
+        in->token_ids = &p->ids;
+    }
+}
+
 static td_status read_prompt(struct reader *r)
 {
+    char why[96];
     const json_t *v = json_object_get(r->root, "prompt");
-    Tandem__V1__GenerateRequest *in = &r->q->in;
-    /* A list of one prompt is that prompt. */
-    if (json_array_size(v) == 1 && !json_is_integer(json_array_get(v, 0))) v = json_array_get(v, 0);
-    if (json_is_string(v)) {
-        in->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
-        in->prompt.data = (uint8_t *)(uintptr_t)json_string_value(v);
-        in->prompt.len = json_string_length(v);
-    } else if (json_is_array(v) && json_is_integer(json_array_get(v, 0))) {
-        in->input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
-        in->token_ids = &r->q->ids;
-        return read_ids(r, "prompt", v, &r->q->ids.ids, &r->q->ids.n_ids);
-    } else if (json_array_size(v) > 1) {
-        return refuse(r, "prompt",
-                      "is a list of several prompts, which this server does not "
-                      "take: send one request for each");
-    } else {
-        return refuse(r, "prompt", "must be a string or a list of token ids");
+    bool is_list = json_array_size(v) > 0 && !json_is_integer(json_array_get(v, 0));
+    size_t n = is_list ? json_array_size(v) : 1;
+    snprintf(why, sizeof why, "has %zu prompts, limit %d", n, ROUTER_MAX_ALL_CHOICES);
+    if (n > ROUTER_MAX_ALL_CHOICES) return refuse(r, "prompt", why);
+    r->q->prompts = own_array(r, n, sizeof *r->q->prompts);
+    if (!r->q->prompts) return TD_ERR_AGAIN;
+    for (size_t i = 0; i < n; i++) {
+        td_status st = read_one_prompt(r, is_list ? json_array_get(v, i) : v, &r->q->prompts[i]);
+        if (st) return st;
     }
+    r->q->options.n_prompts = (uint32_t)n;
+    set_prompt(&r->q->in, &r->q->prompts[0]);
     bool special = true;
     td_status st = boolean(r, "add_special_tokens", &special);
-    in->no_special_tokens = !special;
+    r->q->in.no_special_tokens = !special;
     return st;
 }
 
@@ -652,7 +694,8 @@ static td_status read_all(struct reader *r)
     if (!st) st = read_guided(r);
     in->priority = (int32_t)priority;
     in->skip_special_tokens_off = !skip;
-    in->return_token_ids = return_ids || r->q->options.logprobs;
+    /* usage of every chunk is counted by the ids */
+    in->return_token_ids = return_ids || r->q->options.logprobs || r->q->options.continuous_usage;
     if (!st) r->param[0] = 0;
     return st;
 }
@@ -673,13 +716,13 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
                  : td_fail(err, TD_ERR_AGAIN, "no memory for a request");
     }
     q->root = root;
+    q->options.n_prompts = q->options.n = 1;
     q->options.is_chat =
         kind == OPENAI_CHAT || (kind == OPENAI_EITHER && json_object_get(root, "messages"));
     tandem__v1__generate_request__init(&q->in);
     tandem__v1__sampling__init(&q->sampling);
     tandem__v1__stop_conditions__init(&q->stop);
     tandem__v1__chat__init(&q->chat);
-    tandem__v1__token_ids__init(&q->ids);
     tandem__v1__objectives__init(&q->objectives);
     tandem__v1__guided_output__init(&q->guided);
     tandem__v1__guided_choice__init(&q->choice);
@@ -705,6 +748,8 @@ void openai_request_free(struct openai_request *q)
         free(o);
     }
     json_decref(q->root);
+    free(q->all);
+    free(q->all_ptrs);
     free(q);
 }
 
@@ -714,6 +759,20 @@ const struct openai_options *openai_request_options(const struct openai_request 
 }
 
 Tandem__V1__GenerateRequest *openai_request_message(struct openai_request *q) { return &q->in; }
+
+const Tandem__V1__GenerateRequest *const *openai_request_messages(struct openai_request *q)
+{
+    size_t n = q->options.n_prompts;
+    if (!q->all) q->all = calloc(n, sizeof *q->all);
+    if (!q->all_ptrs) q->all_ptrs = calloc(n, sizeof *q->all_ptrs);
+    if (!q->all || !q->all_ptrs) return NULL;
+    for (size_t i = 0; i < n; i++) {
+        q->all[i] = q->in;
+        if (q->prompts) set_prompt(&q->all[i], &q->prompts[i]);
+        q->all_ptrs[i] = &q->all[i];
+    }
+    return q->all_ptrs;
+}
 
 td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,
                                    struct td_err *err)

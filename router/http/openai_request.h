@@ -30,6 +30,7 @@ enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER };
 struct openai_options {
     bool is_chat, stream, include_usage, continuous_usage;
     bool logprobs; /* asked for; how many alternatives is in the GenerateRequest */
+    uint32_t n, n_prompts; /* choices of each prompt: n * n_prompts in all */
 };
 
 /* *ret_request is freed by openai_request_free. On an error ret_param (64 bytes) holds the field's
@@ -39,8 +40,11 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
                                struct td_err *err);
 void openai_request_free(struct openai_request *q); /* NULL is fine */
 const struct openai_options *openai_request_options(const struct openai_request *q);
-/* Borrowed, and valid while q is. The caller may set its strings. */
+/* The first prompt's. Borrowed, and valid while q is. The caller may set its strings. */
 Tandem__V1__GenerateRequest *openai_request_message(struct openai_request *q);
+/* One for each prompt, as the first is now; [options.n_prompts], borrowed and valid while q is.
+ * NULL: no memory. */
+const Tandem__V1__GenerateRequest *const *openai_request_messages(struct openai_request *q);
 /* From a header: replaces what the body said. A value that is no number above 0 is
  * TD_ERR_INVALID. */
 td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,

@@ -67,14 +67,22 @@ static void generate(struct http_call *c)
     a->created_s = (int64_t)time(NULL);
     snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
     if (!in->request_id[0]) in->request_id = c->request_id;
-    inference_generate(r, client_of(c), in);
+    const Tandem__V1__GenerateRequest *const *all = openai_request_messages(c->parsed);
+    if (all)
+        inference_generate(r, client_of(c), all, a->options.n_prompts);
+    else
+        http_ops.finish(c, TD_CODE_RESOURCE_EXHAUSTED, "no memory for the prompts", NULL, 0);
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
 static td_status read_tokenize(struct http_call *c, struct td_err *err)
 {
-    return parse(c, OPENAI_EITHER, err);
+    td_status s = parse(c, OPENAI_EITHER, err);
+    if (s || openai_request_options(c->parsed)->n_prompts == 1) return s;
+    snprintf(c->param, sizeof c->param, "prompt");
+    return td_fail(err, TD_ERR_INVALID, "prompt is a list of %u prompts, must be one",
+                   openai_request_options(c->parsed)->n_prompts);
 }
 
 static void tokenize(struct http_call *c)

@@ -126,7 +126,7 @@ FIELDS = [
     ("max_tokens_min", dict(prompt="a",
                             max_tokens=-(2**63)), INVALID, ["stop.max_tokens",
                                                             str(-(2**63))]),
-    ("n_2", dict(prompt="a", n=2), INVALID, ["sampling.n", "2", "1"]),
+    ("n_129", dict(prompt="a", n=129), INVALID, ["sampling.n", "129", "1..128"]),
     ("n_max", dict(prompt="a", n=2**32 - 1), INVALID, ["sampling.n", str(2**32 - 1)]),
     ("logprobs_negative", dict(prompt="a", logprobs=-1), INVALID, ["logprobs", "-1", "0..20"]),
     ("logprobs_21", dict(prompt="a", logprobs=21), INVALID, ["logprobs", "21", "20"]),

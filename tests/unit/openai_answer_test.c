@@ -231,8 +231,9 @@ static void add_calls(json_t *to, const json_t *deltas)
     }
 }
 
-/* {"text", "reasoning", "calls", "logprobs": {...}, "finish", "usage"} of a stream's events. */
-static json_t *join_stream(const char *s, size_t n, bool is_chat)
+/* {"text", "reasoning", "calls", "logprobs": {...}, "finish", "usage"} of a stream's events of one
+ * choice. */
+static json_t *join_stream(const char *s, size_t n, bool is_chat, int choice)
 {
     json_t *all =
         json_pack("{s:s,s:s,s:[],s:{}}", "text", "", "reasoning", "", "calls", "logprobs");
@@ -249,6 +250,10 @@ static json_t *join_stream(const char *s, size_t n, bool is_chat)
         json_t *e = load(at, (size_t)(end - at)),
                *c = json_array_get(json_object_get(e, "choices"), 0);
         const json_t *d = is_chat ? json_object_get(c, "delta") : c;
+        if (c && json_integer_value(json_object_get(c, "index")) != choice) {
+            json_decref(e);
+            continue;
+        }
         assert_true(!c || !is_chat || (json_object_get(d, "role") != NULL) == (n_events == 0));
         append(all, "text", json_object_get(d, is_chat ? "content" : "text"));
         append(all, "reasoning", json_object_get(d, "reasoning_content"));
@@ -274,9 +279,10 @@ static json_t *join_stream(const char *s, size_t n, bool is_chat)
     return all;
 }
 
-static json_t *join_body(const char *s, size_t n, bool is_chat)
+static json_t *join_body(const char *s, size_t n, bool is_chat, int choice)
 {
-    json_t *e = load(s, n), *c = json_array_get(json_object_get(e, "choices"), 0);
+    json_t *e = load(s, n), *c = json_array_get(json_object_get(e, "choices"), (size_t)choice);
+    assert_int_equal(json_integer_value(json_object_get(c, "index")), choice);
     const json_t *d = is_chat ? json_object_get(c, "message") : c;
     json_t *all =
         json_pack("{s:s,s:s,s:[],s:{}}", "text", "", "reasoning", "", "calls", "logprobs");
@@ -291,14 +297,14 @@ static json_t *join_body(const char *s, size_t n, bool is_chat)
 }
 
 static json_t *answer(struct piece *pieces, size_t n, const struct openai_options *options,
-                      const struct td_tokenizer *t)
+                      const struct td_tokenizer *t, int choice)
 {
     struct openai_answer a = {.options = *options, .tokenizer = t, .id = "x\"", .model = "m\\"};
     struct text_buffer out = {0};
     for (size_t i = 0; i < n; i++) openai_answer_add(&a, &pieces[i].m, &out);
     assert_false(out.failed);
-    json_t *all = options->stream ? join_stream(out.bytes, out.n, options->is_chat)
-                                  : join_body(out.bytes, out.n, options->is_chat);
+    json_t *all = options->stream ? join_stream(out.bytes, out.n, options->is_chat, choice)
+                                  : join_body(out.bytes, out.n, options->is_chat, choice);
     text_free(&out);
     openai_answer_free(&a);
     return all;
@@ -313,7 +319,8 @@ static void test_a_stream_is_its_body_in_pieces(void **state)
     static struct piece pieces[MAX_PIECES];
     for (uint64_t turn = 1; turn <= 400; turn++) {
         seed = turn * 7919;
-        struct openai_options options = {.is_chat = draw(2), .logprobs = draw(2)};
+        struct openai_options options = {
+            .is_chat = draw(2), .logprobs = draw(2), .n = 1, .n_prompts = 1};
         size_t n = 1 + draw(MAX_PIECES);
         uint32_t n_calls = 0;
         memset(pieces, 0, sizeof pieces);
@@ -326,10 +333,10 @@ static void test_a_stream_is_its_body_in_pieces(void **state)
         pieces[n - 1].m.usage = &usage;
         pieces[n - 1].m.finish_reason =
             TANDEM__V1__FINISH_REASON__FINISH_STOP + (Tandem__V1__FinishReason)draw(3);
-        json_t *whole = answer(pieces, n, &options, t);
+        json_t *whole = answer(pieces, n, &options, t, 0);
         options.stream = options.include_usage = true;
         options.continuous_usage = draw(2);
-        json_t *joined = answer(pieces, n, &options, t);
+        json_t *joined = answer(pieces, n, &options, t, 0);
         if (!json_equal(whole, joined))
             fail_msg("turn %d: %s is not %s", (int)turn, json_dumps(joined, JSON_SORT_KEYS),
                      json_dumps(whole, JSON_SORT_KEYS));
@@ -338,6 +345,67 @@ static void test_a_stream_is_its_body_in_pieces(void **state)
                          usage.prompt_tokens + usage.output_tokens);
         json_decref(whole);
         json_decref(joined);
+    }
+    td_tokenizer_free(t);
+}
+
+/* Choices whose messages come in any order are each what they are alone; usage is their sum, with
+ * the prompt counted once. */
+static void test_choices_are_told_apart(void **state)
+{
+    (void)state;
+    enum { N = 3 };
+    struct td_tokenizer *t = NULL;
+    struct td_err err = {0};
+    if (td_tokenizer_load("models/pocket", &t, &err)) fail_msg("%s", err.msg);
+    static struct piece pieces[N][MAX_PIECES], mixed[N * MAX_PIECES];
+    for (uint64_t turn = 1; turn <= 100; turn++) {
+        seed = turn * 104729;
+        struct openai_options one = {
+            .is_chat = draw(2), .logprobs = draw(2), .n = 1, .n_prompts = 1};
+        struct openai_options all = one;
+        all.n = N;
+        size_t n[N], at[N] = {0}, n_mixed = 0, n_left = N;
+        Tandem__V1__Usage usage[N];
+        memset(pieces, 0, sizeof pieces);
+        for (uint32_t i = 0; i < N; i++) {
+            uint32_t n_calls = 0;
+            n[i] = 1 + draw(MAX_PIECES);
+            for (size_t k = 0; k < n[i]; k++) {
+                draw_piece(&pieces[i][k], one.is_chat, one.logprobs ? t : NULL, &n_calls);
+                pieces[i][k].m.choice = i;
+            }
+            tandem__v1__usage__init(&usage[i]);
+            usage[i].prompt_tokens = 7;
+            usage[i].output_tokens = draw(1000);
+            pieces[i][n[i] - 1].m.usage = &usage[i];
+            pieces[i][n[i] - 1].m.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+        }
+        while (n_left) { /* pointers of the copies still point into pieces, which is fine */
+            uint32_t i = draw(N);
+            if (at[i] == n[i]) continue;
+            mixed[n_mixed++] = pieces[i][at[i]++];
+            n_left -= at[i] == n[i];
+        }
+        for (int stream = 0; stream < 2; stream++)
+            for (int i = 0; i < N; i++) {
+                all.stream = all.include_usage = one.stream = one.include_usage = stream;
+                for (size_t k = 0; k < n[i]; k++) pieces[i][k].m.choice = 0;
+                json_t *alone = answer(pieces[i], n[i], &one, t, 0),
+                       *among = answer(mixed, n_mixed, &all, t, i);
+                json_t *u = json_object_get(among, "usage");
+                assert_int_equal(json_integer_value(json_object_get(u, "prompt_tokens")), 7);
+                assert_int_equal(json_integer_value(json_object_get(u, "completion_tokens")),
+                                 usage[0].output_tokens + usage[1].output_tokens +
+                                     usage[2].output_tokens);
+                json_object_del(alone, "usage");
+                json_object_del(among, "usage");
+                if (!json_equal(alone, among))
+                    fail_msg("turn %d: %s is not %s", (int)turn, json_dumps(among, JSON_SORT_KEYS),
+                             json_dumps(alone, JSON_SORT_KEYS));
+                json_decref(alone);
+                json_decref(among);
+            }
     }
     td_tokenizer_free(t);
 }
@@ -409,6 +477,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strings_are_json),
         cmocka_unit_test(test_a_stream_is_its_body_in_pieces),
+        cmocka_unit_test(test_choices_are_told_apart),
         cmocka_unit_test(test_errors_name_their_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -168,6 +168,21 @@ static void test_prompts(void **state)
     q = parse(OPENAI_COMPLETION, "{\"prompt\":\"\"}"); /* inference.c refuses it, in its words */
     assert_int_equal(openai_request_message(q)->prompt.len, 0);
     openai_request_free(q);
+    q = parse(OPENAI_COMPLETION,
+              "{\"prompt\":[\"one\",[7,8],\"\"],\"n\":3,\"best_of\":5,\"seed\":9}");
+    openai_request_message(q)->request_id = (char *)(uintptr_t) "id";
+    const Tandem__V1__GenerateRequest *const *all = openai_request_messages(q);
+    assert_int_equal(openai_request_options(q)->n_prompts, 3);
+    assert_int_equal(openai_request_options(q)->n, 3);
+    assert_int_equal(all[2]->sampling->best_of, 5);
+    assert_bytes(all[0]->prompt, "one");
+    assert_int_equal(all[1]->input_case, TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS);
+    assert_int_equal(all[1]->token_ids->n_ids, 2);
+    assert_int_equal(all[1]->token_ids->ids[1], 8);
+    assert_int_equal(all[2]->input_case, TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT);
+    assert_int_equal(all[2]->prompt.len, 0);
+    for (int i = 0; i < 3; i++) assert_string_equal(all[i]->request_id, "id");
+    openai_request_free(q);
     q = parse(OPENAI_EITHER, "{\"prompt\":\"a\"}");
     assert_false(openai_request_options(q)->is_chat);
     openai_request_free(q);
@@ -225,9 +240,12 @@ static void test_refusals_name_the_field(void **state)
     static const struct {
         const char *field, *value, *words;
     } rows[] = {
-        {"n", "2", "n is not supported"},
-        {"n", "1.0", "n is not supported"},
-        {"best_of", "3", "best_of is not supported"},
+        {"n", "0", "n is 0"},
+        {"n", "-1", "n is -1"},
+        {"n", "1.5", "n is"},
+        {"n", "2147483648", "n is 2147483648"},
+        {"best_of", "0", "best_of is 0"},
+        {"best_of", "\"2\"", "best_of is"},
         {"echo", "true", "echo is not supported"},
         {"suffix", "\"x\"", "suffix is not supported"},
         {"min_tokens", "1", "min_tokens is not supported"},
@@ -267,6 +285,10 @@ static void test_refusals_name_the_field(void **state)
         {"logit_bias", "{\"\":1}", "must map token ids"},
         {"logit_bias", "{\"1x\":1}", "must map token ids"},
         {"logit_bias", "{\"-1\":1}", "must map token ids"},
+        {"logit_bias", "{\" 5\":1}", "must map token ids"},
+        {"logit_bias", "{\"+5\":1}", "must map token ids"},
+        {"logit_bias", "{\"\\t5\":1}", "must map token ids"},
+        {"logit_bias", "{\"5 \":1}", "must map token ids"},
         {"logit_bias", "{\"2147483648\":1}", "must map token ids"},
         {"logit_bias", "{\"99999999999999999999\":1}", "must map token ids"},
         {"logit_bias", "{\"1\":1,\"2\":\"3\"}", "must map token ids"},
@@ -309,12 +331,10 @@ static void test_refusals_name_the_field(void **state)
 static void test_refused_inputs(void **state)
 {
     (void)state;
-    static const char *const prompts[] = {"7",         "null",           "{}",
-                                          "[]",        "[[]]",           "true",
-                                          "[null]",    "[1.5]",          "[[[1]]]",
-                                          "[1,\"a\"]", "[1,2.0]",        "[{}]",
-                                          "[1,[2]]",   "[1,2147483648]", "[\"a\",\"b\"]",
-                                          "[[1],[2]]"};
+    static const char *const prompts[] = {"7",       "null",           "{}",        "[]",
+                                          "[[]]",    "true",           "[null]",    "[1.5]",
+                                          "[[[1]]]", "[1,\"a\"]",      "[1,2.0]",   "[{}]",
+                                          "[1,[2]]", "[1,2147483648]", "[\"a\",5]", "[[1],2]"};
     char body[512];
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
         snprintf(body, sizeof body, "{\"prompt\":%s}", prompts[i]);
