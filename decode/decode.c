@@ -46,12 +46,9 @@ static const struct td_option decode_options[] = {
 };
 // clang-format on
 
-static void send_event(struct td_req *r, Tandem__V1__DecodeEvent *ev)
+static void send_event(struct td_req *r, const Tandem__V1__DecodeEvent *ev)
 {
-    td_status s = td_rpc_call_send(r->call, &ev->base);
-    if (s && s != TD_ERR_CANCELLED)
-        td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request,
-                        td_status_name(s));
+    td_worker_send(r, &ev->base);
 }
 
 static void send_token(struct td_req *r, Tandem__V1__TokenOut *out)
@@ -301,48 +298,16 @@ static td_status decode_accept(struct td_worker *w, struct td_req *r, const Prot
     return TD_OK;
 }
 
-static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+static void decode_take(struct td_worker *w, const struct td_caller *caller,
+                        const Tandem__V1__DecodeRequest *in)
 {
-    const Tandem__V1__DecodeRequest *in = (const Tandem__V1__DecodeRequest *)msg;
     td_fault_point("decode_accepted");
-    td_worker_accept(ctx, call, msg, in->seq);
+    td_worker_accept(w, caller, &in->base, in->seq);
 }
-
-static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
-{
-    (void)msg;
-    (void)ctx;
-    td_rpc_call_finish(call, TD_CODE_FAILED_PRECONDITION,
-                       "this is a decode worker: send Prefill to a prefill worker", NULL, 0);
-}
-
-static const struct td_rpc_method decode_methods[] = {
-    {.path = "/tandem.v1.Worker/Decode",
-     .request = &tandem__v1__decode_request__descriptor,
-     .on_message = on_decode,
-     .on_end = td_worker_on_end,
-     .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Prefill",
-     .request = &tandem__v1__prefill_request__descriptor,
-     .on_message = on_prefill,
-     .on_end = td_worker_on_end,
-     .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Abort",
-     .request = &tandem__v1__abort_request__descriptor,
-     .on_message = td_worker_on_abort,
-     .on_end = td_worker_on_abort_end,
-     .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Prove",
-     .request = &tandem__v1__prove_request__descriptor,
-     .on_message = td_worker_on_prove,
-     .on_end = td_worker_on_abort_end,
-     .on_open = td_worker_on_open},
-    {0},
-};
 
 static const struct td_worker_role decode_role = {.name = "decode",
                                                   .grows = true,
-                                                  .methods = decode_methods,
+                                                  .decode = decode_take,
                                                   .accept = decode_accept,
                                                   .admit = decode_admit,
                                                   .stepped = decode_stepped,

@@ -55,12 +55,9 @@ static const struct td_option prefill_options[] = {
 };
 // clang-format on
 
-static void send_event(struct td_req *r, Tandem__V1__PrefillEvent *ev)
+static void send_event(struct td_req *r, const Tandem__V1__PrefillEvent *ev)
 {
-    td_status s = td_rpc_call_send(r->call, &ev->base);
-    if (s && s != TD_ERR_CANCELLED)
-        td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request,
-                        td_status_name(s));
+    td_worker_send(r, &ev->base);
 }
 
 /* ---- admission ------------------------------------------------------------------------------- */
@@ -235,7 +232,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
         td_worker_finish_ok(w, r); /* and prefill_xfer_stop tells the receiver: nothing to decode */
         return;
     }
-    TD_ASSERT(r->xfer_live); /* without a grant one token was left (on_prefill): it is finished */
+    TD_ASSERT(r->xfer_live); /* without a grant one token was left (prefill_take): it is finished */
     out.msg.age_us = (td_now_ns() - step_end_ns) / TD_NS_PER_US;
     out.msg.kv_parts = (uint32_t)td_engine_kv_parts(w->engine);
     uint8_t note[TD_XFER_NOTE_MAX];
@@ -315,10 +312,9 @@ static void prefill_forget(struct td_req *r)
     r->prefill.grant.data = NULL;
 }
 
-static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+static void prefill_take(struct td_worker *w, const struct td_caller *caller,
+                         const Tandem__V1__PrefillRequest *in)
 {
-    struct td_worker *w = ctx;
-    const Tandem__V1__PrefillRequest *in = (const Tandem__V1__PrefillRequest *)msg;
     uint32_t block_size = (uint32_t)w->cfg.block_size;
     char why[200];
     if (in->grant.len > TD_XFER_BLOB_MAX || (in->grant.len == 0 && !one_token_left(in->seq))) {
@@ -333,47 +329,15 @@ static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
                  in->skip_tokens, block_size, in->seq ? in->seq->n_tokens : 0);
     } else {
         td_fault_point("prefill_accepted");
-        td_worker_accept(w, call, msg, in->seq);
+        td_worker_accept(w, caller, &in->base, in->seq);
         return;
     }
-    td_rpc_call_finish(call, TD_CODE_INVALID_ARGUMENT, why, NULL, 0);
+    td_worker_turn_away(caller, TD_CODE_INVALID_ARGUMENT, why);
 }
-
-static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
-{
-    (void)msg;
-    (void)ctx;
-    td_rpc_call_finish(call, TD_CODE_FAILED_PRECONDITION,
-                       "this is a prefill worker: send Decode to a decode worker", NULL, 0);
-}
-
-static const struct td_rpc_method prefill_methods[] = {
-    {.path = "/tandem.v1.Worker/Prefill",
-     .request = &tandem__v1__prefill_request__descriptor,
-     .on_message = on_prefill,
-     .on_end = td_worker_on_end,
-     .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Decode",
-     .request = &tandem__v1__decode_request__descriptor,
-     .on_message = on_decode,
-     .on_end = td_worker_on_end,
-     .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Abort",
-     .request = &tandem__v1__abort_request__descriptor,
-     .on_message = td_worker_on_abort,
-     .on_end = td_worker_on_abort_end,
-     .on_open = td_worker_on_open},
-    {.path = "/tandem.v1.Worker/Prove",
-     .request = &tandem__v1__prove_request__descriptor,
-     .on_message = td_worker_on_prove,
-     .on_end = td_worker_on_abort_end,
-     .on_open = td_worker_on_open},
-    {0},
-};
 
 static const struct td_worker_role prefill_role = {.name = "prefill",
-                                                   .methods = prefill_methods,
                                                    .one_token = true,
+                                                   .prefill = prefill_take,
                                                    .accept = prefill_accept,
                                                    .forget = prefill_forget,
                                                    .admit = prefill_admit,

@@ -41,6 +41,7 @@ void fleet_gone(struct worker_conn *w, const char *why)
     served_model_event(
         w->model, (struct td_core_event){.kind = TD_EV_WORKER_GONE, .gone = {.worker = w->index}});
     w->gone = true;
+    multiplex_close(w);
     served_model_update_max_len(w->model);
     worker_conn_release(w);
 }
@@ -272,6 +273,7 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
     w->snap_ns = w->rate_ns = td_now_ns();
     tandem__v1__snapshot__init(&w->snap);
     w->channel = channel;
+    w->takes_multiplex = h->multiplex && !strcmp(r->cfg.multiplex, "on");
     w->join = j;
     w->nonces = *nonces;
     w->n_proofs = 1; /* the dial-back's */

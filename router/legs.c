@@ -1,8 +1,10 @@
 /* legs.c - one call to a worker for each leg of a request.
  *
  * A leg reports to the core (ticket, first token, tokens, end) with the attempt it was started
- * for, so what an old attempt says changes nothing. A cancelled leg is detached: its remaining
- * events are ignored and it frees itself at on_done. */
+ * for, so what an old attempt says changes nothing. The call is one of the worker's stream
+ * (multiplex.c), or, to an older worker, a call of its own. A cancelled leg of a stream is freed at
+ * once; one with a call of its own is detached: its remaining events are ignored and it frees
+ * itself at on_done. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,16 +57,7 @@ static struct leg *leg_new(struct router *r, struct request_state *q,
     return l;
 }
 
-void leg_cancel(struct leg **leg)
-{
-    struct leg *l = *leg;
-    if (!l) return;
-    *leg = NULL;
-    l->request = NULL;
-    td_rpc_call_cancel(l->call);
-}
-
-static void leg_done(struct leg *l)
+static void leg_free(struct leg *l)
 {
     if (l->request) {
         struct leg **at =
@@ -74,6 +67,20 @@ static void leg_done(struct leg *l)
     }
     worker_conn_release(l->worker);
     free(l);
+}
+
+void leg_cancel(struct leg **leg)
+{
+    struct leg *l = *leg;
+    if (!l) return;
+    *leg = NULL;
+    l->request = NULL;
+    if (l->call) {
+        td_rpc_call_cancel(l->call);
+        return;
+    }
+    multiplex_cancel(l);
+    leg_free(l);
 }
 
 /* Cancels the leg and tells the core that it failed: the worker broke the protocol. */
@@ -110,11 +117,19 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q)
     return s;
 }
 
-static void copy_end(struct leg *l, const struct td_rpc_result *res)
+static void copy_end(struct leg *l, enum td_code code, const char *details)
 {
-    if (res->code != TD_CODE_OK)
+    if (code != TD_CODE_OK)
         snprintf(l->request->last_error, sizeof l->request->last_error, "%s: %s", l->worker->name,
-                 res->details);
+                 details);
+}
+
+/* The time left to the client, for a call of a leg's own; 0 = no limit. A leg of a stream needs
+ * none: the client's call ends at its deadline, and with it the request. */
+static uint64_t deadline_ms(const struct request_state *q)
+{
+    uint64_t left = q->client.ops->remaining_ms(q->client.call);
+    return left == UINT64_MAX ? 0 : left + 1;
 }
 
 /* ---- decode leg ------------------------------------------------------------------------------ */
@@ -153,11 +168,14 @@ static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
     }
     td_fault_point("router_token");
     bool stopped_here = q->output.done && !done_before && !l->finished_seen;
-    served_model_event(l->worker->model, (struct td_core_event){.kind = TD_EV_TOKEN,
-                                                                .token = {.of = attempt_of(l),
-                                                                          .n_tokens = q->n_tokens,
-                                                                          .last = q->output.done}});
-    if (stopped_here) served_model_event(l->worker->model, output_stop(l->request_at, l->id));
+    struct served_model *m = l->worker->model;
+    uint32_t request_at = l->request_at;
+    uint64_t id = l->id;
+    struct td_core_event e = {
+        .kind = TD_EV_TOKEN,
+        .token = {.of = attempt_of(l), .n_tokens = q->n_tokens, .last = q->output.done}};
+    served_model_event(m, e); /* may end the request and free this leg */
+    if (stopped_here) served_model_event(m, output_stop(request_at, id));
 }
 
 static void take_decode_times(struct request_state *q, const Tandem__V1__DecodeTimes *t)
@@ -184,12 +202,8 @@ static void take_prefill_times(struct request_state *q, const Tandem__V1__Prefil
     q->prefill.cached_tokens = t->cached_tokens;
 }
 
-static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+static void decode_event(struct leg *l, const Tandem__V1__DecodeEvent *ev)
 {
-    (void)call;
-    struct leg *l = user;
-    const Tandem__V1__DecodeEvent *ev = (const Tandem__V1__DecodeEvent *)msg;
-    if (!l->request) return;
     switch (ev->event_case) {
     case TANDEM__V1__DECODE_EVENT__EVENT_TICKET:
         take_ticket(l, ev->ticket);
@@ -211,16 +225,20 @@ static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg
     }
 }
 
-static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+static void decode_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
     (void)call;
     struct leg *l = user;
+    if (l->request) decode_event(l, (const Tandem__V1__DecodeEvent *)msg);
+}
+
+static void end_decode(struct leg *l, enum td_code code, const char *details)
+{
     struct served_model *m = l->worker->model;
     struct request_state *q = l->request;
     bool tell = q != NULL, done = q && q->output.done;
-    enum td_code code = res->code;
     if (q) {
-        copy_end(l, res);
+        copy_end(l, code, details);
         if (code == TD_CODE_OK && !done) {
             code = TD_CODE_INTERNAL;
             snprintf(q->last_error, sizeof q->last_error,
@@ -230,13 +248,19 @@ static void decode_done(struct td_rpc_call *call, const struct td_rpc_result *re
     bool all_sent = done && code != TD_CODE_OK; /* the client has everything, however the call
                                                    ended */
     struct td_core_event e = all_sent ? output_stop(l->request_at, l->id) : decode_end(l, code);
-    leg_done(l);
+    leg_free(l);
     if (tell) served_model_event(m, e);
+}
+
+static void call_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+{
+    (void)call;
+    leg_end(user, res->code, res->details);
 }
 
 static const struct td_rpc_client_method decode_method = {
     "/tandem.v1.Worker/Decode", &tandem__v1__decode_event__descriptor, false};
-static const struct td_rpc_handler decode_handler = {decode_message, decode_done};
+static const struct td_rpc_handler decode_handler = {decode_message, call_done};
 
 /* Notes what was predicted for the attempt; called with the leg that it begins with. */
 static void begin_attempt(struct request_state *q, const struct td_core_action *a)
@@ -261,13 +285,15 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
     m.local_prefill = a->start.local;
-    uint64_t left = q->client.ops->remaining_ms(q->client.call);
+    Tandem__V1__MultiplexCall in_stream = TANDEM__V1__MULTIPLEX_CALL__INIT;
+    in_stream.call_case = TANDEM__V1__MULTIPLEX_CALL__CALL_DECODE;
+    in_stream.decode = &m;
+    if (multiplex_call(l, &in_stream)) return;
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
     size_t n = worker_proof(l->worker, decode_method.path, s.request, s.attempt, proof, &metadata);
-    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base,
-                                left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
-                                &decode_handler, l);
+    l->call = td_rpc_call_start(l->worker->channel, &decode_method, &m.base, deadline_ms(q), false,
+                                &metadata, n, &decode_handler, l);
 }
 
 /* ---- prefill leg ----------------------------------------------------------------------------- */
@@ -297,15 +323,12 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     uint32_t request_at = l->request_at;
     uint64_t id = l->id;
     struct served_model *m = l->worker->model;
-    served_model_event(m, e); /* may end the request and detach this leg */
+    served_model_event(m, e); /* may end the request and free this leg */
     if (stopped_here) served_model_event(m, output_stop(request_at, id));
 }
 
-static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
+static void prefill_event(struct leg *l, const Tandem__V1__PrefillEvent *ev)
 {
-    (void)call;
-    struct leg *l = user;
-    const Tandem__V1__PrefillEvent *ev = (const Tandem__V1__PrefillEvent *)msg;
     if (ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_DONE) {
         l->finished_seen = l->first_seen;
         l->sent_bytes = ev->done->bytes;
@@ -316,15 +339,18 @@ static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *ms
     take_first(l, ev->first);
 }
 
-static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
+static void prefill_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
     (void)call;
-    struct leg *l = user;
+    prefill_event(user, (const Tandem__V1__PrefillEvent *)msg);
+}
+
+static void end_prefill(struct leg *l, enum td_code code, const char *details)
+{
     struct served_model *m = l->worker->model;
     bool tell = l->request != NULL;
-    enum td_code code = res->code;
     if (l->request) {
-        copy_end(l, res);
+        copy_end(l, code, details);
         if (code == TD_CODE_OK && !l->finished_seen) {
             code = TD_CODE_INTERNAL;
             snprintf(l->request->last_error, sizeof l->request->last_error,
@@ -333,13 +359,13 @@ static void prefill_done(struct td_rpc_call *call, const struct td_rpc_result *r
         }
     }
     struct td_core_event e = prefill_end(l, code);
-    leg_done(l);
+    leg_free(l);
     if (tell) served_model_event(m, e);
 }
 
 static const struct td_rpc_client_method prefill_method = {
     "/tandem.v1.Worker/Prefill", &tandem__v1__prefill_event__descriptor, false};
-static const struct td_rpc_handler prefill_handler = {prefill_message, prefill_done};
+static const struct td_rpc_handler prefill_handler = {prefill_message, call_done};
 
 /* An attempt without a decode leg: notes what that leg would have. The reservation took no time. */
 static void begin_alone(struct request_state *q, const struct td_core_action *a)
@@ -365,11 +391,39 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     m.grant.data = q->decode.grant;
     m.grant.len = q->decode.grant_bytes;
     m.skip_tokens = q->decode.cached_tokens;
-    uint64_t left = q->client.ops->remaining_ms(q->client.call);
+    Tandem__V1__MultiplexCall in_stream = TANDEM__V1__MULTIPLEX_CALL__INIT;
+    in_stream.call_case = TANDEM__V1__MULTIPLEX_CALL__CALL_PREFILL;
+    in_stream.prefill = &m;
+    if (multiplex_call(l, &in_stream)) return;
     char proof[TD_CALL_PROOF_MAX];
     struct td_rpc_metadata metadata;
     size_t n = worker_proof(l->worker, prefill_method.path, s.request, s.attempt, proof, &metadata);
-    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base,
-                                left == UINT64_MAX ? 0 : left + 1, false, &metadata, n,
-                                &prefill_handler, l);
+    l->call = td_rpc_call_start(l->worker->channel, &prefill_method, &m.base, deadline_ms(q), false,
+                                &metadata, n, &prefill_handler, l);
+}
+
+/* ---- either leg ------------------------------------------------------------------------------ */
+
+void leg_end(struct leg *l, enum td_code code, const char *details)
+{
+    if (l->kind == LEG_DECODE)
+        end_decode(l, code, details);
+    else
+        end_prefill(l, code, details);
+}
+
+void leg_row(struct leg *l, const Tandem__V1__MultiplexRow *row)
+{
+    bool decodes = l->kind == LEG_DECODE;
+    if (row->row_case == TANDEM__V1__MULTIPLEX_ROW__ROW_TOKEN && decodes) {
+        Tandem__V1__Tokens t = TANDEM__V1__TOKENS__INIT;
+        Tandem__V1__TokenOut *out = row->token;
+        t.n_out = 1;
+        t.out = &out;
+        decode_tokens(l, &t);
+    } else if (row->row_case == TANDEM__V1__MULTIPLEX_ROW__ROW_DECODE && decodes) {
+        decode_event(l, row->decode);
+    } else if (row->row_case == TANDEM__V1__MULTIPLEX_ROW__ROW_PREFILL && !decodes) {
+        prefill_event(l, row->prefill);
+    } /* else a newer worker's: tolerated */
 }

@@ -61,6 +61,8 @@ const struct td_option router_options[] = {
     TD_OPTION_DECIDED("hybrid_local_tokens", "mode hybrid prefills on the decode worker by policy "
                                              "goodput's forecast, or prompts under 64 tokens with "
                                              "another policy"),
+    {"test_multiplex", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(multiplex),
+     "all calls to a worker go in one stream if it takes such; off: each is a call of its own"},
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
      "live requests; more are refused with a retry delay"},
     {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),

@@ -2,11 +2,11 @@
  * file's structs.
  *
  * Files: served_model.c is one model with its core, inference.c takes clients' calls in, choices.c
- * makes several requests of one call, legs.c talks to workers on their behalf, output.c turns
- * tokens into text and stop decisions, join.c finds out who joins, fleet.c keeps the workers,
- * objectives.c reads classes and latency tables, tenants.c says whose a request is, guided.c and
- * answer.c are structured output and an answer's fields, http/ is the HTTP door, router.c opens,
- * drains and closes it all. */
+ * makes several requests of one call, legs.c talks to workers on their behalf, multiplex.c sends
+ * the calls to one worker in one stream, output.c turns tokens into text and stop decisions, join.c
+ * finds out who joins, fleet.c keeps the workers, objectives.c reads classes and latency tables,
+ * tenants.c says whose a request is, guided.c and answer.c are structured output and an answer's
+ * fields, http/ is the HTTP door, router.c opens, drains and closes it all. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
 
@@ -38,7 +38,7 @@
 struct router_config {
     const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table,
         *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen,
-        *worker_listen, *http_listen, *tls_operator_names, *tenants;
+        *worker_listen, *http_listen, *tls_operator_names, *tenants, *multiplex;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
@@ -64,13 +64,15 @@ struct worker_conn;
 struct join;
 
 enum leg_kind { LEG_PREFILL, LEG_DECODE };
-/* One call to a worker. Lives until its on_done; detached (request == NULL) when the request no
- * longer wants it. */
+/* One call to a worker, of its own or in the worker's stream (multiplex.c). Lives until its end;
+ * a call of its own is detached (request == NULL) when the request no longer wants it. */
 struct leg {
     struct router *router;
     struct request_state *request;
     struct worker_conn *worker;
-    struct td_rpc_call *call;
+    struct td_rpc_call *call;    /* NULL: in the stream */
+    struct multiplex *multiplex; /* NULL: a call of its own */
+    uint64_t call_id;            /* in the stream */
     enum leg_kind kind;
     uint32_t request_at, attempt;
     uint64_t id;
@@ -163,6 +165,8 @@ struct worker_conn {
     struct td_join_nonces nonces; /* of its Join: what proofs of calls to it are made of */
     uint64_t n_proofs;            /* counter of the last */
     struct td_rpc_channel *channel;
+    bool takes_multiplex;        /* its hello said so */
+    struct multiplex *multiplex; /* the open stream of calls, or NULL */
     char name[128], role_name[16], address[256], version[64];
     char logged_name[520], logged_address[1030]; /* the same, quoted for the log: they are what
                                                     the worker says */
@@ -281,6 +285,20 @@ td_status choices_generate(struct router *r, struct served_model *m, struct rout
 void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a);
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a);
 void leg_cancel(struct leg **leg);
+/* What came down the stream of a leg's worker. Each may end the request, which frees the leg. */
+void leg_row(struct leg *l, const Tandem__V1__MultiplexRow *row);
+/* The leg's call has ended; frees the leg. */
+void leg_end(struct leg *l, enum td_code code, const char *details);
+
+/* multiplex.c: the calls to one worker in one stream. Loop thread. */
+
+/* Sends the call, of which the caller has set the kind and the message; l->multiplex and l->call_id
+ * are set. False: the worker does not take such streams, or the message is too long for one. */
+bool multiplex_call(struct leg *l, Tandem__V1__MultiplexCall *call);
+/* Nothing more is heard of the leg. */
+void multiplex_cancel(struct leg *l);
+/* The worker is gone: ends the stream. */
+void multiplex_close(struct worker_conn *w);
 
 /* answer.c: a chat's answer in fields: text, reasoning, tool calls. Owned by the loop thread. */
 

@@ -220,14 +220,20 @@ void td_rpc_call_cancel(struct td_rpc_call *call)
                                             : "cancelled by the client");
 }
 
+static struct td_rpc_out *new_out(size_t n_bytes)
+{
+    struct td_rpc_out *out = td_rpc_alloc(sizeof *out);
+    out->slice = grpc_slice_malloc(n_bytes);
+    out->bytes = n_bytes + OUT_OVERHEAD_BYTES;
+    return out;
+}
+
 static struct td_rpc_out *pack(const ProtobufCMessage *msg)
 {
     size_t n_bytes = protobuf_c_message_get_packed_size(msg);
-    struct td_rpc_out *out = td_rpc_alloc(sizeof *out);
-    out->slice = grpc_slice_malloc(n_bytes);
+    struct td_rpc_out *out = new_out(n_bytes);
     size_t packed = protobuf_c_message_pack(msg, GRPC_SLICE_START_PTR(out->slice));
     TD_ASSERT(packed == n_bytes);
-    out->bytes = n_bytes + OUT_OVERHEAD_BYTES;
     return out;
 }
 
@@ -250,10 +256,9 @@ void td_rpc_call_open(struct td_rpc_call *call, const ProtobufCMessage *request,
     td_rpc_loop_ring(call->loop);
 }
 
-td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg)
+/* Takes out over. */
+static td_status send_out(struct td_rpc_call *call, struct td_rpc_out *out)
 {
-    if (atomic_load(&call->over)) return TD_ERR_CANCELLED;
-    struct td_rpc_out *out = pack(msg);
     td_status status = TD_OK;
     bool ring = false;
     pthread_mutex_lock(&call->loop->mu);
@@ -276,6 +281,21 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
     if (ring) td_rpc_loop_ring(call->loop);
     return status;
 }
+
+td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg)
+{
+    return atomic_load(&call->over) ? TD_ERR_CANCELLED : send_out(call, pack(msg));
+}
+
+td_status td_rpc_call_send_packed(struct td_rpc_call *call, const void *bytes, size_t n_bytes)
+{
+    if (atomic_load(&call->over)) return TD_ERR_CANCELLED;
+    struct td_rpc_out *out = new_out(n_bytes);
+    if (n_bytes) memcpy(GRPC_SLICE_START_PTR(out->slice), bytes, n_bytes);
+    return send_out(call, out);
+}
+
+void td_rpc_call_set_merged(struct td_rpc_call *call) { call->merged = true; }
 
 void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char *details,
                         const struct td_rpc_metadata *trailing, size_t n_trailing)
@@ -337,17 +357,37 @@ static struct td_rpc_out *take_all(struct td_rpc_call *call)
     return all;
 }
 
-/* mu is held. The first message of the queue, or NULL; *ret_end: our side ends after it. */
-static struct td_rpc_out *take_first(struct td_rpc_call *call, bool *ret_end)
+/* mu is held. The messages to be sent next as one: the queue's first, or NULL, and those that may
+ * be merged with it. *ret_end: our side ends after them. */
+static struct td_rpc_out *take_next(struct td_rpc_call *call, bool *ret_end)
 {
-    struct td_rpc_out *out = call->out_head;
-    if (out) {
-        call->out_head = out->next;
-        if (!out->next) call->out_tail = &call->out_head;
-        out->next = NULL;
+    struct td_rpc_out *first = call->out_head, *last = first;
+    if (first) {
+        size_t n = 1, n_bytes = first->bytes;
+        while (call->merged && last->next && n < TD_RPC_MAX_MERGED &&
+               n_bytes + last->next->bytes <= TD_RPC_MAX_MERGED_BYTES) {
+            last = last->next;
+            n_bytes += last->bytes;
+            n++;
+        }
+        call->out_head = last->next;
+        if (!last->next) call->out_tail = &call->out_head;
+        last->next = NULL;
     }
     *ret_end = call->end_wanted && !call->out_head;
-    return out;
+    return first;
+}
+
+static grpc_byte_buffer *buffer_of(const struct td_rpc_out *outs, size_t *ret_bytes)
+{
+    grpc_slice slices[TD_RPC_MAX_MERGED];
+    size_t n = 0;
+    *ret_bytes = 0;
+    for (const struct td_rpc_out *o = outs; o; o = o->next) {
+        slices[n++] = o->slice;
+        *ret_bytes += o->bytes;
+    }
+    return grpc_raw_byte_buffer_create(slices, n);
 }
 
 /* The operation that ends our side: the status (server) or the half-close (client). *ret_details is
@@ -380,7 +420,7 @@ void td_rpc_call_pump(struct td_rpc_call *call)
     if (call->cancel_wanted || call->closed)
         dropped = take_all(call);
     else if (!call->send_busy && !call->end_sent)
-        out = take_first(call, &end);
+        out = take_next(call, &end);
     bool cancelled = call->cancel_wanted;
     pthread_mutex_unlock(&loop->mu);
     free_outs(dropped);
@@ -407,10 +447,9 @@ void td_rpc_call_pump(struct td_rpc_call *call)
     }
     grpc_byte_buffer *buffer = NULL;
     if (out) {
-        buffer = grpc_raw_byte_buffer_create(&out->slice, 1);
+        buffer = buffer_of(out, &call->inflight_bytes);
         ops[n].op = GRPC_OP_SEND_MESSAGE;
         ops[n++].data.send_message.send_message = buffer;
-        call->inflight_bytes = out->bytes;
     }
     grpc_slice details = grpc_empty_slice();
     if (end) fill_end(call, &ops[n++], &details);

@@ -23,8 +23,9 @@
  *           8 bytes of the router's nonce, request, attempt, counter, and HMAC(secret; "tandem
  *           call v1", both nonces, path, request, attempt, counter). The nonces bind the proof to
  *           this Join, the counter makes it valid once, and path and numbers make it valid for
- *           that call only. The proof does not cover the body of the call: against somebody who
- *           changes packets on the way, use TLS.
+ *           that call only. A stream of calls (Multiplex) has one, with request and attempt 0. The
+ *           proof does not cover the body of the call: against somebody who changes packets on the
+ *           way, use TLS.
  *   Prove   HMAC(secret; "tandem instance v1", both nonces, the request's nonce). Without a secret
  *           the key is Hello.instance_key, which is random in each process and sent to its router
  *           only.

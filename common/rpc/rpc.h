@@ -221,6 +221,13 @@ const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key
  * loop once. */
 td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg);
 
+/* [any] The same with a message that is packed already; the bytes are copied. */
+td_status td_rpc_call_send_packed(struct td_rpc_call *call, const void *bytes, size_t n_bytes);
+/* From now on messages that wait for the peer are sent as one, up to 64 KiB: for streams whose
+ * messages hold nothing but repeated fields, which protobuf joins when encodings are joined. Loop
+ * thread, or before the call is known to others. */
+void td_rpc_call_set_merged(struct td_rpc_call *call);
+
 /* Server. [any] Ends the RPC after the queued messages. details (UTF-8, copied, may be NULL);
  * trailing metadata copied. Later calls are ignored. */
 void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char *details,

@@ -65,6 +65,8 @@ enum {
     TD_RPC_MAX_CONNECTIONS = 16384, /* the default of one server: about 20 KiB each, so 320 MiB */
     /* descriptors kept for other things than connections: channels, KV connections, files */
     TD_RPC_RESERVED_FDS = 512,
+    TD_RPC_MAX_MERGED = 64,             /* messages in one, where a call merges them ... */
+    TD_RPC_MAX_MERGED_BYTES = 64 << 10, /* ... unless the first alone has more */
     TD_RPC_PROBE_TURNS = 20,    /* a probe fails after this many turns of a tenth of its period */
     TD_RPC_PROBE_UNHEALTHY = 3, /* this many failures in a row: health says not serving */
     TD_RPC_PROBE_DEAF = 10,     /* this many failures in a row: td_rpc_server_is_deaf */
@@ -133,6 +135,7 @@ struct td_rpc_call {
     size_t queued_bytes;                     /* mu: queued and in flight */
     struct td_rpc_call *next_dirty;          /* mu */
     bool dirty;                              /* mu */
+    bool merged;                             /* loop: messages that wait are sent as one */
     bool end_wanted;    /* mu: finish (server) or close_send (client) when the queue is empty */
     bool cancel_wanted; /* mu */
     enum td_code cancel_code; /* mu */

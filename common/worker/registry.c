@@ -77,6 +77,7 @@ static void send_hello(struct td_registry *r)
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
     h.prefix_cache = w->cfg.prefix_cache;
     h.one_token = w->role->one_token;
+    h.multiplex = true;
     if (w->trust.id.secret) {
         td_cluster_nonce(w->trust.nonces.worker);
         w->trust.has_session = false;

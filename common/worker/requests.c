@@ -28,11 +28,12 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/rpc/rpc_status.h"
 
 /* ---- mail: rpc thread -> engine thread ------------------------------------------------------- */
 
-static void mail_post(struct td_worker *w, struct td_mail *m)
+void td_worker_post(struct td_worker *w, struct td_mail *m)
 {
     pthread_mutex_lock(&w->inbox.lock);
     m->next = NULL;
@@ -127,63 +128,74 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
                              (int32_t)p->n_stop_token_ids, p->max_tokens, err);
 }
 
-static void refuse(struct td_worker *w, struct td_rpc_call *call, enum td_code code,
+void td_worker_turn_away(const struct td_caller *caller, enum td_code code, const char *details)
+{
+    if (caller->call)
+        td_rpc_call_finish(caller->call, code, details, NULL, 0);
+    else
+        td_multiplex_turn_away(caller, code, details);
+}
+
+static void refuse(struct td_worker *w, const struct td_caller *caller, enum td_code code,
                    const char *details)
 {
     atomic_fetch_add(&w->calls_refused, 1);
-    td_rpc_call_finish(call, code, details, NULL, 0);
+    td_worker_turn_away(caller, code, details);
 }
 
-void td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const ProtobufCMessage *msg,
-                      const Tandem__V1__Sequence *in)
+void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
+                      const ProtobufCMessage *msg, const Tandem__V1__Sequence *in)
 {
     struct td_err err = {0};
-    if (in && !td_worker_is_proved(w, call, in->request, in->attempt)) return;
+    if (in && caller->call && !td_worker_is_proved(w, caller->call, in->request, in->attempt))
+        return;
     if (atomic_load(&w->draining)) {
-        refuse(w, call, TD_CODE_UNAVAILABLE,
+        refuse(w, caller, TD_CODE_UNAVAILABLE,
                "this worker is draining; send the request to another");
         return;
     }
     if (!in) {
-        refuse(w, call, TD_CODE_INVALID_ARGUMENT, "seq is missing");
+        refuse(w, caller, TD_CODE_INVALID_ARGUMENT, "seq is missing");
         return;
     }
     struct td_seq *seq = td_engine_seq_get(w->engine);
     if (!seq) {
-        refuse(w, call, TD_CODE_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker");
+        refuse(w, caller, TD_CODE_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker");
         return;
     }
     struct td_req *r = &w->reqs[seq->index];
     *r = (struct td_req){
-        .seq = seq, .call = call, .state = TD_REQ_SCHEDULED, .arrived_ns = td_now_ns()};
+        .seq = seq, .caller = *caller, .state = TD_REQ_SCHEDULED, .arrived_ns = td_now_ns()};
     td_status s = seq_fill(w, seq, in, &err);
     if (!s) s = guided_fill(w, r, in->sampling, &err);
     if (!s) s = w->role->accept(w, r, msg, &err);
     if (s) {
         td_guided_end(&r->guided);
         td_engine_seq_put(w->engine, seq);
-        refuse(w, call, td_rpc_code(s), err.msg);
+        refuse(w, caller, td_rpc_code(s), err.msg);
         return;
     }
     seq->owner = r;
-    td_rpc_call_ref(call);
-    td_rpc_call_set_user(call, r);
+    if (caller->call) {
+        td_rpc_call_ref(caller->call);
+        td_rpc_call_set_user(caller->call, r);
+    }
     r->mail_new = (struct td_mail){.kind = TD_MAIL_NEW, .req = r};
     r->mail_ended = (struct td_mail){.kind = TD_MAIL_ENDED, .req = r};
     atomic_fetch_add(&w->n_live, 1);
-    mail_post(w, &r->mail_new);
+    td_worker_post(w, &r->mail_new);
 }
 
-void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 {
     (void)cancelled;
     struct td_req *r = td_rpc_call_user(call);
     if (!r) return; /* refused at accept */
     td_rpc_call_set_user(call, NULL);
-    mail_post(ctx, &r->mail_ended);
+    td_worker_post(ctx, &r->mail_ended);
 }
 
-void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+static void on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__AbortRequest *in = (const Tandem__V1__AbortRequest *)msg;
     if (!td_worker_is_proved(ctx, call, in->request, in->attempt)) return;
@@ -193,18 +205,80 @@ void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, v
         return;
     }
     *m = (struct td_mail){.kind = TD_MAIL_ABORT, .request = in->request, .attempt = in->attempt};
-    mail_post(ctx, m);
+    td_worker_post(ctx, m);
     Tandem__V1__AbortResponse out = TANDEM__V1__ABORT_RESPONSE__INIT;
     td_rpc_call_send(call, &out.base);
     td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
-void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx)
+static void on_nothing_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 {
     (void)call;
     (void)cancelled;
     (void)ctx;
 }
+
+void td_worker_take_decode(struct td_worker *w, const struct td_caller *caller,
+                           const Tandem__V1__DecodeRequest *in)
+{
+    if (w->role->decode)
+        w->role->decode(w, caller, in);
+    else
+        td_worker_turn_away(caller, TD_CODE_FAILED_PRECONDITION,
+                            "this is a prefill worker: send Decode to a decode worker");
+}
+
+void td_worker_take_prefill(struct td_worker *w, const struct td_caller *caller,
+                            const Tandem__V1__PrefillRequest *in)
+{
+    if (w->role->prefill)
+        w->role->prefill(w, caller, in);
+    else
+        td_worker_turn_away(caller, TD_CODE_FAILED_PRECONDITION,
+                            "this is a decode worker: send Prefill to a prefill worker");
+}
+
+static void on_decode(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    const struct td_caller caller = {.call = call};
+    td_worker_take_decode(ctx, &caller, (const Tandem__V1__DecodeRequest *)msg);
+}
+
+static void on_prefill(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    const struct td_caller caller = {.call = call};
+    td_worker_take_prefill(ctx, &caller, (const Tandem__V1__PrefillRequest *)msg);
+}
+
+const struct td_rpc_method td_worker_methods[] = {
+    {.path = "/tandem.v1.Worker/Decode",
+     .request = &tandem__v1__decode_request__descriptor,
+     .on_message = on_decode,
+     .on_end = on_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Prefill",
+     .request = &tandem__v1__prefill_request__descriptor,
+     .on_message = on_prefill,
+     .on_end = on_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Multiplex",
+     .request = &tandem__v1__multiplex_up__descriptor,
+     .client_streaming = true,
+     .on_message = td_multiplex_on_message,
+     .on_end = td_multiplex_on_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Abort",
+     .request = &tandem__v1__abort_request__descriptor,
+     .on_message = on_abort,
+     .on_end = on_nothing_end,
+     .on_open = td_worker_on_open},
+    {.path = "/tandem.v1.Worker/Prove",
+     .request = &tandem__v1__prove_request__descriptor,
+     .on_message = td_worker_on_prove,
+     .on_end = on_nothing_end,
+     .on_open = td_worker_on_open},
+    {0},
+};
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
@@ -227,8 +301,11 @@ static void maybe_free(struct td_worker *w, struct td_req *r)
     if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
     if (w->role->forget) w->role->forget(r);
     td_guided_end(&r->guided);
-    td_rpc_call_unref(r->call);
-    r->call = NULL;
+    if (r->caller.call)
+        td_rpc_call_unref(r->caller.call);
+    else
+        td_multiplex_leave(r->caller.multiplex);
+    r->caller = (struct td_caller){0};
     r->state = TD_REQ_FREE;
     if (r->live_prev)
         r->live_prev->live_next = r->live_next;
@@ -237,7 +314,7 @@ static void maybe_free(struct td_worker *w, struct td_req *r)
     if (r->live_next) r->live_next->live_prev = r->live_prev;
     struct td_seq *seq = r->seq;
     td_engine_seq_put(w->engine, seq);
-    atomic_fetch_sub(&w->n_live, 1);
+    w->n_freed++;
 }
 
 static void give_back(struct td_worker *w, struct td_req *r)
@@ -247,11 +324,32 @@ static void give_back(struct td_worker *w, struct td_req *r)
     maybe_free(w, r);
 }
 
+static void tell_end(struct td_req *r, enum td_code code, const char *details)
+{
+    if (!r->finished && r->caller.call) td_rpc_call_finish(r->caller.call, code, details, NULL, 0);
+    if (!r->finished && !r->caller.call) {
+        td_multiplex_finish(&r->caller, code, details);
+        r->call_ended = true;
+    }
+    r->finished = true;
+}
+
+void td_worker_send(struct td_req *r, const ProtobufCMessage *event)
+{
+    if (!r->caller.call) {
+        if (!r->finished) td_multiplex_event(&r->caller, event);
+        return;
+    }
+    td_status s = td_rpc_call_send(r->caller.call, event);
+    if (s && s != TD_ERR_CANCELLED)
+        td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request,
+                        td_status_name(s));
+}
+
 static void end_with(struct td_worker *w, struct td_req *r, enum td_code code, const char *details)
 {
     if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
-    if (!r->finished) td_rpc_call_finish(r->call, code, details, NULL, 0);
-    r->finished = true;
+    tell_end(r, code, details);
     td_scheduler_detach(w->sched, &r->seq->sched);
     if (r->xfer_live) {
         r->state = TD_REQ_RETIRING;
@@ -277,6 +375,36 @@ void td_worker_xfer_over(struct td_worker *w, struct td_req *r)
     if (r->state == TD_REQ_RETIRING) give_back(w, r);
 }
 
+/* There is nobody to tell any more. */
+static void caller_gone(struct td_worker *w, struct td_req *r)
+{
+    r->call_ended = true;
+    r->finished = true;
+    if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING)
+        maybe_free(w, r);
+    else
+        end_with(w, r, TD_CODE_CANCELLED, "call cancelled");
+}
+
+/* The calls of m, or the one whose id is *id. */
+static void callers_gone(struct td_worker *w, const struct td_multiplex *m, const uint64_t *id)
+{
+    for (struct td_req *r = w->live, *next; r; r = next) {
+        next = r->live_next;
+        if (r->caller.multiplex == m && (!id || r->caller.id == *id)) caller_gone(w, r);
+    }
+}
+
+static void begin(struct td_worker *w, struct td_req *r)
+{
+    r->live_next = w->live;
+    if (w->live) w->live->live_prev = r;
+    w->live = r;
+    w->calls_taken++;
+    if (r->caller.multiplex) td_multiplex_enter(r->caller.multiplex);
+    set_waiting(w, r);
+}
+
 void td_worker_take_mail(struct td_worker *w)
 {
     struct td_mail *next;
@@ -285,19 +413,18 @@ void td_worker_take_mail(struct td_worker *w)
         struct td_req *r = m->req;
         switch (m->kind) {
         case TD_MAIL_NEW:
-            r->live_next = w->live;
-            if (w->live) w->live->live_prev = r;
-            w->live = r;
-            w->calls_taken++;
-            set_waiting(w, r);
+            begin(w, r);
             break;
         case TD_MAIL_ENDED:
-            r->call_ended = true;
-            r->finished = true; /* the call is gone: there is nobody to tell */
-            if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING)
-                maybe_free(w, r);
-            else
-                end_with(w, r, TD_CODE_CANCELLED, "call cancelled");
+            caller_gone(w, r);
+            break;
+        case TD_MAIL_CANCEL:
+            callers_gone(w, m->multiplex, &m->request);
+            free(m);
+            break;
+        case TD_MAIL_STREAM_ENDED:
+            callers_gone(w, m->multiplex, NULL);
+            td_multiplex_over(m->multiplex);
             break;
         case TD_MAIL_ABORT:
             for (struct td_req *q = w->live, *q_next; q; q = q_next) {

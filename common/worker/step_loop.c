@@ -209,9 +209,12 @@ void *td_worker_engine_main(void *arg)
         td_worker_take_mail(w);
         take_xfer_events(w);
         if (atomic_load(&w->hand_over)) hand_over_all(w);
+        td_multiplex_flush(w);
         if (stopping && atomic_load(&w->n_live) == 0) return NULL;
         td_scheduler_admit_waiting(w->sched, td_now_ns(), admit, w);
+        td_multiplex_flush(w); /* nobody waits a step for a ticket */
         busy = step(w);
+        td_multiplex_flush(w);
         struct td_err err = {0};
         if (!busy) w->last_step_ns = 0;
         if (!busy && !atomic_load(&w->device_lost) && td_engine_check(w->engine, &err))

@@ -136,7 +136,7 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
 {
     td_status s = td_rpc_loop_create(w->role->name, &w->loop, err);
     if (s) return s;
-    const struct td_rpc_method *services[] = {w->role->methods, NULL};
+    const struct td_rpc_method *services[] = {td_worker_methods, NULL};
     struct td_rpc_server_config c = {
         .loop = w->loop,
         .address = w->cfg.listen,
@@ -344,6 +344,7 @@ void td_worker_close(struct td_worker *w)
 {
     td_registry_destroy(w->registry);
     td_metrics_http_stop(w->metrics); /* it asks the server how it is */
+    if (w->server) td_rpc_loop_post(w->loop, td_multiplex_end_all, w);
     if (w->server)
         td_rpc_server_stop(w->server, 1000); /* cancels what is left: their ENDED mail
                                                 frees them */

@@ -143,14 +143,30 @@ enum td_req_state {
     TD_REQ_OVER,      /* holds nothing; waits for the call's end */
 };
 
-enum td_mail_kind { TD_MAIL_NEW, TD_MAIL_ENDED, TD_MAIL_ABORT };
+enum td_mail_kind {
+    TD_MAIL_NEW,
+    TD_MAIL_ENDED,
+    TD_MAIL_ABORT,
+    TD_MAIL_CANCEL,
+    TD_MAIL_STREAM_ENDED
+};
 struct td_req;
+struct td_multiplex;
 struct td_mail {
     enum td_mail_kind kind;
-    struct td_req *req; /* NEW, ENDED */
-    uint64_t request;   /* ABORT (malloc'd mail) */
+    struct td_req *req;             /* NEW, ENDED */
+    struct td_multiplex *multiplex; /* CANCEL, STREAM_ENDED */
+    uint64_t request;               /* ABORT; CANCEL: the call's id (both malloc'd mail) */
     uint32_t attempt;
     struct td_mail *next;
+};
+
+/* Who asked for a request, and is sent what becomes of it: a call of the request's own, or one of
+ * the calls in a stream of many (multiplex.c). */
+struct td_caller {
+    struct td_rpc_call *call;       /* NULL: the stream's */
+    struct td_multiplex *multiplex; /* NULL: a call of its own */
+    uint64_t id;                    /* in the stream */
 };
 
 /* What only a prefill worker keeps of a request. */
@@ -174,10 +190,11 @@ struct td_req_decode {
 struct td_req {
     struct td_seq *seq;
     struct td_guided_seq guided;
-    struct td_rpc_call *call; /* referenced until the req is freed */
+    struct td_caller caller; /* its call is referenced until the req is freed */
     enum td_req_state state;
-    bool call_ended; /* mail ENDED was seen */
-    bool finished;   /* td_rpc_call_finish was called */
+    /* mail ENDED, CANCEL or STREAM_ENDED was seen, or its end was sent in the stream */
+    bool call_ended;
+    bool finished;   /* the caller was told the end, or is gone */
     bool xfer_live;  /* a slot (decode) or op (prefill) has not reached its terminal event */
     uint32_t xfer_id;
     uint64_t arrived_ns, first_run_ns;
@@ -191,9 +208,14 @@ struct td_req {
 
 struct td_worker_role {
     const char *name; /* "prefill", "decode" */
-    const struct td_rpc_method *methods;
-    bool one_token; /* Hello.one_token */
+    bool one_token;   /* Hello.one_token */
     bool grows;     /* its sequences go on to decode here (td_scheduler.grows) */
+    /* [rpc thread] Looks at a DecodeRequest (decode) or PrefillRequest (prefill), and gives it to
+     * td_worker_accept or td_worker_turn_away. The other one is NULL: the role does not take it. */
+    void (*decode)(struct td_worker *w, const struct td_caller *caller,
+                   const Tandem__V1__DecodeRequest *in);
+    void (*prefill)(struct td_worker *w, const struct td_caller *caller,
+                    const Tandem__V1__PrefillRequest *in);
     /* [rpc thread] Fills the role's part of a new req from the call's message, before it is posted.
      * On failure it has kept nothing. */
     td_status (*accept)(struct td_worker *w, struct td_req *r, const ProtobufCMessage *msg,
@@ -263,6 +285,7 @@ struct td_worker {
     struct td_rpc_tls tls;
     bool use_tls, use_kv_tls;
     struct td_worker_trust trust;
+    struct td_multiplex *multiplexes; /* rpc loop: the open ones */
     uint64_t tls_look_ns; /* rpc loop: when the KV port's files were last looked at */
     struct td_req *reqs;  /* [max_seqs], by seq->index */
 
@@ -275,10 +298,12 @@ struct td_worker {
     struct td_req *live;
     struct td_scheduler *sched; /* the engine's: who waits, who runs */
     struct td_step_item *items; /* [max_batch] */
+    struct td_multiplex *unsent; /* streams with rows of this turn */
+    uint32_t n_freed;            /* reqs, since the rows were last sent: n_live still counts them */
     uint64_t prefill_tokens, decode_tokens, steps;
 
     atomic_bool draining, stopping, hand_over, device_lost;
-    atomic_uint n_live;           /* reqs not freed */
+    atomic_uint n_live;           /* reqs not freed, or freed with their end not sent yet */
     _Atomic uint64_t progress_ns; /* last turn of the engine loop: health means progress */
 
     struct td_worker_told told;
@@ -321,21 +346,14 @@ void td_worker_close(struct td_worker *w); /* reverse of open; NULL fields are f
 
 /* --- for roles -------------------------------------------------------------------------------- */
 
-/* [rpc thread] Turns an accepted call into a posted td_req, or finishes the call with a precise
- * status. msg is the call's message, seq its sequence (may be NULL: refused). */
-void td_worker_accept(struct td_worker *w, struct td_rpc_call *call, const ProtobufCMessage *msg,
-                      const Tandem__V1__Sequence *seq);
-/* Methods' on_open: ends calls of those who have not proved to be the router, before their
- * message is read. */
-void td_worker_on_open(struct td_rpc_call *call, void *ctx);
-/* method Prove */
-void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
-/* methods' on_end */
-void td_worker_on_end(struct td_rpc_call *call, bool cancelled, void *ctx);
-/* method Abort */
-void td_worker_on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
-void td_worker_on_abort_end(struct td_rpc_call *call, bool cancelled, void *ctx);
-
+/* [rpc thread] Turns a call into a posted td_req, or ends it with a precise status. msg is the
+ * call's message, seq its sequence (may be NULL: refused). */
+void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
+                      const ProtobufCMessage *msg, const Tandem__V1__Sequence *seq);
+/* [rpc thread] Ends a call that becomes no request. */
+void td_worker_turn_away(const struct td_caller *caller, enum td_code code, const char *details);
+/* [engine thread] Sends the caller a DecodeEvent (decode) or PrefillEvent (prefill). */
+void td_worker_send(struct td_req *r, const ProtobufCMessage *event);
 /* [engine thread] */
 /* admitted: the step loop has it */
 void td_worker_set_running(struct td_worker *w, struct td_req *r);

@@ -12,9 +12,44 @@
 bool td_worker_is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t request,
                          uint32_t attempt);
 
+/* [rpc thread] on_open of every method: ends calls of those who have not proved to be the router,
+ * before their message is read. */
+void td_worker_on_open(struct td_rpc_call *call, void *ctx);
+/* method Prove */
+void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
+
 /* ---- requests.c ---- */
 
+extern const struct td_rpc_method td_worker_methods[];
 void td_worker_take_mail(struct td_worker *w); /* [engine thread] what the rpc thread has posted */
+/* [rpc thread] */
+void td_worker_post(struct td_worker *w, struct td_mail *m);
+/* A call for the role, or its refusal. */
+void td_worker_take_decode(struct td_worker *w, const struct td_caller *caller,
+                           const Tandem__V1__DecodeRequest *in);
+void td_worker_take_prefill(struct td_worker *w, const struct td_caller *caller,
+                            const Tandem__V1__PrefillRequest *in);
+
+/* ---- multiplex.c: many calls in one stream ---- */
+
+/* [rpc thread] method Multiplex */
+void td_multiplex_on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx);
+void td_multiplex_on_end(struct td_rpc_call *call, bool cancelled, void *ctx);
+/* [rpc thread] Sends the end of a call that becomes no request. */
+void td_multiplex_turn_away(const struct td_caller *caller, enum td_code code, const char *details);
+/* [rpc thread] The worker stops: ends the streams after what was sent. */
+void td_multiplex_end_all(void *worker);
+
+/* [engine thread] A request of the stream begins; it is freed. */
+void td_multiplex_enter(struct td_multiplex *m);
+void td_multiplex_leave(struct td_multiplex *m);
+/* [engine thread] The stream is over: freed when its last request is. */
+void td_multiplex_over(struct td_multiplex *m);
+/* [engine thread] Rows of this turn. */
+void td_multiplex_event(const struct td_caller *caller, const ProtobufCMessage *event);
+void td_multiplex_finish(const struct td_caller *caller, enum td_code code, const char *details);
+/* [engine thread] Sends the rows of all streams; then n_live follows. */
+void td_multiplex_flush(struct td_worker *w);
 
 /* ---- step_loop.c ---- */
 

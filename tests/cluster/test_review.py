@@ -175,17 +175,21 @@ def test_up_refuses_a_port_it_cannot_have(listen, why):
 
 class FakeWorker:
     """A worker made of lies: registers like a real one, answers Decode (or Prefill) with what
-    `script(request)` yields, then with `code`."""
-    def __init__(self, cluster, script, code=OK, name="liar", role="decode"):
+    `script(request)` yields, then with `code`. With `multiplex` it takes the calls in a stream;
+    `streams` and `cancels` count those."""
+    def __init__(self, cluster, script, code=OK, name="liar", role="decode", multiplex=False):
         real = [w for w in cluster.status().workers if w.role == "decode"][0]
-        self.script, self.code, self.calls = script, code, 0
+        self.script, self.code, self.calls, self.role = script, code, 0, role
+        self.streams = self.cancels = 0
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
         decode, prefill = ((wpb.DecodeRequest, wpb.DecodeEvent), (wpb.PrefillRequest,
                                                                   wpb.PrefillEvent))
         request, event = decode if role == "decode" else prefill
         handlers = {
             role.capitalize(): grpc.unary_stream_rpc_method_handler(self.answer, request.FromString,
-                                                                    event.SerializeToString)
+                                                                    event.SerializeToString),
+            "Multiplex": grpc.stream_stream_rpc_method_handler(
+                self.multiplex, wpb.MultiplexUp.FromString, wpb.MultiplexDown.SerializeToString)
         }
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
             "tandem.v1.Worker", handlers), ))
@@ -194,7 +198,7 @@ class FakeWorker:
         hello = wpb.Hello(name=name, role=role, address=f"127.0.0.1:{port}", incarnation=7,
                           protocol=1, layout_hash=layout_hash(cluster), model="pocket",
                           block_size=real.block_size, kv_blocks=real.kv_blocks, max_model_len=2048,
-                          vocab=vocab(), max_seqs=64, pid=1)
+                          vocab=vocab(), max_seqs=64, pid=1, multiplex=multiplex)
         self.stop = threading.Event()
         self.snapshots = queue.SimpleQueue()
 
@@ -219,6 +223,34 @@ class FakeWorker:
         yield from self.script(request)
         if self.code != OK:
             context.abort(self.code, "as scripted")
+
+    def multiplex(self, messages, context):
+        """The calls one after the other. A script may yield whole rows; after None the stream
+        ends, and not the call alone."""
+        self.streams += 1
+        for up in messages:
+            for call in up.calls:
+                kind = call.WhichOneof("call")
+                if kind == "cancel":
+                    self.cancels += 1
+                    continue
+                self.calls += 1
+                rows = []
+                for event in self.script(getattr(call, kind)):
+                    if event is None:
+                        yield wpb.MultiplexDown(rows=rows)
+                        context.abort(self.code, "as scripted")
+                    if isinstance(event, wpb.MultiplexRow):
+                        if not event.id:
+                            event.id = call.id
+                        rows.append(event)
+                    else:
+                        rows.append(wpb.MultiplexRow(id=call.id, **{self.role: event}))
+                rows.append(
+                    wpb.MultiplexRow(
+                        id=call.id, end=wpb.MultiplexEnd(code=self.code.value[0],
+                                                         details="as scripted")))
+                yield wpb.MultiplexDown(rows=rows)
 
     def close(self):
         self.stop.set()
@@ -284,26 +316,28 @@ def honest():
         yield c, c.generate(prompt="Once upon a time", max_tokens=8, **LONG).tokens
 
 
+@pytest.mark.parametrize("multiplex", [True, False], ids=["stream", "calls"])
 @pytest.mark.parametrize("lie", LIES)
-def test_lying_decode_worker(honest, lie):
+def test_lying_decode_worker(honest, lie, multiplex):
     """Whatever it says, the client gets the honest worker's tokens, and the router forgets the
     liar's legs."""
     c, want = honest
-    fake = FakeWorker(c, LIES[lie], name="liar " + lie)
+    fake = FakeWorker(c, LIES[lie], name="liar " + lie, multiplex=multiplex)
     try:
         for _ in range(4):  # round robin: two of them meet the liar
             r = c.generate(prompt="Once upon a time", max_tokens=8, **LONG)
             assert (r.code, r.tokens) == (OK, want), (r.code, r.details)
             led = r.ledger
             assert ttft_stages_us(led) == led.ttft_us
-        assert fake.calls > 0
+        assert fake.calls > 0 and (fake.streams > 0) == multiplex
     finally:
         fake.close()
     c.wait_for(lambda: len(c.status().workers) == 2, "the liar to leave", 10 * SLOW)
     c.wait_idle()
 
 
-def test_worker_gone_after_the_last_token(honest):
+@pytest.mark.parametrize("multiplex", [True, False], ids=["stream", "calls"])
+def test_worker_gone_after_the_last_token(honest, multiplex):
     """All tokens came, then the worker failed instead of saying OK: the answer is whole."""
     c, _ = honest
 
@@ -311,7 +345,8 @@ def test_worker_gone_after_the_last_token(honest):
         n = n_of(r)
         yield tokens(*[out(n + i, 10 + i, 2 if i == 7 else 0) for i in range(8)])
 
-    fake = FakeWorker(c, script, code=grpc.StatusCode.UNAVAILABLE, name="dies late")
+    fake = FakeWorker(c, script, code=grpc.StatusCode.UNAVAILABLE, name="dies late",
+                      multiplex=multiplex)
     try:
         results = [c.generate(prompt="Once upon a time", max_tokens=8, **LONG) for _ in range(4)]
         assert all(r.code == OK and len(r.tokens) == 8 for r in results), results

@@ -18,8 +18,9 @@ from harness import BIN, PATIENT, POCKET, SLOW, Cluster, Daemon, free_port, pb, 
 Code = grpc.StatusCode
 OK, UNAUTHENTICATED, DENIED = Code.OK, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED
 SECRET, WRONG = "5ecret-0123456789abcdefghijklmnop", "wr0ng!-0123456789abcdefghijklmnop"
-DECODE, PREFILL, ABORT, PROVE = (f"/tandem.v1.Worker/{m}"
-                                 for m in ("Decode", "Prefill", "Abort", "Prove"))
+DECODE, PREFILL, ABORT, PROVE, MULTIPLEX = (f"/tandem.v1.Worker/{m}"
+                                            for m in ("Decode", "Prefill", "Abort", "Prove",
+                                                      "Multiplex"))
 JOIN = "/tandem.v1.Registry/Join"
 WAIT_S = 20 * SLOW
 
@@ -102,6 +103,10 @@ def decode_request(request=5, attempt=1):
     return wpb.DecodeRequest(
         seq=wpb.Sequence(request=request, attempt=attempt, tokens=[1, 2, 3], n_prompt=3,
                          sampling=spec), local_prefill=True)
+
+
+def in_stream():
+    return wpb.MultiplexUp(calls=[wpb.MultiplexCall(id=1, decode=decode_request(9))])
 
 
 def ports(c):
@@ -374,7 +379,7 @@ def test_calls_of_strangers(tmp_path, secret_file):
         abort = wpb.AbortRequest(request=5, attempt=1)
         for path, request in ((DECODE, decode_request()), (ABORT, abort),
                               (PREFILL, wpb.PrefillRequest(seq=decode_request().seq)),
-                              (PROVE, wpb.ProveRequest(nonce=n[0]))):
+                              (PROVE, wpb.ProveRequest(nonce=n[0])), (MULTIPLEX, in_stream())):
             code, why, first = worker_call(port, path, request)
             assert code == UNAUTHENTICATED and first is None and "cluster secret" in why, (path,
                                                                                            code,
@@ -409,6 +414,16 @@ def test_calls_of_strangers(tmp_path, secret_file):
         assert code == OK and first, why  # ... and the right one is taken
         code, why, _ = worker_call(port, DECODE, decode_request(), good)
         assert code == DENIED and "used before" in why  # once
+        # The stream has a proof too, which is not one of a request's.
+        for metadata in (proofs.call(SECRET, n, MULTIPLEX, 5, 1, 14), good,
+                         proofs.call(SECRET, n, DECODE, 0, 0, 15)):
+            code, why, first = worker_call(port, MULTIPLEX, in_stream(), metadata)
+            assert code == DENIED and first is None, (code, why)
+        stream = proofs.call(SECRET, n, MULTIPLEX, 0, 0, 16)
+        code, why, _ = worker_call(port, MULTIPLEX, in_stream(), stream)
+        assert code == OK, why
+        code, why, _ = worker_call(port, MULTIPLEX, in_stream(), stream)
+        assert code == DENIED and "used before" in why
         code, why, _ = worker_call(port, ABORT, abort, proofs.call(SECRET, n, ABORT, 5, 1, 20))
         assert code == OK, why
         assert SECRET not in worker.log()

@@ -91,6 +91,8 @@ struct fixture {
     atomic_uint_least64_t remaining_ms;
     char seen_peer[64], seen_metadata[64];
     struct td_rpc_call *held; /* of the call that threads send on */
+    uint32_t n_merged_messages, n_merged_calls; /* of Merge; its calls came in order */
+    bool merged_in_order;
 };
 
 static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
@@ -192,6 +194,20 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
+/* Counts the messages and the calls in them; answers when our peer has sent all. */
+static void on_merge(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct fixture *f = ctx;
+    const Tandem__V1__MultiplexUp *up = (const void *)msg;
+    if (!up) {
+        td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
+        return;
+    }
+    f->n_merged_messages++;
+    for (size_t i = 0; i < up->n_calls; i++)
+        if (up->calls[i]->id != f->n_merged_calls++) f->merged_in_order = false;
+}
+
 static void on_flood(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     struct fixture *f = ctx;
@@ -264,6 +280,7 @@ static const struct td_rpc_method test_methods[] = {
     {"/test.Rpc/Block", TICKET, false, on_block, on_end, NULL, NULL},
     {"/test.Rpc/Flood", TICKET, false, on_flood, on_end, NULL, NULL},
     {"/test.Rpc/Threads", TICKET, false, on_threads, on_end, NULL, NULL},
+    {"/test.Rpc/Merge", &tandem__v1__multiplex_up__descriptor, true, on_merge, on_end, NULL, NULL},
     {"/test.Rpc/Text", &tandem__v1__abort_request__descriptor, false, on_echo, on_end, NULL, NULL},
     {"/test.Rpc/Workers", &tandem__v1__status_response__descriptor, false, on_echo, on_end, NULL,
      NULL},
@@ -972,6 +989,50 @@ static void test_posts_from_threads(void **state)
     }
 }
 
+static void hold_loop(void *gate) { gate_wait(gate, 1); }
+
+/* What waits for the peer goes as one message where the call merges, up to its limits; the last of
+ * these messages is longer than they are, and goes alone. */
+static void test_merged_messages(void **state)
+{
+    (void)state;
+    static const struct td_rpc_client_method method = {"/test.Rpc/Merge", TICKET, true};
+    enum { N = 200, MOST = 64, LONG_BYTES = 100 << 10 };
+    static uint8_t salt[LONG_BYTES];
+    for (int merges = 0; merges < 2; merges++) {
+        struct fixture *f = start();
+        struct outcome o;
+        struct gate hold = GATE_INIT;
+        f->merged_in_order = true;
+        td_rpc_loop_post(f->client_loop, hold_loop, &hold);
+        struct td_rpc_call *c = begin(f, &method, 0, &o);
+        if (merges) td_rpc_call_set_merged(c);
+        for (uint32_t i = 0; i <= N; i++) {
+            Tandem__V1__MultiplexUp up = TANDEM__V1__MULTIPLEX_UP__INIT;
+            Tandem__V1__MultiplexCall call = TANDEM__V1__MULTIPLEX_CALL__INIT, *calls = &call;
+            Tandem__V1__DecodeRequest decode = TANDEM__V1__DECODE_REQUEST__INIT;
+            Tandem__V1__Sequence seq = TANDEM__V1__SEQUENCE__INIT;
+            call.id = i;
+            call.call_case = TANDEM__V1__MULTIPLEX_CALL__CALL_DECODE;
+            call.decode = &decode;
+            decode.seq = &seq;
+            if (i == N) seq.cache_salt = (ProtobufCBinaryData){sizeof salt, salt};
+            up.n_calls = 1;
+            up.calls = &calls;
+            assert_int_equal(td_rpc_call_send(c, &up.base), TD_OK);
+        }
+        td_rpc_call_close_send(c);
+        gate_add(&hold, 1);
+        check_done(&o, TD_CODE_OK);
+        assert_int_equal(f->n_merged_calls, N + 1);
+        assert_true(f->merged_in_order);
+        assert_int_equal(f->n_merged_messages, merges ? (N + MOST - 1) / MOST + 1 : N + 1);
+        td_rpc_call_unref(c);
+        outcome_free(&o);
+        stop(f);
+    }
+}
+
 static void test_sends_from_threads(void **state)
 {
     (void)state;
@@ -1400,6 +1461,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_garbage_connection),
         cmocka_unit_test(test_health_watch),
         cmocka_unit_test(test_posts_from_threads),
+        cmocka_unit_test(test_merged_messages),
         cmocka_unit_test(test_sends_from_threads),
         cmocka_unit_test(test_timers),
         cmocka_unit_test(test_stop_under_load),
