@@ -505,59 +505,60 @@ static void test_arrivals(void **state)
     td_sim_trace_free(&t);
 }
 
+static const struct {
+    const char *suffix, *text, *want;
+} trace_files[] = {
+    {".csv", "", "empty"},
+    {".csv", "a,b\n1,2\n", "no column \"ContextTokens\""},
+    {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,10\n",
+     "line 2 has 2 fields"},
+    {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,ten,1\n",
+     "line 2: ContextTokens is \"ten\""},
+    {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,-3,1\n",
+     "ContextTokens is \"-3\""},
+    {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,10,1\n",
+     "line 2: TIMESTAMP is \"yesterday\""},
+    {".csv",
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:01,10,1\n2023-11-16 "
+     "18:00:00,10,1\n",
+     "line 3: TIMESTAMP goes backwards"},
+    {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"},
+    {".jsonl", "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2}\n",
+     "line 1: hash_ids is missing"},
+    {".jsonl",
+     "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": "
+     "[1]}\n{\"timestamp\": ",
+     "line 2"},
+    {".jsonl",
+     "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n",
+     "timestamp is -1"},
+    {".jsonl",
+     "{\"timestamp\": 0, \"input_length\": \"5\", \"output_length\": 2, \"hash_ids\": [1]}\n",
+     "line 1: input_length"},
+    {".jsonl",
+     "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1, -7]}\n",
+     "hash_ids[1]"},
+    {".jsonl",
+     "{\"timestamp\": 9, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": "
+     "[]}\n{\"timestamp\": 3, \"input_length\": 5, "
+     "\"output_length\": 2, \"hash_ids\": []}\n",
+     "line 2: timestamp 3 goes backwards"},
+};
+
 static void test_trace_files(void **state)
 {
     (void)state;
-    static const struct {
-        const char *suffix, *text, *want;
-    } cases[] = {
-        {".csv", "", "empty"},
-        {".csv", "a,b\n1,2\n", "no column \"ContextTokens\""},
-        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,10\n",
-         "line 2 has 2 fields"},
-        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,ten,1\n",
-         "line 2: ContextTokens is \"ten\""},
-        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,-3,1\n",
-         "ContextTokens is \"-3\""},
-        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,10,1\n",
-         "line 2: TIMESTAMP is \"yesterday\""},
-        {".csv",
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:01,10,1\n2023-11-16 "
-         "18:00:00,10,1\n",
-         "line 3: TIMESTAMP goes backwards"},
-        {".csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"},
-        {".jsonl", "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2}\n",
-         "line 1: hash_ids is missing"},
-        {".jsonl",
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": "
-         "[1]}\n{\"timestamp\": ",
-         "line 2"},
-        {".jsonl",
-         "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\n",
-         "timestamp is -1"},
-        {".jsonl",
-         "{\"timestamp\": 0, \"input_length\": \"5\", \"output_length\": 2, \"hash_ids\": [1]}\n",
-         "line 1: input_length"},
-        {".jsonl",
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1, -7]}\n",
-         "hash_ids[1]"},
-        {".jsonl",
-         "{\"timestamp\": 9, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": "
-         "[]}\n{\"timestamp\": 3, \"input_length\": 5, "
-         "\"output_length\": 2, \"hash_ids\": []}\n",
-         "line 2: timestamp 3 goes backwards"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof trace_files / sizeof *trace_files; i++) {
         char path[64];
-        temp_file(cases[i].text, path, sizeof path, cases[i].suffix);
+        temp_file(trace_files[i].text, path, sizeof path, trace_files[i].suffix);
         struct td_sim_trace t = {0};
         struct td_err err = {0};
         td_status s = td_sim_trace_read(path, true, &t, &err);
         unlink(path);
-        if (!s || !strstr(err.msg, cases[i].want))
-            print_message("case %zu: \"%s\" lacks \"%s\"\n", i, err.msg, cases[i].want);
+        if (!s || !strstr(err.msg, trace_files[i].want))
+            print_message("case %zu: \"%s\" lacks \"%s\"\n", i, err.msg, trace_files[i].want);
         assert_int_not_equal(s, TD_OK);
-        assert_non_null(strstr(err.msg, cases[i].want));
+        assert_non_null(strstr(err.msg, trace_files[i].want));
     }
     char path[64];
     temp_file(
@@ -577,31 +578,32 @@ static void test_trace_files(void **state)
     td_sim_trace_free(&t);
 }
 
+static const struct {
+    const char *text, *want;
+} latency_files[] = {
+    {"a0=1\n", "line 1: node_class is missing"},
+    {"node_class=a a0=fast\n", "line 1: a0 is \"fast\""},
+    {"node_class=a a0=-1\n", "a0 is \"-1\""},
+    {"# nothing\n\nnode_class=a speed=1\n", "line 3: \"speed\" is unknown"},
+    {"node_class=a gpus=0.5\n", "gpus is 0.5"},
+    {"node_class=a kv_tokens=1e14\n", "kv_tokens is 1e+14"},
+    {"# nothing\n", "has no node_class"},
+};
+
 static void test_latency_files(void **state)
 {
     (void)state;
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {"a0=1\n", "line 1: node_class is missing"},
-        {"node_class=a a0=fast\n", "line 1: a0 is \"fast\""},
-        {"node_class=a a0=-1\n", "a0 is \"-1\""},
-        {"# nothing\n\nnode_class=a speed=1\n", "line 3: \"speed\" is unknown"},
-        {"node_class=a gpus=0.5\n", "gpus is 0.5"},
-        {"node_class=a kv_tokens=1e14\n", "kv_tokens is 1e+14"},
-        {"# nothing\n", "has no node_class"},
-    };
     struct td_perf p = perf_of("opt-13b:tp2"), q;
     char path[64], spec[100];
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        temp_file(cases[i].text, path, sizeof path, ".table");
+    for (size_t i = 0; i < sizeof latency_files / sizeof *latency_files; i++) {
+        temp_file(latency_files[i].text, path, sizeof path, ".table");
         struct td_err err = {0};
         td_status s = td_perf_load(path, &q, &err);
         unlink(path);
-        if (!s || !strstr(err.msg, cases[i].want))
-            print_message("case %zu: \"%s\" lacks \"%s\"\n", i, err.msg, cases[i].want);
+        if (!s || !strstr(err.msg, latency_files[i].want))
+            print_message("case %zu: \"%s\" lacks \"%s\"\n", i, err.msg, latency_files[i].want);
         assert_int_not_equal(s, TD_OK);
-        assert_non_null(strstr(err.msg, cases[i].want));
+        assert_non_null(strstr(err.msg, latency_files[i].want));
     }
     /* The router's own table: the same coefficients give the same steps, and a class is found by
        name. */
@@ -725,24 +727,25 @@ static void test_small_languages(void **state)
     assert_non_null(strstr(err.msg, "isl is \"1e12\""));
 }
 
+static const char *const bad_mixes[][4] = {
+    {"gold:ttft=-1", "", "", "ttft"},
+    {"a b", "c=1", "", "c"},
+    {"a b", "a=0", "", "share of a"},
+    {"a b", "a=1 a=2", "", "a is given twice"},
+    {"a b", "a", "", "\"a\" is not NAME=SHARE"},
+    {"a", "", "t=x", "share of t"},
+    {"a", "", "t:b=1", "slo_class is \"b\""},
+    {"a", "", "t=1 t=2", "t is given twice"},
+    {"a", "", "t*=1", "name \"t*\""},
+    {"a b", "a:b=1", "", "a:b"},
+    {"a", "", "=1", "name \"\""},
+};
+
 /* Classes and tenants: shares are kept, a seed's arrivals and lengths do not depend on the mix,
  * and the parts of a run add up to it. */
 static void test_mix(void **state)
 {
     (void)state;
-    static const char *const bad[][4] = {
-        {"gold:ttft=-1", "", "", "ttft"},
-        {"a b", "c=1", "", "c"},
-        {"a b", "a=0", "", "share of a"},
-        {"a b", "a=1 a=2", "", "a is given twice"},
-        {"a b", "a", "", "\"a\" is not NAME=SHARE"},
-        {"a", "", "t=x", "share of t"},
-        {"a", "", "t:b=1", "slo_class is \"b\""},
-        {"a", "", "t=1 t=2", "t is given twice"},
-        {"a", "", "t*=1", "name \"t*\""},
-        {"a b", "a:b=1", "", "a:b"},
-        {"a", "", "=1", "name \"\""},
-    };
     struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON,
                             .rate = 14,
                             .n_requests = 3000,
@@ -751,11 +754,12 @@ static void test_mix(void **state)
                             .seed = 5};
     struct td_sim_mix m;
     struct td_err err;
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    for (size_t i = 0; i < sizeof bad_mixes / sizeof *bad_mixes; i++) {
         err = (struct td_err){0};
-        if (td_sim_mix_parse(bad[i][0], bad[i][1], "", bad[i][2], 0, 0, &m, &l, &err) == TD_OK)
-            fail_msg("bad mix %zu was taken", i);
-        if (!strstr(err.msg, bad[i][3])) fail_msg("bad mix %zu: %s", i, err.msg);
+        if (td_sim_mix_parse(bad_mixes[i][0], bad_mixes[i][1], "", bad_mixes[i][2], 0, 0, &m, &l,
+                             &err) == TD_OK)
+            fail_msg("bad_mixes mix %zu was taken", i);
+        if (!strstr(err.msg, bad_mixes[i][3])) fail_msg("bad_mixes mix %zu: %s", i, err.msg);
     }
     struct td_sim_trace plain, t;
     l.n_classes = l.n_tenants = 0;

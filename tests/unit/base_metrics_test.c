@@ -15,6 +15,15 @@
 
 static const double bounds[] = {0.001, 0.5, 2};
 
+static const struct {
+    double value;
+    const char *line;
+} special_values[] = {{NAN, "td_kv_usage NaN\n"},
+                      {INFINITY, "td_kv_usage +Inf\n"},
+                      {-INFINITY, "td_kv_usage -Inf\n"},
+                      {1.0 / 3, "td_kv_usage 0.33333333333333331\n"},
+                      {1e21, "td_kv_usage 1e+21\n"}};
+
 static void rendering_is_exact(void **state)
 {
     (void)state;
@@ -64,18 +73,10 @@ static void rendering_is_exact(void **state)
                               "td_step_seconds_sum{kind=\"d\"} 1\n"
                               "td_step_seconds_count{kind=\"d\"} 1\n");
     free(text);
-    static const struct {
-        double value;
-        const char *line;
-    } values[] = {{NAN, "td_kv_usage NaN\n"},
-                  {INFINITY, "td_kv_usage +Inf\n"},
-                  {-INFINITY, "td_kv_usage -Inf\n"},
-                  {1.0 / 3, "td_kv_usage 0.33333333333333331\n"},
-                  {1e21, "td_kv_usage 1e+21\n"}};
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
-        td_metric_set(g, values[i].value);
+    for (size_t i = 0; i < sizeof special_values / sizeof *special_values; i++) {
+        td_metric_set(g, special_values[i].value);
         text = td_metrics_render(NULL);
-        if (!strstr(text, values[i].line)) fail_msg("no '%s'", values[i].line);
+        if (!strstr(text, special_values[i].line)) fail_msg("no '%s'", special_values[i].line);
         free(text);
     }
 }

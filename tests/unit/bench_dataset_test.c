@@ -308,108 +308,107 @@ static void sharegpt(void **state)
 
 /* --- wrong files ------------------------------------------------------------------------------ */
 
+static const struct {
+    enum bench_dataset_kind kind;
+    const char *text;
+    const char *parts[3];
+} malformed[] = {
+    {BENCH_MOONCAKE, "", {"has no request"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": "
+     "[0]}\n{\"timestamp\": 1, \"inp",
+     {"line 2", "premature end"}},
+    {BENCH_MOONCAKE, "[1]\n", {"line 1", "must be an object"}},
+    {BENCH_MOONCAKE,
+     "{\"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 1", "timestamp is missing"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 1", "timestamp", "-1"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": \"now\", \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 1", "timestamp", "now"}},
+    {BENCH_MOONCAKE,
+     "\n\n{\"timestamp\": 0, \"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 3", "input_length is missing"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}\n",
+     {"line 1", "input_length", "0"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 99999999999, \"output_length\": 1, \"hash_ids\": "
+     "[]}\n",
+     {"line 1", "input_length", "99999999999"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 5.5, \"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 1", "input_length", "5.5"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 5, \"hash_ids\": [0]}\n",
+     {"line 1", "output_length is missing"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1e9, \"hash_ids\": [0]}\n",
+     {"line 1", "output_length"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n",
+     {"line 1", "hash_ids is missing"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 1", "hash_ids has 1 ids", "must be 2"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [-3]}\n",
+     {"line 1", "hash_ids[0]"}},
+    {BENCH_MOONCAKE,
+     "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": "
+     "[0]}\n{\"timestamp\": 4, \"input_length\": 5, "
+     "\"output_length\": 1, \"hash_ids\": [0]}\n",
+     {"line 2", "timestamp", "sort"}},
+    {BENCH_TIMED,
+     "{\"timestamp\": 0, \"output_length\": 1}\n",
+     {"line 1", "input_length is missing"}},
+    {BENCH_TIMED,
+     "{\"timestamp\": 0, \"prompt\": \"\", \"output_length\": 1}\n",
+     {"line 1", "prompt is empty"}},
+    {BENCH_AZURE, "", {"line 1", "header"}},
+    {BENCH_AZURE, "TIMESTAMP,Tokens\n", {"line 1", "header"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12\n",
+     {"line 2", "three fields"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12,1,1\n",
+     {"line 2", "three fields"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n16 Nov 2023,12,1\n",
+     {"line 2", "TIMESTAMP", "16 Nov 2023"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97x,12,1\n",
+     {"line 2", "TIMESTAMP"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,twelve,1\n",
+     {"line 2", "ContextTokens", "twelve"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,-1\n",
+     {"line 2", "GeneratedTokens", "-1"}},
+    {BENCH_AZURE,
+     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,1\n2023-11-16 "
+     "18:17:02,12,1\n",
+     {"line 3", "TIMESTAMP", "sort"}},
+    {BENCH_CUSTOM, "{\"text\": \"a\"}\n", {"line 1", "prompt is missing"}},
+    {BENCH_CUSTOM, "{\"prompt\": 5}\n", {"line 1", "prompt"}},
+    {BENCH_CUSTOM, "{\"prompt\": \"a\", \"output_tokens\": 0}\n", {"line 1", "output_tokens", "0"}},
+    {BENCH_CUSTOM, "\n\n", {"has no request"}},
+    {BENCH_SHAREGPT, "{}", {"must be an array"}},
+    {BENCH_SHAREGPT, "[{\"conversation\": []}]", {"item 0", "conversations is missing"}},
+    {BENCH_SHAREGPT,
+     "[{\"conversations\": [{\"value\": 1}, {\"value\": \"b\"}]}]",
+     {"item 0", "value"}},
+    {BENCH_SHAREGPT, "[]", {"has no request"}},
+};
+
 static void malformed_files(void **state)
 {
     (void)state;
-    static const struct {
-        enum bench_dataset_kind kind;
-        const char *text;
-        const char *parts[3];
-    } cases[] = {
-        {BENCH_MOONCAKE, "", {"has no request"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": "
-         "[0]}\n{\"timestamp\": 1, \"inp",
-         {"line 2", "premature end"}},
-        {BENCH_MOONCAKE, "[1]\n", {"line 1", "must be an object"}},
-        {BENCH_MOONCAKE,
-         "{\"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 1", "timestamp is missing"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": -1, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 1", "timestamp", "-1"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": \"now\", \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 1", "timestamp", "now"}},
-        {BENCH_MOONCAKE,
-         "\n\n{\"timestamp\": 0, \"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 3", "input_length is missing"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}\n",
-         {"line 1", "input_length", "0"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 99999999999, \"output_length\": 1, \"hash_ids\": "
-         "[]}\n",
-         {"line 1", "input_length", "99999999999"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5.5, \"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 1", "input_length", "5.5"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5, \"hash_ids\": [0]}\n",
-         {"line 1", "output_length is missing"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1e9, \"hash_ids\": [0]}\n",
-         {"line 1", "output_length"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\n",
-         {"line 1", "hash_ids is missing"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 1", "hash_ids has 1 ids", "must be 2"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": [-3]}\n",
-         {"line 1", "hash_ids[0]"}},
-        {BENCH_MOONCAKE,
-         "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 1, \"hash_ids\": "
-         "[0]}\n{\"timestamp\": 4, \"input_length\": 5, "
-         "\"output_length\": 1, \"hash_ids\": [0]}\n",
-         {"line 2", "timestamp", "sort"}},
-        {BENCH_TIMED,
-         "{\"timestamp\": 0, \"output_length\": 1}\n",
-         {"line 1", "input_length is missing"}},
-        {BENCH_TIMED,
-         "{\"timestamp\": 0, \"prompt\": \"\", \"output_length\": 1}\n",
-         {"line 1", "prompt is empty"}},
-        {BENCH_AZURE, "", {"line 1", "header"}},
-        {BENCH_AZURE, "TIMESTAMP,Tokens\n", {"line 1", "header"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12\n",
-         {"line 2", "three fields"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,12,1,1\n",
-         {"line 2", "three fields"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n16 Nov 2023,12,1\n",
-         {"line 2", "TIMESTAMP", "16 Nov 2023"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97x,12,1\n",
-         {"line 2", "TIMESTAMP"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,twelve,1\n",
-         {"line 2", "ContextTokens", "twelve"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,-1\n",
-         {"line 2", "GeneratedTokens", "-1"}},
-        {BENCH_AZURE,
-         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,1\n2023-11-16 "
-         "18:17:02,12,1\n",
-         {"line 3", "TIMESTAMP", "sort"}},
-        {BENCH_CUSTOM, "{\"text\": \"a\"}\n", {"line 1", "prompt is missing"}},
-        {BENCH_CUSTOM, "{\"prompt\": 5}\n", {"line 1", "prompt"}},
-        {BENCH_CUSTOM,
-         "{\"prompt\": \"a\", \"output_tokens\": 0}\n",
-         {"line 1", "output_tokens", "0"}},
-        {BENCH_CUSTOM, "\n\n", {"has no request"}},
-        {BENCH_SHAREGPT, "{}", {"must be an array"}},
-        {BENCH_SHAREGPT, "[{\"conversation\": []}]", {"item 0", "conversations is missing"}},
-        {BENCH_SHAREGPT,
-         "[{\"conversations\": [{\"value\": 1}, {\"value\": \"b\"}]}]",
-         {"item 0", "value"}},
-        {BENCH_SHAREGPT, "[]", {"has no request"}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
         size_t n_counted = 0;
-        struct bench_dataset_config c = config_of(cases[i].kind, file_of(cases[i].text));
+        struct bench_dataset_config c = config_of(malformed[i].kind, file_of(malformed[i].text));
         c.count_tokens = count_words;
         c.count_ctx = &n_counted;
         struct bench_dataset *d = NULL;
@@ -417,9 +416,9 @@ static void malformed_files(void **state)
         td_status s = bench_dataset_open(&c, &d, &err);
         if (s != TD_ERR_INVALID) fail_msg("case %zu: status %d '%s'", i, s, err.msg);
         if (!strstr(err.msg, g_path)) fail_msg("case %zu: '%s' does not name the file", i, err.msg);
-        for (size_t k = 0; k < 3 && cases[i].parts[k]; k++)
-            if (!strstr(err.msg, cases[i].parts[k]))
-                fail_msg("case %zu: '%s' lacks '%s'", i, err.msg, cases[i].parts[k]);
+        for (size_t k = 0; k < 3 && malformed[i].parts[k]; k++)
+            if (!strstr(err.msg, malformed[i].parts[k]))
+                fail_msg("case %zu: '%s' lacks '%s'", i, err.msg, malformed[i].parts[k]);
         unlink(g_path);
     }
 }

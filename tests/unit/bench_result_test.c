@@ -104,25 +104,26 @@ static void one_of_each(struct bench_result *r)
     add(r, 10, 0, 50, 5, 4, BENCH_COMPLETED); /* good */
 }
 
+static const struct bench_verdict verdicts_wanted[11] = {{true, true, true, true, true},
+                                                         {true, true, true, true, true},
+                                                         {false, true, true, true, false},
+                                                         {true, false, true, true, false},
+                                                         {true, true, true, true, true},
+                                                         {0},
+                                                         {0},
+                                                         {0},
+                                                         {0},
+                                                         {true, true, true, true, true},
+                                                         {true, true, true, true, true}};
+
 static void verdicts_and_window(void **state)
 {
     (void)state;
     struct bench_result r;
     one_of_each(&r);
     bench_result_summarise(&r);
-    static const struct bench_verdict want[11] = {{true, true, true, true, true},
-                                                  {true, true, true, true, true},
-                                                  {false, true, true, true, false},
-                                                  {true, false, true, true, false},
-                                                  {true, true, true, true, true},
-                                                  {0},
-                                                  {0},
-                                                  {0},
-                                                  {0},
-                                                  {true, true, true, true, true},
-                                                  {true, true, true, true, true}};
     for (size_t i = 0; i < 11; i++)
-        if (memcmp(&r.requests[i].ok, &want[i], sizeof want[i]) != 0)
+        if (memcmp(&r.requests[i].ok, &verdicts_wanted[i], sizeof verdicts_wanted[i]) != 0)
             fail_msg("verdict of request %zu", i);
     assert_int_equal(r.n_offered, 11);
     assert_int_equal(r.n_outcome[BENCH_COMPLETED], 7);
@@ -485,44 +486,45 @@ static void written_and_read_back(void **state)
     unlink(b);
 }
 
+static const char *const vllm_key_names[] = {"date",
+                                             "backend",
+                                             "label",
+                                             "model_id",
+                                             "tokenizer_id",
+                                             "num_prompts",
+                                             "request_rate",
+                                             "burstiness",
+                                             "max_concurrency",
+                                             "duration",
+                                             "completed",
+                                             "failed",
+                                             "total_input_tokens",
+                                             "total_output_tokens",
+                                             "request_throughput",
+                                             "request_goodput",
+                                             "output_throughput",
+                                             "total_token_throughput",
+                                             "max_output_tokens_per_s",
+                                             "max_concurrent_requests",
+                                             "mean_ttft_ms",
+                                             "median_tpot_ms",
+                                             "std_itl_ms",
+                                             "p99_e2el_ms",
+                                             "p50_ttft_ms",
+                                             "input_lens",
+                                             "output_lens",
+                                             "ttfts",
+                                             "itls",
+                                             "latencies",
+                                             "start_times",
+                                             "queue_times",
+                                             "errors",
+                                             "pd",
+                                             "team"};
+
 static void vllm_keys(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"date",
-                                       "backend",
-                                       "label",
-                                       "model_id",
-                                       "tokenizer_id",
-                                       "num_prompts",
-                                       "request_rate",
-                                       "burstiness",
-                                       "max_concurrency",
-                                       "duration",
-                                       "completed",
-                                       "failed",
-                                       "total_input_tokens",
-                                       "total_output_tokens",
-                                       "request_throughput",
-                                       "request_goodput",
-                                       "output_throughput",
-                                       "total_token_throughput",
-                                       "max_output_tokens_per_s",
-                                       "max_concurrent_requests",
-                                       "mean_ttft_ms",
-                                       "median_tpot_ms",
-                                       "std_itl_ms",
-                                       "p99_e2el_ms",
-                                       "p50_ttft_ms",
-                                       "input_lens",
-                                       "output_lens",
-                                       "ttfts",
-                                       "itls",
-                                       "latencies",
-                                       "start_times",
-                                       "queue_times",
-                                       "errors",
-                                       "pd",
-                                       "team"};
     static const char *const ours[] = {"definitions",
                                        "slo",
                                        "attainment",
@@ -545,8 +547,8 @@ static void vllm_keys(void **state)
     r.metadata = strdup("team=a=b completed=99");
     bench_result_summarise(&r);
     json_t *o = bench_result_to_json(&r, METRICS, true);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (!json_object_get(o, keys[i])) fail_msg("%s is missing", keys[i]);
+    for (size_t i = 0; i < sizeof vllm_key_names / sizeof *vllm_key_names; i++)
+        if (!json_object_get(o, vllm_key_names[i])) fail_msg("%s is missing", vllm_key_names[i]);
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         if (!json_object_get(json_object_get(o, "pd"), ours[i]))
             fail_msg("pd.%s is missing", ours[i]);

@@ -220,48 +220,49 @@ static void mistral_prompts(void **state)
 
 /* ---- families -------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *file, *family;
+} family_files[] = {
+    {"chat-templates/Qwen-Qwen2.5-7B-Instruct.jinja", "qwen2.5"},
+    {"chat-templates/Qwen-Qwen3-0.6B.jinja", "qwen3"},
+    {"chat-templates/Qwen-QwQ-32B.jinja", "qwen3"},
+    {"chat-templates/meta-llama-Llama-3.1-8B-Instruct.jinja", "llama-3"},
+    {"chat-templates/meta-llama-Llama-3.2-3B-Instruct.jinja", "llama-3"},
+    {"chat-templates/meta-llama-Llama-3.3-70B-Instruct.jinja", "llama-3"},
+    {"chat-templates/mistralai-Mistral-Nemo-Instruct-2407.jinja", "mistral-v3-tekken"},
+    {"chat-templates/Mistral-Small-3.2-24B-Instruct-2506.jinja", "mistral-v7"},
+    {"chat-templates/google-gemma-2-2b-it.jinja", "gemma"},
+    {"chat-templates/microsoft-Phi-3.5-mini-instruct.jinja", "phi-3"},
+    {"chat-templates/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", "deepseek-r1"},
+    {"chat-templates/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", "deepseek-r1"},
+};
+
+static const struct {
+    const char *name, *family;
+} family_cases[] = {
+    {"teknium/OpenHermes-2.5-Mistral-7B", "chatml"},
+    {"mistralai/Mistral-7B-Instruct-v0.2 (NOTE: Old pre-v1 without a system prompt)", "mistral-v1"},
+    {"mistralai/Mistral-7B-Instruct-v0.2 (mistralai 'v1' template with a system prompt)",
+     "mistral-v1"},
+    {"Mistral-Large-Instruct-2407 (mistralai 'v3' template; modified to have system prompt at "
+     "start)",
+     "mistral-v3"},
+    {"Mistral-Nemo-Instruct-2407 (mistralai 'v3-tekken' template; modified to have system "
+     "prompt at start)",
+     "mistral-v3-tekken"},
+    {"mistralai/Mistral-Large-Instruct-2411 (mistralai 'v7' template)", "mistral-v7"},
+    {"bofenghuang/vigogne-2-70b-chat", "llama-2"},
+    {"TheBloke/FusionNet_34Bx2_MoE-AWQ", "llama-2"},
+    {"Llama-3", "llama-3"},
+    {"Phi-3-mini", "phi-3"},
+    {"phi-4", "phi-4"},
+    {"google/gemma-7b-it", "gemma"},
+    {"mlabonne/AlphaMonarch-7B", "monarch"},
+};
+
 static void families(void **state)
 {
     (void)state;
-    static const struct {
-        const char *file, *family;
-    } rows[] = {
-        {"chat-templates/Qwen-Qwen2.5-7B-Instruct.jinja", "qwen2.5"},
-        {"chat-templates/Qwen-Qwen3-0.6B.jinja", "qwen3"},
-        {"chat-templates/Qwen-QwQ-32B.jinja", "qwen3"},
-        {"chat-templates/meta-llama-Llama-3.1-8B-Instruct.jinja", "llama-3"},
-        {"chat-templates/meta-llama-Llama-3.2-3B-Instruct.jinja", "llama-3"},
-        {"chat-templates/meta-llama-Llama-3.3-70B-Instruct.jinja", "llama-3"},
-        {"chat-templates/mistralai-Mistral-Nemo-Instruct-2407.jinja", "mistral-v3-tekken"},
-        {"chat-templates/Mistral-Small-3.2-24B-Instruct-2506.jinja", "mistral-v7"},
-        {"chat-templates/google-gemma-2-2b-it.jinja", "gemma"},
-        {"chat-templates/microsoft-Phi-3.5-mini-instruct.jinja", "phi-3"},
-        {"chat-templates/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", "deepseek-r1"},
-        {"chat-templates/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", "deepseek-r1"},
-    };
-    static const struct {
-        const char *name, *family;
-    } cases[] = {
-        {"teknium/OpenHermes-2.5-Mistral-7B", "chatml"},
-        {"mistralai/Mistral-7B-Instruct-v0.2 (NOTE: Old pre-v1 without a system prompt)",
-         "mistral-v1"},
-        {"mistralai/Mistral-7B-Instruct-v0.2 (mistralai 'v1' template with a system prompt)",
-         "mistral-v1"},
-        {"Mistral-Large-Instruct-2407 (mistralai 'v3' template; modified to have system prompt at "
-         "start)",
-         "mistral-v3"},
-        {"Mistral-Nemo-Instruct-2407 (mistralai 'v3-tekken' template; modified to have system "
-         "prompt at start)",
-         "mistral-v3-tekken"},
-        {"mistralai/Mistral-Large-Instruct-2411 (mistralai 'v7' template)", "mistral-v7"},
-        {"bofenghuang/vigogne-2-70b-chat", "llama-2"},
-        {"TheBloke/FusionNet_34Bx2_MoE-AWQ", "llama-2"},
-        {"Llama-3", "llama-3"},
-        {"Phi-3-mini", "phi-3"},
-        {"phi-4", "phi-4"},
-        {"google/gemma-7b-it", "gemma"},
-        {"mlabonne/AlphaMonarch-7B", "monarch"},
-    };
     static const struct {
         const char *dir, *family;
     } dirs[] = {{"tokenizers-hf/config-only/qwen2.5", "qwen2.5"},
@@ -275,34 +276,34 @@ static void families(void **state)
         skip();
     }
     const struct td_chat_message hello = MESSAGE("user", "Hello", 5);
-    for (int i = 0; i < LEN(rows); i++) {
+    for (int i = 0; i < LEN(family_files); i++) {
         size_t n = 0;
-        char *source = read_data(rows[i].file, &n);
+        char *source = read_data(family_files[i].file, &n);
         assert_non_null(source);
         struct td_chat_template *t = parse(source, "<s>", "</s>");
         char *text = NULL;
         struct td_err err = {0};
-        assert_string_equal(td_chat_template_family(t), rows[i].family);
+        assert_string_equal(td_chat_template_family(t), family_files[i].family);
         if (render(t, &hello, 1, true, &text, &n, &err) != TD_OK)
-            fail_msg("%s: %s", rows[i].file, err.msg);
+            fail_msg("%s: %s", family_files[i].file, err.msg);
         free(text);
         free(source);
         td_chat_template_free(t);
     }
     json_t *list = json_object_get(root, "cases");
-    for (int i = 0; i < LEN(cases); i++) {
+    for (int i = 0; i < LEN(family_cases); i++) {
         bool found = false;
         for (size_t k = 0; k < json_array_size(list); k++) {
             const json_t *item = json_array_get(list, k);
-            if (strcmp(json_string_value(json_object_get(item, "name")), cases[i].name) != 0)
+            if (strcmp(json_string_value(json_object_get(item, "name")), family_cases[i].name) != 0)
                 continue;
             struct td_chat_template *t =
                 parse(json_string_value(json_object_get(item, "template_str")), "", "");
-            assert_string_equal(td_chat_template_family(t), cases[i].family);
+            assert_string_equal(td_chat_template_family(t), family_cases[i].family);
             td_chat_template_free(t);
             found = true;
         }
-        if (!found) fail_msg("no case %s", cases[i].name);
+        if (!found) fail_msg("no case %s", family_cases[i].name);
     }
     for (int i = 0; i < LEN(dirs); i++) {
         struct td_chat_template *t = NULL;
@@ -732,68 +733,68 @@ static void dates(void **state)
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *jinja;
+    td_status st;
+    const char *says;
+} refusals[] = {
+    {NULL, TD_ERR_UNSUPPORTED, "no chat template"},
+    {"{% for m in messages %}{{ m.content }}{% endfor %}", TD_ERR_UNSUPPORTED,
+     "no family that is known"},
+    {MARK "{% include 'x' %}", TD_ERR_UNSUPPORTED, "line 1: the statement \"include\""},
+    {MARK "\n{% call x() %}{% endcall %}", TD_ERR_UNSUPPORTED, "line 2: the statement \"call\""},
+    {MARK "{{ 1.5 }}", TD_ERR_UNSUPPORTED, "no plain integer"},
+    {MARK "{{ 4 / 2 }}", TD_ERR_UNSUPPORTED, "operator /"},
+    {MARK "{% if true %}", TD_ERR_UNSUPPORTED, "does not end"},
+    {MARK "{% endif %}", TD_ERR_UNSUPPORTED, "closes no block"},
+    {MARK "{{ 'a }}", TD_ERR_UNSUPPORTED, "string does not end"},
+    {MARK "{{ messages }}", TD_ERR_UNSUPPORTED, "as text"},
+    {MARK "{{ messages | wordwrap }}", TD_ERR_UNSUPPORTED, "\"wordwrap\""},
+    {MARK "{{ 'a'.center(5) }}", TD_ERR_UNSUPPORTED, "center"},
+    {MARK "{{ nothing.x }}", TD_ERR_UNSUPPORTED, "undefined"},
+    {MARK "{{ nothing() }}", TD_ERR_UNSUPPORTED, "\"nothing\""},
+    {MARK "{{ none + 'a' }}", TD_ERR_UNSUPPORTED, "none and a string"},
+    {MARK "{{ '\xc3\xa9' | upper }}", TD_ERR_UNSUPPORTED, "not ASCII"},
+    {MARK "{{ raise_exception('roles must alternate') }}", TD_ERR_INVALID, "roles must alternate"},
+    {MARK "no content", TD_ERR_UNSUPPORTED, "leaves out this user message"},
+    {MARK "{% for i in range(100000) %}{% for j in 'ab' %}{% if i in [1, 2, 3] %}{% endif %}{% "
+          "endfor %}{% endfor %}",
+     TD_ERR_LIMIT, "too many steps"},
+    {MARK "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s "
+          "%}{% endfor %}",
+     TD_ERR_LIMIT, "bytes"},
+    {MARK "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TD_ERR_LIMIT, "macros nest"},
+    {MARK "{{ range(100001) | length }}", TD_ERR_LIMIT, "100000"},
+    {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(70) %}{% set n.a = [n.a] %}{% "
+          "set n.b = [n.b] %}{% endfor %}{{ n.a == n.b }}",
+     TD_ERR_LIMIT, "nest too deep"},
+    {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] "
+          "%}{% set n.b = [n.b, n.b] %}{% endfor %}"
+          "{{ n.a == n.b }}",
+     TD_ERR_LIMIT, "too many steps"},
+};
+
 static void refuses_by_name(void **state)
 {
     (void)state;
     static const char chatml[] =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
-    static const struct {
-        const char *jinja;
-        td_status st;
-        const char *says;
-    } rows[] = {
-        {NULL, TD_ERR_UNSUPPORTED, "no chat template"},
-        {"{% for m in messages %}{{ m.content }}{% endfor %}", TD_ERR_UNSUPPORTED,
-         "no family that is known"},
-        {MARK "{% include 'x' %}", TD_ERR_UNSUPPORTED, "line 1: the statement \"include\""},
-        {MARK "\n{% call x() %}{% endcall %}", TD_ERR_UNSUPPORTED,
-         "line 2: the statement \"call\""},
-        {MARK "{{ 1.5 }}", TD_ERR_UNSUPPORTED, "no plain integer"},
-        {MARK "{{ 4 / 2 }}", TD_ERR_UNSUPPORTED, "operator /"},
-        {MARK "{% if true %}", TD_ERR_UNSUPPORTED, "does not end"},
-        {MARK "{% endif %}", TD_ERR_UNSUPPORTED, "closes no block"},
-        {MARK "{{ 'a }}", TD_ERR_UNSUPPORTED, "string does not end"},
-        {MARK "{{ messages }}", TD_ERR_UNSUPPORTED, "as text"},
-        {MARK "{{ messages | wordwrap }}", TD_ERR_UNSUPPORTED, "\"wordwrap\""},
-        {MARK "{{ 'a'.center(5) }}", TD_ERR_UNSUPPORTED, "center"},
-        {MARK "{{ nothing.x }}", TD_ERR_UNSUPPORTED, "undefined"},
-        {MARK "{{ nothing() }}", TD_ERR_UNSUPPORTED, "\"nothing\""},
-        {MARK "{{ none + 'a' }}", TD_ERR_UNSUPPORTED, "none and a string"},
-        {MARK "{{ '\xc3\xa9' | upper }}", TD_ERR_UNSUPPORTED, "not ASCII"},
-        {MARK "{{ raise_exception('roles must alternate') }}", TD_ERR_INVALID,
-         "roles must alternate"},
-        {MARK "no content", TD_ERR_UNSUPPORTED, "leaves out this user message"},
-        {MARK "{% for i in range(100000) %}{% for j in 'ab' %}{% if i in [1, 2, 3] %}{% endif %}{% "
-              "endfor %}{% endfor %}",
-         TD_ERR_LIMIT, "too many steps"},
-        {MARK "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s "
-              "%}{% endfor %}",
-         TD_ERR_LIMIT, "bytes"},
-        {MARK "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TD_ERR_LIMIT, "macros nest"},
-        {MARK "{{ range(100001) | length }}", TD_ERR_LIMIT, "100000"},
-        {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(70) %}{% set n.a = [n.a] %}{% "
-              "set n.b = [n.b] %}{% endfor %}{{ n.a == n.b }}",
-         TD_ERR_LIMIT, "nest too deep"},
-        {MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] "
-              "%}{% set n.b = [n.b, n.b] %}{% endfor %}"
-              "{{ n.a == n.b }}",
-         TD_ERR_LIMIT, "too many steps"},
-    };
     const struct td_chat_message hello = MESSAGE("user", "Hello", 5),
                                  tool = MESSAGE("tool", "Hello", 5);
     char *text = NULL;
     size_t n = 0;
 
-    for (int i = 0; i < LEN(rows); i++) {
+    for (int i = 0; i < LEN(refusals); i++) {
         struct td_chat_template *t = NULL;
         struct td_err err = {0};
-        assert_int_equal(td_chat_template_parse(rows[i].jinja,
-                                                rows[i].jinja == NULL ? 0 : strlen(rows[i].jinja),
-                                                "<s>", "</s>", &t, &err),
-                         TD_OK);
+        assert_int_equal(
+            td_chat_template_parse(refusals[i].jinja,
+                                   refusals[i].jinja == NULL ? 0 : strlen(refusals[i].jinja), "<s>",
+                                   "</s>", &t, &err),
+            TD_OK);
         td_status st = render(t, &hello, 1, true, &text, &n, &err);
-        if (st != rows[i].st || strstr(err.msg, rows[i].says) == NULL)
-            fail_msg("%s: %s, \"%s\"", rows[i].jinja, td_status_name(st), err.msg);
+        if (st != refusals[i].st || strstr(err.msg, refusals[i].says) == NULL)
+            fail_msg("%s: %s, \"%s\"", refusals[i].jinja, td_status_name(st), err.msg);
         assert_null(text);
         td_chat_template_free(t);
     }
@@ -899,62 +900,65 @@ static void write_file(const char *dir, const char *name, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
+static const struct {
+    const char *config, *jinja;
+    td_status st;
+    const char *family, *want;
+} directories[] = {
+    {NULL, NULL, TD_OK, "none", NULL},
+    {"{}", NULL, TD_OK, "none", NULL},
+    {"{\"chat_template\": null}", NULL, TD_OK, "none", NULL},
+    {"{\"bos_token\": \"<b>\", \"eos_token\": {\"content\": \"<e>\"}, \"chat_template\": "
+     "\"{{bos_token}}<|im_start|>{{messages[0].content}}"
+     "<|im_end|>{{eos_token}}\"}",
+     NULL, TD_OK, "chatml", "<b><|im_start|>Hello<|im_end|><e>"},
+    {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}, {\"name\": "
+     "\"default\", \"template\": \"<|im_start|>"
+     "{{messages[0].content}}<|im_end|>\"}]}",
+     NULL, TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
+    {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}]}", NULL, TD_OK, "none",
+     NULL},
+    {"{\"bos_token\": null, \"chat_template\": \"<|im_start|>1<|im_end|>\"}",
+     "<|im_start|>{{bos_token}}{{messages[0].content}}<|im_end|>\n", TD_OK, "chatml",
+     "<|im_start|>Hello<|im_end|>"}, /* the file wins */
+    {NULL, "<|im_start|>{{messages[0].content}}<|im_end|>", TD_OK, "chatml",
+     "<|im_start|>Hello<|im_end|>"},
+    {"{\"chat_template\": 5}", NULL, TD_ERR_INVALID, NULL, "chat_template"},
+    {"{\"bos_token\": 5}", NULL, TD_ERR_INVALID, NULL, "bos_token"},
+    {"{\"chat_template\": [5]}", NULL, TD_ERR_INVALID, NULL, "chat_template[0]"},
+    {"[]", NULL, TD_ERR_INVALID, NULL, "no JSON object"},
+    {"{", NULL, TD_ERR_INVALID, NULL, "tokenizer_config.json"},
+};
+
 static void loads_directories(void **state)
 {
     (void)state;
-    static const struct {
-        const char *config, *jinja;
-        td_status st;
-        const char *family, *want;
-    } rows[] = {
-        {NULL, NULL, TD_OK, "none", NULL},
-        {"{}", NULL, TD_OK, "none", NULL},
-        {"{\"chat_template\": null}", NULL, TD_OK, "none", NULL},
-        {"{\"bos_token\": \"<b>\", \"eos_token\": {\"content\": \"<e>\"}, \"chat_template\": "
-         "\"{{bos_token}}<|im_start|>{{messages[0].content}}"
-         "<|im_end|>{{eos_token}}\"}",
-         NULL, TD_OK, "chatml", "<b><|im_start|>Hello<|im_end|><e>"},
-        {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}, {\"name\": "
-         "\"default\", \"template\": \"<|im_start|>"
-         "{{messages[0].content}}<|im_end|>\"}]}",
-         NULL, TD_OK, "chatml", "<|im_start|>Hello<|im_end|>"},
-        {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"}]}", NULL, TD_OK,
-         "none", NULL},
-        {"{\"bos_token\": null, \"chat_template\": \"<|im_start|>1<|im_end|>\"}",
-         "<|im_start|>{{bos_token}}{{messages[0].content}}<|im_end|>\n", TD_OK, "chatml",
-         "<|im_start|>Hello<|im_end|>"}, /* the file wins */
-        {NULL, "<|im_start|>{{messages[0].content}}<|im_end|>", TD_OK, "chatml",
-         "<|im_start|>Hello<|im_end|>"},
-        {"{\"chat_template\": 5}", NULL, TD_ERR_INVALID, NULL, "chat_template"},
-        {"{\"bos_token\": 5}", NULL, TD_ERR_INVALID, NULL, "bos_token"},
-        {"{\"chat_template\": [5]}", NULL, TD_ERR_INVALID, NULL, "chat_template[0]"},
-        {"[]", NULL, TD_ERR_INVALID, NULL, "no JSON object"},
-        {"{", NULL, TD_ERR_INVALID, NULL, "tokenizer_config.json"},
-    };
     const struct td_chat_message hello = MESSAGE("user", "Hello", 5);
-    for (int i = 0; i < LEN(rows); i++) {
+    for (int i = 0; i < LEN(directories); i++) {
         char dir[] = "/tmp/chat_template_test_XXXXXX", path[256];
         assert_non_null(mkdtemp(dir));
-        if (rows[i].config != NULL) write_file(dir, "tokenizer_config.json", rows[i].config);
-        if (rows[i].jinja != NULL) write_file(dir, "chat_template.jinja", rows[i].jinja);
+        if (directories[i].config != NULL)
+            write_file(dir, "tokenizer_config.json", directories[i].config);
+        if (directories[i].jinja != NULL)
+            write_file(dir, "chat_template.jinja", directories[i].jinja);
         struct td_chat_template *t = NULL;
         struct td_err err = {0};
         td_status st = td_chat_template_load(dir, &t, &err);
-        if ((st == TD_OK) != (rows[i].st == TD_OK))
+        if ((st == TD_OK) != (directories[i].st == TD_OK))
             fail_msg("row %d: %s, %s", i, td_status_name(st), err.msg);
         if (st == TD_OK) {
             char *text = NULL;
             size_t n = 0;
-            assert_string_equal(td_chat_template_family(t), rows[i].family);
-            if (rows[i].want == NULL) {
+            assert_string_equal(td_chat_template_family(t), directories[i].family);
+            if (directories[i].want == NULL) {
                 assert_int_equal(render(t, &hello, 1, true, &text, &n, &err), TD_ERR_UNSUPPORTED);
             } else {
                 assert_int_equal(render(t, &hello, 1, true, &text, &n, &err), TD_OK);
-                assert_string_equal(text, rows[i].want);
+                assert_string_equal(text, directories[i].want);
             }
             free(text);
         } else {
-            assert_non_null(strstr(err.msg, rows[i].want));
+            assert_non_null(strstr(err.msg, directories[i].want));
             assert_null(t);
         }
         td_chat_template_free(t);

@@ -373,6 +373,16 @@ static void test_chunks_and_company_leave_the_bits(void **state)
     }
 }
 
+static const struct {
+    int32_t kv_heads, ratio, dim, block, len, window, chunk;
+} cuts[] = {
+    {1, 1, 32, 64, 17300, 0, 64},    /* 34 splits: more than a warp has lanes */
+    {1, 8, 64, 16, 6300, 4700, 17},  /* the window begins inside a span */
+    {2, 2, 32, 7, 4500, 0, 64},      /* a split of the second span */
+    {1, 7, 128, 16, 6200, 2500, 16}, /* the window begins in the first span, the chunk ends
+                                        in the second */
+};
+
 /* Rows behind thousands of keys, in every cut of the same keys: uncut, at spans, at splits.
  * Scores are large, and the largest of a row stand now in its first split, now in its last, so
  * that a state which is scaled by another maximum than its own shows. */
@@ -380,25 +390,16 @@ static void test_cuts_leave_the_bits(void **state)
 {
     (void)state;
     enum { UNCUT = 1024 };
-    static const struct {
-        int32_t kv_heads, ratio, dim, block, len, window, chunk;
-    } cases[] = {
-        {1, 1, 32, 64, 17300, 0, 64},    /* 34 splits: more than a warp has lanes */
-        {1, 8, 64, 16, 6300, 4700, 17},  /* the window begins inside a span */
-        {2, 2, 32, 7, 4500, 0, 64},      /* a split of the second span */
-        {1, 7, 128, 16, 6200, 2500, 16}, /* the window begins in the first span, the chunk ends
-                                            in the second */
-    };
     for (int c = 0; c < 4; c++) {
         if (is_wgmma ? c != 1 : is_short && c != 2) continue;
-        int32_t len[N_SEQS] = {cases[c].len + rng_int(0, 100), 1, 1, 1}, dim = cases[c].dim,
-                chunk = cases[c].chunk;
+        int32_t len[N_SEQS] = {cuts[c].len + rng_int(0, 100), 1, 1, 1}, dim = cuts[c].dim,
+                chunk = cuts[c].chunk;
         struct world *w = malloc(sizeof *w);
         struct rows *rows = calloc(1, sizeof *rows);
         struct on_device d;
         assert_true(w && rows);
-        world_make(w, cases[c].kv_heads, cases[c].ratio, dim, cases[c].block, TD_BF16, len,
-                   cases[c].window);
+        world_make(w, cuts[c].kv_heads, cuts[c].ratio, dim, cuts[c].block, TD_BF16, len,
+                   cuts[c].window);
         int64_t row = (int64_t)w->n_heads * dim, kv_row = (int64_t)w->kv.n_kv_heads * dim;
         int32_t from = len[0] - chunk,
                 first = w->sliding_window > 0 ? from - w->sliding_window + chunk : 0,

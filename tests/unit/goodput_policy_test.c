@@ -829,15 +829,16 @@ static void test_tight_do_not_block_loose(void **state)
 
 /* ---- what cannot be -------------------------------------------------------------------------- */
 
+/* capacity that cannot be: not joined */
+static const struct node liars[] = {
+    {0, 8, 0, 1}, {UINT64_MAX, 8, 0, 1}, {1000, 0, 0, 1}, {1000, UINT64_MAX, 0, 1}};
+
 static void test_lies(void **state)
 {
     (void)state;
     struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
     struct td_core *c = core_of(&cfg);
     struct td_core_worker_view v;
-    /* capacity that cannot be: not joined */
-    static const struct node liars[] = {
-        {0, 8, 0, 1}, {UINT64_MAX, 8, 0, 1}, {1000, 0, 0, 1}, {1000, UINT64_MAX, 0, 1}};
     for (uint32_t i = 0; i < 4; i++) {
         join(c, 1, i, TD_ROLE_DECODE, liars[i]);
         td_core_worker_view(c, i, &v);

@@ -643,10 +643,6 @@ static uint64_t count_wrs(const struct td_reshard *plan, uint32_t max_sge, uint6
     return n;
 }
 
-static void pains_11_a_long_prompt_needs_few_work_requests(void **state)
-{
-    (void)state;
-    const int32_t n_tokens = 32768;
 #define L(tp_, pp_, size)                                                                          \
     {                                                                                              \
         .tp = tp_, .pp = pp_, .block_size = size, .order = TD_RESHARD_LAYER_OUTER                  \
@@ -655,41 +651,47 @@ static void pains_11_a_long_prompt_needs_few_work_requests(void **state)
     {                                                                                              \
         .tp = tp_, .pp = pp_, .block_size = size, .order = TD_RESHARD_HEAD_OUTER                   \
     }
-    static const struct {
-        struct td_reshard_side src, dst;
-        enum ids ids;
-        uint64_t n_runs, average, n_strided, n_wrs_16; /* work requests of at most 16 pieces, no
-                                                          cap */
-        enum td_reshard_how how;
-    } cases[] = {
-        /* equal sides: one run per block, and one for the whole prompt when the allocators kept
-           neighbours */
-        {L(1, 1, 16), L(1, 1, 16), SHUFFLED, 0, 2 << 20, 0, 0, TD_RESHARD_DIRECT},
-        {L(1, 1, 16), L(1, 1, 16), CONSECUTIVE, 1, (uint64_t)4 << 30, 1, 1, TD_RESHARD_DIRECT},
-        {L(8, 1, 16), L(8, 1, 16), CONSECUTIVE, 8, (uint64_t)512 << 20, 8, 8, TD_RESHARD_DIRECT},
-        /* halves of a canonical block are slices per layer; the receiver's block is whole, so 16
-           of them make one request of 256 KiB */
-        {L(1, 1, 16), L(2, 1, 16), CONSECUTIVE, 2048 * 64 * 2, 16 << 10, 2, 2048 * 64 * 2 / 16,
-         TD_RESHARD_GATHER},
-        /* head outermost: halves are runs */
-        {H(1, 1, 16), H(2, 1, 16), CONSECUTIVE, 2048 * 2, 1 << 20, 2, 2048 * 2 / 16,
-         TD_RESHARD_DIRECT},
-        /* the receiver gets parts of its blocks from each sender: crumbs on both sides */
-        {L(4, 1, 16), L(2, 1, 16), CONSECUTIVE, 2048 * 64 * 4, 8 << 10, 4, 2048 * 64 * 4,
-         TD_RESHARD_STAGED},
-        /* other block sizes and other orders: the receiver's blocks are whole again */
-        {L(1, 1, 16), L(1, 1, 32), CONSECUTIVE, 2048 * 64 * 8, 4 << 10, 2048, 2048 * 64 * 8 / 16,
-         TD_RESHARD_GATHER},
-        {L(2, 1, 64), H(1, 1, 64), CONSECUTIVE, 512 * 64 * 8, 16 << 10, 2, 512 * 64 * 8 / 16,
-         TD_RESHARD_GATHER},
-        /* pipelines: a stage's layers are a run */
-        {L(1, 1, 16), L(1, 4, 16), SHUFFLED, 2048 * 4, 512 << 10, 0, 0, TD_RESHARD_DIRECT},
+static const struct {
+    struct td_reshard_side src, dst;
+    enum ids ids;
+    uint64_t n_runs, average, n_strided, n_wrs_16; /* work requests of at most 16 pieces, no
+                                                      cap */
+    enum td_reshard_how how;
+} long_prompts[] = {
+    /* equal sides: one run per block, and one for the whole prompt when the allocators kept
+       neighbours */
+    {L(1, 1, 16), L(1, 1, 16), SHUFFLED, 0, 2 << 20, 0, 0, TD_RESHARD_DIRECT},
+    {L(1, 1, 16), L(1, 1, 16), CONSECUTIVE, 1, (uint64_t)4 << 30, 1, 1, TD_RESHARD_DIRECT},
+    {L(8, 1, 16), L(8, 1, 16), CONSECUTIVE, 8, (uint64_t)512 << 20, 8, 8, TD_RESHARD_DIRECT},
+    /* halves of a canonical block are slices per layer; the receiver's block is whole, so 16
+       of them make one request of 256 KiB */
+    {L(1, 1, 16), L(2, 1, 16), CONSECUTIVE, 2048 * 64 * 2, 16 << 10, 2, 2048 * 64 * 2 / 16,
+     TD_RESHARD_GATHER},
+    /* head outermost: halves are runs */
+    {H(1, 1, 16), H(2, 1, 16), CONSECUTIVE, 2048 * 2, 1 << 20, 2, 2048 * 2 / 16, TD_RESHARD_DIRECT},
+    /* the receiver gets parts of its blocks from each sender: crumbs on both sides */
+    {L(4, 1, 16), L(2, 1, 16), CONSECUTIVE, 2048 * 64 * 4, 8 << 10, 4, 2048 * 64 * 4,
+     TD_RESHARD_STAGED},
+    /* other block sizes and other orders: the receiver's blocks are whole again */
+    {L(1, 1, 16), L(1, 1, 32), CONSECUTIVE, 2048 * 64 * 8, 4 << 10, 2048, 2048 * 64 * 8 / 16,
+     TD_RESHARD_GATHER},
+    {L(2, 1, 64), H(1, 1, 64), CONSECUTIVE, 512 * 64 * 8, 16 << 10, 2, 512 * 64 * 8 / 16,
+     TD_RESHARD_GATHER},
+    /* pipelines: a stage's layers are a run */
+    {L(1, 1, 16), L(1, 4, 16), SHUFFLED, 2048 * 4, 512 << 10, 0, 0, TD_RESHARD_DIRECT},
+};
 #undef L
 #undef H
-    };
-    for (size_t i = 0; i < COUNT(cases); i++) {
-        struct cluster *src = cluster_for(cases[i].src, &model_8b, n_tokens, cases[i].ids);
-        struct cluster *dst = cluster_for(cases[i].dst, &model_8b, n_tokens, cases[i].ids);
+
+static void pains_11_a_long_prompt_needs_few_work_requests(void **state)
+{
+    (void)state;
+    const int32_t n_tokens = 32768;
+    for (size_t i = 0; i < COUNT(long_prompts); i++) {
+        struct cluster *src =
+            cluster_for(long_prompts[i].src, &model_8b, n_tokens, long_prompts[i].ids);
+        struct cluster *dst =
+            cluster_for(long_prompts[i].dst, &model_8b, n_tokens, long_prompts[i].ids);
         struct td_reshard_ask ask = ask_between(src, dst, &model_8b, n_tokens);
         struct td_reshard plan;
         struct td_reshard_totals t;
@@ -702,18 +704,18 @@ static void pains_11_a_long_prompt_needs_few_work_requests(void **state)
                       "to 16 pieces: %llu, of at most 1 MiB: %llu\n",
                       ask.src.tp, ask.src.pp, ask.src.block_size, (int)ask.src.order, ask.dst.tp,
                       ask.dst.pp, ask.dst.block_size, (int)ask.dst.order,
-                      cases[i].ids == SHUFFLED ? ", shuffled ids" : "",
+                      long_prompts[i].ids == SHUFFLED ? ", shuffled ids" : "",
                       (unsigned long long)t.n_runs, (unsigned long long)td_reshard_average_run(&t),
                       (unsigned long long)t.n_strided, (unsigned long long)n_wrs,
                       (unsigned long long)count_wrs(&plan, 16, 1 << 20));
-        if (cases[i].n_runs)
-            assert_int_equal(t.n_runs, cases[i].n_runs);
+        if (long_prompts[i].n_runs)
+            assert_int_equal(t.n_runs, long_prompts[i].n_runs);
         else
             assert_in_range(t.n_runs, 1, 2048); /* shuffling leaves neighbours */
-        assert_true(td_reshard_average_run(&t) >= cases[i].average);
-        if (cases[i].n_strided) assert_int_equal(t.n_strided, cases[i].n_strided);
-        if (cases[i].n_wrs_16) assert_int_equal(n_wrs, cases[i].n_wrs_16);
-        assert_int_equal(td_reshard_choose(&t, TD_RESHARD_PUSH, 16), cases[i].how);
+        assert_true(td_reshard_average_run(&t) >= long_prompts[i].average);
+        if (long_prompts[i].n_strided) assert_int_equal(t.n_strided, long_prompts[i].n_strided);
+        if (long_prompts[i].n_wrs_16) assert_int_equal(n_wrs, long_prompts[i].n_wrs_16);
+        assert_int_equal(td_reshard_choose(&t, TD_RESHARD_PUSH, 16), long_prompts[i].how);
         cluster_drop(src);
         cluster_drop(dst);
     }

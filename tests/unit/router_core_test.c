@@ -1246,86 +1246,50 @@ static void test_policy_names(void **state)
     assert_int_equal(n, n_policies(td_sim_policies));
 }
 
-/* Lines of version 3 as routers wrote them when an event was six numbers a..f: they are read into
- * the fields of their kind and written again to the character. */
-static void test_log_reads_old_lines(void **state)
-{
-    (void)state;
 #define REST " weight=0 hashes=0 hash_tokens=0\n"
-    static const char *const lines[TD_EV_N_KINDS] = {
-        [TD_EV_TICK] = "e kind=1 now=24081260079883 worker=0 slot=0 attempt=0 role=0 priority=0 "
-                       "id=0 a=10 b=350 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_WORKER_JOIN] = "e kind=2 now=5 worker=7 slot=0 attempt=0 role=1 priority=0 id=0 "
-                              "a=846000 b=512 c=1 d=2048 e=131072 f=1" REST,
-        [TD_EV_WORKER_SNAPSHOT] = "e kind=3 now=24372500000 worker=4 slot=0 attempt=0 role=0 "
-                                  "priority=0 id=0 a=1036 b=35664 c=9 d=1 e=18 f=0" REST,
-        [TD_EV_WORKER_DRAIN] = "e kind=4 now=24082166184697 worker=3 slot=0 attempt=0 role=0 "
-                               "priority=0 id=0 a=0 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_WORKER_GONE] = "e kind=5 now=24082166533955 worker=3 slot=0 attempt=0 role=0 "
-                              "priority=0 id=0 a=0 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_WORKER_STEP] = "e kind=6 now=24372500000 worker=4 slot=0 attempt=0 role=0 "
-                              "priority=0 id=0 a=11 b=66 c=1 d=35662 e=6028 f=0" REST,
-        [TD_EV_BLOCK_ADD] = "e kind=7 now=24082126330907 worker=2 slot=0 attempt=0 role=0 "
-                            "priority=0 id=0 a=12138145474076844387 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_BLOCK_EVICT] = "e kind=8 now=24082126330907 worker=2 slot=0 attempt=0 role=0 "
-                              "priority=0 id=0 a=18446744073709551615 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_BLOCKS_RESET] = "e kind=9 now=24081719855672 worker=2 slot=0 attempt=0 role=0 "
-                               "priority=0 id=0 a=0 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_REQUEST] = "e kind=10 now=19889202892 worker=0 slot=2 attempt=0 role=0 priority=-7 "
-                          "id=80 a=954 b=48 c=1 d=77 e=400000 f=50000 weight=1500 hashes=2 "
-                          "hash_tokens=16\n",
-        [TD_EV_TICKET] = "e kind=11 now=24082121987092 worker=0 slot=6 attempt=2 role=0 priority=0 "
-                         "id=12 a=208 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_FIRST_TOKEN] = "e kind=12 now=21122003370 worker=0 slot=1 attempt=1 role=0 "
-                              "priority=0 id=79 a=1 b=35127 c=512 d=0 e=0 f=0" REST,
-        [TD_EV_TOKEN] = "e kind=13 now=24373781653 worker=0 slot=1 attempt=1 role=0 priority=0 "
-                        "id=79 a=35664 b=1 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_PREFILL_END] = "e kind=14 now=21141484941 worker=0 slot=1 attempt=3 role=0 "
-                              "priority=0 id=79 a=14 b=4538236928 c=1329061 d=0 e=0 f=0" REST,
-        [TD_EV_DECODE_END] = "e kind=15 now=21141484941 worker=0 slot=1 attempt=3 role=0 "
-                             "priority=0 id=79 a=13 b=1 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_STOP] = "e kind=16 now=21141484941 worker=0 slot=9 attempt=0 role=0 priority=0 "
-                       "id=79 a=0 b=0 c=0 d=0 e=0 f=0" REST,
-        [TD_EV_CANCEL] = "e kind=17 now=24080317771695 worker=0 slot=9 attempt=0 role=0 "
-                         "priority=0 id=79 a=0 b=0 c=0 d=0 e=0 f=0" REST};
-    static const char hashes_line[] = "h daf0d9024467e525 b7d74be74cf4d017\n";
-    struct td_core_config cfg = {.policy = "goodput", .max_requests = 4};
-    struct td_core_event e[TD_EV_N_KINDS];
-    static uint64_t hashes[TD_CORE_MAX_HASHES];
-    char line[TD_CORE_LINE_MAX];
-    enum td_core_read what;
-    struct td_err err;
-    struct td_core_reader reader = {.hashes = hashes};
-    td_core_config_format(&cfg, 0, line, sizeof line);
-    assert_int_equal(td_core_read_line(&reader, line, &what, &err), TD_OK);
-    for (int kind = TD_EV_TICK; kind < TD_EV_N_KINDS; kind++) {
-        assert_int_equal(td_core_read_line(&reader, lines[kind], &what, &err), TD_OK);
-        if (kind == TD_EV_REQUEST) {
-            assert_int_equal(what, TD_READ_MORE);
-            assert_int_equal(td_core_read_line(&reader, hashes_line, &what, &err), TD_OK);
-        }
-        assert_int_equal(what, TD_READ_EVENT);
-        e[kind] = reader.event;
-        assert_int_equal(td_core_event_format(&e[kind], line, sizeof line), strlen(lines[kind]));
-        assert_string_equal(line, lines[kind]);
-    }
-    assert_int_equal(td_core_hashes_format(&e[TD_EV_REQUEST], 0, line, sizeof line),
-                     strlen(hashes_line));
-    assert_string_equal(line, hashes_line);
+static const char *const old_lines[TD_EV_N_KINDS] = {
+    [TD_EV_TICK] = "e kind=1 now=24081260079883 worker=0 slot=0 attempt=0 role=0 priority=0 "
+                   "id=0 a=10 b=350 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_WORKER_JOIN] = "e kind=2 now=5 worker=7 slot=0 attempt=0 role=1 priority=0 id=0 "
+                          "a=846000 b=512 c=1 d=2048 e=131072 f=1" REST,
+    [TD_EV_WORKER_SNAPSHOT] = "e kind=3 now=24372500000 worker=4 slot=0 attempt=0 role=0 "
+                              "priority=0 id=0 a=1036 b=35664 c=9 d=1 e=18 f=0" REST,
+    [TD_EV_WORKER_DRAIN] = "e kind=4 now=24082166184697 worker=3 slot=0 attempt=0 role=0 "
+                           "priority=0 id=0 a=0 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_WORKER_GONE] = "e kind=5 now=24082166533955 worker=3 slot=0 attempt=0 role=0 "
+                          "priority=0 id=0 a=0 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_WORKER_STEP] = "e kind=6 now=24372500000 worker=4 slot=0 attempt=0 role=0 "
+                          "priority=0 id=0 a=11 b=66 c=1 d=35662 e=6028 f=0" REST,
+    [TD_EV_BLOCK_ADD] = "e kind=7 now=24082126330907 worker=2 slot=0 attempt=0 role=0 "
+                        "priority=0 id=0 a=12138145474076844387 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_BLOCK_EVICT] = "e kind=8 now=24082126330907 worker=2 slot=0 attempt=0 role=0 "
+                          "priority=0 id=0 a=18446744073709551615 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_BLOCKS_RESET] = "e kind=9 now=24081719855672 worker=2 slot=0 attempt=0 role=0 "
+                           "priority=0 id=0 a=0 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_REQUEST] = "e kind=10 now=19889202892 worker=0 slot=2 attempt=0 role=0 priority=-7 "
+                      "id=80 a=954 b=48 c=1 d=77 e=400000 f=50000 weight=1500 hashes=2 "
+                      "hash_tokens=16\n",
+    [TD_EV_TICKET] = "e kind=11 now=24082121987092 worker=0 slot=6 attempt=2 role=0 priority=0 "
+                     "id=12 a=208 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_FIRST_TOKEN] = "e kind=12 now=21122003370 worker=0 slot=1 attempt=1 role=0 "
+                          "priority=0 id=79 a=1 b=35127 c=512 d=0 e=0 f=0" REST,
+    [TD_EV_TOKEN] = "e kind=13 now=24373781653 worker=0 slot=1 attempt=1 role=0 priority=0 "
+                    "id=79 a=35664 b=1 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_PREFILL_END] = "e kind=14 now=21141484941 worker=0 slot=1 attempt=3 role=0 "
+                          "priority=0 id=79 a=14 b=4538236928 c=1329061 d=0 e=0 f=0" REST,
+    [TD_EV_DECODE_END] = "e kind=15 now=21141484941 worker=0 slot=1 attempt=3 role=0 "
+                         "priority=0 id=79 a=13 b=1 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_STOP] = "e kind=16 now=21141484941 worker=0 slot=9 attempt=0 role=0 priority=0 "
+                   "id=79 a=0 b=0 c=0 d=0 e=0 f=0" REST,
+    [TD_EV_CANCEL] = "e kind=17 now=24080317771695 worker=0 slot=9 attempt=0 role=0 "
+                     "priority=0 id=79 a=0 b=0 c=0 d=0 e=0 f=0" REST};
+
+static void old_worker_events(const struct td_core_event e[TD_EV_N_KINDS])
+{
     const struct td_ev_join *join = &e[TD_EV_WORKER_JOIN].join;
     assert_true(join->worker == 7 && join->role == TD_ROLE_DECODE && join->one_token);
     assert_true(join->kv_tokens == 846000 && join->max_seqs == 512 && join->node_class == 1);
     assert_true(join->max_step_tokens == 2048 && join->kv_bytes_per_token == 131072);
-    const struct td_ev_request *request = &e[TD_EV_REQUEST].request;
-    assert_true(request->request_at == 2 && request->id == 80 && request->priority == -7);
-    assert_true(request->n_prompt == 954 && request->max_tokens == 48 && request->tenant == 77);
-    assert_true(request->ttft_us == 400000 && request->tpot_us == 50000);
-    assert_true(request->tenant_weight == 1500 && request->n_hashes == 2);
-    assert_true(request->hashes[1] == 0xb7d74be74cf4d017);
-    const struct td_ev_prefill_end *end = &e[TD_EV_PREFILL_END].prefill_end;
-    assert_true(end->of.request_at == 1 && end->of.attempt == 3 && end->of.id == 79);
-    assert_true(end->code == TD_CODE_UNAVAILABLE && end->sent_bytes == 4538236928);
-    assert_int_equal(end->sent_us, 1329061);
     const struct td_ev_tick *tick = &e[TD_EV_TICK].tick;
     assert_true(tick->busy_permille == 10 && tick->late_ms == 350);
     const struct td_ev_snapshot *snapshot = &e[TD_EV_WORKER_SNAPSHOT].snapshot;
@@ -1341,6 +1305,20 @@ static void test_log_reads_old_lines(void **state)
     assert_int_equal(e[TD_EV_BLOCKS_RESET].blocks_reset.worker, 2);
     assert_true(e[TD_EV_BLOCK_ADD].block_add.hash == 12138145474076844387ull);
     assert_true(e[TD_EV_BLOCK_EVICT].block_evict.hash == UINT64_MAX);
+}
+
+static void old_request_events(const struct td_core_event e[TD_EV_N_KINDS])
+{
+    const struct td_ev_request *request = &e[TD_EV_REQUEST].request;
+    assert_true(request->request_at == 2 && request->id == 80 && request->priority == -7);
+    assert_true(request->n_prompt == 954 && request->max_tokens == 48 && request->tenant == 77);
+    assert_true(request->ttft_us == 400000 && request->tpot_us == 50000);
+    assert_true(request->tenant_weight == 1500 && request->n_hashes == 2);
+    assert_true(request->hashes[1] == 0xb7d74be74cf4d017);
+    const struct td_ev_prefill_end *end = &e[TD_EV_PREFILL_END].prefill_end;
+    assert_true(end->of.request_at == 1 && end->of.attempt == 3 && end->of.id == 79);
+    assert_true(end->code == TD_CODE_UNAVAILABLE && end->sent_bytes == 4538236928);
+    assert_int_equal(end->sent_us, 1329061);
     const struct td_ev_ticket *ticket = &e[TD_EV_TICKET].ticket;
     assert_true(ticket->of.request_at == 6 && ticket->of.attempt == 2 &&
                 ticket->cached_tokens == 208);
@@ -1351,6 +1329,40 @@ static void test_log_reads_old_lines(void **state)
     const struct td_ev_decode_end *decode_end = &e[TD_EV_DECODE_END].decode_end;
     assert_true(decode_end->code == TD_CODE_INTERNAL && decode_end->sender_finished);
     assert_true(e[TD_EV_CANCEL].cancel.request_at == 9 && e[TD_EV_CANCEL].cancel.id == 79);
+}
+
+/* Lines of version 3 as routers wrote them when an event was six numbers a..f: they are read into
+ * the fields of their kind and written again to the character. */
+static void test_log_reads_old_lines(void **state)
+{
+    (void)state;
+    static const char hashes_line[] = "h daf0d9024467e525 b7d74be74cf4d017\n";
+    struct td_core_config cfg = {.policy = "goodput", .max_requests = 4};
+    struct td_core_event e[TD_EV_N_KINDS];
+    static uint64_t hashes[TD_CORE_MAX_HASHES];
+    char line[TD_CORE_LINE_MAX];
+    enum td_core_read what;
+    struct td_err err;
+    struct td_core_reader reader = {.hashes = hashes};
+    td_core_config_format(&cfg, 0, line, sizeof line);
+    assert_int_equal(td_core_read_line(&reader, line, &what, &err), TD_OK);
+    for (int kind = TD_EV_TICK; kind < TD_EV_N_KINDS; kind++) {
+        assert_int_equal(td_core_read_line(&reader, old_lines[kind], &what, &err), TD_OK);
+        if (kind == TD_EV_REQUEST) {
+            assert_int_equal(what, TD_READ_MORE);
+            assert_int_equal(td_core_read_line(&reader, hashes_line, &what, &err), TD_OK);
+        }
+        assert_int_equal(what, TD_READ_EVENT);
+        e[kind] = reader.event;
+        assert_int_equal(td_core_event_format(&e[kind], line, sizeof line),
+                         strlen(old_lines[kind]));
+        assert_string_equal(line, old_lines[kind]);
+    }
+    assert_int_equal(td_core_hashes_format(&e[TD_EV_REQUEST], 0, line, sizeof line),
+                     strlen(hashes_line));
+    assert_string_equal(line, hashes_line);
+    old_worker_events(e);
+    old_request_events(e);
     /* A stop that stood for an ended leg was written with that leg's attempt and code. */
     assert_int_equal(
         td_core_read_line(&reader,
@@ -1359,8 +1371,8 @@ static void test_log_reads_old_lines(void **state)
                           &what, &err),
         TD_OK);
     assert_true(reader.event.stop.request_at == 9 && reader.event.stop.id == 79);
-#undef REST
 }
+#undef REST
 
 static void test_log_refuses_nonsense(void **state)
 {

@@ -398,36 +398,36 @@ static void put(uint8_t *pool, size_t at, uint64_t value, size_t bytes)
     memcpy(pool + at, &value, bytes);
 }
 
+static const struct {
+    size_t at, bytes;
+    uint64_t value;
+    td_status status;
+    const char *says;
+} spoilt[] = {
+    {0, 4, 1, TD_ERR_CORRUPT, "are no description of a pool"},
+    {4, 4, 0, TD_ERR_CORRUPT, "are no description of a pool"},
+    {4, 4, 1, TD_ERR_CORRUPT, "are no description of a pool"},
+    {4, 4, 17, TD_ERR_CORRUPT, "are no description of a pool"},
+    {4, 4, 0xffffffff, TD_ERR_CORRUPT, "are no description of a pool"},
+    {8, 8, PEER_BLOCKS + 1, TD_ERR_CORRUPT,
+     "a pool of 10 blocks in 2 parts of 96 bytes, tail 64: it must be 9 of 192 bytes"},
+    {8, 8, 1ull << 32 | PEER_BLOCKS, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+    {16, 8, PEER_PART / 2, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+    {16, 8, UINT64_MAX, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+    {24, 8, 15, TD_ERR_CORRUPT, "tail 15"},
+    {24, 8, UINT64_MAX, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
+    {32, 8, 1, TD_ERR_UNSUPPORTED, "part 0 of 2: invalid resource handle"},
+    {32 + 88, 8, 1, TD_ERR_UNSUPPORTED, "part 1 of 2: invalid resource handle"},
+    {32 + 64, 8, UINT64_MAX / 2, TD_ERR_CORRUPT,
+     "part 0 of the pool begins at 9223372036854775807"},
+    {32 + 72, 8, 0, TD_ERR_UNSUPPORTED, "part 0 of 2 holds other bytes than were put there"},
+    {32 + 88 + 72, 8, 0, TD_ERR_UNSUPPORTED, "part 1 of 2 holds other bytes than were put there"},
+};
+
 /* What comes from outside and is not the description of such a pool. */
 static void test_spoilt_descriptions(void **state)
 {
     (void)state;
-    static const struct {
-        size_t at, bytes;
-        uint64_t value;
-        td_status status;
-        const char *says;
-    } cases[] = {
-        {0, 4, 1, TD_ERR_CORRUPT, "are no description of a pool"},
-        {4, 4, 0, TD_ERR_CORRUPT, "are no description of a pool"},
-        {4, 4, 1, TD_ERR_CORRUPT, "are no description of a pool"},
-        {4, 4, 17, TD_ERR_CORRUPT, "are no description of a pool"},
-        {4, 4, 0xffffffff, TD_ERR_CORRUPT, "are no description of a pool"},
-        {8, 8, PEER_BLOCKS + 1, TD_ERR_CORRUPT,
-         "a pool of 10 blocks in 2 parts of 96 bytes, tail 64: it must be 9 of 192 bytes"},
-        {8, 8, 1ull << 32 | PEER_BLOCKS, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
-        {16, 8, PEER_PART / 2, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
-        {16, 8, UINT64_MAX, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
-        {24, 8, 15, TD_ERR_CORRUPT, "tail 15"},
-        {24, 8, UINT64_MAX, TD_ERR_CORRUPT, "it must be 9 of 192 bytes"},
-        {32, 8, 1, TD_ERR_UNSUPPORTED, "part 0 of 2: invalid resource handle"},
-        {32 + 88, 8, 1, TD_ERR_UNSUPPORTED, "part 1 of 2: invalid resource handle"},
-        {32 + 64, 8, UINT64_MAX / 2, TD_ERR_CORRUPT,
-         "part 0 of the pool begins at 9223372036854775807"},
-        {32 + 72, 8, 0, TD_ERR_UNSUPPORTED, "part 0 of 2 holds other bytes than were put there"},
-        {32 + 88 + 72, 8, 0, TD_ERR_UNSUPPORTED,
-         "part 1 of 2 holds other bytes than were put there"},
-    };
     struct peer peer;
     struct pool p, wrong;
     struct td_err err = {0};
@@ -435,11 +435,11 @@ static void test_spoilt_descriptions(void **state)
     void *base;
     peer_start(&peer, 2);
     pool_open(&p, (struct shape){2, 1, PEER_BLOCKS, PEER_PART, 64}, "");
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+    for (size_t k = 0; k < sizeof spoilt / sizeof *spoilt; k++) {
         memcpy(pool, peer.pool, peer.bytes);
-        put(pool, cases[k].at, cases[k].value, cases[k].bytes);
+        put(pool, spoilt[k].at, spoilt[k].value, spoilt[k].bytes);
         td_status s = open_peer(&p, &peer, pool, peer.bytes, &base, &err);
-        if (s != cases[k].status || !strstr(err.msg, cases[k].says))
+        if (s != spoilt[k].status || !strstr(err.msg, spoilt[k].says))
             fail_msg("case %zu: %d, %s", k, s, err.msg);
     }
     for (size_t bytes = 0; bytes < peer.bytes; bytes++)

@@ -35,6 +35,40 @@ static bool dns_is(void *arg, const struct td_peer_names *names)
     return td_peer_names_match(names, TD_PEER_NAME_DNS, arg, strlen(arg));
 }
 
+static const struct {
+    const char *authorization, *dns, *claimed;
+    enum router_tenant_verdict verdict;
+    const char *says; /* the tenant, or part of the message */
+} callers[] = {
+    {"Bearer key-of-acme-0123456789", NULL, "", ROUTER_TENANT_OK, "acme"},
+    {"bearer   second-key-of-acme-01234 ", NULL, "acme", ROUTER_TENANT_OK, "acme"},
+    {"Bearer key-of-acme-0123456789", NULL, "beta", ROUTER_TENANT_DENIED,
+     "tenant is \"beta\"; the caller is tenant \"acme\""},
+    {"Bearer key-of-acme-0123456788", NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
+    {"Bearer key-of-acme-012345678", NULL, "acme", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
+    {"Bearer short", NULL, "", ROUTER_TENANT_UNKNOWN, "has 5 bytes; keys have 16..512"},
+    {"Bearer ", NULL, "", ROUTER_TENANT_UNKNOWN, "has 0 bytes"},
+    {"Basic key-of-acme-0123456789", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
+    {"key-of-acme-0123456789", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
+    {"", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
+    /* who reads the file has no key */
+    {"Bearer " ACME, NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
+    {NULL, NULL, "", ROUTER_TENANT_UNKNOWN, "send a key"},
+    {NULL, NULL, "acme", ROUTER_TENANT_UNKNOWN, "send a key"},
+    {NULL, "a.beta.example", "", ROUTER_TENANT_OK, "beta"},
+    {NULL, "a.gamma.example", "gamma", ROUTER_TENANT_OK, "gamma"},
+    {NULL, "a.gamma.example", "beta", ROUTER_TENANT_DENIED, "the caller is tenant \"gamma\""},
+    {NULL, "beta.example", "", ROUTER_TENANT_UNKNOWN, "no name of the caller's certificate"},
+    {NULL, "both.beta.example", "", ROUTER_TENANT_OK, "beta"}, /* the first in the file */
+    {"Bearer key-of-beta-0123456789", "a.beta.example", "beta", ROUTER_TENANT_OK, "beta"},
+    /* a certificate that is nobody's */
+    {"Bearer key-of-beta-0123456789", "other.example", "", ROUTER_TENANT_OK, "beta"},
+    {"Bearer key-of-acme-0123456789", "a.beta.example", "", ROUTER_TENANT_DENIED,
+     "the key is tenant \"acme\"'s and the certificate"},
+    {"Bearer nobodys-key-0123456789", "a.beta.example", "", ROUTER_TENANT_UNKNOWN,
+     "is no tenant's"},
+};
+
 static void test_who_a_caller_is(void **state)
 {
     (void)state;
@@ -46,49 +80,16 @@ static void test_who_a_caller_is(void **state)
         "{\"name\": \"gamma\", \"certificates\": [\"*.gamma.example\", \"both.beta.example\"]}]}");
     assert_int_equal(router_tenants_n(t), 3);
     assert_true(router_tenants_have_keys(t));
-    const struct {
-        const char *authorization, *dns, *claimed;
-        enum router_tenant_verdict verdict;
-        const char *says; /* the tenant, or part of the message */
-    } rows[] = {
-        {"Bearer key-of-acme-0123456789", NULL, "", ROUTER_TENANT_OK, "acme"},
-        {"bearer   second-key-of-acme-01234 ", NULL, "acme", ROUTER_TENANT_OK, "acme"},
-        {"Bearer key-of-acme-0123456789", NULL, "beta", ROUTER_TENANT_DENIED,
-         "tenant is \"beta\"; the caller is tenant \"acme\""},
-        {"Bearer key-of-acme-0123456788", NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
-        {"Bearer key-of-acme-012345678", NULL, "acme", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
-        {"Bearer short", NULL, "", ROUTER_TENANT_UNKNOWN, "has 5 bytes; keys have 16..512"},
-        {"Bearer ", NULL, "", ROUTER_TENANT_UNKNOWN, "has 0 bytes"},
-        {"Basic key-of-acme-0123456789", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
-        {"key-of-acme-0123456789", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
-        {"", NULL, "", ROUTER_TENANT_UNKNOWN, "must be \"Bearer KEY\""},
-        /* who reads the file has no key */
-        {"Bearer " ACME, NULL, "", ROUTER_TENANT_UNKNOWN, "is no tenant's"},
-        {NULL, NULL, "", ROUTER_TENANT_UNKNOWN, "send a key"},
-        {NULL, NULL, "acme", ROUTER_TENANT_UNKNOWN, "send a key"},
-        {NULL, "a.beta.example", "", ROUTER_TENANT_OK, "beta"},
-        {NULL, "a.gamma.example", "gamma", ROUTER_TENANT_OK, "gamma"},
-        {NULL, "a.gamma.example", "beta", ROUTER_TENANT_DENIED, "the caller is tenant \"gamma\""},
-        {NULL, "beta.example", "", ROUTER_TENANT_UNKNOWN, "no name of the caller's certificate"},
-        {NULL, "both.beta.example", "", ROUTER_TENANT_OK, "beta"}, /* the first in the file */
-        {"Bearer key-of-beta-0123456789", "a.beta.example", "beta", ROUTER_TENANT_OK, "beta"},
-        /* a certificate that is nobody's */
-        {"Bearer key-of-beta-0123456789", "other.example", "", ROUTER_TENANT_OK, "beta"},
-        {"Bearer key-of-acme-0123456789", "a.beta.example", "", ROUTER_TENANT_DENIED,
-         "the key is tenant \"acme\"'s and the certificate"},
-        {"Bearer nobodys-key-0123456789", "a.beta.example", "", ROUTER_TENANT_UNKNOWN,
-         "is no tenant's"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct router_caller c = {.authorization = rows[i].authorization,
-                                  .claimed = rows[i].claimed,
-                                  .certificate_is = rows[i].dns ? dns_is : NULL,
-                                  .arg = (void *)(uintptr_t)rows[i].dns};
+    for (size_t i = 0; i < sizeof callers / sizeof *callers; i++) {
+        struct router_caller c = {.authorization = callers[i].authorization,
+                                  .claimed = callers[i].claimed,
+                                  .certificate_is = callers[i].dns ? dns_is : NULL,
+                                  .arg = (void *)(uintptr_t)callers[i].dns};
         const struct router_tenant *who = NULL;
         struct td_err err = {0};
         enum router_tenant_verdict v = router_tenant_of(t, &c, &who, &err);
         const char *said = who ? who->name : err.msg;
-        if (v != rows[i].verdict || !strstr(said, rows[i].says))
+        if (v != callers[i].verdict || !strstr(said, callers[i].says))
             fail_msg("row %zu: %d \"%s\"", i, v, said);
         if (strstr(err.msg, "0123456789")) fail_msg("row %zu tells a key: %s", i, err.msg);
         if (!who || strcmp(who->name, "acme")) continue;

@@ -463,6 +463,40 @@ static void an_armed_queue_wakes_once(void **state)
     pair_close(&p);
 }
 
+static const struct {
+    const char *what;
+    size_t offset;
+    uint32_t bytes, value;
+    int error;
+} bad_rtr[] = {
+#define CASE(field, value, error)                                                                  \
+    {                                                                                              \
+#field " " #value, offsetof(struct td_vb_route, field),                                    \
+            sizeof((struct td_vb_route *)0)->field, value, error                                   \
+    }
+    CASE(port, 2, EINVAL),
+    CASE(mtu_bytes, 4096, EINVAL),
+    CASE(mtu_bytes, 1500, EINVAL),
+    CASE(mtu_bytes, 0, EINVAL),
+    CASE(remote_qp, 0, EINVAL),
+    CASE(remote_qp, 0x1000000, EINVAL),
+    CASE(remote_psn, 0x1000000, EINVAL),
+    CASE(rd_atomic_in, 17, EINVAL),
+    CASE(min_rnr_timer, 32, EINVAL),
+    CASE(gid_index, 2, EINVAL),
+    CASE(gid_index, 99, EINVAL),
+    CASE(ethernet, 0, EINVAL),
+    CASE(sl, 16, EINVAL),
+    CASE(remote_gid[0], 0xff, ETIMEDOUT)};
+
+static const struct {
+    const char *what;
+    size_t offset;
+    uint32_t bytes, value;
+    int error;
+} bad_rts[] = {CASE(local_psn, 0x1000000, EINVAL), CASE(timeout, 32, EINVAL),
+               CASE(retry, 8, EINVAL), CASE(rnr_retry, 8, EINVAL), CASE(rd_atomic_out, 17, EINVAL)};
+
 static void states_and_attributes_are_checked(void **state)
 {
     (void)state;
@@ -492,42 +526,14 @@ static void states_and_attributes_are_checked(void **state)
     assert_int_equal(vb->post_send(a.qp, &w, 1, &posted), EINVAL);
     assert_int_equal(vb->post_recv(a.qp, 1, 1), 0);
     assert_int_equal(vb->qp_rts(a.qp, &a.route), EINVAL);
-    static const struct {
-        const char *what;
-        size_t offset;
-        uint32_t bytes, value;
-        int error;
-    } rtr[] = {
-#define CASE(field, value, error)                                                                  \
-    {#field " " #value, offsetof(struct td_vb_route, field),                                       \
-     sizeof((struct td_vb_route *)0)->field, value, error}
-        CASE(port, 2, EINVAL),
-        CASE(mtu_bytes, 4096, EINVAL),
-        CASE(mtu_bytes, 1500, EINVAL),
-        CASE(mtu_bytes, 0, EINVAL),
-        CASE(remote_qp, 0, EINVAL),
-        CASE(remote_qp, 0x1000000, EINVAL),
-        CASE(remote_psn, 0x1000000, EINVAL),
-        CASE(rd_atomic_in, 17, EINVAL),
-        CASE(min_rnr_timer, 32, EINVAL),
-        CASE(gid_index, 2, EINVAL),
-        CASE(gid_index, 99, EINVAL),
-        CASE(ethernet, 0, EINVAL),
-        CASE(sl, 16, EINVAL),
-        CASE(remote_gid[0], 0xff, ETIMEDOUT)};
-    static const struct {
-        const char *what;
-        size_t offset;
-        uint32_t bytes, value;
-        int error;
-    } rts[] = {CASE(local_psn, 0x1000000, EINVAL), CASE(timeout, 32, EINVAL),
-               CASE(retry, 8, EINVAL), CASE(rnr_retry, 8, EINVAL), CASE(rd_atomic_out, 17, EINVAL)};
 #undef CASE
-    for (size_t i = 0; i < sizeof rtr / sizeof *rtr; i++) {
+    for (size_t i = 0; i < sizeof bad_rtr / sizeof *bad_rtr; i++) {
         struct td_vb_route r = a.route;
-        memcpy((char *)&r + rtr[i].offset, &rtr[i].value, rtr[i].bytes); /* little-endian */
+        memcpy((char *)&r + bad_rtr[i].offset, &bad_rtr[i].value,
+               bad_rtr[i].bytes); /* little-endian */
         int e = vb->qp_rtr(a.qp, &r);
-        if (e != rtr[i].error) fail_msg("qp_rtr with %s: %d, not %d", rtr[i].what, e, rtr[i].error);
+        if (e != bad_rtr[i].error)
+            fail_msg("qp_rtr with %s: %d, not %d", bad_rtr[i].what, e, bad_rtr[i].error);
     }
     struct td_vb_route zero = a.route;
     memset(zero.remote_gid, 0, 16);
@@ -536,11 +542,12 @@ static void states_and_attributes_are_checked(void **state)
     /* RTR */
     assert_int_equal(vb->post_send(a.qp, &w, 1, &posted), EINVAL);
     assert_int_equal(vb->qp_rtr(a.qp, &a.route), EINVAL);
-    for (size_t i = 0; i < sizeof rts / sizeof *rts; i++) {
+    for (size_t i = 0; i < sizeof bad_rts / sizeof *bad_rts; i++) {
         struct td_vb_route r = a.route;
-        memcpy((char *)&r + rts[i].offset, &rts[i].value, rts[i].bytes);
+        memcpy((char *)&r + bad_rts[i].offset, &bad_rts[i].value, bad_rts[i].bytes);
         int e = vb->qp_rts(a.qp, &r);
-        if (e != rts[i].error) fail_msg("qp_rts with %s: %d, not %d", rts[i].what, e, rts[i].error);
+        if (e != bad_rts[i].error)
+            fail_msg("qp_rts with %s: %d, not %d", bad_rts[i].what, e, bad_rts[i].error);
     }
     assert_int_equal(vb->qp_rts(a.qp, &a.route), 0);
     assert_int_equal(vb->qp_rts(a.qp, &a.route), EINVAL);

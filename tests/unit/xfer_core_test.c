@@ -1270,6 +1270,18 @@ static void a_lost_verdict_is_asked_for_again(void **state)
     world_close(&w);
 }
 
+/* The sender's clock passes 2^32 us; it lies: before the receiver's clock began, or not yet. */
+static const struct {
+    uint32_t now_us, first_us, last_us;
+    uint64_t elapsed_us, tail_us;
+} clocks[] = {
+    {5, UINT32_MAX - 4, 3, 10, 2},
+    {77, 77, 77, 0, 0},
+    {0, 0x80000002, 0x80000000, 1000, 0},
+    {0, 0x90000000, 0x90000000, 1000, 1000},
+    {0, 1, 2, 0, 0},
+};
+
 /* What the receiver says a transfer took: from the sender's first submit on, wherever bytes are
  * seen. */
 static void times_are_of_both_sides(void **state)
@@ -1315,17 +1327,6 @@ static void times_are_of_both_sides(void **state)
     assert_int_equal(e.tail_ns, (20 + 7 + 40 + 9) * TD_NS_PER_US);
     world_close(&w);
 
-    /* The sender's clock passes 2^32 us; it lies: before the receiver's clock began, or not yet. */
-    static const struct {
-        uint32_t now_us, first_us, last_us;
-        uint64_t elapsed_us, tail_us;
-    } clocks[] = {
-        {5, UINT32_MAX - 4, 3, 10, 2},
-        {77, 77, 77, 0, 0},
-        {0, 0x80000002, 0x80000000, 1000, 0},
-        {0, 0x90000000, 0x90000000, 1000, 1000},
-        {0, 1, 2, 0, 0},
-    };
     for (size_t i = 0; i < sizeof clocks / sizeof clocks[0]; i++) {
         world_open(&w, TD_XFER_PATH_TCP, 1);
         w.fixed_n = 1;

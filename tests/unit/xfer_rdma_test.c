@@ -1550,72 +1550,72 @@ static void tiny_devices_carry_large_transfers(void **state)
     }
 }
 
+static const struct {
+    struct setup s;
+    uint32_t max_reg;
+    td_status status;
+    const char *text[3];
+} limits[] = {
+    {{.side[0].fake = "tiny=1", .block_bytes = 2u << 20},
+     0,
+     TD_ERR_UNSUPPORTED,
+     {"a block has 2097152 bytes", "at most 1048576", ""}},
+    {{.side[0].fake = "max_mr_bytes=524288,devices=8", .block_bytes = 512u << 10, .n_blocks = 97},
+     0,
+     TD_ERR_UNSUPPORTED,
+     {"needs 97 registrations", "8 devices", "more than 768"}},
+    {{.side[0].fake = "max_mr_bytes=524288", .block_bytes = 256u << 10, .n_blocks = 20},
+     7,
+     TD_ERR_DEVICE,
+     {"device fake0", "Cannot allocate memory", "locked-memory limit"}},
+    {{.side[0].fake = "max_cqe=100"},
+     0,
+     TD_ERR_UNSUPPORTED,
+     {"device fake0", "100 completions (max_cqe)", "too few"}},
+    {{.side[0].fake = "max_qp_wr=1"},
+     0,
+     TD_ERR_UNSUPPORTED,
+     {"device fake0", "1 work requests (max_qp_wr)", "too few"}},
+    {{.side[0].devices = "fake0,mlx5_9"},
+     0,
+     TD_ERR_DEVICE,
+     {"device mlx5_9", "No such device", ""}},
+    {{.side[0].devices = ",fake0"}, 0, TD_ERR_INVALID, {"separated by commas", "", ""}},
+    {{.qps = 5}, 0, TD_ERR_INVALID, {"qps_per_rail 5", "", ""}},
+};
+
 /* What a device cannot do is refused when the endpoint is opened, with the numbers. */
 static void limits_are_refused_by_name(void **state)
 {
-    static const struct {
-        struct setup s;
-        uint32_t max_reg;
-        td_status status;
-        const char *text[3];
-    } cases[] = {
-        {{.side[0].fake = "tiny=1", .block_bytes = 2u << 20},
-         0,
-         TD_ERR_UNSUPPORTED,
-         {"a block has 2097152 bytes", "at most 1048576", ""}},
-        {{.side[0].fake = "max_mr_bytes=524288,devices=8",
-          .block_bytes = 512u << 10,
-          .n_blocks = 97},
-         0,
-         TD_ERR_UNSUPPORTED,
-         {"needs 97 registrations", "8 devices", "more than 768"}},
-        {{.side[0].fake = "max_mr_bytes=524288", .block_bytes = 256u << 10, .n_blocks = 20},
-         7,
-         TD_ERR_DEVICE,
-         {"device fake0", "Cannot allocate memory", "locked-memory limit"}},
-        {{.side[0].fake = "max_cqe=100"},
-         0,
-         TD_ERR_UNSUPPORTED,
-         {"device fake0", "100 completions (max_cqe)", "too few"}},
-        {{.side[0].fake = "max_qp_wr=1"},
-         0,
-         TD_ERR_UNSUPPORTED,
-         {"device fake0", "1 work requests (max_qp_wr)", "too few"}},
-        {{.side[0].devices = "fake0,mlx5_9"},
-         0,
-         TD_ERR_DEVICE,
-         {"device mlx5_9", "No such device", ""}},
-        {{.side[0].devices = ",fake0"}, 0, TD_ERR_INVALID, {"separated by commas", "", ""}},
-        {{.qps = 5}, 0, TD_ERR_INVALID, {"qps_per_rail 5", "", ""}},
-    };
     struct td_wakeup wakeup;
     (void)state;
     assert_int_equal(td_wakeup_open(&wakeup, NULL), TD_OK);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         struct end *e = calloc(1, sizeof *e);
         struct td_err err = {0};
-        struct setup s = cases[i].s;
+        struct setup s = limits[i].s;
         assert_non_null(e);
         setup_complete(&s);
         fabric_new();
-        spy_max_reg = cases[i].max_reg;
+        spy_max_reg = limits[i].max_reg;
         td_status status = end_open(e, &s, &s.side[0], NULL, &wakeup, &err);
         spy_max_reg = 0;
-        if (status != cases[i].status) fail_msg("case %zu: status %d: %s", i, (int)status, err.msg);
-        for (int k = 0; k < 3; k++) expect_text(err.msg, cases[i].text[k]);
+        if (status != limits[i].status)
+            fail_msg("case %zu: status %d: %s", i, (int)status, err.msg);
+        for (int k = 0; k < 3; k++) expect_text(err.msg, limits[i].text[k]);
         end_close(e);
-        if (!cases[i].s.side[0].devices && !cases[i].s.qps) {
+        if (!limits[i].s.side[0].devices && !limits[i].s.qps) {
             /* auto goes on without what cannot serve, and says the same */
             s.side[0].path = TD_XFER_PATH_AUTO;
-            spy_max_reg = cases[i].max_reg;
+            spy_max_reg = limits[i].max_reg;
             status = end_open(e, &s, &s.side[0], NULL, &wakeup, &err);
             spy_max_reg = 0;
             if (status) fail_msg("case %zu, auto: %s", i, err.msg);
             take_path_news(e);
             assert_int_equal(e->n_not_had, 1);
             assert_int_equal(e->path.path, TD_XFER_PATH_RDMA);
-            assert_int_equal(e->path.status, cases[i].status);
-            for (int k = 0; k < 3; k++) expect_text(e->path.reason, cases[i].text[k]);
+            assert_int_equal(e->path.status, limits[i].status);
+            for (int k = 0; k < 3; k++) expect_text(e->path.reason, limits[i].text[k]);
             end_close(e);
         }
         free(e);
@@ -2895,65 +2895,66 @@ static void pains_13_a_small_transfer_passes_a_large_one(void **state)
     pair_close(t);
 }
 
+static const struct CMUnitTest all_tests[] = {
+    cmocka_unit_test(every_status_at_every_position),
+    cmocka_unit_test(every_status_of_a_pull),
+    cmocka_unit_test(attempts_are_bounded),
+    cmocka_unit_test(a_bug_costs_its_own_transfer),
+    cmocka_unit_test(a_partial_post_is_another_attempt),
+    cmocka_unit_test(a_queue_pair_breaks_on_one_side),
+    cmocka_unit_test(a_dead_rail_is_left),
+    cmocka_unit_test(the_last_rail_dies),
+    cmocka_unit_test(silent_death_is_bounded),
+    cmocka_unit_test(a_channel_that_cannot_be_armed_ends_its_links),
+    cmocka_unit_test(ports_go_down_and_up),
+    cmocka_unit_test(an_address_changes),
+    cmocka_unit_test(a_lid_changes),
+    cmocka_unit_test(a_dead_writers_bytes_land_nowhere),
+    cmocka_unit_test(a_stuck_writer_is_waited_for_or_fenced),
+    cmocka_unit_test(a_quarantine_outlives_the_next_attempt),
+    cmocka_unit_test(small_transfers_at_full_depth),
+    cmocka_unit_test(tiny_devices_carry_large_transfers),
+    cmocka_unit_test(limits_are_refused_by_name),
+    cmocka_unit_test(a_device_is_asked_for_what_was_planned),
+    cmocka_unit_test(a_pool_that_cannot_be_registered_leaves_its_rail_out),
+    cmocka_unit_test(a_full_completion_queue_refuses_links),
+    cmocka_unit_test(seventy_peers),
+    cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
+    cmocka_unit_test(transfers_spread_over_rails),
+    cmocka_unit_test(rails_come_back),
+    cmocka_unit_test(a_rail_without_a_route_is_left_out),
+    cmocka_unit_test(sides_may_have_different_rails),
+    cmocka_unit_test(slow_set_up_keeps_nobody_waiting),
+    cmocka_unit_test(slow_fences_keep_nobody_waiting),
+    cmocka_unit_test(an_mtu_changes),
+    cmocka_unit_test(a_set_up_that_nobody_wants_any_more_leaves_nothing),
+    cmocka_unit_test(forged_answers_are_refused),
+    cmocka_unit_test(forged_offers_are_refused),
+    cmocka_unit_test(wrong_bytes_are_never_ready),
+    cmocka_unit_test(source_bytes_that_change_are_caught),
+    cmocka_unit_test(pains_01_a_stale_grant_reads_and_writes_nothing),
+    cmocka_unit_test(pains_02_an_abort_during_writes_frees_nothing_early),
+    cmocka_unit_test(pains_03_what_is_rejected_holds_nothing),
+    cmocka_unit_test(pains_04_a_dead_sender_leaks_no_blocks),
+    cmocka_unit_test(who_is_left_alone_sleeps),
+    cmocka_unit_test(pains_05_a_dead_peer_harms_no_other),
+    cmocka_unit_test(pains_06_the_first_reason_reaches_the_other_side),
+    cmocka_unit_test(pains_11_few_requests_for_a_long_prompt),
+    cmocka_unit_test(pains_13_a_small_transfer_passes_a_large_one),
+    cmocka_unit_test(pains_19_the_path_is_refused_or_told),
+};
+
 /* PATTERN: the tests of such names. K/N: every N-th from the K-th on, so that N programs have
  * them all and wait beside each other. */
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest all[] = {
-        cmocka_unit_test(every_status_at_every_position),
-        cmocka_unit_test(every_status_of_a_pull),
-        cmocka_unit_test(attempts_are_bounded),
-        cmocka_unit_test(a_bug_costs_its_own_transfer),
-        cmocka_unit_test(a_partial_post_is_another_attempt),
-        cmocka_unit_test(a_queue_pair_breaks_on_one_side),
-        cmocka_unit_test(a_dead_rail_is_left),
-        cmocka_unit_test(the_last_rail_dies),
-        cmocka_unit_test(silent_death_is_bounded),
-        cmocka_unit_test(a_channel_that_cannot_be_armed_ends_its_links),
-        cmocka_unit_test(ports_go_down_and_up),
-        cmocka_unit_test(an_address_changes),
-        cmocka_unit_test(a_lid_changes),
-        cmocka_unit_test(a_dead_writers_bytes_land_nowhere),
-        cmocka_unit_test(a_stuck_writer_is_waited_for_or_fenced),
-        cmocka_unit_test(a_quarantine_outlives_the_next_attempt),
-        cmocka_unit_test(small_transfers_at_full_depth),
-        cmocka_unit_test(tiny_devices_carry_large_transfers),
-        cmocka_unit_test(limits_are_refused_by_name),
-        cmocka_unit_test(a_device_is_asked_for_what_was_planned),
-        cmocka_unit_test(a_pool_that_cannot_be_registered_leaves_its_rail_out),
-        cmocka_unit_test(a_full_completion_queue_refuses_links),
-        cmocka_unit_test(seventy_peers),
-        cmocka_unit_test(a_bad_rail_is_avoided_for_a_while),
-        cmocka_unit_test(transfers_spread_over_rails),
-        cmocka_unit_test(rails_come_back),
-        cmocka_unit_test(a_rail_without_a_route_is_left_out),
-        cmocka_unit_test(sides_may_have_different_rails),
-        cmocka_unit_test(slow_set_up_keeps_nobody_waiting),
-        cmocka_unit_test(slow_fences_keep_nobody_waiting),
-        cmocka_unit_test(an_mtu_changes),
-        cmocka_unit_test(a_set_up_that_nobody_wants_any_more_leaves_nothing),
-        cmocka_unit_test(forged_answers_are_refused),
-        cmocka_unit_test(forged_offers_are_refused),
-        cmocka_unit_test(wrong_bytes_are_never_ready),
-        cmocka_unit_test(source_bytes_that_change_are_caught),
-        cmocka_unit_test(pains_01_a_stale_grant_reads_and_writes_nothing),
-        cmocka_unit_test(pains_02_an_abort_during_writes_frees_nothing_early),
-        cmocka_unit_test(pains_03_what_is_rejected_holds_nothing),
-        cmocka_unit_test(pains_04_a_dead_sender_leaks_no_blocks),
-        cmocka_unit_test(who_is_left_alone_sleeps),
-        cmocka_unit_test(pains_05_a_dead_peer_harms_no_other),
-        cmocka_unit_test(pains_06_the_first_reason_reaches_the_other_side),
-        cmocka_unit_test(pains_11_few_requests_for_a_long_prompt),
-        cmocka_unit_test(pains_13_a_small_transfer_passes_a_large_one),
-        cmocka_unit_test(pains_19_the_path_is_refused_or_told),
-    };
-    enum { N_ALL = sizeof all / sizeof all[0] };
+    enum { N_ALL = sizeof all_tests / sizeof all_tests[0] };
     struct CMUnitTest tests[N_ALL];
     size_t n = 0, part = 1, n_parts = 1;
     if (argc == 2 && sscanf(argv[1], "%zu/%zu", &part, &n_parts) != 2)
         cmocka_set_test_filter(argv[1]);
     TD_ASSERT(part >= 1 && part <= n_parts && n_parts <= N_ALL);
-    for (size_t i = part - 1; i < N_ALL; i += n_parts) tests[n++] = all[i];
+    for (size_t i = part - 1; i < N_ALL; i += n_parts) tests[n++] = all_tests[i];
     int n_failed = _cmocka_run_group_tests("xfer_rdma", tests, n, NULL, NULL);
     while (n_fabrics) { /* of tests that failed */
         n_fabrics--;

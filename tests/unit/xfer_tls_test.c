@@ -625,106 +625,103 @@ static struct td_xfer_tls_config asks_for(const char *name, struct td_peer_names
     return (struct td_xfer_tls_config){.peer_names = *ret_names};
 }
 
+static const struct {
+    const char *what, *dials, *dials_ca, *accepts, *accepts_ca, *dials_name, *accepts_name;
+    int judge;               /* who refuses; -1 = nobody */
+    const char *why, *alert; /* in the judge's reason; in the other's */
+} strangers[] = {
+    {"both of the CA", "a", "ca", "b", "ca", NULL, NULL, -1, NULL, NULL},
+    {"no certificate", NULL, "ca", "b", "ca", NULL, NULL, 1, "shows no certificate",
+     "alert certificate required"},
+    {"another CA dials", "foreign", "ca", "b", "ca", NULL, NULL, 1,
+     "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
+    {"another CA accepts", "a", "ca", "foreign", "ca", NULL, NULL, 0,
+     "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
+    {"self-signed dials", "alone", "ca", "b", "ca", NULL, NULL, 1,
+     "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
+    {"self-signed accepts", "a", "ca", "alone", "ca", NULL, NULL, 0,
+     "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
+    {"expired dials", "expired", "ca", "b", "ca", NULL, NULL, 1,
+     "has expired (certificate of /CN=expired", "alert certificate expired"},
+    {"expired accepts", "a", "ca", "expired", "ca", NULL, NULL, 0,
+     "has expired (certificate of /CN=expired", "alert certificate expired"},
+    {"not yet valid", "future", "ca", "b", "ca", NULL, NULL, 1, "certificate is not yet valid",
+     "alert bad certificate"},
+    {"a server's certificate dials", "server_only", "ca", "b", "ca", NULL, NULL, 1, "purpose",
+     "alert unsupported certificate"},
+    {"a server's certificate accepts", "a", "ca", "server_only", "ca", NULL, NULL, -1, NULL, NULL},
+    {"a client's certificate dials", "client_only", "ca", "b", "ca", NULL, NULL, -1, NULL, NULL},
+    {"a client's certificate accepts", "a", "ca", "client_only", "ca", NULL, NULL, 0, "purpose",
+     "alert unsupported certificate"},
+    {"one for both uses dials", "both_uses", "ca", "both_uses", "ca", NULL, NULL, -1, NULL, NULL},
+    {"a pattern fits", "w1", "ca", "b", "ca", "names:worker.tandem", "names:x.y, *.kv.tandem", -1,
+     NULL, NULL},
+    {"a URI fits", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/*", -1, NULL, NULL},
+    {"another URI", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/router", 1,
+     "hostname mismatch", "alert bad certificate"},
+    {"an address fits", "spiffe", "ca", "b", "ca", NULL, "names:10.9.8.7", -1, NULL, NULL},
+    {"no pattern fits who dials", "client", "ca", "b", "ca", NULL,
+     "names:*.kv.tandem,worker.tandem", 1, "hostname mismatch", "alert bad certificate"},
+    {"no pattern fits who accepts", "a", "ca", "client", "ca", "names:*.kv.tandem,worker.tandem",
+     NULL, 0, "hostname mismatch", "alert bad certificate"},
+    {"a wildcard certificate is nobody", "star", "ca", "b", "ca", NULL, "names:*.kv.tandem", 1,
+     "hostname mismatch", "alert bad certificate"},
+    {"a subject is none of the patterns", "w2.kv.tandem", "ca", "b", "ca", NULL,
+     "names:*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
+    {"names fit", "a", "ca", "b", "ca", "worker.tandem", "worker.tandem", -1, NULL, NULL},
+    {"address fits", "b", "ca", "a", "ca", "127.0.0.1", NULL, -1, NULL, NULL},
+    {"address does not", "a", "ca", "b", "ca", "127.0.0.1", NULL, 0, "IP address mismatch",
+     "alert bad certificate"},
+    {"a client's name dials", "client", "ca", "b", "ca", NULL, "worker.tandem", 1,
+     "hostname mismatch", "alert bad certificate"},
+    {"a client's name accepts", "a", "ca", "client", "ca", "worker.tandem", NULL, 0,
+     "hostname mismatch", "alert bad certificate"},
+    {"a name under the suffix", "w1", "ca", "w1", "ca", "*.kv.tandem", "*.kv.tandem", -1, NULL,
+     NULL},
+    {"in any case of letters", "w1", "ca", "b", "ca", NULL, "*.KV.Tandem", -1, NULL, NULL},
+    {"two labels before the suffix dial", "deep", "ca", "b", "ca", NULL, "*.kv.tandem", 1,
+     "hostname mismatch", "alert bad certificate"},
+    {"two labels before the suffix accept", "a", "ca", "deep", "ca", "*.kv.tandem", NULL, 0,
+     "hostname mismatch", "alert bad certificate"},
+    {"the suffix itself, and names like it", "suffix", "ca", "b", "ca", NULL, "*.kv.tandem", 1,
+     "hostname mismatch", "alert bad certificate"},
+    {"a wildcard certificate and one name", "star", "ca", "b", "ca", NULL, "w7.kv.tandem", -1, NULL,
+     NULL},
+    {"a wildcard certificate and the suffix", "star", "ca", "b", "ca", NULL, "*.kv.tandem", -1,
+     NULL, NULL},
+    {"a wildcard certificate of a shorter suffix", "star", "ca", "b", "ca", NULL, "x.w7.kv.tandem",
+     1, "hostname mismatch", "alert bad certificate"},
+    {"a subject is no name", "w2.kv.tandem", "ca", "b", "ca", NULL, "w2.kv.tandem", 1,
+     "hostname mismatch", "alert bad certificate"},
+    {"nor under a suffix", "a", "ca", "w2.kv.tandem", "ca", "*.kv.tandem", NULL, 0,
+     "hostname mismatch", "alert bad certificate"},
+    {"an empty name asks for none", "client", "ca", "b", "ca", "", "", -1, NULL, NULL},
+    {"the CA does not ask", NULL, "ca", "b", NULL, NULL, NULL, -1, NULL, NULL},
+    {"nobody asks", NULL, NULL, "foreign", NULL, NULL, NULL, -1, NULL, NULL},
+};
+
 static void strangers_are_refused_by_reason(void **state)
 {
     (void)state;
-    static const struct {
-        const char *what, *dials, *dials_ca, *accepts, *accepts_ca, *dials_name, *accepts_name;
-        int judge;               /* who refuses; -1 = nobody */
-        const char *why, *alert; /* in the judge's reason; in the other's */
-    } cases[] = {
-        {"both of the CA", "a", "ca", "b", "ca", NULL, NULL, -1, NULL, NULL},
-        {"no certificate", NULL, "ca", "b", "ca", NULL, NULL, 1, "shows no certificate",
-         "alert certificate required"},
-        {"another CA dials", "foreign", "ca", "b", "ca", NULL, NULL, 1,
-         "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
-        {"another CA accepts", "a", "ca", "foreign", "ca", NULL, NULL, 0,
-         "local issuer certificate (certificate of /CN=foreign", "alert unknown ca"},
-        {"self-signed dials", "alone", "ca", "b", "ca", NULL, NULL, 1,
-         "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
-        {"self-signed accepts", "a", "ca", "alone", "ca", NULL, NULL, 0,
-         "self-signed certificate (certificate of /CN=alone", "alert unknown ca"},
-        {"expired dials", "expired", "ca", "b", "ca", NULL, NULL, 1,
-         "has expired (certificate of /CN=expired", "alert certificate expired"},
-        {"expired accepts", "a", "ca", "expired", "ca", NULL, NULL, 0,
-         "has expired (certificate of /CN=expired", "alert certificate expired"},
-        {"not yet valid", "future", "ca", "b", "ca", NULL, NULL, 1, "certificate is not yet valid",
-         "alert bad certificate"},
-        {"a server's certificate dials", "server_only", "ca", "b", "ca", NULL, NULL, 1, "purpose",
-         "alert unsupported certificate"},
-        {"a server's certificate accepts", "a", "ca", "server_only", "ca", NULL, NULL, -1, NULL,
-         NULL},
-        {"a client's certificate dials", "client_only", "ca", "b", "ca", NULL, NULL, -1, NULL,
-         NULL},
-        {"a client's certificate accepts", "a", "ca", "client_only", "ca", NULL, NULL, 0, "purpose",
-         "alert unsupported certificate"},
-        {"one for both uses dials", "both_uses", "ca", "both_uses", "ca", NULL, NULL, -1, NULL,
-         NULL},
-        {"a pattern fits", "w1", "ca", "b", "ca", "names:worker.tandem", "names:x.y, *.kv.tandem",
-         -1, NULL, NULL},
-        {"a URI fits", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/*", -1, NULL,
-         NULL},
-        {"another URI", "spiffe", "ca", "b", "ca", NULL, "names:URI:spiffe://prod/sa/router", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"an address fits", "spiffe", "ca", "b", "ca", NULL, "names:10.9.8.7", -1, NULL, NULL},
-        {"no pattern fits who dials", "client", "ca", "b", "ca", NULL,
-         "names:*.kv.tandem,worker.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"no pattern fits who accepts", "a", "ca", "client", "ca",
-         "names:*.kv.tandem,worker.tandem", NULL, 0, "hostname mismatch", "alert bad certificate"},
-        {"a wildcard certificate is nobody", "star", "ca", "b", "ca", NULL, "names:*.kv.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"a subject is none of the patterns", "w2.kv.tandem", "ca", "b", "ca", NULL,
-         "names:*.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"names fit", "a", "ca", "b", "ca", "worker.tandem", "worker.tandem", -1, NULL, NULL},
-        {"address fits", "b", "ca", "a", "ca", "127.0.0.1", NULL, -1, NULL, NULL},
-        {"address does not", "a", "ca", "b", "ca", "127.0.0.1", NULL, 0, "IP address mismatch",
-         "alert bad certificate"},
-        {"a client's name dials", "client", "ca", "b", "ca", NULL, "worker.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"a client's name accepts", "a", "ca", "client", "ca", "worker.tandem", NULL, 0,
-         "hostname mismatch", "alert bad certificate"},
-        {"a name under the suffix", "w1", "ca", "w1", "ca", "*.kv.tandem", "*.kv.tandem", -1, NULL,
-         NULL},
-        {"in any case of letters", "w1", "ca", "b", "ca", NULL, "*.KV.Tandem", -1, NULL, NULL},
-        {"two labels before the suffix dial", "deep", "ca", "b", "ca", NULL, "*.kv.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"two labels before the suffix accept", "a", "ca", "deep", "ca", "*.kv.tandem", NULL, 0,
-         "hostname mismatch", "alert bad certificate"},
-        {"the suffix itself, and names like it", "suffix", "ca", "b", "ca", NULL, "*.kv.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"a wildcard certificate and one name", "star", "ca", "b", "ca", NULL, "w7.kv.tandem", -1,
-         NULL, NULL},
-        {"a wildcard certificate and the suffix", "star", "ca", "b", "ca", NULL, "*.kv.tandem", -1,
-         NULL, NULL},
-        {"a wildcard certificate of a shorter suffix", "star", "ca", "b", "ca", NULL,
-         "x.w7.kv.tandem", 1, "hostname mismatch", "alert bad certificate"},
-        {"a subject is no name", "w2.kv.tandem", "ca", "b", "ca", NULL, "w2.kv.tandem", 1,
-         "hostname mismatch", "alert bad certificate"},
-        {"nor under a suffix", "a", "ca", "w2.kv.tandem", "ca", "*.kv.tandem", NULL, 0,
-         "hostname mismatch", "alert bad certificate"},
-        {"an empty name asks for none", "client", "ca", "b", "ca", "", "", -1, NULL, NULL},
-        {"the CA does not ask", NULL, "ca", "b", NULL, NULL, NULL, -1, NULL, NULL},
-        {"nobody asks", NULL, NULL, "foreign", NULL, NULL, NULL, -1, NULL, NULL},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof strangers / sizeof strangers[0]; i++) {
         struct td_peer_names *names[2] = {NULL, NULL};
-        struct td_xfer_tls *dials =
-            tls_for(cases[i].dials, cases[i].dials_ca, asks_for(cases[i].dials_name, &names[0]));
-        struct td_xfer_tls *accepts = tls_for(cases[i].accepts, cases[i].accepts_ca,
-                                              asks_for(cases[i].accepts_name, &names[1]));
+        struct td_xfer_tls *dials = tls_for(strangers[i].dials, strangers[i].dials_ca,
+                                            asks_for(strangers[i].dials_name, &names[0]));
+        struct td_xfer_tls *accepts = tls_for(strangers[i].accepts, strangers[i].accepts_ca,
+                                              asks_for(strangers[i].accepts_name, &names[1]));
         struct pair p;
         char byte;
-        int judge = cases[i].judge;
+        int judge = strangers[i].judge;
         pair_open(&p, dials, accepts, 0, false);
         pair_handshake(&p);
         if (judge < 0) {
             if (p.status[0] || p.status[1])
-                fail_msg("%s: %s %s", cases[i].what, p.err[0].msg, p.err[1].msg);
+                fail_msg("%s: %s %s", strangers[i].what, p.err[0].msg, p.err[1].msg);
             exchange(&p, 100);
         } else {
-            if (p.status[judge] != TD_ERR_PEER || !strstr(p.err[judge].msg, cases[i].why))
-                fail_msg("%s: status %d, \"%s\" and not \"%s\"", cases[i].what, p.status[judge],
-                         p.err[judge].msg, cases[i].why);
+            if (p.status[judge] != TD_ERR_PEER || !strstr(p.err[judge].msg, strangers[i].why))
+                fail_msg("%s: status %d, \"%s\" and not \"%s\"", strangers[i].what, p.status[judge],
+                         p.err[judge].msg, strangers[i].why);
             assert_string_equal(td_tls_reason(p.c[judge]), p.err[judge].msg);
             assert_int_equal(td_tls_recv(p.c[judge], &byte, 1), -1);
             assert_int_equal(errno, EPROTO);
@@ -737,9 +734,9 @@ static void strangers_are_refused_by_reason(void **state)
                 assert_int_equal(recv_wait(&p, 0, &byte, 1), -1);
                 assert_int_equal(errno, EPROTO);
             }
-            if (!strstr(td_tls_reason(p.c[!judge]), cases[i].alert))
-                fail_msg("%s: the other side heard \"%s\" and not \"%s\"", cases[i].what,
-                         td_tls_reason(p.c[!judge]), cases[i].alert);
+            if (!strstr(td_tls_reason(p.c[!judge]), strangers[i].alert))
+                fail_msg("%s: the other side heard \"%s\" and not \"%s\"", strangers[i].what,
+                         td_tls_reason(p.c[!judge]), strangers[i].alert);
             assert_true(td_tls_pending(p.c[!judge]));
         }
         pair_close(&p);
@@ -924,110 +921,101 @@ static void a_dead_peer_raises_no_signal(void **state)
 
 /* --- tests: files ----------------------------------------------------------------------------- */
 
+static const struct {
+    const char *cert, *key, *ca, *name;
+    td_status status;
+    const char *says[2];
+} bad_files[] = {
+    {"none.crt", "a.key", NULL, NULL, TD_ERR_NOT_FOUND, {"cert_file: ", "none.crt"}},
+    {"a.crt", "none.key", NULL, NULL, TD_ERR_NOT_FOUND, {"key_file: ", "none.key"}},
+    {"a.crt", "a.key", "none.crt", NULL, TD_ERR_NOT_FOUND, {"ca_file: ", "none.crt"}},
+    {"text",
+     "a.key",
+     NULL,
+     NULL,
+     TD_ERR_INVALID,
+     {"cert_file: ", "text: holds no certificate in PEM"}},
+    {"half.crt", "a.key", NULL, NULL, TD_ERR_INVALID, {"cert_file: ", "half.crt: certificate 1"}},
+    {"a.crt",
+     "text",
+     NULL,
+     NULL,
+     TD_ERR_INVALID,
+     {"key_file: ", "text: holds no private key in PEM"}},
+    {"a.crt", "b.key", NULL, NULL, TD_ERR_INVALID, {"b.key: does not fit cert_file", "a.crt"}},
+    {"alone.crt",
+     "locked.key",
+     NULL,
+     NULL,
+     TD_ERR_INVALID,
+     {"key_file: ", "locked.key: is encrypted"}},
+    {"a.crt",
+     "a.key",
+     "text",
+     NULL,
+     TD_ERR_INVALID,
+     {"ca_file: ", "text: holds no certificate in PEM"}},
+    {"a.crt", NULL, NULL, NULL, TD_ERR_INVALID, {"go together", "key_file is not set"}},
+    {"a.crt", "a.key", NULL, "worker", TD_ERR_INVALID, {"peer_name", "ca_file is not set"}},
+    {"a.crt", "a.key", "ca.crt", "*", TD_ERR_INVALID, {"peer_name is \"*\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     "*.",
+     TD_ERR_INVALID,
+     {"peer_name is \"*.\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     ".kv.tandem",
+     TD_ERR_INVALID,
+     {"peer_name is \".kv.tandem\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     "*..tandem",
+     TD_ERR_INVALID,
+     {"peer_name is \"*..tandem\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     "*.*.tandem",
+     TD_ERR_INVALID,
+     {"peer_name is \"*.*.tandem\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     "w*.tandem",
+     TD_ERR_INVALID,
+     {"peer_name is \"w*.tandem\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     "a.tandem,b.tandem",
+     TD_ERR_INVALID,
+     {"peer_name is \"a.tandem,b.tandem\"", "must be a DNS name"}},
+    {"a.crt",
+     "a.key",
+     "ca.crt",
+     "kv.tandem.",
+     TD_ERR_INVALID,
+     {"peer_name is \"kv.tandem.\"", "must be a DNS name"}},
+};
+
 static void bad_files_are_named(void **state)
 {
     (void)state;
-    static const struct {
-        const char *cert, *key, *ca, *name;
-        td_status status;
-        const char *says[2];
-    } cases[] = {
-        {"none.crt", "a.key", NULL, NULL, TD_ERR_NOT_FOUND, {"cert_file: ", "none.crt"}},
-        {"a.crt", "none.key", NULL, NULL, TD_ERR_NOT_FOUND, {"key_file: ", "none.key"}},
-        {"a.crt", "a.key", "none.crt", NULL, TD_ERR_NOT_FOUND, {"ca_file: ", "none.crt"}},
-        {"text",
-         "a.key",
-         NULL,
-         NULL,
-         TD_ERR_INVALID,
-         {"cert_file: ", "text: holds no certificate in PEM"}},
-        {"half.crt",
-         "a.key",
-         NULL,
-         NULL,
-         TD_ERR_INVALID,
-         {"cert_file: ", "half.crt: certificate 1"}},
-        {"a.crt",
-         "text",
-         NULL,
-         NULL,
-         TD_ERR_INVALID,
-         {"key_file: ", "text: holds no private key in PEM"}},
-        {"a.crt", "b.key", NULL, NULL, TD_ERR_INVALID, {"b.key: does not fit cert_file", "a.crt"}},
-        {"alone.crt",
-         "locked.key",
-         NULL,
-         NULL,
-         TD_ERR_INVALID,
-         {"key_file: ", "locked.key: is encrypted"}},
-        {"a.crt",
-         "a.key",
-         "text",
-         NULL,
-         TD_ERR_INVALID,
-         {"ca_file: ", "text: holds no certificate in PEM"}},
-        {"a.crt", NULL, NULL, NULL, TD_ERR_INVALID, {"go together", "key_file is not set"}},
-        {"a.crt", "a.key", NULL, "worker", TD_ERR_INVALID, {"peer_name", "ca_file is not set"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "*",
-         TD_ERR_INVALID,
-         {"peer_name is \"*\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "*.",
-         TD_ERR_INVALID,
-         {"peer_name is \"*.\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         ".kv.tandem",
-         TD_ERR_INVALID,
-         {"peer_name is \".kv.tandem\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "*..tandem",
-         TD_ERR_INVALID,
-         {"peer_name is \"*..tandem\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "*.*.tandem",
-         TD_ERR_INVALID,
-         {"peer_name is \"*.*.tandem\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "w*.tandem",
-         TD_ERR_INVALID,
-         {"peer_name is \"w*.tandem\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "a.tandem,b.tandem",
-         TD_ERR_INVALID,
-         {"peer_name is \"a.tandem,b.tandem\"", "must be a DNS name"}},
-        {"a.crt",
-         "a.key",
-         "ca.crt",
-         "kv.tandem.",
-         TD_ERR_INVALID,
-         {"peer_name is \"kv.tandem.\"", "must be a DNS name"}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof bad_files / sizeof bad_files[0]; i++) {
         struct td_xfer_tls_config config = {
-            .cert_file = cases[i].cert ? tls_files_in(cases[i].cert) : NULL,
-            .key_file = cases[i].key ? tls_files_in(cases[i].key) : "",
-            .ca_file = cases[i].ca ? tls_files_in(cases[i].ca) : NULL,
-            .peer_name = cases[i].name};
+            .cert_file = bad_files[i].cert ? tls_files_in(bad_files[i].cert) : NULL,
+            .key_file = bad_files[i].key ? tls_files_in(bad_files[i].key) : "",
+            .ca_file = bad_files[i].ca ? tls_files_in(bad_files[i].ca) : NULL,
+            .peer_name = bad_files[i].name};
         struct td_xfer_tls *tls = NULL;
         struct td_err err = {0};
         td_status status = td_xfer_tls_open(&config, &tls, &err);
-        if (status != cases[i].status || !strstr(err.msg, cases[i].says[0]) ||
-            !strstr(err.msg, cases[i].says[1]))
+        if (status != bad_files[i].status || !strstr(err.msg, bad_files[i].says[0]) ||
+            !strstr(err.msg, bad_files[i].says[1]))
             fail_msg("case %zu: status %d \"%s\"", i, status, err.msg);
         assert_null(tls);
     }
