@@ -125,6 +125,11 @@ td_status router_guided_fill(const struct served_model *m, struct request_ask *a
         return td_fail(err, TD_ERR_INVALID,
                        "stop.ignore_eos is true beside guided: a guided output ends by an "
                        "end-of-sequence token");
+    if (in->stop && in->stop->min_tokens)
+        return td_fail(err, TD_ERR_INVALID,
+                       "stop.min_tokens is %lld beside guided: a guided output ends where its "
+                       "grammar does",
+                       (long long)in->stop->min_tokens);
     if (!m->config.n_eos)
         return td_fail(err, TD_ERR_INVALID,
                        "guided: the model has no end-of-sequence token, by which a guided output "

@@ -14,29 +14,37 @@
 #include "common/rpc/rpc_status.h"
 #include "router/router.h"
 
+/* A prompt to be truncated, and ids that are to be text, are so many longest sequences at most. */
+#define MAX_TRUNCATED 4
+
 /* ---- input to tokens ------------------------------------------------------------------------- */
 
 /* Text that is too long whatever its tokens are is refused before the tokenizer sees it. */
-static td_status check_text_bytes(const struct served_model *m, size_t n_bytes, struct td_err *err)
+static td_status check_text_bytes(const struct served_model *m, size_t n_bytes, uint32_t max_tokens,
+                                  struct td_err *err)
 {
-    size_t limit = m->longest_token_bytes * (size_t)served_model_max_len(m);
+    size_t limit = m->longest_token_bytes * (size_t)max_tokens;
     if (n_bytes <= limit) return TD_OK;
     return td_fail(err, TD_ERR_INVALID,
                    "prompt has %zu bytes; %u tokens of context hold at most %zu", n_bytes,
-                   served_model_max_len(m), limit);
+                   max_tokens, limit);
 }
 
 static td_status encode(const struct served_model *m, const char *text, size_t n_bytes,
-                        bool add_special, struct td_token_list *list, struct td_err *err)
+                        bool add_special, uint32_t max_tokens, struct td_token_list *list,
+                        struct td_err *err)
 {
-    td_status s = check_text_bytes(m, n_bytes, err);
+    td_status s = check_text_bytes(m, n_bytes, max_tokens, err);
     if (s) return s;
-    uint32_t limit = served_model_max_len(m);
-    s = td_tokenizer_encode(m->tokenizer, text, n_bytes, add_special, limit, list, err);
+    s = td_tokenizer_encode(m->tokenizer, text, n_bytes, add_special, max_tokens, list, err);
+    if (s == TD_ERR_LIMIT && max_tokens > served_model_max_len(m))
+        return td_fail(err, TD_ERR_INVALID,
+                       "prompt has more than %u tokens, the most that are read to be truncated",
+                       max_tokens);
     if (s == TD_ERR_LIMIT)
         return td_fail(err, TD_ERR_INVALID,
                        "prompt has more than %u tokens, the longest sequence this cluster can hold",
-                       limit);
+                       max_tokens);
     if (s) td_err_prefix(err, "prompt");
     return s;
 }
@@ -85,7 +93,8 @@ static struct td_rpc_field_limit input_limits[] = {
     {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
     {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
     {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
-    /* The last row: inference_update_limits sets it to the context's length. */
+    /* The last two rows: inference_update_limits sets them by the context's length. */
+    {&tandem__v1__detokenize_request__descriptor, 2, UINT32_MAX, "ids"},
     {&tandem__v1__token_ids__descriptor, 1, UINT32_MAX, "token_ids"},
     {0},
 };
@@ -96,7 +105,9 @@ void inference_update_limits(const struct router *r)
     for (uint32_t i = 0; i < r->n_models; i++)
         if (served_model_max_len(r->models[i]) > longest)
             longest = served_model_max_len(r->models[i]);
-    input_limits[sizeof input_limits / sizeof *input_limits - 2].max = longest;
+    size_t n = sizeof input_limits / sizeof *input_limits;
+    input_limits[n - 2].max = longest;
+    input_limits[n - 3].max = MAX_TRUNCATED * longest;
 }
 
 /* The wire's chat as the renderer takes it. Texts are borrowed from the call; the lists are
@@ -177,7 +188,8 @@ static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v,
 
 /* *ret_in_reasoning: the prompt ends inside the model's reasoning. */
 static td_status chat_tokens(const struct served_model *m, const Tandem__V1__Chat *chat,
-                             struct td_token_list *list, bool *ret_in_reasoning, struct td_err *err)
+                             uint32_t max_tokens, struct td_token_list *list,
+                             bool *ret_in_reasoning, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
     if (chat->n_messages > ROUTER_MAX_CHAT_MESSAGES)
@@ -187,31 +199,32 @@ static td_status chat_tokens(const struct served_model *m, const Tandem__V1__Cha
     char *text = NULL;
     size_t n_bytes = 0;
     td_status s = chat_view_make(chat, &v, err);
-    if (!s) s = check_text_bytes(m, v.n_bytes, err);
+    if (!s) s = check_text_bytes(m, v.n_bytes, max_tokens, err);
     if (!s) s = td_chat_template_render(m->chat, &v.chat, &text, &n_bytes, err);
     chat_view_free(&v);
     if (s) return s;
     *ret_in_reasoning = td_output_begins_in_reasoning(text, n_bytes);
-    s = encode(m, text, n_bytes, false, list, err);
+    s = encode(m, text, n_bytes, false, max_tokens, list, err);
     free(text);
     return s;
 }
 
 static td_status prompt_tokens(const struct served_model *m, const ProtobufCBinaryData *prompt,
-                               bool add_special, struct td_token_list *list, struct td_err *err)
+                               bool add_special, uint32_t max_tokens, struct td_token_list *list,
+                               struct td_err *err)
 {
     if (prompt->len == 0) return td_fail(err, TD_ERR_INVALID, "prompt is empty");
-    return encode(m, (const char *)prompt->data, prompt->len, add_special, list, err);
+    return encode(m, (const char *)prompt->data, prompt->len, add_special, max_tokens, list, err);
 }
 
 static td_status ids_tokens(const struct served_model *m, const Tandem__V1__TokenIds *in,
-                            struct td_token_list *list, struct td_err *err)
+                            uint32_t max_tokens, struct td_token_list *list, struct td_err *err)
 {
     if (in->n_ids == 0) return td_fail(err, TD_ERR_INVALID, "token_ids is empty");
-    if (in->n_ids >= served_model_max_len(m))
+    if (in->n_ids >= max_tokens)
         return td_fail(err, TD_ERR_INVALID,
                        "token_ids has %zu ids, must be below the longest sequence, %u", in->n_ids,
-                       served_model_max_len(m));
+                       max_tokens);
     for (size_t i = 0; i < in->n_ids; i++)
         if (in->ids[i] < 0 || in->ids[i] >= m->config.vocab)
             return td_fail(err, TD_ERR_INVALID, "token_ids[%zu] is %d, must be 0..%d", i,
@@ -223,24 +236,49 @@ static td_status ids_tokens(const struct served_model *m, const Tandem__V1__Toke
     return TD_OK;
 }
 
+/* Leaves the last tokens, as many as the request wants. */
+static td_status truncate_prompt(const struct served_model *m,
+                                 const Tandem__V1__GenerateRequest *in, struct td_token_list *list,
+                                 struct td_err *err)
+{
+    int64_t want = in->truncate_prompt_tokens, max_len = served_model_max_len(m);
+    if (want < -1 || want >= max_len)
+        return td_fail(err, TD_ERR_INVALID,
+                       "truncate_prompt_tokens is %lld, must be 1..%lld, or -1: what fits beside "
+                       "max_tokens",
+                       (long long)want, (long long)max_len - 1);
+    if (want == -1) {
+        int64_t output = in->stop && in->stop->has_max_tokens_case ? in->stop->max_tokens : 1;
+        if (output < 1 || output >= max_len) return TD_OK; /* refused later, in its own words */
+        want = max_len - output;
+    }
+    if (!want || list->n <= (size_t)want) return TD_OK;
+    memmove(list->ids, list->ids + list->n - (size_t)want, (size_t)want * sizeof *list->ids);
+    list->n = (size_t)want;
+    return TD_OK;
+}
+
 td_status inference_prompt(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
                            struct router_prompt *prompt, struct td_err *err)
 {
     struct td_token_list *list = &prompt->list;
+    uint32_t max_tokens =
+        served_model_max_len(m) * (in->truncate_prompt_tokens ? MAX_TRUNCATED : 1);
     td_status s;
     switch (in->input_case) {
     case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT:
-        s = prompt_tokens(m, &in->prompt, !in->no_special_tokens, list, err);
+        s = prompt_tokens(m, &in->prompt, !in->no_special_tokens, max_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
-        s = chat_tokens(m, in->chat, list, &prompt->in_reasoning, err);
+        s = chat_tokens(m, in->chat, max_tokens, list, &prompt->in_reasoning, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
-        s = ids_tokens(m, in->token_ids, list, err);
+        s = ids_tokens(m, in->token_ids, max_tokens, list, err);
         break;
     default:
         return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt, chat or token_ids");
     }
+    if (!s) s = truncate_prompt(m, in, list, err);
     if (s) return s;
     if (list->n == 0) return td_fail(err, TD_ERR_INVALID, "the prompt has no tokens");
     if (list->n >= served_model_max_len(m))
@@ -323,6 +361,12 @@ static td_status fill_stop(const struct served_model *m, struct request_state *q
             (long long)max_tokens, (long long)room, served_model_max_len(m), n_prompt);
     q->ask.max_tokens = (uint64_t)max_tokens;
     q->ask.spec.max_tokens = (uint32_t)max_tokens;
+    if (in->min_tokens < 0 || in->min_tokens > max_tokens)
+        return td_fail(err, TD_ERR_INVALID,
+                       "stop.min_tokens is %lld, must be 0..%lld, which is max_tokens",
+                       (long long)in->min_tokens, (long long)max_tokens);
+    q->ask.spec.min_tokens = (uint32_t)in->min_tokens;
+    q->output.stop.gives_match = in->include_stop;
     size_t n_eos = in->ignore_eos ? 0 : (size_t)m->config.n_eos;
     if (in->n_stop_token_ids + n_eos > TD_MAX_STOP_TOKENS)
         return td_fail(err, TD_ERR_INVALID, "stop.stop_token_ids has %zu ids, limit %zu",
@@ -337,6 +381,12 @@ static td_status fill_stop(const struct served_model *m, struct request_state *q
                            id, m->config.vocab - 1);
         q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = id;
     }
+    if (in->min_tokens &&
+        in->n_stop_token_ids + n_eos + q->ask.spec.n_logit_bias > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID,
+                       "stop.min_tokens is set: sampling.logit_bias and stop tokens may have %d "
+                       "entries together",
+                       TD_MAX_LOGIT_BIAS);
     for (size_t i = 0; i < n_eos; i++)
         q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = m->config.eos_ids[i];
     for (size_t i = 0; i < in->n_stop; i++) {
@@ -905,10 +955,23 @@ td_status inference_tokenize(const struct served_model *m, const Tandem__V1__Tok
     bool in_reasoning;
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
         return encode(m, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
-                      !in->no_special_tokens, list, err);
+                      !in->no_special_tokens, served_model_max_len(m), list, err);
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
-        return chat_tokens(m, in->chat, list, &in_reasoning, err);
+        return chat_tokens(m, in->chat, served_model_max_len(m), list, &in_reasoning, err);
     return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt or chat");
+}
+
+td_status inference_detokenize(const struct served_model *m, const int32_t *ids, size_t n,
+                               char **ret_text, size_t *ret_bytes, struct td_err *err)
+{
+    if (n >= MAX_TRUNCATED * (size_t)served_model_max_len(m))
+        return td_fail(err, TD_ERR_INVALID, "tokens has %zu ids, must be below %u", n,
+                       MAX_TRUNCATED * served_model_max_len(m));
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= m->config.vocab)
+            return td_fail(err, TD_ERR_INVALID, "tokens[%zu] is %d, must be 0..%d", i, ids[i],
+                           m->config.vocab - 1);
+    return td_tokenizer_decode(m->tokenizer, ids, n, false, ret_text, ret_bytes, err);
 }
 
 static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -932,6 +995,23 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
         td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
     }
     td_token_list_free(&list);
+}
+
+static void on_detokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    struct router *r = ctx;
+    const Tandem__V1__DetokenizeRequest *in = (const Tandem__V1__DetokenizeRequest *)msg;
+    if (!inference_may_call(r, grpc_client(call))) return;
+    struct td_err err = {0};
+    struct served_model *m;
+    Tandem__V1__DetokenizeResponse out = TANDEM__V1__DETOKENIZE_RESPONSE__INIT;
+    char *text = NULL;
+    td_status s = router_find_model(r, in->model, &m, &err);
+    if (!s) s = inference_detokenize(m, in->ids, in->n_ids, &text, &out.text.len, &err);
+    out.text.data = (uint8_t *)text;
+    if (!s) td_rpc_call_send(call, &out.base);
+    td_rpc_call_finish(call, td_rpc_code(s), s ? err.msg : NULL, NULL, 0);
+    free(text);
 }
 
 static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -979,8 +1059,7 @@ static bool may_see_all(const struct router *r, struct td_rpc_call *call)
 
 /* Leaves each worker's role and state: a client needs to know whether it is served, and not by
  * whom. */
-static void withhold(struct router *r, Tandem__V1__StatusResponse *out,
-                     uint8_t challenge[TD_CLUSTER_NONCE_BYTES])
+static void withhold(Tandem__V1__StatusResponse *out)
 {
     for (size_t i = 0; i < out->n_workers; i++) {
         char *role = out->workers[i]->role, *state = out->workers[i]->state;
@@ -989,29 +1068,44 @@ static void withhold(struct router *r, Tandem__V1__StatusResponse *out,
         out->workers[i]->state = state;
     }
     out->withheld = true;
-    if (!r->id.secret) return;
-    td_challenge_make(r->status_key, td_deadline_after_ms(td_now_ns(), CHALLENGE_MS), challenge);
-    out->challenge = (ProtobufCBinaryData){TD_CLUSTER_NONCE_BYTES, challenge};
+}
+
+bool inference_status(struct router *r, bool all,
+                      void (*take)(void *ctx, const Tandem__V1__StatusResponse *status), void *ctx)
+{
+    Tandem__V1__StatusResponse out = TANDEM__V1__STATUS_RESPONSE__INIT;
+    Tandem__V1__WorkerStatus *store = calloc(TD_CORE_MAX_WORKERS, sizeof *store);
+    Tandem__V1__WorkerStatus **ptrs = calloc(TD_CORE_MAX_WORKERS, sizeof *ptrs);
+    bool ok = store && ptrs;
+    uint8_t challenge[TD_CLUSTER_NONCE_BYTES];
+    if (ok) {
+        fleet_status(r, &out, store, ptrs);
+        if (!all) withhold(&out);
+        if (!all && r->id.secret) {
+            td_challenge_make(r->status_key, td_deadline_after_ms(td_now_ns(), CHALLENGE_MS),
+                              challenge);
+            out.challenge = (ProtobufCBinaryData){TD_CLUSTER_NONCE_BYTES, challenge};
+        }
+        take(ctx, &out);
+    }
+    free(store);
+    free(ptrs);
+    return ok;
+}
+
+static void send_status(void *ctx, const Tandem__V1__StatusResponse *status)
+{
+    td_rpc_call_send(ctx, &status->base);
 }
 
 static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     (void)msg;
     struct router *r = ctx;
-    Tandem__V1__StatusResponse out = TANDEM__V1__STATUS_RESPONSE__INIT;
-    Tandem__V1__WorkerStatus *store = calloc(TD_CORE_MAX_WORKERS, sizeof *store);
-    Tandem__V1__WorkerStatus **ptrs = calloc(TD_CORE_MAX_WORKERS, sizeof *ptrs);
-    if (store && ptrs) {
-        uint8_t challenge[TD_CLUSTER_NONCE_BYTES];
-        fleet_status(r, &out, store, ptrs);
-        if (!may_see_all(r, call)) withhold(r, &out, challenge);
-        td_rpc_call_send(call, &out.base);
+    if (inference_status(r, may_see_all(r, call), send_status, call))
         td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
-    } else {
+    else
         td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
-    }
-    free(store);
-    free(ptrs);
 }
 
 const struct td_rpc_method inference_methods[] = {
@@ -1023,6 +1117,11 @@ const struct td_rpc_method inference_methods[] = {
     {.path = "/tandem.v1.Inference/Tokenize",
      .request = &tandem__v1__tokenize_request__descriptor,
      .on_message = on_tokenize,
+     .on_end = on_nothing_end,
+     .field_limits = input_limits},
+    {.path = "/tandem.v1.Inference/Detokenize",
+     .request = &tandem__v1__detokenize_request__descriptor,
+     .on_message = on_detokenize,
      .on_end = on_nothing_end,
      .field_limits = input_limits},
     {.path = "/tandem.v1.Inference/Models",

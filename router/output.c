@@ -67,7 +67,7 @@ bool stop_matcher_push(struct stop_matcher *m, const char *text, size_t n_bytes,
     *ret_text = m->held;
     if (best_at != SIZE_MAX) {
         m->matched = (int)best;
-        *ret_bytes = best_at;
+        *ret_bytes = best_at + (m->gives_match ? m->bytes[best] : 0);
         m->n_held = 0;
         return true;
     }
@@ -142,9 +142,9 @@ static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
     size_t n_text = 0, n_out = 0;
     bool stop_token =
         t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
-    /* a stop token is not part of the text */
-    td_status s =
-        stop_token ? TD_OK : td_detokenizer_push(q->output.detok, t->token, &text, &n_text);
+    bool has_text = !stop_token || q->output.stop.gives_match,
+         may_stop = q->n_tokens - q->n_prompt >= q->ask.spec.min_tokens;
+    td_status s = has_text ? td_detokenizer_push(q->output.detok, t->token, &text, &n_text) : TD_OK;
     if (s && !q->output.text_lost) {
         q->output.text_lost = true;
         td_error("text_lost",
@@ -152,7 +152,11 @@ static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
                  "makes too much text of a token\"",
                  q->logged_name, t->token, td_status_name(s));
     }
-    bool stopped = stop_matcher_push(&q->output.stop, text, n_text, &out, &n_out);
+    bool stopped = may_stop && stop_matcher_push(&q->output.stop, text, n_text, &out, &n_out);
+    if (!may_stop) {
+        out = text;
+        n_out = n_text;
+    }
     uint64_t now = td_now_ns();
     send_text(q, out, n_out, t);
     if (!stopped) stop_matcher_given(&q->output.stop, n_out);

@@ -56,7 +56,8 @@ struct stop_matcher {
     size_t n;
     char *held; /* text not yet given out */
     size_t n_held, capacity;
-    int matched; /* index of the string that ended the output, or -1 */
+    int matched;      /* index of the string that ended the output, or -1 */
+    bool gives_match; /* what ends the output is given out, too */
 };
 
 struct router;
@@ -264,6 +265,13 @@ bool inference_may_call(struct router *r, struct router_client client);
 /* list is empty before; the caller frees it. in->model is not looked at. */
 td_status inference_tokenize(const struct served_model *m, const Tandem__V1__TokenizeRequest *in,
                              struct td_token_list *list, struct td_err *err);
+/* The text of tokens, special ones included; *ret_text is malloc'd. */
+td_status inference_detokenize(const struct served_model *m, const int32_t *ids, size_t n,
+                               char **ret_text, size_t *ret_bytes, struct td_err *err);
+/* Shows the status to take(), for the call alone. all: not only each worker's role and state.
+ * False: no memory. */
+bool inference_status(struct router *r, bool all,
+                      void (*take)(void *ctx, const Tandem__V1__StatusResponse *status), void *ctx);
 /* The client has gone away: both legs of each of its requests are cancelled, they are freed. */
 void inference_cancel(struct router *r, struct client_work *w);
 void request_complete(struct router *r, struct request_state *q);

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -506,7 +507,25 @@ td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32
         memcpy(seq->stop_tokens, stop_tokens, (size_t)n_stop_tokens * sizeof *stop_tokens);
     seq->n_stop_tokens = n_stop_tokens;
     seq->max_tokens = (int32_t)max_tokens;
+    seq->min_tokens = 0;
+    seq->n_bias = sampling->n_logit_bias;
     seq->sched.phase = TD_SEQ_IDLE;
+    return TD_OK;
+}
+
+td_status td_engine_seq_set_min_tokens(struct td_seq *seq, int64_t min_tokens, struct td_err *err)
+{
+    if (min_tokens < 0 || min_tokens > seq->max_tokens)
+        return td_fail(err, TD_ERR_INVALID, "min_tokens is %lld, must be 0..max_tokens, %d",
+                       (long long)min_tokens, seq->max_tokens);
+    if (min_tokens && seq->n_bias + seq->n_stop_tokens > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID,
+                       "min_tokens: logit_bias and stop_token_ids have %d entries, limit %d",
+                       seq->n_bias + seq->n_stop_tokens, TD_MAX_LOGIT_BIAS);
+    seq->min_tokens = (int32_t)min_tokens;
+    for (int32_t i = 0; min_tokens && i < seq->n_stop_tokens; i++)
+        seq->logit_bias[seq->n_bias + i] =
+            (struct td_logit_bias){.token = seq->stop_tokens[i], .bias = -INFINITY};
     return TD_OK;
 }
 
@@ -596,6 +615,16 @@ static void sample_part(void *arg, int part, int n_parts)
                                    c->logits + (size_t)row * (size_t)c->e->vocab, it->seq->tokens,
                                    it->seq->sched.n_tokens, it->seq->n_prompt, &it->out);
         row++;
+    }
+}
+
+/* Stop tokens have no chance in rows that must not end yet. */
+static void keep_min_tokens(struct td_step_item *items, int32_t n_items)
+{
+    for (int32_t i = 0; i < n_items; i++) {
+        struct td_seq *seq = items[i].seq;
+        bool may_end = seq->sched.n_tokens - seq->n_prompt >= seq->min_tokens;
+        seq->sampling.n_logit_bias = seq->n_bias + (may_end ? 0 : seq->n_stop_tokens);
     }
 }
 
@@ -746,6 +775,7 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     const struct td_forward_layers layers = {
         .done = layers_done, .ctx = &told, .every = e->layers.every};
     if (e->layers.done && rows.prefills) a.layers = &layers;
+    keep_min_tokens(items, n_items);
     if (e->device && rows.n_logits > 0 && !is_guided(items, n_items)) {
         /* decode steps are padded, and so are their rows of logits */
         int32_t n = rows.n_logits == rows.n ? td_workspace_padded_rows(e->ws, rows.n_logits)

@@ -95,6 +95,8 @@ struct td_seq {
     int32_t stop_tokens[TD_MAX_STOP_TOKENS];
     int32_t n_stop_tokens;
     int32_t max_tokens; /* output tokens, counted from n_prompt */
+    int32_t min_tokens; /* before so many, no stop token is chosen */
+    int32_t n_bias;     /* of logit_bias by the request; the stop tokens' are behind them */
 
     struct td_seq_guide guide; /* set by the owner, after td_engine_seq_set */
     void *owner;               /* the daemon's request state */
@@ -150,6 +152,11 @@ td_status td_engine_seq_set(struct td_engine *engine, struct td_seq *seq, const 
                             int32_t n_tokens, int32_t n_prompt, const struct td_sampling *sampling,
                             const int32_t *stop_tokens, int32_t n_stop_tokens, int64_t max_tokens,
                             struct td_err *err);
+
+/* [any thread] After td_engine_seq_set: no stop token comes before so many output tokens. Counted
+ * from n_prompt, so that a sequence that goes on elsewhere goes on the same (I1). TD_ERR_INVALID:
+ * above max_tokens; or logit_bias and stop tokens together have more than TD_MAX_LOGIT_BIAS. */
+td_status td_engine_seq_set_min_tokens(struct td_seq *seq, int64_t min_tokens, struct td_err *err);
 
 /* Gives an IDLE sequence its blocks: prefix hits first, the rest newly allocated. import: KV of
  * tokens past the hit comes from a prefill worker (phase IMPORT), else it is computed here

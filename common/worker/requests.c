@@ -123,9 +123,10 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
             seq->salt.hi |= (uint64_t)b[8 + i] << 8 * i;
         }
     }
-    return td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens,
-                             (int32_t)in->n_prompt, &s, p->stop_token_ids,
-                             (int32_t)p->n_stop_token_ids, p->max_tokens, err);
+    td_status st =
+        td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens, (int32_t)in->n_prompt,
+                          &s, p->stop_token_ids, (int32_t)p->n_stop_token_ids, p->max_tokens, err);
+    return st ? st : td_engine_seq_set_min_tokens(seq, p->min_tokens, err);
 }
 
 void td_worker_turn_away(const struct td_caller *caller, enum td_code code, const char *details)

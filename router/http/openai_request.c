@@ -115,7 +115,6 @@ static bool is_empty(const json_t *v)
 }
 
 static bool is_one(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 1; }
-static bool is_zero(const json_t *v) { return json_is_number(v) && !(json_number_value(v) != 0); }
 
 static bool is_no_tool(const json_t *v)
 {
@@ -143,10 +142,7 @@ static const struct {
 } not_there[] = {
     {"echo", never},
     {"suffix", never},
-    {"min_tokens", is_zero},
-    {"truncate_prompt_tokens", never},
     {"prompt_logprobs", never},
-    {"include_stop_str_in_output", never},
     {"use_beam_search", never},
     {"length_penalty", is_one},
     {"bad_words", never},
@@ -333,9 +329,12 @@ static td_status read_stop(struct reader *r)
         s->has_max_tokens_case = TANDEM__V1__STOP_CONDITIONS__HAS_MAX_TOKENS_MAX_TOKENS;
         s->max_tokens = max_tokens;
     }
-    bool ignore_eos = false;
+    bool ignore_eos = false, include_stop = false;
     if (!st) st = boolean(r, "ignore_eos", &ignore_eos);
+    if (!st) st = boolean(r, "include_stop_str_in_output", &include_stop);
+    if (!st) st = integer(r, "min_tokens", INT64_MIN, INT64_MAX, &s->min_tokens, NULL);
     s->ignore_eos = ignore_eos;
+    s->include_stop = include_stop;
     if (!st) st = read_stop_strings(r);
     const json_t *ids = json_object_get(r->root, "stop_token_ids");
     if (!st && ids && !json_is_null(ids)) {
@@ -688,6 +687,9 @@ static td_status read_all(struct reader *r)
     if (!st) st = text(r, "tenant", &in->tenant);
     if (!st) st = text(r, "cache_salt", &in->cache_salt);
     if (!st) st = integer(r, "priority", INT32_MIN, INT32_MAX, &priority, NULL);
+    if (!st)
+        st = integer(r, "truncate_prompt_tokens", INT64_MIN, INT64_MAX, &in->truncate_prompt_tokens,
+                     NULL);
     if (!st) st = boolean(r, "skip_special_tokens", &skip);
     if (!st) st = boolean(r, "return_token_ids", &return_ids);
     if (!st) st = read_objectives(r);
@@ -698,6 +700,20 @@ static td_status read_all(struct reader *r)
     in->return_token_ids = return_ids || r->q->options.logprobs || r->q->options.continuous_usage;
     if (!st) r->param[0] = 0;
     return st;
+}
+
+/* POST /detokenize. */
+static td_status read_detokenize(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "tokens");
+    Tandem__V1__GenerateRequest *in = &r->q->in;
+    if (!json_is_array(v)) return refuse(r, "tokens", "must be a list of token ids");
+    struct prompt *p = r->q->prompts = own_array(r, 1, sizeof *p);
+    if (!p) return TD_ERR_AGAIN;
+    tandem__v1__token_ids__init(&p->ids);
+    td_status st = read_ids(r, "tokens", v, &p->ids.ids, &p->ids.n_ids);
+    set_prompt(in, p);
+    return st ? st : text(r, "model", &in->model);
 }
 
 td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kind kind,
@@ -729,7 +745,7 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
     q->in.sampling = &q->sampling;
     q->in.stop = &q->stop;
     struct reader r = {q, root, ret_param, err};
-    st = read_all(&r);
+    st = kind == OPENAI_TOKENS ? read_detokenize(&r) : read_all(&r);
     if (st) {
         openai_request_free(q);
         return st;

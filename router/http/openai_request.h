@@ -24,8 +24,9 @@ enum { OPENAI_COMPLETION_TOKENS = 16 }; /* max_tokens of a completion that does 
 
 struct openai_request;
 
-/* EITHER: chat when there are messages (POST /tokenize). */
-enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER };
+/* EITHER: chat when there are messages (POST /tokenize). TOKENS: a model and tokens alone
+ * (POST /detokenize). */
+enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER, OPENAI_TOKENS };
 
 struct openai_options {
     bool is_chat, stream, include_usage, continuous_usage;

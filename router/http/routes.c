@@ -2,11 +2,13 @@
 #include "router/http/call.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
+#include "router/http/status_json.h"
 
 static struct router_client client_of(struct http_call *c)
 {
@@ -118,6 +120,34 @@ static void tokenize(struct http_call *c)
     td_token_list_free(&list);
 }
 
+static td_status read_tokens(struct http_call *c, struct td_err *err)
+{
+    return parse(c, OPENAI_TOKENS, err);
+}
+
+static void detokenize(struct http_call *c)
+{
+    struct router *r = c->http->router;
+    const Tandem__V1__GenerateRequest *in = openai_request_message(c->parsed);
+    struct td_err err = {0};
+    struct text_buffer json = {0};
+    struct served_model *m;
+    char *text = NULL;
+    size_t n = 0;
+    if (!inference_may_call(r, client_of(c))) return;
+    td_status s = router_find_model(r, in->model, &m, &err);
+    if (!s) s = inference_detokenize(m, in->token_ids->ids, in->token_ids->n_ids, &text, &n, &err);
+    if (s) {
+        http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
+        return;
+    }
+    text_addf(&json, "{\"prompt\":");
+    text_add_json(&json, text, n);
+    text_addf(&json, "}");
+    free(text);
+    http_call_finish_json(c, &json);
+}
+
 /* ---- what is served, and how it is ----------------------------------------------------------- */
 
 static void list_models(struct http_call *c)
@@ -137,6 +167,29 @@ static void list_models(struct http_call *c)
                   (long long)started, served_model_max_len(m));
     }
     text_addf(&text, "]}");
+    http_call_finish_json(c, &text);
+}
+
+static void take_status(void *ctx, const Tandem__V1__StatusResponse *status)
+{
+    struct text_buffer *text = ctx;
+    json_t *root = status_json(status);
+    char *json = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    if (json)
+        text_add(text, json, strlen(json));
+    else
+        text->failed = true;
+    free(json);
+}
+
+/* Of workers a client sees role and state, as over gRPC; an operator shows a certificate. */
+static void tell_status(struct http_call *c)
+{
+    struct router *r = c->http->router;
+    struct text_buffer text = {0};
+    if (!inference_may_call(r, client_of(c))) return;
+    if (!inference_status(r, false, take_status, &text)) text.failed = true;
     http_call_finish_json(c, &text);
 }
 
@@ -173,6 +226,8 @@ static const struct http_route routes[] = {
     {"/v1/chat/completions", "POST", .read = read_chat, .on_loop = generate},
     {"/v1/models", "GET", .on_loop = list_models},
     {"/tokenize", "POST", .read = read_tokenize, .on_loop = tokenize},
+    {"/detokenize", "POST", .read = read_tokens, .on_loop = detokenize},
+    {"/v1/status", "GET", .on_loop = tell_status},
     {"/health", "GET", .answer_here = tell_health},
     {"/ping", "GET", .answer_here = tell_health},
     {"/version", "GET", .answer_here = tell_version},

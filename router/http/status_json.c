@@ -1,0 +1,34 @@
+/* status_json.c - see status_json.h. */
+#include "router/http/status_json.h"
+
+static json_t *worker_json(const Tandem__V1__WorkerStatus *w)
+{
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, s:I}",
+        "name", w->name, "role", w->role, "address", w->address, "state", w->state, "kv_blocks",
+        (json_int_t)w->kv_blocks, "kv_blocks_held", (json_int_t)w->kv_blocks_held,
+        "kv_blocks_cached", (json_int_t)w->kv_blocks_cached, "block_size",
+        (json_int_t)w->block_size, "running", (json_int_t)w->running, "waiting",
+        (json_int_t)w->waiting, "prefill_tokens_per_s", w->prefill_tokens_per_s,
+        "decode_tokens_per_s", w->decode_tokens_per_s, "snapshot_age_ms",
+        (json_int_t)w->snapshot_age_ms, "assigned", (json_int_t)w->assigned, "kv_bytes_sent",
+        (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid",
+        (json_int_t)w->pid, "transfers", (json_int_t)w->transfers, "tp", (json_int_t)w->tp);
+}
+
+json_t *status_json(const Tandem__V1__StatusResponse *s)
+{
+    json_t *workers = json_array();
+    for (size_t i = 0; i < s->n_workers; i++)
+        json_array_append_new(workers, worker_json(s->workers[i]));
+    return json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:b, s:o}",
+        "model", s->model, "mode", s->mode, "policy", s->policy, "uptime_ms",
+        (json_int_t)s->uptime_ms, "queued", (json_int_t)s->queued, "live", (json_int_t)s->live,
+        "finished", (json_int_t)s->finished, "failed", (json_int_t)s->failed, "failovers",
+        (json_int_t)s->failovers, "bound", s->bound, "want_prefill", (json_int_t)s->want_prefill,
+        "want_decode", (json_int_t)s->want_decode, "arrival_rate", s->arrival_rate, "refused",
+        (json_int_t)s->refused, "attainment", s->attainment, "withheld", s->withheld, "workers",
+        workers);
+}
