@@ -32,6 +32,7 @@ struct request {
                                                 stream */
     double ttft_s, tpot_s;                   /* objectives; INFINITY = none */
     uint64_t arrived_ns, queued_ns, moved_ns, placed_ns, told_ns, first_ns, last_ns;
+    uint64_t computed_ns; /* when the prefill leg of this attempt gave its token; 0 = not so far */
     struct td_leg prefill, decode;
     struct td_choice choice;  /* of this attempt: what was predicted */
     double decode_cost_s;     /* time that it adds to the steps of a decode worker, over all of its

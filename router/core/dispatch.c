@@ -109,6 +109,7 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
                               .tpot_s = r->tpot_s,
                               .best_effort = k->best_effort,
                               .size = c->trend.cost_s > 0 ? r->decode_cost_s / c->trend.cost_s : 1,
+                              .mean_cost_s = c->trend.cost_s,
                               .guard_tpot_s = guard_of(c, c->classes.rank[r->slo_class]),
                               .above_share = td_queue_above_share(c->order, r->tenant, c->now_ns),
                               .favoured = td_queue_below_share(c->order, r->tenant, c->now_ns) ||

@@ -97,6 +97,7 @@ void core_on_first_token(struct td_core *c, const struct td_ev_first_token *e)
     if (r->phase == PREFILLING) r->phase = DECODING;
     if (r->prefill.pending) { /* computed: the leg stays open for the hand-over of its KV */
         r->computed_tokens = r->prefill.tokens;
+        r->computed_ns = c->now_ns;
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->cached_tokens)
             td_stage_learn(&c->start,
                            (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
@@ -123,6 +124,11 @@ void core_on_token(struct td_core *c, const struct td_ev_token *e)
             c->room_changed = true;
             td_stage_learn(&c->workers[r->decode.worker].decode.start,
                            (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s);
+        } else if (r->computed_ns && e->n_tokens == r->n_tokens && r->choice.ttft_s > 0) {
+            /* its first token, told again as it joins the batch */
+            td_stage_learn(&c->workers[r->decode.worker].decode.join,
+                           (double)(c->now_ns - r->computed_ns) * 1e-9 -
+                               (r->choice.gap_s - r->choice.join_s));
         }
     }
     grow(c, r, e->n_tokens);

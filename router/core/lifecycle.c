@@ -180,6 +180,7 @@ void core_requeue(struct td_core *c, struct request *r, bool waits_anew)
     core_cancel_legs(c, r);
     c->stats.wasted_prefill_tokens += r->computed_tokens;
     r->computed_tokens = 0;
+    r->computed_ns = 0;
     r->attempt++;
     r->decode_flows = r->sender_finished = false;
     if (waits_anew) r->queued_ns = c->now_ns;

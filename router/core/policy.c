@@ -251,7 +251,8 @@ void td_policy_predict_decode(const struct td_policy_view *v, const struct td_po
     *part = (struct td_decode_part){.worker = worker,
                                     .hit_tokens = v->hit_tokens[worker],
                                     .step_s = td_policy_step_s(v, a, worker),
-                                    .reserve_s = v->workers[worker].decode.reserve.s};
+                                    .reserve_s = v->workers[worker].decode.reserve.s,
+                                    .join_s = v->workers[worker].decode.join.s};
 }
 
 void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -275,7 +276,8 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
     c->prefill_s = p->prefill_s;
     c->reserve_s = fmax(0, d->reserve_s - p->wait_s);
     c->ttft_s = p->wait_s + c->reserve_s + p->prefill_s + p->start_s;
-    c->gap_s = fmax(tail, p->link_wait_s + all - p->hidden_s);
+    c->join_s = d->join_s;
+    c->gap_s = fmax(tail, p->link_wait_s + all - p->hidden_s) + c->join_s;
     c->tpot_s = a->n_out > 1 ? d->step_s + c->gap_s / (a->n_out - 1) : 0;
     c->ttft_bucket = p->bucket;
     c->tpot_bucket = td_latency_bucket(c->tpot_s, a->tpot_s);
@@ -320,7 +322,9 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
                                              (double)d->decode.active_tokens, chunk,
                                              chunk * (double)a->n_tokens / 2);
     c->ttft_s = c->prefill_s + d->decode.start.s;
-    c->gap_s = 0;
+    c->stall_s = c->prefill_s - n_steps * td_latency_step(v->latency, c->decode, d->decode.n_active,
+                                                          (double)d->decode.active_tokens, 0, 0);
+    c->gap_s = c->join_s = 0;
     c->tpot_s = a->n_out > 1 ? part.step_s : 0;
     c->ttft_bucket = TD_LAT_LOCAL + waiting_bucket(d->decode.n_active + d->n_pending, d->max_seqs);
     /* What is mixed into steps comes and goes: a prediction far below the objective says as much

@@ -91,6 +91,8 @@ struct td_decode_account {
 
     /* From the router's call to the ticket, which comes between two steps. */
     struct td_stage reserve;
+    /* From the end of a prompt's transfer to the batch, which it joins between two steps. */
+    struct td_stage join;
     /* What the first token of a prompt that is prefilled there takes beside the prefill: calls,
      * streams, and the step that runs. */
     struct td_stage start;
@@ -143,7 +145,8 @@ struct td_policy_ask {
                                  those who have not */
     bool favoured;            /* it had less, or its class goes before others that come, too:
                                  it pays no price for what is scarce by their doing */
-    double size;         /* time it adds to decode steps, relative to the mean of recent arrivals */
+    double mean_cost_s;       /* time that recent arrivals add to decode steps, their mean */
+    double size;              /* the time that this one adds, relative to that */
     double guard_tpot_s; /* of the classes before its own: steps keep it, and room for
                             some more; INFINITY = none */
     bool force_local, allow_deflect;
@@ -166,6 +169,8 @@ struct td_choice {
     double prefill_s, ttft_s, gap_s, tpot_s; /* predicted from now on; gap: prefill's first
                                                 token -> decode's first step */
     uint32_t ttft_bucket, tpot_bucket;       /* for the margins: td_latency_bucket */
+    double stall_s;   /* local: what the prompt adds to the steps beside it */
+    double join_s;    /* of gap_s: the wait for the decode worker's step that runs */
     double reserve_s; /* of ttft_s: how much longer the decode worker's ticket takes than the queue
                          before it */
     double wait_s;    /* REJECT: when to come back */
@@ -274,7 +279,7 @@ struct td_prefill_part {
 struct td_decode_part {
     uint32_t worker;
     uint64_t hit_tokens;
-    double step_s, reserve_s;
+    double step_s, reserve_s, join_s;
 };
 void td_policy_predict_prefill(const struct td_policy_view *view, const struct td_policy_ask *ask,
                                uint32_t worker, struct td_prefill_part *ret_part);

@@ -8,9 +8,11 @@
  *     * q_D <= the objective, the KV that it is expected to need fits at its end, and the decode
  *     worker's step with it keeps the tightest objective among those who are there. q are learned
  *     margins (latency.h), wider for a worker that is silent for too long (policy.h).
- *  3. Among feasible pairs: least TTFT + gap; within 5 % of that the least TPOT; within 5 % of
- *     both, at random: equal nodes share, nobody is herded. Prefix hits act through the uncomputed
- *     work alone: they need no weight.
+ *  3. Among feasible pairs, those first that are sure: TTFT holds by the whole margin, which counts
+ *     by its price otherwise, and TPOT holds with the mean wait for the batch, which a pair spends
+ *     between two steps of its decode worker. Then least TTFT + gap; within 5 % of that the least
+ *     TPOT; within 5 % of both, at random: equal nodes share, nobody is herded. Prefix hits act
+ *     through the uncomputed work alone: they need no weight.
  *  4. None: reject when no worker could keep the TPOT objective even alone; else hold while there
  *     is slack; reject when even now TTFT * q_T with the queue ahead is over what is left, before
  *     any prefill is spent. One request in 128 that would be held or rejected is placed all the
@@ -21,7 +23,8 @@
  *
  * A local prefill on a decode worker (deflection) is judged as one of a colocated worker is: by
  * the mean of the steps, prefill rows mixed in as often as lately. The objective is a mean over
- * the sequence: a chunk's stall is spread over all of its tokens, and need not fit into one.
+ * the sequence: a chunk's stall is spread over all of its tokens, and need not fit into one. Short
+ * prompts with short outputs are better off there, and cost the others little (cheap_local).
  * Source: reference notes on goodput, C3; DistServe; Mooncake. */
 #include <math.h>
 
@@ -45,6 +48,9 @@
 #define ROOM_TPOT 1.04 /* and 4 % of each step: beside 45 sequences the room for three. */
 /* Of each step, left by requests twice as costly as the mean while steps are scarce. */
 #define ROOM_SMALLER 0.03
+/* Of a mean request's cost to decode steps. At 0.75 and more hybrid lost up to 1.5 points beyond
+ * what 2 + 4 workers can serve, since such prompts took the steps of others. */
+#define CHEAP 0.5
 
 struct candidate {
     uint32_t at;
@@ -118,12 +124,18 @@ static void decode_candidates(const struct td_policy_view *v, const struct td_po
     }
 }
 
+/* What a placement promises. CHANCE: it will meet the objectives if it joins the batch at once,
+ * and by a margin of TTFT that counts by its price. SURE: by the whole margins, and with the mean
+ * wait for the batch. */
+enum prospect { MISSES, CHANCE, SURE };
+
 struct found {
-    struct td_choice best, fastest; /* least cost among the feasible; least cost among all with
-                                       room */
+    /* Least cost among those with the best prospect; least cost among all with room. */
+    struct td_choice best, fastest;
+    enum prospect prospect; /* of best; MISSES: there is none */
     double best_cost, fastest_cost, least_ttft_need;
     uint32_t n_ties;
-    bool any, room;
+    bool room;
 };
 
 /* A margin above 1 refuses requests that would more likely than not have been good. That is
@@ -169,61 +181,105 @@ static double room_for_smaller(const struct td_policy_view *v, const struct td_p
     return 1 + ROOM_SMALLER * decode_scarcity(v) * fmin(1, fmax(0, a->size - 1));
 }
 
-/* Is this pair good, and is it better? c holds its predictions. */
-static void consider(const struct td_policy_view *v, const struct td_policy_ask *a,
-                     const struct td_choice *c, bool fits, const struct factors *x, struct found *f)
+static const struct td_core_worker *decode_of(const struct td_policy_view *v,
+                                              const struct td_choice *c)
 {
-    double price = x->price,
-           q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : price) * x->doubt_t;
-    double q_d = tpot_margin(v, a, c->tpot_bucket);
     static const struct td_core_worker nobody = {.decode = {.min_tpot_s = INFINITY}};
-    const struct td_core_worker *d = c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
-    if (d->assigned == 0 && q_d > 1)
-        q_d = 1; /* waiting would not make it better, and nobody
-                    else is there to suffer */
-    q_d *= x->doubt_d;
+    return c->decode == TD_NO_WORKER ? &nobody : &v->workers[c->decode];
+}
+
+/* A short prompt with a short output, to be prefilled on its decode worker: its whole cost to the
+ * sequences there is below CHEAP of what a mean request adds to them by its output alone. */
+static bool cheap_local(const struct td_policy_ask *a, const struct td_choice *c)
+{
+    return c->local && !a->force_local &&
+           a->size * a->mean_cost_s + c->stall_s < CHEAP * a->mean_cost_s;
+}
+
+/* A local placement's margin is learned mostly from large prompts, in batches that were still
+ * growing. It keeps such prompts off a full worker. A cheap one is judged as a pair is: it stalls
+ * the others little, and as a pair its hand-over's gap would be spread over few tokens. */
+static double placement_tpot_margin(const struct td_policy_view *v, const struct td_policy_ask *a,
+                                    const struct td_choice *c)
+{
+    double q = tpot_margin(v, a, c->tpot_bucket);
+    /* waiting would not make it better, and nobody else is there to suffer */
+    if (decode_of(v, c)->assigned == 0) q = fmin(q, 1);
+    if (cheap_local(a, c)) q = fmin(q, tpot_margin(v, a, td_latency_bucket(c->tpot_s, a->tpot_s)));
+    return q;
+}
+
+struct judged {
+    enum prospect prospect;
+    double need_s, cost_s; /* TTFT with its margin; what the least of is chosen */
+};
+
+static struct judged judge(const struct td_policy_view *v, const struct td_policy_ask *a,
+                           const struct td_choice *c, bool fits, const struct factors *x)
+{
+    double q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : x->price) * x->doubt_t,
+           q_t_whole = ttft_margin(v, a, c->ttft_bucket, 1) * x->doubt_t,
+           q_d = placement_tpot_margin(v, a, c) * x->doubt_d;
     double ttft_s = c->ttft_s - (a->favoured ? c->reserve_s : 0); /* for it a chance is enough */
-    double need = ttft_s * q_t, cost = ttft_s + c->gap_s + price * c->prefill_s;
+    struct judged j = {.need_s = ttft_s * q_t,
+                       .cost_s = ttft_s + c->gap_s - c->join_s + x->price * c->prefill_s};
     /* A local prefill stalls the sequences beside it, so while steps are scarce it takes more than
      * its own time. */
-    if (c->local && !a->force_local) cost += decode_scarcity(v) * c->prefill_s;
-    if (need < f->least_ttft_need) f->least_ttft_need = need;
-    if (fits && (!f->room || cost < f->fastest_cost)) {
-        f->room = true;
-        f->fastest = *c;
-        f->fastest_cost = cost;
-    }
-    /* what all who are there will feel */
-    double step = a->n_out > 1 ? c->tpot_s - c->gap_s / (a->n_out - 1) : 0;
+    if (c->local && !a->force_local) j.cost_s += decode_scarcity(v) * c->prefill_s;
+    double need = j.need_s, n_gaps = fmax(1, a->n_out - 1);
     if (a->above_share) { /* what it leaves is for tenants that are below their shares */
         need *= ROOM_TTFT;
         q_d *= ROOM_TPOT;
     }
     if (!a->favoured) q_d *= room_for_smaller(v, a);
+    /* what all who are there will feel */
+    double step = a->n_out > 1 ? c->tpot_s - c->gap_s / n_gaps : 0;
     /* a heavier class is to find room on each worker */
-    if (step * q_d * ROOM_TPOT > a->guard_tpot_s) return;
-    if (!fits || need > a->ttft_s || c->tpot_s * q_d > a->tpot_s ||
-        step * q_d > d->decode.min_tpot_s)
-        return;
-    double edge = f->best_cost * TIE + TIE_S;
-    if (f->any && cost > edge) return;
-    if (f->any && cost * TIE + TIE_S >= f->best_cost) { /* as soon as the best so far: the
-                                                           gentler step wins; equal again: at
-                                                           random */
-        if (c->tpot_s > f->best.tpot_s * TIE + TIE_S) return;
-        bool tie = c->tpot_s * TIE + TIE_S >= f->best.tpot_s;
-        if (tie) {
-            *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
-            if ((*v->random >> 33) % ++f->n_ties != 0) return;
-        } else {
-            f->n_ties = 1;
-        }
-    } else {
+    bool guarded = step * q_d * ROOM_TPOT <= a->guard_tpot_s,
+         kept = step * q_d <= decode_of(v, c)->decode.min_tpot_s,
+         chance = (c->tpot_s - c->join_s / n_gaps) * q_d <= a->tpot_s;
+    if (!fits || !guarded || !kept || !chance || need > a->ttft_s) return j;
+    bool sure = c->ttft_s * q_t_whole <= a->ttft_s && c->tpot_s * q_d <= a->tpot_s;
+    j.prospect = sure ? SURE : CHANCE;
+    return j;
+}
+
+/* Of two placements with one prospect: is c better than the best so far? As soon as that: the
+ * gentler step wins; equal again: at random. */
+static bool is_better(const struct td_policy_view *v, const struct td_choice *c, double cost_s,
+                      struct found *f)
+{
+    bool as_soon = cost_s * TIE + TIE_S >= f->best_cost;
+    if (cost_s > f->best_cost * TIE + TIE_S) return false;
+    if (as_soon && c->tpot_s > f->best.tpot_s * TIE + TIE_S) return false;
+    if (!as_soon || c->tpot_s * TIE + TIE_S < f->best.tpot_s) {
         f->n_ties = 1;
+        return true;
     }
-    f->any = true;
+    *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
+    return (*v->random >> 33) % ++f->n_ties == 0;
+}
+
+/* Is this placement good, and is it better? c holds its predictions. */
+static void consider(const struct td_policy_view *v, const struct td_policy_ask *a,
+                     const struct td_choice *c, bool fits, const struct factors *x, struct found *f)
+{
+    struct judged j = judge(v, a, c, fits, x);
+    f->least_ttft_need = fmin(f->least_ttft_need, j.need_s);
+    if (fits && (!f->room || j.cost_s < f->fastest_cost)) {
+        f->room = true;
+        f->fastest = *c;
+        f->fastest_cost = j.cost_s;
+    }
+    if (j.prospect == MISSES || j.prospect < f->prospect) return;
+    if (j.prospect > f->prospect)
+        f->n_ties = 1;
+    else if (!is_better(v, c, j.cost_s, f))
+        return;
+    bool tied = j.prospect == f->prospect && f->n_ties > 1;
+    f->prospect = j.prospect;
     f->best = *c;
-    f->best_cost = f->best_cost < cost && f->n_ties > 1 ? f->best_cost : cost;
+    f->best_cost = tied ? fmin(f->best_cost, j.cost_s) : j.cost_s;
 }
 
 static void consider_pairs(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -333,7 +389,7 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
         .verdict = TD_HOLD, .prefill = TD_NO_WORKER, .decode = TD_NO_WORKER, .reason = ""};
     /* it has objectives that can still be met or missed */
     bool bound = !a->started && (a->ttft_s < INFINITY || a->tpot_s < INFINITY);
-    if (f.any) {
+    if (f.prospect != MISSES) {
         *c = f.best;
     } else if (f.room && (!bound || a->best_effort)) {
         *c = f.fastest;

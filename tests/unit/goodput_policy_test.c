@@ -717,6 +717,103 @@ static void test_deflection_is_judged_by_the_mean(void **state)
     assert_true(n_local > 50 && n_refused > 20);
 }
 
+/* ---- a hand-over's gap ----------------------------------------------------------------------- */
+
+/* A pair whose hand-overs wait 50 ms for the batch, and whose prefill worker is quick. */
+static struct td_core *core_with_slow_joins(uint64_t *now)
+{
+    struct td_core_config cfg = config_of(TD_MODE_HYBRID);
+    cfg.thetas[1] = theta;
+    cfg.thetas[1].prefill[0] = 1e-3;
+    cfg.thetas[1].prefill[1] = 1e-5;
+    cfg.n_thetas = 2;
+    struct td_core *c = core_of(&cfg);
+    join(c, *now, 0, TD_ROLE_PREFILL, (struct node){1000000, 1024, 1, 1000});
+    join(c, *now, 1, TD_ROLE_DECODE, usual);
+    for (int i = 0; i < 5; i++) {
+        uint64_t id = plain_id();
+        assert_int_equal(arrive(c, *now, 0, id, (struct ask){100, 201, 0, 0, 0}), 1);
+        assert_false(actions[0].start.local);
+        leg(c, TD_EV_TICKET, *now, 0, id, 0, 0);
+        leg(c, TD_EV_FIRST_TOKEN, *now += 2 * MS, 0, id, 0, 101);
+        leg(c, TD_EV_TOKEN, *now += 50 * MS + 200000, 0, id, 101, 0); /* 0.2 ms: its transfer */
+        leg(c, TD_EV_CANCEL, *now, 0, id, 0, 0);
+        hear(c, *now, 0, (uint64_t)i + 1);
+        hear(c, *now, 1, (uint64_t)i + 1);
+    }
+    return c;
+}
+
+/* A sequence joins the batch between two steps: that wait is learned and is part of TPOT. */
+static void test_the_wait_for_the_batch_is_predicted(void **state)
+{
+    (void)state;
+    uint64_t now = SEC;
+    struct td_core *c = core_with_slow_joins(&now);
+    assert_int_equal(arrive(c, now, 0, plain_id(), (struct ask){100, 201, 0, 0, 0}), 1);
+    uint64_t long_us = actions[0].start.tpot_us;
+    leg(c, TD_EV_CANCEL, now, 0, last_id, 0, 0);
+    assert_int_equal(arrive(c, now, 0, plain_id(), (struct ask){100, 11, 0, 0, 0}), 1);
+    /* The step is a little shorter: half of 190 tokens less, at 1 us each. */
+    expect_us(actions[0].start.tpot_us - long_us, 50200 / 10 - 50200 / 200 - 95, "of 11 tokens");
+    td_core_destroy(c);
+}
+
+/* Beside a batch near its TPOT a gap of 50 ms is too much for ten tokens and little for 200: the
+ * short output is prefilled where it decodes, though the prefill worker would be quicker. */
+static void test_a_short_output_shuns_the_gap(void **state)
+{
+    (void)state;
+    uint64_t now = SEC;
+    struct td_core *c = core_with_slow_joins(&now);
+    assert_int_equal(arrive(c, now, 0, plain_id(), (struct ask){100, 201, 400000, 12000, 0}), 1);
+    assert_false(actions[0].start.local);
+    assert_int_equal(arrive(c, now, 1, plain_id(), (struct ask){100, 11, 400000, 12000, 0}), 1);
+    assert_true(actions[0].start.local);
+    /* No hope of its own TTFT there (10 ms + 10 ms): a chance is better than none. */
+    assert_int_equal(arrive(c, now, 2, plain_id(), (struct ask){100, 11, 8000, 12000, 0}), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_false(actions[0].start.local);
+    td_core_destroy(c);
+}
+
+/* Large prompts that were prefilled in growing batches have made the margin of local placements
+ * wide. It goes on keeping them off a full worker, but not a prompt that costs the others
+ * little. */
+static void test_a_cheap_prompt_is_let_in(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_HYBRID);
+    cfg.thetas[1] = theta;
+    cfg.thetas[1].prefill[0] = 1; /* the prefill worker takes a second: too long */
+    cfg.n_thetas = 2;
+    struct td_core *c = core_of(&cfg);
+    uint64_t now = SEC, resident = plain_id();
+    join(c, now, 0, TD_ROLE_PREFILL, (struct node){1000000, 1024, 1, 1000});
+    join(c, now, 1, TD_ROLE_DECODE, usual);
+    assert_int_equal(arrive(c, now, 0, resident, (struct ask){100, 400, 200000, 0, 0}), 1);
+    leg(c, TD_EV_TOKEN, now, 0, resident, 101, 0);
+    for (uint64_t i = 0; i < 40; i++) { /* each takes half as long again as predicted */
+        uint64_t id = plain_id();
+        assert_int_equal(arrive(c, now, 1, id, (struct ask){600, 21, 200000, 40000, 0}), 1);
+        assert_true(actions[0].start.local);
+        uint64_t tpot_ns = actions[0].start.tpot_us * 1500;
+        leg(c, TD_EV_TOKEN, now += 70 * MS, 1, id, 601, 0);
+        leg(c, TD_EV_TOKEN, now += 20 * tpot_ns, 1, id, 621, 1);
+        leg(c, TD_EV_DECODE_END, now, 1, id, 0, 0);
+        hear(c, now, 0, i + 1);
+        hear(c, now, 1, i + 1);
+    }
+    const struct ask large = {600, 21, 200000, 12000, 0}, cheap = {20, 5, 200000, 12000, 0};
+    uint64_t id = plain_id();
+    assert_int_equal(arrive(c, now, 1, id, large), 0); /* 10.8 ms of 12: it is held */
+    leg(c, TD_EV_CANCEL, now, 1, id, 0, 0);
+    assert_int_equal(arrive(c, now, 1, plain_id(), cheap), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_true(actions[0].start.local);
+    td_core_destroy(c);
+}
+
 /* ---- head of line ---------------------------------------------------------------------------- */
 
 /* Many requests that fit nowhere now, or ever, stand before small ones: those are placed; and
@@ -1178,6 +1275,9 @@ int main(void)
         cmocka_unit_test(test_strange_objectives),
         cmocka_unit_test(test_no_herd),
         cmocka_unit_test(test_deflection_is_judged_by_the_mean),
+        cmocka_unit_test(test_the_wait_for_the_batch_is_predicted),
+        cmocka_unit_test(test_a_short_output_shuns_the_gap),
+        cmocka_unit_test(test_a_cheap_prompt_is_let_in),
         cmocka_unit_test(test_large_do_not_block_small),
         cmocka_unit_test(test_small_do_not_starve_large),
         cmocka_unit_test(test_tight_do_not_block_loose),
