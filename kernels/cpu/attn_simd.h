@@ -306,20 +306,11 @@ static int32_t first_key(const struct td_attn_args *a, int32_t pos)
     return a->sliding_window > 0 && pos >= a->sliding_window ? pos - a->sliding_window + 1 : 0;
 }
 
-TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
-                             const struct attn_unit *u)
+/* Packs the unit's queries, and starts their maxima and sums. */
+static void queries_begin(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
+                          const struct attn_unit *u, int32_t group)
 {
-    const struct td_kv_view *kv = &a->kv;
-    int32_t dim = kv->head_dim, group = a->n_heads / kv->n_kv_heads, n_q = u->n_rows * group;
-    int64_t elem = bf16 ? 2 : 4;
-    struct key_walk w = {.base = kv->base + (int64_t)u->kv_head * kv->block_size * dim * elem,
-                         .table = a->block_tables[a->row_seq[u->row]],
-                         .block_bytes = kv->block_bytes,
-                         .kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * dim * elem,
-                         .row_bytes = dim * elem,
-                         .block_size = kv->block_size};
-    vec to_log2 = v_set1(a->scale * 1.44269504088896340736f);
-
+    int32_t dim = a->kv.head_dim, n_q = u->n_rows * group;
     for (int32_t i0 = 0; i0 < n_q; i0 += TILE_ROWS) {
         const float *rows[TILE_ROWS];
         int n = n_q - i0 < TILE_ROWS ? n_q - i0 : TILE_ROWS;
@@ -332,87 +323,14 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
     memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));
     for (int32_t p = 0; p < b->n_panels; p++)
         memset(b->o + (ptrdiff_t)p * b->n_places * PW, 0, (size_t)n_q * PW * sizeof(float));
+}
 
-    int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
-    struct key_tile tiles[2];
-    int turn = 0;
-    bool direct = n_q <= DIRECT_QUERIES && dim % PW == 0;
-    key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
-    for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
-        /* the rows that see at least one key of this tile: a contiguous run, because positions and
-         * window starts both ascend */
-        int32_t r0 = u->pos >= t0 ? 0 : t0 - u->pos, r1 = u->n_rows;
-        while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
-        const struct key_tile *t = &tiles[turn];
-        struct key_tile *next = &tiles[!turn];
-        key_tile_find(next, &w, t0 + KT, first, end);
-        turn_keys(bf16, b, t, next);
-        if (!direct) widen_values(bf16, b, t, next);
-        bool partly =
-            u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
-        bool finite = !partly || values_finite(bf16, b, t);
-
-        /* STEP_QUERIES queries do each step together: the first operations of the next tile of
-         * queries then overlap the end of the chains of the tile before. */
-        int32_t q0 = r0 * group, q1 = r1 * group;
-        for (int32_t g0 = q0, g1; g0 < q1; g0 = g1) {
-            g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
-                     ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
-                     : q1;
-            for (int32_t i = g0, n; i < g1; i += n) { /* cut at multiples of TILE_ROWS, as q is
-                                                         packed */
-                n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
-                const float *q =
-                    b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
-                for (int h = 0; h < KT / PW; h++) {
-                    if (h * PW >= t->hi) break;
-                    tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
-                                   (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true,
-                                   NULL, 0);
-                }
-            }
-            float keep[STEP_QUERIES];
-            bool scaled = false;
-            for (int32_t i = g0, in_row = g0 % group, pos = u->pos + g0 / group; i < g1; i++) {
-                int32_t lo = first_key(a, pos) - t0, hi = pos + 1 - t0;
-                float *sums = b->sum + (ptrdiff_t)i * VW, *s = b->s + (ptrdiff_t)i * KT;
-                if (lo <= 0 && hi >= KT)
-                    keep[i - g0] = soften(false, s, 0, KT, to_log2, &b->max[i], sums);
-                else
-                    keep[i - g0] = soften(true, s, lo < 0 ? 0 : lo, hi > KT ? KT : hi, to_log2,
-                                          &b->max[i], sums);
-                scaled = scaled || keep[i - g0] != 1.0f;
-                if (++in_row == group) in_row = 0, pos++;
-            }
-            for (int32_t p = 0; p < b->n_panels; p++) {
-                const float *v = b->v + (ptrdiff_t)p * KT * PW;
-                float *o = b->o + (ptrdiff_t)p * b->n_places * PW;
-                if (scaled)
-                    for (int32_t i = g0; i < g1; i++) {
-                        vec k = v_set1(keep[i - g0]);
-                        v_store(o + i * PW, v_mul(v_load(o + i * PW), k));
-                        v_store(o + i * PW + VW, v_mul(v_load(o + i * PW + VW), k));
-                    }
-                for (int32_t i = g0, n; i < g1; i += n) {
-                    n = TILE_ROWS - i % TILE_ROWS < g1 - i ? TILE_ROWS - i % TILE_ROWS : g1 - i;
-                    if (!finite) n = 1;
-                    int32_t last_pos = u->pos + (i + n - 1) / group,
-                            hi = last_pos + 1 - t0 < KT ? last_pos + 1 - t0 : KT;
-                    int32_t lo =
-                        finite || first_key(a, last_pos) <= t0 ? 0 : first_key(a, last_pos) - t0;
-                    const float *prob = b->s + (ptrdiff_t)i * KT + lo;
-                    if (direct)
-                        (bf16 ? cache_values_bf16 : cache_values_f32)[n](
-                            o + i * PW, prob, t->v + lo, next->v + lo, p * PW, hi - lo);
-                    else
-                        tile_values[n](o + i * PW, prob, 0,
-                                       (const uint8_t *)(v + (ptrdiff_t)lo * PW), hi - lo, false,
-                                       NULL, 0);
-                }
-            }
-        }
-    }
-    for (int32_t i = 0; i < n_q; i++) {
+/* Divides the unit's sums of p . V by the sums of p, into out. */
+static void queries_end(const struct td_attn_args *a, const struct attn_buf *b,
+                        const struct attn_unit *u, int32_t group)
+{
+    int32_t dim = a->kv.head_dim;
+    for (int32_t i = 0; i < u->n_rows * group; i++) {
         float *out = a->out + (u->row + i / group) * a->out_stride +
                      ((int64_t)u->kv_head * group + i % group) * dim;
         vec sum = v_set1(v_sum(v_load(b->sum + (ptrdiff_t)i * VW)));
@@ -421,6 +339,137 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
             v_store_n(out + d, v_add(v_div(o, sum), v_zero()), dim - d < VW ? dim - d : VW);
         }
     }
+}
+
+/* One tile of keys as the unit's queries see it. */
+struct tile_view {
+    const struct key_tile *t, *next;
+    int32_t t0;
+    /* finite: no V of a partly visible tile is infinite or NaN. direct: V comes from the cache. */
+    bool finite, direct;
+};
+
+/* How many of the queries [i, end) one call takes: cut at multiples of TILE_ROWS, as q is. */
+TD_INLINE int32_t tile_run(int32_t i, int32_t end)
+{
+    return TILE_ROWS - i % TILE_ROWS < end - i ? TILE_ROWS - i % TILE_ROWS : end - i;
+}
+
+/* s = K . q of the queries [g0, g1). */
+TD_INLINE void score_queries(const struct attn_buf *b, const struct tile_view *w, int32_t g0,
+                             int32_t g1)
+{
+    int32_t dim = b->dim;
+    for (int32_t i = g0, n; i < g1; i += n) {
+        n = tile_run(i, g1);
+        const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
+        for (int h = 0; h < KT / PW; h++) {
+            if (h * PW >= w->t->hi) break;
+            tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
+                           (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true, NULL, 0);
+        }
+    }
+}
+
+/* Scores to probabilities; keep[] gets the factor of each query's old sums. True when any differs
+ * from 1. */
+TD_INLINE bool soften_queries(const struct td_attn_args *a, const struct attn_buf *b,
+                              const struct attn_unit *u, const struct tile_view *w, int32_t group,
+                              int32_t g0, int32_t g1, vec to_log2, float keep[STEP_QUERIES])
+{
+    bool scaled = false;
+    for (int32_t i = g0, in_row = g0 % group, pos = u->pos + g0 / group; i < g1; i++) {
+        int32_t lo = first_key(a, pos) - w->t0, hi = pos + 1 - w->t0;
+        float *sums = b->sum + (ptrdiff_t)i * VW, *s = b->s + (ptrdiff_t)i * KT;
+        if (lo <= 0 && hi >= KT)
+            keep[i - g0] = soften(false, s, 0, KT, to_log2, &b->max[i], sums);
+        else
+            keep[i - g0] =
+                soften(true, s, lo < 0 ? 0 : lo, hi > KT ? KT : hi, to_log2, &b->max[i], sums);
+        scaled = scaled || keep[i - g0] != 1.0f;
+        if (++in_row == group) in_row = 0, pos++;
+    }
+    return scaled;
+}
+
+/* o = o * keep + p . V of the queries [g0, g1). keep NULL: all are 1. */
+TD_INLINE void add_values(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
+                          const struct attn_unit *u, const struct tile_view *w, int32_t group,
+                          int32_t g0, int32_t g1, const float *keep)
+{
+    for (int32_t p = 0; p < b->n_panels; p++) {
+        const float *v = b->v + (ptrdiff_t)p * KT * PW;
+        float *o = b->o + (ptrdiff_t)p * b->n_places * PW;
+        if (keep)
+            for (int32_t i = g0; i < g1; i++) {
+                vec k = v_set1(keep[i - g0]);
+                v_store(o + i * PW, v_mul(v_load(o + i * PW), k));
+                v_store(o + i * PW + VW, v_mul(v_load(o + i * PW + VW), k));
+            }
+        for (int32_t i = g0, n; i < g1; i += n) {
+            n = w->finite ? tile_run(i, g1) : 1;
+            int32_t last_pos = u->pos + (i + n - 1) / group,
+                    hi = last_pos + 1 - w->t0 < KT ? last_pos + 1 - w->t0 : KT;
+            int32_t lo =
+                w->finite || first_key(a, last_pos) <= w->t0 ? 0 : first_key(a, last_pos) - w->t0;
+            const float *prob = b->s + (ptrdiff_t)i * KT + lo;
+            if (w->direct)
+                (bf16 ? cache_values_bf16 : cache_values_f32)[n](o + i * PW, prob, w->t->v + lo,
+                                                                 w->next->v + lo, p * PW, hi - lo);
+            else
+                tile_values[n](o + i * PW, prob, 0, (const uint8_t *)(v + (ptrdiff_t)lo * PW),
+                               hi - lo, false, NULL, 0);
+        }
+    }
+}
+
+TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
+                             const struct attn_unit *u)
+{
+    const struct td_kv_view *kv = &a->kv;
+    int32_t dim = kv->head_dim, group = a->n_heads / kv->n_kv_heads;
+    int64_t elem = bf16 ? 2 : 4;
+    struct key_walk w = {.base = kv->base + (int64_t)u->kv_head * kv->block_size * dim * elem,
+                         .table = a->block_tables[a->row_seq[u->row]],
+                         .block_bytes = kv->block_bytes,
+                         .kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * dim * elem,
+                         .row_bytes = dim * elem,
+                         .block_size = kv->block_size};
+    vec to_log2 = v_set1(a->scale * 1.44269504088896340736f);
+    queries_begin(bf16, a, b, u, group);
+
+    int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
+    struct key_tile tiles[2];
+    struct tile_view view = {.direct = u->n_rows * group <= DIRECT_QUERIES && dim % PW == 0};
+    int turn = 0;
+    key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
+    for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
+        /* the rows that see at least one key of this tile: a contiguous run, because positions and
+         * window starts both ascend */
+        int32_t r0 = u->pos >= t0 ? 0 : t0 - u->pos, r1 = u->n_rows;
+        while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
+        key_tile_find(&tiles[!turn], &w, t0 + KT, first, end);
+        view.t = &tiles[turn], view.next = &tiles[!turn], view.t0 = t0;
+        turn_keys(bf16, b, view.t, view.next);
+        if (!view.direct) widen_values(bf16, b, view.t, view.next);
+        bool partly =
+            u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
+        view.finite = !partly || values_finite(bf16, b, view.t);
+
+        /* STEP_QUERIES queries do each step together: the first operations of the next tile of
+         * queries then overlap the end of the chains of the tile before. */
+        int32_t q0 = r0 * group, q1 = r1 * group;
+        for (int32_t g0 = q0, g1; g0 < q1; g0 = g1) {
+            float keep[STEP_QUERIES];
+            g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
+                     ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
+                     : q1;
+            score_queries(b, &view, g0, g1);
+            bool scaled = soften_queries(a, b, u, &view, group, g0, g1, to_log2, keep);
+            add_values(bf16, a, b, u, &view, group, g0, g1, scaled ? keep : NULL);
+        }
+    }
+    queries_end(a, b, u, group);
 }
 
 /* unit_next visits every unit in one fixed order and returns false after the last one. */

@@ -28,6 +28,35 @@ __device__ static inline float score(const struct attn_params *a, const int32_t 
     return dot;
 }
 
+/* The keys lo..hi of a tile: o = o * alpha + p . V, and the same for the sum. */
+template <bool IS_BF16>
+__device__ __forceinline__ static void
+add_tile(const struct attn_params &a, const int32_t *table, int32_t kv_head, int32_t tile,
+         int32_t lo, int32_t hi, const float *q, float *max, float *sum, float o[OUT_PER_LANE])
+{
+    int32_t lane = (int32_t)threadIdx.x % LANES, k0 = tile + lane, k1 = k0 + LANES;
+    float s0 = score<IS_BF16>(&a, table, kv_head, k0, k0 >= lo && k0 <= hi, q),
+          s1 = score<IS_BF16>(&a, table, kv_head, k1, k1 >= lo && k1 <= hi, q);
+    float tile_max = fmaxf(s0, s1);
+    for (int m = LANES / 2; m > 0; m /= 2)
+        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, m));
+    float new_max = fmaxf(*max, tile_max), alpha = attn_rescale(*max, new_max, a.c);
+    s0 = exp2f((s0 - new_max) * a.c), s1 = exp2f((s1 - new_max) * a.c);
+    *max = new_max, *sum = fmaf(*sum, alpha, s0 + s1);
+    for (int i = 0; i < OUT_PER_LANE; i++) o[i] *= alpha;
+    for (int32_t k = lo; k <= hi; k++) {
+        float e = __shfl_sync(0xffffffff, k - tile < LANES ? s0 : s1, (k - tile) % LANES);
+        const uint8_t *value = a.kv + attn_key_offset(&a, table, kv_head, k) + a.v_offset;
+        for (int i = 0; i < OUT_PER_LANE; i++) {
+            if (i * LANES >= a.head_dim) break;
+            /* Past head_dim a lane sums up the last dimension and does not store the sum: this
+             * saves a predicate per element. */
+            int32_t d = lane + i * LANES;
+            o[i] = fmaf(e, widen<IS_BF16>(value, d < a.head_dim ? d : a.head_dim - 1), o[i]);
+        }
+    }
+}
+
 template <bool IS_BF16>
 __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params a)
 {
@@ -60,28 +89,7 @@ __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params
             int32_t lo = first > tile ? first : tile,
                     hi = p < tile + ATTN_TILE - 1 ? p : tile + ATTN_TILE - 1;
             if (lo > hi) continue;
-            int32_t k0 = tile + lane, k1 = k0 + LANES;
-            float s0 = score<IS_BF16>(&a, table, kv_head, k0, k0 >= lo && k0 <= hi, q),
-                  s1 = score<IS_BF16>(&a, table, kv_head, k1, k1 >= lo && k1 <= hi, q);
-            float tile_max = fmaxf(s0, s1);
-            for (int m = LANES / 2; m > 0; m /= 2)
-                tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, m));
-            float new_max = fmaxf(max, tile_max), alpha = attn_rescale(max, new_max, a.c);
-            s0 = exp2f((s0 - new_max) * a.c), s1 = exp2f((s1 - new_max) * a.c);
-            max = new_max, sum = fmaf(sum, alpha, s0 + s1);
-            for (int i = 0; i < OUT_PER_LANE; i++) o[i] *= alpha;
-            for (int32_t k = lo; k <= hi; k++) {
-                float e = __shfl_sync(0xffffffff, k - tile < LANES ? s0 : s1, (k - tile) % LANES);
-                const uint8_t *value = a.kv + attn_key_offset(&a, table, kv_head, k) + a.v_offset;
-                for (int i = 0; i < OUT_PER_LANE; i++) {
-                    if (i * LANES >= a.head_dim) break;
-                    /* Past head_dim a lane sums up the last dimension and does not store the sum:
-                     * this saves a predicate per element. */
-                    int32_t d = lane + i * LANES;
-                    o[i] =
-                        fmaf(e, widen<IS_BF16>(value, d < a.head_dim ? d : a.head_dim - 1), o[i]);
-                }
-            }
+            add_tile<IS_BF16>(a, table, kv_head, tile, lo, hi, q, &max, &sum, o);
         }
         for (int m = LANES / 2; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffff, sum, m);
         attn_merge_scales(&span_max, max, a.c, &keep, &take);

@@ -93,6 +93,73 @@ __device__ static inline void values(float o[2][4], const uint32_t p[K16][4], co
 
 /* ---- kernels */
 
+/* The scores of the few rows: each warp has 16 of the keys, and all get the scores of all by way of
+ * `board` in shared memory. */
+template <int D>
+__device__ __forceinline__ static void few_scores(float s[N8][4], const uint8_t *q,
+                                                  const uint8_t *k, float *board)
+{
+    int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
+    float mine[2][4];
+    board += lane / 4 * SCORE_STRIDE + 2 * (lane % 4);
+    scores<D, 2>(mine, q, k, 2 * warp);
+    ATTN_UNROLL
+    for (int n = 0; n < 2; n++)
+        for (int e = 0; e < 4; e++)
+            board[(2 * warp + n) * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2] = mine[n][e];
+    __syncthreads();
+    ATTN_UNROLL
+    for (int n = 0; n < N8; n++)
+        for (int e = 0; e < 4; e++) s[n][e] = board[n * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2];
+}
+
+/* The last keys of the lane's two rows, and the keys that any row of the warp sees: lo..hi. */
+__device__ __forceinline__ static void warp_rows(const struct attn_params *a,
+                                                 const struct attn_item *item, int32_t row0,
+                                                 struct rows *r, int32_t *ret_lo, int32_t *ret_hi)
+{
+    int32_t lane = (int32_t)threadIdx.x % LANES, warp_lo = INT32_MAX, warp_hi = -1;
+    for (int i = 0; i < 2; i++) {
+        int32_t row = row0 + lane / 4 + 8 * i;
+        r->last[i] = -1;
+        if (row >= item->n_tokens * a->group) continue;
+        r->last[i] = a->positions[item->row0 + row / a->group];
+        int32_t first = attn_first(a, r->last[i]);
+        warp_lo = first < warp_lo ? first : warp_lo,
+        warp_hi = r->last[i] > warp_hi ? r->last[i] : warp_hi;
+    }
+    for (int m = 4; m < LANES; m *= 2) {
+        int32_t other_lo = __shfl_xor_sync(0xffffffff, warp_lo, m),
+                other_hi = __shfl_xor_sync(0xffffffff, warp_hi, m);
+        warp_lo = other_lo < warp_lo ? other_lo : warp_lo,
+        warp_hi = other_hi > warp_hi ? other_hi : warp_hi;
+    }
+    *ret_lo = warp_lo, *ret_hi = warp_hi;
+}
+
+/* One tile of K and V: the online softmax of its scores, and o = o * alpha + p . V. q: the warp's
+ * rows; bad: keys whose V is not finite. */
+template <int D, bool IS_MANY, int PAIRS>
+__device__ __forceinline__ static void
+use_tile(const struct attn_params *a, const uint8_t *q, const uint8_t *k, const uint8_t *v,
+         uint8_t *exchange, int32_t tile, uint64_t bad, struct rows *r, float o[PAIRS][2][4])
+{
+    float s[N8][4], alpha[2];
+    uint32_t p[K16][4];
+    if (IS_MANY)
+        scores<D, N8>(s, q, k, 0);
+    else
+        few_scores<D>(s, q, k, (float *)(void *)exchange);
+    softmax(r, a, s, p, alpha, tile);
+    if (bad != 0) lose_rows(r, a, tile, bad);
+    rescale<PAIRS>(o, alpha);
+    ATTN_UNROLL
+    for (int j = 0; j < PAIRS; j++) {
+        int32_t pair = IS_MANY ? j : (int32_t)threadIdx.x / LANES + j * WARPS_FEW;
+        if (pair < layout<D>::PAIRS) values<D>(o[j], p, v, pair);
+    }
+}
+
 /* IS_MANY: ATTN_ROWS_MANY packed rows, else ATTN_ROWS_FEW. blockIdx.x: item * n_kv_heads + kv
  * head. */
 template <int D, bool IS_MANY>
@@ -104,126 +171,57 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         ROWS = IS_MANY ? ATTN_ROWS_MANY : ATTN_ROWS_FEW,
         PAIRS = IS_MANY ? layout<D>::PAIRS : layout<D>::FEW_PAIRS
     };
-    const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
-    int32_t index = (int32_t)blockIdx.x / a->n_kv_heads,
-            kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
-    int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
-    if (index >= (IS_MANY ? head->n_many : head->n_few)) return;
-    const struct attn_item *item =
-        (const struct attn_item *)(const void *)(plan + (IS_MANY ? head->many_at : head->few_at)) +
-        index;
-    bool is_cut = item->n_pieces > 1, is_first = true;
+    int32_t kv_head;
+    const struct attn_item *item = block_item(a, plan, IS_MANY, &kv_head);
+    if (!item) return;
+    int32_t warp = (int32_t)threadIdx.x / LANES;
     uint8_t *q = shared, *tiles = q + ROWS * layout<D>::STRIDE * 16,
             *exchange = tiles + 4 * layout<D>::TILE_BYTES;
 
     /* what the block, its first and last token, the warp, and the lane's two rows see */
-    int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi),
-            row0 = IS_MANY ? warp * 16 : 0;
-    int32_t hi = a->positions[item->row0 + item->n_tokens - 1],
-            last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi);
-    /* keys that the block's rows do not see are zeros */
-    if (item->n_tokens == 1) first_hi = INT32_MAX;
-    int32_t tile = lo / ATTN_TILE * ATTN_TILE, end = item->split_end * ATTN_SPLIT,
-            warp_lo = INT32_MAX, warp_hi = -1;
-    if (tile < item->split_begin * ATTN_SPLIT) tile = item->split_begin * ATTN_SPLIT;
-    if (end > hi + 1) end = hi + 1;
-    struct rows r;
-    for (int i = 0; i < 2; i++) {
-        int32_t row = row0 + lane / 4 + 8 * i;
-        r.last[i] = -1;
-        if (row >= item->n_tokens * a->group) continue;
-        r.last[i] = a->positions[item->row0 + row / a->group];
-        int32_t first = attn_first(a, r.last[i]);
-        warp_lo = first < warp_lo ? first : warp_lo,
-        warp_hi = r.last[i] > warp_hi ? r.last[i] : warp_hi;
-    }
-    for (int m = 4; m < LANES; m *= 2) {
-        int32_t other_lo = __shfl_xor_sync(0xffffffff, warp_lo, m),
-                other_hi = __shfl_xor_sync(0xffffffff, warp_hi, m);
-        warp_lo = other_lo < warp_lo ? other_lo : warp_lo,
-        warp_hi = other_hi > warp_hi ? other_hi : warp_hi;
-    }
+    const struct block_keys keys = block_keys_of(a, item);
+    int32_t row0 = IS_MANY ? warp * 16 : 0, tile = keys.tile, warp_lo, warp_hi;
+    struct sums_so_far so_far;
+    sums_begin(&so_far, item);
+    warp_rows(a, item, row0, &so_far.r, &warp_lo, &warp_hi);
 
-    struct total span, total; /* total's out is kept at its final place in memory */
     float o[PAIRS][2][4], span_o[PAIRS][2][4];
-    total_clear(&span), total_clear(&total);
     clear<PAIRS>(o), clear<PAIRS>(span_o);
-    rows_start(&r);
-    const int32_t *table = hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
+    const int32_t *table = keys.hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     int64_t offset = 0;
     load_q<layout<D>>(q, a, item, kv_head, ROWS);
-    if (tile < end) {
+    if (tile < keys.end) {
         load_tile<layout<D>, WARPS>(tiles, tiles + layout<D>::TILE_BYTES, a,
-                                    look_up<WARPS>(a, table, kv_head, tile, lo, hi), tile, lo, hi);
-        offset = look_up<WARPS>(a, table, kv_head, tile + ATTN_TILE, lo, hi);
+                                    look_up<WARPS>(a, table, kv_head, tile, keys.lo, keys.hi), tile,
+                                    keys.lo, keys.hi);
+        offset = look_up<WARPS>(a, table, kv_head, tile + ATTN_TILE, keys.lo, keys.hi);
     }
-    for (int32_t stage = 0; tile < end; tile += ATTN_TILE, stage ^= 1) {
+    for (int32_t stage = 0; tile < keys.end; tile += ATTN_TILE, stage ^= 1) {
         uint8_t *k = tiles + stage * 2 * layout<D>::TILE_BYTES, *v = k + layout<D>::TILE_BYTES;
         uint64_t bad = 0;
         td_cp_async_wait<0>();
         /* the tile has arrived for all threads, and all are done with the other stage */
         __syncthreads();
-        if (tile + ATTN_TILE < end) {
+        if (tile + ATTN_TILE < keys.end) {
             uint8_t *next = tiles + (stage ^ 1) * 2 * layout<D>::TILE_BYTES;
             load_tile<layout<D>, WARPS>(next, next + layout<D>::TILE_BYTES, a, offset,
-                                        tile + ATTN_TILE, lo, hi);
-            offset = look_up<WARPS>(a, table, kv_head, tile + 2 * ATTN_TILE, lo, hi);
+                                        tile + ATTN_TILE, keys.lo, keys.hi);
+            offset = look_up<WARPS>(a, table, kv_head, tile + 2 * ATTN_TILE, keys.lo, keys.hi);
         }
-        if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<layout<D>>(v, &bad);
+        if (tile + ATTN_TILE - 1 > keys.first_hi || tile < keys.last_lo)
+            take_infinite<layout<D>>(v, &bad);
         if (!IS_MANY || (tile <= warp_hi && tile + ATTN_TILE > warp_lo)) {
-            float s[N8][4], alpha[2];
-            uint32_t p[K16][4];
-            if (IS_MANY) {
-                scores<D, N8>(s, q + row0 * layout<D>::STRIDE * 16, k, 0);
-            } else {
-                float *board = (float *)(void *)exchange + lane / 4 * SCORE_STRIDE + 2 * (lane % 4),
-                      mine[2][4];
-                scores<D, 2>(mine, q, k, 2 * warp);
-                ATTN_UNROLL
-                for (int n = 0; n < 2; n++)
-                    for (int e = 0; e < 4; e++)
-                        board[(2 * warp + n) * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2] = mine[n][e];
-                __syncthreads();
-                ATTN_UNROLL
-                for (int n = 0; n < N8; n++)
-                    for (int e = 0; e < 4; e++)
-                        s[n][e] = board[n * 8 + e / 2 * 8 * SCORE_STRIDE + e % 2];
-            }
-            softmax(&r, a, s, p, alpha, tile);
-            if (bad != 0) lose_rows(&r, a, tile, bad);
-            if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) {
-                /* rarely true after the first tiles of a split */
-                ATTN_UNROLL
-                for (int j = 0; j < PAIRS; j++)
-                    for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
-            }
-            ATTN_UNROLL
-            for (int j = 0; j < PAIRS; j++) {
-                int32_t pair = IS_MANY ? j : warp + j * WARPS;
-                if (pair < layout<D>::PAIRS) values<D>(o[j], p, v, pair);
-            }
+            use_tile<D, IS_MANY, PAIRS>(a, q + row0 * layout<D>::STRIDE * 16, k, v, exchange, tile,
+                                        bad, &so_far.r, o);
         }
-        if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
-            int32_t splits = tile / ATTN_SPLIT + 1; /* splits that are complete */
-            end_split<PAIRS>(&r, &span, o, span_o, a->c);
-            rows_start(&r), clear<PAIRS>(o);
-            if (tile + ATTN_TILE >= end ? is_cut
-                                        : splits % (is_cut ? item->unit : ATTN_SPAN) == 0) {
-                if (is_cut)
-                    hand_on<D, PAIRS>(a, item, kv_head, row0, &span, span_o, IS_MANY ? 0 : warp,
-                                      IS_MANY ? 1 : WARPS, (splits - 1) / item->unit, scratch);
-                else
-                    end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total,
-                                       IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, is_first, false);
-                is_first = false, total_clear(&span), clear<PAIRS>(span_o);
-            }
-        }
+        if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= keys.end)
+            end_of_split<D, PAIRS>(a, item, kv_head, row0, &so_far, o, span_o, IS_MANY ? 0 : warp,
+                                   IS_MANY ? 1 : WARPS, tile, keys.end, scratch);
     }
-    if (!is_cut)
-        end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, IS_MANY ? 0 : warp,
-                           IS_MANY ? 1 : WARPS, is_first, true);
-    else if (!IS_MANY && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) +
-                                                 item->counter * a->n_kv_heads + kv_head))
+    if (!so_far.is_cut)
+        end_span<D, PAIRS>(a, item, kv_head, row0, &so_far.span, span_o, &so_far.total,
+                           IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, so_far.is_first, true);
+    else if (!IS_MANY && is_last_piece(item, counter_of(a, plan, item, kv_head)))
         merge_item<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }
 

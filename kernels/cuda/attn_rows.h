@@ -257,6 +257,99 @@ __device__ static inline void end_span(const struct attn_params *a, const struct
     }
 }
 
+/* The item of this block, NULL when the grid is larger than the plan. blockIdx.x: item * n_kv_heads
+ * + kv head. */
+__device__ __forceinline__ static const struct attn_item *
+block_item(const struct attn_params *a, const uint8_t *plan, bool is_many, int32_t *ret_kv_head)
+{
+    const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
+    int32_t index = (int32_t)blockIdx.x / a->n_kv_heads;
+    *ret_kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
+    if (index >= (is_many ? head->n_many : head->n_few)) return NULL;
+    return (const struct attn_item *)(const void *)(plan +
+                                                    (is_many ? head->many_at : head->few_at)) +
+           index;
+}
+
+/* How many pieces of the item have arrived, of this kv head. */
+__device__ __forceinline__ static uint32_t *counter_of(const struct attn_params *a, uint8_t *plan,
+                                                       const struct attn_item *item,
+                                                       int32_t kv_head)
+{
+    const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
+    return (uint32_t *)(void *)(plan + head->counters_at) + item->counter * a->n_kv_heads + kv_head;
+}
+
+/* What the rows of a block see: lo..hi, in tiles from `tile` to before `end`. Keys before last_lo
+ * or behind first_hi are not seen by all of its rows. */
+struct block_keys {
+    int32_t lo, hi, last_lo, first_hi, tile, end;
+};
+
+__device__ __forceinline__ static struct block_keys block_keys_of(const struct attn_params *a,
+                                                                  const struct attn_item *item)
+{
+    struct block_keys k;
+    k.first_hi = a->positions[item->row0];
+    k.lo = attn_first(a, k.first_hi);
+    k.hi = a->positions[item->row0 + item->n_tokens - 1];
+    k.last_lo = item->n_tokens == 1 ? 0 : attn_first(a, k.hi);
+    /* keys that the block's rows do not see are zeros */
+    if (item->n_tokens == 1) k.first_hi = INT32_MAX;
+    k.tile = k.lo / ATTN_TILE * ATTN_TILE, k.end = item->split_end * ATTN_SPLIT;
+    if (k.tile < item->split_begin * ATTN_SPLIT) k.tile = item->split_begin * ATTN_SPLIT;
+    if (k.end > k.hi + 1) k.end = k.hi + 1;
+    return k;
+}
+
+/* o = o * alpha; seldom needed after the first tiles of a split. */
+template <int PAIRS>
+__device__ __forceinline__ static void rescale(float o[PAIRS][2][4], const float alpha[2])
+{
+    if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) {
+        ATTN_UNROLL
+        for (int j = 0; j < PAIRS; j++)
+            for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
+    }
+}
+
+/* What a warp's rows have added up. total's out is kept at its final place in memory. */
+struct sums_so_far {
+    struct rows r;
+    struct total span, total;
+    bool is_cut, is_first; /* is_cut: the item's rows are merged from pieces */
+};
+
+__device__ __forceinline__ static void sums_begin(struct sums_so_far *s,
+                                                  const struct attn_item *item)
+{
+    s->is_cut = item->n_pieces > 1, s->is_first = true;
+    total_clear(&s->span), total_clear(&s->total);
+    rows_start(&s->r);
+}
+
+/* After the last tile of a split: merges it into the span, and a complete span into the total, or,
+ * of a cut item, a complete unit into scratch. Column pairs as in hand_on. */
+template <int D, int PAIRS>
+__device__ __forceinline__ static void
+end_of_split(const struct attn_params *a, const struct attn_item *item, int32_t kv_head,
+             int32_t row0, struct sums_so_far *s, float o[PAIRS][2][4], float span_o[PAIRS][2][4],
+             int32_t pair0, int32_t step, int32_t tile, int32_t end, struct attn_scratch scratch)
+{
+    int32_t splits = tile / ATTN_SPLIT + 1; /* splits that are complete */
+    end_split<PAIRS>(&s->r, &s->span, o, span_o, a->c);
+    rows_start(&s->r), clear<PAIRS>(o);
+    if (tile + ATTN_TILE >= end ? !s->is_cut : splits % (s->is_cut ? item->unit : ATTN_SPAN) != 0)
+        return;
+    if (s->is_cut)
+        hand_on<D, PAIRS>(a, item, kv_head, row0, &s->span, span_o, pair0, step,
+                          (splits - 1) / item->unit, scratch);
+    else
+        end_span<D, PAIRS>(a, item, kv_head, row0, &s->span, span_o, &s->total, pair0, step,
+                           s->is_first, false);
+    s->is_first = false, total_clear(&s->span), clear<PAIRS>(span_o);
+}
+
 /* True, for the whole block, in the last piece of an item to arrive: that one merges the states of
  * all pieces.
  *
@@ -283,25 +376,109 @@ __device__ static inline bool is_last_piece(const struct attn_item *item, uint32
     return n_before == (uint32_t)item->n_pieces - 1;
 }
 
+enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LANES + 2) * 4 };
+
+/* The shared memory of a merge: what each state counts for. */
+struct merge_board {
+    float *keeps, *takes, *sums;    /* [row][unit]: of a state into its span */
+    float *span_keeps, *span_takes; /* [row][unit]: of its span into the total */
+    float *most, *divide;           /* [row]: the greatest maximum so far; 1 / the sum */
+};
+
+__device__ __forceinline__ static struct merge_board merge_board_at(float *board)
+{
+    enum { N = ATTN_ROWS_MERGED * LANES };
+    struct merge_board b = {board,
+                            board + N,
+                            board + 2 * N,
+                            board + 3 * N,
+                            board + 4 * N,
+                            board + 5 * N,
+                            board + 5 * N + ATTN_ROWS_MERGED};
+    return b;
+}
+
+/* The factors of 32 units of one row, a unit a lane, by scans of the maxima. max_sum: of this
+ * lane's state, where there is one. */
+__device__ __forceinline__ static void merge_factors(const struct merge_board *b, int32_t row,
+                                                     bool is_there, const float *max_sum,
+                                                     int32_t in_span, float c)
+{
+    int32_t lane = (int32_t)threadIdx.x % LANES;
+    float max = is_there ? max_sum[0] : -INFINITY, before = b->most[row], upto = max, left, span,
+          all, others;
+    for (int m = 1; m < in_span; m *= 2) { /* the scan stays inside each span */
+        float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
+        if (lane % in_span >= m) upto = fmaxf(upto, other);
+    }
+    left = __shfl_up_sync(0xffffffff, upto, 1u);
+    if (lane % in_span == 0) left = -INFINITY;
+    span = __shfl_sync(0xffffffff, upto, lane | (in_span - 1));
+    all = fmaxf(before, span);
+    for (int m = in_span; m < LANES; m *= 2) {
+        float other = __shfl_up_sync(0xffffffff, all, (unsigned)m);
+        if (lane >= m) all = fmaxf(all, other);
+    }
+    others = __shfl_up_sync(0xffffffff, all, (unsigned)in_span);
+    if (lane < in_span) others = before;
+    b->keeps[row * LANES + lane] = attn_rescale(left, upto, c);
+    b->takes[row * LANES + lane] = attn_rescale(max, upto, c);
+    b->span_keeps[row * LANES + lane] = attn_rescale(others, all, c);
+    b->span_takes[row * LANES + lane] = attn_rescale(span, all, c);
+    b->sums[row * LANES + lane] = is_there ? max_sum[1] : 0;
+    __syncwarp(0xffffffff);
+    if (lane == LANES - 1) b->most[row] = all;
+}
+
+/* Adds the units [skip, n) of the 32 from base on to this thread's elements, and, in the first
+ * n_packed threads, to the sum of a row. A span's merge is complete at its last unit. */
+template <int D, int MINE>
+__device__ __forceinline__ static void
+merge_units(const struct merge_board *b, const float *const from[MINE], int32_t base, int32_t skip,
+            int32_t n, int32_t in_span, int64_t step, int32_t n_packed, float o[MINE],
+            float span_o[MINE], float *sum, float *span_sum)
+{
+    int32_t thread = (int32_t)threadIdx.x;
+    ATTN_UNROLL_BY_4
+    for (int32_t s = skip; s < n; s++) {
+        /* splits of a span that are handled at a time */
+        bool is_end = (s + 1) % in_span == 0 || s + 1 == n;
+        int64_t at = (base + s) * step * D;
+        ATTN_UNROLL
+        for (int e = 0; e < MINE; e++) {
+            int32_t row = (e * MERGE_THREADS + thread) / D;
+            if (row >= n_packed) continue;
+            span_o[e] = attn_merge(span_o[e], from[e][at], b->keeps[row * LANES + s],
+                                   b->takes[row * LANES + s]);
+            if (is_end)
+                o[e] = attn_merge(o[e], span_o[e], b->span_keeps[row * LANES + s],
+                                  b->span_takes[row * LANES + s]),
+                span_o[e] = 0;
+        }
+        if (thread < n_packed) {
+            *span_sum = attn_merge(*span_sum, b->sums[thread * LANES + s],
+                                   b->keeps[thread * LANES + s], b->takes[thread * LANES + s]);
+            if (is_end)
+                *sum = attn_merge(*sum, *span_sum, b->span_keeps[thread * LANES + s],
+                                  b->span_takes[thread * LANES + s]),
+                *span_sum = 0;
+        }
+    }
+}
+
 /* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at a
  * time. First one warp per row finds the factor of each state and of each span; the maxima so far
  * are scans, max being exact. Then each thread adds up a few elements, with loads that do not wait
  * for one another. There is one row for each of the 4 warps: sixteen rows at a time took four times
  * the code, 190 KB of it for D = 128. board: MERGE_BOARD_BYTES of shared memory that is no longer
  * in use. */
-enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LANES + 2) * 4 };
-
 template <int D>
 __device__ static void merge_states(const struct attn_params *a, const struct attn_item *item,
                                     int32_t kv_head, int32_t first, struct attn_scratch scratch,
                                     float *board)
 {
     enum { ROWS = ATTN_ROWS_MERGED, MINE = (ROWS * D + MERGE_THREADS - 1) / MERGE_THREADS };
-    /* [row][unit]: of a state into its span */
-    float *keeps = board, *takes = keeps + ROWS * LANES, *sums = takes + ROWS * LANES;
-    /* [row][unit]: of its span into the total */
-    float *span_keeps = sums + ROWS * LANES, *span_takes = span_keeps + ROWS * LANES;
-    float *most = span_takes + ROWS * LANES, *divide = most + ROWS;
+    struct merge_board m = merge_board_at(board);
     int32_t in_span = ATTN_SPAN / item->unit,
             n_units = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT / item->unit + 1;
     /* The first unit that any row sees; units before it have no stored state. */
@@ -323,7 +500,7 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
                   i % D;
         o[e] = span_o[e] = 0;
     }
-    if (thread < ROWS) most[thread] = -INFINITY;
+    if (thread < ROWS) m.most[thread] = -INFINITY;
     __syncthreads();
     for (int32_t base = begin / in_span * in_span; base < n_units; base += LANES) {
         int32_t skip = begin > base ? begin - base : 0,
@@ -332,60 +509,15 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
             int32_t packed = first + row;
             int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads +
                             kv_head * a->group + packed % a->group + (base + lane) * step;
-            bool is_there = lane >= skip && lane < n;
-            float max = is_there ? scratch.max_sum[2 * state] : -INFINITY, before = most[row],
-                  upto = max, left, span, all, others;
-            for (int m = 1; m < in_span; m *= 2) { /* the scan stays inside each span */
-                float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
-                if (lane % in_span >= m) upto = fmaxf(upto, other);
-            }
-            left = __shfl_up_sync(0xffffffff, upto, 1u);
-            if (lane % in_span == 0) left = -INFINITY;
-            span = __shfl_sync(0xffffffff, upto, lane | (in_span - 1));
-            all = fmaxf(before, span);
-            for (int m = in_span; m < LANES; m *= 2) {
-                float other = __shfl_up_sync(0xffffffff, all, (unsigned)m);
-                if (lane >= m) all = fmaxf(all, other);
-            }
-            others = __shfl_up_sync(0xffffffff, all, (unsigned)in_span);
-            if (lane < in_span) others = before;
-            keeps[row * LANES + lane] = attn_rescale(left, upto, a->c),
-                                takes[row * LANES + lane] = attn_rescale(max, upto, a->c);
-            span_keeps[row * LANES + lane] = attn_rescale(others, all, a->c),
-                                     span_takes[row * LANES + lane] = attn_rescale(span, all, a->c);
-            sums[row * LANES + lane] = is_there ? scratch.max_sum[2 * state + 1] : 0;
-            __syncwarp(0xffffffff);
-            if (lane == LANES - 1) most[row] = all;
+            merge_factors(&m, row, lane >= skip && lane < n, scratch.max_sum + 2 * state, in_span,
+                          a->c);
         }
         __syncthreads();
-        ATTN_UNROLL_BY_4
-        for (int32_t s = skip; s < n; s++) {
-            /* splits of a span that are handled at a time */
-            bool is_end = (s + 1) % in_span == 0 || s + 1 == n;
-            int64_t at = (base + s) * step * D;
-            ATTN_UNROLL
-            for (int e = 0; e < MINE; e++) {
-                int32_t row = (e * MERGE_THREADS + thread) / D;
-                if (row >= n_packed) continue;
-                span_o[e] = attn_merge(span_o[e], from[e][at], keeps[row * LANES + s],
-                                       takes[row * LANES + s]);
-                if (is_end)
-                    o[e] = attn_merge(o[e], span_o[e], span_keeps[row * LANES + s],
-                                      span_takes[row * LANES + s]),
-                    span_o[e] = 0;
-            }
-            if (thread < n_packed) {
-                span_sum = attn_merge(span_sum, sums[thread * LANES + s], keeps[thread * LANES + s],
-                                      takes[thread * LANES + s]);
-                if (is_end)
-                    sum = attn_merge(sum, span_sum, span_keeps[thread * LANES + s],
-                                     span_takes[thread * LANES + s]),
-                    span_sum = 0;
-            }
-        }
+        merge_units<D, MINE>(&m, from, base, skip, n, in_span, step, n_packed, o, span_o, &sum,
+                       &span_sum);
         __syncthreads();
     }
-    if (thread < n_packed) divide[thread] = 1.0f / sum;
+    if (thread < n_packed) m.divide[thread] = 1.0f / sum;
     __syncthreads();
     ATTN_UNROLL
     for (int e = 0; e < MINE; e++) {
@@ -393,7 +525,7 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
         if (row < n_packed)
             a->out[(item->row0 + packed / a->group) * a->out_stride +
                    (int64_t)(kv_head * a->group + packed % a->group) * D + i % D] =
-                o[e] * divide[row];
+                o[e] * m.divide[row];
     }
 }
 

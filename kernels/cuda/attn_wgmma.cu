@@ -59,6 +59,76 @@ template <int D, bool IS_WIDE> struct shape {
     };
 };
 
+/* The first and the last key that the 64 packed rows from group_row0 on see. */
+__device__ __forceinline__ static void group_keys(const struct attn_params *a,
+                                                  const struct attn_item *item, int32_t group_row0,
+                                                  int32_t *ret_lo, int32_t *ret_hi)
+{
+    int32_t n_packed = item->n_tokens * a->group,
+            last = group_row0 + 63 < n_packed ? group_row0 + 63 : n_packed - 1;
+    *ret_lo = attn_first(a, a->positions[item->row0 + group_row0 / a->group]);
+    *ret_hi = a->positions[item->row0 + last / a->group];
+}
+
+/* The tiles of all stages but one; a tile that is not there is an empty group, because waits count
+ * groups. */
+template <typename L, int WARPS, int STAGES>
+__device__ __forceinline__ static void load_first_tiles(uint8_t *tiles, const struct attn_params *a,
+                                                        const int32_t *table, int32_t kv_head,
+                                                        const struct block_keys *keys)
+{
+    for (int s = 0; s < STAGES - 1; s++) {
+        int32_t next = keys->tile + s * ATTN_TILE;
+        uint8_t *to = tiles + s * 2 * L::TILE_BYTES;
+        if (next < keys->end)
+            load_tile<L, WARPS>(to, to + L::TILE_BYTES, a,
+                                look_up<WARPS>(a, table, kv_head, next, keys->lo, keys->hi), next,
+                                keys->lo, keys->hi);
+        else
+            td_cp_async_commit();
+    }
+}
+
+/* One tile of K and V: the online softmax of its scores, and o = o * alpha + p . V. q: the
+ * warpgroup's rows; bad: keys whose V is not finite. */
+template <typename L, int PAIRS>
+__device__ __forceinline__ static void use_tile(const struct attn_params *a, const uint8_t *q,
+                                                const uint8_t *k, const uint8_t *v, int32_t tile,
+                                                uint64_t bad, struct rows *r, float o[PAIRS][2][4])
+{
+    float s[N8][4], alpha[2];
+    uint32_t p[K16][4];
+    TD_WGMMA_GROUP(scores);
+    TD_WGMMA_GROUP(sums);
+    ATTN_UNROLL
+    for (int n = 0; n < N8; n++)
+        for (int e = 0; e < 4; e++) s[n][e] = 0;
+    td_wgmma_hold(&s[0][0]);
+    td_wgmma_fence();
+    ATTN_UNROLL
+    for (int d = 0; d < L::DIM / 16; d++)
+        td_wgmma_m64n64k16_ss(scores, &s[0][0], q + d / 4 * L::Q_PANEL_BYTES,
+                              k + d / 4 * PANEL_BYTES, d % 4 * 16, d > 0);
+    td_wgmma_commit();
+    td_wgmma_wait(scores);
+    td_wgmma_hold(&s[0][0]);
+    softmax(r, a, s, p, alpha, tile);
+    if (bad != 0) lose_rows(r, a, tile, bad);
+    rescale<PAIRS>(o, alpha);
+    ATTN_UNROLL
+    for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
+    td_wgmma_fence();
+    ATTN_UNROLL
+    for (int j = 0; j < K16; j++)
+        for (int i = 0; i < L::PANELS; i++)
+            td_wgmma_m64n64k16_rs(sums, &o[4 * i][0][0], p[j],
+                                  v + i * PANEL_BYTES + j * 16 * WGMMA_ROW_BYTES);
+    td_wgmma_commit();
+    td_wgmma_wait(sums);
+    ATTN_UNROLL
+    for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
+}
+
 template <int D, bool IS_WIDE>
 __device__ static inline void attend(uint8_t *shared, const struct attn_params *a, uint8_t *plan,
                                      struct attn_scratch scratch)
@@ -66,60 +136,34 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     using S = shape<D, IS_WIDE>;
     using L = panels<D, S::ROWS>;
     enum { WARPS = S::WARPS, STAGES = S::STAGES, PAIRS = D / 16 };
-    const struct attn_plan *head = (const struct attn_plan *)(const void *)plan;
-    int32_t index = (int32_t)blockIdx.x / a->n_kv_heads,
-            kv_head = (int32_t)blockIdx.x % a->n_kv_heads;
-    int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES,
+    int32_t kv_head;
+    const struct attn_item *item = block_item(a, plan, IS_WIDE, &kv_head);
+    if (!item) return;
+    int32_t lane = (int32_t)threadIdx.x % LANES, warp = (int32_t)threadIdx.x / LANES,
             row0 = warp * 16, group_row0 = warp / 4 * 64;
-    if (index >= (IS_WIDE ? head->n_many : head->n_few)) return;
-    const struct attn_item *item =
-        (const struct attn_item *)(const void *)(plan + (IS_WIDE ? head->many_at : head->few_at)) +
-        index;
-    bool is_cut = item->n_pieces > 1, is_first = true;
     uint8_t *q = shared + (WGMMA_ALIGN - (uintptr_t)shared % WGMMA_ALIGN) % WGMMA_ALIGN,
             *tiles = q + S::ROWS * D * 2;
 
     /* what the block, its first and last token, the warpgroup, and the lane's two rows see */
-    int32_t first_hi = a->positions[item->row0], lo = attn_first(a, first_hi),
-            n_packed = item->n_tokens * a->group;
-    int32_t hi = a->positions[item->row0 + item->n_tokens - 1],
-            last_lo = item->n_tokens == 1 ? 0 : attn_first(a, hi), group_lo = INT32_MAX,
+    const struct block_keys keys = block_keys_of(a, item);
+    int32_t n_packed = item->n_tokens * a->group, tile = keys.tile, group_lo = INT32_MAX,
             group_hi = -1;
-    /* keys that the block's rows do not see are zeros */
-    if (item->n_tokens == 1) first_hi = INT32_MAX;
-    if (group_row0 < n_packed) {
-        group_lo = attn_first(a, a->positions[item->row0 + group_row0 / a->group]);
-        group_hi =
-            a->positions[item->row0 +
-                         (group_row0 + 63 < n_packed ? group_row0 + 63 : n_packed - 1) / a->group];
-    }
-    int32_t tile = lo / ATTN_TILE * ATTN_TILE, end = item->split_end * ATTN_SPLIT;
-    if (tile < item->split_begin * ATTN_SPLIT) tile = item->split_begin * ATTN_SPLIT;
-    if (end > hi + 1) end = hi + 1;
-    struct rows r;
+    if (group_row0 < n_packed) group_keys(a, item, group_row0, &group_lo, &group_hi);
+    struct sums_so_far so_far;
+    sums_begin(&so_far, item);
     for (int i = 0; i < 2; i++) {
         int32_t row = row0 + lane / 4 + 8 * i;
-        r.last[i] = row < n_packed ? a->positions[item->row0 + row / a->group] : -1;
+        so_far.r.last[i] = row < n_packed ? a->positions[item->row0 + row / a->group] : -1;
     }
 
-    struct total span, total; /* total's out is kept at its final place in memory */
     float o[PAIRS][2][4], span_o[PAIRS][2][4];
-    total_clear(&span), total_clear(&total);
     clear<PAIRS>(o), clear<PAIRS>(span_o);
-    rows_start(&r);
-    const int32_t *table = hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
+    const int32_t *table = keys.hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     load_q<L>(q, a, item, kv_head, S::ROWS);
-    for (int s = 0; s < STAGES - 1; s++) {
-        int32_t next = tile + s * ATTN_TILE;
-        uint8_t *to = tiles + s * 2 * L::TILE_BYTES;
-        if (next < end)
-            load_tile<L, WARPS>(to, to + L::TILE_BYTES, a,
-                                look_up<WARPS>(a, table, kv_head, next, lo, hi), next, lo, hi);
-        else
-            td_cp_async_commit();
-    }
-    int64_t offset = look_up<WARPS>(a, table, kv_head, tile + (STAGES - 1) * ATTN_TILE, lo, hi);
-    for (int32_t stage = 0; tile < end;
+    load_first_tiles<L, WARPS, STAGES>(tiles, a, table, kv_head, &keys);
+    int64_t offset =
+        look_up<WARPS>(a, table, kv_head, tile + (STAGES - 1) * ATTN_TILE, keys.lo, keys.hi);
+    for (int32_t stage = 0; tile < keys.end;
          tile += ATTN_TILE, stage = stage + 1 < STAGES ? stage + 1 : 0) {
         uint8_t *k = tiles + stage * 2 * L::TILE_BYTES, *v = k + L::TILE_BYTES;
         int32_t next = tile + (STAGES - 1) * ATTN_TILE;
@@ -128,73 +172,24 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         td_fence_proxy_async();
         /* the tile has arrived for all threads, and all are done with the stage before it */
         __syncthreads();
-        if (next < end) {
+        if (next < keys.end) {
             uint8_t *to = tiles + (stage > 0 ? stage - 1 : STAGES - 1) * 2 * L::TILE_BYTES;
-            load_tile<L, WARPS>(to, to + L::TILE_BYTES, a, offset, next, lo, hi);
-            offset = look_up<WARPS>(a, table, kv_head, next + ATTN_TILE, lo, hi);
+            load_tile<L, WARPS>(to, to + L::TILE_BYTES, a, offset, next, keys.lo, keys.hi);
+            offset = look_up<WARPS>(a, table, kv_head, next + ATTN_TILE, keys.lo, keys.hi);
         } else {
             td_cp_async_commit();
         }
-        if (tile + ATTN_TILE - 1 > first_hi || tile < last_lo) take_infinite<L>(v, &bad);
-        if (tile <= group_hi && tile + ATTN_TILE > group_lo) {
-            float s[N8][4], alpha[2];
-            uint32_t p[K16][4];
-            TD_WGMMA_GROUP(scores);
-            TD_WGMMA_GROUP(sums);
-            ATTN_UNROLL
-            for (int n = 0; n < N8; n++)
-                for (int e = 0; e < 4; e++) s[n][e] = 0;
-            td_wgmma_hold(&s[0][0]);
-            td_wgmma_fence();
-            ATTN_UNROLL
-            for (int d = 0; d < D / 16; d++)
-                td_wgmma_m64n64k16_ss(scores, &s[0][0],
-                                      q + d / 4 * L::Q_PANEL_BYTES + group_row0 * WGMMA_ROW_BYTES,
-                                      k + d / 4 * PANEL_BYTES, d % 4 * 16, d > 0);
-            td_wgmma_commit();
-            td_wgmma_wait(scores);
-            td_wgmma_hold(&s[0][0]);
-            softmax(&r, a, s, p, alpha, tile);
-            if (bad != 0) lose_rows(&r, a, tile, bad);
-            if (__any_sync(0xffffffff, alpha[0] != 1 || alpha[1] != 1)) {
-                /* rarely true after the first tiles of a split */
-                ATTN_UNROLL
-                for (int j = 0; j < PAIRS; j++)
-                    for (int e = 0; e < 8; e++) o[j][e / 4][e % 4] *= alpha[e / 2 % 2];
-            }
-            ATTN_UNROLL
-            for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
-            td_wgmma_fence();
-            ATTN_UNROLL
-            for (int j = 0; j < K16; j++)
-                for (int i = 0; i < L::PANELS; i++)
-                    td_wgmma_m64n64k16_rs(sums, &o[4 * i][0][0], p[j],
-                                          v + i * PANEL_BYTES + j * 16 * WGMMA_ROW_BYTES);
-            td_wgmma_commit();
-            td_wgmma_wait(sums);
-            ATTN_UNROLL
-            for (int i = 0; i < L::PANELS; i++) td_wgmma_hold(&o[4 * i][0][0]);
-        }
-        if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= end) {
-            int32_t splits = tile / ATTN_SPLIT + 1; /* splits that are complete */
-            end_split<PAIRS>(&r, &span, o, span_o, a->c);
-            rows_start(&r), clear<PAIRS>(o);
-            if (tile + ATTN_TILE >= end ? is_cut
-                                        : splits % (is_cut ? item->unit : ATTN_SPAN) == 0) {
-                if (is_cut)
-                    hand_on<D, PAIRS>(a, item, kv_head, row0, &span, span_o, 0, 1,
-                                      (splits - 1) / item->unit, scratch);
-                else
-                    end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, 0, 1,
-                                       is_first, false);
-                is_first = false, total_clear(&span), clear<PAIRS>(span_o);
-            }
-        }
+        if (tile + ATTN_TILE - 1 > keys.first_hi || tile < keys.last_lo) take_infinite<L>(v, &bad);
+        if (tile <= group_hi && tile + ATTN_TILE > group_lo)
+            use_tile<L, PAIRS>(a, q + group_row0 * WGMMA_ROW_BYTES, k, v, tile, bad, &so_far.r, o);
+        if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= keys.end)
+            end_of_split<D, PAIRS>(a, item, kv_head, row0, &so_far, o, span_o, 0, 1, tile, keys.end,
+                                   scratch);
     }
-    if (!is_cut)
-        end_span<D, PAIRS>(a, item, kv_head, row0, &span, span_o, &total, 0, 1, is_first, true);
-    else if (!IS_WIDE && is_last_piece(item, (uint32_t *)(void *)(plan + head->counters_at) +
-                                                 item->counter * a->n_kv_heads + kv_head))
+    if (!so_far.is_cut)
+        end_span<D, PAIRS>(a, item, kv_head, row0, &so_far.span, span_o, &so_far.total, 0, 1,
+                           so_far.is_first, true);
+    else if (!IS_WIDE && is_last_piece(item, counter_of(a, plan, item, kv_head)))
         merge_item<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }
 

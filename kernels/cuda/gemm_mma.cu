@@ -165,101 +165,77 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct t
 #define STAGES 6
 #define GROUP_TILES 16 /* row tiles that share a sweep over the weight, so that both stay in L2 */
 
-/* BN outputs x BM rows by WN x WM warps. */
-template <int BN, int BM, int WN, int WM>
-static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_gemm_params p)
+/* The first row and the first output of this block's tile. */
+template <int BN, int BM>
+static __device__ __forceinline__ void tile_place(const struct td_gemm_params &p, int32_t *ret_m0,
+                                                  int32_t *ret_n0)
 {
-    const int MT = BN / (16 * WN), NT = BM / (8 * WM), ROWS = BN + BM;
-    TD_SHARED_BYTES(uint16_t, shared); /* [STAGES][ROWS][CHUNK]: outputs' rows, then x's */
-    int tid = (int)threadIdx.x, lane = tid % WARP, warp = tid / WARP, g = lane / 4, t = lane % 4;
-
     int32_t tiles_n = (p.n_out + BN - 1) / BN, tiles_m = (p.n_rows + BM - 1) / BM,
             id = (int32_t)blockIdx.x, group = id / (GROUP_TILES * tiles_n);
     int32_t in_group =
         tiles_m - group * GROUP_TILES < GROUP_TILES ? tiles_m - group * GROUP_TILES : GROUP_TILES;
     id -= group * GROUP_TILES * tiles_n;
-    int32_t m0 = (group * GROUP_TILES + id % in_group) * BM, n0 = id / in_group * BN;
+    *ret_m0 = (group * GROUP_TILES + id % in_group) * BM, *ret_n0 = id / in_group * BN;
+}
 
-    int32_t n_chunks = chunks_of(p.k_stride), per_slice = slice_chunks(p.k_stride);
-    float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
+#define AT_ONCE (THREADS / 4) /* rows that all threads copy together, 16 bytes each */
 
-    /* This thread copies its 16 bytes of every 64th row. */
-    const int AT_ONCE = THREADS / 4;
-    int row0 = tid / 4, k0 = tid % 4 * 8;
-    const uint16_t *w_from = (const uint16_t *)p.w + (n0 + row0) * p.k_stride + k0,
-                   *x_from = (const uint16_t *)p.x + (m0 + row0) * p.k_stride + k0;
-    auto fetch_weight = [&](int32_t chunk) {
-        if (chunk >= n_chunks) return;
-        uint16_t *stage = shared + chunk % STAGES * ROWS * CHUNK + tid * 8;
-        bool is_k = chunk * CHUNK + k0 < p.k_stride;
+/* Copies this thread's 16 bytes of rows first + row0, + AT_ONCE ... of N. What is past the last of
+ * n_rows, or without is_k past the end of k, becomes zeros. all: any valid address. */
+template <int N>
+static __device__ __forceinline__ void fetch_rows_of(uint16_t *to, const uint16_t *all,
+                                                     const uint16_t *from, int64_t stride, int row0,
+                                                     int32_t first, int32_t n_rows, bool is_k)
+{
 #pragma unroll
-        for (int r = 0; r < BN; r += AT_ONCE) {
-            bool is_there = is_k && n0 + row0 + r < p.n_out;
-            td_cp_async_16(stage + r * CHUNK,
-                           is_there ? w_from + r * p.k_stride + chunk * CHUNK
-                                    : (const uint16_t *)p.w,
-                           is_there);
-        }
-    };
-    auto fetch_rows = [&](int32_t chunk) {
-        if (chunk < n_chunks) {
-            uint16_t *stage = shared + chunk % STAGES * ROWS * CHUNK + tid * 8;
-            bool is_k = chunk * CHUNK + k0 < p.k_stride;
-#pragma unroll
-            for (int r = 0; r < BM; r += AT_ONCE) {
-                bool is_there = is_k && m0 + row0 + r < p.n_rows;
-                if (r + AT_ONCE <= BM || row0 + r < BM)
-                    td_cp_async_16(stage + (BN + r) * CHUNK,
-                                   is_there ? x_from + r * p.k_stride + chunk * CHUNK
-                                            : (const uint16_t *)p.x,
-                                   is_there);
-            }
-        }
-        td_cp_async_commit(); /* commit even an empty group, because waits count groups */
-    };
-
-    /* all of these are in the first group */
-    for (int32_t c = 0; c < STAGES - 1; c++) fetch_weight(c);
-    td_wait_for_previous(); /* wait for the kernel that makes the rows */
-    for (int32_t c = 0; c < STAGES - 1; c++) fetch_rows(c);
-#pragma unroll 1
-    for (int32_t c = 0; c < n_chunks; c++) {
-        if (c > 0 && c % per_slice == 0) {
-#pragma unroll
-            for (int i = 0; i < MT; i++)
-#pragma unroll
-                for (int j = 0; j < NT; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        total[i][j][e] = total[i][j][e] + acc[i][j][e];
-                        acc[i][j][e] = 0.0f;
-                    }
-        }
-        td_cp_async_wait<STAGES - 2>();
-        /* chunk c has arrived for all threads, and all are done with chunk c - 1, whose stage the
-         * next fetch fills */
-        __syncthreads();
-        fetch_weight(c + STAGES - 1), fetch_rows(c + STAGES - 1);
-        const uint16_t *w =
-            shared + c % STAGES * ROWS * CHUNK + (warp % WN * 16 * MT + g) * CHUNK + 8 * t;
-        const uint16_t *x =
-            shared + c % STAGES * ROWS * CHUNK + (BN + warp / WN * 8 * NT + g) * CHUNK + 8 * t;
-        uint4 rows[NT];
-#pragma unroll
-        for (int j = 0; j < NT; j++) rows[j] = *(const uint4 *)(x + 8 * j * CHUNK);
-#pragma unroll
-        for (int i = 0; i < MT; i++) {
-            uint4 lo = *(const uint4 *)(w + 16 * i * CHUNK),
-                  hi = *(const uint4 *)(w + (16 * i + 8) * CHUNK);
-#pragma unroll
-            for (int j = 0; j < NT; j++) mma_chunk(acc[i][j], lo, hi, rows[j]);
-        }
+    for (int r = 0; r < N; r += AT_ONCE) {
+        bool is_there = is_k && first + row0 + r < n_rows;
+        if (r + AT_ONCE <= N || row0 + r < N)
+            td_cp_async_16(to + r * CHUNK, is_there ? from + r * stride : all, is_there);
     }
-    td_cp_async_wait<0>();
-    __syncthreads();
-    /* [BM][COLUMN], in the memory of the stages: from here whole lines of y are written at once */
-    float *sums = (float *)(void *)shared;
+}
+
+/* A slice of k is complete: its sums go to the totals. */
+template <int MT, int NT>
+static __device__ __forceinline__ void end_slice(float acc[MT][NT][4], float total[MT][NT][4])
+{
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                total[i][j][e] = total[i][j][e] + acc[i][j][e];
+                acc[i][j][e] = 0.0f;
+            }
+}
+
+/* One chunk: w and x are this lane's places in its warp's rows of the weight and of x. */
+template <int MT, int NT>
+static __device__ __forceinline__ void mma_stage(float acc[MT][NT][4], const uint16_t *w,
+                                                 const uint16_t *x)
+{
+    uint4 rows[NT];
+#pragma unroll
+    for (int j = 0; j < NT; j++) rows[j] = *(const uint4 *)(x + 8 * j * CHUNK);
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        uint4 lo = *(const uint4 *)(w + 16 * i * CHUNK),
+              hi = *(const uint4 *)(w + (16 * i + 8) * CHUNK);
+#pragma unroll
+        for (int j = 0; j < NT; j++) mma_chunk(acc[i][j], lo, hi, rows[j]);
+    }
+}
+
+/* Writes the tile. sums: [BM][COLUMN], in the memory of the stages: from there whole lines of y are
+ * written at once. */
+template <int BN, int BM, int WN, int WM, int MT, int NT>
+static __device__ __forceinline__ void store_tile(const struct td_gemm_params &p, int32_t m0,
+                                                  int32_t n0, float *sums, float acc[MT][NT][4],
+                                                  float total[MT][NT][4])
+{
     const int COLUMN = BN + 4;
+    int tid = (int)threadIdx.x, lane = tid % WARP, warp = tid / WARP, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -271,6 +247,58 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_
     __syncthreads();
     for (int i = tid; i < BM * BN; i += THREADS)
         td_cuda_gemm_store(&p, m0 + i / BN, n0 + i % BN, sums[i / BN * COLUMN + i % BN]);
+}
+
+/* BN outputs x BM rows by WN x WM warps. */
+template <int BN, int BM, int WN, int WM>
+static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_gemm_params p)
+{
+    const int MT = BN / (16 * WN), NT = BM / (8 * WM), ROWS = BN + BM;
+    TD_SHARED_BYTES(uint16_t, shared); /* [STAGES][ROWS][CHUNK]: outputs' rows, then x's */
+    int tid = (int)threadIdx.x, lane = tid % WARP, warp = tid / WARP, g = lane / 4, t = lane % 4;
+
+    int32_t m0, n0;
+    tile_place<BN, BM>(p, &m0, &n0);
+    int32_t n_chunks = chunks_of(p.k_stride), per_slice = slice_chunks(p.k_stride);
+    float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
+
+    /* This thread copies its 16 bytes of every 64th row. */
+    int row0 = tid / 4, k0 = tid % 4 * 8;
+    const uint16_t *w_from = (const uint16_t *)p.w + (n0 + row0) * p.k_stride + k0,
+                   *x_from = (const uint16_t *)p.x + (m0 + row0) * p.k_stride + k0;
+    auto fetch_weight = [&](int32_t chunk) {
+        if (chunk < n_chunks)
+            fetch_rows_of<BN>(shared + chunk % STAGES * ROWS * CHUNK + tid * 8,
+                              (const uint16_t *)p.w, w_from + chunk * CHUNK, p.k_stride, row0, n0,
+                              p.n_out, chunk * CHUNK + k0 < p.k_stride);
+    };
+    auto fetch_rows = [&](int32_t chunk) {
+        if (chunk < n_chunks)
+            fetch_rows_of<BM>(shared + chunk % STAGES * ROWS * CHUNK + tid * 8 + BN * CHUNK,
+                              (const uint16_t *)p.x, x_from + chunk * CHUNK, p.k_stride, row0, m0,
+                              p.n_rows, chunk * CHUNK + k0 < p.k_stride);
+        td_cp_async_commit(); /* commit even an empty group, because waits count groups */
+    };
+
+    /* all of these are in the first group */
+    for (int32_t c = 0; c < STAGES - 1; c++) fetch_weight(c);
+    td_wait_for_previous(); /* wait for the kernel that makes the rows */
+    for (int32_t c = 0; c < STAGES - 1; c++) fetch_rows(c);
+#pragma unroll 1
+    for (int32_t c = 0; c < n_chunks; c++) {
+        if (c > 0 && c % per_slice == 0) end_slice<MT, NT>(acc, total);
+        td_cp_async_wait<STAGES - 2>();
+        /* chunk c has arrived for all threads, and all are done with chunk c - 1, whose stage the
+         * next fetch fills */
+        __syncthreads();
+        fetch_weight(c + STAGES - 1), fetch_rows(c + STAGES - 1);
+        const uint16_t *stage = shared + c % STAGES * ROWS * CHUNK + 8 * t;
+        mma_stage<MT, NT>(acc, stage + (warp % WN * 16 * MT + g) * CHUNK,
+                          stage + (BN + warp / WN * 8 * NT + g) * CHUNK);
+    }
+    td_cp_async_wait<0>();
+    __syncthreads();
+    store_tile<BN, BM, WN, WM, MT, NT>(p, m0, n0, (float *)(void *)shared, acc, total);
 }
 
 /* ---- launchers ------------------------------------------------------------------------------- */

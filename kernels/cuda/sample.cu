@@ -366,6 +366,67 @@ __global__ void sample_count(struct work w)
 
 /* ---- K1 -------------------------------------------------------------------------------------- */
 
+/* The chunk's greatest logits in their order, into out->top; returns the greatest. l: this thread's
+ * logits, of the ids first, first + blockDim.x ... */
+__device__ __forceinline__ static uint64_t top_of_chunk(struct exchange *ex, int *turn,
+                                                        const struct job *j,
+                                                        const float l[PER_THREAD], int32_t first,
+                                                        struct chunk_best *out)
+{
+    int32_t n_threads = (int32_t)blockDim.x, tid = (int32_t)threadIdx.x;
+    int32_t n_top = j->r.n_logprobs > 1 ? j->r.n_logprobs : 1;
+    uint64_t mine = 0, raw_best = 0;
+#pragma unroll
+    for (int k = 0; k < PER_THREAD; k++) {
+        uint64_t key = raw_key(l[k], first + k * n_threads);
+        mine = key > mine ? key : mine;
+    }
+    for (int32_t n = 0; n < n_top; n++) {
+        uint64_t key = block_max(ex, turn, mine);
+        if (n == 0) raw_best = key;
+        if (tid == 0) out->top[n] = key;
+        if (key == 0) { /* the chunk has no more candidates, and a reader stops at the first 0 */
+            break;
+        }
+        if (mine == key) { /* true in one thread only, because keys differ by their ids */
+            mine = 0;
+#pragma unroll
+            for (int k = 0; k < PER_THREAD; k++) {
+                uint64_t next = raw_key(l[k], first + k * n_threads);
+                mine = next < key && next > mine ? next : mine;
+            }
+        }
+    }
+    return raw_best;
+}
+
+/* The greatest adjusted logit of the chunk, and the lowest id that has it; not_min: of this thread
+ * alone. */
+__device__ __forceinline__ static void best_adjusted(struct exchange *ex, int *turn,
+                                                     const struct job *j, int32_t first,
+                                                     uint64_t *ret_max, uint64_t *ret_not_min,
+                                                     int32_t *ret_best)
+{
+    int32_t n_threads = (int32_t)blockDim.x, best = 0;
+    uint64_t max = 0, not_min = 0;
+#pragma unroll 1
+    /* read the logit again, from L1: unrolled, this would cost registers */
+    for (int k = 0; k < PER_THREAD; k++) {
+        int32_t id = first + k * n_threads;
+        float logit = id < j->vocab ? j->logits[id] : -__builtin_inff();
+        uint64_t key = logit > -__builtin_inff() ? x_key(adjusted(j, logit, id)) : 0;
+        best = key > max ? id : best;
+        max = key > max ? key : max;
+        not_min = key && ~key > not_min ? ~key : not_min;
+    }
+    uint64_t chunk_max = block_max(ex, turn, max);
+    uint64_t lowest =
+        block_max(ex, turn, max == chunk_max ? (uint64_t)(uint32_t) ~(uint32_t)best : 0);
+    *ret_max = chunk_max;
+    *ret_not_min = not_min;
+    *ret_best = id_of_key(lowest);
+}
+
 __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
 {
     __shared__ struct exchange ex;
@@ -391,49 +452,11 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
     }
 
     struct chunk_best *out = &j.best[blockIdx.x];
-    int32_t n_top = j.r.n_logprobs > 1 ? j.r.n_logprobs : 1;
-    uint64_t mine = 0, raw_best = 0;
-#pragma unroll
-    for (int k = 0; k < PER_THREAD; k++) {
-        uint64_t key = raw_key(l[k], first + k * n_threads);
-        mine = key > mine ? key : mine;
-    }
-    for (int32_t n = 0; n < n_top; n++) {
-        uint64_t key = block_max(&ex, &turn, mine);
-        if (n == 0) raw_best = key;
-        if (tid == 0) out->top[n] = key;
-        if (key == 0) { /* the chunk has no more candidates, and a reader stops at the first 0 */
-            break;
-        }
-        if (mine == key) { /* true in one thread only, because keys differ by their ids */
-            mine = 0;
-#pragma unroll
-            for (int k = 0; k < PER_THREAD; k++) {
-                uint64_t next = raw_key(l[k], first + k * n_threads);
-                mine = next < key && next > mine ? next : mine;
-            }
-        }
-    }
-
+    uint64_t raw_best = top_of_chunk(&ex, &turn, &j, l, first, out);
     uint64_t max = 0, not_min = 0;
     int32_t best = id_of_key(raw_best);
     if (j.is_adjusted) {
-        best = 0;
-#pragma unroll 1
-        /* read the logit again, from L1: unrolled, this would cost registers */
-        for (int k = 0; k < PER_THREAD; k++) {
-            int32_t id = first + k * n_threads;
-            float logit = id < j.vocab ? j.logits[id] : -__builtin_inff();
-            uint64_t key = logit > -__builtin_inff() ? x_key(adjusted(&j, logit, id)) : 0;
-            best = key > max ? id : best;
-            max = key > max ? key : max;
-            not_min = key && ~key > not_min ? ~key : not_min;
-        }
-        uint64_t chunk_max = block_max(&ex, &turn, max);
-        uint64_t lowest =
-            block_max(&ex, &turn, max == chunk_max ? (uint64_t)(uint32_t) ~(uint32_t)best : 0);
-        max = chunk_max;
-        best = id_of_key(lowest);
+        best_adjusted(&ex, &turn, &j, first, &max, &not_min, &best);
     } else {
         max = raw_best ? x_key(logit_of_key(raw_best)) : 0;
         float low = __builtin_inff();
@@ -451,6 +474,31 @@ __global__ void __launch_bounds__(BEST_THREADS, 2) sample_best(struct work w)
 }
 
 /* ---- K2 -------------------------------------------------------------------------------------- */
+
+/* Adds the block's buckets to the row's. */
+__device__ __forceinline__ static void
+add_buckets(const struct job *j, const uint64_t weight[N_BUCKETS], const uint32_t count[N_BUCKETS])
+{
+    __syncthreads();
+    for (int32_t b = (int32_t)threadIdx.x; b < N_BUCKETS; b += (int32_t)blockDim.x) {
+        if (count[b] == 0) continue;
+        atomicAdd(&j->sums->count[b], count[b]);
+        atomicAdd((unsigned long long *)&j->sums->weight[b], (unsigned long long)weight[b]);
+    }
+}
+
+/* Adds the threads' parts of the sum of e^y to the row's. */
+__device__ __forceinline__ static void add_sums(const struct job *j, uint64_t hi, uint64_t lo)
+{
+    for (int m = 16; m; m >>= 1) {
+        hi += shfl_xor_u64(hi, m);
+        lo += shfl_xor_u64(lo, m);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        atomicAdd((unsigned long long *)&j->sums->sum_hi, (unsigned long long)hi);
+        atomicAdd((unsigned long long *)&j->sums->sum_lo, (unsigned long long)lo);
+    }
+}
 
 __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
 {
@@ -508,24 +556,8 @@ __global__ void __launch_bounds__(WEIGH_THREADS) sample_weigh(struct work w)
             }
         }
     }
-    if (j.draws) {
-        __syncthreads();
-        for (int32_t b = tid; b < N_BUCKETS; b += n_threads) {
-            if (count[b] == 0) continue;
-            atomicAdd(&j.sums->count[b], count[b]);
-            atomicAdd((unsigned long long *)&j.sums->weight[b], (unsigned long long)weight[b]);
-        }
-    }
-    if (j.wants_sum) {
-        for (int m = 16; m; m >>= 1) {
-            hi += shfl_xor_u64(hi, m);
-            lo += shfl_xor_u64(lo, m);
-        }
-        if ((tid & 31) == 0) {
-            atomicAdd((unsigned long long *)&j.sums->sum_hi, (unsigned long long)hi);
-            atomicAdd((unsigned long long *)&j.sums->sum_lo, (unsigned long long)lo);
-        }
-    }
+    if (j.draws) add_buckets(&j, weight, count);
+    if (j.wants_sum) add_sums(&j, hi, lo);
 }
 
 /* ---- K3 -------------------------------------------------------------------------------------- */
@@ -741,6 +773,41 @@ struct place {
     int32_t id;
 };
 
+/* Counts and weights of the range's elements by digit, summed up to and including each. */
+__device__ __forceinline__ static void count_digits(struct pick *s, const struct job *j,
+                                                    const struct range *g, int shift)
+{
+    for (int32_t i = (int32_t)threadIdx.x; i < N_DIGITS; i += (int32_t)blockDim.x) {
+        s->u.digits.count[i] = 0;
+        s->u.digits.weight[i] = 0;
+    }
+    __syncthreads();
+    scan_row<SCAN_DIGITS>(s, j, g, shift, NULL);
+    __syncthreads();
+    block_scan(s, s->u.digits.count, s->u.digits.weight, N_DIGITS);
+}
+
+/* The element of s->u.list that t asks for, into s->id and s->upto. */
+__device__ __forceinline__ static void find_in_list(struct pick *s, struct target t, int32_t n_in,
+                                                    uint64_t n_before, uint64_t w_before)
+{
+    for (int32_t i = (int32_t)threadIdx.x; i < n_in; i += (int32_t)blockDim.x) {
+        uint64_t key = s->u.list.key[i], weight = s->u.list.w[i], n = n_before, v = w_before;
+        int32_t id = s->u.list.id[i];
+        for (int32_t k = 0; k < n_in; k++) {
+            bool is_before =
+                s->u.list.key[k] > key || (s->u.list.key[k] == key && s->u.list.id[k] < id);
+            n += is_before;
+            v += is_before ? s->u.list.w[k] : 0;
+        }
+        if (t.n ? n + 1 == t.n : v < t.w && v + weight >= t.w) { /* one thread */
+            s->id = id;
+            s->upto = v + weight;
+        }
+    }
+    __syncthreads();
+}
+
 /* Called by all threads, with the same answer in all. *held: the bucket whose elements all stand in
  * s->u.list, or -1. */
 __device__ static struct place locate(struct pick *s, const struct job *j, struct target t,
@@ -748,7 +815,6 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
 {
     struct range g;
     struct place found;
-    int32_t n_threads = (int32_t)blockDim.x, tid = (int32_t)threadIdx.x;
     int32_t b = block_find(s, s->count, s->weight, N_BUCKETS, t, 0, 0);
     uint64_t n_before = b ? s->count[b - 1] : 0, w_before = b ? s->weight[b - 1] : 0,
              n_in = s->count[b] - n_before;
@@ -771,14 +837,7 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
                 found.id = nth_equal(s, j, &g, nth);
                 return found;
             }
-            for (int32_t i = tid; i < N_DIGITS; i += n_threads) {
-                s->u.digits.count[i] = 0;
-                s->u.digits.weight[i] = 0;
-            }
-            __syncthreads();
-            scan_row<SCAN_DIGITS>(s, j, &g, shift, NULL);
-            __syncthreads();
-            block_scan(s, s->u.digits.count, s->u.digits.weight, N_DIGITS);
+            count_digits(s, j, &g, shift);
             int32_t d = block_find(s, s->u.digits.count, s->u.digits.weight, N_DIGITS, t, n_before,
                                    w_before);
             uint64_t n_skip = d ? s->u.digits.count[d - 1] : 0,
@@ -795,27 +854,13 @@ __device__ static struct place locate(struct pick *s, const struct job *j, struc
         }
     }
     if (*held != b) {
-        if (tid == 0) s->n_list = 0;
+        if (threadIdx.x == 0) s->n_list = 0;
         __syncthreads();
         scan_row<SCAN_LIST>(s, j, &g, 0, NULL);
         *held = g.lo == 1 && g.hi == ~0ull ? b : -1;
     }
     __syncthreads();
-    for (int32_t i = tid; i < (int32_t)n_in; i += n_threads) {
-        uint64_t key = s->u.list.key[i], weight = s->u.list.w[i], n = n_before, v = w_before;
-        int32_t id = s->u.list.id[i];
-        for (int32_t k = 0; k < (int32_t)n_in; k++) {
-            bool is_before =
-                s->u.list.key[k] > key || (s->u.list.key[k] == key && s->u.list.id[k] < id);
-            n += is_before;
-            v += is_before ? s->u.list.w[k] : 0;
-        }
-        if (t.n ? n + 1 == t.n : v < t.w && v + weight >= t.w) { /* one thread */
-            s->id = id;
-            s->upto = v + weight;
-        }
-    }
-    __syncthreads();
+    find_in_list(s, t, (int32_t)n_in, n_before, w_before);
     found.id = s->id;
     found.upto = s->upto;
     return found;
