@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Refuses calls that this project does not make, naming what to use instead, and lines of C,
-CUDA and Python over 100 columns; first it sees itself catch each of them."""
+"""Refuses calls that this project does not make, naming what to use instead; lines of C, CUDA and
+Python over 100 columns; and functions of C and CUDA over a page of 60 lines. First it sees itself
+catch each of them."""
 import re
 import sys
 
@@ -25,6 +26,11 @@ BANNED = {
     "system": "posix_spawn", "assert": "TD_ASSERT, which release builds keep",
 }
 MAX_COLUMNS = 100  # .clang-format says the same
+MAX_LINES = 60  # of a function, with both braces: what one screen shows
+# A function that is one thing, and longer, says why in its first line.
+WHOLE = re.compile(r" {4}/\* whole: \S.{15,}")
+# Folders whose functions are not yet split.
+LATER = ("router/", "common/transfer/", "common/worker/", "tests/")
 
 # Not a member (x.rand, x->rand), not the tail of a longer name, and followed by "(".
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(BANNED) + r")[ \t]*\(")
@@ -45,7 +51,31 @@ def check_columns(path, text):
     ]
 
 
+def check_functions(path, text):
+    """A function's braces stand in the first column, and no others do."""
+    problems, begin = [], 0
+    lines = text.split("\n")
+    for i, line in enumerate(lines, 1):
+        if line == "{":
+            begin = i
+        elif line == "}" and begin:
+            n = i - begin + 1
+            if n > MAX_LINES and not WHOLE.match(lines[begin]):
+                problems.append(f"{path}:{begin}: a function of {n} lines, at most {MAX_LINES}: "
+                                "split it into functions that each do one named thing")
+            begin = 0
+    return problems
+
+
 def self_test():
+    def planted(n, first="    x();"):
+        return "void f(void)\n{\n" + first + "\n" + "    x();\n" * (n - 3) + "}\n"
+
+    for text, n in ((planted(60) + planted(59), 0), (planted(60) + planted(61), 1),
+                    (planted(61, "    /* whole: */"), 1),
+                    (planted(61, "    /* whole: one table of the wire's kinds */"), 0)):
+        if len(check_functions("planted.c", text)) != n:
+            sys.exit("banned_calls.py is broken: it cannot tell a function of 61 lines")
     wide = check_columns("planted.c", "x" * MAX_COLUMNS + "\n" + "x" * (MAX_COLUMNS + 1))
     if wide != ["planted.c:2: 101 columns, at most 100"]:
         sys.exit("banned_calls.py is broken: it cannot tell a line of 101 columns")
@@ -64,9 +94,14 @@ def main():
     scripts = [(path, read(ROOT, path)) for path in source_files(ROOT, (".py",))]
     problems = [p for path, text in texts for p in check_text(path, text)]
     problems += [p for path, text in texts + scripts for p in check_columns(path, text)]
+    problems += [
+        p for path, text in texts if not path.startswith(LATER)
+        for p in check_functions(path, text)
+    ]
     for problem in problems:
         print(problem)
-    print(f"banned_calls: {len(files)} files, {len(problems)} banned calls or long lines")
+    print(f"banned_calls: {len(files)} files, {len(problems)} banned calls, long lines or long "
+          "functions")
     if not files:
         sys.exit("no file found: the check looked at nothing")
     sys.exit(1 if problems else 0)
