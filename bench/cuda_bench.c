@@ -245,7 +245,7 @@ static void issue_product(void *ctx, int turn)
 static struct td_bench_timing product_time(int32_t n_out, int32_t n_in, int32_t rows,
                                            bool accumulate)
 {
-    struct product p = {.w = {.n_out = n_out, .n_in = n_in, .dtype = TD_BF16},
+    struct product p = {.w = {.n_out = n_out, .n_in = n_in, .format = td_format_of_dtype(TD_BF16)},
                         .weight_bytes = ops->packed_bytes(n_out, n_in, TD_BF16)};
     if (p.weight_bytes > cfg.memory) {
         td_fail(&err, TD_ERR_LIMIT, "--memory %llu: a weight has %zu bytes",
@@ -403,7 +403,8 @@ static void row_entries(const int32_t *rows, int n_rows)
         int32_t m = rows[i], hidden = model->hidden, wide = model->intermediate;
         double heads = (double)(model->n_heads + model->n_kv_heads) * model->head_dim,
                kv_width = (double)model->n_kv_heads * model->head_dim;
-        struct row_case c = {.w = {.n_out = 8, .n_in = hidden, .dtype = TD_BF16}, .rows = m};
+        struct row_case c = {
+            .w = {.n_out = 8, .n_in = hidden, .format = td_format_of_dtype(TD_BF16)}, .rows = m};
         c.next = (struct td_gemm_args){
             .w = &c.w, .x = mem.x, .scratch = mem.scratch, .n_rows = m, .x_stride = hidden};
         c.norm = (struct td_rmsnorm_args){.x = mem.x,

@@ -343,7 +343,7 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
     char name[64];
     snprintf(name, sizeof name, "%s %s", model, layer);
     if (!strstr(name, cfg.only)) return;
-    struct gemm_bench b = {.w = {.n_out = n_out, .n_in = n_in, .dtype = dtype},
+    struct gemm_bench b = {.w = {.n_out = n_out, .n_in = n_in, .format = td_format_of_dtype(dtype)},
                            .weight_bytes = ops->packed_bytes(n_out, n_in, dtype)};
     fill(x, 512u * (size_t)n_in);
     fill(row, 64u * (size_t)n_in);

@@ -22,7 +22,7 @@ struct bench_config {
 #define OFF(f) offsetof(struct bench_config, f)
 // clang-format off
 static const struct td_option options[] = {
-    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory"},
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory or GGUF file"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: measure this shape with random weights"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},

@@ -21,7 +21,8 @@ struct logits_config {
 #define OFF(f) offsetof(struct logits_config, f)
 // clang-format off
 static const struct td_option options[] = {
-    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
+     "Hugging Face model directory or GGUF file"},
     {"tokens", TD_OPT_STR, NULL, 0, 0, NULL, OFF(tokens), "token ids, separated by commas"},
     {"out", TD_OPT_STR, NULL, 0, 0, NULL, OFF(out),
      "file to write: little-endian f32 [n_tokens, vocab]"},

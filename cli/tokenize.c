@@ -17,7 +17,8 @@ struct tokenize_config {
 #define OFF(f) offsetof(struct tokenize_config, f)
 // clang-format off
 static const struct td_option options[] = {
-    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
+     "Hugging Face model directory or GGUF file"},
     {"decode", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(decode),
      "stdin holds ids (separated by spaces or commas); print text"},
     {"whole", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(whole), "all of stdin is one text"},

@@ -41,7 +41,8 @@ struct up_config {
 #define OFF(f) offsetof(struct up_config, f)
 // clang-format off
 static const struct td_option options[] = {
-    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model), "Hugging Face model directory"},
+    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
+     "Hugging Face model directory or GGUF file"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: workers run with random weights (benchmarks)"},
     {"prefill", TD_OPT_I64, "1", 0, 64, NULL, OFF(prefill), "prefill workers"},

@@ -11,20 +11,31 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
-#define TD_OPS_TABLE(isa)                                                                          \
+#define TD_BLOCK_OPS_TABLE(isa)                                                                    \
     {                                                                                              \
-        .name = #isa, .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,            \
-        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,                                       \
+        .packed_bytes = td_##isa##_blocks_packed_bytes, .pack = td_##isa##_blocks_pack,            \
+        .gemm_scratch_bytes = td_##isa##_blocks_scratch_bytes,                                     \
+        .gemm_prepare = td_##isa##_blocks_prepare, .gemm = td_##isa##_blocks_gemm,                 \
+    }
+#define TD_OPS_TABLE(isa, block_ops)                                                               \
+    {                                                                                              \
+        .name = #isa, .blocks = block_ops, .packed_bytes = td_##isa##_packed_bytes,                \
+        .pack = td_##isa##_pack, .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,              \
         .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,                          \
         .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,   \
         .attn_scratch_bytes = td_##isa##_attn_scratch_bytes, .attn = td_##isa##_attn,              \
         .silu_mul = td_##isa##_silu_mul, .embed = td_##isa##_embed,                                \
     }
 
-static const struct td_ops ops_ref = TD_OPS_TABLE(ref);
+static const struct td_block_ops blocks_ref = TD_BLOCK_OPS_TABLE(ref);
+static const struct td_ops ops_ref = TD_OPS_TABLE(ref, &blocks_ref);
 #ifdef __x86_64__
-static const struct td_ops ops_avx2 = TD_OPS_TABLE(avx2);
-static const struct td_ops ops_avx512 = TD_OPS_TABLE(avx512);
+static const struct td_block_ops blocks_avx2 = TD_BLOCK_OPS_TABLE(avx2);
+static const struct td_block_ops blocks_avx512 = TD_BLOCK_OPS_TABLE(avx512);
+static const struct td_ops ops_avx2 = TD_OPS_TABLE(avx2, &blocks_avx2);
+static const struct td_ops ops_avx512 = TD_OPS_TABLE(avx512, &blocks_avx512);
+/* The same bits, for the first CPUs with AVX-512, which lack its integer products. */
+static const struct td_ops ops_avx512_no_vnni = TD_OPS_TABLE(avx512, &blocks_avx2);
 
 /* clang 14 does not know "f16c" in __builtin_cpu_supports. */
 static bool cpu_has_f16c(void)
@@ -45,7 +56,7 @@ const struct td_ops *td_ops_by_name(const char *name)
     if (strcmp(name, "avx512") == 0 && has_avx2 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
-        return &ops_avx512;
+        return __builtin_cpu_supports("avx512vnni") ? &ops_avx512 : &ops_avx512_no_vnni;
 #endif
     return NULL;
 }

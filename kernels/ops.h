@@ -33,13 +33,15 @@
 
 #include "common/base/dtype.h"
 #include "common/base/status.h"
+#include "kernels/format.h"
 
 /* A weight matrix in the physical order that its table prefers. The caller owns `data`, which is
- * 64-byte aligned and td_ops.packed_bytes() bytes long. */
+ * 64-byte aligned and packed_bytes() bytes long: those of td_ops for a plain format, of
+ * td_ops.blocks for a block format. */
 struct td_weight {
     const void *data;
-    int32_t n_out, n_in;
-    enum td_dtype dtype;
+    int32_t n_out, n_in; /* block format: n_in is a multiple of format->block */
+    const struct td_format *format;
 };
 
 /* y[m,:] = x[m,:] . W^T (+ bias) (+ y when accumulate)
@@ -157,10 +159,25 @@ struct td_attn_plan_args {
 
 struct td_device;
 
+/* The product for block formats (format.h), whose entries have the contracts of those of td_ops
+ * with the same names. All tables that have them give the same bits, because the sums are exact and
+ * the rest is one written formula (blocks.h). The bytes of a packed matrix are those of the file,
+ * rounded up to whole panels of at most 32 rows. */
+struct td_block_ops {
+    size_t (*packed_bytes)(int32_t n_out, int32_t n_in, const struct td_format *format);
+    void (*pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
+                 const void *src, int32_t row0, int32_t n_rows);
+    size_t (*gemm_scratch_bytes)(int32_t n_rows, int32_t n_in);
+    void (*gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts);
+    void (*gemm)(const struct td_gemm_args *a, int part, int n_parts);
+};
+
 struct td_ops {
     const char *name; /* "ref", "avx2", "avx512", "cuda" */
     /* NULL: the arguments are host memory; otherwise device.h says what is different */
     const struct td_device *device;
+    /* NULL: weights in block formats are refused */
+    const struct td_block_ops *blocks;
 
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype);
     /* Packs rows [row0, row0 + n_rows) of `src`, the checkpoint's row-major [n_out, n_in] matrix,

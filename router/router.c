@@ -24,7 +24,8 @@
 // clang-format off
 const struct td_option router_options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
-     "Hugging Face model directory (tokenizer, config and chat template; no weights are read)"},
+     "Hugging Face model directory or GGUF file (tokenizer, config and chat template; no weights "
+     "are read)"},
     {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name),
      "name clients use; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen),

@@ -6,11 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
-
-#define ADVICE                                                                                     \
-    "give the Hugging Face directory that it was made from (config.json, tokenizer.json, "         \
-    "*.safetensors)"
 
 static bool ends_in(const char *name, const char *end)
 {
@@ -18,26 +13,10 @@ static bool ends_in(const char *name, const char *end)
     return n >= n_end && !strcasecmp(name + n - n_end, end);
 }
 
-static bool is_gguf(const char *path)
-{
-    char magic[4] = {0};
-    FILE *f = fopen(path, "rb");
-    if (!f) return ends_in(path, ".gguf");
-    bool same =
-        fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", sizeof magic);
-    fclose(f);
-    return same || ends_in(path, ".gguf");
-}
-
 td_status td_model_dir_check(const char *path, const char *wants, struct td_err *err)
 {
-    struct stat st;
-    /* the reader that opens a file in it reports what is wrong */
-    if (stat(path, &st)) return TD_OK;
-    if (S_ISREG(st.st_mode) && is_gguf(path))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s is a GGUF file, which this version does not read: " ADVICE, path);
     DIR *dir = opendir(path);
+    /* the reader that opens a file in it reports what is wrong */
     if (!dir) return TD_OK;
     char gguf[256] = "";
     bool adapter = false, wanted = false;
@@ -55,7 +34,7 @@ td_status td_model_dir_check(const char *path, const char *wants, struct td_err 
                        path);
     if (gguf[0] && !wanted)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s holds %s and no %s: this version does not read GGUF; " ADVICE, path,
-                       gguf, wants);
+                       "%s holds %s and no %s: a GGUF model is named by its file, %s/%s", path,
+                       gguf, wants, path, gguf);
     return TD_OK;
 }

@@ -19,6 +19,8 @@
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/base/model_dir.h"
+#include "common/model/config_internal.h"
+#include "common/model/gguf_config.h"
 #include "kernels/ops.h"
 
 #define CONFIG_BYTES_MAX ((size_t)4 << 20)
@@ -622,10 +624,11 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
     return TD_OK;
 }
 
-static td_status read_config(const json_t *obj, const char *what, struct td_model_config *c,
-                             struct td_err *err)
+td_status td_model_config_read(const json_t *obj, const char *what, struct td_model_config *c,
+                               struct td_err *err)
 {
     td_status s;
+    *c = (struct td_model_config){0};
     if (!json_is_object(obj))
         return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
     if ((s = read_arch(obj, what, &c->arch, err))) return s;
@@ -672,7 +675,7 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
                        CONFIG_BYTES_MAX);
     td_status s = td_json_load_text(text, n_bytes, "config.json", &root, err);
     if (s) return s;
-    s = read_config(root, "config.json", &c, err);
+    s = td_model_config_read(root, "config.json", &c, err);
     json_decref(root);
     if (s) return s;
     if (generation_text) {
@@ -714,6 +717,14 @@ static td_status load(const char *dir, const char *path, const char *generation_
 td_status td_model_config_load(const char *dir, struct td_model_config *ret_config,
                                struct td_err *err)
 {
+    if (td_gguf_is_file(dir)) {
+        struct td_gguf *g = NULL;
+        td_status opened = td_gguf_open(dir, &g, err);
+        if (opened) return opened;
+        td_status read = td_gguf_config(g, dir, ret_config, err);
+        td_gguf_close(g);
+        return read;
+    }
     char path[4096], generation_path[4096];
     int n = snprintf(path, sizeof path, "%s/config.json", dir);
     int m = snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir);

@@ -40,7 +40,7 @@ struct td_model_config {
     bool do_sample;
 };
 
-/* Reads DIR/config.json and DIR/generation_config.json (optional). */
+/* Reads DIR/config.json and DIR/generation_config.json (optional), or the keys of a GGUF file. */
 td_status td_model_config_load(const char *dir, struct td_model_config *ret_config,
                                struct td_err *err);
 /* The same from one config file (engine-bench --random-weights CONFIG.json), and from memory

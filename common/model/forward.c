@@ -63,7 +63,10 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
            q = (size_t)c->n_heads * (size_t)c->head_dim,
            kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
     const int32_t n_ins[] = {c->hidden, c->n_heads * c->head_dim, c->intermediate};
-    for (int i = 0; i < 3; i++) gemm = max_size(gemm, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
+    for (int i = 0; i < 3; i++) {
+        gemm = max_size(gemm, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
+        if (ops->blocks) gemm = max_size(gemm, ops->blocks->gemm_scratch_bytes(max_rows, n_ins[i]));
+    }
     for (int32_t b = 8; b <= 256; b *= 2)
         ws->attn_scratch_bytes =
             max_size(ws->attn_scratch_bytes,
@@ -136,11 +139,11 @@ static void meet(const struct step *s)
     if (!s->m->ops->device) td_thread_pool_barrier(s->m->threads);
 }
 
-static struct td_gemm_args gemm_args(const struct step *s, const struct td_weight *w,
+static struct td_gemm_args gemm_args(const struct step *s, const struct td_matrix *w,
                                      const float *x, int64_t x_stride, float *y, const float *bias,
                                      int32_t n_rows, bool accumulate)
 {
-    return (struct td_gemm_args){.w = w,
+    return (struct td_gemm_args){.w = &w->pieces[0],
                                  .x = x,
                                  .y = y,
                                  .bias = bias,
@@ -153,13 +156,36 @@ static struct td_gemm_args gemm_args(const struct step *s, const struct td_weigh
                                  .accumulate = accumulate};
 }
 
-static void gemm(const struct step *s, const struct td_weight *w, const float *x, int64_t x_stride,
+/* Rows prepared for one piece serve the next when it wants the same: codes for blocks, or the
+ * rounding of a plain format. */
+static bool prepared_alike(const struct td_weight *a, const struct td_weight *b)
+{
+    return a->format->dtype == b->format->dtype;
+}
+
+static void gemm(const struct step *s, const struct td_matrix *w, const float *x, int64_t x_stride,
                  float *y, const float *bias, int32_t n_rows, bool accumulate)
 {
+    const struct td_ops *ops = s->m->ops;
     struct td_gemm_args a = gemm_args(s, w, x, x_stride, y, bias, n_rows, accumulate);
-    s->m->ops->gemm_prepare(&a, s->part, s->n_parts);
-    meet(s);
-    s->m->ops->gemm(&a, s->part, s->n_parts);
+    for (int32_t i = 0; i < w->n_pieces; i++) {
+        a.w = &w->pieces[i];
+        bool is_plain = a.w->format->dtype != 0;
+        if (i == 0 || !prepared_alike(a.w, &w->pieces[i - 1])) {
+            if (i > 0) meet(s); /* the others still read what was prepared before */
+            if (is_plain)
+                ops->gemm_prepare(&a, s->part, s->n_parts);
+            else
+                ops->blocks->gemm_prepare(&a, s->part, s->n_parts);
+            meet(s);
+        }
+        if (is_plain)
+            ops->gemm(&a, s->part, s->n_parts);
+        else
+            ops->blocks->gemm(&a, s->part, s->n_parts);
+        a.y += a.w->n_out;
+        if (a.bias) a.bias += a.w->n_out;
+    }
     meet(s);
 }
 
@@ -201,7 +227,7 @@ static bool sum_ranks(const struct step *s, const struct rows *r)
 
 /* y = norm(x) . W^T */
 static void norm_gemm(const struct step *s, const struct rows *r, const float *norm,
-                      const struct td_weight *w, float *y, const float *bias)
+                      const struct td_matrix *w, float *y, const float *bias)
 {
     const struct td_ops *ops = s->m->ops;
     int32_t dim = s->m->shard.hidden;
@@ -403,8 +429,12 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                      .device_plan = b->device_plan,
                      .n = b->n_rows};
 
-    model->ops->embed(r.x, model->embed, model->embed_dtype, b->tokens, r.n, c->hidden, part,
-                      n_parts);
+    if (model->embed_format->dtype)
+        model->ops->embed(r.x, model->embed, model->embed_format->dtype, b->tokens, r.n, c->hidden,
+                          part, n_parts);
+    else
+        td_format_embed(model->embed_format, model->embed, b->tokens, r.n, c->hidden, part, n_parts,
+                        r.x);
     meet(&s);
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
         struct td_kv_view kv = {.base = b->kv_base + (size_t)layer * b->kv->layer_bytes,

@@ -40,7 +40,7 @@ static void make_rope_table(const struct td_model *m, float *table)
             else if (wavelength >= high_wavelength)
                 f = (float)((1 - blend) * stretched + blend * (double)f);
         }
-        inv_freq[i] = f;
+        inv_freq[i] = i < m->n_rope_factors ? f / m->rope_factors[i] : f;
     }
     for (int32_t p = 0; p < m->max_len; p++) {
         float *row = table + (int64_t)p * c->head_dim;

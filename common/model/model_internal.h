@@ -7,6 +7,15 @@
 #include "common/model/model.h"
 #include "kernels/ops.h"
 
+/* A matrix of one or more pieces below one another, because the tensors that make it up may have
+ * different formats. Plain formats are brought to one, so then there is one piece. */
+#define TD_MATRIX_PIECES_MAX 3
+struct td_matrix {
+    struct td_weight pieces[TD_MATRIX_PIECES_MAX];
+    int32_t n_pieces;
+    int32_t n_out; /* rows of all pieces */
+};
+
 /* One transformer layer. q, k and v are the rows of one matrix, and so are gate and up: one GEMM
  * each, one pass over the input. Vectors are f32, and NULL where the architecture has none. */
 struct td_layer {
@@ -15,10 +24,10 @@ struct td_layer {
     const float *qkv_bias;             /* [q + 2 kv]                                       */
     const float *o_bias, *down_bias;   /* [hidden]                                         */
     const float *gate_up_bias;         /* [2 intermediate]                                 */
-    struct td_weight qkv;              /* [q + 2 kv, hidden], q = n_heads * head_dim, ...  */
-    struct td_weight o;                /* [hidden, q]                                      */
-    struct td_weight gate_up;          /* [2 intermediate, hidden]                         */
-    struct td_weight down;             /* [hidden, intermediate]                           */
+    struct td_matrix qkv;              /* [q + 2 kv, hidden], q = n_heads * head_dim, ...  */
+    struct td_matrix o;                /* [hidden, q]                                      */
+    struct td_matrix gate_up;          /* [2 intermediate, hidden]                         */
+    struct td_matrix down;             /* [hidden, intermediate]                           */
 };
 
 /* Written by td_model_open and read-only afterwards: any number of threads may read it. */
@@ -35,10 +44,13 @@ struct td_model {
     enum td_dtype dtype; /* compute and KV type: F32 or BF16 */
     int32_t max_len;
     struct td_layer *layers;  /* [n_layers]                                       */
+    /* by which the frequency of pair i is divided (tensor rope_freqs of a GGUF file); 0: none */
+    float rope_factors[TD_ATTN_HEAD_DIM_MAX / 2];
+    int32_t n_rope_factors;
     const float *final_norm;  /* [hidden]                                         */
-    struct td_weight lm_head; /* [vocab, hidden]; with several ranks this rank's rows */
+    struct td_matrix lm_head; /* [vocab, hidden]; with several ranks this rank's rows */
     const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint  */
-    enum td_dtype embed_dtype;
+    const struct td_format *embed_format;
     float *cos_sin;         /* [max_len, head_dim]: cosines, then sines         */
     struct td_arena arena;  /* memory of all of the above on the host */
     uint8_t *device_memory; /* memory of all of the above on a device */

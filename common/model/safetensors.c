@@ -38,11 +38,6 @@ static const struct {
     {"C64", 64, 0},      {"F6_E2M3", 6, 0},   {"F6_E3M2", 6, 0},     {"F4", 4, 0},
 };
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct td_tensor *)a)->name, ((const struct td_tensor *)b)->name);
-}
-
 /* Sorts by first byte; of equal ones the empty tensors come first, so that an empty tensor never
  * looks like an overlap. */
 static int by_offset(const void *a, const void *b)
@@ -125,8 +120,8 @@ static td_status read_tensor(const char *what, const char *name, const json_t *v
                            "%s: tensor %.128s: %" PRIu64 " elements of %s are %" PRIu64
                            " bytes, but its data_offsets hold %" PRIu64,
                            what, name, n_elements, type, (n_bits + 7) / 8, t.n_bytes);
-        t.is_float = element_types[i].dtype != 0;
-        t.dtype = (enum td_dtype)element_types[i].dtype;
+        if (element_types[i].dtype)
+            t.format = td_format_of_dtype((enum td_dtype)element_types[i].dtype);
     }
     t.name = strdup(name);
     if (!t.name) return td_fail(err, TD_ERR_NOMEM, "%s: no memory for a tensor name", what);
@@ -135,7 +130,7 @@ static td_status read_tensor(const char *what, const char *name, const json_t *v
 }
 
 /* Invariant 3. */
-static td_status check_tiling(const char *what, struct td_safetensors *st, const uint8_t *data,
+static td_status check_tiling(const char *what, struct td_checkpoint *st, const uint8_t *data,
                               uint64_t data_bytes, struct td_err *err)
 {
     qsort(st->tensors, (size_t)st->n_tensors, sizeof *st->tensors, by_offset);
@@ -164,7 +159,7 @@ static td_status check_tiling(const char *what, struct td_safetensors *st, const
 }
 
 static td_status read_header(const char *what, const json_t *root, const uint8_t *data,
-                             uint64_t data_bytes, struct td_safetensors *st, struct td_err *err)
+                             uint64_t data_bytes, struct td_checkpoint *st, struct td_err *err)
 {
     const json_t *meta = json_object_get(root, "__metadata__");
     if (meta && !json_is_object(meta))
@@ -190,7 +185,7 @@ static td_status read_header(const char *what, const json_t *root, const uint8_t
 }
 
 td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char *what,
-                               struct td_safetensors *ret_st, struct td_err *err)
+                               struct td_checkpoint *ret_st, struct td_err *err)
 {
     if (n_bytes < 8)
         return td_fail(err, TD_ERR_CORRUPT,
@@ -213,7 +208,7 @@ td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char 
         return td_fail(err, TD_ERR_CORRUPT, "%s: header: line %d, column %d: %s", what, je.line,
                        je.column, je.text);
 
-    struct td_safetensors st = {0};
+    struct td_checkpoint st = {0};
     td_status s = TD_OK;
     if (!json_is_object(root))
         s = td_fail(err, TD_ERR_CORRUPT, "%s: header must be a JSON object", what);
@@ -221,16 +216,16 @@ td_status td_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const char 
         s = read_header(what, root, bytes + 8 + header_bytes, n_bytes - 8 - header_bytes, &st, err);
     json_decref(root);
     if (s) {
-        td_safetensors_close(&st);
+        td_checkpoint_close(&st);
         return s;
     }
-    qsort(st.tensors, (size_t)st.n_tensors, sizeof *st.tensors, by_name);
+    qsort(st.tensors, (size_t)st.n_tensors, sizeof *st.tensors, td_tensor_by_name);
     *ret_st = st;
     return TD_OK;
 }
 
 /* Maps DIR/FILE and moves its tensors (unsorted) behind those of st. */
-static td_status add_file(const char *dir, const char *file, struct td_safetensors *st,
+static td_status add_file(const char *dir, const char *file, struct td_checkpoint *st,
                           struct td_err *err)
 {
     char path[4096];
@@ -243,13 +238,13 @@ static td_status add_file(const char *dir, const char *file, struct td_safetenso
     if (s) return s;
     st->n_files++;
     static const uint8_t nothing[1];
-    struct td_safetensors one;
+    struct td_checkpoint one;
     if ((s = td_safetensors_parse(map->base ? map->base : nothing, map->bytes, path, &one, err)))
         return s;
     struct td_tensor *all =
         realloc(st->tensors, ((size_t)st->n_tensors + (size_t)one.n_tensors) * sizeof *all);
     if (!all) {
-        td_safetensors_close(&one);
+        td_checkpoint_close(&one);
         return td_fail(err, TD_ERR_NOMEM, "%s: no memory for %d tensors", path, one.n_tensors);
     }
     memcpy(all + st->n_tensors, one.tensors, (size_t)one.n_tensors * sizeof *all);
@@ -269,7 +264,7 @@ static bool is_shard_name(const char *file)
 }
 
 static td_status check_map(const char *what, const json_t *map, const json_t *shards,
-                           const struct td_safetensors *st, struct td_err *err)
+                           const struct td_checkpoint *st, struct td_err *err)
 {
     /* st->tensors still stand in file order: file i holds the tensors between its mapping's
        bounds. */
@@ -291,7 +286,7 @@ static td_status check_map(const char *what, const json_t *map, const json_t *sh
 
 /* Opens each file that weight_map names; shards gets file name -> number. */
 static td_status add_shards(const char *dir, const char *what, json_t *map, json_t *shards,
-                            struct td_safetensors *st, struct td_err *err)
+                            struct td_checkpoint *st, struct td_err *err)
 {
     const char *name;
     json_t *v;
@@ -317,19 +312,19 @@ static td_status add_shards(const char *dir, const char *what, json_t *map, json
 
 /* Sorts the tensors of all shards by name: none may be there twice, and each that weight_map names
  * must be there. */
-static td_status sort_tensors(const char *what, json_t *map, struct td_safetensors *st,
+static td_status sort_tensors(const char *what, json_t *map, struct td_checkpoint *st,
                               struct td_err *err)
 {
     const char *name;
     json_t *v;
-    qsort(st->tensors, (size_t)st->n_tensors, sizeof *st->tensors, by_name);
+    qsort(st->tensors, (size_t)st->n_tensors, sizeof *st->tensors, td_tensor_by_name);
     for (int32_t i = 1; i < st->n_tensors; i++)
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0)
             return td_fail(err, TD_ERR_CORRUPT, "%s: tensor %.128s is in two shards", what,
                            st->tensors[i].name);
     json_object_foreach(map, name, v)
     {
-        if (!td_safetensors_find(st, name))
+        if (!td_checkpoint_find(st, name))
             return td_fail(err, TD_ERR_CORRUPT,
                            "%s: weight_map names tensor %.128s, but %.64s does not hold it", what,
                            name, json_string_value(v));
@@ -337,7 +332,7 @@ static td_status sort_tensors(const char *what, json_t *map, struct td_safetenso
     return TD_OK;
 }
 
-static td_status open_shards(const char *dir, const char *index_path, struct td_safetensors *st,
+static td_status open_shards(const char *dir, const char *index_path, struct td_checkpoint *st,
                              struct td_err *err)
 {
     json_t *root, *shards = NULL;
@@ -365,7 +360,7 @@ out:
     return s;
 }
 
-td_status td_safetensors_open(const char *dir, struct td_safetensors *ret_st, struct td_err *err)
+td_status td_safetensors_open(const char *dir, struct td_checkpoint *ret_st, struct td_err *err)
 {
     char path[4096], index_path[4096];
     int n = snprintf(path, sizeof path, "%s/model.safetensors", dir);
@@ -374,7 +369,7 @@ td_status td_safetensors_open(const char *dir, struct td_safetensors *ret_st, st
         return td_fail(err, TD_ERR_LIMIT,
                        "model directory: path of %zu bytes is too long, must be below %zu",
                        strlen(dir), sizeof path - 32);
-    struct td_safetensors st = {0};
+    struct td_checkpoint st = {0};
     td_status s;
     if (access(path, F_OK) == 0) {
         st.files = calloc(1, sizeof *st.files);
@@ -387,24 +382,9 @@ td_status td_safetensors_open(const char *dir, struct td_safetensors *ret_st, st
                        "%s: holds neither model.safetensors nor model.safetensors.index.json", dir);
     }
     if (s) {
-        td_safetensors_close(&st);
+        td_checkpoint_close(&st);
         return s;
     }
     *ret_st = st;
     return TD_OK;
-}
-
-void td_safetensors_close(struct td_safetensors *st)
-{
-    for (int32_t i = 0; i < st->n_tensors; i++) free(st->tensors[i].name);
-    free(st->tensors);
-    for (int32_t i = 0; i < st->n_files; i++) td_file_map_close(&st->files[i]);
-    free(st->files);
-    *st = (struct td_safetensors){0};
-}
-
-const struct td_tensor *td_safetensors_find(const struct td_safetensors *st, const char *name)
-{
-    struct td_tensor key = {.name = (char *)(uintptr_t)name};
-    return bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof key, by_name);
 }

@@ -34,10 +34,10 @@
 #include "common/base/hash.h"
 #include "common/base/progress.h"
 #include "common/model/model_internal.h"
-#include "common/model/safetensors.h"
+#include "common/model/checkpoint.h"
 #include "kernels/device.h"
 
-#define SOURCES_MAX 3
+#define SOURCES_MAX TD_MATRIX_PIECES_MAX
 #define PANEL_ROWS 64                  /* td_ops.pack takes ranges of multiples of this */
 #define CHUNK_BYTES ((int64_t)1 << 20) /* approximate, because a chunk is at least one panel */
 #define ALIGN_BYTES ((size_t)64)
@@ -60,9 +60,10 @@ enum dest_kind { DEST_PACKED, DEST_TABLE, DEST_VECTOR };
 
 struct dest {
     enum dest_kind kind;
-    struct td_weight *weight; /* DEST_PACKED: data, n_out, n_in, dtype are filled         */
-    const void **data;        /* others: where the pointer goes                           */
-    enum td_dtype dtype;      /* of the destination                                       */
+    struct td_matrix *matrix; /* DEST_PACKED: its piece number `piece` is filled          */
+    int32_t piece;
+    const void **data;              /* others: where the pointer goes                           */
+    const struct td_format *format; /* of the destination                                       */
     int32_t n_rows, n_cols;
     struct source sources[SOURCES_MAX];
     int32_t n_sources;
@@ -73,7 +74,7 @@ struct dest {
 
 struct loader {
     struct td_model *model;
-    const struct td_safetensors *st; /* NULL: random */
+    const struct td_checkpoint *st; /* NULL: random */
     const char *dir;
     bool *used; /* [st->n_tensors] */
     struct dest *dests;
@@ -110,7 +111,7 @@ static struct dest *add_dest(struct loader *l, enum dest_kind kind, int32_t n_co
 
 static const struct td_tensor *find(struct loader *l, const char *name)
 {
-    const struct td_tensor *t = td_safetensors_find(l->st, name);
+    const struct td_tensor *t = td_checkpoint_find(l->st, name);
     if (t) l->used[t - l->st->tensors] = true;
     return t;
 }
@@ -155,10 +156,14 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
                                  : "%s: tensor %s [%d, %d] is missing",
                        l->dir, name, n_rows, d->n_cols);
     }
-    if (!t->is_float)
+    if (!t->format || (!t->format->dtype && is_vector))
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name,
                        t->dtype_name);
+    if (!t->format->dtype && !l->model->ops->blocks)
+        return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                       "%s: tensor %s is %s, and the %s kernels multiply only F32, F16 and BF16",
+                       l->dir, name, t->format->name, l->model->ops->name);
     if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows
                   : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
         return td_fail(l->err, TD_ERR_CORRUPT,
@@ -178,11 +183,45 @@ static void cut_rows(struct dest *d, int32_t from, int32_t n)
     s->n_rows = n;
 }
 
-/* Keeps only columns [from, from + n) of the one source. */
-static void cut_cols(struct dest *d, int32_t from, int32_t n)
+/* Keeps only columns [from, from + n) of the one source: whole blocks, if it has blocks. */
+static td_status cut_cols(struct loader *l, struct dest *d, int32_t from, int32_t n)
 {
+    const struct td_tensor *t = d->sources[0].tensor;
+    if (t && (from % t->format->block || n % t->format->block))
+        return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                       "%s: tensor %s is %s, whose blocks of %d values tp %d would cut: a rank has "
+                       "columns %d to %d",
+                       l->dir, t->name, t->format->name, t->format->block, l->n_ranks, from,
+                       from + n);
     d->sources[0].col0 = from;
     d->n_cols = n;
+    return TD_OK;
+}
+
+/* The last destination, to which all sources were added: when their formats differ and one has
+ * blocks, which cannot be brought to another format, every source becomes a piece of its own. */
+static void split_mixed(struct loader *l)
+{
+    struct dest *d = &l->dests[l->n_dests - 1];
+    struct source sources[SOURCES_MAX];
+    int32_t n = d->n_sources;
+    bool differ = false, any_blocks = false;
+    memcpy(sources, d->sources, sizeof sources);
+    for (int32_t i = 0; i < n && l->st; i++) {
+        differ |= sources[i].tensor->format != sources[0].tensor->format;
+        any_blocks |= !sources[i].tensor->format->dtype;
+    }
+    d->matrix->n_pieces = 1;
+    if (!differ || !any_blocks) return;
+    d->matrix->n_pieces = n;
+    for (int32_t i = 0; i < n; i++) {
+        struct dest *piece = i ? add_dest(l, DEST_PACKED, d->n_cols) : d;
+        piece->matrix = d->matrix;
+        piece->piece = i;
+        piece->sources[0] = sources[i];
+        piece->n_sources = 1;
+        piece->n_rows = sources[i].n_rows;
+    }
 }
 
 /* This rank's rows [*ret_from, + *ret_n), in whole units of `unit` rows, of n_units units;
@@ -195,25 +234,35 @@ static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32
     *ret_n = (n ? n : 1) * unit;
 }
 
-/* A packed matrix is kept in the compute type, except that f16 files keep f16 storage under f32
- * (half the bytes, widened exactly). */
-static void set_dtype(struct loader *l, struct dest *d)
+/* A packed matrix is kept in the compute type, except that blocks stay blocks, and f16 files keep
+ * f16 storage under f32 (half the bytes, widened exactly). */
+static void set_format(struct loader *l, struct dest *d)
 {
     enum td_dtype compute = l->model->dtype;
-    d->dtype = compute;
-    if (d->kind == DEST_VECTOR) d->dtype = TD_F32;
-    if (d->kind == DEST_TABLE && l->st) d->dtype = d->sources[0].tensor->dtype;
-    if (d->kind == DEST_PACKED && l->st && compute == TD_F32) {
-        bool all_f16 = true;
-        for (int32_t i = 0; i < d->n_sources; i++) all_f16 &= d->sources[i].tensor->dtype == TD_F16;
-        if (all_f16) d->dtype = TD_F16;
+    d->format = td_format_of_dtype(d->kind == DEST_VECTOR ? TD_F32 : compute);
+    if (!l->st || d->kind == DEST_VECTOR) return;
+    const struct td_format *first = d->sources[0].tensor->format;
+    if (d->kind == DEST_TABLE || !first->dtype) {
+        d->format = first;
+        return;
     }
+    bool all_f16 = compute == TD_F32;
+    for (int32_t i = 0; i < d->n_sources; i++)
+        all_f16 &= d->sources[i].tensor->format->dtype == TD_F16;
+    if (all_f16) d->format = first;
 }
 
-static struct dest *add_packed(struct loader *l, struct td_weight *w, int32_t n_in)
+static size_t packed_bytes(const struct loader *l, const struct dest *d, int32_t n_rows)
+{
+    const struct td_ops *ops = l->model->ops;
+    return d->format->dtype ? ops->packed_bytes(n_rows, d->n_cols, d->format->dtype)
+                            : ops->blocks->packed_bytes(n_rows, d->n_cols, d->format);
+}
+
+static struct dest *add_packed(struct loader *l, struct td_matrix *w, int32_t n_in)
 {
     struct dest *d = add_dest(l, DEST_PACKED, n_in);
-    d->weight = w;
+    d->matrix = w;
     return d;
 }
 
@@ -260,6 +309,7 @@ static td_status plan_attention(struct loader *l, int32_t i)
     if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.v_proj.weight", i)))
         return s;
     cut_rows(d, kv0, n_kv);
+    split_mixed(l);
     if (c->qkv_bias) {
         d = add_vector(l, &y->qkv_bias);
         if ((s = add_source(l, d, q, bias, 0, "model.layers.%d.self_attn.q_proj.bias", i)))
@@ -283,7 +333,8 @@ static td_status plan_attention(struct loader *l, int32_t i)
     d = add_packed(l, &y->o, q);
     if ((s = add_source(l, d, c->hidden, r_q, 0, "model.layers.%d.self_attn.o_proj.weight", i)))
         return s;
-    cut_cols(d, q0, n_q);
+    if ((s = cut_cols(l, d, q0, n_q))) return s;
+    split_mixed(l);
     if (c->o_bias) {
         d = add_vector(l, &y->o_bias);
         if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i)))
@@ -318,10 +369,12 @@ static td_status plan_mlp(struct loader *l, int32_t i)
                         i)))
         return s;
     cut_rows(d, mlp0, n_mlp);
+    split_mixed(l);
     d = add_packed(l, &y->down, c->intermediate);
     if ((s = add_source(l, d, c->hidden, r_mlp, 0, "model.layers.%d.mlp.down_proj.weight", i)))
         return s;
-    cut_cols(d, mlp0, n_mlp);
+    if ((s = cut_cols(l, d, mlp0, n_mlp))) return s;
+    split_mixed(l);
     if (c->mlp_bias) {
         d = add_vector(l, &y->gate_up_bias);
         if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.gate_proj.bias",
@@ -369,6 +422,7 @@ static td_status plan_ends(struct loader *l)
     if (c->tied_embeddings) d->sources[0].stream = embed_stream;
     int32_t first = td_logit_first(c->vocab, l->rank, l->n_ranks);
     cut_rows(d, first, td_logit_first(c->vocab, l->rank + 1, l->n_ranks) - first);
+    split_mixed(l);
     return TD_OK;
 }
 
@@ -395,9 +449,31 @@ static td_status refuse_extra(const struct loader *l)
                    l->dir, l->st->tensors[first].name, n_extra > 1 ? " (and others)" : "", n_extra);
 }
 
+/* The factors of the rotary frequencies, which some files have instead of a formula. */
+static td_status read_rope_factors(struct loader *l)
+{
+    struct td_model *m = l->model;
+    int32_t half = m->config.head_dim / 2;
+    const struct td_tensor *t = l->st && l->st->gguf ? find(l, "rope_freqs.weight") : NULL;
+    if (!t) return TD_OK;
+    if (t->format->dtype != TD_F32 || t->n_dims != 1 || t->shape[0] != half)
+        return td_fail(l->err, TD_ERR_CORRUPT, "%s: tensor %s must be F32 [%d]", l->dir, t->name,
+                       half);
+    memcpy(m->rope_factors, t->data, (size_t)half * sizeof(float));
+    for (int32_t i = 0; i < half; i++)
+        if (!(m->rope_factors[i] >= 1e-6f && m->rope_factors[i] <= 1e6f))
+            return td_fail(l->err, TD_ERR_CORRUPT,
+                           "%s: tensor %s: factor %d is %g, must be in "
+                           "1e-6..1e6",
+                           l->dir, t->name, i, (double)m->rope_factors[i]);
+    m->n_rope_factors = half;
+    return TD_OK;
+}
+
 static td_status plan(struct loader *l)
 {
     td_status s = plan_ends(l);
+    if (!s) s = read_rope_factors(l);
     for (int32_t i = 0; !s && i < l->model->config.n_layers; i++) {
         s = plan_attention(l, i);
         if (!s) s = plan_mlp(l, i);
@@ -413,15 +489,14 @@ static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * u
 /* Computes sizes, places and chunks. Returns the bytes of all destinations. */
 static size_t measure(struct loader *l)
 {
-    const struct td_model *m = l->model;
     size_t total = 0;
     int64_t n_chunks = 0;
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
-        set_dtype(l, d);
+        set_format(l, d);
         d->bytes = d->kind == DEST_PACKED
-                       ? m->ops->packed_bytes(d->n_rows, d->n_cols, d->dtype)
-                       : (size_t)d->n_rows * (size_t)d->n_cols * td_dtype_bytes(d->dtype);
+                       ? packed_bytes(l, d, d->n_rows)
+                       : td_format_bytes(d->format, d->n_rows * (int64_t)d->n_cols);
         d->at = total;
         total += round_up(d->bytes, ALIGN_BYTES);
         if (d->kind == DEST_VECTOR) {
@@ -435,9 +510,7 @@ static size_t measure(struct loader *l)
             d->chunk_rows = (int32_t)(panels < 1 ? 1 : panels) * PANEL_ROWS;
             size_t need = (size_t)d->chunk_rows * (size_t)row_bytes;
             if (need > l->staging_bytes) l->staging_bytes = need;
-            size_t piece = d->kind == DEST_PACKED
-                               ? m->ops->packed_bytes(d->chunk_rows, d->n_cols, d->dtype)
-                               : need;
+            size_t piece = d->kind == DEST_PACKED ? packed_bytes(l, d, d->chunk_rows) : need;
             if (piece > l->piece_bytes) l->piece_bytes = piece;
         }
         d->first_chunk = (int32_t)n_chunks;
@@ -472,12 +545,14 @@ static td_status place(struct loader *l, bool quiet)
     m->cos_sin = (float *)(void *)(base + rope_at);
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
-        if (d->kind == DEST_PACKED)
-            *d->weight = (struct td_weight){
-                .data = base + d->at, .n_out = d->n_rows, .n_in = d->n_cols, .dtype = d->dtype};
-        else
+        if (d->kind == DEST_PACKED) {
+            d->matrix->pieces[d->piece] = (struct td_weight){
+                .data = base + d->at, .n_out = d->n_rows, .n_in = d->n_cols, .format = d->format};
+            d->matrix->n_out += d->n_rows;
+        } else {
             *d->data = base + d->at;
-        if (d->kind == DEST_TABLE) m->embed_dtype = d->dtype;
+        }
+        if (d->kind == DEST_TABLE) m->embed_format = d->format;
     }
     return TD_OK;
 }
@@ -507,67 +582,85 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
     if (i < n) out[i] = s->center + scale * (float)(int32_t)(uint32_t)mix(key + pair);
 }
 
-/* Reads n_rows rows of one source from row0 on into `out` as `dtype`: unchanged when that is the
- * tensor's own type, widened for f32. */
-static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
-                      int32_t n_cols, enum td_dtype dtype, void *out)
+/* Where row `row` of a source stands in the tensor. */
+static int64_t row_in_file(const struct source *s, int32_t row)
 {
-    if (n_cols < s->full_cols && n_rows > 1) { /* a stripe of columns: row by row */
+    int64_t r = (int64_t)s->row0 + row;
+    int32_t head = s->tensor ? s->tensor->paired_head_rows : 0;
+    if (!head) return r;
+    int64_t i = r % head, half = head / 2;
+    return r - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+}
+
+/* Whether any range of rows, as the destination has them, is one run of bytes of the tensor. */
+static bool is_in_order(const struct source *s, int32_t n_cols)
+{
+    return n_cols == s->full_cols && !(s->tensor && s->tensor->paired_head_rows);
+}
+
+/* Reads n_rows rows of one source from row0 on into `out` as `format`: unchanged when that is the
+ * tensor's own, widened for f32. */
+static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
+                      int32_t n_cols, const struct td_format *format, void *out)
+{
+    if (n_rows > 1 && !is_in_order(s, n_cols)) {
         for (int32_t i = 0; i < n_rows; i++)
-            read_rows(l, s, row0 + i, 1, n_cols, dtype,
-                      (uint8_t *)out + (size_t)i * (size_t)n_cols * td_dtype_bytes(dtype));
+            read_rows(l, s, row0 + i, 1, n_cols, format,
+                      (uint8_t *)out + td_format_bytes(format, (int64_t)i * n_cols));
         return;
     }
-    int64_t first = (int64_t)(row0 + s->row0) * s->full_cols + s->col0,
-            n = (int64_t)n_rows * n_cols;
+    int64_t first = row_in_file(s, row0) * s->full_cols + s->col0, n = (int64_t)n_rows * n_cols;
     if (!s->tensor) {
-        TD_ASSERT(dtype == TD_F32);
+        TD_ASSERT(format->dtype == TD_F32);
         generate(s, first, n, out);
         return;
     }
-    size_t elem = td_dtype_bytes(s->tensor->dtype);
-    const uint8_t *src = s->tensor->data + (size_t)first * elem;
-    if (s->tensor->dtype == dtype) {
-        memcpy(out, src, (size_t)n * elem);
+    const struct td_format *own = s->tensor->format;
+    const uint8_t *src = s->tensor->data + td_format_bytes(own, first);
+    if (own == format) {
+        memcpy(out, src, td_format_bytes(own, n));
         return;
     }
-    TD_ASSERT(dtype == TD_F32);
-    /* The table's `embed` entry is the only exact widening there is. It needs alignment, so copy in
-     * small aligned pieces. */
+    TD_ASSERT(format->dtype == TD_F32 && own->dtype);
+    /* The table's `embed` entry is the fastest exact widening. It needs alignment, so copy in small
+     * aligned pieces. */
     static const int32_t zero = 0;
     uint16_t piece[512];
     for (int64_t i = 0; i < n; i += 512) {
         int32_t m = n - i < 512 ? (int32_t)(n - i) : 512;
-        memcpy(piece, src + (size_t)i * elem, (size_t)m * elem);
-        l->host_ops->embed((float *)out + i, piece, s->tensor->dtype, &zero, 1, m, 0, 1);
+        memcpy(piece, src + td_format_bytes(own, i), td_format_bytes(own, m));
+        l->host_ops->embed((float *)out + i, piece, own->dtype, &zero, 1, m, 0, 1);
     }
 }
 
 /* Returns rows [row0, row0 + n_rows) of d: a pointer into the file when they lie in one tensor,
  * aligned; else gathered in `staging`. */
 static const void *gather(const struct loader *l, const struct dest *d, int32_t row0,
-                          int32_t n_rows, uint8_t *staging, enum td_dtype *ret_dtype)
+                          int32_t n_rows, uint8_t *staging, const struct td_format **ret_format)
 {
-    enum td_dtype dtype = TD_F32;
+    const struct td_format *format = td_format_of_dtype(TD_F32);
     if (d->sources[0].tensor) {
-        dtype = d->sources[0].tensor->dtype;
+        const struct td_format *first = d->sources[0].tensor->format;
+        bool all_same = true;
         for (int32_t i = 1; i < d->n_sources; i++)
-            if (d->sources[i].tensor->dtype != dtype) dtype = TD_F32;
+            all_same &= d->sources[i].tensor->format == first;
+        if (all_same) format = first;
     }
-    *ret_dtype = dtype;
-    size_t row_bytes = (size_t)d->n_cols * td_dtype_bytes(dtype);
+    *ret_format = format;
+    size_t row_bytes = td_format_bytes(format, d->n_cols);
     int32_t base = 0;
     for (int32_t i = 0; i < d->n_sources; i++) {
         const struct source *s = &d->sources[i];
         int32_t lo = row0 > base ? row0 : base,
                 hi = row0 + n_rows < base + s->n_rows ? row0 + n_rows : base + s->n_rows;
         if (lo < hi) {
-            if (hi - lo == n_rows && s->tensor && s->tensor->dtype == dtype &&
-                s->full_cols == d->n_cols) {
+            if (hi - lo == n_rows && s->tensor && s->tensor->format == format &&
+                is_in_order(s, d->n_cols)) {
                 const uint8_t *src = s->tensor->data + (size_t)(lo - base + s->row0) * row_bytes;
-                if ((uintptr_t)src % td_dtype_bytes(dtype) == 0) return src;
+                if (!format->dtype || (uintptr_t)src % td_dtype_bytes(format->dtype) == 0)
+                    return src;
             }
-            read_rows(l, s, lo - base, hi - lo, d->n_cols, dtype,
+            read_rows(l, s, lo - base, hi - lo, d->n_cols, format,
                       staging + (size_t)(lo - row0) * row_bytes);
         }
         base += s->n_rows;
@@ -584,6 +677,12 @@ static void upload(struct loader *l, size_t at, const void *from, size_t bytes)
     pthread_mutex_unlock(&l->upload_lock);
 }
 
+/* What a hash begins with, so that equal bytes in two formats differ. */
+static uint64_t hash_seed(const struct td_format *f)
+{
+    return f->dtype ? (uint64_t)f->dtype : 0x100u + f->gguf_type;
+}
+
 /* piece: device only, this thread's. */
 static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging,
                        uint8_t *piece)
@@ -591,32 +690,35 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
     const struct td_ops *ops = l->model->ops;
     int32_t row0 = chunk * d->chunk_rows,
             n_rows = d->n_rows - row0 < d->chunk_rows ? d->n_rows - row0 : d->chunk_rows;
-    enum td_dtype src_dtype;
-    const void *src = gather(l, d, row0, n_rows, staging, &src_dtype);
+    const struct td_format *format;
+    const void *src = gather(l, d, row0, n_rows, staging, &format);
     int64_t n = (int64_t)n_rows * d->n_cols;
     l->chunk_hashes[d->first_chunk + chunk] =
-        td_hash64(src, (size_t)n * td_dtype_bytes(src_dtype), (uint64_t)src_dtype);
+        td_hash64(src, td_format_bytes(format, n), hash_seed(format));
     if (l->only_hash) return;
+    if (d->kind == DEST_PACKED && !format->dtype) {
+        ops->blocks->pack(l->base + d->at, d->n_rows, d->n_cols, format, src, row0, n_rows);
+        return;
+    }
     if (d->kind == DEST_PACKED) {
         if (!piece) {
-            ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->dtype, src, src_dtype, row0,
-                      n_rows);
+            ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->format->dtype, src, format->dtype,
+                      row0, n_rows);
             return;
         }
-        size_t first = row0 ? ops->packed_bytes(row0, d->n_cols, d->dtype) : 0,
-               bytes = ops->packed_bytes(n_rows, d->n_cols, d->dtype);
+        size_t first = row0 ? packed_bytes(l, d, row0) : 0, bytes = packed_bytes(l, d, n_rows);
         TD_ASSERT(bytes <= l->piece_bytes && first < d->bytes);
-        ops->pack(piece, n_rows, d->n_cols, d->dtype, src, src_dtype, 0, n_rows);
+        ops->pack(piece, n_rows, d->n_cols, d->format->dtype, src, format->dtype, 0, n_rows);
         upload(l, d->at + first, piece, bytes < d->bytes - first ? bytes : d->bytes - first);
         return;
     }
-    size_t at = d->at + (size_t)row0 * (size_t)d->n_cols * td_dtype_bytes(d->dtype),
-           bytes = (size_t)n * td_dtype_bytes(d->dtype);
+    size_t at = d->at + td_format_bytes(d->format, (int64_t)row0 * d->n_cols),
+           bytes = td_format_bytes(d->format, n);
     uint8_t *to = piece ? piece : l->base + at;
-    if (d->dtype == src_dtype) {
+    if (d->format == format) {
         memcpy(to, src, bytes);
     } else { /* a random table in bf16 */
-        TD_ASSERT(src_dtype == TD_F32 && d->dtype == TD_BF16);
+        TD_ASSERT(format->dtype == TD_F32 && d->format->dtype == TD_BF16);
         for (int64_t i = 0; i < n; i++)
             ((uint16_t *)(void *)to)[i] = td_f32_to_bf16(((const float *)src)[i]);
     }
@@ -628,7 +730,8 @@ static void fill_vector(struct loader *l, const struct dest *d, uint8_t *staging
     float *to = (float *)(void *)(l->only_hash ? staging : piece ? piece : l->base + d->at);
     int32_t at = 0;
     for (int32_t i = 0; i < d->n_sources; i++) {
-        read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, TD_F32, to + at);
+        read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, td_format_of_dtype(TD_F32),
+                  to + at);
         at += d->sources[i].n_rows;
     }
     l->chunk_hashes[d->first_chunk] = td_hash64(to, d->bytes, TD_F32);
@@ -704,7 +807,11 @@ static td_status fill(struct loader *l, bool quiet)
 
 static uint64_t fold(const struct loader *l)
 {
-    return td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, 0);
+    const struct td_model *m = l->model;
+    uint64_t factors =
+        m->n_rope_factors ? td_hash64(m->rope_factors, (size_t)m->n_rope_factors * sizeof(float), 0)
+                          : 0;
+    return td_hash64(l->chunk_hashes, (size_t)l->n_chunks * sizeof *l->chunk_hashes, factors);
 }
 
 /* Several ranks: the digest that one rank would get by loading everything. `whole` has the
@@ -744,7 +851,7 @@ static void loader_free(struct loader *l)
 static td_status loader_init(struct loader *l)
 {
     pthread_mutex_init(&l->upload_lock, NULL);
-    l->max_dests = 16 + l->model->config.n_layers * 12;
+    l->max_dests = 16 + l->model->config.n_layers * 16;
     l->dests = calloc((size_t)l->max_dests, sizeof *l->dests);
     return l->dests ? TD_OK
                     : td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
@@ -754,7 +861,7 @@ static td_status loader_init(struct loader *l)
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
                           struct td_err *err)
 {
-    struct td_safetensors st = {0};
+    struct td_checkpoint st = {0};
     struct loader l = {.model = model,
                        .dir = dir,
                        .err = err,
@@ -767,7 +874,7 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
         s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
                     model->config.n_layers);
     if (!s && dir) {
-        if (!(s = td_safetensors_open(dir, &st, err))) {
+        if (!(s = td_checkpoint_open(dir, &st, err))) {
             l.st = &st;
             l.used = calloc((size_t)st.n_tensors, sizeof *l.used);
             if (!l.used)
@@ -792,6 +899,6 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
     }
     free(l.used);
     loader_free(&l);
-    td_safetensors_close(&st);
+    td_checkpoint_close(&st);
     return s;
 }

@@ -24,6 +24,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/base/gguf.h"
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/text/jinja.h"
@@ -217,9 +218,56 @@ static td_status read_template(const json_t *config, const char *what, const cha
     return TD_OK;
 }
 
+/* The text of the token that `key` names, malloc'd; NULL when there is none. */
+static td_status gguf_token(const struct td_gguf *g, const char *key, char **ret,
+                            struct td_err *err)
+{
+    const struct td_gguf_value *tokens;
+    int64_t id = -1;
+    *ret = NULL;
+    td_status st = td_gguf_array(g, "tokenizer.ggml.tokens", TD_GGUF_STRING, &tokens, err);
+    if (st == TD_OK && tokens) st = td_gguf_i64(g, key, -1, (int64_t)tokens->n - 1, &id, NULL, err);
+    if (st != TD_OK || !tokens || id < 0) return st;
+    const uint8_t *at = NULL;
+    struct td_gguf_text text = {0};
+    for (int64_t i = 0; i <= id; i++) text = td_gguf_next(tokens, &at);
+    *ret = strndup(text.bytes, text.n);
+    return *ret ? TD_OK : td_fail(err, TD_ERR_NOMEM, "chat template: no memory");
+}
+
+static td_status load_gguf(const struct td_gguf *g, struct td_chat_template **ret_template,
+                           struct td_err *err)
+{
+    struct td_gguf_text plain, tools;
+    char *bos = NULL, *eos = NULL;
+    struct td_chat_template *t = NULL;
+    td_status st = td_gguf_str(g, "tokenizer.chat_template", &plain, err);
+    if (st == TD_OK) st = td_gguf_str(g, "tokenizer.chat_template.tool_use", &tools, err);
+    if (st == TD_OK) st = gguf_token(g, "tokenizer.ggml.bos_token_id", &bos, err);
+    if (st == TD_OK) st = gguf_token(g, "tokenizer.ggml.eos_token_id", &eos, err);
+    if (st == TD_OK) st = td_chat_template_parse(plain.bytes, plain.n, bos, eos, &t, err);
+    if (st == TD_OK && tools.bytes)
+        st = td_chat_template_parse(tools.bytes, tools.n, bos, eos, &t->for_tools, err);
+    free(bos);
+    free(eos);
+    if (st != TD_OK)
+        td_chat_template_free(t);
+    else
+        *ret_template = t;
+    return st;
+}
+
 td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template,
                                 struct td_err *err)
 {
+    if (td_gguf_is_file(dir)) {
+        struct td_gguf *g = NULL;
+        td_status opened = td_gguf_open(dir, &g, err);
+        if (opened != TD_OK) return opened;
+        td_status loaded = load_gguf(g, ret_template, err);
+        td_gguf_close(g);
+        return loaded != TD_OK && err ? td_err_prefix(err, "%s", dir) : loaded;
+    }
     char path[4096];
     struct stat sb;
     json_t *config = NULL;

@@ -70,10 +70,10 @@ enum {
     TD_CHAT_MAX_JSON_KEYS = 1024 /* of one object */
 };
 
-/* Reads DIR/tokenizer_config.json and DIR/chat_template.jinja, which takes precedence. A directory
- * without a template loads, and then refuses to render. When the model brings a template of its own
- * for chats with tools (the "tool_use" of a list of templates), those chats are rendered with
- * it. */
+/* Reads DIR/tokenizer_config.json and DIR/chat_template.jinja, which takes precedence, or the
+ * templates in a GGUF file. A directory without a template loads, and then refuses to render. When
+ * the model brings a template of its own for chats with tools (the "tool_use" of a list of
+ * templates), those chats are rendered with it. */
 td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template,
                                 struct td_err *err);
 /* Makes a template from the Jinja source (NULL: none) and the two special strings that it may use

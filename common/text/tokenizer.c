@@ -15,6 +15,7 @@
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/base/model_dir.h"
+#include "common/text/tokenizer_gguf.h"
 #include "common/text/tokenizer_internal.h"
 
 #define FILE_MAX_BYTES ((size_t)64 << 20)
@@ -228,7 +229,7 @@ static td_status parse_added(struct td_tokenizer *t, const json_t *list, struct 
 
 /* Special tokens first, in the order of Hugging Face's patterns, which decides between equal
  * ones. */
-static td_status build_tries(struct td_tokenizer *t, struct td_err *err)
+td_status td_tok_build_tries(struct td_tokenizer *t, struct td_err *err)
 {
     struct td_tok_matcher m = {0};
     struct td_tok_budget budget = {0};
@@ -308,7 +309,7 @@ static td_status parse_root(struct td_tokenizer *t, const json_t *root, struct t
     if (!s) s = td_tok_parse_pre_tokenizer(t, json_object_get(root, "pre_tokenizer"), err);
     if (!s) s = td_tok_parse_post_processor(t, json_object_get(root, "post_processor"), err);
     if (!s) s = td_tok_parse_decoder(t, json_object_get(root, "decoder"), err);
-    return s ? s : build_tries(t, err);
+    return s ? s : td_tok_build_tries(t, err);
 }
 
 td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer,
@@ -341,7 +342,15 @@ td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer
 {
     char *path, *text;
     size_t n_bytes;
-    td_status s = td_model_dir_check(dir, "tokenizer.json", err);
+    td_status s;
+    if (td_gguf_is_file(dir)) {
+        struct td_gguf *g = NULL;
+        if ((s = td_gguf_open(dir, &g, err))) return s;
+        s = td_tokenizer_from_gguf(g, dir, ret_tokenizer, err);
+        td_gguf_close(g);
+        return s;
+    }
+    s = td_model_dir_check(dir, "tokenizer.json", err);
     if (s) return s;
     if (asprintf(&path, "%s/tokenizer.json", dir) < 0)
         return td_fail(err, TD_ERR_NOMEM, "tokenizer.json: no memory");

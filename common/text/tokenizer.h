@@ -16,7 +16,7 @@
 
 struct td_tokenizer;
 
-/* Reads DIR/tokenizer.json (at most 64 MiB). */
+/* Reads DIR/tokenizer.json (at most 64 MiB), or the vocabulary of a GGUF file. */
 td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer,
                             struct td_err *err);
 td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer,

@@ -113,6 +113,9 @@ td_status td_tok_parse_decoder(struct td_tokenizer *t, const json_t *json, struc
 td_status td_tok_only_keys(const json_t *obj, const char *what, const char *known,
                            struct td_err *err);
 
+/* tokenizer.c: enters the added tokens in the tries, when the normalizer is known. */
+td_status td_tok_build_tries(struct td_tokenizer *t, struct td_err *err);
+
 /* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are
  * cleared first; allocations count in out's budget. *ret_front_lost: the first remaining character
  * does not come from the first of the text. *ret_at: the operation that failed. */

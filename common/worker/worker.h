@@ -59,7 +59,8 @@ struct td_worker_config {
 #define TD_WORKER_OPTIONS(S, M)                                                                    \
     {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name),                                      \
      "worker's name, unique; default ROLE-HOST-PID"},                                              \
-    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model), "Hugging Face model directory"},   \
+    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model),                                    \
+     "Hugging Face model directory or GGUF file"},                                                 \
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights),                  \
      "config.json to run with random weights (benchmarks)"},                                       \
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype),                    \

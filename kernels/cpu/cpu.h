@@ -5,6 +5,16 @@
 
 #include "kernels/ops.h"
 
+#define TD_DECLARE_BLOCK_OPS(isa)                                                                  \
+    size_t td_##isa##_blocks_packed_bytes(int32_t n_out, int32_t n_in,                             \
+                                          const struct td_format *format);                         \
+    void td_##isa##_blocks_pack(void *packed, int32_t n_out, int32_t n_in,                         \
+                                const struct td_format *format, const void *src, int32_t row0,     \
+                                int32_t n_rows);                                                   \
+    size_t td_##isa##_blocks_scratch_bytes(int32_t n_rows, int32_t n_in);                          \
+    void td_##isa##_blocks_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
+    void td_##isa##_blocks_gemm(const struct td_gemm_args *a, int part, int n_parts)
+
 #define TD_DECLARE_OPS(isa)                                                                        \
     size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);              \
     void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype,           \
@@ -26,5 +36,7 @@
 
 TD_DECLARE_OPS(avx512);
 TD_DECLARE_OPS(avx2);
+TD_DECLARE_BLOCK_OPS(avx512);
+TD_DECLARE_BLOCK_OPS(avx2);
 
 #endif

@@ -142,7 +142,7 @@ void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
         int32_t n_rows = tile_rows(&t, (int32_t)i), first = tile_first(&t, (int32_t)i);
         for (int32_t r = 0; r < n_rows; r++) rows[r] = a->x + (first + r) * a->x_stride;
         float *dst = (float *)a->scratch + i * t.ld * n_in;
-        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, a->w->dtype == TD_BF16);
+        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, a->w->format->dtype == TD_BF16);
     }
 }
 
@@ -327,9 +327,9 @@ TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct 
 
 void TD_SIMD(gemm)(const struct td_gemm_args *a, int part, int n_parts)
 {
-    if (a->w->dtype == TD_BF16)
+    if (a->w->format->dtype == TD_BF16)
         gemm_kind(LINE_BF16, tile_mem_bf16, a, part, n_parts);
-    else if (a->w->dtype == TD_F16)
+    else if (a->w->format->dtype == TD_F16)
         gemm_kind(LINE_F16, tile_mem_f16, a, part, n_parts);
     else
         gemm_kind(LINE_F32, tile_mem_f32, a, part, n_parts);

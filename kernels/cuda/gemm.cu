@@ -98,7 +98,7 @@ static struct td_gemm_params params_of(const struct td_gemm_args *a)
     p.w = a->w->data, p.x = a->scratch, p.bias = a->bias, p.y = a->y, p.y_stride = a->y_stride;
     p.k_stride = td_cuda_k_stride(a->w->n_in), p.n_out = a->w->n_out, p.n_in = a->w->n_in,
     p.n_rows = a->n_rows;
-    p.w_dtype = a->w->dtype, p.accumulate = a->accumulate;
+    p.w_dtype = a->w->format->dtype, p.accumulate = a->accumulate;
     return p;
 }
 

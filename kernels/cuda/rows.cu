@@ -170,7 +170,7 @@ void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_ge
     struct norm_params p = {};
     p.out = next->scratch, p.out_stride = td_cuda_k_stride(a->dim),
     p.n_out_quads = (int32_t)(p.out_stride / 4), p.is_prepared = true;
-    p.is_bf16 = next->w->dtype == TD_BF16;
+    p.is_bf16 = next->w->format->dtype == TD_BF16;
     norm_launch(a, &p, "rmsnorm_prepare");
 }
 
@@ -220,7 +220,7 @@ static void into_scratch(struct flat_params *p, const struct td_gemm_args *next)
 {
     p->out = next->scratch, p->out_stride = td_cuda_k_stride(next->w->n_in),
     p->row_quads = (int32_t)(p->out_stride / 4), p->dim = next->w->n_in;
-    p->is_prepared = true, p->is_bf16 = next->w->dtype == TD_BF16;
+    p->is_prepared = true, p->is_bf16 = next->w->format->dtype == TD_BF16;
 }
 
 void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)

@@ -43,7 +43,7 @@ void td_ref_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)
         for (int32_t k = 0; k < n_in; k++) {
             float v = a->x[m * a->x_stride + k];
             ((float *)a->scratch)[m * n_in + k] =
-                a->w->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(v)) : v;
+                a->w->format->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(v)) : v;
         }
 }
 
@@ -57,7 +57,7 @@ void td_ref_gemm(const struct td_gemm_args *a, int part, int n_parts)
         for (int64_t n = lo; n < hi; n++) {
             double dot = 0;
             for (int32_t k = 0; k < w->n_in; k++)
-                dot += (double)x[k] * (double)td_widen(w->data, w->dtype, n * w->n_in + k);
+                dot += (double)x[k] * (double)td_widen(w->data, w->format->dtype, n * w->n_in + k);
             float v = (float)dot;
             if (a->bias) v = v + a->bias[n];
             float *y = &a->y[m * a->y_stride + n];

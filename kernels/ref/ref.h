@@ -3,7 +3,10 @@
 #ifndef TD_KERNELS_REF_H
 #define TD_KERNELS_REF_H
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/ops.h"
+
+TD_DECLARE_BLOCK_OPS(ref);
 
 size_t td_ref_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);
 void td_ref_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src,

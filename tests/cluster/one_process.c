@@ -4,13 +4,14 @@
  *
  * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY [TP [cpu|cuda]]
  *
- * MODEL that is a file is a config: random weights. TP: ranks, which are processes of this
- * program. */
+ * MODEL that is a file and no GGUF is a config: random weights. TP: ranks, which are processes of
+ * this program. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/base/gguf.h"
 #include "common/base/json.h"
 #include "common/base/random.h"
 #include "common/engine/engine.h"
@@ -119,7 +120,7 @@ int main(int argc, char **argv)
     unsigned long order_seed = strtoul(argv[5], NULL, 10);
     int32_t tp = argc >= 9 ? (int32_t)strtol(argv[8], NULL, 10) : 1;
     struct stat st;
-    bool is_config = stat(argv[1], &st) == 0 && S_ISREG(st.st_mode);
+    bool is_config = stat(argv[1], &st) == 0 && S_ISREG(st.st_mode) && !td_gguf_is_file(argv[1]);
     struct td_engine_config c = {.model_dir = is_config ? NULL : argv[1],
                                  .random_config = is_config ? argv[1] : NULL,
                                  .dtype = argv[2],

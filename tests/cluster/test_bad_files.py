@@ -439,10 +439,10 @@ def adapter_instead(d):
     return adapter_beside(gguf_alone(d))
 
 
-NOT_OURS = [(gguf_alone, ["model-Q8_0.gguf", "does not read GGUF", "Hugging Face directory"]),
-            (gguf_for_weights, ["model-Q8_0.gguf and no .safetensors", "does not read GGUF"]),
-            (gguf_file, ["model-Q8_0.gguf is a GGUF file, which this version does not read"]),
-            (gguf_by_magic, ["blob is a GGUF file"]),
+NOT_OURS = [(gguf_alone, ["model-Q8_0.gguf and no ", "a GGUF model is named by its file"]),
+            (gguf_for_weights, ["model-Q8_0.gguf and no .safetensors", "is named by its file"]),
+            (gguf_file, ["model-Q8_0.gguf: GGUF version 0, must be 2 or 3"]),
+            (gguf_by_magic, ["blob: GGUF version 0, must be 2 or 3"]),
             (adapter_beside, [
                 "adapter_config.json", "LoRA adapters are not supported by this version"
             ]), (adapter_instead, ["adapter_config.json: LoRA"])]
@@ -451,7 +451,7 @@ NOT_OURS = [(gguf_alone, ["model-Q8_0.gguf", "does not read GGUF", "Hugging Face
 @pytest.mark.parametrize("case", NOT_OURS, ids=[c[0].__name__ for c in NOT_OURS])
 @pytest.mark.parametrize("program",
                          ["tandem-router", "tandem-prefill", "tandem-decode", "tokenize", "logits"])
-def test_a_gguf_or_an_adapter_is_told_by_name(program, case, model, tmp_path):
+def test_a_bad_gguf_or_an_adapter_is_told_by_name(program, case, model, tmp_path):
     what, parts = case
     path = what(model)
     if program.startswith("tandem-"):

@@ -418,7 +418,7 @@ static void gemm_entry(enum kind kind, const struct td_gemm_args *a)
     e.u.gemm.a.x_stride = a->x_stride, e.u.gemm.a.y_stride = a->y_stride,
     e.u.gemm.a.accumulate = a->accumulate;
     e.u.gemm.w.data = a->w->data, e.u.gemm.w.n_out = a->w->n_out, e.u.gemm.w.n_in = a->w->n_in,
-    e.u.gemm.w.dtype = a->w->dtype;
+    e.u.gemm.w.format = a->w->format;
     issue(e);
 }
 

@@ -27,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     } else {
         memcpy(file, data, n_bytes);
     }
-    struct td_safetensors st;
+    struct td_checkpoint st;
     struct td_err err = {0};
     td_status s = td_safetensors_parse(file, n, "fuzz", &st, &err);
     if (s) {
@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         volatile uint8_t sink = 0;
         for (int32_t i = 0; i < st.n_tensors; i++) {
             const struct td_tensor *t = &st.tensors[i];
-            TD_ASSERT(td_safetensors_find(&st, t->name) == t && t->data >= file &&
+            TD_ASSERT(td_checkpoint_find(&st, t->name) == t && t->data >= file &&
                       t->data + t->n_bytes <= file + n);
             for (uint64_t k = 0; k < t->n_bytes; k++) sink = (uint8_t)(sink + t->data[k]);
             sum += t->n_bytes;
@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         uint64_t header = 0;
         for (int i = 7; i >= 0; i--) header = header << 8 | file[i];
         TD_ASSERT(st.n_tensors > 0 && sum + header + 8 == n);
-        td_safetensors_close(&st);
+        td_checkpoint_close(&st);
     }
     free(file);
     return 0;

@@ -110,7 +110,7 @@ static void check_finite(const char *what, const float *x, int64_t n)
 /* A weight with nothing in it, to prepare rows for. */
 static struct td_weight shape_of(int32_t n_in, enum td_dtype dtype)
 {
-    return (struct td_weight){.n_out = 8, .n_in = n_in, .dtype = dtype};
+    return (struct td_weight){.n_out = 8, .n_in = n_in, .format = td_format_of_dtype(dtype)};
 }
 
 /* The prepared rows must be what gemm_prepare makes of `rows` [n, dim], bit for bit: compared
@@ -495,7 +495,8 @@ static struct weights weights_make(const void *src, enum td_dtype src_dtype, enu
         free(piece);
     }
     up(&r.packed);
-    r.w = (struct td_weight){.data = r.packed.device, .n_out = n, .n_in = k, .dtype = dtype};
+    r.w = (struct td_weight){
+        .data = r.packed.device, .n_out = n, .n_in = k, .format = td_format_of_dtype(dtype)};
     return r;
 }
 
@@ -543,7 +544,7 @@ static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype d
     struct td_weight rw = {.data = alloc_poisoned(ref->packed_bytes(s.n, s.k, dtype)),
                            .n_out = s.n,
                            .n_in = s.k,
-                           .dtype = dtype};
+                           .format = td_format_of_dtype(dtype)};
     ref->pack((void *)(uintptr_t)rw.data, s.n, s.k, dtype, src, src_dtype, 0, s.n);
     struct td_gemm_args r = {.w = &rw,
                              .x = x,

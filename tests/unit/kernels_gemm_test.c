@@ -16,7 +16,8 @@ static struct weights weights_make(const struct td_ops *ops, const void *src,
                                    int32_t k)
 {
     struct weights r = {.packed = alloc_poisoned(ops->packed_bytes(n, k, dtype))};
-    r.w = (struct td_weight){.data = r.packed, .n_out = n, .n_in = k, .dtype = dtype};
+    r.w = (struct td_weight){
+        .data = r.packed, .n_out = n, .n_in = k, .format = td_format_of_dtype(dtype)};
     /* backwards: ranges must not depend on one another */
     for (int32_t row = (n - 1) / 64 * 64; row >= 0; row -= 64)
         ops->pack(r.packed, n, k, dtype,

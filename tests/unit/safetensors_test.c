@@ -40,23 +40,23 @@ static void good_file(void **state)
         "\"odd\":{\"dtype\":\"F4_NEW\",\"shape\":[3],\"data_offsets\":[32,33]}}   ";
     size_t n;
     uint8_t *f = make_file(header, strlen(header), 35, &n);
-    struct td_safetensors st;
+    struct td_checkpoint st;
     struct td_err err = {0};
     if (td_safetensors_parse(f, n, "t", &st, &err)) fail_msg("%s", err.msg);
     assert_int_equal(st.n_tensors, 5);
-    const struct td_tensor *a = td_safetensors_find(&st, "a"), *z = td_safetensors_find(&st, "z.w"),
-                           *s = td_safetensors_find(&st, "s"), *e = td_safetensors_find(&st, "e"),
-                           *odd = td_safetensors_find(&st, "odd");
-    assert_true(a && z && s && e && odd && !td_safetensors_find(&st, "b") &&
-                !td_safetensors_find(&st, "__metadata__"));
-    assert_true(a->is_float && a->dtype == TD_F32 && a->n_dims == 2 && a->shape[0] == 2 &&
+    const struct td_tensor *a = td_checkpoint_find(&st, "a"), *z = td_checkpoint_find(&st, "z.w"),
+                           *s = td_checkpoint_find(&st, "s"), *e = td_checkpoint_find(&st, "e"),
+                           *odd = td_checkpoint_find(&st, "odd");
+    assert_true(a && z && s && e && odd && !td_checkpoint_find(&st, "b") &&
+                !td_checkpoint_find(&st, "__metadata__"));
+    assert_true(a->format == td_format_of_dtype(TD_F32) && a->n_dims == 2 && a->shape[0] == 2 &&
                 a->shape[1] == 3 && a->n_bytes == 24 && a->data[0] == 0);
-    assert_true(z->dtype == TD_BF16 && z->data[0] == 24 && z->n_bytes == 8);
-    assert_true(s->dtype == TD_F16 && s->n_dims == 0 && s->data[0] == 33);
-    assert_true(!e->is_float && e->n_bytes == 0 && strcmp(e->dtype_name, "I64") == 0);
-    assert_true(!odd->is_float && odd->n_bytes == 1);
-    td_safetensors_close(&st);
-    td_safetensors_close(&st);
+    assert_true(z->format->dtype == TD_BF16 && z->data[0] == 24 && z->n_bytes == 8);
+    assert_true(s->format->dtype == TD_F16 && s->n_dims == 0 && s->data[0] == 33);
+    assert_true(!e->format && e->n_bytes == 0 && strcmp(e->dtype_name, "I64") == 0);
+    assert_true(!odd->format && odd->n_bytes == 1);
+    td_checkpoint_close(&st);
+    td_checkpoint_close(&st);
     free(f);
 }
 
@@ -125,7 +125,7 @@ static void lying_headers(void **state)
         size_t n;
         uint8_t *f = make_file(b->header, b->header_bytes ? b->header_bytes : strlen(b->header),
                                b->data_bytes, &n);
-        struct td_safetensors st;
+        struct td_checkpoint st;
         struct td_err err = {0};
         td_status s = td_safetensors_parse(f, n, "t", &st, &err);
         if (s != b->status || !strstr(err.msg, b->says))
@@ -133,7 +133,7 @@ static void lying_headers(void **state)
                      err.msg, td_status_name(b->status), b->says);
         free(f);
     }
-    struct td_safetensors st;
+    struct td_checkpoint st;
     struct td_err err = {0};
     uint8_t *few = malloc(7);
     memset(few, 0, 7);
@@ -160,7 +160,7 @@ static void huge_header(void **state)
     uint8_t *f = calloc(1, n);
     assert_non_null(f);
     f[2] = 0x10, f[3] = 0x01;
-    struct td_safetensors st;
+    struct td_checkpoint st;
     struct td_err err = {0};
     assert_int_equal(td_safetensors_parse(f, n, "t", &st, &err), TD_ERR_LIMIT);
     assert_non_null(strstr(err.msg, "must be at most 16777216"));
@@ -217,13 +217,13 @@ static int teardown(void **state)
 
 static void expect(td_status want, const char *says)
 {
-    struct td_safetensors st;
+    struct td_checkpoint st;
     struct td_err err = {0};
     td_status s = td_safetensors_open(dir, &st, &err);
     if (s != want || !strstr(err.msg, says))
         fail_msg("answered %s: %s\n  expected %s: ...%s...", td_status_name(s), err.msg,
                  td_status_name(want), says);
-    if (!s) td_safetensors_close(&st);
+    if (!s) td_checkpoint_close(&st);
 }
 
 static void expect_index(const char *text, td_status want, const char *says)

@@ -1,0 +1,37 @@
+/* checkpoint.c - opens either kind of model, and what both have in common. */
+#include "common/model/checkpoint.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/gguf.h"
+#include "common/model/gguf_tensors.h"
+#include "common/model/safetensors.h"
+
+int td_tensor_by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct td_tensor *)a)->name, ((const struct td_tensor *)b)->name);
+}
+
+td_status td_checkpoint_open(const char *path, struct td_checkpoint *ret_checkpoint,
+                             struct td_err *err)
+{
+    return td_gguf_is_file(path) ? td_gguf_tensors_open(path, ret_checkpoint, err)
+                                 : td_safetensors_open(path, ret_checkpoint, err);
+}
+
+void td_checkpoint_close(struct td_checkpoint *c)
+{
+    for (int32_t i = 0; i < c->n_tensors; i++) free(c->tensors[i].name);
+    free(c->tensors);
+    for (int32_t i = 0; i < c->n_files; i++) td_file_map_close(&c->files[i]);
+    free(c->files);
+    td_gguf_close(c->gguf);
+    *c = (struct td_checkpoint){0};
+}
+
+const struct td_tensor *td_checkpoint_find(const struct td_checkpoint *c, const char *name)
+{
+    struct td_tensor key = {.name = (char *)(uintptr_t)name};
+    return bsearch(&key, c->tensors, (size_t)c->n_tensors, sizeof key, td_tensor_by_name);
+}

@@ -1,0 +1,305 @@
+/* gguf_config.c - a GGUF file's keys as a config.json.
+ *
+ * Converters store a Mistral model as architecture "llama" and leave its sliding window out, so
+ * such a file attends to everything, here as in llama.cpp. */
+#include "common/model/gguf_config.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/model/config_internal.h"
+
+#define KEY_BYTES 128
+
+/* Keys of an architecture, after "ARCH.", that are read or may say anything. */
+static const char *const known_keys[] = {
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+};
+
+/* Integers: a key after "ARCH." and the field of config.json that it becomes. */
+static const struct {
+    const char *key, *field;
+} integers[] = {
+    {"block_count", "num_hidden_layers"},
+    {"embedding_length", "hidden_size"},
+    {"feed_forward_length", "intermediate_size"},
+    {"context_length", "max_position_embeddings"},
+    {"attention.head_count", "num_attention_heads"},
+    {"attention.head_count_kv", "num_key_value_heads"},
+    {"attention.key_length", "head_dim"},
+};
+
+/* Control tokens that end a generation under any model that has them. */
+static const char *const end_texts[] = {
+    "<|eot_id|>",    "<|im_end|>",      "<|end|>",    "<end_of_turn>",
+    "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
+};
+
+struct build {
+    const struct td_gguf *g;
+    json_t *out;
+    char arch[32];
+    struct td_err *err;
+};
+
+static const char *key_of(const struct build *b, const char *key, char buf[KEY_BYTES])
+{
+    snprintf(buf, KEY_BYTES, "%s.%s", b->arch, key);
+    return buf;
+}
+
+static td_status set(const struct build *b, const char *field, json_t *value)
+{
+    return json_object_set_new(b->out, field, value) ? td_fail(b->err, TD_ERR_NOMEM, "no memory")
+                                                     : TD_OK;
+}
+
+static bool has_tensor(const struct td_gguf *g, const char *name)
+{
+    for (size_t i = 0; i < g->n_tensors; i++)
+        if (strcmp(g->tensors[i].name, name) == 0) return true;
+    return false;
+}
+
+static td_status refuse_unknown(const struct build *b)
+{
+    size_t n = strlen(b->arch);
+    for (size_t i = 0; i < b->g->n_values; i++) {
+        const struct td_gguf_value *v = &b->g->values[i];
+        if (v->key.n <= n || memcmp(v->key.bytes, b->arch, n) != 0 || v->key.bytes[n] != '.')
+            continue;
+        struct td_gguf_text rest = {v->key.bytes + n + 1, v->key.n - n - 1};
+        bool known = false;
+        for (size_t k = 0; k < sizeof known_keys / sizeof *known_keys; k++)
+            known |= strlen(known_keys[k]) == rest.n && !memcmp(known_keys[k], rest.bytes, rest.n);
+        char key[KEY_BYTES];
+        snprintf(key, sizeof key, "%.*s", (int)(v->key.n < 100 ? v->key.n : 100), v->key.bytes);
+        int64_t number;
+        double real;
+        bool flag;
+        if (known || (!td_gguf_i64(b->g, key, 0, 0, &number, NULL, NULL)) ||
+            (!td_gguf_f64(b->g, key, 0, 0, &real, NULL, NULL)) ||
+            (!td_gguf_bool(b->g, key, &flag, NULL, NULL) && !flag))
+            continue;
+        return td_fail(b->err, TD_ERR_UNSUPPORTED,
+                       "unknown key %s: refused, because it may change the result", key);
+    }
+    return TD_OK;
+}
+
+static td_status read_sizes(const struct build *b)
+{
+    char key[KEY_BYTES];
+    td_status s;
+    int64_t n, value_length;
+    bool present;
+    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) {
+        if ((s = td_gguf_i64(b->g, key_of(b, integers[i].key, key), 1, INT32_MAX, &n, &present,
+                             b->err)) ||
+            (present && (s = set(b, integers[i].field, json_integer(n)))))
+            return s;
+    }
+    int64_t heads = json_integer_value(json_object_get(b->out, "num_attention_heads")),
+            hidden = json_integer_value(json_object_get(b->out, "hidden_size"));
+    if (heads && !json_object_get(b->out, "num_key_value_heads") &&
+        (s = set(b, "num_key_value_heads", json_integer(heads))))
+        return s;
+    if (heads && !json_object_get(b->out, "head_dim") &&
+        (s = set(b, "head_dim", json_integer(hidden / heads))))
+        return s;
+    int64_t head_dim = json_integer_value(json_object_get(b->out, "head_dim"));
+    value_length = head_dim;
+    if ((s = td_gguf_i64(b->g, key_of(b, "attention.value_length", key), head_dim, head_dim,
+                         &value_length, NULL, b->err)))
+        return s;
+    /* a rotation of a part of each head is not implemented */
+    return td_gguf_i64(b->g, key_of(b, "rope.dimension_count", key), head_dim, head_dim, &n, NULL,
+                       b->err);
+}
+
+static td_status read_vocab_size(const struct build *b)
+{
+    char key[KEY_BYTES];
+    for (size_t i = 0; i < b->g->n_tensors; i++) {
+        const struct td_gguf_tensor *t = &b->g->tensors[i];
+        if (strcmp(t->name, "token_embd.weight") != 0) continue;
+        int64_t n = t->ne[1];
+        td_status s = td_gguf_i64(b->g, key_of(b, "vocab_size", key), n, n, &n, NULL, b->err);
+        return s ? s : set(b, "vocab_size", json_integer(n));
+    }
+    return td_fail(b->err, TD_ERR_CORRUPT, "tensor token_embd.weight is missing");
+}
+
+static bool text_is(struct td_gguf_text t, const char *s)
+{
+    return t.n == strlen(s) && !memcmp(t.bytes, s, t.n);
+}
+
+/* A factor alone means linear scaling. The scaling of Llama 3 is in tensor rope_freqs. */
+static td_status read_rope(const struct build *b)
+{
+    char key[KEY_BYTES];
+    struct td_gguf_text type;
+    double base = 10000, factor = 1, linear = 1;
+    td_status s;
+    if ((s = td_gguf_f64(b->g, key_of(b, "rope.freq_base", key), 1, 1e12, &base, NULL, b->err)) ||
+        (s = set(b, "rope_theta", json_real(base))) ||
+        (s = td_gguf_str(b->g, key_of(b, "rope.scaling.type", key), &type, b->err)))
+        return s;
+    if (type.bytes && !text_is(type, "none") && !text_is(type, "linear"))
+        return td_fail(b->err, TD_ERR_UNSUPPORTED,
+                       "%s.rope.scaling.type is %.*s, must be none or "
+                       "linear",
+                       b->arch, type.n < 40 ? (int)type.n : 40, type.bytes);
+    if ((s = td_gguf_f64(b->g, key_of(b, "rope.scaling.factor", key), 0, 1e6, &factor, NULL,
+                         b->err)) ||
+        (s = td_gguf_f64(b->g, key_of(b, "rope.scale_linear", key), 0, 1e6, &linear, NULL, b->err)))
+        return s;
+    if (factor == 0 || factor == 1) factor = linear;
+    if (factor == 0 || factor == 1 || (type.bytes && text_is(type, "none"))) return TD_OK;
+    return set(b, "rope_scaling", json_pack("{s:s,s:f}", "rope_type", "linear", "factor", factor));
+}
+
+static td_status read_eps(const struct build *b)
+{
+    char key[KEY_BYTES];
+    double eps = 0;
+    bool present;
+    td_status s = td_gguf_f64(b->g, key_of(b, "attention.layer_norm_rms_epsilon", key), 0, 1, &eps,
+                              &present, b->err);
+    if (s) return s;
+    if (!present) return td_fail(b->err, TD_ERR_INVALID, "%s is missing", key);
+    return set(b, "rms_norm_eps", json_real(eps));
+}
+
+/* Appends the ids of control tokens that end a generation by their text. */
+static td_status add_ends_by_text(const struct build *b, json_t *eos)
+{
+    const struct td_gguf_value *tokens, *kinds;
+    td_status s = td_gguf_array(b->g, "tokenizer.ggml.tokens", TD_GGUF_STRING, &tokens, b->err);
+    if (!s) s = td_gguf_array(b->g, "tokenizer.ggml.token_type", TD_GGUF_I32, &kinds, b->err);
+    if (s || !tokens || !kinds) return s;
+    const uint8_t *at = NULL;
+    for (uint64_t i = 0; i < tokens->n; i++) {
+        struct td_gguf_text t = td_gguf_next(tokens, &at);
+        if (i >= kinds->n || td_gguf_i32_at(kinds, i) != 3) continue;
+        for (size_t k = 0; k < sizeof end_texts / sizeof *end_texts; k++)
+            if (text_is(t, end_texts[k]) && json_array_append_new(eos, json_integer((json_int_t)i)))
+                return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+    }
+    return TD_OK;
+}
+
+/* An id twice in the list of ends is once too often: the list is short. */
+static void drop_repeated(json_t *list)
+{
+    for (size_t i = json_array_size(list); i-- > 0;)
+        for (size_t k = 0; k < i; k++)
+            if (json_equal(json_array_get(list, i), json_array_get(list, k))) {
+                json_array_remove(list, i);
+                break;
+            }
+}
+
+static td_status read_special_ids(const struct build *b)
+{
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    struct td_gguf_text model;
+    bool present;
+    td_status s = td_gguf_str(b->g, "tokenizer.ggml.model", &model, b->err);
+    if (s) return s;
+    /* what SentencePiece files mean that leave the ids out */
+    int64_t bos = model.bytes && text_is(model, "llama") ? 1 : -1, id = bos < 0 ? -1 : 2;
+    if ((s = td_gguf_i64(b->g, "tokenizer.ggml.bos_token_id", -1, INT32_MAX, &bos, NULL, b->err)) ||
+        (s = set(b, "bos_token_id", json_integer(bos))))
+        return s;
+    json_t *eos = json_array();
+    if (!eos) return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && !s; i++, id = -1) {
+        s = td_gguf_i64(b->g, ends[i], -1, INT32_MAX, &id, &present, b->err);
+        if (!s && id >= 0) json_array_append_new(eos, json_integer(id));
+    }
+    if (!s) s = add_ends_by_text(b, eos);
+    drop_repeated(eos);
+    td_status kept = set(b, "eos_token_id", eos);
+    return s ? s : kept;
+}
+
+/* The type that "--dtype auto" means: that of the matrices; bf16 beside blocks. */
+static const char *dtype_name(const struct td_gguf *g)
+{
+    for (size_t i = 0; i < g->n_tensors; i++)
+        if (strcmp(g->tensors[i].name, "blk.0.attn_q.weight") == 0)
+            return g->tensors[i].type == 0   ? "float32"
+                   : g->tensors[i].type == 1 ? "float16"
+                                             : "bfloat16";
+    return "bfloat16";
+}
+
+static td_status read_arch(struct build *b)
+{
+    static const char *const archs[] = {"llama", "qwen2", "qwen3"};
+    struct td_gguf_text arch, type;
+    td_status s = td_gguf_str(b->g, "general.architecture", &arch, b->err);
+    if (!s) s = td_gguf_str(b->g, "general.type", &type, b->err);
+    if (s) return s;
+    if (type.bytes && !text_is(type, "model"))
+        return td_fail(b->err, TD_ERR_UNSUPPORTED, "general.type is %.*s, must be model",
+                       type.n < 40 ? (int)type.n : 40, type.bytes);
+    for (size_t i = 0; i < sizeof archs / sizeof *archs && arch.bytes; i++)
+        if (text_is(arch, archs[i])) {
+            snprintf(b->arch, sizeof b->arch, "%s", archs[i]);
+            return set(b, "model_type", json_string(archs[i]));
+        }
+    return td_fail(b->err, TD_ERR_UNSUPPORTED,
+                   "general.architecture is %.*s, must be llama, qwen2 or qwen3",
+                   !arch.bytes   ? 6
+                   : arch.n < 40 ? (int)arch.n
+                                 : 40,
+                   arch.bytes ? arch.bytes : "absent");
+}
+
+static td_status build(struct build *b)
+{
+    td_status s;
+    if ((s = read_arch(b)) || (s = refuse_unknown(b)) || (s = read_sizes(b)) ||
+        (s = read_vocab_size(b)) || (s = read_eps(b)) || (s = read_rope(b)) ||
+        (s = read_special_ids(b)))
+        return s;
+    if ((s = set(b, "torch_dtype", json_string(dtype_name(b->g)))) ||
+        (s = set(b, "tie_word_embeddings", json_boolean(!has_tensor(b->g, "output.weight")))))
+        return s;
+    return strcmp(b->arch, "qwen2") != 0
+               ? set(b, "attention_bias", json_boolean(has_tensor(b->g, "blk.0.attn_output.bias")))
+               : TD_OK;
+}
+
+td_status td_gguf_config(const struct td_gguf *g, const char *what,
+                         struct td_model_config *ret_config, struct td_err *err)
+{
+    struct build b = {.g = g, .out = json_object(), .err = err};
+    if (!b.out) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
+    td_status s = build(&b);
+    if (!s) s = td_model_config_read(b.out, "its keys, as config.json", ret_config, err);
+    json_decref(b.out);
+    return s && err ? td_err_prefix(err, "%s", what) : s;
+}

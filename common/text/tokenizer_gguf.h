@@ -1,0 +1,14 @@
+/* tokenizer_gguf.h - a tokenizer from the keys of a GGUF file. Internal to
+ * common/text/tokenizer*.c and its tests. */
+#ifndef TD_TEXT_TOKENIZER_GGUF_H
+#define TD_TEXT_TOKENIZER_GGUF_H
+
+#include "common/base/gguf.h"
+#include "common/text/tokenizer.h"
+
+/* Models "llama" (SentencePiece, by score) and "gpt2" (byte-level BPE with the splitters that
+ * tokenizer_gguf.c names); others are refused by name. `what` names the file in errors. */
+td_status td_tokenizer_from_gguf(const struct td_gguf *g, const char *what,
+                                 struct td_tokenizer **ret_tokenizer, struct td_err *err);
+
+#endif

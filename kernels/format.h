@@ -1,0 +1,83 @@
+/* format.h - how the values of a weight matrix are stored: one table, a row for each format.
+ *
+ * A plain format is an array of elements (F32, F16, BF16). A block format stores a row as blocks of
+ * `block` consecutive values, each with its own scales: the types of a GGUF file. Products with
+ * them are integer products: the activations of a row are rounded to 8 bits in groups of 32 and
+ * meet the integer codes of the weights; scales multiply the exact sum of a group (blocks.h).
+ *
+ * Adding a format: a function that reads a block back to f32 and one that splits it into groups
+ * (formats/), and a row in formats/formats.h. Nothing outside kernels/ and the weights of
+ * common/model knows which formats there are.
+ *
+ * Source of the layouts: the block structures of ggml, as files of GGUF version 3 hold them. */
+#ifndef TD_KERNELS_FORMAT_H
+#define TD_KERNELS_FORMAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Values that share one integer sum, and one scale of the activations. */
+#define TD_GROUP 32
+#define TD_BLOCK_VALUES_MAX 256
+
+/* How the scale of a group is made of a block's fields, and what is subtracted. */
+enum td_scales {
+    TD_SCALES_F16, /* value = d * c */
+};
+
+/* 32 consecutive values of a row, as the kernels compute with them. `c` in enum td_scales is the
+ * value of a code: code - offset of the format; with 8 bits the code as two's complement. */
+struct td_group {
+    uint8_t codes[TD_GROUP];
+    uint16_t d; /* bits of f16 */
+};
+
+struct td_format {
+    const char *name;    /* "BF16", "Q8_0": as GGUF has it */
+    enum td_dtype dtype; /* plain: the elements' type; 0: a block format */
+    uint32_t gguf_type;
+    int32_t block; /* values of one block; 1 when plain */
+    int32_t block_bytes;
+
+    /* Block formats only. `read` is the reference: the values of one block, each operation rounded
+     * to f32 in ggml's order. `split` gives group g (from 0) of a block. */
+    void (*read)(const uint8_t *block, float *ret_values);
+    void (*split)(const uint8_t *block, int32_t g, struct td_group *ret_group);
+    int32_t bits;   /* of a code */
+    int32_t offset; /* see struct td_group */
+    enum td_scales scales;
+    int32_t index; /* among the block formats, for the kernels' tables */
+};
+
+/* The row of an element type; static storage. */
+const struct td_format *td_format_of_dtype(enum td_dtype dtype);
+/* The row of a type number of GGUF; NULL when this version does not compute with it. */
+const struct td_format *td_format_of_gguf(uint32_t gguf_type);
+
+/* Bytes of n_values consecutive values, a multiple of the format's block. */
+static inline size_t td_format_bytes(const struct td_format *f, int64_t n_values)
+{
+    return (size_t)(n_values / f->block) * (size_t)f->block_bytes;
+}
+
+/* Values [0, n_values) of src as f32; n_values is a multiple of the block, src may have any
+ * alignment. Exact for plain formats. */
+void td_format_read(const struct td_format *f, const void *src, int64_t n_values,
+                    float *ret_values);
+
+/* out[r,:] = the values of row ids[r] of table [.., dim], as td_ops.embed; for any format. Computes
+ * its share `part` of n_parts of the rows. */
+void td_format_embed(const struct td_format *f, const void *table, const int32_t *ids,
+                     int32_t n_rows, int32_t dim, int part, int n_parts, float *ret_rows);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,81 @@
+"""A model in a GGUF file, served: routers and workers that read all of it from the file give the
+tokens of one process, and workers with another format are not mixed in."""
+import os
+import random
+import subprocess
+
+import pytest
+
+from harness import BIN, POCKET, SHORT, SLOW, Cluster, check_results, one_process
+
+N = 6 if SHORT else 16
+
+
+def make_requests():
+    rng = random.Random(31)
+    return [{
+        "ids": [rng.randrange(3, 1024) for _ in range(rng.choice([1, 15, 16, 33, 100]))],
+        "max_tokens": rng.choice([2, 9, 17]), "seed": rng.randrange(1 << 40), "logprobs": 0,
+        "temperature": rng.choice([0.0, 0.8]), "top_k": rng.choice([0, 20])
+    } for i in range(N)]
+
+
+REQUESTS = make_requests()
+
+
+def write(path, kind):
+    subprocess.run([os.path.join(BIN, "make_gguf"), POCKET, path, kind], check=True,
+                   timeout=60 * SLOW)
+    return str(path)
+
+
+@pytest.fixture(scope="module", params=["Q8_0", "Q4_0"])
+def model(request, tmp_path_factory):
+    kind = request.param
+    return write(tmp_path_factory.mktemp("gguf") / f"pocket-{kind}.gguf", kind)
+
+
+def test_tokens_of_one_process(model):
+    oracle = one_process(REQUESTS, model)[0]
+    assert one_process(REQUESTS, model, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
+    with Cluster(model=model, dtype="bf16", prefill=1, decode=2) as c:
+        requests = c.requests(REQUESTS)
+        check_results(c.generate_many(requests), oracle)
+        check_results([c.generate(r) for r in requests[:4]], oracle[:4])  # one at a time
+        c.wait_idle()
+
+
+def test_ranks(model):
+    """Two ranks cut the columns of the output matrices at whole blocks: the same greedy tokens."""
+    greedy = [dict(r, temperature=0.0, top_k=0) for r in REQUESTS]
+    want, got = one_process(greedy, model)[0], one_process(greedy, model, tp=2)[0]
+    same = sum(a[0] == b[0] for a, b in zip(want, got))
+    assert same >= N - 2, (same, N)  # sums over ranks have another order: near ties may differ
+
+
+def tokenize(model, text, *more):
+    done = subprocess.run([os.path.join(BIN, "tandem"), "tokenize", "--whole", "--model", model,
+                           *more], input=text.encode(), capture_output=True, timeout=60 * SLOW,
+                          check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("text", [
+    "Once upon a time, there was a girl.", "it's  1234 \n\n\t x", "<|im_start|>user\nh\u00e9llo"
+    " \U0001f600<|im_end|>", " ", "'re'LL 'S"
+])
+def test_the_ids_of_the_directory(text, tmp_path):
+    path = write(tmp_path / "pocket.gguf", "BF16")
+    for more in ([], ["--add-special"]):
+        assert tokenize(path, text, *more) == tokenize(POCKET, text, *more)
+
+
+def test_another_format_is_another_model(tmp_path):
+    """A decode worker with Q4_0 beside prefill workers with Q8_0 would continue other numbers."""
+    q8_0, q4_0 = (write(tmp_path / f"{k}.gguf", k) for k in ("Q8_0", "Q4_0"))
+    with Cluster(model=q8_0, dtype="bf16") as c:
+        c.model = q4_0
+        odd = c.start_worker("decode", wait=False)
+        odd.wait_log(r"ev=registration_rejected .*KV layout \S+ differs from .*: model, dtype")
+        check_results([c.generate(r) for r in c.requests(REQUESTS[:2])],
+                      one_process(REQUESTS[:2], q8_0)[0])

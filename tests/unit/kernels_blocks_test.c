@@ -1,0 +1,203 @@
+/* kernels_blocks_test.c - formats of blocks, and the product with them: every table gives the bits
+ * of ref on odd shapes, whatever company a row has, and ref is what blocks.h says, in double. */
+#include "tests/unit/kernels_test.h"
+
+#include "kernels/blocks.h"
+#include "kernels/format.h"
+
+/* Formats by GGUF's number; td_format_of_gguf says which there are. */
+enum { N_TYPES = 64 };
+
+/* Random blocks with scales that are finite: every f16 is drawn apart. */
+static uint8_t *make_rows(const struct td_format *f, int32_t n, int32_t k)
+{
+    size_t bytes = (size_t)n * td_format_bytes(f, k);
+    uint8_t *rows = alloc_poisoned(bytes);
+    for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)rng_u64();
+    for (uint8_t *b = rows; b < rows + bytes; b += f->block_bytes) {
+        uint16_t d;
+        put(&d, TD_F16, 0, 0.01f * rng_normal());
+        memcpy(b, &d, 2);
+    }
+    return rows;
+}
+
+struct case_of {
+    const struct td_format *f;
+    int32_t m, n, k;
+    int64_t xs, ys;
+    uint8_t *rows;
+    float *x, *y0, *bias;
+};
+
+static struct case_of case_make(const struct td_format *f, int32_t m, int32_t n, int32_t k)
+{
+    struct case_of c = {.f = f, .m = m, .n = n, .k = k};
+    c.xs = k + rng_int(0, 5), c.ys = n + rng_int(0, 5);
+    c.rows = make_rows(f, n, k);
+    c.x = alloc_poisoned((size_t)(m * c.xs) * 4);
+    c.y0 = alloc_poisoned((size_t)(m * c.ys) * 4);
+    c.bias = alloc_poisoned((size_t)n * 4);
+    rng_fill(c.bias, n);
+    for (int32_t i = 0; i < m; i++) rng_fill(c.x + i * c.xs, k), rng_fill(c.y0 + i * c.ys, n);
+    return c;
+}
+
+static void case_free(struct case_of *c) { free(c->rows), free(c->x), free(c->y0), free(c->bias); }
+
+/* Rows [first, first + n) of the case; the caller frees. Bias with odd `flags`, the residual with
+ * bit 1. */
+static float *product(const struct td_ops *ops, const struct case_of *c, int32_t first, int32_t n,
+                      int flags, int n_parts)
+{
+    const struct td_block_ops *b = ops->blocks;
+    void *packed = alloc_poisoned(b->packed_bytes(c->n, c->k, c->f));
+    for (int32_t row = (c->n - 1) / 64 * 64; row >= 0; row -= 64)
+        b->pack(packed, c->n, c->k, c->f, c->rows + (size_t)row * td_format_bytes(c->f, c->k), row,
+                c->n - row < 64 ? c->n - row : 64);
+    struct td_weight w = {.data = packed, .n_out = c->n, .n_in = c->k, .format = c->f};
+    float *y = alloc_poisoned((size_t)(n * c->ys) * 4);
+    memcpy(y, c->y0 + first * c->ys, (size_t)(n * c->ys) * 4);
+    struct td_gemm_args a = {.w = &w,
+                             .x = c->x + first * c->xs,
+                             .y = y,
+                             .bias = flags & 1 ? c->bias : NULL,
+                             .scratch = alloc_poisoned(b->gemm_scratch_bytes(n, c->k)),
+                             .n_rows = n,
+                             .x_stride = c->xs,
+                             .y_stride = c->ys,
+                             .accumulate = (flags & 2) != 0};
+    for (int p = 0; p < n_parts; p++) b->gemm_prepare(&a, p, n_parts);
+    for (int p = n_parts - 1; p >= 0; p--) b->gemm(&a, p, n_parts);
+    free(a.scratch), free(packed);
+    return y;
+}
+
+static void check_same(const struct td_ops *ops, const struct case_of *c, const float *want,
+                       const float *got, int32_t n_rows, int n_parts)
+{
+    for (int64_t i = 0; i < n_rows * c->ys; i++)
+        if (memcmp(&want[i], &got[i], 4) != 0)
+            fail_msg("%s %s m=%d n=%d k=%d parts=%d: y[%d,%d] is %a, must be %a", ops->name,
+                     c->f->name, c->m, c->n, c->k, n_parts, (int)(i / c->ys), (int)(i % c->ys),
+                     (double)got[i], (double)want[i]);
+}
+
+/* Every M to 65 and some beyond, against ref; then each row alone. */
+static void tables_give_the_bits_of_ref(void **state)
+{
+    (void)state;
+    static const int32_t ns[] = {1, 5, 31, 32, 33, 63, 64, 65, 130};
+    const struct td_ops *ref = td_ops_by_name("ref");
+    for (int t = 1; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        for (uint32_t type = 0; type < N_TYPES && ops; type++) {
+            const struct td_format *f = td_format_of_gguf(type);
+            if (!f || f->dtype) continue;
+            for (int32_t m = 1; m <= 65; m++) {
+                int n_parts = rng_int(1, 5), flags = rng_int(0, 3);
+                struct case_of c =
+                    case_make(f, m, ns[rng_int(0, 8)], f->block * (int32_t)rng_int(1, 9));
+                float *want = product(ref, &c, 0, m, flags, 1),
+                      *got = product(ops, &c, 0, m, flags, n_parts);
+                check_same(ops, &c, want, got, m, n_parts);
+                int32_t first = rng_int(0, m - 1), n = rng_int(1, m - first);
+                free(got);
+                got = product(ops, &c, first, n, flags, n_parts);
+                check_same(ops, &c, want + first * c.ys, got, n, n_parts);
+                free(want), free(got), case_free(&c);
+            }
+            struct case_of large = case_make(f, 300, 200, f->block * 8);
+            float *want = product(ref, &large, 0, 300, 3, 1),
+                  *got = product(ops, &large, 0, 300, 3, 3);
+            check_same(ops, &large, want, got, 300, 3);
+            free(want), free(got), case_free(&large);
+        }
+    }
+}
+
+/* ref against the values that `read` gives, in double: the difference is that of the activations,
+ * whose codes are off by at most half a step, and of one chain in f32. */
+static void ref_multiplies_what_read_gives(void **state)
+{
+    (void)state;
+    const struct td_ops *ref = td_ops_by_name("ref");
+    for (uint32_t type = 0; type < N_TYPES; type++) {
+        const struct td_format *f = td_format_of_gguf(type);
+        if (!f || f->dtype) continue;
+        struct case_of c = case_make(f, 3, 7, f->block * 4);
+        float *y = product(ref, &c, 0, 3, 0, 1), *w = alloc_poisoned((size_t)c.k * 4);
+        for (int32_t n = 0; n < c.n; n++) {
+            td_format_read(f, c.rows + (size_t)n * td_format_bytes(f, c.k), c.k, w);
+            for (int32_t m = 0; m < c.m; m++) {
+                double dot = 0, sum_abs = 0;
+                for (int32_t g = 0; g < c.k; g += TD_GROUP) {
+                    struct td_group_x x;
+                    td_group_x_make(c.x + m * c.xs + g, &x);
+                    for (int i = 0; i < TD_GROUP; i++) {
+                        double a = (double)x.codes[i] * (double)x.s, v = (double)w[g + i];
+                        assert_true(fabs(a - (double)c.x[m * c.xs + g + i]) <= 0.501 * (double)x.s);
+                        dot += a * v;
+                        sum_abs += fabs(a * v);
+                    }
+                }
+                double got = (double)y[m * c.ys + n];
+                if (!(fabs(got - dot) <= 0x1p-22 * sum_abs))
+                    fail_msg("%s k=%d: y[%d,%d] = %.9g, in double %.9g", f->name, c.k, m, n, got,
+                             dot);
+            }
+        }
+        free(y), free(w), case_free(&c);
+    }
+}
+
+/* Activations that are no numbers make outputs that are none; tiny ones count as zero. */
+static void odd_activations(void **state)
+{
+    (void)state;
+    static const float odd[] = {INFINITY, -INFINITY, NAN};
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        if (!ops) continue;
+        const struct td_format *f = td_format_of_gguf(8);
+        struct case_of c = case_make(f, 4, 5, 64);
+        for (int i = 0; i < 3; i++) c.x[i * c.xs + 33 + i] = odd[i];
+        for (int k = 0; k < c.k; k++) c.x[3 * c.xs + k] = k % 2 ? 0x1p-120f : -0x1p-149f;
+        float *y = product(ops, &c, 0, 4, 0, 1);
+        for (int32_t n = 0; n < c.n; n++) {
+            for (int32_t m = 0; m < 3; m++) assert_true(isnan(y[m * c.ys + n]));
+            assert_true(y[3 * c.ys + n] == 0);
+        }
+        free(y), case_free(&c);
+    }
+}
+
+/* Memory: the bytes of the file, and of what a last panel lacks. */
+static void packed_bytes_are_those_of_the_file(void **state)
+{
+    (void)state;
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        for (uint32_t type = 0; type < N_TYPES && ops; type++) {
+            const struct td_format *f = td_format_of_gguf(type);
+            if (!f || f->dtype) continue;
+            size_t file = 2048 * td_format_bytes(f, 2048),
+                   packed = ops->blocks->packed_bytes(2048, 2048, f);
+            if (packed > file + file * 7 / 100)
+                fail_msg("%s %s: %zu bytes packed, %zu in the file", ops->name, f->name, packed,
+                         file);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables_give_the_bits_of_ref),
+        cmocka_unit_test(ref_multiplies_what_read_gives),
+        cmocka_unit_test(odd_activations),
+        cmocka_unit_test(packed_bytes_are_those_of_the_file),
+    };
+    rng_start();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
