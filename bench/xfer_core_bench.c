@@ -345,7 +345,7 @@ static struct figures one(struct nic *v, struct side *p, struct side *d, const i
     need(bytes == (uint64_t)n * p->core.block_bytes, "planning every byte once");
     t = td_now_ns();
     for (uint32_t i = 0; i < n_wr; i++)
-        td_xfer_core_wr_done(&p->core, now, wrs[i].op, wrs[i].n_bytes, true);
+        td_xfer_core_wr_done(&p->core, wrs[i].op, wrs[i].n_bytes, true);
     f.done_us = (double)(td_now_ns() - t) / 1e3;
     one_close(p, d, slot, op, conn, now);
     return f;

@@ -142,7 +142,7 @@ void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td
                  ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX)
             x->op_aux[i].tried &= ~(1u << path);
         else
-            td_xfer_core_op_fail(&x->core, xfer_now(x), i, status, reason);
+            td_xfer_core_op_fail(&x->core, i, status, reason);
     }
     if (fell_back) {
         x->told.n_fallbacks++;
@@ -417,7 +417,7 @@ void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
         x->core.ops[i].tries.retry_ns = 0; /* it is tried now: no tick need remind us */
         struct td_xfer_conn *c = find_or_dial(x, i, reason);
         if (!c)
-            td_xfer_core_op_fail(&x->core, xfer_now(x), i, TD_ERR_PEER, reason);
+            td_xfer_core_op_fail(&x->core, i, TD_ERR_PEER, reason);
         else if (c->state == XFER_CONN_READY)
             op_attach(x, i, c);
         else

@@ -668,8 +668,8 @@ static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
     for (int32_t i = 0; i < w.n && read; i++) read = pool_crc(x, w.src[i], &w.digest[i].crc);
     pthread_mutex_lock(&x->lock);
     if (!read)
-        td_xfer_core_op_broke(&x->core, w.op, TD_ERR_DEVICE,
-                              "device: the blocks cannot be read for their digests");
+        td_xfer_core_op_fail(&x->core, w.op, TD_ERR_DEVICE,
+                             "device: the blocks cannot be read for their digests");
     td_xfer_core_digest_end(&x->core, &w);
     return true;
 }

@@ -62,6 +62,7 @@
 #include "common/base/fault.h"
 
 #define TURN_NONE UINT32_MAX
+#define N_LISTS 7 /* of TD_XFER_MAX_BLOCKS entries, for each slot and each op */
 /* orphan graces: a peer that is known to live dials again, but its machine may be busy */
 #define PARTED_GRACE 2
 /* orphan graces: a peer that lives and does not retire for so long is cut off */
@@ -272,6 +273,13 @@ static void slot_unbind(struct td_xfer_slot *s)
     s->handle = 0;
 }
 
+/* It has not ended yet: it is READY, FAILED or revoked later. */
+static bool slot_is_live(const struct td_xfer_slot *s)
+{
+    return s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING ||
+           s->state == TD_SLOT_VERIFYING;
+}
+
 static bool is_written(const struct td_xfer_slot *s) /* by a NIC, or may be yet */
 {
     return td_xfer_held(&s->holds, TD_HOLD_WRITER) || td_xfer_held(&s->holds, TD_HOLD_QUARANTINE);
@@ -310,8 +318,7 @@ static void slot_writer_retired(struct td_xfer_core *c, struct td_xfer_slot *s)
 static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
-    TD_ASSERT(s->state == TD_SLOT_ARMED || s->state == TD_SLOT_FILLING ||
-              s->state == TD_SLOT_VERIFYING);
+    TD_ASSERT(slot_is_live(s));
     s->state = TD_SLOT_FAILED;
     if (td_xfer_held(&s->holds, TD_HOLD_WINDOWS))
         due_by(c, 1); /* the tick gives a writer that still lives its time to answer */
@@ -320,6 +327,18 @@ static void slot_fail(struct td_xfer_core *c, uint32_t id, td_status status, con
     slot_unbind(s);
     c->stats.n_failed++;
     emit(c, TD_XFER_SLOT_FAILED, id);
+}
+
+/* This attempt is over; the next one must have come by until_ns, or the slot fails for `reason`. */
+static void slot_orphaned(struct td_xfer_core *c, struct td_xfer_slot *s, uint64_t until_ns,
+                          td_status status, const char *reason)
+{
+    s->state = TD_SLOT_ARMED;
+    slot_unbind(s);
+    s->status = status;
+    set_reason(s->reason, reason);
+    s->orphan_ns = until_ns;
+    due_by(c, until_ns);
 }
 
 td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, int32_t n_blocks,
@@ -368,22 +387,11 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
 {
     if (id >= c->max_slots) return;
     struct td_xfer_slot *s = &c->slots[id];
-    switch (s->state) {
-    case TD_SLOT_FREE:
-    case TD_SLOT_REVOKING:
-    case TD_SLOT_RETIRED:
-        return;
-    case TD_SLOT_READY:
-        break;
-    case TD_SLOT_FAILED:
-        break; /* keeps its own reason */
-    case TD_SLOT_ARMED:
-    case TD_SLOT_FILLING:
-    case TD_SLOT_VERIFYING:
+    if (!slot_is_live(s) && s->state != TD_SLOT_READY && s->state != TD_SLOT_FAILED) return;
+    if (slot_is_live(s)) { /* one that has failed keeps its own reason */
         s->status = TD_ERR_CANCELLED;
         set_reason(s->reason, reason);
         slot_answer(c, id, TD_XFER_FAIL, TD_ERR_CANCELLED, s->reason);
-        break;
     }
     slot_unbind(s);
     s->state = TD_SLOT_REVOKING;
@@ -395,6 +403,9 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t id, const char *reason
 /* NULL, or what another attempt of this slot has to wait for. */
 static const char *why_not_yet(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
+    /* its connection went after the last byte: the verdict is near */
+    if (s->state == TD_SLOT_VERIFYING) return "the bytes are being verified";
+    TD_ASSERT(!td_xfer_held(&s->holds, TD_HOLD_IO) && !td_xfer_held(&s->holds, TD_HOLD_NIC));
     if (td_xfer_held(&s->holds, TD_HOLD_DEVICE)) /* on top of what the next one brings */
         return "copies of an earlier attempt are under way";
     if (!is_written(s) && slot_is_dirty(c, s))
@@ -464,23 +475,11 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_STALE, "a later attempt has the slot");
         return TD_OK;
     }
-    switch (s->state) {
-    case TD_SLOT_ARMED:
-    case TD_SLOT_FILLING:
-        break;
-    case TD_SLOT_VERIFYING: /* its connection went after the last byte: the verdict is near */
-        answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, "the bytes are being verified");
-        return TD_OK;
-    case TD_SLOT_FREE:
-    case TD_SLOT_READY:
-    case TD_SLOT_FAILED:
-    case TD_SLOT_REVOKING:
-    case TD_SLOT_RETIRED:
+    if (!slot_is_live(s)) {
         answer(c, conn, f, TD_XFER_FAIL, s->status ? s->status : TD_ERR_STALE,
                s->reason[0] ? s->reason : "the slot was given back");
         return TD_OK;
     }
-    TD_ASSERT(!td_xfer_held(&s->holds, TD_HOLD_IO) && !td_xfer_held(&s->holds, TD_HOLD_NIC));
     const char *wait = why_not_yet(c, s);
     if (wait)
         answer(c, conn, f, TD_XFER_FAIL, TD_ERR_AGAIN, wait);
@@ -489,8 +488,8 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
     return TD_OK;
 }
 
-static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn,
-                          const struct td_xfer_frame *f)
+bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn,
+                           const struct td_xfer_frame *f)
 {
     if (f->slot >= c->max_slots) return false;
     const struct td_xfer_slot *s = &c->slots[f->slot];
@@ -498,13 +497,19 @@ static bool slot_is_bound(const struct td_xfer_core *c, uint64_t conn,
            s->attempt == f->attempt && s->handle == f->handle;
 }
 
+/* The slot that this frame is for; NULL, and counted: its attempt is not the bound one any more. */
+static struct td_xfer_slot *bound_slot(struct td_xfer_core *c, uint64_t conn,
+                                       const struct td_xfer_frame *f)
+{
+    if (td_xfer_core_is_bound(c, conn, f)) return &c->slots[f->slot];
+    c->stats.n_stale_frames++;
+    return NULL;
+}
+
 td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
-    if (!slot_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return TD_ERR_STALE;
-    }
-    struct td_xfer_slot *s = &c->slots[f->slot];
+    struct td_xfer_slot *s = bound_slot(c, conn, f);
+    if (!s) return TD_ERR_STALE;
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     if (s->way != TD_XFER_BY_DATA || f->offset > total || f->length > total - f->offset)
         return TD_ERR_CORRUPT;
@@ -525,21 +530,15 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
 
 bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
-    if (!slot_is_bound(c, conn, f)) return false;
+    if (!td_xfer_core_is_bound(c, conn, f)) return false;
     TD_ASSERT(!td_xfer_held(&c->slots[f->slot].holds, TD_HOLD_IO));
     hold(&c->slots[f->slot].holds, TD_HOLD_IO);
     return true;
 }
 
-bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn,
-                           const struct td_xfer_frame *f)
-{
-    return slot_is_bound(c, conn, f);
-}
-
 bool td_xfer_core_dma_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
 {
-    if (!slot_is_bound(c, conn, f)) return false;
+    if (!td_xfer_core_is_bound(c, conn, f)) return false;
     hold(&c->slots[f->slot].holds, TD_HOLD_DEVICE);
     return true;
 }
@@ -635,11 +634,8 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
                               uint32_t first, const int32_t *ids, int32_t n,
                               int32_t n_source_blocks)
 {
-    if (!slot_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return TD_ERR_STALE;
-    }
-    struct td_xfer_slot *s = &c->slots[f->slot];
+    struct td_xfer_slot *s = bound_slot(c, conn, f);
+    if (!s) return TD_ERR_STALE;
     if ((!is_copied(s->way) && s->way != TD_XFER_BY_NIC) || s->final_seen || n < 1 ||
         first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
@@ -737,8 +733,8 @@ static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint3
 
 /* shm, cuda-ipc: the next piece of a slot that wants one: of one block up to max_bytes, or whole
  * neighbours. Counts it as begun. */
-static void local_next(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum,
-                       int32_t max_blocks, struct td_xfer_copy *copy)
+static void copy_of(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum,
+                    int32_t max_blocks, struct td_xfer_copy *copy)
 {
     struct td_xfer_slot *s = &c->slots[id];
     while (s->got[s->fetch.order[s->fetch.at]] == s->fetch.told[s->fetch.order[s->fetch.at]])
@@ -777,19 +773,34 @@ uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c)
     return n;
 }
 
-bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
-                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
+/* The same of the slot whose turn it is; false: none wants one. Holds it. */
+static bool fetch_next(struct td_xfer_core *c, struct td_xfer_turns *turns, enum td_xfer_way way,
+                       uint64_t max_bytes, uint64_t max_sum, int32_t max_blocks,
+                       struct td_xfer_copy *ret_copy)
 {
-    uint32_t from = slot_turn(c, turns, TD_XFER_BY_COPY, 0), id;
+    uint32_t from = slot_turn(c, turns, way, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
-        if (!slot_wants(c, id, TD_XFER_BY_COPY, 0)) continue;
-        TD_ASSERT(!td_xfer_held(&c->slots[id].holds, TD_HOLD_IO));
-        hold(&c->slots[id].holds, TD_HOLD_IO);
-        local_next(c, id, max_bytes, max_bytes, max_blocks, ret_copy);
+        struct td_xfer_holds *holds = &c->slots[id].holds;
+        if (!slot_wants(c, id, way, 0)) continue;
+        TD_ASSERT(way != TD_XFER_BY_COPY || !td_xfer_held(holds, TD_HOLD_IO));
+        hold(holds, way == TD_XFER_BY_COPY ? TD_HOLD_IO : TD_HOLD_DEVICE);
+        copy_of(c, id, max_bytes, max_sum, max_blocks, ret_copy);
         turn_over(turns, from, id, c->max_slots);
         return true;
     }
     return false;
+}
+
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
+{
+    return fetch_next(c, turns, TD_XFER_BY_COPY, max_bytes, max_bytes, max_blocks, ret_copy);
+}
+
+bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
+{
+    return fetch_next(c, turns, TD_XFER_BY_DEVICE, c->block_bytes, max_bytes, max_blocks, ret_copy);
 }
 
 void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy,
@@ -807,20 +818,6 @@ void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct
     slot_check_ready(c, now_ns, copy->slot);
 }
 
-bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
-                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
-{
-    uint32_t from = slot_turn(c, turns, TD_XFER_BY_DEVICE, 0), id;
-    for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
-        if (!slot_wants(c, id, TD_XFER_BY_DEVICE, 0)) continue;
-        local_next(c, id, c->block_bytes, max_bytes, max_blocks, ret_copy);
-        hold(&c->slots[id].holds, TD_HOLD_DEVICE);
-        turn_over(turns, from, id, c->max_slots);
-        return true;
-    }
-    return false;
-}
-
 /* A time by the sender's clock, by ours; neither in the future nor before this clock began. */
 static uint64_t local_time(uint64_t now_ns, uint32_t clock_us, uint32_t then_us)
 {
@@ -832,11 +829,8 @@ static uint64_t local_time(uint64_t now_ns, uint32_t clock_us, uint32_t then_us)
 td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_t clock_us,
                                 uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note)
 {
-    if (!slot_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return TD_ERR_STALE;
-    }
-    struct td_xfer_slot *s = &c->slots[f->slot];
+    struct td_xfer_slot *s = bound_slot(c, conn, f);
+    if (!s) return TD_ERR_STALE;
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
     /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on
        rdma the queue pairs, may still be at work. */
@@ -861,23 +855,17 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
 void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f,
                            const char *reason)
 {
-    if (f->slot < c->max_slots) {
-        struct td_xfer_slot *s = &c->slots[f->slot];
-        bool retired = !(f->flags & TD_XFER_ABORT_UNRETIRED);
-        if (retired && td_xfer_held(&s->holds, TD_HOLD_WRITER) && s->nic.writer_conn == conn &&
-            s->generation == f->generation && s->nic.writer_handle == f->handle) {
-            slot_writer_retired(c, s); /* all its work requests have completed: the retirement
-                                          proof */
-            slot_check_retired(c, f->slot);
-        }
+    struct td_xfer_slot *s = f->slot < c->max_slots ? &c->slots[f->slot] : NULL;
+    bool retired = !(f->flags & TD_XFER_ABORT_UNRETIRED);
+    if (s && retired && td_xfer_held(&s->holds, TD_HOLD_WRITER) && s->nic.writer_conn == conn &&
+        s->generation == f->generation && s->nic.writer_handle == f->handle) {
+        slot_writer_retired(c, s); /* all its work requests have completed: that is the proof */
+        slot_check_retired(c, f->slot);
     }
-    if (!slot_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return;
-    }
+    s = bound_slot(c, conn, f);
+    if (!s) return;
     char text[TD_XFER_REASON_MAX];
     snprintf(text, sizeof text, "sender: %.140s", reason);
-    struct td_xfer_slot *s = &c->slots[f->slot];
     /* it waits for that */
     if (s->way == TD_XFER_BY_NIC && s->fetch.n_refs)
         slot_answer(c, f->slot, TD_XFER_FAIL, TD_ERR_CANCELLED, "the sender aborted");
@@ -958,11 +946,8 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn,
                                  const struct td_xfer_frame *f,
                                  const struct td_xfer_digest *digests, int32_t n)
 {
-    if (!slot_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return TD_ERR_STALE;
-    }
-    struct td_xfer_slot *s = &c->slots[f->slot];
+    struct td_xfer_slot *s = bound_slot(c, conn, f);
+    if (!s) return TD_ERR_STALE;
     if (s->final_seen || n > s->n_blocks - s->check.n) return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++)
         if (digests[i].block >= (uint32_t)s->n_blocks) return TD_ERR_CORRUPT;
@@ -1146,12 +1131,7 @@ void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns,
         slot_fail(c, v->slot, TD_ERR_CORRUPT, reason);
         return;
     }
-    s->state = TD_SLOT_ARMED; /* one more attempt */
-    slot_unbind(s);
-    s->status = TD_ERR_CORRUPT;
-    set_reason(s->reason, reason);
-    s->orphan_ns = now_ns + PARTED_GRACE * c->orphan_grace_ns;
-    due_by(c, s->orphan_ns);
+    slot_orphaned(c, s, now_ns + PARTED_GRACE * c->orphan_grace_ns, TD_ERR_CORRUPT, reason);
 }
 
 /* --- sender ----------------------------------------------------------------------------------- */
@@ -1219,6 +1199,20 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
     due_by(c, op->tries.retry_ns ? op->tries.retry_ns : 1);
 }
 
+/* again: back to WAIT_CONN for another attempt, when neither the backend nor a NIC reads for this
+ * one any more. */
+static void op_stop(struct td_xfer_core *c, uint32_t id, bool again)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
+    op->conn = 0;
+    op->handle = 0;
+    op->tries.again = again;
+    op->state = TD_OP_STOPPING;
+    td_fault_point("xfer_stopping");
+    op_check_stopped(c, id);
+}
+
 /* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the
  * last work request has completed, because that is what lets it free its blocks; it is told so
  * even after its own FAIL. */
@@ -1235,27 +1229,7 @@ static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status s
     } else if (tell && op->conn) {
         op_say_abort(c, id, op->conn, op->handle, 0);
     }
-    c->hooks.op_handle(c->hooks.ctx, id, 0); /* invariant 4 */
-    op->conn = 0;
-    op->handle = 0;
-    op->tries.again = false;
-    op->state = TD_OP_STOPPING;
-    td_fault_point("xfer_stopping");
-    op_check_stopped(c, id);
-}
-
-/* Back to WAIT_CONN for another attempt, by way of STOPPING while the backend or the NIC still
- * reads for this one. */
-static void op_detach(struct td_xfer_core *c, uint32_t id)
-{
-    struct td_xfer_op *op = &c->ops[id];
-    c->hooks.op_handle(c->hooks.ctx, id, 0);
-    op->conn = 0;
-    op->handle = 0;
-    op->tries.again = true;
-    op->state = TD_OP_STOPPING;
-    td_fault_point("xfer_stopping");
-    op_check_stopped(c, id);
+    op_stop(c, id, false);
 }
 
 static bool op_is_live(const struct td_xfer_op *op)
@@ -1264,13 +1238,17 @@ static bool op_is_live(const struct td_xfer_op *op)
            op->state == TD_OP_WAIT_VERDICT;
 }
 
-static bool op_is_bound(const struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f)
+/* The op that this frame is for; NULL, and counted: of another attempt. */
+static struct td_xfer_op *bound_op(struct td_xfer_core *c, uint64_t conn,
+                                   const struct td_xfer_frame *f)
 {
-    if (f->op >= c->max_ops) return false;
-    const struct td_xfer_op *op = &c->ops[f->op];
-    return op_is_live(op) && op->conn == conn && conn && op->handle == f->handle &&
-           op->attempt == f->attempt && op->grant.slot == f->slot &&
-           op->grant.generation == f->generation;
+    struct td_xfer_op *op = f->op < c->max_ops ? &c->ops[f->op] : NULL;
+    if (op && op_is_live(op) && op->conn == conn && conn && op->handle == f->handle &&
+        op->attempt == f->attempt && op->grant.slot == f->slot &&
+        op->grant.generation == f->generation)
+        return op;
+    c->stats.n_stale_frames++;
+    return NULL;
 }
 
 td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_grant_blob *grant,
@@ -1411,11 +1389,9 @@ void td_xfer_core_finished(struct td_xfer_core *c, uint32_t id)
     op_end(c, id, true, TD_ERR_FINISHED, "the request is finished", true);
 }
 
-void td_xfer_core_op_fail(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, td_status status,
-                          const char *reason)
+void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
-    (void)now_ns;
-    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, false);
+    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
 }
 
 bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status status,
@@ -1430,12 +1406,6 @@ bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status stat
     op_end(c, id, true, status, reason, false);
     op->nic.tell_conn = 0; /* it was told */
     return true;
-}
-
-void td_xfer_core_op_broke(struct td_xfer_core *c, uint32_t id, td_status status,
-                           const char *reason)
-{
-    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
 }
 
 void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t id, uint32_t qps)
@@ -1559,15 +1529,20 @@ static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane
     return true;
 }
 
+static void count_sent(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes)
+{
+    op->sent.bytes += n_bytes;
+    c->stats.bytes_sent += n_bytes;
+    c->stats.bytes_by_path[op->path] += n_bytes;
+}
+
 static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes, int32_t n,
                      uint64_t upto, struct td_xfer_tx *tx)
 {
     tx->frame.type = TD_XFER_REF;
     tx->frame.offset = upto;
     tx->frame.length = 4 + 4 * (uint32_t)n;
-    op->sent.bytes += n_bytes;
-    c->stats.bytes_sent += n_bytes;
-    c->stats.bytes_by_path[op->path] += n_bytes;
+    count_sent(c, op, n_bytes);
 }
 
 /* shm, cuda-ipc: names source blocks of which the same bytes have come, for the receiver to
@@ -1685,11 +1660,8 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
                                   const struct td_xfer_frame *f, const struct td_xfer_run *runs,
                                   int32_t n, int32_t n_peer_blocks, bool own_keys)
 {
-    if (!op_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return TD_ERR_STALE;
-    }
-    struct td_xfer_op *op = &c->ops[f->op];
+    struct td_xfer_op *op = bound_op(c, conn, f);
+    if (!op) return TD_ERR_STALE;
     if (op->way != TD_XFER_BY_NIC || f->offset != (uint64_t)op->nic.n_targets)
         return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
@@ -1773,21 +1745,14 @@ void td_xfer_core_hold(struct td_xfer_core *c, uint32_t id)
     c->ops[id].nic.wr_conn = c->ops[id].conn; /* closing it ends what is held */
 }
 
-void td_xfer_core_wr_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, uint64_t n_bytes,
-                          bool ok)
+void td_xfer_core_wr_done(struct td_xfer_core *c, uint32_t id, uint64_t n_bytes, bool ok)
 {
-    (void)now_ns;
     struct td_xfer_op *op = &c->ops[id];
     release(&op->holds, TD_HOLD_NIC);
-    if (ok) {
-        op->sent.bytes += n_bytes;
-        c->stats.bytes_sent += n_bytes;
-        c->stats.bytes_by_path[op->path] += n_bytes;
-    } else {
-        op->nic.tell_conn =
-            0; /* it may have landed or not: no proof; the connection is about to go,
-                  and its other end fences */
-    }
+    /* It may have landed or not, which proves nothing: the connection is about to go, and its other
+     * end fences. */
+    if (!ok) op->nic.tell_conn = 0;
+    count_sent(c, op, ok ? n_bytes : 0);
     op_check_stopped(c, id);
 }
 
@@ -1845,14 +1810,10 @@ bool td_xfer_core_read_begin(struct td_xfer_core *c, uint32_t id, uint64_t handl
     return true;
 }
 
-void td_xfer_core_read_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, size_t n_bytes)
+void td_xfer_core_read_end(struct td_xfer_core *c, uint32_t id, size_t n_bytes)
 {
-    (void)now_ns;
-    struct td_xfer_op *op = &c->ops[id];
-    release(&op->holds, TD_HOLD_IO);
-    op->sent.bytes += n_bytes;
-    c->stats.bytes_sent += n_bytes;
-    c->stats.bytes_by_path[op->path] += n_bytes;
+    release(&c->ops[id].holds, TD_HOLD_IO);
+    count_sent(c, &c->ops[id], n_bytes);
     op_check_stopped(c, id);
 }
 
@@ -1872,11 +1833,8 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
                                const struct td_xfer_frame *f)
 {
     reader_over(c, conn, f);
-    if (!op_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return TD_ERR_STALE;
-    }
-    struct td_xfer_op *op = &c->ops[f->op];
+    struct td_xfer_op *op = bound_op(c, conn, f);
+    if (!op) return TD_ERR_STALE;
     if (!op->final) { /* nobody can have every byte before FINAL was said in some attempt of this
                          op, so another op used its grant before */
         op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete",
@@ -1892,11 +1850,8 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
                           const struct td_xfer_frame *f, const char *reason)
 {
     reader_over(c, conn, f);
-    if (!op_is_bound(c, conn, f)) {
-        c->stats.n_stale_frames++;
-        return;
-    }
-    struct td_xfer_op *op = &c->ops[f->op];
+    struct td_xfer_op *op = bound_op(c, conn, f);
+    if (!op) return;
     bool again =
         f->status == TD_ERR_AGAIN || (f->status == TD_ERR_CORRUPT && op->tries.n_mismatches++ == 0);
     if (again && op->attempt < 15) {
@@ -1904,7 +1859,7 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
             f->status == TD_ERR_AGAIN
                 ? now_ns + (TD_XFER_AGAIN_NS << (op->tries.n_again < 6 ? op->tries.n_again++ : 6))
                 : now_ns;
-        op_detach(c, f->op);
+        op_stop(c, f->op, true);
         return;
     }
     char text[TD_XFER_REASON_MAX];
@@ -1927,12 +1882,8 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
             slot_fail(c, i, status, reason);
             continue;
         }
-        s->state = TD_SLOT_ARMED;
-        slot_unbind(s);
-        s->status = status;
-        set_reason(s->reason, reason);
-        s->orphan_ns = now_ns + (how == TD_XFER_PARTED ? PARTED_GRACE : 1) * c->orphan_grace_ns;
-        due_by(c, s->orphan_ns);
+        uint64_t grace_ns = (how == TD_XFER_PARTED ? PARTED_GRACE : 1) * c->orphan_grace_ns;
+        slot_orphaned(c, s, now_ns + grace_ns, status, reason);
     }
     for (uint32_t i = 0; i < c->max_ops; i++) {
         struct td_xfer_op *op = &c->ops[i];
@@ -1947,9 +1898,79 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
             op->conn = 0; /* nobody is there to be told */
             op_end(c, i, true, status, reason, false);
         } else {
-            op_detach(c, i);
+            op_stop(c, i, true);
         }
     }
+}
+
+/* Quarantines that are over, writers that do not retire, windows that a silent writer loses. */
+static void tick_writer(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    bool live = td_xfer_held(&s->holds, TD_HOLD_WRITER);
+    bool fenced = td_xfer_held(&s->holds, TD_HOLD_QUARANTINE) && !live;
+    bool given_up = live && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED);
+    if (fenced && now_ns >= s->nic.quarantine_ns) {
+        release(&s->holds, TD_HOLD_QUARANTINE);
+        s->nic.quarantine_ns = 0;
+        slot_check_retired(c, id);
+        slot_check_ready(c, now_ns, id);
+    } else if (fenced) {
+        due_by(c, s->nic.quarantine_ns);
+    } else if (given_up) {
+        if (!s->nic.retire_ns) s->nic.retire_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+        if (now_ns >= s->nic.retire_ns)
+            c->stuck_conn = s->nic.writer_conn;
+        else
+            due_by(c, s->nic.retire_ns);
+    }
+    if (given_up && td_xfer_held(&s->holds, TD_HOLD_WINDOWS)) {
+        if (!s->nic.evict_ns) s->nic.evict_ns = now_ns + c->orphan_grace_ns;
+        if (now_ns < s->nic.evict_ns) due_by(c, s->nic.evict_ns);
+    }
+}
+
+static void tick_slot(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+{
+    struct td_xfer_slot *s = &c->slots[id];
+    if (!slot_is_live(s)) return;
+    if (now_ns >= s->deadline_ns) {
+        slot_answer(c, id, TD_XFER_FAIL, TD_ERR_DEADLINE, "the slot's deadline passed");
+        slot_fail(c, id, TD_ERR_DEADLINE,
+                  s->state == TD_SLOT_ARMED ? "deadline: the sender did not come"
+                                            : "deadline: the transfer was not complete");
+    } else if (now_ns >= s->orphan_ns) {
+        char reason[TD_XFER_REASON_MAX];
+        memcpy(reason, s->reason, sizeof reason);
+        slot_fail(c, id, s->status, reason);
+    } else {
+        due_by(c, s->deadline_ns);
+        due_by(c, s->orphan_ns);
+    }
+}
+
+static void tick_op(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+{
+    struct td_xfer_op *op = &c->ops[id];
+    if (op->state == TD_OP_STOPPING && op->holds.reasons & ~TD_HELD(TD_HOLD_IO)) {
+        if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+        if (now_ns >= op->stop_ns)
+            c->stuck_conn =
+                td_xfer_held(&op->holds, TD_HOLD_NIC) ? op->nic.wr_conn : op->pull.reader_conn;
+        else
+            due_by(c, op->stop_ns);
+    }
+    if (!op_is_live(op)) return;
+    if (now_ns >= op->deadline_ns) {
+        op_end(c, id, true, TD_ERR_DEADLINE, "the op's deadline passed", true);
+        return;
+    }
+    due_by(c, op->deadline_ns);
+    if (op->state != TD_OP_WAIT_CONN || !op->tries.retry_ns) return;
+    if (now_ns >= op->tries.retry_ns)
+        c->retry_due = true;
+    else
+        due_by(c, op->tries.retry_ns);
 }
 
 uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
@@ -1957,67 +1978,10 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     if (now_ns < c->next_tick_ns) return c->next_tick_ns;
     c->next_tick_ns = TD_NEVER_NS;
     for (uint32_t i = 0; i < c->max_slots; i++) {
-        struct td_xfer_slot *s = &c->slots[i];
-        bool live = td_xfer_held(&s->holds, TD_HOLD_WRITER);
-        bool fenced = td_xfer_held(&s->holds, TD_HOLD_QUARANTINE) && !live;
-        if (fenced && now_ns >= s->nic.quarantine_ns) {
-            release(&s->holds, TD_HOLD_QUARANTINE);
-            s->nic.quarantine_ns = 0;
-            slot_check_retired(c, i);
-            slot_check_ready(c, now_ns, i);
-        } else if (fenced) {
-            due_by(c, s->nic.quarantine_ns);
-        } else if (live && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED)) {
-            if (!s->nic.retire_ns) s->nic.retire_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-            if (now_ns >= s->nic.retire_ns)
-                c->stuck_conn = s->nic.writer_conn;
-            else
-                due_by(c, s->nic.retire_ns);
-        }
-        if (td_xfer_held(&s->holds, TD_HOLD_WINDOWS) && live &&
-            (s->state == TD_SLOT_FAILED || s->state == TD_SLOT_REVOKING)) {
-            if (!s->nic.evict_ns) s->nic.evict_ns = now_ns + c->orphan_grace_ns;
-            if (now_ns < s->nic.evict_ns) due_by(c, s->nic.evict_ns);
-        }
-        if (s->state != TD_SLOT_ARMED && s->state != TD_SLOT_FILLING &&
-            s->state != TD_SLOT_VERIFYING)
-            continue;
-        if (now_ns >= s->deadline_ns) {
-            slot_answer(c, i, TD_XFER_FAIL, TD_ERR_DEADLINE, "the slot's deadline passed");
-            slot_fail(c, i, TD_ERR_DEADLINE,
-                      s->state == TD_SLOT_ARMED ? "deadline: the sender did not come"
-                                                : "deadline: the transfer was not complete");
-        } else if (now_ns >= s->orphan_ns) {
-            char reason[TD_XFER_REASON_MAX];
-            memcpy(reason, s->reason, sizeof reason);
-            slot_fail(c, i, s->status, reason);
-        } else {
-            due_by(c, s->deadline_ns);
-            due_by(c, s->orphan_ns);
-        }
+        tick_writer(c, now_ns, i);
+        tick_slot(c, now_ns, i);
     }
-    for (uint32_t i = 0; i < c->max_ops; i++) {
-        struct td_xfer_op *op = &c->ops[i];
-        if (op->state == TD_OP_STOPPING && op->holds.reasons & ~TD_HELD(TD_HOLD_IO)) {
-            if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-            if (now_ns >= op->stop_ns)
-                c->stuck_conn =
-                    td_xfer_held(&op->holds, TD_HOLD_NIC) ? op->nic.wr_conn : op->pull.reader_conn;
-            else
-                due_by(c, op->stop_ns);
-        }
-        if (!op_is_live(op)) continue;
-        if (now_ns >= op->deadline_ns) {
-            op_end(c, i, true, TD_ERR_DEADLINE, "the op's deadline passed", true);
-            continue;
-        }
-        due_by(c, op->deadline_ns);
-        if (op->state != TD_OP_WAIT_CONN || !op->tries.retry_ns) continue;
-        if (now_ns >= op->tries.retry_ns)
-            c->retry_due = true;
-        else
-            due_by(c, op->tries.retry_ns);
-    }
+    for (uint32_t i = 0; i < c->max_ops; i++) tick_op(c, now_ns, i);
     return c->next_tick_ns;
 }
 
@@ -2060,8 +2024,8 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
     c->ops = calloc(max_ops, sizeof *c->ops);
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
-    c->lists = calloc(((size_t)max_slots * 7 + (size_t)max_ops * 7) * TD_XFER_MAX_BLOCKS,
-                      sizeof *c->lists);
+    c->lists =
+        calloc(((size_t)max_slots + max_ops) * N_LISTS * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
     bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) &&
                 set_create(&c->streaming, max_ops);
     if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
@@ -2069,30 +2033,28 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
         return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory for %u slots and %u ops", max_slots,
                        max_ops);
     }
-    int32_t *list = c->lists;
-    for (uint32_t i = 0; i < max_slots; i++) {
+    int32_t(*list)[TD_XFER_MAX_BLOCKS] = (int32_t(*)[TD_XFER_MAX_BLOCKS])c->lists;
+    for (uint32_t i = 0; i < max_slots; i++, list += N_LISTS) {
         struct td_xfer_slot *s = &c->slots[i];
         /* no slot ever opens to a key of zeros */
         uint64_t key[2] = {hooks->random_u64(hooks->ctx), hooks->random_u64(hooks->ctx)};
         memcpy(s->key, key, sizeof s->key);
         s->generation = (uint32_t)hooks->random_u64(hooks->ctx) >> 1;
-        s->dst = list;
-        s->src = list + TD_XFER_MAX_BLOCKS;
-        s->fetch.order = list + 2 * TD_XFER_MAX_BLOCKS;
-        s->got = (uint32_t *)(list + 3 * TD_XFER_MAX_BLOCKS);
-        s->fetch.told = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
-        s->check.digest = (struct td_xfer_digest *)(list + 5 * TD_XFER_MAX_BLOCKS);
-        list += 7 * TD_XFER_MAX_BLOCKS;
+        s->dst = list[0];
+        s->src = list[1];
+        s->fetch.order = list[2];
+        s->got = (uint32_t *)list[3];
+        s->fetch.told = (uint32_t *)list[4];
+        s->check.digest = (struct td_xfer_digest *)list[5]; /* and 6 */
     }
-    for (uint32_t i = 0; i < max_ops; i++) {
-        c->ops[i].src = list;
-        c->ops[i].order = list + TD_XFER_MAX_BLOCKS;
-        c->ops[i].nic.dst = list + 2 * TD_XFER_MAX_BLOCKS;
-        c->ops[i].nic.run = list + 3 * TD_XFER_MAX_BLOCKS;
-        c->ops[i].ready = (uint32_t *)(list + 4 * TD_XFER_MAX_BLOCKS);
-        c->ops[i].sent.begun = (uint32_t *)(list + 5 * TD_XFER_MAX_BLOCKS);
-        c->ops[i].lanes.of = (uint8_t *)(list + 6 * TD_XFER_MAX_BLOCKS);
-        list += 7 * TD_XFER_MAX_BLOCKS;
+    for (uint32_t i = 0; i < max_ops; i++, list += N_LISTS) {
+        c->ops[i].src = list[0];
+        c->ops[i].order = list[1];
+        c->ops[i].nic.dst = list[2];
+        c->ops[i].nic.run = list[3];
+        c->ops[i].ready = (uint32_t *)list[4];
+        c->ops[i].sent.begun = (uint32_t *)list[5];
+        c->ops[i].lanes.of = (uint8_t *)list[6];
     }
     return TD_OK;
 }

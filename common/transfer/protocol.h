@@ -337,7 +337,7 @@ void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t
  * comes before dma_end, because a copy that was issued cannot be called back. */
 bool td_xfer_core_dma_begin(struct td_xfer_core *core, uint64_t conn,
                             const struct td_xfer_frame *frame);
-/* what dma_begin would say */
+/* Is this frame of the slot's bound attempt? */
 bool td_xfer_core_is_bound(const struct td_xfer_core *core, uint64_t conn,
                            const struct td_xfer_frame *frame);
 /* It is complete, or can never be. TD_OK: the bytes count, if the slot is still of that binding.
@@ -467,14 +467,12 @@ bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_stat
                                const char *reason);
 /* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
 void td_xfer_core_op_limit(struct td_xfer_core *core, uint32_t op, uint32_t qps);
-/* Device memory: this side's copies for the op failed. Ends it and tells its receiver; it has
- * ended already: nothing. */
-void td_xfer_core_op_broke(struct td_xfer_core *core, uint32_t op, td_status status,
-                           const char *reason);
+/* It cannot go on: no path is left, or this side's copies failed. Ends it and tells its receiver,
+ * if it is attached to one; it has ended already: nothing. */
+void td_xfer_core_op_fail(struct td_xfer_core *core, uint32_t op, td_status status,
+                          const char *reason);
 /* The op is on this connection, or something of it still is. */
 bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
-void td_xfer_core_op_fail(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, td_status status,
-                          const char *reason);
 
 /* The next frame for this lane of the connection, of the op whose turn it is; false when nothing
  * is to be sent. Lanes other than 0 carry DATA and FINAL only, after an OPEN of their own, and
@@ -521,8 +519,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp,
                           struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
-void td_xfer_core_wr_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, uint64_t n_bytes,
-                          bool ok);
+void td_xfer_core_wr_done(struct td_xfer_core *core, uint32_t op, uint64_t n_bytes, bool ok);
 /* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold.
  * Between read_begin and read_end. Device memory: the device reads them until wr_done; while the
  * op is live. */
@@ -542,7 +539,7 @@ bool td_xfer_core_digest_next(struct td_xfer_core *core, uint64_t conn, uint64_t
 void td_xfer_core_digest_end(struct td_xfer_core *core, const struct td_xfer_digest_work *work);
 
 bool td_xfer_core_read_begin(struct td_xfer_core *core, uint32_t op, uint64_t handle);
-void td_xfer_core_read_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t op, size_t n_bytes);
+void td_xfer_core_read_end(struct td_xfer_core *core, uint32_t op, size_t n_bytes);
 td_status td_xfer_core_rx_done(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
                                const struct td_xfer_frame *frame);
 void td_xfer_core_rx_fail(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,

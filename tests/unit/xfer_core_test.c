@@ -433,7 +433,7 @@ static bool nic_step(struct world *w)
         if (!q[0].landed) continue;
         struct request done = q[0];
         memmove(q, q + 1, (size_t)--w->n_nic[qp] * sizeof *q);
-        td_xfer_core_wr_done(&w->p, w->now, done.wr.op, done.wr.n_bytes, true);
+        td_xfer_core_wr_done(&w->p, done.wr.op, done.wr.n_bytes, true);
         return true;
     }
     return false;
@@ -461,8 +461,7 @@ static void nic_fence(struct world *w, uint64_t conn)
     for (uint32_t qp = 0; qp < N_QPS; qp++) {
         int n = w->n_nic[qp];
         w->n_nic[qp] = 0;
-        for (int i = 0; i < n; i++)
-            td_xfer_core_wr_done(&w->p, w->now, w->nic[qp][i].wr.op, 0, false);
+        for (int i = 0; i < n; i++) td_xfer_core_wr_done(&w->p, w->nic[qp][i].wr.op, 0, false);
     }
     td_xfer_core_conn_fenced(&w->p, conn, w->now + QUARANTINE_NS);
     if (unnoticed)
@@ -497,7 +496,7 @@ static bool transmit(struct world *w)
         q->cells[at / CELL] =
             w->src[(uint64_t)w->p.ops[tx.op].src[cell / CELLS] * CELLS + cell % CELLS];
     }
-    td_xfer_core_read_end(&w->p, w->now, tx.op, tx.frame.length);
+    td_xfer_core_read_end(&w->p, tx.op, tx.frame.length);
     td_xfer_core_tx_done(&w->p, tx.op, tx.frame.handle);
     return true;
 }
@@ -1549,7 +1548,7 @@ static void what_the_kernel_holds_is_bounded(void **state)
     assert_true(td_xfer_core_tx_next(&w.p, w.conn, 0, &w.tx_turns, 4, &tx));
     assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
     td_xfer_core_hold(&w.p, tx.op);
-    td_xfer_core_read_end(&w.p, w.now, tx.op, tx.frame.length);
+    td_xfer_core_read_end(&w.p, tx.op, tx.frame.length);
     td_xfer_core_cancel(&w.p, w.t[0].op, "cancelled");
     td_xfer_core_tick(&w.p, w.now);
     uint64_t due = w.now + 8 * GRACE_NS; /* a peer time-out */
@@ -1559,7 +1558,7 @@ static void what_the_kernel_holds_is_bounded(void **state)
     assert_int_equal(w.p.n_events, 0);
     td_xfer_core_tick(&w.p, due);
     assert_int_equal(w.p.stuck_conn, w.conn);
-    td_xfer_core_wr_done(&w.p, due, w.t[0].op, 0, true); /* as the socket's end does */
+    td_xfer_core_wr_done(&w.p, w.t[0].op, 0, true); /* as the socket's end does */
     poll_events(&w);
     assert_int_equal(w.n_failed, 1);
     w.p.stuck_conn = 0;

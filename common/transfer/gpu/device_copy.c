@@ -50,7 +50,7 @@ void xfer_device_say_lost(struct td_xfer *x, const char *why)
     d->is_lost = true;
     xfer_say(d->lost, "device %.40s: %.100s", d->memory->name, why);
     for (uint32_t i = 0; i < x->core.max_ops; i++)
-        td_xfer_core_op_broke(&x->core, i, TD_ERR_DEVICE, d->lost);
+        td_xfer_core_op_fail(&x->core, i, TD_ERR_DEVICE, d->lost);
     for (uint32_t i = 0; i < x->core.max_slots; i++)
         td_xfer_core_slot_give_up(&x->core, i, TD_ERR_DEVICE, d->lost);
 }
@@ -138,7 +138,7 @@ static void flight_over(struct td_xfer *x, struct flight *f, td_status status)
     for (uint32_t i = 0; i < f->n; i++) {
         const struct piece *p = &f->piece[i];
         if (f->to_host)
-            td_xfer_core_wr_done(&x->core, now, p->id, 0, true);
+            td_xfer_core_wr_done(&x->core, p->id, 0, true);
         else
             td_xfer_core_dma_end(&x->core, now, p->id, p->conn, p->handle, p->n_bytes,
                                  status          ? status

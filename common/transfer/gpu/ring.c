@@ -58,7 +58,7 @@ static void lend(struct td_xfer *x, struct td_xfer_conn *c)
         struct td_xfer_frame f = *frame;
         /* it ended, and its blocks may be another's */
         if (!td_xfer_core_read_begin(&x->core, op, frame->handle)) continue;
-        td_xfer_core_read_end(&x->core, xfer_now(x), op, frame->length);
+        td_xfer_core_read_end(&x->core, op, frame->length);
         f.type = TD_XFER_LENT;
         f.length = sizeof lent;
         xfer_conn_queue(x, c, &f, &lent);

@@ -454,7 +454,7 @@ static void pending_over(struct td_xfer *x, const struct pending *p, bool ok)
     if (p->is_read)
         td_xfer_core_rd_done(&x->core, now, p->id, n_bytes, ok);
     else
-        td_xfer_core_wr_done(&x->core, now, p->id, n_bytes, ok);
+        td_xfer_core_wr_done(&x->core, p->id, n_bytes, ok);
 }
 
 /* Gives n requests to a queue pair; the last is signalled. False: the set is broken. */

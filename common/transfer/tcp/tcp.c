@@ -264,7 +264,7 @@ static ssize_t tcp_send(struct td_xfer *x, struct td_xfer_conn *c)
         c->tx.left -= (uint32_t)n_payload;
         c->tx.offset += n_payload;
     }
-    if (reads) td_xfer_core_read_end(&x->core, xfer_now(x), c->tx.op, n_payload);
+    if (reads) td_xfer_core_read_end(&x->core, c->tx.op, n_payload);
     if (!c->tx.left && !c->tx.header_left) {
         td_xfer_core_tx_done(&x->core, c->tx.op, c->tx.handle);
         if (x->device) xfer_staged_sent(x, c);

@@ -78,7 +78,7 @@ static void sends_over(struct td_xfer *x, struct xfer_zc *zc, uint32_t first, ui
          id++)
         zc->sends[id % XFER_ZC_MAX].over = true;
     for (; zc->done != zc->next && zc->sends[zc->done % XFER_ZC_MAX].over; zc->done++)
-        td_xfer_core_wr_done(&x->core, xfer_now(x), zc->sends[zc->done % XFER_ZC_MAX].op, 0, true);
+        td_xfer_core_wr_done(&x->core, zc->sends[zc->done % XFER_ZC_MAX].op, 0, true);
 }
 
 void xfer_zc_reap(struct td_xfer *x, struct td_xfer_conn *c)
