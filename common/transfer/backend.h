@@ -133,5 +133,8 @@ struct td_transfer_backend {
 #define TD_TRANSFER_N_BACKENDS (TD_XFER_N_PATHS - 1)
 extern const struct td_transfer_backend *const td_transfer_backends[TD_TRANSFER_N_BACKENDS + 1];
 const struct td_transfer_backend *td_transfer_backend_of(enum td_xfer_path path);
+#define TD_EACH_BACKEND(b)                                                                         \
+    for (const struct td_transfer_backend *const *b##_at = td_transfer_backends, *b;               \
+         (b = *b##_at); b##_at++)
 
 #endif

@@ -18,8 +18,8 @@ const struct td_transfer_backend *const td_transfer_backends[TD_TRANSFER_N_BACKE
 
 const struct td_transfer_backend *td_transfer_backend_of(enum td_xfer_path path)
 {
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->path == path) return *b;
+    TD_EACH_BACKEND (b)
+        if (b->path == path) return b;
     return NULL;
 }
 

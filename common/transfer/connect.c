@@ -93,6 +93,12 @@ void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const ch
     xfer_path_tell_refusal(x, c->fd, c->backend->path, c, reason);
 }
 
+void xfer_path_turn_away(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
+{
+    if (!c->initiator && !c->proven) xfer_path_refused(x, c, reason);
+    xfer_conn_close(x, c, TD_ERR_PEER, reason, false);
+}
+
 bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path)
 {
     const struct td_transfer_backend *b = td_transfer_backend_of(path);
@@ -117,10 +123,9 @@ static bool may_path(const struct td_xfer *x, uint32_t op, const struct td_trans
 static bool has_path(const struct td_xfer *x, uint32_t op)
 {
     char why[TD_XFER_REASON_MAX];
-    bool has = false;
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && !has; b++)
-        has = may_path(x, op, *b, why);
-    return has;
+    TD_EACH_BACKEND (b)
+        if (may_path(x, op, b, why)) return true;
+    return false;
 }
 
 /* The connection that these ops waited for did not come to stand. Where another path is left
@@ -345,9 +350,9 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
 void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
 {
     char why[TD_XFER_REASON_MAX];
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
-        if (!may_path(x, id, *b, why)) continue;
-        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, *b);
+    TD_EACH_BACKEND (b) {
+        if (!may_path(x, id, b, why)) continue;
+        struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, b);
         if (c && c->state == XFER_CONN_READY) {
             op_attach(x, id, c);
             return;
@@ -384,10 +389,9 @@ static struct td_xfer_conn *find_or_dial(struct td_xfer *x, uint32_t id,
     const struct td_xfer_grant_blob *g = &x->core.ops[id].grant;
     const struct td_transfer_backend *missed = NULL;
     char why[TD_XFER_REASON_MAX], missed_why[TD_XFER_REASON_MAX] = "";
-    struct td_xfer_conn *c = NULL;
+    struct td_xfer_conn *c;
     xfer_say(reason, "peer %.40s: no path that both sides allow", g->instance);
-    for (const struct td_transfer_backend *const *at = td_transfer_backends; *at && !c; at++) {
-        const struct td_transfer_backend *b = *at;
+    TD_EACH_BACKEND (b) {
         if (!may_path(x, id, b, why)) {
             if (!why[0]) continue;
             missed = b;
@@ -398,12 +402,13 @@ static struct td_xfer_conn *find_or_dial(struct td_xfer *x, uint32_t id,
             continue;
         }
         c = find_conn(x, g, b);
-        if (c) break;
-        if (missed && !at[1]) tell_missed(x, id, missed, missed_why);
+        if (c) return c;
+        if (missed && !b_at[1]) tell_missed(x, id, missed, missed_why);
         c = dial(x, g, b, reason);
-        if (!c) x->op_aux[id].tried |= 1u << b->path;
+        if (c) return c;
+        x->op_aux[id].tried |= 1u << b->path;
     }
-    return c;
+    return NULL;
 }
 
 void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
@@ -494,8 +499,7 @@ static void evict_oldest_unproven(struct td_xfer *x)
         oldest = unproven[i];
     }
     if (!oldest) return;
-    xfer_path_refused(x, oldest, "too many connections without a key");
-    xfer_conn_close(x, oldest, TD_ERR_PEER, "too many connections without a key", false);
+    xfer_path_turn_away(x, oldest, "too many connections without a key");
 }
 
 void xfer_path_pause_accept(struct td_xfer *x, bool pause)
@@ -767,20 +771,14 @@ static void on_hello_ack(struct td_xfer *x, struct td_xfer_conn *c)
 
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    switch (c->rx.frame.type) {
-    case TD_XFER_CHALLENGE:
+    if (c->rx.frame.type == TD_XFER_CHALLENGE)
         on_challenge(x, c);
-        break;
-    case TD_XFER_PROOF:
+    else if (c->rx.frame.type == TD_XFER_PROOF)
         on_proof(x, c);
-        break;
-    case TD_XFER_HELLO:
+    else if (c->rx.frame.type == TD_XFER_HELLO)
         on_hello(x, c);
-        break;
-    default:
+    else
         on_hello_ack(x, c);
-        break;
-    }
 }
 
 void xfer_path_offer_refused(struct td_xfer *x, struct td_xfer_conn *c)

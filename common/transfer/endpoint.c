@@ -296,8 +296,8 @@ static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
 static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
 {
     struct td_xfer *x = ctx;
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->side.op_handle) (*b)->side.op_handle(x, op, handle);
+    TD_EACH_BACKEND (b)
+        if (b->side.op_handle) b->side.op_handle(x, op, handle);
 }
 
 ssize_t xfer_conn_recv(struct td_xfer_conn *c, void *to, size_t n)
@@ -409,7 +409,27 @@ void xfer_conn_begin_data(struct td_xfer *x, struct td_xfer_conn *c)
         c->rx.drop = status == TD_ERR_STALE;
 }
 
-/* A whole frame other than DATA. May close the connection. */
+static void on_digest(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
+    int32_t n = (int32_t)(c->rx.frame.length / sizeof digests[0]);
+    memcpy(digests, c->rx.payload, c->rx.frame.length);
+    if (td_xfer_core_rx_digest(&x->core, c->conn_id, &c->rx.frame, digests, n) == TD_ERR_CORRUPT)
+        xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
+}
+
+/* An acceptor's word does not keep the initiator from trying again. */
+static void on_bye(struct td_xfer *x, struct td_xfer_conn *c)
+{
+    td_status status = (td_status)c->rx.frame.status;
+    bool retry = c->initiator || status == TD_ERR_AGAIN;
+    char reason[TD_XFER_REASON_MAX], theirs[TD_XFER_REASON_MAX];
+    xfer_conn_take_reason(theirs, c);
+    xfer_say(reason, "closed by peer: %.140s", theirs);
+    xfer_conn_close(x, c, retry || !status ? TD_ERR_PEER : status, reason, retry);
+}
+
+/* A whole frame other than DATA, which frame_expected has let in. May close the connection. */
 static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_xfer_frame *f = &c->rx.frame;
@@ -419,11 +439,9 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_path_on_hello(x, c);
         return;
     }
-    if (c->state == XFER_CONN_SETUP && f->type != TD_XFER_BYE) {
-        c->backend->conn.on_frame(x, c);
-        return;
-    }
-    switch ((enum td_xfer_frame_type)f->type) {
+    enum td_xfer_frame_type type = (enum td_xfer_frame_type)f->type;
+    if (c->state == XFER_CONN_SETUP && type != TD_XFER_BYE) type = TD_XFER_N_TYPES;
+    switch (type) {
     case TD_XFER_OPEN:
         on_open(x, c);
         break;
@@ -447,40 +465,15 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         break;
     case TD_XFER_PING:
         break;
-    case TD_XFER_BYE: { /* an acceptor's word does not keep the initiator from trying again */
-        char theirs[TD_XFER_REASON_MAX];
-        xfer_conn_take_reason(theirs, c);
-        xfer_say(reason, "closed by peer: %.140s", theirs);
-        bool retry = c->initiator || f->status == TD_ERR_AGAIN;
-        xfer_conn_close(x, c, retry || !f->status ? TD_ERR_PEER : (td_status)f->status, reason,
-                        retry);
+    case TD_XFER_BYE:
+        on_bye(x, c);
         break;
-    }
-    case TD_XFER_DIGEST: {
-        struct td_xfer_digest digests[TD_XFER_DIGESTS_MAX];
-        memcpy(digests, c->rx.payload, f->length);
-        if (td_xfer_core_rx_digest(&x->core, c->conn_id, f, digests,
-                                   (int32_t)(f->length / sizeof digests[0])) == TD_ERR_CORRUPT)
-            xfer_conn_refuse(x, c, "digests of blocks that are not in the grant, or too many");
+    case TD_XFER_DIGEST:
+        on_digest(x, c);
         break;
-    }
-    case TD_XFER_MEM:
-    case TD_XFER_LENT:
-    case TD_XFER_TAKEN:
-    case TD_XFER_TARGETS:
-    case TD_XFER_RDMA_OFFER:
-    case TD_XFER_RDMA_ACCEPT:
-    case TD_XFER_DEVICE_OFFER:
-    case TD_XFER_DEVICE_ACCEPT:
+    default: /* the backend's own */
+        TD_ASSERT(c->backend->conn.on_frame);
         c->backend->conn.on_frame(x, c);
-        break;
-    case TD_XFER_HELLO:
-    case TD_XFER_HELLO_ACK:
-    case TD_XFER_CHALLENGE:
-    case TD_XFER_PROOF:
-    case TD_XFER_DATA:
-    case TD_XFER_N_TYPES:
-        TD_ASSERT(!"on_header lets these pass by here");
     }
 }
 
@@ -711,8 +704,7 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     c->tx.ready = false;
     if (status < 0) {
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
-        if (!c->initiator) xfer_path_refused(x, c, err.msg);
-        xfer_conn_close(x, c, TD_ERR_PEER, err.msg, false);
+        xfer_path_turn_away(x, c, err.msg);
         return;
     }
     if (want_write != c->tx.want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, want_write);
@@ -882,11 +874,9 @@ static void check_conns(struct td_xfer *x, uint64_t now)
             const char *why = c->state == XFER_CONN_CONNECTING ? "no answer to connect"
                               : handshake ? "tls: the handshake was not over in time"
                                           : "silent for too long";
-            if (!c->initiator && !c->proven) xfer_path_refused(x, c, why);
-            xfer_conn_close(x, c, TD_ERR_PEER, why, false);
+            xfer_path_turn_away(x, c, why);
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
-            xfer_path_refused(x, c, "showed no key");
-            xfer_conn_close(x, c, TD_ERR_PEER, "showed no key", false);
+            xfer_path_turn_away(x, c, "showed no key");
         } else if (c->state == XFER_CONN_READY) {
             bool busy = !c->initiator || c->lane ||
                         (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
@@ -966,8 +956,8 @@ static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, i
 static bool turn_moves(struct td_xfer *x, uint64_t now, const struct epoll_event *events, int n)
 {
     bool busy = false;
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->turn.poll && (*b)->turn.poll(x)) busy = true;
+    TD_EACH_BACKEND (b)
+        if (b->turn.poll && b->turn.poll(x)) busy = true;
     for (int i = 0; i < n; i++) on_event(x, &events[i]);
     for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
         if (i < x->n_conns && x->live[i]->rx.more) conn_read(x, x->live[i]);
@@ -975,8 +965,8 @@ static bool turn_moves(struct td_xfer *x, uint64_t now, const struct epoll_event
         if (i < x->n_conns && x->live[i]->rx.starved) conn_read(x, x->live[i]);
     for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx.more;
     if (x->loop.attach_due || x->core.retry_due) xfer_path_attach(x, now);
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->turn.work && (*b)->turn.work(x, now)) busy = true;
+    TD_EACH_BACKEND (b)
+        if (b->turn.work && b->turn.work(x, now)) busy = true;
     if (x->staging && x->staging->poll(x)) busy = true;
     for (uint32_t i = x->n_conns; i-- > 0;)
         if (i < x->n_conns && x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING)
@@ -1010,9 +1000,8 @@ static bool turn_timers(struct td_xfer *x, uint64_t now, uint64_t *ret_due_ns)
     }
     if ((x->n_conns || x->listen.paused) && x->loop.next_check_ns < *ret_due_ns)
         *ret_due_ns = x->loop.next_check_ns;
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++) {
-        const struct td_backend_turn *t = &(*b)->turn;
-        uint64_t due = t->due ? t->due(x) : TD_NEVER_NS;
+    TD_EACH_BACKEND (b) {
+        uint64_t due = b->turn.due ? b->turn.due(x) : TD_NEVER_NS;
         /* it waits for the queue pairs of what was there before, or is being tried */
         if (due <= now) due = now + x->peer_timeout_ns / 16;
         if (due < *ret_due_ns) *ret_due_ns = due;
@@ -1046,8 +1035,8 @@ static void *progress(void *ctx)
         bool busy = turn_moves(x, now, events, n);
         if (turn_timers(x, now, &due_ns)) busy = true;
         int timeout = busy ? 0 : sleep_ms(x, now, due_ns);
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && timeout; b++)
-            if ((*b)->turn.sleep && !(*b)->turn.sleep(x)) timeout = 0;
+        TD_EACH_BACKEND (b)
+            if (timeout && b->turn.sleep && !b->turn.sleep(x)) timeout = 0;
         slept_until = now + (uint64_t)timeout * TD_NS_PER_MS;
         unlock_and_wake(x);
         n = wait_events(x, events, 64, timeout);
@@ -1063,8 +1052,8 @@ static void *progress(void *ctx)
         if (n || rung) slept_until = now;
         bool by_channel =
             n > 0 && events[0].data.u64 >= XFER_KEY_BACKEND && events[0].data.u64 < XFER_KEY_END;
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && timeout; b++)
-            if ((*b)->turn.woke) (*b)->turn.woke(x, since(xfer_now(x), now), by_channel);
+        TD_EACH_BACKEND (b)
+            if (timeout && b->turn.woke) b->turn.woke(x, since(xfer_now(x), now), by_channel);
     }
     pthread_mutex_unlock(&x->lock);
     return NULL;
@@ -1115,8 +1104,8 @@ static td_status open_parts(struct td_xfer *x, const struct td_xfer_config *conf
         .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
     x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
     x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->conn_bytes > x->own_bytes) x->own_bytes = ((*b)->conn_bytes + 63) / 64 * 64;
+    TD_EACH_BACKEND (b)
+        if (b->conn_bytes > x->own_bytes) x->own_bytes = (b->conn_bytes + 63) / 64 * 64;
     x->own = calloc(XFER_MAX_CONNS, x->own_bytes);
     x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
     if (!x->conns || !x->op_aux || !x->live || !x->own)
@@ -1244,8 +1233,8 @@ td_status td_xfer_mem_add(struct td_xfer *x, const struct td_arena *arena, size_
         x->pool.base = arena->base;
         x->pool.block_bytes = block_bytes;
         x->pool.n_blocks = n_blocks;
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b && !status; b++)
-            if ((*b)->side.mem_add) status = (*b)->side.mem_add(x, arena, err);
+        TD_EACH_BACKEND (b)
+            if (b->side.mem_add && !status) status = b->side.mem_add(x, arena, err);
         if (status) x->pool.block_bytes = 0;
     }
     if (!status) td_xfer_core_mem(&x->core, block_bytes, n_blocks);
@@ -1277,8 +1266,8 @@ td_status td_xfer_grant(struct td_xfer *x, const int32_t *block_ids, int32_t n_b
                                        .tls = x->tls != NULL,
                                        .device = x->staging != NULL,
                                        .secret = x->secret != NULL};
-        for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-            if ((*b)->side.advertise) (*b)->side.advertise(x, &g);
+        TD_EACH_BACKEND (b)
+            if (b->side.advertise) b->side.advertise(x, &g);
         memcpy(g.key, s->key, sizeof g.key);
         memcpy(g.proof, x->self.proof, sizeof g.proof);
         memcpy(g.host, x->self.host, sizeof g.host);
@@ -1491,7 +1480,7 @@ void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats)
     ret_stats->n_fallbacks = x->told.n_fallbacks;
     ret_stats->n_zerocopy = x->tcp.n_zerocopy;
     memcpy(ret_stats->conns_by_path, x->conns_by_path, sizeof ret_stats->conns_by_path);
-    for (const struct td_transfer_backend *const *b = td_transfer_backends; *b; b++)
-        if ((*b)->side.stats) (*b)->side.stats(x, ret_stats);
+    TD_EACH_BACKEND (b)
+        if (b->side.stats) b->side.stats(x, ret_stats);
     pthread_mutex_unlock(&x->lock);
 }

@@ -301,6 +301,8 @@ void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status,
 void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path,
                             const struct td_xfer_conn *c, const char *reason);
 void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const char *reason);
+/* Closes it; an acceptor that has seen no proof of the peer tells that as a refusal. */
+void xfer_path_turn_away(struct td_xfer *x, struct td_xfer_conn *c, const char *reason);
 void xfer_path_replace(struct td_xfer *x, struct td_xfer_conn *c); /* dials one for c's place */
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c); /* state HELLO; may close c */
