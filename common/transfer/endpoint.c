@@ -440,7 +440,8 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         return;
     }
     enum td_xfer_frame_type type = (enum td_xfer_frame_type)f->type;
-    if (c->state == XFER_CONN_SETUP && type != TD_XFER_BYE) type = TD_XFER_N_TYPES;
+    bool to_backend = c->state == XFER_CONN_SETUP && type != TD_XFER_BYE && type != TD_XFER_PING;
+    if (to_backend) type = TD_XFER_N_TYPES;
     switch (type) {
     case TD_XFER_OPEN:
         on_open(x, c);

@@ -373,6 +373,8 @@ static void liar_sends(struct liar *l, const struct node_reply *granted)
     memcpy(&hello, payload, sizeof hello);
     l->tag = hello.nonce ^ nonce;
     struct td_xfer_rdma_setup mine = my_setup(l);
+    /* alive, and nothing more: it is no answer, and there is no queue pair yet */
+    say(l, (struct td_xfer_frame){.type = TD_XFER_PING}, NULL);
     say(l, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES},
         &mine);
     f = expect_frame(l, TD_XFER_RDMA_ACCEPT, payload);
@@ -693,6 +695,8 @@ static void receivers_that_lie_end_alone(void **state)
         mine.n_regions = 1;
         mine.rkey[0] = l.mr->rkey;
         mine.rails = 1;
+        say(&l, (struct td_xfer_frame){.type = TD_XFER_PING},
+            NULL); /* alive: no answer to an offer */
         say(&l,
             (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT,
                                    .length = TD_XFER_RDMA_SETUP_BYTES + 4},
