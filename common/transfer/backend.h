@@ -105,8 +105,7 @@ struct td_backend_bytes {
 /* The progress thread's turn. */
 struct td_backend_turn {
     bool (*poll)(struct td_xfer *x); /* completions, events; may close connections. True: any */
-    bool (*work)(struct td_xfer *x, uint64_t now_ns); /* what it has to move. True: there was
-                                                         some */
+    bool (*work)(struct td_xfer *x, uint64_t now_ns); /* what it has to move. True: some */
     uint64_t (*due)(const struct td_xfer *x); /* when work is due whatever comes; TD_NEVER_NS */
     bool (*sleep)(struct td_xfer *x);         /* before it sleeps; false: something came, do not */
     void (*woke)(struct td_xfer *x, uint64_t slept_ns, bool by_channel);
@@ -116,8 +115,7 @@ struct td_transfer_backend {
     enum td_xfer_path path; /* its number: in HELLO and in grants, so it never changes */
     const char *name;       /* in options, metrics and messages */
     enum td_xfer_way way;   /* how the protocol core moves payload on it */
-    enum td_xfer_path also; /* who names this path allows it, too; AUTO (0): only its own name
-                               does */
+    enum td_xfer_path also; /* who names this path allows it, too; AUTO: nobody else */
     bool local;             /* over the unix socket of this host; else over the data port */
     bool lanes;             /* a connection has several sockets (config.tcp_lanes) */
     bool has_setup;         /* frames of its own lie between HELLO and READY (state SETUP) */

@@ -18,9 +18,8 @@ __attribute__((target("avx2"))) static void copy_avx2(uint8_t *to, const uint8_t
         memcpy(to, from, n);
         return;
     }
-    size_t i = (size_t)(-(uintptr_t)to & (LINE - 1)); /* whole lines from here on: half a line
-                                                         would be read from memory to be
-                                                         completed */
+    size_t i =
+        (size_t)(-(uintptr_t)to & (LINE - 1)); /* half a line would be read to be completed */
     memcpy(to, from, i);
     for (; i + 2 * LINE <= n; i += 2 * LINE) {
         __m256i a = _mm256_loadu_si256((const __m256i *)(from + i)),
@@ -35,8 +34,7 @@ __attribute__((target("avx2"))) static void copy_avx2(uint8_t *to, const uint8_t
         _mm256_stream_si256((__m256i *)(to + i + 64), c);
         _mm256_stream_si256((__m256i *)(to + i + 96), d);
     }
-    _mm_sfence(); /* streaming stores are not ordered by an unlock, and the slot may be called
-                     READY after one */
+    _mm_sfence(); /* an unlock, after which the slot may be READY, does not order them */
     memcpy(to + i, from + i, n - i);
 }
 #endif

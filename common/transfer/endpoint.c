@@ -583,8 +583,7 @@ ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
  * close the connection. */
 static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    uint64_t id = c->id, now = xfer_now(x); /* one look at the clock for all of it: there may be
-                                               many frames */
+    uint64_t id = c->id, now = xfer_now(x); /* one look: there may be many frames */
     c->rx.more = c->rx.drained = c->rx.starved = false;
     for (size_t turn = 0; turn < XFER_TURN_BYTES || c->rx.used;) {
         ssize_t k;
@@ -627,9 +626,7 @@ static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c)
 {
     read_turn(x, c);
-    if (x->staging)
-        x->staging->landed(x); /* what came in this turn is on its way to its blocks,
-                                  before anything else happens */
+    if (x->staging) x->staging->landed(x); /* before anything else happens to its blocks */
 }
 
 /* --- sending ---------------------------------------------------------------------------------- */
@@ -694,8 +691,7 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     bool want_read, want_write;
     struct td_err err;
     td_fault_point("xfer_tls");
-    pthread_mutex_unlock(&x->lock); /* signatures take their time; the channel is this thread's
-                                       alone */
+    pthread_mutex_unlock(&x->lock); /* signatures take their time */
     td_status status = td_tls_handshake(c->tls, &want_read, &want_write, &err);
     /* else close() is a reset that overtakes the alert */
     for (int i = 0;
@@ -713,8 +709,7 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     c->state = XFER_CONN_HELLO;
     c->last_rx_ns = xfer_now(x);
     if (c->initiator) xfer_path_say_hello(x, c, TD_XFER_HELLO);
-    conn_read(x, c); /* HELLO may have come with the handshake's last bytes, where epoll does not
-                        see it */
+    conn_read(x, c); /* HELLO may have come with the handshake's last bytes, unseen by epoll */
 }
 
 /* The socket is full: EPOLLOUT brings conn_write back. */
@@ -746,8 +741,8 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
                            : b->answer && b->answer(x, c, &tx))) {
             if (c->initiator && b->go && b->go(x, c)) return true;
             if (!digests || c->tx.used) return true;
-            digests = false; /* the op of that batch is over: another's may be due, and nothing
-                                goes out that would bring us back */
+            digests =
+                false; /* that op is over: another's may be due, and nothing else brings us back */
             continue;
         }
         c->last_use_ns = xfer_now(x);
@@ -941,8 +936,7 @@ static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, i
         x->loop.crowded_until_ns = now + XFER_CROWDED_FOR_NS;
         linger_ns = 0;
     }
-    if (!n) { /* also when rung: a turn that has not listened would take late bytes in the socket
-                 for the peer's silence */
+    if (!n) { /* also when rung: late bytes in the socket must not pass for the peer's silence */
         atomic_store(&x->loop.sleeps, true);
         n = epoll_wait(x->loop.epoll_fd, events, max, atomic_load(&x->loop.rung) ? 0 : timeout_ms);
         atomic_store(&x->loop.sleeps, false);

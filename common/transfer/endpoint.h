@@ -85,8 +85,7 @@ struct xfer_rx {
     struct td_xfer_frame frame;
     bool drop; /* DATA that has no place */
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
-    uint8_t ahead[XFER_IN_BYTES]; /* ahead[at, at + used). Empty between turns: epoll sees none
-                                     of it */
+    uint8_t ahead[XFER_IN_BYTES]; /* ahead[at, at + used); empty between turns: epoll sees none */
     uint32_t at, used;
     bool drained; /* the last read of this turn was short: asking again would find nothing */
     bool more;    /* the TLS channel holds bytes that epoll does not see: read in the next turn */
@@ -119,8 +118,7 @@ struct td_xfer_conn {
     bool initiator, proven;       /* proven: the cluster secret, or the key of a grant */
     bool is_cut;                  /* its socket ended without a word: the peer's fate is unknown */
     bool retiring;                /* no op starts here any more; closed when the last has ended */
-    uint64_t replaces;            /* the connection that it takes the place of if it is better;
-                                     0 */
+    uint64_t replaces;            /* whose place it takes if it is better; 0: nobody's */
     uint64_t nonce, tag;          /* tag: both nonces, in every frame after HELLO */
     uint64_t born_ns, setup_ns, last_rx_ns, last_tx_ns, last_use_ns;
     struct xfer_clock clock;
@@ -165,8 +163,7 @@ struct xfer_loop {
     pthread_t thread;
     bool stop, runs;
     struct td_wakeup wakeup;  /* rung by xfer_ring alone */
-    atomic_bool rung, sleeps; /* rung: a turn is due. sleeps: only the wakeup's descriptor wakes
-                                 it */
+    atomic_bool rung, sleeps; /* rung: a turn is due. sleeps: only the wakeup wakes it */
     atomic_bool idle;         /* it looks for something to do, or sleeps */
     atomic_uint n_callers;    /* threads that want the lock for a public call */
     int epoll_fd;

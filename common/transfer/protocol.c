@@ -553,8 +553,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
             if (s->nic.qps_got != s->nic.qps_want ||
                 s->bytes_got != (uint64_t)s->fetch.n_refs * c->block_bytes)
                 return;
-            uint64_t written = total - s->bytes_got; /* every queue pair's last word came after
-                                                        its data (RC order) */
+            uint64_t written = total - s->bytes_got; /* RC order: the last words came after it */
             s->bytes_got = total;
             c->stats.bytes_received += written;
             c->stats.bytes_by_path[s->path] += written;
@@ -613,8 +612,7 @@ void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, 
         if (!status) {
             count_bytes(c, s, n_bytes);
             slot_check_ready(c, now_ns, id);
-        } else if (status == TD_ERR_STALE) { /* the sender's ABORT, or the end of its connection,
-                                                follows and says why */
+        } else if (status == TD_ERR_STALE) { /* what follows from the sender says why */
             s->fetch.parked = true;
             c->stats.n_stale_frames++;
         } else {
@@ -936,8 +934,7 @@ bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t id, td_status st
 {
     struct td_xfer_slot *s = &c->slots[id];
     if (s->state != TD_SLOT_FILLING) return false;
-    slot_answer(c, id, TD_XFER_FAIL, status, reason); /* owed until its READs are over; a next
-                                                         attempt is told, too */
+    slot_answer(c, id, TD_XFER_FAIL, status, reason); /* owed until its READs are over */
     slot_fail(c, id, status, reason);
     return true;
 }
@@ -1835,8 +1832,7 @@ td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t
     reader_over(c, conn, f);
     struct td_xfer_op *op = bound_op(c, conn, f);
     if (!op) return TD_ERR_STALE;
-    if (!op->final) { /* nobody can have every byte before FINAL was said in some attempt of this
-                         op, so another op used its grant before */
+    if (!op->final) { /* nobody has every byte before FINAL: another op used its grant */
         op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete",
                false);
         return TD_OK;

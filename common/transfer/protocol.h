@@ -56,12 +56,10 @@ enum td_xfer_slot_state {
     TD_SLOT_FREE = 0,
     TD_SLOT_ARMED,     /* waits for a sender's OPEN */
     TD_SLOT_FILLING,   /* bound to one attempt of one op on one connection */
-    TD_SLOT_VERIFYING, /* all bytes are in; an earlier attempt's quarantine is waited for,
-                          digests are compared */
+    TD_SLOT_VERIFYING, /* all bytes are in; waits for a quarantine, compares digests */
     TD_SLOT_READY,     /* complete; the caller owns the bytes until it revokes */
     TD_SLOT_FAILED,    /* will never be ready; waits for revoke */
-    TD_SLOT_REVOKING,  /* revoked while a piece was landing or the writer has not retired;
-                          FREE when that is over */
+    TD_SLOT_REVOKING,  /* revoked; FREE when nobody holds its blocks any more */
     TD_SLOT_RETIRED,   /* SLOT_FREE is queued; the number is reusable when the event was taken */
 };
 
@@ -71,8 +69,7 @@ enum td_xfer_op_state {
     TD_OP_STREAMING,    /* OPEN was sent; blocks go as they are submitted */
     TD_OP_WAIT_VERDICT, /* FINAL was sent */
     TD_OP_STOPPING,     /* terminal status is known, the backend still reads a piece */
-    TD_OP_ENDED,        /* the terminal event is queued; the number is reusable when the event
-                           was taken */
+    TD_OP_ENDED,        /* the terminal event is queued; FREE when it was taken */
 };
 
 /* Why somebody may still touch the blocks of a slot or an op. Each is counted: taken before the
@@ -80,8 +77,7 @@ enum td_xfer_op_state {
 enum td_xfer_hold {
     TD_HOLD_IO = 0, /* this process: a piece is landing, leaving or being checked; at most one */
     TD_HOLD_DEVICE, /* slot: copies that the device was given */
-    TD_HOLD_NIC,    /* slot: READs. Op: work requests, sends that the kernel reads from the pool,
-                       copies that the device was given */
+    TD_HOLD_NIC,    /* slot: READs. Op: work requests, zero-copy sends, the device's copies */
     TD_HOLD_WRITER, /* slot: the sender's NIC, until it says that it has retired or is fenced */
     TD_HOLD_QUARANTINE, /* slot: writes of a fenced NIC that are on their way through this host */
     TD_HOLD_WINDOWS,    /* slot: memory windows that are open on its blocks, or being opened */
@@ -180,8 +176,7 @@ struct td_xfer_slot {
 /* Op: its attempts. */
 struct td_xfer_tries {
     bool again;                            /* STOPPING: WAIT_CONN follows */
-    uint8_t n_lost, n_mismatches, n_again; /* connections that broke; digests that differed;
-                                              FAIL(AGAIN)s */
+    uint8_t n_lost, n_mismatches, n_again; /* broken connections; digests; AGAINs */
     uint64_t retry_ns;                     /* WAIT_CONN: not before */
 };
 
@@ -282,15 +277,12 @@ struct td_xfer_core_hooks {
 struct td_xfer_core {
     struct td_xfer_core_hooks hooks;
     uint32_t max_slots, max_ops, n_slots_used, n_ops_used;
-    bool flush_writes;        /* rdma: bytes whose completion came may not have arrived at
-                                 the device yet */
+    bool flush_writes;        /* rdma: a completion does not say that the device sees the bytes */
     bool flush_due;           /* flush_begin has something to do */
     uint32_t digest_every;    /* of sent blocks; 0 none */
     bool retry_due;           /* tick found an op whose retry_ns has come */
-    uint64_t stuck_conn;      /* tick found that its peer does not retire: to be closed; 0:
-                                 none */
-    uint64_t orphan_grace_ns; /* how long a slot whose connection was cut waits for the next
-                                 attempt */
+    uint64_t stuck_conn;      /* tick: its peer does not retire, close it; 0: none */
+    uint64_t orphan_grace_ns; /* how long a slot that was cut waits for the next attempt */
     uint64_t block_bytes;     /* 0 until core_mem */
     int32_t n_pool_blocks;
     struct td_xfer_slot *slots;
@@ -304,8 +296,7 @@ struct td_xfer_core {
     uint64_t n_emitted;         /* events ever queued */
     struct td_xfer_stats stats; /* the core's part */
     uint32_t slot_hint, op_hint;
-    struct td_xfer_set fetching, verifying; /* slots: with blocks to fetch from the sender;
-                                               VERIFYING */
+    struct td_xfer_set fetching, verifying; /* slots: with blocks to fetch; VERIFYING */
     struct td_xfer_set streaming;           /* ops: STREAMING */
 };
 
@@ -422,10 +413,8 @@ void td_xfer_core_verify_end(struct td_xfer_core *core, uint64_t now_ns,
 struct td_xfer_copy {
     uint32_t slot, op;
     uint64_t conn, handle;
-    int32_t grant_block, n_blocks; /* grant blocks [grant_block, +n_blocks), whose sources are
-                                      slot->src */
-    uint32_t offset;               /* in the first of them; n_blocks > 1 only when 0, and then
-                                      they are whole */
+    int32_t grant_block, n_blocks; /* [grant_block, +n_blocks), from slot->src */
+    uint32_t offset;               /* in the first; not 0: it is the only one */
     size_t n_bytes;
 };
 bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns,

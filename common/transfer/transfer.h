@@ -69,8 +69,7 @@ const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", 
 enum td_xfer_zerocopy { TD_XFER_ZEROCOPY_AUTO = 0, TD_XFER_ZEROCOPY_ON, TD_XFER_ZEROCOPY_OFF };
 
 struct td_xfer_hooks {
-    void (*wake)(void *ctx); /* an event is queued; called from the progress thread,
-                                must only ring */
+    void (*wake)(void *ctx); /* an event is queued; any thread, must only ring */
     void *ctx;
     uint64_t (*now_ns)(void *ctx); /* NULL = td_now_ns; tests inject */
     uint64_t (*random_u64)(void *ctx);
@@ -79,8 +78,7 @@ struct td_xfer_hooks {
 struct td_xfer_config {
     const char *instance;        /* worker's name, for messages */
     uint64_t incarnation;        /* random per process start */
-    uint64_t layout_hash;        /* td_kv_layout_hash: grants of another layout are refused
-                                    by name */
+    uint64_t layout_hash;        /* td_kv_layout_hash; grants of another are refused by name */
     const char *listen_host;     /* address to bind the data port to: "127.0.0.1", "0.0.0.0" */
     uint16_t listen_port;        /* 0 = any */
     const char *advertise_host;  /* address peers dial; NULL = listen_host */
@@ -89,20 +87,16 @@ struct td_xfer_config {
                                     that cannot serve is told (td_xfer_poll_path) and left
                                     out. Naming one refuses to fall back */
     uint32_t max_slots, max_ops; /* pools sized at boot */
-    uint32_t peer_timeout_ms;    /* no progress and no heartbeat from a peer for so long =
-                                    dead; default 2000 */
+    uint32_t peer_timeout_ms;    /* a peer that is silent for so long is dead; 0 = 2000 */
     uint32_t tcp_lanes;          /* sockets per peer on tcp, 1..8; 0 = 4 */
-    enum td_xfer_zerocopy tcp_zerocopy; /* AUTO: to other hosts, while the kernel does not copy
-                                           after all; ON: always (tests) */
-    uint32_t digest_every;              /* one of so many blocks carries a CRC32C that the receiver
-                                           checks: 0 none, 1 all */
+    enum td_xfer_zerocopy tcp_zerocopy; /* AUTO: to other hosts, while it saves a copy */
+    uint32_t digest_every;              /* one of so many blocks carries a CRC32C; 0 none, 1 all */
     /* What moves bytes of the pool when it lies in device memory; NULL: it is the host's. Must
      * outlive the endpoint. Then paths are cuda-ipc (both pools in device memory, one host),
      * rdma (where the device's memory can be registered) and, staged through page-locked memory,
      * shm and tcp */
     const struct td_device_memory *memory;
-    const struct td_xfer_rdma_config *rdma; /* NULL: no RDMA on this side; borrowed until open
-                                               returns */
+    const struct td_xfer_rdma_config *rdma; /* NULL: no RDMA; borrowed until open returns */
     /* tls.h. NULL: the data port is in the clear. Else every socket but shm's speaks TLS from
      * its first byte, and grants of sides that do not are refused, as theirs refuse ours. rdma:
      * the socket is encrypted, blocks go from memory to memory in the clear. Borrowed until open
@@ -124,20 +118,17 @@ enum td_xfer_gpu_flush { TD_XFER_GPU_FLUSH_AUTO = 0, TD_XFER_GPU_FLUSH_ON, TD_XF
 /* Queue pairs and devices. Zero means the default. Source: reference design "transfer", 7.4. */
 struct td_xfer_rdma_config {
     const struct td_verbs *verbs; /* the provider; must outlive the endpoint */
-    const char *devices;          /* "mlx5_0,mlx5_1": rails in this order; NULL or "": every
-                                     device with an active port */
-    int32_t gid_index;            /* -1: ranked choice */
-    uint8_t port;                 /* 1 */
-    uint8_t qps_per_rail;         /* 2; 4 where a port has 800 Gb/s or more */
-    uint8_t timeout, retry;       /* codes: 16 (4.096 us x 2^16), 7 */
-    uint8_t rnr_retry;            /* code + 1, so that 0 is the default: 8 (for ever); 1
-                                     makes a credit bug loud */
-    int16_t traffic_class;        /* 0: the port's own, else 106 on RoCE v2 (DSCP 26); -1: 0 */
+    const char *devices;    /* "mlx5_0,mlx5_1": rails in this order; NULL or "": all active ones */
+    int32_t gid_index;      /* -1: ranked choice */
+    uint8_t port;           /* 1 */
+    uint8_t qps_per_rail;   /* 2; 4 where a port has 800 Gb/s or more */
+    uint8_t timeout, retry; /* codes: 16 (4.096 us x 2^16), 7 */
+    uint8_t rnr_retry;      /* code + 1; 0 is 8 (for ever), 1 makes a credit bug loud */
+    int16_t traffic_class;  /* 0: the port's own, else 106 on RoCE v2 (DSCP 26); -1: 0 */
     uint8_t service_level;
-    uint32_t srq_peers;               /* one shared receive queue per rail from so many peers on:
-                                         64; 1 = always */
-    uint64_t bytes_in_flight;         /* per queue pair, 8 MiB */
-    bool pull;                        /* as sender: blocks of td_xfer_submit_pull may be READ
+    uint32_t srq_peers;       /* a shared receive queue from so many peers on: 64; 1: always */
+    uint64_t bytes_in_flight; /* per queue pair, 8 MiB */
+    bool pull;                /* as sender: blocks of td_xfer_submit_pull may be READ
                                          from this side's pool (REMOTE_READ on its registration) */
     enum td_xfer_gpu_flush gpu_flush; /* pool in device memory */
     bool windows;                     /* blocks are written through memory windows of type 2,
@@ -268,21 +259,15 @@ struct td_xfer_stats {
     uint64_t bytes_by_path[TD_XFER_N_PATHS];
     uint32_t conns_by_path[TD_XFER_N_PATHS]; /* READY now */
     uint64_t bytes_pulled;                   /* received by READs of this side's */
-    uint64_t n_fallbacks;                    /* connections that were wanted on a better
-                                                path and failed there */
+    uint64_t n_fallbacks;                    /* connections that failed on a better path */
     uint64_t n_digests, n_digest_mismatches; /* blocks checked here */
-    uint64_t n_fenced;                       /* slots whose writer was fenced because it
-                                                could not say that it had retired */
+    uint64_t n_fenced;                       /* slots whose writer was fenced: it did not retire */
     uint64_t n_zerocopy;                     /* tcp sends that were not copied */
     uint64_t n_work_requests, n_doorbells, n_rail_errors, n_async_events;
-    uint64_t n_windows;      /* memory windows opened for grants, on every
-                                queue pair of theirs */
-    uint64_t n_wide_windows; /* grants in so many pieces that their windows
-                                covered blocks of others, too */
-    uint64_t n_gpu_flushes;  /* READs that made NICs' writes to device
-                                memory visible */
-    uint64_t n_evicted;      /* slots whose writer did not answer and lost
-                                its windows */
+    uint64_t n_windows;      /* memory windows opened for grants, on every queue pair */
+    uint64_t n_wide_windows; /* grants whose windows cover blocks of others, too */
+    uint64_t n_gpu_flushes;  /* READs behind NICs' writes to device memory */
+    uint64_t n_evicted;      /* slots whose silent writer lost its windows */
 };
 void td_xfer_stats(struct td_xfer *x, struct td_xfer_stats *ret_stats);
 

@@ -35,12 +35,10 @@
 enum td_xfer_frame_type {
     TD_XFER_HELLO = 1,     /* initiator, first; payload td_xfer_hello. op: this socket's lane; lanes
                               > 0 join the connection that `conn` names */
-    TD_XFER_HELLO_ACK,     /* status != 0: refused, payload is the reason; else payload
-                              td_xfer_hello */
+    TD_XFER_HELLO_ACK,     /* td_xfer_hello; status != 0: refused, payload is the reason */
     TD_XFER_MEM,           /* shm, shm-staged, sender: payload td_xfer_mem, two descriptors ride
                               along: arena or ring (read-only), control words */
-    TD_XFER_OPEN,          /* sender: binds op/attempt/handle to slot/generation; payload is the
-                              grant's key */
+    TD_XFER_OPEN,          /* sender: binds op, attempt and handle to the slot; payload: its key */
     TD_XFER_DATA,          /* tcp, sender: payload belongs at `offset` of the grant */
     TD_XFER_REF,           /* sender: payload u32 first, i32 block ids: the receiver may copy (shm)
                               or READ (rdma) the first `offset` bytes of each of these source blocks
@@ -50,8 +48,7 @@ enum td_xfer_frame_type {
     TD_XFER_ABORT,         /* sender: this op ended without FINAL; payload is the reason, no byte of
                               it follows (writer retired), but for TD_XFER_ABORT_UNRETIRED */
     TD_XFER_DONE,          /* receiver: every byte is applied */
-    TD_XFER_FAIL,          /* receiver: the slot takes nothing more from this op; payload is the
-                              reason */
+    TD_XFER_FAIL,          /* receiver: the slot takes no more of this op; payload: the reason */
     TD_XFER_PING,          /* both: alive */
     TD_XFER_RDMA_OFFER,    /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup; keys only
                               when its blocks may be READ */
@@ -65,8 +62,7 @@ enum td_xfer_frame_type {
     TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, then
                               the description of a pool of several allocations, if it is one; the
                               control words' descriptor rides along */
-    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has opened the pool and read its probe;
-                              status != 0: refused, payload is the reason */
+    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: has read the probe; refused: as HELLO_ACK */
     TD_XFER_LENT,          /* shm-staged, sender: payload td_xfer_lent: these bytes of the ring
                               belong at `offset` of the grant */
     TD_XFER_TAKEN,         /* shm-staged, receiver: offset = the place of a LENT, whose bytes it
@@ -85,8 +81,7 @@ enum td_xfer_frame_type {
 struct td_xfer_frame {
     uint32_t magic;
     uint8_t version, type;
-    uint16_t flags; /* FINAL on rdma: bit per queue pair; ABORT: 0 or
-                       TD_XFER_ABORT_UNRETIRED; else 0 */
+    uint16_t flags; /* FINAL on rdma: a bit per queue pair; ABORT: ..._UNRETIRED; else 0 */
     uint32_t slot, generation;
     uint32_t op; /* the sender's op number; also the index of its control word (shm) */
     uint16_t attempt;
@@ -135,8 +130,7 @@ struct td_xfer_lent {
 _Static_assert(sizeof(struct td_xfer_lent) == 8, "wire: lent");
 
 struct td_xfer_device_mem {
-    uint8_t handle[64];                 /* of the allocation that the pool lies in; of no use where
-                                           a description follows */
+    uint8_t handle[64];                 /* of the pool's allocation; unused with a description */
     uint64_t offset;                    /* of the pool's block 0 in it */
     uint64_t process, address;          /* a random number of the sender's process, and where block
                                            0 lies there: of use in the same process alone */
@@ -152,8 +146,7 @@ _Static_assert(sizeof(struct td_xfer_device_mem) == 288 &&
 struct td_xfer_rail {
     uint8_t gid[16];
     uint16_t lid;
-    uint8_t ethernet, index; /* index: of the rail in its side's list; rail i talks to
-                                rail i */
+    uint8_t ethernet, index; /* index: in its side's list; rail i talks to rail i */
     uint32_t mtu_bytes;
     uint32_t qpn[TD_XFER_RAIL_QPS_MAX], psn[TD_XFER_RAIL_QPS_MAX];
 };
@@ -166,13 +159,10 @@ _Static_assert(sizeof(struct td_xfer_rail) == 56, "wire: rail");
 struct td_xfer_rdma_setup {
     uint8_t n_rails, n_qps; /* n_qps: per rail */
     uint8_t rd_atomic_in, rd_atomic_out;
-    uint32_t recv_wr; /* final words that a queue pair here can take before it
-                         must be read */
+    uint32_t recv_wr; /* final words that a queue pair here takes unread */
     uint32_t n_regions;
-    uint16_t windows; /* ACCEPT: 1: the keys here are 0, and TARGETS bring keys
-                         for each run; else 0 */
-    uint16_t rails;   /* ACCEPT: bit i: this side has a rail i, up or not; OFFER:
-                         0 */
+    uint16_t windows; /* ACCEPT: 1: TARGETS bring the keys, here they are 0; else 0 */
+    uint16_t rails;   /* ACCEPT: bit i: it has a rail i, up or not; OFFER: 0 */
     uint64_t base, region_bytes;
     uint64_t probe; /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */
     uint32_t probe_rkey[TD_XFER_RAILS_MAX];

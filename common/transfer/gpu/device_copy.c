@@ -411,8 +411,7 @@ static bool device_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 {
     const uint8_t *from = x->pool.base + (uint64_t)block * x->pool.block_bytes;
     uint32_t crc = 0;
-    for (uint64_t at = 0; at < x->pool.block_bytes;) { /* what the device holds, not what was
-                                                          staged */
+    for (uint64_t at = 0; at < x->pool.block_bytes;) { /* as the device holds it */
         size_t n = x->pool.block_bytes - at < STAGE_BYTES ? (size_t)(x->pool.block_bytes - at)
                                                           : STAGE_BYTES;
         if (xfer_device_read(x->device, from + at, n, NULL)) return false;

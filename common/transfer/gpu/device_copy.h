@@ -25,12 +25,10 @@
 struct piece { /* of a flight: bytes of one slot, or (tx) a hold on one op */
     uint32_t id;
     uint64_t conn, handle, n_bytes;
-    const struct xfer_control_word *word; /* cuda-ipc: the source is the op's while this shows
-                                             its handle */
+    const struct xfer_control_word *word; /* cuda-ipc: shows the handle while the source is its */
 };
 
-struct flight { /* one batch of copies that was issued and is not known to be
-                   complete */
+struct flight { /* copies that were issued together and may not be complete */
     bool used, to_host;
     int32_t buffer;        /* NO_BUFFER: cuda-ipc */
     uint64_t ticket, conn; /* conn: whose staged frames these are (to_host) */
@@ -47,8 +45,7 @@ struct arrived { /* tcp, receiver: payload in the buffer that is being filled */
 struct xfer_device {
     const struct td_device_memory *memory;
     uint8_t *pinned, *digest; /* the ring; one more buffer, for digests and probes */
-    int ring_fd;              /* the ring, for processes of this host, read-only; -1: it is
-                                 not shared */
+    int ring_fd;              /* the ring, read-only, for this host; -1: not shared */
     /* shm-staged: frames of the buffer that this connection's peer may still read */
     struct {
         uint64_t conn;

@@ -49,8 +49,7 @@ static uint64_t this_process(void)
 
 struct xfer_ipc_conn {
     struct xfer_local_conn local; /* receiver: source is the device's address of pool block 0 */
-    void *peer_base; /* receiver: the sender's allocation, as opened here; NULL: it is this
-                        process's */
+    void *peer_base; /* receiver: the sender's allocation, opened; NULL: it is this process's */
 };
 
 /* Makes the offer that peers will get. */
@@ -294,8 +293,7 @@ static bool ipc_work(struct td_xfer *x, uint64_t now_ns)
         if (!f) f = xfer_flight_new(d, NO_BUFFER);
         struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
         const struct xfer_ipc_conn *i = c ? c->own : NULL;
-        TD_ASSERT(i && i->local.source); /* OPEN comes after SETUP, and the slot is unbound when its
-                                            connection goes */
+        TD_ASSERT(i && i->local.source); /* OPEN came after SETUP */
         const struct td_xfer_slot *s = &x->core.slots[copy.slot];
         f->piece[f->n++] = (struct piece){.id = copy.slot,
                                           .conn = copy.conn,

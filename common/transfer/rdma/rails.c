@@ -407,9 +407,9 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
         bool used = false;
         if (rail->refused || (rail->device && !rail->dead)) continue;
         if (rail->dead && !rail->reopen_ns) rail_absent(x, rail, false);
-        for (uint32_t k = 0; k < MAX_QP_SETS && !used; k++)
-            for (uint32_t q = 0; r->qp_set[k] && q < TD_XFER_QPS_MAX; q++)
-                used |= r->qp_set[k]->qp[q].qp && r->qp_set[k]->qp[q].rail == i;
+        EACH_QP_SET (r, set)
+            for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
+                used |= set->qp[q].qp && set->qp[q].rail == i;
         if (used || now < rail->reopen_ns) continue;
         r->revival = (struct revival){.x = x, .at = i, .old = *rail};
         rail->mr = NULL; /* what it had is the thread's */
@@ -436,10 +436,8 @@ uint64_t xfer_rdma_due(const struct td_xfer *x)
         if (!rail->refused && (!rail->device || rail->dead) && rail->reopen_ns < due)
             due = rail->reopen_ns;
     }
-    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
-        const struct qp_set *set = x->rdma->qp_set[i];
-        if (set && set->end.state == QP_SET_DOOMED && set->end.at_ns < due) due = set->end.at_ns;
-    }
+    EACH_QP_SET (x->rdma, set)
+        if (set->end.state == QP_SET_DOOMED && set->end.at_ns < due) due = set->end.at_ns;
     return due;
 }
 

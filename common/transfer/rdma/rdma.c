@@ -171,19 +171,37 @@ static bool rdma_is_better(const struct td_xfer_conn *c, const struct td_xfer_co
     return !set || xfer_qp_set_of(c)->n_rails > set->n_rails;
 }
 
-static struct qp_set *qp_set_new(struct xfer_rdma *r, uint64_t conn)
+/* c's, from here on; NULL with the reason. */
+static struct qp_set *qp_set_new(struct xfer_rdma *r, struct td_xfer_conn *c,
+                                 char reason[TD_XFER_REASON_MAX])
 {
     uint32_t at = 0;
     while (at < MAX_QP_SETS && r->qp_set[at]) at++;
     struct qp_set *set = at < MAX_QP_SETS ? calloc(1, sizeof *set) : NULL;
-    if (!set) return NULL;
+    ((struct xfer_rdma_conn *)c->own)->set = set;
+    if (!set) {
+        xfer_say(reason, "rdma: all %d sets of queue pairs are in use", MAX_QP_SETS);
+        return NULL;
+    }
     set->index = at;
-    set->conn = conn;
+    set->conn = c->id;
     set->end.fault.id = NO_ID;
     r->qp_set[at] = set;
     r->n_qp_sets++;
     memset(xfer_rdma_cell(r, 0, at, 0), 0, (size_t)TD_XFER_QPS_MAX * CELL);
     return set;
+}
+
+/* What a queue pair has. Without the lock. */
+static void pair_free(struct xfer_rdma *r, struct queue_pair *pair)
+{
+    struct rail *rail = &r->rail[pair->rail];
+    rail->cq_used -= rail->plan.send_depth + pair->recv_posted;
+    for (uint32_t k = 0; k < WINDOWS;
+         k++) /* bound or not; while bound they hold their queue pair */
+        if (pair->mw[k]) r->vb->mw.free(pair->mw[k]);
+    r->vb->qp_destroy(pair->qp);
+    free(pair->ring);
 }
 
 /* Drops the lock. */
@@ -193,18 +211,8 @@ static void qp_set_free(struct td_xfer *x, struct qp_set *set)
     r->qp_set[set->index] = NULL;
     r->n_qp_sets--;
     pthread_mutex_unlock(&x->lock);
-    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
-        struct queue_pair *pair = &set->qp[q];
-        if (!pair->qp) continue;
-        struct rail *rail = &r->rail[pair->rail];
-        rail->cq_used -= rail->plan.send_depth + pair->recv_posted;
-        for (uint32_t k = 0; k < WINDOWS; k++)
-            if (pair->mw[k])
-                r->vb->mw.free(pair->mw[k]); /* bound or not; while bound they hold
-                                              their queue pair */
-        r->vb->qp_destroy(pair->qp);
-        free(pair->ring);
-    }
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
+        if (set->qp[q].qp) pair_free(r, &set->qp[q]);
     free(set);
     pthread_mutex_lock(&x->lock);
 }
@@ -300,28 +308,36 @@ static void *join_main(void *arg)
         td_fault_point("xfer_rts");
         if (j->error) break;
     }
-    struct td_xfer *x = j->x; /* after `over` the rest is the progress thread's, who frees it
-                                 when this thread is joined */
+    struct td_xfer *x = j->x; /* after `over` j is the progress thread's */
     atomic_store(&j->over, true);
     xfer_ring(x);
     return NULL;
 }
 
-/* Takes j, whatever comes of it. */
-static bool join_start(struct td_xfer *x, struct qp_set *set, struct joining *j,
+static struct joining *join_new(char reason[TD_XFER_REASON_MAX])
+{
+    struct joining *j = calloc(1, sizeof *j);
+    if (!j) xfer_say(reason, "rdma: out of memory");
+    return j;
+}
+
+/* Takes j (or NULL), whatever comes of it. fits: else it is not started, for the reason. */
+static bool join_start(struct td_xfer *x, struct qp_set *set, struct joining *j, bool fits,
                        char reason[TD_XFER_REASON_MAX])
 {
-    j->vb = x->rdma->vb;
-    j->x = x;
-    /* with the progress thread's mask: no signals */
-    int e = pthread_create(&j->thread, NULL, join_main, j);
-    if (e) {
-        xfer_say(reason, "rdma: a thread to connect queue pairs: %s", strerror(e));
-        free(j);
-        return false;
+    int e = 0;
+    if (fits) {
+        j->vb = x->rdma->vb;
+        j->x = x;
+        /* with the progress thread's mask: no signals */
+        e = pthread_create(&j->thread, NULL, join_main, j);
     }
-    set->joining = j;
-    return true;
+    if (e) xfer_say(reason, "rdma: a thread to connect queue pairs: %s", strerror(e));
+    if (!fits || e)
+        free(j);
+    else
+        set->joining = j;
+    return fits && !e;
 }
 
 /* This side's part of a setup for these rails; creates the queue pairs. */
@@ -408,26 +424,21 @@ static bool rdma_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
     uint8_t rails[TD_XFER_RAILS_MAX];
     uint32_t n = 0;
     uint64_t now = xfer_now(x);
-    for (uint32_t i = 0; i < r->n_rails; i++)
-        if (xfer_rail_is_usable(&r->rail[i]) && now >= r->rail[i].avoid_until_ns)
-            rails[n++] = (uint8_t)i;
-    bool none = n == 0;
-    for (uint32_t i = 0; i < r->n_rails && none; i++)
-        /* all have erred lately: any of them is better than none */
-        if (xfer_rail_is_usable(&r->rail[i])) rails[n++] = (uint8_t)i;
+    for (bool avoid = true;; avoid = false) {
+        for (uint32_t i = 0; i < r->n_rails; i++)
+            if (xfer_rail_is_usable(&r->rail[i]) && (!avoid || now >= r->rail[i].avoid_until_ns))
+                rails[n++] = (uint8_t)i;
+        if (n || !avoid) break; /* all have erred lately: any of them is better than none */
+    }
     if (!n) {
         xfer_say(reason, "rdma: no device has an active port");
         return false;
     }
     uint32_t n_qps = qps_wanted(r, rails, n);
     while (n * n_qps > TD_XFER_QPS_MAX) n_qps--;
-    struct qp_set *set = ((struct xfer_rdma_conn *)c->own)->set = qp_set_new(r, c->id);
-    if (!set) {
-        xfer_say(reason, "rdma: all %d sets of queue pairs are in use", MAX_QP_SETS);
-        return false;
-    }
+    struct qp_set *set = qp_set_new(r, c, reason);
     struct td_xfer_rdma_setup s;
-    if (!qp_set_describe(x, set, rails, n, n_qps, &s, reason)) return false;
+    if (!set || !qp_set_describe(x, set, rails, n, n_qps, &s, reason)) return false;
     if (r->config.pull)
         qp_set_keys(r, rails, &s);
     else
@@ -542,11 +553,59 @@ static bool windows_make(struct td_xfer *x, struct qp_set *set, char reason[TD_X
     return true;
 }
 
+/* The peer's set-up breaks the protocol: counted. */
+static td_status bad_setup(struct td_xfer *x, char reason[TD_XFER_REASON_MAX], const char *why)
+{
+    x->told.n_bad_frames++;
+    xfer_say(reason, "%.150s", why);
+    return TD_ERR_UNSUPPORTED;
+}
+
+/* Where the peer's blocks are, and their keys. */
+static void take_keys(struct qp_set *set, const struct td_xfer_rdma_setup *theirs)
+{
+    set->base = theirs->base;
+    set->region_bytes = theirs->region_bytes;
+    set->n_regions = theirs->n_regions;
+    set->n_keys = theirs->n_rails;
+    memcpy(set->rkey, theirs->rkey, sizeof set->rkey);
+}
+
+/* The acceptor's queue pairs on the offered rails that are here, too (rails[]; from[]: where in the
+ * offer), and the thread that connects them. */
+static td_status accept_offer(struct td_xfer *x, struct qp_set *set,
+                              const struct td_xfer_rdma_setup *theirs, const uint8_t *rails,
+                              const uint8_t *from, uint32_t n, char reason[TD_XFER_REASON_MAX])
+{
+    struct xfer_rdma *r = x->rdma;
+    struct td_xfer_rdma_setup mine;
+    uint32_t n_qps = qps_wanted(r, rails, n);
+    if (theirs->n_qps < n_qps) n_qps = theirs->n_qps;
+    if (!qp_set_describe(x, set, rails, n, n_qps, &mine, reason) ||
+        (r->config.windows && !windows_make(x, set, reason)))
+        return TD_ERR_UNSUPPORTED;
+    mine.windows = set->windows;
+    for (uint32_t i = 0; i < r->n_rails; i++)
+        if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
+    if (!set->windows) qp_set_keys(r, rails, &mine);
+    if (theirs->n_regions && theirs->region_bytes % x->pool.block_bytes == 0) { /* we may READ */
+        take_keys(set, theirs);
+        for (uint32_t q = 0; q < set->n_qps; q++) set->key_at[q] = from[q / n_qps];
+    }
+    struct joining *j = join_new(reason);
+    bool fits = j != NULL;
+    for (uint32_t q = 0; q < set->n_qps && fits; q++)
+        fits = join_add(r, j, &set->qp[q], &mine, &mine.rail[q / n_qps], theirs,
+                        &theirs->rail[from[q / n_qps]], q % n_qps, reason);
+    if (fits) j->setup = mine;
+    return join_start(x, set, j, fits, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
+}
+
 static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
                           char reason[TD_XFER_REASON_MAX])
 {
     struct xfer_rdma *r = x->rdma;
-    struct td_xfer_rdma_setup theirs, mine;
+    struct td_xfer_rdma_setup theirs;
     struct td_err err;
     uint8_t rails[TD_XFER_RAILS_MAX], from[TD_XFER_RAILS_MAX];
     uint32_t n = 0;
@@ -554,11 +613,8 @@ static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
         xfer_say(reason, "rdma setup: a second offer");
         return TD_ERR_UNSUPPORTED;
     }
-    if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, false, &theirs, &err)) {
-        x->told.n_bad_frames++;
-        xfer_say(reason, "%.150s", err.msg);
-        return TD_ERR_UNSUPPORTED;
-    }
+    if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, false, &theirs, &err))
+        return bad_setup(x, reason, err.msg);
     for (uint32_t i = 0; i < theirs.n_rails; i++) {
         uint32_t at = theirs.rail[i].index;
         if (at >= r->n_rails || !xfer_rail_is_usable(&r->rail[at])) continue;
@@ -570,42 +626,48 @@ static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
                  theirs.n_rails);
         return TD_ERR_PEER; /* other rails, or a later time, may do */
     }
-    uint32_t n_qps = qps_wanted(r, rails, n);
-    if (theirs.n_qps < n_qps) n_qps = theirs.n_qps;
-    struct qp_set *set = ((struct xfer_rdma_conn *)c->own)->set = qp_set_new(r, c->id);
-    if (!set) {
-        xfer_say(reason, "rdma: all %d sets of queue pairs are in use", MAX_QP_SETS);
-        return TD_ERR_UNSUPPORTED;
-    }
-    if (!qp_set_describe(x, set, rails, n, n_qps, &mine, reason) ||
-        (r->config.windows && !windows_make(x, set, reason)))
-        return TD_ERR_UNSUPPORTED;
-    mine.windows = set->windows;
-    for (uint32_t i = 0; i < r->n_rails; i++)
-        if (!r->rail[i].refused) mine.rails |= (uint16_t)(1u << i);
-    if (!set->windows) qp_set_keys(r, rails, &mine);
-    if (theirs.n_regions && theirs.region_bytes % x->pool.block_bytes == 0) { /* it lets us READ */
-        set->base = theirs.base;
-        set->region_bytes = theirs.region_bytes;
-        set->n_regions = theirs.n_regions;
-        set->n_keys = theirs.n_rails;
-        memcpy(set->rkey, theirs.rkey, sizeof set->rkey);
-        for (uint32_t q = 0; q < set->n_qps; q++) set->key_at[q] = from[q / n_qps];
-    }
-    struct joining *j = calloc(1, sizeof *j);
-    if (!j) {
-        xfer_say(reason, "rdma: out of memory");
-        return TD_ERR_UNSUPPORTED;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < n_qps; k++)
-            if (!join_add(r, j, &set->qp[i * n_qps + k], &mine, &mine.rail[i], &theirs,
-                          &theirs.rail[from[i]], k, reason)) {
-                free(j);
-                return TD_ERR_UNSUPPORTED;
+    struct qp_set *set = qp_set_new(r, c, reason);
+    return set ? accept_offer(x, set, &theirs, rails, from, n, reason) : TD_ERR_UNSUPPORTED;
+}
+
+/* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours that
+ * found no partner go. False: they cannot be connected so. */
+static bool match_rails(struct td_xfer *x, struct qp_set *set,
+                        const struct td_xfer_rdma_setup *offer,
+                        const struct td_xfer_rdma_setup *theirs, struct joining *j,
+                        char reason[TD_XFER_REASON_MAX])
+{
+    struct queue_pair had[TD_XFER_QPS_MAX];
+    uint32_t n = 0;
+    bool fits = true;
+    memcpy(had, set->qp, sizeof had);
+    memset(set->qp, 0, sizeof set->qp);
+    for (uint32_t i = 0, at = 0; i < offer->n_rails; i++) {
+        bool taken = at < theirs->n_rails && theirs->rail[at].index == offer->rail[i].index;
+        for (uint32_t k = 0; k < offer->n_qps; k++) {
+            struct queue_pair *pair = &had[i * offer->n_qps + k];
+            if (!taken || k >= theirs->n_qps) {
+                /* RESET or INIT: nothing was sent, and its receives die with it */
+                pthread_mutex_unlock(&x->lock);
+                pair_free(x->rdma, pair);
+                pthread_mutex_lock(&x->lock);
+                continue;
             }
-    j->setup = mine;
-    return join_start(x, set, j, reason) ? TD_OK : TD_ERR_UNSUPPORTED;
+            set->qp[n] = *pair;
+            set->key_at[n++] = (uint8_t)at;
+            fits = fits && join_add(x->rdma, j, pair, offer, &offer->rail[i], theirs,
+                                    &theirs->rail[at], k, reason);
+        }
+        at += taken;
+    }
+    set->n_qps = n;
+    set->n_rails = theirs->n_rails;
+    set->per_rail = theirs->n_qps;
+    if (fits && n != (uint32_t)theirs->n_rails * theirs->n_qps) {
+        bad_setup(x, reason, "rdma setup: rails were accepted that were not offered");
+        return false;
+    }
+    return fits;
 }
 
 static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX])
@@ -615,16 +677,9 @@ static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_
     struct td_xfer_rdma_setup theirs, offer = {0};
     struct td_err err;
     memcpy(&offer, set->offer, sizeof set->offer);
-    if (set->n_keys) {
-        x->told.n_bad_frames++;
-        xfer_say(reason, "rdma setup: a second answer");
-        return false;
-    }
-    if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, true, &theirs, &err)) {
-        x->told.n_bad_frames++;
-        xfer_say(reason, "%.150s", err.msg);
-        return false;
-    }
+    if (set->n_keys) return bad_setup(x, reason, "rdma setup: a second answer"), false;
+    if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, true, &theirs, &err))
+        return bad_setup(x, reason, err.msg), false;
     if (theirs.region_bytes % x->pool.block_bytes ||
         theirs.region_bytes / x->pool.block_bytes > INT32_MAX || theirs.n_qps > offer.n_qps) {
         x->told.n_bad_frames++;
@@ -634,64 +689,20 @@ static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_
                  theirs.region_bytes, theirs.n_qps);
         return false;
     }
-    /* Both sides number the queue pairs of the rails that both have, in the offer's order. Ours
-       that found no partner go. */
-    struct joining *j = calloc(1, sizeof *j);
-    if (!j) {
-        xfer_say(reason, "rdma: out of memory");
-        return false;
+    struct joining *j = join_new(reason);
+    if (!j) return false;
+    bool fits = match_rails(x, set, &offer, &theirs, j, reason);
+    if (fits) {
+        set->windows = theirs.windows;
+        set->more.peer_rails = theirs.rails;
+        set->more.n_ups = r->n_ups;
+        set->more.at_ns = xfer_now(x) + REOPEN_NS;
+        set->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
+        set->peer_recv_wr = theirs.recv_wr;
+        take_keys(set, &theirs);
+        j->setup = theirs;
     }
-    struct qp_set had = *set;
-    memset(set->qp, 0, sizeof set->qp);
-    uint32_t n = 0;
-    bool fits = true;
-    for (uint32_t i = 0, at = 0; i < offer.n_rails; i++) {
-        bool taken = at < theirs.n_rails && theirs.rail[at].index == offer.rail[i].index;
-        for (uint32_t k = 0; k < offer.n_qps; k++) {
-            struct queue_pair *pair = &had.qp[i * offer.n_qps + k];
-            if (taken && k < theirs.n_qps) {
-                set->qp[n] = *pair;
-                set->key_at[n++] = (uint8_t)at;
-                if (fits)
-                    fits = join_add(r, j, pair, &offer, &offer.rail[i], &theirs, &theirs.rail[at],
-                                    k, reason);
-            } else {
-                struct rail *rail = &r->rail[pair->rail];
-                /* RESET or INIT: nothing was sent, and its receives die with it */
-                rail->cq_used -= rail->plan.send_depth + pair->recv_posted;
-                pthread_mutex_unlock(&x->lock);
-                r->vb->qp_destroy(pair->qp);
-                pthread_mutex_lock(&x->lock);
-                free(pair->ring);
-            }
-        }
-        at += taken;
-    }
-    set->n_qps = n;
-    set->n_rails = theirs.n_rails;
-    set->per_rail = theirs.n_qps;
-    if (fits && n != (uint32_t)theirs.n_rails * theirs.n_qps) {
-        x->told.n_bad_frames++;
-        xfer_say(reason, "rdma setup: rails were accepted that were not offered");
-        fits = false;
-    }
-    if (!fits) {
-        free(j);
-        return false;
-    }
-    set->windows = theirs.windows;
-    set->more.peer_rails = theirs.rails;
-    set->more.n_ups = r->n_ups;
-    set->more.at_ns = xfer_now(x) + REOPEN_NS;
-    set->may_pull = r->config.pull && theirs.rd_atomic_out && offer.rd_atomic_in;
-    set->peer_recv_wr = theirs.recv_wr;
-    set->n_regions = theirs.n_regions;
-    set->base = theirs.base;
-    set->region_bytes = theirs.region_bytes;
-    set->n_keys = theirs.n_rails;
-    memcpy(set->rkey, theirs.rkey, sizeof set->rkey);
-    j->setup = theirs;
-    return join_start(x, set, j, reason);
+    return join_start(x, set, j, fits, reason);
 }
 
 static bool rdma_may_pull(const struct td_xfer_conn *c) { return xfer_qp_set_of(c)->may_pull; }
@@ -718,8 +729,7 @@ static void wait_completion(struct td_xfer *x)
                             .events = POLLIN};
         if (!xfer_rail_tells(&r->rail[i])) continue;
         r->vb->cq_clear(r->rail[i].cq);
-        (void)r->vb->cq_arm(r->rail[i].cq); /* it is polled again in 1 ms, whatever the channel
-                                               says */
+        (void)r->vb->cq_arm(r->rail[i].cq); /* polled again in 1 ms anyway */
     }
     if (take_completions(x)) return;
     pthread_mutex_unlock(&x->lock);
@@ -765,8 +775,7 @@ static void qp_set_close(struct td_xfer *x, struct qp_set *set)
         }
         if (left && !take_completions(x)) wait_completion(x);
     }
-    blame(x, set); /* where the peer's word or an asynchronous event came before the completion
-                    that says why */
+    blame(x, set); /* the completion that says why may have come after the peer's word */
     for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
         struct queue_pair *pair = &set->qp[q];
         for (; pair->qp && pair->tail < pair->head; pair->tail++) {
@@ -785,8 +794,7 @@ static void rdma_fence(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct qp_set *set = xfer_qp_set_of(c);
     if (!set) return;
-    c->state = XFER_CONN_ENDING; /* no caller may take it for one that stands while the lock is
-                                    dropped */
+    c->state = XFER_CONN_ENDING; /* for callers, while the lock is dropped */
     qp_set_goes(set, QP_SET_FENCED);
     *(struct xfer_rdma_conn *)c->own = (struct xfer_rdma_conn){0};
     /* still in SETUP: no slot or op was on it; xfer_rdma_poll ends it */
@@ -960,9 +968,8 @@ static void windows_work(struct td_xfer *x)
         again = false;
         for (uint32_t i = 0; i < x->core.max_slots; i++)
             if (windows_step(x, i)) again = true;
-        for (uint32_t i = 0; i < MAX_QP_SETS; i++)
-            if (x->rdma->qp_set[i] && x->rdma->qp_set[i]->end.state == QP_SET_BROKEN)
-                close_broken(x, x->rdma->qp_set[i]);
+        EACH_QP_SET (x->rdma, set)
+            if (set->end.state == QP_SET_BROKEN) close_broken(x, set);
     }
 }
 
@@ -1016,8 +1023,7 @@ static td_status on_targets(struct td_xfer *x, struct td_xfer_conn *c)
     td_status status = td_xfer_core_rx_targets(&x->core, c->conn_id, f, runs, n,
                                                rdma_n_source_blocks(x, c), set->windows);
     if (status || !set->windows) return status;
-    uint32_t **to = &x->rdma->op_keys[f->op]; /* a run has a block, so there are at most
-                                                 TD_XFER_MAX_BLOCKS of them */
+    uint32_t **to = &x->rdma->op_keys[f->op]; /* no more runs than blocks */
     if (!*to) *to = calloc((size_t)TD_XFER_MAX_BLOCKS * TD_XFER_QPS_MAX, 4);
     if (!*to) return TD_ERR_NOMEM;
     memcpy(*to + (size_t)before * n_keys, keys, (size_t)n * n_keys * 4);
@@ -1026,64 +1032,49 @@ static td_status on_targets(struct td_xfer *x, struct td_xfer_conn *c)
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* One more piece of the pool, joined to the last where they touch. */
-static void add_piece(const struct xfer_rdma *r, const struct rail *rail, uint64_t base,
-                      uint64_t at, uint64_t n, struct td_vb_send *to)
+/* A request for n_bytes of n blocks, which lie at the pool blocks ids[order[i]] here, from `offset`
+ * in each on, and side by side at remote_at from the peer's block 0. Neighbours are one piece. */
+static void fill(const struct td_xfer *x, const struct qp_set *set, uint32_t q, enum td_vb_op op,
+                 const int32_t *ids, const int32_t *order, int32_t n, uint64_t offset,
+                 uint64_t n_bytes, uint64_t remote_at, struct td_vb_send *to)
 {
-    struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
-    uint32_t lkey = rail->mr[at / r->region_bytes]->lkey;
-    if (last && last->addr + last->bytes == base + at && last->lkey == lkey)
-        last->bytes += (uint32_t)n;
-    else
-        to->sge[to->n_sge++] =
-            (struct td_vb_sge){.addr = base + at, .bytes = (uint32_t)n, .lkey = lkey};
+    const struct xfer_rdma *r = x->rdma;
+    const struct rail *rail = &r->rail[set->qp[q].rail];
+    to->op = op;
+    to->imm = 0;
+    to->n_sge = 0;
+    to->fence = false;
+    for (int32_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)ids[order[i]] * x->pool.block_bytes + offset,
+                 addr = (uint64_t)(uintptr_t)x->pool.base + at, room = x->pool.block_bytes - offset;
+        uint32_t bytes = (uint32_t)(room < n_bytes ? room : n_bytes),
+                 lkey = rail->mr[at / r->region_bytes]->lkey;
+        struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
+        if (last && last->addr + last->bytes == addr && last->lkey == lkey)
+            last->bytes += bytes;
+        else
+            to->sge[to->n_sge++] = (struct td_vb_sge){.addr = addr, .bytes = bytes, .lkey = lkey};
+        n_bytes -= bytes;
+    }
+    to->remote_addr = set->base + remote_at;
+    to->rkey = set->rkey[remote_at / set->region_bytes * set->n_keys + set->key_at[q]];
 }
 
 static void fill_write(const struct td_xfer *x, const struct qp_set *set, uint32_t q,
                        const struct td_xfer_wr *wr, struct td_vb_send *to)
 {
-    const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_op *op = &x->core.ops[wr->op];
-    const struct rail *rail = &r->rail[set->qp[q].rail];
-    uint64_t left = wr->n_bytes, dst = (uint64_t)wr->dst_block * x->pool.block_bytes + wr->offset;
-    to->op = TD_VB_WRITE;
-    to->imm = 0;
-    to->n_sge = 0;
-    to->fence = false;
-    for (int32_t i = 0; i < wr->n_blocks; i++) {
-        uint64_t src =
-            (uint64_t)op->src[op->order[wr->order_at + i]] * x->pool.block_bytes + wr->offset;
-        uint64_t n =
-            x->pool.block_bytes - wr->offset < left ? x->pool.block_bytes - wr->offset : left;
-        add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, src, n, to);
-        left -= n;
-    }
-    to->remote_addr = set->base + dst;
-    to->rkey = set->windows ? r->op_keys[wr->op][(uint32_t)wr->run * set->n_qps + q]
-                            : set->rkey[dst / set->region_bytes * set->n_keys + set->key_at[q]];
+    fill(x, set, q, TD_VB_WRITE, op->src, op->order + wr->order_at, wr->n_blocks, wr->offset,
+         wr->n_bytes, (uint64_t)wr->dst_block * x->pool.block_bytes + wr->offset, to);
+    if (set->windows) to->rkey = x->rdma->op_keys[wr->op][(uint32_t)wr->run * set->n_qps + q];
 }
 
 static void fill_read(const struct td_xfer *x, const struct qp_set *set, uint32_t q,
                       const struct td_xfer_rd *rd, struct td_vb_send *to)
 {
-    const struct xfer_rdma *r = x->rdma;
     const struct td_xfer_slot *s = &x->core.slots[rd->slot];
-    const struct rail *rail = &r->rail[set->qp[q].rail];
-    uint64_t left = rd->n_bytes, src = (uint64_t)rd->src_block * x->pool.block_bytes + rd->offset;
-    to->op = TD_VB_READ;
-    to->imm = 0;
-    to->n_sge = 0;
-    to->fence = false;
-    for (int32_t i = 0; i < rd->n_blocks; i++) {
-        uint64_t dst =
-            (uint64_t)s->dst[s->fetch.order[rd->order_at + i]] * x->pool.block_bytes + rd->offset;
-        uint64_t n =
-            x->pool.block_bytes - rd->offset < left ? x->pool.block_bytes - rd->offset : left;
-        add_piece(r, rail, (uint64_t)(uintptr_t)x->pool.base, dst, n, to);
-        left -= n;
-    }
-    to->remote_addr = set->base + src;
-    to->rkey = set->rkey[src / set->region_bytes * set->n_keys + set->key_at[q]];
+    fill(x, set, q, TD_VB_READ, s->dst, s->fetch.order + rd->order_at, rd->n_blocks, rd->offset,
+         rd->n_bytes, (uint64_t)rd->src_block * x->pool.block_bytes + rd->offset, to);
 }
 
 /* One chain for one queue pair. False: there is nothing (more) for it. */
@@ -1113,11 +1104,7 @@ static bool post_chain(struct td_xfer *x, struct qp_set *set, uint32_t q)
         if (!td_xfer_core_wr_next(&x->core, set->conn, q, no_words, &set->op_turns, &limits, &wr))
             break;
         if (wr.is_imm) {
-            wrs[n].op = TD_VB_WRITE_IMM;
-            wrs[n].n_sge = 0;
-            wrs[n].fence = false;
-            wrs[n].remote_addr = set->base;
-            wrs[n].rkey = set->rkey[set->key_at[q]];
+            fill(x, set, q, TD_VB_WRITE_IMM, NULL, NULL, 0, 0, 0, 0, &wrs[n]);
             wrs[n].imm = wr.imm;
             uint32_t *words = &x->op_aux[wr.op].words;
             /* all of them with the first */
@@ -1231,9 +1218,7 @@ static void on_sent(struct td_xfer *x, struct qp_set *set, uint32_t q, const str
 {
     struct queue_pair *pair = &set->qp[q];
     uint64_t seq = seq_of(pair, wc);
-    if (seq >= pair->head || seq < pair->tail)
-        return; /* not one of ours: a fake or a device that
-                   repeats itself */
+    if (seq >= pair->head || seq < pair->tail) return; /* none of ours: a device repeats itself */
     pair->flushed = seq + 1 > pair->flushed ? seq + 1 : pair->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
     for (; pair->tail <= seq; pair->tail++) {
@@ -1279,8 +1264,8 @@ static const char *rdma_late(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct qp_set *set = c->initiator ? xfer_qp_set_of(c) : NULL;
     uint32_t told = 0;
-    for (int way = 0; way < 2 && !told; way++) /* those that did not get ours through; if all
-                                                  did, those whose answer does not come */
+    for (int way = 0; way < 2 && !told;
+         way++) /* without our probe through; then without an answer */
         for (uint32_t q = 0; set && q < set->n_qps; q++) {
             const struct queue_pair *pair = &set->qp[q];
             if (!pair->qp || pair->probed || told & 1u << pair->rail ||
@@ -1295,14 +1280,12 @@ static const char *rdma_late(struct td_xfer *x, struct td_xfer_conn *c)
 /* The set and the index of a completion's queue pair; NULL: it is gone. */
 static struct qp_set *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_num, uint32_t *ret_q)
 {
-    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
-        struct qp_set *set = r->qp_set[i];
-        for (uint32_t q = 0; set && q < TD_XFER_QPS_MAX; q++) {
+    EACH_QP_SET (r, set)
+        for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++) {
             if (!set->qp[q].qp || set->qp[q].rail != rail || set->qp[q].qp->num != qp_num) continue;
             *ret_q = q;
             return set;
         }
-    }
     return NULL;
 }
 
@@ -1346,9 +1329,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         on_sent(x, set, q, wc);
     }
     if (wc->status == TD_VB_WC_SUCCESS) return;
-    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it. An
-                                              asynchronous event or the peer's BYE may have come
-                                              before it */
+    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it */
         if (set->end.verdict == VERDICT_OPEN) {
             xfer_say(set->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
                      td_vb_wc_status_name(wc->status), wc->vendor_error);
@@ -1378,10 +1359,10 @@ static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int
 {
     struct xfer_rdma *r = x->rdma;
     r->rail[rail].dead = true;
-    for (uint32_t k = 0; k < MAX_QP_SETS; k++)
-        for (uint32_t q = 0; r->qp_set[k] && q < r->qp_set[k]->n_qps; q++)
-            if (r->qp_set[k]->qp[q].rail == rail && qp_set_breaks(r->qp_set[k]))
-                xfer_say(r->qp_set[k]->end.reason, "rdma: %s: its completion queue %s: %s",
+    EACH_QP_SET (r, set)
+        for (uint32_t q = 0; q < set->n_qps; q++)
+            if (set->qp[q].rail == rail && qp_set_breaks(set))
+                xfer_say(set->end.reason, "rdma: %s: its completion queue %s: %s",
                          r->rail[rail].name, what, strerror(error));
 }
 
@@ -1410,10 +1391,9 @@ static bool take_completions(struct td_xfer *x)
 static void break_qp_sets(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
 {
     struct xfer_rdma *r = x->rdma;
-    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
-        struct qp_set *set = r->qp_set[i];
+    EACH_QP_SET (r, set) {
         bool hit = false;
-        for (uint32_t q = 0; set && q < TD_XFER_QPS_MAX; q++)
+        for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
             if (set->qp[q].qp && set->qp[q].rail == rail &&
                 (!qp_num || set->qp[q].qp->num == qp_num))
                 hit = true;
@@ -1457,8 +1437,7 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     case TD_VB_ASYNC_PORT_ACTIVE:
         if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 &&
             rail->port.active) {
-            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands, and sets on it fail
-                                                  by name */
+            xfer_rail_pick_gid(r, rail, NULL); /* none: the old one stands */
             rail->avoid_until_ns = rail->avoid_ns = 0;
             r->n_ups++;
         }
@@ -1498,17 +1477,16 @@ static bool rdma_poll(struct td_xfer *x)
             any = true;
         }
     }
-    for (uint32_t i = 0; i < MAX_QP_SETS; i++)
-        if (r->qp_set[i] && r->qp_set[i]->joining && atomic_load(&r->qp_set[i]->joining->over)) {
-            joined(x, r->qp_set[i]);
+    EACH_QP_SET (r, set)
+        if (set->joining && atomic_load(&set->joining->over)) {
+            joined(x, set);
             any = true;
         }
     if (r->n_qp_sets && take_completions(x)) any = true;
-    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
-        struct qp_set *set = r->qp_set[i];
-        if (set && set->end.state == QP_SET_DOOMED && xfer_now(x) >= set->end.at_ns)
+    EACH_QP_SET (r, set) {
+        if (set->end.state == QP_SET_DOOMED && xfer_now(x) >= set->end.at_ns)
             qp_set_goes(set, QP_SET_BROKEN);
-        if (set && set->end.state == QP_SET_BROKEN) close_broken(x, set);
+        if (set->end.state == QP_SET_BROKEN) close_broken(x, set);
     }
     if (x->core.flush_writes && xfer_rdma_flush(x)) any = true;
     return any;
@@ -1518,9 +1496,7 @@ void xfer_rdma_close(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
     if (!r) return;
-    for (uint32_t i = 0; i < MAX_QP_SETS; i++) {
-        struct qp_set *set = r->qp_set[i];
-        if (!set) continue; /* those with a connection were fenced with it */
+    EACH_QP_SET (r, set) { /* those with a connection were fenced with it */
         pthread_join(set->joining->thread, NULL);
         free(set->joining);
         set->joining = NULL;
@@ -1635,8 +1611,7 @@ static bool rdma_expects(const struct td_xfer_conn *c, uint8_t type)
 static void on_answer(struct td_xfer *x, struct td_xfer_conn *c)
 {
     char reason[TD_XFER_REASON_MAX];
-    if (c->rx.frame.status) { /* it has none of the offered rails, maybe: all are offered next
-                                 time */
+    if (c->rx.frame.status) { /* all rails are offered next time */
         for (uint32_t i = 0; i < x->rdma->n_rails; i++) x->rdma->rail[i].avoid_until_ns = 0;
         xfer_path_offer_refused(x, c);
     } else if (!on_accept(x, c, reason)) {

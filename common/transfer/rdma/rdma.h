@@ -67,27 +67,23 @@ struct xfer_rdma {
     const struct td_verbs *vb;
     struct td_xfer_rdma_config config;
     uint64_t quarantine_ns;
-    uint32_t n_rails, n_qp_sets; /* rails keep their numbers: peers go by them. One that is not
-                                  there has no device */
+    uint32_t n_rails, n_qp_sets; /* rails keep their numbers: peers go by them */
     struct rail rail[TD_XFER_RAILS_MAX];
     struct revival revival;
     bool has_pool; /* mem_add was called */
     struct flushing flush;
     uint64_t region_bytes;
     uint32_t n_regions;
-    uint8_t *cells; /* [2][MAX_QP_SETS][TD_XFER_QPS_MAX][CELL]: that peers probe, that
-                       we send */
+    uint8_t *cells; /* [peers probe, we send][MAX_QP_SETS][TD_XFER_QPS_MAX][CELL] */
     struct qp_set *qp_set[MAX_QP_SETS];
     uint64_t spin_ns;
     /* n_ups: rails that came back */
     uint64_t n_wr, n_doorbells, n_rail_errors, n_async, n_windows, n_wide, n_ups;
     struct grant_windows *grant; /* [max_slots]; NULL: config.windows is not set */
-    uint32_t **op_keys;          /* [max_ops][run * n_qps + queue pair]: keys that TARGETS brought,
-                                    where the peer has windows; made when first needed */
+    uint32_t **op_keys; /* [max_ops][run * n_qps + queue pair]: the peer's windows' keys, or NULL */
 };
 
-struct pending { /* a request that has not completed: of an op (WRITE) or of a slot
-                    (READ) */
+struct pending { /* a request under way: of an op (WRITE) or of a slot (READ) */
     uint32_t id, n_bytes;
     bool is_read;
 };
@@ -97,8 +93,7 @@ struct pending { /* a request that has not completed: of an op (WRITE) or of a s
 struct queue_pair {
     struct td_vb_qp *qp;
     uint8_t rail;        /* ours */
-    uint64_t head, tail; /* requests [tail, head) are pending; completions may come for ids
-                            below head */
+    uint64_t head, tail; /* requests [tail, head) are pending */
     uint64_t flushed;    /* one past the highest request whose completion was seen */
     uint64_t in_flight;  /* bytes */
     uint32_t words;      /* final words under way at the peer */
@@ -137,8 +132,7 @@ struct joining {
         struct td_vb_qp *qp;
         struct td_vb_route route;
     } at[TD_XFER_QPS_MAX];
-    struct td_xfer_rdma_setup setup; /* what goes on when it is over: acceptor: ours, to be said;
-                                        initiator: the peer's, to be probed */
+    struct td_xfer_rdma_setup setup; /* acceptor: ours, to be said; initiator: the peer's */
 };
 
 /* How a set ends. Its state only ever goes forward. */
@@ -146,8 +140,7 @@ enum qp_set_state {
     QP_SET_STANDS = 0,
     QP_SET_DOOMED, /* its queue pairs have failed: it ends at at_ns, or when somebody says why */
     QP_SET_BROKEN, /* to be ended at the next look */
-    QP_SET_FENCED, /* it has no connection any more: its completions are taken, and nothing is
-                    told of them but whose request was at fault */
+    QP_SET_FENCED, /* it has no connection any more; completions tell whose request was at fault */
 };
 
 /* What the first completion that failed says of another attempt. */
@@ -184,14 +177,18 @@ struct qp_set {
     /* what the peer said */
     uint32_t peer_recv_wr, n_regions;
     uint64_t base, region_bytes;
-    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup]; acceptor:
-                                         to READ, initiator: to WRITE */
+    uint32_t rkey[TD_XFER_RKEYS_MAX]; /* [region * n_keys + rail of the peer's setup] */
     uint8_t key_at[TD_XFER_QPS_MAX];  /* queue pair -> that rail */
     uint32_t n_keys;                  /* rails of the peer's setup; 0: it gave no keys */
     bool windows;                     /* the accepting side, whichever it is, has them */
     uint32_t n_free, free_window[WINDOWS];
     struct qp_set_more more;
 };
+
+#define EACH_QP_SET(r, set)                                                                        \
+    for (struct qp_set *const *set##_at = (r)->qp_set, *set; set##_at < (r)->qp_set + MAX_QP_SETS; \
+         set##_at++)                                                                               \
+        if ((set = *set##_at))
 
 struct xfer_rdma_conn {
     struct qp_set *set; /* from SETUP on */
@@ -215,8 +212,7 @@ void xfer_rdma_close(struct td_xfer *x); /* rdma.c */
 
 /* flush.c. Registering: the memory by dma-buf, else by the NIC driver's own means
  * (nvidia_peermem), else TD_ERR_UNSUPPORTED with both reasons. */
-bool xfer_rdma_flush(struct td_xfer *x); /* device memory: makes what completed visible. True:
-                                            under way */
+bool xfer_rdma_flush(struct td_xfer *x); /* makes what completed visible. True: under way */
 /* before rails are registered: exports the pool, decides */
 void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);
 td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name,

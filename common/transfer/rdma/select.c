@@ -167,9 +167,7 @@ td_status td_rdma_plan(const char *device, const struct td_vb_limits *l,
                        "(max_qp_wr), %u pieces (max_sge) and %u "
                        "completions (max_cqe): too few",
                        device, l->max_qp, l->max_qp_wr, l->max_sge, l->max_cqe);
-    if (p.cq_depth <= 2 * p.srq_depth)
-        p.srq_depth = 0; /* its flush would leave no room for
-                            queue pairs */
+    if (p.cq_depth <= 2 * p.srq_depth) p.srq_depth = 0; /* its flush would fill the queue */
     p.words = (p.recv_depth + 1) / 2;
     uint32_t need =
         p.n_qps * (p.send_depth + p.recv_depth); /* of completions, when a set of them ends */

@@ -72,8 +72,7 @@ struct td_vb_mr { /* read-only for the caller */
     struct td_vb_device *device;
 };
 
-struct td_vb_mw { /* a type 2 memory window; rkey is valid while bound, and another
-                     one after every bind */
+struct td_vb_mw { /* a type 2 memory window; every bind gives another rkey */
     uint32_t rkey;
     struct td_vb_device *device;
 };
@@ -88,16 +87,14 @@ struct td_vb_qp { /* read-only for the caller */
     struct td_vb_device *device;
 };
 
-struct td_vb_route { /* what RTR and RTS need; both sides' limits are settled by the
-                        caller */
+struct td_vb_route { /* what RTR and RTS need, settled by the caller */
     uint8_t port, sl, traffic_class, hop_limit;
     uint32_t gid_index; /* ours */
     uint8_t remote_gid[16];
     uint16_t remote_lid; /* InfiniBand */
     bool ethernet;
     uint32_t mtu_bytes, remote_qp, remote_psn, local_psn;
-    uint8_t timeout, retry, rnr_retry, min_rnr_timer; /* codes of the InfiniBand specification:
-                                                         4.096 us x 2^timeout */
+    uint8_t timeout, retry, rnr_retry, min_rnr_timer; /* codes: 4.096 us x 2^timeout */
     uint8_t rd_atomic_in, rd_atomic_out;
 };
 

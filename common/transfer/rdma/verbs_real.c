@@ -428,8 +428,7 @@ static int real_dereg(struct td_vb_mr *m)
 {
     if (!m) return 0;
     struct real_mr *mr = (struct real_mr *)m;
-    int rc = errno_of(lib.p_ibv_dereg_mr(mr->ibv)); /* EBUSY: windows are bound to it, and it
-                                                       stays */
+    int rc = errno_of(lib.p_ibv_dereg_mr(mr->ibv)); /* EBUSY: windows are bound to it */
     if (rc == 0) free(mr);
     return rc;
 }
@@ -540,8 +539,7 @@ static int real_poll(struct td_vb_cq *cq, struct td_vb_wc *wcs, int max)
         int want = max - n < POLL_BATCH ? max - n : POLL_BATCH;
         int m = ibv_poll_cq(cq->cq, want, got);
         if (m < 0)
-            return n ? n : -EIO; /* drivers return codes of their own here; the next poll
-                                    meets the error again */
+            return n ? n : -EIO; /* drivers have codes of their own; the next poll fails, too */
         for (int i = 0; i < m; i++)
             wcs[n + i] = (struct td_vb_wc){
                 .id = got[i].wr_id,
@@ -674,8 +672,7 @@ static int real_qp_rtr(struct td_vb_qp *qp, const struct td_vb_route *r)
         .max_dest_rd_atomic = r->rd_atomic_in,
         .min_rnr_timer = r->min_rnr_timer,
     };
-    if (r->ethernet || r->remote_lid == 0) { /* on one InfiniBand subnet the lid is enough, and
-                                                40 bytes a packet less */
+    if (r->ethernet || r->remote_lid == 0) { /* on an InfiniBand subnet the lid is enough */
         attr.ah_attr.is_global = 1;
         attr.ah_attr.grh.sgid_index = (uint8_t)r->gid_index;
         attr.ah_attr.grh.hop_limit = r->hop_limit;
@@ -740,8 +737,7 @@ static int translate_send(const struct real_qp *qp, struct td_vb_send *s, struct
                                       .addr = s->bind_addr,
                                       .length = s->bind_bytes,
                                       .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
-        s->mw->rkey = w->bind_mw.rkey; /* here, so that a second bind in the same chain goes on
-                                          from it */
+        s->mw->rkey = w->bind_mw.rkey; /* a second bind in the chain goes on from it */
         return 0;
     case TD_VB_LOCAL_INV:
         w->opcode = IBV_WR_LOCAL_INV;

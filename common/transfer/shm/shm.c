@@ -339,8 +339,7 @@ static size_t copy_piece(struct td_xfer *x)
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);
     const struct xfer_local_conn *l = c ? c->own : NULL;
-    TD_ASSERT(l && l->source); /* REF without MEM is refused, and the slot is unbound when its
-                                  connection goes */
+    TD_ASSERT(l && l->source); /* REF without MEM is refused */
     const struct xfer_control_word *word = &l->words[copy.op];
     const uint8_t *source = l->source;
     pthread_mutex_unlock(&x->lock);

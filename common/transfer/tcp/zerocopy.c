@@ -114,13 +114,11 @@ void xfer_zc_end(struct td_xfer *x, struct td_xfer_conn *c)
     struct linger at_once = {.l_onoff = 1};
     uint64_t until = td_now_ns() + END_NS;
     setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    int e = connect(c->fd, &nobody, sizeof nobody); /* disconnects: the queue is purged, the peer
-                                                       is reset */
+    int e = connect(c->fd, &nobody, sizeof nobody); /* purges the queue, resets the peer */
     (void)e;                                        /* it has ended already, then */
     do {
         xfer_zc_reap(x, c);
         if (zc->done != zc->next) sched_yield();
     } while (zc->done != zc->next && td_now_ns() < until);
-    sends_over(x, zc, zc->done, zc->next - 1); /* a device that keeps them longer than that is
-                                                  broken */
+    sends_over(x, zc, zc->done, zc->next - 1); /* longer than that: the device is broken */
 }
