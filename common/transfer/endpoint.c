@@ -757,6 +757,16 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
     return true;
 }
 
+void xfer_conn_load(struct td_xfer_conn *c, struct td_xfer_frame *frame, uint32_t op)
+{
+    td_xfer_frame_encode(frame, c->tx.header);
+    c->tx.header_left = 64;
+    c->tx.left = frame->length;
+    c->tx.op = op;
+    c->tx.handle = frame->handle;
+    c->tx.offset = frame->offset;
+}
+
 void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
 {
     c->tx.used -= (uint32_t)n;

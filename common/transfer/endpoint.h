@@ -269,6 +269,8 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
                      const void *payload);
 /* Up to n bytes that were read ahead; to NULL: dropped. */
 ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n);
+/* The DATA frame of this op is the one under way from here on. */
+void xfer_conn_load(struct td_xfer_conn *c, struct td_xfer_frame *frame, uint32_t op);
 void xfer_conn_sent(struct td_xfer_conn *c, size_t n); /* the first n bytes of `out` are gone */
 bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out);
 /* It broke the protocol: counted and closed. */

@@ -224,17 +224,24 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
 
 /* --- receiver --------------------------------------------------------------------------------- */
 
+static struct td_xfer_frame frame_of(uint32_t type, uint32_t slot, uint32_t generation, uint32_t op,
+                                     uint16_t attempt, uint64_t handle)
+{
+    return (struct td_xfer_frame){.type = (uint8_t)type,
+                                  .slot = slot,
+                                  .generation = generation,
+                                  .op = op,
+                                  .attempt = attempt,
+                                  .handle = handle};
+}
+
 static void answer(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *to,
                    enum td_xfer_frame_type type, td_status status, const char *reason)
 {
-    struct td_xfer_frame f = {.type = (uint8_t)type,
-                              .slot = to->slot,
-                              .generation = to->generation,
-                              .op = to->op,
-                              .attempt = to->attempt,
-                              .handle = to->handle,
-                              .status = (int16_t)status,
-                              .length = reason ? (uint32_t)strlen(reason) : 0};
+    struct td_xfer_frame f =
+        frame_of(type, to->slot, to->generation, to->op, to->attempt, to->handle);
+    f.status = (int16_t)status;
+    f.length = reason ? (uint32_t)strlen(reason) : 0;
     c->hooks.send(c->hooks.ctx, conn, &f, reason);
 }
 
@@ -243,12 +250,7 @@ static struct td_xfer_frame slot_frame(const struct td_xfer_core *c, uint32_t id
                                        enum td_xfer_frame_type type)
 {
     const struct td_xfer_slot *s = &c->slots[id];
-    return (struct td_xfer_frame){.type = (uint8_t)type,
-                                  .slot = id,
-                                  .generation = s->generation,
-                                  .op = s->op,
-                                  .attempt = s->attempt,
-                                  .handle = s->handle};
+    return frame_of(type, id, s->generation, s->op, s->attempt, s->handle);
 }
 
 /* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any
@@ -257,14 +259,14 @@ static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_
                         td_status status, const char *reason)
 {
     struct td_xfer_slot *s = &c->slots[id];
+    struct td_xfer_frame to = slot_frame(c, id, type);
+    to.status = (int16_t)status;
     if (s->conn && td_xfer_held(&s->holds, TD_HOLD_NIC)) {
         s->nic.owe_conn = s->conn;
-        s->nic.owe = slot_frame(c, id, type);
-        s->nic.owe.status = (int16_t)status;
-        return;
+        s->nic.owe = to;
+    } else if (s->conn) {
+        answer(c, s->conn, &to, type, status, reason);
     }
-    struct td_xfer_frame to = slot_frame(c, id, type);
-    if (s->conn) answer(c, s->conn, &to, type, status, reason);
 }
 
 static void slot_unbind(struct td_xfer_slot *s)
@@ -1138,13 +1140,10 @@ static struct td_xfer_frame op_frame(const struct td_xfer_core *c, uint32_t id, 
                                      size_t length)
 {
     const struct td_xfer_op *op = &c->ops[id];
-    return (struct td_xfer_frame){.type = type,
-                                  .slot = op->grant.slot,
-                                  .generation = op->grant.generation,
-                                  .op = id,
-                                  .attempt = op->attempt,
-                                  .handle = op->handle,
-                                  .length = (uint32_t)length};
+    struct td_xfer_frame f =
+        frame_of(type, op->grant.slot, op->grant.generation, id, op->attempt, op->handle);
+    f.length = (uint32_t)length;
+    return f;
 }
 
 static void op_say_abort(struct td_xfer_core *c, uint32_t id, uint64_t conn, uint64_t handle,

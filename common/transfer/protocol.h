@@ -300,79 +300,75 @@ struct td_xfer_core {
     struct td_xfer_set streaming;           /* ops: STREAMING */
 };
 
-td_status td_xfer_core_create(struct td_xfer_core *core, uint32_t max_slots, uint32_t max_ops,
+td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops,
                               uint64_t orphan_grace_ns, uint32_t digest_every,
                               const struct td_xfer_core_hooks *hooks, struct td_err *err);
-void td_xfer_core_destroy(struct td_xfer_core *core);
-void td_xfer_core_mem(struct td_xfer_core *core, uint64_t block_bytes, int32_t n_blocks);
+void td_xfer_core_destroy(struct td_xfer_core *c);
+void td_xfer_core_mem(struct td_xfer_core *c, uint64_t block_bytes, int32_t n_blocks);
 
 /* --- receiver --- */
-td_status td_xfer_core_grant(struct td_xfer_core *core, const int32_t *block_ids, int32_t n_blocks,
+td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, int32_t n_blocks,
                              uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
                              struct td_err *err);
-void td_xfer_core_revoke(struct td_xfer_core *core, uint32_t slot, const char *reason);
+void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t slot, const char *reason);
 /* TD_OK: the key was right (answers go out by hooks.send). TD_ERR_STALE: an old grant, answered
  * by FAIL. TD_ERR_PEER: a stranger, close it. */
-td_status td_xfer_core_rx_open(struct td_xfer_core *core, uint64_t conn, enum td_xfer_path path,
-                               const struct td_xfer_frame *frame, const uint8_t *key);
+td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path,
+                               const struct td_xfer_frame *f, const uint8_t *key);
 /* TD_OK: place the payload piece by piece. TD_ERR_STALE: read it and drop it. TD_ERR_CORRUPT:
  * the peer broke the protocol, close it. */
-td_status td_xfer_core_rx_data(struct td_xfer_core *core, uint64_t conn,
-                               const struct td_xfer_frame *frame);
-bool td_xfer_core_place_begin(struct td_xfer_core *core, uint64_t conn,
-                              const struct td_xfer_frame *frame);
-void td_xfer_core_place_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot,
-                            size_t n_bytes);
+td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn,
+                               const struct td_xfer_frame *f);
+bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f);
+void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot, size_t n_bytes);
 /* Device memory: bytes of this frame are about to be copied into the slot's blocks; false: it is
  * not theirs any more, issue nothing. Holds it (DEVICE): neither SLOT_FREE nor another attempt
  * comes before dma_end, because a copy that was issued cannot be called back. */
-bool td_xfer_core_dma_begin(struct td_xfer_core *core, uint64_t conn,
-                            const struct td_xfer_frame *frame);
+bool td_xfer_core_dma_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f);
 /* Is this frame of the slot's bound attempt? */
-bool td_xfer_core_is_bound(const struct td_xfer_core *core, uint64_t conn,
-                           const struct td_xfer_frame *frame);
+bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn,
+                           const struct td_xfer_frame *f);
 /* It is complete, or can never be. TD_OK: the bytes count, if the slot is still of that binding.
  * TD_ERR_STALE: the source was not the op's any more, nothing more is copied for this attempt.
  * Else: the device failed, and so does the slot, for `reason`. */
-void td_xfer_core_dma_end(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot, uint64_t conn,
+void td_xfer_core_dma_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot, uint64_t conn,
                           uint64_t handle, uint64_t n_bytes, td_status status, const char *reason);
-td_status td_xfer_core_rx_ref(struct td_xfer_core *core, uint64_t conn,
-                              const struct td_xfer_frame *frame, uint32_t first, const int32_t *ids,
-                              int32_t n, int32_t n_source_blocks);
+td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f,
+                              uint32_t first, const int32_t *ids, int32_t n,
+                              int32_t n_source_blocks);
 /* clock_us: what the sender's clock shows now, for the times in the frame. */
-td_status td_xfer_core_rx_final(struct td_xfer_core *core, uint64_t now_ns, uint32_t clock_us,
-                                uint64_t conn, const struct td_xfer_frame *frame,
-                                const uint8_t *note);
-void td_xfer_core_rx_abort(struct td_xfer_core *core, uint64_t conn,
-                           const struct td_xfer_frame *frame, const char *reason);
+td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_t clock_us,
+                                uint64_t conn, const struct td_xfer_frame *f, const uint8_t *note);
+void td_xfer_core_rx_abort(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f,
+                           const char *reason);
 
-td_status td_xfer_core_rx_digest(struct td_xfer_core *core, uint64_t conn,
-                                 const struct td_xfer_frame *frame,
+td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn,
+                                 const struct td_xfer_frame *f,
                                  const struct td_xfer_digest *digests, int32_t n);
 
 /* rdma: where granted blocks are, for the writer; false when every slot of this connection has
  * told. The payload is td_xfer_run[]. */
 struct td_xfer_tx;
-bool td_xfer_core_targets_next(struct td_xfer_core *core, uint64_t conn, uint32_t *cursor,
+bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor,
                                struct td_xfer_tx *ret_tx);
 /* The same for one slot; at most max_runs of them, none of which crosses a multiple of `region`
  * pool blocks (0: no matter). */
-bool td_xfer_core_targets_of(struct td_xfer_core *core, uint32_t slot, int32_t max_runs,
+bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t slot, int32_t max_runs,
                              int32_t region, struct td_xfer_tx *ret_tx);
 /* Blocks of the run that begins at grant block `at`. */
 int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region);
 
 /* rdma: windows are opened for the slot's bound attempt. From then on neither SLOT_FREE nor
  * another attempt comes before windows_ended. */
-void td_xfer_core_windows_open(struct td_xfer_core *core, uint32_t slot);
+void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t slot);
 /* They must be ended now: the writer has retired, or was told to stop, and did not answer for
  * the grace of an orphan. */
-bool td_xfer_core_windows_due(const struct td_xfer_core *core, uint64_t now_ns, uint32_t slot);
+bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t slot);
 /* None of them lets a byte through any more: whoever had the keys has retired. */
-void td_xfer_core_windows_ended(struct td_xfer_core *core, uint32_t slot);
+void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t slot);
 /* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it
  * carried before is in. */
-void td_xfer_core_rx_imm(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn, uint32_t qp,
+void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp,
                          uint32_t imm);
 /* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks
  * that lie side by side at the sender from src_block on, to slot->dst[slot->order[order_at + i]];
@@ -383,19 +379,19 @@ struct td_xfer_rd {
     uint64_t offset, n_bytes;
 };
 struct td_xfer_wr_limits;
-bool td_xfer_core_rd_next(struct td_xfer_core *core, uint64_t conn, struct td_xfer_turns *turns,
-                          const struct td_xfer_wr_limits *limits, struct td_xfer_rd *ret_rd);
-void td_xfer_core_rd_done(struct td_xfer_core *core, uint64_t now_ns, uint32_t slot,
-                          uint64_t n_bytes, bool ok);
+bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns,
+                          const struct td_xfer_wr_limits *l, struct td_xfer_rd *ret_rd);
+void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot, uint64_t n_bytes,
+                          bool ok);
 /* rdma: this side's queue pairs of the connection are dead and drained, so nothing that was not
  * placed already can land; until_ns: quarantine. */
-void td_xfer_core_conn_fenced(struct td_xfer_core *core, uint64_t conn, uint64_t until_ns);
+void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t until_ns);
 
 /* Device memory written by NICs (flush_writes): begin: slots that nobody writes into any more,
  * whose bytes are to be made visible now (what completed before it is covered); how many. end:
  * they are; or, for `reason`, nobody knows: slots fail, and those that are to be free are. */
-uint32_t td_xfer_core_flush_begin(struct td_xfer_core *core);
-void td_xfer_core_flush_end(struct td_xfer_core *core, uint64_t now_ns, const char *reason);
+uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c);
+void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char *reason);
 
 /* Digests to compare now: digest[first, first + n) of the slot. bad: index of one that differs,
  * or -1. Marks the slot io. */
@@ -403,9 +399,9 @@ struct td_xfer_verify {
     uint32_t slot;
     int32_t first, n;
 };
-bool td_xfer_core_verify_next(struct td_xfer_core *core, uint32_t *cursor, uint64_t max_bytes,
+bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t max_bytes,
                               struct td_xfer_verify *ret_verify);
-void td_xfer_core_verify_end(struct td_xfer_core *core, uint64_t now_ns,
+void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns,
                              const struct td_xfer_verify *verify, int32_t bad);
 
 /* shm: the next piece to copy, of the slot whose turn it is; false when there is none. Marks the
@@ -417,51 +413,51 @@ struct td_xfer_copy {
     uint32_t offset;               /* in the first; not 0: it is the only one */
     size_t n_bytes;
 };
-bool td_xfer_core_copy_next(struct td_xfer_core *core, struct td_xfer_turns *turns,
-                            size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* slots with more of it; one that has just failed may count, too */
-uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *core);
+uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c);
 /* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there
  * is of one; many may be under way. Holds the slot (DEVICE); dma_end follows. */
-bool td_xfer_core_pull_next(struct td_xfer_core *core, struct td_xfer_turns *turns,
-                            size_t max_bytes, int32_t max_blocks, struct td_xfer_copy *ret_copy);
+bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and
  * nothing more is copied for this attempt. */
-void td_xfer_core_copy_end(struct td_xfer_core *core, uint64_t now_ns,
-                           const struct td_xfer_copy *copy, bool valid);
+void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy,
+                           bool valid);
 
 /* --- sender --- */
-td_status td_xfer_core_op_start(struct td_xfer_core *core, const struct td_xfer_grant_blob *grant,
+td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_grant_blob *grant,
                                 uint64_t deadline_ns, uint64_t user, uint32_t *ret_op,
                                 struct td_err *err);
-td_status td_xfer_core_submit(struct td_xfer_core *core, uint64_t now_ns, uint32_t op,
-                              int32_t first, const int32_t *block_ids, int32_t n, bool final,
-                              const void *note, size_t note_bytes);
-td_status td_xfer_core_submit_part(struct td_xfer_core *core, uint64_t now_ns, uint32_t op,
+td_status td_xfer_core_submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t op, int32_t first,
+                              const int32_t *block_ids, int32_t n, bool final, const void *note,
+                              size_t note_bytes);
+td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint32_t op,
                                    int32_t first, const int32_t *block_ids, int32_t n,
                                    uint64_t offset, uint64_t n_bytes);
-td_status td_xfer_core_submit_pull(struct td_xfer_core *core, uint64_t now_ns, uint32_t op,
+td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t op,
                                    int32_t first, const int32_t *block_ids, int32_t n);
-void td_xfer_core_cancel(struct td_xfer_core *core, uint32_t op, const char *reason);
-void td_xfer_core_finished(struct td_xfer_core *core, uint32_t op);
+void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t op, const char *reason);
+void td_xfer_core_finished(struct td_xfer_core *c, uint32_t op);
 /* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */
-void td_xfer_core_op_attach(struct td_xfer_core *core, uint32_t op, uint64_t conn,
+void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t op, uint64_t conn,
                             enum td_xfer_path path, bool can_pull);
 /* rdma: a request of this op, or of this slot's READs, failed in a way that another try cannot
  * mend: it ends alone, and its other end is told at once; conn_lost follows. False: it has ended
  * already. */
-bool td_xfer_core_op_give_up(struct td_xfer_core *core, uint32_t op, td_status status,
+bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t op, td_status status,
                              const char *reason);
-bool td_xfer_core_slot_give_up(struct td_xfer_core *core, uint32_t slot, td_status status,
+bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t slot, td_status status,
                                const char *reason);
 /* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
-void td_xfer_core_op_limit(struct td_xfer_core *core, uint32_t op, uint32_t qps);
+void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t op, uint32_t qps);
 /* It cannot go on: no path is left, or this side's copies failed. Ends it and tells its receiver,
  * if it is attached to one; it has ended already: nothing. */
-void td_xfer_core_op_fail(struct td_xfer_core *core, uint32_t op, td_status status,
+void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t op, td_status status,
                           const char *reason);
 /* The op is on this connection, or something of it still is. */
-bool td_xfer_core_op_is_on(const struct td_xfer_core *core, uint32_t op, uint64_t conn);
+bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t op, uint64_t conn);
 
 /* The next frame for this lane of the connection, of the op whose turn it is; false when nothing
  * is to be sent. Lanes other than 0 carry DATA and FINAL only, after an OPEN of their own, and
@@ -473,17 +469,17 @@ struct td_xfer_tx {
     uint32_t op;
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
 };
-bool td_xfer_core_tx_next(struct td_xfer_core *core, uint64_t conn, uint32_t lane,
+bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
                           struct td_xfer_turns *turns, int32_t max_blocks,
                           struct td_xfer_tx *ret_tx);
 /* tcp: every byte of a DATA frame has left. */
-void td_xfer_core_tx_done(struct td_xfer_core *core, uint32_t op, uint64_t handle);
+void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t op, uint64_t handle);
 
-/* rdma: places of grant blocks [frame->offset, ...), in order. own_keys: what lies in two runs
+/* rdma: places of grant blocks [f->offset, ...), in order. own_keys: what lies in two runs
  * is never one request; they are numbered from op->n_runs on. TD_ERR_CORRUPT: the peer broke the
  * protocol, close it. */
-td_status td_xfer_core_rx_targets(struct td_xfer_core *core, uint64_t conn,
-                                  const struct td_xfer_frame *frame, const struct td_xfer_run *runs,
+td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
+                                  const struct td_xfer_frame *f, const struct td_xfer_run *runs,
                                   int32_t n, int32_t n_peer_blocks, bool own_keys);
 /* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks
  * grant blocks that lie side by side at the receiver from
@@ -504,15 +500,15 @@ struct td_xfer_wr_limits {
     uint64_t max_bytes;
     int32_t max_pieces, src_region, dst_region;
 };
-bool td_xfer_core_wr_next(struct td_xfer_core *core, uint64_t conn, uint32_t qp, uint32_t no_words,
-                          struct td_xfer_turns *turns, const struct td_xfer_wr_limits *limits,
+bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words,
+                          struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
-void td_xfer_core_wr_done(struct td_xfer_core *core, uint32_t op, uint64_t n_bytes, bool ok);
+void td_xfer_core_wr_done(struct td_xfer_core *c, uint32_t op, uint64_t n_bytes, bool ok);
 /* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold.
  * Between read_begin and read_end. Device memory: the device reads them until wr_done; while the
  * op is live. */
-void td_xfer_core_hold(struct td_xfer_core *core, uint32_t op);
+void td_xfer_core_hold(struct td_xfer_core *c, uint32_t op);
 
 /* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io.
  * digest_end sends them. */
@@ -523,28 +519,28 @@ struct td_xfer_digest_work {
     int32_t n, src[TD_XFER_DIGEST_BATCH];
     struct td_xfer_digest digest[TD_XFER_DIGEST_BATCH];
 };
-bool td_xfer_core_digest_next(struct td_xfer_core *core, uint64_t conn, uint64_t max_bytes,
+bool td_xfer_core_digest_next(struct td_xfer_core *c, uint64_t conn, uint64_t max_bytes,
                               struct td_xfer_digest_work *ret_work);
-void td_xfer_core_digest_end(struct td_xfer_core *core, const struct td_xfer_digest_work *work);
+void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest_work *work);
 
-bool td_xfer_core_read_begin(struct td_xfer_core *core, uint32_t op, uint64_t handle);
-void td_xfer_core_read_end(struct td_xfer_core *core, uint32_t op, size_t n_bytes);
-td_status td_xfer_core_rx_done(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
-                               const struct td_xfer_frame *frame);
-void td_xfer_core_rx_fail(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
-                          const struct td_xfer_frame *frame, const char *reason);
+bool td_xfer_core_read_begin(struct td_xfer_core *c, uint32_t op, uint64_t handle);
+void td_xfer_core_read_end(struct td_xfer_core *c, uint32_t op, size_t n_bytes);
+td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                               const struct td_xfer_frame *f);
+void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                          const struct td_xfer_frame *f, const char *reason);
 
 /* --- both --- */
 /* The connection is gone for good, and what it carried ends with it or (CUT, PARTED) gets
  * another attempt: ops try another connection, slots wait for that, a moment where nothing is
  * known of the peer, longer where one side said that it goes on. */
 enum td_xfer_lost { TD_XFER_LOST = 0, TD_XFER_CUT, TD_XFER_PARTED };
-void td_xfer_core_conn_lost(struct td_xfer_core *core, uint64_t now_ns, uint64_t conn,
+void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
                             td_status status, const char *reason, enum td_xfer_lost how);
 /* Applies deadlines; returns when it must be called next (TD_NEVER_NS: no deadline stands). */
-uint64_t td_xfer_core_tick(struct td_xfer_core *core, uint64_t now_ns);
+uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns);
 /* Takes up to max queued events. */
-size_t td_xfer_core_poll(struct td_xfer_core *core, struct td_xfer_event *events, size_t max);
+size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, size_t max);
 
 /* iov over the bytes [offset, offset + n_bytes) of a grant whose i-th block is ids[i], at most
  * max entries; returns the count and the bytes covered. */

@@ -380,56 +380,47 @@ static bool keep(char **ret_copy, const char *text)
     return *ret_copy != NULL;
 }
 
+/* What the configuration says. After a failure td_xfer_tls_close undoes it. */
+static td_status tls_fill(struct td_xfer_tls *tls, const struct td_xfer_tls_config *config,
+                          struct td_err *err)
+{
+    if (!keep(&tls->paths[0], config->cert_file) || !keep(&tls->paths[1], config->key_file) ||
+        !keep(&tls->paths[2], config->ca_file) || !keep(&tls->peer_name, config->peer_name))
+        return td_fail(err, TD_ERR_NOMEM, "tls: no memory");
+    if (!tls->paths[0] != !tls->paths[1])
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls: cert_file and key_file go together, %s is not set",
+                       FILE_NAMES[tls->paths[0] ? 1 : 0]);
+    tls->peer_names = config->peer_names;
+    if (tls->peer_names && !tls->paths[2])
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls: peer_names are set and ca_file is not: no name can be trusted");
+    if (tls->peer_name && !tls->paths[2])
+        return td_fail(err, TD_ERR_INVALID,
+                       "tls: peer_name is \"%s\" and ca_file is not set: no name can be trusted",
+                       tls->peer_name);
+    tls->rekey_records = config->rekey_records ? config->rekey_records : REKEY_RECORDS;
+    if (tls->rekey_records > REKEY_RECORDS_MAX)
+        return td_fail(err, TD_ERR_INVALID, "tls: rekey_records is %llu, must be at most %llu",
+                       (unsigned long long)tls->rekey_records,
+                       (unsigned long long)REKEY_RECORDS_MAX);
+    pthread_once(&filter_once, filter_init);
+    if (!filter_method) return td_fail(err, TD_ERR_NOMEM, "tls: no memory");
+    td_file_stamps_take((const char *const *)tls->paths, N_FILES, tls->tried);
+    return context_open(tls, &tls->ctx, err);
+}
+
 td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xfer_tls **ret_tls,
                            struct td_err *err)
 {
     struct td_xfer_tls *tls = calloc(1, sizeof *tls);
     if (!tls) return td_fail(err, TD_ERR_NOMEM, "tls: no memory");
     pthread_mutex_init(&tls->mu, NULL);
-    td_status status;
-    if (!keep(&tls->paths[0], config->cert_file) || !keep(&tls->paths[1], config->key_file) ||
-        !keep(&tls->paths[2], config->ca_file) || !keep(&tls->peer_name, config->peer_name)) {
-        status = td_fail(err, TD_ERR_NOMEM, "tls: no memory");
-        goto err_close;
-    }
-    if (!tls->paths[0] != !tls->paths[1]) {
-        status =
-            td_fail(err, TD_ERR_INVALID, "tls: cert_file and key_file go together, %s is not set",
-                    FILE_NAMES[tls->paths[0] ? 1 : 0]);
-        goto err_close;
-    }
-    tls->peer_names = config->peer_names;
-    if (tls->peer_names && !tls->paths[2]) {
-        status = td_fail(err, TD_ERR_INVALID,
-                         "tls: peer_names are set and ca_file is not: no name can be trusted");
-        goto err_close;
-    }
-    if (tls->peer_name && !tls->paths[2]) {
-        status = td_fail(err, TD_ERR_INVALID,
-                         "tls: peer_name is \"%s\" and ca_file is not set: no name can be trusted",
-                         tls->peer_name);
-        goto err_close;
-    }
-    tls->rekey_records = config->rekey_records ? config->rekey_records : REKEY_RECORDS;
-    if (tls->rekey_records > REKEY_RECORDS_MAX) {
-        status =
-            td_fail(err, TD_ERR_INVALID, "tls: rekey_records is %llu, must be at most %llu",
-                    (unsigned long long)tls->rekey_records, (unsigned long long)REKEY_RECORDS_MAX);
-        goto err_close;
-    }
-    pthread_once(&filter_once, filter_init);
-    if (!filter_method) {
-        status = td_fail(err, TD_ERR_NOMEM, "tls: no memory");
-        goto err_close;
-    }
-    td_file_stamps_take((const char *const *)tls->paths, N_FILES, tls->tried);
-    status = context_open(tls, &tls->ctx, err);
-    if (status) goto err_close;
-    *ret_tls = tls;
-    return TD_OK;
-
-err_close:
-    td_xfer_tls_close(tls);
+    td_status status = tls_fill(tls, config, err);
+    if (status)
+        td_xfer_tls_close(tls);
+    else
+        *ret_tls = tls;
     return status;
 }
 

@@ -29,7 +29,6 @@
 #include "common/transfer/gpu/device_copy.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,9 +122,19 @@ void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t byt
     d->runs[d->n_runs++] = (struct td_device_run){.to = to, .from = from, .bytes = bytes};
 }
 
-static bool word_shows(const struct piece *p)
+/* Bytes [at, at + n_bytes) of a grant whose i-th block is ids[i], to or from host memory. */
+static void add_blocks(struct td_xfer *x, const int32_t *ids, uint64_t at, uint64_t n_bytes,
+                       uint8_t *host, bool to_host)
 {
-    return !p->word || atomic_load((_Atomic uint64_t *)(uintptr_t)&p->word->handle) == p->handle;
+    for (uint64_t end = at + n_bytes; at < end;) {
+        uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
+        size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
+                                                       : (size_t)(end - at);
+        uint8_t *pool = x->pool.base + (uint64_t)ids[block] * x->pool.block_bytes + in;
+        xfer_runs_add(x->device, to_host ? host : pool, to_host ? pool : host, n);
+        host += n;
+        at += n;
+    }
 }
 
 /* Its copies are complete, or can never be: everybody who waited for that is told. */
@@ -141,9 +150,10 @@ static void flight_over(struct td_xfer *x, struct flight *f, td_status status)
             td_xfer_core_wr_done(&x->core, p->id, 0, true);
         else
             td_xfer_core_dma_end(&x->core, now, p->id, p->conn, p->handle, p->n_bytes,
-                                 status          ? status
-                                 : word_shows(p) ? TD_OK
-                                                 : TD_ERR_STALE,
+                                 status ? status
+                                 : !p->word || xfer_shm_word_shows(p->word, p->handle)
+                                     ? TD_OK
+                                     : TD_ERR_STALE,
                                  reason);
     }
     if (f->to_host) {
@@ -173,6 +183,18 @@ bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kin
     return status == TD_OK;
 }
 
+/* Ends it, unless `ask` (the device's done or wait) says that it is under way. */
+static void flight_ask(struct td_xfer *x, struct flight *f,
+                       td_status (*ask)(void *ctx, uint64_t ticket, struct td_err *err))
+{
+    struct xfer_device *d = x->device;
+    struct td_err err = {.msg = ""};
+    td_status status = d->is_lost ? TD_ERR_DEVICE : ask(d->memory->ctx, f->ticket, &err);
+    if (status == TD_INPROGRESS) return;
+    if (status) xfer_device_say_lost(x, err.msg);
+    flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
+}
+
 static bool device_busy(const struct td_xfer *x) { return x->device->n_flights > 0; }
 
 static bool device_poll(struct td_xfer *x)
@@ -181,13 +203,7 @@ static bool device_poll(struct td_xfer *x)
     bool busy = d->n_flights > 0;
     for (uint32_t i = 0; i < FLIGHTS; i++) {
         struct flight *f = &d->flight[i];
-        struct td_err err = {.msg = ""};
-        if (!f->used) continue;
-        td_status status =
-            d->is_lost ? TD_ERR_DEVICE : d->memory->done(d->memory->ctx, f->ticket, &err);
-        if (status == TD_INPROGRESS) continue;
-        if (status) xfer_device_say_lost(x, err.msg);
-        flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
+        if (f->used) flight_ask(x, f, d->memory->done);
     }
     for (uint32_t i = 0; i < x->n_conns; i++) { /* who found no buffer */
         struct td_xfer_conn *c = x->live[i];
@@ -205,15 +221,10 @@ void xfer_flights_wait(struct td_xfer *x, uint64_t conn)
     struct xfer_device *d = x->device;
     for (uint32_t i = 0; i < FLIGHTS; i++) {
         struct flight *f = &d->flight[i];
-        struct td_err err = {.msg = ""};
         bool of_it = false;
         for (uint32_t k = 0; f->used && f->buffer == NO_BUFFER && k < f->n; k++)
             of_it |= f->piece[k].conn == conn;
-        if (!of_it) continue;
-        td_status status =
-            d->is_lost ? TD_ERR_DEVICE : d->memory->wait(d->memory->ctx, f->ticket, &err);
-        if (status) xfer_device_say_lost(x, err.msg);
-        flight_over(x, f, status ? TD_ERR_DEVICE : TD_OK);
+        if (of_it) flight_ask(x, f, d->memory->wait);
     }
 }
 
@@ -268,16 +279,9 @@ bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
         c->staged->frames[i].place = place;
         c->staged->frames[i].from = from;
         if (!op_is_at(x, op, frame->handle)) continue; /* it ended: zeros go out */
-        for (uint64_t at = frame->offset + from, end = frame->offset + frame->length; at < end;) {
-            uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
-            size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
-                                                           : (size_t)(end - at);
-            xfer_runs_add(
-                d, buffer_bytes(d, buffer) + place,
-                x->pool.base + (uint64_t)x->core.ops[op].src[block] * x->pool.block_bytes + in, n);
-            place += (uint32_t)n;
-            at += n;
-        }
+        add_blocks(x, x->core.ops[op].src, frame->offset + from, frame->length - from,
+                   buffer_bytes(d, buffer) + place, true);
+        place += frame->length - from;
         f->piece[f->n++] = (struct piece){.id = op, .handle = frame->handle};
         td_xfer_core_hold(&x->core, op);
     }
@@ -294,13 +298,8 @@ bool xfer_staged_load(struct td_xfer_conn *c)
     if (c->staged->loaded || c->staged->at == c->staged->n || c->staged->buffer == NO_BUFFER ||
         c->staged->copying)
         return false;
-    struct td_xfer_frame *frame = &c->staged->frames[c->staged->at].frame;
-    td_xfer_frame_encode(frame, c->tx.header);
-    c->tx.header_left = 64;
-    c->tx.left = frame->length;
-    c->tx.op = c->staged->frames[c->staged->at].op;
-    c->tx.handle = frame->handle;
-    c->tx.offset = frame->offset;
+    struct xfer_staged_frame *next = &c->staged->frames[c->staged->at];
+    xfer_conn_load(c, &next->frame, next->op);
     c->staged->loaded = true;
     return true;
 }
@@ -376,16 +375,8 @@ static void staged_landed(struct td_xfer *x)
         /* revoked, or another attempt's, since it came */
         if (!td_xfer_core_dma_begin(&x->core, a->conn_id, &a->frame)) continue;
         const struct td_xfer_slot *s = &x->core.slots[a->frame.slot];
-        uint8_t *from = buffer_bytes(d, d->rx.buffer) + a->place;
-        for (uint64_t at = a->offset, end = a->offset + a->n_bytes; at < end;) {
-            uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
-            size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
-                                                           : (size_t)(end - at);
-            xfer_runs_add(d, x->pool.base + (uint64_t)s->dst[block] * x->pool.block_bytes + in,
-                          from, n);
-            from += n;
-            at += n;
-        }
+        add_blocks(x, s->dst, a->offset, a->n_bytes, buffer_bytes(d, d->rx.buffer) + a->place,
+                   false);
         f->piece[f->n++] = (struct piece){.id = a->frame.slot,
                                           .conn = a->conn_id,
                                           .handle = a->frame.handle,
@@ -429,33 +420,26 @@ static bool device_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 /* The ring in memory that processes of this host can be given. */
 static td_status open_shared_ring(struct xfer_device *d, struct td_err *err)
 {
-    char path[64];
-    void *map = MAP_FAILED;
-    int fd = -1, ro = -1;
-    td_status status = TD_ERR_UNSUPPORTED;
-    if (!d->memory->pin)
-        return td_fail(err, status,
-                       "shm-staged: device %s page-locks no memory that processes share",
-                       d->memory->name);
-    fd = memfd_create("tandem-xfer-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (fd >= 0 && ftruncate(fd, (off_t)RING_BYTES) == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
-        map = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map != MAP_FAILED) ro = open(path, O_RDONLY | O_CLOEXEC); /* receivers need not write */
-    if (ro < 0)
-        td_fail(err, status,
-                "shm-staged: cannot share staging buffers of %zu bytes with this host: %s",
-                RING_BYTES, strerror(errno));
-    else
-        status = d->memory->pin(d->memory->ctx, map, RING_BYTES, err);
-    if (fd >= 0) close(fd);
+    const struct td_device_memory *m = d->memory;
+    if (!m->pin)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "shm-staged: device %s page-locks no memory that processes share", m->name);
+    int fd, ro = -1;
+    void *map = xfer_shm_memory("tandem-xfer-ring", RING_BYTES, &fd);
+    if (map) ro = xfer_shm_read_only(fd);
+    td_status status =
+        ro >= 0 ? m->pin(m->ctx, map, RING_BYTES, err)
+                : td_fail(err, TD_ERR_UNSUPPORTED,
+                          "shm-staged: cannot share staging buffers of %zu bytes with this host: "
+                          "%s",
+                          RING_BYTES, strerror(errno));
+    if (map) close(fd);
     if (!status) {
         d->pinned = map;
         d->ring_fd = ro;
         return TD_OK;
     }
-    if (map != MAP_FAILED) munmap(map, RING_BYTES);
+    if (map) munmap(map, RING_BYTES);
     if (ro >= 0) close(ro);
     return status;
 }

@@ -92,19 +92,10 @@ td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struc
         xfer_flush_reg(x, rail->device, rail->name, r->flush.at, CELL,
                        TD_VB_LOCAL_WRITE | TD_VB_REMOTE_READ, &rail->flush_from, err);
     if (status) return status;
-    struct td_vb_route route = {.port = r->config.port,
-                                .sl = r->config.service_level,
-                                .gid_index = rail->gid.index,
-                                .remote_lid = rail->port.lid,
-                                .ethernet = rail->port.ethernet,
-                                .mtu_bytes = rail->plan.mtu_bytes,
-                                .hop_limit = TD_RDMA_HOP_LIMIT,
-                                .min_rnr_timer = TD_RDMA_MIN_RNR_TIMER,
-                                .timeout = r->config.timeout,
-                                .retry = r->config.retry,
-                                .rnr_retry = (uint8_t)(r->config.rnr_retry - 1),
-                                .rd_atomic_in = 1,
-                                .rd_atomic_out = 1};
+    struct td_vb_route route = xfer_rail_route(r, rail);
+    struct td_rdma_side itself = {rail->port.ethernet, rail->plan.mtu_bytes, 1, 1};
+    route.remote_lid = rail->port.lid;
+    td_rdma_settle(&itself, &itself, &route, NULL);
     memcpy(route.remote_gid, rail->gid.raw, sizeof route.remote_gid);
     int e = vb->reg(rail->device, cell, CELL, TD_VB_LOCAL_WRITE, &rail->flush_to);
     if (e) rail->flush_to = NULL;

@@ -58,6 +58,16 @@ td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struc
     return status;
 }
 
+struct td_vb_route xfer_rail_route(const struct xfer_rdma *r, const struct rail *rail)
+{
+    return (struct td_vb_route){.port = r->config.port,
+                                .sl = r->config.service_level,
+                                .gid_index = rail->gid.index,
+                                .timeout = r->config.timeout,
+                                .retry = r->config.retry,
+                                .rnr_retry = (uint8_t)(r->config.rnr_retry - 1)};
+}
+
 static void rail_close(const struct xfer_rdma *r, struct rail *rail)
 {
     const struct td_verbs *vb = r->vb;
@@ -80,73 +90,67 @@ static void rail_close(const struct xfer_rdma *r, struct rail *rail)
     *rail = left;
 }
 
+/* What queue pairs on this rail share: completion queue, probe cells, shared receive queue. */
+static td_status rail_make(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
+{
+    const struct td_verbs *vb = r->vb;
+    size_t bytes = (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL;
+    uint32_t srq_wr = rail->plan.srq_depth;
+    int e = vb->cq_create(rail->device, rail->plan.cq_depth, &rail->cq);
+    if (e)
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: completion queue of %u: %s",
+                       rail->name, rail->plan.cq_depth, strerror(e));
+    e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE,
+                &rail->probe_mr);
+    if (e)
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: registering %zu bytes: %s", rail->name,
+                       bytes, strerror(e));
+    /* no SRQ is no error: every queue pair then has receives of its own */
+    if (!srq_wr || vb->srq.create(rail->device, srq_wr, &rail->srq)) return TD_OK;
+    if (vb->srq.post(rail->srq, RECV_ID, srq_wr) == 0) {
+        rail->cq_used = srq_wr;
+    } else {
+        vb->srq.destroy(rail->srq);
+        rail->srq = NULL;
+    }
+    return TD_OK;
+}
+
+/* Asks the device, which is open, what it is. */
+static td_status rail_query(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
+{
+    int e = r->vb->query(rail->device, &rail->limits);
+    if (!e) e = r->vb->query_port(rail->device, r->config.port, &rail->port);
+    if (e)
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s port %u: query: %s", rail->name,
+                       r->config.port, strerror(e));
+    if (r->config.windows && (!rail->limits.mw_type2 || !rail->limits.max_mw))
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "rdma: device %s has no memory windows of type 2, and rdma_windows asks for them",
+            rail->name);
+    if (!rail->port.active)
+        return td_fail(
+            err, TD_ERR_NOT_FOUND,
+            "rdma: device %s port %u is not active: check the cable, the switch and `ip link`",
+            rail->name, r->config.port);
+    td_status status = xfer_rail_pick_gid(r, rail, err);
+    if (status) return status == TD_ERR_UNSUPPORTED ? TD_ERR_NOT_FOUND : status;
+    return td_rdma_plan(rail->name, &rail->limits, &rail->port, &rail->plan, err);
+}
+
 /* Opens the device that rail->name says. TD_ERR_NOT_FOUND: the port is not active, or has no
  * address. Any thread. */
 static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
-    const struct td_verbs *vb = r->vb;
-    const char *name = rail->name;
-    td_status status = TD_ERR_DEVICE;
-    int e = vb->open(vb, name, &rail->device);
+    int e = r->vb->open(r->vb, rail->name, &rail->device);
     if (e) {
         rail->device = NULL;
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", name, strerror(e));
+        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", rail->name, strerror(e));
     }
-    if ((e = vb->query(rail->device, &rail->limits)) ||
-        (e = vb->query_port(rail->device, r->config.port, &rail->port))) {
-        td_fail(err, status, "rdma: device %s port %u: query: %s", name, r->config.port,
-                strerror(e));
-        goto err_close;
-    }
-    if (r->config.windows && (!rail->limits.mw_type2 || !rail->limits.max_mw)) {
-        status = td_fail(
-            err, TD_ERR_UNSUPPORTED,
-            "rdma: device %s has no memory windows of type 2, and rdma_windows asks for them",
-            name);
-        goto err_close;
-    }
-    if (!rail->port.active) {
-        status = td_fail(
-            err, TD_ERR_NOT_FOUND,
-            "rdma: device %s port %u is not active: check the cable, the switch and `ip link`",
-            name, r->config.port);
-        goto err_close;
-    }
-    if ((status = xfer_rail_pick_gid(r, rail, err))) {
-        if (status == TD_ERR_UNSUPPORTED) status = TD_ERR_NOT_FOUND;
-        goto err_close;
-    }
-    status = TD_ERR_DEVICE;
-    const struct td_vb_limits *l = &rail->limits;
-    if ((status = td_rdma_plan(name, l, &rail->port, &rail->plan, err))) goto err_close;
-    status = TD_ERR_DEVICE;
-    if ((e = vb->cq_create(rail->device, rail->plan.cq_depth, &rail->cq))) {
-        td_fail(err, status, "rdma: device %s: completion queue of %u: %s", name,
-                rail->plan.cq_depth, strerror(e));
-        goto err_close;
-    }
-    size_t bytes = (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL;
-    if ((e = vb->reg(rail->device, r->cells, bytes, TD_VB_LOCAL_WRITE | TD_VB_REMOTE_WRITE,
-                     &rail->probe_mr))) {
-        td_fail(err, status, "rdma: device %s: registering %zu bytes: %s", name, bytes,
-                strerror(e));
-        goto err_close;
-    }
-    uint32_t srq_wr = rail->plan.srq_depth;
-    if (srq_wr) { /* no SRQ is no error: every queue pair then has receives of its own */
-        if (vb->srq.create(rail->device, srq_wr, &rail->srq) == 0) {
-            if (vb->srq.post(rail->srq, RECV_ID, srq_wr) == 0) {
-                rail->cq_used = srq_wr;
-            } else {
-                vb->srq.destroy(rail->srq);
-                rail->srq = NULL;
-            }
-        }
-    }
-    return TD_OK;
-
-err_close:
-    rail_close(r, rail);
+    td_status status = rail_query(r, rail, err);
+    if (!status) status = rail_make(r, rail, err);
+    if (status) rail_close(r, rail);
     return status;
 }
 
@@ -181,6 +185,53 @@ static void rail_lost(struct td_xfer *x, struct rail *rail, td_status status, co
 
 _Static_assert(XFER_KEY_BACKEND + 2 * TD_XFER_RAILS_MAX <= XFER_KEY_END, "keys of epoll");
 
+static td_status settle_config(struct xfer_rdma *r, struct td_err *err)
+{
+    struct td_xfer_rdma_config *c = &r->config;
+    if (!c->port) c->port = 1;
+    if (!c->timeout) c->timeout = TD_RDMA_TIMEOUT;
+    if (!c->retry) c->retry = TD_RDMA_RETRY;
+    if (!c->rnr_retry) c->rnr_retry = TD_RDMA_RNR_RETRY + 1;
+    if (!c->srq_peers) c->srq_peers = 64;
+    if (!c->bytes_in_flight) c->bytes_in_flight = 8u << 20;
+    if (c->qps_per_rail > TD_XFER_RAIL_QPS_MAX || c->timeout > 31 || c->retry > 7 ||
+        c->rnr_retry > 8 || c->service_level > 15)
+        return td_fail(err, TD_ERR_INVALID,
+                       "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or "
+                       "service_level %u (0..15) is out of range",
+                       c->qps_per_rail, TD_XFER_RAIL_QPS_MAX, c->timeout, c->retry,
+                       c->service_level);
+    r->quarantine_ns = 4 * (UINT64_C(4096) << c->timeout);
+    return TD_OK;
+}
+
+/* Which devices are rails: those that the operator names, else all. n_listed: of this host. */
+static td_status name_rails(struct xfer_rdma *r, uint32_t *ret_n_listed, bool *ret_named,
+                            struct td_err *err)
+{
+    char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
+    uint32_t n_names = 0;
+    int e = r->vb->list(r->vb, names, &n_names);
+    if (e && e != ENOSYS)
+        return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name,
+                       strerror(e));
+    if (e) n_names = 0; /* the kernel has no RDMA */
+    for (const char *p = r->config.devices ? r->config.devices : ""; *p;) {
+        size_t n = strcspn(p, ",");
+        if (n == 0 || n >= TD_VB_NAME_MAX || r->n_rails == TD_XFER_RAILS_MAX)
+            return td_fail(err, TD_ERR_INVALID,
+                           "rdma: devices \"%s\" must be at most %d names, separated by commas",
+                           r->config.devices, TD_XFER_RAILS_MAX);
+        snprintf(r->rail[r->n_rails++].name, TD_VB_NAME_MAX, "%.*s", (int)n, p);
+        p += n + (p[n] == ',');
+    }
+    *ret_named = r->n_rails > 0;
+    for (uint32_t i = 0; i < n_names && !*ret_named && r->n_rails < TD_XFER_RAILS_MAX; i++)
+        memcpy(r->rail[r->n_rails++].name, names[i], TD_VB_NAME_MAX);
+    *ret_n_listed = n_names;
+    return TD_OK;
+}
+
 td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_config *side, struct td_err *err)
 {
     const struct td_xfer_rdma_config *config = side->rdma;
@@ -189,77 +240,45 @@ td_status xfer_rdma_open(struct td_xfer *x, const struct td_xfer_config *side, s
                        "xfer: path rdma was asked for, and there is no RDMA provider");
     if (!config || !xfer_path_allows(x->self.path, TD_XFER_PATH_RDMA)) return TD_OK;
     struct xfer_rdma *r = calloc(1, sizeof *r);
-    char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX];
-    uint32_t n_names = 0, n_wanted = 0;
-    char wanted[TD_XFER_RAILS_MAX][TD_VB_NAME_MAX];
+    uint32_t n_listed = 0, n_open = 0;
+    bool named = false;
     struct td_err why = {.msg = ""};
     if (!r) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     x->rdma = r;
     r->flush.dmabuf_fd = -1;
     r->vb = config->verbs;
     r->config = *config;
-    if (!r->config.port) r->config.port = 1;
-    if (!r->config.timeout) r->config.timeout = TD_RDMA_TIMEOUT;
-    if (!r->config.retry) r->config.retry = TD_RDMA_RETRY;
-    if (!r->config.rnr_retry) r->config.rnr_retry = TD_RDMA_RNR_RETRY + 1;
-    if (!r->config.srq_peers) r->config.srq_peers = 64;
-    if (!r->config.bytes_in_flight) r->config.bytes_in_flight = 8u << 20;
-    if (r->config.qps_per_rail > TD_XFER_RAIL_QPS_MAX || r->config.timeout > 31 ||
-        r->config.retry > 7 || r->config.rnr_retry > 8 || r->config.service_level > 15)
-        return td_fail(err, TD_ERR_INVALID,
-                       "rdma: qps_per_rail %u (1..%d), timeout %u (1..31), retry %u (1..7) or "
-                       "service_level %u (0..15) is out of range",
-                       r->config.qps_per_rail, TD_XFER_RAIL_QPS_MAX, r->config.timeout,
-                       r->config.retry, r->config.service_level);
-    r->quarantine_ns = 4 * (UINT64_C(4096) << r->config.timeout);
-    r->cells = aligned_alloc(4096, (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL);
+    td_status status = settle_config(r, err);
+    if (status) return status;
+    size_t cell_bytes = (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL;
+    r->cells = aligned_alloc(4096, cell_bytes);
     r->op_keys = calloc(x->core.max_ops, sizeof(uint32_t *));
     if (config->windows) r->grant = calloc(x->core.max_slots, sizeof *r->grant);
     if (!r->cells || !r->op_keys || (config->windows && !r->grant))
         return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
-    memset(r->cells, 0, (size_t)2 * MAX_QP_SETS * TD_XFER_QPS_MAX * CELL);
-
-    int e = r->vb->list(r->vb, names, &n_names);
-    if (e && e != ENOSYS)
-        return td_fail(err, TD_ERR_DEVICE, "rdma: listing devices (%s): %s", r->vb->name,
-                       strerror(e));
-    if (e) n_names = 0; /* the kernel has no RDMA */
-    for (const char *p = config->devices ? config->devices : ""; *p;) {
-        size_t n = strcspn(p, ",");
-        if (n == 0 || n >= TD_VB_NAME_MAX || n_wanted == TD_XFER_RAILS_MAX)
-            return td_fail(err, TD_ERR_INVALID,
-                           "rdma: devices \"%s\" must be at most %d names, separated by commas",
-                           config->devices, TD_XFER_RAILS_MAX);
-        snprintf(wanted[n_wanted++], TD_VB_NAME_MAX, "%.*s", (int)n, p);
-        p += n + (p[n] == ',');
-    }
-    bool named = n_wanted > 0;
-    for (uint32_t i = 0; i < n_names && !named && n_wanted < TD_XFER_RAILS_MAX; i++)
-        memcpy(wanted[n_wanted++], names[i], TD_VB_NAME_MAX);
-    uint32_t n_open = 0;
-    for (uint32_t i = 0; i < n_wanted; i++) {
-        struct rail *rail = &r->rail[r->n_rails++];
-        snprintf(rail->name, sizeof rail->name, "%s", wanted[i]);
+    memset(r->cells, 0, cell_bytes);
+    status = name_rails(r, &n_listed, &named, err);
+    for (uint32_t i = 0; i < r->n_rails && !status; i++) {
+        struct rail *rail = &r->rail[i];
         rail->index = i;
-        td_status status = rail_open(r, rail, &why);
+        status = rail_open(r, rail, &why);
         if (!status && (status = rail_watch(x, rail, &why))) rail_close(r, rail);
-        if (!status)
-            n_open++;
-        else if (status == TD_ERR_NOT_FOUND && named)
-            rail_lost(x, rail, status, why.msg);
-        else if (status == TD_ERR_NOT_FOUND)
+        n_open += !status;
+        if (status == TD_ERR_NOT_FOUND && !named) {
             rail_absent(x, rail, false); /* a cable, a switch: it may come yet */
-        else if (named || x->self.path == TD_XFER_PATH_RDMA ||
-                 (config->windows && status == TD_ERR_UNSUPPORTED))
-            return td_fail(err, status, "%s", why.msg);
-        else
+        } else if (status) {
+            if (status != TD_ERR_NOT_FOUND && (named || x->self.path == TD_XFER_PATH_RDMA ||
+                                               (config->windows && status == TD_ERR_UNSUPPORTED)))
+                return td_fail(err, status, "%s", why.msg);
             rail_lost(x, rail, status, why.msg);
+        }
+        status = TD_OK;
     }
-    if (n_open || (n_wanted && x->self.path == TD_XFER_PATH_AUTO)) return TD_OK;
+    if (status || n_open || (r->n_rails && x->self.path == TD_XFER_PATH_AUTO)) return status;
     if (x->self.path == TD_XFER_PATH_RDMA)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "path rdma was asked for, and there is no usable RDMA device: %s",
-                       n_names ? why.msg : "none is listed");
+                       n_listed ? why.msg : "none is listed");
     xfer_rdma_close(x); /* auto: none is fine */
     return TD_OK;
 }

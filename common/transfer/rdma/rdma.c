@@ -266,29 +266,18 @@ static bool join_add(const struct xfer_rdma *r, struct joining *j, const struct 
     const struct rail *rail = &r->rail[pair->rail];
     const struct td_xfer_rdma_config *c = &r->config;
     struct td_vb_route *route = &j->at[j->n].route;
-    struct td_rdma_side ours = {.ethernet = rail->port.ethernet,
-                                .mtu_bytes = my_rail->mtu_bytes,
-                                .rd_atomic_in = mine->rd_atomic_in,
-                                .rd_atomic_out = mine->rd_atomic_out};
-    struct td_rdma_side other = {.ethernet = peer->ethernet,
-                                 .mtu_bytes = peer->mtu_bytes,
-                                 .rd_atomic_in = theirs->rd_atomic_in,
-                                 .rd_atomic_out = theirs->rd_atomic_out};
+    struct td_rdma_side ours = {rail->port.ethernet, my_rail->mtu_bytes, mine->rd_atomic_in,
+                                mine->rd_atomic_out};
+    struct td_rdma_side other = {peer->ethernet, peer->mtu_bytes, theirs->rd_atomic_in,
+                                 theirs->rd_atomic_out};
     struct td_err err;
-    *route = (struct td_vb_route){
-        .port = c->port,
-        .sl = c->service_level,
-        .gid_index = rail->gid.index,
-        .remote_lid = peer->lid,
-        .traffic_class =
-            td_rdma_traffic_class("", rail->name, c->port, c->traffic_class, rail->gid.type),
-        .remote_qp = peer->qpn[k],
-        .remote_psn = peer->psn[k],
-        .local_psn = my_rail->psn[k],
-        .timeout = c->timeout,
-        .retry = c->retry,
-        .rnr_retry = (uint8_t)(c->rnr_retry - 1),
-    };
+    *route = xfer_rail_route(r, rail);
+    route->remote_lid = peer->lid;
+    route->traffic_class =
+        td_rdma_traffic_class("", rail->name, c->port, c->traffic_class, rail->gid.type);
+    route->remote_qp = peer->qpn[k];
+    route->remote_psn = peer->psn[k];
+    route->local_psn = my_rail->psn[k];
     memcpy(route->remote_gid, peer->gid, sizeof route->remote_gid);
     if (td_rdma_settle(&ours, &other, route, &err)) {
         xfer_say(reason, "rdma: rail %u: %.120s", my_rail->index, err.msg);
@@ -1034,9 +1023,10 @@ static td_status on_targets(struct td_xfer *x, struct td_xfer_conn *c)
 
 /* A request for n_bytes of n blocks, which lie at the pool blocks ids[order[i]] here, from `offset`
  * in each on, and side by side at remote_at from the peer's block 0. Neighbours are one piece. */
-static void fill(const struct td_xfer *x, const struct qp_set *set, uint32_t q, enum td_vb_op op,
-                 const int32_t *ids, const int32_t *order, int32_t n, uint64_t offset,
-                 uint64_t n_bytes, uint64_t remote_at, struct td_vb_send *to)
+static void fill_request(const struct td_xfer *x, const struct qp_set *set, uint32_t q,
+                         enum td_vb_op op, const int32_t *ids, const int32_t *order, int32_t n,
+                         uint64_t offset, uint64_t n_bytes, uint64_t remote_at,
+                         struct td_vb_send *to)
 {
     const struct xfer_rdma *r = x->rdma;
     const struct rail *rail = &r->rail[set->qp[q].rail];
@@ -1064,8 +1054,9 @@ static void fill_write(const struct td_xfer *x, const struct qp_set *set, uint32
                        const struct td_xfer_wr *wr, struct td_vb_send *to)
 {
     const struct td_xfer_op *op = &x->core.ops[wr->op];
-    fill(x, set, q, TD_VB_WRITE, op->src, op->order + wr->order_at, wr->n_blocks, wr->offset,
-         wr->n_bytes, (uint64_t)wr->dst_block * x->pool.block_bytes + wr->offset, to);
+    fill_request(x, set, q, TD_VB_WRITE, op->src, op->order + wr->order_at, wr->n_blocks,
+                 wr->offset, wr->n_bytes,
+                 (uint64_t)wr->dst_block * x->pool.block_bytes + wr->offset, to);
     if (set->windows) to->rkey = x->rdma->op_keys[wr->op][(uint32_t)wr->run * set->n_qps + q];
 }
 
@@ -1073,8 +1064,9 @@ static void fill_read(const struct td_xfer *x, const struct qp_set *set, uint32_
                       const struct td_xfer_rd *rd, struct td_vb_send *to)
 {
     const struct td_xfer_slot *s = &x->core.slots[rd->slot];
-    fill(x, set, q, TD_VB_READ, s->dst, s->fetch.order + rd->order_at, rd->n_blocks, rd->offset,
-         rd->n_bytes, (uint64_t)rd->src_block * x->pool.block_bytes + rd->offset, to);
+    fill_request(x, set, q, TD_VB_READ, s->dst, s->fetch.order + rd->order_at, rd->n_blocks,
+                 rd->offset, rd->n_bytes,
+                 (uint64_t)rd->src_block * x->pool.block_bytes + rd->offset, to);
 }
 
 /* One chain for one queue pair. False: there is nothing (more) for it. */
@@ -1104,7 +1096,7 @@ static bool post_chain(struct td_xfer *x, struct qp_set *set, uint32_t q)
         if (!td_xfer_core_wr_next(&x->core, set->conn, q, no_words, &set->op_turns, &limits, &wr))
             break;
         if (wr.is_imm) {
-            fill(x, set, q, TD_VB_WRITE_IMM, NULL, NULL, 0, 0, 0, 0, &wrs[n]);
+            fill_request(x, set, q, TD_VB_WRITE_IMM, NULL, NULL, 0, 0, 0, 0, &wrs[n]);
             wrs[n].imm = wr.imm;
             uint32_t *words = &x->op_aux[wr.op].words;
             /* all of them with the first */
@@ -1190,19 +1182,11 @@ static bool is_retryable(enum td_vb_wc_status status)
            status == TD_VB_WC_REM_ABORT;
 }
 
-/* The number of a completed request; at or above head, or below tail: it is none of ours. */
-static uint64_t seq_of(const struct queue_pair *pair, const struct td_vb_wc *wc)
+/* The number of a completed request; false: it is none of ours that is pending. */
+static bool seq_of(const struct queue_pair *pair, const struct td_vb_wc *wc, uint64_t *ret_seq)
 {
-    return (pair->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
-}
-
-/* Whose request it is; NO_ID: nobody's, or none that is pending. */
-static struct pending pending_of(const struct td_xfer *x, const struct queue_pair *pair,
-                                 const struct td_vb_wc *wc)
-{
-    uint64_t seq = seq_of(pair, wc);
-    if (seq >= pair->head || seq < pair->tail) return (struct pending){.id = NO_ID};
-    return pair->ring[seq % x->rdma->rail[pair->rail].plan.send_depth];
+    *ret_seq = (pair->head & ~UINT64_C(0xffffffffffff)) | (wc->id & 0xffffffffffff);
+    return *ret_seq < pair->head && *ret_seq >= pair->tail;
 }
 
 /* A write for an op that has ended here met a window that the receiver has ended, because it
@@ -1217,8 +1201,8 @@ static bool is_late(const struct td_xfer *x, const struct qp_set *set, const str
 static void on_sent(struct td_xfer *x, struct qp_set *set, uint32_t q, const struct td_vb_wc *wc)
 {
     struct queue_pair *pair = &set->qp[q];
-    uint64_t seq = seq_of(pair, wc);
-    if (seq >= pair->head || seq < pair->tail) return; /* none of ours: a device repeats itself */
+    uint64_t seq;
+    if (!seq_of(pair, wc, &seq)) return; /* a device repeats itself */
     pair->flushed = seq + 1 > pair->flushed ? seq + 1 : pair->flushed;
     if (wc->status != TD_VB_WC_SUCCESS) return; /* the fence ends what is pending */
     for (; pair->tail <= seq; pair->tail++) {
@@ -1333,7 +1317,9 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         if (set->end.verdict == VERDICT_OPEN) {
             xfer_say(set->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
                      td_vb_wc_status_name(wc->status), wc->vendor_error);
-            struct pending p = is_recv ? (struct pending){.id = NO_ID} : pending_of(x, pair, wc);
+            struct pending p = {.id = NO_ID};
+            uint64_t seq;
+            if (!is_recv && seq_of(pair, wc, &seq)) p = pair->ring[seq % rail->plan.send_depth];
             bool late = is_late(x, set, &p, wc);
             if (!late && !is_retryable(wc->status)) set->end.fault = p;
             bool retry = late || is_retryable(wc->status) || p.id != NO_ID;
@@ -1416,6 +1402,9 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         e->kind != TD_VB_ASYNC_DEVICE_FATAL && e->kind != TD_VB_ASYNC_SRQ_ERR &&
         e->port != r->config.port)
         return;
+    const char *broken = NULL; /* what every set on this rail ends for */
+    struct td_vb_gid gid = rail->gid;
+    struct td_vb_port port = rail->port;
     switch (e->kind) {
     case TD_VB_ASYNC_QP_FATAL:
         break_qp_sets(x, i, e->qp_num, "a queue pair failed (asynchronous event)");
@@ -1425,14 +1414,13 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     case TD_VB_ASYNC_DEVICE_FATAL:
         rail->dead = true;
         xfer_rail_erred(x, i);
-        break_qp_sets(x, i, 0,
-                      e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed"
-                                                          : "a completion or receive queue failed");
+        broken = e->kind == TD_VB_ASYNC_DEVICE_FATAL ? "the device failed"
+                                                     : "a completion or receive queue failed";
         break;
     case TD_VB_ASYNC_PORT_ERR:
         rail->port.active = false;
         xfer_rail_erred(x, i);
-        break_qp_sets(x, i, 0, "the port went down");
+        broken = "the port went down";
         break;
     case TD_VB_ASYNC_PORT_ACTIVE:
         if (r->vb->query_port(rail->device, r->config.port, &rail->port) == 0 &&
@@ -1442,27 +1430,23 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
             r->n_ups++;
         }
         break;
-    case TD_VB_ASYNC_GID_CHANGE: {
-        struct td_vb_gid before = rail->gid;
+    case TD_VB_ASYNC_GID_CHANGE:
         if (xfer_rail_pick_gid(r, rail, NULL) == TD_OK &&
-            memcmp(before.raw, rail->gid.raw, sizeof before.raw) != 0)
-            break_qp_sets(x, i, 0, "the device's address changed");
+            memcmp(gid.raw, rail->gid.raw, sizeof gid.raw) != 0)
+            broken = "the device's address changed";
         break;
-    }
-    case TD_VB_ASYNC_LID_CHANGE: {
-        struct td_vb_port now;
+    case TD_VB_ASYNC_LID_CHANGE:
         /* it stands as it was, or an event says more */
-        if (r->vb->query_port(rail->device, r->config.port, &now)) break;
-        bool moved = now.lid != rail->port.lid;
-        rail->port = now;
+        if (r->vb->query_port(rail->device, r->config.port, &port)) break;
         /* peers still send to the old one: the next attempt's set-up tells them */
-        if (moved) break_qp_sets(x, i, 0, "the port's LID changed");
+        if (port.lid != rail->port.lid) broken = "the port's LID changed";
+        rail->port = port;
         break;
-    }
     case TD_VB_ASYNC_OTHER:
     case TD_VB_ASYNC_N_KINDS:
         break;
     }
+    if (broken) break_qp_sets(x, i, 0, broken);
 }
 
 static bool rdma_poll(struct td_xfer *x)

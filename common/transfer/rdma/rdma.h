@@ -228,6 +228,8 @@ static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32
     return r->cells + (((size_t)out * MAX_QP_SETS + set) * TD_XFER_QPS_MAX + qp) * CELL;
 }
 
+/* what every queue pair's way from this rail has in common */
+struct td_vb_route xfer_rail_route(const struct xfer_rdma *r, const struct rail *rail);
 /* the pool is on it, and its port is active */
 bool xfer_rail_is_usable(const struct rail *rail);
 /* its completions are to be had */

@@ -160,6 +160,15 @@ static int real_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD
     return 0;
 }
 
+/* Half-made, too. */
+static void real_close(struct td_vb_device *d)
+{
+    if (!d) return;
+    if (d->pd) lib.p_ibv_dealloc_pd(d->pd);
+    if (d->ctx) lib.p_ibv_close_device(d->ctx);
+    free(d);
+}
+
 static int real_open(const struct td_verbs *vb, const char *name, struct td_vb_device **ret_device)
 {
     int n_all = 0, rc = 0;
@@ -176,40 +185,23 @@ static int real_open(const struct td_verbs *vb, const char *name, struct td_vb_d
         rc = EOPNOTSUPP;
     else if (!(d = calloc(1, sizeof *d)))
         rc = ENOMEM;
-    if (rc) goto out_list;
-    snprintf(d->name, sizeof d->name, "%s", name);
-    errno = 0;
-    d->ctx = lib.p_ibv_open_device(found);
-    if (!d->ctx) {
-        rc = errno_now();
-        goto err_free;
+    if (!rc) {
+        snprintf(d->name, sizeof d->name, "%s", name);
+        errno = 0;
+        d->ctx = lib.p_ibv_open_device(found);
+        rc = d->ctx ? make_nonblocking(d->ctx->async_fd) : errno_now();
     }
-    rc = make_nonblocking(d->ctx->async_fd);
-    if (rc) goto err_close;
-    errno = 0;
-    d->pd = lib.p_ibv_alloc_pd(d->ctx);
-    if (!d->pd) {
-        rc = errno_now();
-        goto err_close;
-    }
-    *ret_device = d;
-    goto out_list;
-
-err_close:
-    lib.p_ibv_close_device(d->ctx);
-err_free:
-    free(d);
-out_list:
     lib.p_ibv_free_device_list(all);
+    if (!rc) {
+        errno = 0;
+        d->pd = lib.p_ibv_alloc_pd(d->ctx);
+        rc = d->pd ? 0 : errno_now();
+    }
+    if (rc)
+        real_close(d);
+    else
+        *ret_device = d;
     return rc;
-}
-
-static void real_close(struct td_vb_device *d)
-{
-    if (!d) return;
-    lib.p_ibv_dealloc_pd(d->pd);
-    lib.p_ibv_close_device(d->ctx);
-    free(d);
 }
 
 static uint32_t count_of(int n) { return n > 0 ? (uint32_t)n : 0; }
@@ -455,36 +447,6 @@ static int real_mw_free(struct td_vb_mw *m)
     return rc;
 }
 
-static int real_cq_create(struct td_vb_device *d, uint32_t depth, struct td_vb_cq **ret_cq)
-{
-    int rc;
-    if (depth == 0 || depth > INT_MAX) return EINVAL;
-    struct td_vb_cq *cq = calloc(1, sizeof *cq);
-    if (!cq) return ENOMEM;
-    errno = 0;
-    cq->channel = lib.p_ibv_create_comp_channel(d->ctx);
-    if (!cq->channel) {
-        rc = errno_now();
-        goto err_free;
-    }
-    rc = make_nonblocking(cq->channel->fd);
-    if (rc) goto err_channel;
-    errno = 0;
-    cq->cq = lib.p_ibv_create_cq(d->ctx, (int)depth, cq, cq->channel, 0);
-    if (!cq->cq) {
-        rc = errno_now();
-        goto err_channel;
-    }
-    *ret_cq = cq;
-    return 0;
-
-err_channel:
-    lib.p_ibv_destroy_comp_channel(cq->channel);
-err_free:
-    free(cq);
-    return rc;
-}
-
 static void real_cq_clear(struct td_vb_cq *cq)
 {
     struct ibv_cq *which;
@@ -499,13 +461,34 @@ static void real_cq_clear(struct td_vb_cq *cq)
     if (n) lib.p_ibv_ack_cq_events(cq->cq, n);
 }
 
+/* Half-made, too. */
 static void real_cq_destroy(struct td_vb_cq *cq)
 {
     if (!cq) return;
-    real_cq_clear(cq); /* a destroy waits for events that nobody acknowledged */
-    lib.p_ibv_destroy_cq(cq->cq);
-    lib.p_ibv_destroy_comp_channel(cq->channel);
+    if (cq->cq) real_cq_clear(cq); /* a destroy waits for events that nobody acknowledged */
+    if (cq->cq) lib.p_ibv_destroy_cq(cq->cq);
+    if (cq->channel) lib.p_ibv_destroy_comp_channel(cq->channel);
     free(cq);
+}
+
+static int real_cq_create(struct td_vb_device *d, uint32_t depth, struct td_vb_cq **ret_cq)
+{
+    if (depth == 0 || depth > INT_MAX) return EINVAL;
+    struct td_vb_cq *cq = calloc(1, sizeof *cq);
+    if (!cq) return ENOMEM;
+    errno = 0;
+    cq->channel = lib.p_ibv_create_comp_channel(d->ctx);
+    int rc = cq->channel ? make_nonblocking(cq->channel->fd) : errno_now();
+    if (!rc) {
+        errno = 0;
+        cq->cq = lib.p_ibv_create_cq(d->ctx, (int)depth, cq, cq->channel, 0);
+        rc = cq->cq ? 0 : errno_now();
+    }
+    if (rc)
+        real_cq_destroy(cq);
+    else
+        *ret_cq = cq;
+    return rc;
 }
 
 static int real_cq_fd(struct td_vb_cq *cq) { return cq->channel->fd; }

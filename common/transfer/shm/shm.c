@@ -66,21 +66,38 @@ static td_status shm_open_side(struct td_xfer *x, const struct td_xfer_config *c
     return TD_OK;
 }
 
-td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
+void *xfer_shm_memory(const char *name, size_t bytes, int *ret_fd)
 {
-    size_t bytes = (size_t)x->core.max_ops * sizeof(struct xfer_control_word);
     void *map = MAP_FAILED;
-    struct xfer_shm *shm = calloc(1, sizeof *shm);
-    int fd = shm ? memfd_create("tandem-xfer-words", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) {
-        td_status status = td_fail(
-            err, TD_ERR_IO, "xfer: cannot share control words with this host: %s", strerror(errno));
-        if (fd >= 0) close(fd);
+    *ret_fd = fd;
+    if (map != MAP_FAILED) return map;
+    int e = errno;
+    if (fd >= 0) close(fd);
+    errno = e;
+    return NULL;
+}
+
+int xfer_shm_read_only(int fd)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
+{
+    size_t bytes = (size_t)x->core.max_ops * sizeof(struct xfer_control_word);
+    struct xfer_shm *shm = calloc(1, sizeof *shm);
+    int fd;
+    void *map = shm ? xfer_shm_memory("tandem-xfer-words", bytes, &fd) : NULL;
+    if (!map) {
         free(shm);
-        return status;
+        return td_fail(err, TD_ERR_IO, "xfer: cannot share control words with this host: %s",
+                       strerror(errno));
     }
     *shm = (struct xfer_shm){.words = map, .words_fd = fd, .arena_ro_fd = -1};
     x->shm = shm;
@@ -89,14 +106,11 @@ td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err)
 
 static td_status shm_mem_add(struct td_xfer *x, const struct td_arena *arena, struct td_err *err)
 {
-    char path[64];
     if (x->self.path == TD_XFER_PATH_SHM && !x->pool.memory && arena->memfd < 0)
         return td_fail(err, TD_ERR_UNSUPPORTED, "xfer: path shm needs a pool in shareable memory");
     if (x->pool.memory || arena->memfd < 0 || x->listen.shm_fd < 0) return TD_OK;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", arena->memfd);
     bool sealed = fcntl(arena->memfd, F_ADD_SEALS, F_SEAL_SHRINK) == 0;
-    /* receivers need not, and so must not, be able to write */
-    int ro = sealed ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int ro = sealed ? xfer_shm_read_only(arena->memfd) : -1;
     if (ro < 0)
         return td_fail(err, TD_ERR_IO, "xfer: cannot offer the pool to this host: %s",
                        strerror(errno));
@@ -135,14 +149,16 @@ int xfer_shm_dial(struct td_xfer *x, const struct td_xfer_address *to, bool *ret
     return fd;
 }
 
+union control { /* of a message with descriptors */
+    struct cmsghdr header;
+    char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))];
+};
+
 bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload,
                        size_t n_bytes, const int *fds, size_t n_fds)
 {
     uint8_t header[64];
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))];
-    } control = {0};
+    union control control = {0};
     struct iovec iov[2] = {{.iov_base = header, .iov_len = sizeof header},
                            {.iov_base = (void *)(uintptr_t)payload, .iov_len = n_bytes}};
     struct msghdr msg = {.msg_iov = iov,
@@ -189,10 +205,7 @@ static void drop_fds(struct xfer_local_conn *l)
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n)
 {
     struct xfer_local_conn *l = c->own;
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(XFER_MAX_FDS * sizeof(int))];
-    } control;
+    union control control;
     struct iovec iov = {.iov_base = to, .iov_len = n};
     struct msghdr msg = {.msg_iov = &iov,
                          .msg_iovlen = 1,

@@ -45,6 +45,10 @@ struct xfer_local_conn {
     size_t source_bytes, map_bytes; /* map_bytes: to be unmapped; 0: it was not mapped */
 };
 
+/* Memory that other processes can be given, sealed at this size; NULL with errno. */
+void *xfer_shm_memory(const char *name, size_t bytes, int *ret_fd);
+/* another descriptor of it, for receivers: they need not, and so must not, be able to write */
+int xfer_shm_read_only(int fd);
 /* x->shm: the control words of this side's ops */
 td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err);
 td_status xfer_shm_take_words(struct xfer_local_conn *l, int fd, uint32_t n_words); /* the peer's */

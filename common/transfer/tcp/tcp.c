@@ -307,12 +307,7 @@ static bool tcp_room(struct td_xfer *x, struct td_xfer_conn *c)
 static bool tcp_add(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx)
 {
     if (x->device) return xfer_staged_add(x, c, tx);
-    td_xfer_frame_encode(&tx->frame, c->tx.header);
-    c->tx.header_left = 64;
-    c->tx.left = tx->frame.length;
-    c->tx.op = tx->op;
-    c->tx.handle = tx->frame.handle;
-    c->tx.offset = tx->frame.offset;
+    xfer_conn_load(c, &tx->frame, tx->op);
     return false;
 }
 
