@@ -1,5 +1,6 @@
 /* router.c - opens, drains and closes the router. */
 #include "router/http/http.h"
+#include "router/kserve/kserve.h"
 #include "router/router.h"
 
 #include <errno.h>
@@ -330,8 +331,8 @@ static td_status open_server(struct router *r, struct td_err *err)
     if (!s) s = td_rpc_loop_create("router", &r->loop, err);
     if (s) return s;
     bool own_port = r->cfg.worker_listen[0] != 0;
-    const struct td_rpc_method *services[] = {inference_methods, own_port ? NULL : registry_methods,
-                                              NULL};
+    const struct td_rpc_method *services[] = {inference_methods, kserve_methods,
+                                              own_port ? NULL : registry_methods, NULL};
     uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
     struct td_rpc_server_config c = {
         .loop = r->loop,

@@ -19,6 +19,7 @@ static void call_drop(struct http_call *c)
 {
     if (atomic_fetch_sub(&c->n_holders, 1) > 1) return;
     openai_request_free(c->parsed);
+    kserve_http_free(c->kserve);
     openai_answer_free(&c->answer);
     text_free(&c->out);
     free(c->body);
@@ -58,7 +59,11 @@ static void http_send(void *call, const ProtobufCMessage *message)
     struct http_call *c = call;
     pthread_mutex_lock(&c->http->lock);
     if (!c->is_gone && !c->is_cut) {
-        openai_answer_add(&c->answer, (const Tandem__V1__GenerateResponse *)message, &c->out);
+        const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)message;
+        if (c->kserve)
+            kserve_http_add(c->kserve, m, &c->out);
+        else
+            openai_answer_add(&c->answer, m, &c->out);
         if (c->out.failed || c->out.n - c->n_sent > MAX_BEHIND_BYTES) {
             http_call_cut(c);
         } else if (c->is_stream && c->out.n) {
@@ -70,18 +75,27 @@ static void http_send(void *call, const ProtobufCMessage *message)
     pthread_mutex_unlock(&c->http->lock);
 }
 
+static void write_error(const struct http_call *c, struct text_buffer *out, unsigned status,
+                        const char *message, const char *param)
+{
+    if (c->kserve)
+        kserve_http_error(out, message);
+    else
+        openai_error(out, status, message, param);
+}
+
 static void fail_call(struct http_call *c, unsigned status, const char *message, const char *param)
 {
     if (c->is_stream && c->has_head) { /* the head said 200: the error is an event */
         text_addf(&c->out, "data: ");
-        openai_error(&c->out, status, message, param);
-        text_addf(&c->out, "\n\ndata: [DONE]\n\n");
+        write_error(c, &c->out, status, message, param);
+        text_addf(&c->out, c->kserve ? "\n\n" : "\n\ndata: [DONE]\n\n");
         return;
     }
     c->is_stream = false;
     c->out.n = c->n_sent = 0;
     c->status = status;
-    openai_error(&c->out, status, message, param);
+    write_error(c, &c->out, status, message, param);
 }
 
 static void http_finish(void *call, enum td_code code, const char *details,
@@ -205,7 +219,7 @@ enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, con
                                        const char *param)
 {
     struct text_buffer text = {0};
-    openai_error(&text, status, why, param);
+    write_error(c, &text, status, why, param);
     enum MHD_Result res = http_call_answer(c, &text, status, "application/json");
     text_free(&text);
     return res;
@@ -352,7 +366,11 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     const char *key = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "authorization");
     if (key && strlen(key) < sizeof c->authorization)
         snprintf(c->authorization, sizeof c->authorization, "%s", key);
-    c->route = http_route_find(url, method, &c->refused);
+    if (kserve_http_has(url))
+        c->route = kserve_http_find(url, method, &c->kserve, &c->refused);
+    else
+        c->route = http_route_find(url, method, &c->refused);
+    if (c->route) c->refused = 0;
     if (!c->route)
         snprintf(c->refused_why, sizeof c->refused_why, "%.20s %.100s is not served here", method,
                  url);

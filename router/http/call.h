@@ -18,6 +18,7 @@
 
 #include "router/http/http.h"
 #include "router/http/openai_answer.h"
+#include "router/kserve/kserve_http.h"
 #include "router/router.h"
 
 struct http_call;
@@ -54,6 +55,7 @@ struct http_call {
     unsigned refused; /* HTTP status, before the body is complete; 0 = not */
     char refused_why[256], param[64];
     struct openai_request *parsed;
+    struct kserve_http *kserve; /* of a path under /v2; else NULL */
 
     struct client_work *work; /* loop thread */
     struct openai_answer answer;

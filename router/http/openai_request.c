@@ -723,7 +723,14 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
     ret_param[0] = 0;
     json_t *root = NULL;
     td_status st = td_json_load_text(body, n_bytes, "request body", &root, err);
-    if (st) return st;
+    return st ? st : openai_request_take(root, kind, ret_request, ret_param, err);
+}
+
+td_status openai_request_take(json_t *root, enum openai_kind kind,
+                              struct openai_request **ret_request, char *ret_param,
+                              struct td_err *err)
+{
+    ret_param[0] = 0;
     struct openai_request *q = calloc(1, sizeof *q);
     if (!q || !json_is_object(root)) {
         json_decref(root);
@@ -745,7 +752,7 @@ td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kin
     q->in.sampling = &q->sampling;
     q->in.stop = &q->stop;
     struct reader r = {q, root, ret_param, err};
-    st = kind == OPENAI_TOKENS ? read_detokenize(&r) : read_all(&r);
+    td_status st = kind == OPENAI_TOKENS ? read_detokenize(&r) : read_all(&r);
     if (st) {
         openai_request_free(q);
         return st;

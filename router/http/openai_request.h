@@ -14,6 +14,7 @@
 #ifndef TD_ROUTER_HTTP_OPENAI_REQUEST_H
 #define TD_ROUTER_HTTP_OPENAI_REQUEST_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -39,6 +40,10 @@ struct openai_options {
 td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kind kind,
                                struct openai_request **ret_request, char *ret_param,
                                struct td_err *err);
+/* The same of a body that is JSON already; takes root over, also on an error. */
+td_status openai_request_take(json_t *root, enum openai_kind kind,
+                              struct openai_request **ret_request, char *ret_param,
+                              struct td_err *err);
 void openai_request_free(struct openai_request *q); /* NULL is fine */
 const struct openai_options *openai_request_options(const struct openai_request *q);
 /* The first prompt's. Borrowed, and valid while q is. The caller may set its strings. */

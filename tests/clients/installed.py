@@ -17,7 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "cluster"))
 from harness import POCKET, SLOW, Cluster, Daemon, free_port  # noqa: E402
 
-INSTALL_S = 600
+INSTALL_S = 900
 
 
 def installed(tmp_path_factory, *packages, options=(), disk_gib=1):
@@ -40,10 +40,13 @@ def installed(tmp_path_factory, *packages, options=(), disk_gib=1):
     return bin_dir
 
 
-def run(bin_dir, program, *args, timeout=300, cwd=None):
-    """One program of the environment to its end; its stdout. No network but the cluster's."""
+def run(bin_dir, program, *args, timeout=300, cwd=None, offline=True):
+    """One program of the environment to its end; its stdout. offline: Hugging Face's libraries are
+    told not to look for the tokenizer in their hub."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
-    env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", NO_COLOR="1", TERM="dumb")
+    env.update(NO_COLOR="1", TERM="dumb")
+    if offline:
+        env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     done = subprocess.run([os.path.join(bin_dir, program), *map(str, args)], capture_output=True,
                           text=True, timeout=timeout * SLOW, env=env, cwd=cwd, check=False)
     assert done.returncode == 0, (program, done.stdout[-3000:], done.stderr[-3000:])

@@ -28,7 +28,8 @@ def test_aiperf(home, tmp_path, kind):
             "temperature:0", "--extra-inputs", "ignore_eos:true", "--extra-inputs",
             "min_tokens:0", "--use-server-token-count", "--export-outputs-json", "--request-count",
             N, "--concurrency", 4, "--artifact-dir", tmp_path, "--ui", "none",
-            "--wait-for-model-timeout", 30, "--server-metrics", f"{up.url}/metrics", cwd=tmp_path)
+            "--wait-for-model-timeout", 30, "--server-metrics", f"{up.url}/metrics", cwd=tmp_path,
+            offline=False)  # offline, aiperf does not take the path of a tokenizer
         summary = load(tmp_path / "profile_export_aiperf.json")
         assert summary["request_count"]["avg"] == N and summary["error_summary"] == []
         assert summary["output_sequence_length"]["min"] == TOKENS

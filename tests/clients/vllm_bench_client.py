@@ -1,5 +1,6 @@
-"""Sends prompts as `vllm bench serve` does: argv is the server's URL, the backend's name, the number
-of output tokens and the prompts as JSON. Prints one line of JSON: its own record of each request."""
+"""Sends prompts as `vllm bench serve` does: argv is the server's URL, the backend's name, the
+number of output tokens and the prompts as JSON. Prints one line of JSON: its own record of each
+request."""
 import asyncio
 import importlib.util
 import json
