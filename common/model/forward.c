@@ -39,6 +39,19 @@ static size_t reserve(size_t *total, size_t n, size_t elem)
 
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
+/* The most that one product of a layer takes. */
+static size_t gemm_scratch_bytes(const struct td_ops *ops, const struct td_model_config *c,
+                                 int32_t max_rows)
+{
+    const int32_t n_ins[] = {c->hidden, c->n_heads * c->head_dim, c->intermediate};
+    size_t n = 0;
+    for (int i = 0; i < 3; i++) {
+        n = max_size(n, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
+        if (ops->blocks) n = max_size(n, ops->blocks->gemm_scratch_bytes(max_rows, n_ins[i]));
+    }
+    return n;
+}
+
 td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
                               int32_t max_logit_rows, struct td_workspace **ret_ws,
                               struct td_err *err)
@@ -61,12 +74,8 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
 
     size_t rows = (size_t)max_rows, logit_rows = (size_t)max_logit_rows, hidden = (size_t)c->hidden,
            q = (size_t)c->n_heads * (size_t)c->head_dim,
-           kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, gemm = 0, total = 0;
-    const int32_t n_ins[] = {c->hidden, c->n_heads * c->head_dim, c->intermediate};
-    for (int i = 0; i < 3; i++) {
-        gemm = max_size(gemm, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
-        if (ops->blocks) gemm = max_size(gemm, ops->blocks->gemm_scratch_bytes(max_rows, n_ins[i]));
-    }
+           kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, total = 0,
+           gemm = gemm_scratch_bytes(ops, c, max_rows);
     for (int32_t b = 8; b <= 256; b *= 2)
         ws->attn_scratch_bytes =
             max_size(ws->attn_scratch_bytes,
