@@ -33,6 +33,9 @@ const struct td_option router_options[] = {
      "address for clients, and workers without worker_listen; port 0 = any"},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
      "host:port of the OpenAI-compatible HTTP API; port 0 = any; empty = off"},
+    {"http_cors_origins", TD_OPT_STR, "", 0, 0, NULL, OFF(http_cors_origins),
+     "origins whose pages may call the HTTP API from a browser: \"https://a.example, "
+     "http://localhost:3000\", or \"*\" = any; empty = none"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
@@ -366,17 +369,14 @@ static bool port_answers(void *ctx)
 static td_status open_http(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
-    if (g->tls_cert[0] && g->tls_ca[0])
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "http_listen is \"%.100s\" and tls_ca is given: the HTTP port cannot ask "
-                       "clients for certificates; leave out one of them",
-                       g->http_listen);
     uint64_t connections = g->port.max_connections ? g->port.max_connections : 16384,
              per_peer = g->port.max_connections_per_peer ? g->port.max_connections_per_peer
                                                          : (connections + 1) / 2;
     struct router_http_config c = {.listen = g->http_listen,
                                    .tls_cert = g->tls_cert,
                                    .tls_key = g->tls_key,
+                                   .tls_ca = g->tls_ca,
+                                   .cors_origins = g->http_cors_origins,
                                    .max_connections = connections,
                                    .max_connections_per_peer = per_peer,
                                    .max_body_bytes = g->max_message_bytes,

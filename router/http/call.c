@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 
 #include "common/base/clock.h"
@@ -20,6 +21,7 @@ static void call_drop(struct http_call *c)
     if (atomic_fetch_sub(&c->n_holders, 1) > 1) return;
     openai_request_free(c->parsed);
     kserve_http_free(c->kserve);
+    http_peer_drop(c->certificate);
     openai_answer_free(&c->answer);
     text_free(&c->out);
     free(c->body);
@@ -126,7 +128,7 @@ static const char *http_metadata(void *call, const char *name)
     return !strcmp(name, "authorization") && c->authorization[0] ? c->authorization : NULL;
 }
 
-static const char *http_peer(void *call) { return ((struct http_call *)call)->peer; }
+static const char *http_peer_name(void *call) { return ((struct http_call *)call)->peer; }
 
 static uint64_t http_remaining_ms(void *call)
 {
@@ -144,12 +146,19 @@ static void http_attach(void *call, struct client_work *w)
         call_drop(c);
 }
 
-const struct router_client_ops http_ops = {.send = http_send,
-                                           .finish = http_finish,
-                                           .metadata = http_metadata,
-                                           .peer = http_peer,
-                                           .remaining_ms = http_remaining_ms,
-                                           .attach = http_attach};
+static bool http_certificate_is(void *call, const struct td_peer_names *names)
+{
+    return http_peer_is(((struct http_call *)call)->certificate, names);
+}
+
+#define HTTP_OPS(certificate)                                                                      \
+    {                                                                                              \
+        .send = http_send, .finish = http_finish, .metadata = http_metadata,                       \
+        .peer = http_peer_name, .certificate_is = certificate, .remaining_ms = http_remaining_ms,  \
+        .attach = http_attach,                                                                     \
+    }
+const struct router_client_ops http_ops = HTTP_OPS(NULL),
+                               http_verified_ops = HTTP_OPS(http_certificate_is);
 
 void http_call_finish_json(struct http_call *c, struct text_buffer *json)
 {
@@ -187,6 +196,60 @@ static ssize_t read_out(void *ctx, uint64_t at, char *to, size_t max)
     return n;
 }
 
+/* Letters, digits and marks alone: the id goes into headers and the log as it is. */
+static bool is_plain(const char *s)
+{
+    for (; *s; s++)
+        if (*s <= ' ' || *s > '~' || *s == '"' || *s == '\\') return false;
+    return true;
+}
+
+static bool is_list_of_names(const char *s)
+{
+    return strlen(s) < 2048 &&
+           !s[strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_, ")];
+}
+
+/* Whether the origin is in a list of commas or spaces, or the list is "*". */
+static bool is_listed(const char *list, const char *origin)
+{
+    size_t n = strlen(origin);
+    if (!strcmp(list, "*")) return true;
+    for (const char *at = list; *at;) {
+        at += strspn(at, ", ");
+        size_t len = strcspn(at, ", ");
+        if (len == n && n && !strncasecmp(at, origin, n)) return true;
+        at += len;
+    }
+    return false;
+}
+
+/* Lets a page of the call's origin read the answer. */
+static void add_cors(const struct http_call *c, struct MHD_Response *response)
+{
+    if (!c->origin[0]) return;
+    MHD_add_response_header(response, "Access-Control-Allow-Origin", c->origin);
+    MHD_add_response_header(response, "Access-Control-Expose-Headers", "x-request-id, Retry-After");
+    MHD_add_response_header(response, "Vary", "Origin");
+}
+
+/* A browser asks before a request that a form could not send. */
+enum MHD_Result http_call_answer_preflight(struct http_call *c)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    const char *asked =
+        MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, "access-control-request-headers");
+    if (!r) return MHD_NO;
+    add_cors(c, r);
+    MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST");
+    if (asked && is_list_of_names(asked))
+        MHD_add_response_header(r, "Access-Control-Allow-Headers", asked);
+    MHD_add_response_header(r, "Access-Control-Max-Age", "600");
+    enum MHD_Result res = MHD_queue_response(c->mhd, MHD_HTTP_NO_CONTENT, r);
+    MHD_destroy_response(r);
+    return res;
+}
+
 static enum MHD_Result queue(struct http_call *c, struct MHD_Response *response, unsigned status,
                              const char *type)
 {
@@ -198,6 +261,7 @@ static enum MHD_Result queue(struct http_call *c, struct MHD_Response *response,
         snprintf(retry, sizeof retry, "%u", c->retry_s);
         MHD_add_response_header(response, "Retry-After", retry);
     }
+    add_cors(c, response);
     if (status == MHD_HTTP_UNAUTHORIZED)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     enum MHD_Result res = MHD_queue_response(c->mhd, status, response);
@@ -337,14 +401,6 @@ static void name_peer(struct http_call *c)
     snprintf(c->peer, sizeof c->peer, "http:%s:%s", host, port);
 }
 
-/* Letters, digits and marks alone: the id goes into headers and the log as it is. */
-static bool is_plain(const char *s)
-{
-    for (; *s; s++)
-        if (*s <= ' ' || *s > '~' || *s == '"' || *s == '\\') return false;
-    return true;
-}
-
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
                                   const char *url, const char *method)
 {
@@ -366,6 +422,10 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     const char *key = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "authorization");
     if (key && strlen(key) < sizeof c->authorization)
         snprintf(c->authorization, sizeof c->authorization, "%s", key);
+    const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "origin");
+    if (origin && strlen(origin) < sizeof c->origin && is_plain(origin) &&
+        is_listed(h->config.cors_origins, origin))
+        snprintf(c->origin, sizeof c->origin, "%s", origin);
     if (kserve_http_has(url))
         c->route = kserve_http_find(url, method, &c->kserve, &c->refused);
     else

@@ -18,6 +18,7 @@
 
 #include "router/http/http.h"
 #include "router/http/openai_answer.h"
+#include "router/http/tls.h"
 #include "router/kserve/kserve_http.h"
 #include "router/router.h"
 
@@ -38,6 +39,9 @@ struct connection {
     int fd;
     uint64_t since_ns; /* it began, or its last answer ended */
     bool is_busy;      /* its request is complete */
+    bool is_known;     /* peer was looked for */
+    struct http_peer *peer; /* with TLS and a CA; NULL: peer_why */
+    const char *peer_why;
 };
 
 struct http_call {
@@ -46,7 +50,8 @@ struct http_call {
     struct connection *connection; /* NULL: there was no memory for one */
     struct http_call *next, *prev; /* of http->calls */
     atomic_int n_holders;
-    char peer[96], request_id[160], authorization[512];
+    char peer[96], request_id[160], authorization[512], origin[256];
+    struct http_peer *certificate; /* NULL = none was asked for */
 
     const struct http_route *route; /* library's thread, until it is given to the loop */
     bool is_given;
@@ -70,7 +75,7 @@ struct router_http {
     struct router *router;
     struct router_http_config config;
     struct MHD_Daemon *daemon;
-    char *cert, *key;
+    struct http_tls *tls; /* NULL = no TLS */
     pthread_mutex_t lock;
     struct connection connections; /* ring heads */
     struct http_call calls;
@@ -104,8 +109,12 @@ enum MHD_Result http_call_answer(struct http_call *c, struct text_buffer *text, 
 enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, const char *why,
                                        const char *param);
 
-/* The call as inference.c sees its client. [loop thread] */
-extern const struct router_client_ops http_ops;
+/* To an OPTIONS request of an origin that may call. */
+enum MHD_Result http_call_answer_preflight(struct http_call *c);
+
+/* The call as inference.c sees its client; verified: one that has shown a certificate. [loop
+ * thread] */
+extern const struct router_client_ops http_ops, http_verified_ops;
 /* Ends the call with this body, whose bytes it takes, and status 200. [loop thread] */
 void http_call_finish_json(struct http_call *c, struct text_buffer *json);
 

@@ -17,7 +17,6 @@
 enum {
     HEAD_BYTES = 32 << 10,
     REQUEST_S = 30, /* from a connection's start, or its last answer, to the end of its request */
-    MAX_CERTIFICATE_BYTES = 1 << 20,
 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -55,6 +54,24 @@ static bool is_framing_clear(struct MHD_Connection *mhd)
     return !f.is_wrong && f.n_lengths + f.n_codings <= 1;
 }
 
+/* With a CA: NULL, and the call has the certificate; or why the client is a stranger. A connection
+ * is looked at once. */
+static const char *check_certificate(struct router_http *h, struct http_call *c)
+{
+    struct connection *k = c->connection;
+    if (!h->tls || !http_tls_trust(h->tls)) return NULL;
+    if (!k) return "there is no memory to look at the client's certificate";
+    if (!k->is_known) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(c->mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+        k->is_known = true;
+        k->peer_why = "this connection has no TLS";
+        if (info) k->peer = http_tls_peer(h->tls, info->tls_session, &k->peer_why);
+    }
+    c->certificate = http_peer_ref(k->peer);
+    return k->peer ? NULL : k->peer_why;
+}
+
 static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const char *url,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_bytes, void **state)
@@ -65,6 +82,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const c
     if (!c) {
         c = *state = http_call_begin(h, mhd, url, method);
         if (!c) return MHD_NO;
+        const char *stranger = check_certificate(h, c);
+        if (stranger) return http_call_answer_error(c, MHD_HTTP_FORBIDDEN, stranger, "");
         if (is_framing_clear(mhd)) return MHD_YES;
         /* Before the body is read: the library closes the connection after such an answer. */
         return http_call_answer_error(
@@ -82,6 +101,7 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const c
     pthread_mutex_lock(&h->lock);
     if (c->connection) c->connection->is_busy = true;
     pthread_mutex_unlock(&h->lock);
+    if (c->origin[0] && !strcmp(method, "OPTIONS")) return http_call_answer_preflight(c);
     if (c->refused) return http_call_answer_error(c, c->refused, c->refused_why, "");
     return c->route->on_loop ? http_call_give_to_loop(c) : c->route->answer_here(c);
 }
@@ -121,6 +141,7 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
         k->prev->next = k->next;
         k->next->prev = k->prev;
         pthread_mutex_unlock(&h->lock);
+        http_peer_drop(k->peer);
         free(k);
         *socket_ctx = NULL;
     }
@@ -131,6 +152,7 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
 void router_http_tick(struct router_http *h, uint64_t now_ns)
 {
     if (!h) return;
+    http_tls_look(h->tls, now_ns);
     pthread_mutex_lock(&h->lock);
     for (struct connection *k = h->connections.next; k != &h->connections; k = k->next)
         if (!k->is_busy && now_ns > k->since_ns && now_ns - k->since_ns > REQUEST_S * TD_NS_PER_S)
@@ -155,15 +177,17 @@ static void ignore_log(void *ctx, const char *format, va_list args)
 static struct MHD_Daemon *open_daemon(struct router_http *h, const struct addrinfo *ai)
 {
     const struct router_http_config *g = &h->config;
+    const char *trust = h->tls ? http_tls_trust(h->tls) : NULL;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (ai->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-    if (h->cert) flags |= MHD_USE_TLS;
+    if (h->tls) flags |= MHD_USE_TLS;
     struct MHD_OptionItem tls[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
+        {MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, (void *)(uintptr_t)http_tls_retrieve},
+        {MHD_OPTION_HTTPS_MEM_TRUST, 0, (void *)(uintptr_t)trust},
         {MHD_OPTION_END, 0, NULL},
     };
-    if (!h->cert) tls[0] = tls[2];
+    if (!trust) tls[1] = tls[2];
+    if (!h->tls) tls[0] = tls[2];
     return MHD_start_daemon(
         flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER, ignore_log, NULL,
         MHD_OPTION_SOCK_ADDR, ai->ai_addr, MHD_OPTION_CONNECTION_LIMIT,
@@ -186,11 +210,9 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
     pthread_mutex_init(&h->lock, NULL);
     struct addrinfo *ai = NULL;
     td_status s = td_address_resolve("http_listen", config->listen, true, &ai, err);
-    size_t n;
     if (!s && config->tls_cert[0])
-        s = td_file_read(config->tls_cert, MAX_CERTIFICATE_BYTES, &h->cert, &n, err);
-    if (!s && config->tls_cert[0])
-        s = td_file_read(config->tls_key, MAX_CERTIFICATE_BYTES, &h->key, &n, err);
+        s = http_tls_open(config->tls_cert, config->tls_key,
+                          config->tls_ca[0] ? config->tls_ca : NULL, &h->tls, err);
     if (!s && !(h->daemon = open_daemon(h, ai)))
         s = td_fail(err, TD_ERR_IO, "http_listen \"%.100s\": %s", config->listen,
                     errno ? strerror(errno) : "the HTTP library does not start");
@@ -224,7 +246,6 @@ void router_http_free(struct router_http *h)
 {
     if (!h) return;
     pthread_mutex_destroy(&h->lock);
-    free(h->cert);
-    free(h->key);
+    http_tls_close(h->tls);
     free(h);
 }

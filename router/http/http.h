@@ -28,6 +28,8 @@ struct router_http;
 struct router_http_config {
     const char *listen;             /* host:port, port 0 = any */
     const char *tls_cert, *tls_key; /* files (PEM); "" = no TLS */
+    const char *tls_ca;             /* clients must show a certificate of it; "" = not asked */
+    const char *cors_origins;       /* of pages that may read answers: "*", or a list; "" = none */
     uint64_t max_connections, max_connections_per_peer, max_body_bytes, max_bodies_bytes;
     bool (*healthy)(void *ctx); /* on the library's thread, for GET /health */
     void *ctx;

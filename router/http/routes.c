@@ -12,7 +12,7 @@
 
 static struct router_client client_of(struct http_call *c)
 {
-    return (struct router_client){&http_ops, c};
+    return (struct router_client){c->certificate ? &http_verified_ops : &http_ops, c};
 }
 
 /* ---- requests for text ----------------------------------------------------------------------- */

@@ -48,7 +48,7 @@ void kserve_http_add(struct kserve_http *k, const Tandem__V1__GenerateResponse *
 
 static struct router_client client_of(struct http_call *c)
 {
-    return (struct router_client){&http_ops, c};
+    return (struct router_client){c->certificate ? &http_verified_ops : &http_ops, c};
 }
 
 /* ---- requests for text ----------------------------------------------------------------------- */
