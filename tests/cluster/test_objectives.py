@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, PATIENT, SLOW, Cluster, free_port, pb
+from harness import BIN, PATIENT, POCKET, SLOW, Cluster, free_port, pb
 from test_metrics import scrape
 
 Code = grpc.StatusCode
@@ -49,6 +49,25 @@ def test_bad_values_name_their_field():
                        priority=-100, objectives=objectives(1e9, 1e9))
         assert r.code == OK, r.details
         c.wait_idle()
+
+
+def test_a_planned_table_is_a_routers_table(tmp_path):
+    """What `tandem plan --print-latency` prints of a card is a router's --latency-table: workers of
+    that --node-class are predicted from the first request on, which they are not without."""
+    plan = [
+        os.path.join(BIN, "tandem"), "plan", "--gpu", "h100", "--model",
+        os.path.join(POCKET, "config.json"), "--print-latency"
+    ]
+    done = subprocess.run(plan, capture_output=True, text=True, timeout=60 * SLOW, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("node_class=h100 a0="), done.stderr
+    table = tmp_path / "h100.theta"
+    table.write_text(done.stdout)
+    for args, known in ((["--latency-table", table], True), ([], False)):
+        with Cluster(router_args=args, worker_args=["--node-class", "h100"],
+                     worker_timeout_ms=PATIENT["worker_timeout_ms"]) as c:
+            r = c.generate(prompt="Once upon a time", max_tokens=8, ignore_eos=True)
+            assert r.code == OK and len(r.tokens) == 8, r.details
+            assert (r.ledger.predicted_ttft_us > 0) == known, r.ledger
 
 
 def test_the_ledger_says_objectives_and_predictions():
