@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "router/http/http.h"
 #include "router/router.h"
 
 /* A longer call goes on its own: other calls need not wait for it, and a worker that refuses its
@@ -78,6 +79,8 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     (void)call;
     struct multiplex *m = user;
     const Tandem__V1__MultiplexDown *down = (const Tandem__V1__MultiplexDown *)msg;
+    struct router_http *http = m->worker->router->http;
+    router_http_hold(http); /* a client gets the tokens of one message in one piece */
     for (size_t i = 0; i < down->n_rows; i++) {
         const Tandem__V1__MultiplexRow *row = down->rows[i];
         struct leg *l = leg_of(m, row->id);
@@ -89,6 +92,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
         leave(l);
         leg_end(l, (enum td_code)row->end->code, row->end->details);
     }
+    router_http_release(http);
 }
 
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)

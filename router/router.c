@@ -66,6 +66,8 @@ const struct td_option router_options[] = {
     TD_OPTION_DECIDED("hybrid_local_tokens", "mode hybrid prefills on the decode worker by policy "
                                              "goodput's forecast, or prompts under 64 tokens with "
                                              "another policy"),
+    {"test_http_send_bytes", TD_OPT_U64, "0", 0, 1 << 30, NULL, OFF(http_send_bytes),
+     "what the kernel keeps of an HTTP connection's answer; 0 = what it chooses"},
     {"test_multiplex", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(multiplex),
      "all calls to a worker go in one stream if it takes such; off: each is a call of its own"},
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
@@ -381,6 +383,7 @@ static td_status open_http(struct router *r, struct td_err *err)
                                    .max_connections_per_peer = per_peer,
                                    .max_body_bytes = g->max_message_bytes,
                                    .max_bodies_bytes = g->max_calls_bytes,
+                                   .send_bytes = (int)g->http_send_bytes,
                                    .healthy = port_answers,
                                    .ctx = r};
     td_status s = router_http_start(r, &c, &r->http, err);

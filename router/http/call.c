@@ -1,6 +1,7 @@
 /* call.c - see call.h: a call's life, the client as inference.c sees it, its body, its answer. */
 #include "router/http/call.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -8,11 +9,16 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 
-enum { MAX_BEHIND_BYTES = 8 << 20 }; /* not yet taken by the client */
+enum {
+    MAX_BEHIND_BYTES = 8 << 20, /* not yet taken by the client */
+    STALL_S = 30, /* a client that takes nothing of a chunk for so long is cut off, as the library
+                     does with those that wait for it */
+};
 
 /* ---- a call's life --------------------------------------------------------------------------- */
 
@@ -24,6 +30,7 @@ static void call_drop(struct http_call *c)
     http_peer_drop(c->certificate);
     openai_answer_free(&c->answer);
     text_free(&c->out);
+    text_free(&c->tail);
     free(c->body);
     free(c);
 }
@@ -31,8 +38,8 @@ static void call_drop(struct http_call *c)
 /* http->lock is held. */
 static void wake(struct http_call *c)
 {
-    if (!c->is_suspended) return;
-    c->is_suspended = false;
+    if (!c->is_suspended || (c->tail.n && !c->is_cut)) return;
+    c->is_suspended = c->is_between = false;
     MHD_resume_connection(c->mhd);
 }
 
@@ -54,7 +61,107 @@ void http_call_cut(struct http_call *c)
     wake(c);
 }
 
+/* ---- past the library: loop thread, http->lock is held --------------------------------------- *
+ *
+ * A stream's events come one at a time, to a connection that sleeps until the next. To give an
+ * event to the library's thread costs an eventfd's write, two switches of threads, and two changes
+ * of its epoll set, besides the send. So the loop sends the event itself, as a chunk of the chunked
+ * body that the library has begun. Between two chunks (read_out has suspended the connection) the
+ * library does not touch the socket. The first event, the end, TLS, and what a slow client does not
+ * take at once are the library's. */
+
+/* The rest of a chunk; nothing else may come before it. */
+static void send_tail(struct http_call *c, uint64_t now_ns)
+{
+    ssize_t n = send(c->connection->fd, c->tail.bytes + c->n_tail_sent, c->tail.n - c->n_tail_sent,
+                     MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n > 0) {
+        c->n_tail_sent += (size_t)n;
+        if (c->n_tail_sent == c->tail.n) c->n_tail_sent = c->tail.n = 0;
+        c->tail_ns = now_ns;
+    } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
+        http_call_cut(c);
+    }
+}
+
+static void send_chunk(struct http_call *c)
+{
+    char head[24];
+    size_t n = c->out.n - c->n_sent, n_head = (size_t)snprintf(head, sizeof head, "%zx\r\n", n);
+    struct iovec parts[] = {{head, n_head}, {c->out.bytes + c->n_sent, n}, {(char *)"\r\n", 2}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+    ssize_t sent = sendmsg(c->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
+        wake(c); /* the library waits for the socket */
+        return;
+    }
+    if (sent < 0) {
+        http_call_cut(c);
+        return;
+    }
+    size_t skip = (size_t)sent;
+    for (size_t i = 0; i < 3; i++) {
+        size_t took = skip < parts[i].iov_len ? skip : parts[i].iov_len;
+        text_add(&c->tail, (char *)parts[i].iov_base + took, parts[i].iov_len - took);
+        skip -= took;
+    }
+    if (c->tail.failed) http_call_cut(c);
+    if (c->tail.n) c->tail_ns = td_now_ns();
+    c->out.n = c->n_sent = 0;
+}
+
+static void send_out(struct http_call *c)
+{
+    if (c->tail.n && c->is_suspended && c->connection) send_tail(c, td_now_ns());
+    if (c->is_between && c->is_chunked && c->connection && !c->is_done && !c->tail.n && c->out.n)
+        send_chunk(c);
+    else
+        wake(c);
+}
+
+void http_call_look(struct http_call *c, uint64_t now_ns)
+{
+    if (!c->tail.n) return;
+    send_tail(c, now_ns);
+    if (c->tail.n && now_ns - c->tail_ns > STALL_S * TD_NS_PER_S) http_call_cut(c);
+    if (!c->tail.n && (c->out.n || c->is_done)) wake(c);
+}
+
+void router_http_hold(struct router_http *h)
+{
+    if (h) h->is_held = true;
+}
+
+void router_http_release(struct router_http *h)
+{
+    if (!h) return;
+    h->is_held = false;
+    while (h->unsent) {
+        struct http_call *c = h->unsent;
+        h->unsent = c->next_unsent;
+        c->is_unsent = false;
+        pthread_mutex_lock(&h->lock);
+        if (!c->is_gone && !c->is_cut) send_out(c);
+        pthread_mutex_unlock(&h->lock);
+        call_drop(c);
+    }
+}
+
 /* ---- the client as inference.c sees it: loop thread ------------------------------------------ */
+
+/* Now, or with the others when the step's tokens are all there. */
+static void send_soon(struct http_call *c)
+{
+    struct router_http *h = c->http;
+    if (!h->is_held) {
+        send_out(c);
+    } else if (!c->is_unsent) {
+        c->is_unsent = true;
+        c->next_unsent = h->unsent;
+        h->unsent = c;
+        atomic_fetch_add(&c->n_holders, 1);
+    }
+}
 
 static void http_send(void *call, const ProtobufCMessage *message)
 {
@@ -66,12 +173,13 @@ static void http_send(void *call, const ProtobufCMessage *message)
             kserve_http_add(c->kserve, m, &c->out);
         else
             openai_answer_add(&c->answer, m, &c->out);
-        if (c->out.failed || c->out.n - c->n_sent > MAX_BEHIND_BYTES) {
+        size_t behind = c->out.n - c->n_sent + c->tail.n - c->n_tail_sent;
+        if (c->out.failed || behind > MAX_BEHIND_BYTES) {
             http_call_cut(c);
         } else if (c->is_stream && c->out.n) {
             c->status = MHD_HTTP_OK;
             c->has_head = true;
-            wake(c);
+            send_soon(c);
         }
     }
     pthread_mutex_unlock(&c->http->lock);
@@ -189,7 +297,7 @@ static ssize_t read_out(void *ctx, uint64_t at, char *to, size_t max)
     } else if (c->is_done) {
         n = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
-        c->is_suspended = true;
+        c->is_suspended = c->is_between = true;
         MHD_suspend_connection(c->mhd);
     }
     pthread_mutex_unlock(&c->http->lock);
@@ -257,6 +365,8 @@ static enum MHD_Result queue(struct http_call *c, struct MHD_Response *response,
     char retry[16];
     MHD_add_response_header(response, "Content-Type", type);
     MHD_add_response_header(response, "x-request-id", c->request_id);
+    if (c->is_stream && c->is_chunked) /* the library's choice too; said, it is certain */
+        MHD_add_response_header(response, "Transfer-Encoding", "chunked");
     if (c->retry_s) {
         snprintf(retry, sizeof retry, "%u", c->retry_s);
         MHD_add_response_header(response, "Retry-After", retry);
@@ -402,11 +512,12 @@ static void name_peer(struct http_call *c)
 }
 
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
-                                  const char *url, const char *method)
+                                  const char *url, const char *method, const char *version)
 {
     struct http_call *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->http = h;
+    c->is_chunked = !h->tls && !strcmp(version, "HTTP/1.1");
     c->mhd = mhd;
     atomic_store(&c->n_holders, 1);
     const union MHD_ConnectionInfo *info =

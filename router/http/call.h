@@ -2,10 +2,12 @@
  *
  * A call has two holders, the library's connection and the loop; each drops its reference when it
  * will not look again, the last frees. What both touch is under the door's `lock`: out, n_sent,
- * is_suspended, has_head, is_done, is_gone, is_cut. `work` is the loop thread's alone.
+ * is_suspended, has_head, is_done, is_gone, is_cut and what follows them. `work` is the loop
+ * thread's alone.
  *
  *   READING --body complete--> WAITING (suspended) --head known--> SENDING --all sent--> over
  *      any state --connection closed--> is_gone: the loop cancels the request
+ *   SENDING, a stream between two chunks (suspended): the loop writes events to the socket itself
  *
  * Files: http.c connections, daemon and its callbacks; call.c a call's life, its body and its
  * answer; routes.c what each path does. */
@@ -39,6 +41,7 @@ struct connection {
     int fd;
     uint64_t since_ns; /* it began, or its last answer ended */
     bool is_busy;      /* its request is complete */
+    bool is_hung_up;   /* its client will send nothing more */
     bool is_known;     /* peer was looked for */
     struct http_peer *peer; /* with TLS and a CA; NULL: peer_why */
     const char *peer_why;
@@ -69,6 +72,14 @@ struct http_call {
     size_t n_sent;
     unsigned status, retry_s;
     bool is_stream, is_suspended, has_head, is_done, is_gone, is_cut;
+    bool is_chunked; /* a stream's framing is known: it may go past the library */
+    bool is_between; /* suspended between two chunks: the socket is the loop's to write to */
+    struct text_buffer tail; /* of a chunk that the socket took a part of; nothing goes before it */
+    size_t n_tail_sent;
+    uint64_t tail_ns; /* when a part of it was last taken */
+
+    struct http_call *next_unsent; /* loop thread: of http->unsent, which holds it */
+    bool is_unsent;
 };
 
 struct router_http {
@@ -80,7 +91,10 @@ struct router_http {
     struct connection connections; /* ring heads */
     struct http_call calls;
     size_t n_bodies_bytes;
+    int hangups; /* an epoll of all connections: the library does not watch those that sleep */
     bool is_stopping;
+    struct http_call *unsent; /* loop thread: streams with events since router_http_hold */
+    bool is_held;
 };
 
 /* ---- routes.c -------------------------------------------------------------------------------- */
@@ -93,7 +107,7 @@ const struct http_route *http_route_find(const char *path, const char *method,
 
 /* A request's head is there. NULL: no memory. [library's thread] */
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
-                                  const char *url, const char *method);
+                                  const char *url, const char *method, const char *version);
 void http_call_take_body(struct http_call *c, const char *bytes, size_t n);
 /* The body is complete: to the loop with it. The connection sleeps until the answer begins. */
 enum MHD_Result http_call_give_to_loop(struct http_call *c);
@@ -103,6 +117,8 @@ enum MHD_Result http_call_begin_answer(struct http_call *c);
 void http_call_end(struct http_call *c);
 /* The connection is of no use any more: the request need not go on. http->lock is held. */
 void http_call_cut(struct http_call *c);
+/* A sleeping call once in a while: what its socket did not take. http->lock is held. */
+void http_call_look(struct http_call *c, uint64_t now_ns);
 /* Answers at once. Takes the text's bytes. */
 enum MHD_Result http_call_answer(struct http_call *c, struct text_buffer *text, unsigned status,
                                  const char *type);

@@ -4,11 +4,12 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "common/base/address.h"
 #include "common/base/clock.h"
@@ -78,9 +79,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const c
 {
     struct router_http *h = ctx;
     struct http_call *c = *state;
-    (void)version;
     if (!c) {
-        c = *state = http_call_begin(h, mhd, url, method);
+        c = *state = http_call_begin(h, mhd, url, method, version);
         if (!c) return MHD_NO;
         const char *stranger = check_certificate(h, c);
         if (stranger) return http_call_answer_error(c, MHD_HTTP_FORBIDDEN, stranger, "");
@@ -131,6 +131,10 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
         k->fd = info->connect_fd;
         k->since_ns = td_now_ns();
         *socket_ctx = k;
+        int bytes = h->config.send_bytes;
+        if (bytes) setsockopt(k->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+        struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = k};
+        epoll_ctl(h->hangups, EPOLL_CTL_ADD, k->fd, &e);
         pthread_mutex_lock(&h->lock);
         k->next = &h->connections;
         k->prev = h->connections.prev;
@@ -138,6 +142,7 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
         pthread_mutex_unlock(&h->lock);
     } else if (k) {
         pthread_mutex_lock(&h->lock);
+        epoll_ctl(h->hangups, EPOLL_CTL_DEL, k->fd, NULL); /* before another has the number */
         k->prev->next = k->next;
         k->next->prev = k->prev;
         pthread_mutex_unlock(&h->lock);
@@ -149,6 +154,20 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
 
 /* ---- the tick -------------------------------------------------------------------------------- */
 
+/* Which clients have gone, or have said that they will send nothing more. http->lock is held. */
+static void see_hangups(struct router_http *h)
+{
+    struct epoll_event events[256];
+    int n;
+    do {
+        n = epoll_wait(h->hangups, events, 256, 0);
+        for (int i = 0; i < n; i++) {
+            struct connection *k = events[i].data.ptr;
+            k->is_hung_up = true;
+        }
+    } while (n == 256);
+}
+
 void router_http_tick(struct router_http *h, uint64_t now_ns)
 {
     if (!h) return;
@@ -157,10 +176,13 @@ void router_http_tick(struct router_http *h, uint64_t now_ns)
     for (struct connection *k = h->connections.next; k != &h->connections; k = k->next)
         if (!k->is_busy && now_ns > k->since_ns && now_ns - k->since_ns > REQUEST_S * TD_NS_PER_S)
             shutdown(k->fd, SHUT_RDWR);
+    see_hangups(h);
     for (struct http_call *c = h->calls.next; c != &h->calls; c = c->next) {
         if (!c->is_suspended || !c->connection) continue;
-        struct pollfd p = {.fd = c->connection->fd, .events = POLLRDHUP};
-        if (poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR)) http_call_cut(c);
+        if (c->connection->is_hung_up)
+            http_call_cut(c);
+        else
+            http_call_look(c, now_ns);
     }
     pthread_mutex_unlock(&h->lock);
 }
@@ -203,6 +225,7 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
 {
     struct router_http *h = calloc(1, sizeof *h);
     if (!h) return td_fail(err, TD_ERR_NOMEM, "no memory for the HTTP port");
+    h->hangups = -1;
     h->router = r;
     h->config = *config;
     h->connections.next = h->connections.prev = &h->connections;
@@ -213,6 +236,8 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
     if (!s && config->tls_cert[0])
         s = http_tls_open(config->tls_cert, config->tls_key,
                           config->tls_ca[0] ? config->tls_ca : NULL, &h->tls, err);
+    if (!s && (h->hangups = epoll_create1(EPOLL_CLOEXEC)) < 0)
+        s = td_fail(err, TD_ERR_IO, "http_listen: epoll: %s", strerror(errno));
     if (!s && !(h->daemon = open_daemon(h, ai)))
         s = td_fail(err, TD_ERR_IO, "http_listen \"%.100s\": %s", config->listen,
                     errno ? strerror(errno) : "the HTTP library does not start");
@@ -246,6 +271,7 @@ void router_http_free(struct router_http *h)
 {
     if (!h) return;
     pthread_mutex_destroy(&h->lock);
+    if (h->hangups >= 0) close(h->hangups);
     http_tls_close(h->tls);
     free(h);
 }

@@ -11,7 +11,8 @@
  * body max_message_bytes, all bodies together max_calls_bytes. A connection that has not ended its
  * request (or not begun the next) 30 s after the last one is closed. A client that is 8 MiB behind
  * is cut off. A suspended connection is not watched by the library, so the router's tick looks
- * every 100 ms or less whether clients have closed.
+ * every 100 ms or less whether clients have closed. The events of a stream after the first go to
+ * the socket from the loop's thread, as long as the client takes them (call.c).
  *
  * Threads: start, tick and stop on the router's; the rest is inside. */
 #ifndef TD_ROUTER_HTTP_HTTP_H
@@ -31,6 +32,7 @@ struct router_http_config {
     const char *tls_ca;             /* clients must show a certificate of it; "" = not asked */
     const char *cors_origins;       /* of pages that may read answers: "*", or a list; "" = none */
     uint64_t max_connections, max_connections_per_peer, max_body_bytes, max_bodies_bytes;
+    int send_bytes;             /* SO_SNDBUF of connections; 0 = the kernel's choice */
     bool (*healthy)(void *ctx); /* on the library's thread, for GET /health */
     void *ctx;
 };
@@ -39,6 +41,10 @@ struct router_http_config {
 td_status router_http_start(struct router *r, const struct router_http_config *config,
                             struct router_http **ret_http, struct td_err *err);
 int router_http_port(const struct router_http *http);
+/* Between these two a stream's events wait, so that what comes in one message of a worker goes to
+ * each client in one piece. Loop thread; NULL is fine. */
+void router_http_hold(struct router_http *http);
+void router_http_release(struct router_http *http);
 void router_http_tick(struct router_http *http, uint64_t now_ns); /* loop thread; NULL is fine */
 /* No new connections; those that wait for an answer are let go, and the loop cancels their
  * requests. Before the loop ends. NULL is fine. */

@@ -55,13 +55,13 @@ static const char *error_type(unsigned http_status)
 void openai_error(struct text_buffer *out, unsigned http_status, const char *message,
                   const char *param)
 {
-    text_addf(out, "{\"error\":{\"message\":");
+    text_adds(out, "{\"error\":{\"message\":");
     text_add_json(out, message, strlen(message));
     text_addf(out, ",\"type\":\"%s\",\"param\":", error_type(http_status));
     if (param[0])
         text_add_json(out, param, strlen(param));
     else
-        text_addf(out, "null");
+        text_adds(out, "null");
     text_addf(out, ",\"code\":%u}}", http_status);
 }
 
@@ -103,7 +103,7 @@ static void add_float(struct text_buffer *b, float x)
     if (isfinite(x))
         text_addf(b, "%.9g", (double)x);
     else
-        text_addf(b, "-9999.0"); /* as OpenAI writes minus infinity, which JSON has not */
+        text_adds(b, "-9999.0"); /* as OpenAI writes minus infinity, which JSON has not */
 }
 
 /* The token's bytes as they would stand in the text. */
@@ -117,13 +117,13 @@ static void token_bytes(const struct openai_answer *a, int32_t id, char **ret, s
 
 static void add_token(struct text_buffer *b, const char *bytes, size_t n, float logprob)
 {
-    text_addf(b, "{\"token\":");
+    text_adds(b, "{\"token\":");
     text_add_json(b, bytes, n);
-    text_addf(b, ",\"logprob\":");
+    text_adds(b, ",\"logprob\":");
     add_float(b, logprob);
-    text_addf(b, ",\"bytes\":[");
+    text_adds(b, ",\"bytes\":[");
     for (size_t i = 0; i < n; i++) text_addf(b, i ? ",%u" : "%u", (unsigned char)bytes[i]);
-    text_addf(b, "]");
+    text_adds(b, "]");
 }
 
 static void chat_logprob(const struct openai_answer *a, int32_t id, const Tandem__V1__Logprobs *l,
@@ -134,15 +134,15 @@ static void chat_logprob(const struct openai_answer *a, int32_t id, const Tandem
     token_bytes(a, id, &bytes, &n);
     add_token(b, bytes, n, l->logprob);
     free(bytes);
-    text_addf(b, ",\"top_logprobs\":[");
+    text_adds(b, ",\"top_logprobs\":[");
     for (size_t i = 0; i < l->n_top; i++) {
         token_bytes(a, l->top[i]->token, &bytes, &n);
-        if (i) text_addf(b, ",");
+        if (i) text_adds(b, ",");
         add_token(b, bytes, n, l->top[i]->logprob);
-        text_addf(b, "}");
+        text_adds(b, "}");
         free(bytes);
     }
-    text_addf(b, "]}");
+    text_adds(b, "]}");
 }
 
 /* Four lists: tokens, token_logprobs, top_logprobs, text_offset. */
@@ -187,23 +187,23 @@ static void write_logprobs(const struct openai_answer *a, const struct text_buff
                            struct text_buffer *out)
 {
     static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
-    text_addf(out, ",\"logprobs\":");
+    text_adds(out, ",\"logprobs\":");
     if (!a->options.logprobs || !lists[0].n) {
-        text_addf(out, "null");
+        text_adds(out, "null");
         return;
     }
     if (a->options.is_chat) {
-        text_addf(out, "{\"content\":[");
+        text_adds(out, "{\"content\":[");
         text_add(out, lists[0].bytes, lists[0].n);
-        text_addf(out, "]}");
+        text_adds(out, "]}");
         return;
     }
     for (int i = 0; i < 4; i++) {
         text_addf(out, "%s\"%s\":[", i ? "," : "{", names[i]);
         text_add(out, lists[i].bytes, lists[i].n);
-        text_addf(out, "]");
+        text_adds(out, "]");
     }
-    text_addf(out, "}");
+    text_adds(out, "}");
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -218,12 +218,12 @@ static const char *finish_name(Tandem__V1__FinishReason finish)
 static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buffer *out)
 {
     if (m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_NONE) {
-        text_addf(out, ",\"finish_reason\":null");
+        text_adds(out, ",\"finish_reason\":null");
         return;
     }
     text_addf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_name(m->finish_reason));
     if (!m->stop_reason.len)
-        text_addf(out, "null");
+        text_adds(out, "null");
     else
         text_add_json(out, (const char *)m->stop_reason.data, m->stop_reason.len);
 }
@@ -234,35 +234,48 @@ static void write_usage(const struct openai_answer *a, bool whole, struct text_b
     text_addf(out, ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u",
               a->n_prompt, a->n_output, a->n_prompt + a->n_output);
     if (whole) text_addf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%u}", a->n_cached);
-    text_addf(out, "}");
+    text_adds(out, "}");
 }
 
 static void write_head(const struct openai_answer *a, const char *object, struct text_buffer *out)
 {
-    text_addf(out, "{\"id\":");
+    text_adds(out, "{\"id\":");
     text_add_json(out, a->id, strlen(a->id));
     text_addf(out, ",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
               (long long)a->created_s);
     text_add_json(out, a->model, strlen(a->model));
 }
 
+/* The same bytes begin every event of a stream, up to its choices: they are made once. */
+static void write_event_head(struct openai_answer *a, struct text_buffer *out)
+{
+    struct text_buffer *head = &a->event_head;
+    if (!head->n) {
+        text_adds(head, "data: ");
+        write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", head);
+        text_adds(head, ",\"choices\":[");
+    }
+    if (head->failed) out->failed = true;
+    text_add(out, head->bytes, head->n);
+}
+
 static void write_call_delta(const Tandem__V1__ToolCallDelta *c, struct text_buffer *out)
 {
     text_addf(out, "{\"index\":%u", c->index);
     if (c->id[0]) {
-        text_addf(out, ",\"id\":");
+        text_adds(out, ",\"id\":");
         text_add_json(out, c->id, strlen(c->id));
-        text_addf(out, ",\"type\":\"function\"");
+        text_adds(out, ",\"type\":\"function\"");
     }
-    text_addf(out, ",\"function\":{");
+    text_adds(out, ",\"function\":{");
     if (c->name[0]) {
-        text_addf(out, "\"name\":");
+        text_adds(out, "\"name\":");
         text_add_json(out, c->name, strlen(c->name));
-        text_addf(out, ",");
+        text_adds(out, ",");
     }
-    text_addf(out, "\"arguments\":");
+    text_adds(out, "\"arguments\":");
     text_add_json(out, (const char *)c->arguments.data, c->arguments.len);
-    text_addf(out, "}}");
+    text_adds(out, "}}");
 }
 
 /* The first delta has the role; then each has what the message has. */
@@ -271,13 +284,14 @@ static void write_delta(const struct openai_choice *c, const Tandem__V1__Generat
 {
     const char *comma = "";
     bool other = m->reasoning.len || m->n_tool_calls;
-    text_addf(out, "\"delta\":{");
+    text_adds(out, "\"delta\":{");
     if (!c->begun) {
-        text_addf(out, "\"role\":\"assistant\"");
+        text_adds(out, "\"role\":\"assistant\"");
         comma = ",";
     }
     if (m->text.len || (!other && !c->begun)) {
-        text_addf(out, "%s\"content\":", comma);
+        if (comma[0]) text_adds(out, ",");
+        text_adds(out, "\"content\":");
         text_add_json(out, (const char *)m->text.data, m->text.len);
         comma = ",";
     }
@@ -297,58 +311,58 @@ static void write_chunk(struct openai_answer *a, struct openai_choice *c,
                         const Tandem__V1__GenerateResponse *m, const struct text_buffer lists[4],
                         struct text_buffer *out)
 {
-    text_addf(out, "data: ");
-    write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
-    text_addf(out, ",\"choices\":[{\"index\":%u,", m->choice);
+    write_event_head(a, out);
+    text_adds(out, "{\"index\":");
+    text_add_u32(out, m->choice);
+    text_adds(out, ",");
     if (a->options.is_chat) {
         write_delta(c, m, out);
     } else {
-        text_addf(out, "\"text\":");
+        text_adds(out, "\"text\":");
         text_add_json(out, (const char *)m->text.data, m->text.len);
     }
     write_logprobs(a, lists, out);
     write_finish(m, out);
-    text_addf(out, "}]");
+    text_adds(out, "}]");
     if (a->options.continuous_usage)
         write_usage(a, m->usage != NULL, out);
     else if (a->options.include_usage)
-        text_addf(out, ",\"usage\":null");
-    text_addf(out, "}\n\n");
+        text_adds(out, ",\"usage\":null");
+    text_adds(out, "}\n\n");
     c->begun = true;
 }
 
 static void end_stream(struct openai_answer *a, struct text_buffer *out)
 {
     if (a->options.include_usage) {
-        text_addf(out, "data: ");
-        write_head(a, a->options.is_chat ? "chat.completion.chunk" : "text_completion", out);
-        text_addf(out, ",\"choices\":[]");
+        write_event_head(a, out);
+        text_adds(out, "]");
         write_usage(a, true, out);
-        text_addf(out, "}\n\n");
+        text_adds(out, "}\n\n");
     }
-    text_addf(out, "data: [DONE]\n\n");
+    text_adds(out, "data: [DONE]\n\n");
 }
 
 static void write_message(const struct openai_choice *c, struct text_buffer *out)
 {
-    text_addf(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+    text_adds(out, "\"message\":{\"role\":\"assistant\",\"content\":");
     if (c->n_calls && !c->text.n)
-        text_addf(out, "null");
+        text_adds(out, "null");
     else
         text_add_json(out, c->text.bytes, c->text.n);
     if (c->reasoning.n) {
-        text_addf(out, ",\"reasoning_content\":");
+        text_adds(out, ",\"reasoning_content\":");
         text_add_json(out, c->reasoning.bytes, c->reasoning.n);
     }
     for (size_t i = 0; i < c->n_calls; i++) {
         const struct openai_call *k = &c->calls[i];
         text_addf(out, i ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
         text_add_json(out, k->id, strlen(k->id));
-        text_addf(out, ",\"type\":\"function\",\"function\":{\"name\":");
+        text_adds(out, ",\"type\":\"function\",\"function\":{\"name\":");
         text_add_json(out, k->name, strlen(k->name));
-        text_addf(out, ",\"arguments\":");
+        text_adds(out, ",\"arguments\":");
         text_add_json(out, k->arguments.bytes, k->arguments.n);
-        text_addf(out, "}}");
+        text_adds(out, "}}");
     }
     text_addf(out, c->n_calls ? "]}" : "}");
 }
@@ -356,23 +370,23 @@ static void write_message(const struct openai_choice *c, struct text_buffer *out
 static void write_body(struct openai_answer *a, struct text_buffer *out)
 {
     write_head(a, a->options.is_chat ? "chat.completion" : "text_completion", out);
-    text_addf(out, ",\"choices\":[");
+    text_adds(out, ",\"choices\":[");
     for (uint32_t i = 0; i < a->n_choices; i++) {
         const struct openai_choice *c = &a->choices[i];
         text_addf(out, "%s{\"index\":%u,", i ? "," : "", i);
         if (a->options.is_chat) {
             write_message(c, out);
         } else {
-            text_addf(out, "\"text\":");
+            text_adds(out, "\"text\":");
             text_add_json(out, c->text.bytes, c->text.n);
         }
         write_logprobs(a, c->logprobs, out);
         text_add(out, c->finish.bytes, c->finish.n);
-        text_addf(out, "}");
+        text_adds(out, "}");
     }
-    text_addf(out, "]");
+    text_adds(out, "]");
     write_usage(a, true, out);
-    text_addf(out, "}");
+    text_adds(out, "}");
 }
 
 /* A piece of a call into the whole answer; false: no memory. Calls come in the order of their
@@ -460,6 +474,7 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
 
 void openai_answer_free(struct openai_answer *a)
 {
+    text_free(&a->event_head);
     for (uint32_t i = 0; i < a->n_choices; i++) {
         struct openai_choice *c = &a->choices[i];
         text_free(&c->text);

@@ -36,6 +36,7 @@ struct openai_answer {
     const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
     char id[160], model[256];
     int64_t created_s;
+    struct text_buffer event_head;         /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
     struct openai_choice *choices;         /* [n_choices] that have begun */
     uint32_t n_choices, n_ended;

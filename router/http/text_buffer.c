@@ -50,10 +50,32 @@ void text_addf(struct text_buffer *b, const char *format, ...)
     b->n += (size_t)n;
 }
 
+void text_add_u32(struct text_buffer *b, uint32_t x)
+{
+    char digits[10];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + x % 10);
+    } while (x /= 10);
+    text_add(b, digits + at, sizeof digits - at);
+}
+
+/* Bytes from the beginning that JSON has as they are. */
+static size_t n_plain(const char *bytes, size_t n)
+{
+    size_t i = 0;
+    while (i < n && bytes[i] >= ' ' && bytes[i] < 0x7f && bytes[i] != '"' && bytes[i] != '\\') i++;
+    return i;
+}
+
 void text_add_json(struct text_buffer *b, const char *bytes, size_t n)
 {
     text_add(b, "\"", 1);
     for (size_t i = 0; i < n;) {
+        size_t plain = n_plain(bytes + i, n - i);
+        text_add(b, bytes + i, plain);
+        i += plain;
+        if (i == n) break;
         uint32_t c;
         int len = td_utf8_next(bytes + i, n - i, &c);
         if (len <= 0) { /* no character, or one that is cut off by the end */

@@ -3,6 +3,7 @@ client leaves."""
 import json
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ import grpc
 import pytest
 
 from harness import PATIENT, SLOW, Cluster, pb
+from test_review import FakeWorker, n_of, out, tokens
 
 OK = grpc.StatusCode.OK
 TALE = "Once upon a time"
@@ -263,6 +265,136 @@ def test_a_connection_serves_many_requests(cluster):
             text = b'{"prompt":"x","max_tokens":1}'
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" %
                       (len(text), text))
+
+
+def raw_request(body, version="1.1"):
+    body = json.dumps(body).encode()
+    return (f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n").encode() + body
+
+
+def read_rest(s):
+    """Until the server closes."""
+    data = bytearray()
+    while piece := s.recv(1 << 16):
+        data += piece
+    return bytes(data)
+
+
+def read_all(s):
+    """(head, body)"""
+    head, _, body = read_rest(s).partition(b"\r\n\r\n")
+    return head.decode().lower(), body
+
+
+def chunks_of(body):
+    """The chunks of a chunked body, which must be whole."""
+    chunks = []
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        n = int(size, 16)
+        assert body[n:n + 2] == b"\r\n", body[:60]
+        if n == 0:
+            assert body == b"\r\n"
+            return chunks
+        chunks.append(body[:n])
+        body = body[n + 2:]
+
+
+def choices_of(text):
+    lines = text.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: "))["choices"] for line in lines[:-2]]
+
+
+def test_a_slow_reader_misses_nothing(cluster):
+    """Its socket takes a part of a chunk, or none: what it reads in the end is what others read."""
+    body = {
+        "prompt": TALE, "max_tokens": 1200, "temperature": 0, "ignore_eos": True, "logprobs": 20,
+        "stream": True
+    }
+    answers = []
+    for slow in (False, True):
+        with socket.socket() as s:
+            if slow:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            s.settimeout(60 * SLOW)
+            s.connect(("127.0.0.1", cluster.http.port))
+            s.sendall(raw_request(body))
+            if slow:  # not a byte until all of it is made
+                cluster.wait_for(lambda: cluster.status().live, "the request", 20 * SLOW)
+                cluster.wait_idle(60 * SLOW)
+            head, text = read_all(s)
+        assert "transfer-encoding: chunked" in head
+        answers.append(choices_of(b"".join(chunks_of(text))))
+    assert answers[0] == answers[1] and len(answers[0]) >= 1200
+
+
+def test_http_1_0_has_no_chunks(cluster):
+    with socket.create_connection(("127.0.0.1", cluster.http.port), timeout=60 * SLOW) as s:
+        s.sendall(raw_request({"prompt": TALE, "max_tokens": 24, "temperature": 0, "stream": True},
+                              "1.0"))
+        head, text = read_all(s)
+    assert "transfer-encoding" not in head
+    want = cluster.generate(prompt=TALE, max_tokens=24, temperature=0)
+    assert "".join(c[0]["text"] for c in choices_of(text)) == want.text
+
+
+def test_tokens_of_one_message_go_in_one_piece():
+    """A worker's message with many tokens becomes one chunk with as many events, also where the
+    socket takes a part of it."""
+    n, heard, answers = 1500, threading.Event(), []
+
+    top = [pb.TokenLogprob(token=300 + k, logprob=-1.5 * k) for k in range(20)]
+
+    def script(r):
+        def token(i):
+            t = out(n_of(r) + i, 40 + i % 900, 2 if i == n - 1 else 0)
+            t.logprobs.CopyFrom(pb.Logprobs(logprob=-0.25, top=top))
+            return tokens(t)
+
+        yield token(0)
+        yield "send"
+        assert heard.wait(20 * SLOW)
+        yield from (token(i) for i in range(1, n - 1))
+        yield "send"
+        yield token(n - 1)
+
+    with Cluster(
+            router_args=[
+                "--http-listen", "127.0.0.1:0", "--policy", "round_robin", "--test-http-send-bytes",
+                16384
+            ], **PATIENT) as c:
+        port = Http(c).port
+        fake = FakeWorker(c, script, name="many", multiplex=True)
+        body = {
+            "prompt": TALE, "max_tokens": n, "ignore_eos": True, "stream": True, "logprobs": 20
+        }  # some 700 KB
+        try:
+            while fake.calls < 2:  # round robin: some meet the honest worker
+                calls, slow = fake.calls, fake.calls == 1
+                heard.clear()
+                with socket.socket() as s:
+                    s.settimeout(60 * SLOW)
+                    if slow:
+                        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                    s.connect(("127.0.0.1", port))
+                    s.sendall(raw_request(body))
+                    first = s.recv(1 << 16)
+                    heard.set()
+                    if slow:
+                        c.wait_for(lambda: fake.calls == 2 or not c.status().live, "it", 20 * SLOW)
+                        c.wait_idle(20 * SLOW)
+                    head, _, begun = first.partition(b"\r\n\r\n")
+                    assert b"200" in head
+                    chunks = chunks_of(begun + read_rest(s))
+                if fake.calls > calls:
+                    assert len(chunks) == 3, [len(x) for x in chunks]
+                    answers.append(choices_of(b"".join(chunks)))
+            assert answers[0] == answers[1] and len(answers[0]) > n / 2
+        finally:
+            heard.set()
+            fake.close()
 
 
 def test_bodies_have_a_bound():

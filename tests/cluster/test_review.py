@@ -225,8 +225,8 @@ class FakeWorker:
             context.abort(self.code, "as scripted")
 
     def multiplex(self, messages, context):
-        """The calls one after the other. A script may yield whole rows; after None the stream
-        ends, and not the call alone."""
+        """The calls one after the other, each in one message but for "send", which sends what there
+        is. A script may yield whole rows; after None the stream ends, and not the call alone."""
         self.streams += 1
         for up in messages:
             for call in up.calls:
@@ -237,6 +237,10 @@ class FakeWorker:
                 self.calls += 1
                 rows = []
                 for event in self.script(getattr(call, kind)):
+                    if event == "send":
+                        yield wpb.MultiplexDown(rows=rows)
+                        rows = []
+                        continue
                     if event is None:
                         yield wpb.MultiplexDown(rows=rows)
                         context.abort(self.code, "as scripted")
