@@ -21,7 +21,13 @@ struct td_rpc_channel {
     struct td_rpc_timer *tls_timer;
 };
 
-enum { CONNECT_MS = 5000, BACKOFF_FIRST_MS = 100, BACKOFF_MAX_MS = 1000, TLS_LOOK_MS = 1000 };
+enum {
+    CONNECT_MS = 5000,
+    BACKOFF_FIRST_MS = 100,
+    BACKOFF_MAX_MS = 1000,
+    TLS_LOOK_MS = 1000,
+    AHEAD_BYTES = 256 << 10, /* of one stream, not taken yet */
+};
 
 /* Makes a core channel and takes over creds. */
 static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_credentials *creds)
@@ -47,6 +53,10 @@ static grpc_channel *make_channel(const struct td_rpc_channel *c, grpc_channel_c
         {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, c->keepalive_ms},
         {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
         {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+        /* Core would let a peer send megabytes ahead, and reads sockets (keepalive's answers among
+         * them) only when all that it has read is taken. A loop that is behind would look dead. */
+        {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+        {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, AHEAD_BYTES},
     };
     enum { N_INTS = sizeof ints / sizeof *ints };
     grpc_arg args[N_INTS + 1];

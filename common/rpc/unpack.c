@@ -1,7 +1,9 @@
 /* unpack.c - gives protobuf-c a bump allocator with a budget, then walks over the string fields
  * once.
  *
- * Small messages (all tokens) fit the block and cost no malloc. Under AddressSanitizer there is no
+ * Small messages fit the block and cost no malloc. A message of many small parts (the tokens of a
+ * large step) continues in further blocks, each one malloc, and only what is long is a chunk of its
+ * own. Under AddressSanitizer there is no
  * block: each allocation is its own, so that a pointer kept after the callback is found. The
  * allocator's free() does nothing; reset drops the whole message. The budget counts everything that
  * was ever asked for one message, so memory given back during a failing parse still counts. */
@@ -21,7 +23,7 @@
 #define UNPACK_ASAN 1
 #endif
 
-enum { CHUNK_HEAD = 16 };
+enum { CHUNK_HEAD = 16, LONG_SHARE = 8 }; /* above this share of a block: a chunk of its own */
 #ifdef UNPACK_ASAN
 enum { BLOCK_BYTES = 0 };
 #else
@@ -48,7 +50,9 @@ static void *unpack_alloc(void *data, size_t bytes)
         u->used_bytes += take;
         return at;
     }
-    struct td_rpc_unpack_chunk *chunk = malloc(CHUNK_HEAD + bytes);
+    bool is_small = take <= u->own_bytes / LONG_SHARE;
+    size_t chunk_bytes = is_small ? u->own_bytes : bytes;
+    struct td_rpc_unpack_chunk *chunk = malloc(CHUNK_HEAD + chunk_bytes);
     if (!chunk) {
         u->exhausted = true;
         return NULL;
@@ -56,7 +60,13 @@ static void *unpack_alloc(void *data, size_t bytes)
     u->used_bytes += take + CHUNK_HEAD;
     chunk->next = u->chunks;
     u->chunks = chunk;
-    return (uint8_t *)chunk + CHUNK_HEAD;
+    uint8_t *at = (uint8_t *)chunk + CHUNK_HEAD;
+    if (is_small) {
+        u->block = at;
+        u->block_bytes = chunk_bytes;
+        u->block_used = take;
+    }
+    return at;
 }
 
 static void unpack_free(void *data, void *pointer)
@@ -69,9 +79,11 @@ void td_rpc_unpacker_init(struct td_rpc_unpacker *unpacker)
 {
     memset(unpacker, 0, sizeof *unpacker);
     unpacker->allocator = (ProtobufCAllocator){unpack_alloc, unpack_free, unpacker};
-    unpacker->block_bytes = BLOCK_BYTES;
-    if (unpacker->block_bytes > 0) unpacker->block = malloc(unpacker->block_bytes);
-    if (!unpacker->block) unpacker->block_bytes = 0; /* every allocation gets its own chunk */
+    unpacker->own_bytes = BLOCK_BYTES;
+    if (unpacker->own_bytes > 0) unpacker->own = malloc(unpacker->own_bytes);
+    if (!unpacker->own) unpacker->own_bytes = 0; /* every allocation gets its own chunk */
+    unpacker->block = unpacker->own;
+    unpacker->block_bytes = unpacker->own_bytes;
 }
 
 void td_rpc_unpack_reset(struct td_rpc_unpacker *unpacker)
@@ -81,6 +93,8 @@ void td_rpc_unpack_reset(struct td_rpc_unpacker *unpacker)
         unpacker->chunks = chunk->next;
         free(chunk);
     }
+    unpacker->block = unpacker->own;
+    unpacker->block_bytes = unpacker->own_bytes;
     unpacker->block_used = 0;
     unpacker->used_bytes = 0;
     unpacker->exhausted = false;
@@ -89,9 +103,9 @@ void td_rpc_unpack_reset(struct td_rpc_unpacker *unpacker)
 void td_rpc_unpacker_close(struct td_rpc_unpacker *unpacker)
 {
     td_rpc_unpack_reset(unpacker);
-    free(unpacker->block);
-    unpacker->block = NULL;
-    unpacker->block_bytes = 0;
+    free(unpacker->own);
+    unpacker->own = unpacker->block = NULL;
+    unpacker->own_bytes = unpacker->block_bytes = 0;
 }
 
 /* Well-formed UTF-8 as Unicode defines it: shortest forms only, no surrogates, at most U+10FFFF. */

@@ -17,9 +17,11 @@
 
 struct td_rpc_unpacker {
     ProtobufCAllocator allocator;
-    uint8_t *block; /* reused for every message */
+    uint8_t *own; /* the first block, reused for every message */
+    size_t own_bytes;
+    uint8_t *block; /* own, or the last of the message's further blocks */
     size_t block_used, block_bytes;
-    struct td_rpc_unpack_chunk *chunks; /* allocations that did not fit the block */
+    struct td_rpc_unpack_chunk *chunks; /* further blocks, and allocations too long for one */
     size_t used_bytes, max_bytes;
     bool exhausted;
 };
