@@ -18,6 +18,9 @@ static const struct td_command kinds[] = {
 #endif
 #ifdef TD_BENCH_ROUTER
     {"router-core", td_bench_router_core, "what a request costs the router's core"},
+    {"mock-worker", td_bench_mock_worker, "a decode worker without a model, for router_peers.py"},
+    {"http-mock", td_bench_http_mock, "an OpenAI server without a model, for router_peers.py"},
+    {"http-load", td_bench_http_load, "one request over and over, for router_peers.py"},
 #endif
 #ifdef TD_BENCH_GRAMMAR
     {"grammar", td_bench_grammar, "a step's mask of structured output, over a real vocabulary"},
