@@ -88,24 +88,26 @@ static void print_slo(const struct bench_result *r, FILE *out)
 {
     rule(out, '-', "Objectives (clock: scheduled send time)");
     char label[64];
-    fprintf(out, "%-40s %.2f [%.2f, %.2f]\n", "SLO attainment (%) [95% CI]:", 100 * r->joint.value,
-            100 * r->ci95.lo, 100 * r->ci95.hi);
+    fprintf(out, "%-40s %.2f [%.2f, %.2f]\n",
+            "SLO attainment (%) [95% CI]:", 100 * r->steady.joint.value, 100 * r->steady.ci95.lo,
+            100 * r->steady.ci95.hi);
     snprintf(label, sizeof label, "Measured span (s), requests:");
-    fprintf(out, "%-40s %.2f to %.2f, %" PRIu64 "\n", label, r->steady_t0_s, r->steady_t1_s,
-            r->joint.n);
-    line_f(out, "Steady offered rate (req/s):", r->offered_rate);
-    line_f(out, "Steady goodput (req/s):", r->steady_goodput);
-    if (r->saturated)
+    fprintf(out, "%-40s %.2f to %.2f, %" PRIu64 "\n", label, r->steady.t0_s, r->steady.t1_s,
+            r->steady.joint.n);
+    line_f(out, "Steady offered rate (req/s):", r->steady.offered_rate);
+    line_f(out, "Steady goodput (req/s):", r->steady.goodput);
+    if (r->steady.saturated)
         fprintf(out, "%-40s %s\n", "Saturated:", "yes, queues grew to the end of the span");
-    if (r->gpus)
-        fprintf(out, "%-40s %-10.3f (%u %s)\n", "Goodput per GPU (req/s):", r->per_gpu_goodput,
-                r->gpus, r->gpus_given ? "GPUs" : "workers");
+    if (r->setup.gpus)
+        fprintf(out, "%-40s %-10.3f (%u %s)\n",
+                "Goodput per GPU (req/s):", r->steady.per_gpu_goodput, r->setup.gpus,
+                r->setup.gpus_given ? "GPUs" : "workers");
     if (r->n_classes == 1) {
         const struct bench_slo *s = &r->classes[0].of.slo;
-        print_objective(out, "TTFT", s->ttft_ms, &r->ttft);
-        print_objective(out, "TPOT", s->tpot_ms, &r->tpot);
-        print_objective(out, "E2EL", s->e2el_ms, &r->e2el);
-        print_objective(out, "TBT", s->tbt_ms, &r->tbt);
+        print_objective(out, "TTFT", s->ttft_ms, &r->steady.ttft);
+        print_objective(out, "TPOT", s->tpot_ms, &r->steady.tpot);
+        print_objective(out, "E2EL", s->e2el_ms, &r->steady.e2el);
+        print_objective(out, "TBT", s->tbt_ms, &r->steady.tbt);
     } else {
         for (size_t i = 0; i < r->n_classes; i++) {
             const struct bench_class_result *c = &r->classes[i];
@@ -114,9 +116,10 @@ static void print_slo(const struct bench_result *r, FILE *out)
                     100 * c->ci95.lo, 100 * c->ci95.hi, c->joint.n);
         }
     }
-    if (!isnan(r->token_deadline_share))
-        line_f(out, "Tokens by their deadline (%):", 100 * r->token_deadline_share);
-    if (r->n_one_token) line_u(out, "One-token outputs (TPOT met vacuously):", r->n_one_token);
+    if (!isnan(r->steady.token_deadline_share))
+        line_f(out, "Tokens by their deadline (%):", 100 * r->steady.token_deadline_share);
+    if (r->total.n_one_token)
+        line_u(out, "One-token outputs (TPOT met vacuously):", r->total.n_one_token);
     if (!isnan(r->jain_index))
         fprintf(out, "%-40s %-10.3f\n", "Jain index over tenants:", r->jain_index);
 }
@@ -125,28 +128,31 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
 {
     bool slo = any_slo(r);
     rule(out, '=', " Serving Benchmark Result ");
-    line_u(out, "Successful requests:", r->n_outcome[BENCH_COMPLETED]);
-    line_u(out, "Failed requests:", r->n_offered - r->n_outcome[BENCH_COMPLETED]);
-    if (r->n_offered != r->n_outcome[BENCH_COMPLETED]) {
+    line_u(out, "Successful requests:", r->total.n_outcome[BENCH_COMPLETED]);
+    line_u(out, "Failed requests:", r->total.n_offered - r->total.n_outcome[BENCH_COMPLETED]);
+    if (r->total.n_offered != r->total.n_outcome[BENCH_COMPLETED]) {
         line_u(out,
-               r->plain_server ? "  rejected (HTTP 429, 503):" : "  rejected (RESOURCE_EXHAUSTED):",
-               r->n_outcome[BENCH_REJECTED]);
-        line_u(out, "  deadline exceeded:", r->n_outcome[BENCH_TIMED_OUT]);
-        line_u(out, "  other errors:", r->n_outcome[BENCH_FAILED]);
-        line_u(out, "  unfinished at the end of the grace:", r->n_outcome[BENCH_UNFINISHED]);
+               r->setup.plain_server ? "  rejected (HTTP 429, 503):"
+                                     : "  rejected (RESOURCE_EXHAUSTED):",
+               r->total.n_outcome[BENCH_REJECTED]);
+        line_u(out, "  deadline exceeded:", r->total.n_outcome[BENCH_TIMED_OUT]);
+        line_u(out, "  other errors:", r->total.n_outcome[BENCH_FAILED]);
+        line_u(out, "  unfinished at the end of the grace:", r->total.n_outcome[BENCH_UNFINISHED]);
     }
-    if (r->max_concurrency) line_u(out, "Maximum request concurrency:", r->max_concurrency);
-    if (isfinite(r->request_rate)) line_f(out, "Request rate configured (RPS):", r->request_rate);
-    line_f(out, "Benchmark duration (s):", r->duration_s);
-    if (!r->input_unknown) line_u(out, "Total input tokens:", r->total_input_tokens);
-    line_u(out, "Total generated tokens:", r->total_output_tokens);
-    line_f(out, "Request throughput (req/s):", r->request_throughput);
-    if (slo) line_f(out, "Request goodput (req/s):", r->request_goodput);
-    line_f(out, "Output token throughput (tok/s):", r->output_throughput);
-    line_f(out, "Peak output token throughput (tok/s):", r->max_output_tokens_per_s);
-    line_u(out, "Peak concurrent requests:", r->max_concurrent_requests);
-    if (!r->input_unknown)
-        line_f(out, "Total token throughput (tok/s):", r->total_token_throughput);
+    if (r->load.max_concurrency)
+        line_u(out, "Maximum request concurrency:", r->load.max_concurrency);
+    if (isfinite(r->load.request_rate))
+        line_f(out, "Request rate configured (RPS):", r->load.request_rate);
+    line_f(out, "Benchmark duration (s):", r->rates.duration_s);
+    if (!r->total.input_unknown) line_u(out, "Total input tokens:", r->total.input_tokens);
+    line_u(out, "Total generated tokens:", r->total.output_tokens);
+    line_f(out, "Request throughput (req/s):", r->rates.request_throughput);
+    if (slo) line_f(out, "Request goodput (req/s):", r->rates.request_goodput);
+    line_f(out, "Output token throughput (tok/s):", r->rates.output_throughput);
+    line_f(out, "Peak output token throughput (tok/s):", r->rates.max_output_tokens_per_s);
+    line_u(out, "Peak concurrent requests:", r->total.max_concurrent_requests);
+    if (!r->total.input_unknown)
+        line_f(out, "Total token throughput (tok/s):", r->rates.total_token_throughput);
     for (int m = 0; m < BENCH_N_METRICS; m++)
         if (wanted(metrics, bench_metric_names[m])) print_metric(r, (enum bench_metric_id)m, out);
     if (slo) print_slo(r, out);
@@ -159,10 +165,10 @@ void bench_result_print(const struct bench_result *r, const char *metrics, FILE 
     }
     rule(out, '-', "The load generator");
     fprintf(out, "%-40s %.3f / %.3f / %.3f\n",
-            "Schedule lag p50/p99/max (ms):", r->sched_lag_p50_ms, r->sched_lag_p99_ms,
-            r->sched_lag_max_ms);
-    fprintf(out, "%-40s %.2f (%.1f %% of one)\n", "CPU time (s):", r->generator_cpu_s,
-            r->duration_s > 0 ? 100 * r->generator_cpu_s / r->duration_s : 0);
+            "Schedule lag p50/p99/max (ms):", r->generator.lag_p50_ms, r->generator.lag_p99_ms,
+            r->generator.lag_max_ms);
+    fprintf(out, "%-40s %.2f (%.1f %% of one)\n", "CPU time (s):", r->generator.cpu_s,
+            r->rates.duration_s > 0 ? 100 * r->generator.cpu_s / r->rates.duration_s : 0);
     if (!r->valid) fprintf(out, "NOT VALID: %s\n", r->invalid_reason);
     rule(out, '=', "");
 }
@@ -245,7 +251,7 @@ static json_t *definitions(const struct bench_result *r)
           "that side");
     put_s(o, "good", "completed, and TTFT, TPOT, E2EL and TBT within every objective of its class");
     put_s(o, "slo_clock",
-          r->closed_loop
+          r->load.closed_loop
               ? "TTFT and E2EL of objectives count from the moment a place was free (closed loop)"
               : "TTFT and E2EL of objectives count from the scheduled send time");
     put_s(o, "tbt", "mean of the longest tenth of a request's gaps, ms (Mooncake's)");
@@ -272,7 +278,7 @@ static json_t *definitions(const struct bench_result *r)
     put_s(o, "deflected",
           "requests prefilled on their decode worker though the cluster is not colocated");
     put_s(o, "jain_index", "(sum x)^2 / (n sum x^2) over the tenants' attainment");
-    if (r->plain_server)
+    if (r->setup.plain_server)
         put_s(o, "rejected",
               "429: HTTP status 429 or 503; error: other statuses, broken streams, no connection");
     put_s(o, "failed", "all offered requests that did not complete, the rejected included");
@@ -317,16 +323,16 @@ static json_t *class_json(const struct bench_class_result *c)
 static json_t *attainment_json(const struct bench_result *r)
 {
     json_t *o = json_object();
-    put_f(o, "joint", r->joint.value);
-    put_f(o, "ttft", r->ttft.value);
-    put_f(o, "tpot", r->tpot.value);
-    put_f(o, "e2el", r->e2el.value);
-    put_f(o, "tbt", r->tbt.value);
-    put_u(o, "n", r->joint.n);
-    put_u(o, "n_good", r->joint.k);
-    put(o, "ci95", interval_json(r->ci95));
-    put(o, "ci95_wilson", interval_json(r->ci95_wilson));
-    put(o, "ci95_batch_means", r->has_batch ? interval_json(r->ci95_batch) : NULL);
+    put_f(o, "joint", r->steady.joint.value);
+    put_f(o, "ttft", r->steady.ttft.value);
+    put_f(o, "tpot", r->steady.tpot.value);
+    put_f(o, "e2el", r->steady.e2el.value);
+    put_f(o, "tbt", r->steady.tbt.value);
+    put_u(o, "n", r->steady.joint.n);
+    put_u(o, "n_good", r->steady.joint.k);
+    put(o, "ci95", interval_json(r->steady.ci95));
+    put(o, "ci95_wilson", interval_json(r->steady.ci95_wilson));
+    put(o, "ci95_batch_means", r->steady.has_batch ? interval_json(r->steady.ci95_batch) : NULL);
     put_f(o, "target", r->target_attainment > 0 ? r->target_attainment : NAN);
     return o;
 }
@@ -334,56 +340,57 @@ static json_t *attainment_json(const struct bench_result *r)
 static json_t *arrival_json(const struct bench_result *r)
 {
     json_t *o = json_object();
-    put_s(o, "process", r->arrival);
-    put(o, "request_rate", rate_json(r->request_rate));
-    put(o, "burstiness", rate_json(r->burstiness));
-    put(o, "rescaled", json_boolean(r->rescaled));
-    put_s(o, "ramp", r->ramp);
-    put_f(o, "ramp_up_start_rps", r->ramp_start > 0 ? r->ramp_start : NAN);
-    put_f(o, "ramp_up_end_rps", r->ramp_end > 0 ? r->ramp_end : NAN);
-    put_f(o, "time_scale", r->time_scale);
-    put_f(o, "length_scale", r->length_scale);
+    put_s(o, "process", r->load.arrival);
+    put(o, "request_rate", rate_json(r->load.request_rate));
+    put(o, "burstiness", rate_json(r->load.burstiness));
+    put(o, "rescaled", json_boolean(r->load.rescaled));
+    put_s(o, "ramp", r->load.ramp);
+    put_f(o, "ramp_up_start_rps", r->load.ramp_start > 0 ? r->load.ramp_start : NAN);
+    put_f(o, "ramp_up_end_rps", r->load.ramp_end > 0 ? r->load.ramp_end : NAN);
+    put_f(o, "time_scale", r->load.time_scale);
+    put_f(o, "length_scale", r->load.length_scale);
     put(o, "trace_block_tokens",
-        r->block_tokens ? json_integer((json_int_t)r->block_tokens) : NULL);
-    put_u(o, "cut", r->n_cut);
+        r->load.block_tokens ? json_integer((json_int_t)r->load.block_tokens) : NULL);
+    put_u(o, "cut", r->load.n_cut);
     return o;
 }
 
 static json_t *steady_json(const struct bench_result *r)
 {
     json_t *o = json_object();
-    put_f(o, "t0", r->steady_t0_s);
-    put_f(o, "t1", r->steady_t1_s);
-    put_f(o, "offered_rate", r->offered_rate);
-    put_f(o, "request_goodput", r->steady_goodput);
-    put_f(o, "per_gpu_goodput", r->per_gpu_goodput);
-    put(o, "saturated", r->has_trend ? json_boolean(r->saturated) : NULL);
-    put_known(o, "gpus", !r->plain_server || r->gpus, r->gpus);
-    put_s(o, "gpus_from", r->gpus_given ? "option" : r->plain_server ? "" : "workers");
-    put_f(o, "warmup", r->warmup);
-    put_f(o, "cooldown", r->cooldown);
-    put_f(o, "grace_s", r->grace_s);
-    put_metric(o, r, "ttft", &r->slo_ttft);
+    put_f(o, "t0", r->steady.t0_s);
+    put_f(o, "t1", r->steady.t1_s);
+    put_f(o, "offered_rate", r->steady.offered_rate);
+    put_f(o, "request_goodput", r->steady.goodput);
+    put_f(o, "per_gpu_goodput", r->steady.per_gpu_goodput);
+    put(o, "saturated", r->steady.has_trend ? json_boolean(r->steady.saturated) : NULL);
+    put_known(o, "gpus", !r->setup.plain_server || r->setup.gpus, r->setup.gpus);
+    put_s(o, "gpus_from", r->setup.gpus_given ? "option" : r->setup.plain_server ? "" : "workers");
+    put_f(o, "warmup", r->load.warmup);
+    put_f(o, "cooldown", r->load.cooldown);
+    put_f(o, "grace_s", r->load.grace_s);
+    put_metric(o, r, "ttft", &r->steady.slo_ttft);
     return o;
 }
 
 static void put_counts(json_t *pd, const struct bench_result *r)
 {
     json_t *o = json_object();
-    put_u(pd, "offered", r->n_offered);
+    put_u(pd, "offered", r->total.n_offered);
     put(pd, "rejected", o);
-    put_u(o, "429", r->n_outcome[BENCH_REJECTED]);
-    put_u(o, "deadline", r->n_outcome[BENCH_TIMED_OUT]);
-    put_u(o, "error", r->n_outcome[BENCH_FAILED]);
-    put_u(o, "unfinished", r->n_outcome[BENCH_UNFINISHED]);
-    put_u(pd, "one_token", r->n_one_token);
-    put_u(pd, "no_token", r->n_no_token);
-    put_f(pd, "token_deadlines", r->token_deadline_share);
-    put_known(pd, "deflected", !r->plain_server, r->n_deflected);
-    put_known(pd, "wasted_prefill_tokens", !r->plain_server, r->wasted_prefill_tokens);
-    put_known(pd, "cached_tokens", !r->plain_server || r->has_cached, r->total_cached_tokens);
-    put_known(pd, "failovers", !r->plain_server, r->n_failovers);
-    put_known(pd, "preemptions", !r->plain_server, r->n_preemptions);
+    put_u(o, "429", r->total.n_outcome[BENCH_REJECTED]);
+    put_u(o, "deadline", r->total.n_outcome[BENCH_TIMED_OUT]);
+    put_u(o, "error", r->total.n_outcome[BENCH_FAILED]);
+    put_u(o, "unfinished", r->total.n_outcome[BENCH_UNFINISHED]);
+    put_u(pd, "one_token", r->total.n_one_token);
+    put_u(pd, "no_token", r->total.n_no_token);
+    put_f(pd, "token_deadlines", r->steady.token_deadline_share);
+    put_known(pd, "deflected", !r->setup.plain_server, r->total.n_deflected);
+    put_known(pd, "wasted_prefill_tokens", !r->setup.plain_server, r->total.wasted_prefill_tokens);
+    put_known(pd, "cached_tokens", !r->setup.plain_server || r->total.has_cached,
+              r->total.cached_tokens);
+    put_known(pd, "failovers", !r->setup.plain_server, r->total.n_failovers);
+    put_known(pd, "preemptions", !r->setup.plain_server, r->total.n_preemptions);
 }
 
 /* How well the load generator kept its schedule, and what it took from the machine. */
@@ -391,11 +398,11 @@ static void put_generator(json_t *pd, const struct bench_result *r)
 {
     json_t *o = json_object();
     put(pd, "sched_lag_ms", o);
-    put_f(o, "p50", r->sched_lag_p50_ms);
-    put_f(o, "p99", r->sched_lag_p99_ms);
-    put_f(o, "max", r->sched_lag_max_ms);
-    put_f(pd, "generator_cpu_s", r->generator_cpu_s);
-    put(pd, "generator_realtime", json_boolean(r->realtime));
+    put_f(o, "p50", r->generator.lag_p50_ms);
+    put_f(o, "p99", r->generator.lag_p99_ms);
+    put_f(o, "max", r->generator.lag_max_ms);
+    put_f(pd, "generator_cpu_s", r->generator.cpu_s);
+    put(pd, "generator_realtime", json_boolean(r->generator.realtime));
 }
 
 static json_t *stages_json(const struct bench_result *r)
@@ -420,11 +427,11 @@ static json_t *stages_json(const struct bench_result *r)
 static json_t *topology_json(const struct bench_result *r)
 {
     json_t *o = json_object();
-    put_s(o, "mode", r->topology_mode);
-    put_s(o, "policy", r->policy);
-    put_known(o, "prefill", !r->plain_server, r->n_prefill);
-    put_known(o, "decode", !r->plain_server, r->n_decode);
-    put_known(o, "gpus", !r->plain_server || r->gpus, r->gpus);
+    put_s(o, "mode", r->setup.topology_mode);
+    put_s(o, "policy", r->setup.policy);
+    put_known(o, "prefill", !r->setup.plain_server, r->setup.n_prefill);
+    put_known(o, "decode", !r->setup.plain_server, r->setup.n_decode);
+    put_known(o, "gpus", !r->setup.plain_server || r->setup.gpus, r->setup.gpus);
     return o;
 }
 
@@ -453,16 +460,16 @@ static json_t *pd_json(const struct bench_result *r)
         put(o, r->classes[i].of.name[0] ? r->classes[i].of.name : "default",
             class_json(&r->classes[i]));
     put_f(pd, "jain_index", r->jain_index);
-    put_u(pd, "tenants", r->n_tenants);
-    put(pd, "seed", r->seed <= INT64_MAX ? json_integer((json_int_t)r->seed) : NULL);
+    put_u(pd, "tenants", r->load.n_tenants);
+    put(pd, "seed", r->load.seed <= INT64_MAX ? json_integer((json_int_t)r->load.seed) : NULL);
     put(pd, "arrival", arrival_json(r));
-    put_s(pd, "dataset", r->dataset);
-    put_s(pd, "dataset_path", r->dataset_path);
-    put_s(pd, "server", r->target);
+    put_s(pd, "dataset", r->setup.dataset);
+    put_s(pd, "dataset_path", r->setup.dataset_path);
+    put_s(pd, "server", r->setup.target);
     put(pd, "topology", topology_json(r));
     put(pd, "build", o = json_object());
-    put_s(o, "bench", r->build);
-    put_s(o, "server", r->server_build);
+    put_s(o, "bench", r->setup.build);
+    put_s(o, "server", r->setup.server_build);
     return pd;
 }
 
@@ -502,32 +509,33 @@ json_t *bench_result_to_json(const struct bench_result *r, const char *metrics, 
 {
     json_t *o = json_object();
     if (!o) return NULL;
-    put_s(o, "date", r->date);
-    put_s(o, "backend", r->backend);
-    put_s(o, "label", r->label);
-    put_s(o, "model_id", r->model_id);
-    put_s(o, "tokenizer_id", r->model_id); /* the router's: the client has none */
+    put_s(o, "date", r->setup.date);
+    put_s(o, "backend", r->setup.backend);
+    put_s(o, "label", r->setup.label);
+    put_s(o, "model_id", r->setup.model_id);
+    put_s(o, "tokenizer_id", r->setup.model_id); /* the router's: the client has none */
     put_u(o, "num_prompts", r->n_requests);
-    put(o, "request_rate", rate_json(r->request_rate));
-    put(o, "burstiness", rate_json(r->burstiness));
+    put(o, "request_rate", rate_json(r->load.request_rate));
+    put(o, "burstiness", rate_json(r->load.burstiness));
     put(o, "max_concurrency",
-        r->max_concurrency ? json_integer((json_int_t)r->max_concurrency) : NULL);
-    put_f(o, "duration", r->duration_s);
-    put_u(o, "completed", r->n_outcome[BENCH_COMPLETED]);
-    put_u(o, "failed", r->n_offered - r->n_outcome[BENCH_COMPLETED]);
-    put_known(o, "total_input_tokens", !r->input_unknown, r->total_input_tokens);
-    put_u(o, "total_output_tokens", r->total_output_tokens);
-    put_f(o, "request_throughput", r->request_throughput);
-    put(o, "request_goodput", any_slo(r) ? real(r->request_goodput) : NULL);
-    put_f(o, "output_throughput", r->output_throughput);
-    put_f(o, "total_token_throughput", r->input_unknown ? NAN : r->total_token_throughput);
-    put_f(o, "max_output_tokens_per_s", r->max_output_tokens_per_s);
-    put_u(o, "max_concurrent_requests", r->max_concurrent_requests);
+        r->load.max_concurrency ? json_integer((json_int_t)r->load.max_concurrency) : NULL);
+    put_f(o, "duration", r->rates.duration_s);
+    put_u(o, "completed", r->total.n_outcome[BENCH_COMPLETED]);
+    put_u(o, "failed", r->total.n_offered - r->total.n_outcome[BENCH_COMPLETED]);
+    put_known(o, "total_input_tokens", !r->total.input_unknown, r->total.input_tokens);
+    put_u(o, "total_output_tokens", r->total.output_tokens);
+    put_f(o, "request_throughput", r->rates.request_throughput);
+    put(o, "request_goodput", any_slo(r) ? real(r->rates.request_goodput) : NULL);
+    put_f(o, "output_throughput", r->rates.output_throughput);
+    put_f(o, "total_token_throughput",
+          r->total.input_unknown ? NAN : r->rates.total_token_throughput);
+    put_f(o, "max_output_tokens_per_s", r->rates.max_output_tokens_per_s);
+    put_u(o, "max_concurrent_requests", r->total.max_concurrent_requests);
     for (int m = 0; m < BENCH_N_METRICS; m++)
         if (wanted(metrics, bench_metric_names[m]))
             put_metric(o, r, bench_metric_names[m], &r->metric[m]);
     if (detailed && r->requests) put_detailed(o, r);
-    char *copy = r->metadata ? strdup(r->metadata) : NULL, *rest = copy;
+    char *copy = r->setup.metadata ? strdup(r->setup.metadata) : NULL, *rest = copy;
     for (char *pair; rest && (pair = strsep(&rest, " "));) {
         /* vLLM puts --metadata among the other keys; ours are not replaced */
         char *equals = strchr(pair, '=');
@@ -567,7 +575,7 @@ static json_t *unit(json_t *value, const char *name)
 static json_t *ns(const struct bench_result *r, double at_s)
 {
     return isfinite(at_s)
-               ? json_integer((json_int_t)r->start_wall_ns + (json_int_t)llround(at_s * 1e9))
+               ? json_integer((json_int_t)r->setup.start_wall_ns + (json_int_t)llround(at_s * 1e9))
                : json_null();
 }
 
@@ -594,12 +602,12 @@ static json_t *request_metadata_json(const struct bench_result *r, size_t index)
     put(meta, "request_end_ns", ns(r, q->end_s));
     put_s(meta, "benchmark_phase", "profiling");
     put(meta, "in_window",
-        json_boolean(q->scheduled_s >= r->steady_t0_s && q->scheduled_s <= r->steady_t1_s));
+        json_boolean(q->scheduled_s >= r->steady.t0_s && q->scheduled_s <= r->steady.t1_s));
     put_s(meta, "prefill_node", q->prefill_node);
     put_s(meta, "decode_node", q->decode_node);
     put_s(meta, "mode", !q->has_ledger ? "" : !strcmp(q->mode, "colocated") ? "local" : q->mode);
     put_s(meta, "class", r->classes[q->class_index].of.name);
-    if (r->n_tenants) {
+    if (r->load.n_tenants) {
         char tenant[32];
         snprintf(tenant, sizeof tenant, "tenant-%u", q->tenant);
         put_s(meta, "tenant", tenant);
@@ -610,8 +618,9 @@ static json_t *request_metadata_json(const struct bench_result *r, size_t index)
     put(meta, "predicted", k = json_object());
     put_f(k, "ttft", q->predicted_ttft_us ? (double)q->predicted_ttft_us / 1e3 : NAN);
     put_f(k, "tpot", q->predicted_tpot_us ? (double)q->predicted_tpot_us / 1e3 : NAN);
-    put_known(meta, "cached_tokens", !r->plain_server || q->has_cached, (uint64_t)q->cached_tokens);
-    put_known(meta, "failovers", !r->plain_server, q->failovers);
+    put_known(meta, "cached_tokens", !r->setup.plain_server || q->has_cached,
+              (uint64_t)q->cached_tokens);
+    put_known(meta, "failovers", !r->setup.plain_server, q->failovers);
     put(meta, "stages_ns", k = json_object());
     for (int s = 0; q->has_ledger && s < BENCH_N_STAGES; s++)
         put_u(k, bench_stage_names[s], q->stages_us[s] * 1000);
@@ -644,7 +653,7 @@ static json_t *request_error_json(const struct bench_result *r, const struct ben
 {
     if (q->outcome == BENCH_COMPLETED) return NULL;
     json_t *o = json_object();
-    put_known(o, "code", !r->plain_server || q->code, (uint64_t)q->code);
+    put_known(o, "code", !r->setup.plain_server || q->code, (uint64_t)q->code);
     put_s(o, "type", bench_outcome_names[q->outcome]);
     put_s(o, "message", q->error ? q->error : "");
     if (q->retry_delay_ms >= 0) put_u(o, "retry_delay_ms", (uint64_t)q->retry_delay_ms);
@@ -789,36 +798,36 @@ static void get_attainment(struct reader *d, const json_t *a, struct bench_resul
 {
     uint64_t n = 0;
     get_u(d, a, "n", &n);
-    get_share(d, a, "joint", n, &r->joint);
-    get_share(d, a, "ttft", n, &r->ttft);
-    get_share(d, a, "tpot", n, &r->tpot);
-    get_share(d, a, "e2el", n, &r->e2el);
-    get_share(d, a, "tbt", n, &r->tbt);
-    r->ci95 = get_interval(a, "ci95");
-    r->ci95_wilson = get_interval(a, "ci95_wilson");
-    r->ci95_batch = get_interval(a, "ci95_batch_means");
-    r->has_batch = !isnan(r->ci95_batch.lo);
+    get_share(d, a, "joint", n, &r->steady.joint);
+    get_share(d, a, "ttft", n, &r->steady.ttft);
+    get_share(d, a, "tpot", n, &r->steady.tpot);
+    get_share(d, a, "e2el", n, &r->steady.e2el);
+    get_share(d, a, "tbt", n, &r->steady.tbt);
+    r->steady.ci95 = get_interval(a, "ci95");
+    r->steady.ci95_wilson = get_interval(a, "ci95_wilson");
+    r->steady.ci95_batch = get_interval(a, "ci95_batch_means");
+    r->steady.has_batch = !isnan(r->steady.ci95_batch.lo);
     get_f(d, a, "target", &r->target_attainment);
     if (isnan(r->target_attainment)) r->target_attainment = 0;
 }
 
 static void get_steady(struct reader *d, const json_t *steady, struct bench_result *r)
 {
-    get_f(d, steady, "t0", &r->steady_t0_s);
-    get_f(d, steady, "t1", &r->steady_t1_s);
-    get_f(d, steady, "offered_rate", &r->offered_rate);
-    get_f(d, steady, "request_goodput", &r->steady_goodput);
-    get_f(d, steady, "per_gpu_goodput", &r->per_gpu_goodput);
-    get_f(d, steady, "warmup", &r->warmup);
-    get_f(d, steady, "cooldown", &r->cooldown);
-    get_f(d, steady, "grace_s", &r->grace_s);
-    get_metric(d, steady, r, "ttft", &r->slo_ttft);
-    r->has_trend = json_is_boolean(json_object_get(steady, "saturated"));
-    get_b(d, steady, "saturated", &r->saturated);
-    get_u32(d, steady, "gpus", &r->gpus);
+    get_f(d, steady, "t0", &r->steady.t0_s);
+    get_f(d, steady, "t1", &r->steady.t1_s);
+    get_f(d, steady, "offered_rate", &r->steady.offered_rate);
+    get_f(d, steady, "request_goodput", &r->steady.goodput);
+    get_f(d, steady, "per_gpu_goodput", &r->steady.per_gpu_goodput);
+    get_f(d, steady, "warmup", &r->load.warmup);
+    get_f(d, steady, "cooldown", &r->load.cooldown);
+    get_f(d, steady, "grace_s", &r->load.grace_s);
+    get_metric(d, steady, r, "ttft", &r->steady.slo_ttft);
+    r->steady.has_trend = json_is_boolean(json_object_get(steady, "saturated"));
+    get_b(d, steady, "saturated", &r->steady.saturated);
+    get_u32(d, steady, "gpus", &r->setup.gpus);
     char from[16];
     get_s(d, steady, "gpus_from", from, sizeof from);
-    r->gpus_given = !strcmp(from, "option");
+    r->setup.gpus_given = !strcmp(from, "option");
 }
 
 static void get_bounds(const json_t *pd, struct bench_result *r)
@@ -838,24 +847,24 @@ static void get_counts(struct reader *d, const json_t *pd, struct bench_result *
 {
     const json_t *rejected = json_object_get(pd, "rejected"),
                  *lag = json_object_get(pd, "sched_lag_ms");
-    get_u(d, pd, "offered", &r->n_offered);
-    get_u(d, rejected, "429", &r->n_outcome[BENCH_REJECTED]);
-    get_u(d, rejected, "deadline", &r->n_outcome[BENCH_TIMED_OUT]);
-    get_u(d, rejected, "error", &r->n_outcome[BENCH_FAILED]);
-    get_u(d, rejected, "unfinished", &r->n_outcome[BENCH_UNFINISHED]);
-    get_u(d, pd, "one_token", &r->n_one_token);
-    get_u(d, pd, "no_token", &r->n_no_token);
-    get_f(d, pd, "token_deadlines", &r->token_deadline_share);
-    get_u(d, pd, "deflected", &r->n_deflected);
-    get_u(d, pd, "wasted_prefill_tokens", &r->wasted_prefill_tokens);
-    get_u(d, pd, "cached_tokens", &r->total_cached_tokens);
-    get_u(d, pd, "failovers", &r->n_failovers);
-    get_u(d, pd, "preemptions", &r->n_preemptions);
-    get_f(d, pd, "generator_cpu_s", &r->generator_cpu_s);
-    get_b(d, pd, "generator_realtime", &r->realtime);
-    get_f(d, lag, "p50", &r->sched_lag_p50_ms);
-    get_f(d, lag, "p99", &r->sched_lag_p99_ms);
-    get_f(d, lag, "max", &r->sched_lag_max_ms);
+    get_u(d, pd, "offered", &r->total.n_offered);
+    get_u(d, rejected, "429", &r->total.n_outcome[BENCH_REJECTED]);
+    get_u(d, rejected, "deadline", &r->total.n_outcome[BENCH_TIMED_OUT]);
+    get_u(d, rejected, "error", &r->total.n_outcome[BENCH_FAILED]);
+    get_u(d, rejected, "unfinished", &r->total.n_outcome[BENCH_UNFINISHED]);
+    get_u(d, pd, "one_token", &r->total.n_one_token);
+    get_u(d, pd, "no_token", &r->total.n_no_token);
+    get_f(d, pd, "token_deadlines", &r->steady.token_deadline_share);
+    get_u(d, pd, "deflected", &r->total.n_deflected);
+    get_u(d, pd, "wasted_prefill_tokens", &r->total.wasted_prefill_tokens);
+    get_u(d, pd, "cached_tokens", &r->total.cached_tokens);
+    get_u(d, pd, "failovers", &r->total.n_failovers);
+    get_u(d, pd, "preemptions", &r->total.n_preemptions);
+    get_f(d, pd, "generator_cpu_s", &r->generator.cpu_s);
+    get_b(d, pd, "generator_realtime", &r->generator.realtime);
+    get_f(d, lag, "p50", &r->generator.lag_p50_ms);
+    get_f(d, lag, "p99", &r->generator.lag_p99_ms);
+    get_f(d, lag, "max", &r->generator.lag_max_ms);
 }
 
 static void get_stages(struct reader *d, const json_t *stages, struct bench_result *r)
@@ -899,17 +908,17 @@ static void get_classes(struct reader *d, const json_t *of_classes, struct bench
 
 static void get_arrival(struct reader *d, const json_t *arrival, struct bench_result *r)
 {
-    get_s(d, arrival, "process", r->arrival, sizeof r->arrival);
-    r->closed_loop = !strcmp(r->arrival, "closed_loop");
-    get_b(d, arrival, "rescaled", &r->rescaled);
-    get_s(d, arrival, "ramp", r->ramp, sizeof r->ramp);
-    get_f(d, arrival, "ramp_up_start_rps", &r->ramp_start);
-    get_f(d, arrival, "ramp_up_end_rps", &r->ramp_end);
-    if (!r->ramp[0]) r->ramp_start = r->ramp_end = 0;
-    get_f(d, arrival, "time_scale", &r->time_scale);
-    get_f(d, arrival, "length_scale", &r->length_scale);
-    get_u(d, arrival, "trace_block_tokens", &r->block_tokens);
-    get_u(d, arrival, "cut", &r->n_cut);
+    get_s(d, arrival, "process", r->load.arrival, sizeof r->load.arrival);
+    r->load.closed_loop = !strcmp(r->load.arrival, "closed_loop");
+    get_b(d, arrival, "rescaled", &r->load.rescaled);
+    get_s(d, arrival, "ramp", r->load.ramp, sizeof r->load.ramp);
+    get_f(d, arrival, "ramp_up_start_rps", &r->load.ramp_start);
+    get_f(d, arrival, "ramp_up_end_rps", &r->load.ramp_end);
+    if (!r->load.ramp[0]) r->load.ramp_start = r->load.ramp_end = 0;
+    get_f(d, arrival, "time_scale", &r->load.time_scale);
+    get_f(d, arrival, "length_scale", &r->load.length_scale);
+    get_u(d, arrival, "trace_block_tokens", &r->load.block_tokens);
+    get_u(d, arrival, "cut", &r->load.n_cut);
 }
 
 static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
@@ -931,18 +940,18 @@ static void get_pd(struct reader *d, const json_t *pd, struct bench_result *r)
     get_f(d, predicted, "coverage", &r->predicted_ttft_coverage);
     get_classes(d, json_object_get(pd, "per_class"), r);
     get_f(d, pd, "jain_index", &r->jain_index);
-    get_u32(d, pd, "tenants", &r->n_tenants);
-    get_u(d, pd, "seed", &r->seed);
+    get_u32(d, pd, "tenants", &r->load.n_tenants);
+    get_u(d, pd, "seed", &r->load.seed);
     get_arrival(d, json_object_get(pd, "arrival"), r);
-    get_s(d, pd, "dataset", r->dataset, sizeof r->dataset);
-    get_s(d, pd, "dataset_path", r->dataset_path, sizeof r->dataset_path);
-    get_s(d, pd, "server", r->target, sizeof r->target);
-    get_s(d, topology, "mode", r->topology_mode, sizeof r->topology_mode);
-    get_s(d, topology, "policy", r->policy, sizeof r->policy);
-    get_u32(d, topology, "prefill", &r->n_prefill);
-    get_u32(d, topology, "decode", &r->n_decode);
-    get_s(d, build, "bench", r->build, sizeof r->build);
-    get_s(d, build, "server", r->server_build, sizeof r->server_build);
+    get_s(d, pd, "dataset", r->setup.dataset, sizeof r->setup.dataset);
+    get_s(d, pd, "dataset_path", r->setup.dataset_path, sizeof r->setup.dataset_path);
+    get_s(d, pd, "server", r->setup.target, sizeof r->setup.target);
+    get_s(d, topology, "mode", r->setup.topology_mode, sizeof r->setup.topology_mode);
+    get_s(d, topology, "policy", r->setup.policy, sizeof r->setup.policy);
+    get_u32(d, topology, "prefill", &r->setup.n_prefill);
+    get_u32(d, topology, "decode", &r->setup.n_decode);
+    get_s(d, build, "bench", r->setup.build, sizeof r->setup.build);
+    get_s(d, build, "server", r->setup.server_build, sizeof r->setup.server_build);
 }
 
 td_status bench_result_read(const char *path, struct bench_result *ret, struct td_err *err)
@@ -961,37 +970,38 @@ td_status bench_result_read(const char *path, struct bench_result *ret, struct t
         d.s = td_fail(err, TD_ERR_INVALID, "%s: pd must be an object", path);
     if (d.s) goto end;
     uint64_t n_requests = 0, failed = 0;
-    get_s(&d, root, "date", r.date, sizeof r.date);
-    get_s(&d, root, "backend", r.backend, sizeof r.backend);
-    get_s(&d, root, "label", r.label, sizeof r.label);
-    get_s(&d, root, "model_id", r.model_id, sizeof r.model_id);
+    get_s(&d, root, "date", r.setup.date, sizeof r.setup.date);
+    get_s(&d, root, "backend", r.setup.backend, sizeof r.setup.backend);
+    get_s(&d, root, "label", r.setup.label, sizeof r.setup.label);
+    get_s(&d, root, "model_id", r.setup.model_id, sizeof r.setup.model_id);
     get_u(&d, root, "num_prompts", &n_requests);
-    get_f(&d, root, "request_rate", &r.request_rate);
-    get_f(&d, root, "burstiness", &r.burstiness);
-    get_u(&d, root, "max_concurrency", &r.max_concurrency);
-    get_f(&d, root, "duration", &r.duration_s);
-    get_u(&d, root, "completed", &r.n_outcome[BENCH_COMPLETED]);
+    get_f(&d, root, "request_rate", &r.load.request_rate);
+    get_f(&d, root, "burstiness", &r.load.burstiness);
+    get_u(&d, root, "max_concurrency", &r.load.max_concurrency);
+    get_f(&d, root, "duration", &r.rates.duration_s);
+    get_u(&d, root, "completed", &r.total.n_outcome[BENCH_COMPLETED]);
     get_u(&d, root, "failed", &failed);
-    get_u(&d, root, "total_input_tokens", &r.total_input_tokens);
-    get_u(&d, root, "total_output_tokens", &r.total_output_tokens);
-    get_f(&d, root, "request_throughput", &r.request_throughput);
-    get_f(&d, root, "request_goodput", &r.request_goodput);
-    get_f(&d, root, "output_throughput", &r.output_throughput);
-    get_f(&d, root, "total_token_throughput", &r.total_token_throughput);
-    get_f(&d, root, "max_output_tokens_per_s", &r.max_output_tokens_per_s);
-    get_u(&d, root, "max_concurrent_requests", &r.max_concurrent_requests);
+    get_u(&d, root, "total_input_tokens", &r.total.input_tokens);
+    get_u(&d, root, "total_output_tokens", &r.total.output_tokens);
+    get_f(&d, root, "request_throughput", &r.rates.request_throughput);
+    get_f(&d, root, "request_goodput", &r.rates.request_goodput);
+    get_f(&d, root, "output_throughput", &r.rates.output_throughput);
+    get_f(&d, root, "total_token_throughput", &r.rates.total_token_throughput);
+    get_f(&d, root, "max_output_tokens_per_s", &r.rates.max_output_tokens_per_s);
+    get_u(&d, root, "max_concurrent_requests", &r.total.max_concurrent_requests);
     get_pcts(root, &r);
     for (int m = 0; m < BENCH_N_METRICS; m++)
         get_metric(&d, root, &r, bench_metric_names[m], &r.metric[m]);
     r.n_requests = (size_t)n_requests;
-    r.n_offered = r.n_outcome[BENCH_COMPLETED] + failed;
+    r.total.n_offered = r.total.n_outcome[BENCH_COMPLETED] + failed;
     get_pd(&d, pd, &r);
     /* vLLM's own files say that, too, and have no pd */
-    r.plain_server = pd && !strcmp(r.backend, "openai");
-    r.input_unknown =
-        r.plain_server && !json_is_integer(json_object_get(root, "total_input_tokens"));
-    r.has_cached = r.plain_server && json_is_integer(json_object_get(pd, "cached_tokens"));
-    if (!pd) r.valid = true, r.n_offered = r.n_outcome[BENCH_COMPLETED] + failed;
+    r.setup.plain_server = pd && !strcmp(r.setup.backend, "openai");
+    r.total.input_unknown =
+        r.setup.plain_server && !json_is_integer(json_object_get(root, "total_input_tokens"));
+    r.total.has_cached =
+        r.setup.plain_server && json_is_integer(json_object_get(pd, "cached_tokens"));
+    if (!pd) r.valid = true, r.total.n_offered = r.total.n_outcome[BENCH_COMPLETED] + failed;
 end:
     json_decref(root);
     if (!d.s) *ret = r;

@@ -95,35 +95,87 @@ struct bench_class_result {
     double request_goodput, ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms;
 };
 
-struct bench_result {
-    /* --- how it was run: filled by the run */
-    char date[32], backend[16], label[128], model_id[128], dataset[24], dataset_path[256],
-        arrival[24], target[256], topology_mode[24], policy[32];
-    char slo_preset[BENCH_MAX_NAME], build[32], server_build[64];
-    uint64_t seed, max_concurrency, n_cut;
+/* What was run, against what. */
+struct bench_setup {
+    char date[32], label[128], model_id[128], dataset[24], dataset_path[256];
+    char build[32]; /* of the bench */
+    uint64_t start_wall_ns;
+    char *metadata; /* "K=V K=V" or NULL. Owned */
+    char backend[16], target[256], server_build[64];
+    bool plain_server; /* OpenAI's API: no ledger, no topology. What only a router tells
+                                    is null in the files, not 0 */
+    char topology_mode[24], policy[32];
+    uint32_t n_prefill, n_decode;
+    uint32_t gpus;   /* what goodput is divided by */
+    bool gpus_given; /* by the option; else these are the workers */
+};
+
+/* When requests arrived, and how many at once. */
+struct bench_load {
+    char arrival[24];
+    uint64_t seed, max_concurrency;
     double request_rate, burstiness; /* INFINITY: all at once; NAN: a ramp or a trace */
     double ramp_start, ramp_end;     /* 0 = no ramp */
     char ramp[16];
-    bool rescaled, closed_loop, slo_sent, gpus_given;
-    bool plain_server; /* OpenAI's API: no ledger, no topology. What only a
-                          router tells is null in the files, not 0 */
-    double time_scale, length_scale;
-    uint64_t block_tokens;
+    bool rescaled, closed_loop;
+    double time_scale, length_scale; /* of a trace, as the next two */
+    uint64_t block_tokens, n_cut;
     double warmup, cooldown, grace_s;
-    uint32_t n_prefill, n_decode, gpus, n_tenants;
+    uint32_t n_tenants;
+};
+
+/* The load generator's own part. */
+struct bench_generator {
+    bool realtime;           /* its threads ran before all others */
+    double cpu_s;            /* of this process, while the load ran: what it took from a server on
+                                the same machine */
+    double max_sched_lag_ms; /* the run is not valid when the p99 lies above it; 0 = 5 ms, or 1 % of
+                                the least TTFT objective */
+    double lag_p50_ms, lag_p99_ms, lag_max_ms;
+};
+
+/* How many, of the whole run. */
+struct bench_totals {
+    uint64_t n_offered, n_outcome[BENCH_N_OUTCOMES];
+    uint64_t input_tokens, output_tokens, cached_tokens;
+    bool input_unknown, has_cached; /* plain_server: of any completed request */
+    uint64_t n_one_token, n_no_token, n_deflected, wasted_prefill_tokens, n_failovers,
+        n_preemptions;
+    uint64_t max_concurrent_requests;
+};
+
+/* vLLM's rates, which count the whole run with its drain. */
+struct bench_rates {
+    double duration_s, request_throughput, request_goodput, output_throughput,
+        total_token_throughput, max_output_tokens_per_s;
+};
+
+/* Of the requests that arrived in the measured span. Rates: NAN when the span has no length. */
+struct bench_steady {
+    double t0_s, t1_s, offered_rate, goodput, per_gpu_goodput;
+    struct bench_share joint, ttft, tpot, e2el, tbt;
+    struct td_stats_interval ci95, ci95_wilson, ci95_batch; /* of joint; ci95 is the wider one */
+    bool has_batch;
+    struct bench_metric slo_ttft; /* from the scheduled time, of the requests that got a token */
+    bool has_trend, saturated;    /* both the requests in flight and TTFT rose: the rate is more
+                                     than is served */
+    double token_deadline_share;  /* of the tokens due in the span: came by scheduled + TTFT + i *
+                                     TPOT; NAN without both objectives */
+};
+
+struct bench_result {
+    /* --- how it was run: filled by the run */
+    struct bench_setup setup;
+    struct bench_load load;
     struct bench_slo slo;
+    char slo_preset[BENCH_MAX_NAME];
+    bool slo_sent;
     double target_attainment; /* of the preset; 0 = none */
     size_t n_pcts, n_classes;
     double pcts[BENCH_MAX_PCTS];
     struct bench_class_result classes[BENCH_MAX_CLASSES]; /* at least one */
-    char *metadata;                                       /* "K=V K=V" or NULL. Owned */
-    uint64_t start_wall_ns;
+    struct bench_generator generator; /* lags: filled by bench_result_summarise */
     bool interrupted;
-    bool realtime;           /* the generator's threads ran before all others */
-    double generator_cpu_s;  /* of this process, while the load ran: what it took from
-                                a server on the same machine */
-    double max_sched_lag_ms; /* the run is not valid when the p99 lies above it; 0 = 5
-                                ms, or 1 % of the least TTFT objective */
 
     struct bench_request *requests; /* owned; NULL when read back */
     size_t n_requests;
@@ -131,30 +183,10 @@ struct bench_result {
     /* --- what came of it: filled by bench_result_summarise */
     bool valid;
     char invalid_reason[256];
-    uint64_t n_offered, n_outcome[BENCH_N_OUTCOMES];
-    uint64_t total_input_tokens, total_output_tokens, total_cached_tokens;
-    bool input_unknown, has_cached; /* plain_server: of any completed request */
-    double duration_s, request_throughput, request_goodput, output_throughput,
-        total_token_throughput;
-    double max_output_tokens_per_s;
-    uint64_t max_concurrent_requests;
+    struct bench_totals total;
+    struct bench_rates rates;
     struct bench_metric metric[BENCH_N_METRICS];
-    struct bench_metric slo_ttft; /* from the scheduled time, of the requests in the span
-                                     that got a token */
-
-    struct bench_share joint, ttft, tpot, e2el, tbt;        /* of the requests that arrived in the
-                                                               measured span */
-    struct td_stats_interval ci95, ci95_wilson, ci95_batch; /* of joint; ci95 is the wider one */
-    bool has_batch;
-    /* rates: NAN when the span has no length */
-    double steady_t0_s, steady_t1_s, offered_rate, steady_goodput, per_gpu_goodput;
-    bool has_trend, saturated;   /* in the span both the requests in flight and TTFT
-                                    rose: the rate is more than is served */
-    double token_deadline_share; /* of the tokens due in the span: came by scheduled +
-                                    TTFT + i * TPOT; NAN without both objectives */
-    uint64_t n_one_token, n_no_token, n_deflected, wasted_prefill_tokens, n_failovers,
-        n_preemptions;
-    double sched_lag_p50_ms, sched_lag_p99_ms, sched_lag_max_ms;
+    struct bench_steady steady;
     struct bench_metric stages[BENCH_N_STAGES];
     double jain_index; /* of the tenants' attainment; NAN with one tenant */
     /* of the router's predictions; NAN without them */

@@ -244,7 +244,7 @@ static bool send_one(struct run *r, struct flight *f, double deadline_s, struct 
 {
     const struct bench_run_config *c = r->config;
     struct bench_request *q = f->q;
-    bool closed = r->result.closed_loop;
+    bool closed = r->result.load.closed_loop;
     double free_s;
     if (!closed && !sleep_until(r, q->scheduled_s, p)) return false;
     /* A closed loop has no last arrival: it ends when all places are taken for longer than a
@@ -279,14 +279,15 @@ static td_status offer_load(struct run *r, struct td_err *err)
     if (s) return s;
     struct td_progress progress;
     struct td_progress *p = c->progress ? &progress : NULL;
-    r->timed_s = res->closed_loop ? c->duration_s : 0;
+    r->timed_s = res->load.closed_loop ? c->duration_s : 0;
     td_progress_start(&progress, "bench", "requests", res->n_requests);
     prctl(PR_SET_TIMERSLACK, 1000UL);
     /* an open loop's first request may be due at 0 */
-    uint64_t head_ns = res->closed_loop ? 0 : 10 * TD_NS_PER_MS;
+    uint64_t head_ns = res->load.closed_loop ? 0 : 10 * TD_NS_PER_MS;
     r->t0_ns = td_now_ns() + head_ns;
-    res->start_wall_ns = td_wall_ns() + head_ns;
-    double last_s = res->closed_loop ? INFINITY : res->requests[res->n_requests - 1].scheduled_s,
+    res->setup.start_wall_ns = td_wall_ns() + head_ns;
+    double last_s =
+               res->load.closed_loop ? INFINITY : res->requests[res->n_requests - 1].scheduled_s,
            deadline_s = last_s + c->grace_s;
     double cpu_before_s = cpu_s();
     size_t n_sent = 0;
@@ -305,13 +306,13 @@ static td_status offer_load(struct run *r, struct td_err *err)
             break;
         }
     }
-    if (res->closed_loop) deadline_s = run_since_s(r, td_now_ns()) + c->grace_s;
+    if (res->load.closed_loop) deadline_s = run_since_s(r, td_now_ns()) + c->grace_s;
     drain(r, s ? 0 : deadline_s, p);
-    res->generator_cpu_s = cpu_s() - cpu_before_s;
+    res->generator.cpu_s = cpu_s() - cpu_before_s;
     if (p) td_progress_end(p);
     res->interrupted = run_stopped(r);
     if (res->interrupted || s) return s;
-    if (res->closed_loop) res->n_requests = n_sent; /* the others were never due */
+    if (res->load.closed_loop) res->n_requests = n_sent; /* the others were never due */
     /* Open loop: what found no place until the end was offered all the same. */
     for (size_t i = n_sent; i < res->n_requests; i++) {
         res->requests[i].outcome = BENCH_UNFINISHED;
@@ -347,19 +348,21 @@ td_status bench_run(const struct bench_run_config *c, struct bench_result *ret_r
     int policy_before = 0;
     struct sched_param param_before = {0};
     pthread_getschedparam(pthread_self(), &policy_before, &param_before);
-    if (!s && c->realtime) r.result.realtime = go_realtime();
+    if (!s && c->realtime) r.result.generator.realtime = go_realtime();
     if (!s) s = r.backend->connect(&r, err);
     /* reading files and arithmetic can wait */
-    if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before);
+    if (r.result.generator.realtime)
+        pthread_setschedparam(pthread_self(), policy_before, &param_before);
     if (!s) s = r.backend->discover(&r, err);
     if (!s) s = run_open_dataset(&r, err);
     if (!s) run_describe_classes(&r);
     if (!s) s = run_plan(&r, err);
     if (!s) run_describe(&r);
-    if (r.result.realtime) go_realtime();
+    if (r.result.generator.realtime) go_realtime();
     if (!s) s = warm_up(&r, err);
     if (!s) s = offer_load(&r, err);
-    if (r.result.realtime) pthread_setschedparam(pthread_self(), policy_before, &param_before);
+    if (r.result.generator.realtime)
+        pthread_setschedparam(pthread_self(), policy_before, &param_before);
     if (!s) {
         bench_result_summarise(&r.result);
         *ret_result = r.result;

@@ -139,14 +139,15 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__StatusResponse *m = (const Tandem__V1__StatusResponse *)msg;
     struct bench_result *res = &((struct run *)ctx)->result;
-    snprintf(res->topology_mode, sizeof res->topology_mode, "%s", m->mode);
-    snprintf(res->policy, sizeof res->policy, "%s", m->policy);
+    snprintf(res->setup.topology_mode, sizeof res->setup.topology_mode, "%s", m->mode);
+    snprintf(res->setup.policy, sizeof res->setup.policy, "%s", m->policy);
     for (size_t i = 0; i < m->n_workers; i++) {
         if (!strcmp(m->workers[i]->role, "prefill"))
-            res->n_prefill++;
+            res->setup.n_prefill++;
         else
-            res->n_decode++;
-        snprintf(res->server_build, sizeof res->server_build, "%s", m->workers[i]->version);
+            res->setup.n_decode++;
+        snprintf(res->setup.server_build, sizeof res->setup.server_build, "%s",
+                 m->workers[i]->version);
     }
 }
 

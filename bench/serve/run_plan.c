@@ -151,49 +151,49 @@ void run_describe(struct run *r)
     time_t now = (time_t)(td_wall_ns() / TD_NS_PER_S);
     struct tm tm;
     localtime_r(&now, &tm);
-    strftime(res->date, sizeof res->date, "%Y%m%d-%H%M%S", &tm);
-    snprintf(res->backend, sizeof res->backend, "%s", r->backend->name);
-    snprintf(res->label, sizeof res->label, "%s", c->label);
-    snprintf(res->model_id, sizeof res->model_id, "%s", r->model);
-    snprintf(res->target, sizeof res->target, "%s", c->target);
-    snprintf(res->dataset, sizeof res->dataset, "%s", datasets[c->dataset.kind]);
-    snprintf(res->dataset_path, sizeof res->dataset_path, "%s", c->dataset.path);
-    res->closed_loop = run_is_closed(c);
-    snprintf(res->arrival, sizeof res->arrival, "%s",
-             res->closed_loop ? "closed_loop" : bench_arrival_name(c->arrivals.kind));
-    snprintf(res->ramp, sizeof res->ramp, "%s", ramps[c->arrivals.ramp]);
+    strftime(res->setup.date, sizeof res->setup.date, "%Y%m%d-%H%M%S", &tm);
+    snprintf(res->setup.backend, sizeof res->setup.backend, "%s", r->backend->name);
+    snprintf(res->setup.label, sizeof res->setup.label, "%s", c->label);
+    snprintf(res->setup.model_id, sizeof res->setup.model_id, "%s", r->model);
+    snprintf(res->setup.target, sizeof res->setup.target, "%s", c->target);
+    snprintf(res->setup.dataset, sizeof res->setup.dataset, "%s", datasets[c->dataset.kind]);
+    snprintf(res->setup.dataset_path, sizeof res->setup.dataset_path, "%s", c->dataset.path);
+    res->load.closed_loop = run_is_closed(c);
+    snprintf(res->load.arrival, sizeof res->load.arrival, "%s",
+             res->load.closed_loop ? "closed_loop" : bench_arrival_name(c->arrivals.kind));
+    snprintf(res->load.ramp, sizeof res->load.ramp, "%s", ramps[c->arrivals.ramp]);
     if (c->arrivals.ramp)
-        res->ramp_start = c->arrivals.ramp_start, res->ramp_end = c->arrivals.ramp_end;
-    res->request_rate =
+        res->load.ramp_start = c->arrivals.ramp_start, res->load.ramp_end = c->arrivals.ramp_end;
+    res->load.request_rate =
         c->arrivals.kind == BENCH_TRACE || c->arrivals.ramp ? NAN : c->arrivals.rate;
-    res->burstiness = c->arrivals.kind == BENCH_TRACE      ? NAN
-                      : c->arrivals.kind == BENCH_GAMMA    ? c->arrivals.burstiness
-                      : c->arrivals.kind == BENCH_CONSTANT ? INFINITY
-                                                           : 1;
-    res->rescaled = c->arrivals.rescale && isfinite(res->request_rate);
-    res->seed = c->seed;
-    res->max_concurrency = c->max_concurrency;
-    res->n_cut = bench_dataset_n_cut(r->dataset);
-    res->time_scale = bench_dataset_is_trace(c->dataset.kind) ? c->dataset.time_scale : 1;
-    res->length_scale = bench_dataset_is_trace(c->dataset.kind) ? c->dataset.length_scale : 1;
-    res->block_tokens =
+    res->load.burstiness = c->arrivals.kind == BENCH_TRACE      ? NAN
+                           : c->arrivals.kind == BENCH_GAMMA    ? c->arrivals.burstiness
+                           : c->arrivals.kind == BENCH_CONSTANT ? INFINITY
+                                                                : 1;
+    res->load.rescaled = c->arrivals.rescale && isfinite(res->load.request_rate);
+    res->load.seed = c->seed;
+    res->load.max_concurrency = c->max_concurrency;
+    res->load.n_cut = bench_dataset_n_cut(r->dataset);
+    res->load.time_scale = bench_dataset_is_trace(c->dataset.kind) ? c->dataset.time_scale : 1;
+    res->load.length_scale = bench_dataset_is_trace(c->dataset.kind) ? c->dataset.length_scale : 1;
+    res->load.block_tokens =
         c->dataset.kind == BENCH_MOONCAKE ? bench_dataset_block_tokens(r->dataset) : 0;
-    res->warmup = c->warmup;
-    res->cooldown = c->cooldown;
-    res->grace_s = c->grace_s;
+    res->load.warmup = c->warmup;
+    res->load.cooldown = c->cooldown;
+    res->load.grace_s = c->grace_s;
     res->slo = c->slo;
     res->slo_sent = c->send_slo;
-    res->plain_server = c->openai;
+    res->setup.plain_server = c->openai;
     snprintf(res->slo_preset, sizeof res->slo_preset, "%s", c->slo_preset);
     res->target_attainment = c->target_attainment;
-    res->n_tenants = c->n_tenants;
-    res->gpus_given = c->gpus > 0;
-    res->gpus = c->gpus ? c->gpus : res->n_prefill + res->n_decode;
-    snprintf(res->build, sizeof res->build, "%s", TD_VERSION);
+    res->load.n_tenants = c->n_tenants;
+    res->setup.gpus_given = c->gpus > 0;
+    res->setup.gpus = c->gpus ? c->gpus : res->setup.n_prefill + res->setup.n_decode;
+    snprintf(res->setup.build, sizeof res->setup.build, "%s", TD_VERSION);
     memcpy(res->pcts, c->pcts, sizeof res->pcts);
     res->n_pcts = c->n_pcts;
-    res->max_sched_lag_ms = c->max_sched_lag_ms;
-    if (c->metadata[0]) res->metadata = strdup(c->metadata);
+    res->generator.max_sched_lag_ms = c->max_sched_lag_ms;
+    if (c->metadata[0]) res->setup.metadata = strdup(c->metadata);
 }
 
 void run_describe_classes(struct run *r)

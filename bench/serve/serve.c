@@ -54,8 +54,8 @@ static void print_errors(const struct bench_result *r)
         for (size_t k = 0; k < n_kinds; k++)
             if (kinds[k].n > kinds[most].n) most = k;
         fprintf(stderr, "%llu x %s: %s status %d: %s\n", (unsigned long long)kinds[most].n,
-                bench_outcome_names[kinds[most].q->outcome], r->plain_server ? "HTTP" : "gRPC",
-                kinds[most].q->code, kinds[most].q->error);
+                bench_outcome_names[kinds[most].q->outcome],
+                r->setup.plain_server ? "HTTP" : "gRPC", kinds[most].q->code, kinds[most].q->error);
         kinds[most].n = 0;
     }
 }
@@ -71,7 +71,7 @@ static int finish(const char *program, const struct bench_serve_options *o,
     if (r->interrupted) return 130;
     if (!r->valid)
         return fprintf(stderr, "%s: the run is not valid: %s\n", program, r->invalid_reason), 1;
-    if (r->n_outcome[BENCH_COMPLETED] == 0)
+    if (r->total.n_outcome[BENCH_COMPLETED] == 0)
         return fprintf(stderr, "%s: no request completed\n", program), 1;
     return 0;
 }

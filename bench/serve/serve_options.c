@@ -351,17 +351,18 @@ static void result_path(const struct bench_serve_options *o, const struct bench_
 {
     char made[512], rate[32] = "inf", model[128];
     if (!name[0]) {
-        if (isfinite(r->request_rate))
-            snprintf(rate, sizeof rate, "%g", r->request_rate);
-        else if (isnan(r->request_rate))
-            snprintf(rate, sizeof rate, "%s", r->ramp[0] ? "ramp" : "trace");
-        snprintf(model, sizeof model, "%s", r->model_id);
+        if (isfinite(r->load.request_rate))
+            snprintf(rate, sizeof rate, "%g", r->load.request_rate);
+        else if (isnan(r->load.request_rate))
+            snprintf(rate, sizeof rate, "%s", r->load.ramp[0] ? "ramp" : "trace");
+        snprintf(model, sizeof model, "%s", r->setup.model_id);
         for (char *p = model; *p; p++)
             if (*p == '/') *p = '-';
         snprintf(made, sizeof made, "%s-%sqps-%s%.0llu%s%s-%s.json",
-                 r->label[0] ? r->label : r->backend, rate, r->max_concurrency ? "concurrency" : "",
-                 (unsigned long long)r->max_concurrency, r->max_concurrency ? "-" : "", model,
-                 r->date);
+                 r->setup.label[0] ? r->setup.label : r->setup.backend, rate,
+                 r->load.max_concurrency ? "concurrency" : "",
+                 (unsigned long long)r->load.max_concurrency, r->load.max_concurrency ? "-" : "",
+                 model, r->setup.date);
         name = made;
     }
     bool in_dir = o->result_dir[0] && name[0] != '/';

@@ -64,7 +64,7 @@ static bool done(const struct bench_request *q) { return q->outcome == BENCH_COM
  * free. */
 static double arrival_s(const struct bench_result *r, const struct bench_request *q)
 {
-    return r->closed_loop ? q->ready_s : q->scheduled_s;
+    return r->load.closed_loop ? q->ready_s : q->scheduled_s;
 }
 /* A request that completed without a token answered when it ended. */
 static double first_s(const struct bench_request *q)
@@ -121,38 +121,38 @@ static void count(struct bench_result *r)
     for (size_t i = 0; i < r->n_requests; i++) {
         struct bench_request *q = &r->requests[i];
         judge(r, q);
-        r->n_outcome[q->outcome]++;
+        r->total.n_outcome[q->outcome]++;
         if (!offered(q)) continue;
-        r->n_offered++;
+        r->total.n_offered++;
         if (q->end_s > end_s) end_s = q->end_s; /* NAN is not greater */
-        r->n_preemptions += q->preemptions;
-        r->n_failovers += q->failovers;
+        r->total.n_preemptions += q->preemptions;
+        r->total.n_failovers += q->failovers;
         if (!done(q)) {
-            if (!isnan(q->first_s)) r->wasted_prefill_tokens += (uint64_t)q->input_len;
+            if (!isnan(q->first_s)) r->total.wasted_prefill_tokens += (uint64_t)q->input_len;
             continue;
         }
-        r->total_input_tokens += (uint64_t)q->input_len;
-        r->total_output_tokens += (uint64_t)q->output_len;
-        r->total_cached_tokens += (uint64_t)q->cached_tokens;
-        r->input_unknown |= q->input_unknown;
-        r->has_cached |= q->has_cached;
-        r->n_one_token += q->output_len == 1;
-        r->n_no_token += q->output_len == 0;
-        r->n_deflected += q->has_ledger && !strcmp(q->mode, "colocated") &&
-                          strcmp(r->topology_mode, "colocated") != 0;
+        r->total.input_tokens += (uint64_t)q->input_len;
+        r->total.output_tokens += (uint64_t)q->output_len;
+        r->total.cached_tokens += (uint64_t)q->cached_tokens;
+        r->total.input_unknown |= q->input_unknown;
+        r->total.has_cached |= q->has_cached;
+        r->total.n_one_token += q->output_len == 1;
+        r->total.n_no_token += q->output_len == 0;
+        r->total.n_deflected += q->has_ledger && !strcmp(q->mode, "colocated") &&
+                                strcmp(r->setup.topology_mode, "colocated") != 0;
     }
-    r->duration_s = end_s;
+    r->rates.duration_s = end_s;
 }
 
 static void rates(struct bench_result *r)
 {
     uint64_t n_good = 0;
     for (size_t i = 0; i < r->n_requests; i++) n_good += r->requests[i].ok.joint;
-    double d = r->duration_s > 0 ? r->duration_s : NAN;
-    r->request_throughput = (double)r->n_outcome[BENCH_COMPLETED] / d;
-    r->request_goodput = (double)n_good / d;
-    r->output_throughput = (double)r->total_output_tokens / d;
-    r->total_token_throughput = (double)(r->total_input_tokens + r->total_output_tokens) / d;
+    double d = r->rates.duration_s > 0 ? r->rates.duration_s : NAN;
+    r->rates.request_throughput = (double)r->total.n_outcome[BENCH_COMPLETED] / d;
+    r->rates.request_goodput = (double)n_good / d;
+    r->rates.output_throughput = (double)r->total.output_tokens / d;
+    r->rates.total_token_throughput = (double)(r->total.input_tokens + r->total.output_tokens) / d;
 }
 
 static void metrics(struct bench_result *r)
@@ -180,7 +180,7 @@ static void metrics(struct bench_result *r)
 /* Busiest whole second of output tokens, and the most requests at once. */
 static void peaks(struct bench_result *r)
 {
-    size_t n_seconds = (size_t)r->duration_s + 2;
+    size_t n_seconds = (size_t)r->rates.duration_s + 2;
     double *per_s = calloc(n_seconds, sizeof *per_s);
     struct values starts = values_open(r->n_requests), ends = values_open(r->n_requests);
     TD_ASSERT(per_s);
@@ -198,12 +198,14 @@ static void peaks(struct bench_result *r)
         }
     }
     for (size_t i = 0; i < n_seconds; i++)
-        if (per_s[i] > r->max_output_tokens_per_s) r->max_output_tokens_per_s = per_s[i];
+        if (per_s[i] > r->rates.max_output_tokens_per_s)
+            r->rates.max_output_tokens_per_s = per_s[i];
     td_stats_sort(starts.x, starts.n);
     td_stats_sort(ends.x, ends.n);
     for (size_t i = 0, ended = 0; i < starts.n; i++) {
         while (ended < ends.n && ends.x[ended] <= starts.x[i]) ended++;
-        if (i + 1 - ended > r->max_concurrent_requests) r->max_concurrent_requests = i + 1 - ended;
+        if (i + 1 - ended > r->total.max_concurrent_requests)
+            r->total.max_concurrent_requests = i + 1 - ended;
     }
     free(per_s);
     free(starts.x);
@@ -224,8 +226,8 @@ static void measured_span(struct bench_result *r)
         if (offered(&r->requests[i]) && !(arrival_s(r, &r->requests[i]) <= last))
             last = arrival_s(r, &r->requests[i]);
     if (isnan(last)) last = 0;
-    r->steady_t0_s = r->warmup < 1 ? r->warmup * last : r->warmup;
-    r->steady_t1_s = last - (r->cooldown < 1 ? r->cooldown * last : r->cooldown);
+    r->steady.t0_s = r->load.warmup < 1 ? r->load.warmup * last : r->load.warmup;
+    r->steady.t1_s = last - (r->load.cooldown < 1 ? r->load.cooldown * last : r->load.cooldown);
 
     double(*good)[2] = malloc((r->n_requests + 1) * sizeof *good); /* arrival, 1 = good */
     struct values slo_ttft = values_open(r->n_requests);
@@ -234,46 +236,48 @@ static void measured_span(struct bench_result *r)
     for (size_t i = 0; i < r->n_requests; i++) {
         const struct bench_request *q = &r->requests[i];
         double at_s = arrival_s(r, q);
-        if (!offered(q) || at_s < r->steady_t0_s || at_s > r->steady_t1_s) continue;
+        if (!offered(q) || at_s < r->steady.t0_s || at_s > r->steady.t1_s) continue;
         good[n][0] = at_s;
         good[n++][1] = q->ok.joint;
-        share_add(&r->joint, q->ok.joint);
-        share_add(&r->ttft, q->ok.ttft);
-        share_add(&r->tpot, q->ok.tpot);
-        share_add(&r->e2el, q->ok.e2el);
-        share_add(&r->tbt, q->ok.tbt);
+        share_add(&r->steady.joint, q->ok.joint);
+        share_add(&r->steady.ttft, q->ok.ttft);
+        share_add(&r->steady.tpot, q->ok.tpot);
+        share_add(&r->steady.e2el, q->ok.e2el);
+        share_add(&r->steady.tbt, q->ok.tbt);
         share_add(&r->classes[q->class_index].joint, q->ok.joint);
         if (!isnan(q->first_s)) values_add(&slo_ttft, (q->first_s - at_s) * 1e3);
     }
-    values_close(&slo_ttft, r->pcts, r->n_pcts, &r->slo_ttft);
-    share_close(&r->joint);
-    share_close(&r->ttft);
-    share_close(&r->tpot);
-    share_close(&r->e2el);
-    share_close(&r->tbt);
+    values_close(&slo_ttft, r->pcts, r->n_pcts, &r->steady.slo_ttft);
+    share_close(&r->steady.joint);
+    share_close(&r->steady.ttft);
+    share_close(&r->steady.tpot);
+    share_close(&r->steady.e2el);
+    share_close(&r->steady.tbt);
 
     qsort(good, n, sizeof *good, by_arrival);
     struct values in_order = values_open(n);
     for (size_t i = 0; i < n; i++) values_add(&in_order, good[i][1]);
-    r->ci95 = r->ci95_wilson = td_stats_wilson(r->joint.k, r->joint.n);
-    r->has_batch = td_stats_batch_means(in_order.x, n, &r->ci95_batch);
+    r->steady.ci95 = r->steady.ci95_wilson = td_stats_wilson(r->steady.joint.k, r->steady.joint.n);
+    r->steady.has_batch = td_stats_batch_means(in_order.x, n, &r->steady.ci95_batch);
     /* Queueing makes neighbours alike: then the batches know less than Wilson's formula
        believes. */
-    if (r->has_batch && r->ci95_batch.hi - r->ci95_batch.lo > r->ci95_wilson.hi - r->ci95_wilson.lo)
-        r->ci95 = (struct td_stats_interval){fmax(0, r->ci95_batch.lo), fmin(1, r->ci95_batch.hi)};
+    if (r->steady.has_batch && r->steady.ci95_batch.hi - r->steady.ci95_batch.lo >
+                                   r->steady.ci95_wilson.hi - r->steady.ci95_wilson.lo)
+        r->steady.ci95 = (struct td_stats_interval){fmax(0, r->steady.ci95_batch.lo),
+                                                    fmin(1, r->steady.ci95_batch.hi)};
     free(in_order.x);
     free(good);
 
-    double length_s = r->steady_t1_s - r->steady_t0_s;
+    double length_s = r->steady.t1_s - r->steady.t0_s;
     if (!(length_s > 0)) length_s = NAN;
-    r->offered_rate = (double)r->joint.n / length_s;
-    r->steady_goodput = (double)r->joint.k / length_s;
-    r->per_gpu_goodput = r->gpus ? r->steady_goodput / r->gpus : NAN;
+    r->steady.offered_rate = (double)r->steady.joint.n / length_s;
+    r->steady.goodput = (double)r->steady.joint.k / length_s;
+    r->steady.per_gpu_goodput = r->setup.gpus ? r->steady.goodput / r->setup.gpus : NAN;
 }
 
 static bool in_span(const struct bench_result *r, const struct bench_request *q)
 {
-    return offered(q) && arrival_s(r, q) >= r->steady_t0_s && arrival_s(r, q) <= r->steady_t1_s;
+    return offered(q) && arrival_s(r, q) >= r->steady.t0_s && arrival_s(r, q) <= r->steady.t1_s;
 }
 
 /* Over-saturation, as guidellm sees it: work piles up and answers take longer and longer. A long
@@ -303,8 +307,9 @@ static void trend(struct bench_result *r)
         values_add(&flying, (double)(started - ended));
         values_add(&ttft, order[i][1]);
     }
-    r->has_trend = n >= 2 * TD_STATS_N_BATCHES && order[n - 1][0] > order[0][0];
-    r->saturated = r->has_trend && td_stats_rises(flying.x, n, 1) && td_stats_rises(ttft.x, n, 0);
+    r->steady.has_trend = n >= 2 * TD_STATS_N_BATCHES && order[n - 1][0] > order[0][0];
+    r->steady.saturated =
+        r->steady.has_trend && td_stats_rises(flying.x, n, 1) && td_stats_rises(ttft.x, n, 0);
     free(order);
     free(ends.x);
     free(starts.x);
@@ -330,12 +335,12 @@ static void token_deadlines(struct bench_result *r)
             s.n += (uint64_t)q->want_len - q->n_messages;
     }
     share_close(&s);
-    r->token_deadline_share = s.value;
+    r->steady.token_deadline_share = s.value;
 }
 
 static void classes(struct bench_result *r)
 {
-    double length_s = r->steady_t1_s - r->steady_t0_s;
+    double length_s = r->steady.t1_s - r->steady.t0_s;
     for (size_t c = 0; c < r->n_classes; c++) {
         struct bench_class_result *k = &r->classes[c];
         struct values ttft = values_open(r->n_requests), tpot = values_open(r->n_requests);
@@ -362,14 +367,14 @@ static void classes(struct bench_result *r)
 static void tenants(struct bench_result *r)
 {
     r->jain_index = NAN;
-    if (r->n_tenants < 2) return;
-    struct bench_share *s = calloc(r->n_tenants, sizeof *s);
-    struct values v = values_open(r->n_tenants);
+    if (r->load.n_tenants < 2) return;
+    struct bench_share *s = calloc(r->load.n_tenants, sizeof *s);
+    struct values v = values_open(r->load.n_tenants);
     TD_ASSERT(s);
     for (size_t i = 0; i < r->n_requests; i++)
         if (in_span(r, &r->requests[i]))
             share_add(&s[r->requests[i].tenant], r->requests[i].ok.joint);
-    for (uint32_t t = 0; t < r->n_tenants; t++) {
+    for (uint32_t t = 0; t < r->load.n_tenants; t++) {
         share_close(&s[t]);
         if (s[t].n) values_add(&v, s[t].value);
     }
@@ -403,14 +408,14 @@ static void stages(struct bench_result *r)
 static void lag(struct bench_result *r)
 {
     struct values v = values_open(r->n_requests);
-    double least_ttft_ms = INFINITY, limit_ms = r->max_sched_lag_ms;
+    double least_ttft_ms = INFINITY, limit_ms = r->generator.max_sched_lag_ms;
     for (size_t i = 0; i < r->n_requests; i++)
         if (offered(&r->requests[i]) && !isnan(r->requests[i].sent_s))
             values_add(&v, (r->requests[i].sent_s - r->requests[i].ready_s) * 1e3);
     td_stats_sort(v.x, v.n);
-    r->sched_lag_p50_ms = td_stats_percentile(v.x, v.n, 50);
-    r->sched_lag_p99_ms = td_stats_percentile(v.x, v.n, 99);
-    r->sched_lag_max_ms = v.n ? v.x[v.n - 1] : NAN;
+    r->generator.lag_p50_ms = td_stats_percentile(v.x, v.n, 50);
+    r->generator.lag_p99_ms = td_stats_percentile(v.x, v.n, 99);
+    r->generator.lag_max_ms = v.n ? v.x[v.n - 1] : NAN;
     free(v.x);
     for (size_t c = 0; c < r->n_classes; c++)
         if (r->classes[c].of.slo.ttft_ms > 0)
@@ -420,14 +425,14 @@ static void lag(struct bench_result *r)
     if (r->interrupted) {
         r->valid = false;
         snprintf(r->invalid_reason, sizeof r->invalid_reason,
-                 "interrupted after %llu of %zu requests", (unsigned long long)r->n_offered,
+                 "interrupted after %llu of %zu requests", (unsigned long long)r->total.n_offered,
                  r->n_requests);
-    } else if (r->sched_lag_p99_ms > limit_ms) {
+    } else if (r->generator.lag_p99_ms > limit_ms) {
         r->valid = false;
         snprintf(r->invalid_reason, sizeof r->invalid_reason,
                  "the load generator itself was late: sched_lag_ms p99 is %.3f, limit %.3f (5 ms, "
                  "or 1 %% of the TTFT objective; --max-sched-lag-ms)",
-                 r->sched_lag_p99_ms, limit_ms);
+                 r->generator.lag_p99_ms, limit_ms);
     }
 }
 
@@ -453,6 +458,6 @@ void bench_result_free(struct bench_result *r)
         free(r->requests[i].gaps_s);
     }
     free(r->requests);
-    free(r->metadata);
+    free(r->setup.metadata);
     memset(r, 0, sizeof *r);
 }

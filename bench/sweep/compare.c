@@ -167,15 +167,15 @@ static double value_of(const struct bench_result *r, enum what w, int metric)
 {
     switch (w) {
     case DURATION:
-        return r->duration_s;
+        return r->rates.duration_s;
     case THROUGHPUT:
-        return r->request_throughput;
+        return r->rates.request_throughput;
     case OUT_TOKENS:
-        return r->output_throughput;
+        return r->rates.output_throughput;
     case GOODPUT:
-        return r->request_goodput;
+        return r->rates.request_goodput;
     case STEADY:
-        return r->steady_goodput;
+        return r->steady.goodput;
     case MEAN:
         return r->metric[metric].mean;
     case MEDIAN:
@@ -220,8 +220,9 @@ static void result_row(const char *name, const struct side *a, const struct side
 static double joint_of(const struct side *s, struct td_stats_interval *ret)
 {
     uint64_t k = 0, n = 0;
-    *ret = s->results[0].ci95;
-    for (size_t i = 0; i < s->n; i++) k += s->results[i].joint.k, n += s->results[i].joint.n;
+    *ret = s->results[0].steady.ci95;
+    for (size_t i = 0; i < s->n; i++)
+        k += s->results[i].steady.joint.k, n += s->results[i].steady.joint.n;
     if (s->n > 1) *ret = td_stats_wilson(k, n);
     return n ? (double)k / (double)n : NAN;
 }
@@ -250,12 +251,12 @@ static void compare_results(const struct side *a, const struct side *b, double s
         if (a->n > 1 || b->n > 1 || !bounded_row(name, ra, rb, m, 99, spread, t))
             result_row(name, a, b, P99, m, spread, t);
     }
-    if (strcmp(ra->model_id, rb->model_id) != 0)
-        printf("warning: the models differ: A %s, B %s\n", ra->model_id, rb->model_id);
-    if (!(ra->request_rate == rb->request_rate) &&
-        !(isnan(ra->request_rate) && isnan(rb->request_rate)))
-        printf("warning: the rates differ: A %g, B %g requests/s\n", ra->request_rate,
-               rb->request_rate);
+    if (strcmp(ra->setup.model_id, rb->setup.model_id) != 0)
+        printf("warning: the models differ: A %s, B %s\n", ra->setup.model_id, rb->setup.model_id);
+    if (!(ra->load.request_rate == rb->load.request_rate) &&
+        !(isnan(ra->load.request_rate) && isnan(rb->load.request_rate)))
+        printf("warning: the rates differ: A %g, B %g requests/s\n", ra->load.request_rate,
+               rb->load.request_rate);
     if (ra->slo.ttft_ms != rb->slo.ttft_ms || ra->slo.tpot_ms != rb->slo.tpot_ms)
         printf("warning: the objectives differ\n");
     for (size_t i = 0; i < a->n; i++)

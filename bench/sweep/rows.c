@@ -43,13 +43,13 @@ static double pct(const struct bench_result *r, const struct bench_metric *m, do
 
 static double arrival_of(const struct bench_result *r, const struct bench_request *q)
 {
-    return r->closed_loop ? q->ready_s : q->scheduled_s;
+    return r->load.closed_loop ? q->ready_s : q->scheduled_s;
 }
 
 static bool in_span(const struct bench_result *r, const struct bench_request *q)
 {
-    return q->outcome != BENCH_UNSENT && arrival_of(r, q) >= r->steady_t0_s &&
-           arrival_of(r, q) <= r->steady_t1_s;
+    return q->outcome != BENCH_UNSENT && arrival_of(r, q) >= r->steady.t0_s &&
+           arrival_of(r, q) <= r->steady.t1_s;
 }
 
 static int by_value(const void *a, const void *b)
@@ -139,7 +139,7 @@ static double attainment_at(const struct bench_result *r, double by)
         scale_slo(&t.classes[k].of.slo, &r->classes[k].of.slo, by);
     }
     bench_result_summarise(&t);
-    return t.joint.value;
+    return t.steady.joint.value;
 }
 
 static td_status scales(const struct sweep *s, struct sweep_row *row, const struct bench_result *r,
@@ -156,10 +156,10 @@ static td_status scales(const struct sweep *s, struct sweep_row *row, const stru
 td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const struct bench_result *r,
                          struct td_err *err)
 {
-    row->seed = (double)r->seed;
-    row->offered = (double)r->n_offered;
-    row->completed = (double)r->n_outcome[BENCH_COMPLETED];
-    row->rejected = (double)r->n_outcome[BENCH_REJECTED];
+    row->seed = (double)r->load.seed;
+    row->offered = (double)r->total.n_offered;
+    row->completed = (double)r->total.n_outcome[BENCH_COMPLETED];
+    row->rejected = (double)r->total.n_outcome[BENCH_REJECTED];
     row->rejected_ttft = row->rejected_tpot = 0;
     for (size_t i = 0; i < r->n_requests; i++) { /* the router's refusal says which objective it
                                                     is for */
@@ -168,35 +168,35 @@ td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const str
         row->rejected_ttft += strstr(q->error, "TTFT") != NULL;
         row->rejected_tpot += strstr(q->error, "TPOT") != NULL;
     }
-    row->timed_out = (double)r->n_outcome[BENCH_TIMED_OUT];
-    row->failed = (double)r->n_outcome[BENCH_FAILED];
-    row->unfinished = (double)r->n_outcome[BENCH_UNFINISHED];
-    row->deflected = r->plain_server ? NAN : (double)r->n_deflected;
-    row->offered_rate = r->offered_rate;
-    row->goodput = r->steady_goodput;
-    row->per_gpu_goodput = r->per_gpu_goodput;
-    row->attainment = r->joint.value;
-    row->n_good = (double)r->joint.k;
-    row->n = (double)r->joint.n;
-    row->ci95_lo = r->ci95.lo;
-    row->ci95_hi = r->ci95.hi;
-    row->attainment_ttft = r->ttft.value;
-    row->attainment_tpot = r->tpot.value;
-    row->attainment_e2el = r->e2el.value;
-    row->ttft_p50_ms = pct(r, &r->slo_ttft, 50);
-    row->ttft_p90_ms = pct(r, &r->slo_ttft, 90);
-    row->ttft_p99_ms = pct(r, &r->slo_ttft, 99);
+    row->timed_out = (double)r->total.n_outcome[BENCH_TIMED_OUT];
+    row->failed = (double)r->total.n_outcome[BENCH_FAILED];
+    row->unfinished = (double)r->total.n_outcome[BENCH_UNFINISHED];
+    row->deflected = r->setup.plain_server ? NAN : (double)r->total.n_deflected;
+    row->offered_rate = r->steady.offered_rate;
+    row->goodput = r->steady.goodput;
+    row->per_gpu_goodput = r->steady.per_gpu_goodput;
+    row->attainment = r->steady.joint.value;
+    row->n_good = (double)r->steady.joint.k;
+    row->n = (double)r->steady.joint.n;
+    row->ci95_lo = r->steady.ci95.lo;
+    row->ci95_hi = r->steady.ci95.hi;
+    row->attainment_ttft = r->steady.ttft.value;
+    row->attainment_tpot = r->steady.tpot.value;
+    row->attainment_e2el = r->steady.e2el.value;
+    row->ttft_p50_ms = pct(r, &r->steady.slo_ttft, 50);
+    row->ttft_p90_ms = pct(r, &r->steady.slo_ttft, 90);
+    row->ttft_p99_ms = pct(r, &r->steady.slo_ttft, 99);
     row->tpot_p50_ms = pct(r, &r->metric[BENCH_TPOT], 50);
     row->tpot_p90_ms = pct(r, &r->metric[BENCH_TPOT], 90);
     row->tpot_p99_ms = pct(r, &r->metric[BENCH_TPOT], 99);
     row->itl_p50_ms = pct(r, &r->metric[BENCH_ITL], 50);
     row->itl_p90_ms = pct(r, &r->metric[BENCH_ITL], 90);
     row->itl_p99_ms = pct(r, &r->metric[BENCH_ITL], 99);
-    row->saturated = r->saturated;
+    row->saturated = r->steady.saturated;
     row->valid = r->valid;
-    row->span_s = r->steady_t1_s - r->steady_t0_s;
-    row->duration_s = r->duration_s;
-    row->sched_lag_p99_ms = r->sched_lag_p99_ms;
+    row->span_s = r->steady.t1_s - r->steady.t0_s;
+    row->duration_s = r->rates.duration_s;
+    row->sched_lag_p99_ms = r->generator.lag_p99_ms;
     row->predicted_mape = r->predicted_ttft_mape;
     row->predicted_coverage = r->predicted_ttft_coverage;
     for (int k = 0; k < BENCH_N_STAGES; k++)

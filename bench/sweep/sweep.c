@@ -493,25 +493,25 @@ static td_status run_once(struct state *st, const char *phase, double rate, uint
     *ret_row = st->sweep.n_rows - 1;
     row->config = st->config;
     snprintf(row->phase, sizeof row->phase, "%s", phase);
-    row->rate = isfinite(rate) ? rate : fmax(ret_result->request_throughput, 1e-3);
+    row->rate = isfinite(rate) ? rate : fmax(ret_result->rates.request_throughput, 1e-3);
     s = sweep_row_fill(&st->sweep, row, ret_result, err);
     row->load1 = before;
     struct sweep_config *k = &st->sweep.configs[st->config];
-    k->prefill = ret_result->n_prefill;
-    k->decode = ret_result->n_decode;
-    k->gpus = ret_result->gpus;
-    if (!k->mode[0]) snprintf(k->mode, sizeof k->mode, "%s", ret_result->topology_mode);
-    if (ret_result->plain_server)
+    k->prefill = ret_result->setup.n_prefill;
+    k->decode = ret_result->setup.n_decode;
+    k->gpus = ret_result->setup.gpus;
+    if (!k->mode[0]) snprintf(k->mode, sizeof k->mode, "%s", ret_result->setup.topology_mode);
+    if (ret_result->setup.plain_server)
         snprintf(k->name, sizeof k->name, "%s", "openai");
     else if (!strcmp(k->name, "cluster"))
-        snprintf(k->name, sizeof k->name, "%s %u:%u", ret_result->topology_mode, k->prefill,
+        snprintf(k->name, sizeof k->name, "%s %u:%u", ret_result->setup.topology_mode, k->prefill,
                  k->decode);
-    snprintf(st->sweep.model, sizeof st->sweep.model, "%s", ret_result->model_id);
+    snprintf(st->sweep.model, sizeof st->sweep.model, "%s", ret_result->setup.model_id);
     if (isfinite(rate))
-        snprintf(st->sweep.arrival, sizeof st->sweep.arrival, "%s", ret_result->arrival);
-    snprintf(st->sweep.build, sizeof st->sweep.build, "%s, server %s", ret_result->build,
-             ret_result->server_build);
-    snprintf(st->sweep.policy, sizeof st->sweep.policy, "%s", ret_result->policy);
+        snprintf(st->sweep.arrival, sizeof st->sweep.arrival, "%s", ret_result->load.arrival);
+    snprintf(st->sweep.build, sizeof st->sweep.build, "%s, server %s", ret_result->setup.build,
+             ret_result->setup.server_build);
+    snprintf(st->sweep.policy, sizeof st->sweep.policy, "%s", ret_result->setup.policy);
     return s;
 }
 
@@ -553,20 +553,20 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
         }
         const struct sweep_row *row = &st->sweep.rows[*ret_row];
         bool interrupted = r.interrupted || g_stop, valid = r.valid;
-        if (r.n_outcome[BENCH_FAILED]) {
+        if (r.total.n_outcome[BENCH_FAILED]) {
             for (size_t i = 0; i < r.n_requests; i++)
                 if (r.requests[i].outcome == BENCH_FAILED) {
                     fprintf(stderr, "%llu requests failed, such as: %s status %d: %s\n",
-                            (unsigned long long)r.n_outcome[BENCH_FAILED],
-                            r.plain_server ? "HTTP" : "gRPC", r.requests[i].code,
+                            (unsigned long long)r.total.n_outcome[BENCH_FAILED],
+                            r.setup.plain_server ? "HTTP" : "gRPC", r.requests[i].code,
                             r.requests[i].error ? r.requests[i].error : "");
                     break;
                 }
-            if (st->o->max_failures && r.n_outcome[BENCH_FAILED] > st->o->max_failures) {
+            if (st->o->max_failures && r.total.n_outcome[BENCH_FAILED] > st->o->max_failures) {
                 st->give_up = true;
                 snprintf(st->sweep.configs[st->config].note, sizeof st->sweep.configs[0].note,
                          "left after %llu requests failed in one run (--max-failures %llu)",
-                         (unsigned long long)r.n_outcome[BENCH_FAILED],
+                         (unsigned long long)r.total.n_outcome[BENCH_FAILED],
                          (unsigned long long)st->o->max_failures);
             }
         }

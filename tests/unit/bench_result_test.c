@@ -25,31 +25,31 @@ static void near(double got, double want, const char *what)
 
 static void result_init(struct bench_result *r, size_t capacity)
 {
-    *r = (struct bench_result){.gpus = 2,
-                               .n_prefill = 1,
-                               .n_decode = 1,
-                               .warmup = 0.1,
-                               .grace_s = 30,
+    *r = (struct bench_result){.setup.gpus = 2,
+                               .setup.n_prefill = 1,
+                               .setup.n_decode = 1,
+                               .load.warmup = 0.1,
+                               .load.grace_s = 30,
                                .n_pcts = 2,
                                .pcts = {50, 99},
                                .n_classes = 1,
-                               .request_rate = 1,
-                               .burstiness = 1,
-                               .rescaled = true,
-                               .seed = 7,
-                               .time_scale = 1,
-                               .length_scale = 1,
-                               .max_sched_lag_ms = 1000,
-                               .date = "20260101-000000",
-                               .backend = "grpc",
-                               .model_id = "m",
-                               .arrival = "poisson",
-                               .dataset = "random",
-                               .topology_mode = "pd",
-                               .policy = "least_token",
-                               .build = "1",
-                               .server_build = "1",
-                               .target = "h:1"};
+                               .load.request_rate = 1,
+                               .load.burstiness = 1,
+                               .load.rescaled = true,
+                               .load.seed = 7,
+                               .load.time_scale = 1,
+                               .load.length_scale = 1,
+                               .generator.max_sched_lag_ms = 1000,
+                               .setup.date = "20260101-000000",
+                               .setup.backend = "grpc",
+                               .setup.model_id = "m",
+                               .load.arrival = "poisson",
+                               .setup.dataset = "random",
+                               .setup.topology_mode = "pd",
+                               .setup.policy = "least_token",
+                               .setup.build = "1",
+                               .setup.server_build = "1",
+                               .setup.target = "h:1"};
     r->slo = r->classes[0].of.slo = (struct bench_slo){.ttft_ms = 100, .tpot_ms = 10};
     r->classes[0].of.weight = 1;
     r->requests = calloc(capacity, sizeof *r->requests);
@@ -125,36 +125,36 @@ static void verdicts_and_window(void **state)
     for (size_t i = 0; i < 11; i++)
         if (memcmp(&r.requests[i].ok, &verdicts_wanted[i], sizeof verdicts_wanted[i]) != 0)
             fail_msg("verdict of request %zu", i);
-    assert_int_equal(r.n_offered, 11);
-    assert_int_equal(r.n_outcome[BENCH_COMPLETED], 7);
-    assert_int_equal(r.n_outcome[BENCH_REJECTED] + r.n_outcome[BENCH_TIMED_OUT] +
-                         r.n_outcome[BENCH_FAILED] + r.n_outcome[BENCH_UNFINISHED],
+    assert_int_equal(r.total.n_offered, 11);
+    assert_int_equal(r.total.n_outcome[BENCH_COMPLETED], 7);
+    assert_int_equal(r.total.n_outcome[BENCH_REJECTED] + r.total.n_outcome[BENCH_TIMED_OUT] +
+                         r.total.n_outcome[BENCH_FAILED] + r.total.n_outcome[BENCH_UNFINISHED],
                      4);
-    near(r.steady_t0_s, 1, "t0");
-    near(r.steady_t1_s, 10, "t1");
-    assert_int_equal(r.joint.n, 10);
-    assert_int_equal(r.joint.k, 4);
-    assert_int_equal(r.ttft.k, 5);
-    assert_int_equal(r.tpot.k, 5);
-    near(r.joint.value, 0.4, "attainment");
-    near(r.offered_rate, 10.0 / 9, "offered");
-    near(r.steady_goodput, 4.0 / 9, "goodput");
-    near(r.per_gpu_goodput, 2.0 / 9, "per GPU");
-    near(r.duration_s, 10.067, "duration");
-    near(r.request_goodput, 5 / 10.067, "vLLM's goodput counts the whole run");
-    near(r.request_throughput, 7 / 10.067, "throughput");
-    assert_false(r.has_batch); /* ten samples make no twenty batches */
+    near(r.steady.t0_s, 1, "t0");
+    near(r.steady.t1_s, 10, "t1");
+    assert_int_equal(r.steady.joint.n, 10);
+    assert_int_equal(r.steady.joint.k, 4);
+    assert_int_equal(r.steady.ttft.k, 5);
+    assert_int_equal(r.steady.tpot.k, 5);
+    near(r.steady.joint.value, 0.4, "attainment");
+    near(r.steady.offered_rate, 10.0 / 9, "offered");
+    near(r.steady.goodput, 4.0 / 9, "goodput");
+    near(r.steady.per_gpu_goodput, 2.0 / 9, "per GPU");
+    near(r.rates.duration_s, 10.067, "duration");
+    near(r.rates.request_goodput, 5 / 10.067, "vLLM's goodput counts the whole run");
+    near(r.rates.request_throughput, 7 / 10.067, "throughput");
+    assert_false(r.steady.has_batch); /* ten samples make no twenty batches */
     struct td_stats_interval w = td_stats_wilson(4, 10);
-    near(r.ci95.lo, w.lo, "ci lo");
-    near(r.ci95.hi, w.hi, "ci hi");
-    assert_int_equal(r.n_one_token, 1);
-    assert_int_equal(r.n_no_token, 1);
-    assert_int_equal(r.wasted_prefill_tokens, 32);
+    near(r.steady.ci95.lo, w.lo, "ci lo");
+    near(r.steady.ci95.hi, w.hi, "ci hi");
+    assert_int_equal(r.total.n_one_token, 1);
+    assert_int_equal(r.total.n_no_token, 1);
+    assert_int_equal(r.total.wasted_prefill_tokens, 32);
     assert_int_equal(r.metric[BENCH_TTFT].n, 7);
     assert_int_equal(r.metric[BENCH_TPOT].n, 5);
     assert_int_equal(r.metric[BENCH_ITL].n, 5 * 4);
     near(r.metric[BENCH_TTFT].max, 50, "vLLM's TTFT is from the send");
-    near(r.slo_ttft.max, 110, "that of the objectives from the schedule");
+    near(r.steady.slo_ttft.max, 110, "that of the objectives from the schedule");
     near(r.metric[BENCH_TPOT].median, 4, "TPOT");
     near(r.metric[BENCH_TPOT].max, 20, "TPOT");
     near(r.metric[BENCH_E2EL].max, 130, "E2EL");
@@ -166,7 +166,7 @@ static void verdicts_and_window(void **state)
                 !isnan(r.metric[BENCH_E2EL].pct_ci95[1].lo));
     /* On time: 5 + 3 (110, 114, 118, 122, 126 against 100, 110 ..) + 5 + 1 + 0 + 1 + 0 + 0 + 5,
        of 5 + 5 + 5 + 1 + 5 + 5 + 5 + 5 + 5. */
-    near(r.token_deadline_share, 20.0 / 41, "token deadlines");
+    near(r.steady.token_deadline_share, 20.0 / 41, "token deadlines");
     bench_result_free(&r);
 }
 
@@ -175,21 +175,21 @@ static void cooldown_in_seconds(void **state)
     (void)state;
     struct bench_result r;
     one_of_each(&r);
-    r.warmup = 2.5;
-    r.cooldown = 3;
+    r.load.warmup = 2.5;
+    r.load.cooldown = 3;
     bench_result_summarise(&r);
-    near(r.steady_t0_s, 2.5, "t0");
-    near(r.steady_t1_s, 7, "t1");
-    assert_int_equal(r.joint.n, 5);
-    assert_int_equal(r.joint.k, 1);
+    near(r.steady.t0_s, 2.5, "t0");
+    near(r.steady.t1_s, 7, "t1");
+    assert_int_equal(r.steady.joint.n, 5);
+    assert_int_equal(r.steady.joint.k, 1);
     bench_result_free(&r);
     one_of_each(&r); /* nothing left */
-    r.warmup = 20;
+    r.load.warmup = 20;
     bench_result_summarise(&r);
-    assert_int_equal(r.joint.n, 0);
-    assert_true(isnan(r.joint.value) && isnan(r.steady_goodput));
-    near(r.ci95.lo, 0, "ci");
-    near(r.ci95.hi, 1, "ci");
+    assert_int_equal(r.steady.joint.n, 0);
+    assert_true(isnan(r.steady.joint.value) && isnan(r.steady.goodput));
+    near(r.steady.ci95.lo, 0, "ci");
+    near(r.steady.ci95.hi, 1, "ci");
     bench_result_free(&r);
 }
 
@@ -205,14 +205,14 @@ static void other_objectives(void **state)
     q = add(&r, 3, 0, 50, 11, 4, BENCH_COMPLETED);
     q->gaps_s[7] = 0.013;
     q->last_s += 0.009;
-    r.warmup = 0;
+    r.load.warmup = 0;
     bench_result_summarise(&r);
     assert_true(r.requests[0].ok.joint);
     assert_true(!r.requests[1].ok.e2el && r.requests[1].ok.tbt && r.requests[1].ok.ttft &&
                 r.requests[1].ok.tpot);
     assert_true(r.requests[2].ok.e2el && !r.requests[2].ok.tbt && !r.requests[2].ok.joint);
-    assert_int_equal(r.tbt.k, 2);
-    assert_int_equal(r.e2el.k, 2);
+    assert_int_equal(r.steady.tbt.k, 2);
+    assert_int_equal(r.steady.e2el.k, 2);
     bench_result_free(&r);
 }
 
@@ -232,13 +232,13 @@ static void late_generator_fails_the_run(void **state)
         struct bench_result r;
         result_init(&r, 4);
         r.classes[0].of.slo = (struct bench_slo){.ttft_ms = cases[i].ttft_ms};
-        r.max_sched_lag_ms = cases[i].limit_ms;
+        r.generator.max_sched_lag_ms = cases[i].limit_ms;
         add(&r, 0, cases[i].lag_ms, 5, 1, 0, BENCH_COMPLETED);
         struct bench_request *q = add(&r, 1, cases[i].lag_ms + 100, 5, 1, 0, BENCH_COMPLETED);
         q->ready_s += 0.1; /* held back by the concurrency: not the generator's delay */
         bench_result_summarise(&r);
         if (r.valid != cases[i].valid)
-            fail_msg("case %zu: valid %d, p99 %g", i, r.valid, r.sched_lag_p99_ms);
+            fail_msg("case %zu: valid %d, p99 %g", i, r.valid, r.generator.lag_p99_ms);
         assert_true(r.valid == !strstr(r.invalid_reason, "sched_lag_ms"));
         bench_result_free(&r);
     }
@@ -249,12 +249,12 @@ static void closed_loop_clock(void **state)
     (void)state;
     struct bench_result r;
     result_init(&r, 4);
-    r.closed_loop = true;
+    r.load.closed_loop = true;
     struct bench_request *q = add(&r, 0, 200, 50, 1, 0, BENCH_COMPLETED);
     q->ready_s = 0.2; /* a place came free then */
     bench_result_summarise(&r);
     assert_true(r.requests[0].ok.joint);
-    near(r.slo_ttft.max, 50, "from the place");
+    near(r.steady.slo_ttft.max, 50, "from the place");
     bench_result_free(&r);
 }
 
@@ -268,8 +268,9 @@ static void peaks(void **state)
     add(&r, 0.6, 0, 1, 0, 0, BENCH_REJECTED);
     add(&r, 0.7, 0, 500, 1, 0, BENCH_COMPLETED); /* 1.2 */
     bench_result_summarise(&r);
-    assert_int_equal(r.max_concurrent_requests, 3); /* at 0.6: the first two and the rejected */
-    near(r.max_output_tokens_per_s, 10 + 3, "tokens in the first second");
+    assert_int_equal(r.total.max_concurrent_requests,
+                     3); /* at 0.6: the first two and the rejected */
+    near(r.rates.max_output_tokens_per_s, 10 + 3, "tokens in the first second");
     bench_result_free(&r);
 }
 
@@ -278,9 +279,9 @@ static void classes_and_tenants(void **state)
     (void)state;
     struct bench_result r;
     result_init(&r, 16);
-    r.warmup = 0;
+    r.load.warmup = 0;
     r.n_classes = 2;
-    r.n_tenants = 3;
+    r.load.n_tenants = 3;
     r.classes[0].of = (struct bench_class){.name = "gold", .slo = {.ttft_ms = 40}, .weight = 3};
     r.classes[1].of = (struct bench_class){.name = "free", .slo = {.ttft_ms = 400}, .weight = 1};
     for (int i = 0; i < 8; i++) {
@@ -292,7 +293,7 @@ static void classes_and_tenants(void **state)
     near(r.classes[0].joint.value, 0, "gold");
     near(r.classes[1].joint.value, 0.75, "free");
     assert_int_equal(r.classes[1].joint.n, 4);
-    near(r.joint.value, 3.0 / 8, "all");
+    near(r.steady.joint.value, 3.0 / 8, "all");
     near(r.classes[1].request_goodput, 3.0 / 7, "goodput of the class");
     near(r.classes[1].ttft_p50_ms, 50, "median of the class");
     near(r.jain_index, 0.5, "one tenant has all");
@@ -304,15 +305,16 @@ static void batches_widen_the_interval(void **state)
     (void)state;
     struct bench_result r;
     result_init(&r, 400);
-    r.warmup = 0;
+    r.load.warmup = 0;
     /* good and bad in runs of twenty */
     for (int i = 0; i < 400; i++)
         add(&r, i * 0.01, 0, i / 20 % 2 ? 50 : 500, 1, 0, BENCH_COMPLETED);
     bench_result_summarise(&r);
-    assert_true(r.has_batch);
-    near(r.ci95.lo, r.ci95_batch.lo, "the wider one");
-    near(r.ci95.hi, r.ci95_batch.hi, "the wider one");
-    assert_true(r.ci95.hi - r.ci95.lo > 4 * (r.ci95_wilson.hi - r.ci95_wilson.lo));
+    assert_true(r.steady.has_batch);
+    near(r.steady.ci95.lo, r.steady.ci95_batch.lo, "the wider one");
+    near(r.steady.ci95.hi, r.steady.ci95_batch.hi, "the wider one");
+    assert_true(r.steady.ci95.hi - r.steady.ci95.lo >
+                4 * (r.steady.ci95_wilson.hi - r.steady.ci95_wilson.lo));
     bench_result_free(&r);
 }
 
@@ -336,8 +338,8 @@ static void saturation(void **state)
             add(&r, at_ms / 1e3, 0, free_ms - at_ms, 1, 0, BENCH_COMPLETED);
         }
         bench_result_summarise(&r);
-        if (r.has_trend != cases[c].has_trend || r.saturated != cases[c].saturated)
-            fail_msg("case %zu: trend %d saturated %d", c, r.has_trend, r.saturated);
+        if (r.steady.has_trend != cases[c].has_trend || r.steady.saturated != cases[c].saturated)
+            fail_msg("case %zu: trend %d saturated %d", c, r.steady.has_trend, r.steady.saturated);
         bench_result_free(&r);
     }
 }
@@ -440,25 +442,25 @@ static void written_and_read_back(void **state)
     for (int kind = 0; kind < 5; kind++) {
         one_of_each(&r);
         if (kind >= 3) { /* of a server that tells less, and one that tells what it can */
-            snprintf(r.backend, sizeof r.backend, "openai");
-            r.plain_server = true;
-            r.n_prefill = r.n_decode = r.gpus = 0;
+            snprintf(r.setup.backend, sizeof r.setup.backend, "openai");
+            r.setup.plain_server = true;
+            r.setup.n_prefill = r.setup.n_decode = r.setup.gpus = 0;
             for (size_t i = 0; i < r.n_requests; i++)
                 r.requests[i].has_cached = kind == 4, r.requests[i].input_unknown = kind == 3;
         }
         if (kind == 1)
-            r.request_rate = NAN, r.burstiness = NAN,
-            snprintf(r.arrival, sizeof r.arrival, "trace"), r.block_tokens = 16;
+            r.load.request_rate = NAN, r.load.burstiness = NAN,
+            snprintf(r.load.arrival, sizeof r.load.arrival, "trace"), r.load.block_tokens = 16;
         if (kind == 2) {
-            r.request_rate = INFINITY;
-            r.max_concurrency = 4;
-            r.closed_loop = true;
-            snprintf(r.arrival, sizeof r.arrival, "closed_loop");
+            r.load.request_rate = INFINITY;
+            r.load.max_concurrency = 4;
+            r.load.closed_loop = true;
+            snprintf(r.load.arrival, sizeof r.load.arrival, "closed_loop");
             r.n_classes = 2;
             snprintf(r.classes[1].of.name, sizeof r.classes[1].of.name, "free");
             r.classes[1].of.weight = 2;
             r.requests[3].class_index = 1;
-            r.n_tenants = 2;
+            r.load.n_tenants = 2;
         }
         r.requests[1].has_ledger = true;
         for (int s = 0; s < BENCH_N_STAGES; s++) r.requests[1].stages_us[s] = 100u + (unsigned)s;
@@ -466,11 +468,11 @@ static void written_and_read_back(void **state)
         bench_result_summarise(&r);
         assert_int_equal(bench_result_write(&r, METRICS, false, a, &err), TD_OK);
         if (bench_result_read(a, &back, &err)) fail_msg("%s", err.msg);
-        assert_true(back.input_unknown == (kind == 3) && back.has_cached == (kind == 4) &&
-                    back.plain_server == (kind >= 3));
-        near(back.joint.value, r.joint.value, "joint");
-        assert_int_equal(back.joint.k, r.joint.k);
-        near(back.ci95.lo, r.ci95.lo, "ci");
+        assert_true(back.total.input_unknown == (kind == 3) &&
+                    back.total.has_cached == (kind == 4) && back.setup.plain_server == (kind >= 3));
+        near(back.steady.joint.value, r.steady.joint.value, "joint");
+        assert_int_equal(back.steady.joint.k, r.steady.joint.k);
+        near(back.steady.ci95.lo, r.steady.ci95.lo, "ci");
         near(back.metric[BENCH_ITL].pct[1], r.metric[BENCH_ITL].pct[1], "p99 itl");
         assert_int_equal(back.n_pcts, 2);
         assert_int_equal(back.n_classes, r.n_classes);
@@ -544,7 +546,7 @@ static void vllm_keys(void **state)
     one_of_each(&r);
     for (int i = 0; i < 4; i++) add(&r, 10, 0, 5, 0, 0, i < 3 ? BENCH_REJECTED : BENCH_TIMED_OUT);
     add(&r, 10, 0, 5, 0, 0, BENCH_UNSENT); /* an interrupted run's: not offered, in no array */
-    r.metadata = strdup("team=a=b completed=99");
+    r.setup.metadata = strdup("team=a=b completed=99");
     bench_result_summarise(&r);
     json_t *o = bench_result_to_json(&r, METRICS, true);
     for (size_t i = 0; i < sizeof vllm_key_names / sizeof *vllm_key_names; i++)
@@ -586,10 +588,10 @@ static void files_of_others(void **state)
           f);
     fclose(f);
     if (bench_result_read(path, &r, &err)) fail_msg("%s", err.msg);
-    assert_true(isinf(r.request_rate) && r.n_offered == 12 && r.n_pcts == 2 && r.valid);
+    assert_true(isinf(r.load.request_rate) && r.total.n_offered == 12 && r.n_pcts == 2 && r.valid);
     near(r.metric[BENCH_TTFT].pct[0], 9.5, "p99");
     near(r.metric[BENCH_TTFT].pct[1], 9.9, "p99.9");
-    assert_true(isnan(r.joint.value) && isnan(r.metric[BENCH_TPOT].mean));
+    assert_true(isnan(r.steady.joint.value) && isnan(r.metric[BENCH_TPOT].mean));
     bench_result_free(&r);
     static const char *const bad[][2] = {{"[]", "no JSON object"},
                                          {"{\"duration\": 5}", "completed is missing"},
