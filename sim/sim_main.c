@@ -158,138 +158,176 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
 
 /* ---- options --------------------------------------------------------------------------------- */
 
+/* The workers, and how long their steps take. */
+struct fleet_options {
+    const char *groups, *latency, *gpu, *model; /* groups: of --fleet */
+    int64_t prefill, decode, tp, block_size, max_seqs;
+    uint64_t kv_tokens;
+    double kv_bytes;
+    bool prefix_cache, overlap, admit_at_once;
+};
+
+/* Which requests come, when, and for how long. */
+struct load_options {
+    const char *arrival, *rate, *trace, *rows, *tenants;
+    int64_t requests, seeds, seed;
+    double cv, ramp_to, duration, warmup, cooldown, grace, time_scale, cancel, period, on_share,
+        swing;
+    bool spread;
+};
+
+struct router_options {
+    const char *mode, *policy;
+    int64_t max_requests, max_queued, told_max_tokens;
+    uint64_t worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
+    double tau_us, snapshot_ms;
+    bool tell_priors, send_slo;
+};
+
+struct fault_options {
+    const char *faults;
+    double rpc_us, noise, lose, duplicate;
+};
+
+/* What is written where, and what counts as passed. */
+struct output_options {
+    const char *json, *csv, *decision_log;
+    double attainment, interval;
+    bool check, per_seed, quiet;
+};
+
 struct sim_options {
     struct td_sim_request_options req;
     struct td_sim_worker_options worker;
-    const char *mode, *policy, *fleet, *latency, *gpu, *model, *arrival, *rate, *trace, *tenants,
-        *rows, *faults, *json, *csv, *decision_log;
-    int64_t prefill, decode, tp, requests, seeds, seed, block_size, max_seqs, max_requests,
-        max_queued, told_max_tokens;
-    uint64_t kv_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
-    double cv, ramp_to, duration, warmup, cooldown, grace, attainment, kv_bytes, rpc_us, tau_us,
-        snapshot_ms, noise, lose, duplicate, time_scale, cancel, interval, period, on_share, swing;
-    bool prefix_cache, overlap, admit_at_once, spread, check, per_seed, quiet, tell_priors,
-        send_slo;
+    struct fleet_options fleet;
+    struct load_options load;
+    struct router_options router;
+    struct fault_options fault;
+    struct output_options out;
 };
 
 #define OFF(f) offsetof(struct sim_options, f)
 // clang-format off
 static const struct td_option sim_table[] = {
-    {"mode", TD_OPT_STR, "pd", 0, 0, NULL, OFF(mode), "pd, colocated, hybrid, or a list of them"},
-    {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(policy),
+    {"mode", TD_OPT_STR, "pd", 0, 0, NULL, OFF(router.mode),
+     "pd, colocated, hybrid, or a list of them"},
+    {"policy", TD_OPT_STR, "goodput", 0, 0, NULL, OFF(router.policy),
      "policies of the router, \"a,b\"; \"all\" = each of them"},
-    {"prefill", TD_OPT_I64, "2", 0, TD_CORE_MAX_WORKERS, NULL, OFF(prefill), "prefill workers"},
-    {"decode", TD_OPT_I64, "4", 1, TD_CORE_MAX_WORKERS, NULL, OFF(decode), "decode workers"},
-    {"latency", TD_OPT_STR, "", 0, 0, NULL, OFF(latency),
+    {"prefill", TD_OPT_I64, "2", 0, TD_CORE_MAX_WORKERS, NULL, OFF(fleet.prefill),
+     "prefill workers"},
+    {"decode", TD_OPT_I64, "4", 1, TD_CORE_MAX_WORKERS, NULL, OFF(fleet.decode), "decode workers"},
+    {"latency", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet.latency),
      "how long steps take: a table's name, a file, gpu:GPU:tpN:MODEL or "
      "splitwise:FILE:MODEL:HARDWARE:TP; empty = opt-13b, unless gpu is given"},
-    {"gpu", TD_OPT_STR, "", 0, 0, NULL, OFF(gpu),
+    {"gpu", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet.gpu),
      "instead of latency: derive it for model on a100, h100, h200, b200 or l40s"},
-    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model),
+    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet.model),
      "with gpu: a Hugging Face config.json, or the folder that has it"},
-    {"tp", TD_OPT_I64, "1", 1, 8, NULL, OFF(tp), "with gpu: cards of one worker, 1, 2, 4 or 8"},
-    {"fleet", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet),
+    {"tp", TD_OPT_I64, "1", 1, 8, NULL, OFF(fleet.tp),
+     "with gpu: cards of one worker, 1, 2, 4 or 8"},
+    {"fleet", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet.groups),
      "instead of prefill, decode, latency: \"prefill:2:LATENCY, decode:3:LATENCY:slow=2\""},
-    {"kv_tokens", TD_OPT_U64, "0", 0, 0, NULL, OFF(kv_tokens),
+    {"kv_tokens", TD_OPT_U64, "0", 0, 0, NULL, OFF(fleet.kv_tokens),
      "KV tokens of one worker; 0 = the latency table's"},
-    {"kv_bytes", TD_OPT_F64, "0", 0, 1e12, NULL, OFF(kv_bytes),
+    {"kv_bytes", TD_OPT_F64, "0", 0, 1e12, NULL, OFF(fleet.kv_bytes),
      "KV bytes of one token; 0 = the latency table's"},
     TD_SIM_WORKER_ROWS(struct sim_options, worker),
-    {"block_size", TD_OPT_I64, "16", 1, 4096, NULL, OFF(block_size), "tokens per KV block"},
-    {"max_seqs", TD_OPT_I64, "1024", 1, 65536, NULL, OFF(max_seqs),
+    {"block_size", TD_OPT_I64, "16", 1, 4096, NULL, OFF(fleet.block_size), "tokens per KV block"},
+    {"max_seqs", TD_OPT_I64, "1024", 1, 65536, NULL, OFF(fleet.max_seqs),
      "requests held by one worker, waiting ones included"},
-    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(prefix_cache),
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(fleet.prefix_cache),
      "workers keep prompt blocks (traces with block hashes)"},
-    {"overlap", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(overlap),
+    {"overlap", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(fleet.overlap),
      "a chunk's blocks leave while the next is computed"},
-    {"admit_at_once", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(admit_at_once),
+    {"admit_at_once", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(fleet.admit_at_once),
      "decode workers reserve during a step too (tandem's do between steps)"},
-    {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(trace),
+    {"trace", TD_OPT_STR, "", 0, 0, NULL, OFF(load.trace),
      "requests of a file: Azure CSV, Mooncake JSONL, lengths CSV"},
-    {"spread", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(spread),
+    {"spread", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(load.spread),
      "Mooncake: groups of one time stamp are spread until the next"},
-    {"rows", TD_OPT_ENUM, "auto", 0, 0, "auto|order|drawn", OFF(rows),
+    {"rows", TD_OPT_ENUM, "auto", 0, 0, "auto|order|drawn", OFF(load.rows),
      "which rows of the trace: in its order, drawn at random; auto = in order when it has block "
      "hashes"},
-    {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(time_scale),
+    {"time_scale", TD_OPT_F64, "1", 1e-6, 1e6, NULL, OFF(load.time_scale),
      "of the trace's arrivals; 0.5 = twice the load"},
     {"arrival", TD_OPT_ENUM, "poisson", 0, 0, "poisson|gamma|constant|trace|onoff|sine",
-     OFF(arrival),
+     OFF(load.arrival),
      "arrivals; trace = as in the file"},
-    {"rate", TD_OPT_STR, "4", 0, 0, NULL, OFF(rate),
+    {"rate", TD_OPT_STR, "4", 0, 0, NULL, OFF(load.rate),
      "requests/s: \"4\", \"2,4,8\" or \"FROM:TO:STEP\""},
-    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(cv),
+    {"cv", TD_OPT_F64, "1", 0.01, 100, NULL, OFF(load.cv),
      "gamma: coefficient of variation of the gaps"},
-    {"period", TD_OPT_F64, "60", 0.001, 1e9, NULL, OFF(period),
+    {"period", TD_OPT_F64, "60", 0.001, 1e9, NULL, OFF(load.period),
      "onoff, sine: seconds after which the rate is as before"},
-    {"on_share", TD_OPT_F64, "0.5", 0.001, 1, NULL, OFF(on_share),
+    {"on_share", TD_OPT_F64, "0.5", 0.001, 1, NULL, OFF(load.on_share),
      "onoff: all arrivals are in this share of a period"},
-    {"swing", TD_OPT_F64, "0.5", 0, 1, NULL, OFF(swing),
+    {"swing", TD_OPT_F64, "0.5", 0, 1, NULL, OFF(load.swing),
      "sine: the rate goes up and down by this share of its mean"},
-    {"ramp_to", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(ramp_to),
+    {"ramp_to", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(load.ramp_to),
      "the rate goes linearly to this over the run; 0 = constant"},
-    {"duration", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(duration),
+    {"duration", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(load.duration),
      "seconds of arrivals; 0 = by requests"},
-    {"requests", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(requests),
+    {"requests", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(load.requests),
      "number of requests; 0 = by duration"},
     TD_SIM_REQUEST_ROWS(struct sim_options, req),
-    {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(send_slo),
+    {"send_slo", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(router.send_slo),
      "tell the router the objectives; false: it admits everything, and ttft and tpot only judge"},
-    {"told_max_tokens", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(told_max_tokens),
+    {"told_max_tokens", TD_OPT_I64, "0", 0, 100000000, NULL, OFF(router.told_max_tokens),
      "the router is told at least this max_tokens, as by clients that do not know; 0 = each "
      "output's true length"},
-    {"cancel", TD_OPT_F64, "0", 0, 1, NULL, OFF(cancel),
+    {"cancel", TD_OPT_F64, "0", 0, 1, NULL, OFF(load.cancel),
      "share of clients that leave within 5 s of their arrival"},
-    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
+    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(load.tenants),
      "tenants and their shares of the arrivals: \"acme=3 flood:bulk=10\" (flood's are all bulk)"},
-    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(out.attainment),
      "share of requests that should meet both"},
-    {"warmup", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(warmup),
+    {"warmup", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(load.warmup),
      "seconds of arrivals that do not count, at the start"},
-    {"cooldown", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(cooldown), "the same at the end"},
-    {"interval", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(interval),
+    {"cooldown", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(load.cooldown), "the same at the end"},
+    {"interval", TD_OPT_F64, "0", 0, 1e9, NULL, OFF(out.interval),
      "a row for the arrivals of each so many seconds, from the first arrival on; 0 = none"},
-    {"grace", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(grace),
+    {"grace", TD_OPT_F64, "120", 0, 1e9, NULL, OFF(load.grace),
      "seconds after the last arrival in which requests may still end"},
-    {"seeds", TD_OPT_I64, "1", 1, 1000, NULL, OFF(seeds),
+    {"seeds", TD_OPT_I64, "1", 1, 1000, NULL, OFF(load.seeds),
      "runs of each point, with seeds from --seed on"},
-    {"seed", TD_OPT_I64, "1", 0, 1000000000, NULL, OFF(seed),
+    {"seed", TD_OPT_I64, "1", 0, 1000000000, NULL, OFF(load.seed),
      "of arrivals, lengths, noise and faults"},
-    {"per_seed", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(per_seed),
+    {"per_seed", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(out.per_seed),
      "a row for each seed beside the pooled one"},
-    {"rpc_us", TD_OPT_F64, "200", 0, 1e9, NULL, OFF(rpc_us), "one way of a control message"},
-    {"link_tau_us", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(tau_us),
+    {"rpc_us", TD_OPT_F64, "200", 0, 1e9, NULL, OFF(fault.rpc_us), "one way of a control message"},
+    {"link_tau_us", TD_OPT_F64, "20", 0, 1e9, NULL, OFF(router.tau_us),
      "latency of a transfer, on top of its bytes"},
-    {"snapshot_ms", TD_OPT_F64, "20", 1, 1e6, NULL, OFF(snapshot_ms),
+    {"snapshot_ms", TD_OPT_F64, "20", 1, 1e6, NULL, OFF(router.snapshot_ms),
      "how often workers tell their state"},
-    {"step_noise", TD_OPT_F64, "0", 0, 3, NULL, OFF(noise),
+    {"step_noise", TD_OPT_F64, "0", 0, 3, NULL, OFF(fault.noise),
      "sigma of a lognormal factor on each step"},
-    {"faults", TD_OPT_STR, "", 0, 0, NULL, OFF(faults),
+    {"faults", TD_OPT_STR, "", 0, 0, NULL, OFF(fault.faults),
      "\"KIND:WORKER@FROM[-UNTIL][*FACTOR], ...\"; kinds crash, silent, slow, drain, late, link; "
      "seconds"},
-    {"lose", TD_OPT_F64, "0", 0, 1, NULL, OFF(lose), "share of control messages lost"},
-    {"duplicate", TD_OPT_F64, "0", 0, 1, NULL, OFF(duplicate), "share of control messages doubled"},
-    {"check", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(check),
+    {"lose", TD_OPT_F64, "0", 0, 1, NULL, OFF(fault.lose), "share of control messages lost"},
+    {"duplicate", TD_OPT_F64, "0", 0, 1, NULL, OFF(fault.duplicate),
+     "share of control messages doubled"},
+    {"check", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(out.check),
      "run on to quiescence and look for leaks; a violation fails the command"},
-    {"max_requests", TD_OPT_I64, "4096", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
+    {"max_requests", TD_OPT_I64, "4096", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(router.max_requests),
      "router: live requests"},
-    {"max_queued", TD_OPT_I64, "4096", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),
+    {"max_queued", TD_OPT_I64, "4096", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(router.max_queued),
      "router: requests waiting for a worker"},
-    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
+    {"hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(router.hybrid_local_tokens),
      "router, hybrid: shorter prompts are prefilled on the decode worker"},
-    {"worker_timeout_ms", TD_OPT_U64, "2000", 1, 3600000, NULL, OFF(worker_timeout_ms),
+    {"worker_timeout_ms", TD_OPT_U64, "2000", 1, 3600000, NULL, OFF(router.worker_timeout_ms),
      "router: a worker silent for so long loses its requests"},
-    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms),
+    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(router.queue_timeout_ms),
      "router: longest wait for a worker"},
-    {"stall_ms", TD_OPT_U64, "120000", 1, 3600000, NULL, OFF(stall_ms),
+    {"stall_ms", TD_OPT_U64, "120000", 1, 3600000, NULL, OFF(router.stall_ms),
      "router: a request in which nothing moves for so long fails over"},
-    {"tell_priors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(tell_priors),
+    {"tell_priors", TD_OPT_BOOL, "true", 0, 0, NULL, OFF(router.tell_priors),
      "the router starts with the fleet's true latency coefficients; false = it learns them"},
-    {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(json), "write results to this file as JSON"},
-    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(csv), "write results to this file as CSV"},
-    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log),
+    {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(out.json), "write results to this file as JSON"},
+    {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(out.csv), "write results to this file as CSV"},
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(out.decision_log),
      "write the core's events and decisions (of the last run) to this file"},
-    {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(quiet), "no progress"},
+    {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(out.quiet), "no progress"},
     {0},
 };
 // clang-format on
@@ -298,18 +336,19 @@ static const struct td_option sim_table[] = {
  * environment of the daemons: they count for nothing, and that is said. */
 static td_status check_latency(const struct sim_options *o, struct td_err *err)
 {
-    const char *other = o->latency[0] ? "latency" : o->fleet[0] ? "fleet" : NULL;
-    if (!o->gpu[0] && (o->model[0] || o->tp != 1))
+    const char *other = o->fleet.latency[0] ? "latency" : o->fleet.groups[0] ? "fleet" : NULL;
+    if (!o->fleet.gpu[0] && (o->fleet.model[0] || o->fleet.tp != 1))
         fprintf(stderr, "tandem sim: %s counts only with gpu: steps take what %s says\n",
-                o->model[0] ? "model" : "tp", other ? other : "table opt-13b");
-    if (!o->gpu[0]) return TD_OK;
+                o->fleet.model[0] ? "model" : "tp", other ? other : "table opt-13b");
+    if (!o->fleet.gpu[0]) return TD_OK;
     if (other)
         return td_fail(err, TD_ERR_INVALID,
                        "give gpu or %s, not both: each says how long steps take", other);
-    return o->model[0]
+    return o->fleet.model[0]
                ? TD_OK
                : td_fail(err, TD_ERR_INVALID,
-                         "gpu is %.40s without model: give a config.json or its folder", o->gpu);
+                         "gpu is %.40s without model: give a config.json or its folder",
+                         o->fleet.gpu);
 }
 
 static td_status worker_perf(const struct sim_options *o, struct td_perf *ret_perf,
@@ -317,68 +356,69 @@ static td_status worker_perf(const struct sim_options *o, struct td_perf *ret_pe
 {
     const struct td_gpu *gpu;
     struct td_model_config model;
-    if (!o->gpu[0]) return td_perf_load(o->latency[0] ? o->latency : "opt-13b", ret_perf, err);
-    td_status s = td_gpu_find(o->gpu, &gpu, err);
-    if (!s) s = td_gpu_model_load(o->model, &model, err);
-    return s ? s : td_gpu_perf(gpu, &model, (uint32_t)o->tp, ret_perf, err);
+    if (!o->fleet.gpu[0])
+        return td_perf_load(o->fleet.latency[0] ? o->fleet.latency : "opt-13b", ret_perf, err);
+    td_status s = td_gpu_find(o->fleet.gpu, &gpu, err);
+    if (!s) s = td_gpu_model_load(o->fleet.model, &model, err);
+    return s ? s : td_gpu_perf(gpu, &model, (uint32_t)o->fleet.tp, ret_perf, err);
 }
 
 static td_status config_of(const struct sim_options *o, struct td_sim_config *c, struct td_err *err)
 {
     td_sim_config_init(c);
-    struct td_sim_group d = {.kv_tokens = o->kv_tokens,
+    struct td_sim_group d = {.kv_tokens = o->fleet.kv_tokens,
                              .max_batch = (int32_t)o->worker.max_batch,
                              .max_step_tokens = (int32_t)o->worker.max_step_tokens,
-                             .max_seqs = (int32_t)o->max_seqs,
+                             .max_seqs = (int32_t)o->fleet.max_seqs,
                              .nic_bytes_per_s = o->worker.nic_gbs * 1e9,
                              .slow = 1};
     td_status s = check_latency(o, err);
     if (s) return s;
-    if (o->fleet[0]) {
-        s = td_sim_fleet_parse(o->fleet, &d, c, err);
+    if (o->fleet.groups[0]) {
+        s = td_sim_fleet_parse(o->fleet.groups, &d, c, err);
     } else {
         struct td_sim_group g = d;
         s = worker_perf(o, &g.perf, err);
-        if (o->prefill) {
-            g.count = (uint32_t)o->prefill;
+        if (o->fleet.prefill) {
+            g.count = (uint32_t)o->fleet.prefill;
             c->groups[c->n_groups++] = g;
         }
-        g.count = (uint32_t)o->decode;
+        g.count = (uint32_t)o->fleet.decode;
         g.decode = true;
         c->groups[c->n_groups++] = g;
     }
     if (s) return s;
     struct td_port_config *r = &c->router;
-    r->max_requests = (uint32_t)o->max_requests;
-    r->max_queued = (uint32_t)o->max_queued;
-    r->hybrid_local_tokens = (uint32_t)o->hybrid_local_tokens;
-    r->worker_timeout_ms = (uint32_t)o->worker_timeout_ms;
-    r->queue_timeout_ms = (uint32_t)o->queue_timeout_ms;
-    r->stall_ms = (uint32_t)o->stall_ms;
-    r->attainment = o->attainment;
+    r->max_requests = (uint32_t)o->router.max_requests;
+    r->max_queued = (uint32_t)o->router.max_queued;
+    r->hybrid_local_tokens = (uint32_t)o->router.hybrid_local_tokens;
+    r->worker_timeout_ms = (uint32_t)o->router.worker_timeout_ms;
+    r->queue_timeout_ms = (uint32_t)o->router.queue_timeout_ms;
+    r->stall_ms = (uint32_t)o->router.stall_ms;
+    r->attainment = o->out.attainment;
     r->link_bytes_per_s = o->worker.nic_gbs * 1e9;
-    r->link_tau_s = o->tau_us / 1e6;
-    for (uint32_t i = 0; o->tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS;
+    r->link_tau_s = o->router.tau_us / 1e6;
+    for (uint32_t i = 0; o->router.tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS;
          i++, r->n_priors++)
         r->priors[i] = &c->groups[i].perf;
-    c->block_size = (int32_t)o->block_size;
-    c->prefix_cache = o->prefix_cache;
-    c->overlap = o->overlap;
-    c->admit_at_once = o->admit_at_once;
-    c->rpc_ns = (uint64_t)(o->rpc_us * 1e3);
-    c->link_tau_ns = (uint64_t)(o->tau_us * 1e3);
-    c->snapshot_ns = (uint64_t)(o->snapshot_ms * 1e6);
-    c->kv_bytes_per_token = o->kv_bytes;
-    c->step_noise = o->noise;
-    c->warmup_s = o->warmup;
-    c->cooldown_s = o->cooldown;
-    c->grace_s = o->grace;
-    c->lose = o->lose;
-    c->duplicate = o->duplicate;
-    c->cancel = o->cancel;
-    c->told_max_tokens = (int32_t)o->told_max_tokens;
-    c->check = o->check;
-    return td_sim_faults_parse(o->faults, &c->faults, &c->n_faults, err);
+    c->block_size = (int32_t)o->fleet.block_size;
+    c->prefix_cache = o->fleet.prefix_cache;
+    c->overlap = o->fleet.overlap;
+    c->admit_at_once = o->fleet.admit_at_once;
+    c->rpc_ns = (uint64_t)(o->fault.rpc_us * 1e3);
+    c->link_tau_ns = (uint64_t)(o->router.tau_us * 1e3);
+    c->snapshot_ns = (uint64_t)(o->router.snapshot_ms * 1e6);
+    c->kv_bytes_per_token = o->fleet.kv_bytes;
+    c->step_noise = o->fault.noise;
+    c->warmup_s = o->load.warmup;
+    c->cooldown_s = o->load.cooldown;
+    c->grace_s = o->load.grace;
+    c->lose = o->fault.lose;
+    c->duplicate = o->fault.duplicate;
+    c->cancel = o->load.cancel;
+    c->told_max_tokens = (int32_t)o->router.told_max_tokens;
+    c->check = o->out.check;
+    return td_sim_faults_parse(o->fault.faults, &c->faults, &c->n_faults, err);
 }
 
 struct meter {
@@ -419,10 +459,10 @@ struct sweep {
 static double arrivals_span_s(const struct sweep *w)
 {
     const struct sim_options *o = w->o;
-    bool by_time = o->duration > 0 && !o->requests;
-    if (w->load.arrival != TD_ARRIVAL_TRACE) return by_time ? o->duration : 0;
-    double all = (double)w->file.requests[w->file.n - 1].at_ns / 1e9 * o->time_scale;
-    return by_time ? fmin(all, o->duration) : all;
+    bool by_time = o->load.duration > 0 && !o->load.requests;
+    if (w->load.arrival != TD_ARRIVAL_TRACE) return by_time ? o->load.duration : 0;
+    double all = (double)w->file.requests[w->file.n - 1].at_ns / 1e9 * o->load.time_scale;
+    return by_time ? fmin(all, o->load.duration) : all;
 }
 
 /* Part 0 is all of a run; then each class, when there are several, each tenant, and each interval
@@ -442,8 +482,8 @@ static void summarise_part(const struct sweep *w, const struct td_sim_result *r,
         td_sim_summarise_part(&w->config, r, (int32_t)part - 1, -1, ret);
         snprintf(ret->part, sizeof ret->part, "class %s", w->mix.classes[part - 1].name);
     } else if (tenant > w->mix.n_tenants) {
-        double from_s = (tenant - w->mix.n_tenants - 1) * w->o->interval;
-        td_sim_summarise_interval(&w->config, r, from_s, from_s + w->o->interval, ret);
+        double from_s = (tenant - w->mix.n_tenants - 1) * w->o->out.interval;
+        td_sim_summarise_interval(&w->config, r, from_s, from_s + w->o->out.interval, ret);
     } else {
         td_sim_summarise_part(&w->config, r, -1, (int32_t)tenant, ret);
         snprintf(ret->part, sizeof ret->part, "tenant %s", w->mix.tenants[tenant - 1]);
@@ -454,7 +494,7 @@ static void print_part(struct sweep *w, const struct td_sim_summary *runs, uint3
 {
     struct td_sim_summary pooled;
     td_sim_pool(runs, n_seeds, &pooled);
-    if (w->o->per_seed && n_seeds > 1)
+    if (w->o->out.per_seed && n_seeds > 1)
         for (uint32_t k = 0; k < n_seeds; k++) td_sim_table_row(&runs[k], stdout);
     td_sim_table_row(&pooled, stdout);
     fflush(stdout);
@@ -469,7 +509,7 @@ static void print_part(struct sweep *w, const struct td_sim_summary *runs, uint3
 
 static td_status run_point(struct sweep *w, double rate, struct td_err *err)
 {
-    uint32_t n_seeds = (uint32_t)w->o->seeds, parts = n_parts(w);
+    uint32_t n_seeds = (uint32_t)w->o->load.seeds, parts = n_parts(w);
     /* [part][seed] */
     struct td_sim_summary *runs = td_sim_grow(NULL, (size_t)n_seeds * parts, sizeof *runs);
     td_status s = TD_OK;
@@ -477,11 +517,11 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
         struct td_sim_trace trace;
         struct td_sim_result result;
         w->load.rate = rate;
-        w->load.seed = w->config.seed = w->config.router.seed = (uint64_t)w->o->seed + k;
+        w->load.seed = w->config.seed = w->config.router.seed = (uint64_t)w->o->load.seed + k;
         if ((s = td_sim_trace_make(&w->load, w->from, &trace, err))) break;
-        if (w->o->decision_log[0]) {
+        if (w->o->out.decision_log[0]) {
             if (w->config.router.decision_log) fclose(w->config.router.decision_log);
-            s = open_out(w->o->decision_log, &w->config.router.decision_log, err);
+            s = open_out(w->o->out.decision_log, &w->config.router.decision_log, err);
         }
         uint64_t t0 = td_now_ns();
         if (!s) s = td_sim_run(&w->config, &trace, meter_share, &w->meter, &result, err);
@@ -539,36 +579,36 @@ static void tell_estimates(const struct td_sim_config *c)
 
 static struct td_sim_load load_of(const struct sim_options *o)
 {
-    return (struct td_sim_load){.cv = o->cv,
-                                .ramp_to = o->ramp_to,
-                                .duration_s = o->requests ? 0 : o->duration,
-                                .n_requests = (uint32_t)o->requests,
-                                .time_scale = o->time_scale,
-                                .period_s = o->period,
-                                .on_share = o->on_share,
-                                .swing = o->swing,
-                                .rows = o->rows[0] == 'a'   ? TD_ROWS_AUTO
-                                        : o->rows[0] == 'o' ? TD_ROWS_ORDER
-                                                            : TD_ROWS_DRAWN,
-                                .arrival = o->arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
-                                           : o->arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
-                                           : o->arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
-                                           : o->arrival[0] == 'o' ? TD_ARRIVAL_ONOFF
-                                           : o->arrival[0] == 's' ? TD_ARRIVAL_SINE
-                                                                  : TD_ARRIVAL_TRACE};
+    return (struct td_sim_load){.cv = o->load.cv,
+                                .ramp_to = o->load.ramp_to,
+                                .duration_s = o->load.requests ? 0 : o->load.duration,
+                                .n_requests = (uint32_t)o->load.requests,
+                                .time_scale = o->load.time_scale,
+                                .period_s = o->load.period,
+                                .on_share = o->load.on_share,
+                                .swing = o->load.swing,
+                                .rows = o->load.rows[0] == 'a'   ? TD_ROWS_AUTO
+                                        : o->load.rows[0] == 'o' ? TD_ROWS_ORDER
+                                                                 : TD_ROWS_DRAWN,
+                                .arrival = o->load.arrival[0] == 'p'   ? TD_ARRIVAL_POISSON
+                                           : o->load.arrival[0] == 'g' ? TD_ARRIVAL_GAMMA
+                                           : o->load.arrival[0] == 'c' ? TD_ARRIVAL_CONSTANT
+                                           : o->load.arrival[0] == 'o' ? TD_ARRIVAL_ONOFF
+                                           : o->load.arrival[0] == 's' ? TD_ARRIVAL_SINE
+                                                                       : TD_ARRIVAL_TRACE};
 }
 
 /* How many intervals the run is told in. */
 static td_status count_intervals(const struct sweep *w, uint32_t *ret, struct td_err *err)
 {
-    double n = ceil(arrivals_span_s(w) / w->o->interval);
+    double n = ceil(arrivals_span_s(w) / w->o->out.interval);
     if (n < 1)
         return td_fail(err, TD_ERR_INVALID,
                        "interval is %g s, and only a duration says how many there are",
-                       w->o->interval);
+                       w->o->out.interval);
     if (n > MAX_INTERVALS)
         return td_fail(err, TD_ERR_INVALID, "interval is %g s: %.0f of them, limit %d",
-                       w->o->interval, n, MAX_INTERVALS);
+                       w->o->out.interval, n, MAX_INTERVALS);
     *ret = (uint32_t)n;
     return TD_OK;
 }
@@ -577,33 +617,34 @@ static td_status sweep_open(struct sweep *w, struct td_err *err)
 {
     const struct sim_options *o = w->o;
     char all[512];
-    snprintf(all, sizeof all, "%s", !strcmp(o->policy, "all") ? td_port_policies() : o->policy);
+    snprintf(all, sizeof all, "%s",
+             !strcmp(o->router.policy, "all") ? td_port_policies() : o->router.policy);
     for (char *t = all; *t; t++)
         if (*t == '|') *t = ',';
     split_names(all, w->policies, MAX_LIST, &w->n_policies);
-    split_names(o->mode, w->modes, 3, &w->n_modes);
+    split_names(o->router.mode, w->modes, 3, &w->n_modes);
     td_status s = config_of(o, &w->config, err);
     if (!s) tell_estimates(&w->config);
-    if (!s) s = td_sim_list_parse(o->rate, "rate", w->rates, MAX_LIST, &w->n_rates, err);
+    if (!s) s = td_sim_list_parse(o->load.rate, "rate", w->rates, MAX_LIST, &w->n_rates, err);
     w->load = load_of(o);
-    if (!s) s = td_sim_requests_parse(&o->req, o->tenants, &w->mix, &w->load, err);
+    if (!s) s = td_sim_requests_parse(&o->req, o->load.tenants, &w->mix, &w->load, err);
     memcpy(w->config.router.classes, w->mix.classes, sizeof w->mix.classes);
     w->config.router.n_classes = w->mix.n_classes;
-    if (!s && !o->send_slo && (w->mix.n_classes > 1 || o->req.slo_class[0]))
+    if (!s && !o->router.send_slo && (w->mix.n_classes > 1 || o->req.slo_class[0]))
         s = td_fail(err, TD_ERR_INVALID,
                     "send_slo is false, and classes are what the router is told: give ttft and "
                     "tpot instead of slo_class");
-    if (!o->send_slo) w->config.router.n_classes = 0;
+    if (!o->router.send_slo) w->config.router.n_classes = 0;
     w->config.ttft_s = o->req.ttft / 1e3;
     w->config.tpot_s = o->req.tpot / 1e3;
-    if (!s && o->trace[0]) {
-        s = td_sim_trace_read(o->trace, o->spread, &w->file, err);
+    if (!s && o->load.trace[0]) {
+        s = td_sim_trace_read(o->load.trace, o->load.spread, &w->file, err);
         w->from = &w->file;
         if (w->load.arrival == TD_ARRIVAL_TRACE) w->n_rates = 1; /* the file's */
     }
-    if (!s && o->interval > 0) s = count_intervals(w, &w->n_intervals, err);
-    if (!s) s = open_out(o->json, &w->json, err);
-    if (!s) s = open_out(o->csv, &w->csv, err);
+    if (!s && o->out.interval > 0) s = count_intervals(w, &w->n_intervals, err);
+    if (!s) s = open_out(o->out.json, &w->json, err);
+    if (!s) s = open_out(o->out.csv, &w->csv, err);
     return s;
 }
 
@@ -619,7 +660,7 @@ static void sweep_close(struct sweep *w)
 static td_status sweep_run(struct sweep *w, struct td_err *err)
 {
     const struct sim_options *o = w->o;
-    uint64_t n_runs = (uint64_t)w->n_policies * w->n_modes * w->n_rates * (uint64_t)o->seeds;
+    uint64_t n_runs = (uint64_t)w->n_policies * w->n_modes * w->n_rates * (uint64_t)o->load.seeds;
     td_status s = TD_OK;
     if (w->csv) td_sim_csv_head(w->csv);
     if (w->json)
@@ -630,11 +671,11 @@ static td_status sweep_run(struct sweep *w, struct td_err *err)
                 "\"good\":\"completed with both objectives met\",\"window\":\"by arrival, warm-up "
                 "and cool-down left out\"},"
                 "\"slo\":{\"ttft_ms\":%g,\"tpot_ms\":%g,\"attainment\":%g},\"runs\":[",
-                o->req.ttft, o->req.tpot, o->attainment);
-    w->meter.on = !o->quiet;
+                o->req.ttft, o->req.tpot, o->out.attainment);
+    w->meter.on = !o->out.quiet;
     if (w->meter.on) {
         double span_s = arrivals_span_s(w);
-        if (span_s <= 0) span_s = (double)o->requests / w->rates[0];
+        if (span_s <= 0) span_s = (double)o->load.requests / w->rates[0];
         w->meter.span_s = (uint64_t)ceil(span_s) + 1;
         td_progress_start(&w->meter.p, "simulating", "virtual s", n_runs * w->meter.span_s);
     }

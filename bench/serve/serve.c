@@ -64,7 +64,7 @@ static int finish(const char *program, const struct bench_serve_options *o,
                   const struct bench_result *r)
 {
     struct td_err err = {0};
-    bench_result_print(r, o->percentile_metrics, stdout);
+    bench_result_print(r, o->report.percentile_metrics, stdout);
     print_errors(r);
     if (bench_serve_save(o, r, stdout, &err)) return td_die(program, &err);
     fflush(stdout);
@@ -86,7 +86,7 @@ enum {
 static void be_gentle(const struct bench_serve_options *o, struct bench_run_config *c)
 {
     bool is_open = c->arrivals.kind == BENCH_TRACE || c->arrivals.ramp || c->max_concurrency;
-    if (strcmp(o->request_rate, "auto") != 0 || is_open) return;
+    if (strcmp(o->load.request_rate, "auto") != 0 || is_open) return;
     c->max_concurrency = GENTLE_CONCURRENCY;
     bool is_made = c->dataset.kind == BENCH_RANDOM ||
                    c->dataset.kind == BENCH_PREFIX; /* a file says how many it has */

@@ -152,78 +152,78 @@ static td_status dataset(const struct bench_serve_options *o, struct bench_datas
 {
     static const char *const names[] = {"random",      "prefix_repetition", "sharegpt", "custom",
                                         "timed_trace", "mooncake",          "azure"};
-    d->path = o->dataset_path;
-    if (!strcmp(o->dataset_name, "auto")) {
+    d->path = o->data.dataset_path;
+    if (!strcmp(o->data.dataset_name, "auto")) {
         td_status s = detect(d->path, &d->kind, err);
         if (s) return s;
     }
     for (int k = 0; k < BENCH_N_DATASETS; k++)
-        if (!strcmp(o->dataset_name, names[k])) d->kind = (enum bench_dataset_kind)k;
+        if (!strcmp(o->data.dataset_name, names[k])) d->kind = (enum bench_dataset_kind)k;
     bool made = d->kind == BENCH_RANDOM || d->kind == BENCH_PREFIX;
-    if (made && o->dataset_path[0])
+    if (made && o->data.dataset_path[0])
         return td_fail(err, TD_ERR_INVALID,
                        "--dataset-path is set, but dataset %s is made from the seed",
-                       o->dataset_name);
-    d->n_requests = o->num_prompts;
-    d->input_len = d->kind == BENCH_PREFIX ? o->suffix_len : o->input_len;
-    d->prefix_len = d->kind == BENCH_PREFIX ? o->prefix_len : o->random_prefix_len;
-    d->output_len = o->output_len || !made ? o->output_len : 128;
-    d->range_ratio = d->kind == BENCH_RANDOM ? o->random_range_ratio : 0;
-    d->n_prefixes = o->num_prefixes;
-    d->shuffle = o->shuffle;
-    if (o->time_scale <= 0)
-        return td_fail(err, TD_ERR_INVALID, "--time-scale is %g, must be > 0", o->time_scale);
-    if (o->rate_scale <= 0)
-        return td_fail(err, TD_ERR_INVALID, "--rate-scale is %g, must be > 0", o->rate_scale);
-    if (o->time_scale != 1 && o->rate_scale != 1)
+                       o->data.dataset_name);
+    d->n_requests = o->data.num_prompts;
+    d->input_len = d->kind == BENCH_PREFIX ? o->data.suffix_len : o->data.input_len;
+    d->prefix_len = d->kind == BENCH_PREFIX ? o->data.prefix_len : o->data.random_prefix_len;
+    d->output_len = o->data.output_len || !made ? o->data.output_len : 128;
+    d->range_ratio = d->kind == BENCH_RANDOM ? o->data.random_range_ratio : 0;
+    d->n_prefixes = o->data.num_prefixes;
+    d->shuffle = o->data.shuffle;
+    if (o->data.time_scale <= 0)
+        return td_fail(err, TD_ERR_INVALID, "--time-scale is %g, must be > 0", o->data.time_scale);
+    if (o->data.rate_scale <= 0)
+        return td_fail(err, TD_ERR_INVALID, "--rate-scale is %g, must be > 0", o->data.rate_scale);
+    if (o->data.time_scale != 1 && o->data.rate_scale != 1)
         return td_fail(err, TD_ERR_INVALID, "--time-scale and --rate-scale say the same: give one");
-    d->time_scale = o->time_scale / o->rate_scale;
-    d->length_scale = o->length_scale;
-    d->block_tokens = o->trace_block_tokens;
-    d->spread = o->spread_groups;
-    d->max_input_len = o->max_input_len;
-    d->max_output_len = o->max_output_len;
+    d->time_scale = o->data.time_scale / o->data.rate_scale;
+    d->length_scale = o->data.length_scale;
+    d->block_tokens = o->data.trace_block_tokens;
+    d->spread = o->data.spread_groups;
+    d->max_input_len = o->data.max_input_len;
+    d->max_output_len = o->data.max_output_len;
     return TD_OK;
 }
 
 static td_status arrivals(const struct bench_serve_options *o, bool trace,
                           struct bench_arrivals_config *a, struct td_err *err)
 {
-    bool is_auto = !strcmp(o->request_rate, "auto");
-    td_status s = parse_rate("request-rate", is_auto ? "inf" : o->request_rate, &a->rate, err);
-    if (!s) s = parse_rate("burstiness", o->burstiness, &a->burstiness, err);
+    bool is_auto = !strcmp(o->load.request_rate, "auto");
+    td_status s = parse_rate("request-rate", is_auto ? "inf" : o->load.request_rate, &a->rate, err);
+    if (!s) s = parse_rate("burstiness", o->load.burstiness, &a->burstiness, err);
     if (s) return s;
-    if (o->arrival_cv > 0) {
+    if (o->load.arrival_cv > 0) {
         if (a->burstiness != 1)
             return td_fail(err, TD_ERR_INVALID,
                            "--burstiness and --arrival-cv say the same: give one");
-        a->burstiness = 1 / (o->arrival_cv * o->arrival_cv);
+        a->burstiness = 1 / (o->load.arrival_cv * o->load.arrival_cv);
     }
-    a->rescale = o->rescale_arrivals;
-    a->ramp = !strcmp(o->ramp_up_strategy, "linear")        ? BENCH_RAMP_LINEAR
-              : !strcmp(o->ramp_up_strategy, "exponential") ? BENCH_RAMP_EXPONENTIAL
-                                                            : BENCH_RAMP_NONE;
-    a->ramp_start = o->ramp_up_start_rps;
-    a->ramp_end = o->ramp_up_end_rps;
+    a->rescale = o->load.rescale_arrivals;
+    a->ramp = !strcmp(o->load.ramp_up_strategy, "linear")        ? BENCH_RAMP_LINEAR
+              : !strcmp(o->load.ramp_up_strategy, "exponential") ? BENCH_RAMP_EXPONENTIAL
+                                                                 : BENCH_RAMP_NONE;
+    a->ramp_start = o->load.ramp_up_start_rps;
+    a->ramp_end = o->load.ramp_up_end_rps;
     if (a->ramp && isfinite(a->rate))
         return td_fail(err, TD_ERR_INVALID,
                        "--ramp-up-strategy and --request-rate exclude each other");
-    if (!a->ramp && (o->ramp_up_start_rps > 0 || o->ramp_up_end_rps > 0))
+    if (!a->ramp && (o->load.ramp_up_start_rps > 0 || o->load.ramp_up_end_rps > 0))
         return td_fail(err, TD_ERR_INVALID,
                        "--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy");
 
-    bool automatic = !strcmp(o->arrival, "auto"), timed = trace && isinf(a->rate) && !a->ramp;
-    if (!strcmp(o->arrival, "trace") || (automatic && timed))
+    bool automatic = !strcmp(o->load.arrival, "auto"), timed = trace && isinf(a->rate) && !a->ramp;
+    if (!strcmp(o->load.arrival, "trace") || (automatic && timed))
         a->kind = BENCH_TRACE;
-    else if (!strcmp(o->arrival, "constant") || isinf(a->burstiness))
+    else if (!strcmp(o->load.arrival, "constant") || isinf(a->burstiness))
         a->kind = BENCH_CONSTANT;
-    else if (!strcmp(o->arrival, "gamma") || a->burstiness != 1)
+    else if (!strcmp(o->load.arrival, "gamma") || a->burstiness != 1)
         a->kind = BENCH_GAMMA;
     else
         a->kind = BENCH_POISSON;
-    if (!automatic && strcmp(o->arrival, bench_arrival_name(a->kind)) != 0)
+    if (!automatic && strcmp(o->load.arrival, bench_arrival_name(a->kind)) != 0)
         return td_fail(err, TD_ERR_INVALID, "--arrival is %s, but --burstiness %g means %s",
-                       o->arrival, a->burstiness, bench_arrival_name(a->kind));
+                       o->load.arrival, a->burstiness, bench_arrival_name(a->kind));
     if (a->kind == BENCH_TRACE && (isfinite(a->rate) || a->ramp))
         return td_fail(
             err, TD_ERR_INVALID,
@@ -240,32 +240,33 @@ static td_status openai_server(const struct bench_serve_options *o, struct bench
                                struct td_err *err)
 {
     static const char chat[] = "/chat/completions";
-    size_t n = strlen(o->endpoint);
-    bool http = starts(o->server, "http://"), https = starts(o->server, "https://");
-    if (strstr(o->server, "://") && !http && !https)
+    size_t n = strlen(o->server.endpoint);
+    bool http = starts(o->server.address, "http://"), https = starts(o->server.address, "https://");
+    if (strstr(o->server.address, "://") && !http && !https)
         return td_fail(err, TD_ERR_INVALID,
                        "--base-url is %.80s: with --backend openai it must be http:// or https://",
-                       o->server);
-    if (!o->server[0] || !o->server[http ? 7 : https ? 8 : 0])
+                       o->server.address);
+    if (!o->server.address[0] || !o->server.address[http ? 7 : https ? 8 : 0])
         return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be http://HOST:PORT",
-                       o->server);
-    if (!https && (o->tls_ca[0] || o->tls_cert[0] || o->tls_key[0]))
+                       o->server.address);
+    if (!https && (o->server.tls_ca[0] || o->server.tls_cert[0] || o->server.tls_key[0]))
         return td_fail(err, TD_ERR_INVALID,
                        "--%s is set, but --base-url is %.80s: TLS needs https://",
-                       o->tls_ca[0]     ? "tls-ca"
-                       : o->tls_cert[0] ? "tls-cert"
-                                        : "tls-key",
-                       o->server);
-    if (o->endpoint[0] && o->endpoint[0] != '/')
-        return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be a path", o->endpoint);
-    if (n >= sizeof chat - 1 && !strcmp(o->endpoint + n - (sizeof chat - 1), chat))
+                       o->server.tls_ca[0]     ? "tls-ca"
+                       : o->server.tls_cert[0] ? "tls-cert"
+                                               : "tls-key",
+                       o->server.address);
+    if (o->server.endpoint[0] && o->server.endpoint[0] != '/')
+        return td_fail(err, TD_ERR_INVALID, "--endpoint is '%.80s', must be a path",
+                       o->server.endpoint);
+    if (n >= sizeof chat - 1 && !strcmp(o->server.endpoint + n - (sizeof chat - 1), chat))
         return td_fail(err, TD_ERR_INVALID,
                        "--endpoint is %.80s: chats are not measured, only completions",
-                       o->endpoint);
+                       o->server.endpoint);
     c->openai = true;
-    c->target = o->server;
-    c->method = o->endpoint[0] ? o->endpoint : "/v1/completions";
-    c->vocab = (uint32_t)o->vocab_size;
+    c->target = o->server.address;
+    c->method = o->server.endpoint[0] ? o->server.endpoint : "/v1/completions";
+    c->vocab = (uint32_t)o->server.vocab_size;
     return TD_OK;
 }
 
@@ -273,18 +274,21 @@ static td_status grpc_server(const struct bench_serve_options *o, struct bench_r
                              struct td_err *err)
 {
     static const char *const schemes[] = {"http://", "https://", "grpc://"};
-    c->target = o->server;
-    if (starts(o->server, "https://") && !o->tls_ca[0])
-        return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca", o->server);
+    c->target = o->server.address;
+    if (starts(o->server.address, "https://") && !o->server.tls_ca[0])
+        return td_fail(err, TD_ERR_INVALID, "--base-url is %s: TLS needs --tls-ca",
+                       o->server.address);
     for (size_t i = 0; i < 3; i++)
         if (starts(c->target, schemes[i])) c->target += strlen(schemes[i]);
     if (!c->target[0])
-        return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be HOST:PORT", o->server);
-    if (o->endpoint[0] && o->endpoint[0] != '/')
+        return td_fail(err, TD_ERR_INVALID, "--base-url is '%s', must be HOST:PORT",
+                       o->server.address);
+    if (o->server.endpoint[0] && o->server.endpoint[0] != '/')
         return td_fail(err, TD_ERR_INVALID,
-                       "--endpoint is '%.80s', must be the path of a gRPC method", o->endpoint);
-    if (o->endpoint[0]) c->method = o->endpoint;
-    if (o->vocab_size)
+                       "--endpoint is '%.80s', must be the path of a gRPC method",
+                       o->server.endpoint);
+    if (o->server.endpoint[0]) c->method = o->server.endpoint;
+    if (o->server.vocab_size)
         return td_fail(err, TD_ERR_INVALID,
                        "--vocab-size is for --backend openai: the router tells its model's");
     return TD_OK;
@@ -293,7 +297,7 @@ static td_status grpc_server(const struct bench_serve_options *o, struct bench_r
 static td_status server(const struct bench_serve_options *o, struct bench_run_config *c,
                         struct td_err *err)
 {
-    return !strcmp(o->backend, "openai") ? openai_server(o, c, err) : grpc_server(o, c, err);
+    return !strcmp(o->server.backend, "openai") ? openai_server(o, c, err) : grpc_server(o, c, err);
 }
 
 td_status bench_serve_config(const struct bench_serve_options *o,
@@ -303,40 +307,40 @@ td_status bench_serve_config(const struct bench_serve_options *o,
     bench_run_config_init(&c);
     td_status s = server(o, &c, err);
     if (s) return s;
-    c.tls_ca = o->tls_ca;
-    c.tls_cert = o->tls_cert;
-    c.tls_key = o->tls_key;
-    c.api_key_file = o->api_key_file;
-    c.model = o->model;
-    c.label = o->label;
-    c.metadata = o->metadata;
-    c.seed = o->seed;
-    c.max_concurrency = o->max_concurrency;
-    c.duration_s = o->benchmark_duration;
-    c.grace_s = o->benchmark_grace_period;
-    c.warmup = o->warmup;
-    c.cooldown = o->cooldown;
-    c.n_warmups = o->num_warmups;
-    c.n_tenants = (uint32_t)o->tenants;
-    c.send_slo = o->send_slo && !c.openai; /* that API has no place for them */
-    c.ignore_eos = o->ignore_eos;
-    c.temperature = o->temperature;
-    c.top_p = o->top_p;
-    c.gpus = (uint32_t)o->gpus;
-    c.max_sched_lag_ms = o->max_sched_lag_ms;
-    c.progress = o->progress;
-    c.realtime = o->realtime;
-    c.slo_preset = o->slo_preset;
-    if (o->slo_preset[0]) s = bench_slo_preset(o->slo_preset, &c.slo, &c.target_attainment, err);
-    if (!s) s = bench_slo_parse(o->goodput, &c.slo, err);
-    if (!s) s = bench_slo_classes(o->slo_class, &c.slo, c.classes, &c.n_classes, err);
-    if (!s) s = parse_percentiles(o->metric_percentiles, &c, err);
-    if (!s) s = check_metrics(o->percentile_metrics, err);
+    c.tls_ca = o->server.tls_ca;
+    c.tls_cert = o->server.tls_cert;
+    c.tls_key = o->server.tls_key;
+    c.api_key_file = o->server.api_key_file;
+    c.model = o->server.model;
+    c.label = o->report.label;
+    c.metadata = o->report.metadata;
+    c.seed = o->load.seed;
+    c.max_concurrency = o->load.max_concurrency;
+    c.duration_s = o->load.benchmark_duration;
+    c.grace_s = o->load.benchmark_grace_period;
+    c.warmup = o->load.warmup;
+    c.cooldown = o->load.cooldown;
+    c.n_warmups = o->load.num_warmups;
+    c.n_tenants = (uint32_t)o->load.tenants;
+    c.send_slo = o->slo.send && !c.openai; /* that API has no place for them */
+    c.ignore_eos = o->sampling.ignore_eos;
+    c.temperature = o->sampling.temperature;
+    c.top_p = o->sampling.top_p;
+    c.gpus = (uint32_t)o->slo.gpus;
+    c.max_sched_lag_ms = o->load.max_sched_lag_ms;
+    c.progress = o->load.progress;
+    c.realtime = o->load.realtime;
+    c.slo_preset = o->slo.preset;
+    if (o->slo.preset[0]) s = bench_slo_preset(o->slo.preset, &c.slo, &c.target_attainment, err);
+    if (!s) s = bench_slo_parse(o->slo.goodput, &c.slo, err);
+    if (!s) s = bench_slo_classes(o->slo.classes, &c.slo, c.classes, &c.n_classes, err);
+    if (!s) s = parse_percentiles(o->report.metric_percentiles, &c, err);
+    if (!s) s = check_metrics(o->report.percentile_metrics, err);
     if (!s) s = dataset(o, &c.dataset, err);
     if (!s) s = arrivals(o, bench_dataset_is_trace(c.dataset.kind), &c.arrivals, err);
-    if (!s && o->extra_body[0])
-        s = td_json_load_text(o->extra_body, strlen(o->extra_body), "--extra-body", &c.extra_body,
-                              err);
+    if (!s && o->server.extra_body[0])
+        s = td_json_load_text(o->server.extra_body, strlen(o->server.extra_body), "--extra-body",
+                              &c.extra_body, err);
     if (!s && c.extra_body && !json_is_object(c.extra_body))
         s = td_fail(err, TD_ERR_INVALID, "--extra-body must be a JSON object");
     if (s)
@@ -365,8 +369,9 @@ static void result_path(const struct bench_serve_options *o, const struct bench_
                  model, r->setup.date);
         name = made;
     }
-    bool in_dir = o->result_dir[0] && name[0] != '/';
-    snprintf(path, path_bytes, "%s%s%s", in_dir ? o->result_dir : "", in_dir ? "/" : "", name);
+    bool in_dir = o->report.result_dir[0] && name[0] != '/';
+    snprintf(path, path_bytes, "%s%s%s", in_dir ? o->report.result_dir : "", in_dir ? "/" : "",
+             name);
 }
 
 td_status bench_serve_save(const struct bench_serve_options *o, const struct bench_result *r,
@@ -374,14 +379,15 @@ td_status bench_serve_save(const struct bench_serve_options *o, const struct ben
 {
     char path[4096];
     td_status s = TD_OK;
-    if (o->save_result || o->save_detailed || o->result_filename[0]) {
-        result_path(o, r, o->result_filename, path, sizeof path);
-        s = bench_result_write(r, o->percentile_metrics, o->save_detailed, path, err);
+    if (o->report.save_result || o->report.save_detailed || o->report.result_filename[0]) {
+        result_path(o, r, o->report.result_filename, path, sizeof path);
+        s = bench_result_write(r, o->report.percentile_metrics, o->report.save_detailed, path, err);
         if (!s) fprintf(out, "result: %s\n", path);
     }
-    if (!s && (o->save_detailed || o->profile_export_file[0])) {
+    if (!s && (o->report.save_detailed || o->report.profile_export_file[0])) {
         result_path(o, r,
-                    o->profile_export_file[0] ? o->profile_export_file : "profile_export.jsonl",
+                    o->report.profile_export_file[0] ? o->report.profile_export_file
+                                                     : "profile_export.jsonl",
                     path, sizeof path);
         s = bench_result_export(r, path, err);
         if (!s) fprintf(out, "requests: %s\n", path);

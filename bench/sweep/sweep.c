@@ -235,7 +235,7 @@ static td_status parse_configs(const struct options *o, struct sweep *s, struct 
         s->configs[s->n_configs++] = (struct sweep_config){.name = "cluster", .goodput = NAN};
         return TD_OK;
     }
-    if (!strcmp(o->serve.backend, "openai"))
+    if (!strcmp(o->serve.server.backend, "openai"))
         return td_fail(err, TD_ERR_INVALID,
                        "--backend is openai, but %s starts clusters of tandem, which speak gRPC",
                        o->modes[0] ? "--modes" : "--pd");
@@ -354,11 +354,11 @@ static void describe_load(const struct state *st, char *text, size_t bytes)
     const struct options *o = st->o;
     if (st->base.dataset.kind == BENCH_RANDOM)
         snprintf(text, bytes, "random prompts, %llu tokens in, %llu out%s",
-                 (unsigned long long)o->serve.input_len,
-                 (unsigned long long)(o->serve.output_len ? o->serve.output_len : 128),
-                 o->serve.ignore_eos ? "" : " at most");
+                 (unsigned long long)o->serve.data.input_len,
+                 (unsigned long long)(o->serve.data.output_len ? o->serve.data.output_len : 128),
+                 o->serve.sampling.ignore_eos ? "" : " at most");
     else
-        snprintf(text, bytes, "%s %s", o->serve.dataset_name, o->serve.dataset_path);
+        snprintf(text, bytes, "%s %s", o->serve.data.dataset_name, o->serve.data.dataset_path);
     size_t used = strlen(text);
     if (st->base.n_classes > 1)
         snprintf(text + used, bytes - used,
@@ -413,8 +413,8 @@ static td_status make_dir(struct state *st, struct td_err *err)
     time_t t = time(NULL);
     struct tm tm;
     gmtime_r(&t, &tm);
-    if (o->serve.result_dir[0])
-        snprintf(st->dir, sizeof st->dir, "%s", o->serve.result_dir);
+    if (o->serve.report.result_dir[0])
+        snprintf(st->dir, sizeof st->dir, "%s", o->serve.report.result_dir);
     else
         strftime(st->dir, sizeof st->dir, "sweep-%Y%m%d-%H%M%S", &tm);
     if (mkdir(st->dir, 0755) && errno != EEXIST)
@@ -474,7 +474,7 @@ static td_status run_once(struct state *st, const char *phase, double rate, uint
 {
     struct bench_run_config c = st->base;
     c.target = st->target;
-    c.seed = st->o->serve.seed + seed + SEED_STEP * st->n_runs++;
+    c.seed = st->o->serve.load.seed + seed + SEED_STEP * st->n_runs++;
     c.arrivals.rate = rate;
     c.gpus = st->base.gpus;
     if (isfinite(rate)) { /* both bounds together would cut a run of a low rate short */
