@@ -662,8 +662,10 @@ static void predicted(struct pages *p)
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         for (uint32_t i = 0; r && i < r->n_points; i++) {
-            least = fmin(least, fmin(r->points[i].predicted_ms, r->points[i].observed_ms));
-            most = fmax(most, fmax(r->points[i].predicted_ms, r->points[i].observed_ms));
+            least = fmin(least, fmin(r->points[i].predicted_ms,
+                                     r->points[i].observed_ms));
+            most = fmax(most, fmax(r->points[i].predicted_ms,
+                                   r->points[i].observed_ms));
         }
     }
     if (!(most > 0) || !draft_open(p, &d, HEIGHT + KEY_ROW * (int)(s->n_configs + 1), "predicted",
@@ -685,7 +687,8 @@ static void predicted(struct pages *p)
             px[i] = r->points[i].predicted_ms, py[i] = r->points[i].observed_ms;
             fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, px[i], py[i]);
         }
-        if (r && r->n_points) data(&d, c, (const double *const[]){px, py}, 2, r->n_points);
+        if (r && r->n_points)
+            data(&d, c, (const double *const[]){px, py}, 2, r->n_points);
     }
     plot(&d, "x", 0, NULL, "exact");
     style_line(&d, MUTED, 1.2, "(10,6)");
@@ -694,11 +697,11 @@ static void predicted(struct pages *p)
         char name[128];
         if (!r || !r->n_points) continue;
         int k = snprintf(name, sizeof name, "%s", name_of(p, c));
-        if (!isnan(r->predicted_coverage))
+        if (!isnan(r->predicted.coverage))
             k += snprintf(name + k, sizeof name - (size_t)k, ": coverage %.0f %%",
-                          100 * r->predicted_coverage);
-        if (!isnan(r->predicted_mape))
-            snprintf(name + k, sizeof name - (size_t)k, ", error %.0f %%", 100 * r->predicted_mape);
+                          100 * r->predicted.coverage);
+        if (!isnan(r->predicted.mape))
+            snprintf(name + k, sizeof name - (size_t)k, ", error %.0f %%", 100 * r->predicted.mape);
         plot(&d, NULL, c, "1:2", name);
         fprintf(d.gp, " with points linecolor rgb '#60%s' pointtype '%s' pointsize 0.7",
                 colour_of(c) + 1, markers[c % N_MARKERS]);

@@ -119,8 +119,8 @@ static void goodput_table(const struct sweep *s, FILE *out)
         cell(out, c->goodput);
         cell(out, c->gpus ? c->goodput / c->gpus : NAN);
         cell(out, c->failed_rate > 0 ? c->failed_rate : NAN);
-        three(out, r ? r->ttft_p50_ms : NAN, r ? r->ttft_p90_ms : NAN, r ? r->ttft_p99_ms : NAN);
-        three(out, r ? r->tpot_p50_ms : NAN, r ? r->tpot_p90_ms : NAN, r ? r->tpot_p99_ms : NAN);
+        three(out, r ? r->ttft.p50_ms : NAN, r ? r->ttft.p90_ms : NAN, r ? r->ttft.p99_ms : NAN);
+        three(out, r ? r->tpot.p50_ms : NAN, r ? r->tpot.p90_ms : NAN, r ? r->tpot.p99_ms : NAN);
         fprintf(out, "<td>%s</td></tr>\n",
                 isnan(c->goodput) ? (r ? "not looked for" : "not run")
                 : c->verified     ? "searched, verified"
@@ -177,19 +177,20 @@ static void run_table(const struct sweep *s, FILE *out)
         fputs("</td><td>", out);
         text(out, r->phase);
         fprintf(out, "</td><td>%.4g</td><td>%.0f</td><td>%.0f</td><td>%.0f</td><td>%.0f</td>",
-                r->rate, r->seed, r->offered, r->completed, r->rejected);
-        percent(out, r->attainment);
-        if (isnan(r->ci95_lo))
+                r->rate, r->seed, r->count.offered, r->count.completed, r->count.rejected);
+        percent(out, r->steady.attainment);
+        if (isnan(r->steady.ci95_lo))
             fputs("<td>–</td>", out);
         else
-            fprintf(out, "<td>%.1f to %.1f %%</td>", 100 * r->ci95_lo, 100 * r->ci95_hi);
-        percent(out, r->attainment_ttft);
-        percent(out, r->attainment_tpot);
-        cell(out, r->goodput);
-        cell(out, r->ttft_p90_ms);
-        cell(out, r->tpot_p90_ms);
-        fprintf(out, "<td>%s%s</td></tr>\n", r->saturated > 0 ? "saturated " : "",
-                r->valid > 0 ? "" : "not valid");
+            fprintf(out, "<td>%.1f to %.1f %%</td>", 100 * r->steady.ci95_lo,
+                    100 * r->steady.ci95_hi);
+        percent(out, r->steady.attainment_ttft);
+        percent(out, r->steady.attainment_tpot);
+        cell(out, r->steady.goodput);
+        cell(out, r->ttft.p90_ms);
+        cell(out, r->tpot.p90_ms);
+        fprintf(out, "<td>%s%s</td></tr>\n", r->steady.saturated > 0 ? "saturated " : "",
+                r->run.valid > 0 ? "" : "not valid");
     }
     fputs("</tbody></table></div></details>\n", out);
 }

@@ -10,54 +10,52 @@
 #include "common/base/json.h"
 
 #define MAX_FILE_BYTES ((size_t)512 << 20)
-#define F(name)                                                                                    \
-    {                                                                                              \
-#name, offsetof(struct sweep_row, name)                                                    \
-    }
+#define AT(member) offsetof(struct sweep_row, member)
 
+/* The columns in their order; older files have the same names. */
 static const struct {
     const char *name;
     size_t offset;
 } fields[] = {
-    F(rate),
-    F(seed),
-    F(offered),
-    F(completed),
-    F(goodput),
-    F(per_gpu_goodput),
-    F(attainment),
-    F(ci95_lo),
-    F(ci95_hi),
-    F(attainment_ttft),
-    F(attainment_tpot),
-    F(attainment_e2el),
-    F(n_good),
-    F(n),
-    F(ttft_p50_ms),
-    F(ttft_p90_ms),
-    F(ttft_p99_ms),
-    F(tpot_p50_ms),
-    F(tpot_p90_ms),
-    F(tpot_p99_ms),
-    F(itl_p50_ms),
-    F(itl_p90_ms),
-    F(itl_p99_ms),
-    F(rejected),
-    F(rejected_ttft),
-    F(rejected_tpot),
-    F(timed_out),
-    F(failed),
-    F(unfinished),
-    F(deflected),
-    F(saturated),
-    F(valid),
-    {"window_s", offsetof(struct sweep_row, span_s)}, /* the column's name in older files too */
-    F(duration_s),
-    F(offered_rate),
-    F(sched_lag_p99_ms),
-    F(load1),
-    F(predicted_mape),
-    F(predicted_coverage),
+    {"rate", AT(rate)},
+    {"seed", AT(seed)},
+    {"offered", AT(count.offered)},
+    {"completed", AT(count.completed)},
+    {"goodput", AT(steady.goodput)},
+    {"per_gpu_goodput", AT(steady.per_gpu_goodput)},
+    {"attainment", AT(steady.attainment)},
+    {"ci95_lo", AT(steady.ci95_lo)},
+    {"ci95_hi", AT(steady.ci95_hi)},
+    {"attainment_ttft", AT(steady.attainment_ttft)},
+    {"attainment_tpot", AT(steady.attainment_tpot)},
+    {"attainment_e2el", AT(steady.attainment_e2el)},
+    {"n_good", AT(steady.n_good)},
+    {"n", AT(steady.n)},
+    {"ttft_p50_ms", AT(ttft.p50_ms)},
+    {"ttft_p90_ms", AT(ttft.p90_ms)},
+    {"ttft_p99_ms", AT(ttft.p99_ms)},
+    {"tpot_p50_ms", AT(tpot.p50_ms)},
+    {"tpot_p90_ms", AT(tpot.p90_ms)},
+    {"tpot_p99_ms", AT(tpot.p99_ms)},
+    {"itl_p50_ms", AT(itl.p50_ms)},
+    {"itl_p90_ms", AT(itl.p90_ms)},
+    {"itl_p99_ms", AT(itl.p99_ms)},
+    {"rejected", AT(count.rejected)},
+    {"rejected_ttft", AT(count.rejected_ttft)},
+    {"rejected_tpot", AT(count.rejected_tpot)},
+    {"timed_out", AT(count.timed_out)},
+    {"failed", AT(count.failed)},
+    {"unfinished", AT(count.unfinished)},
+    {"deflected", AT(count.deflected)},
+    {"saturated", AT(steady.saturated)},
+    {"valid", AT(run.valid)},
+    {"window_s", AT(steady.span_s)},
+    {"duration_s", AT(run.duration_s)},
+    {"offered_rate", AT(steady.offered_rate)},
+    {"sched_lag_p99_ms", AT(run.sched_lag_p99_ms)},
+    {"load1", AT(run.load1)},
+    {"predicted_mape", AT(predicted.mape)},
+    {"predicted_coverage", AT(predicted.coverage)},
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 
@@ -73,10 +71,9 @@ static double field_value(const struct sweep_row *row, size_t i)
 /* What a row may say: arithmetic and axes stand on it. Unknown numbers are NAN. */
 static td_status check_row(const struct sweep_row *r, const char *where, struct td_err *err)
 {
-    static const size_t shares[] = {
-        offsetof(struct sweep_row, attainment),      offsetof(struct sweep_row, ci95_lo),
-        offsetof(struct sweep_row, ci95_hi),         offsetof(struct sweep_row, attainment_ttft),
-        offsetof(struct sweep_row, attainment_tpot), offsetof(struct sweep_row, attainment_e2el)};
+    static const size_t shares[] = {AT(steady.attainment),      AT(steady.ci95_lo),
+                                    AT(steady.ci95_hi),         AT(steady.attainment_ttft),
+                                    AT(steady.attainment_tpot), AT(steady.attainment_e2el)};
     if (!(r->rate >= 1e-6 && r->rate <= 1e9))
         return td_fail(err, TD_ERR_INVALID, "%s: rate is %g, must be in 1e-6..1e9", where, r->rate);
     for (size_t i = 0; i < N_FIELDS; i++) {
@@ -92,9 +89,9 @@ static td_status check_row(const struct sweep_row *r, const char *where, struct 
         if (r->stages_ms[k] < 0 || r->stages_ms[k] > 1e15)
             return td_fail(err, TD_ERR_INVALID, "%s: stage %s is %g, must be in 0..1e15 ms", where,
                            bench_stage_names[k], r->stages_ms[k]);
-    if (r->n_good > r->n)
+    if (r->steady.n_good > r->steady.n)
         return td_fail(err, TD_ERR_INVALID, "%s: n_good is %g, must be at most n, which is %g",
-                       where, r->n_good, r->n);
+                       where, r->steady.n_good, r->steady.n);
     return TD_OK;
 }
 
@@ -280,8 +277,9 @@ static json_t *row_json(const struct sweep *s, const struct sweep_row *r)
     json_object_set_new(o, "tpot_quantiles_ms", numbers(r->tpot_q, SWEEP_N_QUANTILES));
     json_object_set_new(o, "slo_scale_attainment", numbers(r->scale_joint, s->n_scales));
     for (uint32_t i = 0; i < r->n_points; i++)
-        json_array_append_new(points, json_pack("[f, f]", (double)r->points[i].predicted_ms,
-                                                (double)r->points[i].observed_ms));
+        json_array_append_new(points,
+                              json_pack("[f, f]", (double)r->points[i].predicted_ms,
+                                        (double)r->points[i].observed_ms));
     json_object_set_new(o, "predicted_observed_ttft_ms", points);
     return o;
 }
@@ -426,7 +424,8 @@ static void get_row(struct reader *d, const json_t *o, struct sweep *s)
     for (size_t i = 0; !d->s && i < n; i++) {
         const json_t *p = json_array_get(points, i);
         if (at(p, 0) > 1e-6 && at(p, 0) < 1e12 && at(p, 1) > 1e-6 && at(p, 1) < 1e12)
-            row->points[row->n_points++] = (struct sweep_point){(float)at(p, 0), (float)at(p, 1)};
+            row->points[row->n_points++] =
+                (struct sweep_point){(float)at(p, 0), (float)at(p, 1)};
     }
 }
 

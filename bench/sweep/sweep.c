@@ -454,9 +454,10 @@ static void tell(const struct state *st, const struct sweep_row *row, uint32_t l
     fprintf(stderr,
             "%-18s %-8s rate %-8.4g attainment %.3f [%.3f, %.3f] goodput %.3g/s, TTFT p90 %.4g ms, "
             "TPOT p90 %.3g ms%s%s",
-            st->sweep.configs[row->config].name, row->phase, row->rate, row->attainment,
-            row->ci95_lo, row->ci95_hi, row->goodput, row->ttft_p90_ms, row->tpot_p90_ms,
-            row->saturated > 0 ? ", saturated" : "", row->valid > 0 ? "" : ", NOT VALID");
+            st->sweep.configs[row->config].name, row->phase, row->rate, row->steady.attainment,
+            row->steady.ci95_lo, row->steady.ci95_hi, row->steady.goodput, row->ttft.p90_ms,
+            row->tpot.p90_ms, row->steady.saturated > 0 ? ", saturated" : "",
+            row->run.valid > 0 ? "" : ", NOT VALID");
     if (left) fprintf(stderr, "; %u runs or so to go, about %s", left, time_left);
     fputc('\n', stderr);
 }
@@ -495,7 +496,7 @@ static td_status run_once(struct state *st, const char *phase, double rate, uint
     snprintf(row->phase, sizeof row->phase, "%s", phase);
     row->rate = isfinite(rate) ? rate : fmax(ret_result->rates.request_throughput, 1e-3);
     s = sweep_row_fill(&st->sweep, row, ret_result, err);
-    row->load1 = before;
+    row->run.load1 = before;
     struct sweep_config *k = &st->sweep.configs[st->config];
     k->prefill = ret_result->setup.n_prefill;
     k->decode = ret_result->setup.n_decode;
@@ -595,12 +596,13 @@ static td_status probe(void *ctx, const char *phase, double rate, uint64_t seed,
     if (s) return s;
     if (st->give_up) return td_fail(err, TD_ERR_LIMIT, "%s", st->sweep.configs[st->config].note);
     const struct sweep_row *row = &st->sweep.rows[i];
-    if (!(row->valid > 0))
+    if (!(row->run.valid > 0))
         return td_fail(err, TD_ERR_INTERNAL,
                        "the load generator was late twice (sched_lag p99 %.3g ms): use a quieter "
                        "machine, or say what is tolerable with --max-sched-lag-ms",
-                       row->sched_lag_p99_ms);
-    *ret_probe = (struct sweep_probe){(uint64_t)row->n_good, (uint64_t)row->n, row->ci95_lo};
+                       row->run.sched_lag_p99_ms);
+    *ret_probe = (struct sweep_probe){(uint64_t)row->steady.n_good, (uint64_t)row->steady.n,
+                                      row->steady.ci95_lo};
     return TD_OK;
 }
 
@@ -651,8 +653,9 @@ static td_status profile_rates(struct state *st, struct td_err *err)
 /* A router with admission keeps its queue short: then it shows in what it turns away. */
 static bool is_too_much(const struct sweep_row *r)
 {
-    return r->saturated > 0 ||
-           (r->offered >= 20 && r->rejected + r->timed_out + r->unfinished > r->offered / 10);
+    return r->steady.saturated > 0 ||
+           (r->count.offered >= 20 &&
+            r->count.rejected + r->count.timed_out + r->count.unfinished > r->count.offered / 10);
 }
 
 static td_status grid(struct state *st, struct td_err *err)

@@ -31,27 +31,51 @@ struct sweep_point {
     float predicted_ms, observed_ms;
 };
 
+/* Numbers of a row are doubles, also those that count: NAN is what a file does not say. */
+struct sweep_counts {
+    double offered, completed, rejected, timed_out, failed, unfinished, deflected;
+    double rejected_ttft, rejected_tpot; /* of rejected: the router named this objective */
+};
+
+/* Of the measured span. */
+struct sweep_steady {
+    double span_s, offered_rate, goodput, per_gpu_goodput;
+    double attainment, ci95_lo, ci95_hi, n_good, n, attainment_ttft, attainment_tpot,
+        attainment_e2el;
+    double saturated; /* 0 or 1 */
+};
+
+struct sweep_latency {
+    double p50_ms, p90_ms, p99_ms;
+};
+
+/* How the run itself went. */
+struct sweep_run {
+    double valid; /* 0 or 1 */
+    double duration_s, sched_lag_p99_ms, load1;
+};
+
+/* The router's TTFT as predicted, beside what it was. */
+struct sweep_predicted {
+    double mape, coverage;
+};
+
 struct sweep_row {
     uint32_t config; /* index */
     char phase[12];  /* grid sync throughput bracket bisect verify */
-    /* counts are whole numbers */
-    double rate, seed, offered, completed, rejected, timed_out, failed, unfinished, deflected;
-    double rejected_ttft, rejected_tpot; /* of rejected: the router named this objective */
-    double offered_rate, goodput, per_gpu_goodput;
-    double attainment, ci95_lo, ci95_hi, n_good, n, attainment_ttft, attainment_tpot,
-        attainment_e2el;
-    double ttft_p50_ms, ttft_p90_ms, ttft_p99_ms, tpot_p50_ms, tpot_p90_ms, tpot_p99_ms, itl_p50_ms,
-        itl_p90_ms, itl_p99_ms;
-    double saturated, valid; /* 0 or 1 */
-    double span_s, duration_s, sched_lag_p99_ms, load1;
-    double predicted_mape, predicted_coverage;
+    double rate, seed;
+    struct sweep_counts count;
+    struct sweep_steady steady;
+    struct sweep_latency ttft, tpot, itl;
+    struct sweep_run run;
+    struct sweep_predicted predicted;
     double stages_ms[BENCH_N_STAGES]; /* means */
     /* not in the CSV */
-    double *ttft_q, *tpot_q;    /* [SWEEP_N_QUANTILES] of all offered in the span, a request
-                                   without one counts as never (NAN); owned, NULL = none */
-    double *scale_joint;        /* [n_scales] attainment with the objectives times each scale;
-                                   owned */
-    struct sweep_point *points; /* router's TTFT as predicted and as it was; owned */
+    double *ttft_q, *tpot_q; /* [SWEEP_N_QUANTILES] of all offered in the span, a request
+                                without one counts as never (NAN); owned, NULL = none */
+    double *scale_joint;     /* [n_scales] attainment with the objectives times each scale;
+                                owned */
+    struct sweep_point *points; /* the router's TTFT as predicted and as it was; owned */
     uint32_t n_points;
 };
 

@@ -31,23 +31,23 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     *p = (struct sweep_pool){.rate = rate, .least = INFINITY, .greatest = -INFINITY};
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->valid > 0) ||
-            !(r->n > 0) || isnan(r->n_good) || isnan(r->attainment))
+        if (r->config != config || r->rate != rate || !is_open_loop(r) || !(r->run.valid > 0) ||
+            !(r->steady.n > 0) || isnan(r->steady.n_good) || isnan(r->steady.attainment))
             continue;
         p->n_runs++;
-        k += r->n_good;
-        n += r->n;
-        k_ttft += r->attainment_ttft * r->n;
-        k_tpot += r->attainment_tpot * r->n;
-        p->offered_rate += r->offered_rate;
-        p->goodput += r->goodput;
-        p->saturated |= r->saturated > 0;
-        p->least = fmin(p->least, r->attainment);
-        p->greatest = fmax(p->greatest, r->attainment);
-        sum += r->attainment;
-        squares += r->attainment * r->attainment;
-        p->lo = r->ci95_lo;
-        p->hi = r->ci95_hi;
+        k += r->steady.n_good;
+        n += r->steady.n;
+        k_ttft += r->steady.attainment_ttft * r->steady.n;
+        k_tpot += r->steady.attainment_tpot * r->steady.n;
+        p->offered_rate += r->steady.offered_rate;
+        p->goodput += r->steady.goodput;
+        p->saturated |= r->steady.saturated > 0;
+        p->least = fmin(p->least, r->steady.attainment);
+        p->greatest = fmax(p->greatest, r->steady.attainment);
+        sum += r->steady.attainment;
+        squares += r->steady.attainment * r->steady.attainment;
+        p->lo = r->steady.ci95_lo;
+        p->hi = r->steady.ci95_hi;
     }
     if (p->n_runs == 0) return;
     p->offered_rate /= p->n_runs;
@@ -147,8 +147,8 @@ const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t conf
     double want = sweep_reference_rate(s) * workers(&s->configs[config]), least = INFINITY;
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || !is_open_loop(r) || !(r->completed > 0)) continue;
-        double far = fabs(log(r->rate / want)) + (r->valid > 0 ? 0 : 1);
+        if (r->config != config || !is_open_loop(r) || !(r->count.completed > 0)) continue;
+        double far = fabs(log(r->rate / want)) + (r->run.valid > 0 ? 0 : 1);
         if (far < least ||
             (far == least && !strcmp(r->phase, "verify") && strcmp(found->phase, "verify") != 0))
             least = far, found = r;
@@ -160,45 +160,45 @@ const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t conf
 
 static double lost_share(const struct sweep_row *r)
 {
-    return r->offered > 0 ? (r->offered - r->completed) / r->offered : 0;
+    return r->count.offered > 0 ? (r->count.offered - r->count.completed) / r->count.offered : 0;
 }
 
 /* What most requests that missed had missed, and the evidence in its stages. */
 static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
 {
-    double lost = lost_share(r), late_ttft = fmax(0, 1 - r->attainment_ttft - lost),
-           late_tpot = fmax(0, 1 - r->attainment_tpot - lost), ttft = 0;
+    double lost = lost_share(r), late_ttft = fmax(0, 1 - r->steady.attainment_ttft - lost),
+           late_tpot = fmax(0, 1 - r->steady.attainment_tpot - lost), ttft = 0;
     int longest = 0;
     for (int k = 0; k <= BENCH_RPC; k++) {
         ttft += ms(r->stages_ms[k]);
         if (ms(r->stages_ms[k]) > ms(r->stages_ms[longest])) longest = k;
     }
-    fprintf(out, "at %.3g requests/s %.0f %% met both", r->rate, 100 * r->attainment);
+    fprintf(out, "at %.3g requests/s %.0f %% met both", r->rate, 100 * r->steady.attainment);
     if (s->slo.ttft_ms > 0) fprintf(out, ", TTFT came too late for %.0f %%", 100 * late_ttft);
     if (s->slo.tpot_ms > 0) fprintf(out, ", TPOT for %.0f %%", 100 * late_tpot);
     if (lost > 0.005) fprintf(out, ", and %.0f %% were turned away or did not finish", 100 * lost);
     fputs(". ", out);
     if (lost >= late_ttft && lost >= late_tpot && lost > 0) {
-        if (r->rejected > 0.5 * (r->offered - r->completed))
+        if (r->count.rejected > 0.5 * (r->count.offered - r->count.completed))
             fprintf(
                 out,
                 "Most misses are admission: the router turned away what it expected to be late%s. ",
-                r->rejected_ttft > 2 * r->rejected_tpot   ? ", for TTFT"
-                : r->rejected_tpot > 2 * r->rejected_ttft ? ", for TPOT"
-                                                          : "");
+                r->count.rejected_ttft > 2 * r->count.rejected_tpot   ? ", for TTFT"
+                : r->count.rejected_tpot > 2 * r->count.rejected_ttft ? ", for TPOT"
+                                                                      : "");
         else
             fprintf(out, "Most misses never finished. ");
     } else if (late_tpot > late_ttft) {
         fprintf(out, "TPOT is what fails: p99 is %.3g ms against %.3g ms at the median",
-                r->tpot_p99_ms, r->tpot_p50_ms);
-        if (r->itl_p99_ms > 3 * r->itl_p50_ms)
+                r->tpot.p99_ms, r->tpot.p50_ms);
+        if (r->itl.p99_ms > 3 * r->itl.p50_ms)
             fprintf(out,
                     ", and single gaps reach %.3g ms at p99 (median %.3g): other work sits in the "
                     "decode steps",
-                    r->itl_p99_ms, r->itl_p50_ms);
+                    r->itl.p99_ms, r->itl.p50_ms);
         fprintf(out, ". ");
     } else if (late_ttft > 0) {
-        fprintf(out, "TTFT is what fails: p90 is %.4g ms. ", r->ttft_p90_ms);
+        fprintf(out, "TTFT is what fails: p90 is %.4g ms. ", r->ttft.p90_ms);
     }
     if (ttft > 0)
         fprintf(out, "Of a mean TTFT of %.4g ms, %.0f %% is %s.", ttft,
@@ -212,11 +212,11 @@ static const struct sweep_row *failing_row(const struct sweep *s, uint32_t confi
     const struct sweep_row *found = NULL;
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || !is_open_loop(r) || !(r->valid > 0) ||
-            !(r->attainment < s->attainment) || r->rate < s->configs[config].goodput)
+        if (r->config != config || !is_open_loop(r) || !(r->run.valid > 0) ||
+            !(r->steady.attainment < s->attainment) || r->rate < s->configs[config].goodput)
             continue;
         if (!found || r->rate < found->rate ||
-            (r->rate == found->rate && r->attainment < found->attainment))
+            (r->rate == found->rate && r->steady.attainment < found->steady.attainment))
             found = r;
     }
     return found;
@@ -349,7 +349,7 @@ void sweep_verdict(const struct sweep *s, FILE *out)
         fprintf(out, "No other configuration met them at any rate that was run.\n");
     for (uint32_t i = 0; i < s->n_configs; i++) limit_of(s, i, (int)i == w, out);
     size_t n_invalid = 0;
-    for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].valid > 0);
+    for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].run.valid > 0);
     if (n_invalid)
         fprintf(out,
                 "%zu of %zu runs are not valid (interrupted, or the load generator itself was "

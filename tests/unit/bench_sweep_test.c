@@ -145,13 +145,16 @@ static void add(struct sweep *s, uint32_t config, const char *phase, double rate
     r->config = config;
     snprintf(r->phase, sizeof r->phase, "%s", phase);
     struct td_stats_interval w = td_stats_wilson((uint64_t)good, (uint64_t)n);
-    r->rate = r->offered_rate = rate, r->seed = 1, r->offered = r->completed = r->n = n,
-    r->n_good = good, r->attainment = good / n;
-    r->ci95_lo = w.lo, r->ci95_hi = w.hi, r->attainment_ttft = ttft, r->attainment_tpot = tpot,
-    r->goodput = rate * good / n, r->per_gpu_goodput = r->goodput / 2;
-    r->ttft_p50_ms = 20, r->ttft_p90_ms = 45, r->ttft_p99_ms = 80, r->tpot_p50_ms = 4,
-    r->tpot_p90_ms = 6, r->tpot_p99_ms = 30, r->itl_p50_ms = 4, r->itl_p99_ms = 60;
-    r->rejected = r->failed = r->timed_out = r->unfinished = 0, r->saturated = 0, r->valid = 1;
+    r->rate = r->steady.offered_rate = rate, r->seed = 1,
+    r->count.offered = r->count.completed = r->steady.n = n, r->steady.n_good = good,
+    r->steady.attainment = good / n;
+    r->steady.ci95_lo = w.lo, r->steady.ci95_hi = w.hi, r->steady.attainment_ttft = ttft,
+    r->steady.attainment_tpot = tpot, r->steady.goodput = rate * good / n,
+    r->steady.per_gpu_goodput = r->steady.goodput / 2;
+    r->ttft.p50_ms = 20, r->ttft.p90_ms = 45, r->ttft.p99_ms = 80, r->tpot.p50_ms = 4,
+    r->tpot.p90_ms = 6, r->tpot.p99_ms = 30, r->itl.p50_ms = 4, r->itl.p99_ms = 60;
+    r->count.rejected = r->count.failed = r->count.timed_out = r->count.unfinished = 0,
+    r->steady.saturated = 0, r->run.valid = 1;
     for (int k = 0; k < BENCH_N_STAGES; k++) r->stages_ms[k] = k == BENCH_PREFILL_QUEUE ? 30 : 1;
 }
 
@@ -300,7 +303,7 @@ static void pooling(void **state)
     struct sweep_pool p[8];
     add(&s, 0, "verify", 4, 1000, 890, 0.9, 0.99);
     add(&s, 0, "verify", 4, 1000, 0, 0, 0);
-    s.rows[s.n_rows - 1].valid = 0;
+    s.rows[s.n_rows - 1].run.valid = 0;
     add(&s, 0, "throughput", 50, 1000, 0, 0, 0);
     assert_int_equal(sweep_pool(&s, 0, p, 8), 3);
     assert_true(p[1].rate == 4 && p[1].n_runs == 2 && fabs(p[1].joint - 0.92) < 1e-12 &&
@@ -341,9 +344,9 @@ static void read_back(void **state)
                     t.configs[0].gpus == 2);
         for (size_t i = 0; i < s.n_rows; i++) {
             assert_true(t.rows[i].config == s.rows[i].config && t.rows[i].rate == s.rows[i].rate &&
-                        fabs(t.rows[i].ci95_lo - s.rows[i].ci95_lo) < 1e-8);
-            assert_true(t.rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 && isnan(t.rows[i].load1) &&
-                        t.rows[i].valid == 1);
+                        fabs(t.rows[i].steady.ci95_lo - s.rows[i].steady.ci95_lo) < 1e-8);
+            assert_true(t.rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 &&
+                        isnan(t.rows[i].run.load1) && t.rows[i].run.valid == 1);
             assert_string_equal(t.rows[i].phase, "grid");
         }
         if (k == 0) {
