@@ -36,6 +36,8 @@ const struct td_option router_options[] = {
     {"http_cors_origins", TD_OPT_STR, "", 0, 0, NULL, OFF(http_cors_origins),
      "origins whose pages may call the HTTP API from a browser: \"https://a.example, "
      "http://localhost:3000\", or \"*\" = any; empty = none"},
+    {"test_http_request_ms", TD_OPT_U64, "30000", 100, 600000, NULL, OFF(http_request_ms),
+     "HTTP: a connection that has not sent its request by then is closed"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
@@ -378,6 +380,7 @@ static td_status open_http(struct router *r, struct td_err *err)
                                    .tls_cert = g->tls_cert,
                                    .tls_key = g->tls_key,
                                    .tls_ca = g->tls_ca,
+                                   .request_ms = g->http_request_ms,
                                    .cors_origins = g->http_cors_origins,
                                    .max_connections = connections,
                                    .max_connections_per_peer = per_peer,

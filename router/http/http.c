@@ -17,7 +17,6 @@
 
 enum {
     HEAD_BYTES = 32 << 10,
-    REQUEST_S = 30, /* from a connection's start, or its last answer, to the end of its request */
 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -174,7 +173,8 @@ void router_http_tick(struct router_http *h, uint64_t now_ns)
     http_tls_look(h->tls, now_ns);
     pthread_mutex_lock(&h->lock);
     for (struct connection *k = h->connections.next; k != &h->connections; k = k->next)
-        if (!k->is_busy && now_ns > k->since_ns && now_ns - k->since_ns > REQUEST_S * TD_NS_PER_S)
+        if (!k->is_busy && now_ns > k->since_ns &&
+            now_ns - k->since_ns > h->config.request_ms * TD_NS_PER_MS)
             shutdown(k->fd, SHUT_RDWR);
     see_hangups(h);
     for (struct http_call *c = h->calls.next; c != &h->calls; c = c->next) {
@@ -215,7 +215,7 @@ static struct MHD_Daemon *open_daemon(struct router_http *h, const struct addrin
         MHD_OPTION_SOCK_ADDR, ai->ai_addr, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned)g->max_connections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
         (unsigned)g->max_connections_per_peer, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)HEAD_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_S,
+        (size_t)HEAD_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)((g->request_ms + 999) / 1000),
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
         h, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
 }

@@ -9,10 +9,10 @@
  *
  * Bounds. Connections: max_connections and max_connections_per_peer. A head has 32 KiB at most, a
  * body max_message_bytes, all bodies together max_calls_bytes. A connection that has not ended its
- * request (or not begun the next) 30 s after the last one is closed. A client that is 8 MiB behind
- * is cut off. A suspended connection is not watched by the library, so the router's tick looks
- * every 100 ms or less whether clients have closed. The events of a stream after the first go to
- * the socket from the loop's thread, as long as the client takes them (call.c).
+ * request (or not begun the next) request_ms after the last one is closed. A client that is 8 MiB
+ * behind is cut off. A suspended connection is not watched by the library, so the router's tick
+ * looks every 100 ms or less whether clients have closed. The events of a stream after the first go
+ * to the socket from the loop's thread, as long as the client takes them (call.c).
  *
  * Threads: start, tick and stop on the router's; the rest is inside. */
 #ifndef TD_ROUTER_HTTP_HTTP_H
@@ -31,6 +31,7 @@ struct router_http_config {
     const char *tls_cert, *tls_key; /* files (PEM); "" = no TLS */
     const char *tls_ca;             /* clients must show a certificate of it; "" = not asked */
     const char *cors_origins;       /* of pages that may read answers: "*", or a list; "" = none */
+    uint64_t request_ms; /* from a connection's start, or its last answer, to a request's end */
     uint64_t max_connections, max_connections_per_peer, max_body_bytes, max_bodies_bytes;
     int send_bytes;             /* SO_SNDBUF of connections; 0 = the kernel's choice */
     bool (*healthy)(void *ctx); /* on the library's thread, for GET /health */

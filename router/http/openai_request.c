@@ -716,13 +716,35 @@ static td_status read_detokenize(struct reader *r)
     return st ? st : text(r, "model", &in->model);
 }
 
+td_status openai_check_body(const char *body, size_t n_bytes, struct td_err *err)
+{
+    size_t n_values = 1, n_names = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < n_bytes; i++) {
+        char c = body[i];
+        if (in_string && c == '\\') i++;
+        if (c == '"') in_string = !in_string;
+        if (in_string) continue;
+        n_values += c == ',' || c == '[' || c == '{';
+        n_names += c == ':';
+    }
+    if (n_values > OPENAI_MAX_VALUES)
+        return td_fail(err, TD_ERR_INVALID, "request body has %zu values, limit %d", n_values,
+                       OPENAI_MAX_VALUES);
+    if (n_names > OPENAI_MAX_NAMES)
+        return td_fail(err, TD_ERR_INVALID, "request body has %zu names, limit %d", n_names,
+                       OPENAI_MAX_NAMES);
+    return TD_OK;
+}
+
 td_status openai_request_parse(const char *body, size_t n_bytes, enum openai_kind kind,
                                struct openai_request **ret_request, char *ret_param,
                                struct td_err *err)
 {
     ret_param[0] = 0;
     json_t *root = NULL;
-    td_status st = td_json_load_text(body, n_bytes, "request body", &root, err);
+    td_status st = openai_check_body(body, n_bytes, err);
+    if (!st) st = td_json_load_text(body, n_bytes, "request body", &root, err);
     return st ? st : openai_request_take(root, kind, ret_request, ret_param, err);
 }
 

@@ -9,8 +9,8 @@
  * Values are checked where they are used (inference.c), so both doors answer with the same words;
  * here only what JSON can get wrong is: types, and integers that do not fit.
  *
- * Threads: none of its own. Bounds: jansson parses at most 2,048 levels; lists are bounded by the
- * caller's bound on the body, and by the limits of a GenerateRequest. */
+ * Threads: none of its own. Bounds: OPENAI_MAX_VALUES, OPENAI_MAX_NAMES, 2,048 levels (jansson);
+ * lists have the caller's bound on the body, and the limits of a GenerateRequest. */
 #ifndef TD_ROUTER_HTTP_OPENAI_REQUEST_H
 #define TD_ROUTER_HTTP_OPENAI_REQUEST_H
 
@@ -22,6 +22,8 @@
 #include "tandem/v1/inference.pb-c.h"
 
 enum { OPENAI_COMPLETION_TOKENS = 16 }; /* max_tokens of a completion that does not say */
+/* Of a body: values, whatever they are, and names of objects' members. */
+enum { OPENAI_MAX_VALUES = (1 << 20) + (1 << 16), OPENAI_MAX_NAMES = 1 << 16 };
 
 struct openai_request;
 
@@ -34,6 +36,11 @@ struct openai_options {
     bool logprobs; /* asked for; how many alternatives is in the GenerateRequest */
     uint32_t n, n_prompts; /* choices of each prompt: n * n_prompts in all */
 };
+
+/* What a body becomes in memory is told by its values and names, not by its bytes: 31 MiB of "[],"
+ * are 1.4 GiB, and 30 MiB of names take 6 s. So they are counted before it is parsed, in one pass.
+ * TD_ERR_INVALID: above the limits. */
+td_status openai_check_body(const char *body, size_t n_bytes, struct td_err *err);
 
 /* *ret_request is freed by openai_request_free. On an error ret_param (64 bytes) holds the field's
  * name, or "". */

@@ -612,7 +612,8 @@ static td_status from_json(const char *body, size_t n_bytes, const char *model, 
     json_t *root = NULL;
     td_status s = begin(&b, err);
     if (s) return s;
-    s = td_json_load_text(body, n_bytes, "request body", &root, err);
+    s = openai_check_body(body, n_bytes, err);
+    if (!s) s = td_json_load_text(body, n_bytes, "request body", &root, err);
     if (!s && !json_is_object(root))
         s = td_fail(err, TD_ERR_INVALID, "request body must be a JSON object");
     if (!s) s = take(&b, root);
