@@ -3,10 +3,14 @@
  *
  *   1. td_blocks_prepare rounds the activations of a row to 8 bits, 32 at a time:
  *        s = max |x| / 127, code = round to nearest even (x * (127 / max |x|)).
- *   2. Of each group the products of codes are summed in int32. That is exact, so it may be done in
- *      any order, and any code that represents the same values may be used.
- *   3. An output is one chain along ascending groups, in f32, each operation rounded:
- *        y = fma(f32(sum), d * s, y), from y = 0.
+ *   2. Of each group the products of codes' values are summed in int32, times the integer scales of
+ *      the weights where there are such: sum = sum over halves (scale * sum of products). That is
+ *      exact, so it may be done in any order, and any codes that represent the same values may be
+ *      used. Likewise low = sum over halves (min * sum of activation codes).
+ *   3. An output is one chain along ascending groups, in f32, each operation rounded, from y = 0:
+ *        y = fma(f32(sum), w * s, y), where w is d, or 2^(d - 128);
+ *        then, with a minimum, y = fma(m, s * f32(sum of activation codes), y) (F16_MIN),
+ *        or y = fma(-f32(low), m * s, y).
  *      Then the bias, then the residual, as in ops.h.
  *
  * What enters depends on the row alone, and M only chooses how the loops are nested (I1). A group
@@ -23,8 +27,18 @@
 struct td_group_x {
     int8_t codes[TD_GROUP];
     float s;
-    int32_t sum; /* of the codes */
+    int32_t sum, sum_hi; /* of the codes, of all and of the last 16 */
+    float s_sum;         /* s * sum */
 };
+
+/* What follows from the largest size and the sums of the halves. */
+static inline void td_group_x_end(float max, int32_t sum_lo, int32_t sum_hi, struct td_group_x *ret)
+{
+    ret->s = max / 127.0f;
+    ret->sum = sum_lo + sum_hi;
+    ret->sum_hi = sum_hi;
+    ret->s_sum = ret->s * (float)ret->sum;
+}
 
 static inline void td_group_x_make(const float *x, struct td_group_x *ret)
 {
@@ -37,20 +51,19 @@ static inline void td_group_x_make(const float *x, struct td_group_x *ret)
     const uint32_t infinity = 0x7f800000u, tiny = (127u - 100u) << 23;
     if (most >= infinity || most < tiny) {
         memset(ret, 0, sizeof *ret);
-        if (most >= infinity) ret->s = NAN;
+        if (most >= infinity) ret->s = ret->s_sum = NAN;
         return;
     }
     float max, inverse;
     memcpy(&max, &most, sizeof max);
     inverse = 127.0f / max;
-    int32_t sum = 0;
+    int32_t sum[2] = {0, 0};
     for (int i = 0; i < TD_GROUP; i++) {
         int32_t code = (int32_t)rintf(x[i] * inverse);
         ret->codes[i] = (int8_t)code;
-        sum += code;
+        sum[i / (TD_GROUP / 2)] += code;
     }
-    ret->s = max / 127.0f;
-    ret->sum = sum;
+    td_group_x_end(max, sum[0], sum[1], ret);
 }
 
 static inline size_t td_blocks_scratch_bytes(int32_t n_rows, int32_t n_in)

@@ -1,4 +1,4 @@
-/* format.c - the table of formats. */
+/* format.c - the table of formats, and reading them back. */
 #include "kernels/format.h"
 
 #include <string.h>
@@ -10,15 +10,15 @@ static const struct td_format formats[] = {
     {.name = "F32", .dtype = TD_F32, .gguf_type = 0, .block = 1, .block_bytes = 4},
     {.name = "F16", .dtype = TD_F16, .gguf_type = 1, .block = 1, .block_bytes = 2},
     {.name = "BF16", .dtype = TD_BF16, .gguf_type = 30, .block = 1, .block_bytes = 2},
-#define ROW(fn, label, number, n_values, n_bytes, n_bits, zero, kind)                              \
+#define ROW(fn, label, number, n_values, n_bytes, n_bits, zero, stand_for, kind)                   \
     {.name = label,                                                                                \
      .gguf_type = number,                                                                          \
      .block = n_values,                                                                            \
      .block_bytes = n_bytes,                                                                       \
-     .read = td_##fn##_read,                                                                       \
      .split = td_##fn##_split,                                                                     \
      .bits = n_bits,                                                                               \
      .offset = zero,                                                                               \
+     .values = stand_for,                                                                          \
      .scales = kind,                                                                               \
      .index = TD_INDEX_##fn},
     TD_EACH_BLOCK_FORMAT(ROW)
@@ -39,16 +39,61 @@ const struct td_format *td_format_of_gguf(uint32_t gguf_type)
     return NULL;
 }
 
+static void read_group(const struct td_format *f, const struct td_group *g, float *ret_values)
+{
+    float d = td_f16_to_f32(g->d), m = td_f16_to_f32(g->m), scale[2] = {d, d}, min[2] = {0, 0};
+    for (int h = 0; h < 2; h++) {
+        switch (f->scales) {
+        case TD_SCALES_F16:
+            break;
+        case TD_SCALES_F16_MIN:
+            min[h] = -m;
+            break;
+        case TD_SCALES_E8M0:
+            scale[h] = td_e8m0_half(g->d);
+            break;
+        case TD_SCALES_I8:
+        case TD_SCALES_I8_HALVES:
+            scale[h] = d * (float)(int8_t)g->scale[h];
+            break;
+        case TD_SCALES_U8_MIN:
+        case TD_SCALES_U4_MIN_HALVES:
+            scale[h] = d * (float)g->scale[h];
+            min[h] = m * (float)g->min[h];
+            break;
+        }
+    }
+    for (int i = 0; i < TD_GROUP; i++) {
+        int h = i / (TD_GROUP / 2);
+        ret_values[i] = scale[h] * (float)td_code_value(f, g->codes[i]);
+        if (f->scales == TD_SCALES_F16_MIN || f->scales >= TD_SCALES_U8_MIN)
+            ret_values[i] -= min[h];
+    }
+}
+
 void td_format_read(const struct td_format *f, const void *src, int64_t n_values, float *ret_values)
 {
     const uint8_t *from = src;
-    if (!f->dtype)
-        for (int64_t i = 0; i < n_values; i += f->block, from += f->block_bytes)
-            f->read(from, ret_values + i);
-    else if (f->dtype == TD_F32)
+    if (f->dtype == TD_F32) {
         memcpy(ret_values, src, (size_t)n_values * sizeof(float));
-    else
+    } else if (f->dtype) {
         for (int64_t i = 0; i < n_values; i++) ret_values[i] = td_widen(src, f->dtype, i);
+    } else {
+        for (int64_t i = 0; i < n_values; i += f->block, from += f->block_bytes)
+            for (int32_t g = 0; g < f->block / TD_GROUP; g++) {
+                struct td_group group = {0};
+                f->split(from, g, &group);
+                read_group(f, &group, ret_values + i + g * TD_GROUP);
+            }
+    }
+}
+
+bool td_group_is_finite(const struct td_format *f, const struct td_group *group)
+{
+    const uint16_t exponent = 0x7c00;
+    if (f->scales == TD_SCALES_E8M0) return group->d != 255;
+    bool has_m = f->scales == TD_SCALES_F16_MIN || f->scales >= TD_SCALES_U8_MIN;
+    return (group->d & exponent) != exponent && (!has_m || (group->m & exponent) != exponent);
 }
 
 void td_format_embed(const struct td_format *f, const void *table, const int32_t *ids,

@@ -5,14 +5,15 @@
  * them are integer products: the activations of a row are rounded to 8 bits in groups of 32 and
  * meet the integer codes of the weights; scales multiply the exact sum of a group (blocks.h).
  *
- * Adding a format: a function that reads a block back to f32 and one that splits it into groups
- * (formats/), and a row in formats/formats.h. Nothing outside kernels/ and the weights of
- * common/model knows which formats there are.
+ * Adding a format: a function that splits a block into groups (formats/), and a row in
+ * formats/formats.h. Nothing outside kernels/ and the weights of common/model knows which formats
+ * there are.
  *
  * Source of the layouts: the block structures of ggml, as files of GGUF version 3 hold them. */
 #ifndef TD_KERNELS_FORMAT_H
 #define TD_KERNELS_FORMAT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,16 +27,24 @@ extern "C" {
 #define TD_GROUP 32
 #define TD_BLOCK_VALUES_MAX 256
 
-/* How the scale of a group is made of a block's fields, and what is subtracted. */
+/* How a value is made of a code's value c and the fields of struct td_group. Halves are the first
+ * and the last 16 values of a group; the other kinds use scale[0] and min[0]. */
 enum td_scales {
-    TD_SCALES_F16, /* value = d * c */
+    TD_SCALES_F16,           /* d * c                                          */
+    TD_SCALES_F16_MIN,       /* d * c + m                                      */
+    TD_SCALES_E8M0,          /* 2^(d - 128) * c, d not as f16 but as a number  */
+    TD_SCALES_I8,            /* d * scale * c, scale an int8                   */
+    TD_SCALES_I8_HALVES,     /* the same for each half                         */
+    TD_SCALES_U8_MIN,        /* d * scale * c - m * min                        */
+    TD_SCALES_U4_MIN_HALVES, /* the same for each half, scale and min below 16 */
 };
 
-/* 32 consecutive values of a row, as the kernels compute with them. `c` in enum td_scales is the
- * value of a code: code - offset of the format; with 8 bits the code as two's complement. */
+/* 32 consecutive values of a row, as the kernels compute with them. A code's value: with 8 bits the
+ * code as two's complement; values[code] where the format has them; else code - offset. */
 struct td_group {
     uint8_t codes[TD_GROUP];
-    uint16_t d; /* bits of f16 */
+    uint16_t d, m; /* bits of f16 */
+    uint8_t scale[2], min[2];
 };
 
 struct td_format {
@@ -45,12 +54,11 @@ struct td_format {
     int32_t block; /* values of one block; 1 when plain */
     int32_t block_bytes;
 
-    /* Block formats only. `read` is the reference: the values of one block, each operation rounded
-     * to f32 in ggml's order. `split` gives group g (from 0) of a block. */
-    void (*read)(const uint8_t *block, float *ret_values);
+    /* Block formats only. `split` gives group g (from 0) of a block. */
     void (*split)(const uint8_t *block, int32_t g, struct td_group *ret_group);
-    int32_t bits;   /* of a code */
-    int32_t offset; /* see struct td_group */
+    int32_t bits; /* of a code: 2 to 6, or 8 */
+    int32_t offset;
+    const int8_t *values; /* [16], or NULL */
     enum td_scales scales;
     int32_t index; /* among the block formats, for the kernels' tables */
 };
@@ -67,9 +75,13 @@ static inline size_t td_format_bytes(const struct td_format *f, int64_t n_values
 }
 
 /* Values [0, n_values) of src as f32; n_values is a multiple of the block, src may have any
- * alignment. Exact for plain formats. */
+ * alignment. Exact for plain formats. For block formats this is the reference: each operation of
+ * enum td_scales rounded to f32, products from the left, as ggml does. */
 void td_format_read(const struct td_format *f, const void *src, int64_t n_values,
                     float *ret_values);
+
+/* Whether d and m of the group are finite numbers. */
+bool td_group_is_finite(const struct td_format *f, const struct td_group *group);
 
 /* out[r,:] = the values of row ids[r] of table [.., dim], as td_ops.embed; for any format. Computes
  * its share `part` of n_parts of the rows. */

@@ -159,13 +159,14 @@ struct td_attn_plan_args {
 
 struct td_device;
 
-/* The product for block formats (format.h), whose entries have the contracts of those of td_ops
- * with the same names. All tables that have them give the same bits, because the sums are exact and
- * the rest is one written formula (blocks.h). The bytes of a packed matrix are those of the file,
- * rounded up to whole panels of at most 32 rows. */
+/* The product for block formats (format.h). Its entries have the contracts of those of td_ops with
+ * the same names. All tables that have them give the same bits, because the sums are exact and the
+ * rest is one written formula (blocks.h). The bytes of a packed matrix are those of the file, up to
+ * 4 % more for formats with scales of 6 bits, rounded up to whole panels of at most 32 rows. */
 struct td_block_ops {
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, const struct td_format *format);
-    void (*pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
+    /* false: a scale is infinite or no number */
+    bool (*pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
                  const void *src, int32_t row0, int32_t n_rows);
     size_t (*gemm_scratch_bytes)(int32_t n_rows, int32_t n_in);
     void (*gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts);

@@ -683,6 +683,19 @@ static uint64_t hash_seed(const struct td_format *f)
     return f->dtype ? (uint64_t)f->dtype : 0x100u + f->gguf_type;
 }
 
+/* Any thread. */
+static void refuse_scales(struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows)
+{
+    pthread_mutex_lock(&l->upload_lock);
+    if (!l->upload_status)
+        l->upload_status =
+            td_fail(l->err, TD_ERR_CORRUPT,
+                    "%s: tensor %s (%s): a scale in rows %d to %d of its matrix is infinite or no "
+                    "number",
+                    l->dir, d->sources[0].tensor->name, d->format->name, row0, row0 + n_rows - 1);
+    pthread_mutex_unlock(&l->upload_lock);
+}
+
 /* piece: device only, this thread's. */
 static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging,
                        uint8_t *piece)
@@ -697,7 +710,8 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
         td_hash64(src, td_format_bytes(format, n), hash_seed(format));
     if (l->only_hash) return;
     if (d->kind == DEST_PACKED && !format->dtype) {
-        ops->blocks->pack(l->base + d->at, d->n_rows, d->n_cols, format, src, row0, n_rows);
+        if (!ops->blocks->pack(l->base + d->at, d->n_rows, d->n_cols, format, src, row0, n_rows))
+            refuse_scales(l, d, row0, n_rows);
         return;
     }
     if (d->kind == DEST_PACKED) {

@@ -1,11 +1,14 @@
 /* blocks_simd.h - the product with weights in block formats, written in the integer operations that
  * blocks_avx512.c and blocks_avx2.c define before they include it. blocks.h says what is computed.
  *
- * Weights lie in panels of PW outputs. Of each group of 32 k a panel holds the f16 factors of its
- * outputs, then lines. With 8 bits there are 8 lines, of 4 consecutive codes for each output; with
- * 4 bits 4 lines, whose low halves hold 4 codes and whose high halves the next 4. So one broadcast
- * of 4 activations meets a whole line, and no sum runs across lanes. The bytes are those of the
- * file.
+ * Weights lie in panels of PW outputs. Of each group of 32 k a panel holds what scales need, each
+ * field for all outputs side by side, then as many lines of 4 bytes for each output as a code has
+ * bits. 8 bits: a line is 4 consecutive codes of each output. 4 to 6 bits: the low halves of a line
+ * are the low 4 bits of 4 codes, the high halves those of the next 4; 2, 3 and 6 bits: a line is 2
+ * bits of 16 codes; 3 and 5 bits: a line is 1 bit of 32 codes. So one broadcast of 4 activations
+ * meets the codes of all outputs, and no sum runs across lanes. Fields of a block of 256 values
+ * stand in front of its 8 groups. The bytes are those of the file, and up to 4 % more where integer
+ * scales of 6 bits take 8.
  *
  * A tile is up to QUANT_ROWS rows x one panel, with all its sums in registers. Rows are taken in
  * blocks whose prepared form fits L2, and each block passes over the panels from front to back. */
@@ -28,63 +31,145 @@
 enum {
     PW = 2 * VW,
     LINE_BYTES = 4 * PW,
+    GROUPS = TD_BLOCK_VALUES_MAX / TD_GROUP,
     ROWS_BYTES = 256 << 10, /* prepared rows of one pass over the panels: a quarter of L2 */
     AHEAD_BYTES = 4096,     /* how far ahead lines are prefetched into L1 */
 };
 
-TD_INLINE int n_lines(int bits) { return bits; }
-TD_INLINE ptrdiff_t group_bytes(int bits) { return 2 * PW + n_lines(bits) * LINE_BYTES; }
+TD_INLINE bool is_long(enum td_scales s) { return s >= TD_SCALES_I8; } /* blocks of 256 */
+TD_INLINE bool has_m(enum td_scales s)
+{
+    return s == TD_SCALES_F16_MIN || s == TD_SCALES_U8_MIN || s == TD_SCALES_U4_MIN_HALVES;
+}
+TD_INLINE bool has_halves(enum td_scales s)
+{
+    return s == TD_SCALES_I8_HALVES || s == TD_SCALES_U4_MIN_HALVES;
+}
+/* d and m, in front of a group or of a block of 256 */
+TD_INLINE ptrdiff_t factor_bytes(enum td_scales s)
+{
+    return s == TD_SCALES_E8M0 ? PW : has_m(s) ? 4 * PW : 2 * PW;
+}
+/* integer scales and minima in front of the lines of a group */
+TD_INLINE ptrdiff_t scale_bytes(enum td_scales s)
+{
+    return !is_long(s) ? 0 : s == TD_SCALES_I8 ? PW : 2 * PW;
+}
+TD_INLINE ptrdiff_t group_bytes(int bits, enum td_scales s)
+{
+    return (is_long(s) ? 0 : factor_bytes(s)) + scale_bytes(s) + bits * LINE_BYTES;
+}
+TD_INLINE ptrdiff_t block_head_bytes(enum td_scales s) { return is_long(s) ? factor_bytes(s) : 0; }
 
 static ptrdiff_t panel_bytes(const struct td_format *f, int32_t n_in)
 {
-    return n_in / TD_GROUP * group_bytes(f->bits);
+    return n_in / TD_GROUP * group_bytes(f->bits, f->scales) +
+           (is_long(f->scales) ? n_in / TD_BLOCK_VALUES_MAX * block_head_bytes(f->scales) : 0);
 }
 
 size_t TD_SIMD(blocks_packed_bytes)(int32_t n_out, int32_t n_in, const struct td_format *format)
 {
-    return (size_t)((n_out + PW - 1) / PW) * (size_t)panel_bytes(format, n_in);
+    size_t bytes = (size_t)((n_out + PW - 1) / PW) * (size_t)panel_bytes(format, n_in);
+    return (bytes + 63) & ~(size_t)63;
 }
 
-/* Writes the lines of output `c` of a panel's group. */
-static void pack_codes(const struct td_format *f, const uint8_t *codes, int c, uint8_t *lines)
+/* ---- packing --------------------------------------------------------------------------------- */
+
+static uint32_t four(const uint8_t *codes, int at)
 {
-    for (int l = 0; l < n_lines(f->bits); l++) {
-        uint32_t four, next;
-        if (f->bits == 8) {
-            memcpy(&four, codes + 4 * l, 4);
-            four ^= CODE_FLIP;
-        } else {
-            memcpy(&four, codes + 8 * l, 4);
-            memcpy(&next, codes + 8 * l + 4, 4);
-            four |= next << 4;
-        }
-        memcpy(lines + l * LINE_BYTES + 4 * c, &four, 4);
-    }
+    uint32_t v;
+    memcpy(&v, codes + at, sizeof v);
+    return v;
 }
 
-void TD_SIMD(blocks_pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *f,
+/* Line l of a group, for one output. */
+static uint32_t pack_line(const struct td_format *f, const uint8_t *codes, int l)
+{
+    int bits = f->bits, n_nibbles = bits >= 4 ? 4 : 0, n_pairs = bits % 4 >= 2 ? 2 : 0;
+    uint32_t line = 0;
+    if (bits == 8) return four(codes, 4 * l) ^ CODE_FLIP;
+    if (l < n_nibbles)
+        return (four(codes, 8 * l) & 0x0f0f0f0fu) | (four(codes, 8 * l + 4) & 0x0f0f0f0fu) << 4;
+    l -= n_nibbles;
+    if (l < n_pairs) {
+        for (int i = 0; i < 4; i++)
+            line |= (four(codes, 16 * l + 4 * i) >> n_nibbles & 0x03030303u) << 2 * i;
+        return line;
+    }
+    for (int i = 0; i < 8; i++) line |= (four(codes, 4 * i) >> (bits - 1) & 0x01010101u) << i;
+    return line;
+}
+
+static void pack_factors(enum td_scales s, const struct td_group *w, int c, uint8_t *to)
+{
+    if (s == TD_SCALES_E8M0) {
+        to[c] = (uint8_t)w->d;
+        return;
+    }
+    memcpy(to + 2 * c, &w->d, 2);
+    if (has_m(s)) memcpy(to + 2 * PW + 2 * c, &w->m, 2);
+}
+
+static void pack_scales(enum td_scales s, const struct td_group *w, int c, uint8_t *to)
+{
+    if (s == TD_SCALES_U4_MIN_HALVES) {
+        to[c] = (uint8_t)(w->scale[0] | w->min[0] << 4);
+        to[PW + c] = (uint8_t)(w->scale[1] | w->min[1] << 4);
+        return;
+    }
+    to[c] = w->scale[0];
+    if (s != TD_SCALES_I8) to[PW + c] = s == TD_SCALES_U8_MIN ? w->min[0] : w->scale[1];
+}
+
+/* The groups of one block of the file, of output c. */
+static bool pack_block(const struct td_format *f, const uint8_t *block, int c, uint8_t *to)
+{
+    bool is_finite = true;
+    uint8_t *head = to;
+    to += block_head_bytes(f->scales);
+    for (int32_t g = 0; g < f->block / TD_GROUP; g++) {
+        struct td_group w;
+        f->split(block, g, &w);
+        if (g == 0) is_finite = td_group_is_finite(f, &w);
+        uint8_t *at = to + g * group_bytes(f->bits, f->scales);
+        if (is_long(f->scales)) {
+            if (g == 0) pack_factors(f->scales, &w, c, head);
+            pack_scales(f->scales, &w, c, at);
+            at += scale_bytes(f->scales);
+        } else {
+            pack_factors(f->scales, &w, c, at);
+            at += factor_bytes(f->scales);
+        }
+        for (int l = 0; l < f->bits; l++) {
+            uint32_t line = pack_line(f, w.codes, l);
+            memcpy(at + l * LINE_BYTES + 4 * c, &line, sizeof line);
+        }
+    }
+    return is_finite;
+}
+
+bool TD_SIMD(blocks_pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *f,
                           const void *src, int32_t row0, int32_t n_rows)
 {
     size_t row_bytes = td_format_bytes(f, n_in);
-    int32_t per_block = f->block / TD_GROUP, n_groups = n_in / TD_GROUP;
+    ptrdiff_t block_bytes =
+        block_head_bytes(f->scales) + f->block / TD_GROUP * group_bytes(f->bits, f->scales);
+    bool is_finite = true;
     TD_ASSERT(row0 % 64 == 0 && (n_rows % 64 == 0 || row0 + n_rows == n_out));
     for (int32_t n0 = row0; n0 < row0 + n_rows; n0 += PW) {
         int32_t n_cols = n_out - n0 < PW ? n_out - n0 : PW;
         uint8_t *panel = (uint8_t *)packed + n0 / PW * panel_bytes(f, n_in);
+        const uint8_t *from = (const uint8_t *)src + (size_t)(n0 - row0) * row_bytes;
         if (n_cols < PW) memset(panel, 0, (size_t)panel_bytes(f, n_in));
-        for (int32_t g = 0; g < n_groups; g++) {
-            uint8_t *to = panel + g * group_bytes(f->bits);
-            const uint8_t *from = (const uint8_t *)src + (size_t)(n0 - row0) * row_bytes +
-                                  (size_t)(g / per_block) * (size_t)f->block_bytes;
-            for (int32_t c = 0; c < n_cols; c++) {
-                struct td_group w;
-                f->split(from + (size_t)c * row_bytes, g % per_block, &w);
-                memcpy(to + 2 * c, &w.d, 2);
-                pack_codes(f, w.codes, c, to + 2 * PW);
-            }
-        }
+        for (int32_t b = 0; b < n_in / f->block; b++, from += f->block_bytes)
+            for (int32_t c = 0; c < n_cols; c++)
+                is_finite &=
+                    pack_block(f, from + (size_t)c * row_bytes, c, panel + b * block_bytes);
     }
+    return is_finite;
 }
+
+/* ---- products -------------------------------------------------------------------------------- */
 
 size_t TD_SIMD(blocks_scratch_bytes)(int32_t n_rows, int32_t n_in)
 {
@@ -101,56 +186,164 @@ void TD_SIMD(blocks_prepare)(const struct td_gemm_args *a, int part, int n_parts
                      (struct td_group_x *)a->scratch + i);
 }
 
-/* Line l of a group as codes of 8 bits. */
-TD_INLINE ivec line_load(int bits, const uint8_t *lines, int l)
+/* What a kernel's code depends on; constants after inlining. */
+struct kind {
+    int bits, offset;
+    const int8_t *values;
+    enum td_scales scales;
+};
+
+/* Whether codes are signed bytes, or (where the table multiplies unsigned ones) have 128 added. */
+TD_INLINE bool is_wide(struct kind k) { return k.bits == 8 || k.values; }
+
+/* v moved by n bits to the left, or -n to the right */
+TD_INLINE ivec i_shift(ivec v, int n) { return n > 0 ? i_slli(v, n) : n < 0 ? i_srli(v, -n) : v; }
+
+/* The codes 4l to 4l + 3 of all outputs, a byte each. */
+TD_INLINE ivec codes_load(struct kind k, const uint8_t *lines, int l)
 {
-    if (bits == 8) return i_load(lines + l * LINE_BYTES);
-    ivec both = i_load(lines + l / 2 * LINE_BYTES);
-    return i_and(l % 2 ? i_srli(both, 4) : both, i_set1(0x0f0f0f0f));
+    if (k.bits == 8) return i_load(lines + l * LINE_BYTES);
+    ivec c = i_zero();
+    int high = k.bits >= 4 ? 4 : 0; /* bits below the pairs; lines too */
+    if (k.bits >= 4)
+        c = i_and(i_shift(i_load(lines + l / 2 * LINE_BYTES), l % 2 ? -4 : 0), i_set1(0x0f0f0f0f));
+    if (k.bits % 4 >= 2)
+        c = i_or(c, i_and(i_shift(i_load(lines + (high + l / 4) * LINE_BYTES), high - l % 4 * 2),
+                          i_set1(0x03030303 << high)));
+    if (k.bits % 2)
+        c = i_or(c, i_and(i_shift(i_load(lines + (k.bits - 1) * LINE_BYTES), k.bits - 1 - l),
+                          i_set1(0x01010101 << (k.bits - 1))));
+    return k.values ? i_lookup(k.values, c) : c;
 }
 
-/* What the products of a group begin with, so that codes may stand for code - 2^shift. */
-TD_INLINE ivec sum_start(int bits, int offset, const struct td_group_x *x)
+/* The sum of a group, or of half h of one, begins with what makes codes values. */
+TD_INLINE ivec sum_start(struct kind k, int32_t x_sum)
 {
-    int zero = bits == 8 ? CODE_OFFSET : offset;
-    return zero ? i_set1(-zero * x->sum) : i_zero();
+    int zero = is_wide(k) ? CODE_OFFSET : k.offset;
+    return zero ? i_set1(-zero * x_sum) : i_zero();
 }
 
-TD_INLINE void tile(int bits, int offset, int n_rows, const struct td_group_x *x, int32_t n_groups,
+/* Adds lines [l0, l1) of a group to the sums. */
+TD_INLINE void add_lines(struct kind k, int n_rows, int l0, int l1, const uint8_t *lines,
+                         const struct td_group_x *x, int32_t n_groups, ivec sum[][2])
+{
+    TD_UNROLL
+    for (int l = l0; l < l1; l++) {
+        ivec w0 = codes_load(k, lines, l), w1 = codes_load(k, lines + 4 * VW, l);
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            int32_t v;
+            memcpy(&v, x[r * n_groups].codes + 4 * l, sizeof v);
+            sum[r][0] = i_dot(is_wide(k), sum[r][0], w0, i_set1(v));
+            sum[r][1] = i_dot(is_wide(k), sum[r][1], w1, i_set1(v));
+        }
+    }
+}
+
+/* Integer scales of half h for vector v of the panel. */
+TD_INLINE ivec scale_load(enum td_scales s, const uint8_t *scales, int h, int v)
+{
+    if (s == TD_SCALES_U4_MIN_HALVES) return i_and(i_load_u8(scales + h * PW + v * VW), i_set1(15));
+    if (s == TD_SCALES_U8_MIN) return i_load_u8(scales + v * VW);
+    return i_load_i8(scales + h * PW + v * VW);
+}
+TD_INLINE ivec min_load(enum td_scales s, const uint8_t *scales, int h, int v)
+{
+    return s == TD_SCALES_U8_MIN ? i_load_u8(scales + PW + v * VW)
+                                 : i_srli(i_load_u8(scales + h * PW + v * VW), 4);
+}
+
+/* d and m of the panel's outputs, in front of a group or of a block. */
+struct factors {
+    vec d[2], m[2];
+};
+TD_INLINE struct factors factors_load(enum td_scales s, const uint8_t *b)
+{
+    struct factors f;
+    const uint16_t *h = (const uint16_t *)(const void *)b;
+    for (int v = 0; v < 2; v++) {
+        f.d[v] = s == TD_SCALES_E8M0 ? v_load_e8m0(b + v * VW) : v_load_f16(h + v * VW);
+        f.m[v] = has_m(s) ? v_load_f16(h + PW + v * VW) : v_zero();
+    }
+    return f;
+}
+
+/* One group of the chains of all rows. */
+TD_INLINE void add_group(struct kind k, int n_rows, const struct factors *f, const uint8_t *scales,
+                         const struct td_group_x *x, int32_t n_groups, vec y[][2])
+{
+    const uint8_t *lines = scales + scale_bytes(k.scales);
+    bool halves = has_halves(k.scales);
+    ivec sum[QUANT_ROWS][2];
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++)
+        sum[r][0] = sum[r][1] =
+            sum_start(k, x[r * n_groups].sum - (halves ? x[r * n_groups].sum_hi : 0));
+    add_lines(k, n_rows, 0, halves ? 4 : 8, lines, x, n_groups, sum);
+    if (halves) {
+        ivec low[QUANT_ROWS][2];
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            for (int v = 0; v < 2; v++) {
+                low[r][v] = i_mul(sum[r][v], scale_load(k.scales, scales, 0, v));
+                sum[r][v] = sum_start(k, x[r * n_groups].sum_hi);
+            }
+        add_lines(k, n_rows, 4, 8, lines, x, n_groups, sum);
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            for (int v = 0; v < 2; v++)
+                sum[r][v] = i_add(low[r][v], i_mul(sum[r][v], scale_load(k.scales, scales, 1, v)));
+    } else if (is_long(k.scales)) {
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            for (int v = 0; v < 2; v++)
+                sum[r][v] = i_mul(sum[r][v], scale_load(k.scales, scales, 0, v));
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        const struct td_group_x *xr = x + r * n_groups;
+        vec s = v_set1(xr->s);
+        for (int v = 0; v < 2; v++) {
+            y[r][v] = v_fma(i_to_f32(sum[r][v]), v_mul(f->d[v], s), y[r][v]);
+            if (k.scales == TD_SCALES_F16_MIN) y[r][v] = v_fma(f->m[v], v_set1(xr->s_sum), y[r][v]);
+            if (!is_long(k.scales) || !has_m(k.scales)) continue;
+            ivec low = i_mul(min_load(k.scales, scales, 0, v),
+                             i_set1(xr->sum - (halves ? xr->sum_hi : 0)));
+            if (halves)
+                low = i_add(low, i_mul(min_load(k.scales, scales, 1, v), i_set1(xr->sum_hi)));
+            y[r][v] = v_fnma(i_to_f32(low), v_mul(f->m[v], s), y[r][v]);
+        }
+    }
+}
+
+TD_INLINE void prefetch(const uint8_t *b, ptrdiff_t bytes)
+{
+    for (ptrdiff_t at = 0; at < bytes; at += 64)
+        _mm_prefetch((const char *)b + AHEAD_BYTES + at, _MM_HINT_T0);
+}
+
+TD_INLINE void tile(struct kind k, int n_rows, const struct td_group_x *x, int32_t n_groups,
                     const uint8_t *b, float *sums)
 {
     vec y[QUANT_ROWS][2];
+    struct factors f;
+    ptrdiff_t step = group_bytes(k.bits, k.scales);
     TD_UNROLL
     for (int r = 0; r < n_rows; r++) y[r][0] = y[r][1] = v_zero();
-    for (int32_t g = 0; g < n_groups; g++, b += group_bytes(bits)) {
-        const uint8_t *lines = b + 2 * PW;
-        ivec sum[QUANT_ROWS][2];
-        TD_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            sum[r][0] = sum[r][1] = sum_start(bits, offset, x + r * n_groups + g);
-        TD_UNROLL
-        for (int l = 0; l < 8; l++) {
-            if (bits == 8 || l % 2 == 0) {
-                const char *at = (const char *)lines + (bits == 8 ? l : l / 2) * LINE_BYTES;
-                _mm_prefetch(at + AHEAD_BYTES, _MM_HINT_T0);
-                if (LINE_BYTES > 64) _mm_prefetch(at + AHEAD_BYTES + 64, _MM_HINT_T0);
-            }
-            ivec w0 = line_load(bits, lines, l), w1 = line_load(bits, lines + 4 * VW, l);
-            TD_UNROLL
-            for (int r = 0; r < n_rows; r++) {
-                int32_t four;
-                memcpy(&four, x[r * n_groups + g].codes + 4 * l, 4);
-                sum[r][0] = i_dot(bits == 8, sum[r][0], w0, i_set1(four));
-                sum[r][1] = i_dot(bits == 8, sum[r][1], w1, i_set1(four));
+    if (is_long(k.scales)) {
+        for (int32_t g = 0; g < n_groups; g += GROUPS) {
+            f = factors_load(k.scales, b);
+            b += factor_bytes(k.scales);
+            for (int32_t i = g; i < g + GROUPS; i++, b += step) {
+                prefetch(b, step);
+                add_group(k, n_rows, &f, b, x + i, n_groups, y);
             }
         }
-        vec d0 = v_load_f16((const uint16_t *)(const void *)b),
-            d1 = v_load_f16((const uint16_t *)(const void *)b + VW);
-        TD_UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            vec s = v_set1(x[r * n_groups + g].s);
-            y[r][0] = v_fma(i_to_f32(sum[r][0]), v_mul(d0, s), y[r][0]);
-            y[r][1] = v_fma(i_to_f32(sum[r][1]), v_mul(d1, s), y[r][1]);
+    } else {
+        for (int32_t g = 0; g < n_groups; g++, b += step) {
+            prefetch(b, step);
+            f = factors_load(k.scales, b);
+            add_group(k, n_rows, &f, b + factor_bytes(k.scales), x + g, n_groups, y);
         }
     }
     TD_UNROLL
@@ -163,15 +356,15 @@ TD_INLINE void tile(int bits, int offset, int n_rows, const struct td_group_x *x
 /* One function per format and number of rows, so that the sums are registers. */
 typedef void (*blocks_tile_fn)(const struct td_group_x *x, int32_t n_groups, const uint8_t *b,
                                float *sums);
-#define TILE_FN(n, fn, bits, offset)                                                               \
+#define TILE_FN(n, fn, ...)                                                                        \
     static __attribute__((noinline)) void tile_##fn##_##n(                                         \
         const struct td_group_x *x, int32_t n_groups, const uint8_t *b, float *sums)               \
     {                                                                                              \
-        tile(bits, offset, n, x, n_groups, b, sums);                                               \
+        tile((struct kind){__VA_ARGS__}, n, x, n_groups, b, sums);                                 \
     }
-#define TILE_NAME(n, fn, ...) tile_##fn##_##n,
-#define TILE_FNS(fn, label, number, n_values, n_bytes, bits, offset, scales)                       \
-    QUANT_EACH_ROWS(TILE_FN, fn, bits, offset)
+#define TILE_NAME(n, fn) tile_##fn##_##n,
+#define TILE_FNS(fn, label, number, n_values, n_bytes, bits, offset, values, scales)               \
+    QUANT_EACH_ROWS(TILE_FN, fn, bits, offset, values, scales)
 #define TILE_NAMES(fn, ...) [TD_INDEX_##fn] = {NULL, QUANT_EACH_ROWS(TILE_NAME, fn)},
 TD_EACH_BLOCK_FORMAT(TILE_FNS)
 static const blocks_tile_fn tiles[TD_N_BLOCK_FORMATS][QUANT_ROWS + 1] = {
@@ -198,7 +391,8 @@ static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int
 static void pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p0, int32_t p1)
 {
     const blocks_tile_fn *tile_of = tiles[a->w->format->index];
-    int32_t n_rows = r1 - r0, n_tiles = (n_rows + QUANT_ROWS - 1) / QUANT_ROWS;
+    int32_t most = has_halves(a->w->format->scales) ? QUANT_ROWS_HALVES : QUANT_ROWS,
+            n_rows = r1 - r0, n_tiles = (n_rows + most - 1) / most;
     ptrdiff_t stride = panel_bytes(a->w->format, a->w->n_in);
     alignas(64) float sums[QUANT_ROWS * PW];
     for (int32_t p = p0; p < p1; p++)
@@ -219,8 +413,8 @@ void TD_SIMD(blocks_gemm)(const struct td_gemm_args *a, int part, int n_parts)
     else
         td_part_range(a->n_rows, 1, part, n_parts, &r0, &r1);
     int64_t row_bytes = (int64_t)(a->w->n_in / TD_GROUP) * (int64_t)sizeof(struct td_group_x),
-            n = ROWS_BYTES / row_bytes / QUANT_ROWS * QUANT_ROWS;
-    if (n < QUANT_ROWS) n = QUANT_ROWS;
+            n = ROWS_BYTES / row_bytes / 12 * 12; /* whole tiles of 6 and of 4 */
+    if (n < 12) n = 12;
     for (int64_t r = r0; r < r1; r += n)
         pass(a, (int32_t)r, (int32_t)(r + n < r1 ? r + n : r1), (int32_t)p0, (int32_t)p1);
 }

@@ -8,7 +8,7 @@
 #define TD_DECLARE_BLOCK_OPS(isa)                                                                  \
     size_t td_##isa##_blocks_packed_bytes(int32_t n_out, int32_t n_in,                             \
                                           const struct td_format *format);                         \
-    void td_##isa##_blocks_pack(void *packed, int32_t n_out, int32_t n_in,                         \
+    bool td_##isa##_blocks_pack(void *packed, int32_t n_out, int32_t n_in,                         \
                                 const struct td_format *format, const void *src, int32_t row0,     \
                                 int32_t n_rows);                                                   \
     size_t td_##isa##_blocks_scratch_bytes(int32_t n_rows, int32_t n_in);                          \

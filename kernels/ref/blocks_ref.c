@@ -1,7 +1,7 @@
 /* blocks_ref.c - the obvious product with weights in a block format: rows as in the file, integer
  * sums, and one chain of fused multiply-adds per output. Other tables must give the same bits. */
 #include "kernels/blocks.h"
-#include "kernels/format.h"
+#include "kernels/formats/formats.h"
 #include "kernels/part.h"
 #include "kernels/ref/ref.h"
 
@@ -10,12 +10,20 @@ size_t td_ref_blocks_packed_bytes(int32_t n_out, int32_t n_in, const struct td_f
     return ((size_t)n_out * td_format_bytes(format, n_in) + 63) & ~(size_t)63;
 }
 
-void td_ref_blocks_pack(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
+bool td_ref_blocks_pack(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
                         const void *src, int32_t row0, int32_t n_rows)
 {
     (void)n_out;
+    bool is_finite = true;
     size_t row_bytes = td_format_bytes(format, n_in);
     memcpy((uint8_t *)packed + (size_t)row0 * row_bytes, src, (size_t)n_rows * row_bytes);
+    const uint8_t *end = (const uint8_t *)src + (size_t)n_rows * row_bytes;
+    for (const uint8_t *b = src; b < end; b += format->block_bytes) {
+        struct td_group w = {0};
+        format->split(b, 0, &w);
+        is_finite &= td_group_is_finite(format, &w);
+    }
+    return is_finite;
 }
 
 size_t td_ref_blocks_scratch_bytes(int32_t n_rows, int32_t n_in)
@@ -34,10 +42,32 @@ void td_ref_blocks_prepare(const struct td_gemm_args *a, int part, int n_parts)
                             (struct td_group_x *)a->scratch + m * n_groups + g);
 }
 
-/* What a code stands for. */
-static int32_t value_of(const struct td_format *f, uint8_t code)
+/* One group of the chain: y after it. */
+static float add_group(const struct td_format *f, const struct td_group *w,
+                       const struct td_group_x *x, float y)
 {
-    return f->bits == 8 ? (int8_t)code : code - f->offset;
+    int32_t half[2] = {0, 0}, sums[2] = {x->sum - x->sum_hi, x->sum_hi};
+    float d = td_f16_to_f32(w->d), m = td_f16_to_f32(w->m);
+    for (int i = 0; i < TD_GROUP; i++)
+        half[i / (TD_GROUP / 2)] += td_code_value(f, w->codes[i]) * x->codes[i];
+    int32_t sum = half[0] + half[1], low = w->min[0] * sums[0] + w->min[1] * sums[1];
+    switch (f->scales) {
+    case TD_SCALES_F16:
+        return fmaf((float)sum, d * x->s, y);
+    case TD_SCALES_F16_MIN:
+        return fmaf(m, x->s_sum, fmaf((float)sum, d * x->s, y));
+    case TD_SCALES_E8M0:
+        return fmaf((float)sum, td_e8m0_half(w->d) * x->s, y);
+    case TD_SCALES_I8:
+    case TD_SCALES_I8_HALVES:
+        sum = (int8_t)w->scale[0] * half[0] + (int8_t)w->scale[1] * half[1];
+        return fmaf((float)sum, d * x->s, y);
+    case TD_SCALES_U8_MIN:
+    case TD_SCALES_U4_MIN_HALVES:
+        sum = w->scale[0] * half[0] + w->scale[1] * half[1];
+        return fmaf(-(float)low, m * x->s, fmaf((float)sum, d * x->s, y));
+    }
+    return y;
 }
 
 static float dot(const struct td_format *f, const uint8_t *row, const struct td_group_x *x,
@@ -46,11 +76,9 @@ static float dot(const struct td_format *f, const uint8_t *row, const struct td_
     int32_t per_block = f->block / TD_GROUP;
     float y = 0;
     for (int32_t g = 0; g < n_groups; g++) {
-        struct td_group w;
+        struct td_group w = {0};
         f->split(row + (size_t)(g / per_block) * (size_t)f->block_bytes, g % per_block, &w);
-        int32_t sum = 0;
-        for (int i = 0; i < TD_GROUP; i++) sum += value_of(f, w.codes[i]) * x[g].codes[i];
-        y = fmaf((float)sum, td_f16_to_f32(w.d) * x[g].s, y);
+        y = add_group(f, &w, &x[g], y);
     }
     return y;
 }

@@ -54,12 +54,13 @@ static inline void gm_name(const char *name, char *buf, size_t n)
     fail_msg("%s has no name in GGUF", name);
 }
 
-/* f16 of a number in its normal range, to nearest even. */
+/* f16 of a number below 65504, to nearest even. */
 static inline uint16_t gm_f16(float f)
 {
     uint32_t u;
     memcpy(&u, &f, 4);
-    if ((u & 0x7fffffffu) == 0) return (uint16_t)(u >> 16);
+    if (fabsf(f) < 0x1p-14f) /* subnormal: whole multiples of 2^-24 */
+        return (uint16_t)((u >> 16 & 0x8000u) | (uint32_t)rintf(fabsf(f) * 0x1p24f));
     int32_t e = (int32_t)(u >> 23 & 255) - 112;
     assert_true(e > 0 && e < 31);
     uint32_t m = (uint32_t)e << 10 | (u >> 13 & 0x3ffu), low = u & 0x1fffu;

@@ -2,22 +2,42 @@
  * of ref on odd shapes, whatever company a row has, and ref is what blocks.h says, in double. */
 #include "tests/unit/kernels_test.h"
 
+#include "common/base/gguf.h"
+#include "common/base/mem.h"
 #include "kernels/blocks.h"
 #include "kernels/format.h"
 
 /* Formats by GGUF's number; td_format_of_gguf says which there are. */
 enum { N_TYPES = 64 };
 
+/* Where the f16 factors of a block stand; -1: none. */
+static void factors_of(const struct td_format *f, int ret_at[2])
+{
+    static const struct {
+        const char *name;
+        int at[2];
+    } rows[] = {{"Q2_K", {80, 82}}, {"Q3_K", {108, -1}}, {"Q6_K", {208, -1}}, {"MXFP4", {-1, -1}}};
+    bool has_m = f->scales == TD_SCALES_F16_MIN || f->scales == TD_SCALES_U8_MIN;
+    ret_at[0] = 0, ret_at[1] = has_m ? 2 : -1;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].name, f->name) == 0) memcpy(ret_at, rows[i].at, sizeof rows[i].at);
+}
+
 /* Random blocks with scales that are finite: every f16 is drawn apart. */
 static uint8_t *make_rows(const struct td_format *f, int32_t n, int32_t k)
 {
     size_t bytes = (size_t)n * td_format_bytes(f, k);
     uint8_t *rows = alloc_poisoned(bytes);
+    int at[2];
+    factors_of(f, at);
     for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)rng_u64();
     for (uint8_t *b = rows; b < rows + bytes; b += f->block_bytes) {
-        uint16_t d;
-        put(&d, TD_F16, 0, 0.01f * rng_normal());
-        memcpy(b, &d, 2);
+        for (int i = 0; i < 2; i++) {
+            uint16_t d;
+            put(&d, TD_F16, 0, 0.01f * rng_normal());
+            if (at[i] >= 0) memcpy(b + at[i], &d, 2);
+        }
+        if (at[0] < 0) b[0] = (uint8_t)(rng_int(0, 9) ? rng_int(100, 140) : rng_int(0, 2));
     }
     return rows;
 }
@@ -53,8 +73,9 @@ static float *product(const struct td_ops *ops, const struct case_of *c, int32_t
     const struct td_block_ops *b = ops->blocks;
     void *packed = alloc_poisoned(b->packed_bytes(c->n, c->k, c->f));
     for (int32_t row = (c->n - 1) / 64 * 64; row >= 0; row -= 64)
-        b->pack(packed, c->n, c->k, c->f, c->rows + (size_t)row * td_format_bytes(c->f, c->k), row,
-                c->n - row < 64 ? c->n - row : 64);
+        assert_true(b->pack(packed, c->n, c->k, c->f,
+                            c->rows + (size_t)row * td_format_bytes(c->f, c->k), row,
+                            c->n - row < 64 ? c->n - row : 64));
     struct td_weight w = {.data = packed, .n_out = c->n, .n_in = c->k, .format = c->f};
     float *y = alloc_poisoned((size_t)(n * c->ys) * 4);
     memcpy(y, c->y0 + first * c->ys, (size_t)(n * c->ys) * 4);
@@ -83,7 +104,8 @@ static void check_same(const struct td_ops *ops, const struct case_of *c, const 
                      (double)got[i], (double)want[i]);
 }
 
-/* Every M to 65 and some beyond, against ref; then each row alone. */
+/* Every M to 12, every third to 65 (each in some format) and one beyond, against ref; then some of
+ * the rows alone. */
 static void tables_give_the_bits_of_ref(void **state)
 {
     (void)state;
@@ -94,10 +116,10 @@ static void tables_give_the_bits_of_ref(void **state)
         for (uint32_t type = 0; type < N_TYPES && ops; type++) {
             const struct td_format *f = td_format_of_gguf(type);
             if (!f || f->dtype) continue;
-            for (int32_t m = 1; m <= 65; m++) {
+            for (int32_t m = 1; m <= 65; m += m < 12 ? 1 : m == 12 ? 1 + (int32_t)type % 3 : 3) {
                 int n_parts = rng_int(1, 5), flags = rng_int(0, 3);
-                struct case_of c =
-                    case_make(f, m, ns[rng_int(0, 8)], f->block * (int32_t)rng_int(1, 9));
+                struct case_of c = case_make(f, m, ns[rng_int(0, 8)],
+                                             f->block * rng_int(1, f->block > 32 ? 3 : 9));
                 float *want = product(ref, &c, 0, m, flags, 1),
                       *got = product(ops, &c, 0, m, flags, n_parts);
                 check_same(ops, &c, want, got, m, n_parts);
@@ -107,11 +129,83 @@ static void tables_give_the_bits_of_ref(void **state)
                 check_same(ops, &c, want + first * c.ys, got, n, n_parts);
                 free(want), free(got), case_free(&c);
             }
-            struct case_of large = case_make(f, 300, 200, f->block * 8);
-            float *want = product(ref, &large, 0, 300, 3, 1),
-                  *got = product(ops, &large, 0, 300, 3, 3);
-            check_same(ops, &large, want, got, 300, 3);
+            /* several passes over the panels */
+            struct case_of large = case_make(f, 90, 70, f->block == 32 ? 4096 : 3072);
+            float *want = product(ref, &large, 0, 90, 3, 1),
+                  *got = product(ops, &large, 0, 90, 3, 3);
+            check_same(ops, &large, want, got, 90, 3);
             free(want), free(got), case_free(&large);
+        }
+    }
+}
+
+/* Blocks with every field at its extremes, and random ones, read back to the bits of gguf-py. */
+static void values_are_those_of_gguf_py(void **state)
+{
+    (void)state;
+    int n_formats = 0;
+    for (uint32_t type = 0; type < N_TYPES; type++) {
+        const struct td_format *f = td_format_of_gguf(type);
+        if (!f || f->dtype) continue;
+        char path[80], *bytes;
+        size_t n_bytes;
+        struct td_err err = {0};
+        snprintf(path, sizeof path, "tests/golden/formats/%s.bin", f->name);
+        if (td_file_read(path, 1 << 20, &bytes, &n_bytes, &err)) fail_msg("%s", err.msg);
+        size_t n = n_bytes / ((size_t)f->block_bytes + (size_t)f->block * 4);
+        int64_t n_values = (int64_t)n * f->block;
+        assert_true(n >= 6 && n * ((size_t)f->block_bytes + (size_t)f->block * 4) == n_bytes);
+        float *got = alloc_poisoned((size_t)n_values * 4);
+        td_format_read(f, bytes, n_values, got);
+        const char *want = bytes + n * (size_t)f->block_bytes;
+        for (int64_t i = 0; i < n_values; i++) {
+            float w;
+            memcpy(&w, want + 4 * i, 4);
+            if (memcmp(&got[i], &w, 4) != 0)
+                fail_msg("%s: value %d is %a, gguf-py has %a", f->name, (int)i, (double)got[i],
+                         (double)w);
+        }
+        free(got), free(bytes);
+        n_formats++;
+    }
+    assert_int_equal(n_formats, 13);
+}
+
+/* A scale that is no number is found wherever it stands; so is the parser's size of each format. */
+static void scales_that_are_no_numbers(void **state)
+{
+    (void)state;
+    static const uint16_t bad[] = {0x7c00, 0xfc00, 0x7e00};
+    for (uint32_t type = 0; type < N_TYPES; type++) {
+        const struct td_format *f = td_format_of_gguf(type);
+        const char *name;
+        int32_t block = 0, block_bytes = 0;
+        bool known = td_gguf_type(type, &name, &block, &block_bytes);
+        assert_int_equal(known, f != NULL);
+        if (!f) continue;
+        assert_string_equal(name, f->name);
+        assert_true(block == f->block && block_bytes == f->block_bytes);
+        if (f->dtype) continue;
+        int at[2];
+        factors_of(f, at);
+        for (int i = 0; i < 6; i++) {
+            struct case_of c = case_make(f, 1, 5, f->block * 3);
+            uint8_t *b = c.rows + (size_t)(rng_int(0, 14) * f->block_bytes);
+            if (at[0] < 0)
+                b[0] = 255;
+            else if (at[i % 2] >= 0)
+                memcpy(b + at[i % 2], &bad[i / 2], 2);
+            else
+                memcpy(b + at[0], &bad[i / 2], 2);
+            for (int t = 0; t < N_TABLES; t++) {
+                const struct td_ops *ops = td_ops_by_name(table_names[t]);
+                if (!ops) continue;
+                void *packed = alloc_poisoned(ops->blocks->packed_bytes(c.n, c.k, f));
+                if (ops->blocks->pack(packed, c.n, c.k, f, c.rows, 0, c.n))
+                    fail_msg("%s %s: a scale of %#x was not seen", ops->name, f->name, bad[i / 2]);
+                free(packed);
+            }
+            case_free(&c);
         }
     }
 }
@@ -194,6 +288,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_give_the_bits_of_ref),
+        cmocka_unit_test(values_are_those_of_gguf_py),
+        cmocka_unit_test(scales_that_are_no_numbers),
         cmocka_unit_test(ref_multiplies_what_read_gives),
         cmocka_unit_test(odd_activations),
         cmocka_unit_test(packed_bytes_are_those_of_the_file),

@@ -1,0 +1,11 @@
+/* q4_1.c - Q4_1: 32 values in 20 bytes. 0: d, 2: m (f16), 4: 16 bytes of nibbles; value = d * code
+ * + m. */
+#include "kernels/formats/formats.h"
+
+void td_q4_1_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
+{
+    (void)g;
+    ret_group->d = td_load_u16(block);
+    ret_group->m = td_load_u16(block + 2);
+    td_split_nibbles(block + 4, ret_group->codes);
+}

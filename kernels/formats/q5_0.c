@@ -1,0 +1,12 @@
+/* q5_0.c - Q5_0: 32 values in 22 bytes. 0: d (f16), 2: the fifth bits, that of value i in bit i of
+ * 4 bytes, 6: 16 bytes of nibbles; value = d * (code - 16). */
+#include "kernels/formats/formats.h"
+
+void td_q5_0_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
+{
+    (void)g;
+    ret_group->d = td_load_u16(block);
+    td_split_nibbles(block + 6, ret_group->codes);
+    for (int i = 0; i < TD_GROUP; i++)
+        ret_group->codes[i] |= (uint8_t)((block[2 + i / 8] >> i % 8 & 1) << 4);
+}

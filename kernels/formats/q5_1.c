@@ -1,0 +1,13 @@
+/* q5_1.c - Q5_1: 32 values in 24 bytes. 0: d, 2: m (f16), 4: the fifth bits, that of value i in bit
+ * i of 4 bytes, 8: 16 bytes of nibbles; value = d * code + m. */
+#include "kernels/formats/formats.h"
+
+void td_q5_1_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
+{
+    (void)g;
+    ret_group->d = td_load_u16(block);
+    ret_group->m = td_load_u16(block + 2);
+    td_split_nibbles(block + 8, ret_group->codes);
+    for (int i = 0; i < TD_GROUP; i++)
+        ret_group->codes[i] |= (uint8_t)((block[4 + i / 8] >> i % 8 & 1) << 4);
+}

@@ -1,0 +1,13 @@
+/* q5_k.c - Q5_K: 256 values in 176 bytes. As Q4_K up to byte 16, then 32 bytes with the fifth bits,
+ * that of value 32 j + l in bit j of byte l, 48: 128 bytes of nibbles. */
+#include "kernels/formats/formats.h"
+
+void td_q5_k_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
+{
+    ret_group->d = td_load_u16(block);
+    ret_group->m = td_load_u16(block + 2);
+    td_k_scale_min(block + 4, g, ret_group);
+    for (int i = 0; i < TD_GROUP; i++)
+        ret_group->codes[i] = (uint8_t)((block[48 + g / 2 * 32 + i] >> 4 * (g % 2) & 15) |
+                                        (block[16 + i] >> g & 1) << 4);
+}
