@@ -743,24 +743,94 @@ static const char *const bad_mixes[][4] = {
 
 /* Classes and tenants: shares are kept, a seed's arrivals and lengths do not depend on the mix,
  * and the parts of a run add up to it. */
-static void test_mix(void **state)
+static struct td_sim_load mixed_load(void)
+{
+    return (struct td_sim_load){.arrival = TD_ARRIVAL_POISSON,
+                                .rate = 14,
+                                .n_requests = 3000,
+                                .isl = {TD_LENGTH_LOGNORMAL, 300, 0.8},
+                                .osl = {TD_LENGTH_LOGNORMAL, 40, 0.7},
+                                .seed = 5};
+}
+
+static void test_bad_mixes(void **state)
 {
     (void)state;
-    struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON,
-                            .rate = 14,
-                            .n_requests = 3000,
-                            .isl = {TD_LENGTH_LOGNORMAL, 300, 0.8},
-                            .osl = {TD_LENGTH_LOGNORMAL, 40, 0.7},
-                            .seed = 5};
+    struct td_sim_load l = mixed_load();
     struct td_sim_mix m;
     struct td_err err;
     for (size_t i = 0; i < sizeof bad_mixes / sizeof *bad_mixes; i++) {
         err = (struct td_err){0};
         if (td_sim_mix_parse(bad_mixes[i][0], bad_mixes[i][1], "", bad_mixes[i][2], 0, 0, &m, &l,
                              &err) == TD_OK)
-            fail_msg("bad_mixes mix %zu was taken", i);
-        if (!strstr(err.msg, bad_mixes[i][3])) fail_msg("bad_mixes mix %zu: %s", i, err.msg);
+            fail_msg("bad mix %zu was taken", i);
+        if (!strstr(err.msg, bad_mixes[i][3])) fail_msg("bad mix %zu: %s", i, err.msg);
     }
+}
+
+/* Classes and tenants are dealt by their shares, and change neither arrivals nor lengths. */
+static void check_owners(const struct td_sim_trace *t, const struct td_sim_trace *plain)
+{
+    uint32_t by_class[3] = {0}, by_tenant[4] = {0};
+    for (uint32_t i = 0; i < t->n; i++) {
+        assert_true(t->requests[i].at_ns == plain->requests[i].at_ns &&
+                    t->requests[i].n_prompt == plain->requests[i].n_prompt &&
+                    plain->requests[i].tenant == 0);
+        by_class[t->requests[i].slo_class]++;
+        by_tenant[t->requests[i].tenant]++;
+        if (t->requests[i].tenant > 1)
+            assert_int_equal(t->requests[i].slo_class, t->requests[i].tenant == 2);
+    }
+    assert_int_equal(by_tenant[0] + by_class[2], 0); /* every tenant has a share and one class
+                                                        has none */
+    assert_in_range(by_tenant[1], 840, 960);
+    assert_in_range(by_tenant[2], 1720, 1880);
+    assert_in_range(by_class[0], 460, 590); /* a quarter of acme's, and small's */
+}
+
+/* The parts add up. */
+static void check_parts(const struct td_sim_config *c, const struct td_sim_result *r)
+{
+    struct td_sim_summary all, part;
+    td_sim_summarise(c, r, &all);
+    uint32_t n = 0, good = 0, rejected = 0;
+    for (int32_t k = 0; k < 3; k++, n += part.n, good += part.n_good, rejected += part.n_rejected) {
+        td_sim_summarise_part(c, r, k, -1, &part);
+        if (k == 2) assert_int_equal(part.n, 0);
+    }
+    assert_true(n == all.n && good == all.n_good && rejected == all.n_rejected && good > 0);
+    n = good = 0;
+    for (int32_t k = 1; k <= 3; k++, n += part.n, good += part.n_good)
+        td_sim_summarise_part(c, r, -1, k, &part);
+    assert_true(n == all.n && good == all.n_good);
+}
+
+/* Each request is judged by its own class. */
+static void check_judged(const struct td_sim_config *c, const struct td_sim_result *r)
+{
+    struct td_sim_summary part;
+    uint32_t met[2] = {0};
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct td_sim_outcome *o = &r->outcomes[i];
+        if (o->status != TD_SIM_OK) continue;
+        double ttft = (double)(o->first_ns - o->at_ns) / 1e6,
+               tpot = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e6 / (o->n_output - 1)
+                                      : 0;
+        met[o->slo_class] += o->slo_class ? ttft <= 4000 : ttft <= 400 && tpot <= 40;
+    }
+    for (int32_t k = 0; k < 2; k++) {
+        td_sim_summarise_part(c, r, k, -1, &part);
+        if (part.n_good > met[k] || part.n_good + 5 < met[k])
+            fail_msg("class %d: %u good, its own objectives say %u", k, part.n_good, met[k]);
+    }
+}
+
+static void test_mix(void **state)
+{
+    (void)state;
+    struct td_sim_load l = mixed_load();
+    struct td_sim_mix m;
+    struct td_err err;
     struct td_sim_trace plain, t;
     l.n_classes = l.n_tenants = 0;
     assert_int_equal(td_sim_trace_make(&l, NULL, &plain, &err), TD_OK);
@@ -769,22 +839,7 @@ static void test_mix(void **state)
         fail_msg("%s", err.msg);
     assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
     assert_int_equal(t.n, plain.n);
-    uint32_t by_class[3] = {0}, by_tenant[4] = {0};
-    for (uint32_t i = 0; i < t.n; i++) {
-        assert_true(t.requests[i].at_ns == plain.requests[i].at_ns &&
-                    t.requests[i].n_prompt == plain.requests[i].n_prompt &&
-                    plain.requests[i].tenant == 0);
-        by_class[t.requests[i].slo_class]++;
-        by_tenant[t.requests[i].tenant]++;
-        if (t.requests[i].tenant > 1)
-            assert_int_equal(t.requests[i].slo_class, t.requests[i].tenant == 2);
-    }
-    assert_int_equal(by_tenant[0] + by_class[2], 0); /* every tenant has a share and one class
-                                                        has none */
-    assert_in_range(by_tenant[1], 840, 960);
-    assert_in_range(by_tenant[2], 1720, 1880);
-    assert_in_range(by_class[0], 460, 590); /* a quarter of acme's, and small's */
-    /* The parts add up, and each request is judged by its own class. */
+    check_owners(&t, &plain);
     struct td_sim_config c;
     fleet_of(&c, 2, 2, 0);
     c.router.max_requests = 4096;
@@ -792,32 +847,8 @@ static void test_mix(void **state)
     c.router.n_classes = m.n_classes;
     c.ttft_s = 1e-9; /* of no consequence then */
     struct td_sim_result r = run(&c, &t);
-    struct td_sim_summary all, part;
-    td_sim_summarise(&c, &r, &all);
-    uint32_t n = 0, good = 0, rejected = 0;
-    for (int32_t k = 0; k < 3; k++, n += part.n, good += part.n_good, rejected += part.n_rejected) {
-        td_sim_summarise_part(&c, &r, k, -1, &part);
-        if (k == 2) assert_int_equal(part.n, 0);
-    }
-    assert_true(n == all.n && good == all.n_good && rejected == all.n_rejected && good > 0);
-    n = good = 0;
-    for (int32_t k = 1; k <= 3; k++, n += part.n, good += part.n_good)
-        td_sim_summarise_part(&c, &r, -1, k, &part);
-    assert_true(n == all.n && good == all.n_good);
-    uint32_t met[2] = {0};
-    for (uint32_t i = 0; i < r.n; i++) {
-        const struct td_sim_outcome *o = &r.outcomes[i];
-        if (o->status != TD_SIM_OK) continue;
-        double ttft = (double)(o->first_ns - o->at_ns) / 1e6,
-               tpot = o->n_output > 1 ? (double)(o->end_ns - o->first_ns) / 1e6 / (o->n_output - 1)
-                                      : 0;
-        met[o->slo_class] += o->slo_class ? ttft <= 4000 : ttft <= 400 && tpot <= 40;
-    }
-    for (int32_t k = 0; k < 2; k++) {
-        td_sim_summarise_part(&c, &r, k, -1, &part);
-        if (part.n_good > met[k] || part.n_good + 5 < met[k])
-            fail_msg("class %d: %u good, its own objectives say %u", k, part.n_good, met[k]);
-    }
+    check_parts(&c, &r);
+    check_judged(&c, &r);
     td_sim_result_free(&r);
     td_sim_trace_free(&t);
     td_sim_trace_free(&plain);
@@ -1147,6 +1178,7 @@ int main(void)
         cmocka_unit_test(test_latency_files),
         cmocka_unit_test(test_small_languages),
         cmocka_unit_test(test_bad_configs),
+        cmocka_unit_test(test_bad_mixes),
         cmocka_unit_test(test_mix),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_no_oscillation),

@@ -43,17 +43,46 @@ static void snapshot(struct td_core_worker *w, uint64_t seq, uint64_t queued, ui
                         now_s);
 }
 
-/* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open:
- * lifecycle.c looks for the next one then. */
-static void check(const struct td_core_worker *w, const struct td_leg *legs, double now_s)
+/* What the open legs of a worker add up to. */
+struct sums {
+    uint32_t assigned, n_pending, n_active, n_tightest;
+    uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
+    double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES],
+        link_by_rank_s[TD_CORE_MAX_CLASSES];
+    uint32_t n_sending, n_told, n_chunked, n_by_rank[TD_CORE_MAX_CLASSES];
+};
+
+static void add_prefill_leg(struct sums *t, const struct td_leg *l)
 {
-    struct {
-        uint32_t assigned, n_pending, n_active, n_tightest;
-        uint64_t assigned_tokens, promised, pending_tokens, active, reserved, local;
-        double pending_s, link_s, tightest, s_by_rank[TD_CORE_MAX_CLASSES],
-            link_by_rank_s[TD_CORE_MAX_CLASSES];
-        uint32_t n_sending, n_told, n_chunked, n_by_rank[TD_CORE_MAX_CLASSES];
-    } t = {.tightest = INFINITY};
+    assert_true(l->pending || l->tokens == 0);
+    if (l->pending) t->pending_tokens += l->tokens;
+    if (l->pending) t->pending_s += l->work_s;
+    if (l->pending) t->s_by_rank[l->turn] += l->work_s;
+    t->n_by_rank[l->turn] += l->pending;
+    t->link_s += l->link_s;
+    t->link_by_rank_s[l->turn] += l->link_s;
+    t->n_told += l->pending && !l->planned;
+    t->n_chunked += l->pending && !l->planned && l->tokens > 2048;
+    t->n_sending += !l->pending;
+}
+
+static void add_decode_leg(struct sums *t, const struct td_leg *l)
+{
+    assert_true(l->promised >= l->tokens);
+    t->n_active += !l->pending;
+    t->active += l->pending ? 0 : l->tokens;
+    t->reserved += l->pending ? l->tokens : 0;
+    t->local += l->local_tokens;
+    if (l->tpot_s < t->tightest) {
+        t->tightest = l->tpot_s;
+        t->n_tightest = 0;
+    }
+    t->n_tightest += l->tpot_s <= t->tightest;
+}
+
+static struct sums sums_of(const struct td_core_worker *w, const struct td_leg *legs)
+{
+    struct sums t = {.tightest = INFINITY};
     for (int i = 0; i < LEGS; i++) {
         const struct td_leg *l = &legs[i];
         if (l->worker == TD_NO_WORKER) continue;
@@ -61,30 +90,45 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
         t.assigned_tokens += l->tokens;
         t.promised += l->promised;
         t.n_pending += l->pending;
-        if (w->role == TD_ROLE_PREFILL) {
-            assert_true(l->pending || l->tokens == 0);
-            if (l->pending) t.pending_tokens += l->tokens;
-            if (l->pending) t.pending_s += l->work_s;
-            if (l->pending) t.s_by_rank[l->turn] += l->work_s;
-            t.n_by_rank[l->turn] += l->pending;
-            t.link_s += l->link_s;
-            t.link_by_rank_s[l->turn] += l->link_s;
-            t.n_told += l->pending && !l->planned;
-            t.n_chunked += l->pending && !l->planned && l->tokens > 2048;
-            t.n_sending += !l->pending;
-            continue;
-        }
-        assert_true(l->promised >= l->tokens);
-        t.n_active += !l->pending;
-        t.active += l->pending ? 0 : l->tokens;
-        t.reserved += l->pending ? l->tokens : 0;
-        t.local += l->local_tokens;
-        if (l->tpot_s < t.tightest) {
-            t.tightest = l->tpot_s;
-            t.n_tightest = 0;
-        }
-        t.n_tightest += l->tpot_s <= t.tightest;
+        if (w->role == TD_ROLE_PREFILL)
+            add_prefill_leg(&t, l);
+        else
+            add_decode_leg(&t, l);
     }
+    return t;
+}
+
+static void check_decode(const struct td_core_worker *w, const struct sums *t)
+{
+    assert_true(w->decode.min_tpot_s <= t->tightest);
+    if (t->assigned == 0)
+        assert_true(w->decode.min_tpot_s >= INFINITY && w->decode.n_min_tpot == 0);
+    else if (w->decode.n_min_tpot > 0)
+        assert_true(w->decode.min_tpot_s >= t->tightest && w->decode.n_min_tpot == t->n_tightest);
+}
+
+static void check_prefill(const struct td_core_worker *w, const struct sums *t, double now_s)
+{
+    assert_int_equal(w->prefill.n_sending, t->n_sending);
+    assert_int_equal(w->prefill.n_told, t->n_told);
+    assert_int_equal(w->prefill.n_chunked, t->n_chunked);
+    for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
+        assert_true(fabs(w->prefill.link_by_turn_s[rank] - t->link_by_rank_s[rank]) <
+                    1e-9 * (1 + t->link_s));
+        if (t->assigned == 0) assert_true(w->prefill.link_by_turn_s[rank] <= 0);
+    }
+    assert_true(t->n_sending < 2 || w->prefill.crowded);
+    assert_true(fabs(w->prefill.link_s - t->link_s) < 1e-9 * (1 + t->link_s));
+    if (t->assigned == 0) assert_true(w->prefill.link_s <= 0 && !w->prefill.crowded);
+    /* never more than all of what is open: at once when nothing is */
+    assert_true(w->prefill.free_at_s <= now_s + w->prefill.pending_s + 1e-9);
+}
+
+/* What must hold of a worker with these open legs. n_min_tpot may be 0 while some are open:
+ * lifecycle.c looks for the next one then. */
+static void check(const struct td_core_worker *w, const struct td_leg *legs, double now_s)
+{
+    struct sums t = sums_of(w, legs);
     assert_int_equal(w->assigned, t.assigned);
     assert_int_equal(w->assigned_tokens, t.assigned_tokens);
     assert_int_equal(w->decode.promised_tokens, t.promised);
@@ -103,27 +147,28 @@ static void check(const struct td_core_worker *w, const struct td_leg *legs, dou
     }
     if (t.n_pending == 0)
         assert_true(w->prefill.pending_s <= 0); /* exactly: nothing is carried on */
-    if (w->role == TD_ROLE_DECODE) {
-        assert_true(w->decode.min_tpot_s <= t.tightest);
-        if (t.assigned == 0)
-            assert_true(w->decode.min_tpot_s >= INFINITY && w->decode.n_min_tpot == 0);
-        else if (w->decode.n_min_tpot > 0)
-            assert_true(w->decode.min_tpot_s >= t.tightest && w->decode.n_min_tpot == t.n_tightest);
-    } else {
-        assert_int_equal(w->prefill.n_sending, t.n_sending);
-        assert_int_equal(w->prefill.n_told, t.n_told);
-        assert_int_equal(w->prefill.n_chunked, t.n_chunked);
-        for (uint32_t rank = 0; rank < TD_CORE_MAX_CLASSES; rank++) {
-            assert_true(fabs(w->prefill.link_by_turn_s[rank] - t.link_by_rank_s[rank]) <
-                        1e-9 * (1 + t.link_s));
-            if (t.assigned == 0) assert_true(w->prefill.link_by_turn_s[rank] <= 0);
-        }
-        assert_true(t.n_sending < 2 || w->prefill.crowded);
-        assert_true(fabs(w->prefill.link_s - t.link_s) < 1e-9 * (1 + t.link_s));
-        if (t.assigned == 0) assert_true(w->prefill.link_s <= 0 && !w->prefill.crowded);
-        /* never more than all of what is open: at once when nothing is */
-        assert_true(w->prefill.free_at_s <= now_s + w->prefill.pending_s + 1e-9);
-    }
+    if (w->role == TD_ROLE_DECODE)
+        check_decode(w, &t);
+    else
+        check_prefill(w, &t, now_s);
+}
+
+static void open_leg(struct td_core_worker *w, struct td_leg *l, uint64_t n, double now_s)
+{
+    static const double objectives[] = {0.01, 0.02, 0.02, 0.05, INFINITY};
+    if (w->role == TD_ROLE_PREFILL)
+        td_account_prefill_open(w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n, (double)n * 1e-4,
+                                now_s);
+    else
+        td_account_decode_open(w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0,
+                               objectives[rnd(5)]);
+    assert_int_equal(l->worker, 3);
+    if (w->role == TD_ROLE_DECODE)
+        w->calls_sent++;
+    else if (rnd(2))
+        td_account_prefill_tell(w, l);
+    if (w->role == TD_ROLE_PREFILL && rnd(4))
+        td_account_link_open(w, l, (double)n * 1e-4 * (double)rnd(3), now_s + (double)rnd(3) * 0.1);
 }
 
 static void play(uint64_t seed, enum td_core_role role)
@@ -135,7 +180,6 @@ static void play(uint64_t seed, enum td_core_role role)
     for (int i = 0; i < LEGS; i++) legs[i] = (struct td_leg){.worker = TD_NO_WORKER};
     double now_s = 0;
     uint64_t seq = 0;
-    static const double objectives[] = {0.01, 0.02, 0.02, 0.05, INFINITY};
     for (int i = 0; i < 20000; i++) {
         now_s += rnd(50) * 1e-3;
         struct td_leg *l = &legs[rnd(LEGS)];
@@ -144,21 +188,7 @@ static void play(uint64_t seed, enum td_core_role role)
         switch (rnd(6)) {
         case 0:
         case 1:
-            if (l->worker != TD_NO_WORKER) break;
-            if (role == TD_ROLE_PREFILL)
-                td_account_prefill_open(&w, l, 3, (uint32_t)rnd(TD_CORE_MAX_CLASSES), n,
-                                        (double)n * 1e-4, now_s);
-            else
-                td_account_decode_open(&w, l, 3, rnd(2), n, n + rnd(300), rnd(2) ? n : 0,
-                                       objectives[rnd(5)]);
-            assert_int_equal(l->worker, 3);
-            if (role == TD_ROLE_DECODE)
-                w.calls_sent++;
-            else if (rnd(2))
-                td_account_prefill_tell(&w, l);
-            if (role == TD_ROLE_PREFILL && rnd(4))
-                td_account_link_open(&w, l, (double)n * 1e-4 * (double)rnd(3),
-                                     now_s + (double)rnd(3) * 0.1);
+            if (l->worker == TD_NO_WORKER) open_leg(&w, l, n, now_s);
             break;
         case 2: /* again and again: once counts */
             if (role == TD_ROLE_PREFILL)

@@ -68,22 +68,10 @@ static void defaults(void **state)
     assert_int_equal(c.head_dim, 128);
 }
 
-static void fields(void **state)
+static void rope_fields(void **state)
 {
     (void)state;
     struct td_model_config c;
-    assert_true(parse(LLAMA
-                      ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true}",
-                      NULL)
-                    .o_bias);
-    c = parse(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"rms_"
-                    "norm_eps\":1e-5,\"head_dim\":32}",
-              NULL);
-    assert_true(c.qkv_bias && c.mlp_bias && c.tied_embeddings && c.rms_eps == 1e-5f &&
-                c.head_dim == 32);
-    c = parse("{\"model_type\":\"llama\"," SIZES "\"max_sequence_length\":77}", NULL);
-    assert_int_equal(c.max_positions, 77);
-
     c = parse(LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
               NULL);
     assert_true(c.rope_scaling == TD_ROPE_LINEAR && c.rope_factor == 2 && c.rope_theta == 5e5);
@@ -100,7 +88,12 @@ static void fields(void **state)
                     "scaling\":null}",
               NULL);
     assert_true(c.rope_scaling == TD_ROPE_PLAIN && c.rope_theta == 123);
+}
 
+static void window_fields(void **state)
+{
+    (void)state;
+    struct td_model_config c;
     c = parse(MISTRAL ",\"sliding_window\":null}", NULL);
     assert_int_equal(c.sliding_window, 0);
     c = parse(MISTRAL ",\"sliding_window\":7,\"head_dim\":20}", NULL);
@@ -120,6 +113,23 @@ static void fields(void **state)
                     "\"sliding_attention\"]}",
               NULL);
     assert_true(c.sliding_window == 7 && c.sliding_from_layer == 1);
+}
+
+static void fields(void **state)
+{
+    (void)state;
+    struct td_model_config c;
+    assert_true(parse(LLAMA
+                      ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true}",
+                      NULL)
+                    .o_bias);
+    c = parse(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,\"rms_"
+                    "norm_eps\":1e-5,\"head_dim\":32}",
+              NULL);
+    assert_true(c.qkv_bias && c.mlp_bias && c.tied_embeddings && c.rms_eps == 1e-5f &&
+                c.head_dim == 32);
+    c = parse("{\"model_type\":\"llama\"," SIZES "\"max_sequence_length\":77}", NULL);
+    assert_int_equal(c.max_positions, 77);
     c = parse(QWEN3 ",\"attention_bias\":true,\"head_dim\":null}", NULL);
     assert_true(c.qkv_bias && c.o_bias && c.head_dim == 16);
 
@@ -305,8 +315,12 @@ static void files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults), cmocka_unit_test(fields),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults),
+                                       cmocka_unit_test(fields),
+                                       cmocka_unit_test(rope_fields),
+                                       cmocka_unit_test(window_fields),
                                        cmocka_unit_test(special_ids_and_generation),
-                                       cmocka_unit_test(refusals), cmocka_unit_test(files)};
+                                       cmocka_unit_test(refusals),
+                                       cmocka_unit_test(files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

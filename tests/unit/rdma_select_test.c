@@ -106,10 +106,11 @@ static void check_refused(const struct td_rdma_gid_ask *ask, td_status status, c
     assert_int_equal(n, 99);
 }
 
-static void gids_are_ranked(void **state)
+enum { N_GIDS = 12 };
+
+static struct td_rdma_gid_ask ask_of(struct td_vb_gid table[N_GIDS])
 {
-    (void)state;
-    struct td_vb_gid table[] = {
+    const struct td_vb_gid all[] = {
         /* the usual start of a RoCE port's table */
         gid(0, TD_VB_GID_ROCE_V1, "fe80::1", "eth0", true),
         gid(1, TD_VB_GID_ROCE_V2, "fe80::1", "eth0", true),
@@ -125,11 +126,20 @@ static void gids_are_ranked(void **state)
         gid(10, TD_VB_GID_ROCE_V2, "127.0.0.1", "lo", true),
         gid(11, TD_VB_GID_ROCE_V2, "9.9.9.9", "eth0", true),
     };
-    struct td_rdma_gid_ask ask = {.device = "mlx5_0",
-                                  .ethernet = true,
-                                  .gids = table,
-                                  .n_gids = COUNT(table),
-                                  .index = TD_RDMA_AUTO};
+    _Static_assert(COUNT(all) == N_GIDS, "the table's rows");
+    memcpy(table, all, sizeof all);
+    return (struct td_rdma_gid_ask){.device = "mlx5_0",
+                                    .ethernet = true,
+                                    .gids = table,
+                                    .n_gids = N_GIDS,
+                                    .index = TD_RDMA_AUTO};
+}
+
+static void gids_are_ranked(void **state)
+{
+    (void)state;
+    struct td_vb_gid table[N_GIDS];
+    struct td_rdma_gid_ask ask = ask_of(table);
     check_ranked(&ask, "11 5 3 7 4 8 9 1 0 2");
     /* order of the table does not matter */
     struct td_vb_gid turned[COUNT(table)];
@@ -139,8 +149,13 @@ static void gids_are_ranked(void **state)
     ask.gids = table;
     ask.n_gids = 3;
     check_ranked(&ask, "1 0 2"); /* no address yet but the port's own: better than nothing */
+}
 
-    ask.n_gids = COUNT(table);
+static void a_gid_that_is_set_is_taken_or_refused(void **state)
+{
+    (void)state;
+    struct td_vb_gid table[N_GIDS];
+    struct td_rdma_gid_ask ask = ask_of(table);
     ask.index = 4;
     check_ranked(&ask, "4");
     ask.index = 0;
@@ -417,6 +432,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(classes_of_gids),
         cmocka_unit_test(gids_are_ranked),
+        cmocka_unit_test(a_gid_that_is_set_is_taken_or_refused),
         cmocka_unit_test(infiniband_speaks_from_its_first_gid),
         cmocka_unit_test(a_device_is_planned),
         cmocka_unit_test(no_plan_is_beyond_its_device),

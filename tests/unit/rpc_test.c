@@ -624,13 +624,8 @@ static void test_wait_for_ready(void **state)
     stop(f);
 }
 
-static void test_limits(void **state)
+static void bytes_are_limited(struct fixture *f)
 {
-    (void)state;
-    struct fixture *f = start_with((struct td_rpc_limits){.max_message_bytes = 100000,
-                                                          .max_unpack_bytes = 20000,
-                                                          .max_live_calls = 2},
-                                   "127.0.0.1:0", 0);
     struct outcome o;
     uint8_t *bytes = calloc(1, 200000);
     ticket_t t = TICKET_INIT;
@@ -644,8 +639,12 @@ static void test_limits(void **state)
     check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(o.details, "more than 20000 bytes of memory"));
     free(bytes);
+}
 
-    /* 4 KB of empty sub-messages would be 300 KB of structs */
+/* 4 KB of empty sub-messages would be 300 KB of structs */
+static void small_messages_are_limited(struct fixture *f)
+{
+    struct outcome o;
     Tandem__V1__StatusResponse many = TANDEM__V1__STATUS_RESPONSE__INIT;
     Tandem__V1__WorkerStatus empty = TANDEM__V1__WORKER_STATUS__INIT, *workers[2000];
     for (size_t i = 0; i < 2000; i++) workers[i] = &empty;
@@ -656,11 +655,15 @@ static void test_limits(void **state)
     outcome_init(&o);
     td_rpc_call_start(f->channel, &workers_method, &many.base, 0, false, NULL, 0, &keep, &o);
     check_done(&o, TD_CODE_RESOURCE_EXHAUSTED);
+}
 
-    /* bytes that are not the message; text that is not UTF-8, named */
+/* bytes that are not the message; text that is not UTF-8, named */
+static void bad_bytes_are_refused(struct fixture *f)
+{
+    struct outcome o;
+    ticket_t t = TICKET_INIT;
     const struct td_rpc_client_method text_method = {"/test.Rpc/Text",
                                                      &tandem__v1__abort_request__descriptor, false};
-    t.grant.len = 0;
     t.cached_tokens = 7;
     outcome_init(&o);
     td_rpc_call_start(f->channel, &text_method, &t.base, 0, false, NULL, 0, &keep, &o);
@@ -675,8 +678,12 @@ static void test_limits(void **state)
     outcome_init(&o);
     td_rpc_call_start(f->channel, &text_method, &a.base, 0, false, NULL, 0, &keep, &o);
     check_done(&o, TD_CODE_OK);
+}
 
-    /* live calls: two hang, the third is refused, health is not */
+/* live calls: two hang, the third is refused, health is not */
+static void live_calls_are_limited(struct fixture *f)
+{
+    struct outcome o;
     struct outcome h[2];
     struct td_rpc_call *c[2];
     int opened = gate_count(&f->opened);
@@ -697,6 +704,19 @@ static void test_limits(void **state)
         check_done(&h[i], TD_CODE_CANCELLED);
         td_rpc_call_unref(c[i]);
     }
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    struct fixture *f = start_with((struct td_rpc_limits){.max_message_bytes = 100000,
+                                                          .max_unpack_bytes = 20000,
+                                                          .max_live_calls = 2},
+                                   "127.0.0.1:0", 0);
+    bytes_are_limited(f);
+    small_messages_are_limited(f);
+    bad_bytes_are_refused(f);
+    live_calls_are_limited(f);
     stop(f);
 }
 
