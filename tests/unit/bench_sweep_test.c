@@ -316,55 +316,34 @@ static void pooling(void **state)
     sweep_free(&s);
 }
 
-static void read_back(void **state)
+static void same_sweep(const struct sweep *t, const struct sweep *s, bool is_json)
 {
-    (void)state;
-    char dir[] = "/tmp/bench_sweep_test-XXXXXX", path[64];
-    struct td_err err = {0};
-    assert_non_null(mkdtemp(dir));
-    struct sweep s = two_configs(), t = {0};
-    sweep_settle(&s);
-    s.rows[1].ttft_q = calloc(SWEEP_N_QUANTILES, sizeof(double));
-    s.rows[1].scale_joint = calloc(2, sizeof(double));
-    s.rows[1].points = calloc(SWEEP_MAX_POINTS, sizeof(struct sweep_point));
-    assert_true(s.rows[1].ttft_q && s.rows[1].scale_joint && s.rows[1].points);
-    for (int i = 0; i < SWEEP_N_QUANTILES; i++) s.rows[1].ttft_q[i] = i < 90 ? i + 1 : NAN;
-    s.rows[1].scale_joint[1] = 0.75;
-    s.rows[1].points[s.rows[1].n_points++] = (struct sweep_point){2, 3};
-    static const char *const names[] = {"sweep.json", "sweep.csv"};
-    for (int k = 0; k < 2; k++) {
-        snprintf(path, sizeof path, "%s/%s", dir, names[k]);
-        assert_int_equal(k ? sweep_csv_write(&s, path, &err) : sweep_json_write(&s, path, &err),
-                         TD_OK);
-        assert_int_equal(sweep_read(path, &t, &err), TD_OK);
-        assert_true(t.n_rows == s.n_rows && t.n_configs == 2 && t.attainment == 0.9 &&
-                    t.slo.ttft_ms == 100);
-        assert_string_equal(t.configs[1].name, "colocated 0:2");
-        assert_true(t.configs[0].goodput == 4 && t.configs[1].goodput == 2 &&
-                    t.configs[0].gpus == 2);
-        for (size_t i = 0; i < s.n_rows; i++) {
-            assert_true(t.rows[i].config == s.rows[i].config && t.rows[i].rate == s.rows[i].rate &&
-                        fabs(t.rows[i].steady.ci95_lo - s.rows[i].steady.ci95_lo) < 1e-8);
-            assert_true(t.rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 &&
-                        isnan(t.rows[i].run.load1) && t.rows[i].run.valid == 1);
-            assert_string_equal(t.rows[i].phase, "grid");
-        }
-        if (k == 0) {
-            assert_non_null(t.rows[1].ttft_q);
-            assert_true(t.rows[1].ttft_q[5] == 6 && isnan(t.rows[1].ttft_q[95]) &&
-                        t.rows[1].scale_joint[1] == 0.75 && t.rows[1].n_points == 1 &&
-                        t.rows[1].points[0].observed_ms == 3);
-            assert_null(t.rows[0].ttft_q);
-        }
-        if (k == 1) { /* a third shape makes goodput over P:D a figure: 2:1 beside 1:1 */
-            t.configs[1] = (struct sweep_config){
-                .name = "pd 2:1", .mode = "pd", .prefill = 2, .decode = 1, .gpus = 3, .goodput = 6};
-        }
-        assert_int_equal(plot_all(&t, dir, NULL, &err), TD_OK);
-        sweep_free(&t);
-        unlink(path);
+    assert_true(t->n_rows == s->n_rows && t->n_configs == 2 && t->attainment == 0.9 &&
+                t->slo.ttft_ms == 100);
+    assert_string_equal(t->configs[1].name, "colocated 0:2");
+    assert_true(t->configs[0].goodput == 4 && t->configs[1].goodput == 2 &&
+                t->configs[0].gpus == 2);
+    for (size_t i = 0; i < s->n_rows; i++) {
+        assert_true(t->rows[i].config == s->rows[i].config && t->rows[i].rate == s->rows[i].rate &&
+                    fabs(t->rows[i].steady.ci95_lo - s->rows[i].steady.ci95_lo) < 1e-8);
+        assert_true(t->rows[i].stages_ms[BENCH_PREFILL_QUEUE] == 30 &&
+                    isnan(t->rows[i].run.load1) && t->rows[i].run.valid == 1);
+        assert_string_equal(t->rows[i].phase, "grid");
     }
-    sweep_free(&s);
+    if (is_json) {
+        assert_non_null(t->rows[1].ttft_q);
+        assert_true(t->rows[1].ttft_q[5] == 6 && isnan(t->rows[1].ttft_q[95]) &&
+                    t->rows[1].scale_joint[1] == 0.75 && t->rows[1].n_points == 1 &&
+                    t->rows[1].points[0].observed_ms == 3);
+        assert_null(t->rows[0].ttft_q);
+    }
+}
+
+static void bad_files_are_refused(const char *dir)
+{
+    char path[64];
+    struct sweep t = {0};
+    struct td_err err;
     static const struct {
         const char *text, *error;
     } bad[] = {
@@ -392,6 +371,12 @@ static void read_back(void **state)
         assert_says(err.msg, "/bad");
     }
     unlink(path);
+}
+
+/* Removes what was drawn into dir, and dir: it must be all there. */
+static void all_was_drawn(const char *dir)
+{
+    char path[64];
     static const char *const plots[] = {"attainment",        "goodput",
                                         "attainment-pd-1-1", "attainment-colocated-0-2",
                                         "attainment-pd-2-1", "stages",
@@ -406,6 +391,41 @@ static void read_back(void **state)
     snprintf(path, sizeof path, "%s/report.html", dir);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(dir), 0);
+}
+
+static void read_back(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/bench_sweep_test-XXXXXX", path[64];
+    struct td_err err = {0};
+    assert_non_null(mkdtemp(dir));
+    struct sweep s = two_configs(), t = {0};
+    sweep_settle(&s);
+    s.rows[1].ttft_q = calloc(SWEEP_N_QUANTILES, sizeof(double));
+    s.rows[1].scale_joint = calloc(2, sizeof(double));
+    s.rows[1].points = calloc(SWEEP_MAX_POINTS, sizeof(struct sweep_point));
+    assert_true(s.rows[1].ttft_q && s.rows[1].scale_joint && s.rows[1].points);
+    for (int i = 0; i < SWEEP_N_QUANTILES; i++) s.rows[1].ttft_q[i] = i < 90 ? i + 1 : NAN;
+    s.rows[1].scale_joint[1] = 0.75;
+    s.rows[1].points[s.rows[1].n_points++] = (struct sweep_point){2, 3};
+    static const char *const names[] = {"sweep.json", "sweep.csv"};
+    for (int k = 0; k < 2; k++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[k]);
+        assert_int_equal(k ? sweep_csv_write(&s, path, &err) : sweep_json_write(&s, path, &err),
+                         TD_OK);
+        assert_int_equal(sweep_read(path, &t, &err), TD_OK);
+        same_sweep(&t, &s, k == 0);
+        if (k == 1) { /* a third shape makes goodput over P:D a figure: 2:1 beside 1:1 */
+            t.configs[1] = (struct sweep_config){
+                .name = "pd 2:1", .mode = "pd", .prefill = 2, .decode = 1, .gpus = 3, .goodput = 6};
+        }
+        assert_int_equal(plot_all(&t, dir, NULL, &err), TD_OK);
+        sweep_free(&t);
+        unlink(path);
+    }
+    sweep_free(&s);
+    bad_files_are_refused(dir);
+    all_was_drawn(dir);
 }
 
 static int count_of(const char *text, const char *what)

@@ -229,6 +229,22 @@ static void put_two_sockets(void)
     put_link("/sys/class/infiniband/mlx5_1/device", "../../../0000:d8:00.0");
 }
 
+/* A GPU and NICs that are far from it, or nowhere on the bus. */
+static void far_nics(const struct doctor_pci *gpus, const struct doctor_pci *nics)
+{
+    struct doctor_report r = report();
+    doctor_topology(&r, root, gpus, 1, nics + 1, 1); /* only the far one */
+    says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_WARN, "mlx5_1 SYS", "another socket");
+    report_end(&r);
+
+    r = report();
+    struct doctor_pci software = {.label = "rxe0", .numa_node = -1};
+    doctor_topology(&r, root, gpus, 1, &software, 1);
+    says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_OK,
+         "none of the RDMA devices has a place on the PCI bus: rxe0 ?", NULL);
+    report_end(&r);
+}
+
 static void topology(void **state)
 {
     (void)state;
@@ -280,17 +296,7 @@ static void topology(void **state)
     says(&r, "acs mlx5_0 - 0000:3d:00.0", DOCTOR_OK, "no bridge in between redirects", NULL);
     report_end(&r);
 
-    r = report();
-    doctor_topology(&r, root, gpus, 1, nics + 1, 1); /* only the far one */
-    says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_WARN, "mlx5_1 SYS", "another socket");
-    report_end(&r);
-
-    r = report();
-    struct doctor_pci software = {.label = "rxe0", .numa_node = -1};
-    doctor_topology(&r, root, gpus, 1, &software, 1);
-    says(&r, "nic of gpu 0000:3d:00.0", DOCTOR_OK,
-         "none of the RDMA devices has a place on the PCI bus: rxe0 ?", NULL);
-    report_end(&r);
+    far_nics(gpus, nics);
 }
 
 static void gpu_without_driver(void **state)
@@ -621,24 +627,9 @@ static void rdma_good(void **state)
     report_end(&r);
 }
 
-static void rdma_bad(void **state)
+static void rdma_bad_gids(void)
 {
-    (void)state;
     struct doctor_report r;
-    put("/sys/class/net/ens1/mtu", "1500\n");
-
-    told_good(); /* small MTUs */
-    told.port.mtu_bytes = 1024;
-    r = rdma("auto", &table, 0, 1);
-    says(&r, "mlx5_0", DOCTOR_OK, "no PCI device (made by software)", NULL);
-    says(&r, "mlx5_0 port 1", DOCTOR_WARN, "MTU 1024 (ens1 has 1500)", "ip link set ens1 mtu 9000");
-    report_end(&r);
-    told.port.mtu_bytes = 4096;
-    r = rdma("auto", &table, 0, 1);
-    says(&r, "mlx5_0 port 1", DOCTOR_WARN, "MTU 4096, but ens1 has 1500",
-         "ip link set ens1 mtu 9000");
-    report_end(&r);
-
     told_good(); /* only a link-local address */
     memset(&told.gids[3], 0, sizeof told.gids[3]);
     r = rdma("auto", &table, 0, 1);
@@ -672,7 +663,11 @@ static void rdma_bad(void **state)
         says(&r, "mlx5_0 port 1 gid", DOCTOR_WARN, "index 3, ", v6_fix[i]);
         report_end(&r);
     }
+}
 
+static void rdma_no_gid(void)
+{
+    struct doctor_report r;
     told_good(); /* no network device is up: nothing to speak from */
     for (size_t i = 0; i < 4; i++) told.gids[i].netdev_up = false;
     r = rdma("auto", &table, 0, 0);
@@ -688,7 +683,11 @@ static void rdma_bad(void **state)
     says(&r, "mlx5_0 port 1 gid", DOCTOR_FAIL, "none of 4 GIDs", "IPv4");
     says(&r, "kv path", DOCTOR_FAIL, "--transfer rdma", NULL);
     report_end(&r);
+}
 
+static void rdma_bad_device(void)
+{
+    struct doctor_report r;
     told_good(); /* too small for one queue pair */
     told.limits.max_qp = 0;
     r = rdma("auto", &table, 0, 0);
@@ -719,7 +718,11 @@ static void rdma_bad(void **state)
     r = rdma("auto", &table, 0, 0);
     says(&r, "mlx5_0", DOCTOR_FAIL, "cannot be opened", "uverbs");
     report_end(&r);
+}
 
+static void rdma_small_regions(void)
+{
+    struct doctor_report r;
     static const struct {
         uint64_t max_mr_bytes;
         enum doctor_level level;
@@ -755,6 +758,30 @@ static void rdma_bad(void **state)
     says(&r, "mlx5_0 gpudirect", DOCTOR_OK, "dma-buf no; nvidia_peermem loaded, version 570.86.15",
          NULL);
     report_end(&r);
+}
+
+static void rdma_bad(void **state)
+{
+    (void)state;
+    struct doctor_report r;
+    put("/sys/class/net/ens1/mtu", "1500\n");
+
+    told_good(); /* small MTUs */
+    told.port.mtu_bytes = 1024;
+    r = rdma("auto", &table, 0, 1);
+    says(&r, "mlx5_0", DOCTOR_OK, "no PCI device (made by software)", NULL);
+    says(&r, "mlx5_0 port 1", DOCTOR_WARN, "MTU 1024 (ens1 has 1500)", "ip link set ens1 mtu 9000");
+    report_end(&r);
+    told.port.mtu_bytes = 4096;
+    r = rdma("auto", &table, 0, 1);
+    says(&r, "mlx5_0 port 1", DOCTOR_WARN, "MTU 4096, but ens1 has 1500",
+         "ip link set ens1 mtu 9000");
+    report_end(&r);
+
+    rdma_bad_gids();
+    rdma_no_gid();
+    rdma_bad_device();
+    rdma_small_regions();
 }
 
 /* A device's memory is exported and registered as a worker would; what a NIC answers decides,
@@ -820,30 +847,9 @@ static void put_gpudirect(const char *driver, const char *release, const char *m
 }
 
 /* The host's half, from files alone and with memory to try. */
-static void gpudirect_of_the_host(void **state)
+static void gpudirect_by_driver(const struct doctor_pci *gpus)
 {
-    (void)state;
-    struct doctor_pci gpus[2];
-    struct doctor_report r = report();
-    doctor_gpudirect(&r, root, gpus, 0, 0, 0, &no_memory);
-    doctor_gpudirect(&r, root, gpus, 1, 0, 0, &no_memory);
-    doctor_gpudirect(&r, root, gpus, 0, 1, 0, &no_memory);
-    assert_int_equal(r.n, 3);
-    static const char *const one_missing[] = {"neither an NVIDIA GPU nor an RDMA device",
-                                              "no RDMA device: KV of GPUs goes by cuda-ipc",
-                                              "no NVIDIA GPU"};
-    for (size_t i = 0; i < 3; i++)
-        if (r.checks[i].level != DOCTOR_OK || !strstr(r.checks[i].found, one_missing[i]))
-            fail_msg("%zu: %s", i, r.checks[i].found);
-    report_end(&r);
-
-    put_two_sockets();
-    r = report();
-    assert_int_equal(doctor_gpus(&r, root, gpus, 2), 1);
-    doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
-    says(&r, "driver", DOCTOR_WARN, "no driver of the GPUs is loaded", "GPUs above");
-    report_end(&r);
-
+    struct doctor_report r;
     struct fake_device *good = fake_device_open("device"), *bad = fake_device_open("no-dmabuf");
     const struct doctor_gpu_memory exports = {.memory = fake_device_memory(good),
                                               .base = fake_device_alloc(good, 1 << 20),
@@ -898,13 +904,16 @@ static void gpudirect_of_the_host(void **state)
     report_end(&r);
     fake_device_close(good);
     fake_device_close(bad);
+}
 
+static void gpudirect_of_bar1(const struct doctor_pci *gpus)
+{
 #define GPU_RESOURCE                                                                               \
     "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0/0000:3d:00.0/resource"
     put(GPU_RESOURCE,
         "0x0000000099000000 0x0000000099ffffff 0x0000000000040200\n0x0000204000000000 "
         "0x0000205fffffffff 0x000000000014220c\n");
-    r = report();
+    struct doctor_report r = report();
     doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
     says(&r, "bar1 0000:3d:00.0", DOCTOR_OK, "128 GiB of the GPU's memory on the bus", NULL);
     report_end(&r);
@@ -915,6 +924,34 @@ static void gpudirect_of_the_host(void **state)
     doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
     says(&r, "bar1 0000:3d:00.0", DOCTOR_WARN, "256 MiB", "Resizable BAR");
     report_end(&r);
+}
+
+static void gpudirect_of_the_host(void **state)
+{
+    (void)state;
+    struct doctor_pci gpus[2];
+    struct doctor_report r = report();
+    doctor_gpudirect(&r, root, gpus, 0, 0, 0, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 1, 0, 0, &no_memory);
+    doctor_gpudirect(&r, root, gpus, 0, 1, 0, &no_memory);
+    assert_int_equal(r.n, 3);
+    static const char *const one_missing[] = {"neither an NVIDIA GPU nor an RDMA device",
+                                              "no RDMA device: KV of GPUs goes by cuda-ipc",
+                                              "no NVIDIA GPU"};
+    for (size_t i = 0; i < 3; i++)
+        if (r.checks[i].level != DOCTOR_OK || !strstr(r.checks[i].found, one_missing[i]))
+            fail_msg("%zu: %s", i, r.checks[i].found);
+    report_end(&r);
+
+    put_two_sockets();
+    r = report();
+    assert_int_equal(doctor_gpus(&r, root, gpus, 2), 1);
+    doctor_gpudirect(&r, root, gpus, 1, 2, 0, &no_memory);
+    says(&r, "driver", DOCTOR_WARN, "no driver of the GPUs is loaded", "GPUs above");
+    report_end(&r);
+
+    gpudirect_by_driver(gpus);
+    gpudirect_of_bar1(gpus);
 }
 
 /* Where CUDA is not, the reason is kept for the report. */

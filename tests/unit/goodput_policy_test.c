@@ -1164,6 +1164,54 @@ static void toy_decode(struct td_core *c, uint32_t d)
 }
 
 /* Runs until so many requests have completed; open arrivals at `rate` a second. */
+static void toy_prefills(struct td_core *c)
+{
+    for (uint32_t p = 0; p < P; p++) {
+        if (node_free_ns[p] && toy_now >= node_free_ns[p]) {
+            node_free_ns[p] = 0;
+            toy_prefill(c, p);
+        }
+        if (!node_free_ns[p] && fifo_head[p] != fifo_tail[p]) {
+            const struct toy *t = &toys[fifo[p][fifo_head[p] % SLOTS]];
+            /* its length */
+            step_end_ns[p] = (uint64_t)((8e6 + 2e5 * (double)t->n) * noise() * slow[p]);
+            node_free_ns[p] = toy_now + step_end_ns[p];
+        }
+    }
+}
+
+static void toy_decodes(struct td_core *c)
+{
+    for (uint32_t d = P; d < W; d++) {
+        if (node_free_ns[d] && toy_now >= node_free_ns[d]) {
+            node_free_ns[d] = 0;
+            toy_decode(c, d);
+        }
+        uint32_t b = 0;
+        uint64_t k = 0;
+        for (uint32_t s = 0; !node_free_ns[d] && s < SLOTS; s++)
+            if (toys[s].live && toys[s].in_decode && toys[s].decode == d) b++, k += toys[s].context;
+        if (b) {
+            step_end_ns[d] = (uint64_t)((12e6 + 3e5 * b + 400.0 * (double)k) * noise() * slow[d]);
+            node_free_ns[d] = toy_now + step_end_ns[d];
+        }
+    }
+}
+
+static void toy_arrival(struct td_core *c, uint32_t s)
+{
+    uint64_t n = 50 + (uint64_t)(uniform() * 400);
+    uint32_t out = 10 + (uint32_t)(uniform() * 60);
+    toys[s] = (struct toy){.live = true, .id = plain_id(), .n = n, .out = out, .left = out - 1};
+    toy_event(c, (struct td_core_event){.kind = TD_EV_REQUEST,
+                                        .request = {.request_at = s,
+                                                    .id = toys[s].id,
+                                                    .n_prompt = n,
+                                                    .max_tokens = out,
+                                                    .ttft_us = 2000000,
+                                                    .tpot_us = 200000}});
+}
+
 static void toy_run(struct td_core *c, uint64_t completions, double rate)
 {
     struct td_core_stats st;
@@ -1173,34 +1221,8 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
     uint64_t until = st.finished + completions;
     while (st.finished < until) {
         toy_now += MS;
-        for (uint32_t p = 0; p < P; p++) {
-            if (node_free_ns[p] && toy_now >= node_free_ns[p]) {
-                node_free_ns[p] = 0;
-                toy_prefill(c, p);
-            }
-            if (!node_free_ns[p] && fifo_head[p] != fifo_tail[p]) {
-                const struct toy *t = &toys[fifo[p][fifo_head[p] % SLOTS]];
-                /* its length */
-                step_end_ns[p] = (uint64_t)((8e6 + 2e5 * (double)t->n) * noise() * slow[p]);
-                node_free_ns[p] = toy_now + step_end_ns[p];
-            }
-        }
-        for (uint32_t d = P; d < W; d++) {
-            if (node_free_ns[d] && toy_now >= node_free_ns[d]) {
-                node_free_ns[d] = 0;
-                toy_decode(c, d);
-            }
-            uint32_t b = 0;
-            uint64_t k = 0;
-            for (uint32_t s = 0; !node_free_ns[d] && s < SLOTS; s++)
-                if (toys[s].live && toys[s].in_decode && toys[s].decode == d)
-                    b++, k += toys[s].context;
-            if (b) {
-                step_end_ns[d] =
-                    (uint64_t)((12e6 + 3e5 * b + 400.0 * (double)k) * noise() * slow[d]);
-                node_free_ns[d] = toy_now + step_end_ns[d];
-            }
-        }
+        toy_prefills(c);
+        toy_decodes(c);
         if (toy_now / (100 * MS) != (toy_now - MS) / (100 * MS)) {
             for (uint32_t w = 0; w < W; w++)
                 toy_event(
@@ -1211,18 +1233,7 @@ static void toy_run(struct td_core *c, uint64_t completions, double rate)
         while (toy_now >= next_ns) {
             next_ns = (next_ns ? next_ns : toy_now) + (uint64_t)(-log(1 - uniform()) / rate * 1e9);
             while (toys[request_at % SLOTS].live) request_at++;
-            uint32_t s = request_at++ % SLOTS;
-            uint64_t n = 50 + (uint64_t)(uniform() * 400);
-            uint32_t out = 10 + (uint32_t)(uniform() * 60);
-            toys[s] =
-                (struct toy){.live = true, .id = plain_id(), .n = n, .out = out, .left = out - 1};
-            toy_event(c, (struct td_core_event){.kind = TD_EV_REQUEST,
-                                                .request = {.request_at = s,
-                                                            .id = toys[s].id,
-                                                            .n_prompt = n,
-                                                            .max_tokens = out,
-                                                            .ttft_us = 2000000,
-                                                            .tpot_us = 200000}});
+            toy_arrival(c, request_at++ % SLOTS);
         }
         td_core_stats(c, &st);
     }

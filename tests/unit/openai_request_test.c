@@ -135,12 +135,17 @@ static void test_every_field(void **state)
     assert_true(in->objectives->ttft_ms == 250.0 && in->objectives->has_tpot_ms_case);
     assert_true(in->objectives->tpot_ms == 0.5);
     openai_request_free(q);
+}
 
-    q = parse(OPENAI_CHAT, "{" HI ",\"logprobs\":true,\"top_logprobs\":20,\"max_tokens\":5,"
+static void test_every_field_of_chat(void **state)
+{
+    (void)state;
+    struct openai_request *q =
+        parse(OPENAI_CHAT, "{" HI ",\"logprobs\":true,\"top_logprobs\":20,\"max_tokens\":5,"
                            "\"max_completion_tokens\":6,\"stop\":\"x\",\"return_token_ids\":true,"
                            "\"add_generation_prompt\":false,\"top_k\":-1,\"logit_bias\":{},"
                            "\"stream\":false}");
-    in = openai_request_message(q);
+    const Tandem__V1__GenerateRequest *in = openai_request_message(q);
     assert_true(openai_request_options(q)->logprobs && in->sampling->logprobs == 20);
     assert_int_equal(in->stop->max_tokens, 6); /* the newer name wins */
     assert_true(in->stop->n_stop == 1 && in->return_token_ids && in->chat->no_generation_prompt);
@@ -458,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_every_field),
+        cmocka_unit_test(test_every_field_of_chat),
         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_what_asks_for_nothing),

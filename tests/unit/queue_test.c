@@ -415,6 +415,52 @@ static void ref_check(uint32_t request_at, double fullness, uint64_t now)
     assert_int_equal(request_at, TD_QUEUE_NONE);
 }
 
+static struct ref_item random_item(uint32_t tenant, uint64_t id, uint64_t now)
+{
+    struct ref_item r =
+        (struct ref_item){.in = true,
+                          .since_ns = now,
+                          .work_s = 1 + rnd(9),
+                          .key = {.slo_class = rnd(CLASSES),
+                                  .tenant = tenant,
+                                  .priority = (int32_t)rnd(3) - 1,
+                                  .bound = rnd(3) > 0,
+                                  .id = id,
+                                  .deadline_ns = now + rnd(5000) * (SEC / 1000) - SEC / 2}};
+    r.key.hopeless = r.key.bound && now > r.key.deadline_ns;
+    return r;
+}
+
+/* One walk at a random fullness; returns how many of those that it gave were taken out. */
+static uint32_t walk_and_take(struct td_queue *o, uint64_t now)
+{
+    uint32_t n_taken = 0;
+    double fullness = rnd(11) / 10.0;
+    td_queue_walk(o, fullness, now);
+    for (uint32_t k = 0; k < PLAY_SLOTS; k++) ref[k].given = false;
+    for (uint32_t left = rnd(40); left > 0; left--) {
+        uint32_t request_at = td_queue_next(o);
+        ref_check(request_at, fullness, now);
+        if (request_at == TD_QUEUE_NONE) break;
+        ref[request_at].given = true;
+        if (rnd(2)) continue;
+        td_queue_remove(o, request_at);
+        ref[request_at].in = false;
+        n_taken++;
+    }
+    return n_taken;
+}
+
+static void check_all(struct td_queue *o)
+{
+    double work = 0;
+    for (uint32_t k = 0; k < PLAY_SLOTS; k++) {
+        assert_true(td_queue_has(o, k) == ref[k].in);
+        if (ref[k].in && ref[k].key.slo_class <= 1) work += ref[k].work_s;
+    }
+    assert_true(fabs(td_queue_work_s(o, 1) - work) < 1e-6);
+}
+
 static void play(uint64_t seed)
 {
     rng_state = seed;
@@ -433,17 +479,7 @@ static void play(uint64_t seed)
         case 1:
         case 2:
             if (ref[s].in) break;
-            ref[s] =
-                (struct ref_item){.in = true,
-                                  .since_ns = now,
-                                  .work_s = 1 + rnd(9),
-                                  .key = {.slo_class = rnd(CLASSES),
-                                          .tenant = t,
-                                          .priority = (int32_t)rnd(3) - 1,
-                                          .bound = rnd(3) > 0,
-                                          .id = ++next_id,
-                                          .deadline_ns = now + rnd(5000) * (SEC / 1000) - SEC / 2}};
-            ref[s].key.hopeless = ref[s].key.bound && now > ref[s].key.deadline_ns;
+            ref[s] = random_item(t, ++next_id, now);
             td_queue_insert(o, s, &ref[s].key, ref[s].work_s, now);
             n++;
             break;
@@ -460,29 +496,11 @@ static void play(uint64_t seed)
             ref_service_ns[t] = now;
             break;
         }
-        default: {
-            double fullness = rnd(11) / 10.0;
-            td_queue_walk(o, fullness, now);
-            for (uint32_t k = 0; k < PLAY_SLOTS; k++) ref[k].given = false;
-            for (uint32_t left = rnd(40); left > 0; left--) {
-                uint32_t request_at = td_queue_next(o);
-                ref_check(request_at, fullness, now);
-                if (request_at == TD_QUEUE_NONE) break;
-                ref[request_at].given = true;
-                if (rnd(2)) continue;
-                td_queue_remove(o, request_at);
-                ref[request_at].in = false;
-                n--;
-            }
-        }
+        default:
+            n -= walk_and_take(o, now);
         }
         assert_int_equal(td_queue_n(o), n);
-        double work = 0;
-        for (uint32_t k = 0; k < PLAY_SLOTS; k++) {
-            assert_true(td_queue_has(o, k) == ref[k].in);
-            if (ref[k].in && ref[k].key.slo_class <= 1) work += ref[k].work_s;
-        }
-        assert_true(fabs(td_queue_work_s(o, 1) - work) < 1e-6);
+        check_all(o);
     }
     td_queue_destroy(o);
 }

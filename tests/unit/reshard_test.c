@@ -186,6 +186,78 @@ static void check_inside(uint64_t offset, uint64_t bytes, uint64_t pool_bytes)
                  (unsigned long long)pool_bytes);
 }
 
+/* One pair's bytes, on their way by one of three iterators. */
+struct moving {
+    const uint8_t *in;
+    uint8_t *out;
+    uint64_t in_bytes, out_bytes, moved;
+    struct td_reshard_totals mine; /* what the pair still has */
+};
+
+static void move_strided(struct td_reshard_iter *it, struct moving *m, uint64_t *n_strided)
+{
+    struct td_reshard_strided d;
+    while (td_reshard_next_strided(it, &d)) {
+        uint64_t count = 1;
+        for (uint32_t i = 0; i < d.n_dims; i++) count *= d.dims[i].count;
+        for (uint64_t k = 0; k < count; k++) {
+            uint64_t rest = k, s = d.src_offset, t = d.dst_offset;
+            for (uint32_t i = d.n_dims; i-- > 0; rest /= d.dims[i].count) {
+                s += rest % d.dims[i].count * d.dims[i].src_stride;
+                t += rest % d.dims[i].count * d.dims[i].dst_stride;
+            }
+            check_inside(s, d.run_bytes, m->in_bytes);
+            check_inside(t, d.run_bytes, m->out_bytes);
+            copy_once(m->out + t, m->in + s, d.run_bytes);
+            m->moved += d.run_bytes;
+        }
+        ++*n_strided;
+        m->mine.n_strided--;
+        m->mine.n_runs -= count;
+    }
+}
+
+static void move_wrs(struct td_reshard_iter *it, struct moving *m, enum td_reshard_dir dir,
+                     uint32_t max_sge, uint64_t cap)
+{
+    struct td_reshard_wr wr;
+    uint64_t n_wrs = 0, n_sges = 0;
+    while (td_reshard_next_wr(it, max_sge, &wr)) {
+        uint64_t sum = 0;
+        assert_in_range(wr.n_sge, 1, max_sge);
+        if (cap) assert_in_range(wr.bytes, 1, cap);
+        for (uint32_t i = 0; i < wr.n_sge; i++) {
+            uint64_t s = dir == TD_RESHARD_PUSH ? wr.sge[i].offset : wr.remote_offset + sum;
+            uint64_t t = dir == TD_RESHARD_PUSH ? wr.remote_offset + sum : wr.sge[i].offset;
+            check_inside(s, wr.sge[i].bytes, m->in_bytes);
+            check_inside(t, wr.sge[i].bytes, m->out_bytes);
+            copy_once(m->out + t, m->in + s, wr.sge[i].bytes);
+            sum += wr.sge[i].bytes;
+        }
+        assert_int_equal(sum, wr.bytes);
+        m->moved += sum;
+        n_wrs++;
+        n_sges += wr.n_sge;
+    }
+    assert_int_equal(n_sges, m->mine.n_capped);
+    /* As few as that side's blocks allow: joins over ragged ends can only save. */
+    if (!cap && max_sge == TD_RESHARD_SGE_MAX && n_sges <= max_sge)
+        assert_in_range(n_wrs, 1, m->mine.n_side_runs[dir == TD_RESHARD_PUSH]);
+}
+
+static void move_runs(struct td_reshard_iter *it, struct moving *m, uint64_t cap)
+{
+    struct td_reshard_run run;
+    while (td_reshard_next(it, &run)) {
+        check_inside(run.src_offset, run.bytes, m->in_bytes);
+        check_inside(run.dst_offset, run.bytes, m->out_bytes);
+        if (cap) assert_in_range(run.bytes, 1, cap);
+        copy_once(m->out + run.dst_offset, m->in + run.src_offset, run.bytes);
+        m->moved += run.bytes;
+        m->mine.n_capped--;
+    }
+}
+
 /* The three ways to walk a pair, told by n, so that each is met with everything else. */
 static void execute(const struct td_reshard *plan, struct cluster *src, struct cluster *dst,
                     unsigned n, struct td_reshard_totals *ret_seen)
@@ -198,81 +270,30 @@ static void execute(const struct td_reshard *plan, struct cluster *src, struct c
     struct td_reshard_totals counted = {0}, seen = {0};
     while (td_reshard_next_pair(plan, &cursor, &pair)) {
         const struct cluster *from = pair.local ? dst : src;
-        const uint8_t *in = from->bytes + from->base[pair.src];
-        uint8_t *out = dst->bytes + dst->base[pair.dst];
-        uint64_t in_bytes = from->base[pair.src + 1] - from->base[pair.src],
-                 out_bytes = dst->base[pair.dst + 1] - dst->base[pair.dst];
-        assert_int_equal(in_bytes, td_reshard_pool_bytes(plan, pair.local ? 1 : 0, pair.src));
-        assert_int_equal(out_bytes, td_reshard_pool_bytes(plan, 1, pair.dst));
+        struct moving m = {.in = from->bytes + from->base[pair.src],
+                           .out = dst->bytes + dst->base[pair.dst],
+                           .in_bytes = from->base[pair.src + 1] - from->base[pair.src],
+                           .out_bytes = dst->base[pair.dst + 1] - dst->base[pair.dst]};
+        assert_int_equal(m.in_bytes, td_reshard_pool_bytes(plan, pair.local ? 1 : 0, pair.src));
+        assert_int_equal(m.out_bytes, td_reshard_pool_bytes(plan, 1, pair.dst));
         struct td_reshard_iter it;
         td_reshard_iter_init(&it, plan, &pair, dir, cap);
-        uint64_t moved = 0;
-        struct td_reshard_totals mine = {0};
-        td_reshard_count(plan, &pair, cap, &mine);
+        td_reshard_count(plan, &pair, cap, &m.mine);
         td_reshard_count(plan, &pair, cap, &counted);
         if ((n & 3) == 0) {
-            struct td_reshard_strided d;
-            while (td_reshard_next_strided(&it, &d)) {
-                uint64_t count = 1;
-                for (uint32_t i = 0; i < d.n_dims; i++) count *= d.dims[i].count;
-                for (uint64_t k = 0; k < count; k++) {
-                    uint64_t rest = k, s = d.src_offset, t = d.dst_offset;
-                    for (uint32_t i = d.n_dims; i-- > 0; rest /= d.dims[i].count) {
-                        s += rest % d.dims[i].count * d.dims[i].src_stride;
-                        t += rest % d.dims[i].count * d.dims[i].dst_stride;
-                    }
-                    check_inside(s, d.run_bytes, in_bytes);
-                    check_inside(t, d.run_bytes, out_bytes);
-                    copy_once(out + t, in + s, d.run_bytes);
-                    moved += d.run_bytes;
-                }
-                seen.n_strided++;
-                mine.n_strided--;
-                mine.n_runs -= count;
-            }
-            assert_int_equal(mine.n_strided, 0);
-            assert_int_equal(mine.n_runs, 0);
+            move_strided(&it, &m, &seen.n_strided);
+            assert_int_equal(m.mine.n_strided, 0);
+            assert_int_equal(m.mine.n_runs, 0);
         } else if ((n & 3) == 1) {
-            struct td_reshard_wr wr;
-            uint32_t max_sge = 1 + n / 32 % TD_RESHARD_SGE_MAX;
-            uint64_t n_wrs = 0, n_sges = 0;
-            while (td_reshard_next_wr(&it, max_sge, &wr)) {
-                uint64_t sum = 0;
-                assert_in_range(wr.n_sge, 1, max_sge);
-                if (cap) assert_in_range(wr.bytes, 1, cap);
-                for (uint32_t i = 0; i < wr.n_sge; i++) {
-                    uint64_t s = dir == TD_RESHARD_PUSH ? wr.sge[i].offset : wr.remote_offset + sum;
-                    uint64_t t = dir == TD_RESHARD_PUSH ? wr.remote_offset + sum : wr.sge[i].offset;
-                    check_inside(s, wr.sge[i].bytes, in_bytes);
-                    check_inside(t, wr.sge[i].bytes, out_bytes);
-                    copy_once(out + t, in + s, wr.sge[i].bytes);
-                    sum += wr.sge[i].bytes;
-                }
-                assert_int_equal(sum, wr.bytes);
-                moved += sum;
-                n_wrs++;
-                n_sges += wr.n_sge;
-            }
-            assert_int_equal(n_sges, mine.n_capped);
-            /* As few as that side's blocks allow: joins over ragged ends can only save. */
-            if (!cap && max_sge == TD_RESHARD_SGE_MAX && n_sges <= max_sge)
-                assert_in_range(n_wrs, 1, mine.n_side_runs[dir == TD_RESHARD_PUSH]);
+            move_wrs(&it, &m, dir, 1 + n / 32 % TD_RESHARD_SGE_MAX, cap);
         } else {
-            struct td_reshard_run run;
-            while (td_reshard_next(&it, &run)) {
-                check_inside(run.src_offset, run.bytes, in_bytes);
-                check_inside(run.dst_offset, run.bytes, out_bytes);
-                if (cap) assert_in_range(run.bytes, 1, cap);
-                copy_once(out + run.dst_offset, in + run.src_offset, run.bytes);
-                moved += run.bytes;
-                mine.n_capped--;
-            }
-            assert_int_equal(mine.n_capped, 0);
+            move_runs(&it, &m, cap);
+            assert_int_equal(m.mine.n_capped, 0);
         }
-        assert_int_equal(moved, td_reshard_pair_bytes(plan, &pair));
-        assert_int_equal(moved, mine.bytes);
+        assert_int_equal(m.moved, td_reshard_pair_bytes(plan, &pair));
+        assert_int_equal(m.moved, m.mine.bytes);
         seen.n_pairs++;
-        seen.bytes += moved;
+        seen.bytes += m.moved;
     }
     assert_int_equal(seen.n_pairs, counted.n_pairs);
     assert_int_equal(seen.bytes, counted.bytes);
@@ -801,42 +822,42 @@ static void cost_of_planning(void **state)
     }
 }
 
-static void bad_asks_are_named(void **state)
-{
-    (void)state;
-    static const int32_t good_ids[] = {3, 1, 2, 0}, bad_ids[] = {0, 4, 1, 2},
-                         negative_ids[] = {0, 1, -1, 2};
-    static const int32_t stages_ok[] = {0, 1, 4}, stages_late[] = {1, 2, 4},
-                         stages_short[] = {0, 2, 3}, stages_back[] = {0, 0, 4};
-    static const struct td_reshard_rank ranks[4] = {
-        {good_ids, 4, 4}, {good_ids, 4, 4}, {good_ids, 4, 4}, {good_ids, 4, 4}};
-    static const struct td_reshard_rank ranks_bad[] = {{bad_ids, 4, 4}},
-                                        ranks_negative[] = {{negative_ids, 4, 4}},
-                                        ranks_none[] = {{NULL, 4, 4}},
-                                        ranks_short[] = {{good_ids, 3, 4}},
-                                        ranks_empty[] = {{good_ids, 4, 0}};
-    const struct td_reshard_side side = {
-        .tp = 1, .pp = 1, .order = TD_RESHARD_LAYER_OUTER, .block_size = 16, .ranks = ranks};
-    const struct td_reshard_ask good = {
-        {4, 2, 8, 2},    side,           side,          .first_token = 16,
-        .end_token = 64, .only_src = -1, .only_dst = -1};
-    struct td_reshard plan;
-    struct td_err err = {0};
-    assert_int_equal(td_reshard_plan(&good, &plan, &err), TD_OK);
-    struct {
-        struct td_reshard_ask ask;
-        td_status status;
-        const char *says;
-    } cases[64];
-    size_t n = 0;
+static const int32_t good_ids[] = {3, 1, 2, 0}, bad_ids[] = {0, 4, 1, 2},
+                     negative_ids[] = {0, 1, -1, 2};
+static const int32_t stages_ok[] = {0, 1, 4}, stages_late[] = {1, 2, 4}, stages_short[] = {0, 2, 3},
+                     stages_back[] = {0, 0, 4};
+static const struct td_reshard_rank ranks[4] = {
+    {good_ids, 4, 4}, {good_ids, 4, 4}, {good_ids, 4, 4}, {good_ids, 4, 4}};
+static const struct td_reshard_rank ranks_bad[] = {{bad_ids, 4, 4}},
+                                    ranks_negative[] = {{negative_ids, 4, 4}},
+                                    ranks_none[] = {{NULL, 4, 4}},
+                                    ranks_short[] = {{good_ids, 3, 4}},
+                                    ranks_empty[] = {{good_ids, 4, 0}};
+#define SIDE                                                                                       \
+    {                                                                                              \
+        .tp = 1, .pp = 1, .order = TD_RESHARD_LAYER_OUTER, .block_size = 16, .ranks = ranks        \
+    }
+static const struct td_reshard_ask good_ask = {
+    {4, 2, 8, 2}, SIDE, SIDE, .first_token = 16, .end_token = 64, .only_src = -1, .only_dst = -1};
+#undef SIDE
+
+static struct {
+    struct td_reshard_ask ask;
+    td_status status;
+    const char *says;
+} bad_asks[64];
+static size_t n_bad_asks;
+
 #define BAD(field, value, code, text)                                                              \
     do {                                                                                           \
-        TD_ASSERT(n < COUNT(cases));                                                               \
-        cases[n].ask = good;                                                                       \
-        cases[n].ask.field = value;                                                                \
-        cases[n].status = code;                                                                    \
-        cases[n++].says = text;                                                                    \
+        TD_ASSERT(n_bad_asks < COUNT(bad_asks));                                                   \
+        bad_asks[n_bad_asks].ask = good_ask;                                                       \
+        bad_asks[n_bad_asks].ask.field = value;                                                    \
+        bad_asks[n_bad_asks].status = code;                                                        \
+        bad_asks[n_bad_asks++].says = text;                                                        \
     } while (0)
+static void bad_models_and_sides(void)
+{
     BAD(model.n_layers, 0, TD_ERR_INVALID, "model.n_layers is 0, must be in 1..65536");
     BAD(model.n_layers, -2, TD_ERR_INVALID, "model.n_layers is -2");
     BAD(model.n_kv_heads, 65537, TD_ERR_INVALID, "model.n_kv_heads is 65537, must be in 1..65536");
@@ -858,6 +879,10 @@ static void bad_asks_are_named(void **state)
         "src.first_token is 8, must be a multiple of src.block_size 16");
     BAD(src.first_token, 32, TD_ERR_INVALID, "src.first_token is 32, must be in 0..16");
     BAD(dst.first_token, -16, TD_ERR_INVALID, "dst.first_token is -16, must be in 0..16");
+}
+
+static void bad_spans(void)
+{
     BAD(first_token, 65, TD_ERR_INVALID, "first_token is 65, must be in 0..64");
     BAD(first_token, -1, TD_ERR_INVALID, "first_token is -1");
     BAD(end_token, TD_RESHARD_MAX_TOKENS + 1, TD_ERR_INVALID,
@@ -868,6 +893,10 @@ static void bad_asks_are_named(void **state)
     BAD(end_layer, 5, TD_ERR_INVALID, "end_layer is 5, must be in 1..4");
     BAD(only_src, 1, TD_ERR_INVALID, "only_src is 1, must be in -1..0");
     BAD(only_dst, -2, TD_ERR_INVALID, "only_dst is -2, must be in -1..0");
+}
+
+static void bad_ranks_and_stages(void)
+{
     BAD(src.ranks, NULL, TD_ERR_INVALID, "src.ranks is NULL, must hold 1 ranks");
     BAD(src.ranks, ranks_bad, TD_ERR_INVALID, "src.ranks[0].block_ids[1] is 4, must be in 0..3");
     BAD(dst.ranks, ranks_negative, TD_ERR_INVALID,
@@ -879,32 +908,45 @@ static void bad_asks_are_named(void **state)
         "dst.ranks[0].pool_blocks is 0, must be at least 1");
     BAD(model.head_dim, 65536, TD_ERR_INVALID, ""); /* replaced below: 4 x 2 x 2 x 65536 x 2 x 16
                                                        is not 1 GiB */
-    cases[n - 1].ask.model = (struct td_reshard_model){65536, 2, 65536, 4};
-    cases[n - 1].status = TD_ERR_LIMIT;
-    cases[n - 1].says = "a src block of 16 tokens, 65536 layers and 2 KV heads is too large, must "
-                        "be below 1073741824 bytes";
+    bad_asks[n_bad_asks - 1].ask.model = (struct td_reshard_model){65536, 2, 65536, 4};
+    bad_asks[n_bad_asks - 1].status = TD_ERR_LIMIT;
+    bad_asks[n_bad_asks - 1].says =
+        "a src block of 16 tokens, 65536 layers and 2 KV heads is too large, must "
+        "be below 1073741824 bytes";
     BAD(src.stage_layers, stages_late, TD_ERR_INVALID, "src.stage_layers[0] is 1, must be 0");
-    cases[n - 1].ask.src.pp = 2;
+    bad_asks[n_bad_asks - 1].ask.src.pp = 2;
     BAD(dst.stage_layers, stages_short, TD_ERR_INVALID,
         "dst.stage_layers[2] is 3, must be model.n_layers 4");
-    cases[n - 1].ask.dst.pp = 2;
+    bad_asks[n_bad_asks - 1].ask.dst.pp = 2;
     BAD(dst.stage_layers, stages_back, TD_ERR_INVALID,
         "dst.stage_layers[1] is 0, must be above the one before it, 0");
-    cases[n - 1].ask.dst.pp = 2;
+    bad_asks[n_bad_asks - 1].ask.dst.pp = 2;
     BAD(dst.stage_layers, stages_ok, TD_OK, "");
-    cases[n - 1].ask.dst.pp = 2;
+    bad_asks[n_bad_asks - 1].ask.dst.pp = 2;
+}
 #undef BAD
-    for (size_t i = 0; i < n; i++) {
+
+static void bad_asks_are_named(void **state)
+{
+    (void)state;
+    struct td_reshard plan;
+    struct td_err err = {0};
+    assert_int_equal(td_reshard_plan(&good_ask, &plan, &err), TD_OK);
+    n_bad_asks = 0;
+    bad_models_and_sides();
+    bad_spans();
+    bad_ranks_and_stages();
+    for (size_t i = 0; i < n_bad_asks; i++) {
         struct td_reshard before, after;
         memset(&before, 0x5a, sizeof before);
         memset(&after, 0x5a, sizeof after);
         memset(&err, 0, sizeof err);
-        td_status s = td_reshard_plan(&cases[i].ask, &after, &err);
-        if (s != cases[i].status || !strstr(err.msg, cases[i].says) || err.code != s)
+        td_status s = td_reshard_plan(&bad_asks[i].ask, &after, &err);
+        if (s != bad_asks[i].status || !strstr(err.msg, bad_asks[i].says) || err.code != s)
             fail_msg("case %zu answered %s '%s', not %s '%s'", i, td_status_name(s), err.msg,
-                     td_status_name(cases[i].status), cases[i].says);
+                     td_status_name(bad_asks[i].status), bad_asks[i].says);
         if (s) assert_memory_equal(&before, &after, sizeof before);
-        assert_int_equal(td_reshard_plan(&cases[i].ask, &after, NULL), s);
+        assert_int_equal(td_reshard_plan(&bad_asks[i].ask, &after, NULL), s);
     }
 }
 

@@ -35,6 +35,34 @@ static int by_x(const void *a, const void *b)
     return p->id - q->id;
 }
 
+static double ref_adjusted(const struct td_sampling *s, double x, int i, const int32_t *tokens,
+                           int n_tokens, int n_prompt)
+{
+    for (int b = 0; b < s->n_logit_bias; b++)
+        if (s->logit_bias[b].token == i) x += (double)s->logit_bias[b].bias;
+    int in_prompt = 0, in_output = 0;
+    for (int t = 0; t < n_tokens; t++)
+        if (tokens[t] == i) *(t < n_prompt ? &in_prompt : &in_output) += 1;
+    if ((in_prompt || in_output) && s->repetition_penalty != 1)
+        x = x > 0 ? x / (double)s->repetition_penalty : x * (double)s->repetition_penalty;
+    if (in_output) x = x - (double)s->presence_penalty - (double)s->frequency_penalty * in_output;
+    return x;
+}
+
+/* raw: the n finite logits before adjusting, the greatest first; logit: the sampled token's. */
+static void ref_logprobs(const struct td_sampling *s, double logit, const struct ref_item *raw,
+                         int n, struct td_sampled *out)
+{
+    double z = 0;
+    for (int i = 0; i < n; i++) z += exp(raw[i].x - raw[0].x);
+    out->n_top = n < s->n_logprobs ? n : s->n_logprobs;
+    for (int i = 0; i < out->n_top; i++) {
+        out->top_tokens[i] = raw[i].id;
+        out->top_logprobs[i] = (float)(raw[i].x - raw[0].x - log(z));
+    }
+    out->logprob = (float)(logit - raw[0].x - log(z));
+}
+
 static void ref_sample(const struct td_sampling *s, const float *logits, int vocab,
                        const int32_t *tokens, int n_tokens, int n_prompt, struct td_sampled *out)
 {
@@ -47,16 +75,7 @@ static void ref_sample(const struct td_sampling *s, const float *logits, int voc
         double x = logits[i];
         if (!isfinite(x)) continue;
         raw[n] = (struct ref_item){x, i};
-        for (int b = 0; b < s->n_logit_bias; b++)
-            if (s->logit_bias[b].token == i) x += (double)s->logit_bias[b].bias;
-        int in_prompt = 0, in_output = 0;
-        for (int t = 0; t < n_tokens; t++)
-            if (tokens[t] == i) *(t < n_prompt ? &in_prompt : &in_output) += 1;
-        if ((in_prompt || in_output) && s->repetition_penalty != 1)
-            x = x > 0 ? x / (double)s->repetition_penalty : x * (double)s->repetition_penalty;
-        if (in_output)
-            x = x - (double)s->presence_penalty - (double)s->frequency_penalty * in_output;
-        it[n++] = (struct ref_item){x, i};
+        it[n++] = (struct ref_item){ref_adjusted(s, x, i, tokens, n_tokens, n_prompt), i};
     }
     qsort(it, (size_t)n, sizeof *it, by_x);
     qsort(raw, (size_t)n, sizeof *raw, by_x);
@@ -84,16 +103,7 @@ static void ref_sample(const struct td_sampling *s, const float *logits, int voc
         while (i < kept - 1 && sum + w[i] <= at) sum += w[i++];
         out->token = it[i].id;
     }
-    if (s->n_logprobs >= 0) {
-        double z = 0;
-        for (int i = 0; i < n; i++) z += exp(raw[i].x - raw[0].x);
-        out->n_top = n < s->n_logprobs ? n : s->n_logprobs;
-        for (int i = 0; i < out->n_top; i++) {
-            out->top_tokens[i] = raw[i].id;
-            out->top_logprobs[i] = (float)(raw[i].x - raw[0].x - log(z));
-        }
-        out->logprob = (float)((double)logits[out->token] - raw[0].x - log(z));
-    }
+    if (s->n_logprobs >= 0) ref_logprobs(s, (double)logits[out->token], raw, n, out);
     free(it);
     free(raw);
     free(w);
@@ -102,6 +112,18 @@ static void ref_sample(const struct td_sampling *s, const float *logits, int voc
 static float relative(float a, float b)
 {
     return a == b ? 0 : fabsf(a - b) / (1e-30f + fmaxf(fabsf(a), fabsf(b)));
+}
+
+static void same_logprobs(const struct td_sampled *got, const struct td_sampled *want)
+{
+    assert_int_equal(got->n_top, want->n_top);
+    assert_true(relative(got->logprob, want->logprob) < 3e-7f ||
+                fabsf(got->logprob - want->logprob) < 1e-12f);
+    for (int i = 0; i < got->n_top; i++) {
+        assert_int_equal(got->top_tokens[i], want->top_tokens[i]);
+        assert_true(relative(got->top_logprobs[i], want->top_logprobs[i]) < 3e-7f ||
+                    fabsf(got->top_logprobs[i] - want->top_logprobs[i]) < 1e-12f);
+    }
 }
 
 static void equals_reference(void **state)
@@ -158,16 +180,7 @@ static void equals_reference(void **state)
                     round, vocab, kind, (double)s.temperature, s.top_k, (double)s.top_p,
                     (double)s.min_p, got.token, want.token);
             n_sampled += got.token != 0;
-            if (s.n_logprobs >= 0) {
-                assert_int_equal(got.n_top, want.n_top);
-                assert_true(relative(got.logprob, want.logprob) < 3e-7f ||
-                            fabsf(got.logprob - want.logprob) < 1e-12f);
-                for (int i = 0; i < got.n_top; i++) {
-                    assert_int_equal(got.top_tokens[i], want.top_tokens[i]);
-                    assert_true(relative(got.top_logprobs[i], want.top_logprobs[i]) < 3e-7f ||
-                                fabsf(got.top_logprobs[i] - want.top_logprobs[i]) < 1e-12f);
-                }
-            }
+            if (s.n_logprobs >= 0) same_logprobs(&got, &want);
             n_checked++;
         }
         assert_memory_equal(copy, l, (size_t)vocab * sizeof *l);
@@ -570,6 +583,11 @@ static void checks_name_the_field(void **state)
         if (strstr(err.msg, want[i]) == NULL)
             fail_msg("\"%s\" does not say \"%s\"", err.msg, want[i]);
     }
+}
+
+static void vocabularies_have_limits(void **state)
+{
+    (void)state;
     struct td_sampler *sm = NULL;
     struct td_err err = {0};
     assert_int_equal(td_sampling_check(&PLAIN, 10, &err), TD_OK);
@@ -643,6 +661,7 @@ int main(void)
         cmocka_unit_test(penalties_by_hand),
         cmocka_unit_test(masks_are_minus_infinity),
         cmocka_unit_test(checks_name_the_field),
+        cmocka_unit_test(vocabularies_have_limits),
         cmocka_unit_test(time_of_a_draw),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
