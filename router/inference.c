@@ -649,6 +649,8 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
         request_free(r, q);
         return s;
     }
+    q->use = who ? who->use : NULL;
+    if (q->use) q->use->tokens -= q->n_prompt;
     q->id = ++r->next_id;
     q->ask.return_token_ids = in->return_token_ids;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
@@ -689,6 +691,17 @@ static void generate_one(struct router *r, struct served_model *m, struct router
     td_metric_add(m->metrics.failed, 1);
 }
 
+/* Not now, but after wait_ms perhaps. */
+static void refuse_for(struct router *r, struct router_client client, const char *why,
+                       uint32_t wait_ms)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%u", wait_ms);
+    struct td_rpc_metadata retry = {"retry-delay-ms", text};
+    client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED, why, &retry, 1);
+    td_metric_add(r->metrics.failed, 1);
+}
+
 void inference_generate(struct router *r, struct router_client client,
                         const Tandem__V1__GenerateRequest *const *in, size_t n_in)
 {
@@ -712,10 +725,13 @@ void inference_generate(struct router *r, struct router_client client,
         td_metric_add(r->metrics.failed, 1);
         return;
     }
+    uint32_t wait_ms = 0;
+    if (who && who->use && tenant_use_take(who->use, (uint32_t)n, now, &wait_ms, &err)) {
+        refuse_for(r, client, err.msg, wait_ms);
+        return;
+    }
     if (n > r->n_free_requests) {
-        struct td_rpc_metadata retry = {"retry-delay-ms", "1000"};
-        client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED,
-                           "max_requests requests are live on this router", &retry, 1);
+        refuse_for(r, client, "max_requests requests are live on this router", 1000);
     } else if (n == 1) {
         generate_one(r, m, client, in[0], who, now);
     } else if ((s = choices_generate(r, m, client, in, n_in, who, now, &err))) {

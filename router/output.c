@@ -138,6 +138,7 @@ static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
 {
     q->tokens[q->n_tokens++] = t->token;
     td_metric_add(q->model->metrics.output_tokens, 1);
+    if (q->use) q->use->tokens--;
     const char *text = "", *out = "";
     size_t n_text = 0, n_out = 0;
     bool stop_token =

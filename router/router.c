@@ -134,7 +134,10 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
     struct router_tenants *fresh = NULL;
     struct td_err err = {0};
     char quoted[1100];
-    if (router_tenants_load(r->cfg.tenants, &r->core_cfg, &fresh, &err)) {
+    td_status s = router_tenants_load(r->cfg.tenants, &r->core_cfg, &fresh, &err);
+    if (!s) s = tenant_uses_follow(&r->tenant_uses, fresh, now_ns, &err);
+    if (s) {
+        router_tenants_free(fresh);
         td_warn("tenants_refused", "action=keep_old err=%s",
                 td_log_quote(quoted, sizeof quoted, err.msg));
         return;
@@ -246,6 +249,7 @@ static td_status open_tenants(struct router *r, struct td_err *err)
     /* before it is read: a change meanwhile is seen at the next look */
     td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp);
     td_status s = router_tenants_load(g->tenants, &r->core_cfg, &r->tenants, err);
+    if (!s) s = tenant_uses_follow(&r->tenant_uses, r->tenants, td_now_ns(), err);
     if (s) return td_err_prefix(err, "tenants");
     td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenants));
     if (router_tenants_have_keys(r->tenants) && !g->tls_cert[0])
@@ -487,6 +491,7 @@ void router_close(struct router *r)
     free(r->actions);
     free(r->all_hashes);
     router_tenants_free(r->tenants);
+    tenant_uses_free(r->tenant_uses);
     free(r->requests);
     free(r->free_requests);
     router_guided_free(r);

@@ -26,6 +26,7 @@
 #include "router/core/core.h"
 #include "router/objectives.h"
 #include "router/served_model.h"
+#include "router/tenant_rates.h"
 #include "router/tenants.h"
 #include "tandem/v1/inference.pb-c.h"
 #include "tandem/v1/worker.pb-c.h"
@@ -137,6 +138,7 @@ struct request_state {
     struct client_work work;
     bool live;
     struct served_model *model;
+    struct tenant_use *use;     /* of its tenant; NULL: no rate */
     bool started;               /* the core was told */
     struct td_ev_request event; /* what it is told, without the prompt's hashes */
     uint32_t request_at, attempt;
@@ -202,6 +204,7 @@ struct router {
                                          first */
     uint32_t n_joins;
     struct td_log_pace reject_pace, unreachable_pace, tenant_pace;
+    struct tenant_use *tenant_uses;     /* of all that ever had a rate */
     struct router_tenants *tenants;     /* NULL: a tenant is what the client says */
     struct td_file_stamp tenants_stamp; /* of what was last read, or tried */
     uint64_t tenants_seen_ns;

@@ -56,6 +56,7 @@ static int compare_keys(const void *a, const void *b)
     return memcmp(((const struct key *)a)->digest, ((const struct key *)b)->digest, DIGEST_BYTES);
 }
 
+struct router_tenant *router_tenants_at(struct router_tenants *t, size_t i) { return &t->v[i]; }
 size_t router_tenants_n(const struct router_tenants *t) { return t->n; }
 bool router_tenants_have_keys(const struct router_tenants *t) { return t->n_keys > 0; }
 
@@ -193,7 +194,8 @@ static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_
                               const char *path, const struct td_core_config *config,
                               struct td_err *err)
 {
-    static const char *const known[] = {"name", "keys", "certificates", "weight", "classes", NULL};
+    static const char *const known[] = {"name",    "keys",           "certificates", "weight",
+                                        "classes", "requests_per_s", "tokens_per_s", NULL};
     char what[200];
     struct router_tenant *v = &t->v[at];
     const char *name = NULL;
@@ -217,6 +219,12 @@ static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_
     if (!s) s = only_keys(o, what, known, err);
     if (!s)
         s = td_json_f64(o, what, "weight", 0.001, ROUTER_MAX_TENANT_WEIGHT, &v->weight, NULL, err);
+    if (!s)
+        s = td_json_f64(o, what, "requests_per_s", 0.001, ROUTER_MAX_TENANT_RATE,
+                        &v->requests_per_s, NULL, err);
+    if (!s)
+        s = td_json_f64(o, what, "tokens_per_s", 0.001, ROUTER_MAX_TENANT_RATE, &v->tokens_per_s,
+                        NULL, err);
     if (!s) s = parse_keys(t, at, o, what, err);
     if (!s) s = parse_certificates(t, at, o, what, err);
     if (!s) s = parse_classes(v, o, what, config, err);

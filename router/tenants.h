@@ -10,8 +10,8 @@
  * proves to be, by a key or by a name in its certificate, and what it says may not contradict that.
  * docs/tenants.md has the format.
  *
- * A table is unchanging once it is loaded; any thread may read it. It knows nothing of gRPC: the
- * HTTP door asks the same questions with its own headers. */
+ * A table is unchanging once it is loaded, but for `use`: any thread may read the rest. It knows
+ * nothing of gRPC: the HTTP door asks the same questions with its own headers. */
 #ifndef TD_ROUTER_TENANTS_H
 #define TD_ROUTER_TENANTS_H
 
@@ -31,6 +31,7 @@
 #define ROUTER_MAX_KEY_BYTES 512
 #define ROUTER_MIN_KEY_BYTES 16 /* 128 random bits have 22 letters in base64 */
 #define ROUTER_MAX_TENANT_WEIGHT 1000
+#define ROUTER_MAX_TENANT_RATE 1e9 /* requests or tokens a second */
 
 /* The first 16 bytes of SHA-256 over both texts and their lengths, so ("ab", "c") and ("a",
  * "bc") differ, and nobody finds two that meet; {0, 0} when both are empty. The same on every
@@ -43,6 +44,8 @@ struct router_tenant {
     double weight;        /* of its share beside the others', > 0 */
     uint32_t classes;     /* bit i: it may use class i of the router's table */
     uint32_t first_class; /* what a request of it without a class gets */
+    double requests_per_s, tokens_per_s; /* 0 = as many as it likes */
+    struct tenant_use *use;              /* what is left of these; NULL: no rate. tenant_rates.h */
 };
 
 /* Reads the file; `classes` has the SLO classes that it may name. TD_ERR_INVALID, TD_ERR_LIMIT,
@@ -55,6 +58,7 @@ td_status router_tenants_parse(const char *text, size_t n_bytes, const char *wha
                                struct router_tenants **ret_tenants, struct td_err *err);
 void router_tenants_free(struct router_tenants *tenants); /* NULL is allowed */
 size_t router_tenants_n(const struct router_tenants *tenants);
+struct router_tenant *router_tenants_at(struct router_tenants *tenants, size_t i);
 /* keys should not go over a wire without TLS */
 bool router_tenants_have_keys(const struct router_tenants *tenants);
 

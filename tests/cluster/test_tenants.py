@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from harness import BIN, PATIENT, SLOW, Cluster, free_port, pb
+from test_http import Http
 from test_metrics import scrape
 from test_strangers import certs, creds, tls_args  # noqa: F401  certs is a fixture
 
@@ -246,3 +247,31 @@ def test_a_certificate_is_a_tenant(tmp_path, certs):  # noqa: F811
         assert "no name of the caller's certificate" in r.details, r.details
         assert "ev=keys_in_clear" not in c.router.log()
         c.wait_idle()
+
+
+def test_rates(tmp_path):
+    """Above a rate: RESOURCE_EXHAUSTED and when to come again, at both doors; others are served."""
+    keys = {name: f"key-of-{name}-0123456789" for name in ("few", "short", "free")}
+    path = tmp_path / "tenants"
+    write(path, {
+        "name": "few", "keys": [hashed(keys["few"])], "requests_per_s": 0.001
+    }, {"name": "short", "keys": [hashed(keys["short"])], "tokens_per_s": 0.01},
+                 {"name": "free", "keys": [hashed(keys["free"])]})
+    with Cluster(router_args=["--tenants", path, "--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+        http = Http(c)
+        ask = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        for name, rate in (("few", "requests_per_s, 0.001"), ("short", "tokens_per_s, 0.01")):
+            me = {"Authorization": "Bearer " + keys[name]}
+            assert http.ask("/v1/completions", ask, me)[0] == 200
+            status, headers, text = http.ask("/v1/completions", ask, me)
+            error = json.loads(text)["error"]
+            assert status == 429 and error["type"] == "rate_limit_error", text
+            assert f'tenant "{name}" is above its {rate}' in error["message"]
+            # 999 s for a request; the prompt and 4 tokens of output, one above zero, and more
+            assert int(headers["Retry-After"]) > 400
+            r = c.generate(**ask, metadata=bearer(keys[name]))
+            assert r.code == grpc.StatusCode.RESOURCE_EXHAUSTED and rate in r.details
+            assert int(r.trailing["retry-delay-ms"]) > 400000
+        for _ in range(5):
+            assert http.ask("/v1/completions", ask, {"Authorization": "Bearer " + keys["free"]
+                                                     })[0] == 200

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "router/tenant_rates.h"
 #include "router/tenants.h"
 
 static const struct td_core_config classes = {
@@ -158,6 +159,55 @@ static void test_bad_files(void **state)
     assert_non_null(strstr(err.msg, "/no/such/file"));
 }
 
+#define S 1000000000ull
+
+static void test_rates(void **state)
+{
+    (void)state;
+    struct router_tenants *t = parse(
+        "{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+        "\"], \"requests_per_s\": 2, \"tokens_per_s\": 100}, {\"name\": \"b\", \"keys\": [\"" BETA
+        "\"]}]}");
+    struct tenant_use *uses = NULL;
+    struct td_err err = {0};
+    uint32_t wait_ms = 7;
+    assert_int_equal(tenant_uses_follow(&uses, t, S, &err), TD_OK);
+    assert_null(router_tenants_at(t, 1)->use); /* no rate */
+    struct tenant_use *u = router_tenants_at(t, 0)->use;
+    /* One second's worth at once, then two a second. */
+    assert_int_equal(tenant_use_take(u, 1, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(u, 1, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(wait_ms, 7); /* untouched */
+    assert_int_equal(tenant_use_take(u, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(wait_ms, 500);
+    assert_string_equal(err.msg,
+                        "tenant \"a\" is above its requests_per_s, 2: ask again in 500 ms");
+    assert_int_equal(tenant_use_take(u, 1, S + S / 2, &wait_ms, &err), TD_OK);
+    /* Choices count one by one, and may be owed. */
+    assert_int_equal(tenant_use_take(u, 6, 10 * S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(u, 1, 10 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(wait_ms, 2500);
+    /* Tokens, too: an answer longer than a second's worth is paid before the next begins. */
+    u->tokens -= 350;
+    assert_int_equal(tenant_use_take(u, 1, 20 * S, &wait_ms, &err), TD_OK); /* paid by then */
+    u->tokens -= 350;
+    assert_int_equal(tenant_use_take(u, 1, 21 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_string_equal(err.msg,
+                        "tenant \"a\" is above its tokens_per_s, 100: ask again in 1510 ms");
+    /* A new file gives nobody a full bucket, and its rates count from now on. */
+    struct router_tenants *fresh = parse("{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+                                         "\"], \"tokens_per_s\": 1000}]}");
+    assert_int_equal(tenant_uses_follow(&uses, fresh, 21 * S, &err), TD_OK);
+    assert_ptr_equal(router_tenants_at(fresh, 0)->use, u);
+    router_tenants_free(t);
+    assert_int_equal(tenant_use_take(u, 1, 21 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(wait_ms, 151);
+    for (int i = 0; i < 50; i++) /* requests have no rate any more */
+        assert_int_equal(tenant_use_take(u, 1, 22 * S, &wait_ms, &err), TD_OK);
+    router_tenants_free(fresh);
+    tenant_uses_free(uses);
+}
+
 static void test_salts(void **state)
 {
     (void)state;
@@ -185,6 +235,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_who_a_caller_is),
         cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_rates),
         cmocka_unit_test(test_salts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

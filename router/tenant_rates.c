@@ -1,0 +1,77 @@
+/* tenant_rates.c - see tenant_rates.h. */
+#include "router/tenant_rates.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double most(double per_s) { return per_s > 1 ? per_s : 1; }
+
+static struct tenant_use *find(struct tenant_use **uses, const struct router_tenant *v,
+                               uint64_t now_ns)
+{
+    for (struct tenant_use *u = *uses; u; u = u->next)
+        if (!strcmp(u->name, v->name)) return u;
+    struct tenant_use *u = calloc(1, sizeof *u);
+    if (!u) return NULL;
+    snprintf(u->name, sizeof u->name, "%s", v->name);
+    u->requests = most(v->requests_per_s);
+    u->tokens = most(v->tokens_per_s);
+    u->at_ns = now_ns;
+    u->next = *uses;
+    *uses = u;
+    return u;
+}
+
+td_status tenant_uses_follow(struct tenant_use **uses, struct router_tenants *t, uint64_t now_ns,
+                             struct td_err *err)
+{
+    for (size_t i = 0; i < router_tenants_n(t); i++) {
+        struct router_tenant *v = router_tenants_at(t, i);
+        if (!(v->requests_per_s > 0) && !(v->tokens_per_s > 0)) continue;
+        v->use = find(uses, v, now_ns);
+        if (!v->use) return td_fail(err, TD_ERR_NOMEM, "no memory for the tenants' rates");
+        v->use->requests_per_s = v->requests_per_s;
+        v->use->tokens_per_s = v->tokens_per_s;
+    }
+    return TD_OK;
+}
+
+void tenant_uses_free(struct tenant_use *u)
+{
+    while (u) {
+        struct tenant_use *next = u->next;
+        free(u);
+        u = next;
+    }
+}
+
+static void fill(struct tenant_use *u, uint64_t now_ns)
+{
+    double s = now_ns > u->at_ns ? (double)(now_ns - u->at_ns) / 1e9 : 0;
+    u->requests = fmin(u->requests + s * u->requests_per_s, most(u->requests_per_s));
+    u->tokens = fmin(u->tokens + s * u->tokens_per_s, most(u->tokens_per_s));
+    u->at_ns = now_ns;
+}
+
+static td_status wait_for(const struct tenant_use *u, const char *rate, double per_s,
+                          double missing, uint32_t *ret_wait_ms, struct td_err *err)
+{
+    double ms = ceil(missing / per_s * 1000);
+    *ret_wait_ms = ms < 1 ? 1 : ms > 3.6e6 ? 3600000 : (uint32_t)ms;
+    return td_fail(err, TD_ERR_AGAIN, "tenant \"%s\" is above its %s, %g: ask again in %u ms",
+                   u->name, rate, per_s, *ret_wait_ms);
+}
+
+td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uint32_t *ret_wait_ms,
+                          struct td_err *err)
+{
+    fill(u, now_ns);
+    if (u->tokens_per_s > 0 && !(u->tokens > 0))
+        return wait_for(u, "tokens_per_s", u->tokens_per_s, 1 - u->tokens, ret_wait_ms, err);
+    if (u->requests_per_s > 0 && u->requests < 1)
+        return wait_for(u, "requests_per_s", u->requests_per_s, 1 - u->requests, ret_wait_ms, err);
+    u->requests -= n;
+    return TD_OK;
+}
