@@ -63,13 +63,13 @@ struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server,
     call->max_queued_bytes = max_queued_bytes;
     call->deadline_ns = TD_NEVER_NS;
     atomic_init(&call->n_refs, 1);
-    call->out_tail = &call->out_head;
+    call->asked.out_tail = &call->asked.out_head;
     call->ev_send.fn = on_send;
     call->ev_recv.fn = on_recv;
-    grpc_metadata_array_init(&call->request_metadata);
-    grpc_metadata_array_init(&call->recv_initial);
-    grpc_metadata_array_init(&call->recv_trailing);
-    call->status_details = grpc_empty_slice();
+    grpc_metadata_array_init(&call->as_server.request_metadata);
+    grpc_metadata_array_init(&call->as_client.recv_initial);
+    grpc_metadata_array_init(&call->as_client.recv_trailing);
+    call->as_client.status_details = grpc_empty_slice();
     atomic_fetch_add(&loop->n_objects, 1);
     return call;
 }
@@ -89,23 +89,23 @@ void td_rpc_call_ref(struct td_rpc_call *call) { atomic_fetch_add(&call->n_refs,
 void td_rpc_call_unref(struct td_rpc_call *call)
 {
     if (!call || atomic_fetch_sub(&call->n_refs, 1) != 1) return;
-    TD_ASSERT(!call->out_head && !call->call);
-    free(call->cancel_details);
-    free(call->end_details);
+    TD_ASSERT(!call->asked.out_head && !call->call);
+    free(call->asked.cancel_details);
+    free(call->asked.end_details);
     free(call->peer);
-    free(call->failure);
+    free(call->as_client.failure);
     free(call);
 }
 
 /* mu is held; true = the caller rings after it has released mu. */
 static bool mark_dirty(struct td_rpc_call *call)
 {
-    if (call->dirty) return false;
+    if (call->asked.dirty) return false;
     struct td_rpc_loop *loop = call->loop;
-    call->dirty = true;
+    call->asked.dirty = true;
     td_rpc_call_ref(call);
     *loop->dirty_tail = call;
-    loop->dirty_tail = &call->next_dirty;
+    loop->dirty_tail = &call->asked.next_dirty;
     return true;
 }
 
@@ -197,10 +197,10 @@ static char *copy_details(const char *details)
 /* mu held. */
 static bool want_cancel(struct td_rpc_call *call, enum td_code code, const char *details)
 {
-    if (atomic_load(&call->over) || call->cancel_wanted) return false;
-    call->cancel_wanted = true;
-    call->cancel_code = code;
-    call->cancel_details = copy_details(details);
+    if (atomic_load(&call->over) || call->asked.cancel_wanted) return false;
+    call->asked.cancel_wanted = true;
+    call->asked.cancel_code = code;
+    call->asked.cancel_details = copy_details(details);
     return mark_dirty(call);
 }
 
@@ -240,9 +240,9 @@ static struct td_rpc_out *pack(const ProtobufCMessage *msg)
 /* mu held. */
 static void append(struct td_rpc_call *call, struct td_rpc_out *out)
 {
-    *call->out_tail = out;
-    call->out_tail = &out->next;
-    call->queued_bytes += out->bytes;
+    *call->asked.out_tail = out;
+    call->asked.out_tail = &out->next;
+    call->asked.queued_bytes += out->bytes;
 }
 
 void td_rpc_call_open(struct td_rpc_call *call, const ProtobufCMessage *request, bool last)
@@ -250,7 +250,7 @@ void td_rpc_call_open(struct td_rpc_call *call, const ProtobufCMessage *request,
     struct td_rpc_out *out = request ? pack(request) : NULL;
     pthread_mutex_lock(&call->loop->mu);
     if (out) append(call, out);
-    call->end_wanted = last;
+    call->asked.end_wanted = last;
     mark_dirty(call);
     pthread_mutex_unlock(&call->loop->mu);
     td_rpc_loop_ring(call->loop);
@@ -262,13 +262,14 @@ static td_status send_out(struct td_rpc_call *call, struct td_rpc_out *out)
     td_status status = TD_OK;
     bool ring = false;
     pthread_mutex_lock(&call->loop->mu);
-    if (atomic_load(&call->over) || call->end_wanted || call->cancel_wanted) {
+    if (atomic_load(&call->over) || call->asked.end_wanted || call->asked.cancel_wanted) {
         status = TD_ERR_CANCELLED;
-    } else if (call->queued_bytes && call->queued_bytes + out->bytes > call->max_queued_bytes) {
+    } else if (call->asked.queued_bytes &&
+               call->asked.queued_bytes + out->bytes > call->max_queued_bytes) {
         char why[160];
         snprintf(why, sizeof why,
                  "the peer reads too slowly: %zu bytes are queued, the limit is %u",
-                 call->queued_bytes, call->max_queued_bytes);
+                 call->asked.queued_bytes, call->max_queued_bytes);
         status = TD_ERR_LIMIT;
         ring = want_cancel(call, TD_CODE_RESOURCE_EXHAUSTED, why);
     } else {
@@ -307,12 +308,12 @@ void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char 
     char *text = copy_details(details);
     bool ring = false;
     pthread_mutex_lock(&call->loop->mu);
-    if (!atomic_load(&call->over) && !call->end_wanted && !call->cancel_wanted) {
-        call->end_wanted = true;
-        call->end_code = code;
-        call->end_details = text;
-        call->trailing = pairs;
-        call->n_trailing = n;
+    if (!atomic_load(&call->over) && !call->asked.end_wanted && !call->asked.cancel_wanted) {
+        call->asked.end_wanted = true;
+        call->asked.end_code = code;
+        call->asked.end_details = text;
+        call->asked.trailing = pairs;
+        call->asked.n_trailing = n;
         text = NULL;
         pairs = NULL;
         ring = mark_dirty(call);
@@ -329,8 +330,8 @@ void td_rpc_call_close_send(struct td_rpc_call *call)
     if (atomic_load(&call->over)) return;
     pthread_mutex_lock(&call->loop->mu);
     bool ring = false;
-    if (!call->end_wanted) {
-        call->end_wanted = true;
+    if (!call->asked.end_wanted) {
+        call->asked.end_wanted = true;
         ring = mark_dirty(call);
     }
     pthread_mutex_unlock(&call->loop->mu);
@@ -351,9 +352,9 @@ void td_rpc_call_batch(struct td_rpc_call *call, const grpc_op *ops, size_t n_op
 /* mu is held. The whole queue. */
 static struct td_rpc_out *take_all(struct td_rpc_call *call)
 {
-    struct td_rpc_out *all = call->out_head;
-    call->out_head = NULL;
-    call->out_tail = &call->out_head;
+    struct td_rpc_out *all = call->asked.out_head;
+    call->asked.out_head = NULL;
+    call->asked.out_tail = &call->asked.out_head;
     return all;
 }
 
@@ -361,7 +362,7 @@ static struct td_rpc_out *take_all(struct td_rpc_call *call)
  * be merged with it. *ret_end: our side ends after them. */
 static struct td_rpc_out *take_next(struct td_rpc_call *call, bool *ret_end)
 {
-    struct td_rpc_out *first = call->out_head, *last = first;
+    struct td_rpc_out *first = call->asked.out_head, *last = first;
     if (first) {
         size_t n = 1, n_bytes = first->bytes;
         while (call->merged && last->next && n < TD_RPC_MAX_MERGED &&
@@ -370,11 +371,11 @@ static struct td_rpc_out *take_next(struct td_rpc_call *call, bool *ret_end)
             n_bytes += last->bytes;
             n++;
         }
-        call->out_head = last->next;
-        if (!last->next) call->out_tail = &call->out_head;
+        call->asked.out_head = last->next;
+        if (!last->next) call->asked.out_tail = &call->asked.out_head;
         last->next = NULL;
     }
-    *ret_end = call->end_wanted && !call->out_head;
+    *ret_end = call->asked.end_wanted && !call->asked.out_head;
     return first;
 }
 
@@ -399,35 +400,35 @@ static void fill_end(struct td_rpc_call *call, grpc_op *op, grpc_slice *ret_deta
         op->op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
         return;
     }
-    *ret_details = grpc_slice_from_copied_string(call->end_details);
+    *ret_details = grpc_slice_from_copied_string(call->asked.end_details);
     op->op = GRPC_OP_SEND_STATUS_FROM_SERVER;
-    op->data.send_status_from_server.status = (grpc_status_code)call->end_code;
+    op->data.send_status_from_server.status = (grpc_status_code)call->asked.end_code;
     op->data.send_status_from_server.status_details = ret_details;
-    op->data.send_status_from_server.trailing_metadata_count = call->n_trailing;
-    op->data.send_status_from_server.trailing_metadata = call->trailing;
+    op->data.send_status_from_server.trailing_metadata_count = call->asked.n_trailing;
+    op->data.send_status_from_server.trailing_metadata = call->asked.trailing;
 }
 
 void td_rpc_call_pump(struct td_rpc_call *call)
 {
     if (call->ended) return;
-    if (!call->is_server && !call->started) td_rpc_client_begin(call);
+    if (!call->is_server && !call->as_client.started) td_rpc_client_begin(call);
 
     struct td_rpc_loop *loop = call->loop;
     struct td_rpc_out *out = NULL, *dropped = NULL;
     bool end = false;
     pthread_mutex_lock(&loop->mu);
-    bool cancel = call->cancel_wanted && !call->cancel_done && !call->closed;
-    if (call->cancel_wanted || call->closed)
+    bool cancel = call->asked.cancel_wanted && !call->cancel_done && !call->closed;
+    if (call->asked.cancel_wanted || call->closed)
         dropped = take_all(call);
     else if (!call->send_busy && !call->end_sent)
         out = take_next(call, &end);
-    bool cancelled = call->cancel_wanted;
+    bool cancelled = call->asked.cancel_wanted;
     pthread_mutex_unlock(&loop->mu);
     free_outs(dropped);
     if (cancel) {
         call->cancel_done = true;
-        grpc_call_cancel_with_status(call->call, (grpc_status_code)call->cancel_code,
-                                     call->cancel_details, NULL);
+        grpc_call_cancel_with_status(call->call, (grpc_status_code)call->asked.cancel_code,
+                                     call->asked.cancel_details, NULL);
     }
     if (cancelled || call->closed || call->send_busy || call->end_sent) return;
     if (!out && !end && (call->is_server || call->initial_sent)) return;
@@ -438,9 +439,9 @@ void td_rpc_call_pump(struct td_rpc_call *call)
     if (!call->initial_sent) {
         call->initial_sent = true;
         ops[n].op = GRPC_OP_SEND_INITIAL_METADATA;
-        ops[n].data.send_initial_metadata.count = call->n_initial;
-        ops[n].data.send_initial_metadata.metadata = call->initial;
-        if (call->wait_for_ready)
+        ops[n].data.send_initial_metadata.count = call->as_client.n_initial;
+        ops[n].data.send_initial_metadata.metadata = call->as_client.initial;
+        if (call->as_client.wait_for_ready)
             ops[n].flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY |
                            GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
         n++;
@@ -468,7 +469,7 @@ static void on_send(struct td_rpc_event *event, bool ok)
     call->send_busy = false;
     if (!ok) call->end_sent = true; /* the call is dead; ev_close brings the reason */
     pthread_mutex_lock(&call->loop->mu);
-    call->queued_bytes -= call->inflight_bytes;
+    call->asked.queued_bytes -= call->inflight_bytes;
     pthread_mutex_unlock(&call->loop->mu);
     call->inflight_bytes = 0;
     td_rpc_call_pump(call);
@@ -480,10 +481,10 @@ void td_rpc_call_read(struct td_rpc_call *call)
     grpc_op ops[2];
     memset(ops, 0, sizeof ops);
     size_t n = 0;
-    if (!call->is_server && !call->initial_received) {
-        call->initial_received = true;
+    if (!call->is_server && !call->as_client.initial_received) {
+        call->as_client.initial_received = true;
         ops[n].op = GRPC_OP_RECV_INITIAL_METADATA;
-        ops[n++].data.recv_initial_metadata.recv_initial_metadata = &call->recv_initial;
+        ops[n++].data.recv_initial_metadata.recv_initial_metadata = &call->as_client.recv_initial;
     }
     ops[n].op = GRPC_OP_RECV_MESSAGE;
     ops[n++].data.recv_message.recv_message = &call->recv_buffer;
@@ -496,9 +497,9 @@ static td_status scan_and_unpack(struct td_rpc_call *call, const ProtobufCMessag
 {
     const uint8_t *bytes = GRPC_SLICE_START_PTR(slice);
     size_t n_bytes = GRPC_SLICE_LENGTH(slice);
-    td_status status = call->is_server
-                           ? td_rpc_scan(type, call->method->field_limits, bytes, n_bytes, err)
-                           : TD_OK;
+    td_status status = call->is_server ? td_rpc_scan(type, call->as_server.method->field_limits,
+                                                     bytes, n_bytes, err)
+                                       : TD_OK;
     return status ? status
                   : td_rpc_unpack(&call->loop->unpacker, type, bytes, n_bytes, max, ret_msg, err);
 }
@@ -507,8 +508,9 @@ static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer,
                         const ProtobufCMessage **ret_msg, struct td_err *err)
 {
     const ProtobufCMessageDescriptor *type =
-        call->is_server ? call->method->request : call->client_method->response;
-    size_t max = call->is_server ? call->server->limits.max_unpack_bytes : (size_t)1 << 30;
+        call->is_server ? call->as_server.method->request : call->as_client.method->response;
+    size_t max =
+        call->is_server ? call->as_server.server->limits.max_unpack_bytes : (size_t)1 << 30;
     if (buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE &&
         buffer->data.raw.slice_buffer.count == 1) {
         return scan_and_unpack(call, type, buffer->data.raw.slice_buffer.slices[0], max, ret_msg,
@@ -527,9 +529,9 @@ static td_status unpack(struct td_rpc_call *call, grpc_byte_buffer *buffer,
 static bool wants_more(struct td_rpc_call *call)
 {
     if (!call->is_server) return true; /* a NULL message is the end of the stream */
-    if (call->closed || !call->method->client_streaming) return false;
+    if (call->closed || !call->as_server.method->client_streaming) return false;
     pthread_mutex_lock(&call->loop->mu);
-    bool ending = call->end_wanted || call->cancel_wanted;
+    bool ending = call->asked.end_wanted || call->asked.cancel_wanted;
     pthread_mutex_unlock(&call->loop->mu);
     return !ending;
 }
@@ -558,8 +560,8 @@ static void on_recv(struct td_rpc_event *event, bool ok)
         if (unpack(call, buffer, &msg, &err) == TD_OK) {
             if (call->is_server)
                 td_rpc_server_message(call, msg);
-            else if (call->handler->on_message && !call->failure)
-                call->handler->on_message(call, msg, call->user);
+            else if (call->as_client.handler->on_message && !call->as_client.failure)
+                call->as_client.handler->on_message(call, msg, call->user);
             td_rpc_unpack_reset(&call->loop->unpacker);
         } else if (call->is_server) {
             td_rpc_server_bad_message(call, &err);
@@ -576,13 +578,13 @@ void td_rpc_call_check_end(struct td_rpc_call *call)
 {
     if (call->ended || !call->closed || call->n_tags) return;
     call->ended = true;
-    struct td_rpc_server *server = call->server;
-    struct td_rpc_channel *channel = call->channel;
+    struct td_rpc_server *server = call->as_server.server;
+    struct td_rpc_channel *channel = call->as_client.channel;
     struct td_rpc_loop *loop = call->loop;
     pthread_mutex_lock(&loop->mu);
-    struct td_rpc_out *dropped = call->out_head;
-    call->out_head = NULL;
-    call->out_tail = &call->out_head;
+    struct td_rpc_out *dropped = call->asked.out_head;
+    call->asked.out_head = NULL;
+    call->asked.out_tail = &call->asked.out_head;
     pthread_mutex_unlock(&loop->mu);
     free_outs(dropped);
 
@@ -593,12 +595,12 @@ void td_rpc_call_check_end(struct td_rpc_call *call)
 
     grpc_call_unref(call->call);
     call->call = NULL;
-    grpc_metadata_array_destroy(&call->request_metadata);
-    grpc_metadata_array_destroy(&call->recv_initial);
-    grpc_metadata_array_destroy(&call->recv_trailing);
-    grpc_slice_unref(call->status_details);
-    td_rpc_metadata_free(call->trailing, call->n_trailing);
-    td_rpc_metadata_free(call->initial, call->n_initial);
+    grpc_metadata_array_destroy(&call->as_server.request_metadata);
+    grpc_metadata_array_destroy(&call->as_client.recv_initial);
+    grpc_metadata_array_destroy(&call->as_client.recv_trailing);
+    grpc_slice_unref(call->as_client.status_details);
+    td_rpc_metadata_free(call->asked.trailing, call->asked.n_trailing);
+    td_rpc_metadata_free(call->as_client.initial, call->as_client.n_initial);
     atomic_fetch_sub(&loop->n_objects, 1);
     td_rpc_call_unref(call);
     if (server) td_rpc_server_release(server);

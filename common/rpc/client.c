@@ -167,49 +167,50 @@ static void on_status(struct td_rpc_event *event, bool ok)
 
 void td_rpc_client_begin(struct td_rpc_call *call)
 {
-    call->started = true;
+    call->as_client.started = true;
     gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
     if (call->deadline_ns != TD_NEVER_NS) {
         uint64_t now = td_now_ns(), left = call->deadline_ns > now ? call->deadline_ns - now : 0;
         deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                 gpr_time_from_nanos((int64_t)left, GPR_TIMESPAN));
     }
-    grpc_slice path = grpc_slice_from_copied_string(call->client_method->path);
-    call->call = grpc_channel_create_call(call->channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
-                                          call->loop->cq, path, NULL, deadline, NULL);
+    grpc_slice path = grpc_slice_from_copied_string(call->as_client.method->path);
+    call->call =
+        grpc_channel_create_call(call->as_client.channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                 call->loop->cq, path, NULL, deadline, NULL);
     grpc_slice_unref(path);
     grpc_op op;
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_RECV_STATUS_ON_CLIENT;
-    op.data.recv_status_on_client.trailing_metadata = &call->recv_trailing;
-    op.data.recv_status_on_client.status = &call->status;
-    op.data.recv_status_on_client.status_details = &call->status_details;
+    op.data.recv_status_on_client.trailing_metadata = &call->as_client.recv_trailing;
+    op.data.recv_status_on_client.status = &call->as_client.status;
+    op.data.recv_status_on_client.status_details = &call->as_client.status_details;
     td_rpc_call_batch(call, &op, 1, &call->ev_close);
     td_rpc_call_read(call);
 }
 
 void td_rpc_client_bad_message(struct td_rpc_call *call, const struct td_err *err)
 {
-    if (call->failure) return;
-    call->failure = td_rpc_strdup(err->msg);
+    if (call->as_client.failure) return;
+    call->as_client.failure = td_rpc_strdup(err->msg);
     td_rpc_call_cancel_with(call, TD_CODE_INTERNAL, err->msg);
 }
 
 void td_rpc_client_end(struct td_rpc_call *call)
 {
-    size_t n = call->recv_trailing.count;
+    size_t n = call->as_client.recv_trailing.count;
     struct td_rpc_metadata *trailing = n ? td_rpc_alloc(n * sizeof *trailing) : NULL;
     for (size_t i = 0; i < n; i++) {
-        trailing[i].key = td_rpc_slice_string(call->recv_trailing.metadata[i].key);
-        trailing[i].value = td_rpc_slice_string(call->recv_trailing.metadata[i].value);
+        trailing[i].key = td_rpc_slice_string(call->as_client.recv_trailing.metadata[i].key);
+        trailing[i].value = td_rpc_slice_string(call->as_client.recv_trailing.metadata[i].value);
     }
-    char *details = td_rpc_slice_string(call->status_details);
-    struct td_rpc_result result = {(enum td_code)call->status, details, trailing, n};
-    if (call->failure) {
+    char *details = td_rpc_slice_string(call->as_client.status_details);
+    struct td_rpc_result result = {(enum td_code)call->as_client.status, details, trailing, n};
+    if (call->as_client.failure) {
         result.code = TD_CODE_INTERNAL;
-        result.details = call->failure;
+        result.details = call->as_client.failure;
     }
-    call->handler->on_done(call, &result, call->user);
+    call->as_client.handler->on_done(call, &result, call->user);
     free(details);
     for (size_t i = 0; i < n; i++) {
         free((char *)trailing[i].key);
@@ -228,13 +229,14 @@ struct td_rpc_call *td_rpc_call_start_ref(struct td_rpc_channel *channel,
     TD_ASSERT(request || method->client_streaming);
     struct td_rpc_call *call = td_rpc_call_new(channel->loop, false, TD_RPC_DEFAULT_QUEUED_BYTES);
     atomic_fetch_add(&channel->n_refs, 1);
-    call->channel = channel;
-    call->client_method = method;
-    call->handler = handler;
+    call->as_client.channel = channel;
+    call->as_client.method = method;
+    call->as_client.handler = handler;
     call->user = user;
-    call->wait_for_ready = wait_for_ready;
+    call->as_client.wait_for_ready = wait_for_ready;
     if (deadline_ms) call->deadline_ns = td_deadline_after_ms(td_now_ns(), deadline_ms);
-    call->initial = td_rpc_metadata_copy(metadata, n_metadata, &call->n_initial);
+    call->as_client.initial =
+        td_rpc_metadata_copy(metadata, n_metadata, &call->as_client.n_initial);
     call->ev_close.fn = on_status;
     td_rpc_call_ref(call);
     td_rpc_call_open(call, request, !method->client_streaming);

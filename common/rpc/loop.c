@@ -144,9 +144,9 @@ static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
     while (dirty) {
         pthread_mutex_lock(&loop->mu);
         struct td_rpc_call *call = dirty;
-        dirty = call->next_dirty;
-        call->next_dirty = NULL;
-        call->dirty = false;
+        dirty = call->asked.next_dirty;
+        call->asked.next_dirty = NULL;
+        call->asked.dirty = false;
         pthread_mutex_unlock(&loop->mu);
         td_rpc_call_pump(call);
         td_rpc_call_unref(call);

@@ -31,7 +31,7 @@ static const struct {
 
 const char *td_rpc_call_path(const struct td_rpc_call *call)
 {
-    return call->is_server ? call->method->path : call->client_method->path;
+    return call->is_server ? call->as_server.method->path : call->as_client.method->path;
 }
 
 bool td_rpc_call_peer_is_local(const struct td_rpc_call *call)

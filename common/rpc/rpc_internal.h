@@ -118,6 +118,50 @@ struct td_rpc_out {
     size_t bytes;
 };
 
+/* What users of a call have asked for, from any thread; the loop's mu guards it. */
+struct td_rpc_call_asked {
+    struct td_rpc_out *out_head, **out_tail;
+    size_t queued_bytes; /* queued and in flight */
+    struct td_rpc_call *next_dirty;
+    bool dirty;
+    bool end_wanted; /* finish (server) or close_send (client) when the queue is empty */
+    bool cancel_wanted;
+    enum td_code cancel_code;
+    char *cancel_details;
+    enum td_code end_code; /* server, with end_wanted, as the next three */
+    char *end_details;
+    grpc_metadata *trailing;
+    size_t n_trailing;
+};
+
+/* The server's part of a call; loop, but for began_ns, which never changes. */
+struct td_rpc_call_as_server {
+    struct td_rpc_server *server;
+    const struct td_rpc_method *method; /* NULL: the call is being refused */
+    void *ctx;
+    uint64_t began_ns;
+    bool builtin, counted, opened, got_message;
+    struct td_rpc_peer *of_peer; /* the peer that counts this call, or NULL */
+    int recv_cancelled;
+    grpc_metadata_array request_metadata;
+    struct td_rpc_metadata *metadata;           /* copies as C strings, made when first asked for */
+    struct td_rpc_call *next_live, **prev_live; /* links of server->live */
+};
+
+/* The client's part of a call; loop. */
+struct td_rpc_call_as_client {
+    struct td_rpc_channel *channel;
+    const struct td_rpc_client_method *method;
+    const struct td_rpc_handler *handler;
+    bool started, wait_for_ready, initial_received;
+    grpc_metadata *initial; /* to send */
+    size_t n_initial;
+    grpc_metadata_array recv_initial, recv_trailing;
+    grpc_status_code status; /* as gRPC gives it */
+    grpc_slice status_details;
+    char *failure; /* our own reason to fail a response; replaces the status */
+};
+
 /* Life of a call: new -> (client: begin) -> batches -> closed (server: RECV_CLOSE, client:
  * RECV_STATUS) -> every tag is back -> ended: last callback. The owner's reference is dropped with
  * the last callback; the loop's dirty list and users may hold more. */
@@ -127,55 +171,21 @@ struct td_rpc_call {
     atomic_bool over; /* the call is closed: nothing can be sent, and every request is ignored */
     bool is_server;
     uint64_t deadline_ns; /* TD_NEVER_NS = none */
-    uint64_t began_ns;    /* server */
     void *user;           /* loop */
     uint32_t max_queued_bytes;
-
-    struct td_rpc_out *out_head, **out_tail; /* mu */
-    size_t queued_bytes;                     /* mu: queued and in flight */
-    struct td_rpc_call *next_dirty;          /* mu */
-    bool dirty;                              /* mu */
-    bool merged;                             /* loop: messages that wait are sent as one */
-    bool end_wanted;    /* mu: finish (server) or close_send (client) when the queue is empty */
-    bool cancel_wanted; /* mu */
-    enum td_code cancel_code; /* mu */
-    char *cancel_details;     /* mu */
-    enum td_code end_code;    /* mu, server, with end_wanted */
-    char *end_details;
-    grpc_metadata *trailing;
-    size_t n_trailing;
+    struct td_rpc_call_asked asked; /* mu */
 
     grpc_call *call; /* loop, as all fields below */
     uint32_t n_tags; /* operations whose tags are not back yet */
+    bool merged;     /* messages that wait are sent as one */
     bool initial_sent, send_busy, end_sent, cancel_done, closed, ended, peer_cancelled;
     size_t inflight_bytes;
     uint64_t send_started_ns; /* when the message in flight was given to core */
     struct td_rpc_event ev_close, ev_recv, ev_send;
     grpc_byte_buffer *recv_buffer;
     char *peer;
-
-    /* server */
-    struct td_rpc_server *server;
-    const struct td_rpc_method *method; /* NULL: the call is being refused */
-    void *ctx;
-    bool builtin, counted, opened, got_message;
-    struct td_rpc_peer *of_peer; /* the peer that counts this call, or NULL */
-    int recv_cancelled;
-    grpc_metadata_array request_metadata;
-    struct td_rpc_metadata *metadata;           /* copies as C strings, made when first asked for */
-    struct td_rpc_call *next_live, **prev_live; /* links of server->live */
-
-    /* client */
-    struct td_rpc_channel *channel;
-    const struct td_rpc_client_method *client_method;
-    const struct td_rpc_handler *handler;
-    bool started, wait_for_ready, initial_received;
-    grpc_metadata *initial; /* to send */
-    size_t n_initial;
-    grpc_metadata_array recv_initial, recv_trailing;
-    grpc_status_code status; /* client: as gRPC gives it */
-    grpc_slice status_details;
-    char *failure; /* our own reason to fail a response; replaces the status */
+    struct td_rpc_call_as_server as_server;
+    struct td_rpc_call_as_client as_client;
 };
 
 struct td_rpc_call *td_rpc_call_new(struct td_rpc_loop *loop, bool is_server,

@@ -74,14 +74,14 @@ static bool count_peer(struct td_rpc_server *server, struct td_rpc_call *call)
         return true;
     const struct td_rpc_peer *peer = td_rpc_peers_find(&server->peers, key);
     if (peer && peer->n >= server->limits.max_peer_calls) return false;
-    call->of_peer = td_rpc_peers_add(&server->peers, key);
+    call->as_server.of_peer = td_rpc_peers_add(&server->peers, key);
     return true;
 }
 
 static bool is_ending(struct td_rpc_call *call)
 {
     pthread_mutex_lock(&call->loop->mu);
-    bool ending = call->end_wanted || call->cancel_wanted;
+    bool ending = call->asked.end_wanted || call->asked.cancel_wanted;
     pthread_mutex_unlock(&call->loop->mu);
     return ending;
 }
@@ -90,7 +90,7 @@ static bool is_ending(struct td_rpc_call *call)
 static void enter_call(struct td_rpc_server *server, struct td_rpc_call *call,
                        gpr_timespec deadline)
 {
-    call->began_ns = td_now_ns();
+    call->as_server.began_ns = td_now_ns();
     if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0) {
         gpr_timespec left = gpr_time_sub(deadline, gpr_now(GPR_CLOCK_MONOTONIC));
         int64_t left_ns = left.tv_sec < 0            ? 0
@@ -98,9 +98,9 @@ static void enter_call(struct td_rpc_server *server, struct td_rpc_call *call,
                                                      : left.tv_sec * 1000000000ll + left.tv_nsec;
         call->deadline_ns = td_now_ns() + (uint64_t)left_ns;
     }
-    call->prev_live = &server->live;
-    call->next_live = server->live;
-    if (server->live) server->live->prev_live = &call->next_live;
+    call->as_server.prev_live = &server->live;
+    call->as_server.next_live = server->live;
+    if (server->live) server->live->as_server.prev_live = &call->as_server.next_live;
     server->live = call;
 }
 
@@ -108,18 +108,18 @@ static void enter_call(struct td_rpc_server *server, struct td_rpc_call *call,
 static void admit_call(struct td_rpc_server *server, struct td_rpc_call *call,
                        const struct td_rpc_route *route)
 {
-    call->method = route->method;
-    call->builtin = route->builtin;
-    call->ctx = route->builtin ? server : server->ctx;
+    call->as_server.method = route->method;
+    call->as_server.builtin = route->builtin;
+    call->as_server.ctx = route->builtin ? server : server->ctx;
     if (route->builtin) {
         atomic_fetch_add(&server->n_builtin, 1);
     } else {
-        call->counted = true;
+        call->as_server.counted = true;
         atomic_fetch_add(&server->n_live, 1);
     }
-    if (call->method->on_open) {
-        call->opened = true;
-        call->method->on_open(call, call->ctx);
+    if (call->as_server.method->on_open) {
+        call->as_server.opened = true;
+        call->as_server.method->on_open(call, call->as_server.ctx);
     }
     if (!is_ending(call)) td_rpc_call_read(call);
 }
@@ -141,16 +141,16 @@ static void on_new(struct td_rpc_event *event, bool ok)
     if (server->stopping < STOP_SHUTDOWN) post_slot(server);
 
     struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
-    call->server = server;
+    call->as_server.server = server;
     call->call = core_call;
-    call->request_metadata = metadata;
+    call->as_server.request_metadata = metadata;
     call->ev_close.fn = on_close;
     enter_call(server, call, details.deadline);
 
     grpc_op op;
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
-    op.data.recv_close_on_server.cancelled = &call->recv_cancelled;
+    op.data.recv_close_on_server.cancelled = &call->as_server.recv_cancelled;
     td_rpc_call_batch(call, &op, 1, &call->ev_close);
 
     char why[300];
@@ -181,14 +181,14 @@ static void on_new(struct td_rpc_event *event, bool ok)
 void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg)
 {
     if (is_ending(call)) return;
-    if (!msg && !call->method->client_streaming) {
-        if (!call->got_message)
+    if (!msg && !call->as_server.method->client_streaming) {
+        if (!call->as_server.got_message)
             td_rpc_call_finish(call, TD_CODE_INTERNAL, "the request has no message", NULL, 0);
         return;
     }
-    call->got_message = true;
-    call->opened = true;
-    call->method->on_message(call, msg, call->ctx);
+    call->as_server.got_message = true;
+    call->as_server.opened = true;
+    call->as_server.method->on_message(call, msg, call->as_server.ctx);
 }
 
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err)
@@ -204,7 +204,7 @@ static void on_close(struct td_rpc_event *event, bool ok)
     struct td_rpc_call *call = td_rpc_container(event, struct td_rpc_call, ev_close);
     call->n_tags--;
     call->closed = true;
-    call->peer_cancelled = call->recv_cancelled != 0;
+    call->peer_cancelled = call->as_server.recv_cancelled != 0;
     pthread_mutex_lock(&call->loop->mu);
     atomic_store(&call->over, true);
     pthread_mutex_unlock(&call->loop->mu);
@@ -213,37 +213,42 @@ static void on_close(struct td_rpc_event *event, bool ok)
 
 void td_rpc_server_end(struct td_rpc_call *call)
 {
-    *call->prev_live = call->next_live;
-    if (call->next_live) call->next_live->prev_live = call->prev_live;
-    if (call->builtin) atomic_fetch_sub(&call->server->n_builtin, 1);
-    td_rpc_peers_drop(&call->server->peers, call->of_peer);
-    call->of_peer = NULL;
-    atomic_store(&call->server->last_end_ns, td_now_ns());
+    *call->as_server.prev_live = call->as_server.next_live;
+    if (call->as_server.next_live)
+        call->as_server.next_live->as_server.prev_live = call->as_server.prev_live;
+    if (call->as_server.builtin) atomic_fetch_sub(&call->as_server.server->n_builtin, 1);
+    td_rpc_peers_drop(&call->as_server.server->peers, call->as_server.of_peer);
+    call->as_server.of_peer = NULL;
+    atomic_store(&call->as_server.server->last_end_ns, td_now_ns());
     /* before on_end, which may read the count */
-    if (call->counted) atomic_fetch_sub(&call->server->n_live, 1);
-    if (call->opened) call->method->on_end(call, call->peer_cancelled, call->ctx);
-    for (size_t i = 0; call->metadata && i < call->request_metadata.count; i++) {
-        free((char *)call->metadata[i].key);
-        free((char *)call->metadata[i].value);
+    if (call->as_server.counted) atomic_fetch_sub(&call->as_server.server->n_live, 1);
+    if (call->as_server.opened)
+        call->as_server.method->on_end(call, call->peer_cancelled, call->as_server.ctx);
+    for (size_t i = 0; call->as_server.metadata && i < call->as_server.request_metadata.count;
+         i++) {
+        free((char *)call->as_server.metadata[i].key);
+        free((char *)call->as_server.metadata[i].value);
     }
-    free(call->metadata);
-    call->metadata = NULL;
+    free(call->as_server.metadata);
+    call->as_server.metadata = NULL;
 }
 
 const char *td_rpc_call_metadata(const struct td_rpc_call *call, const char *key)
 {
     struct td_rpc_call *c = (struct td_rpc_call *)call; /* a cache filled on the loop thread */
     if (!c->call) return NULL;
-    size_t n = c->request_metadata.count;
-    if (!c->metadata && n) {
-        c->metadata = td_rpc_alloc(n * sizeof *c->metadata);
+    size_t n = c->as_server.request_metadata.count;
+    if (!c->as_server.metadata && n) {
+        c->as_server.metadata = td_rpc_alloc(n * sizeof *c->as_server.metadata);
         for (size_t i = 0; i < n; i++) {
-            c->metadata[i].key = td_rpc_slice_string(c->request_metadata.metadata[i].key);
-            c->metadata[i].value = td_rpc_slice_string(c->request_metadata.metadata[i].value);
+            c->as_server.metadata[i].key =
+                td_rpc_slice_string(c->as_server.request_metadata.metadata[i].key);
+            c->as_server.metadata[i].value =
+                td_rpc_slice_string(c->as_server.request_metadata.metadata[i].value);
         }
     }
     for (size_t i = 0; i < n; i++)
-        if (strcmp(c->metadata[i].key, key) == 0) return c->metadata[i].value;
+        if (strcmp(c->as_server.metadata[i].key, key) == 0) return c->as_server.metadata[i].value;
     return NULL;
 }
 
@@ -254,9 +259,9 @@ static void check_stalls(void *arg)
     struct td_rpc_server *server = arg;
     uint64_t now = td_now_ns();
     td_rpc_tls_look_at_expiry(server->tls);
-    for (struct td_rpc_call *call = server->live; call; call = call->next_live) {
-        if (!call->got_message && !call->builtin && !call->closed &&
-            now - call->began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
+    for (struct td_rpc_call *call = server->live; call; call = call->as_server.next_live) {
+        if (!call->as_server.got_message && !call->as_server.builtin && !call->closed &&
+            now - call->as_server.began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
             char late[120];
             snprintf(late, sizeof late, "the request has not come whole within %u ms",
                      server->limits.max_request_ms);
@@ -612,8 +617,8 @@ static void builtin_end(void *arg)
 {
     struct td_rpc_server *server = arg;
     server->stopping = STOP_BUILTIN;
-    for (struct td_rpc_call *call = server->live; call; call = call->next_live)
-        if (call->builtin)
+    for (struct td_rpc_call *call = server->live; call; call = call->as_server.next_live)
+        if (call->as_server.builtin)
             td_rpc_call_finish(call, TD_CODE_UNAVAILABLE, "the server is stopping", NULL, 0);
 }
 
