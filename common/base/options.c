@@ -299,6 +299,7 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         return parse_bytes(o, text, field, err);
     case TD_OPT_STR:
     case TD_OPT_OWN_STR:
+    case TD_OPT_LIST:
         *(const char **)field = text;
         return TD_OK;
     case TD_OPT_ENUM:
@@ -329,6 +330,7 @@ static const char *type_hint(const struct td_option *o)
         return " SIZE";
     case TD_OPT_STR:
     case TD_OPT_OWN_STR:
+    case TD_OPT_LIST:
         return " TEXT";
     case TD_OPT_ENUM:
         return " ";
@@ -379,11 +381,27 @@ void td_options_help(const struct td_option *table, const char *program, const c
     fprintf(out, "  --help\n      Print this and exit.\n");
 }
 
+/* NAME=VALUE of each. */
+static void print_list(const char *name, const char *values, FILE *out)
+{
+    for (const char *p = values;;) {
+        size_t n = strcspn(p, "\n");
+        fprintf(out, "%s=%.*s\n", name, (int)n, p);
+        if (!p[n]) return;
+        p += n + 1;
+    }
+}
+
 void td_options_print(const struct td_option *table, const void *config, FILE *out)
 {
     for (const struct td_option *o = table; o->name; o++) {
         if (!is_told(o)) continue;
         const void *field = (const char *)config + o->offset;
+        if (o->type == TD_OPT_LIST) {
+            const char *values = *(const char *const *)field;
+            print_list(o->name, values ? values : "", out);
+            continue;
+        }
         fprintf(out, "%s=", o->name);
         switch (o->type) {
         case TD_OPT_BOOL:
@@ -404,6 +422,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
         case TD_OPT_ENUM:
             fprintf(out, "%s", *(const char *const *)field ? *(const char *const *)field : "");
             break;
+        case TD_OPT_LIST:
         case TD_OPT_ELSEWHERE:
         case TD_OPT_ALIAS:
         case TD_OPT_DECIDED:
@@ -461,10 +480,26 @@ static td_status set_from_environment(const struct td_option *table, size_t n_op
     return TD_OK;
 }
 
+/* A further value of a list, after those of n_flags earlier flags. */
+static td_status add_value(const struct td_option *o, const char *text, size_t n_flags,
+                           void *config, struct td_err *err)
+{
+    const char **field = (const char **)(void *)((char *)config + o->offset);
+    size_t n = strlen(*field), n_text = strlen(text);
+    char *joined = malloc(n + n_text + 2);
+    if (!joined) return td_fail(err, TD_ERR_NOMEM, "no memory for its values");
+    memcpy(joined, *field, n);
+    joined[n] = '\n';
+    memcpy(joined + n + 1, text, n_text + 1);
+    if (n_flags > 1) free((char *)(uintptr_t)*field); /* the first is borrowed */
+    *field = joined;
+    return TD_OK;
+}
+
 /* Sets the option of argv[*i], "--name", "--name=value" or "--no-name"; when its value is the next
  * argument, moves *i there. */
 static td_status set_from_flag(const struct td_option *table, void *config, int argc, char **argv,
-                               int *i, bool *is_set, struct td_err *err)
+                               int *i, bool *is_set, size_t *n_flags, struct td_err *err)
 {
     const char *name = argv[*i] + 2, *text = strchr(name, '=');
     size_t name_bytes = text ? (size_t)(text - name) : strlen(name);
@@ -487,7 +522,9 @@ static td_status set_from_flag(const struct td_option *table, void *config, int 
         }
         text = argv[++*i];
     }
-    if (set_value(o, text, config, err))
+    size_t n = n_flags[o - table]++;
+    if (n && o->type == TD_OPT_LIST ? add_value(o, text, n, config, err)
+                                    : set_value(o, text, config, err))
         return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
     is_set[o - table] = true;
     return TD_OK;
@@ -498,6 +535,7 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
                           size_t max_positional, size_t *ret_n_positional, struct td_err *err)
 {
     bool is_set[MAX_OPTIONS] = {false};
+    size_t n_flags[MAX_OPTIONS] = {0};
     size_t n_options = 0, n_positional = 0;
     for (const struct td_option *o = table; o->name; o++) n_options++;
     TD_ASSERT(n_options <= MAX_OPTIONS);
@@ -535,7 +573,7 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
             continue;
         }
         if (arg[1] != '-') return fail_unknown(table, arg, err);
-        if ((s = set_from_flag(table, config, argc, argv, &i, is_set, err))) return s;
+        if ((s = set_from_flag(table, config, argc, argv, &i, is_set, n_flags, err))) return s;
     }
 
     for (size_t i = 0; i < n_options; i++) {

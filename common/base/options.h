@@ -26,6 +26,9 @@ enum td_option_type {
     /* as STR, but only the role's own variable is read, because no two daemons can share the
      * value */
     TD_OPT_OWN_STR,
+    /* const char *: values, each on a line of its own. The flag may be given again, for one value
+     * more; a variable has as many lines as values. Joined values stay allocated. */
+    TD_OPT_LIST,
     TD_OPT_ENUM, /* const char *: one of `choices` ("a|b|c")                            */
     /* a row directly below an ENUM row with the same name: `choices` are former choices of that
      * row, and the message that refuses them ends with `help`, which says what replaced them */

@@ -106,6 +106,37 @@ static void defaults_come_from_the_table(void **state)
     assert_int_equal(l.n_positional, 0);
 }
 
+// clang-format off
+static const struct td_option table_list[] = {
+    {"model", TD_OPT_LIST, "", 0, 0, NULL, offsetof(struct config, model), "Model folders."},
+    {0},
+};
+// clang-format on
+
+/* One value a line: of the flags if there is any, else of the variable. */
+static void a_list_takes_every_flag(void **state)
+{
+    (void)state;
+    struct load l = load_with(table_list, (const char *const[]){NULL});
+    assert_int_equal(l.status, TD_OK);
+    assert_string_equal(l.config.model, "");
+    setenv("TANDEM_MODEL", "x\ny", 1);
+    l = load_with(table_list, (const char *const[]){NULL});
+    assert_string_equal(l.config.model, "x\ny");
+    l = load_with(table_list, (const char *const[]){"--model", "a b", NULL});
+    assert_string_equal(l.config.model, "a b");
+    l = load_with(table_list,
+                  (const char *const[]){"--model", "a", "--model=n,m=b", "--model", "c", NULL});
+    assert_string_equal(l.config.model, "a\nn,m=b\nc");
+    char text[256];
+    FILE *out = fmemopen(text, sizeof text, "w");
+    assert_non_null(out);
+    td_options_print(table_list, &l.config, out);
+    fclose(out);
+    assert_string_equal(text, "model=a\nmodel=n,m=b\nmodel=c\n");
+    free((char *)(uintptr_t)l.config.model);
+}
+
 static void environment_beats_default_and_flag_beats_both(void **state)
 {
     (void)state;
@@ -496,6 +527,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(defaults_come_from_the_table),
+        TEST(a_list_takes_every_flag),
         TEST(environment_beats_default_and_flag_beats_both),
         TEST(spellings),
         TEST(positional_arguments_keep_their_order),
