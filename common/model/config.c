@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/hash.h"
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/base/model_dir.h"
@@ -740,6 +741,16 @@ td_status td_model_config_load_file(const char *path, struct td_model_config *re
                                     struct td_err *err)
 {
     return load(path, path, NULL, ret_config, err);
+}
+
+uint64_t td_model_config_digest(const struct td_model_config *c)
+{
+    char text[160]; /* text: neither padding nor byte order can differ between machines */
+    int n = snprintf(text, sizeof text, "arch %d layers %d hidden %d inter %d heads %d %d %d %d",
+                     c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads,
+                     c->head_dim, c->vocab);
+    uint64_t digest = td_hash64(text, (size_t)n, 0);
+    return digest ? digest : 1;
 }
 
 int64_t td_model_config_n_params(const struct td_model_config *c)

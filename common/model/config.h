@@ -51,6 +51,10 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
                                 size_t generation_bytes, struct td_model_config *ret_config,
                                 struct td_err *err);
 
+/* Of the architecture and its sizes: equal for all that may be one model to a router, whatever the
+ * type of its weights or the length of its context. Never 0. */
+uint64_t td_model_config_digest(const struct td_model_config *c);
+
 int64_t td_model_config_n_params(const struct td_model_config *c);
 
 #endif

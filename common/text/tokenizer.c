@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/hash.h"
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/base/model_dir.h"
@@ -389,6 +390,17 @@ int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text)
 const char *td_tokenizer_token_text(const struct td_tokenizer *t, int32_t id, size_t *ret_bytes)
 {
     return td_vocab_text(&t->bpe.vocab, id, ret_bytes);
+}
+
+uint64_t td_tokenizer_digest(const struct td_tokenizer *t)
+{
+    uint64_t digest = 0;
+    for (int32_t id = 0; id < t->bpe.vocab.n_ids; id++) {
+        size_t n = 0;
+        const char *text = td_tokenizer_token_text(t, id, &n);
+        if (text) digest = td_hash64(text, n, digest + (uint64_t)id);
+    }
+    return digest ? digest : 1;
 }
 
 bool td_tokenizer_is_special(const struct td_tokenizer *t, int32_t id)

@@ -28,6 +28,9 @@ int32_t td_tokenizer_vocab(const struct td_tokenizer *t); /* largest id + 1 */
 int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text);
 /* the piece as in the file; NULL when absent */
 const char *td_tokenizer_token_text(const struct td_tokenizer *t, int32_t id, size_t *ret_bytes);
+/* Of the texts of all ids, in order: equal for two files of one vocabulary, however they are
+ * written. Never 0. */
+uint64_t td_tokenizer_digest(const struct td_tokenizer *t);
 bool td_tokenizer_is_special(const struct td_tokenizer *t, int32_t id);
 
 /* grows by realloc; free with td_token_list_free */

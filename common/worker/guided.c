@@ -17,6 +17,7 @@ struct td_guided_entry {
 struct td_guided {
     struct td_token_trie *trie;
     int32_t *eos, n_eos;
+    uint64_t vocab_digest;
     pthread_mutex_t lock; /* guards the list and n_seqs; never held while anything is compiled */
     struct td_guided_entry *entries;
 };
@@ -43,6 +44,7 @@ td_status td_guided_open(const char *model_dir, int32_t vocab, const int32_t *eo
     g->eos = malloc((size_t)n_eos * sizeof *g->eos);
     td_status s = td_tokenizer_load(model_dir, &tokenizer, err);
     if (!s) s = td_token_trie_create(tokenizer, vocab, &g->trie, err);
+    if (!s) g->vocab_digest = td_tokenizer_digest(tokenizer);
     td_tokenizer_free(tokenizer);
     if (!s && !g->eos) s = td_fail(err, TD_ERR_NOMEM, "guided output: no memory");
     if (s) {
@@ -54,6 +56,8 @@ td_status td_guided_open(const char *model_dir, int32_t vocab, const int32_t *eo
     *ret_guided = g;
     return TD_OK;
 }
+
+uint64_t td_guided_vocab_digest(const struct td_guided *g) { return g->vocab_digest; }
 
 void td_guided_close(struct td_guided *g)
 {

@@ -21,6 +21,8 @@ struct td_guided_entry;
 
 /* Reads model_dir's tokenizer. vocab, eos: the model's; eos is copied. TD_ERR_UNSUPPORTED and the
  * tokenizer's own errors: this worker cannot guide, and err says why. */
+/* td_tokenizer_digest of the model's. */
+uint64_t td_guided_vocab_digest(const struct td_guided *g);
 td_status td_guided_open(const char *model_dir, int32_t vocab, const int32_t *eos, int32_t n_eos,
                          struct td_guided **ret_guided, struct td_err *err);
 void td_guided_close(struct td_guided *guided); /* NULL is fine; no sequence is left */

@@ -66,7 +66,10 @@ static void send_hello(struct td_registry *r)
     h.block_size = (uint32_t)w->cfg.block_size;
     h.kv_blocks = (uint32_t)w->kv_blocks;
     h.max_model_len = (uint32_t)td_engine_max_len(w->engine);
-    h.vocab = (uint32_t)td_model_config(td_engine_model(w->engine))->vocab;
+    const struct td_model_config *config = td_model_config(td_engine_model(w->engine));
+    h.vocab = (uint32_t)config->vocab;
+    h.config_digest = w->cfg.model[0] ? td_model_config_digest(config) : 0;
+    h.vocab_digest = w->guided ? td_guided_vocab_digest(w->guided) : 0;
     h.max_seqs = (uint32_t)w->cfg.max_seqs;
     h.pid = (uint32_t)getpid();
     h.transfer = (char *)(uintptr_t)w->cfg.transfer;
@@ -300,7 +303,12 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
     const char *dir = w->cfg.model[0] ? w->cfg.model : w->cfg.random_weights;
     char *real = realpath(dir, NULL);
     const char *path = real ? real : dir, *slash = strrchr(path, '/');
-    snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
+    const char *name = w->cfg.served_model_name; /* the router's may be the same variable, which has
+                                                    aliases after a comma */
+    if (name[0])
+        snprintf(r->model, sizeof r->model, "%.*s", (int)strcspn(name, ","), name);
+    else
+        snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
     free(real);
     struct td_rpc_channel_config c = {.loop = w->loop,
                                       .target = w->cfg.router,

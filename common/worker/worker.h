@@ -43,7 +43,7 @@ struct td_worker_config {
     const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router,
         *transfer, *transfer_host, *log_level;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
-        *tls_server_name, *node_class;
+        *tls_server_name, *node_class, *served_model_name;
     const char *device;
     int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len,
         max_step_tokens;
@@ -61,6 +61,8 @@ struct td_worker_config {
      "worker's name, unique; default ROLE-HOST-PID"},                                              \
     {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model),                                    \
      "Hugging Face model directory or GGUF file"},                                                 \
+    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.served_model_name),            \
+     "name by which the router knows the model; default the directory's name"},                    \
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights),                  \
      "config.json to run with random weights (benchmarks)"},                                       \
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype),                    \

@@ -144,6 +144,27 @@ static void fields(void **state)
           NULL);
 }
 
+/* Two files are one model to a router when the sizes are the same. */
+static void digests(void **state)
+{
+    (void)state;
+    struct td_model_config c = parse(LLAMA "}", NULL), same = c, other = c;
+    same.max_positions *= 2;
+    same.checkpoint_dtype = TD_BF16;
+    same.n_eos = 0;
+    assert_true(td_model_config_digest(&c) == td_model_config_digest(&same));
+    assert_true(td_model_config_digest(&c) != 0);
+    int32_t *const sizes[] = {&other.n_layers,   &other.hidden,   &other.intermediate, &other.n_heads,
+                              &other.n_kv_heads, &other.head_dim, &other.vocab};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        *sizes[i] += 1;
+        assert_true(td_model_config_digest(&c) != td_model_config_digest(&other));
+        *sizes[i] -= 1;
+    }
+    other.arch = TD_ARCH_QWEN2;
+    assert_true(td_model_config_digest(&c) != td_model_config_digest(&other));
+}
+
 static void special_ids_and_generation(void **state)
 {
     (void)state;
@@ -319,6 +340,7 @@ int main(void)
                                        cmocka_unit_test(fields),
                                        cmocka_unit_test(rope_fields),
                                        cmocka_unit_test(window_fields),
+                                       cmocka_unit_test(digests),
                                        cmocka_unit_test(special_ids_and_generation),
                                        cmocka_unit_test(refusals),
                                        cmocka_unit_test(files)};

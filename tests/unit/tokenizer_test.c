@@ -761,6 +761,30 @@ static size_t random_text(char *out, size_t max_chars)
     return n;
 }
 
+/* The digest is of the texts by id: other merges alone do not change it, two ids that swap do. */
+static void test_digest(void **state)
+{
+    (void)state;
+    static const char *const merges[] = {"h e", "l l"};
+    uint64_t digests[3];
+    for (int i = 0; i < 3; i++) {
+        json_t *model = byte_level_model(merges, 2), *vocab = json_object_get(model, "vocab");
+        if (i == 1) json_object_set_new(model, "merges", json_array());
+        if (i == 2) {
+            json_int_t he = json_integer_value(json_object_get(vocab, "he"));
+            json_object_set(vocab, "he", json_object_get(vocab, "ll"));
+            json_object_set_new(vocab, "ll", json_integer(he));
+        }
+        json_t *root = json_pack("{s:o}", "model", model);
+        struct td_tokenizer *t = parse_json(root);
+        json_decref(root);
+        digests[i] = td_tokenizer_digest(t);
+        td_tokenizer_free(t);
+    }
+    assert_true(digests[0] == digests[1]);
+    assert_true(digests[0] != digests[2]);
+}
+
 static void test_byte_level_round_trip(void **state)
 {
     (void)state;
@@ -1608,6 +1632,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_utf8_and_bytes),
         cmocka_unit_test(test_components),
         cmocka_unit_test(test_qwen_style),
+        cmocka_unit_test(test_digest),
         cmocka_unit_test(test_byte_level_round_trip),
         cmocka_unit_test(test_stream_of_random_ids),
         cmocka_unit_test(test_stream_is_prompt),
