@@ -91,9 +91,9 @@ static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__H
 }
 
 td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
-                            struct td_err *err)
+                            struct served_model **ret_model, struct td_err *err)
 {
-    const struct served_model *m = r->models[0];
+    struct served_model *m = NULL;
     if (h->protocol != TD_PROTOCOL_VERSION)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "protocol is %u, this router speaks %d (worker version %s)", h->protocol,
@@ -109,11 +109,8 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
                        strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
     if (strlen(h->version) > 63)
         return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
-    if ((int64_t)h->vocab != m->config.vocab)
-        return td_fail(err, TD_ERR_INVALID,
-                       "the worker's model \"%s\" has a vocabulary of %u, the router's \"%s\" of "
-                       "%d: not the same model",
-                       h->model, h->vocab, m->name, m->config.vocab);
+    td_status s = router_model_of_hello(r, h, &m, err);
+    if (s < 0) return s;
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID,
                        "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
@@ -145,15 +142,16 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
             return td_fail(err, TD_ERR_INVALID,
                            "address %s belongs to a worker that lives, %s (pid %u)", h->address,
                            w->name, w->pid);
-        if (!w->used || w->gone || w->model != m) continue; /* the rest is of one model */
+        if (!m || !w->used || w->gone || w->model != m) continue; /* the rest is of one model */
         if (w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
             return td_fail(err, TD_ERR_INVALID,
                            "KV layout %016llx differs from %s's %016llx: model, dtype, block size "
-                           "and instruction set must agree in one cluster",
+                           "and instruction set must agree in the workers of one model",
                            (unsigned long long)h->layout_hash, w->name,
                            (unsigned long long)w->layout_hash);
         if (sends_kv && strcmp(w->name, h->name) && kv_ports_check(w, h, err)) return err->code;
     }
+    *ret_model = m;
     return TD_OK;
 }
 
@@ -233,17 +231,17 @@ static void welcome(struct router *r, struct worker_conn *w)
     td_rpc_call_send(join_call(w->join), &m.base);
 }
 
-struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h,
+struct worker_conn *fleet_join(struct served_model *m, struct join *j, const Tandem__V1__Hello *h,
                                const struct td_join_nonces *nonces, struct td_rpc_channel *channel,
                                struct td_err *err)
 {
+    struct router *r = m->router;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         struct worker_conn *old = &r->workers[i];
         if (old->used && !old->gone &&
             (!strcmp(old->name, h->name) || !strcmp(old->address, h->address)))
             fleet_gone(old, "replaced by a new registration");
     }
-    struct served_model *m = r->models[0];
     struct worker_conn *w = conn_new(r, m);
     td_status s =
         w ? TD_OK : td_fail(err, TD_ERR_LIMIT, "the router holds as many workers as it can");
@@ -279,10 +277,13 @@ struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V
     w->n_proofs = 1; /* the dial-back's */
     served_model_update_max_len(m);
     welcome(r, w);
+    char model[2 * ROUTER_MODEL_NAME + 8];
     td_info_limited("worker_joined",
-                    "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u",
+                    "worker=%s role=%s address=%s tp=%u kv_blocks=%u block_size=%u max_len=%u "
+                    "model=%s",
                     w->logged_name, w->role_name, w->logged_address, w->tp, w->kv_blocks,
-                    w->block_size, w->max_model_len);
+                    w->block_size, w->max_model_len,
+                    td_log_quote(model, sizeof model, served_model_name(m)));
     tell_degrees(r, w);
     served_model_event(
         m, (struct td_core_event){.kind = TD_EV_WORKER_JOIN,
@@ -368,41 +369,82 @@ void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
+/* One model's numbers, and into those of the router, which are all models' together. */
+static void model_status(const struct served_model *m, Tandem__V1__ModelStatus *s, char **aliases,
+                         Tandem__V1__StatusResponse *out)
+{
+    struct td_core_stats st;
+    struct td_core_advice advice;
+    td_core_stats(m->core, &st);
+    td_core_advice(m->core, &advice);
+    tandem__v1__model_status__init(s);
+    s->name = (char *)(uintptr_t)served_model_name(m);
+    for (uint32_t i = 1; i < m->names.n; i++)
+        aliases[s->n_aliases++] = (char *)(uintptr_t)m->names.names[i];
+    s->aliases = aliases;
+    s->queued = st.queued;
+    s->live = st.live;
+    s->finished = st.finished;
+    s->failed = st.failed;
+    s->failovers = st.failovers;
+    s->refused = st.refused;
+    s->arrival_rate = st.arrival_rate;
+    s->judged = st.judged;
+    s->good = st.good;
+    s->bound = (char *)(uintptr_t)td_bound_name(advice.bound);
+    s->want_prefill = advice.want[TD_ROLE_PREFILL];
+    s->want_decode = advice.want[TD_ROLE_DECODE];
+    s->max_model_len = served_model_max_len(m);
+    out->queued += s->queued;
+    out->live += s->live;
+    out->finished += s->finished;
+    out->failed += s->failed;
+    out->failovers += s->failovers;
+    out->refused += s->refused;
+    out->arrival_rate += s->arrival_rate;
+    out->want_prefill += s->want_prefill;
+    out->want_decode += s->want_decode;
+    if (advice.bound != TD_BOUND_NONE && !strcmp(out->bound, td_bound_name(TD_BOUND_NONE)))
+        out->bound = s->bound;
+}
+
+static void models_status(const struct router *r, Tandem__V1__StatusResponse *out,
+                          struct fleet_status_store *store)
+{
+    uint64_t judged = 0, good = 0;
+    out->model = (char *)(uintptr_t)(r->n_models ? served_model_name(r->models[0]) : "");
+    out->bound = (char *)(uintptr_t)td_bound_name(TD_BOUND_NONE);
+    for (uint32_t i = 0; i < r->n_models; i++) {
+        Tandem__V1__ModelStatus *s = store->model_ptrs[i] = &store->models[i];
+        model_status(r->models[i], s, store->aliases[i], out);
+        judged += s->judged;
+        good += s->good;
+    }
+    out->n_models = r->n_models;
+    out->models = store->model_ptrs;
+    out->attainment = judged ? (double)good / (double)judged : -1;
+}
+
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
-                  Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs)
+                  struct fleet_status_store *store)
 {
     static const char *const states[] = {"absent", "ready", "suspect", "draining"};
     uint64_t now = td_now_ns();
-    struct td_core_stats st;
-    td_core_stats(r->models[0]->core, &st);
-    out->model = r->models[0]->name;
+    models_status(r, out, store);
     out->mode = (char *)(uintptr_t)r->cfg.mode;
     out->policy = (char *)(uintptr_t)r->cfg.policy;
     out->uptime_ms = (now - r->started_ns) / TD_NS_PER_MS;
-    out->queued = st.queued;
-    out->live = st.live;
-    out->finished = st.finished;
-    out->failed = st.failed;
-    out->failovers = st.failovers;
-    struct td_core_advice advice;
-    td_core_advice(r->models[0]->core, &advice);
-    out->bound = (char *)(uintptr_t)td_bound_name(advice.bound);
-    out->want_prefill = advice.want[TD_ROLE_PREFILL];
-    out->want_decode = advice.want[TD_ROLE_DECODE];
-    out->arrival_rate = st.arrival_rate;
-    out->refused = st.refused;
-    uint64_t judged = st.judged;
-    out->attainment = judged ? (double)st.good / (double)judged : -1;
-    out->workers = ptrs;
+    out->workers = store->worker_ptrs;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         struct worker_conn *w = &r->workers[i];
         if (!w->used || w->gone) continue;
         struct td_core_worker_view v;
         td_core_worker_view(w->model->core, w->index, &v);
-        Tandem__V1__WorkerStatus *s = &store[out->n_workers];
+        Tandem__V1__WorkerStatus *s = &store->workers[out->n_workers];
         tandem__v1__worker_status__init(s);
         s->name = w->name;
         s->role = w->role_name;
+        s->model = (char *)(uintptr_t)served_model_name(w->model);
         s->address = w->address;
         s->state = (char *)(uintptr_t)states[v.state];
         s->kv_blocks = w->kv_blocks;
@@ -423,6 +465,6 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
         s->version = w->version;
         s->layout_hash = w->layout_hash;
         s->tp = w->tp;
-        ptrs[out->n_workers++] = s;
+        store->worker_ptrs[out->n_workers++] = s;
     }
 }

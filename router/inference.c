@@ -1037,12 +1037,16 @@ static void on_models(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
     const struct router_tenant *who;
     if (!know_caller(r, grpc_client(call), "", "", &who)) return;
     Tandem__V1__ModelInfo infos[ROUTER_MAX_MODELS], *list[ROUTER_MAX_MODELS];
+    char *aliases[ROUTER_MAX_MODELS][ROUTER_MAX_MODEL_NAMES];
     Tandem__V1__ModelsResponse out = TANDEM__V1__MODELS_RESPONSE__INIT;
     for (uint32_t i = 0; i < r->n_models; i++) {
         struct served_model *m = r->models[i];
         list[i] = &infos[i];
         tandem__v1__model_info__init(list[i]);
-        list[i]->id = m->name;
+        list[i]->id = m->names.names[0];
+        for (uint32_t k = 1; k < m->names.n; k++) aliases[i][k - 1] = m->names.names[k];
+        list[i]->n_aliases = m->names.n - 1;
+        list[i]->aliases = aliases[i];
         list[i]->max_model_len = served_model_max_len(m);
         list[i]->vocab = (uint32_t)m->config.vocab;
         list[i]->chat_template = (char *)(uintptr_t)td_chat_template_family(m->chat);
@@ -1090,12 +1094,11 @@ bool inference_status(struct router *r, bool all,
                       void (*take)(void *ctx, const Tandem__V1__StatusResponse *status), void *ctx)
 {
     Tandem__V1__StatusResponse out = TANDEM__V1__STATUS_RESPONSE__INIT;
-    Tandem__V1__WorkerStatus *store = calloc(TD_CORE_MAX_WORKERS, sizeof *store);
-    Tandem__V1__WorkerStatus **ptrs = calloc(TD_CORE_MAX_WORKERS, sizeof *ptrs);
-    bool ok = store && ptrs;
+    struct fleet_status_store *store = calloc(1, sizeof *store);
+    bool ok = store != NULL;
     uint8_t challenge[TD_CLUSTER_NONCE_BYTES];
     if (ok) {
-        fleet_status(r, &out, store, ptrs);
+        fleet_status(r, &out, store);
         if (!all) withhold(&out);
         if (!all && r->id.secret) {
             td_challenge_make(r->status_key, td_deadline_after_ms(td_now_ns(), CHALLENGE_MS),
@@ -1105,7 +1108,6 @@ bool inference_status(struct router *r, bool all,
         take(ctx, &out);
     }
     free(store);
-    free(ptrs);
     return ok;
 }
 

@@ -1,7 +1,7 @@
 /* join.c - who joins: the handshake of a Registry stream, until there is a worker behind it.
  *
  *   stream opened --hello--> [secret: CHALLENGED --proof-->] DIALLED --the address answers with
- *       this process's proof--> JOINED
+ *       this process's proof--> [model not read yet: LOADING --it is there-->] JOINED
  *        \------- no certificate of a worker, wrong proof, another process at the address,
  *        MAX_HANDSHAKE_MS over -------> rejected
  *
@@ -20,7 +20,7 @@
 
 enum { MAX_JOINS = 256, MAX_HANDSHAKE_MS = 10000, DIAL_MS = 5000, MAX_HELLO_BYTES = 16 << 10 };
 
-enum join_state { JOIN_OPEN, JOIN_CHALLENGED, JOIN_DIALLED, JOIN_JOINED, JOIN_OVER };
+enum join_state { JOIN_OPEN, JOIN_CHALLENGED, JOIN_DIALLED, JOIN_LOADING, JOIN_JOINED, JOIN_OVER };
 
 struct join {
     struct router *router;
@@ -31,7 +31,7 @@ struct join {
     Tandem__V1__Hello *hello; /* own copy, from the hello on */
     struct td_join_nonces nonces;
     uint8_t dial_nonce[TD_CLUSTER_NONCE_BYTES];
-    struct td_rpc_channel *channel; /* while it is dialled back */
+    struct td_rpc_channel *channel; /* while it is dialled back, or waits for its model */
     struct td_rpc_call *dial;       /* the call of Prove, while it lives */
     bool proved;                    /* ... and it answered as it should */
     struct worker_conn *worker;
@@ -131,13 +131,19 @@ size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, u
 static void take_in(struct join *j, struct td_rpc_channel *channel)
 {
     struct router *r = j->router;
+    struct served_model *m = NULL;
     struct td_err err = {0};
     /* again: the fleet may have changed */
-    td_status s = fleet_hello_check(r, j->hello, channel != NULL, &err);
+    td_status s = fleet_hello_check(r, j->hello, channel != NULL, &m, &err);
+    if (!s && !m && !(s = router_model_load(r, j->hello->model, &err))) {
+        j->channel = channel;
+        j->state = JOIN_LOADING;
+        return;
+    }
     if (s)
         td_rpc_channel_destroy(channel);
     else
-        j->worker = fleet_join(r, j, j->hello, &j->nonces, channel, &err);
+        j->worker = fleet_join(m, j, j->hello, &j->nonces, channel, &err);
     if (!j->worker) {
         join_reject(j, err.msg);
         return;
@@ -145,6 +151,21 @@ static void take_in(struct join *j, struct td_rpc_channel *channel)
     j->state = JOIN_JOINED;
     unlist(j);
     if (j->drain_told) fleet_drain(j->worker, j->drain_ms);
+}
+
+void join_model_loaded(struct router *r, const char *name, td_status status, const char *why)
+{
+    for (struct join *j = r->joins, *next; j; j = next) {
+        next = j->next; /* what follows unlists j alone */
+        if (j->state != JOIN_LOADING) continue;
+        if (status && !strcmp(j->hello->model, name)) {
+            join_reject(j, why);
+            continue;
+        }
+        struct td_rpc_channel *channel = j->channel;
+        j->channel = NULL;
+        take_in(j, channel); /* of another model: that is read now */
+    }
 }
 
 static void on_proved(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
@@ -228,9 +249,10 @@ static bool copy_hello(struct join *j, const Tandem__V1__Hello *h)
 static void take_hello(struct join *j, const Tandem__V1__Hello *h)
 {
     struct router *r = j->router;
+    struct served_model *m;
     struct td_err err = {0};
     bool asks = r->id.secret || h->instance_key.len == TD_CLUSTER_NONCE_BYTES;
-    if (fleet_hello_check(r, h, asks, &err)) {
+    if (fleet_hello_check(r, h, asks, &m, &err)) {
         join_reject(j, err.msg);
     } else if (r->id.secret && h->nonce.len != TD_CLUSTER_NONCE_BYTES) {
         reject_with(j, TD_CODE_UNAUTHENTICATED,

@@ -24,11 +24,14 @@
 
 // clang-format off
 const struct td_option router_options[] = {
-    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
+    {"model", TD_OPT_LIST, "", 0, 0, NULL, OFF(model),
      "Hugging Face model directory or GGUF file (tokenizer, config and chat template; no weights "
-     "are read)"},
+     "are read), or NAME[,ALIAS...]=DIR; again for each further model"},
+    {"model_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(model_dir),
+     "directory of models: a worker that says model NAME brings NAME of these into service; empty "
+     "= --model alone"},
     {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name),
-     "name clients use; default the directory's name"},
+     "NAME[,ALIAS...]: names that clients use for the first model; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen),
      "address for clients, and workers without worker_listen; port 0 = any"},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
@@ -58,11 +61,12 @@ const struct td_option router_options[] = {
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
      "share of placed requests that must meet their objectives: what the learned margins aim "
      "at, 0.5..0.999"},
-    {"latency_table", TD_OPT_STR, "", 0, 0, NULL, OFF(latency_table),
-     "prior of the latency model by node class, as `tandem bench calibrate` writes it; empty = "
-     "learn from nothing"},
+    {"latency_table", TD_OPT_LIST, "", 0, 0, NULL, OFF(latency_table),
+     "prior of the latency model by node class, as `tandem bench calibrate` writes it: FILE, or "
+     "again NAME=FILE for a model that has its own; empty = learn from nothing"},
     {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries),
-     "(block, worker) pairs the prefix index can hold; 0 = place without looking at prefixes"},
+     "(block, worker) pairs the prefix index of a model can hold; 0 = place without looking at "
+     "prefixes"},
     {"test_hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
      "hybrid, other policies than goodput: shorter prompts are prefilled on the decode worker"},
     TD_OPTION_DECIDED("hybrid_local_tokens", "mode hybrid prefills on the decode worker by policy "
@@ -75,7 +79,7 @@ const struct td_option router_options[] = {
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
      "live requests; more are refused with a retry delay"},
     {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),
-     "requests waiting for a worker; more are refused"},
+     "requests waiting for a worker of one model; more are refused"},
     {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len),
      "longest sequence in tokens; 0 = what model and workers allow"},
     {"worker_timeout_ms", TD_OPT_U64, "2000", 100, 600000, NULL, OFF(worker_timeout_ms),
@@ -97,7 +101,8 @@ const struct td_option router_options[] = {
      "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends "
      "with status 1"},
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log),
-     "file for the core's events and actions; replays to the same decisions"},
+     "file for the core's events and actions; replays to the same decisions; of a further model "
+     "FILE.NAME"},
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, OFF(drain_timeout_ms),
      "SIGTERM: finish for so long, then cancel"},
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level),
@@ -180,19 +185,6 @@ static void on_tick(void *arg)
     if (td_port_follow(&r->port_seen, r->server, td_now_ns())) td_log_tell_suppressed();
 }
 
-td_status router_find_model(const struct router *r, const char *name,
-                            struct served_model **ret_model, struct td_err *err)
-{
-    struct served_model *m = r->models[0];
-    if (!name[0] || !strcmp(name, m->name)) {
-        *ret_model = m;
-        return TD_OK;
-    }
-    return td_fail(err, TD_ERR_NOT_FOUND,
-                   "model \"%.100s\" is not served here; this cluster serves \"%s\"", name,
-                   m->name);
-}
-
 /* ---- open ------------------------------------------------------------------------------------ */
 
 static void metrics_make(struct router_metrics *m)
@@ -211,6 +203,7 @@ static void metrics_make(struct router_metrics *m)
 static uint64_t derived_message_bytes(const struct router *r)
 {
     uint64_t bytes = 4u << 20, most = 32u << 20;
+    if (r->cfg.model_dir[0]) return most; /* what comes is not known yet */
     for (uint32_t i = 0; i < r->n_models; i++) {
         const struct served_model *m = r->models[i];
         uint64_t per_token = m->longest_token_bytes > 5 ? m->longest_token_bytes : 5,
@@ -271,15 +264,6 @@ static td_status open_requests(struct router *r, struct td_err *err)
         r->requests[i].request_at = (uint32_t)i;
         r->free_requests[r->n_free_requests++] = (uint32_t)(n - 1 - i);
     }
-    return TD_OK;
-}
-
-static td_status open_models(struct router *r, struct td_err *err)
-{
-    td_status s = served_model_open(r, r->cfg.model, &r->models[0], err);
-    if (s) return s;
-    r->n_models = 1;
-    inference_update_limits(r);
     return TD_OK;
 }
 
@@ -416,12 +400,14 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     metrics_make(&r->metrics);
     td_status s = configure_cores(r, err);
     if (!s) s = open_tenants(r, err);
-    if (!s) s = open_models(r, err);
+    if (!s) s = router_models_open(r, err);
     if (!s && r->cfg.max_message_bytes && r->cfg.max_message_bytes < 65536)
         s = td_fail(err, TD_ERR_INVALID, "--max-message-bytes is %llu, must be 0 or at least 65536",
                     (unsigned long long)r->cfg.max_message_bytes);
     if (!s && !r->cfg.max_message_bytes) r->cfg.max_message_bytes = derived_message_bytes(r);
     if (!s) s = open_requests(r, err);
+    const char *first = r->n_models ? served_model_name(r->models[0]) : "-";
+    uint32_t n_models = r->n_models; /* the loop's, once clients and workers come */
     if (!s) s = open_server(r, err);
     if (!s && config->metrics_listen[0])
         s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics_http, err);
@@ -430,8 +416,8 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back(); /* what it has now is what it needs */
     set_serving(r, true);
-    td_info("ready", "model=%s worker_port=%d port=%d mode=%s policy=%s pid=%d", r->models[0]->name,
-            td_rpc_server_port(r->worker_server ? r->worker_server : r->server),
+    td_info("ready", "model=%s models=%u worker_port=%d port=%d mode=%s policy=%s pid=%d", first,
+            n_models, td_rpc_server_port(r->worker_server ? r->worker_server : r->server),
             td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy, (int)getpid());
     return TD_OK;
 }
@@ -483,11 +469,12 @@ void router_close(struct router *r)
     if (r->server)
         td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams
                                              end, their conns and channels with them */
+    if (r->loop) router_models_stop(r);
     if (r->loop) td_rpc_loop_destroy(r->loop);
     router_http_free(r->http);
     td_identity_close(&r->id);
     td_peer_names_destroy(r->operators);
-    for (uint32_t i = 0; i < r->n_models; i++) served_model_close(r->models[i]);
+    router_models_close(r);
     free(r->actions);
     free(r->all_hashes);
     router_tenants_free(r->tenants);

@@ -1,12 +1,13 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this
  * file's structs.
  *
- * Files: served_model.c is one model with its core, inference.c takes clients' calls in, choices.c
- * makes several requests of one call, legs.c talks to workers on their behalf, multiplex.c sends
- * the calls to one worker in one stream, output.c turns tokens into text and stop decisions, join.c
- * finds out who joins, fleet.c keeps the workers, objectives.c reads classes and latency tables,
- * tenants.c says whose a request is, guided.c and answer.c are structured output and an answer's
- * fields, http/ is the HTTP door, router.c opens, drains and closes it all. */
+ * Files: models.c is the list of models, served_model.c one of them with its core, inference.c
+ * takes clients' calls in, choices.c makes several requests of one call, legs.c talks to workers on
+ * their behalf, multiplex.c sends the calls to one worker in one stream, output.c turns tokens into
+ * text and stop decisions, join.c finds out who joins, fleet.c keeps the workers, objectives.c
+ * reads classes and latency tables, tenants.c says whose a request is, guided.c and answer.c are
+ * structured output and an answer's fields, http/ is the HTTP door, router.c opens, drains and
+ * closes it all. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
 
@@ -32,14 +33,14 @@
 #include "tandem/v1/worker.pb-c.h"
 
 #define TD_PROTOCOL_VERSION 1
-#define ROUTER_MAX_MODELS 32
 #define ROUTER_MAX_STOP_STRINGS 16
 #define ROUTER_MAX_STOP_BYTES 1024
 
 struct router_config {
-    const char *model, *served_model_name, *listen, *mode, *policy, *slo_class, *latency_table,
-        *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name, *metrics_listen,
-        *worker_listen, *http_listen, *http_cors_origins, *tls_operator_names, *tenants, *multiplex;
+    const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
+        *latency_table, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name,
+        *metrics_listen, *worker_listen, *http_listen, *http_cors_origins, *tls_operator_names,
+        *tenants, *multiplex;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
@@ -64,6 +65,7 @@ struct stop_matcher {
 struct router;
 struct worker_conn;
 struct join;
+struct model_load;
 
 enum leg_kind { LEG_PREFILL, LEG_DECODE };
 /* One call to a worker, of its own or in the worker's stream (multiplex.c). Lives until its end;
@@ -189,8 +191,14 @@ struct router_metrics {
 
 struct router {
     struct router_config cfg;
-    struct served_model *models[ROUTER_MAX_MODELS];
+    struct served_model *models[ROUTER_MAX_MODELS]; /* loop thread, once there is one */
     uint32_t n_models;
+    bool may_serve_several;  /* by the options: metrics have a label, a worker must say its model */
+    struct model_load *load; /* of model_dir, on a thread of its own; NULL = none */
+    pthread_mutex_t load_lock;
+    pthread_cond_t load_ended; /* n_loads is 0: router_close waits for it */
+    uint32_t n_loads;
+    bool load_stopped;
     struct router_guided *guided; /* grammars that were accepted lately */
     struct td_rpc_loop *loop;
     struct td_rpc_server *server; /* clients; workers too unless worker_server is there */
@@ -240,9 +248,22 @@ td_status router_guided_fill(const struct served_model *m, struct request_ask *a
                              const Tandem__V1__GenerateRequest *in, struct td_err *err);
 void router_guided_free(struct router *r);
 
-/* The model of that name, "" = the only one. TD_ERR_NOT_FOUND lists what there is. Loop thread. */
+/* models.c: which models there are. */
+td_status router_models_open(struct router *r, struct td_err *err); /* those of the options */
+/* Before the loop ends: no more models come. */
+void router_models_stop(struct router *r);
+void router_models_close(struct router *r);
+/* The model of that name or alias, "" = the only one. TD_ERR_NOT_FOUND, and TD_ERR_INVALID for ""
+ * where there are several, list what there is. Loop thread. */
 td_status router_find_model(const struct router *r, const char *name,
                             struct served_model **ret_model, struct td_err *err);
+/* The model that a worker's hello is of. TD_INPROGRESS: none yet, and router_model_load may find it
+ * below model_dir. Any other: it cannot join, and *err says why. */
+td_status router_model_of_hello(const struct router *r, const Tandem__V1__Hello *h,
+                                struct served_model **ret_model, struct td_err *err);
+/* Reads the model of that name below model_dir on a thread, one model at a time, and calls
+ * join_model_loaded when it is there or cannot be. Nothing when it is being read. */
+td_status router_model_load(struct router *r, const char *name, struct td_err *err);
 
 /* inference.c */
 extern const struct td_rpc_method inference_methods[];
@@ -342,6 +363,8 @@ extern const struct td_rpc_method registry_methods[];
 void join_tick(struct router *r, uint64_t now_ns);      /* streams that say nothing are ended */
 void join_lose_worker(struct join *j, const char *why); /* its worker is gone: nothing more is
                                                            taken from the stream, which ends */
+/* A model was read below model_dir, or why not: streams that wait for it go on. */
+void join_model_loaded(struct router *r, const char *name, td_status status, const char *why);
 struct td_rpc_call *join_call(const struct join *j);
 /* Metadata of a call to w: 1 when a cluster secret is in use, else 0. text holds the value. */
 size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, uint32_t attempt,
@@ -350,14 +373,14 @@ size_t worker_proof(struct worker_conn *w, const char *path, uint64_t request, u
 /* fleet.c */
 void worker_conn_release(struct worker_conn *w); /* a leg ended */
 /* Whether such a worker can join now. dialled: its address was dialled back, and this very
- * process answered. */
+ * process answered. *ret_model: whose it is; NULL = of a model that router_model_load may find. */
 td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
-                            struct td_err *err);
+                            struct served_model **ret_model, struct td_err *err);
 td_status fleet_channel(struct router *r, const char *address, struct td_rpc_channel **ret_channel,
                         struct td_err *err);
 /* Takes the worker in and welcomes it; a former self of it is gone then. channel: to its
  * address, taken over; NULL = made here. NULL and *err: it cannot be. */
-struct worker_conn *fleet_join(struct router *r, struct join *j, const Tandem__V1__Hello *h,
+struct worker_conn *fleet_join(struct served_model *m, struct join *j, const Tandem__V1__Hello *h,
                                const struct td_join_nonces *nonces, struct td_rpc_channel *channel,
                                struct td_err *err);
 void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s);
@@ -365,7 +388,13 @@ void fleet_drain(struct worker_conn *w, uint64_t timeout_ms);
 void fleet_gone(struct worker_conn *w, const char *why);
 uint32_t fleet_block_size(const struct served_model *m); /* of the workers that are there: one
                                                             layout, one size; 0 = nobody */
+/* What out's lists point into. */
+struct fleet_status_store {
+    Tandem__V1__WorkerStatus workers[TD_CORE_MAX_WORKERS], *worker_ptrs[TD_CORE_MAX_WORKERS];
+    Tandem__V1__ModelStatus models[ROUTER_MAX_MODELS], *model_ptrs[ROUTER_MAX_MODELS];
+    char *aliases[ROUTER_MAX_MODELS][ROUTER_MAX_MODEL_NAMES];
+};
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
-                  Tandem__V1__WorkerStatus *store, Tandem__V1__WorkerStatus **ptrs);
+                  struct fleet_status_store *store);
 
 #endif

@@ -125,10 +125,13 @@ static void follow_advice(struct served_model *m, uint64_t now_ns)
         now_ns - told->bound_ns <= 10 * TD_NS_PER_S)
         return;
     told->bound_ns = now_ns;
-    td_info("goodput_bound",
-            "by=%s was=%s prefill_util=%.2f decode_util=%.2f want_prefill=%u want_decode=%u",
-            td_bound_name(a.bound), td_bound_name(told->bound), a.utilisation[0], a.utilisation[1],
-            a.want[0], a.want[1]);
+    char quoted[2 * ROUTER_MODEL_NAME + 8];
+    td_log_quote(quoted, sizeof quoted, served_model_name(m));
+    td_info(
+        "goodput_bound",
+        "model=%s by=%s was=%s prefill_util=%.2f decode_util=%.2f want_prefill=%u want_decode=%u",
+        quoted, td_bound_name(a.bound), td_bound_name(told->bound), a.utilisation[0],
+        a.utilisation[1], a.want[0], a.want[1]);
     told->bound = a.bound;
 }
 
@@ -136,8 +139,8 @@ void served_model_tick(struct served_model *m, struct td_ev_tick tick)
 {
     served_model_event(m, (struct td_core_event){.kind = TD_EV_TICK, .tick = tick});
     if (m->log && (fflush(m->log) || ferror(m->log))) {
-        td_error("decision_log_failed", "file=%s error=\"%s\" action=close",
-                 m->router->cfg.decision_log, strerror(errno));
+        td_error("decision_log_failed", "file=%s error=\"%s\" action=close", m->log_path,
+                 strerror(errno));
         fclose(m->log);
         m->log = NULL; /* what was written replays up to its end */
     }
@@ -147,93 +150,14 @@ void served_model_tick(struct served_model *m, struct td_ev_tick tick)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-static void metrics_make(struct served_model_metrics *m)
-{
-    const double *b = td_seconds_bounds;
-    int n = td_n_seconds_bounds;
-    m->ttft = td_histogram("td_time_to_first_token_seconds", "",
-                           "Request received to first token sent", b, n);
-    m->tpot = td_histogram("td_time_per_output_token_seconds", "",
-                           "(Last - first token) / (tokens - 1), per request", b, n);
-    m->e2e = td_histogram("td_e2e_request_latency_seconds", "", "Request received to stream ended",
-                          b, n);
-    m->queue = td_histogram("td_stage_seconds", "stage=\"router_queue\"",
-                            "Stages of TTFT; they add up", b, n);
-    m->reserve =
-        td_histogram("td_stage_seconds", "stage=\"reserve\"", "Stages of TTFT; they add up", b, n);
-    m->prefill_queue = td_histogram("td_stage_seconds", "stage=\"prefill_queue\"",
-                                    "Stages of TTFT; they add up", b, n);
-    m->prefill =
-        td_histogram("td_stage_seconds", "stage=\"prefill\"", "Stages of TTFT; they add up", b, n);
-    m->rpc = td_histogram("td_stage_seconds", "stage=\"rpc\"", "Stages of TTFT; they add up", b, n);
-    m->transfer = td_histogram("td_kv_transfer_seconds", "", "KV hand-over of one request", b, n);
-    m->running = td_gauge("td_num_requests_running", "", "Requests placed on workers");
-    m->waiting = td_gauge("td_num_requests_waiting", "", "Requests waiting for a worker");
-    m->finished = td_counter("td_request_success_total", "", "Requests finished");
-    m->failed = td_counter("td_request_failure_total", "", "Requests refused or failed");
-    m->cancelled = td_counter("td_request_cancelled_total", "", "Requests the client left");
-    m->failovers = td_counter("td_request_failovers_total", "", "Attempts moved to other workers");
-    m->prompt_tokens = td_counter("td_prompt_tokens_total", "", "Prompt tokens accepted");
-    m->output_tokens = td_counter("td_generation_tokens_total", "", "Output tokens sent");
-    m->refused = td_counter("td_request_refused_total", "",
-                            "Requests refused because objectives or queues had no room (in "
-                            "td_request_failure_total too)");
-    m->deflected = td_counter("td_request_deflected_total", "",
-                              "Requests prefilled on a decode worker by choice");
-    m->wasted = td_counter("td_wasted_prefill_tokens_total", "",
-                           "Prompt tokens computed for attempts that were lost");
-    m->good = td_counter(
-        "td_slo_requests_total", "outcome=\"good\"",
-        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m->missed_ttft = td_counter(
-        "td_slo_requests_total", "outcome=\"missed_ttft\"",
-        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m->missed_tpot = td_counter(
-        "td_slo_requests_total", "outcome=\"missed_tpot\"",
-        "Finished requests with objectives, by outcome; one that misses both counts in both");
-    m->hit_predicted = td_counter(
-        "td_prefix_hit_tokens_total", "source=\"predicted\"",
-        "Prompt tokens that the index expected, or the worker found, in its prefix cache");
-    m->hit_real = td_counter(
-        "td_prefix_hit_tokens_total", "source=\"found\"",
-        "Prompt tokens that the index expected, or the worker found, in its prefix cache");
-    static const char *const role_label[2] = {"role=\"prefill\"", "role=\"decode\""};
-    static const char *const bound_label[TD_BOUND_N] = {
-        "by=\"none\"", "by=\"prefill\"", "by=\"transfer\"", "by=\"decode\"", "by=\"router\""};
-    for (int i = 0; i < 2; i++) {
-        m->wanted[i] = td_gauge(
-            "td_recommended_workers", role_label[i],
-            "Workers that the offered load asks for, with hysteresis; 0 = too early to say");
-        m->needed[i] =
-            td_gauge("td_needed_workers", role_label[i], "The same before rounding and hysteresis");
-        m->utilisation[i] = td_gauge("td_worker_utilisation", role_label[i],
-                                     "Share of time the role's workers spend in steps, EWMA");
-    }
-    for (int i = 0; i < TD_BOUND_N; i++)
-        m->bound[i] = td_gauge("td_goodput_bound", bound_label[i], "1 = this bounds goodput now");
-    m->arrival_rate = td_gauge("td_request_arrival_rate", "", "Requests per second, half-life 5 s");
-    m->coverage[0] = td_gauge(
-        "td_prediction_coverage", "objective=\"ttft\"",
-        "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m->coverage[1] = td_gauge(
-        "td_prediction_coverage", "objective=\"tpot\"",
-        "Share of the last 512 placed requests within prediction times margin; aims at attainment");
-    m->mape[0] = td_gauge(
-        "td_prediction_mape", "objective=\"ttft\"",
-        "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m->mape[1] = td_gauge(
-        "td_prediction_mape", "objective=\"tpot\"",
-        "Mean absolute error of predictions over the last 512, relative to what was observed");
-    m->mismatches = td_counter("td_token_mismatch_total", "",
-                               "A worker contradicted a token already sent (must stay 0)");
-}
-
 static td_status read_files(struct served_model *m, const char *dir, struct td_err *err)
 {
     td_status s = td_model_config_load(dir, &m->config, err);
     if (!s) s = td_tokenizer_load(dir, &m->tokenizer, err);
     if (!s) s = td_chat_template_load(dir, &m->chat, err);
     if (s) return s;
+    m->config_digest = td_model_config_digest(&m->config);
+    m->vocab_digest = td_tokenizer_digest(m->tokenizer);
     m->longest_token_bytes = 16;
     for (int32_t i = 0; i < td_tokenizer_vocab(m->tokenizer); i++) {
         size_t n = 0;
@@ -245,56 +169,75 @@ static td_status read_files(struct served_model *m, const char *dir, struct td_e
     return TD_OK;
 }
 
-static void choose_name(struct served_model *m, const char *dir, const char *served_name)
+static void choose_names(struct served_model *m, const struct router_model_spec *spec)
 {
-    if (served_name[0]) {
-        snprintf(m->name, sizeof m->name, "%s", served_name);
-        return;
-    }
-    char *real = realpath(dir, NULL);
+    char *real = realpath(spec->dir, NULL);
     const char *slash = real ? strrchr(real, '/') : NULL;
-    snprintf(m->name, sizeof m->name, "%s", slash ? slash + 1 : dir);
+    snprintf(m->dir_name, sizeof m->dir_name, "%s", slash ? slash + 1 : spec->dir);
     free(real);
+    m->names = spec->names;
+    if (m->names.n) return;
+    snprintf(m->names.names[0], sizeof m->names.names[0], "%s", m->dir_name);
+    m->names.n = 1;
 }
 
-static td_status open_core(struct served_model *m, struct td_err *err)
+const char *served_model_name(const struct served_model *m) { return m->names.names[0]; }
+
+static td_status open_log(struct served_model *m, const struct td_core_config *c, bool is_first,
+                          struct td_err *err)
 {
-    const struct router *r = m->router;
-    const struct router_config *g = &r->cfg;
-    struct td_core_config c = r->core_cfg;
-    td_status s = TD_OK;
-    if (g->latency_table[0])
-        s = router_latency_table_load(g->latency_table, &c, m->node_classes, NULL, err);
-    if (!s) s = td_core_create(&c, &m->core, err);
-    if (s) return s;
-    m->n_node_classes = c.n_thetas;
-    if (!g->decision_log[0]) return TD_OK;
-    m->log = fopen(g->decision_log, "w");
-    if (!m->log)
-        return td_fail(err, TD_ERR_IO, "decision_log \"%s\": %s", g->decision_log, strerror(errno));
+    const char *file = m->router->cfg.decision_log;
     char line[TD_CORE_LINE_MAX];
-    for (uint32_t i = 0; td_core_config_format(&c, i, line, sizeof line) > 0; i++)
+    if (!file[0]) return TD_OK;
+    if (is_first)
+        snprintf(m->log_path, sizeof m->log_path, "%s", file);
+    else if (router_model_log_path(file, served_model_name(m), m->log_path, sizeof m->log_path,
+                                   err))
+        return err->code;
+    m->log = fopen(m->log_path, "w");
+    if (!m->log)
+        return td_fail(err, TD_ERR_IO, "decision_log \"%.400s\": %s", m->log_path, strerror(errno));
+    for (uint32_t i = 0; td_core_config_format(c, i, line, sizeof line) > 0; i++)
         fputs(line, m->log);
     return TD_OK;
 }
 
-td_status served_model_open(struct router *r, const char *dir, struct served_model **ret_model,
-                            struct td_err *err)
+static td_status open_core(struct served_model *m, bool is_first, struct td_err *err)
+{
+    const struct router *r = m->router;
+    const struct router_config *g = &r->cfg;
+    struct td_core_config c = r->core_cfg;
+    char table[ROUTER_MAX_MODEL_PATH];
+    td_status s = router_model_option(g->latency_table, &m->names, table, sizeof table, err);
+    if (s) return td_err_prefix(err, "latency_table");
+    if (table[0]) s = router_latency_table_load(table, &c, m->node_classes, NULL, err);
+    if (!s) s = td_core_create(&c, &m->core, err);
+    if (s) return s;
+    m->n_node_classes = c.n_thetas;
+    return open_log(m, &c, is_first, err);
+}
+
+td_status served_model_open(struct router *r, const struct router_model_spec *spec, bool is_first,
+                            struct served_model **ret_model, struct td_err *err)
 {
     struct served_model *m = calloc(1, sizeof *m);
-    if (!m) return td_fail(err, TD_ERR_NOMEM, "no memory for model \"%s\"", dir);
+    if (!m) return td_fail(err, TD_ERR_NOMEM, "no memory for model \"%.200s\"", spec->dir);
     m->router = r;
-    metrics_make(&m->metrics);
-    td_status s = read_files(m, dir, err);
-    if (!s) choose_name(m, dir, r->cfg.served_model_name);
-    if (!s) s = open_core(m, err);
+    td_status s = read_files(m, spec->dir, err);
+    if (!s) choose_names(m, spec);
+    if (!s) s = open_core(m, is_first, err);
     if (s) {
         served_model_close(m);
         return s;
     }
-    served_model_update_max_len(m);
     *ret_model = m;
     return TD_OK;
+}
+
+void served_model_begin(struct served_model *m)
+{
+    served_model_metrics_make(m);
+    served_model_update_max_len(m);
 }
 
 void served_model_close(struct served_model *m)

@@ -7,7 +7,7 @@
  * begin to their end. Slots, worker numbers and ids of requests are the router's: no two models use
  * the same one at a time.
  *
- * Threads: the router's loop thread, but for open and close. */
+ * Threads: the router's loop thread, but for open, which any thread may call. */
 #ifndef TD_ROUTER_SERVED_MODEL_H
 #define TD_ROUTER_SERVED_MODEL_H
 
@@ -19,6 +19,7 @@
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "router/core/core.h"
+#include "router/model_names.h"
 #include "router/objectives.h"
 
 struct router;
@@ -43,8 +44,10 @@ struct served_model_told {
 
 struct served_model {
     struct router *router;
-    char name[256];
+    struct router_model_names names;  /* names[0] is told where one is told */
+    char dir_name[ROUTER_MODEL_NAME]; /* of its directory: workers may say that */
     struct td_model_config config;
+    uint64_t config_digest, vocab_digest; /* what a worker's hello must agree with */
     struct td_tokenizer *tokenizer;
     struct td_chat_template *chat;
     size_t longest_token_bytes;
@@ -53,14 +56,21 @@ struct served_model {
     uint32_t n_node_classes;
     struct td_core *core;
     FILE *log; /* decision log, or NULL */
+    char log_path[ROUTER_MAX_MODEL_PATH];
     struct served_model_metrics metrics;
     struct served_model_told told;
 };
 
 /* Reads the model's files (no weights) and makes its core, whose classes are those of
- * r->core_cfg. Blocks on the disk. */
-td_status served_model_open(struct router *r, const char *dir, struct served_model **ret_model,
-                            struct td_err *err);
+ * r->core_cfg. is_first: its decision log is the file of that option, and not one beside it.
+ * Reads of r what does not change after router_open. Blocks on the disk. */
+td_status served_model_open(struct router *r, const struct router_model_spec *spec, bool is_first,
+                            struct served_model **ret_model, struct td_err *err);
+/* It takes part from now on: metrics, the length of its context. Loop thread, or before there is
+ * one. */
+void served_model_begin(struct served_model *m);
+void served_model_metrics_make(struct served_model *m); /* model_metrics.c: of begin */
+const char *served_model_name(const struct served_model *m);
 void served_model_close(struct served_model *m); /* NULL is fine */
 
 /* The one door to the core: applies the event, logs it, logs and carries out the actions. */

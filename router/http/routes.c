@@ -64,7 +64,7 @@ static void generate(struct http_call *c)
     struct served_model *m;
     if (!router_find_model(r, in->model, &m, NULL)) { /* else inference_generate refuses it */
         a->tokenizer = m->tokenizer;
-        snprintf(a->model, sizeof a->model, "%s", m->name);
+        snprintf(a->model, sizeof a->model, "%s", in->model[0] ? in->model : served_model_name(m));
     }
     a->created_s = (int64_t)time(NULL);
     snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
@@ -150,6 +150,22 @@ static void detokenize(struct http_call *c)
 
 /* ---- what is served, and how it is ----------------------------------------------------------- */
 
+/* An alias is a model of its own to a client that looks for its name; its root is the name. */
+static void add_model(struct text_buffer *text, bool is_first, const struct served_model *m,
+                      uint32_t name_at, time_t created)
+{
+    const char *id = m->names.names[name_at], *root = served_model_name(m);
+    text_addf(text, is_first ? "{\"id\":" : ",{\"id\":");
+    text_add_json(text, id, strlen(id));
+    text_addf(text, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\",\"root\":",
+              (long long)created);
+    if (name_at)
+        text_add_json(text, root, strlen(root));
+    else
+        text_addf(text, "null");
+    text_addf(text, ",\"parent\":null,\"max_model_len\":%u}", served_model_max_len(m));
+}
+
 static void list_models(struct http_call *c)
 {
     struct router *r = c->http->router;
@@ -157,15 +173,9 @@ static void list_models(struct http_call *c)
     if (!inference_may_call(r, client_of(c))) return;
     time_t started = time(NULL) - (time_t)((td_now_ns() - r->started_ns) / TD_NS_PER_S);
     text_addf(&text, "{\"object\":\"list\",\"data\":[");
-    for (uint32_t i = 0; i < r->n_models; i++) {
-        const struct served_model *m = r->models[i];
-        text_addf(&text, i ? ",{\"id\":" : "{\"id\":");
-        text_add_json(&text, m->name, strlen(m->name));
-        text_addf(&text,
-                  ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\",\"root\":null,"
-                  "\"parent\":null,\"max_model_len\":%u}",
-                  (long long)started, served_model_max_len(m));
-    }
+    for (uint32_t i = 0; i < r->n_models; i++)
+        for (uint32_t k = 0; k < r->models[i]->names.n; k++)
+            add_model(&text, i + k == 0, r->models[i], k, started);
     text_addf(&text, "]}");
     http_call_finish_json(c, &text);
 }

@@ -15,7 +15,7 @@ extern const struct td_rpc_method kserve_methods[];
 
 /* Whether requests for the model can be placed: workers of each role that it needs are ready. */
 bool kserve_model_is_ready(const struct router *r, const struct served_model *m);
-/* Of the first model. */
+/* Of some model. */
 bool kserve_server_is_ready(const struct router *r);
 
 #endif

@@ -182,7 +182,7 @@ static void call_begin(struct router *r, struct td_rpc_call *rpc, struct kserve_
         td_rpc_call_set_user(rpc, c);
     }
     router_find_model(r, in->model, &m, NULL); /* else inference_generate refuses it */
-    kserve_answer_begin(&c->answer, q, m ? m->name : "");
+    kserve_answer_begin(&c->answer, q, !m ? "" : in->model[0] ? in->model : served_model_name(m));
     inference_generate(r, client_of(c), &in, 1);
     call_drop(c);
 }
@@ -273,7 +273,9 @@ bool kserve_model_is_ready(const struct router *r, const struct served_model *m)
 
 bool kserve_server_is_ready(const struct router *r)
 {
-    return kserve_model_is_ready(r, r->models[0]);
+    for (uint32_t i = 0; i < r->n_models; i++)
+        if (kserve_model_is_ready(r, r->models[i])) return true;
+    return false;
 }
 
 static void on_nothing_end(struct td_rpc_call *rpc, bool cancelled, void *ctx)
@@ -371,7 +373,7 @@ static void on_model_metadata(struct td_rpc_call *rpc, const ProtobufCMessage *m
         td_rpc_call_finish(rpc, td_rpc_code(s), err.msg, NULL, 0);
         return;
     }
-    out.name = m->name;
+    out.name = (char *)(uintptr_t)served_model_name(m);
     out.n_versions = 1;
     out.versions = versions;
     out.platform = (char *)(uintptr_t) "tandem";

@@ -98,7 +98,10 @@ static void generate(struct http_call *c)
     const Tandem__V1__GenerateRequest *one = in;
     struct served_model *m = NULL;
     router_find_model(r, in->model, &m, NULL); /* else inference_generate refuses it */
-    kserve_answer_begin(&k->answer, k->request, m ? m->name : "");
+    kserve_answer_begin(&k->answer, k->request,
+                        !m             ? ""
+                        : in->model[0] ? in->model
+                                       : served_model_name(m));
     if (!in->request_id[0]) in->request_id = c->request_id;
     inference_generate(r, client_of(c), &one, 1);
 }
@@ -167,7 +170,7 @@ static void tell_model(struct http_call *c)
     struct text_buffer text = {0};
     if (!find_model(c, &m)) return;
     text_addf(&text, "{\"name\":");
-    text_add_json(&text, m->name, strlen(m->name));
+    text_add_json(&text, served_model_name(m), strlen(served_model_name(m)));
     text_addf(&text, ",\"versions\":[\"" KSERVE_MODEL_VERSION "\"],\"platform\":\"tandem\","
                      "\"inputs\":[");
     list_tensors(&text, kserve_input);

@@ -154,8 +154,9 @@ static void digests(void **state)
     same.n_eos = 0;
     assert_true(td_model_config_digest(&c) == td_model_config_digest(&same));
     assert_true(td_model_config_digest(&c) != 0);
-    int32_t *const sizes[] = {&other.n_layers,   &other.hidden,   &other.intermediate, &other.n_heads,
-                              &other.n_kv_heads, &other.head_dim, &other.vocab};
+    int32_t *const sizes[] = {&other.n_layers, &other.hidden,     &other.intermediate,
+                              &other.n_heads,  &other.n_kv_heads, &other.head_dim,
+                              &other.vocab};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         *sizes[i] += 1;
         assert_true(td_model_config_digest(&c) != td_model_config_digest(&other));

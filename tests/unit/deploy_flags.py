@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from tree import ROOT, read, source_files
+from tree import METRIC, ROOT, read, source_files
 
 try:
     import yaml
@@ -171,7 +171,7 @@ def dashboard_problems(text):
         read(ROOT, p) for p in source_files(ROOT, (".c", ))
         if p.startswith(("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/",
                          "decode/")))
-    metrics = set(re.findall(r'td_(?:counter|gauge|histogram)\("(td_\w+)"', source))
+    metrics = set(re.findall(METRIC, source))
     json.loads(text)
     asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}
     if not asked:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from tree import ROOT, code_only, read, source_files
+from tree import METRIC, ROOT, code_only, read, source_files
 
 EVENT = re.compile(
     r'(?:\btd_(?:debug|info|warn|error)(?:_limited)?\(\s*|\bTD_LOG_(?:INFO|WARN|ERROR|DEBUG),\s+'
@@ -59,8 +59,7 @@ def event_problems(page, logged):
 def metric_problems(page, sources):
     have = {
         m for text in sources.values()
-        for m in re.findall(
-            r'(?:td_(?:counter|gauge|histogram)|COUNTER\w*|GAUGE\w*)\(\s*"(td_\w+)"', text)
+        for m in re.findall(METRIC, text)
     }
     told = set(re.findall(r"`(td_[a-z0-9_]+)[` ]", page.split("## Metrics", 1)[1]))
     for name in sorted(have - told):

@@ -7,6 +7,9 @@ import sys
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SOURCE_ENDINGS = (".c", ".h", ".cu", ".cuh")
+# The name of a metric where it is made: by a call, or by a row of a table.
+METRIC = (r'(?:td_(?:counter|gauge|histogram)|COUNTER\w*|GAUGE\w*|HISTOGRAM)'
+          r'\(\s*"(td_\w+)"')
 
 
 def source_files(root, endings=SOURCE_ENDINGS):
