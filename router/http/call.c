@@ -537,12 +537,15 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     if (origin && strlen(origin) < sizeof c->origin && is_plain(origin) &&
         is_listed(h->config.cors_origins, origin))
         snprintf(c->origin, sizeof c->origin, "%s", origin);
+    /* The library leaves the body of an answer to HEAD out. */
+    const char *known_method = strcmp(method, MHD_HTTP_METHOD_HEAD) ? method : MHD_HTTP_METHOD_GET;
     if (kserve_http_has(url))
-        c->route = kserve_http_find(url, method, &c->kserve, &c->refused);
+        c->route = kserve_http_find(url, known_method, &c->kserve, &c->refused);
     else
-        c->route = http_route_find(url, method, &c->refused);
-    if (c->route) c->refused = 0;
-    if (!c->route)
+        c->route = http_route_find(url, known_method, &c->refused);
+    if (c->route)
+        c->refused = 0;
+    else
         snprintf(c->refused_why, sizeof c->refused_why, "%.20s %.100s is not served here", method,
                  url);
     pthread_mutex_lock(&h->lock);
