@@ -163,12 +163,21 @@ static td_status read_integer(struct builder *b, const char *name, const json_t 
     return ok ? TD_OK : bad_parameter(b, name, "an integer of 64 bits");
 }
 
+/* JSON within a text of the request: what it becomes in memory is bounded as a body is. */
+static td_status load_json(struct builder *b, const char *name, const json_t *text, json_t **ret)
+{
+    const char *bytes = json_string_value(text);
+    size_t n = json_string_length(text);
+    td_status s = openai_check_body(bytes, n, b->err);
+    if (s) return td_err_prefix(b->err, name);
+    return td_json_load_text(bytes, n, name, ret, b->err);
+}
+
 static td_status put_json(struct builder *b, const char *name, const json_t *v)
 {
     json_t *value = NULL;
     if (!json_is_string(v)) return put(b, name, json_incref((json_t *)(uintptr_t)v));
-    td_status s =
-        td_json_load_text(json_string_value(v), json_string_length(v), name, &value, b->err);
+    td_status s = load_json(b, name, v, &value);
     return s ? s : put(b, name, value);
 }
 
@@ -273,8 +282,7 @@ static td_status take_parameters(struct builder *b, const char *what, const json
 static td_status take_sampling(struct builder *b, const json_t *text)
 {
     json_t *object = NULL;
-    td_status s = td_json_load_text(json_string_value(text), json_string_length(text),
-                                    inputs[SAMPLING_PARAMETERS].name, &object, b->err);
+    td_status s = load_json(b, inputs[SAMPLING_PARAMETERS].name, text, &object);
     if (!s) s = take_parameters(b, inputs[SAMPLING_PARAMETERS].name, object, true);
     json_decref(object);
     return s;

@@ -50,7 +50,8 @@ def request(text=TALE, raw=False, id="", flags=None, sampling=None, outputs=(), 
     r = kpb.ModelInferRequest(model_name=model, id=id)
     tensors = [("text_input", "BYTES", text.encode() if isinstance(text, str) else text)]
     if sampling is not None:
-        tensors.append(("sampling_parameters", "BYTES", json.dumps(sampling).encode()))
+        text = json.dumps(sampling, separators=(",", ":")).encode()
+        tensors.append(("sampling_parameters", "BYTES", text))
     tensors += [(name, "BOOL", value) for name, value in (flags or {}).items()]
     for name, datatype, value in tensors:
         t = r.inputs.add(name=name, datatype=datatype, shape=[1])
@@ -203,6 +204,10 @@ REFUSED = [
     (request(stop_token_ids="[1,"), Code.INVALID_ARGUMENT, "stop_token_ids"),
     (request(sampling={"temprature": 0}), Code.INVALID_ARGUMENT, '"temprature"'),
     (request(sampling=[1]), Code.INVALID_ARGUMENT, "sampling_parameters must be a JSON object"),
+    (request(sampling=[[]] * 700000), Code.INVALID_ARGUMENT,
+     "sampling_parameters: request body has 1400001 values, limit 1114112"),
+    (request(stop_token_ids="[" + "0," * 1200000 + "0]"), Code.INVALID_ARGUMENT,
+     "stop_token_ids: request body has 1200002 values, limit 1114112"),
     (request(flags={"stream": True}), Code.INVALID_ARGUMENT, "stream is true, must be false"),
     (with_tensor(name="image", datatype="BYTES", shape=[1]), Code.INVALID_ARGUMENT, '"image"'),
     (request(outputs=["logits"]), Code.INVALID_ARGUMENT, 'output "logits" does not exist'),
