@@ -160,11 +160,9 @@ struct factors {
     double price, doubt_t, doubt_d;
 };
 
-static double ttft_margin(const struct td_policy_view *v, const struct td_policy_ask *a,
-                          uint32_t bucket, double price)
+static double at_price(double margin, double price)
 {
-    double q = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, bucket);
-    return q > 1 ? 1 + (q - 1) * price : q;
+    return margin > 1 ? 1 + (margin - 1) * price : margin;
 }
 
 static double tpot_margin(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -217,8 +215,8 @@ struct judged {
 static struct judged judge(const struct td_policy_view *v, const struct td_policy_ask *a,
                            const struct td_choice *c, bool fits, const struct factors *x)
 {
-    double q_t = ttft_margin(v, a, c->ttft_bucket, a->favoured ? 0 : x->price) * x->doubt_t,
-           q_t_whole = ttft_margin(v, a, c->ttft_bucket, 1) * x->doubt_t,
+    double q_whole = td_latency_margin(v->latency, TD_LAT_TTFT, a->slo_class, c->ttft_bucket),
+           q_t = at_price(q_whole, a->favoured ? 0 : x->price) * x->doubt_t,
            q_d = placement_tpot_margin(v, a, c) * x->doubt_d;
     double ttft_s = c->ttft_s - (a->favoured ? c->reserve_s : 0); /* for it a chance is enough */
     struct judged j = {.need_s = ttft_s * q_t,
@@ -239,7 +237,7 @@ static struct judged judge(const struct td_policy_view *v, const struct td_polic
          kept = step * q_d <= decode_of(v, c)->decode.min_tpot_s,
          chance = (c->tpot_s - c->join_s / n_gaps) * q_d <= a->tpot_s;
     if (!fits || !guarded || !kept || !chance || need > a->ttft_s) return j;
-    bool sure = c->ttft_s * q_t_whole <= a->ttft_s && c->tpot_s * q_d <= a->tpot_s;
+    bool sure = c->ttft_s * q_whole * x->doubt_t <= a->ttft_s && c->tpot_s * q_d <= a->tpot_s;
     j.prospect = sure ? SURE : CHANCE;
     return j;
 }
