@@ -469,230 +469,203 @@ static void qwen3_thinking(void **state)
         .text = t, .bytes = sizeof t - 1                                                           \
     }
 
-/* Roles, parts, tools and kwargs; what the limits and refusals say. Needs no shared data. */
-static void tools_by_hand(void **state)
-{
-    (void)state;
-    static const char chatml[] =
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
-    static const char tools[] =
-        MARK "{{ tools | tojson }}{% for m in messages %}|{{ m.role }}:{{ m.content }}"
-             "{{ m.tool_call_id }}{{ m.name }}{% if m.role == 'tool' %}!{% endif %}"
-             "{% for c in m.tool_calls %}{{ c | tojson }}{% endfor %}{% endfor %}"
-             "{% if thinking is defined %}{{ thinking | tojson }}{% endif %}";
-    const struct td_chat_part parts[] = {{"text", "a", 1}, {"text", "", 0}, {"text", "b", 1}},
-                              image[] = {{"text", "a", 1}, {"image_url", "x", 1}};
-    const struct td_chat_tool_call call = {"id1", "f", JSON("{\"b\": 1.50, \"a\": []}")},
-                                   bare = {NULL, "f", {NULL, 0}},
-                                   no_object = {NULL, "f", JSON("[1]")},
-                                   no_json = {NULL, "f", JSON("{\"a\": }")},
-                                   unnamed = {NULL, "", {NULL, 0}};
-    const struct td_chat_json tool = JSON("{\"type\":\"function\",\"function\":{\"name\":\"f\"}}");
-    const struct td_chat_json other = JSON("{\"function\":{\"name\":\"unseen\"}}");
-    static char deep[80], wide[16384], large[TD_CHAT_MAX_JSON_BYTES + 1];
-    struct td_chat_json many[TD_CHAT_MAX_TOOLS + 1];
-    for (int i = 0; i < LEN(many); i++) many[i] = tool;
-    memset(large, ' ', sizeof large);
-    memcpy(large, "{}", 2);
-    memcpy(deep, "{\"a\":", 5);
-    memset(deep + 5, '[', 32);
-    memset(deep + 37, ']', 32);
-    deep[69] = '}';
-    size_t n_wide = 1;
-    wide[0] = '{';
-    for (int i = 0; i <= TD_CHAT_MAX_JSON_KEYS; i++)
-        n_wide += (size_t)snprintf(wide + n_wide, sizeof wide - n_wide, "%s\"%d\":0",
-                                   i > 0 ? "," : "", i);
-    wide[n_wide++] = '}';
-    const struct td_chat_json bounds[] = {{deep, 70}, {wide, n_wide}, {large, sizeof large}};
-    const struct td_chat_message user = MESSAGE("user", "hi", 2);
+static const char hand_chatml[] =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
+static const char hand_tools[] =
+    MARK "{{ tools | tojson }}{% for m in messages %}|{{ m.role }}:{{ m.content }}"
+         "{{ m.tool_call_id }}{{ m.name }}{% if m.role == 'tool' %}!{% endif %}"
+         "{% for c in m.tool_calls %}{{ c | tojson }}{% endfor %}{% endfor %}"
+         "{% if thinking is defined %}{{ thinking | tojson }}{% endif %}";
+static const struct td_chat_part hand_parts[] = {{"text", "a", 1},
+                                                 {"text", "", 0},
+                                                 {"text", "b", 1}},
+                                 image_part[] = {{"text", "a", 1}, {"image_url", "x", 1}};
+static const struct td_chat_tool_call hand_call = {"id1", "f", JSON("{\"b\": 1.50, \"a\": []}")},
+                                      bare_call = {NULL, "f", {NULL, 0}},
+                                      no_object_call = {NULL, "f", JSON("[1]")},
+                                      no_json_call = {NULL, "f", JSON("{\"a\": }")},
+                                      unnamed_call = {NULL, "", {NULL, 0}};
+static const struct td_chat_json hand_tool =
+    JSON("{\"type\":\"function\",\"function\":{\"name\":\"f\"}}");
+static const struct td_chat_json other_tool = JSON("{\"function\":{\"name\":\"unseen\"}}");
+#define HAND_USER MESSAGE("user", "hi", 2)
 #define CALLS(r, c)                                                                                \
     {                                                                                              \
         .role = r, .content = "", .tool_calls = c, .n_tool_calls = 1                               \
     }
-    const struct {
-        const char *jinja;
-        struct td_chat_message m[2];
-        const struct td_chat_json *tools;
-        size_t n_tools;
-        struct td_chat_json kwargs;
-        td_status st;
-        const char *want;
-    } rows[] = {
-        {chatml, {user}, NULL, 0, {NULL, 0}, TD_OK, "<|im_start|>user\nhi<|im_end|>"},
-        {chatml,
-         {{.role = "user", .parts = parts, .n_parts = 3}},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_OK,
-         "<|im_start|>user\na\n\nb<|im_end|>"},
-        {chatml,
-         {MESSAGE("developer", "be", 2)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_OK,
-         "<|im_start|>system\nbe<|im_end|>"},
-        {MARK "{# developer #}{{ messages[0].role }}{{ messages[0].content }}",
-         {MESSAGE("developer", "be", 2)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_OK,
-         "developerbe"},
-        {tools,
-         {user},
-         &tool,
-         1,
-         JSON("{\"thinking\": [false, null]}"),
-         TD_OK,
-         "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]|user:hi[false, null]"},
-        {tools,
-         {CALLS("assistant", &call),
-          {.role = "tool",
-           .content = "42",
-           .content_bytes = 2,
-           .tool_call_id = "id1",
-           .name = "f"}},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_OK,
-         "null|assistant:{\"id\": \"id1\", \"type\": \"function\", \"function\": {\"name\": \"f\", "
-         "\"arguments\": {\"b\": 1.5, \"a\": []}}}|tool:42id1f!"},
-        {tools,
-         {CALLS("assistant", &bare)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_OK,
-         "null|assistant:{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": "
-         "{}}}"},
-        {chatml,
-         {{.role = "user", .parts = image, .n_parts = 2}},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "messages[0].content[1].type is \"image_url\", must be text"},
-        {chatml,
-         {{.role = "user", .parts = parts, .n_parts = TD_CHAT_MAX_PARTS + 1}},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_LIMIT,
-         "messages[0].content has 1025 parts, must be <= 1024"},
-        {chatml,
-         {MESSAGE("ipython", "a", 1)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "messages[0].role is \"ipython\", must be system, developer, user, assistant or tool"},
-        {chatml,
-         {user},
-         &tool,
-         1,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "tools: the model's chat template (chatml) has no place for them"},
-        {MARK "no tools for f{{ messages[0].content }}",
-         {user},
-         &other,
-         1,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "tools[0]: the model's chat template (chatml) leaves out this tool"},
-        {chatml,
-         {CALLS("assistant", &call)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "messages[0] has tool_calls, which the model's chat template (chatml) does not have"},
-        {MARK "{# tool_calls #}",
-         {CALLS("assistant", &call)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "messages[0]: the model's chat template (chatml) leaves out its "
-         "tool_calls"},
-        {MARK "{# 'tool' #}",
-         {MESSAGE("tool", "42", 2)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_UNSUPPORTED,
-         "messages[0]: the model's chat template (chatml) leaves out this tool message"},
-        {tools,
-         {CALLS("user", &call)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_INVALID,
-         "messages[0] has tool_calls and the role \"user\", must be assistant"},
-        {tools,
-         {{.role = "user", .content = "", .tool_call_id = "x"}},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_INVALID,
-         "messages[0] has a tool_call_id and the role \"user\", must be tool"},
-        {tools,
-         {CALLS("assistant", &unnamed)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_INVALID,
-         "messages[0].tool_calls[0].name is empty"},
-        {tools,
-         {CALLS("assistant", &no_object)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_INVALID,
-         "messages[0].tool_calls[0].arguments: is no JSON object"},
-        {tools,
-         {CALLS("assistant", &no_json)},
-         NULL,
-         0,
-         {NULL, 0},
-         TD_ERR_INVALID,
-         "messages[0].tool_calls[0].arguments: line 1, column 7"},
-        {tools,
-         {user},
-         NULL,
-         0,
-         JSON("{\"messages\": []}"),
-         TD_ERR_INVALID,
-         "template_kwargs sets \"messages\""},
-        {tools,
-         {user},
-         NULL,
-         0,
-         JSON("{\"range\": 1}"),
-         TD_ERR_INVALID,
-         "template_kwargs sets \"range\""},
-        {tools, {user}, many, LEN(many), {NULL, 0}, TD_ERR_LIMIT, "tools: 129, must be <= 128"},
-        {tools, {user}, &bounds[0], 1, {NULL, 0}, TD_ERR_LIMIT, "tools[0]: nests deeper than 32"},
-        {tools,
-         {user},
-         &bounds[1],
-         1,
-         {NULL, 0},
-         TD_ERR_LIMIT,
-         "tools[0]: has an object of 1025 keys, must be <= 1024"},
-        {tools,
-         {user},
-         &bounds[2],
-         1,
-         {NULL, 0},
-         TD_ERR_LIMIT,
-         "tools[0]: has 65537 bytes, must be <= 65536"},
-    };
-    for (int i = 0; i < LEN(rows); i++) {
+
+/* A chat, and what its rendering must be, or, with an error, must say. */
+struct hand_row {
+    const char *jinja;
+    struct td_chat_message m[2];
+    const struct td_chat_json *tools;
+    size_t n_tools;
+    struct td_chat_json kwargs;
+    td_status st;
+    const char *want;
+};
+
+static const struct hand_row rendered_by_hand[] = {
+    {hand_chatml, {HAND_USER}, NULL, 0, {NULL, 0}, TD_OK, "<|im_start|>user\nhi<|im_end|>"},
+    {hand_chatml,
+     {{.role = "user", .parts = hand_parts, .n_parts = 3}},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_OK,
+     "<|im_start|>user\na\n\nb<|im_end|>"},
+    {hand_chatml,
+     {MESSAGE("developer", "be", 2)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_OK,
+     "<|im_start|>system\nbe<|im_end|>"},
+    {MARK "{# developer #}{{ messages[0].role }}{{ messages[0].content }}",
+     {MESSAGE("developer", "be", 2)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_OK,
+     "developerbe"},
+    {hand_tools,
+     {HAND_USER},
+     &hand_tool,
+     1,
+     JSON("{\"thinking\": [false, null]}"),
+     TD_OK,
+     "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]|user:hi[false, null]"},
+    {hand_tools,
+     {CALLS("assistant", &hand_call),
+      {.role = "tool", .content = "42", .content_bytes = 2, .tool_call_id = "id1", .name = "f"}},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_OK,
+     "null|assistant:{\"id\": \"id1\", \"type\": \"function\", \"function\": {\"name\": \"f\", "
+     "\"arguments\": {\"b\": 1.5, \"a\": []}}}|tool:42id1f!"},
+    {hand_tools,
+     {CALLS("assistant", &bare_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_OK,
+     "null|assistant:{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": "
+     "{}}}"},
+};
+
+static const struct hand_row refused_by_hand[] = {
+    {hand_chatml,
+     {{.role = "user", .parts = image_part, .n_parts = 2}},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "messages[0].content[1].type is \"image_url\", must be text"},
+    {hand_chatml,
+     {{.role = "user", .parts = hand_parts, .n_parts = TD_CHAT_MAX_PARTS + 1}},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_LIMIT,
+     "messages[0].content has 1025 parts, must be <= 1024"},
+    {hand_chatml,
+     {MESSAGE("ipython", "a", 1)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "messages[0].role is \"ipython\", must be system, developer, user, assistant or tool"},
+    {hand_chatml,
+     {HAND_USER},
+     &hand_tool,
+     1,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "tools: the model's chat template (chatml) has no place for them"},
+    {MARK "no tools for f{{ messages[0].content }}",
+     {HAND_USER},
+     &other_tool,
+     1,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "tools[0]: the model's chat template (chatml) leaves out this tool"},
+    {hand_chatml,
+     {CALLS("assistant", &hand_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "messages[0] has tool_calls, which the model's chat template (chatml) does not have"},
+    {MARK "{# tool_calls #}",
+     {CALLS("assistant", &hand_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "messages[0]: the model's chat template (chatml) leaves out its "
+     "tool_calls"},
+    {MARK "{# 'tool' #}",
+     {MESSAGE("tool", "42", 2)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_UNSUPPORTED,
+     "messages[0]: the model's chat template (chatml) leaves out this tool message"},
+    {hand_tools,
+     {CALLS("user", &hand_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_INVALID,
+     "messages[0] has tool_calls and the role \"user\", must be assistant"},
+    {hand_tools,
+     {{.role = "user", .content = "", .tool_call_id = "x"}},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_INVALID,
+     "messages[0] has a tool_call_id and the role \"user\", must be tool"},
+    {hand_tools,
+     {CALLS("assistant", &unnamed_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_INVALID,
+     "messages[0].tool_calls[0].name is empty"},
+    {hand_tools,
+     {CALLS("assistant", &no_object_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_INVALID,
+     "messages[0].tool_calls[0].arguments: is no JSON object"},
+    {hand_tools,
+     {CALLS("assistant", &no_json_call)},
+     NULL,
+     0,
+     {NULL, 0},
+     TD_ERR_INVALID,
+     "messages[0].tool_calls[0].arguments: line 1, column 7"},
+    {hand_tools,
+     {HAND_USER},
+     NULL,
+     0,
+     JSON("{\"messages\": []}"),
+     TD_ERR_INVALID,
+     "template_kwargs sets \"messages\""},
+    {hand_tools,
+     {HAND_USER},
+     NULL,
+     0,
+     JSON("{\"range\": 1}"),
+     TD_ERR_INVALID,
+     "template_kwargs sets \"range\""},
+};
+
+static void check_rows(const struct hand_row *rows, int n_rows)
+{
+    for (int i = 0; i < n_rows; i++) {
         struct td_chat chat = {.messages = rows[i].m,
                                .n_messages = rows[i].m[1].role != NULL ? 2 : 1,
                                .tools = rows[i].tools,
@@ -712,6 +685,66 @@ static void tools_by_hand(void **state)
         free(text);
         td_chat_template_free(t);
     }
+}
+
+/* Roles, parts, tools and kwargs; what the limits and refusals say. Needs no shared data. */
+static void tools_by_hand(void **state)
+{
+    (void)state;
+    check_rows(rendered_by_hand, LEN(rendered_by_hand));
+    check_rows(refused_by_hand, LEN(refused_by_hand));
+}
+
+static void tools_have_limits(void **state)
+{
+    (void)state;
+    static char deep[80], wide[16384], large[TD_CHAT_MAX_JSON_BYTES + 1];
+    struct td_chat_json many[TD_CHAT_MAX_TOOLS + 1];
+    for (int i = 0; i < LEN(many); i++) many[i] = hand_tool;
+    memset(large, ' ', sizeof large);
+    memcpy(large, "{}", 2);
+    memcpy(deep, "{\"a\":", 5);
+    memset(deep + 5, '[', 32);
+    memset(deep + 37, ']', 32);
+    deep[69] = '}';
+    size_t n_wide = 1;
+    wide[0] = '{';
+    for (int i = 0; i <= TD_CHAT_MAX_JSON_KEYS; i++)
+        n_wide += (size_t)snprintf(wide + n_wide, sizeof wide - n_wide, "%s\"%d\":0",
+                                   i > 0 ? "," : "", i);
+    wide[n_wide++] = '}';
+    const struct td_chat_json bounds[] = {{deep, 70}, {wide, n_wide}, {large, sizeof large}};
+    const struct hand_row rows[] = {
+        {hand_tools,
+         {HAND_USER},
+         many,
+         LEN(many),
+         {NULL, 0},
+         TD_ERR_LIMIT,
+         "tools: 129, must be <= 128"},
+        {hand_tools,
+         {HAND_USER},
+         &bounds[0],
+         1,
+         {NULL, 0},
+         TD_ERR_LIMIT,
+         "tools[0]: nests deeper than 32"},
+        {hand_tools,
+         {HAND_USER},
+         &bounds[1],
+         1,
+         {NULL, 0},
+         TD_ERR_LIMIT,
+         "tools[0]: has an object of 1025 keys, must be <= 1024"},
+        {hand_tools,
+         {HAND_USER},
+         &bounds[2],
+         1,
+         {NULL, 0},
+         TD_ERR_LIMIT,
+         "tools[0]: has 65537 bytes, must be <= 65536"},
+    };
+    check_rows(rows, LEN(rows));
 }
 
 static void dates(void **state)
@@ -777,10 +810,7 @@ static const struct {
 static void refuses_by_name(void **state)
 {
     (void)state;
-    static const char chatml[] =
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
-    const struct td_chat_message hello = MESSAGE("user", "Hello", 5),
-                                 tool = MESSAGE("tool", "Hello", 5);
+    const struct td_chat_message hello = MESSAGE("user", "Hello", 5);
     char *text = NULL;
     size_t n = 0;
 
@@ -798,8 +828,16 @@ static void refuses_by_name(void **state)
         assert_null(text);
         td_chat_template_free(t);
     }
-    /* written with a limit: neither short of it nor past it, and only the rendering counts, not
-       what macros and blocks write */
+}
+
+/* written with a limit: neither short of it nor past it, and only the rendering counts, not what
+ * macros and blocks write */
+static void stops_at_its_limit(void **state)
+{
+    (void)state;
+    const struct td_chat_message hello = MESSAGE("user", "Hello", 5);
+    char *text = NULL;
+    size_t n = 0;
     struct td_chat_template *w =
         parse(MARK "{% macro m() %}{{ range(9000) | join('.') }}{% endmacro %}{% set x = m() %}"
                    "{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}",
@@ -816,9 +854,15 @@ static void refuses_by_name(void **state)
         strstr(werr.msg, "more than 4999 bytes, the most that this model's context holds"));
     assert_null(text);
     td_chat_template_free(w);
+}
 
-    /* that no message is left out is checked in one pass over the text when they come in order;
-     * a template that moves each of 2000 to another place would have the text read 1000 times */
+/* that no message is left out is checked in one pass over the text when they come in order;
+ * a template that moves each of 2000 to another place would have the text read 1000 times */
+static void finds_messages_in_any_order(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t n = 0;
     enum { MANY = 2000, EACH = 1000 };
     struct td_chat_message *many = calloc(MANY, sizeof *many);
     char *contents = malloc(MANY * EACH);
@@ -854,8 +898,16 @@ static void refuses_by_name(void **state)
     }
     free(contents);
     free(many);
+}
 
-    struct td_chat_template *t = parse(chatml, NULL, NULL);
+static void refuses_messages(void **state)
+{
+    (void)state;
+    const struct td_chat_message hello = MESSAGE("user", "Hello", 5),
+                                 tool = MESSAGE("tool", "Hello", 5);
+    char *text = NULL;
+    size_t n = 0;
+    struct td_chat_template *t = parse(hand_chatml, NULL, NULL);
     struct td_err err = {0};
     assert_int_equal(render(t, &hello, 0, true, &text, &n, &err), TD_ERR_INVALID);
     assert_non_null(strstr(err.msg, "messages"));
@@ -870,8 +922,15 @@ static void refuses_by_name(void **state)
     free(text);
     td_chat_template_free(t);
     td_chat_template_free(NULL);
+}
 
-    /* deep and long sources */
+/* deep and long sources */
+static void deep_sources_are_bounded(void **state)
+{
+    (void)state;
+    const struct td_chat_message hello = MESSAGE("user", "Hello", 5);
+    size_t n = 0;
+    struct td_err err = {0};
     static const char *const deep[] = {"(", "[", "not ", "-", "a if "};
     for (int k = 0; k < LEN(deep); k++) {
         const size_t room = 300000;
@@ -881,7 +940,7 @@ static void refuses_by_name(void **state)
             n_source += (size_t)snprintf(source + n_source, room - n_source, "%s", deep[k]);
         struct td_chat_template *d = NULL;
         assert_int_equal(td_chat_template_parse(source, n_source, NULL, NULL, &d, &err), TD_OK);
-        text = NULL;
+        char *text = NULL;
         assert_int_equal(render(d, &hello, 1, true, &text, &n, &err), TD_ERR_LIMIT);
         td_chat_template_free(d);
         free(source);
@@ -1213,13 +1272,11 @@ static void add_template(json_t *templates, struct tally *tally, const char *nam
     snprintf(tally[json_array_size(templates) - 1].name, sizeof tally->name, "%s", name);
 }
 
-static void against_jinja(void **state)
-{
-    (void)state;
-    enum { MAX_TEMPLATES = 200, CHATS_EACH = 60 };
-    static struct tally tally[MAX_TEMPLATES];
-    json_t *templates = json_array(), *chats = json_array();
+enum { MAX_TEMPLATES = 200, CHATS_EACH = 60 };
 
+/* Our own snippets, and the templates of other people that are there. */
+static void collect_templates(json_t *templates, struct tally *tally)
+{
     for (int i = 0; i < LEN(snippets); i++) {
         /* all messages must stand in the text, here before or after the snippet */
         static const char all[] = "{% for m in messages %}{{ m.content }}{% endfor %}";
@@ -1260,16 +1317,16 @@ static void against_jinja(void **state)
                          json_string_value(json_object_get(config, "chat_template")));
         json_decref(config);
     }
-    size_t n_templates = json_array_size(templates);
-    assert_true(n_templates <= MAX_TEMPLATES);
-    for (size_t i = 0; i < n_templates; i++)
-        for (int k = 0; k < CHATS_EACH; k++)
-            json_array_append_new(chats, random_chat(i, k % 3 == 2));
+    json_decref(root);
+}
+
+/* What Jinja makes of the work, or NULL: there is no jinja2 for Python. */
+static json_t *ask_jinja(const json_t *work)
+{
     char path[] = "/tmp/chat_template_test_XXXXXX", command[128];
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     close(fd);
-    json_t *work = json_pack("{s:O, s:O}", "templates", templates, "chats", chats);
     assert_int_equal(json_dump_file(work, path, 0), 0);
     snprintf(command, sizeof command, "/usr/bin/python3 tests/tools/render_chat.py %s", path);
     FILE *pipe = popen(command, "r");
@@ -1279,69 +1336,118 @@ static void against_jinja(void **state)
     unlink(path);
     if (WIFEXITED(status) && (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)) {
         printf("no jinja2 for /usr/bin/python3\n");
-        json_decref(root);
+        return NULL;
+    }
+    assert_int_equal(status, 0);
+    return answers;
+}
+
+/* One chat: we render what Jinja does, or refuse it for a reason that is known. */
+static void compare(const char *source, const json_t *chat, const json_t *answer, bool has_tools,
+                    struct tally *y)
+{
+    const json_t *want = json_object_get(answer, "text");
+    struct td_chat_message m[MAX_MESSAGES];
+    struct td_chat_json tools[MAX_CALLS];
+    const json_t *given = json_object_get(chat, "tools");
+    struct td_chat all = {.messages = m,
+                          .n_messages = (size_t)to_messages(json_object_get(chat, "messages"), m),
+                          .add_generation_prompt =
+                              json_is_true(json_object_get(chat, "add_generation_prompt")),
+                          .tools = tools,
+                          .n_tools = json_array_size(given),
+                          .template_kwargs = to_json(json_object_get(chat, "template_kwargs"))};
+    assert_true(all.n_tools <= MAX_CALLS);
+    for (size_t k = 0; k < all.n_tools; k++) tools[k] = to_json(json_array_get(given, k));
+    struct td_chat_template *t =
+        parse(source, json_string_value(json_object_get(chat, "bos_token")),
+              json_string_value(json_object_get(chat, "eos_token")));
+    char *text = NULL;
+    size_t bytes = 0;
+    struct td_err err = {0};
+    td_status st = td_chat_template_render(t, &all, &text, &bytes, &err);
+    char *chat_text = json_dumps(chat, 0);
+    y->family = td_chat_template_family(t); /* static storage */
+    if (st == TD_OK && want == NULL)
+        fail_msg("%s: Jinja says %s\n%s\nrenders\n%s", y->name,
+                 json_string_value(json_object_get(answer, "error")), chat_text, text);
+    if (st == TD_OK &&
+        (bytes != json_string_length(want) || memcmp(text, json_string_value(want), bytes) != 0))
+        fail_msg("%s: %s\nrenders\n%s\nJinja renders\n%s", y->name, chat_text, text,
+                 json_string_value(want));
+    if (st == TD_ERR_INVALID && want != NULL)
+        fail_msg("%s: %s\n%s, but Jinja renders\n%s", y->name, chat_text, err.msg,
+                 json_string_value(want));
+    if (st == TD_OK) {
+        y->n_same++;
+        y->n_tools_same += has_tools;
+    } else if (want == NULL) {
+        y->n_fail++;
+    } else if (strstr(err.msg, "leaves out") != NULL || strstr(err.msg, "does not have") != NULL ||
+               strstr(err.msg, "has no place") != NULL) {
+        y->n_left_out++;
+    } else {
+        assert_int_equal(st, TD_ERR_UNSUPPORTED);
+        y->n_refused++;
+        y->n_tools_refused += has_tools;
+        memcpy(y->why, err.msg, sizeof y->why);
+    }
+    free(chat_text);
+    free(text);
+    td_chat_template_free(t);
+}
+
+/* Families that we know render every chat, but for what is left out. */
+static void judge(const struct tally *y)
+{
+    static const char *const sure[] = {
+        "chatml",     "llama-2", "mistral-v1", "mistral-v3", "mistral-v3-tekken",
+        "mistral-v7", "qwen2.5", "qwen3",      "phi-3",      "phi-4",
+        "gemma"};
+    bool must = strncmp(y->name, "snippet", 7) == 0;
+    for (int k = 0; k < LEN(sure); k++) must |= strcmp(y->family, sure[k]) == 0;
+    static const char *const tools[] = {"Qwen-Qwen2.5-7B-Instruct.jinja",
+                                        "Qwen-Qwen3-0.6B.jinja",
+                                        "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
+                                        "meta-llama-Llama-3.1-8B-Instruct.jinja",
+                                        "meta-llama-Llama-3.3-70B-Instruct.jinja",
+                                        "mistralai-Mistral-Nemo-Instruct-2407.jinja",
+                                        "Mistral-Small-3.2-24B-Instruct-2506.jinja"};
+    bool with_tools = false;
+    for (int k = 0; k < LEN(tools); k++) with_tools |= strcmp(y->name, tools[k]) == 0;
+    if (with_tools && y->n_tools_same == 0) fail_msg("%s renders no chat with tools", y->name);
+    /* of the others some write a schema or an argument as Python would, which is refused */
+    int n_bad = y->n_refused - (with_tools ? 0 : y->n_tools_refused);
+    if ((must || with_tools) && n_bad > 0)
+        fail_msg("%s (%s) refuses %d chats: %s", y->name, y->family, y->n_refused, y->why);
+}
+
+static void against_jinja(void **state)
+{
+    (void)state;
+    static struct tally tally[MAX_TEMPLATES];
+    json_t *templates = json_array(), *chats = json_array();
+    collect_templates(templates, tally);
+    size_t n_templates = json_array_size(templates);
+    assert_true(n_templates <= MAX_TEMPLATES);
+    for (size_t i = 0; i < n_templates; i++)
+        for (int k = 0; k < CHATS_EACH; k++)
+            json_array_append_new(chats, random_chat(i, k % 3 == 2));
+    json_t *work = json_pack("{s:O, s:O}", "templates", templates, "chats", chats);
+    json_t *answers = ask_jinja(work);
+    if (!answers) {
         json_decref(work);
         json_decref(templates);
         json_decref(chats);
         skip();
     }
-    assert_int_equal(status, 0);
     assert_int_equal(json_array_size(answers), json_array_size(chats));
 
     for (size_t i = 0; i < json_array_size(chats); i++) {
-        const json_t *chat = json_array_get(chats, i), *answer = json_array_get(answers, i),
-                     *want = json_object_get(answer, "text");
+        const json_t *chat = json_array_get(chats, i);
         size_t index = (size_t)json_integer_value(json_object_get(chat, "template"));
-        struct tally *y = &tally[index];
-        struct td_chat_message m[MAX_MESSAGES];
-        struct td_chat_json tools[MAX_CALLS];
-        const json_t *given = json_object_get(chat, "tools");
-        struct td_chat all = {
-            .messages = m,
-            .n_messages = (size_t)to_messages(json_object_get(chat, "messages"), m),
-            .add_generation_prompt = json_is_true(json_object_get(chat, "add_generation_prompt")),
-            .tools = tools,
-            .n_tools = json_array_size(given),
-            .template_kwargs = to_json(json_object_get(chat, "template_kwargs"))};
-        assert_true(all.n_tools <= MAX_CALLS);
-        for (size_t k = 0; k < all.n_tools; k++) tools[k] = to_json(json_array_get(given, k));
-        struct td_chat_template *t = parse(json_string_value(json_array_get(templates, index)),
-                                           json_string_value(json_object_get(chat, "bos_token")),
-                                           json_string_value(json_object_get(chat, "eos_token")));
-        char *text = NULL;
-        size_t bytes = 0;
-        struct td_err err = {0};
-        td_status st = td_chat_template_render(t, &all, &text, &bytes, &err);
-        char *chat_text = json_dumps(chat, 0);
-        y->family = td_chat_template_family(t); /* static storage */
-        if (st == TD_OK && want == NULL)
-            fail_msg("%s: Jinja says %s\n%s\nrenders\n%s", y->name,
-                     json_string_value(json_object_get(answer, "error")), chat_text, text);
-        if (st == TD_OK && (bytes != json_string_length(want) ||
-                            memcmp(text, json_string_value(want), bytes) != 0))
-            fail_msg("%s: %s\nrenders\n%s\nJinja renders\n%s", y->name, chat_text, text,
-                     json_string_value(want));
-        if (st == TD_ERR_INVALID && want != NULL)
-            fail_msg("%s: %s\n%s, but Jinja renders\n%s", y->name, chat_text, err.msg,
-                     json_string_value(want));
-        if (st == TD_OK) {
-            y->n_same++;
-            y->n_tools_same += i % CHATS_EACH % 3 == 2;
-        } else if (want == NULL) {
-            y->n_fail++;
-        } else if (strstr(err.msg, "leaves out") != NULL ||
-                   strstr(err.msg, "does not have") != NULL ||
-                   strstr(err.msg, "has no place") != NULL) {
-            y->n_left_out++;
-        } else {
-            assert_int_equal(st, TD_ERR_UNSUPPORTED);
-            y->n_refused++;
-            y->n_tools_refused += i % CHATS_EACH % 3 == 2;
-            memcpy(y->why, err.msg, sizeof y->why);
-        }
-        free(chat_text);
-        free(text);
-        td_chat_template_free(t);
+        compare(json_string_value(json_array_get(templates, index)), chat,
+                json_array_get(answers, i), i % CHATS_EACH % 3 == 2, &tally[index]);
     }
 
     int n_same = 0, n_fail = 0, n_left_out = 0, n_refused = 0, n_whole = 0;
@@ -1357,26 +1463,7 @@ static void against_jinja(void **state)
                    "  %.60s  %s\n",
                    y->family, y->n_same, y->n_tools_same, y->n_fail, y->n_left_out, y->n_refused,
                    y->name, y->why);
-        static const char *const sure[] = {
-            "chatml",     "llama-2", "mistral-v1", "mistral-v3", "mistral-v3-tekken",
-            "mistral-v7", "qwen2.5", "qwen3",      "phi-3",      "phi-4",
-            "gemma"};
-        bool must = strncmp(y->name, "snippet", 7) == 0;
-        for (int k = 0; k < LEN(sure); k++) must |= strcmp(y->family, sure[k]) == 0;
-        static const char *const tools[] = {"Qwen-Qwen2.5-7B-Instruct.jinja",
-                                            "Qwen-Qwen3-0.6B.jinja",
-                                            "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
-                                            "meta-llama-Llama-3.1-8B-Instruct.jinja",
-                                            "meta-llama-Llama-3.3-70B-Instruct.jinja",
-                                            "mistralai-Mistral-Nemo-Instruct-2407.jinja",
-                                            "Mistral-Small-3.2-24B-Instruct-2506.jinja"};
-        bool with_tools = false;
-        for (int k = 0; k < LEN(tools); k++) with_tools |= strcmp(y->name, tools[k]) == 0;
-        if (with_tools && y->n_tools_same == 0) fail_msg("%s renders no chat with tools", y->name);
-        /* of the others some write a schema or an argument as Python would, which is refused */
-        int n_bad = y->n_refused - (with_tools ? 0 : y->n_tools_refused);
-        if ((must || with_tools) && n_bad > 0)
-            fail_msg("%s (%s) refuses %d chats: %s", y->name, y->family, y->n_refused, y->why);
+        judge(y);
     }
     assert_true(n_same > 40 * LEN(snippets));
     printf("  %zu templates, %zu chats: %d the same, %d fail in both, %d left out, %d refused; %d "
@@ -1386,7 +1473,6 @@ static void against_jinja(void **state)
     json_decref(work);
     json_decref(templates);
     json_decref(chats);
-    json_decref(root);
 }
 
 int main(void)
@@ -1398,8 +1484,13 @@ int main(void)
         cmocka_unit_test(language_by_hand),
         cmocka_unit_test(qwen3_thinking),
         cmocka_unit_test(tools_by_hand),
+        cmocka_unit_test(tools_have_limits),
         cmocka_unit_test(dates),
         cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(stops_at_its_limit),
+        cmocka_unit_test(finds_messages_in_any_order),
+        cmocka_unit_test(refuses_messages),
+        cmocka_unit_test(deep_sources_are_bounded),
         cmocka_unit_test(loads_directories),
         cmocka_unit_test(against_jinja),
     };

@@ -478,6 +478,130 @@ static bool plain_name(struct plain *p, size_t *name_at, size_t *n_name)
     }
 }
 
+/* <think> ... </think> before all else. */
+static void plain_reasoning(struct plain *p, bool inside, struct result *r)
+{
+    const char *s = p->s;
+    size_t n = p->n;
+    if (!inside) {
+        blanks(p);
+        inside = word(p, "<think>");
+        if (!inside) p->at = 0;
+    }
+    if (inside) {
+        const char *hit = NULL;
+        size_t end, from;
+        add(r, TD_OUTPUT_MARKUP, s, p->at, NULL, 0, false);
+        from = p->at;
+        while (peek(p) == '\n') p->at++;
+        add(r, TD_OUTPUT_MARKUP, s + from, p->at - from, NULL, 0, false);
+        hit = memmem(s + p->at, n - p->at, "</think>", 8);
+        if (hit == NULL) {
+            add(r, TD_OUTPUT_REASONING, s + p->at, n - p->at, NULL, 0, false);
+            p->at = n;
+        } else {
+            end = (size_t)(hit - s);
+            while (end > p->at && s[end - 1] == '\n') end--;
+            add(r, TD_OUTPUT_REASONING, s + p->at, end - p->at, NULL, 0, false);
+            p->at = (size_t)(hit - s) + 8;
+            while (peek(p) == '\n') p->at++;
+            add(r, TD_OUTPUT_MARKUP, s + end, p->at - end, NULL, 0, false);
+        }
+    }
+}
+
+static void plain_llama3(struct plain *p, uint32_t *n_calls, struct result *r)
+{
+    const char *s = p->s;
+    size_t n = p->n;
+    size_t from = p->at;
+    blanks(p);
+    size_t at = p->at;
+    if (!word(p, "<|python_tag|>")) p->at = at;
+    blanks(p);
+    while (peek(p) == '{' && plain_call(p, from, n_calls, r)) {
+        from = p->at;
+        blanks(p);
+        if (p->at == n) {
+            add(r, TD_OUTPUT_MARKUP, s + from, n - from, NULL, 0, false);
+            from = n;
+        }
+        if (!word(p, ";")) break;
+        blanks(p);
+    }
+    if (r->n_raw > from) from = r->n_raw; /* a broken call's bytes are there already */
+    add(r, TD_OUTPUT_CONTENT, s + from, n - from, NULL, 0, false);
+    p->at = n;
+}
+
+/* Behind a mark that stands at `from`: true when the call is whole, and only blanks may follow. */
+static bool plain_hermes(struct plain *p, size_t from, uint32_t *n_calls, struct result *r)
+{
+    const char *s = p->s;
+    size_t n = p->n;
+    bool closed = false;
+    blanks(p);
+    if (!plain_call(p, from, n_calls, r)) return false;
+    from = p->at;
+    blanks(p);
+    size_t close = p->at;
+    if (word(p, "</tool_call>")) {
+        closed = true;
+    } else if (p->at < n) {
+        p->at = close;
+    }
+    add(r, TD_OUTPUT_MARKUP, s + from, p->at - from, NULL, 0, false);
+    return closed;
+}
+
+static bool plain_mistral(struct plain *p, size_t from, uint32_t *n_calls, struct result *r)
+{
+    const char *s = p->s;
+    size_t n = p->n;
+    bool closed = false;
+    blanks(p);
+    if (!word(p, "[")) {
+        add(r, TD_OUTPUT_CONTENT, s + from, p->at - from, NULL, 0, false);
+        return false;
+    }
+    blanks(p);
+    while (plain_call(p, from, n_calls, r)) {
+        from = p->at;
+        blanks(p);
+        if (p->at == n || peek(p) == ']') {
+            closed = p->at < n;
+            p->at += p->at < n;
+            add(r, TD_OUTPUT_MARKUP, s + from, p->at - from, NULL, 0, false);
+            break;
+        }
+        if (!word(p, ",")) {
+            add(r, TD_OUTPUT_CONTENT, s + from, p->at - from, NULL, 0, false);
+            break;
+        }
+        blanks(p);
+    }
+    return closed;
+}
+
+static bool plain_mistral_args(struct plain *p, size_t from, uint32_t *n_calls, struct result *r)
+{
+    const char *s = p->s;
+    char name[200];
+    size_t name_at, n_name, args_at;
+    if (!plain_name(p, &name_at, &n_name)) {
+        add(r, TD_OUTPUT_CONTENT, s + from, p->at - from, NULL, 0, false);
+        return false;
+    }
+    args_at = p->at;
+    snprintf(name, sizeof name, "%.*s", (int)n_name, s + name_at);
+    add(r, TD_OUTPUT_CALL_BEGIN, s + from, args_at - from, name, (*n_calls)++, false);
+    p->name = p->args = true;
+    bool closed = object(p, 1);
+    add(r, TD_OUTPUT_CALL_ARGUMENTS, s + args_at, p->at - args_at, NULL, 0, false);
+    add(r, TD_OUTPUT_CALL_END, NULL, 0, NULL, 0, closed);
+    return closed;
+}
+
 static void plain_parse(struct td_output_format f, bool inside, const char *s, size_t n,
                         struct result *r)
 {
@@ -485,51 +609,8 @@ static void plain_parse(struct td_output_format f, bool inside, const char *s, s
     uint32_t n_calls = 0;
     r->n_log = r->n_raw = 0;
     r->last = -1;
-    if (f.reasoning && !inside) {
-        blanks(&p);
-        inside = word(&p, "<think>");
-        if (!inside) p.at = 0;
-    }
-    if (f.reasoning && inside) {
-        const char *hit = NULL;
-        size_t end, from;
-        add(r, TD_OUTPUT_MARKUP, s, p.at, NULL, 0, false);
-        from = p.at;
-        while (peek(&p) == '\n') p.at++;
-        add(r, TD_OUTPUT_MARKUP, s + from, p.at - from, NULL, 0, false);
-        hit = memmem(s + p.at, n - p.at, "</think>", 8);
-        if (hit == NULL) {
-            add(r, TD_OUTPUT_REASONING, s + p.at, n - p.at, NULL, 0, false);
-            p.at = n;
-        } else {
-            end = (size_t)(hit - s);
-            while (end > p.at && s[end - 1] == '\n') end--;
-            add(r, TD_OUTPUT_REASONING, s + p.at, end - p.at, NULL, 0, false);
-            p.at = (size_t)(hit - s) + 8;
-            while (peek(&p) == '\n') p.at++;
-            add(r, TD_OUTPUT_MARKUP, s + end, p.at - end, NULL, 0, false);
-        }
-    }
-    if (f.calls == TD_CALLS_LLAMA3) {
-        size_t from = p.at;
-        blanks(&p);
-        size_t at = p.at;
-        if (!word(&p, "<|python_tag|>")) p.at = at;
-        blanks(&p);
-        while (peek(&p) == '{' && plain_call(&p, from, &n_calls, r)) {
-            from = p.at;
-            blanks(&p);
-            if (p.at == n) {
-                add(r, TD_OUTPUT_MARKUP, s + from, n - from, NULL, 0, false);
-                from = n;
-            }
-            if (!word(&p, ";")) break;
-            blanks(&p);
-        }
-        if (r->n_raw > from) from = r->n_raw; /* a broken call's bytes are there already */
-        add(r, TD_OUTPUT_CONTENT, s + from, n - from, NULL, 0, false);
-        p.at = n;
-    }
+    if (f.reasoning) plain_reasoning(&p, inside, r);
+    if (f.calls == TD_CALLS_LLAMA3) plain_llama3(&p, &n_calls, r);
     const char *mark = f.calls == TD_CALLS_HERMES ? "<tool_call>" : "[TOOL_CALLS]";
     bool between = true; /* only blanks since the start or the last call */
     while (p.at < n) {
@@ -543,56 +624,9 @@ static void plain_parse(struct td_output_format f, bool inside, const char *s, s
         if (hit == NULL) break;
         from = end;
         p.at = end + strlen(mark);
-        between = false;
-        if (f.calls == TD_CALLS_HERMES) {
-            blanks(&p);
-            if (!plain_call(&p, from, &n_calls, r)) continue;
-            from = p.at;
-            blanks(&p);
-            size_t close = p.at;
-            if (word(&p, "</tool_call>")) {
-                between = true;
-            } else if (p.at < n) {
-                p.at = close;
-            }
-            add(r, TD_OUTPUT_MARKUP, s + from, p.at - from, NULL, 0, false);
-        } else if (f.calls == TD_CALLS_MISTRAL) {
-            blanks(&p);
-            if (!word(&p, "[")) {
-                add(r, TD_OUTPUT_CONTENT, s + from, p.at - from, NULL, 0, false);
-                continue;
-            }
-            blanks(&p);
-            while (plain_call(&p, from, &n_calls, r)) {
-                from = p.at;
-                blanks(&p);
-                if (p.at == n || peek(&p) == ']') {
-                    between = p.at < n;
-                    p.at += p.at < n;
-                    add(r, TD_OUTPUT_MARKUP, s + from, p.at - from, NULL, 0, false);
-                    break;
-                }
-                if (!word(&p, ",")) {
-                    add(r, TD_OUTPUT_CONTENT, s + from, p.at - from, NULL, 0, false);
-                    break;
-                }
-                blanks(&p);
-            }
-        } else {
-            char name[200];
-            size_t name_at, n_name, args_at;
-            if (!plain_name(&p, &name_at, &n_name)) {
-                add(r, TD_OUTPUT_CONTENT, s + from, p.at - from, NULL, 0, false);
-                continue;
-            }
-            args_at = p.at;
-            snprintf(name, sizeof name, "%.*s", (int)n_name, s + name_at);
-            add(r, TD_OUTPUT_CALL_BEGIN, s + from, args_at - from, name, n_calls++, false);
-            p.name = p.args = true;
-            between = object(&p, 1);
-            add(r, TD_OUTPUT_CALL_ARGUMENTS, s + args_at, p.at - args_at, NULL, 0, false);
-            add(r, TD_OUTPUT_CALL_END, NULL, 0, NULL, 0, between);
-        }
+        between = f.calls == TD_CALLS_HERMES    ? plain_hermes(&p, from, &n_calls, r)
+                  : f.calls == TD_CALLS_MISTRAL ? plain_mistral(&p, from, &n_calls, r)
+                                                : plain_mistral_args(&p, from, &n_calls, r);
     }
     close_run(r);
     r->log[r->n_log] = 0;
