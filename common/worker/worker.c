@@ -227,6 +227,34 @@ static td_status open_identity(struct td_worker *w, struct td_err *err)
     return s;
 }
 
+/* The files and names of the worker's gRPC side. */
+static td_status open_tls(struct td_worker *w, struct td_err *err)
+{
+    w->use_tls = w->cfg.tls_cert[0] != 0;
+    if (w->use_tls != (w->cfg.tls_key[0] != 0))
+        return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
+    w->tls = (struct td_rpc_tls){
+        .cert_file = w->cfg.tls_cert,
+        .key_file = w->cfg.tls_key,
+        .ca_file = w->cfg.tls_ca[0] ? w->cfg.tls_ca : NULL,
+        .server_name = w->cfg.tls_server_name[0] ? w->cfg.tls_server_name : NULL,
+        .peer_names =
+            w->cfg.identity.tls_router_names[0] ? w->cfg.identity.tls_router_names : NULL};
+    return TD_OK;
+}
+
+static void say_ready(const struct td_worker *w)
+{
+    td_info("ready",
+            "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld "
+            "max_len=%d pid=%d",
+            w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
+            td_engine_device_info(w->engine)          ? "device"
+            : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB"
+                                                      : "small",
+            (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+}
+
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
                          const struct td_worker_config *config, struct td_err *err)
 {
@@ -246,17 +274,8 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
         snprintf(w->name, sizeof w->name, "%s", config->name);
     else
         default_name(w, role);
-    w->use_tls = config->tls_cert[0] != 0;
-    if (w->use_tls != (config->tls_key[0] != 0))
-        return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
-    w->tls = (struct td_rpc_tls){
-        .cert_file = config->tls_cert,
-        .key_file = config->tls_key,
-        .ca_file = config->tls_ca[0] ? config->tls_ca : NULL,
-        .server_name = config->tls_server_name[0] ? config->tls_server_name : NULL,
-        .peer_names =
-            config->identity.tls_router_names[0] ? config->identity.tls_router_names : NULL};
-    td_status early = open_identity(w, err);
+    td_status early = open_tls(w, err);
+    if (!early) early = open_identity(w, err);
     if (early) return early;
     char host[256];
     /* before the weights */
@@ -284,14 +303,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     w->thread_started = true;
     if ((s = td_registry_create(w, &w->registry, err))) return s;
     td_rpc_server_set_serving(w->server, true);
-    td_info("ready",
-            "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld "
-            "max_len=%d pid=%d",
-            w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
-            td_engine_device_info(w->engine)          ? "device"
-            : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB"
-                                                      : "small",
-            (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+    say_ready(w);
     return TD_OK;
 }
 

@@ -104,13 +104,8 @@ void td_core_destroy(struct td_core *c)
     free(c);
 }
 
-size_t td_core_step(struct td_core *c, const struct td_core_event *e,
-                    struct td_core_action *ret_actions)
+static void take_event(struct td_core *c, const struct td_core_event *e)
 {
-    if (e->now_ns > c->now_ns) c->now_ns = e->now_ns; /* (5) */
-    c->now_s = (double)c->now_ns * 1e-9;
-    c->out = ret_actions;
-    c->n_out = 0;
     switch (e->kind) {
     case TD_EV_TICK:
         core_on_tick(c, &e->tick);
@@ -164,6 +159,16 @@ size_t td_core_step(struct td_core *c, const struct td_core_event *e,
         core_on_cancel(c, &e->cancel);
         break;
     }
+}
+
+size_t td_core_step(struct td_core *c, const struct td_core_event *e,
+                    struct td_core_action *ret_actions)
+{
+    if (e->now_ns > c->now_ns) c->now_ns = e->now_ns; /* (5) */
+    c->now_s = (double)c->now_ns * 1e-9;
+    c->out = ret_actions;
+    c->n_out = 0;
+    take_event(c, e);
     if (c->room_changed) core_dispatch(c);
     return c->n_out;
 }
