@@ -252,7 +252,7 @@ static void one_open(struct side *p, struct side *d, const int32_t *dst, int32_t
 {
     struct td_xfer_grant_blob g = {.n_blocks = n, .block_bytes = p->core.block_bytes};
     struct td_xfer_tx tx;
-    uint32_t slot, op, cursor = 0;
+    uint32_t slot, op;
     need(td_xfer_core_grant(&d->core, dst, n, TD_NEVER_NS, 0, &slot, NULL) == TD_OK, "grant");
     g.slot = slot;
     g.generation = d->core.slots[slot].generation;
@@ -263,7 +263,7 @@ static void one_open(struct side *p, struct side *d, const int32_t *dst, int32_t
     td_xfer_core_op_attach(&p->core, op, conn, TD_XFER_PATH_RDMA, false);
     *spent += td_now_ns() - t;
     need(td_xfer_core_rx_open(&d->core, conn, TD_XFER_PATH_RDMA, &p->sent, g.key) == TD_OK, "open");
-    while (td_xfer_core_targets_next(&d->core, conn, &cursor, &tx)) {
+    while (td_xfer_core_targets_of(&d->core, slot, TD_XFER_RUNS_MAX, 0, &tx)) {
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
         memcpy(runs, tx.payload, tx.frame.length);
         t = td_now_ns();
@@ -312,7 +312,7 @@ static void one_close(struct side *p, struct side *d, uint32_t slot, uint32_t op
                       uint64_t now)
 {
     struct td_xfer_event e;
-    td_xfer_core_cancel(&p->core, op, "measured");
+    td_xfer_core_op_fail(&p->core, op, TD_ERR_CANCELLED, "measured");
     td_xfer_core_conn_fenced(&d->core, conn, 0);
     td_xfer_core_conn_lost(&d->core, now, conn, TD_ERR_PEER, "measured", TD_XFER_LOST);
     td_xfer_core_revoke(&d->core, slot, "measured");

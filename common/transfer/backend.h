@@ -28,8 +28,7 @@ struct td_xfer_address {
 struct td_backend_side {
     /* Listens, opens devices. A path that the configuration does not allow opens nothing. */
     td_status (*open)(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err);
-    /* The pool is known. An error only where no other path is allowed; else it is told and the path
-     * offers nothing. */
+    /* The pool is known. Fails where no other path is allowed; else is told, and offers none. */
     td_status (*mem_add)(struct td_xfer *x, const struct td_arena *arena, struct td_err *err);
     /* Connections are gone, the progress thread has ended. Half-opened is fine. */
     void (*close)(struct td_xfer *x);
@@ -59,8 +58,7 @@ struct td_backend_conn {
     /* A socket that was accepted for this path; false with errno: turn it away. */
     bool (*accepted)(const struct td_xfer *x, int fd);
     void (*init)(struct td_xfer_conn *c);
-    /* HELLO has let it in: the initiator's own set-up frames go out. False: reason says why it
-     * cannot be used. May drop the lock. */
+    /* HELLO let it in: the initiator's set-up frames go out; false: reason. May drop the lock. */
     bool (*open_conn)(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_XFER_REASON_MAX]);
     /* May a frame of this type come now? Asked for frames that only some paths have. */
     bool (*expects)(const struct td_xfer_conn *c, uint8_t type);
@@ -88,9 +86,9 @@ struct td_backend_bytes {
     /* Payload of the DATA frame under way, like recv. Drops the lock. */
     ssize_t (*receive)(struct td_xfer *x, struct td_xfer_conn *c);
     /* Sender of DATA. room: may the core be asked for another frame? add: it gave this one; false:
-     * no more for now. go: nothing more comes for now; true: something that was added waits.
-     * send: like send, of the frame under way; EINPROGRESS: its bytes are being fetched. It drops
-     * the lock. */
+     * no more for now. go: nothing more comes for now; true: something that was added waits. send:
+     * like send, of the frame under way; EINPROGRESS: its bytes are being fetched. Drops the lock.
+     * */
     bool (*room)(struct td_xfer *x, struct td_xfer_conn *c);
     bool (*add)(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx);
     bool (*go)(struct td_xfer *x, struct td_xfer_conn *c);

@@ -6,8 +6,7 @@
  *       --xfer_path_ready--> attached
  *       --xfer_path_failed--> the next path, aloud (kv_path_failed); none is left: the op fails
  *
- * The states of a connection are drawn in endpoint.c, which has everything after READY and every
- * way to the end. */
+ * The states of a connection are drawn in endpoint.c, which has all that follows READY. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -105,9 +104,8 @@ bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path)
     return named == TD_XFER_PATH_AUTO || named == path || (b && b->also == named);
 }
 
-/* Path choice: the first backend (backends.c) that both sides allow, that was not tried in vain
- * and that offers itself; each is proved before it is used. why: of one that does not offer
- * itself, where it tells. */
+/* Path choice: the first backend (backends.c) that both sides allow, that was not tried in vain and
+ * that offers itself; each is proved before it is used. why: of one that does not. */
 static bool may_path(const struct td_xfer *x, uint32_t op, const struct td_transfer_backend *b,
                      char why[TD_XFER_REASON_MAX])
 {
@@ -185,8 +183,7 @@ static void evict_idle(struct td_xfer *x)
     }
 }
 
-/* A new socket to a peer; NULL with the reason when there can be none. The caller starts it by
- * dial_go. */
+/* A new socket to a peer, for dial_go; NULL with the reason when there can be none. */
 static struct td_xfer_conn *dial_socket(struct td_xfer *x, const struct td_transfer_backend *b,
                                         const struct td_xfer_address *to, const char *instance,
                                         bool *ret_connected, char reason[TD_XFER_REASON_MAX])
@@ -262,8 +259,7 @@ static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
     }
 }
 
-/* A connection under way to the grant's author over this path; NULL with the reason when there
- * can be none. */
+/* A connection under way to the grant's author over this path; NULL with the reason. */
 static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_blob *g,
                                  const struct td_transfer_backend *b,
                                  char reason[TD_XFER_REASON_MAX])
@@ -278,8 +274,7 @@ static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_b
     return c;
 }
 
-/* Another socket to the peer of a connection that stands, over the same path. The caller starts
- * it. */
+/* Another socket to the peer of a connection that stands, over the same path, for dial_go. */
 static struct td_xfer_conn *dial_again(struct td_xfer *x, struct td_xfer_conn *first,
                                        bool *ret_connected)
 {
@@ -345,8 +340,7 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
     c->last_use_ns = xfer_now(x);
 }
 
-/* A new op on a connection that stands already: no turn of the progress thread in between. Any
- * thread. */
+/* A new op on a connection that stands: no turn of the progress thread in between. Any thread. */
 void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
 {
     char why[TD_XFER_REASON_MAX];
@@ -362,8 +356,7 @@ void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
     x->loop.attach_due = true;
 }
 
-/* Both sides would take what is best, and the last path is dialled without a try at this one:
- * said aloud. */
+/* Both sides would take what is best, and this path was not even tried: said aloud. */
 static void tell_missed(struct td_xfer *x, uint32_t op, const struct td_transfer_backend *b,
                         const char *why)
 {
@@ -381,8 +374,7 @@ static bool attach_due(const struct td_xfer *x, uint32_t id, uint64_t now_ns)
     return op->state == TD_OP_WAIT_CONN && !x->op_aux[id].waits_for && op->tries.retry_ns <= now_ns;
 }
 
-/* A connection for the op: one that stands or is under way, else one is dialled; NULL with the
- * reason. */
+/* A connection for the op: there already, or dialled; NULL with the reason. */
 static struct td_xfer_conn *find_or_dial(struct td_xfer *x, uint32_t id,
                                          char reason[TD_XFER_REASON_MAX])
 {
@@ -719,8 +711,7 @@ static void on_challenge(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_conn_queue(x, c, &f, mac);
 }
 
-/* Initiator: an HELLO_ACK that lets it in has the acceptor's MAC, of this HELLO and this
- * challenge. */
+/* Initiator: HELLO_ACK has the acceptor's MAC, of this HELLO and this challenge. */
 static bool acceptor_proved(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_secret_hello told;

@@ -26,8 +26,7 @@
  * this machine, chosen once. Any thread. */
 void td_xfer_copy(uint8_t *to, const uint8_t *from, size_t n);
 
-/* For tests and measurements: the versions that run here, version 0 the plain one; NULL past the
- * last. */
+/* For tests and measurements: the versions that run here, 0 the plain one; NULL past the last. */
 typedef void (*td_xfer_copy_fn)(uint8_t *to, const uint8_t *from, size_t n);
 td_xfer_copy_fn td_xfer_copy_version(size_t i);
 

@@ -7,31 +7,27 @@
  *   initiator  CONNECTING -> [TLS] -> HELLO --HELLO_ACK fits--> [SETUP] -> READY --> OPEN, DATA |
  *                                                                  REF, FINAL, ABORT, PING
  *   acceptor                 [TLS] -> HELLO --HELLO fits------> [SETUP] -> READY --> DONE, FAIL,
- *                            PING
+ *                                                                  PING
  *   either     any --error, EOF, timeout, foreign or malformed frame--> closed; the core decides
  *              what that means for slots and ops
  *
  *   TLS        the handshake, on the data port; every byte from the first on goes by the channel
- *   HELLO      with a cluster secret CHALLENGE and PROOF come before HELLO_ACK (connect_proof.c),
- *              and nothing of HELLO is used before PROOF
+ *   HELLO      with a cluster secret CHALLENGE and PROOF come before HELLO_ACK (connect_proof.c)
  *   SETUP      the backend's own frames (has_setup), until it calls xfer_path_ready
  *   lanes      a READY connection of the initiator dials more sockets, whose HELLO names its tag;
  *              they carry DATA and FINAL alone and live and die with lane 0
  *
- * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named: another process
- * on the same address is refused. Until a connection has shown the key of a grant it is unproven:
- * at most XFER_MAX_UNPROVEN of them stand, the oldest goes first, each for two peer time-outs. A
- * connection's memory is fixed, so garbage costs nothing but itself.
+ * HELLO must name the same layout, HELLO_ACK the incarnation that the grant named. Until a
+ * connection has shown the key of a grant it is unproven: at most XFER_MAX_UNPROVEN of them stand,
+ * the oldest goes first, each for two peer time-outs. A connection's memory is fixed.
  *
  * The progress thread's turn: events of epoll (deadlines first: what is late is late even if its
  * bytes lie in the socket), then connections for waiting ops, then 1 MiB of copying for shm (up to
  * 2 while transfers end), then sending (what the copy completed, too), then connection timers. A
  * turn that comes much too late means that this process was stopped: it owes its peers the time to
- * be heard, so their silence is counted from now.
- *
- * Fairness: frames are at most 1 MiB and ops of a connection take turns per frame, every other
- * one by the requests' ordering key (struct td_xfer_turns); connections take turns per
- * XFER_TURN_BYTES. */
+ * be heard, so their silence is counted from now. Fairness: frames are at most 1 MiB and ops of a
+ * connection take turns per frame, every other one by the requests' ordering key (struct
+ * td_xfer_turns); connections take turns per XFER_TURN_BYTES. */
 #include "common/transfer/transfer.h"
 
 #include <errno.h>
@@ -364,8 +360,7 @@ static void on_ref(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* The peer's clock against ours, by frames that it stamped when it made them: the one that came
- * fastest tells best. Clocks drift apart, so an old one is believed 100 us less each second. c:
- * lane 0. */
+ * fastest tells best. Clocks drift apart, so an old one is believed 100 us less each second. */
 static void clock_seen(struct td_xfer_conn *c, uint64_t now, uint32_t said_us)
 {
     uint32_t behind = (uint32_t)(now / TD_NS_PER_US) - said_us,
@@ -384,10 +379,9 @@ static void clock_heard(struct td_xfer *x, struct td_xfer_conn *c)
     clock_seen(c, xfer_now(x), f->clock_us);
 }
 
-/* FINAL is no older than the last submit that it tells of: without that, a FINAL that overtook
- * every frame before it in speed (they had waited for this process's core or lock, say) would
- * end transfers before their last submit, and they would seem shorter than the sender took to
- * submit them. */
+/* FINAL is no older than the last submit that it tells of: without that, one that was faster than
+ * every frame before it (they had waited for a core or a lock) would end a transfer before its last
+ * submit. */
 static td_status on_final(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t now = xfer_now(x);
@@ -535,9 +529,8 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
 
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
 
-/* The socket came to its end or failed. A connection that stood gets its ops another attempt.
- * What the peer said on the first lane before it went comes first, or a slot would not learn
- * that it was bound and lost. */
+/* The socket came to its end or failed. A connection that stood gets its ops another attempt. What
+ * the peer said on the first lane comes first: it may have bound a slot. */
 static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *why)
 {
     uint64_t id = c->id;
@@ -579,8 +572,7 @@ ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n)
     return (ssize_t)n;
 }
 
-/* Reads until the socket is empty or the turn is over, and what was read ahead to its end. May
- * close the connection. */
+/* Reads until the socket is empty or the turn is over. May close the connection. */
 static void read_turn(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id, now = xfer_now(x); /* one look: there may be many frames */
@@ -638,8 +630,7 @@ static void wake_conn(struct td_xfer *x, uint64_t id)
         if (x->live[i]->conn_id == id && !x->live[i]->tx.want_out) x->live[i]->tx.ready = true;
 }
 
-/* The CRC32C of a block of the pool, wherever it lies. The lock is not held. False: it could not
- * be read. */
+/* The CRC32C of a block of the pool; false: it could not be read. The lock is not held. */
 static bool pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 {
     if (x->staging) return x->staging->crc(x, block, ret_crc);
@@ -648,8 +639,7 @@ static bool pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
     return true;
 }
 
-/* Computes and queues digests of one batch of blocks; false: none is due. The lock is dropped
- * while it reads. */
+/* Computes and queues digests of one batch of blocks; false: none is due. Drops the lock. */
 static bool send_digests(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct td_xfer_digest_work w;
@@ -684,8 +674,7 @@ static bool verify_digests(struct td_xfer *x)
     return true;
 }
 
-/* One step of TLS's handshake; a refused certificate is an alert to the peer and the end. May
- * close the connection. */
+/* One step of TLS's handshake; a refused certificate ends the connection. */
 static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
 {
     bool want_read, want_write;
@@ -773,8 +762,7 @@ void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
     c->tx.at = c->tx.used ? c->tx.at + (uint32_t)n : 0;
 }
 
-/* Sends until the socket is full, nothing is left or the turn is over (tx_ready stays true
- * then). May close the connection. */
+/* Sends until the socket is full, nothing is left or the turn is over. May close the connection. */
 static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
 {
     uint64_t id = c->id;
@@ -872,8 +860,8 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         bool handshake = c->state == XFER_CONN_TLS;
         if (c->state == XFER_CONN_SETUP &&
             since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
-            /* Before its silence, which says less; and the initiator first, because it learns
-               which rail was at fault. */
+            /* Before its silence, which says less; the initiator first: it learns which rail
+             * failed. */
             xfer_conn_close(x, c, TD_ERR_PEER, c->backend->conn.late(x, c), false);
         } else if (since(now, c->last_rx_ns) >
                    (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
@@ -1052,8 +1040,7 @@ static void *progress(void *ctx)
         /* before the turn that does what was rung for */
         bool rung = atomic_exchange(&x->loop.rung, false);
         pthread_mutex_lock(&x->lock);
-        /* woken early: when is not known, and what stopped us since must not pass for the peers'
-           silence */
+        /* woken early: what stopped us since must not pass for the peers' silence */
         if (n || rung) slept_until = now;
         bool by_channel =
             n > 0 && events[0].data.u64 >= XFER_KEY_BACKEND && events[0].data.u64 < XFER_KEY_END;
@@ -1436,7 +1423,7 @@ td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first,
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
 {
     enter(x);
-    td_xfer_core_cancel(&x->core, op, reason);
+    td_xfer_core_op_fail(&x->core, op, TD_ERR_CANCELLED, reason);
     unlock_and_wake(x);
     xfer_ring(x);
 }
@@ -1444,7 +1431,7 @@ void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
 void td_xfer_finished(struct td_xfer *x, uint32_t op)
 {
     enter(x);
-    td_xfer_core_finished(&x->core, op);
+    td_xfer_core_op_fail(&x->core, op, TD_ERR_FINISHED, "the request is finished");
     unlock_and_wake(x);
     xfer_ring(x);
 }

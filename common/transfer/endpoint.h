@@ -27,21 +27,18 @@
 /* so much of the core's frames goes into `out` for one send; the rest is for answers */
 #define XFER_OUT_BATCH 4096
 #define XFER_IN_BYTES 16384
-/* where payload may follow a header: what was read ahead of it is copied once more, so little of
-   it */
+/* where payload may follow a header: what was read ahead is copied once more */
 #define XFER_IN_DATA_BYTES 512
 #define XFER_MAX_IOV 64
 #define XFER_TURN_BYTES (4u << 20) /* moved for one connection before the next has its turn */
 #define XFER_IDLE_NS (30 * TD_NS_PER_S)
-/* the progress thread looks for events so long before it sleeps, if what it waited for last came
-   within that; */
+/* the progress thread looks for events so long before it sleeps, while waits are shorter; */
 #define XFER_LINGER_NS 100000
 #define XFER_CROWDED_NS 300000 /* a look that took longer: others want the core, */
 #define XFER_CROWDED_FOR_NS (100 * TD_NS_PER_MS) /* and for so long it is not done */
 
 /* TLS: the handshake, where there are certificates and the path is not local. SETUP: from HELLO_ACK
- * until the backend says that the connection stands. ENDING: rdma, while it is fenced; it comes
- * from SETUP or READY. */
+ * until the backend says that the connection stands. ENDING: rdma, while it is fenced. */
 enum xfer_conn_state {
     XFER_CONN_FREE = 0,
     XFER_CONN_CONNECTING,
@@ -279,8 +276,8 @@ void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *rea
 void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c);
 /* The header of DATA, or what LENT made of its own. May close the connection. */
 void xfer_conn_begin_data(struct td_xfer *x, struct td_xfer_conn *c);
-/* recv and send by the TLS channel where there is one, else by the socket; never blocking.
- * why: what errno means after them. */
+/* recv and send by the TLS channel where there is one, else by the socket; never block. why:
+ * errno's meaning. */
 ssize_t xfer_conn_recv(struct td_xfer_conn *c, void *to, size_t n);
 ssize_t xfer_conn_send(struct td_xfer_conn *c, const void *from, size_t n);
 const char *xfer_conn_why(const struct td_xfer_conn *c);
@@ -295,8 +292,7 @@ void xfer_path_pause_accept(struct td_xfer *x, bool pause);
 bool xfer_path_allows(enum td_xfer_path named, enum td_xfer_path path);
 /* For td_xfer_poll_path. */
 void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status, const char *text);
-/* Somebody was turned away, for td_xfer_poll_path; the first of each second is told. c: NULL while
- * there is none. refused: counts it, too. */
+/* Somebody was turned away: the first of each second is told. c: or NULL. refused: counts it. */
 void xfer_path_tell_refusal(struct td_xfer *x, int fd, enum td_xfer_path path,
                             const struct td_xfer_conn *c, const char *reason);
 void xfer_path_refused(struct td_xfer *x, const struct td_xfer_conn *c, const char *reason);

@@ -23,26 +23,17 @@
  *     |                                                                         |        |
  *     +-------------------- poll takes the terminal event ----------------------+--------+
  *
- * Holds (td_xfer_hold) say who may still touch the blocks of a slot or an op. READY, RETIRED, ENDED
- * and another attempt wait for them:
+ * Holds (td_xfer_hold in protocol.h) say who may still touch the blocks of a slot or an op. READY,
+ * RETIRED, ENDED and another attempt wait for them. What ends those that no *_end call does:
  *
- *   IO          between *_begin and *_end: a piece lands, leaves or is checked
- *   DEVICE      copies that the device was given run by themselves, and none can be called back
- *   NIC         READs of a slot, work requests of an op. An op that ends meanwhile is STOPPING, and
- *               its ABORT ("retired") goes out after its last completion
- *   WRITER      a slot that was bound on rdma, until FINAL and the last word of every queue pair
- *               are there, until ABORT, or until this side's queue pairs are fenced
- *   QUARANTINE  after that fence. Between all bytes and READY lies VERIFYING meanwhile, and while
- *               digests are compared
- *   WINDOWS     from td_xfer_core_windows_open until they have ended, which is when the writer has
- *               retired; a writer that was told FAIL and says nothing for orphan_grace_ns loses
- *               them (windows_due), and that is its retirement. Only RETIRED and another attempt
- *               wait for it
- *   FLUSH       where a NIC's completion says less than that the device sees the bytes
- *               (flush_writes): a slot that was bound on rdma, until a flush that began when nobody
- *               wrote into it any more
- *   READER      an op whose blocks the receiver was told to READ, until its DONE or FAIL or the
- *               connection's end
+ *   WRITER      FINAL and the last word of every queue pair, ABORT (which an op that is STOPPING
+ *               says after its last completion), or the fence of this side's queue pairs
+ *   QUARANTINE  begins with that fence. Between all bytes and READY lies VERIFYING meanwhile
+ *   WINDOWS     the writer has retired; a writer that was told FAIL and says nothing for
+ *               orphan_grace_ns loses them, and that is its retirement. Only RETIRED and another
+ *               attempt wait for it
+ *   FLUSH       a flush that began when nobody wrote into the slot any more
+ *   READER      the op's DONE or FAIL, or the connection's end
  *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and
  * connection are the bound ones; (2) READY needs n_blocks * block_bytes counted bytes and FINAL
@@ -253,8 +244,7 @@ static struct td_xfer_frame slot_frame(const struct td_xfer_core *c, uint32_t id
     return frame_of(type, id, s->generation, s->op, s->attempt, s->handle);
 }
 
-/* Tells the bound writer how its attempt ended. FAIL also says that nothing of it is READ any
- * more, so it waits for that. */
+/* Tells the bound writer how its attempt ended; not before the last READ is over. */
 static void slot_answer(struct td_xfer_core *c, uint32_t id, enum td_xfer_frame_type type,
                         td_status status, const char *reason)
 {
@@ -516,8 +506,7 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
     if (s->way != TD_XFER_BY_DATA || f->offset > total || f->length > total - f->offset)
         return TD_ERR_CORRUPT;
     /* Each byte once, each block from its start: a repeated or reordered frame within an attempt
-     * would count bytes twice. The frame has its bytes to itself from here on; when its
-     * connection breaks in the middle, so does the attempt. */
+     * would count bytes twice. The frame has its bytes to itself from here on. */
     uint64_t end = f->offset + f->length;
     for (uint64_t at = f->offset; at < end; at = (at / c->block_bytes + 1) * c->block_bytes)
         if (s->got[at / c->block_bytes] != at % c->block_bytes) return TD_ERR_CORRUPT;
@@ -581,8 +570,7 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
     emit(c, TD_XFER_SLOT_READY, id);
 }
 
-/* Ends a piece: false when the slot was taken away meanwhile, so that the bytes count for
- * nothing. */
+/* Ends a piece; false: the slot was taken away meanwhile, the bytes count for nothing. */
 static bool slot_io_end(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
@@ -639,8 +627,7 @@ td_status td_xfer_core_rx_ref(struct td_xfer_core *c, uint64_t conn, const struc
     if ((!is_copied(s->way) && s->way != TD_XFER_BY_NIC) || s->final_seen || n < 1 ||
         first > (uint32_t)s->n_blocks || n > s->n_blocks - (int32_t)first)
         return TD_ERR_CORRUPT;
-    /* Each byte once, from the block's start: what is named again must be the same source, and
-       more of it. */
+    /* Each byte once, from the block's start: named again it is the same source, and more. */
     if (f->offset < 1 || f->offset > c->block_bytes ||
         (f->offset != c->block_bytes && !is_copied(s->way)))
         return TD_ERR_CORRUPT;
@@ -673,8 +660,7 @@ static bool slot_has(const struct td_xfer_slot *s)
                              : s->fetch.at < s->fetch.n_refs;
 }
 
-/* Blocks of the slot wait to be fetched from the sender: copied by shm or cuda-ipc on any
- * connection, or READ on this one. */
+/* Blocks of the slot wait to be copied, on any connection, or READ on this one. */
 static bool slot_wants(const struct td_xfer_core *c, uint32_t id, enum td_xfer_way way,
                        uint64_t conn)
 {
@@ -689,8 +675,7 @@ static uint64_t slot_waiting_bytes(const struct td_xfer_core *c, const struct td
     return (uint64_t)(s->fetch.n_refs - s->fetch.at) * c->block_bytes - s->fetch.off;
 }
 
-/* Called when a piece of the slot is begun: after the last one, what others still wait for is
- * counted, once for a transfer. */
+/* A piece of the slot is begun: after the last one, what others still wait for is counted. */
 static void slot_begun(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
@@ -723,16 +708,14 @@ static uint32_t slot_turn(struct td_xfer_core *c, const struct td_xfer_turns *t,
     return best == first ? t->next : best;
 }
 
-/* `id` was served, and `from` is where it was looked for first: a turn by key leaves the round
- * where it is. */
+/* `id`, looked for from `from` on, was served: a turn by key leaves the round where it is. */
 static void turn_over(struct td_xfer_turns *t, uint32_t from, uint32_t id, uint32_t n)
 {
     if (from == t->next) t->next = (id + 1) % n;
     t->by_key = !t->by_key;
 }
 
-/* shm, cuda-ipc: the next piece of a slot that wants one: of one block up to max_bytes, or whole
- * neighbours. Counts it as begun. */
+/* The next piece of a slot that wants one: of one block up to max_bytes, or whole neighbours. */
 static void copy_of(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uint64_t max_sum,
                     int32_t max_blocks, struct td_xfer_copy *copy)
 {
@@ -773,10 +756,9 @@ uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c)
     return n;
 }
 
-/* The same of the slot whose turn it is; false: none wants one. Holds it. */
-static bool fetch_next(struct td_xfer_core *c, struct td_xfer_turns *turns, enum td_xfer_way way,
-                       uint64_t max_bytes, uint64_t max_sum, int32_t max_blocks,
-                       struct td_xfer_copy *ret_copy)
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
+                            enum td_xfer_way way, size_t max_piece, size_t max_bytes,
+                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
 {
     uint32_t from = slot_turn(c, turns, way, 0), id;
     for (struct round r = {.at = from}; round_next(&c->fetching, from, &r, &id);) {
@@ -784,23 +766,11 @@ static bool fetch_next(struct td_xfer_core *c, struct td_xfer_turns *turns, enum
         if (!slot_wants(c, id, way, 0)) continue;
         TD_ASSERT(way != TD_XFER_BY_COPY || !td_xfer_held(holds, TD_HOLD_IO));
         hold(holds, way == TD_XFER_BY_COPY ? TD_HOLD_IO : TD_HOLD_DEVICE);
-        copy_of(c, id, max_bytes, max_sum, max_blocks, ret_copy);
+        copy_of(c, id, max_piece, max_bytes, max_blocks, ret_copy);
         turn_over(turns, from, id, c->max_slots);
         return true;
     }
     return false;
-}
-
-bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
-                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
-{
-    return fetch_next(c, turns, TD_XFER_BY_COPY, max_bytes, max_bytes, max_blocks, ret_copy);
-}
-
-bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
-                            int32_t max_blocks, struct td_xfer_copy *ret_copy)
-{
-    return fetch_next(c, turns, TD_XFER_BY_DEVICE, c->block_bytes, max_bytes, max_blocks, ret_copy);
 }
 
 void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy,
@@ -980,19 +950,6 @@ bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t id, int32_t max_ru
     memcpy(tx->payload, run, tx->frame.length);
     s->nic.n_targets = at;
     return true;
-}
-
-bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor,
-                               struct td_xfer_tx *tx)
-{
-    for (uint32_t k = 0; k < c->max_slots; k++) {
-        uint32_t id = (*cursor + k) % c->max_slots;
-        if (c->slots[id].conn != conn || !td_xfer_core_targets_of(c, id, TD_XFER_RUNS_MAX, 0, tx))
-            continue;
-        *cursor = (id + 1) % c->max_slots;
-        return true;
-    }
-    return false;
 }
 
 void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t id)
@@ -1195,8 +1152,7 @@ static void op_check_stopped(struct td_xfer_core *c, uint32_t id)
     due_by(c, op->tries.retry_ns ? op->tries.retry_ns : 1);
 }
 
-/* again: back to WAIT_CONN for another attempt, when neither the backend nor a NIC reads for this
- * one any more. */
+/* again: back to WAIT_CONN for another attempt, when nobody reads for this one any more. */
 static void op_stop(struct td_xfer_core *c, uint32_t id, bool again)
 {
     struct td_xfer_op *op = &c->ops[id];
@@ -1210,8 +1166,7 @@ static void op_stop(struct td_xfer_core *c, uint32_t id, bool again)
 }
 
 /* tell: the receiver does not know yet that this attempt is over. On rdma it learns so when the
- * last work request has completed, because that is what lets it free its blocks; it is told so
- * even after its own FAIL. */
+ * last work request has completed, which lets it free its blocks, even after its own FAIL. */
 static void op_end(struct td_xfer_core *c, uint32_t id, bool failed, td_status status,
                    const char *reason, bool tell)
 {
@@ -1286,8 +1241,8 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     return TD_OK;
 }
 
-/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). A block's bytes come in
- * order, each once, from one source block. */
+/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). In order, each once, from
+ * one source block. */
 static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first,
                         const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes,
                         bool final, size_t note_bytes)
@@ -1371,23 +1326,9 @@ td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint
     return TD_OK;
 }
 
-void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t id, const char *reason)
-{
-    if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
-    char text[TD_XFER_REASON_MAX];
-    set_reason(text, reason);
-    op_end(c, id, true, TD_ERR_CANCELLED, text, true);
-}
-
-void td_xfer_core_finished(struct td_xfer_core *c, uint32_t id)
-{
-    if (id >= c->max_ops || !op_is_live(&c->ops[id])) return;
-    op_end(c, id, true, TD_ERR_FINISHED, "the request is finished", true);
-}
-
 void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
-    if (op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
+    if (id < c->max_ops && op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);
 }
 
 bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t id, td_status status,
@@ -1541,8 +1482,7 @@ static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_b
     count_sent(c, op, n_bytes);
 }
 
-/* shm, cuda-ipc: names source blocks of which the same bytes have come, for the receiver to
- * copy. */
+/* Names source blocks of which the same bytes have come, for the receiver to copy. */
 static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, struct td_xfer_tx *tx)
 {
     int32_t n = 0, first = op->order[at];
@@ -1570,8 +1510,7 @@ static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td
     ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
 }
 
-/* May FINAL be said? Every block is begun and wholly with the kernel or the NIC, every digest is
- * sent. */
+/* May FINAL be said? Every block is wholly with the kernel or the NIC, every digest is sent. */
 static bool final_due(const struct td_xfer_core *c, const struct td_xfer_op *op)
 {
     if (!op->final || !all_begun(c, op) || op->lanes.n_frames) return false;
@@ -1745,8 +1684,7 @@ void td_xfer_core_wr_done(struct td_xfer_core *c, uint32_t id, uint64_t n_bytes,
 {
     struct td_xfer_op *op = &c->ops[id];
     release(&op->holds, TD_HOLD_NIC);
-    /* It may have landed or not, which proves nothing: the connection is about to go, and its other
-     * end fences. */
+    /* It may have landed or not: the connection is about to go, and its other end fences. */
     if (!ok) op->nic.tell_conn = 0;
     count_sent(c, op, ok ? n_bytes : 0);
     op_check_stopped(c, id);

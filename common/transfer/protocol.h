@@ -25,8 +25,7 @@
  * grant, revoke, submit, cancel and poll may be called in between. Source: reference design
  * "transfer", 7.3.
  *
- * Threads: none of its own; the owner's lock is held around every call. Allocates only in
- * create. */
+ * Threads: none of its own; the owner's lock is held. Allocates only in create. */
 #ifndef TD_TRANSFER_PROTOCOL_H
 #define TD_TRANSFER_PROTOCOL_H
 
@@ -37,8 +36,7 @@
 
 #define TD_XFER_ATTEMPTS_MAX 3 /* connections that may break under one op */
 #define TD_XFER_NO_LANE UINT8_MAX
-/* an op whose slot still has an older writer asks again after this, then after twice as long, up
-   to 64 times */
+/* an op whose slot has an older writer asks again after this, then twice as long, to 64 times */
 #define TD_XFER_AGAIN_NS 5000000
 
 /* How payload comes to the receiver's blocks. A path has one of these (backend.h). */
@@ -87,8 +85,7 @@ enum td_xfer_hold {
 };
 #define TD_HELD(hold) (1u << (hold))
 
-/* SLOT_READY, SLOT_FREE and an op's end need n to be 0 (READY: but for WINDOWS, which let nothing
- * in once the writer has retired). */
+/* SLOT_READY (but for WINDOWS), SLOT_FREE and an op's end need n to be 0. */
 struct td_xfer_holds {
     uint32_t n;       /* all of them */
     uint32_t reasons; /* TD_HELD of those that are not 0 */
@@ -100,8 +97,7 @@ static inline bool td_xfer_held(const struct td_xfer_holds *h, enum td_xfer_hold
     return h->of[why] > 0;
 }
 
-/* By this side's clock: when the sender was given its first and its last blocks, and when the
- * transfer was complete here. */
+/* By this side's clock: the sender's first submit and its last, and when all was here. */
 struct td_xfer_times {
     uint64_t first_ns, last_ns, end_ns;
 };
@@ -204,8 +200,7 @@ struct td_xfer_op_lanes {
 struct td_xfer_op_nic {
     uint64_t wr_conn;                /* hold NIC: where they are */
     uint64_t tell_conn, tell_handle; /* who is told ABORT when they have completed */
-    /* bits of the queue pairs that may carry data of this attempt (0: all), that have carried some,
-     * that were given the final word */
+    /* bits of queue pairs: may carry data (0: all), have carried some, had the final word */
     uint32_t qps_allowed, qps_used, qps_said;
     int32_t n_targets;  /* blocks whose place the receiver has told */
     int32_t n_runs;     /* runs that TARGETS told, when each has keys of its own; else 0 */
@@ -246,18 +241,16 @@ struct td_xfer_op {
     struct td_xfer_note note;
 };
 
-/* Whose turn it is among ops or slots that have something to move. Every other turn is that of
- * the smallest ordering key, the turns between go round: so an urgent request gets at least half
- * of the connection, and any of n others has waited for at most 2n turns, whatever its size or the
- * others' keys. With equal keys all turns go round. Zero it at first. */
+/* Whose turn it is among ops or slots that have something to move. Every other turn is that of the
+ * smallest ordering key, the turns between go round: so an urgent request gets at least half of the
+ * connection, and any of n others waits for at most 2n turns. Zero it at first. */
 struct td_xfer_turns {
     uint32_t next; /* where the round is */
     bool by_key;   /* the coming turn */
 };
 
-/* Numbers of slots or ops among which those in some state are: a superset, and whoever looks
- * through it takes out what does not belong. So a look costs what there is to do and not what
- * there could be. */
+/* Numbers of slots or ops among which those in some state are: a superset, which whoever looks
+ * thins out. So a look costs what there is to do. */
 struct td_xfer_set {
     uint64_t *bits;
     uint32_t n; /* members are below it */
@@ -266,11 +259,9 @@ struct td_xfer_set {
 struct td_xfer_core_hooks {
     void *ctx;
     uint64_t (*random_u64)(void *ctx);
-    /* Queues a control frame on a connection (which may be gone). Fields slot.. length are set;
-       conn, magic and crc are the backend's. */
+    /* Queues a control frame on a connection, which may be gone; sets conn, magic, crc. */
     void (*send)(void *ctx, uint64_t conn, const struct td_xfer_frame *frame, const void *payload);
-    /* The op's current handle is valid from now on (handle != 0) or never again (0): shm's
-       control word. Before any terminal event. */
+    /* The op's handle is valid from now on, or (0) never again, before any terminal event. */
     void (*op_handle)(void *ctx, uint32_t op, uint64_t handle);
 };
 
@@ -315,8 +306,7 @@ void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t slot, const char *reas
  * by FAIL. TD_ERR_PEER: a stranger, close it. */
 td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path,
                                const struct td_xfer_frame *f, const uint8_t *key);
-/* TD_OK: place the payload piece by piece. TD_ERR_STALE: read it and drop it. TD_ERR_CORRUPT:
- * the peer broke the protocol, close it. */
+/* TD_OK: place the payload piece by piece. TD_ERR_STALE: drop it. TD_ERR_CORRUPT: close it. */
 td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn,
                                const struct td_xfer_frame *f);
 bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f);
@@ -346,13 +336,10 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn,
                                  const struct td_xfer_frame *f,
                                  const struct td_xfer_digest *digests, int32_t n);
 
-/* rdma: where granted blocks are, for the writer; false when every slot of this connection has
- * told. The payload is td_xfer_run[]. */
+/* rdma: where the slot's granted blocks are, for the writer; false when it has told, or does not
+ * ask. The payload is td_xfer_run[], at most max_runs of them, none of which crosses a multiple of
+ * `region` pool blocks (0: no matter). */
 struct td_xfer_tx;
-bool td_xfer_core_targets_next(struct td_xfer_core *c, uint64_t conn, uint32_t *cursor,
-                               struct td_xfer_tx *ret_tx);
-/* The same for one slot; at most max_runs of them, none of which crosses a multiple of `region`
- * pool blocks (0: no matter). */
 bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t slot, int32_t max_runs,
                              int32_t region, struct td_xfer_tx *ret_tx);
 /* Blocks of the run that begins at grant block `at`. */
@@ -361,13 +348,11 @@ int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int
 /* rdma: windows are opened for the slot's bound attempt. From then on neither SLOT_FREE nor
  * another attempt comes before windows_ended. */
 void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t slot);
-/* They must be ended now: the writer has retired, or was told to stop, and did not answer for
- * the grace of an orphan. */
+/* They must be ended: the writer has retired, or was told to stop and did not for a grace. */
 bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t slot);
 /* None of them lets a byte through any more: whoever had the keys has retired. */
 void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t slot);
-/* rdma: a WRITE_WITH_IMM (kind FINAL) completed on queue pair qp of the connection: all that it
- * carried before is in. */
+/* rdma: a final word completed on queue pair qp: all that it carried before is in. */
 void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp,
                          uint32_t imm);
 /* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks
@@ -393,8 +378,7 @@ void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t un
 uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c);
 void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char *reason);
 
-/* Digests to compare now: digest[first, first + n) of the slot. bad: index of one that differs,
- * or -1. Marks the slot io. */
+/* Compare digest[first, first + n) of the slot. bad: one that differs, or -1. Holds it (IO). */
 struct td_xfer_verify {
     uint32_t slot;
     int32_t first, n;
@@ -404,8 +388,10 @@ bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t
 void td_xfer_core_verify_end(struct td_xfer_core *c, uint64_t now_ns,
                              const struct td_xfer_verify *verify, int32_t bad);
 
-/* shm: the next piece to copy, of the slot whose turn it is; false when there is none. Marks the
- * slot io. */
+/* The next piece to copy on this way, of the slot whose turn it is: at most max_piece bytes of one
+ * block, or whole neighbours; false when there is none. BY_COPY: holds the slot (IO) until
+ * copy_end. BY_DEVICE: a copy that runs by itself, many may be under way; holds the slot (DEVICE)
+ * until dma_end. */
 struct td_xfer_copy {
     uint32_t slot, op;
     uint64_t conn, handle;
@@ -413,16 +399,13 @@ struct td_xfer_copy {
     uint32_t offset;               /* in the first; not 0: it is the only one */
     size_t n_bytes;
 };
-bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
+bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
+                            enum td_xfer_way way, size_t max_piece, size_t max_bytes,
                             int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* slots with more of it; one that has just failed may count, too */
 uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c);
-/* cuda-ipc: the same for a copy that runs by itself: whole blocks (at least one), or what there
- * is of one; many may be under way. Holds the slot (DEVICE); dma_end follows. */
-bool td_xfer_core_pull_next(struct td_xfer_core *c, struct td_xfer_turns *turns, size_t max_bytes,
-                            int32_t max_blocks, struct td_xfer_copy *ret_copy);
-/* valid: the source still belonged to the op after the copy. Invalid bytes are not counted and
- * nothing more is copied for this attempt. */
+/* valid: the source still belonged to the op after the copy. Else nothing counts or is copied any
+ * more. */
 void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy,
                            bool valid);
 
@@ -438,14 +421,11 @@ td_status td_xfer_core_submit_part(struct td_xfer_core *c, uint64_t now_ns, uint
                                    uint64_t offset, uint64_t n_bytes);
 td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint32_t op,
                                    int32_t first, const int32_t *block_ids, int32_t n);
-void td_xfer_core_cancel(struct td_xfer_core *c, uint32_t op, const char *reason);
-void td_xfer_core_finished(struct td_xfer_core *c, uint32_t op);
 /* WAIT_CONN -> STREAMING. can_pull: rdma, and the receiver may READ from this side's pool. */
 void td_xfer_core_op_attach(struct td_xfer_core *c, uint32_t op, uint64_t conn,
                             enum td_xfer_path path, bool can_pull);
 /* rdma: a request of this op, or of this slot's READs, failed in a way that another try cannot
- * mend: it ends alone, and its other end is told at once; conn_lost follows. False: it has ended
- * already. */
+ * mend: it ends alone, its other end is told; conn_lost follows. False: ended already. */
 bool td_xfer_core_op_give_up(struct td_xfer_core *c, uint32_t op, td_status status,
                              const char *reason);
 bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t slot, td_status status,
@@ -459,11 +439,10 @@ void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t op, td_status status,
 /* The op is on this connection, or something of it still is. */
 bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t op, uint64_t conn);
 
-/* The next frame for this lane of the connection, of the op whose turn it is; false when nothing
- * is to be sent. Lanes other than 0 carry DATA and FINAL only, after an OPEN of their own, and
- * each block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: read
- * ret_n_blocks grant blocks from ret_grant_block, starting ret_offset bytes into the first. REF,
- * FINAL: the payload is written to ret_payload (TD_XFER_PAYLOAD_MAX). */
+/* The next frame for this lane of the connection, of the op whose turn it is; false when nothing is
+ * to be sent. Lanes other than 0 carry DATA and FINAL only, after an OPEN of their own, and each
+ * block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: frame.length
+ * bytes at frame.offset of the grant. REF, FINAL: with the payload. */
 struct td_xfer_tx {
     struct td_xfer_frame frame;
     uint32_t op;
@@ -510,8 +489,7 @@ void td_xfer_core_wr_done(struct td_xfer_core *c, uint32_t op, uint64_t n_bytes,
  * op is live. */
 void td_xfer_core_hold(struct td_xfer_core *c, uint32_t op);
 
-/* Digests to compute now: CRC32C of source block src[i] goes to digest[i].crc. Marks the op io.
- * digest_end sends them. */
+/* CRC32C of source block src[i] goes to digest[i].crc, digest_end sends them. Holds it (IO). */
 #define TD_XFER_DIGEST_BATCH 64
 struct td_xfer_digest_work {
     uint32_t op;

@@ -170,8 +170,7 @@ static int no_password(char *buf, int size, int writing, void *asked)
     return -1;
 }
 
-/* The oldest error in the queue is the cause; the others say who passed it on. Empties the
- * queue. */
+/* The oldest error in the queue, which is the cause. Empties the queue. */
 static const char *openssl_says(void)
 {
     unsigned long e = ERR_get_error();
@@ -251,8 +250,7 @@ static td_status load_key(const struct td_xfer_tls *tls, SSL_CTX *ctx, struct td
     return status;
 }
 
-/* One subjectAltName against the patterns; those that are no DNS name, URI or address match
- * nothing. */
+/* One subjectAltName (DNS name, URI or address) against the patterns. */
 static bool name_matches(const struct td_peer_names *names, const GENERAL_NAME *name)
 {
     char address[INET6_ADDRSTRLEN];
@@ -521,8 +519,7 @@ static int broken(struct td_xfer_tls_conn *c, int error, const char *reason)
     return -1;
 }
 
-/* After a call on c->ssl failed with SSL_ERROR_SSL or SSL_ERROR_SYSCALL; error: errno after that
- * call. Always -1. */
+/* After a call on c->ssl failed with SSL_ERROR_SSL or _SYSCALL, and errno `error`. Always -1. */
 static int broken_by_ssl(struct td_xfer_tls_conn *c, int ssl_error, int error)
 {
     unsigned long e = ERR_peek_error();
@@ -568,8 +565,7 @@ static int broken_by_ssl(struct td_xfer_tls_conn *c, int ssl_error, int error)
     return broken(c, EPROTO, name ? name : "unknown error of OpenSSL");
 }
 
-/* A send failed with errno `error`. When the peer has refused us its alert is a better answer
- * than a reset. Always -1. */
+/* A send failed with errno `error`. The peer's alert, if any, says more. Always -1. */
 static int broken_by_send(struct td_xfer_tls_conn *c, int error)
 {
     char byte;

@@ -32,50 +32,34 @@
 #define TD_XFER_RUNS_MAX 500    /* runs in one TARGETS */
 #define TD_XFER_DIGESTS_MAX 500 /* entries in one DIGEST */
 
+/* Who says it, and its payload (docs/wire.md). refusable: with a status that is the reason. */
 enum td_xfer_frame_type {
-    TD_XFER_HELLO = 1,     /* initiator, first; payload td_xfer_hello. op: this socket's lane; lanes
-                              > 0 join the connection that `conn` names */
-    TD_XFER_HELLO_ACK,     /* td_xfer_hello; status != 0: refused, payload is the reason */
-    TD_XFER_MEM,           /* shm, shm-staged, sender: payload td_xfer_mem, two descriptors ride
-                              along: arena or ring (read-only), control words */
-    TD_XFER_OPEN,          /* sender: binds op, attempt and handle to the slot; payload: its key */
-    TD_XFER_DATA,          /* tcp, sender: payload belongs at `offset` of the grant */
-    TD_XFER_REF,           /* sender: payload u32 first, i32 block ids: the receiver may copy (shm)
-                              or READ (rdma) the first `offset` bytes of each of these source blocks
-                              now; later ones may name more of the same blocks */
-    TD_XFER_FINAL,         /* sender: nothing follows; offset = all bytes of the grant, payload is
-                              the note. rdma: flags = the queue pairs that carried data */
-    TD_XFER_ABORT,         /* sender: this op ended without FINAL; payload is the reason, no byte of
-                              it follows (writer retired), but for TD_XFER_ABORT_UNRETIRED */
+    TD_XFER_HELLO = 1,     /* initiator, first: td_xfer_hello */
+    TD_XFER_HELLO_ACK,     /* acceptor: td_xfer_hello; refusable */
+    TD_XFER_MEM,           /* shm, shm-staged, sender: td_xfer_mem, and two descriptors */
+    TD_XFER_OPEN,          /* sender: the grant's key */
+    TD_XFER_DATA,          /* tcp, sender: bytes that belong at `offset` of the grant */
+    TD_XFER_REF,           /* sender: u32 first, i32 block ids that may be copied or READ now */
+    TD_XFER_FINAL,         /* sender: the note; nothing follows */
+    TD_XFER_ABORT,         /* sender: the reason; ended without FINAL, no byte of it follows */
     TD_XFER_DONE,          /* receiver: every byte is applied */
-    TD_XFER_FAIL,          /* receiver: the slot takes no more of this op; payload: the reason */
+    TD_XFER_FAIL,          /* receiver: the reason; the slot takes no more of this op */
     TD_XFER_PING,          /* both: alive */
-    TD_XFER_RDMA_OFFER,    /* rdma, initiator after HELLO_ACK: payload td_xfer_rdma_setup; keys only
-                              when its blocks may be READ */
-    TD_XFER_RDMA_ACCEPT,   /* rdma, acceptor: payload td_xfer_rdma_setup with its keys */
-    TD_XFER_TARGETS,       /* rdma, receiver after OPEN: offset = first grant block, payload
-                              td_xfer_run[], each with its keys where there are windows: where these
-                              grant blocks are */
-    TD_XFER_DIGEST,        /* sender, before FINAL: payload td_xfer_digest[] */
-    TD_XFER_BYE,           /* both, last: this side ends the connection; payload is the reason.
-                              status AGAIN: it may open another for the same grants */
-    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender after HELLO_ACK: payload td_xfer_device_mem, then
-                              the description of a pool of several allocations, if it is one; the
-                              control words' descriptor rides along */
-    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: has read the probe; refused: as HELLO_ACK */
-    TD_XFER_LENT,          /* shm-staged, sender: payload td_xfer_lent: these bytes of the ring
-                              belong at `offset` of the grant */
-    TD_XFER_TAKEN,         /* shm-staged, receiver: offset = the place of a LENT, whose bytes it
-                              does not read any more */
-    TD_XFER_CHALLENGE,     /* cluster secret, acceptor, after a HELLO that asks for one: payload 32
-                              random bytes; conn is 0 */
-    TD_XFER_PROOF,         /* cluster secret, initiator, after CHALLENGE: payload 32 bytes, its MAC;
-                              conn is 0 */
+    TD_XFER_RDMA_OFFER,    /* rdma, initiator: td_xfer_rdma_setup, keys if its blocks may be READ */
+    TD_XFER_RDMA_ACCEPT,   /* rdma, acceptor: td_xfer_rdma_setup with its keys; refusable */
+    TD_XFER_TARGETS,       /* rdma, receiver: td_xfer_run[], with windows each and its keys */
+    TD_XFER_DIGEST,        /* sender, before FINAL: td_xfer_digest[] */
+    TD_XFER_BYE,           /* both, last: the reason; AGAIN: it may open another connection */
+    TD_XFER_DEVICE_OFFER,  /* cuda-ipc, sender: td_xfer_device_mem [, description]; a descriptor */
+    TD_XFER_DEVICE_ACCEPT, /* cuda-ipc, receiver: it has read the probe; refusable */
+    TD_XFER_LENT,          /* shm-staged, sender: td_xfer_lent: bytes for `offset` of the grant */
+    TD_XFER_TAKEN,         /* shm-staged, receiver: does not read those at `offset` any more */
+    TD_XFER_CHALLENGE,     /* cluster secret, acceptor: 32 random bytes */
+    TD_XFER_PROOF,         /* cluster secret, initiator: its MAC, 32 bytes */
     TD_XFER_N_TYPES
 };
 
-/* ABORT on rdma: not all requests of the op have ended; the connection is about to, and is
-   fenced then */
+/* ABORT on rdma: requests of the op are under way; its connection is about to end, and is fenced */
 #define TD_XFER_ABORT_UNRETIRED 1
 
 struct td_xfer_frame {
@@ -89,8 +73,7 @@ struct td_xfer_frame {
     uint64_t handle; /* random per attempt, bound to the key by OPEN */
     uint64_t offset;
     uint32_t length;   /* payload bytes */
-    uint32_t clock_us; /* the sender's clock, mod 2^32. HELLO, OPEN, PING: when the frame was
-                          made; FINAL: at its first submit; else 0 */
+    uint32_t clock_us; /* sender's, mod 2^32: HELLO, OPEN, PING: now; FINAL: first submit; else 0 */
     uint64_t conn;     /* xor of both HELLO nonces; 0 in HELLO and HELLO_ACK */
     uint32_t last_us;  /* FINAL: the same at its final submit; else 0 */
     uint32_t crc;      /* CRC32C of the 60 bytes before it */
@@ -132,8 +115,7 @@ _Static_assert(sizeof(struct td_xfer_lent) == 8, "wire: lent");
 struct td_xfer_device_mem {
     uint8_t handle[64];                 /* of the pool's allocation; unused with a description */
     uint64_t offset;                    /* of the pool's block 0 in it */
-    uint64_t process, address;          /* a random number of the sender's process, and where block
-                                           0 lies there: of use in the same process alone */
+    uint64_t process, address;          /* the sender's, random, and where block 0 lies there */
     uint64_t block_bytes, probe_offset; /* probe_offset: from block 0 to the probe's 64 bytes */
     uint32_t n_blocks, n_words;
     uint8_t probe[64];

@@ -158,7 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             break;
         }
         struct td_xfer_copy copy;
-        if (td_xfer_core_copy_next(&c, &turns, 250, 2, &copy)) {
+        if (td_xfer_core_copy_next(&c, &turns, TD_XFER_BY_COPY, 250, 250, 2, &copy)) {
             placed[copy.slot] += copy.n_bytes;
             td_xfer_core_copy_end(&c, now, &copy, !(repair & 0x40));
         }

@@ -488,7 +488,7 @@ static bool transmit(struct world *w)
     if (!w->calm && next_random(&w->rng) % 64 == 0) { /* the caller cancels while the piece is
                                                          being read: no event before it is over */
         uint32_t n = w->p.n_events;
-        td_xfer_core_cancel(&w->p, tx.op, "meanwhile");
+        td_xfer_core_op_fail(&w->p, tx.op, TD_ERR_CANCELLED, "meanwhile");
         assert_int_equal(w->p.n_events, n);
     }
     for (uint32_t at = 0; at < tx.frame.length; at += CELL) {
@@ -585,7 +585,8 @@ static bool deliver_to_p(struct world *w)
 static bool pull_step(struct world *w)
 {
     struct td_xfer_copy c;
-    if (w->n_pulls < 2 && td_xfer_core_pull_next(&w->d, &w->copy_turns, 2 * CELLS * CELL, 2, &c)) {
+    if (w->n_pulls < 2 && td_xfer_core_copy_next(&w->d, &w->copy_turns, TD_XFER_BY_DEVICE,
+                                                 CELLS * CELL, 2 * CELLS * CELL, 2, &c)) {
         const struct td_xfer_slot *s = &w->d.slots[c.slot];
         w->pull[w->n_pulls].c = c;
         for (int32_t i = 0; i < c.n_blocks; i++) {
@@ -617,14 +618,22 @@ static bool copy_step(struct world *w)
     if (w->path == TD_XFER_PATH_CUDA_IPC) return pull_step(w);
     if (w->path == TD_XFER_PATH_RDMA) {
         struct td_xfer_tx tx;
-        bool any = w->conn && w->to_p.n < MAX_FRAMES / 2 &&
-                   td_xfer_core_targets_next(&w->d, w->conn, &w->targets_cursor, &tx);
+        bool any = false;
+        for (uint32_t k = 0; w->conn && w->to_p.n < MAX_FRAMES / 2 && k < w->d.max_slots && !any;
+             k++) {
+            uint32_t id = (w->targets_cursor + k) % w->d.max_slots;
+            any = w->d.slots[id].conn == w->conn &&
+                  td_xfer_core_targets_of(&w->d, id, TD_XFER_RUNS_MAX, 0, &tx);
+            if (any) w->targets_cursor = (id + 1) % w->d.max_slots;
+        }
         if (any) put(&w->to_p, &tx.frame, tx.payload);
         return nic_step(w) || any;
     }
     if (w->path != TD_XFER_PATH_SHM) return false;
     if (!w->copying) {
-        if (!td_xfer_core_copy_next(&w->d, &w->copy_turns, 2 * CELL, 4, &w->copy)) return false;
+        if (!td_xfer_core_copy_next(&w->d, &w->copy_turns, TD_XFER_BY_COPY, 2 * CELL, 2 * CELL, 4,
+                                    &w->copy))
+            return false;
         w->copying = true;
         w->copy_valid = w->handles[w->copy.op] == w->copy.handle;
         return true;
@@ -664,7 +673,7 @@ static bool break_conn(struct world *w, bool retry)
 static bool cancel_op(struct world *w, struct transfer *t)
 {
     if (!t->op_live) return false;
-    td_xfer_core_cancel(&w->p, t->op, "cancelled");
+    td_xfer_core_op_fail(&w->p, t->op, TD_ERR_CANCELLED, "cancelled");
     return true;
 }
 
@@ -1549,7 +1558,7 @@ static void what_the_kernel_holds_is_bounded(void **state)
     assert_true(td_xfer_core_read_begin(&w.p, tx.op, tx.frame.handle));
     td_xfer_core_hold(&w.p, tx.op);
     td_xfer_core_read_end(&w.p, tx.op, tx.frame.length);
-    td_xfer_core_cancel(&w.p, w.t[0].op, "cancelled");
+    td_xfer_core_op_fail(&w.p, w.t[0].op, TD_ERR_CANCELLED, "cancelled");
     td_xfer_core_tick(&w.p, w.now);
     uint64_t due = w.now + 8 * GRACE_NS; /* a peer time-out */
     assert_int_equal(w.p.next_tick_ns, due);
@@ -1607,7 +1616,7 @@ static void final_goes_by_the_lane_of_its_data(void **state)
                 assert_false(td_xfer_core_tx_next(&w.p, w.conn, lane, &turns, 4, &tx));
         assert_true(td_xfer_core_tx_next(&w.p, w.conn, last, &turns, 4, &tx));
         assert_int_equal(tx.frame.type, TD_XFER_FINAL);
-        td_xfer_core_cancel(&w.p, w.t[0].op, "the receiver is not part of this");
+        td_xfer_core_op_fail(&w.p, w.t[0].op, TD_ERR_CANCELLED, "the receiver is not part of this");
         settle(&w);
         world_close(&w);
     }

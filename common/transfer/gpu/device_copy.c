@@ -1,28 +1,20 @@
 /* device_copy.c - pools in device memory: bytes that no instruction of this process may touch,
  * moved by copies that the device runs by itself.
  *
- * tcp, staged through a ring of STAGE_BUFFERS page-locked buffers:
+ * tcp, staged through a ring of STAGE_BUFFERS page-locked buffers (shm-staged is the same but for
+ * the socket's part, which ring.c has):
  *
  *   sender    frames are taken from the core until about a MiB of payload is together --go: one
- *             batch of copies to a buffer, each op held--> copying
- *             --poll: complete, holds end--> sent frame by frame, as from the pool --last byte-->
- *                 the buffer is free
- *   receiver  payload of one reading turn is received side by side into a buffer
- *             --flush: binding checked per frame, one batch of copies to the blocks--> copying
- *             --poll: complete: only now the bytes count (dma_end), so READY and DONE mean that the
- *             device has them--> the buffer is free
+ *             batch of copies to a buffer, each op held--> copying --poll: complete, holds end-->
+ *             sent frame by frame, as from the pool --last byte--> the buffer is free
+ *   receiver  payload of one reading turn is received side by side into a buffer --flush: binding
+ *             checked per frame, one batch of copies to the blocks--> copying --poll: complete:
+ *             only now the bytes count (dma_end)--> the buffer is free
  *
- * So small frames share a batch, and none waits for another turn's. A sender whose socket is full
- * gives its buffer up when others need one: its blocks still hold the bytes, and they are copied
- * again when the socket has room. (An op that ended meanwhile owes the stream zeros, as always.) A
- * receiver that finds no buffer free reads again in the next turn; all that it waits for are copies
- * under way. So the ring is bounded and no peer can hold it.
- *
- * Fences: a copy to blocks cannot be called back, so it is a hold of the slot (DEVICE), which
- * SLOT_FREE and other attempts wait for. A copy from blocks holds its op (the core's n_wr), as a
- * send without copies does.
- *
- * shm-staged is the same but for the socket's part, which ring.c has.
+ * A sender whose socket is full gives its buffer up when others need one: its blocks still hold the
+ * bytes, and they are copied again when the socket has room. (An op that ended meanwhile owes the
+ * stream zeros, as always.) A receiver that finds no buffer free reads again in the next turn; all
+ * that it waits for are copies under way. So the ring is bounded and no peer can hold it.
  *
  * A device that fails is lost for good: what is under way ends with its reason, so does every op
  * and slot, and grants and ops that follow are refused. */

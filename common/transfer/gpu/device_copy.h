@@ -1,6 +1,5 @@
-/* device_copy.h - what device_copy.c (copies and staging), ring.c (shm-staged) and ipc.c
- * (cuda-ipc) share. Not for others. Guarded by the endpoint's lock; the progress thread's, but
- * for open and close. */
+/* device_copy.h - what device_copy.c (copies and staging), ring.c (shm-staged) and ipc.c (cuda-ipc)
+ * share. Not for others. Guarded by the endpoint's lock. */
 #ifndef TD_TRANSFER_GPU_DEVICE_COPY_H
 #define TD_TRANSFER_GPU_DEVICE_COPY_H
 
@@ -13,8 +12,7 @@
 #define PULLS 4                /* cuda-ipc: batches under way */
 #define FLIGHTS (STAGE_BUFFERS + PULLS)
 #define FLIGHT_PIECES 64
-/* cuda-ipc: of one batch; PULLS of them are what a revoked slot, and a small transfer, may wait
-   for */
+/* cuda-ipc: of one batch; a revoked slot may wait for PULLS of them */
 #define FLIGHT_BYTES (16u << 20)
 #define REFUSED_PEERS 64
 #define NO_BUFFER (-1)
@@ -82,8 +80,7 @@ void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t byt
 /* issues d->runs; false: the device is lost, f's pieces are over */
 bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kind);
 void xfer_device_say_lost(struct td_xfer *x, const char *why);
-/* Copies n_bytes (at most STAGE_BYTES) from the device to d->digest and waits. The lock need not
- * be held. */
+/* Copies at most STAGE_BYTES from the device to d->digest and waits. No lock is needed. */
 td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t n_bytes,
                            struct td_err *err);
 /* cuda-ipc: every batch of this connection's that is under way is waited for. */

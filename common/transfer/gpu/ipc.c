@@ -3,27 +3,20 @@
  *
  * As on shm the unix socket of the grant shows that both sides share the host and the user, REF
  * names source blocks, and a control word per op tells the receiver whether they are still the op's
- * (shm.c has the argument; here the second look is when the copy is complete). Before READY lies
- * SETUP:
+ * (here the second look is when the copy is complete). Before READY lies SETUP:
  *
  *   sender    DEVICE_OFFER: the handle of its allocation, where the pool lies in it, which device,
- *             64 random bytes that it has put behind the pool,
- *   and its
- *             control words as a descriptor
+ *             64 random bytes that it has put behind the pool, and its control words as a
+ *             descriptor
  *   receiver  opens the handle, reads those bytes through it, DEVICE_ACCEPT; or says why not, and
  *             the sender takes the next path
  *
- * A pool of several allocations (ranks with a device each) goes as a description of them all,
- * behind the offer, which the receiver's table opens as one.
- *
  * So wrong handles, devices that cannot reach one another and containers that hide them show before
- * a block depends on it. In one process a handle cannot be opened and need not be: the address is
- * good.
- *
- * Order: the sender submits blocks when what computed them is known to be complete (transfer.h),
- * so no event need travel between the processes; the receiver's READY comes when its copies are
- * known to be complete. Many copies are under way at a time, a batch of up to FLIGHT_BYTES each,
- * neighbours joined. */
+ * a block depends on it. A pool of several allocations (ranks with a device each) goes as a
+ * description of them all, behind the offer. In one process a handle cannot be opened and need not
+ * be: the address is good. The sender submits blocks when what computed them is known to be
+ * complete (transfer.h), so no event travels between the processes. Many copies are under way at a
+ * time, a batch of up to FLIGHT_BYTES each, neighbours joined. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -287,7 +280,8 @@ static bool ipc_work(struct td_xfer *x, uint64_t now_ns)
     while (n_bytes < FLIGHT_BYTES &&
            (f ? f->n < FLIGHT_PIECES && d->n_runs < d->max_runs : d->n_pulls < PULLS)) {
         size_t room = d->max_runs - (f ? d->n_runs : 0);
-        if (!td_xfer_core_pull_next(&x->core, &d->pull_turns, FLIGHT_BYTES - n_bytes, (int32_t)room,
+        if (!td_xfer_core_copy_next(&x->core, &d->pull_turns, TD_XFER_BY_DEVICE,
+                                    x->pool.block_bytes, FLIGHT_BYTES - n_bytes, (int32_t)room,
                                     &copy))
             break;
         if (!f) f = xfer_flight_new(d, NO_BUFFER);

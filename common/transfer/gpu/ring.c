@@ -3,21 +3,16 @@
  * receiver without a device): through a ring of page-locked host memory that both map.
  *
  *   sender    as tcp staged (device_copy.c): frames from the core --one batch of copies--> a buffer
- *             of the ring. When the copies are complete, each frame is named instead of sent:
- *             LENT(place in the ring)
- *   receiver  copies the bytes from the ring to where tcp would have received them - its blocks, or
- *             its own staging buffer, which its device empties - and says TAKEN(place)
+ *             of the ring; each is named instead of sent: LENT(place in the ring)
+ *   receiver  copies the bytes to where tcp would have received them (its blocks, or its own
+ *             staging buffer) and says TAKEN(place)
  *   sender    the buffer is free when each of its frames was TAKEN
  *
- * The unix socket of the grant shows that both sides share the host and the user, MEM brings the
- * ring and the control words, as on shm (shm.c).
- *
- * The fence. Source blocks are read by copies to the ring alone, which hold their op. The ring's
- * bytes are the receiver's until TAKEN; no clock takes them back. When the connection ends its
- * buffers are others': before that the control words of its ops are cleared, and the receiver looks
- * at the word before and after it copies, so that bytes which it read too late, however long it was
- * stopped, count for nothing. A receiver that stands still holds at most LENT_CONN_MAX buffers for
- * a peer time-out, and all receivers together leave some to the other paths. */
+ * MEM brings the ring and the control words, as on shm. The ring's bytes are the receiver's until
+ * TAKEN; no clock takes them back. When the connection ends its buffers are others': before that
+ * the control words of its ops are cleared, and the receiver looks at the word before and after it
+ * copies (shm.c has the argument). A receiver that stands still holds at most LENT_CONN_MAX buffers
+ * for a peer time-out, and all receivers together leave some to the other paths. */
 #include <errno.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -115,8 +110,7 @@ static void ring_close(struct td_xfer *x, struct td_xfer_conn *c)
 
 /* --- receiver --------------------------------------------------------------------------------- */
 
-/* LENT came: its bytes are the frame under way from here on, a DATA frame; false: they lie
- * nowhere. */
+/* LENT came: its bytes are the DATA frame under way from here on; false: they lie nowhere. */
 static bool on_lent(struct td_xfer_conn *c)
 {
     struct xfer_ring_conn *r = c->own;

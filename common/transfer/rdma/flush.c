@@ -3,29 +3,23 @@
  *
  * Registration: a dma-buf of the pool, exported once and imported by every rail, with the offset's
  * place in its page kept (iova); where there is none the plain call, which an nvidia_peermem that
- * is loaded answers. Neither: refused, with both reasons and what to install. Nothing is staged
- * behind the name rdma.
+ * is loaded answers. Neither: refused, with both reasons and what to install.
  *
  * Visibility. A completion proves that the NIC has handed its writes to PCIe, not that work which
  * the device starts afterwards sees them. The driver says for its device (rdma_order) whether it
  * does; with several rails the writes come by ways of their own. Where it is not sure, each rail
  * READs 64 bytes of the same memory through a queue pair to itself: PCIe lets no read pass the
- * writes before it, and the READ's completion comes after that. Slots stay VERIFYING meanwhile. One
- * round is under way at a time and takes everything that had completed when it began:
+ * writes before it. Slots stay VERIFYING meanwhile. One round is under way at a time and takes
+ * everything that had completed when it began:
  *
  *   slots DUE --xfer_rdma_flush: a READ on every rail--> RUNNING --every READ complete--> READY (or
- *       digests), or free
- *                                                                --a READ failed, a rail that
- *                                                                brought data died--> FAILED, or
- *                                                                free
+ *       digests), or free --a READ failed, a rail that brought data died--> FAILED, or free
  *
  * Writes that end without a last word (an op that failed, a peer that was fenced) are flushed, too,
- * before their blocks are free: what is still on its way to the device would land in another
- * owner's block. A rail that is dead brings nothing any more when its quarantine is over.
- *
- * The 64 bytes lie behind the pool where its allocation has room, and are all of it that these
- * queue pairs' key can read. Source: reference design "transfer", 1.8; NVIDIA's GPUDirect RDMA
- * guide. */
+ * before their blocks are free. A rail that is dead brings nothing any more when its quarantine is
+ * over. The 64 bytes lie behind the pool where its allocation has room, and are all of it that
+ * these queue pairs' key can read. Source: reference design "transfer", 1.8; NVIDIA's GPUDirect
+ * RDMA guide. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

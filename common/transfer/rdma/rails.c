@@ -139,8 +139,7 @@ static td_status rail_query(const struct xfer_rdma *r, struct rail *rail, struct
     return td_rdma_plan(rail->name, &rail->limits, &rail->port, &rail->plan, err);
 }
 
-/* Opens the device that rail->name says. TD_ERR_NOT_FOUND: the port is not active, or has no
- * address. Any thread. */
+/* Opens rail->name. TD_ERR_NOT_FOUND: its port is not active or has no address. Any thread. */
 static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
     int e = r->vb->open(r->vb, rail->name, &rail->device);

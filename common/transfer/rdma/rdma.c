@@ -2,86 +2,72 @@
  * table, so libibverbs or the fake.
  *
  * A rail is one port of one NIC of this side, with the pool registered on it and one completion
- * queue. A set (struct qp_set) is what an rdma connection has beside its socket: n_qps RC
- * queue pairs on each rail that both sides have. The socket carries the frames (README.md); queue
- * pairs carry payload.
+ * queue. A set (struct qp_set) is what an rdma connection has beside its socket: n_qps RC queue
+ * pairs on each rail that both sides have. The socket carries the frames (README.md); queue pairs
+ * carry payload.
  *
  *   initiator   creates queue pairs (INIT), RDMA_OFFER --> acceptor creates its own, RTR, RTS,
  *               RDMA_ACCEPT with its keys --> initiator RTR, RTS
  *   probe       the initiator WRITEs 64 bytes that only this connection's tag gives into a cell of
- *               the acceptor, then WRITE_WITH_IMM, on every queue pair; the acceptor compares the
- *               cells, answers WRITE_WITH_IMM on every queue pair and is READY; when all have come,
- *               so is the initiator. A queue pair that cannot carry bytes in both directions thus
- *               fails the set-up, not a request.
+ *               the acceptor, then WRITE_WITH_IMM, on every queue pair; the acceptor compares,
+ *               answers WRITE_WITH_IMM on every queue pair and is READY; when all have come, so is
+ *               the initiator. So a queue pair that cannot carry bytes fails the set-up, not a
+ *               request.
  *   data        WRITE chains of at most CHAIN requests and CHAIN_BYTES under one doorbell, the last
- *               of each chain signalled; whole runs of blocks that lie side by side at the receiver
- *               are gathered into one request of at most WR_BYTES. Queue pairs take turns per
- *               chain, rail by rail; ops take turns per request, so a small one waits for one
- *               request of a large one. A transfer of at most CHAIN_BYTES goes by one queue pair,
- *               which needs one last word, and such transfers take the rails in turn.
- *               bytes_in_flight bounds each queue pair.
+ *               of each signalled; blocks that lie side by side at the receiver are gathered into
+ *               one request of at most WR_BYTES. Queue pairs take turns per chain, rail by rail;
+ *               ops take turns per request. A transfer of at most CHAIN_BYTES goes by one queue
+ *               pair, which needs one last word. bytes_in_flight bounds each queue pair.
  *   pull        blocks that the sender has before it computes anything (prefix hits) it may only
- *       name (REF); the receiver READs them from the sender's pool
- *               with the keys of RDMA_OFFER. Such an op ends when the receiver has said DONE or
- *               FAIL, which it says after its last READ.
+ *               name (REF); the receiver READs them with the keys of RDMA_OFFER
  *   end         a WRITE_WITH_IMM without data on every queue pair that carried some. RC delivers in
- *               order, so its completion at the receiver proves the bytes before it (memory is
- *               never polled: with relaxed ordering or several queue pairs it proves nothing).
- *               FINAL on the socket says which queue pairs to count.
- *   receives    each such word takes one receive; a writer has at most the receiver's recv_wr words
- *               under way on a queue pair, so RNR cannot happen without an error in counting
- *               (rnr_retry 0 in tests makes one loud). With many peers a shared receive queue per
- *               rail takes their place.
+ *               order, so its completion at the receiver proves the bytes before it. FINAL on the
+ *               socket says which queue pairs to count.
+ *   receives    each such word takes one; a writer has at most the receiver's recv_wr words under
+ *               way on a queue pair, so RNR cannot happen. With many peers a shared receive queue
+ *               per rail takes their place.
  *
  * Who waits for the device. Changing queue pairs takes it milliseconds, and the lock is dropped
  * meanwhile; RTR also asks the kernel for the peer's address, which takes a second where nobody
- * answers, and then other peers' blocks must not wait either: a thread per set does RTR and RTS
- * (struct joining). A set whose connection ends before that thread does is let go: nothing was on
- * it yet, and xfer_rdma_poll ends it when the thread is over.
+ * answers, so a thread per set does RTR and RTS (struct joining). A set whose connection ends
+ * before that thread does is let go: nothing was on it yet, and rdma_poll ends it when the thread
+ * is over.
  *
- * Retirement. Source blocks are read by this side's NIC until the request's completion: the core
- * counts (n_wr). Granted blocks are written by the peer's NIC until it says ABORT, which it says
- * after its last completion; a peer that cannot say so is fenced: xfer_rdma_fence sets this side's
- * queue pairs to ERR (from then on the NIC drops what arrives for them), takes every flushed
- * completion, destroys them, and the slots' blocks stay in quarantine for four local ACK time-outs,
- * because DMA that the NIC had accepted before may still be on its way through the host.
+ * Retirement. README.md, "When are blocks free?", says what ends each hold. The fence: this side's
+ * queue pairs go to ERR (from then on the NIC drops what arrives for them), every flushed
+ * completion is taken, they are destroyed, and the slots' blocks stay in quarantine for four local
+ * ACK time-outs, because DMA that the NIC had accepted may still be on its way through the host.
  *
  * Windows (config.windows, receiver's side). The pool is then registered for binding and for local
- * access alone, so no key of it lets a peer write; ACCEPT carries zeros. When an attempt is bound,
- * the runs of the granted blocks get a memory window of type 2 each, on every queue pair of the
- * set (such a window works on the queue pair that bound it and on no other), and TARGETS goes out
- * with their keys when all binds have completed: it travels on the socket, so no queue pair orders
- * it behind them. A set has WINDOWS of them per queue pair, made at its set-up. A grant may take
- * half of those that are free; one of more runs gets one window per registration, from its first
- * block there to its last: still its queue pairs' alone and still revocable, but wide (counted:
+ * access alone; ACCEPT carries zeros. When an attempt is bound, the runs of the granted blocks get
+ * a memory window of type 2 each, on every queue pair of the set (a window works on the one that
+ * bound it and on no other), and TARGETS goes out with their keys when all binds have completed. A
+ * set has WINDOWS of them per queue pair. A grant may take half of those that are free; one of more
+ * runs gets one window per registration, from its first block there to its last (counted:
  * n_wide_windows). None free: its TARGETS wait for the end of another.
  *
- *   when they end   LOCAL_INV, on the queue pair that bound them, as soon as the writer has retired
- *       (READY, or its ABORT); or when a slot failed or
- *                   was revoked and its writer, told FAIL, does not say ABORT within the grace of
- *                   an orphan. SLOT_FREE waits for the completions; it does not wait for that
- *                   writer any more, nor for the end of its connection and a quarantine.
+ *   when they end   LOCAL_INV, on the queue pair that bound them, as soon as the writer has
+ *                   retired; or when a slot failed or was revoked and its writer, told FAIL, does
+ *                   not say ABORT within the grace of an orphan. SLOT_FREE waits for the
+ *                   completions, and not for that writer any more.
  *   why not before  RC knows no small errors: a write through a window that has ended is answered
- *                   REM_ACCESS, and both queue pairs are in ERR. So a writer that answers keeps its
- *                   window until its last completion, and the set lives. One that does not answer
+ *                   REM_ACCESS, and both queue pairs are in ERR. A writer that does not answer
  *                   breaks the set if it does write on; an op that had ended by then is no bug, so
  *                   the others on the set get another attempt (is_late).
  *   is it a fence?  The completion of LOCAL_INV is written by the device after the data that it had
- *                   accepted, and a completion passes no data on PCIe, relaxed ordering or not.
- *                   Seen on the fake and on Soft-RoCE; on hardware it is to be tried.
- *   with the set   A fence frees a set's windows before its queue pairs; the quarantine stands.
+ *                   accepted, and a completion passes no data on PCIe. Seen on the fake and on
+ *                   Soft-RoCE; on hardware it is to be tried.
  *
  * Errors. Any failed completion ends the set: fence, then the core gives its ops another attempt.
- * RETRY_EXC, RNR, flush, fatal: the way was bad. Access, protection, length: a bug, never retried,
- * but it is the bug of the one op (or slot, for READs) whose request failed: that one fails, and
- * its other end is told by ABORT with UNRETIRED, so that the fence and not this word frees its
- * blocks. A side that sees only that its queue pairs have failed waits DOOM_NS for the other, who
- * may know why. The rail that erred is avoided by new sets: 1 s, then doubling to 300 s while
- * errors go on, unless every rail is. Asynchronous events end the sets of their rail or queue
- * pair, because a dead completion queue would never tell.
+ * RETRY_EXC, RNR, flush, fatal: the way was bad. Access, protection, length: the bug of the one op
+ * (or slot, for READs) whose request failed: that one fails for good, and its other end is told by
+ * ABORT with UNRETIRED, so that the fence and not this word frees its blocks. A side that sees only
+ * that its queue pairs have failed waits DOOM_NS for the other, who may know why. The rail that
+ * erred is avoided by new sets: 1 s, then doubling to 300 s while errors go on, unless every rail
+ * is.
  *
- * Which rails there are, and how they come back: rails.c. Source: reference design "transfer",
- * 1, 2.7, 7.3, 7.4, 7.6. */
+ * Which rails there are, and how they come back: rails.c. Source: reference design "transfer", 1,
+ * 2.7, 7.3, 7.4, 7.6. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -97,8 +83,7 @@
 #include "common/transfer/tcp/tcp.h"
 
 #define CHAIN TD_RDMA_CHAIN
-/* after so many the next queue pair has its turn; a transfer of no more than that has one for
-   itself */
+/* after so many the next queue pair has its turn; a smaller transfer has one for itself */
 #define CHAIN_BYTES (2u << 20)
 #define WR_BYTES (1u << 20)
 /* a set that failed for a reason not known here waits so long for who knows it */
@@ -125,8 +110,7 @@ static bool qp_set_breaks(struct qp_set *set)
     return is_first;
 }
 
-/* Both sides have a rail that the set lacks, and it is time to try one with more; sets the next
- * time. */
+/* Both sides have a rail that the set lacks, and it is time to try; sets the next time. */
 static bool rdma_wants_better(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now)
 {
     struct xfer_rdma *r = x->rdma;
@@ -477,8 +461,7 @@ static bool qp_post(struct td_xfer *x, struct qp_set *set, uint32_t q, struct td
     r->n_doorbells++;
     int e = r->vb->post_send(pair->qp, wrs, n, &n_posted);
     if (!e) return true;
-    /* The rest was never the device's: it is over now. What it took comes back flushed when the
-       set is fenced. */
+    /* The rest was never the device's; what it took comes back flushed with the fence. */
     for (uint32_t i = n_posted; i < n; i++) {
         pair->head--;
         pair->in_flight -= what[i].n_bytes;
@@ -516,8 +499,7 @@ static void probe(struct td_xfer *x, const struct td_xfer_conn *c, struct qp_set
     }
 }
 
-/* An accepted set's windows: as many as the devices give, but at least so many that any grant
- * can have its wide ones. */
+/* As many windows as the devices give, at least enough for any grant's wide ones. */
 static bool windows_make(struct td_xfer *x, struct qp_set *set, char reason[TD_XFER_REASON_MAX])
 {
     const struct xfer_rdma *r = x->rdma;
@@ -706,8 +688,7 @@ static int32_t rdma_n_source_blocks(const struct td_xfer *x, const struct td_xfe
 /* Takes the completions of every rail; true when there were any. Links that broke are marked. */
 static bool take_completions(struct td_xfer *x);
 
-/* Until a completion comes, or a while: callers of the engine get the lock meanwhile, which they
- * would not if this thread merely yielded. */
+/* Until a completion comes, or a while; callers of the engine get the lock meanwhile. */
 static void wait_completion(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;
@@ -751,8 +732,7 @@ static void qp_set_close(struct td_xfer *x, struct qp_set *set)
         if (set->qp[q].qp) r->vb->qp_error(set->qp[q].qp);
     td_fault_point("xfer_fencing");
     pthread_mutex_lock(&x->lock);
-    /* Every request and receive comes back; a dead completion queue or device gives none, and
-       destroying the queue pair must do. */
+    /* Every request and receive comes back, but from a dead device: destroying must do. */
     uint64_t until = td_now_ns() + FENCE_NS;
     for (bool left = true; left && td_now_ns() < until;) {
         left = false;
@@ -967,17 +947,17 @@ static bool rdma_answer(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfe
 {
     const struct qp_set *set = xfer_qp_set_of(c);
     uint32_t *cursor = &c->tx.turns.next;
-    if (!set) return false;
-    if (!set->windows) return td_xfer_core_targets_next(&x->core, c->id, cursor, tx);
-    for (uint32_t k = 0; k < x->core.max_slots; k++) {
+    for (uint32_t k = 0; k < x->core.max_slots && set; k++) {
         uint32_t id = (*cursor + k) % x->core.max_slots;
-        const struct grant_windows *g = &x->rdma->grant[id];
+        const struct grant_windows *g = set->windows ? &x->rdma->grant[id] : NULL;
         struct td_xfer_run runs[TD_XFER_RUNS_MAX];
-        int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(set->n_qps));
-        if (g->state != WINDOWS_OPEN || g->set != set ||
-            !td_xfer_core_targets_of(&x->core, id, max_runs, region_blocks(x), tx))
+        int32_t max_runs = (int32_t)(TD_XFER_PAYLOAD_MAX / TD_XFER_RUN_BYTES(g ? set->n_qps : 0));
+        if (g ? g->state != WINDOWS_OPEN || g->set != set : x->core.slots[id].conn != c->id)
+            continue;
+        if (!td_xfer_core_targets_of(&x->core, id, max_runs, g ? region_blocks(x) : 0, tx))
             continue;
         *cursor = (id + 1) % x->core.max_slots;
+        if (!g) return true;
         uint32_t n = tx->frame.length / (uint32_t)sizeof runs[0];
         uint8_t *to = tx->payload;
         memcpy(runs, tx->payload, tx->frame.length);
@@ -1189,8 +1169,7 @@ static bool seq_of(const struct queue_pair *pair, const struct td_vb_wc *wc, uin
     return *ret_seq < pair->head && *ret_seq >= pair->tail;
 }
 
-/* A write for an op that has ended here met a window that the receiver has ended, because it
- * waited long enough: nobody's bug. */
+/* A write for an op that has ended met a window that the receiver has ended: nobody's bug. */
 static bool is_late(const struct td_xfer *x, const struct qp_set *set, const struct pending *p,
                     const struct td_vb_wc *wc)
 {
@@ -1327,8 +1306,7 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
             /* fenced: the peer may be dead, and the rail is not to blame */
             if (!late && set->end.state != QP_SET_FENCED) xfer_rail_erred(x, rail_at);
         }
-        /* No answer: the peer may be dead, and its socket says so when the kernel has put it
-           away. */
+        /* No answer: the peer may be dead, and its socket says so soon. */
         if (wc->status == TD_VB_WC_RETRY_EXC)
             qp_set_dooms(x, set);
         else

@@ -20,8 +20,7 @@
 #define TD_RDMA_GIDS_MAX 256
 #define TD_RDMA_AUTO (-1)
 
-/* Best first. Loopback and empty entries, and those whose network device is down, are never
- * candidates. */
+/* Best first. Never loopback, empty, or on a network device that is down. */
 enum td_rdma_gid_class {
     TD_RDMA_GID_IB = 0,      /* InfiniBand: entry 0, the port's own */
     TD_RDMA_GID_V4_ROUTABLE, /* RoCE v2 from here to the last but one */
@@ -88,8 +87,7 @@ struct td_rdma_plan {
     uint8_t rd_atomic_in, rd_atomic_out; /* READs at a time, at most 16 */
 };
 
-/* TD_ERR_UNSUPPORTED: too small for one queue pair; the message says which limit. ret_plan is
- * untouched then. */
+/* TD_ERR_UNSUPPORTED: too small for one queue pair; the message says which limit. */
 td_status td_rdma_plan(const char *device, const struct td_vb_limits *limits,
                        const struct td_vb_port *port, struct td_rdma_plan *ret_plan,
                        struct td_err *err);

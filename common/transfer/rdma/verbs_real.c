@@ -69,8 +69,7 @@
     X(_ibv_query_gid_ex, "IBVERBS_1.11", false)                                                    \
     X(ibv_reg_dmabuf_mr, "IBVERBS_1.12", false)
 
-/* Called as lib.p_NAME(...): a name of its own keeps the header's macros (ibv_reg_mr,
- * ibv_query_port) away. */
+/* Called as lib.p_NAME(...), which keeps the header's macros (ibv_reg_mr, ...) away. */
 static struct {
     SYMBOLS(TD_SYMBOL_MEMBER)
     td_status status;
@@ -139,8 +138,7 @@ static int make_nonblocking(int fd)
     return flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ? errno : 0;
 }
 
-/* What this table can drive: RC queue pairs of InfiniBand's kind, so neither iWARP nor usNIC nor
- * EFA. */
+/* RC queue pairs of InfiniBand's kind: neither iWARP nor usNIC nor EFA. */
 static bool is_usable(const struct ibv_device *d) { return d->transport_type == IBV_TRANSPORT_IB; }
 
 static int real_list(const struct td_verbs *vb, char names[TD_VB_DEVICES_MAX][TD_VB_NAME_MAX],
@@ -247,8 +245,7 @@ static int real_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_po
 {
     struct ibv_port_attr a;
     memset(&a, 0, sizeof a);
-    /* The header's inline ibv_query_port, except that its second way goes through the loaded
-       symbol. */
+    /* The header's inline ibv_query_port, but for the loaded symbol. */
     struct verbs_context *v = verbs_get_ctx_op(d->ctx, query_port);
     int rc = v ? v->query_port(d->ctx, port, &a, sizeof a)
                : lib.p_ibv_query_port(d->ctx, port, (struct _compat_ibv_port_attr *)&a);
@@ -732,8 +729,8 @@ static int translate_send(const struct real_qp *qp, struct td_vb_send *s, struct
     }
 }
 
-/* What was not taken binds nothing: its window keeps the key it had. Backwards, because a window
- * may have been named twice. */
+/* What was not taken binds nothing: its window keeps the key it had. Backwards: one may be named
+ * twice. */
 static void untake(struct td_vb_send *s, const struct ibv_send_wr *w, uint32_t from, uint32_t n)
 {
     for (uint32_t i = n; i-- > from;)

@@ -346,8 +346,8 @@ bool xfer_shm_word_shows(const struct xfer_control_word *word, uint64_t handle)
 static size_t copy_piece(struct td_xfer *x)
 {
     struct td_xfer_copy copy;
-    if (!td_xfer_core_copy_next(&x->core, &x->copy_turns, TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV,
-                                &copy))
+    if (!td_xfer_core_copy_next(&x->core, &x->copy_turns, TD_XFER_BY_COPY, TD_XFER_FRAME_DATA_MAX,
+                                TD_XFER_FRAME_DATA_MAX, XFER_MAX_IOV, &copy))
         return 0;
     const struct td_xfer_slot *s = &x->core.slots[copy.slot]; /* its lists stand still while io */
     struct td_xfer_conn *c = xfer_conn_by_id(x, copy.conn);

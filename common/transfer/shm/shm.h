@@ -61,8 +61,7 @@ bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const vo
                        size_t n_bytes, const int *fds, size_t n_fds);
 /* keeps descriptors that came along */
 ssize_t xfer_shm_recv(struct td_xfer_conn *c, void *to, size_t n);
-/* MEM came. unit: the block size that it must say; 0: the sender's affair. Refuses c when it is
- * wrong. */
+/* MEM came; refused when wrong. unit: the block size that it must say; 0: any. */
 void xfer_shm_on_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t unit);
 bool xfer_shm_may_open(struct td_xfer_conn *c, uint32_t op); /* source and the op's word are here */
 int32_t xfer_shm_n_source_blocks(const struct td_xfer *x, const struct td_xfer_conn *c);

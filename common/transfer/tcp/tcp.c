@@ -123,8 +123,7 @@ int xfer_tcp_dial(struct td_xfer *x, const struct td_xfer_address *to, bool *ret
     return fd;
 }
 
-/* Payload up to iov's n_bytes, and what comes behind it ahead: that goes to c->rx.ahead. The
- * lock is not held. */
+/* Payload up to iov's n_bytes, and more ahead, to c->rx.ahead. The lock is not held. */
 static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov, size_t n_bytes,
                             bool is_last)
 {
@@ -141,8 +140,7 @@ static ssize_t recv_payload(struct td_xfer_conn *c, struct iovec *iov, int n_iov
     return k;
 }
 
-/* Device memory: to a staging buffer, which the end of this reading turn sends on
- * (device_copy.c). */
+/* Device memory: to a staging buffer, which the end of this turn sends on (device_copy.c). */
 static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t left)
 {
     struct iovec iov[2];
