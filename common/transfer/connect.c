@@ -39,18 +39,26 @@ void xfer_path_tell(struct td_xfer *x, enum td_xfer_path path, td_status status,
     tell(x, news);
 }
 
+union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
+static bool other_end(int fd, union address *ret_address)
+{
+    socklen_t n = sizeof *ret_address;
+    return getpeername(fd, &ret_address->any, &n) == 0;
+}
+
 /* The other end's address; for a unix socket its process. */
 static void name_end(char to[64], int fd)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } a = {0};
-    socklen_t n = sizeof a;
+    union address a = {0};
     char host[INET6_ADDRSTRLEN] = "?";
     struct ucred cred;
-    if (getpeername(fd, &a.any, &n))
+    socklen_t n = sizeof cred;
+    if (!other_end(fd, &a))
         snprintf(to, 64, "an address that is gone");
     else if (a.any.sa_family == AF_INET)
         snprintf(to, 64, "%s:%u", inet_ntop(AF_INET, &a.v4.sin_addr, host, sizeof host),
@@ -58,7 +66,7 @@ static void name_end(char to[64], int fd)
     else if (a.any.sa_family == AF_INET6)
         snprintf(to, 64, "[%s]:%u", inet_ntop(AF_INET6, &a.v6.sin6_addr, host, sizeof host),
                  ntohs(a.v6.sin6_port));
-    else if (n = sizeof cred, getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n))
+    else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n))
         snprintf(to, 64, "this host");
     else
         snprintf(to, 64, "this host, pid %d, uid %u", (int)cred.pid, cred.uid);
@@ -457,14 +465,9 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
  * host has as many addresses as it likes), or this host. */
 static uint64_t source_of(int fd)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } a = {0};
-    socklen_t n = sizeof a;
+    union address a = {0};
     uint64_t network;
-    if (getpeername(fd, &a.any, &n)) return 0;
+    if (!other_end(fd, &a)) return 0;
     if (a.any.sa_family == AF_INET) return a.v4.sin_addr.s_addr;
     if (a.any.sa_family != AF_INET6) return 0;
     if (IN6_IS_ADDR_V4MAPPED(&a.v6.sin6_addr)) return a.v6.sin6_addr.s6_addr32[3];
@@ -517,23 +520,19 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
             }
             return;
         }
-        if (!b->conn.accepted(x, fd)) {
-            x->told.n_refused_peers++;
-            xfer_path_tell_refusal(x, fd, path, NULL, "another user's process");
-            close(fd);
-            continue;
-        }
-        if (x->n_unproven >= XFER_MAX_UNPROVEN ||
-            x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS)
+        bool allowed = b->conn.accepted(x, fd);
+        if (allowed && (x->n_unproven >= XFER_MAX_UNPROVEN ||
+                        x->n_conns >= XFER_MAX_CONNS - XFER_RESERVED_CONNS))
             evict_oldest_unproven(x);
-        struct td_xfer_conn *c = xfer_conn_new(x, fd, b, false);
+        struct td_xfer_conn *c = allowed ? xfer_conn_new(x, fd, b, false) : NULL;
         if (c) {
             c->peer.came_from = source_of(fd);
-        } else {
-            x->told.n_refused_peers++;
-            xfer_path_tell_refusal(x, fd, path, NULL, "all connections are in use");
-            close(fd);
+            continue;
         }
+        x->told.n_refused_peers++;
+        xfer_path_tell_refusal(x, fd, path, NULL,
+                               allowed ? "all connections are in use" : "another user's process");
+        close(fd);
     }
 }
 

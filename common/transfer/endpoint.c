@@ -634,8 +634,7 @@ static void wake_conn(struct td_xfer *x, uint64_t id)
 static bool pool_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 {
     if (x->staging) return x->staging->crc(x, block, ret_crc);
-    *ret_crc =
-        td_crc32c(0, x->pool.base + (uint64_t)block * x->pool.block_bytes, x->pool.block_bytes);
+    *ret_crc = td_crc32c(0, xfer_block(x, block), x->pool.block_bytes);
     return true;
 }
 
@@ -952,11 +951,9 @@ static bool turn_moves(struct td_xfer *x, uint64_t now, const struct epoll_event
     TD_EACH_BACKEND (b)
         if (b->turn.poll && b->turn.poll(x)) busy = true;
     for (int i = 0; i < n; i++) on_event(x, &events[i]);
-    for (uint32_t i = x->n_conns; x->tls && i-- > 0;)
-        if (i < x->n_conns && x->live[i]->rx.more) conn_read(x, x->live[i]);
-    for (uint32_t i = x->n_conns; x->staging && i-- > 0;)
-        if (i < x->n_conns && x->live[i]->rx.starved) conn_read(x, x->live[i]);
-    for (uint32_t i = 0; i < x->n_conns && x->tls && !busy; i++) busy = x->live[i]->rx.more;
+    for (uint32_t i = x->n_conns; i-- > 0;)
+        if (i < x->n_conns && (x->live[i]->rx.more || x->live[i]->rx.starved))
+            conn_read(x, x->live[i]);
     if (x->loop.attach_due || x->core.retry_due) xfer_path_attach(x, now);
     TD_EACH_BACKEND (b)
         if (b->turn.work && b->turn.work(x, now)) busy = true;
@@ -965,7 +962,8 @@ static bool turn_moves(struct td_xfer *x, uint64_t now, const struct epoll_event
         if (i < x->n_conns && x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING)
             conn_write(x, x->live[i]);
     for (uint32_t i = 0; i < x->n_conns && !busy; i++)
-        busy = x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING;
+        busy = x->live[i]->rx.more ||
+               (x->live[i]->tx.ready && x->live[i]->state != XFER_CONN_CONNECTING);
     if (verify_digests(x)) busy = true;
     /* copies take microseconds, and nothing wakes us when they are complete */
     if (x->staging && x->staging->busy(x)) busy = true;

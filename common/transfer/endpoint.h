@@ -237,15 +237,13 @@ struct td_xfer {
     uint8_t scrap[65536], zeros[65536];
 };
 
-enum {
-    XFER_KEY_BELL = 1,
-    XFER_KEY_TCP,
-    XFER_KEY_SHM,
-    XFER_KEY_BACKEND,
-    XFER_KEY_END = 256
-}; /* of
-      epoll, below every connection id. [BACKEND, END): a backend's own descriptors, which its poll
-      looks at */
+/* of epoll, below every connection id; [BACKEND, END): descriptors that a backend polls itself */
+enum { XFER_KEY_BELL = 1, XFER_KEY_TCP, XFER_KEY_SHM, XFER_KEY_BACKEND, XFER_KEY_END = 256 };
+
+static inline uint8_t *xfer_block(const struct td_xfer *x, int32_t block)
+{
+    return x->pool.base + (uint64_t)block * x->pool.block_bytes;
+}
 
 /* endpoint.c */
 uint64_t xfer_now(const struct td_xfer *x);

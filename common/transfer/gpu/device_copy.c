@@ -122,7 +122,7 @@ static void add_blocks(struct td_xfer *x, const int32_t *ids, uint64_t at, uint6
         uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
         size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
                                                        : (size_t)(end - at);
-        uint8_t *pool = x->pool.base + (uint64_t)ids[block] * x->pool.block_bytes + in;
+        uint8_t *pool = xfer_block(x, ids[block]) + in;
         xfer_runs_add(x->device, to_host ? host : pool, to_host ? pool : host, n);
         host += n;
         at += n;
@@ -236,17 +236,18 @@ void xfer_staged_end(struct td_xfer *x, struct td_xfer_conn *c)
 
 bool xfer_staged_want(const struct td_xfer_conn *c)
 {
-    return c->staged->buffer == NO_BUFFER && !c->staged->loaded && c->staged->at == 0 &&
-           c->staged->n < XFER_STAGED_FRAMES &&
-           c->staged->n_bytes <= STAGE_BYTES - TD_XFER_FRAME_DATA_MAX;
+    const struct xfer_staged *s = c->staged;
+    return s->buffer == NO_BUFFER && !s->loaded && s->at == 0 && s->n < XFER_STAGED_FRAMES &&
+           s->n_bytes <= STAGE_BYTES - TD_XFER_FRAME_DATA_MAX;
 }
 
 bool xfer_staged_add(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx)
 {
+    struct xfer_staged *s = c->staged;
     (void)x;
-    c->staged->frames[c->staged->n].frame = tx->frame;
-    c->staged->frames[c->staged->n++].op = tx->op;
-    c->staged->n_bytes += tx->frame.length;
+    s->frames[s->n].frame = tx->frame;
+    s->frames[s->n++].op = tx->op;
+    s->n_bytes += tx->frame.length;
     return xfer_staged_want(c);
 }
 
@@ -258,18 +259,20 @@ static bool op_is_at(const struct td_xfer *x, uint32_t op, uint64_t handle)
 
 bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    struct xfer_staged *s = c->staged;
     struct xfer_device *d = x->device;
-    if (!c->staged->n || c->staged->buffer != NO_BUFFER) return c->staged->n > 0;
-    int32_t buffer = may_take(x, c->staged) ? buffer_take(x) : NO_BUFFER;
+    if (!s->n || s->buffer != NO_BUFFER) return s->n > 0;
+    int32_t buffer = may_take(x, s) ? buffer_take(x) : NO_BUFFER;
     if (buffer == NO_BUFFER) return true; /* poll looks after it */
     struct flight *f = xfer_flight_new(d, buffer);
     uint32_t place = 0;
-    for (uint32_t i = c->staged->at; i < c->staged->n; i++) {
-        const struct td_xfer_frame *frame = &c->staged->frames[i].frame;
-        uint32_t op = c->staged->frames[i].op,
-                 from = i == c->staged->at && c->staged->loaded ? frame->length - c->tx.left : 0;
-        c->staged->frames[i].place = place;
-        c->staged->frames[i].from = from;
+    for (uint32_t i = s->at; i < s->n; i++) {
+        struct xfer_staged_frame *staged = &s->frames[i];
+        const struct td_xfer_frame *frame = &staged->frame;
+        uint32_t op = staged->op;
+        uint32_t from = i == s->at && s->loaded ? frame->length - c->tx.left : 0;
+        staged->place = place;
+        staged->from = from;
         if (!op_is_at(x, op, frame->handle)) continue; /* it ended: zeros go out */
         add_blocks(x, x->core.ops[op].src, frame->offset + from, frame->length - from,
                    buffer_bytes(d, buffer) + place, true);
@@ -277,49 +280,50 @@ bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c)
         f->piece[f->n++] = (struct piece){.id = op, .handle = frame->handle};
         td_xfer_core_hold(&x->core, op);
     }
-    c->staged->buffer = buffer;
-    c->staged->copying = true;
+    s->buffer = buffer;
+    s->copying = true;
     f->conn = c->id;
     xfer_flight_go(x, f, TD_COPY_TO_HOST);
-    if (!c->staged->loaded && !c->staged->lends) xfer_staged_load(c); /* zeros alone */
+    if (!s->loaded && !s->lends) xfer_staged_load(c); /* zeros alone */
     return true;
 }
 
 bool xfer_staged_load(struct td_xfer_conn *c)
 {
-    if (c->staged->loaded || c->staged->at == c->staged->n || c->staged->buffer == NO_BUFFER ||
-        c->staged->copying)
-        return false;
-    struct xfer_staged_frame *next = &c->staged->frames[c->staged->at];
+    struct xfer_staged *s = c->staged;
+    if (s->loaded || s->at == s->n || s->buffer == NO_BUFFER || s->copying) return false;
+    struct xfer_staged_frame *next = &s->frames[s->at];
     xfer_conn_load(c, &next->frame, next->op);
-    c->staged->loaded = true;
+    s->loaded = true;
     return true;
 }
 
 bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (!c->staged->loaded) return true;
-    if (c->staged->copying) return false;
-    if (c->staged->buffer != NO_BUFFER || !op_is_at(x, c->tx.op, c->tx.handle)) return true;
+    const struct xfer_staged *s = c->staged;
+    if (!s->loaded) return true;
+    if (s->copying) return false;
+    if (s->buffer != NO_BUFFER || !op_is_at(x, c->tx.op, c->tx.handle)) return true;
     xfer_staged_go(x, c);
     /* all the others had ended, too */
-    return c->staged->buffer != NO_BUFFER && !c->staged->copying;
+    return s->buffer != NO_BUFFER && !s->copying;
 }
 
 uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c)
 {
-    uint32_t i = c->staged->at;
-    TD_ASSERT(c->staged->loaded && c->staged->buffer != NO_BUFFER && !c->staged->copying);
-    return buffer_bytes(x->device, c->staged->buffer) + c->staged->frames[i].place +
-           (c->staged->frames[i].frame.length - c->tx.left - c->staged->frames[i].from);
+    const struct xfer_staged *s = c->staged;
+    const struct xfer_staged_frame *f = &s->frames[s->at];
+    TD_ASSERT(s->loaded && s->buffer != NO_BUFFER && !s->copying);
+    return buffer_bytes(x->device, s->buffer) + f->place + (f->frame.length - c->tx.left - f->from);
 }
 
 void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    c->staged->loaded = false;
-    if (++c->staged->at < c->staged->n) return;
-    buffer_free(x->device, &c->staged->buffer);
-    c->staged->at = c->staged->n = c->staged->n_bytes = 0;
+    struct xfer_staged *s = c->staged;
+    s->loaded = false;
+    if (++s->at < s->n) return;
+    buffer_free(x->device, &s->buffer);
+    s->at = s->n = s->n_bytes = 0;
 }
 
 /* --- tcp, receiver ---------------------------------------------------------------------------- */
@@ -392,7 +396,7 @@ td_status xfer_device_read(const struct xfer_device *d, const void *from, size_t
 
 static bool device_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
 {
-    const uint8_t *from = x->pool.base + (uint64_t)block * x->pool.block_bytes;
+    const uint8_t *from = xfer_block(x, block);
     uint32_t crc = 0;
     for (uint64_t at = 0; at < x->pool.block_bytes;) { /* as the device holds it */
         size_t n = x->pool.block_bytes - at < STAGE_BYTES ? (size_t)(x->pool.block_bytes - at)

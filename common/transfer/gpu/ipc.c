@@ -151,6 +151,39 @@ static bool ipc_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
                              1);
 }
 
+/* The sender's pool, as this side's device reaches it. */
+static td_status open_pool(struct td_xfer *x, struct xfer_ipc_conn *i,
+                           const struct td_xfer_device_mem *mem, const uint8_t *pool,
+                           size_t pool_bytes, char reason[TD_XFER_REASON_MAX])
+{
+    const struct td_device_memory *m = x->device->memory;
+    struct td_err err = {.msg = ""};
+    if (mem->process == this_process() && !pool_bytes) {
+        /* it shares this process's address space: it could not lie to better effect */
+        i->local.source = (const uint8_t *)(uintptr_t)mem->address;
+        return TD_OK;
+    }
+    if (pool_bytes ? !m->pool_open : !m->ipc_open) {
+        xfer_say(reason, "device %.60s opens no %s of other processes", m->name,
+                 pool_bytes ? "pool of several devices" : "memory");
+        return TD_ERR_UNSUPPORTED;
+    }
+    void *base = NULL;
+    pthread_mutex_unlock(&x->lock); /* the driver takes its time */
+    td_status status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->pool.block_bytes,
+                                                 (int32_t)mem->n_blocks, &base, &err)
+                                  : m->ipc_open(m->ctx, mem->handle, &base, &err);
+    pthread_mutex_lock(&x->lock);
+    if (status == TD_ERR_DEVICE) xfer_device_say_lost(x, err.msg);
+    if (status) {
+        xfer_say(reason, "%.90s: %.40s opens the memory of %.40s", err.msg, m->uuid, mem->uuid);
+        return status == TD_ERR_DEVICE || status == TD_ERR_CORRUPT ? status : TD_ERR_UNSUPPORTED;
+    }
+    i->peer_base = base;
+    i->local.source = (const uint8_t *)base + mem->offset;
+    return TD_OK;
+}
+
 static td_status take_offer(struct td_xfer *x, struct td_xfer_conn *c,
                             const struct td_xfer_device_mem *mem, const uint8_t *pool,
                             size_t pool_bytes, char reason[TD_XFER_REASON_MAX])
@@ -174,30 +207,7 @@ static td_status take_offer(struct td_xfer *x, struct td_xfer_conn *c,
         xfer_say(reason, "%s", d->lost);
         return TD_ERR_DEVICE;
     }
-    if (mem->process == this_process() && !pool_bytes) {
-        /* it shares this process's address space: it could not lie to better effect */
-        i->local.source = (const uint8_t *)(uintptr_t)mem->address;
-    } else {
-        if (pool_bytes ? !m->pool_open : !m->ipc_open) {
-            xfer_say(reason, "device %.60s opens no %s of other processes", m->name,
-                     pool_bytes ? "pool of several devices" : "memory");
-            return TD_ERR_UNSUPPORTED;
-        }
-        void *base = NULL;
-        pthread_mutex_unlock(&x->lock); /* the driver takes its time */
-        status = pool_bytes ? m->pool_open(m->ctx, pool, pool_bytes, x->pool.block_bytes,
-                                           (int32_t)mem->n_blocks, &base, &err)
-                            : m->ipc_open(m->ctx, mem->handle, &base, &err);
-        pthread_mutex_lock(&x->lock);
-        if (status == TD_ERR_DEVICE) xfer_device_say_lost(x, err.msg);
-        if (status) {
-            xfer_say(reason, "%.90s: %.40s opens the memory of %.40s", err.msg, m->uuid, mem->uuid);
-            return status == TD_ERR_DEVICE || status == TD_ERR_CORRUPT ? status
-                                                                       : TD_ERR_UNSUPPORTED;
-        }
-        i->peer_base = base;
-        i->local.source = (const uint8_t *)base + mem->offset;
-    }
+    if ((status = open_pool(x, i, mem, pool, pool_bytes, reason))) return status;
     i->local.n_source_blocks = (int32_t)mem->n_blocks;
     if (xfer_device_read(d, i->local.source + mem->probe_offset, PROBE_BYTES, &err)) {
         xfer_device_say_lost(x, err.msg); /* a read that faults takes the device with it */
@@ -297,7 +307,7 @@ static bool ipc_work(struct td_xfer *x, uint64_t now_ns)
         n_bytes += copy.n_bytes;
         c->last_use_ns = xfer_now(x);
         for (int32_t b = copy.grant_block; b < copy.grant_block + copy.n_blocks; b++)
-            xfer_runs_add(d, x->pool.base + (uint64_t)s->dst[b] * x->pool.block_bytes + copy.offset,
+            xfer_runs_add(d, xfer_block(x, s->dst[b]) + copy.offset,
                           i->local.source + (uint64_t)s->src[b] * x->pool.block_bytes + copy.offset,
                           copy.n_blocks == 1 ? copy.n_bytes : x->pool.block_bytes);
     }

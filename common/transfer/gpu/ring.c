@@ -41,14 +41,15 @@ static bool ring_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
 /* What was copied to the buffer is named to the receiver. */
 static void lend(struct td_xfer *x, struct td_xfer_conn *c)
 {
+    struct xfer_staged *s = c->staged;
     struct xfer_device *d = x->device;
-    int32_t b = c->staged->buffer;
-    if (b == NO_BUFFER || c->staged->copying) return;
+    int32_t b = s->buffer;
+    if (b == NO_BUFFER || s->copying) return;
     d->lent[b].n = 0;
-    for (uint32_t i = c->staged->at; i < c->staged->n; i++) {
-        const struct td_xfer_frame *frame = &c->staged->frames[i].frame;
-        uint32_t op = c->staged->frames[i].op;
-        struct td_xfer_lent lent = {.place = (uint32_t)b * STAGE_BYTES + c->staged->frames[i].place,
+    for (uint32_t i = s->at; i < s->n; i++) {
+        const struct td_xfer_frame *frame = &s->frames[i].frame;
+        uint32_t op = s->frames[i].op;
+        struct td_xfer_lent lent = {.place = (uint32_t)b * STAGE_BYTES + s->frames[i].place,
                                     .n_bytes = frame->length};
         struct td_xfer_frame f = *frame;
         /* it ended, and its blocks may be another's */
@@ -60,14 +61,14 @@ static void lend(struct td_xfer *x, struct td_xfer_conn *c)
         td_xfer_core_tx_done(&x->core, op, frame->handle);
         d->lent[b].n++;
     }
-    c->staged->buffer = NO_BUFFER;
-    c->staged->at = c->staged->n = c->staged->n_bytes = 0;
+    s->buffer = NO_BUFFER;
+    s->at = s->n = s->n_bytes = 0;
     if (!d->lent[b].n) {
         d->used[b] = false;
         return;
     }
     d->lent[b].conn = c->id;
-    c->staged->n_lent++;
+    s->n_lent++;
     d->n_lent++;
 }
 

@@ -361,7 +361,7 @@ static size_t copy_piece(struct td_xfer *x)
     for (int32_t i = 0; valid && i < copy.n_blocks; i++) {
         int32_t b = copy.grant_block + i;
         size_t n = copy.n_blocks == 1 ? copy.n_bytes : x->pool.block_bytes;
-        td_xfer_copy(x->pool.base + (size_t)s->dst[b] * x->pool.block_bytes + copy.offset,
+        td_xfer_copy(xfer_block(x, s->dst[b]) + copy.offset,
                      source + (size_t)s->src[b] * x->pool.block_bytes + copy.offset, n);
     }
     XFER_FENCE(memory_order_acquire); /* the copy's reads, then the word */

@@ -208,37 +208,44 @@ static ssize_t tcp_receive(struct td_xfer *x, struct td_xfer_conn *c)
     return k;
 }
 
+/* What goes out by one call: frames that wait before one that has not begun, the header's rest, and
+ * payload, or zeros for an op that has ended. */
+static int gather(struct td_xfer *x, struct td_xfer_conn *c, uint32_t n_out, bool reads,
+                  struct iovec *iov, size_t *ret_covered)
+{
+    int n = 0;
+    size_t covered = c->tx.left;
+    if (n_out) iov[n++] = (struct iovec){.iov_base = c->tx.out, .iov_len = n_out};
+    if (c->tx.header_left)
+        iov[n++] = (struct iovec){.iov_base = c->tx.header + 64 - c->tx.header_left,
+                                  .iov_len = c->tx.header_left};
+    if (reads && !x->device) {
+        n += td_xfer_iov(x->pool.base, x->pool.block_bytes, x->core.ops[c->tx.op].src, c->tx.offset,
+                         c->tx.left, iov + n, XFER_MAX_IOV, &covered);
+    } else {
+        if (!reads && covered > sizeof x->zeros) covered = sizeof x->zeros;
+        iov[n++] = (struct iovec){.iov_base = reads ? xfer_staged_bytes(x, c) : x->zeros,
+                                  .iov_len = covered};
+    }
+    *ret_covered = covered;
+    return n;
+}
+
 static ssize_t tcp_send(struct td_xfer *x, struct td_xfer_conn *c)
 {
     struct iovec iov[XFER_MAX_IOV + 2];
-    size_t covered = 0;
-    int n_iov = 0;
+    size_t covered;
     if (x->device && !xfer_staged_here(x, c)) {
         errno = EINPROGRESS;
         return -1;
     }
-    /* before a frame that has not begun */
     uint32_t n_out = c->tx.header_left == 64 ? c->tx.used : 0;
-    if (n_out) {
-        /* or xfer_conn_queue might, while the lock is free */
+    if (n_out) { /* xfer_conn_queue might move it while the lock is free */
         if (c->tx.at) memmove(c->tx.out, c->tx.out + c->tx.at, c->tx.used);
         c->tx.at = 0;
-        iov[n_iov++] = (struct iovec){.iov_base = c->tx.out, .iov_len = n_out};
     }
-    if (c->tx.header_left)
-        iov[n_iov++] = (struct iovec){.iov_base = c->tx.header + 64 - c->tx.header_left,
-                                      .iov_len = c->tx.header_left};
     bool reads = td_xfer_core_read_begin(&x->core, c->tx.op, c->tx.handle);
-    if (reads && x->device) {
-        iov[n_iov++] = (struct iovec){.iov_base = xfer_staged_bytes(x, c), .iov_len = c->tx.left};
-        covered = c->tx.left;
-    } else if (reads) {
-        n_iov += td_xfer_iov(x->pool.base, x->pool.block_bytes, x->core.ops[c->tx.op].src,
-                             c->tx.offset, c->tx.left, iov + n_iov, XFER_MAX_IOV, &covered);
-    } else {
-        covered = c->tx.left < sizeof x->zeros ? c->tx.left : sizeof x->zeros;
-        iov[n_iov++] = (struct iovec){.iov_base = x->zeros, .iov_len = covered};
-    }
+    int n_iov = gather(x, c, n_out, reads, iov, &covered);
     bool whole = reads && xfer_zc_wanted(c, covered), zerocopy = whole && !c->tx.header_left;
     if (whole && !zerocopy) n_iov = n_out ? 2 : 1; /* what changes right away goes ahead, copied */
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n_iov};
