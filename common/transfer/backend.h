@@ -43,8 +43,7 @@ struct td_backend_choice {
     /* One side names this path. Can it ever serve this grant? Else the error says why. */
     td_status (*fits)(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
                       struct td_err *err);
-    /* Initiator: can it be tried for this grant now? Else why[] says why not, where that is worth
-     * telling ("this side has ..."). Any thread. */
+    /* Initiator: can it be tried for this grant now? Else why[], if worth telling. Any thread. */
     bool (*offers)(const struct td_xfer *x, const struct td_xfer_grant_blob *g,
                    char why[TD_XFER_REASON_MAX]);
     /* Acceptor: can a HELLO that asks for it be let in? Else why[] says why not. */

@@ -134,9 +134,9 @@ static bool has_path(const struct td_xfer *x, uint32_t op)
     return false;
 }
 
-/* The connection that these ops waited for did not come to stand. Where another path is left
- * they take that, loudly. in_setup: the peer is there and its queue pairs were not up (a lost
- * ARP packet is enough): with no other path that is worth another try. */
+/* The connection that these ops waited for did not come to stand. Where another path is left they
+ * take that, loudly. in_setup: the peer is there (a lost ARP packet is enough): else that is worth
+ * another try. */
 void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status,
                       const char *reason, bool in_setup)
 {
@@ -182,10 +182,7 @@ static void evict_idle(struct td_xfer *x)
 {
     for (uint32_t i = x->n_conns; i-- > 0;) {
         struct td_xfer_conn *idle = x->live[i];
-        bool busy = idle->state != XFER_CONN_READY || !idle->initiator || idle->lane;
-        for (uint32_t k = 0; k < x->core.max_ops && !busy; k++)
-            busy = td_xfer_core_op_is_on(&x->core, k, idle->id);
-        if (busy) continue;
+        if (idle->state != XFER_CONN_READY || xfer_conn_is_used(x, idle)) continue;
         xfer_conn_close(x, idle, TD_ERR_PEER, "closed for another peer", true);
         return;
     }
@@ -430,7 +427,6 @@ void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
     }
 }
 
-/* Its set-up is over, or there was none. */
 void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_transfer_backend *b = c->backend;
@@ -461,8 +457,7 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
 
 /* --- letting in ------------------------------------------------------------------------------- */
 
-/* The address that a connection comes from: an IPv4 address, an IPv6 network of 64 bits (one
- * host has as many addresses as it likes), or this host. */
+/* Where a connection comes from: an IPv4 address, an IPv6 network of 64 bits, or this host. */
 static uint64_t source_of(int fd)
 {
     union address a = {0};
@@ -475,8 +470,7 @@ static uint64_t source_of(int fd)
     return network;
 }
 
-/* The oldest of the source that holds most of them: who opens connections by the hundred pushes
- * out his own, and not those of a peer elsewhere. */
+/* The oldest of the source that holds most of them: who opens hundreds pushes out his own. */
 static void evict_oldest_unproven(struct td_xfer *x)
 {
     struct td_xfer_conn *unproven[XFER_MAX_UNPROVEN], *oldest = NULL;
@@ -566,8 +560,7 @@ static void has_proven(struct td_xfer *x, struct td_xfer_conn *c)
     c->proven = true;
 }
 
-/* Another socket of a connection that stands. Its tag is known to nobody but the peer (and to
- * who reads the wire, where there is no TLS). */
+/* Another socket of a connection that stands, whose tag only the peer knows. */
 static void on_lane_hello(struct td_xfer *x, struct td_xfer_conn *c,
                           const struct td_xfer_hello *hello)
 {
@@ -605,45 +598,46 @@ static void begin_setup(struct td_xfer *x, struct td_xfer_conn *c)
     td_fault_point("xfer_offer"); /* the offer is about to be made, or waited for */
 }
 
-/* What the HELLO in rx_frame and *hello wants, from somebody who may want it. */
-static void admit(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_hello *told)
+/* TD_OK, and c has the path that it asks for; else why it cannot be let in. */
+static td_status why_not_admitted(struct td_xfer *x, struct td_xfer_conn *c,
+                                  const struct td_xfer_hello *hello,
+                                  char reason[TD_XFER_REASON_MAX])
 {
-    struct td_xfer_hello hello = *told;
-    char reason[TD_XFER_REASON_MAX];
-    if (c->rx.frame.op) {
-        on_lane_hello(x, c, &hello);
-        return;
-    }
-    if (!x->pool.block_bytes) {
-        hello_ack_refuse(x, c, TD_ERR_PEER, "not ready yet: its pool is being made");
-        return;
-    }
-    if (hello.layout_hash != x->self.layout_hash || hello.block_bytes != x->pool.block_bytes) {
-        xfer_say(reason,
-                 "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64
-                 " with %zu",
-                 hello.layout_hash, hello.block_bytes, x->self.layout_hash, x->pool.block_bytes);
-        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
-        return;
-    }
-    const struct td_transfer_backend *asked =
-        td_transfer_backend_of((enum td_xfer_path)c->rx.frame.slot);
+    enum td_xfer_path path = (enum td_xfer_path)c->rx.frame.slot;
+    const struct td_transfer_backend *asked = td_transfer_backend_of(path);
+    xfer_say(reason, "not ready yet: its pool is being made");
+    if (!x->pool.block_bytes) return TD_ERR_PEER;
+    xfer_say(reason,
+             "layout %016" PRIx64 " with blocks of %" PRIu64 " bytes is not ours, %016" PRIx64
+             " with %zu",
+             hello->layout_hash, hello->block_bytes, x->self.layout_hash, x->pool.block_bytes);
+    if (hello->layout_hash != x->self.layout_hash || hello->block_bytes != x->pool.block_bytes)
+        return TD_ERR_UNSUPPORTED;
     bool comes_here = asked && asked->local == c->backend->local; /* by this listener */
     if (comes_here) xfer_conn_be(c, asked);
-    if (!comes_here || !xfer_path_allows(x->self.path, asked->path)) {
-        xfer_say(reason, "path %s is not to be had here: this side allows %s",
-                 td_xfer_path_name((enum td_xfer_path)c->rx.frame.slot),
-                 td_xfer_path_name(x->self.path));
-        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
+    xfer_say(reason, "path %s is not to be had here: this side allows %s", td_xfer_path_name(path),
+             td_xfer_path_name(x->self.path));
+    if (!comes_here || !xfer_path_allows(x->self.path, path)) return TD_ERR_UNSUPPORTED;
+    bool admits = !asked->choice.admits || asked->choice.admits(x, reason);
+    return admits ? TD_OK : TD_ERR_UNSUPPORTED;
+}
+
+/* What the HELLO in rx.frame and *hello wants, from somebody who may want it. */
+static void admit(struct td_xfer *x, struct td_xfer_conn *c, const struct td_xfer_hello *hello)
+{
+    char reason[TD_XFER_REASON_MAX];
+    if (c->rx.frame.op) {
+        on_lane_hello(x, c, hello);
         return;
     }
-    if (asked->choice.admits && !asked->choice.admits(x, reason)) {
-        hello_ack_refuse(x, c, TD_ERR_UNSUPPORTED, reason);
+    td_status status = why_not_admitted(x, c, hello, reason);
+    if (status) {
+        hello_ack_refuse(x, c, status, reason);
         return;
     }
-    c->peer.incarnation = hello.incarnation;
+    c->peer.incarnation = hello->incarnation;
     xfer_path_say_hello(x, c, TD_XFER_HELLO_ACK);
-    c->tag = c->nonce ^ hello.nonce;
+    c->tag = c->nonce ^ hello->nonce;
     if (c->backend->has_setup)
         begin_setup(x, c);
     else

@@ -5,18 +5,14 @@
  *     HELLO(hello, nonce) ------------------->     keeps it; answers nothing that is in it
  *                          <------------------  CHALLENGE(nonce)
  *     PROOF(MAC "initiator") ---------------->     checks; only now looks at what HELLO wanted
- *     checks               <------------------  HELLO_ACK(hello, MAC "acceptor"), or a refusal in
- *                                               words
+ *     checks               <------------------  HELLO_ACK(hello, MAC "acceptor"), or a refusal
  *
- * The dialling side proves first, so that a stranger who dials learns 32 random bytes and nothing
- * else. A MAC covers the side's role, both nonces, the whole HELLO (incarnation, layout, the nonce
- * of the connection's tag), its path, lane and the connection that a lane joins, and the address
+ * A stranger who dials learns 32 random bytes and nothing else. A MAC covers the side's role, both
+ * nonces, the whole HELLO, its path, lane and the connection that a lane joins, and the address
  * that was dialled, as the grant told it; the acceptor's covers its own hello, too. A recorded
  * proof is of other nonces; one sent back to its maker has the wrong role; one that is passed on to
- * another worker names another address.
- *
- * What it does not do: the frames that follow are not authenticated one by one. Who sits on the
- * way and changes packets is TLS's business. */
+ * another worker names another address. The frames that follow are not authenticated one by one:
+ * who changes packets on the way is TLS's business. */
 #include <string.h>
 
 #include "common/transfer/endpoint.h"

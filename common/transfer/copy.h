@@ -6,12 +6,9 @@
  *
  * Versions (AMD EPYC Zen 4, one core of a shared machine, 512 MiB of memfd on each side, medians of
  * 15, GB/s at 16 KiB, 64 KiB, 256 KiB, 1 MiB):
- *   ref     memcpy                                                                  7.1   7.4   7.9
- *           7.5
- *   avx2    32-byte streaming stores, source prefetched 1 KiB ahead, one sfence     10.5   9.2
- *           11.9  11.6
- * 64-byte stores (AVX-512) were as fast (11.4 10.5 10.4 11.6), four pages in turn slower (9.6
- * 9.1 9.3 10.1): neither is kept. */
+ *   ref     memcpy                                                             7.1  7.4   7.9   7.5
+ *   avx2    32-byte streaming stores, source prefetched 1 KiB ahead, 1 sfence 10.5  9.2  11.9  11.6
+ * 64-byte stores (AVX-512) were as fast, four pages in turn slower: neither is kept. */
 #ifndef TD_TRANSFER_COPY_H
 #define TD_TRANSFER_COPY_H
 

@@ -114,6 +114,14 @@ struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id)
     return (id & 0xffff) < XFER_MAX_CONNS && c->state != XFER_CONN_FREE && c->id == id ? c : NULL;
 }
 
+bool xfer_conn_is_used(const struct td_xfer *x, const struct td_xfer_conn *c)
+{
+    bool used = !c->initiator || c->lane;
+    for (uint32_t i = 0; i < x->core.max_ops && !used; i++)
+        used = td_xfer_core_op_is_on(&x->core, i, c->id);
+    return used;
+}
+
 bool xfer_watch_fd(struct td_xfer *x, int fd, uint64_t key)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.u64 = key};
@@ -226,9 +234,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     else
         xfer_say(text, "peer %.40s (%s): %.80s", c->peer.instance, b->name, reason);
     if (was_ready) say_bye(x, c, status, reason, retry);
-    if (b->conn.fence)
-        b->conn.fence(x, c); /* first of all: what the core does next may give
-                                blocks away */
+    if (b->conn.fence) b->conn.fence(x, c); /* first: the core may give blocks away next */
     if (was_ready) x->conns_by_path[b->path]--;
     conn_free(x, c);
     for (uint32_t i = x->n_conns; i-- > 0;)
@@ -241,7 +247,6 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
     if (initiator) xfer_path_failed(x, id, b->path, status, text, was_setup);
 }
 
-/* Frames that break the protocol: counted, and the connection ends. */
 void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
 {
     x->told.n_bad_frames++;
@@ -529,8 +534,8 @@ static void on_header(struct td_xfer *x, struct td_xfer_conn *c)
 
 static void conn_read(struct td_xfer *x, struct td_xfer_conn *c);
 
-/* The socket came to its end or failed. A connection that stood gets its ops another attempt. What
- * the peer said on the first lane comes first: it may have bound a slot. */
+/* The socket came to its end or failed. What the peer said on lane 0 comes first: it may have
+ * bound. */
 static void conn_ended(struct td_xfer *x, struct td_xfer_conn *c, const char *why)
 {
     uint64_t id = c->id;
@@ -707,8 +712,7 @@ static void wait_writable(struct td_xfer *x, struct td_xfer_conn *c)
     if (!c->tx.want_out) xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
 }
 
-/* Puts the core's next frames into `out`, and at most one DATA frame behind them: one system
- * call takes all of it. False: the connection is closed. */
+/* The core's next frames, and a DATA frame behind them, for one system call. False: closed. */
 static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct td_backend_bytes *b = &c->backend->bytes;
@@ -817,10 +821,9 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
     }
 }
 
-/* What was just submitted, sent by the submitter: no wake of the progress thread in between.
- * Only on one host, where all that goes out is small, and only while that thread has nothing to
- * do or there is one op alone: else it comes by here at the end of its turn, and gathers. What
- * does not work out at once is left to the thread. True: nothing is left. Any thread. */
+/* What was just submitted, sent by the submitter: no wake of the progress thread in between. Only
+ * on one host, where all that goes out is small, and only while that thread has nothing to do or
+ * there is one op alone: else it gathers. True: nothing is left to it. Any thread. */
 static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
 {
     if (!c->backend->local || c->backend->bytes.add || !c->initiator ||
@@ -859,8 +862,7 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         bool handshake = c->state == XFER_CONN_TLS;
         if (c->state == XFER_CONN_SETUP &&
             since(now, c->setup_ns) > (c->initiator ? 1 : 2) * x->peer_timeout_ns) {
-            /* Before its silence, which says less; the initiator first: it learns which rail
-             * failed. */
+            /* Before its silence, which says less; the initiator first: it learns why. */
             xfer_conn_close(x, c, TD_ERR_PEER, c->backend->conn.late(x, c), false);
         } else if (since(now, c->last_rx_ns) >
                    (handshake || c->state == XFER_CONN_SETUP ? 2 : 1) * x->peer_timeout_ns) {
@@ -871,11 +873,8 @@ static void check_conns(struct td_xfer *x, uint64_t now)
         } else if (!c->initiator && !c->proven && since(now, c->born_ns) > 2 * x->peer_timeout_ns) {
             xfer_path_turn_away(x, c, "showed no key");
         } else if (c->state == XFER_CONN_READY) {
-            bool busy = !c->initiator || c->lane ||
-                        (!c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS);
-            for (uint32_t k = 0; k < x->core.max_ops && !busy; k++)
-                busy = td_xfer_core_op_is_on(&x->core, k, c->id);
-            if (!busy) {
+            bool is_new = !c->retiring && since(now, c->last_use_ns) < XFER_IDLE_NS;
+            if (!is_new && !xfer_conn_is_used(x, c)) {
                 xfer_conn_close(x, c, TD_ERR_PEER, c->retiring ? "replaced" : "idle", true);
             } else if (since(now, c->last_tx_ns) >= x->peer_timeout_ns / 4 && !c->tx.used &&
                        !c->tx.left) {
@@ -914,10 +913,9 @@ static void on_event(struct td_xfer *x, const struct epoll_event *e)
 }
 
 /* epoll_wait that looks for a moment before it sleeps: between two processes under load the next
- * frame is microseconds away. Waking a thread that sleeps on another core takes its waker 8 to
- * 12 us in a virtual machine, longer than copying 64 KiB does, and it runs 16 to 27 us later.
- * Only while waits prove short, and not on a crowded core: whoever else wants it gets it, but
- * each yield may cost the rest of a time slice. */
+ * frame is microseconds away. Waking a thread on another core takes its waker 8 to 12 us in a
+ * virtual machine, and it runs 16 to 27 us later. Only while waits prove short, and not on a
+ * crowded core, where each yield may cost a time slice. */
 static int wait_events(struct td_xfer *x, struct epoll_event *events, int max, int timeout_ms)
 {
     if (!timeout_ms) return epoll_wait(x->loop.epoll_fd, events, max, 0);
@@ -970,8 +968,8 @@ static bool turn_moves(struct td_xfer *x, uint64_t now, const struct epoll_event
     return busy;
 }
 
-/* Timers go by the start of the turn: if this process was stopped in the middle of it, nobody is
- * condemned before the next turn has listened. True: another turn is due at once. */
+/* Timers go by the start of the turn: a process that was stopped in it listens before it condemns.
+ * True: another turn is due at once. */
 static bool turn_timers(struct td_xfer *x, uint64_t now, uint64_t *ret_due_ns)
 {
     bool again = false;
@@ -1051,16 +1049,6 @@ static void *progress(void *ctx)
 
 /* --- public ----------------------------------------------------------------------------------- */
 
-static td_status open_tls(struct td_xfer *x, const struct td_xfer_tls_config *config,
-                          struct td_err *err)
-{
-    if (!config->cert_file || !config->key_file)
-        return td_fail(
-            err, TD_ERR_INVALID,
-            "xfer: tls: cert_file and key_file must be set: this side accepts connections");
-    return td_xfer_tls_open(config, &x->tls, err);
-}
-
 static td_status check_config(const struct td_xfer_config *config, struct td_err *err)
 {
     const char *instance = config->instance ? config->instance : "";
@@ -1080,6 +1068,11 @@ static td_status check_config(const struct td_xfer_config *config, struct td_err
     if (config->tcp_lanes > TD_XFER_LANES_MAX)
         return td_fail(err, TD_ERR_INVALID, "xfer: tcp_lanes is %u, must be 0..%d",
                        config->tcp_lanes, TD_XFER_LANES_MAX);
+    if (config->tls && !td_xfer_path_is_local(config->path) &&
+        (!config->tls->cert_file || !config->tls->key_file))
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "xfer: tls: cert_file and key_file must be set: this side accepts connections");
     if (timeout_ms && (timeout_ms < 50 || timeout_ms > 600000))
         return td_fail(err, TD_ERR_INVALID, "xfer: peer_timeout_ms is %u, must be 50..600000",
                        timeout_ms);
@@ -1108,7 +1101,7 @@ static td_status open_parts(struct td_xfer *x, const struct td_xfer_config *conf
     x->loop.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (x->loop.epoll_fd < 0) return td_fail(err, TD_ERR_IO, "xfer: epoll: %s", strerror(errno));
     if (config->tls && !td_xfer_path_is_local(x->self.path) &&
-        (status = open_tls(x, config->tls, err)))
+        (status = td_xfer_tls_open(config->tls, &x->tls, err)))
         return status;
     for (size_t i = TD_TRANSFER_N_BACKENDS; i-- > 0;) {
         const struct td_backend_side *b = &td_transfer_backends[i]->side;
@@ -1334,9 +1327,8 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
         xfer_path_attach_warm(x, *ret_op);
         *ret_n_blocks = g.n_blocks;
     }
-    /* OPEN can wait for the first submit, or for the thread's next look at its timers, a
-     * sixteenth of the peer time-out at most. rdma's cannot: the receiver answers it with the
-     * targets, and that goes on while the first chunk is computed. */
+    /* OPEN can wait for the first submit, or for the thread's timers. rdma's cannot: the receiver
+     * answers it with the targets while the first chunk is computed. */
     bool ring = !status && (x->loop.attach_due || x->core.next_tick_ns < tick ||
                             td_xfer_path_way(x->core.ops[*ret_op].path) == TD_XFER_BY_NIC);
     unlock_and_wake(x);

@@ -259,6 +259,8 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
                      const char *reason, bool retry);
 void xfer_conn_be(struct td_xfer_conn *c, const struct td_transfer_backend *b); /* its path is b */
 struct td_xfer_conn *xfer_conn_by_id(struct td_xfer *x, uint64_t id);
+/* it is the peer's, a lane, or an op is on it */
+bool xfer_conn_is_used(const struct td_xfer *x, const struct td_xfer_conn *c);
 /* False: overflow. */
 bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_frame *f,
                      const void *payload);
@@ -274,8 +276,7 @@ void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *rea
 void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c);
 /* The header of DATA, or what LENT made of its own. May close the connection. */
 void xfer_conn_begin_data(struct td_xfer *x, struct td_xfer_conn *c);
-/* recv and send by the TLS channel where there is one, else by the socket; never block. why:
- * errno's meaning. */
+/* recv and send, by the TLS channel or by the socket; never block. why: errno's meaning. */
 ssize_t xfer_conn_recv(struct td_xfer_conn *c, void *to, size_t n);
 ssize_t xfer_conn_send(struct td_xfer_conn *c, const void *from, size_t n);
 const char *xfer_conn_why(const struct td_xfer_conn *c);
@@ -299,8 +300,7 @@ void xfer_path_turn_away(struct td_xfer *x, struct td_xfer_conn *c, const char *
 void xfer_path_replace(struct td_xfer *x, struct td_xfer_conn *c); /* dials one for c's place */
 void xfer_path_say_hello(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type);
 void xfer_path_on_hello(struct td_xfer *x, struct td_xfer_conn *c); /* state HELLO; may close c */
-/* SETUP. refuse: says why in a frame of this type, closes c. refused: its answer was such a frame,
- * c is closed. ready: it is over, ops that wait may go. */
+/* SETUP. refuse: says why, closes c. refused: the peer said so, closes c. ready: it is over. */
 void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
                             td_status status, const char *reason);
 void xfer_path_offer_refused(struct td_xfer *x, struct td_xfer_conn *c);

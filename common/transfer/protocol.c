@@ -166,12 +166,8 @@ size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, s
     for (; n < max && c->n_events; n++) {
         struct td_xfer_event *e = &events[n];
         uint32_t id = c->events[c->event_head].id;
-        e->kind = (enum td_xfer_event_kind)c->events[c->event_head].kind;
-        e->id = id;
-        e->status = TD_OK;
-        e->bytes = e->elapsed_ns = e->tail_ns = e->at_ns = e->behind_bytes = 0;
-        e->note_bytes = 0;
-        e->reason[0] = 0;
+        *e = (struct td_xfer_event){.kind = (enum td_xfer_event_kind)c->events[c->event_head].kind,
+                                    .id = id};
         c->event_head = (c->event_head + 1) % c->max_events;
         c->n_events--;
         if (e->kind == TD_XFER_OP_DONE || e->kind == TD_XFER_OP_FAILED) {
@@ -277,8 +273,8 @@ static bool is_written(const struct td_xfer_slot *s) /* by a NIC, or may be yet 
     return td_xfer_held(&s->holds, TD_HOLD_WRITER) || td_xfer_held(&s->holds, TD_HOLD_QUARANTINE);
 }
 
-/* Bytes that NICs have written may still be on their way to the device, though nobody writes any
- * more: they are flushed, and the caller is called again. */
+/* Bytes of NICs may still be on their way to the device: they are flushed, and this is asked again.
+ * */
 static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
     bool dirty = td_xfer_held(&s->holds, TD_HOLD_FLUSH);
@@ -430,10 +426,8 @@ static void slot_bind(struct td_xfer_core *c, struct td_xfer_slot *s, uint64_t c
         s->nic.retire_ns = 0;
         s->nic.writer_handle = f->handle;
     }
-    s->fetch.n_refs = s->fetch.at = s->fetch.n_told = 0;
-    s->fetch.off = 0;
-    s->fetch.bytes_told = s->fetch.bytes_begun = s->fetch.behind_bytes = 0;
-    s->final_seen = s->fetch.parked = false;
+    s->fetch = (struct td_xfer_fetch){.order = s->fetch.order, .told = s->fetch.told};
+    s->final_seen = false;
     s->status = TD_OK; /* an earlier attempt's */
     s->reason[0] = 0;
     for (int32_t i = 0; i < s->n_blocks; i++) {
@@ -802,8 +796,7 @@ td_status td_xfer_core_rx_final(struct td_xfer_core *c, uint64_t now_ns, uint32_
     struct td_xfer_slot *s = bound_slot(c, conn, f);
     if (!s) return TD_ERR_STALE;
     uint64_t total = (uint64_t)s->n_blocks * c->block_bytes;
-    /* On shm and cuda-ipc it is the last on an ordered connection; on tcp other lanes, and on
-       rdma the queue pairs, may still be at work. */
+    /* On tcp other lanes, and on rdma the queue pairs, may still be at work. */
     if (s->final_seen || f->offset != total || (is_copied(s->way) && s->fetch.bytes_told != total))
         return TD_ERR_CORRUPT;
     /* what is not READ was written by queue pairs */
@@ -1241,8 +1234,7 @@ td_status td_xfer_core_op_start(struct td_xfer_core *c, const struct td_xfer_gra
     return TD_OK;
 }
 
-/* Bytes [offset, offset + n_bytes) of grant blocks [first, first + n). In order, each once, from
- * one source block. */
+/* Bytes [offset, +n_bytes) of grant blocks [first, +n), in order, each from one source block. */
 static td_status submit(struct td_xfer_core *c, uint64_t now_ns, uint32_t id, int32_t first,
                         const int32_t *block_ids, int32_t n, uint64_t offset, uint64_t n_bytes,
                         bool final, size_t note_bytes)
@@ -1421,8 +1413,7 @@ static bool all_begun(const struct td_xfer_core *c, const struct td_xfer_op *op)
     return op->sent.bytes_begun == (uint64_t)op->grant.n_blocks * c->block_bytes;
 }
 
-/* Called when a frame or a work request of the op is begun: after the last one, what others
- * still wait for is counted, once for an attempt. */
+/* Something of the op is begun: after the last of it, what others still wait for is counted. */
 static void op_begun(struct td_xfer_core *c, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];

@@ -9,21 +9,18 @@
  *             place_end; shm: rx_ref, copy_next -> ... -> copy_end
  *   sender    op_attach, then tx_next for the next frame; read_begin -> (bytes leave, no lock held)
  *             -> read_end; tx_done at a frame's end
- *   rdma      receiver targets_next, rx_imm, conn_fenced; sender rx_targets, wr_next -> (the NIC
+ *   rdma      receiver targets_of, rx_imm, conn_fenced; sender rx_targets, wr_next -> (the NIC
  *             reads and writes) -> wr_done
- *   device    receiver, device memory: rx_data and dma_begin (tcp), or rx_ref and pull_next
- *             (cuda-ipc) -> (the device copies) -> dma_end
+ *   device    receiver: rx_data and dma_begin (tcp), or rx_ref and copy_next (cuda-ipc) -> (the
+ *             device copies) -> dma_end
  *   digests   sender digest_next -> (CRCs) -> digest_end; receiver verify_next -> (CRCs) ->
  *             verify_end
  *
- * Between *_begin and *_end the slot or op is `io`: a revoke, cancel or failure that comes then
- * takes effect at the end of it, so no terminal event is ever issued while the backend touches
- * blocks. On rdma the writer's NIC touches the receiver's blocks: from OPEN on the slot has a live
- * writer, and SLOT_FREE waits until it has retired (ABORT after its last completion) or is fenced
- * (conn_fenced); an op with work requests that have not completed does not end. A connection here
- * is all that stands between two peers: its sockets (lanes) and queue pairs are the backend's. Only
- * grant, revoke, submit, cancel and poll may be called in between. Source: reference design
- * "transfer", 7.3.
+ * In between the slot or op is held (td_xfer_hold): a revoke, cancel or failure that comes then
+ * takes effect at the end of it, so no terminal event is issued while somebody touches blocks. Only
+ * grant, revoke, submit, op_fail and poll may be called in between. A connection here is all that
+ * stands between two peers: its sockets (lanes) and queue pairs are the backend's. Source:
+ * reference design "transfer", 7.3.
  *
  * Threads: none of its own; the owner's lock is held. Allocates only in create. */
 #ifndef TD_TRANSFER_PROTOCOL_H
@@ -70,8 +67,7 @@ enum td_xfer_op_state {
     TD_OP_ENDED,        /* the terminal event is queued; FREE when it was taken */
 };
 
-/* Why somebody may still touch the blocks of a slot or an op. Each is counted: taken before the
- * blocks are touched, released when they never will be again for that reason. */
+/* Why somebody may still touch the blocks of a slot or an op; each is counted. */
 enum td_xfer_hold {
     TD_HOLD_IO = 0, /* this process: a piece is landing, leaving or being checked; at most one */
     TD_HOLD_DEVICE, /* slot: copies that the device was given */
@@ -249,8 +245,7 @@ struct td_xfer_turns {
     bool by_key;   /* the coming turn */
 };
 
-/* Numbers of slots or ops among which those in some state are: a superset, which whoever looks
- * thins out. So a look costs what there is to do. */
+/* Slots or ops among which those in some state are: a superset, which whoever looks thins out. */
 struct td_xfer_set {
     uint64_t *bits;
     uint32_t n; /* members are below it */
@@ -302,8 +297,7 @@ td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, i
                              uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
                              struct td_err *err);
 void td_xfer_core_revoke(struct td_xfer_core *c, uint32_t slot, const char *reason);
-/* TD_OK: the key was right (answers go out by hooks.send). TD_ERR_STALE: an old grant, answered
- * by FAIL. TD_ERR_PEER: a stranger, close it. */
+/* TD_OK: the key was right. TD_ERR_STALE: an old grant, answered. TD_ERR_PEER: close it. */
 td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xfer_path path,
                                const struct td_xfer_frame *f, const uint8_t *key);
 /* TD_OK: place the payload piece by piece. TD_ERR_STALE: drop it. TD_ERR_CORRUPT: close it. */
@@ -312,8 +306,7 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn,
 bool td_xfer_core_place_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f);
 void td_xfer_core_place_end(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot, size_t n_bytes);
 /* Device memory: bytes of this frame are about to be copied into the slot's blocks; false: it is
- * not theirs any more, issue nothing. Holds it (DEVICE): neither SLOT_FREE nor another attempt
- * comes before dma_end, because a copy that was issued cannot be called back. */
+ * not theirs any more, issue nothing. Holds it (DEVICE) until dma_end. */
 bool td_xfer_core_dma_begin(struct td_xfer_core *c, uint64_t conn, const struct td_xfer_frame *f);
 /* Is this frame of the slot's bound attempt? */
 bool td_xfer_core_is_bound(const struct td_xfer_core *c, uint64_t conn,
@@ -345,8 +338,7 @@ bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t slot, int32_t max_
 /* Blocks of the run that begins at grant block `at`. */
 int32_t td_xfer_run_length(const int32_t *dst, int32_t n_blocks, int32_t at, int32_t region);
 
-/* rdma: windows are opened for the slot's bound attempt. From then on neither SLOT_FREE nor
- * another attempt comes before windows_ended. */
+/* rdma: windows are opened for the bound attempt: holds the slot until windows_ended. */
 void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t slot);
 /* They must be ended: the writer has retired, or was told to stop and did not for a grace. */
 bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t slot);
@@ -373,8 +365,8 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot
 void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t until_ns);
 
 /* Device memory written by NICs (flush_writes): begin: slots that nobody writes into any more,
- * whose bytes are to be made visible now (what completed before it is covered); how many. end:
- * they are; or, for `reason`, nobody knows: slots fail, and those that are to be free are. */
+ * whose bytes are to be made visible now; how many. end: they are; or, for `reason`, nobody knows:
+ * slots fail, or are free. */
 uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c);
 void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char *reason);
 
@@ -404,8 +396,7 @@ bool td_xfer_core_copy_next(struct td_xfer_core *c, struct td_xfer_turns *turns,
                             int32_t max_blocks, struct td_xfer_copy *ret_copy);
 /* slots with more of it; one that has just failed may count, too */
 uint32_t td_xfer_core_n_fetching(const struct td_xfer_core *c);
-/* valid: the source still belonged to the op after the copy. Else nothing counts or is copied any
- * more. */
+/* valid: the source was still the op's after the copy; else nothing counts any more. */
 void td_xfer_core_copy_end(struct td_xfer_core *c, uint64_t now_ns, const struct td_xfer_copy *copy,
                            bool valid);
 
@@ -432,8 +423,7 @@ bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t slot, td_status 
                                const char *reason);
 /* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
 void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t op, uint32_t qps);
-/* It cannot go on: no path is left, or this side's copies failed. Ends it and tells its receiver,
- * if it is attached to one; it has ended already: nothing. */
+/* Cancels it, or it cannot go on: ends it and tells its receiver, if it is attached to one. */
 void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t op, td_status status,
                           const char *reason);
 /* The op is on this connection, or something of it still is. */
@@ -454,19 +444,17 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
 /* tcp: every byte of a DATA frame has left. */
 void td_xfer_core_tx_done(struct td_xfer_core *c, uint32_t op, uint64_t handle);
 
-/* rdma: places of grant blocks [f->offset, ...), in order. own_keys: what lies in two runs
- * is never one request; they are numbered from op->n_runs on. TD_ERR_CORRUPT: the peer broke the
- * protocol, close it. */
+/* rdma: places of grant blocks [f->offset, ...), in order. own_keys: what lies in two runs is never
+ * one request; they are numbered from op->n_runs on. TD_ERR_CORRUPT: close it. */
 td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
                                   const struct td_xfer_frame *f, const struct td_xfer_run *runs,
                                   int32_t n, int32_t n_peer_blocks, bool own_keys);
 /* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks
- * grant blocks that lie side by side at the receiver from
- * dst_block on (offset, n_bytes: inside the first when n_blocks is 1), whose sources are
- *     op->src[op->order[order_at + i]]; at most max_pieces of
- * them lie apart; no run crosses a multiple of src_region or dst_region blocks. is_imm: the
- * final word for this queue pair; an op begins to say them only when none of its queue pairs is
- * in no_words (bits), so that two ops never wait for each other's. Holds the op (NIC). */
+ * grant blocks, side by side at the receiver from dst_block on (offset, n_bytes: in the first),
+ * from op->src[op->order[order_at + i]]; at most max_pieces of them lie apart; none crosses a
+ * multiple of a region. is_imm: the final word for this queue pair; an op begins to say them only
+ * when none of its queue pairs is in no_words (bits), so that two ops never wait for each other's.
+ * Holds the op (NIC). */
 struct td_xfer_wr {
     uint32_t op;
     uint64_t handle;
@@ -484,9 +472,8 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
                           struct td_xfer_wr *ret_wr);
 /* It completed, or was flushed (ok false; conn_lost follows). */
 void td_xfer_core_wr_done(struct td_xfer_core *c, uint32_t op, uint64_t n_bytes, bool ok);
-/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold.
- * Between read_begin and read_end. Device memory: the device reads them until wr_done; while the
- * op is live. */
+/* tcp without copies: the kernel reads source blocks until wr_done, which ends each hold. Between
+ * read_begin and read_end; device memory: while the op is live. */
 void td_xfer_core_hold(struct td_xfer_core *c, uint32_t op);
 
 /* CRC32C of source block src[i] goes to digest[i].crc, digest_end sends them. Holds it (IO). */
@@ -509,9 +496,9 @@ void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn
                           const struct td_xfer_frame *f, const char *reason);
 
 /* --- both --- */
-/* The connection is gone for good, and what it carried ends with it or (CUT, PARTED) gets
- * another attempt: ops try another connection, slots wait for that, a moment where nothing is
- * known of the peer, longer where one side said that it goes on. */
+/* The connection is gone for good, and what it carried ends with it or (CUT, PARTED) gets another
+ * attempt: ops try another connection, slots wait for that, longer where (PARTED) the peer is known
+ * to live. */
 enum td_xfer_lost { TD_XFER_LOST = 0, TD_XFER_CUT, TD_XFER_PARTED };
 void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
                             td_status status, const char *reason, enum td_xfer_lost how);
@@ -520,8 +507,7 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns);
 /* Takes up to max queued events. */
 size_t td_xfer_core_poll(struct td_xfer_core *c, struct td_xfer_event *events, size_t max);
 
-/* iov over the bytes [offset, offset + n_bytes) of a grant whose i-th block is ids[i], at most
- * max entries; returns the count and the bytes covered. */
+/* iov over bytes [offset, +n_bytes) of blocks ids[]; returns the count and the bytes covered. */
 int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_t offset,
                 size_t n_bytes, struct iovec *iov, int max, size_t *ret_n_bytes);
 

@@ -201,22 +201,20 @@ static td_status load_certificates(const struct td_xfer_tls *tls, int file, SSL_
     td_status status = pem_open(tls, file, &text, &bio, err);
     if (status) return status;
     int n = 0;
-    for (X509 *x; !status && (x = PEM_read_bio_X509(bio, NULL, NULL, NULL)); n++) {
-        bool taken = file == 2 ? X509_STORE_add_cert(SSL_CTX_get_cert_store(ctx), x)
-                               : (n == 0 ? SSL_CTX_use_certificate(ctx, x)
-                                         : SSL_CTX_add1_chain_cert(ctx, x)) == 1;
-        if (!taken)
-            status = td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s",
-                             FILE_NAMES[file], tls->paths[file], n + 1, openssl_says());
+    bool taken = true;
+    for (X509 *x; taken && (x = PEM_read_bio_X509(bio, NULL, NULL, NULL)); n += taken) {
+        taken = file == 2 ? X509_STORE_add_cert(SSL_CTX_get_cert_store(ctx), x)
+                          : (n == 0 ? SSL_CTX_use_certificate(ctx, x)
+                                    : SSL_CTX_add1_chain_cert(ctx, x)) == 1;
         X509_free(x);
     }
-    unsigned long e = ERR_peek_last_error();
-    if (!status && (n == 0 || ERR_GET_REASON(e) != PEM_R_NO_START_LINE))
-        status = n == 0 && ERR_GET_REASON(e) == PEM_R_NO_START_LINE
-                     ? td_fail(err, TD_ERR_INVALID, "tls: %s: %s: holds no certificate in PEM",
-                               FILE_NAMES[file], tls->paths[file])
-                     : td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s",
-                               FILE_NAMES[file], tls->paths[file], n + 1, openssl_says());
+    bool at_end = taken && ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+    if (at_end && n == 0)
+        status = td_fail(err, TD_ERR_INVALID, "tls: %s: %s: holds no certificate in PEM",
+                         FILE_NAMES[file], tls->paths[file]);
+    else if (!at_end)
+        status = td_fail(err, TD_ERR_INVALID, "tls: %s: %s: certificate %d: %s", FILE_NAMES[file],
+                         tls->paths[file], n + 1, openssl_says());
     ERR_clear_error();
     BIO_free(bio);
     free(text);
@@ -280,9 +278,8 @@ static bool certificate_matches(const struct td_peer_names *names, X509 *x)
     return matches;
 }
 
-/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must
- * hold one of the names. What is wrong is remembered while the certificate is at hand; OpenSSL's
- * own error says only that verification failed. */
+/* Asked for every certificate of the chain. Of one that is good, the peer's own (depth 0) must hold
+ * one of the names. What is wrong is remembered: OpenSSL's own error does not say it. */
 static int on_verify(int ok, X509_STORE_CTX *store)
 {
     SSL *ssl = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
@@ -302,8 +299,7 @@ static int on_verify(int ok, X509_STORE_CTX *store)
     return ok;
 }
 
-/* The peer's own certificate must hold `name`: a DNS name, an address, or "*." and a suffix,
- * which stands for one label, as in certificates. */
+/* The peer's own certificate must hold `name`: a DNS name, also "*.SUFFIX", or an address. */
 static td_status check_names(X509_VERIFY_PARAM *param, const char *name, struct td_err *err)
 {
     uint8_t address[16];
@@ -714,13 +710,8 @@ ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
         return -1;
     }
     size_t left = 0, total = 0, at = 0;
-    for (int k = 0; k < n_iov; k++) {
-        left += iov[k].iov_len;
-        if (left > CALL_BYTES) {
-            left = CALL_BYTES;
-            break;
-        }
-    }
+    for (int k = 0; k < n_iov; k++) left += iov[k].iov_len;
+    if (left > CALL_BYTES) left = CALL_BYTES;
     for (int i = 0; left;) {
         if (!out_has_room(c, RECORD_ROOM)) { /* (3) */
             if (flush_out(c) && errno != EAGAIN) break;

@@ -55,12 +55,12 @@ struct td_xfer_tls;
 struct td_xfer_tls_conn;
 
 struct td_xfer_tls_config {
-    const char *cert_file, *key_file; /* own chain (leaf first) and key, PEM, the key not
-                                         encrypted; both or neither (an acceptor needs both) */
-    const char *ca_file;              /* peers must show a certificate of one of these, in both
+    const char *cert_file,
+        *key_file;         /* own chain (leaf first) and key, PEM; an acceptor's; both or none */
+    const char *ca_file;   /* peers must show a certificate of one of these, in both
                                          directions. NULL: anybody is let in, the bytes are
                                          hidden from onlookers only */
-    const char *peer_name;            /* NULL or "": any; else what the peer's certificate must
+    const char *peer_name; /* NULL or "": any; else what the peer's certificate must
                                          hold among its subjectAltNames, in both directions: a
                                          DNS name, an address, or "*.SUFFIX": a DNS name of one
                                          label before it. Subjects (CN) do not count */

@@ -8,10 +8,8 @@
  * attempt was seen (I2).
  *
  * Retirement, not time-outs: a revoked slot becomes SLOT_FREE only when no write to it can land any
- * more - the writer said it retired, or the path is fenced (tcp, shm and cuda-ipc: the receiver
- * itself places or copies the bytes, so it just stops; rdma: rdma.c). Until SLOT_FREE the blocks
- * must not be reused. Source blocks must not be reused until the op's terminal event (DONE or
- * FAILED).
+ * more (README.md, "When are blocks free?"). Until then its blocks must not be reused. Source
+ * blocks must not be reused until the op's terminal event (DONE or FAILED).
  *
  * Device memory (config.memory): the pool lies where no instruction of this process can reach, and
  * the device copies by itself. A block may be submitted when what computed it is known to be
@@ -20,11 +18,10 @@
  * launched afterwards reads them; SLOT_FREE and an op's terminal event wait for copies that were
  * issued.
  *
- * Shape: an I/O-free core (protocol.c: grants, generations, state machines, deadlines, injected
- * clock and random) under thin backends (tcp, shm, rdma). One progress thread per td_xfer does
- * all I/O; the public functions are thread-safe and never block on the network; events are
- * queued and `hooks.wake` (any thread, must not call back) rings. Path choice is explicit,
- * logged in events and stats. Source: reference design "transfer", sections 7.2-7.6. */
+ * One progress thread per td_xfer does all I/O; the public functions are thread-safe and never
+ * block on the network; events are queued and `hooks.wake` (any thread, must not call back) rings.
+ * Path choice is explicit, logged in events and stats. Source: reference design "transfer",
+ * 7.2-7.6. */
 #ifndef TD_TRANSFER_TRANSFER_H
 #define TD_TRANSFER_TRANSFER_H
 
@@ -63,8 +60,7 @@ enum td_xfer_path {
 /* Over the unix socket of this host, to this user's processes alone: in the clear, whatever the
  * configuration says of TLS. */
 bool td_xfer_path_is_local(enum td_xfer_path path);
-const char *td_xfer_path_name(enum td_xfer_path path); /* "auto", "tcp", "shm", "rdma",
-                                                          "cuda-ipc", "shm-staged" */
+const char *td_xfer_path_name(enum td_xfer_path path); /* as options have it */
 
 enum td_xfer_zerocopy { TD_XFER_ZEROCOPY_AUTO = 0, TD_XFER_ZEROCOPY_ON, TD_XFER_ZEROCOPY_OFF };
 
@@ -128,8 +124,7 @@ struct td_xfer_rdma_config {
     uint8_t service_level;
     uint32_t srq_peers;       /* a shared receive queue from so many peers on: 64; 1: always */
     uint64_t bytes_in_flight; /* per queue pair, 8 MiB */
-    bool pull;                /* as sender: blocks of td_xfer_submit_pull may be READ
-                                         from this side's pool (REMOTE_READ on its registration) */
+    bool pull;                /* sender: the receiver may READ blocks of td_xfer_submit_pull */
     enum td_xfer_gpu_flush gpu_flush; /* pool in device memory */
     bool windows;                     /* blocks are written through memory windows of type 2,
                                          which end with the slot (rdma.c); every device must have
@@ -209,8 +204,7 @@ void td_xfer_finished(struct td_xfer *x, uint32_t op);
 
 enum td_xfer_event_kind {
     TD_XFER_SLOT_READY = 1, /* D: all blocks are in; note/note_bytes valid */
-    TD_XFER_SLOT_FAILED,    /* D: it will never be ready (peer gone, deadline, digest,
-                               protocol): revoke it; status and reason say why */
+    TD_XFER_SLOT_FAILED,    /* D: will never be ready, for status and reason: revoke it */
     TD_XFER_SLOT_FREE,      /* D: terminal: the blocks and the slot number may be reused */
     TD_XFER_OP_DONE,        /* P: terminal: the receiver has every byte */
     TD_XFER_OP_FAILED,      /* P: terminal: status and reason; source blocks may be reused */
@@ -220,8 +214,8 @@ enum td_xfer_event_kind {
 
 struct td_xfer_event {
     enum td_xfer_event_kind kind;
-    uint32_t id; /* slot or op; PEER_REFUSED: so many others were turned away since
-                    the last one that was told */
+    uint32_t
+        id; /* slot or op; PEER_REFUSED: others that were turned away since the last one told */
     uint64_t user;
     td_status status;
     enum td_xfer_path path;

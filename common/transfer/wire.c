@@ -1,5 +1,4 @@
-/* wire.c - see wire.h. A decoded frame or blob can be used without further bounds checks of its
- * own fields; what they say about slots, ops and blocks is checked by the core. */
+/* wire.c - see wire.h. What decoded fields say of slots, ops and blocks is checked by the core. */
 #include "common/transfer/wire.h"
 
 #include <inttypes.h>
@@ -8,6 +7,7 @@
 #include "common/base/hash.h"
 
 #define GRANT_MAGIC 0x31474454u /* "TDG1" */
+#define corrupt(err, ...) td_fail(err, TD_ERR_CORRUPT, __VA_ARGS__)
 
 void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
 {
@@ -17,8 +17,7 @@ void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
     memcpy(ret_bytes, frame, sizeof *frame);
 }
 
-/* Payload bytes of a type: least, most, and what they are a multiple of (0, 1: any). refusable:
- * with a status the payload is a reason instead. */
+/* Payload bytes of a type, and their unit (0: 1). refusable: with a status it is a reason. */
 static const struct bounds {
     uint32_t min, max, unit;
     bool refusable;
@@ -67,28 +66,24 @@ td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *re
     struct td_xfer_frame f;
     memcpy(&f, bytes, sizeof f);
     if (f.magic != TD_XFER_MAGIC)
-        return td_fail(err, TD_ERR_CORRUPT, "frame: magic is %08x, must be %08x", f.magic,
-                       TD_XFER_MAGIC);
+        return corrupt(err, "frame: magic is %08x, must be %08x", f.magic, TD_XFER_MAGIC);
     if (f.version != TD_XFER_WIRE_VERSION)
-        return td_fail(err, TD_ERR_CORRUPT, "frame: version is %u, this side speaks %u", f.version,
+        return corrupt(err, "frame: version is %u, this side speaks %u", f.version,
                        TD_XFER_WIRE_VERSION);
     uint32_t crc = td_crc32c(0, &f, offsetof(struct td_xfer_frame, crc));
-    if (f.crc != crc)
-        return td_fail(err, TD_ERR_CORRUPT, "frame: header crc is %08x, computed %08x", f.crc, crc);
+    if (f.crc != crc) return corrupt(err, "frame: header crc is %08x, computed %08x", f.crc, crc);
     if (f.type < TD_XFER_HELLO || f.type >= TD_XFER_N_TYPES)
-        return td_fail(err, TD_ERR_CORRUPT, "frame: unknown type %u", f.type);
+        return corrupt(err, "frame: unknown type %u", f.type);
     bool unretired = f.type == TD_XFER_ABORT && f.flags == TD_XFER_ABORT_UNRETIRED;
     bool is_final = f.type == TD_XFER_FINAL, stamped = is_final || f.type == TD_XFER_HELLO ||
                                                        f.type == TD_XFER_OPEN ||
                                                        f.type == TD_XFER_PING;
     if ((f.flags && !unretired && !is_final) || (f.clock_us && !stamped) ||
         (f.last_us && !is_final))
-        return td_fail(err, TD_ERR_CORRUPT, "frame: reserved fields of type %u are not 0", f.type);
-    if (f.status > 0)
-        return td_fail(err, TD_ERR_CORRUPT, "frame: status is %d, must be <= 0", f.status);
+        return corrupt(err, "frame: reserved fields of type %u are not 0", f.type);
+    if (f.status > 0) return corrupt(err, "frame: status is %d, must be <= 0", f.status);
     if (!length_fits(&f))
-        return td_fail(err, TD_ERR_CORRUPT, "frame: length %u does not fit type %u", f.length,
-                       f.type);
+        return corrupt(err, "frame: length %u does not fit type %u", f.length, f.type);
     *ret_frame = f;
     return TD_OK;
 }
@@ -132,27 +127,22 @@ td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes,
     g.crc = 0;
     g.crc = td_crc32c(0, &g, sizeof g);
     if (g.crc != crc || g.bytes != sizeof g)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: crc is %08x, computed %08x", crc, g.crc);
+        return corrupt(err, "grant: crc is %08x, computed %08x", crc, g.crc);
     if (g.n_blocks < 0 || g.n_blocks > TD_XFER_MAX_BLOCKS)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: n_blocks is %d, must be 0..%d", g.n_blocks,
-                       TD_XFER_MAX_BLOCKS);
+        return corrupt(err, "grant: n_blocks is %d, must be 0..%d", g.n_blocks, TD_XFER_MAX_BLOCKS);
     if (g.block_bytes < 1 || g.block_bytes >= 1ull << 30)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1",
-                       g.block_bytes);
+        return corrupt(err, "grant: block_bytes is %" PRIu64 ", must be 1..2^30-1", g.block_bytes);
     if (g.path >= TD_XFER_N_PATHS)
-        return td_fail(err, TD_ERR_CORRUPT, "grant: path is %u, must be 0..%d", g.path,
-                       TD_XFER_N_PATHS - 1);
+        return corrupt(err, "grant: path is %u, must be 0..%d", g.path, TD_XFER_N_PATHS - 1);
     if (g.has_rdma > 1 || g.tls > 1 || g.device > 1 || g.secret > 1)
-        return td_fail(
-            err, TD_ERR_CORRUPT,
-            "grant: has_rdma is %u, tls %u, device %u and secret %u, each must be 0 or 1",
+        return corrupt(
+            err, "grant: has_rdma is %u, tls %u, device %u and secret %u, each must be 0 or 1",
             g.has_rdma, g.tls, g.device, g.secret);
-    if (g.reserved) return td_fail(err, TD_ERR_CORRUPT, "grant: reserved bytes are not 0");
+    if (g.reserved) return corrupt(err, "grant: reserved bytes are not 0");
     if (!text_ok(g.host, sizeof g.host) || !text_ok(g.shm_name, sizeof g.shm_name) ||
         !text_ok(g.instance, sizeof g.instance))
-        return td_fail(err, TD_ERR_CORRUPT, "grant: host, shm name or instance is not plain text");
-    if (!g.port && !g.shm_name[0])
-        return td_fail(err, TD_ERR_CORRUPT, "grant: names no way to reach its receiver");
+        return corrupt(err, "grant: host, shm name or instance is not plain text");
+    if (!g.port && !g.shm_name[0]) return corrupt(err, "grant: names no way to reach its receiver");
     *ret_grant = g;
     return TD_OK;
 }
@@ -162,52 +152,47 @@ td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool
 {
     struct td_xfer_rdma_setup s = {0};
     if (n_bytes < TD_XFER_RDMA_SETUP_BYTES || n_bytes > sizeof s)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: %u bytes, must be %zu..%zu", n_bytes,
+        return corrupt(err, "rdma setup: %u bytes, must be %zu..%zu", n_bytes,
                        TD_XFER_RDMA_SETUP_BYTES, sizeof s);
     memcpy(&s, bytes, n_bytes);
     if (s.n_rails < 1 || s.n_rails > TD_XFER_RAILS_MAX)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: n_rails is %u, must be 1..%d", s.n_rails,
+        return corrupt(err, "rdma setup: n_rails is %u, must be 1..%d", s.n_rails,
                        TD_XFER_RAILS_MAX);
     if (s.n_qps < 1 || s.n_qps > TD_XFER_RAIL_QPS_MAX || s.n_qps * s.n_rails > TD_XFER_QPS_MAX)
-        return td_fail(err, TD_ERR_CORRUPT,
+        return corrupt(err,
                        "rdma setup: n_qps is %u on %u rails, must be 1..%d and at most %d in all",
                        s.n_qps, s.n_rails, TD_XFER_RAIL_QPS_MAX, TD_XFER_QPS_MAX);
     for (uint32_t r = 0; r < s.n_rails; r++) {
         const struct td_xfer_rail *rail = &s.rail[r];
         if (rail->mtu_bytes < 256 || rail->mtu_bytes > 4096 ||
             (rail->mtu_bytes & (rail->mtu_bytes - 1)))
-            return td_fail(err, TD_ERR_CORRUPT,
+            return corrupt(err,
                            "rdma setup: rail %u has mtu %u, must be 256, 512, 1024, 2048 or 4096",
                            r, rail->mtu_bytes);
         if (rail->ethernet > 1 || rail->index >= TD_XFER_RAILS_MAX ||
             (r && rail->index <= s.rail[r - 1].index))
-            return td_fail(
-                err, TD_ERR_CORRUPT,
+            return corrupt(
+                err,
                 "rdma setup: rail %u has kind %u and index %u, which must rise and be below %d", r,
                 rail->ethernet, rail->index, TD_XFER_RAILS_MAX);
         for (uint32_t q = 0; q < s.n_qps; q++)
             if (rail->qpn[q] >> 24 || rail->psn[q] >> 24)
-                return td_fail(
-                    err, TD_ERR_CORRUPT,
-                    "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits", r, q,
-                    rail->qpn[q], rail->psn[q]);
+                return corrupt(
+                    err, "rdma setup: rail %u queue pair %u: number %u or psn %u is over 24 bits",
+                    r, q, rail->qpn[q], rail->psn[q]);
     }
-    if (s.recv_wr < 1)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
+    if (s.recv_wr < 1) return corrupt(err, "rdma setup: recv_wr is %u, must be >= 1", s.recv_wr);
     if (!needs_keys && s.rails)
-        return td_fail(err, TD_ERR_CORRUPT, "rdma setup: rails is %u, must be 0 in an OFFER",
-                       s.rails);
+        return corrupt(err, "rdma setup: rails is %u, must be 0 in an OFFER", s.rails);
     if (s.windows > needs_keys)
-        return td_fail(err, TD_ERR_CORRUPT,
-                       "rdma setup: windows is %u, must be 0, or 1 in an ACCEPT", s.windows);
+        return corrupt(err, "rdma setup: windows is %u, must be 0, or 1 in an ACCEPT", s.windows);
     uint64_t n_keys = (uint64_t)s.n_regions * s.n_rails;
     if (n_keys > TD_XFER_RKEYS_MAX || (needs_keys && !n_keys) ||
         n_bytes != TD_XFER_RDMA_SETUP_BYTES + n_keys * 4)
-        return td_fail(err, TD_ERR_CORRUPT,
-                       "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions,
+        return corrupt(err, "rdma setup: %u regions on %u rails do not fit %u bytes", s.n_regions,
                        s.n_rails, n_bytes);
     if (n_keys && (s.region_bytes == 0 || s.base + s.n_regions * s.region_bytes < s.base))
-        return td_fail(err, TD_ERR_CORRUPT,
+        return corrupt(err,
                        "rdma setup: regions of %" PRIu64 " bytes at %016" PRIx64
                        " do not fit the address space",
                        s.region_bytes, s.base);

@@ -92,8 +92,7 @@ struct td_xfer_hello {
 };
 _Static_assert(sizeof(struct td_xfer_hello) == 112, "wire: hello");
 
-/* With a cluster secret (connect_proof.c) HELLO is longer by the initiator's nonce, and
- * HELLO_ACK by the acceptor's MAC. */
+/* With a cluster secret HELLO ends with the initiator's nonce, HELLO_ACK with a MAC. */
 #define TD_XFER_SECRET_BYTES 32
 struct td_xfer_secret_hello {
     struct td_xfer_hello hello;
@@ -134,10 +133,9 @@ struct td_xfer_rail {
 };
 _Static_assert(sizeof(struct td_xfer_rail) == 56, "wire: rail");
 
-/* The acceptor answers with those of the offered rails that it has too, in the offer's order,
- * and with as many queue pairs as both allow. Block b of the pool lies at base + b * block_bytes
- * in registration b * block_bytes / region_bytes, whose key on rail r is rkey[region * n_rails +
- * r]. */
+/* The acceptor answers with the offered rails that it has too, and as many queue pairs as both
+ * allow. Block b of the pool lies at base + b * block_bytes in registration b * block_bytes /
+ * region_bytes, whose key on rail r is rkey[region * n_rails + r]. */
 struct td_xfer_rdma_setup {
     uint8_t n_rails, n_qps; /* n_qps: per rail */
     uint8_t rd_atomic_in, rd_atomic_out;
@@ -160,8 +158,7 @@ struct td_xfer_run { /* pool blocks [block, block + n) */
 };
 _Static_assert(sizeof(struct td_xfer_run) * TD_XFER_RUNS_MAX <= TD_XFER_PAYLOAD_MAX,
                "wire: targets");
-/* What one run takes in TARGETS of a connection with n_keys queue pairs whose receiver has windows:
- * the run, then its key for each of them. 0: the receiver has none. */
+/* A run in TARGETS, then its key for each of n_keys queue pairs; 0: there are no windows. */
 #define TD_XFER_RUN_BYTES(n_keys) (sizeof(struct td_xfer_run) + 4 * (size_t)(n_keys))
 
 struct td_xfer_digest {
@@ -178,8 +175,7 @@ static inline uint32_t td_xfer_imm(uint32_t slot, uint32_t generation, uint32_t 
     return slot << 16 | (generation & 0xff) << 8 | (attempt & 0xf) << 4 | (uint32_t)kind;
 }
 
-/* The grant blob: what a sender needs to reach one slot. It carries the key, so it travels only
- * over authenticated channels and is never logged. */
+/* What a sender needs to reach one slot. It carries the key, so it is never logged. */
 struct td_xfer_grant_blob {
     uint32_t magic; /* "TDG1" */
     uint16_t version, bytes;
@@ -204,8 +200,7 @@ _Static_assert(sizeof(struct td_xfer_grant_blob) <= TD_XFER_BLOB_MAX, "wire: gra
 
 /* Fills magic, version and crc and copies the header out. */
 void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64]);
-/* TD_ERR_CORRUPT with the field's name: magic, version, crc, type, reserved fields, length
- * against the type's bound. */
+/* TD_ERR_CORRUPT with the field's name, or the length that does not fit the type. */
 td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame,
                                struct td_err *err);
 
@@ -213,8 +208,7 @@ void td_xfer_grant_encode(struct td_xfer_grant_blob *grant, uint8_t *ret_bytes);
 td_status td_xfer_grant_decode(const uint8_t *bytes, size_t n_bytes,
                                struct td_xfer_grant_blob *ret_grant, struct td_err *err);
 
-/* Checks everything in a setup that does not depend on this side. needs_keys: it is an ACCEPT.
- * TD_ERR_CORRUPT with the field's name. */
+/* TD_ERR_CORRUPT with the field's name. needs_keys: it is an ACCEPT. */
 td_status td_xfer_rdma_setup_decode(const uint8_t *bytes, uint32_t n_bytes, bool needs_keys,
                                     struct td_xfer_rdma_setup *ret_setup, struct td_err *err);
 

@@ -1,5 +1,4 @@
-/* device_copy.h - what device_copy.c (copies and staging), ring.c (shm-staged) and ipc.c (cuda-ipc)
- * share. Not for others. Guarded by the endpoint's lock. */
+/* device_copy.h - what device_copy.c, ring.c and ipc.c share, guarded by the endpoint's lock. */
 #ifndef TD_TRANSFER_GPU_DEVICE_COPY_H
 #define TD_TRANSFER_GPU_DEVICE_COPY_H
 

@@ -1,5 +1,4 @@
-/* staged.h - frames of a pool in device memory on their way through staging buffers
- * (device_copy.c): for the paths that carry DATA frames, tcp and shm-staged. */
+/* staged.h - DATA frames of a pool in device memory on their way through staging buffers. */
 #ifndef TD_TRANSFER_GPU_STAGED_H
 #define TD_TRANSFER_GPU_STAGED_H
 
@@ -25,10 +24,9 @@ struct xfer_staged {
 void xfer_staged_init(struct td_xfer_conn *c, struct xfer_staged *s);
 void xfer_staged_end(struct td_xfer *x, struct td_xfer_conn *c); /* its buffer goes */
 /* Sender. want: may another frame be taken from the core? add: it was; true: another may be. go:
- * what was added is copied, as soon as there is a buffer; false: nothing was. load: the next
- * frame becomes the one under way; false: there is none, or its bytes are not here yet. here:
- * those of the one under way are (it asks for them again when their buffer was taken away).
- * bytes: its next payload byte. sent: its last byte is gone. */
+ * what was added is copied, as soon as there is a buffer; false: nothing was. load: the next frame
+ * becomes the one under way; false: none is here yet. here: its bytes are (else it asks for them
+ * again). bytes: its next payload byte. sent: its last byte is gone. */
 bool xfer_staged_want(const struct td_xfer_conn *c);
 bool xfer_staged_add(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx);
 bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c);
@@ -36,8 +34,7 @@ bool xfer_staged_load(struct td_xfer_conn *c);
 bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c);
 uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c);
 void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c);
-/* Receiver. room: where up to *n payload bytes of the frame under way may be received; NULL: no
- * buffer is free. took: n of them were. */
+/* Receiver. room: for up to *n bytes of the frame under way; NULL: none. took: n of them came. */
 uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n);
 void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n);
 

@@ -19,14 +19,11 @@
 #define AVOID_NS TD_NS_PER_S
 #define AVOID_MAX_NS (300 * TD_NS_PER_S)
 
-/* --- rails ------------------------------------------------------------------------------------ */
-
 bool xfer_rail_is_usable(const struct rail *rail)
 {
     return rail->mr && !rail->dead && rail->port.active;
 }
 
-/* Its completions are to be had. */
 bool xfer_rail_tells(const struct rail *rail) { return rail->cq && !rail->dead; }
 
 bool xfer_rdma_usable(const struct td_xfer *x)
@@ -36,7 +33,6 @@ bool xfer_rdma_usable(const struct td_xfer *x)
     return false;
 }
 
-/* The best entry of the port's table, or the operator's. */
 td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
     struct td_vb_gid gids[TD_RDMA_GIDS_MAX];
@@ -68,6 +64,13 @@ struct td_vb_route xfer_rail_route(const struct xfer_rdma *r, const struct rail 
                                 .rnr_retry = (uint8_t)(r->config.rnr_retry - 1)};
 }
 
+/* What it had is gone, or somebody else's. */
+static void rail_forget(struct rail *rail)
+{
+    size_t kept = offsetof(struct rail, device);
+    memset((char *)rail + kept, 0, sizeof *rail - kept);
+}
+
 static void rail_close(const struct xfer_rdma *r, struct rail *rail)
 {
     const struct td_verbs *vb = r->vb;
@@ -79,15 +82,8 @@ static void rail_close(const struct xfer_rdma *r, struct rail *rail)
     vb->srq.destroy(rail->srq);
     vb->cq_destroy(rail->cq);
     if (rail->device) vb->close(rail->device);
-    struct rail left = {.index = rail->index,
-                        .refused = rail->refused,
-                        .avoid_ns = rail->avoid_ns,
-                        .last_error_ns = rail->last_error_ns,
-                        .avoid_until_ns = rail->avoid_until_ns,
-                        .reopen_ns = rail->reopen_ns,
-                        .reopen_wait_ns = rail->reopen_wait_ns};
-    memcpy(left.name, rail->name, sizeof left.name);
-    *rail = left;
+    rail_forget(rail);
+    rail->received = rail->flushing = false;
 }
 
 /* What queue pairs on this rail share: completion queue, probe cells, shared receive queue. */
@@ -415,7 +411,6 @@ static void revival_over(struct td_xfer *x)
     rail_absent(x, rail, v->status == TD_ERR_UNSUPPORTED);
 }
 
-/* One rail that is not there is tried again when its time has come. */
 void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
 {
     struct xfer_rdma *r = x->rdma;
@@ -430,16 +425,7 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
                 used |= set->qp[q].qp && set->qp[q].rail == i;
         if (used || now < rail->reopen_ns) continue;
         r->revival = (struct revival){.x = x, .at = i, .old = *rail};
-        rail->mr = NULL; /* what it had is the thread's */
-        rail->probe_mr = NULL;
-        rail->device = NULL;
-        rail->cq = NULL;
-        rail->flush_cq = NULL;
-        rail->flush_qp = NULL;
-        rail->flush_from = rail->flush_to = NULL;
-        rail->srq = NULL;
-        rail->dead = false;
-        rail->cq_used = 0;
+        rail_forget(rail); /* it is the thread's */
         r->revival.runs = pthread_create(&r->revival.thread, NULL, revive, &r->revival) == 0;
         if (!r->revival.runs) *rail = r->revival.old;
     }
@@ -459,7 +445,6 @@ uint64_t xfer_rdma_due(const struct td_xfer *x)
     return due;
 }
 
-/* Its rail did something bad: new sets avoid it for a while. */
 void xfer_rail_erred(struct td_xfer *x, uint32_t i)
 {
     struct rail *rail = &x->rdma->rail[i];

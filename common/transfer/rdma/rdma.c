@@ -542,8 +542,7 @@ static void take_keys(struct qp_set *set, const struct td_xfer_rdma_setup *their
     memcpy(set->rkey, theirs->rkey, sizeof set->rkey);
 }
 
-/* The acceptor's queue pairs on the offered rails that are here, too (rails[]; from[]: where in the
- * offer), and the thread that connects them. */
+/* The acceptor's queue pairs, on rails[], which are the offer's from[], and their thread. */
 static td_status accept_offer(struct td_xfer *x, struct qp_set *set,
                               const struct td_xfer_rdma_setup *theirs, const uint8_t *rails,
                               const uint8_t *from, uint32_t n, char reason[TD_XFER_REASON_MAX])
@@ -707,8 +706,8 @@ static void wait_completion(struct td_xfer *x)
     pthread_mutex_lock(&x->lock);
 }
 
-/* Its own request is at fault: that one ends; what else the set carried gets another attempt.
- * Before the core learns that the connection is lost. */
+/* Its own request is at fault: that one ends, before the core learns that the connection is lost.
+ * */
 static void blame(struct td_xfer *x, struct qp_set *set)
 {
     const struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
@@ -1259,9 +1258,9 @@ static void qp_set_dooms(struct td_xfer *x, struct qp_set *set)
     qp_set_goes(set, QP_SET_DOOMED);
 }
 
-/* Its queue pairs have failed, and why is not known here. The side whose request it was knows,
- * in a moment: when it comes first, the op at fault ends and the others go on; when this side's
- * BYE does, all get another attempt, and meet the same request again. */
+/* Its queue pairs have failed, and why is not known here. The side whose request it was knows: when
+ * it comes first, the op at fault ends alone; after this side's BYE all would get another attempt,
+ * and meet that request again. */
 static void doom(struct td_xfer *x, struct qp_set *set, const struct rail *rail, const char *what)
 {
     if (set->end.state != QP_SET_STANDS) return;
@@ -1477,8 +1476,7 @@ void xfer_rdma_close(struct td_xfer *x)
 
 /* --- progress without spinning ---------------------------------------------------------------- */
 
-/* Polls for spin_ns, which grows while completions come soon after falling asleep and shrinks
- * while they do not; then arms the channels. */
+/* Polls for spin_ns, which grows while completions come soon after that; then arms the channels. */
 static bool rdma_sleep(struct td_xfer *x)
 {
     struct xfer_rdma *r = x->rdma;

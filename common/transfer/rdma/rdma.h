@@ -16,7 +16,12 @@
 struct rail {
     char name[TD_VB_NAME_MAX];
     uint32_t index; /* in rdma->rail */
-    struct td_vb_device *device;
+    bool refused;   /* it can not serve: never tried again */
+    uint64_t avoid_until_ns, avoid_ns, last_error_ns;
+    uint64_t reopen_ns, reopen_wait_ns; /* it has no device, or is dead: when it is tried again */
+    bool received, flushing;     /* received: completions of data came since the last flush */
+    struct td_vb_device *device; /* from here on all goes with the device */
+    bool dead;                   /* it is gone, or tells nothing any more */
     struct td_vb_limits limits;
     struct td_vb_port port;
     struct td_vb_gid gid;
@@ -32,15 +37,9 @@ struct rail {
     struct td_vb_cq *flush_cq;
     struct td_vb_qp *flush_qp;
     struct td_vb_mr *flush_from, *flush_to;
-    bool received, flushing; /* received: completions of data came since the last flush */
-    bool dead;               /* the device is gone, or tells nothing any more */
-    bool refused;            /* it can not serve: never tried again */
-    uint64_t avoid_until_ns, avoid_ns, last_error_ns;
-    uint64_t reopen_ns, reopen_wait_ns; /* it has no device, or is dead: when it is tried again */
 };
 
-/* A rail comes back: a thread of its own closes what is left of it, opens the device and
- * registers the pool, which may take seconds. */
+/* A rail comes back: a thread closes what is left of it, opens the device, registers the pool. */
 struct revival {
     struct td_xfer *x;
     pthread_t thread;
@@ -210,8 +209,7 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now);
 uint64_t xfer_rdma_due(const struct td_xfer *x);
 void xfer_rdma_close(struct td_xfer *x); /* rdma.c */
 
-/* flush.c. Registering: the memory by dma-buf, else by the NIC driver's own means
- * (nvidia_peermem), else TD_ERR_UNSUPPORTED with both reasons. */
+/* flush.c. Registering: by dma-buf, else nvidia_peermem, else TD_ERR_UNSUPPORTED: both reasons. */
 bool xfer_rdma_flush(struct td_xfer *x); /* makes what completed visible. True: under way */
 /* before rails are registered: exports the pool, decides */
 void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);

@@ -43,18 +43,17 @@ struct td_rdma_gid_ask {
 
 enum td_rdma_gid_class td_rdma_gid_class_of(const struct td_vb_gid *gid, bool ethernet);
 
-/* Positions in ask->gids, best first: by class, of equal class those whose network device is
- * known to be up, then by index. The caller tries them in turn. TD_ERR_INVALID: the chosen index
- * is not there or cannot serve. TD_ERR_UNSUPPORTED: no entry serves; the message says why each
- * kind was left out. Outputs are untouched then. */
+/* Positions in ask->gids, best first: by class, of equal class those whose network device is known
+ * to be up, then by index. TD_ERR_INVALID: the chosen index is not there or cannot serve.
+ * TD_ERR_UNSUPPORTED: no entry serves; the message says why. */
 td_status td_rdma_gid_rank(const struct td_rdma_gid_ask *ask,
                            uint32_t ret_positions[TD_RDMA_GIDS_MAX], uint32_t *ret_n,
                            struct td_err *err);
 
 /* The traffic class to send with. option: the operator's, > 0; -1: none (0); 0: what the
- * administrator gave the whole port (ROOT/sys/class/infiniband/DEVICE/tc/PORT/traffic_class, a
- * line "Global tclass=N", N 1..255), else TD_RDMA_DSCP_CLASS on RoCE v2 and 0 elsewhere. Read
- * anew by each call. root: "" but in tests. */
+ * administrator gave the whole port (ROOT/sys/class/infiniband/DEVICE/tc/PORT/traffic_class, a line
+ * "Global tclass=N", N 1..255), else TD_RDMA_DSCP_CLASS on RoCE v2, 0 elsewhere. root: "" but in
+ * tests. */
 uint8_t td_rdma_traffic_class(const char *root, const char *device, uint8_t port, int option,
                               enum td_vb_gid_type type);
 
@@ -70,18 +69,13 @@ uint8_t td_rdma_traffic_class(const char *root, const char *device, uint8_t port
 
 /* What the engine takes of one port, from what its device allows. */
 struct td_rdma_plan {
-    uint32_t n_qps;                  /* per peer where no option says it: 2, from 800 Gb/s on
-                                        4, less when the device has no more */
-    uint32_t send_depth, recv_depth; /* of a queue pair: at most 256 requests, 64 receives
-                                        without memory */
+    uint32_t n_qps;                  /* per peer: 2, from 800 Gb/s on 4; or what the device has */
+    uint32_t send_depth, recv_depth; /* of a queue pair: at most 256 requests, 64 receives */
     uint32_t n_sge;                  /* pieces of a request, at most TD_VB_SGE_MAX */
     uint32_t cq_depth;               /* of the one completion queue: at most 131072 */
-    uint32_t srq_depth;              /* of the shared receive queue, at most 4096; 0: the
-                                        device has none that fits */
-    uint32_t words;                  /* final words that a queue pair takes before it must be
-                                        read: receives go back in halves */
-    uint32_t n_peers;                /* so many fit into queue pairs and completion queue, each
-                                        with n_qps of them and receives of its own */
+    uint32_t srq_depth;              /* of the shared receive queue, at most 4096; 0: none fits */
+    uint32_t words;   /* final words that a queue pair takes unread: half of recv_depth */
+    uint32_t n_peers; /* so many fit, each with n_qps and receives of its own */
     uint32_t mtu_bytes;
     bool ethernet;
     uint8_t rd_atomic_in, rd_atomic_out; /* READs at a time, at most 16 */
@@ -99,9 +93,9 @@ struct td_rdma_side {
     uint8_t rd_atomic_in, rd_atomic_out; /* 0: no READ that way */
 };
 
-/* Both sides call it crosswise and come to what fits: the smaller MTU, and for each direction
- * the fewer READs. Fills these fields of the route, and those that are the same everywhere; the
- * rest is the caller's. TD_ERR_UNSUPPORTED: one is Ethernet and the other InfiniBand. */
+/* Both sides call it crosswise and come to what fits: the smaller MTU, and for each direction the
+ * fewer READs. Fills these fields of the route, and the constant ones. TD_ERR_UNSUPPORTED: Ethernet
+ * and InfiniBand. */
 td_status td_rdma_settle(const struct td_rdma_side *ours, const struct td_rdma_side *theirs,
                          struct td_vb_route *route, struct td_err *err);
 

@@ -121,8 +121,8 @@ struct td_vb_send {
     uint64_t remote_addr; /* WRITE, WRITE_IMM, READ */
     uint32_t rkey;        /* the same; LOCAL_INV: the key that ends */
     uint32_t imm;         /* host order here; the provider swaps */
-    struct td_vb_mw *mw;  /* BIND_MW: mw over [bind_addr, +bind_bytes) of bind_mr, remote
-                             write; mw->rkey is the new key on return */
+    struct td_vb_mw
+        *mw; /* BIND_MW: over [bind_addr, +bind_bytes) of bind_mr; its rkey is new on return */
     struct td_vb_mr *bind_mr;
     uint64_t bind_addr, bind_bytes;
 };
@@ -242,11 +242,10 @@ struct td_verbs {
 };
 
 /* The RDMA devices of this process, looked for once: libibverbs, or the library that the
- * environment variable TANDEM_VERBS_LIBRARY names. Such a library exports td_verbs_provider,
- * which fills *ret_verbs with a table that stays valid; tests and benches load devices in memory
- * this way. Errors: TD_ERR_UNSUPPORTED, with a message: libibverbs is not installed, or this
- * build was made without its headers, or the named library cannot be loaded; and what
- * td_verbs_provider returns. */
+ * environment variable TANDEM_VERBS_LIBRARY names. Such a library exports td_verbs_provider, which
+ * fills *ret_verbs with a table that stays valid. TD_ERR_UNSUPPORTED: libibverbs is not installed,
+ * this build has not its headers, or the named library cannot be loaded; or what td_verbs_provider
+ * returns. */
 td_status td_verbs_load(const struct td_verbs **ret_verbs, struct td_err *err);
 typedef td_status td_verbs_provider_fn(const struct td_verbs **ret_verbs, struct td_err *err);
 

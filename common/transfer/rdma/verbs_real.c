@@ -1,9 +1,8 @@
 /* verbs_real.c - the verbs table over libibverbs, which is loaded at run time and never linked.
  *
  * One program then runs with and without RDMA's packages. What the library exports is taken with
- * the version that carries the present structures (dlvsym: it also exports older ones under the
- * same names); what its header only has as inline functions over the context - post, poll, arm,
- * windows - is used from the header and so costs what it costs a linked program.
+ * the version that carries the present structures (dlvsym: it also exports older ones); what its
+ * header only has as inline functions (post, poll, arm, windows) is used from the header.
  *
  * Translations that are not one to one:
  * (1) A chain is translated on the stack, POST_BATCH requests a doorbell; td_vb_sge has ibv_sge's
@@ -729,8 +728,7 @@ static int translate_send(const struct real_qp *qp, struct td_vb_send *s, struct
     }
 }
 
-/* What was not taken binds nothing: its window keeps the key it had. Backwards: one may be named
- * twice. */
+/* Not taken, not bound: the window keeps its key. Backwards: one may be named twice. */
 static void untake(struct td_vb_send *s, const struct ibv_send_wr *w, uint32_t from, uint32_t n)
 {
     for (uint32_t i = n; i-- > from;)
@@ -792,8 +790,7 @@ static void load(void)
         return;
     }
     /* A child that writes to a registered page would move the parent away from the page the NIC
-     * knows. Kernels since 5.13 copy such pages at fork and the call does nothing; where neither
-     * works it fails, and the daemons, which only fork to exec, go on without. */
+     * knows. Kernels since 5.13 copy such pages at fork; the daemons only fork to exec. */
     (void)lib.p_ibv_fork_init();
     lib.verbs = (struct td_verbs){
         .name = "libibverbs",

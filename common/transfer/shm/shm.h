@@ -5,8 +5,7 @@
 
 #include "common/transfer/endpoint.h"
 
-/* Between blocks and control words in shared memory. The thread sanitizer does not know fences;
- * what it watches there is ordered by the mutex and the system calls anyway. */
+/* Between blocks and control words. TSan knows no fences; the mutex orders what it watches. */
 #if defined(__SANITIZE_THREAD__)
 #define XFER_FENCE(order) ((void)0)
 #elif defined(__has_feature)
@@ -20,8 +19,7 @@
 
 #define XFER_MAX_FDS 2
 
-/* An op's handle while its source blocks may be copied, else 0. One cache line each; written by
- * the sender, mapped read-only by receivers. */
+/* An op's handle while its source blocks may be copied, else 0. The sender writes it. */
 struct xfer_control_word {
     _Atomic uint64_t handle;
     uint8_t pad[56];

@@ -1,15 +1,13 @@
 /* tcp.c - sockets across hosts: listen, dial, and the two calls that move payload.
  *
- * Receiving: the header has been read and checked, so the payload goes by recvmsg straight into the
- * destination blocks, in pieces, and before every piece the core is asked again whether slot,
- * generation, attempt and handle still stand; when not, the rest of the frame is read into a scrap
- * buffer. Nothing outside this process can place a byte, so a revoked slot is fenced the moment no
- * piece is under way.
+ * Receiving: the payload goes by recvmsg straight into the destination blocks, in pieces, and
+ * before every piece the core is asked again whether slot, generation, attempt and handle still
+ * stand; when not, the rest of the frame is read into a scrap buffer. So a revoked slot is fenced
+ * the moment no piece is under way.
  *
- * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes
- * the stream the frame's length: the rest is zeros, so its source blocks are free at once; ABORT
- * follows and the receiver never counts that attempt as complete. With TLS a byte counts as sent
- * when it has been sealed into the channel's own memory, so this holds there, too. */
+ * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes the
+ * stream the frame's length: the rest is zeros, so its source blocks are free at once; ABORT
+ * follows. With TLS a byte counts as sent when it has been sealed into the channel's own memory. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>

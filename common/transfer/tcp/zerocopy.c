@@ -1,18 +1,15 @@
 /* zerocopy.c - tcp sends that the NIC reads from the pool itself (MSG_ZEROCOPY).
  *
  * Worth it from some 10 KB on over a real NIC; over loopback the kernel copies after all, and says
- * so. So: only payload of at least MIN_BYTES, only without TLS (which must touch every byte), only
- * towards other hosts, and no longer on a socket whose notifications say "copied".
+ * so. So: only payload of at least MIN_BYTES, only without TLS, only towards other hosts, and no
+ * longer on a socket whose notifications say "copied".
  *
- * The price is who owns the bytes: they must stand until the kernel says that nobody reads them any
- * more, which may be as late as the peer's acknowledgement. Each such send holds its op (the core's
- * n_wr, as a work request of a NIC does) until its notification has come by the socket's error
- * queue, so the source blocks are not free before. Frame headers change at once and are always
- * copied.
- *
- * A connection that ends with sends under way would go on retransmitting blocks that have another
- * owner: xfer_zc_end disconnects the socket first, which purges what it holds and resets the peer,
- * and takes the notifications of all that. Source: the kernel's msg_zerocopy documentation. */
+ * The kernel may read the bytes until the peer's acknowledgement. Each such send holds its op until
+ * its notification has come by the socket's error queue. Frame headers change at once and are
+ * always copied. A connection that ends with sends under way would go on retransmitting blocks that
+ * have another owner: xfer_zc_end disconnects the socket first, which purges what it holds and
+ * resets the peer, and takes the notifications of all that. Source: the kernel's msg_zerocopy
+ * documentation. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/errqueue.h>
