@@ -55,13 +55,6 @@ static const struct path_row {
 };
 #define N_PATHS (sizeof paths / sizeof *paths)
 
-static const char *path_name(enum td_xfer_path path)
-{
-    for (size_t i = 0; i < N_PATHS; i++)
-        if (paths[i].path == path) return paths[i].name;
-    return path == TD_XFER_PATH_AUTO ? "auto" : "?";
-}
-
 bool doctor_path_built(const char *name)
 {
     for (size_t i = 0; i < N_PATHS; i++)
@@ -73,8 +66,8 @@ const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used)
 {
     static char text[96];
     if (asked == TD_XFER_PATH_AUTO || asked == used) return NULL;
-    snprintf(text, sizeof text, "%s was asked for, but the transfer went by %s", path_name(asked),
-             path_name(used));
+    snprintf(text, sizeof text, "%s was asked for, but the transfer went by %s",
+             td_xfer_path_name(asked), td_xfer_path_name(used));
     return text;
 }
 
@@ -632,9 +625,9 @@ static td_status measure_large(struct lead *l, enum td_xfer_path path, struct fi
 /* Says which part of the way is encrypted, for the report. */
 static const char *tls_words(const struct lead *l, enum td_xfer_path used)
 {
-    return !l->end.over_tls || used == TD_XFER_PATH_SHM ? ""
-           : used == TD_XFER_PATH_RDMA                  ? " (set up over TLS, KV in the clear)"
-                                                        : " over TLS";
+    return !l->end.over_tls || td_xfer_path_is_local(used) ? ""
+           : used == TD_XFER_PATH_RDMA                     ? " (set up over TLS, KV in the clear)"
+                                                           : " over TLS";
 }
 
 static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_path path, bool built)
@@ -683,14 +676,14 @@ static void full_row(struct lead *l, const struct path_row *row)
         advise(l, c, row->path, row->built);
         return;
     }
-    struct doctor_check *c =
-        doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, row->name),
-                   "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f "
-                   "GB/s, %s at %.2f GB/s; every byte verified",
-                   path_name(f.used), tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us,
-                   f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
+    struct doctor_check *c = doctor_add(
+        l->r, GROUP, DOCTOR_OK, row_name(l, row->name),
+        "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f "
+        "GB/s, %s at %.2f GB/s; every byte verified",
+        td_xfer_path_name(f.used), tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us,
+        f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
     doctor_string(c, "peer", l->peer);
-    doctor_string(c, "used", path_name(f.used));
+    doctor_string(c, "used", td_xfer_path_name(f.used));
     doctor_number(c, "small_us", f.small_us);
     doctor_number(c, "many_gb_per_s", f.many_gbps);
     doctor_number(c, "whole_bytes", (double)f.whole_bytes);
@@ -709,17 +702,17 @@ static void auto_row(struct lead *l)
         return;
     }
     bool rdma_missed =
-        !l->same_host && l->rdma_here && l->rdma_there && !strcmp(path_name(f.used), "tcp");
+        !l->same_host && l->rdma_here && l->rdma_there && !strcmp(td_xfer_path_name(f.used), "tcp");
     bool shm_missed = l->same_host && f.used != TD_XFER_PATH_SHM;
     struct doctor_check *c =
         doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK,
-                   row_name(l, "auto"), "workers of these two hosts use %s%s", path_name(f.used),
-                   rdma_missed ? ", though both have RDMA devices" : "");
+                   row_name(l, "auto"), "workers of these two hosts use %s%s",
+                   td_xfer_path_name(f.used), rdma_missed ? ", though both have RDMA devices" : "");
     doctor_fix(c,
                "--transfer %s asks for the faster path and refuses to fall back; its line below "
                "says what is wrong",
                shm_missed ? "shm" : "rdma");
-    doctor_string(c, "used", path_name(f.used));
+    doctor_string(c, "used", td_xfer_path_name(f.used));
 }
 
 static void lead_rows(struct lead *l)
