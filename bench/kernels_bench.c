@@ -2,20 +2,22 @@
  * in the same run.
  *
  * Floors (per number of threads): f32 multiply-add peak; bf16 -> f32 widening + multiply-add, a
- * register tile from L1; reading memory. Then GEMM at the shapes of two Llamas (1.1 B and 110 M
- * parameters) and attention. The floor of a product is the larger of its bytes over read
- * bandwidth and its operations over the widening peak (f32 weights: the plain peak); `share` is
- * floor time over measured time. Weights are copied until they fill --memory and taken in turn,
- * so that no cache holds what a model would read from memory. Each figure is the median of
- * --repeats calls of the whole entry on the real thread pool (prepare, barrier, product), beside
- * the spread (half the distance of the quartiles, in % of the median). Foreign load: CPU time
- * that others took during the run; above a few percent, run again. */
+ * register tile from L1; the integer dot product of bytes; reading memory. Then GEMM at the shapes
+ * of two Llamas (1.1 B and 110 M parameters) and attention. The floor of a product is the larger of
+ * its bytes over read bandwidth and its operations over the widening peak (f32 weights: the plain
+ * peak; blocks: the integer peak, without what the scales cost); `share` is floor time over
+ * measured time. Weights are copied until they fill --memory and taken in turn, so that no cache
+ * holds what a model would read from memory. Each figure is the median of --repeats calls of the
+ * whole entry on the real thread pool (prepare, barrier, product), beside the spread (half the
+ * distance of the quartiles, in % of the median). Foreign load: CPU time that others took during
+ * the run; above a few percent, run again. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,8 +42,10 @@ static const struct td_option options[] = {
      "Table to measure."},
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only),
      "Only lines whose name contains this text (floors always)."},
-    {"dtype", TD_OPT_ENUM, "bf16", 0, 0, "bf16|f32", offsetof(struct bench_config, dtype),
-     "Weights and KV cache."},
+    {"dtype", TD_OPT_ENUM, "bf16", 0, 0,
+     "bf16|f32|q8_0|q4_0|q4_1|q5_0|q5_1|q2_k|q3_k|q4_k|q5_k|q6_k|iq4_nl|iq4_xs|mxfp4",
+     offsetof(struct bench_config, dtype),
+     "Weights; KV cache too if bf16 or f32, else that is bf16."},
     {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats),
      "Timed calls per line."},
     {"max_threads", TD_OPT_I64, "2", 1, 256, NULL, offsetof(struct bench_config, max_threads),
@@ -126,7 +130,7 @@ static void cpu_seconds(double *busy, double *own)
 /* --- floors ----------------------------------------------------------------------------------- */
 
 static struct {
-    double fma, widen_fma, read; /* FLOP/s, FLOP/s, B/s */
+    double fma, widen_fma, dot, read; /* FLOP/s, FLOP/s, OP/s, B/s */
 } peak;
 
 static _Thread_local volatile float sink;
@@ -199,6 +203,45 @@ __attribute__((target("avx2,fma"))) static void fma_256(void *ctx, int part, int
 #define SUM(i) a = _mm256_add_ps(a, x##i);
     ALL_12(SUM)
     sink = _mm256_cvtss_f32(a);
+#undef DECLARE
+#undef STEP
+#undef SUM
+}
+
+__attribute__((target("avx512f,avx512vnni"))) static void dot_512(void *ctx, int part, int n_parts)
+{
+    (void)ctx, (void)part, (void)n_parts;
+    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
+#define DECLARE(i) __m512i x##i = _mm512_set1_epi32(i);
+    ALL_12(DECLARE)
+    for (int64_t n = 0; n < floor_reps; n++) {
+#define STEP(i) x##i = _mm512_dpbusd_epi32(x##i, a, b);
+        ALL_12(STEP)
+    }
+#define SUM(i) a = _mm512_add_epi32(a, x##i);
+    ALL_12(SUM)
+    sink = (float)_mm512_reduce_add_epi32(a);
+#undef DECLARE
+#undef STEP
+#undef SUM
+}
+
+/* vpmaddubsw, vpmaddwd and the addition of one line of bytes */
+__attribute__((target("avx2"))) static void dot_256(void *ctx, int part, int n_parts)
+{
+    (void)ctx, (void)part, (void)n_parts;
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), one = _mm256_set1_epi16(1);
+#define DECLARE(i) __m256i x##i = _mm256_set1_epi32(i);
+    ALL_12(DECLARE)
+    for (int64_t n = 0; n < floor_reps; n++) {
+#define STEP(i)                                                                                    \
+    x##i = _mm256_add_epi32(                                                                       \
+        x##i, _mm256_madd_epi16(_mm256_maddubs_epi16(a, _mm256_xor_si256(b, x##i)), one));
+        ALL_12(STEP)
+    }
+#define SUM(i) a = _mm256_add_epi32(a, x##i);
+    ALL_12(SUM)
+    sink = (float)_mm256_extract_epi32(a, 0);
 #undef DECLARE
 #undef STEP
 #undef SUM
@@ -288,12 +331,32 @@ static void floors(void)
     t = measure(wide ? widen_fma_512 : widen_fma_256, NULL, NULL);
     peak.widen_fma = flop * 256 * (double)floor_reps * n_threads / t.median_s;
     emit("floor", "bf16 widen + fma", t, peak.widen_fma * 1e-9, "GFLOP/s", 0);
+    bool vnni = wide && __builtin_cpu_supports("avx512vnni");
+    floor_reps = 4000000;
+    t = measure(vnni ? dot_512 : dot_256, NULL, NULL);
+    peak.dot = (vnni ? 12 * 64 * 2 : 12 * 32 * 2) * (double)floor_reps * n_threads / t.median_s;
+    emit("floor", "int8 dot", t, peak.dot * 1e-9, "GOP/s", 0);
     t = measure(read_all, NULL, NULL);
     peak.read = (double)arena.bytes / t.median_s;
     emit("floor", "read memory", t, peak.read * 1e-9, "GB/s", 0);
 }
 
 /* --- products --------------------------------------------------------------------------------- */
+
+static void *alloc(size_t bytes)
+{
+    struct td_arena a;
+    struct td_err err;
+    if (td_arena_create(bytes, 0, "bench", &a, &err)) exit(td_die("tandem-bench kernels", &err));
+    return a.base; /* for the life of the process */
+}
+
+static void fill(float *x, size_t n)
+{
+    uint32_t s = 1;
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)((s = s * 1664525u + 1013904223u) >> 9) * 0x1p-23f - 0.5f;
+}
 
 struct gemm_bench {
     struct td_gemm_args a;
@@ -312,43 +375,79 @@ static void gemm_next(void *ctx)
 static void gemm_run(void *ctx, int part, int n_parts)
 {
     struct gemm_bench *b = ctx;
-    ops->gemm_prepare(&b->a, part, n_parts);
+    bool is_plain = b->w.format->dtype != 0;
+    (is_plain ? ops->gemm_prepare : ops->blocks->gemm_prepare)(&b->a, part, n_parts);
     td_thread_pool_barrier(pool);
-    ops->gemm(&b->a, part, n_parts);
+    (is_plain ? ops->gemm : ops->blocks->gemm)(&b->a, part, n_parts);
 }
 
-static void *alloc(size_t bytes)
+/* The format that --dtype names. */
+static const struct td_format *weight_format(void)
 {
-    struct td_arena a;
-    struct td_err err;
-    if (td_arena_create(bytes, 0, "bench", &a, &err)) exit(td_die("tandem-bench kernels", &err));
-    return a.base; /* for the life of the process */
+    for (uint32_t i = 0; i < 64; i++) {
+        const struct td_format *f = td_format_of_gguf(i);
+        if (f && strcasecmp(f->name, cfg.dtype) == 0) return f;
+    }
+    return NULL;
 }
 
-static void fill(float *x, size_t n)
+/* A matrix of blocks, for packing: the same 64 rows again and again. */
+struct pack_bench {
+    const struct td_format *format;
+    const uint8_t *rows;
+    int32_t n_out, n_in;
+};
+
+static void pack_run(void *ctx, int part, int n_parts)
 {
+    const struct pack_bench *b = ctx;
+    for (int32_t r = part * 64; r < b->n_out; r += n_parts * 64)
+        ops->blocks->pack(arena.base, b->n_out, b->n_in, b->format, b->rows, r,
+                          b->n_out - r < 64 ? b->n_out - r : 64);
+}
+
+/* Packs random blocks whose scales are small numbers, and says how fast. */
+static void pack_blocks(const char *name, const struct td_format *f, int32_t n_out, int32_t n_in)
+{
+    static uint8_t *rows;
+    size_t bytes = td_format_bytes(f, 64 * (int64_t)n_in);
+    if (!rows) rows = alloc(64u * 5632 * 4);
     uint32_t s = 1;
-    for (size_t i = 0; i < n; i++)
-        x[i] = (float)((s = s * 1664525u + 1013904223u) >> 9) * 0x1p-23f - 0.5f;
+    for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)((s = s * 1664525u + 1013904223u) >> 25);
+    struct pack_bench b = {f, rows, n_out, n_in};
+    struct timing t = measure(pack_run, NULL, &b);
+    emit(name, "pack", t,
+         (double)td_format_bytes(f, (int64_t)n_out * n_in) / t.median_s * 1e-9, "GB/s", 0);
+}
+
+static void pack_plain(enum td_dtype dtype, int32_t n_out, int32_t n_in)
+{
+    static float *row;
+    if (!row) row = alloc(64u * 5632 * 4);
+    fill(row, 64u * (size_t)n_in);
+    for (int32_t r = 0; r < n_out; r += 64)
+        ops->pack(arena.base, n_out, n_in, dtype, row, TD_F32, r, n_out - r < 64 ? n_out - r : 64);
 }
 
 static void gemm_shape(const char *model, const char *layer, int32_t n_out, int32_t n_in)
 {
     static const int32_t ms[] = {1, 4, 16, 512};
-    static void *x, *y, *scratch, *row;
+    static void *x, *y, *scratch;
     if (!x)
-        x = alloc(512u * 5632 * 4), y = alloc(512u * 32000 * 4), scratch = alloc(640u * 5632 * 4),
-        row = alloc(64u * 5632 * 4);
-    enum td_dtype dtype = strcmp(cfg.dtype, "bf16") == 0 ? TD_BF16 : TD_F32;
+        x = alloc(512u * 5632 * 4), y = alloc(512u * 32000 * 4), scratch = alloc(640u * 5632 * 4);
+    const struct td_format *f = weight_format();
     char name[64];
     snprintf(name, sizeof name, "%s %s", model, layer);
     if (!strstr(name, cfg.only)) return;
-    struct gemm_bench b = {.w = {.n_out = n_out, .n_in = n_in, .format = td_format_of_dtype(dtype)},
-                           .weight_bytes = ops->packed_bytes(n_out, n_in, dtype)};
+    struct gemm_bench b = {.w = {.n_out = n_out, .n_in = n_in, .format = f},
+                           .weight_bytes = f->dtype
+                                               ? ops->packed_bytes(n_out, n_in, f->dtype)
+                                               : ops->blocks->packed_bytes(n_out, n_in, f)};
     fill(x, 512u * (size_t)n_in);
-    fill(row, 64u * (size_t)n_in);
-    for (int32_t r = 0; r < n_out; r += 64)
-        ops->pack(arena.base, n_out, n_in, dtype, row, TD_F32, r, n_out - r < 64 ? n_out - r : 64);
+    if (f->dtype)
+        pack_plain(f->dtype, n_out, n_in);
+    else
+        pack_blocks(name, f, n_out, n_in);
     b.n_copies = (int)(arena.bytes / b.weight_bytes);
     for (int i = 1; i < b.n_copies; i++)
         memcpy((char *)arena.base + (size_t)i * b.weight_bytes, arena.base, b.weight_bytes);
@@ -358,7 +457,9 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
         b.a.n_rows = ms[i];
         struct timing t = measure(gemm_run, gemm_next, &b);
         double flop = 2.0 * ms[i] * n_out * n_in,
-               compute = flop / (dtype == TD_BF16 ? peak.widen_fma : peak.fma);
+               compute = flop / (!f->dtype                ? peak.dot
+                                 : f->dtype == TD_BF16 ? peak.widen_fma
+                                                       : peak.fma);
         double memory = (double)b.weight_bytes / peak.read;
         char what[32];
         snprintf(what, sizeof what, "m=%d", ms[i]);
@@ -366,7 +467,8 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
             emit(name, what, t, (double)b.weight_bytes / t.median_s * 1e-9, "GB/s",
                  memory / t.median_s);
         else
-            emit(name, what, t, flop / t.median_s * 1e-9, "GFLOP/s", compute / t.median_s);
+            emit(name, what, t, flop / t.median_s * 1e-9, f->dtype ? "GFLOP/s" : "GOP/s",
+                 compute / t.median_s);
     }
 }
 
@@ -408,7 +510,7 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
              n_new == 1 ? "attention decode" : "attention prefill");
     snprintf(what, sizeof what, "%dx%d of %d", n_seqs, n_new, n_keys);
     if (!strstr(name, cfg.only)) return;
-    enum td_dtype dtype = strcmp(cfg.dtype, "bf16") == 0 ? TD_BF16 : TD_F32;
+    enum td_dtype dtype = strcmp(cfg.dtype, "f32") == 0 ? TD_F32 : TD_BF16;
     struct td_kv_view kv = {.base = arena.base,
                             .n_kv_heads = n_kv_heads,
                             .block_size = BLOCK,
