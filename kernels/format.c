@@ -39,7 +39,7 @@ const struct td_format *td_format_of_gguf(uint32_t gguf_type)
     return NULL;
 }
 
-static void read_group(const struct td_format *f, const struct td_group *g, float *ret_values)
+void td_group_read(const struct td_format *f, const struct td_group *g, float *ret_values)
 {
     float d = td_f16_to_f32(g->d), m = td_f16_to_f32(g->m), scale[2] = {d, d}, min[2] = {0, 0};
     for (int h = 0; h < 2; h++) {
@@ -83,7 +83,7 @@ void td_format_read(const struct td_format *f, const void *src, int64_t n_values
             for (int32_t g = 0; g < f->block / TD_GROUP; g++) {
                 struct td_group group = {0};
                 f->split(from, g, &group);
-                read_group(f, &group, ret_values + i + g * TD_GROUP);
+                td_group_read(f, &group, ret_values + i + g * TD_GROUP);
             }
     }
 }

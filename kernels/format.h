@@ -80,6 +80,9 @@ static inline size_t td_format_bytes(const struct td_format *f, int64_t n_values
 void td_format_read(const struct td_format *f, const void *src, int64_t n_values,
                     float *ret_values);
 
+/* The 32 values of a group, likewise. */
+void td_group_read(const struct td_format *f, const struct td_group *group, float *ret_values);
+
 /* Whether d and m of the group are finite numbers. */
 bool td_group_is_finite(const struct td_format *f, const struct td_group *group);
 

@@ -14,6 +14,7 @@
 #define TD_BLOCK_OPS_TABLE(isa)                                                                    \
     {                                                                                              \
         .packed_bytes = td_##isa##_blocks_packed_bytes, .pack = td_##isa##_blocks_pack,            \
+        .read_row = td_##isa##_blocks_read_row,                                                    \
         .gemm_scratch_bytes = td_##isa##_blocks_scratch_bytes,                                     \
         .gemm_prepare = td_##isa##_blocks_prepare, .gemm = td_##isa##_blocks_gemm,                 \
     }

@@ -168,6 +168,8 @@ struct td_block_ops {
     /* false: a scale is infinite or no number */
     bool (*pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
                  const void *src, int32_t row0, int32_t n_rows);
+    /* row `row` of a packed matrix, as td_format_read has it: n_in values */
+    void (*read_row)(const struct td_weight *w, int32_t row, float *ret_values);
     size_t (*gemm_scratch_bytes)(int32_t n_rows, int32_t n_in);
     void (*gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts);
     void (*gemm)(const struct td_gemm_args *a, int part, int n_parts);

@@ -423,6 +423,15 @@ static void keep_wanted(const struct step *s, struct rows *r)
     meet(s);
 }
 
+/* A tied embedding in blocks: the rows of the output matrix. */
+static void embed_packed(const struct step *s)
+{
+    const struct td_weight *w = &s->m->lm_head.pieces[0];
+    const struct td_batch *b = s->batch;
+    for (int32_t r = s->part; r < b->n_rows; r += s->n_parts)
+        s->m->ops->blocks->read_row(w, b->tokens[r], s->ws->x + (int64_t)r * w->n_in);
+}
+
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b,
                      int part, int n_parts)
 {
@@ -438,7 +447,9 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                      .device_plan = b->device_plan,
                      .n = b->n_rows};
 
-    if (model->embed_format->dtype)
+    if (!model->embed)
+        embed_packed(&s);
+    else if (model->embed_format->dtype)
         model->ops->embed(r.x, model->embed, model->embed_format->dtype, b->tokens, r.n, c->hidden,
                           part, n_parts);
     else

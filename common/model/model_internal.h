@@ -49,7 +49,8 @@ struct td_model {
     int32_t n_rope_factors;
     const float *final_norm;  /* [hidden]                                         */
     struct td_matrix lm_head; /* [vocab, hidden]; with several ranks this rank's rows */
-    const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint  */
+    const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint; NULL: the rows of
+                                 lm_head, which has blocks */
     const struct td_format *embed_format;
     float *cos_sin;         /* [max_len, head_dim]: cosines, then sines         */
     struct td_arena arena;  /* memory of all of the above on the host */

@@ -415,6 +415,9 @@ static td_status plan_ends(struct loader *l)
     d->data = &m->embed;
     if ((s = add_source(l, d, c->vocab, range, 0, "%s", embed_from))) return s;
     uint64_t embed_stream = d->sources[0].stream;
+    /* rows of blocks are read from the packed matrix, where this rank has all of it */
+    if (c->tied_embeddings && l->st && !d->sources[0].tensor->format->dtype && l->n_ranks == 1)
+        l->n_dests--;
     d = add_vector(l, &m->final_norm);
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.norm.weight"))) return s;
     d = add_packed(l, &m->lm_head, c->hidden);

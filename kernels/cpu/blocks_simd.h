@@ -169,6 +169,68 @@ bool TD_SIMD(blocks_pack)(void *packed, int32_t n_out, int32_t n_in, const struc
     return is_finite;
 }
 
+/* pack_line backwards: the group's codes for output c. */
+static void unpack_codes(const struct td_format *f, const uint8_t *lines, int c, uint8_t *ret_codes)
+{
+    int bits = f->bits, n_nibbles = bits >= 4 ? 4 : 0;
+    for (int i = 0; i < TD_GROUP; i++) {
+        const uint8_t *at = lines + 4 * c + i % 4; /* of the first line */
+        int l = i / 4;
+        uint32_t code = 0;
+        if (bits == 8) {
+            ret_codes[i] = at[l * LINE_BYTES] ^ (uint8_t)CODE_FLIP;
+            continue;
+        }
+        if (n_nibbles) code = at[l / 2 * LINE_BYTES] >> l % 2 * 4 & 15;
+        if (bits % 4 >= 2)
+            code |= (uint32_t)(at[(n_nibbles + l / 4) * LINE_BYTES] >> l % 4 * 2 & 3) << n_nibbles;
+        if (bits % 2) code |= (uint32_t)(at[(bits - 1) * LINE_BYTES] >> l & 1) << (bits - 1);
+        ret_codes[i] = (uint8_t)code;
+    }
+}
+
+/* pack_factors backwards. */
+static void unpack_factors(enum td_scales s, const uint8_t *from, int c, struct td_group *ret)
+{
+    if (s == TD_SCALES_E8M0) {
+        ret->d = from[c];
+        return;
+    }
+    memcpy(&ret->d, from + 2 * c, 2);
+    if (has_m(s)) memcpy(&ret->m, from + 2 * PW + 2 * c, 2);
+}
+
+/* pack_scales backwards. */
+static void unpack_scales(enum td_scales s, const uint8_t *from, int c, struct td_group *ret)
+{
+    for (int h = 0; h < 2; h++) {
+        uint8_t v = from[c + (has_halves(s) ? h * PW : 0)];
+        bool is_u4 = s == TD_SCALES_U4_MIN_HALVES;
+        ret->scale[h] = is_u4 ? v & 15 : v;
+        ret->min[h] = is_u4 ? v >> 4 : s == TD_SCALES_U8_MIN ? from[PW + c] : 0;
+    }
+}
+
+void TD_SIMD(blocks_read_row)(const struct td_weight *w, int32_t row, float *ret_values)
+{
+    const struct td_format *f = w->format;
+    const uint8_t *at = (const uint8_t *)w->data + row / PW * panel_bytes(f, w->n_in), *head = at;
+    int c = row % PW;
+    for (int32_t g = 0; g < w->n_in / TD_GROUP; g++) {
+        struct td_group group = {0};
+        if (g % (f->block / TD_GROUP) == 0) {
+            head = at;
+            at += block_head_bytes(f->scales);
+        }
+        unpack_factors(f->scales, is_long(f->scales) ? head : at, c, &group);
+        if (is_long(f->scales)) unpack_scales(f->scales, at, c, &group);
+        ptrdiff_t step = group_bytes(f->bits, f->scales);
+        unpack_codes(f, at + step - f->bits * LINE_BYTES, c, group.codes);
+        td_group_read(f, &group, ret_values + g * TD_GROUP);
+        at += step;
+    }
+}
+
 /* ---- products -------------------------------------------------------------------------------- */
 
 size_t TD_SIMD(blocks_scratch_bytes)(int32_t n_rows, int32_t n_in)

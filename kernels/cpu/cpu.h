@@ -11,6 +11,7 @@
     bool td_##isa##_blocks_pack(void *packed, int32_t n_out, int32_t n_in,                         \
                                 const struct td_format *format, const void *src, int32_t row0,     \
                                 int32_t n_rows);                                                   \
+    void td_##isa##_blocks_read_row(const struct td_weight *w, int32_t row, float *ret_values);    \
     size_t td_##isa##_blocks_scratch_bytes(int32_t n_rows, int32_t n_in);                          \
     void td_##isa##_blocks_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
     void td_##isa##_blocks_gemm(const struct td_gemm_args *a, int part, int n_parts)

@@ -26,6 +26,13 @@ bool td_ref_blocks_pack(void *packed, int32_t n_out, int32_t n_in, const struct 
     return is_finite;
 }
 
+void td_ref_blocks_read_row(const struct td_weight *w, int32_t row, float *ret_values)
+{
+    const uint8_t *data = w->data;
+    td_format_read(w->format, data + (size_t)row * td_format_bytes(w->format, w->n_in), w->n_in,
+                   ret_values);
+}
+
 size_t td_ref_blocks_scratch_bytes(int32_t n_rows, int32_t n_in)
 {
     return td_blocks_scratch_bytes(n_rows, n_in);

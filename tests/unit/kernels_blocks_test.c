@@ -210,6 +210,33 @@ static void scales_that_are_no_numbers(void **state)
     }
 }
 
+/* Packed rows read back to the bits of the file's, whatever the panel. */
+static void packed_rows_read_back(void **state)
+{
+    (void)state;
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = table_or_say(t);
+        for (uint32_t type = 0; type < N_TYPES && ops; type++) {
+            const struct td_format *f = td_format_of_gguf(type);
+            if (!f || f->dtype) continue;
+            struct case_of c = case_make(f, 1, 71, f->block * 3);
+            void *packed = alloc_poisoned(ops->blocks->packed_bytes(c.n, c.k, f));
+            struct td_weight w = {.data = packed, .n_out = c.n, .n_in = c.k, .format = f};
+            size_t row_bytes = td_format_bytes(f, c.k);
+            ops->blocks->pack(packed, c.n, c.k, f, c.rows + 64 * row_bytes, 64, c.n - 64);
+            ops->blocks->pack(packed, c.n, c.k, f, c.rows, 0, 64);
+            float *want = alloc_poisoned((size_t)c.k * 4), *got = alloc_poisoned((size_t)c.k * 4);
+            for (int32_t r = 0; r < c.n; r++) {
+                td_format_read(f, c.rows + (size_t)r * row_bytes, c.k, want);
+                ops->blocks->read_row(&w, r, got);
+                if (memcmp(want, got, (size_t)c.k * 4) != 0)
+                    fail_msg("%s %s: row %d reads back as other values", ops->name, f->name, r);
+            }
+            free(want), free(got), free(packed), case_free(&c);
+        }
+    }
+}
+
 /* ref against the values that `read` gives, in double: the difference is that of the activations,
  * whose codes are off by at most half a step, and of one chain in f32. */
 static void ref_multiplies_what_read_gives(void **state)
@@ -290,6 +317,7 @@ int main(void)
         cmocka_unit_test(tables_give_the_bits_of_ref),
         cmocka_unit_test(values_are_those_of_gguf_py),
         cmocka_unit_test(scales_that_are_no_numbers),
+        cmocka_unit_test(packed_rows_read_back),
         cmocka_unit_test(ref_multiplies_what_read_gives),
         cmocka_unit_test(odd_activations),
         cmocka_unit_test(packed_bytes_are_those_of_the_file),
