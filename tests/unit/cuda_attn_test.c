@@ -57,6 +57,17 @@ static void on_device_free(struct on_device *d)
     for (int s = 0; s < N_SEQS; s++) device->release(d->tables[s]);
 }
 
+/* One step of all layers. */
+static void run_layers(const struct td_attn_args *a)
+{
+    struct td_err err;
+    assert_true(device->step_begin(0));
+    /* the second finds the plan as the first did */
+    for (int layer = 0; layer < n_layers; layer++) ops->attn(a, 0, 1);
+    must(device->step_end(&err), &err);
+    must(device->wait(&err), &err);
+}
+
 /* The rows through the device, out [n][heads * head_dim]. Only query heads [head0, head0 +
  * n_heads) with kv head head0 / (ratio) if n_heads is not all of them. */
 static void attend_heads(const struct world *w, const struct on_device *d, const struct rows *rows,
@@ -107,11 +118,7 @@ static void attend_heads(const struct world *w, const struct on_device *d, const
                              .plan = plan,
                              .device_plan = plan_d};
     a.kv.base = d->cache;
-    assert_true(device->step_begin(0));
-    /* the second finds the plan as the first did */
-    for (int layer = 0; layer < n_layers; layer++) ops->attn(&a, 0, 1);
-    must(device->step_end(&err), &err);
-    must(device->wait(&err), &err);
+    run_layers(&a);
     must(device->download(o, o_d, (size_t)(n * stride) * 4, &err), &err);
     void *after = alloc_poisoned(plan_bytes);
     must(device->download(after, plan_d, plan_bytes, &err), &err);
@@ -307,6 +314,65 @@ static void same_rows(const char *what, int c, const struct rows *rows, const fl
                      rows->pos[r]);
 }
 
+static void chunks_leave_the_bits(int c, struct world *w, const struct on_device *d,
+                                  struct rows *rows, const int32_t *len, int32_t lo,
+                                  const float *whole, float *some)
+{
+    int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+    const int32_t chunks[] = {1, 7, 16, 64};
+    for (int i = 0; i < 4; i++)
+        for (int32_t p = lo; p < len[0]; p += chunks[i]) { /* chunk 1: decode */
+            int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i];
+            /* the first ones of a split, and some */
+            if (chunks[i] == 1 && p % 256 > 1 && rng_int(0, 9)) continue;
+            rows->n = 0;
+            rows_add(rows, 0, p, n);
+            world_expose(w, rows); /* later positions are NaN now */
+            attend(w, d, rows, some);
+            same_rows("as a chunk", c, rows, some, whole, row);
+        }
+}
+
+static void company_leaves_the_bits(int c, struct world *w, const struct on_device *d,
+                                    struct rows *rows, const int32_t *len, const float *whole,
+                                    float *some)
+{
+    int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+    for (int i = 0; i < 3; i++) { /* in company, in the middle of a batch; decode rows have
+                                     less of the card each, so are cut otherwise */
+        int32_t n = i ? rng_int(1, 40) : 1, p = rng_int(len[0] - 90, len[0] - n), before;
+        rows->n = 0;
+        rows_add(rows, 3, len[3] - 1, 1);
+        rows_add(rows, 2, rng_int(0, 100), rng_int(1, 30));
+        before = rows->n;
+        rows_add(rows, 0, p, n);
+        rows_add(rows, 0, PADDING, 1);
+        rows_add(rows, 1, 0, rng_int(1, 77));
+        world_expose(w, rows);
+        attend(w, d, rows, some);
+        if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
+            fail_msg("case %d: rows %d..%d in company differ", c, p, p + n - 1);
+    }
+}
+
+/* A head alone: as many rows of the tile are another token's. */
+static void heads_alone_have_the_bits(struct world *w, const struct on_device *d, struct rows *rows,
+                                      const int32_t *len, const float *whole, float *some)
+{
+    int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+    for (int32_t h = 0; h < w->n_heads; h++) { /* a head alone: as many rows of the tile
+                                                      are another token's */
+        rows->n = 0;
+        rows_add(rows, 0, len[0] - 5, 5);
+        world_expose(w, rows);
+        attend_heads(w, d, rows, h, 1, some);
+        for (int i = 0; i < 5; i++)
+            assert_memory_equal(some + i * w->kv.head_dim,
+                                whole + (len[0] - 5 + i) * row + (int64_t)h * w->kv.head_dim,
+                                (size_t)w->kv.head_dim * 4);
+    }
+}
+
 static void test_chunks_and_company_leave_the_bits(void **state)
 {
     (void)state;
@@ -328,46 +394,9 @@ static void test_chunks_and_company_leave_the_bits(void **state)
         rows_add(rows, 0, 0, len[0]);
         world_expose(w, rows);
         attend(w, &d, rows, whole);
-        const int32_t chunks[] = {1, 7, 16, 64};
-        for (int i = 0; i < 4; i++)
-            for (int32_t p = lo; p < len[0]; p += chunks[i]) { /* chunk 1: decode */
-                int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i];
-                /* the first ones of a split, and some */
-                if (chunks[i] == 1 && p % 256 > 1 && rng_int(0, 9)) continue;
-                rows->n = 0;
-                rows_add(rows, 0, p, n);
-                world_expose(w, rows); /* later positions are NaN now */
-                attend(w, &d, rows, some);
-                same_rows("as a chunk", c, rows, some, whole, row);
-            }
-        for (int i = 0; i < 3; i++) { /* in company, in the middle of a batch; decode rows have
-                                         less of the card each, so are cut otherwise */
-            int32_t n = i ? rng_int(1, 40) : 1, p = rng_int(len[0] - 90, len[0] - n), before;
-            rows->n = 0;
-            rows_add(rows, 3, len[3] - 1, 1);
-            rows_add(rows, 2, rng_int(0, 100), rng_int(1, 30));
-            before = rows->n;
-            rows_add(rows, 0, p, n);
-            rows_add(rows, 0, PADDING, 1);
-            rows_add(rows, 1, 0, rng_int(1, 77));
-            world_expose(w, rows);
-            attend(w, &d, rows, some);
-            if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
-                fail_msg("case %d: rows %d..%d in company differ", c, p, p + n - 1);
-        }
-        if (w->kv.n_kv_heads == 1)
-            for (int32_t h = 0; h < w->n_heads; h++) { /* a head alone: as many rows of the tile
-                                                          are another token's */
-                rows->n = 0;
-                rows_add(rows, 0, len[0] - 5, 5);
-                world_expose(w, rows);
-                attend_heads(w, &d, rows, h, 1, some);
-                for (int i = 0; i < 5; i++)
-                    assert_memory_equal(some + i * w->kv.head_dim,
-                                        whole + (len[0] - 5 + i) * row +
-                                            (int64_t)h * w->kv.head_dim,
-                                        (size_t)w->kv.head_dim * 4);
-            }
+        chunks_leave_the_bits(c, w, &d, rows, len, lo, whole, some);
+        company_leaves_the_bits(c, w, &d, rows, len, whole, some);
+        if (w->kv.n_kv_heads == 1) heads_alone_have_the_bits(w, &d, rows, len, whole, some);
         free(whole), free(some), free(rows);
         on_device_free(&d), world_free(w), free(w);
     }

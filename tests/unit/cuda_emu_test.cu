@@ -953,6 +953,25 @@ static void test_copies_are_checked(void **state)
     (void)cudaGetLastError();
 }
 
+/* What a recording forbids invalidates it. */
+static void recording_is_invalidated(uint32_t *device, cudaStream_t stream, cudaStream_t side,
+                                     cudaEvent_t fork_event)
+{
+    cudaGraph_t graph;
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_int_equal(cudaStreamSynchronize(stream), cudaErrorStreamCaptureUnsupported);
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    void *unused;
+    assert_int_equal(cudaMalloc(&unused, 16), cudaErrorStreamCaptureUnsupported);
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    OK(cudaEventRecord(fork_event, stream));
+    OK(cudaStreamWaitEvent(side, fork_event));
+    OK(cudaMemsetAsync(device, 0, 4, side));
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+}
+
 static void test_graph_keeps_arguments(void **state)
 {
     (void)state;
@@ -994,20 +1013,7 @@ static void test_graph_keeps_arguments(void **state)
     }
     OK(cudaGraphExecDestroy(exec));
 
-    /* What a recording forbids invalidates it. */
-    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_int_equal(cudaStreamSynchronize(stream), cudaErrorStreamCaptureUnsupported);
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
-    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    void *unused;
-    assert_int_equal(cudaMalloc(&unused, 16), cudaErrorStreamCaptureUnsupported);
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
-    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    OK(cudaEventRecord(fork_event, stream));
-    OK(cudaStreamWaitEvent(side, fork_event));
-    OK(cudaMemsetAsync(device, 0, 4, side));
-    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
-
+    recording_is_invalidated(device, stream, side, fork_event);
     (void)cudaGetLastError();
     OK(cudaStreamDestroy(stream));
     OK(cudaStreamDestroy(side));

@@ -236,6 +236,63 @@ static void test_rope(void **state)
     }
 }
 
+/* Two rows may fall on one slot in small blocks: they get the same content then. */
+static void equal_rows_of_one_slot(float *k, float *v, int64_t width, int64_t stride,
+                                   const int32_t *pos, const int32_t *seq, int n_rows)
+{
+    for (int r = 0; r < n_rows; r++)
+        for (int q = 0; q < r; q++)
+            if (seq[q] == seq[r] && pos[q] == pos[r])
+                memcpy(k + r * stride, k + q * stride, (size_t)width * 4),
+                    memcpy(v + r * stride, v + q * stride, (size_t)width * 4);
+}
+
+static void same_bits(const struct both dx[2], const struct both cache[2], int32_t dim,
+                      bool has_norm, enum td_dtype dtype)
+{
+    if (memcmp(dx[0].host, dx[1].host, dx[0].bytes) != 0)
+        fail_msg("rope_store, head_dim %d, norm %d: the rows are not the bits of the entries", dim,
+                 has_norm);
+    if (memcmp(cache[0].host, cache[1].host, cache[0].bytes) != 0)
+        fail_msg("rope_store, head_dim %d, norm %d, %s: the cache is not the bits of the entries",
+                 dim, has_norm, td_dtype_name(dtype));
+}
+
+/* What rope_store does in one pass, by the entries of each part. qn, kn: NULL without norms. */
+static void rope_store_in_parts(const struct td_rmsnorm_args *qn, const struct td_rmsnorm_args *kn,
+                                const struct td_rope_args *rope,
+                                const struct td_kv_store_args *store, int32_t n_q,
+                                const int32_t *pos)
+{
+    int32_t dim = rope->head_dim;
+    int64_t stride = rope->x_stride;
+    for (int32_t h = 0; qn && h < rope->n_heads; h++)
+        for (int r = 0; r < rope->n_rows; r++) { /* a padding row is not normed by the one
+                                            pass */
+            struct td_rmsnorm_args n = {.x = rope->x + r * stride + h * dim,
+                                        .w = h < n_q ? qn->w : kn->w,
+                                        .n_rows = pos[r] >= 0,
+                                        .dim = dim};
+            n.out = rope->x + r * stride + h * dim, n.x_stride = stride, n.out_stride = stride,
+            n.eps = h < n_q ? qn->eps : kn->eps;
+            ops->rmsnorm(&n, 0, 1);
+        }
+    ops->rope(rope, 0, 1);
+    ops->kv_store(store, 0, 1);
+}
+
+/* Block tables on the device: two rows of three ids at `blocks`. */
+static struct both tables_of(const struct both *blocks)
+{
+    struct both dt = both_make(2 * sizeof(void *));
+    for (int s = 0; s < 2; s++) {
+        const uint8_t *at = blocks->device + (size_t)s * 3 * sizeof(int32_t);
+        memcpy((char *)dt.host + (size_t)s * sizeof at, &at, sizeof at);
+    }
+    up(&dt);
+    return dt;
+}
+
 /* Bytes must be equal: rounding to bf16 is one function, and nothing but the slots named is
  * written. */
 static void test_kv_store(void **state)
@@ -265,12 +322,7 @@ static void test_kv_store(void **state)
             memcpy(&k[rng_int(0, (int32_t)(ROWS * stride) - 1)], &special[i], 4);
         for (int r = 0; r < ROWS; r++)
             seq[r] = r % 2, pos[r] = (r / 2 * 7 + r % 2) % (3 * kv.block_size);
-        for (int r = 0; r < ROWS; r++) /* two rows may fall on one slot in small blocks: the same
-                                          content then */
-            for (int q = 0; q < r; q++)
-                if (seq[q] == seq[r] && pos[q] == pos[r])
-                    memcpy(k + r * stride, k + q * stride, (size_t)width * 4),
-                        memcpy(v + r * stride, v + q * stride, (size_t)width * 4);
+        equal_rows_of_one_slot(k, v, width, stride, pos, seq, ROWS);
         size_t bytes = (size_t)(N_BLOCKS * kv.block_bytes);
         uint8_t *want = alloc_poisoned(bytes);
         struct td_kv_store_args a = {
@@ -288,12 +340,7 @@ static void test_kv_store(void **state)
         struct both dk = copy_of(k, (size_t)(ROWS * stride) * 4),
                     dv = copy_of(v, (size_t)(ROWS * stride) * 4), cache = poisoned(bytes);
         struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq),
-                    db = copy_of(blocks, sizeof blocks), dt = both_make(sizeof tables);
-        for (int s = 0; s < 2; s++) {
-            const uint8_t *at = db.device + (size_t)s * sizeof blocks[0];
-            memcpy((char *)dt.host + (size_t)s * sizeof at, &at, sizeof at);
-        }
-        up(&dt);
+                    db = copy_of(blocks, sizeof blocks), dt = tables_of(&db);
         a.kv.base = cache.device, a.k = (float *)(void *)dk.device,
         a.v = (float *)(void *)dv.device, a.n_rows = ROWS;
         a.positions = (int32_t *)(void *)dpos.device, a.row_seq = (int32_t *)(void *)dseq.device;
@@ -332,12 +379,7 @@ static void test_rope_store(void **state)
         struct both dcs = copy_of(cs, (size_t)(MAX_POS * dim) * 4),
                     dqw = copy_of(qw, (size_t)dim * 4), dkw = copy_of(kw, (size_t)dim * 4);
         struct both dpos = copy_of(pos, sizeof pos), dseq = copy_of(seq, sizeof seq),
-                    db = copy_of(blocks, sizeof blocks), dt = both_make(2 * sizeof(void *));
-        for (int s = 0; s < 2; s++) {
-            const uint8_t *at = db.device + (size_t)s * sizeof blocks[0];
-            memcpy((char *)dt.host + (size_t)s * sizeof at, &at, sizeof at);
-        }
-        up(&dt);
+                    db = copy_of(blocks, sizeof blocks), dt = tables_of(&db);
         struct both dx[2], cache[2];
         for (int fused = 0; fused < 2; fused++) {
             dx[fused] = copy_of(x, (size_t)(ROWS * stride) * 4),
@@ -363,29 +405,12 @@ static void test_rope_store(void **state)
             if (fused) {
                 ops->rope_store(has_norm ? &qn : NULL, has_norm ? &kn : NULL, &rope, &store, 0, 1);
             } else {
-                for (int32_t h = 0; has_norm && h < n_q + n_kv; h++)
-                    for (int r = 0; r < ROWS; r++) { /* a padding row is not normed by the one
-                                                        pass */
-                        struct td_rmsnorm_args n = {.x = px + r * stride + h * dim,
-                                                    .w = h < n_q ? qn.w : kn.w,
-                                                    .n_rows = pos[r] >= 0,
-                                                    .dim = dim};
-                        n.out = px + r * stride + h * dim, n.x_stride = stride,
-                        n.out_stride = stride, n.eps = h < n_q ? qn.eps : kn.eps;
-                        ops->rmsnorm(&n, 0, 1);
-                    }
-                ops->rope(&rope, 0, 1);
-                ops->kv_store(&store, 0, 1);
+                rope_store_in_parts(has_norm ? &qn : NULL, has_norm ? &kn : NULL, &rope, &store,
+                                    n_q, pos);
             }
             down(&dx[fused]), down(&cache[fused]);
         }
-        if (memcmp(dx[0].host, dx[1].host, dx[0].bytes) != 0)
-            fail_msg("rope_store, head_dim %d, norm %d: the rows are not the bits of the entries",
-                     dim, has_norm);
-        if (memcmp(cache[0].host, cache[1].host, cache[0].bytes) != 0)
-            fail_msg(
-                "rope_store, head_dim %d, norm %d, %s: the cache is not the bits of the entries",
-                dim, has_norm, td_dtype_name(dtype));
+        same_bits(dx, cache, dim, has_norm, dtype);
         for (int i = 0; i < 2; i++) both_free(&dx[i]), both_free(&cache[i]);
         both_free(&dcs), both_free(&dqw), both_free(&dkw), both_free(&dpos), both_free(&dseq),
             both_free(&db), both_free(&dt);

@@ -126,6 +126,14 @@ static void same_logprobs(const struct td_sampled *got, const struct td_sampled 
     }
 }
 
+static void differs(int round, int vocab, int kind, const struct td_sampling *s, int32_t got,
+                    int32_t want)
+{
+    fail_msg("round %d vocab %d kind %d T %g k %d p %g min_p %g: token %d, reference %d", round,
+             vocab, kind, (double)s->temperature, s->top_k, (double)s->top_p, (double)s->min_p, got,
+             want);
+}
+
 static void equals_reference(void **state)
 {
     (void)state;
@@ -174,11 +182,7 @@ static void equals_reference(void **state)
             s.seed += (uint64_t)draw;
             assert_int_equal(td_sample(sm, &s, l, tokens, n_tokens, n_prompt, &got), TD_OK);
             ref_sample(&s, l, vocab, tokens, n_tokens, n_prompt, &want);
-            if (got.token != want.token)
-                fail_msg(
-                    "round %d vocab %d kind %d T %g k %d p %g min_p %g: token %d, reference %d",
-                    round, vocab, kind, (double)s.temperature, s.top_k, (double)s.top_p,
-                    (double)s.min_p, got.token, want.token);
+            if (got.token != want.token) differs(round, vocab, kind, &s, got.token, want.token);
             n_sampled += got.token != 0;
             if (s.n_logprobs >= 0) same_logprobs(&got, &want);
             n_checked++;

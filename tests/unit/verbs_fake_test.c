@@ -1014,6 +1014,32 @@ enum {
     N_WINDOW_CASES
 };
 
+/* A write or read through the window that it must refuse. c, d: ends of another connection, opened
+ * when the case needs it. */
+static void access_is_refused(struct pair *p, struct end *c, struct end *d, struct td_vb_mw *mw,
+                              int bad)
+{
+    struct end *from = &p->a;
+    if (bad == WRONG_QP) { /* another connection of the same two devices, whose target
+                              end shares the protection domain */
+        end_open(c, p->a.vb, NULL);
+        end_open(d, p->a.vb, NULL);
+        struct td_vb_qp_caps caps = {.send_wr = 4, .recv_wr = 4, .send_sge = 1};
+        p->b.vb->qp_destroy(d->qp); /* its own device; make one on b's instead */
+        assert_int_equal(p->b.vb->qp_create(p->b.device, p->b.cq, &caps, &d->qp), 0);
+        d->info.qp_num = d->qp->num;
+        end_connect(c, &d->info);
+        end_connect(d, &c->info);
+        from = c;
+    }
+    struct td_vb_send w = write_of(from, 3, 0, 0, 64);
+    w.op = bad == READ_WINDOW ? TD_VB_READ : TD_VB_WRITE;
+    w.rkey = mw->rkey;
+    w.remote_addr = p->b.mr->addr + (bad == BEFORE_WINDOW ? 63 : bad == PAST_WINDOW ? 65 : 64);
+    post_one(from, w);
+    expect_wc(from, 3, TD_VB_WC_REM_ACCESS);
+}
+
 static void windows_are_checked(void **state)
 {
     (void)state;
@@ -1051,27 +1077,7 @@ static void windows_are_checked(void **state)
             }
             expect_wc(&p.b, 2, TD_VB_WC_LOC_QP_OP);
         } else if (binds) {
-            struct end *from = &p.a;
-            if (bad == WRONG_QP) { /* another connection of the same two devices, whose target
-                                      end shares the protection domain */
-                end_open(&c, p.a.vb, NULL);
-                end_open(&d, p.a.vb, NULL);
-                struct td_vb_qp_caps caps = {.send_wr = 4, .recv_wr = 4, .send_sge = 1};
-                p.b.vb->qp_destroy(d.qp); /* its own device; make one on b's instead */
-                assert_int_equal(p.b.vb->qp_create(p.b.device, p.b.cq, &caps, &d.qp), 0);
-                d.info.qp_num = d.qp->num;
-                end_connect(&c, &d.info);
-                end_connect(&d, &c.info);
-                from = &c;
-            }
-            struct td_vb_send w = write_of(from, 3, 0, 0, 64);
-            w.op = bad == READ_WINDOW ? TD_VB_READ : TD_VB_WRITE;
-            w.rkey = mw->rkey;
-            w.remote_addr = p.b.mr->addr + (bad == BEFORE_WINDOW ? 63
-                                            : bad == PAST_WINDOW ? 65
-                                                                 : 64);
-            post_one(from, w);
-            expect_wc(from, 3, TD_VB_WC_REM_ACCESS);
+            access_is_refused(&p, &c, &d, mw, bad);
         }
         assert_int_equal(p.b.vb->mw.free(mw), 0);
         end_close(&d);
@@ -1739,6 +1745,58 @@ static void shared_fabric_close(struct td_fake_fabric *f)
     fabric_fd = -1;
 }
 
+static void write_to_it(struct end *e, struct child *c)
+{
+    fill(e->memory, 700000, 11);
+    tell(c, (struct command){.verb = POST_RECV, .n = 2, .seed = 90});
+    struct td_vb_send w = imm_of(1, 0x1234);
+    w.n_sge = 3;
+    w.sge[0] = (struct td_vb_sge){e->mr->addr, 1000, e->mr->lkey};
+    w.sge[1] = (struct td_vb_sge){e->mr->addr + 1000, 99000, e->mr->lkey};
+    w.sge[2] = (struct td_vb_sge){e->mr->addr + 100000, 600000, e->mr->lkey};
+    w.remote_addr = c->info.addr + 33;
+    w.rkey = c->info.rkey;
+    post_one(e, w);
+    struct answer a = tell(c, (struct command){.verb = POLL, .n = 1});
+    assert_true(a.n == 1 && a.wcs[0].op == TD_VB_RECV_IMM && a.wcs[0].imm == 0x1234 &&
+                a.wcs[0].id == 90 && !a.wcs[0].status);
+    tell(c, (struct command){.verb = CHECK, .at = 33, .bytes = 700000, .seed = 11});
+    expect_wc(e, 1, TD_VB_WC_SUCCESS);
+}
+
+static void write_from_it(struct end *e, struct child *c)
+{
+    memset(e->memory, 0, BUFFER_BYTES);
+    assert_int_equal(e->vb->post_recv(e->qp, 1, 1), 0);
+    tell(c, (struct command){
+                .verb = WRITE, .at = 33, .to = 7, .bytes = 500000, .seed = 50, .imm = 77});
+    expect_imm(e, 77);
+    assert_true(is_filled(e->memory + 7, 500000, 11));
+    assert_int_equal(tell(c, (struct command){.verb = POLL, .n = 2}).n, 2);
+}
+
+static void read_from_it(struct end *e, struct child *c)
+{
+    tell(c, (struct command){.verb = FILL, .at = 0, .bytes = 300000, .seed = 12});
+    post_one(e, read_of(e, 5, 1000, 0, 300000));
+    expect_wc(e, 5, TD_VB_WC_SUCCESS);
+    assert_true(is_filled(e->memory + 1000, 300000, 12));
+}
+
+static void its_errors_arrive(struct td_fake_fabric *f, struct end *e, struct child *c)
+{
+    struct td_vb_send bad = write_of(e, 6, 0, 0, 8);
+    bad.rkey += 256;
+    post_one(e, bad);
+    expect_wc(e, 6, TD_VB_WC_REM_ACCESS);
+    struct td_fake_counters k;
+    td_fake_counters_get(f, c->info.node, &k);
+    assert_int_equal(k.rkey_violations, 1);
+    struct answer a = tell(c, (struct command){.verb = POLL, .n = 1});
+    /* the receive that was left */
+    assert_true(a.n == 1 && a.wcs[0].status == TD_VB_WC_WR_FLUSH && a.wcs[0].id == 90);
+}
+
 static void two_processes_exchange(void **state)
 {
     (void)state;
@@ -1758,46 +1816,10 @@ static void two_processes_exchange(void **state)
         end_connect(&e, &c.info);
         tell(&c, (struct command){.verb = CONNECT, .info = e.info});
         assert_int_not_equal(c.info.node, e.info.node);
-        /* to it */
-        fill(e.memory, 700000, 11);
-        tell(&c, (struct command){.verb = POST_RECV, .n = 2, .seed = 90});
-        struct td_vb_send w = imm_of(1, 0x1234);
-        w.n_sge = 3;
-        w.sge[0] = (struct td_vb_sge){e.mr->addr, 1000, e.mr->lkey};
-        w.sge[1] = (struct td_vb_sge){e.mr->addr + 1000, 99000, e.mr->lkey};
-        w.sge[2] = (struct td_vb_sge){e.mr->addr + 100000, 600000, e.mr->lkey};
-        w.remote_addr = c.info.addr + 33;
-        w.rkey = c.info.rkey;
-        post_one(&e, w);
-        struct answer a = tell(&c, (struct command){.verb = POLL, .n = 1});
-        assert_true(a.n == 1 && a.wcs[0].op == TD_VB_RECV_IMM && a.wcs[0].imm == 0x1234 &&
-                    a.wcs[0].id == 90 && !a.wcs[0].status);
-        tell(&c, (struct command){.verb = CHECK, .at = 33, .bytes = 700000, .seed = 11});
-        expect_wc(&e, 1, TD_VB_WC_SUCCESS);
-        /* from it */
-        memset(e.memory, 0, BUFFER_BYTES);
-        assert_int_equal(e.vb->post_recv(e.qp, 1, 1), 0);
-        tell(&c, (struct command){
-                     .verb = WRITE, .at = 33, .to = 7, .bytes = 500000, .seed = 50, .imm = 77});
-        expect_imm(&e, 77);
-        assert_true(is_filled(e.memory + 7, 500000, 11));
-        assert_int_equal(tell(&c, (struct command){.verb = POLL, .n = 2}).n, 2);
-        /* fetched from it */
-        tell(&c, (struct command){.verb = FILL, .at = 0, .bytes = 300000, .seed = 12});
-        post_one(&e, read_of(&e, 5, 1000, 0, 300000));
-        expect_wc(&e, 5, TD_VB_WC_SUCCESS);
-        assert_true(is_filled(e.memory + 1000, 300000, 12));
-        /* its errors arrive */
-        struct td_vb_send bad = write_of(&e, 6, 0, 0, 8);
-        bad.rkey += 256;
-        post_one(&e, bad);
-        expect_wc(&e, 6, TD_VB_WC_REM_ACCESS);
-        struct td_fake_counters k;
-        td_fake_counters_get(f, c.info.node, &k);
-        assert_int_equal(k.rkey_violations, 1);
-        a = tell(&c, (struct command){.verb = POLL, .n = 1});
-        /* the receive that was left */
-        assert_true(a.n == 1 && a.wcs[0].status == TD_VB_WC_WR_FLUSH && a.wcs[0].id == 90);
+        write_to_it(&e, &c);
+        write_from_it(&e, &c);
+        read_from_it(&e, &c);
+        its_errors_arrive(f, &e, &c);
         child_quit(&c);
         end_close(&e);
         shared_fabric_close(f);
