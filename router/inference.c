@@ -799,6 +799,29 @@ static void observe(const struct request_state *q)
     td_metric_add(m->finished, 1);
 }
 
+enum { LEDGER_BYTES = 1024 };
+
+/* The stages as the trailing metadata has them. */
+static void format_ledger(const Tandem__V1__Ledger *l, char text[LEDGER_BYTES])
+{
+    snprintf(text, LEDGER_BYTES,
+             "router_queue_us=%llu;reserve_us=%llu;prefill_queue_us=%llu;prefill_us=%llu;rpc_us=%"
+             "llu;ttft_us=%llu;transfer_us=%llu;"
+             "transfer_exposed_us=%llu;decode_queue_us=%llu;first_step_us=%llu;e2e_us=%llu;"
+             "transfer_bytes=%llu;preemptions=%u;failovers=%u;"
+             "predicted_ttft_us=%llu;predicted_tpot_us=%llu;slo_ttft_us=%llu;slo_tpot_us=%llu;slo_"
+             "class=%s;transfer_path=%s;mode=%s",
+             (unsigned long long)l->router_queue_us, (unsigned long long)l->reserve_us,
+             (unsigned long long)l->prefill_queue_us, (unsigned long long)l->prefill_us,
+             (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us,
+             (unsigned long long)l->transfer_us, (unsigned long long)l->transfer_exposed_us,
+             (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
+             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions,
+             l->failovers, (unsigned long long)l->predicted_ttft_us,
+             (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
+             (unsigned long long)l->slo_tpot_us, l->slo_class, l->transfer_path, l->mode);
+}
+
 void request_complete(struct router *r, struct request_state *q)
 {
     close_ledger(q);
@@ -845,23 +868,8 @@ void request_complete(struct router *r, struct request_state *q)
     }
     q->client.ops->send(q->client.call, &m.base);
     const Tandem__V1__Ledger *l = &q->ledger;
-    char ledger[1024];
-    snprintf(ledger, sizeof ledger,
-             "router_queue_us=%llu;reserve_us=%llu;prefill_queue_us=%llu;prefill_us=%llu;rpc_us=%"
-             "llu;ttft_us=%llu;transfer_us=%llu;"
-             "transfer_exposed_us=%llu;decode_queue_us=%llu;first_step_us=%llu;e2e_us=%llu;"
-             "transfer_bytes=%llu;preemptions=%u;failovers=%u;"
-             "predicted_ttft_us=%llu;predicted_tpot_us=%llu;slo_ttft_us=%llu;slo_tpot_us=%llu;slo_"
-             "class=%s;transfer_path=%s;mode=%s",
-             (unsigned long long)l->router_queue_us, (unsigned long long)l->reserve_us,
-             (unsigned long long)l->prefill_queue_us, (unsigned long long)l->prefill_us,
-             (unsigned long long)l->rpc_us, (unsigned long long)l->ttft_us,
-             (unsigned long long)l->transfer_us, (unsigned long long)l->transfer_exposed_us,
-             (unsigned long long)l->decode_queue_us, (unsigned long long)l->first_step_us,
-             (unsigned long long)l->e2e_us, (unsigned long long)l->transfer_bytes, l->preemptions,
-             l->failovers, (unsigned long long)l->predicted_ttft_us,
-             (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
-             (unsigned long long)l->slo_tpot_us, l->slo_class, l->transfer_path, l->mode);
+    char ledger[LEDGER_BYTES];
+    format_ledger(l, ledger);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, 1);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
