@@ -446,8 +446,8 @@ static void count(struct openai_answer *a, struct openai_choice *c,
     if (m->usage && m->choice == first_at) a->n_cached += m->usage->cached_tokens;
 }
 
-void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
-                       struct text_buffer *out)
+static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                struct text_buffer *out)
 {
     bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
     bool says = m->text.len || m->reasoning.len || m->n_tool_calls;
@@ -472,8 +472,30 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
     c->n_text += count_characters((const char *)m->text.data, m->text.len);
 }
 
+void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                       struct text_buffer *out)
+{
+    struct openai_choice *c = a->prompts ? choice_of(a, m->choice) : NULL;
+    if (!c || c->echoed) {
+        add(a, m, out);
+        return;
+    }
+    const struct text_buffer *prompt = &a->prompts[m->choice / a->options.n];
+    struct text_buffer whole = {0};
+    text_add(&whole, prompt->bytes, prompt->n);
+    text_add(&whole, (const char *)m->text.data, m->text.len);
+    Tandem__V1__GenerateResponse first = *m;
+    first.text = (ProtobufCBinaryData){whole.n, (uint8_t *)whole.bytes};
+    c->echoed = true;
+    add(a, &first, out);
+    if (whole.failed) out->failed = true;
+    text_free(&whole);
+}
+
 void openai_answer_free(struct openai_answer *a)
 {
+    for (uint32_t i = 0; a->prompts && i < a->options.n_prompts; i++) text_free(&a->prompts[i]);
+    free(a->prompts);
     text_free(&a->event_head);
     for (uint32_t i = 0; i < a->n_choices; i++) {
         struct openai_choice *c = &a->choices[i];

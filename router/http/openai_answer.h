@@ -20,6 +20,7 @@ struct openai_call {
 
 /* One choice so far. */
 struct openai_choice {
+    bool echoed;                  /* its prompt is part of the text */
     bool begun;                   /* stream: its first chunk is out */
     uint32_t n_prompt, n_output;  /* tokens counted so far */
     size_t n_text;                /* characters of text so far (code points), for text_offset */
@@ -38,6 +39,7 @@ struct openai_answer {
     int64_t created_s;
     struct text_buffer event_head;         /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
+    struct text_buffer *prompts;           /* echo: [options.n_prompts], texts; owned */
     struct openai_choice *choices;         /* [n_choices] that have begun */
     uint32_t n_choices, n_ended;
 };

@@ -140,7 +140,6 @@ static const struct {
     const char *name;
     bool (*asks_for_nothing)(const json_t *v);
 } not_there[] = {
-    {"echo", never},
     {"suffix", never},
     {"prompt_logprobs", never},
     {"use_beam_search", never},
@@ -541,9 +540,11 @@ static td_status read_prompt(struct reader *r)
         if (st) return st;
     }
     r->q->options.n_prompts = (uint32_t)n;
+    td_status st = boolean(r, "echo", &r->q->options.echo);
+    if (st) return st;
     set_prompt(&r->q->in, &r->q->prompts[0]);
     bool special = true;
-    td_status st = boolean(r, "add_special_tokens", &special);
+    st = boolean(r, "add_special_tokens", &special);
     r->q->in.no_special_tokens = !special;
     return st;
 }
@@ -671,6 +672,21 @@ static td_status read_objectives(struct reader *r)
     return st;
 }
 
+/* What cannot be had together. */
+static td_status check_echo(struct reader *r)
+{
+    const json_t *v = json_object_get(r->root, "echo");
+    if (r->q->options.is_chat && v && !is_empty(v))
+        return refuse(r, "echo", "is not supported for chats by this server");
+    if (!r->q->options.echo) return TD_OK;
+    if (r->q->options.logprobs)
+        return refuse(r, "echo",
+                      "with logprobs is not supported by this server: a prompt has none");
+    if (r->q->in.truncate_prompt_tokens)
+        return refuse(r, "echo", "with truncate_prompt_tokens is not supported by this server");
+    return TD_OK;
+}
+
 static td_status read_all(struct reader *r)
 {
     Tandem__V1__GenerateRequest *in = &r->q->in;
@@ -694,6 +710,7 @@ static td_status read_all(struct reader *r)
     if (!st) st = boolean(r, "return_token_ids", &return_ids);
     if (!st) st = read_objectives(r);
     if (!st) st = read_guided(r);
+    if (!st) st = check_echo(r);
     in->priority = (int32_t)priority;
     in->skip_special_tokens_off = !skip;
     /* usage of every chunk is counted by the ids */

@@ -10,6 +10,8 @@
 #include "common/base/metrics.h"
 #include "router/http/status_json.h"
 
+enum { MAX_ECHO_BYTES = 8 << 20 }; /* of all choices */
+
 static struct router_client client_of(struct http_call *c)
 {
     return (struct router_client){c->certificate ? &http_verified_ops : &http_ops, c};
@@ -55,13 +57,42 @@ static td_status read_chat(struct http_call *c, struct td_err *err)
     return read_generate(c, OPENAI_CHAT, err);
 }
 
+/* The texts of the prompts, for echo. */
+static td_status fill_prompts(struct openai_answer *a, const struct served_model *m,
+                              const Tandem__V1__GenerateRequest *const *in, struct td_err *err)
+{
+    size_t n_bytes = 0;
+    a->prompts = calloc(a->options.n_prompts, sizeof *a->prompts);
+    bool ok = a->prompts != NULL;
+    for (uint32_t i = 0; ok && i < a->options.n_prompts; i++) {
+        char *text = NULL;
+        size_t n = 0;
+        td_status s = TD_OK;
+        if (in[i]->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT)
+            text_add(&a->prompts[i], (const char *)in[i]->prompt.data, in[i]->prompt.len);
+        else
+            s = inference_detokenize(m, in[i]->token_ids->ids, in[i]->token_ids->n_ids, &text, &n,
+                                     err);
+        if (s) return s;
+        text_add(&a->prompts[i], text, n);
+        free(text);
+        n_bytes += a->prompts[i].n;
+        ok = !a->prompts[i].failed;
+    }
+    if (!ok) return td_fail(err, TD_ERR_AGAIN, "no memory for the prompts");
+    if (n_bytes > MAX_ECHO_BYTES / a->options.n)
+        return td_fail(err, TD_ERR_INVALID, "echo is of %zu bytes for each of %u choices, limit %d",
+                       n_bytes, a->options.n, MAX_ECHO_BYTES);
+    return TD_OK;
+}
+
 static void generate(struct http_call *c)
 {
     struct router *r = c->http->router;
     Tandem__V1__GenerateRequest *in = openai_request_message(c->parsed);
     struct openai_answer *a = &c->answer;
     a->options = *openai_request_options(c->parsed);
-    struct served_model *m;
+    struct served_model *m = NULL;
     if (!router_find_model(r, in->model, &m, NULL)) { /* else inference_generate refuses it */
         a->tokenizer = m->tokenizer;
         snprintf(a->model, sizeof a->model, "%s", in->model[0] ? in->model : served_model_name(m));
@@ -70,10 +101,14 @@ static void generate(struct http_call *c)
     snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
     if (!in->request_id[0]) in->request_id = c->request_id;
     const Tandem__V1__GenerateRequest *const *all = openai_request_messages(c->parsed);
-    if (all)
-        inference_generate(r, client_of(c), all, a->options.n_prompts);
+    struct td_err err = {0};
+    if (a->options.echo && !inference_may_call(r, client_of(c))) return;
+    td_status s = all ? TD_OK : td_fail(&err, TD_ERR_AGAIN, "no memory for the prompts");
+    if (!s && a->options.echo && m) s = fill_prompts(a, m, all, &err);
+    if (s)
+        http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
     else
-        http_ops.finish(c, TD_CODE_RESOURCE_EXHAUSTED, "no memory for the prompts", NULL, 0);
+        inference_generate(r, client_of(c), all, a->options.n_prompts);
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------- */

@@ -160,6 +160,31 @@ def test_detokenize(cluster):
     assert cluster.http.json("/detokenize", {"tokens": [1], "model": "x"})[0] == 404
 
 
+def test_echo(cluster):
+    ids = ids_of(cluster, "The dog")
+    told = cluster.http.json("/detokenize", {"tokens": ids})[1]["prompt"]
+    ask = {"prompt": [TALE, ids], "n": 2, "seed": 3, "temperature": 1, "max_tokens": 7}
+    _, plain = cluster.http.json(PATH, ask)
+    status, got = cluster.http.json(PATH, {**ask, "echo": True})
+    assert status == 200 and got["usage"] == plain["usage"]
+    want = [
+        prompt + c["text"] for prompt, c in zip((TALE, TALE, told, told), plain["choices"])
+    ]
+    assert [c["text"] for c in got["choices"]] == want
+    events = cluster.http.events(PATH, {**ask, "echo": True})
+    for i in range(4):
+        mine = [e["choices"][0]["text"] for e in events if e["choices"][0]["index"] == i]
+        assert "".join(mine) == want[i] and mine[0].startswith((TALE, TALE, told, told)[i])
+    status, got = cluster.http.json(PATH, {"prompt": "x" * 30000, "echo": True, "n": 128})
+    assert status == 400 and got["error"]["param"] in ("prompt", "max_tokens"), got
+    status, got = cluster.http.json(PATH, {"prompt": "x" * 70000, "echo": True, "n": 128})
+    assert status == 400 and "limit 8388608" in got["error"]["message"], got
+    status, got = cluster.http.json("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "x"}], "echo": True
+    })
+    assert status == 400 and got["error"]["param"] == "echo", got
+
+
 def test_status_says_no_more_than_a_client_needs(cluster):
     status, got = cluster.http.json("/v1/status")
     assert status == 200 and got["withheld"] is True and got["model"] == "pocket"

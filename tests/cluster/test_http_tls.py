@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import subprocess
+import time
 
 import grpc
 import pytest
@@ -104,6 +105,36 @@ def test_the_certificate_is_renewed(tmp_path):
         with socket.create_connection(("127.0.0.1", port), timeout=30 * SLOW) as s:
             s.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")  # no TLS: no answer
             assert b"200" not in s.recv(1000)
+
+
+def test_answers_go_through_tls(tmp_path):
+    """A body, a stream, and a stream whose reader pauses are what gRPC gives."""
+    ca = Authority(tmp_path, "ca")
+    cert, key = ca.sign("server", usage="serverAuth,clientAuth")
+    args = ["--tls-cert", cert, "--tls-key", key, "--tls-ca", tmp_path / "ca.pem"]
+    tls = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes(), key.read_bytes(),
+                                       cert.read_bytes())
+    with Cluster(tls=tls, router_args=["--http-listen", "127.0.0.1:0", *args],
+                 worker_args=[*args, *PATIENT["worker_args"]],
+                 worker_timeout_ms=PATIENT["worker_timeout_ms"]) as c:
+        port, mine = port_of(c), context(tmp_path / "ca.pem", (cert, key))
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "logprobs": 5}
+        want = c.generate(prompt=body["prompt"], max_tokens=60, temperature=0).text
+        status, text, _ = ask(port, mine, "/v1/completions", json.dumps(body))
+        assert status == 200 and json.loads(text)["choices"][0]["text"] == want
+        for pause_s in (0, 0.02):
+            h = http.client.HTTPSConnection("localhost", port, timeout=60 * SLOW, context=mine)
+            h.request("POST", "/v1/completions", json.dumps({**body, "stream": True}))
+            r, data = h.getresponse(), b""
+            while more := r.read1(700 if pause_s else 65536):
+                data += more
+                time.sleep(pause_s)
+            h.close()
+            events = data.decode().split("\n\n")
+            assert events[-2:] == ["data: [DONE]", ""]
+            assert "".join(
+                json.loads(e.removeprefix("data: "))["choices"][0]["text"]
+                for e in events[:-2]) == want
 
 
 def test_clients_show_a_certificate(tmp_path):
